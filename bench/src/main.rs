@@ -1,0 +1,2 @@
+//! `rpcperf`.
+fn main() {}

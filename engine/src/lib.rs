@@ -1,0 +1,2 @@
+//! ONC RPC over RDMA.
+pub mod fabric;

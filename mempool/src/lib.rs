@@ -1,0 +1,1 @@
+//! Hugepage arenas and per-core buffer pools.

@@ -1,0 +1,2 @@
+//! `rpcrdma`.
+fn main() {}
