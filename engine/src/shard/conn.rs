@@ -1,0 +1,168 @@
+//! What the shard keeps for one connection, beside the protocol's own state.
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::{Buf, Lent, Pool};
+
+use crate::fabric::{Posting, QpId, WindowId, WorkRequest};
+use crate::proto::{CallError, CallId, Connection};
+use crate::server::{MAX_CHUNKS, ServerCall};
+use crate::wire::Segment;
+
+use super::outcome::{Reply, Sink};
+
+/// Where a connection is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The fabric has not said `Established` yet.
+    Connecting,
+    /// Messages flow.
+    Open,
+    /// No new calls; ends when the last one does.
+    Draining,
+}
+
+/// A call of ours whose message waits to be sent, or for its reply.
+#[derive(Debug)]
+pub(super) struct OutCall {
+    pub(super) sink: Sink,
+    /// The message; gone once it was sent.
+    pub(super) message: Option<Buf>,
+    /// Memory that goes with it; gone to `exposure` once it was sent.
+    pub(super) send: ArrayVec<(u32, Buf), MAX_CHUNKS>,
+    pub(super) receive: ArrayVec<Buf, MAX_CHUNKS>,
+    /// Index into `Conn::exposures`.
+    pub(super) exposure: Option<usize>,
+    /// When it was started, in nanoseconds, if it is one of those that are timed.
+    pub(super) started: Option<u64>,
+}
+
+/// One piece of exposed memory: a chunk of one segment.
+#[derive(Debug)]
+pub(super) struct Exposed {
+    pub(super) window: WindowId,
+    pub(super) mem: Lent,
+    pub(super) segment: Segment,
+    /// Of a Read chunk: where it belongs in the RPC message.
+    pub(super) position: u32,
+    pub(super) revoked: bool,
+}
+
+/// What one call exposes: from the posting of its message to the proof that the peer can reach none of it.
+#[derive(Debug)]
+pub(super) struct Exposure {
+    /// Read chunks first, then Write chunks.
+    pub(super) parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS }>,
+    /// How many of `parts` are Read chunks.
+    pub(super) reads: usize,
+    /// The call's outcome, which waits for the last revocation.
+    pub(super) ending: Option<Ending>,
+}
+
+/// An outcome that may be told once nothing is exposed any more.
+#[derive(Debug)]
+pub(super) struct Ending {
+    pub(super) sink: Sink,
+    pub(super) token: u64,
+    pub(super) result: Result<Reply, CallError>,
+    /// Bytes that the peer wrote into each Write chunk.
+    pub(super) written: ArrayVec<u32, MAX_CHUNKS>,
+}
+
+/// A served call that waits for its RDMA Reads.
+#[derive(Debug)]
+pub(super) struct PendingReads {
+    pub(super) call: Box<ServerCall>,
+    pub(super) landing: ArrayVec<Lent, MAX_CHUNKS>,
+}
+
+/// One connection.
+pub(super) struct Conn {
+    pub(super) qp: QpId,
+    pub(super) stage: Stage,
+    pub(super) proto: Connection,
+    /// Work requests of this turn.
+    pub(super) chain: Vec<Posting>,
+    /// In the shard's list of connections with something to say.
+    pub(super) ready: bool,
+    /// Sends since the last signalled one.
+    pub(super) unsignalled: u32,
+    /// By call slot.
+    pub(super) calls: Vec<Option<OutCall>>,
+    pub(super) free_windows: Vec<WindowId>,
+    pub(super) windows_made: u32,
+    pub(super) exposures: Vec<Option<Exposure>>,
+    pub(super) free_exposures: Vec<usize>,
+    /// Memory that this peer alone can reach; made at first use.
+    pub(super) exposed: Option<Pool>,
+    /// By [`InboundId`](crate::proto::InboundId) slot: answered calls that wait to be sent, and when they arrived if timed.
+    pub(super) replies: Vec<Option<(Box<ServerCall>, Option<u64>)>>,
+    /// By the same: calls that wait for their RDMA Reads.
+    pub(super) pending: Vec<Option<PendingReads>>,
+    /// Calls given to workers and not back yet.
+    pub(super) at_workers: u32,
+    /// End the connection, though the loop is in the middle of it: why.
+    pub(super) doomed: Option<String>,
+}
+
+impl Conn {
+    pub(super) fn new(qp: QpId, proto: Connection) -> Self {
+        let calls = proto.call_slots();
+        let inbound = proto.inbound_slots();
+        Self {
+            qp,
+            stage: Stage::Connecting,
+            proto,
+            chain: Vec::with_capacity(64),
+            ready: false,
+            unsignalled: 0,
+            calls: (0..calls).map(|_| None).collect(),
+            free_windows: Vec::new(),
+            windows_made: 0,
+            exposures: Vec::new(),
+            free_exposures: Vec::new(),
+            exposed: None,
+            replies: (0..inbound).map(|_| None).collect(),
+            pending: (0..inbound).map(|_| None).collect(),
+            at_workers: 0,
+            doomed: None,
+        }
+    }
+
+    /// Queues a work request of which nothing need be heard unless it fails.
+    #[inline]
+    pub(super) fn push(&mut self, wr: WorkRequest) {
+        self.chain.push(Posting { wr_id: 0, signalled: false, wr });
+    }
+
+    /// Queues a Send; one in `signal_every` is signalled.
+    #[inline]
+    pub(super) fn push_send(&mut self, buf: Buf, invalidate: Option<u32>, signal_every: u32) {
+        self.unsignalled += 1;
+        let signalled = self.unsignalled >= signal_every;
+        if signalled {
+            self.unsignalled = 0;
+        }
+        self.chain.push(Posting { wr_id: 0, signalled, wr: WorkRequest::Send { buf, invalidate, fence: false } });
+    }
+
+    /// Stores an exposure; its index names it in work requests.
+    pub(super) fn keep_exposure(&mut self, exposure: Exposure) -> usize {
+        match self.free_exposures.pop() {
+            Some(index) => {
+                self.exposures[index] = Some(exposure);
+                index
+            }
+            None => {
+                self.exposures.push(Some(exposure));
+                self.exposures.len() - 1
+            }
+        }
+    }
+
+    /// Takes a call's record.
+    #[inline]
+    pub(super) fn take_call(&mut self, call: CallId) -> Option<OutCall> {
+        let slot = self.proto.call_slot(call);
+        self.calls.get_mut(slot)?.take()
+    }
+}

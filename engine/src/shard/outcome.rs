@@ -1,0 +1,63 @@
+//! How a call of ours ends, and who is told.
+
+use std::ops::Range;
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::Buf;
+
+use crate::handoff::Completer;
+use crate::proto::CallError;
+use crate::server::MAX_CHUNKS;
+
+/// A reply. Its memory may be kept, and dropped, on any thread.
+#[derive(Debug)]
+pub struct Reply {
+    pub(crate) message: Buf,
+    pub(crate) results: Range<u32>,
+    pub(crate) received: ArrayVec<Buf, MAX_CHUNKS>,
+    pub(crate) sent: ArrayVec<Buf, MAX_CHUNKS>,
+}
+
+impl Reply {
+    /// The results that came inline, in the buffer that they arrived in.
+    #[inline]
+    pub fn results(&self) -> &[u8] {
+        self.message.get(self.results.start as usize..self.results.end as usize).unwrap_or(&[])
+    }
+
+    /// The data that came into Write chunk `index`, as long as what came.
+    pub fn chunk(&self, index: usize) -> Option<&[u8]> {
+        self.received.get(index).map(|buf| &buf[..])
+    }
+
+    /// The buffers of the Write chunks, in order, each as long as what came; for keeping, or for using again.
+    pub fn take_chunks(&mut self) -> impl Iterator<Item = Buf> {
+        self.received.drain(..)
+    }
+
+    /// The buffers of the Read chunks, in order: their memory is the caller's again.
+    pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
+        self.sent.drain(..)
+    }
+}
+
+/// What a call came to.
+pub type CallResult = Result<Reply, CallError>;
+
+/// Who is told how a call ended.
+#[derive(Debug)]
+pub(crate) enum Sink {
+    /// The owner of the shard, who polls it.
+    Polled,
+    /// An application thread.
+    Thread(Completer<CallResult>),
+}
+
+/// An ended call, for the shard's owner.
+#[derive(Debug)]
+pub struct Done {
+    /// The caller's own name for the call.
+    pub token: u64,
+    /// Its reply, or why there is none.
+    pub result: CallResult,
+}
