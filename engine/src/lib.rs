@@ -1,2 +1,3 @@
 //! ONC RPC over RDMA.
 pub mod fabric;
+pub mod wire;
