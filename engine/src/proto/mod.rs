@@ -485,6 +485,11 @@ impl Connection {
         }
     }
 
+    /// Forgets a peer's call without an answer.
+    pub fn forget(&mut self, id: InboundId) {
+        self.inbound.remove(id);
+    }
+
     /// Takes no more calls of ours; those under way go on.
     pub fn close(&mut self) {
         self.closing = true;

@@ -94,8 +94,10 @@ pub(super) struct Conn {
     pub(super) free_exposures: Vec<usize>,
     /// Memory that this peer alone can reach; made at first use.
     pub(super) exposed: Option<Pool>,
-    /// By [`InboundId`](crate::proto::InboundId) slot: answered calls that wait to be sent, and when they arrived if timed.
-    pub(super) replies: Vec<Option<(Box<ServerCall>, Option<u64>)>>,
+    /// By [`InboundId`](crate::proto::InboundId) slot: answered calls that wait to be sent.
+    pub(super) replies: Vec<Option<Box<ServerCall>>>,
+    /// By the same: when the call arrived, in nanoseconds, if it is one of those that are timed.
+    pub(super) arrivals: Vec<Option<u64>>,
     /// By the same: calls that wait for their RDMA Reads.
     pub(super) pending: Vec<Option<PendingReads>>,
     /// Calls given to workers and not back yet.
@@ -122,6 +124,7 @@ impl Conn {
             free_exposures: Vec::new(),
             exposed: None,
             replies: (0..inbound).map(|_| None).collect(),
+            arrivals: vec![None; inbound],
             pending: (0..inbound).map(|_| None).collect(),
             at_workers: 0,
             doomed: None,

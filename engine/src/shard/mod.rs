@@ -32,13 +32,16 @@ use rpcrdma_mempool::{Arena, Buf, Class, MemError, Pool, PoolConfig};
 
 use crate::config::{Config, ConfigError, HEADROOM_CHUNKS, RECEIVE_MARGIN, SMALL_BUFFER};
 use crate::fabric::{Access, Completion, ControlEvent, Fabric, FabricError, QpId};
-use crate::handoff::{Mailbox, ShardPort};
+use crate::handoff::mailbox::Mailbox;
+use crate::handoff::parker::{Signal, Sleeper, Wake};
+use crate::handoff::workers::{JobResult, ShardPort};
+use crate::proto::InboundId;
 use crate::server::{CallBoxes, ServerCall, Services};
 use crate::stats::ShardStats;
 
 use clock::Clock;
-pub use conn_ref::ConnRef;
 use conn::Conn;
+pub use conn_ref::ConnRef;
 pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outcome::Sink;
 pub(crate) use outgoing::CallRequest;
@@ -80,6 +83,11 @@ pub enum Notice {
     },
 }
 
+/// Names a call that is with the workers.
+pub(crate) type WorkKey = (QpId, InboundId);
+/// The shard's end of the workers.
+type Port = ShardPort<WorkKey, Box<ServerCall>, Box<ServerCall>>;
+
 /// One core's engine. See the module page.
 pub struct Shard<F: Fabric> {
     config: Config,
@@ -102,10 +110,11 @@ pub struct Shard<F: Fabric> {
     reserved: usize,
     services: Option<Arc<Services>>,
     boxes: CallBoxes,
-    workers: Option<ShardPort<Box<ServerCall>, Box<ServerCall>>>,
+    workers: Option<Port>,
     /// Calls that a full worker ring holds back.
     backlog: VecDeque<Box<ServerCall>>,
-    worked: Vec<Box<ServerCall>>,
+    worked: Vec<(WorkKey, JobResult<Box<ServerCall>>)>,
+    sleeper: Sleeper,
     inbox: Option<Mailbox<Command>>,
     /// When the control plane is looked at next, in nanoseconds.
     control_due: u64,
@@ -155,6 +164,7 @@ impl<F: Fabric> Shard<F> {
             workers: None,
             backlog: VecDeque::new(),
             worked: Vec::new(),
+            sleeper: Sleeper::new(Wake::Fabric(fabric.waker())),
             inbox: None,
             control_due: 0,
             sampler: 0,
@@ -178,6 +188,11 @@ impl<F: Fabric> Shard<F> {
         &self.config
     }
 
+    /// Wakes the shard from other threads.
+    pub(crate) fn signal(&self) -> Signal {
+        self.sleeper.signal()
+    }
+
     /// The memory of the shard's pool.
     pub fn arena(&self) -> &Arena {
         self.pool.arena()
@@ -193,7 +208,7 @@ impl<F: Fabric> Shard<F> {
             stats.messages.add(conn.proto.counters());
             stats.connections += 1;
         }
-        stats.worker_depth = self.backlog.len() as u64 + self.workers.as_ref().map_or(0, |port| port.depth() as u64);
+        stats.worker_depth = self.backlog.len() as u64 + self.workers.as_ref().map_or(0, |port| port.outstanding() as u64);
         stats
     }
 

@@ -1,0 +1,239 @@
+//! One turn of the loop.
+
+use rpcrdma_mempool::Buf;
+
+use super::conn::Stage;
+use super::outgoing::ParsedReply;
+use super::serving::ParsedCall;
+use super::{Conn, Shard};
+use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
+use crate::fabric::{Completion, Fabric, Opcode, PostError};
+use crate::proto::{Event, Form, Outgoing};
+
+/// Messages that one connection may put into one turn.
+const TRANSMIT_BATCH: usize = 64;
+
+impl<F: Fabric> Shard<F> {
+    /// One turn: never blocks, does a bounded amount of work, and calls the system only when the control plane is due.
+    /// True if it found anything to do.
+    ///
+    /// A connection's failure ends that connection; the later steps run for all the others.
+    #[inline]
+    pub fn poll_once(&mut self) -> bool {
+        let now = self.clock.turn();
+        self.stats.polls += 1;
+        // 1. Completions: messages, finished Reads, revocations, failures.
+        let completed = self.completions();
+        // 2. Timers.
+        self.timers(now);
+        // 3. What other threads have for us.
+        let handed = self.inbox() + self.collect();
+        // 4. Connections with something to say put it into their chains.
+        let spoke = !self.ready.is_empty();
+        if spoke {
+            self.transmit();
+        }
+        // 5. Control plane.
+        if now >= self.control_due {
+            self.control_due = self.clock.read() + self.config.control_interval_us * 1000;
+            self.control();
+        }
+        // 6. One post per connection, one doorbell.
+        if spoke {
+            self.post();
+        }
+        // 7. Receives go back, buffers come home.
+        if self.posted < self.reserved + RECEIVE_LOW_WATER {
+            self.refill();
+        }
+        self.pool.drain_remote();
+        let busy = completed + handed != 0 || spoke;
+        self.stats.idle_polls += u64::from(!busy);
+        busy
+    }
+
+    #[inline]
+    fn completions(&mut self) -> usize {
+        let count = self.fabric.poll_cq(&mut self.completions, POLL_BATCH);
+        if count == 0 {
+            return 0;
+        }
+        self.stats.completions += count as u64;
+        let mut completions = std::mem::take(&mut self.completions);
+        for completion in completions.drain(..) {
+            self.completed(completion);
+        }
+        self.completions = completions;
+        count
+    }
+
+    #[inline]
+    fn completed(&mut self, completion: Completion) {
+        let Completion { wr_id, qp, opcode, status, buf, invalidated } = completion;
+        self.posted -= usize::from(buf.is_some());
+        // A late completion of a connection that is gone.
+        let Some(mut conn) = self.take(qp) else { return };
+        if !status.is_ok() {
+            conn.doomed.get_or_insert_with(|| format!("{opcode:?} failed: {status:?}"));
+        } else {
+            match (opcode, buf) {
+                (Opcode::Recv, Some(message)) => self.received(&mut conn, message, invalidated),
+                (Opcode::Read, _) => self.fetched(&mut conn, wr_id as usize),
+                (Opcode::LocalInvalidate, _) => self.revoked(&mut conn, wr_id as usize),
+                _ => {}
+            }
+        }
+        self.put(conn);
+    }
+
+    #[inline]
+    fn received(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
+        Self::make_ready(&mut self.ready, conn);
+        match conn.proto.handle_message(&message) {
+            Ok(Event::Call { id, view }) => {
+                let parsed = ParsedCall::read(&view, self.services.as_deref());
+                self.serve(conn, id, parsed, message);
+            }
+            Ok(Event::Reply { call, token, view }) => {
+                let offered = conn.exposure_of(call);
+                let reply = ParsedReply::read(&view, message.len(), offered);
+                self.replied(conn, call, token, reply, message, invalidated);
+            }
+            Ok(Event::Failed { call, token, error }) => self.failed(conn, call, token, error, invalidated),
+            Ok(Event::Late { call }) => self.late(conn, call, invalidated),
+            Ok(Event::Grant | Event::Rejected(_)) => {}
+            Err(fault) => {
+                self.stats.peer_faults += 1;
+                log::warn!("{:?}: {fault}", conn.qp);
+                conn.doomed.get_or_insert_with(|| fault.to_string());
+            }
+        }
+    }
+
+    #[inline]
+    fn timers(&mut self, now: u64) {
+        if now < self.next_deadline {
+            return;
+        }
+        let mut next = u64::MAX;
+        for slot in 0..self.conns.len() {
+            let Some(mut conn) = self.conns[slot].take() else { continue };
+            while let Some((call, token, error)) = conn.proto.handle_timeout(now) {
+                self.forsake(&mut conn, call, token, error);
+            }
+            next = next.min(conn.proto.next_timeout());
+            self.put(conn);
+        }
+        self.next_deadline = next;
+    }
+
+    #[inline]
+    fn transmit(&mut self) {
+        let receives_ok = self.posted >= self.reserved;
+        let ready = std::mem::take(&mut self.ready);
+        for &slot in &ready {
+            let Some(mut conn) = self.conns[slot as usize].take() else { continue };
+            self.say(&mut conn, receives_ok);
+            self.put(conn);
+        }
+        self.spoke = ready;
+    }
+
+    #[inline]
+    fn say(&mut self, conn: &mut Conn, receives_ok: bool) {
+        conn.ready = false;
+        if conn.stage == Stage::Connecting {
+            return;
+        }
+        let mut more = true;
+        for _ in 0..TRANSMIT_BATCH {
+            let Some(out) = conn.proto.poll_transmit(receives_ok) else {
+                more = false;
+                break;
+            };
+            match out {
+                Outgoing::Call(call) => self.transmit_call(conn, call, receives_ok),
+                Outgoing::Reply(id) => self.transmit_reply(conn, id, receives_ok),
+                Outgoing::Error { .. } | Outgoing::Grant => self.transmit_header(conn, out, receives_ok),
+            }
+            if !self.config.batch {
+                self.post_chain(conn);
+            }
+        }
+        if more {
+            Self::make_ready(&mut self.ready, conn);
+        }
+        if conn.stage == Stage::Draining && conn.proto.is_idle() && conn.is_idle() {
+            conn.doomed.get_or_insert_with(|| "closed".into());
+        }
+    }
+
+    /// A message that is nothing but a header.
+    fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) {
+        let Some(mut buf) = self.alloc(HEADROOM_PLAIN) else {
+            // Not said: the peer learns of its credits, or of its error, never. It is the pool that is too small.
+            conn.doomed.get_or_insert_with(|| "no buffer for a control message: raise small_buffers".into());
+            return;
+        };
+        let end = HEADROOM_PLAIN;
+        match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
+            Some(start) => {
+                buf.set_window(start, end - start);
+                conn.push_send(buf, None, self.config.signal_every);
+            }
+            None => {
+                conn.doomed.get_or_insert_with(|| "a control message could not be written".into());
+            }
+        }
+    }
+
+    #[inline]
+    fn post(&mut self) {
+        let mut spoke = std::mem::take(&mut self.spoke);
+        for slot in spoke.drain(..) {
+            let Some(mut conn) = self.conns[slot as usize].take() else { continue };
+            self.post_chain(&mut conn);
+            self.put(conn);
+        }
+        // The two lists change places, so that neither is ever made anew.
+        if self.ready.is_empty() {
+            self.ready = spoke;
+        }
+    }
+
+    #[inline]
+    fn post_chain(&mut self, conn: &mut Conn) {
+        let count = conn.chain.len();
+        if count == 0 {
+            return;
+        }
+        match self.fabric.post_send(conn.qp, &mut conn.chain) {
+            Ok(()) => {}
+            // The rest goes with the next turn.
+            Err(PostError::QueueFull) => Self::make_ready(&mut self.ready, conn),
+            Err(PostError::NotConnected) => {
+                conn.doomed.get_or_insert_with(|| "the device says that it is not connected".into());
+            }
+            Err(PostError::Invalid(why)) => {
+                conn.doomed.get_or_insert_with(|| format!("the device refused a work request: {why}"));
+            }
+        }
+        let posted = count - conn.chain.len();
+        let _ = self.stats.batch.record(posted.max(1) as u64);
+    }
+
+    /// Posts Receives, as one chain, up to what is promised and the margin.
+    pub(super) fn refill(&mut self) {
+        let target = self.reserved + RECEIVE_MARGIN;
+        let wanted = target.saturating_sub(self.posted + self.receives.len());
+        for _ in 0..wanted {
+            match self.alloc(self.config.inline) {
+                Some(buf) => self.receives.push(buf),
+                None => break,
+            }
+        }
+        if !self.receives.is_empty() {
+            self.posted += self.fabric.post_recv(None, &mut self.receives);
+        }
+    }
+}
