@@ -2,7 +2,8 @@
 
 use rpcrdma_mempool::{Arena, PagePolicy};
 
-use crate::handoff::IdlePolicy;
+use crate::fabric::software::SoftwareConfig;
+use crate::handoff::idle::IdlePolicy;
 use crate::proto::{MAX_WINDOW, MIN_WINDOW, Scheme};
 use crate::wire::Revision;
 
@@ -102,6 +103,16 @@ pub struct ConfigError {
 }
 
 impl Config {
+    /// The software fabric for a shard like this.
+    pub fn software(&self) -> SoftwareConfig {
+        SoftwareConfig {
+            max_message: self.inline,
+            shared_receives: self.receives + RECEIVE_MARGIN,
+            may_sleep: self.idle != IdlePolicy::Poll,
+            ..SoftwareConfig::default()
+        }
+    }
+
     /// Checks what the types do not.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! What a peer can do wrong, and how a call can end: one place for both.
 
-use crate::wire::{ErrorBody, WireError};
+use crate::wire::{ErrorBody, WireErrorKind};
 
 /// The peer broke a rule that the connection cannot outlive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,7 +59,7 @@ pub enum Rejected {
     /// Answered with the protocol's own error.
     Answered(ErrorBody),
     /// A responder sent nonsense: errors never flow from requester to responder, so it is dropped.
-    Dropped(WireError),
+    Dropped(WireErrorKind),
     /// A reply whose call has ended, by deadline or cancellation.
     Late,
     /// A reply, or error, to a call that was never made.

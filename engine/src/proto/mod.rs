@@ -29,7 +29,7 @@ pub use fault::{CallError, PeerFault, Refusal, Rejected};
 pub use inbound::InboundId;
 use inbound::InboundTable;
 
-use crate::wire::{self, Body, Chunks, ErrorBody, Flags, Header, HeaderType, Revision, Version, View, WireError};
+use crate::wire::{self, Body, Chunks, ErrorBody, Flags, Header, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind};
 
 /// What a connection is configured to be. It negotiates nothing: both ends must be configured alike.
 #[derive(Clone, Debug)]
@@ -278,8 +278,8 @@ impl Connection {
         self.counters.received += 1;
         let view = match View::check(message, self.config.revision) {
             Ok(view) if view.version() == self.config.version() => view,
-            Ok(view) => return self.wrong_version(message, view.version().code()),
-            Err(error) => return self.malformed(message, error),
+            Ok(view) => return self.wrong_version(view.xid(), view.version().code()),
+            Err(error) => return self.malformed(error),
         };
         let words = CreditWords { credit: view.credit(), received: view.received() };
         if self.config.scheme == Scheme::V1 {
@@ -344,7 +344,7 @@ impl Connection {
     }
 
     fn failed<'a>(&mut self, view: View<'a>) -> Event<'a> {
-        let Body::Error(error) = view.body() else { return self.reject(Rejected::Unexpected) };
+        let ViewBody::Error(error) = view.body() else { return self.reject(Rejected::Unexpected) };
         if self.config.server {
             return self.reject(Rejected::Unexpected);
         }
@@ -370,35 +370,44 @@ impl Connection {
     }
 
     #[cold]
-    fn wrong_version<'a>(&mut self, message: &[u8], version: u32) -> Result<Event<'a>, PeerFault> {
+    fn wrong_version<'a>(&mut self, xid: u32, vers: u32) -> Result<Event<'a>, PeerFault> {
         if self.counters.received > 1 && self.config.server {
-            return Err(PeerFault::VersionChanged(version));
+            return Err(PeerFault::VersionChanged(vers));
         }
-        self.malformed(message, WireError::UnsupportedVersion { version })
+        self.unusable(Some(xid), WireErrorKind::UnsupportedVersion { vers }, Some(self.version_error()))
     }
 
-    /// A message that cannot be read still used a Receive, and must be counted as the peer counts it.
-    #[cold]
-    fn malformed<'a>(&mut self, message: &[u8], error: WireError) -> Result<Event<'a>, PeerFault> {
-        self.credits.count_unreadable()?;
-        let Some(xid) = wire::peek_xid(message).filter(|_| error != WireError::TooShort) else {
-            return Ok(self.reject(Rejected::TooShort));
-        };
-        if !self.config.server {
-            // Errors never flow from requester to responder: the call that it speaks of ends, if there is one.
-            return Ok(match self.calls.find(xid) {
-                Match::Call(call, token) => {
-                    self.calls.remove(call, false);
-                    self.credits.on_answered();
-                    self.counters.reject(&Rejected::Dropped(error));
-                    Event::Failed { call, token, error: CallError::MalformedReply(error.name()) }
-                }
-                Match::Late(call) => self.late(call),
-                Match::Unknown => self.reject(Rejected::Dropped(error)),
-            });
-        }
+    fn version_error(&self) -> ErrorBody {
         let version = self.config.version().code();
-        Ok(self.answer(xid, error.answer(version, version)))
+        ErrorBody::Vers { low: version, high: version }
+    }
+
+    /// A message that cannot be read.
+    #[cold]
+    fn malformed<'a>(&mut self, error: WireError) -> Result<Event<'a>, PeerFault> {
+        let version = self.config.version();
+        self.unusable(error.xid(), error.kind, error.answer((version, version)))
+    }
+
+    /// A message that is no use still took a Receive, and must be counted as the peer counts it.
+    #[cold]
+    fn unusable<'a>(&mut self, xid: Option<u32>, kind: WireErrorKind, answer: Option<ErrorBody>) -> Result<Event<'a>, PeerFault> {
+        self.credits.count_unreadable()?;
+        let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
+        if self.config.server {
+            return Ok(self.answer(xid, answer));
+        }
+        // Errors never flow from requester to responder: the call that it speaks of ends, if there is one.
+        Ok(match self.calls.find(xid) {
+            Match::Call(call, token) => {
+                self.calls.remove(call, false);
+                self.credits.on_answered();
+                self.counters.reject(&Rejected::Dropped(kind));
+                Event::Failed { call, token, error: CallError::MalformedReply(kind.name()) }
+            }
+            Match::Late(call) => self.late(call),
+            Match::Unknown => self.reject(Rejected::Dropped(kind)),
+        })
     }
 
     #[cold]

@@ -89,7 +89,6 @@ pub(super) struct Conn {
     /// By call slot.
     pub(super) calls: Vec<Option<OutCall>>,
     pub(super) free_windows: Vec<WindowId>,
-    pub(super) windows_made: u32,
     pub(super) exposures: Vec<Option<Exposure>>,
     pub(super) free_exposures: Vec<usize>,
     /// Memory that this peer alone can reach; made at first use.
@@ -119,7 +118,6 @@ impl Conn {
             unsignalled: 0,
             calls: (0..calls).map(|_| None).collect(),
             free_windows: Vec::new(),
-            windows_made: 0,
             exposures: Vec::new(),
             free_exposures: Vec::new(),
             exposed: None,
@@ -160,6 +158,18 @@ impl Conn {
                 self.exposures.len() - 1
             }
         }
+    }
+
+    /// What a call exposes.
+    #[inline]
+    pub(super) fn exposure_of(&self, call: CallId) -> Option<&Exposure> {
+        let index = self.calls.get(self.proto.call_slot(call))?.as_ref()?.exposure?;
+        self.exposures.get(index)?.as_ref()
+    }
+
+    /// Nothing is under way that the protocol does not know of.
+    pub(super) fn is_idle(&self) -> bool {
+        self.at_workers == 0 && self.exposures.len() == self.free_exposures.len()
     }
 
     /// Takes a call's record.

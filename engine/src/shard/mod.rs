@@ -26,7 +26,7 @@ mod serving;
 mod thread;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use rpcrdma_mempool::{Arena, Buf, Class, MemError, Pool, PoolConfig};
 
@@ -44,8 +44,9 @@ use conn::Conn;
 pub use conn_ref::ConnRef;
 pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outcome::Sink;
-pub(crate) use outgoing::CallRequest;
-pub(crate) use thread::{Command, ShardHandle, spawn};
+pub(crate) use outgoing::{CallRequest, headroom};
+pub use thread::SpawnError;
+pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
 
 mod conn_ref {
     use crate::fabric::QpId;
@@ -98,6 +99,12 @@ pub struct Shard<F: Fabric> {
     conns: Vec<Option<Box<Conn>>>,
     /// Slots of connections with something to say this turn.
     ready: Vec<u32>,
+    /// Slots of connections that have said it, and whose chains are to be posted.
+    spoke: Vec<u32>,
+    /// No call's deadline is earlier.
+    next_deadline: u64,
+    /// Threads that wait for a connection.
+    connecting: Vec<(ConnRef, mpsc::Sender<Result<ConnRef, String>>)>,
     completions: Vec<Completion>,
     events: Vec<ControlEvent>,
     notices: Vec<Notice>,
@@ -121,6 +128,7 @@ pub struct Shard<F: Fabric> {
     /// Calls so far; every so many one is timed.
     sampler: u32,
     draining: bool,
+    stopped: bool,
     next_seed: u32,
     stats: ShardStats,
 }
@@ -132,10 +140,10 @@ impl<F: Fabric> Shard<F> {
     /// The knob, limit or call that failed, and the remedy.
     pub fn open(mut fabric: F, config: Config, services: Option<Arc<Services>>) -> Result<Self, OpenError> {
         config.validate()?;
-        let bytes_of_message = config.inline + HEADROOM_CHUNKS;
         let mut classes = vec![
             Class { size: SMALL_BUFFER, count: config.small_buffers },
-            Class { size: bytes_of_message, count: config.message_buffers + config.receives },
+            Class { size: config.inline, count: config.receives + config.message_buffers },
+            Class { size: config.inline + HEADROOM_CHUNKS, count: config.message_buffers },
         ];
         if services.is_some() {
             classes.extend(config.bulk_buffers.iter().map(|&(size, count)| Class { size, count }));
@@ -152,6 +160,9 @@ impl<F: Fabric> Shard<F> {
             pool,
             conns: Vec::new(),
             ready: Vec::with_capacity(64),
+            spoke: Vec::with_capacity(64),
+            next_deadline: u64::MAX,
+            connecting: Vec::new(),
             completions: Vec::with_capacity(crate::config::POLL_BATCH),
             events: Vec::new(),
             notices: Vec::new(),
@@ -169,6 +180,7 @@ impl<F: Fabric> Shard<F> {
             control_due: 0,
             sampler: 0,
             draining: false,
+            stopped: false,
             next_seed: std::process::id().wrapping_mul(0x9E37_79B9),
             stats,
             fabric,
@@ -256,9 +268,19 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
+    /// The time, in nanoseconds since the shard was made.
+    pub fn now(&mut self) -> u64 {
+        self.clock.read()
+    }
+
+    /// Looks at the control plane in the next turn.
+    pub fn poll_control(&mut self) {
+        self.control_due = 0;
+    }
+
     /// A buffer of the pool for `len` bytes; counts when there is none.
     #[inline]
-    fn alloc(&mut self, len: usize) -> Option<Buf> {
+    pub(crate) fn alloc(&mut self, len: usize) -> Option<Buf> {
         let buf = self.pool.alloc(len);
         self.stats.pool_empty += u64::from(buf.is_none());
         buf

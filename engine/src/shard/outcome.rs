@@ -5,7 +5,7 @@ use std::ops::Range;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
-use crate::handoff::Completer;
+use crate::handoff::slot::Completer;
 use crate::proto::CallError;
 use crate::server::MAX_CHUNKS;
 

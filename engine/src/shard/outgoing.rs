@@ -48,6 +48,7 @@ impl<F: Fabric> Shard<F> {
                 return None;
             }
         };
+        self.next_deadline = self.next_deadline.min(deadline);
         let result = if foreign {
             Err(CallError::NoMemory)
         } else if message.len() > longest {
@@ -299,8 +300,9 @@ impl<F: Fabric> Shard<F> {
 
     /// Nothing of the exposure can be reached any more: its memory is the caller's again.
     pub(super) fn revoked(&mut self, conn: &mut Conn, index: usize) {
-        let Some(mut exposure) = conn.exposures[index].take() else { return };
+        let Some(mut exposure) = conn.exposures.get_mut(index).and_then(Option::take) else { return };
         conn.free_exposures.push(index);
+        Self::make_ready(&mut self.ready, conn);
         let reads = exposure.reads;
         let ending = exposure.ending.take();
         let mut result = ending.map(|ending| (ending.sink, ending.token, ending.result, ending.written));
@@ -400,8 +402,8 @@ fn refusal(reply: &rpc::ReplyHeader<'_>) -> Option<Refusal> {
             AcceptStat::GarbageArgs => Some(Refusal::GarbageArguments),
             AcceptStat::SystemErr => Some(Refusal::SystemError),
         },
-        ReplyBody::Rejected(RejectStat::RpcMismatch { low, high }) => Some(Refusal::RpcMismatch { low: *low, high: *high }),
-        ReplyBody::Rejected(RejectStat::AuthError(stat)) => Some(Refusal::Authentication(stat.code())),
+        ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => Some(Refusal::RpcMismatch { low: *low, high: *high }),
+        ReplyBody::Denied(RejectStat::AuthError(stat)) => Some(Refusal::Authentication(*stat)),
     }
 }
 

@@ -2,10 +2,10 @@
 
 use rpcrdma_mempool::Buf;
 
-use super::conn::Stage;
 use super::outgoing::ParsedReply;
 use super::serving::ParsedCall;
-use super::{Conn, Shard};
+use super::Shard;
+use super::conn::{Conn, Stage};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
 use crate::fabric::{Completion, Fabric, Opcode, PostError};
 use crate::proto::{Event, Form, Outgoing};
@@ -47,6 +47,9 @@ impl<F: Fabric> Shard<F> {
             self.refill();
         }
         self.pool.drain_remote();
+        if !self.backlog.is_empty() {
+            self.dispatch();
+        }
         let busy = completed + handed != 0 || spoke;
         self.stats.idle_polls += u64::from(!busy);
         busy
@@ -130,13 +133,13 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     fn transmit(&mut self) {
         let receives_ok = self.posted >= self.reserved;
-        let ready = std::mem::take(&mut self.ready);
-        for &slot in &ready {
-            let Some(mut conn) = self.conns[slot as usize].take() else { continue };
+        // The lists change places, so that neither is ever made anew.
+        std::mem::swap(&mut self.ready, &mut self.spoke);
+        for index in 0..self.spoke.len() {
+            let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
             self.say(&mut conn, receives_ok);
             self.put(conn);
         }
-        self.spoke = ready;
     }
 
     #[inline]
@@ -163,8 +166,12 @@ impl<F: Fabric> Shard<F> {
         if more {
             Self::make_ready(&mut self.ready, conn);
         }
-        if conn.stage == Stage::Draining && conn.proto.is_idle() && conn.is_idle() {
-            conn.doomed.get_or_insert_with(|| "closed".into());
+        if conn.stage == Stage::Draining && conn.proto.is_idle() {
+            if conn.chain.is_empty() && conn.is_idle() {
+                conn.doomed.get_or_insert_with(|| "closed".into());
+            } else {
+                Self::make_ready(&mut self.ready, conn);
+            }
         }
     }
 
@@ -189,16 +196,12 @@ impl<F: Fabric> Shard<F> {
 
     #[inline]
     fn post(&mut self) {
-        let mut spoke = std::mem::take(&mut self.spoke);
-        for slot in spoke.drain(..) {
-            let Some(mut conn) = self.conns[slot as usize].take() else { continue };
+        for index in 0..self.spoke.len() {
+            let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
             self.post_chain(&mut conn);
             self.put(conn);
         }
-        // The two lists change places, so that neither is ever made anew.
-        if self.ready.is_empty() {
-            self.ready = spoke;
-        }
+        self.spoke.clear();
     }
 
     #[inline]
