@@ -106,9 +106,9 @@ impl<T> Mailbox<T> {
         taken
     }
 
-    /// True if a poll would find something: the second look before sleeping.
+    /// True if a poll would find something: items, or a sender that came or went. The second look before sleeping.
     pub fn has_work(&self) -> bool {
-        self.intake.is_fresh() || self.rings.iter().any(|ring| !ring.is_empty())
+        self.intake.is_fresh() || self.rings.iter().any(|ring| !ring.is_empty() || ring.is_closed())
     }
 
     /// Senders known to the shard.
@@ -211,6 +211,7 @@ impl<T> Sender<T> {
     #[inline]
     pub fn flush(&mut self) {
         self.ring.publish();
+        // Its fence is also the one that `Producer::is_closed` asks for.
         self.signal.notify();
         if self.ring.is_closed() {
             drop(self.take_back());
@@ -250,6 +251,8 @@ impl<T> Sender<T> {
 
 impl<T> Drop for Sender<T> {
     fn drop(&mut self) {
+        // Closed before the notification, so that a sleeping receiver wakes to see it.
+        self.ring.close();
         self.flush();
     }
 }

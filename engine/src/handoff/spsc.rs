@@ -186,6 +186,14 @@ impl<T> Producer<T> {
         self.shared.consumer.load(Ordering::Acquire) == GONE
     }
 
+    /// Publishes what was staged and says that nothing comes after it: what a drop does, for owners that have to
+    /// notify the consumer afterwards.
+    pub(super) fn close(&mut self) {
+        self.publish();
+        // SYNC POINT last word: with the Acquire in `Consumer::is_closed`.
+        self.shared.producer_gone.store(true, Ordering::Release);
+    }
+
     /// Takes back the oldest item that the consumer left behind. `None` while the consumer still exists.
     #[cold]
     pub fn reclaim(&mut self) -> Option<T> {
@@ -207,9 +215,7 @@ impl<T> Producer<T> {
 
 impl<T> Drop for Producer<T> {
     fn drop(&mut self) {
-        self.publish();
-        // SYNC POINT last word: with the Acquire in `Consumer::is_closed`.
-        self.shared.producer_gone.store(true, Ordering::Release);
+        self.close();
     }
 }
 
@@ -302,7 +308,7 @@ impl<T> Consumer<T> {
     /// True if the producer is gone and everything has been taken: nothing will come any more.
     #[inline]
     pub fn is_closed(&self) -> bool {
-        // SYNC POINT last word: with the Release in `Producer::drop`. Its last items are visible once this is.
+        // SYNC POINT last word: with the Release in `Producer::close`. Its last items are visible once this is.
         self.shared.producer_gone.load(Ordering::Acquire) && self.is_empty()
     }
 
