@@ -36,7 +36,7 @@ struct Slot {
 
 /// What a reply's XID turned out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Match {
+pub(super) enum Match {
     /// A call that waits for it; the caller's token.
     Call(CallId, u64),
     /// A call that was given up; its slot is free now.
@@ -47,7 +47,7 @@ pub enum Match {
 
 /// Slots of outgoing calls, of fixed number.
 #[derive(Clone, Debug)]
-pub struct CallTable {
+pub(super) struct CallTable {
     slots: Vec<Slot>,
     free: Vec<u32>,
     mask: u32,
@@ -58,7 +58,7 @@ pub struct CallTable {
 impl CallTable {
     /// `capacity` calls at a time, rounded up to a power of two of at most 2^16. XIDs start from `seed`, so that those of one
     /// connection are not those of the next.
-    pub fn new(capacity: usize, seed: u32) -> Self {
+    pub(super) fn new(capacity: usize, seed: u32) -> Self {
         let size = capacity.clamp(1, 1 << 16).next_power_of_two() as u32;
         let slot = |i: u32| Slot { xid: (seed & !(size - 1)) | i, state: State::Free, token: 0, deadline: u64::MAX };
         Self {
@@ -71,7 +71,7 @@ impl CallTable {
 
     /// Takes a slot; `None` when all are in use. `deadline` in nanoseconds, `u64::MAX` for none.
     #[inline]
-    pub fn insert(&mut self, token: u64, deadline: u64) -> Option<CallId> {
+    pub(super) fn insert(&mut self, token: u64, deadline: u64) -> Option<CallId> {
         let index = self.free.pop()?;
         let slot = &mut self.slots[index as usize];
         slot.xid = slot.xid.wrapping_add(self.mask + 1);
@@ -89,13 +89,13 @@ impl CallTable {
 
     /// The call goes out now. False if it has ended while it waited.
     #[inline]
-    pub fn mark_sent(&mut self, call: CallId) -> bool {
+    pub(super) fn mark_sent(&mut self, call: CallId) -> bool {
         self.live(call).map(|slot| slot.state = State::Sent).is_some()
     }
 
     /// What an incoming XID means. A match stays in the table until [`remove`](Self::remove).
     #[inline]
-    pub fn find(&mut self, xid: u32) -> Match {
+    pub(super) fn find(&mut self, xid: u32) -> Match {
         let slot = &mut self.slots[(xid & self.mask) as usize];
         match slot.state {
             State::Sent if slot.xid == xid => Match::Call(CallId(xid), slot.token),
@@ -111,7 +111,7 @@ impl CallTable {
     /// Ends a call. `None` if it has ended before; else its token, and whether it had been sent. With `reply_owed`
     /// its reply may still come, and will be [`Match::Late`].
     #[inline]
-    pub fn remove(&mut self, call: CallId, reply_owed: bool) -> Option<(u64, bool)> {
+    pub(super) fn remove(&mut self, call: CallId, reply_owed: bool) -> Option<(u64, bool)> {
         let slot = self.live(call)?;
         let sent = slot.state == State::Sent;
         let token = slot.token;
@@ -125,35 +125,35 @@ impl CallTable {
     }
 
     /// Number of slots.
-    pub fn capacity(&self) -> usize {
+    pub(super) fn capacity(&self) -> usize {
         self.slots.len()
     }
 
     /// A call's slot: dense and reused, below [`capacity`](Self::capacity).
     #[inline]
-    pub fn slot(&self, call: CallId) -> usize {
+    pub(super) fn slot(&self, call: CallId) -> usize {
         (call.0 & self.mask) as usize
     }
 
     /// Slots in use: calls, and given up ones whose reply is owed.
     #[inline]
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
     /// True when no slot is in use.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// No deadline is earlier than this; `u64::MAX` for none. It may be early, never late.
     #[inline]
-    pub fn earliest_deadline(&self) -> u64 {
+    pub(super) fn earliest_deadline(&self) -> u64 {
         self.earliest
     }
 
     /// The next call whose deadline is not after `now`, if any. Call again until `None`.
-    pub fn expired(&mut self, now: u64) -> Option<CallId> {
+    pub(super) fn expired(&mut self, now: u64) -> Option<CallId> {
         if now < self.earliest {
             return None;
         }
@@ -169,7 +169,7 @@ impl CallTable {
     }
 
     /// Any call still in the table.
-    pub fn any(&self) -> Option<CallId> {
+    pub(super) fn any(&self) -> Option<CallId> {
         self.slots.iter().find(|slot| matches!(slot.state, State::Queued | State::Sent)).map(|slot| CallId(slot.xid))
     }
 }

@@ -32,7 +32,7 @@ pub const MIN_WINDOW: u32 = 4;
 pub const MAX_WINDOW: u32 = 0x7FFF;
 
 /// The two credit words of a header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CreditWords {
     /// `rdma_credit`.
     pub credit: u32,
@@ -41,7 +41,7 @@ pub struct CreditWords {
 }
 
 /// Both directions of one connection's flow control. Counters wrap at 2^32.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Credits {
     scheme: Scheme,
     /// Messages that go against the peer's limit: all in version 2, calls in version 1.
@@ -58,7 +58,9 @@ pub struct Credits {
     window: u32,
     /// Version 1 requester: calls answered (or known never to be).
     answered: u32,
-    /// Payload-bearing messages received since the peer was last told.
+    /// Messages received since the peer was last told.
+    unreported: u32,
+    /// Those of them that were more than a pure grant.
     unreported_payload: u32,
     /// Payload-bearing messages after which a pure grant is due.
     grant_after: u32,
@@ -77,6 +79,7 @@ impl Credits {
             told_limit: 1,
             window,
             answered: 0,
+            unreported: 0,
             unreported_payload: 0,
             grant_after: if coalesce { window / 2 } else { 1 },
         }
@@ -98,10 +101,14 @@ impl Credits {
         (self.limit.wrapping_sub(self.sent) as i32).max(0) as u32
     }
 
-    /// The peer's limit was used up to the last message.
+    /// Whether a message (version 1: a call, if `counted`) may go out now. In version 1 each message lets the peer send one more,
+    /// so nothing goes out until the Receive for it is `replenished`.
     #[inline]
-    pub fn exhausted(&self) -> bool {
-        self.available() == 0
+    pub fn may_send(&self, counted: bool, replenished: bool) -> bool {
+        match self.scheme {
+            Scheme::V1 => replenished && (!counted || self.available() > 0),
+            Scheme::V2Windowed | Scheme::V2Incremental => self.available() > 0,
+        }
     }
 
     /// The most that may still arrive before the peer is told anything new.
@@ -121,6 +128,7 @@ impl Credits {
         let before = self.told_limit;
         if replenished {
             self.told_limit = self.received.wrapping_add(self.window);
+            self.unreported = 0;
             self.unreported_payload = 0;
         }
         if self.scheme == Scheme::V2Windowed {
@@ -147,7 +155,8 @@ impl Credits {
         if (self.received.wrapping_sub(self.told_limit) as i32) > 1 && self.scheme != Scheme::V1 {
             return Err(PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit });
         }
-        self.unreported_payload += u32::from(payload);
+        self.unreported += u32::from(counted);
+        self.unreported_payload += u32::from(payload && counted);
         match self.scheme {
             Scheme::V2Windowed => {
                 let Some(acknowledged) = words.received else { return Err(PeerFault::CreditWordMissing) };
@@ -189,6 +198,7 @@ impl Credits {
             return Ok(());
         }
         self.received = self.received.wrapping_add(1);
+        self.unreported += 1;
         self.unreported_payload += 1;
         if (self.received.wrapping_sub(self.told_limit) as i32) > 1 {
             return Err(PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit });
@@ -217,9 +227,11 @@ impl Credits {
         if self.scheme == Scheme::V1 || !replenished {
             return false;
         }
-        let unreported = self.received.wrapping_add(self.window).wrapping_sub(self.told_limit);
-        let due = self.unreported_payload >= self.grant_after || unreported >= self.window / 2;
-        due && unreported > 0 && (self.limit.wrapping_sub(self.sent) as i32) >= 0
+        // Pure grants use up the window too, and must be reported in the end; but never one for one, or two idle
+        // peers would thank each other for ever.
+        let left = self.told_limit.wrapping_sub(self.received) as i32;
+        let due = self.unreported_payload >= self.grant_after || left <= (self.window / 2) as i32;
+        due && self.unreported > 0 && (self.limit.wrapping_sub(self.sent) as i32) >= 0
     }
 
     /// Starts the counters elsewhere, to test wrap-around.
@@ -228,7 +240,12 @@ impl Credits {
         self.sent = mine;
         self.limit = mine.wrapping_add(1);
         self.acknowledged = mine;
+        self.answered = mine;
         self.received = theirs;
         self.told_limit = theirs.wrapping_add(1);
     }
 }
+
+#[cfg(test)]
+#[path = "credits_model.rs"]
+mod model;

@@ -91,7 +91,7 @@ pub enum CallError {
         sent: bool,
     },
     /// The responder answered with a transport error.
-    #[error("transport error {}: {0:?}", .0.name())]
+    #[error("transport error {}", .0.name())]
     Transport(ErrorBody),
     /// The reply is not a reply, or does not fit the call.
     #[error("malformed reply: {0}")]

@@ -40,8 +40,6 @@ pub struct ConnConfig {
     pub revision: Revision,
     /// This end answers calls, and does not make any; else the other way round.
     pub server: bool,
-    /// Longest message that may be sent, in bytes: the peer's Receive size.
-    pub send_inline: usize,
     /// Receives that are kept for this connection, beside one for a pure grant.
     pub window: u32,
     /// Calls of this end that may be outstanding or queued.
@@ -515,23 +513,21 @@ impl Connection {
     /// connections. Each message must then be written by [`emit_before`](Self::emit_before).
     #[inline]
     pub fn poll_transmit(&mut self, receives_ok: bool) -> Option<Outgoing> {
-        let free = self.credits.scheme() == Scheme::V1;
-        if free || !self.credits.exhausted() {
-            if let Some(out) = self.reply_queue.pop_front() {
-                return Some(out);
-            }
-            while let Some(&call) = self.call_queue.front() {
-                if free && self.credits.exhausted() {
-                    return None;
-                }
-                self.call_queue.pop_front();
+        let replenished = self.replenished(receives_ok);
+        if self.credits.may_send(false, replenished)
+            && let Some(out) = self.reply_queue.pop_front()
+        {
+            return Some(out);
+        }
+        if self.credits.may_send(true, replenished) {
+            while let Some(call) = self.call_queue.pop_front() {
                 if self.calls.mark_sent(call) {
                     return Some(Outgoing::Call(call));
                 }
             }
         }
         let silent = !std::mem::replace(&mut self.spoke, false);
-        (silent && self.credits.wants_grant(self.replenished(receives_ok))).then_some(Outgoing::Grant)
+        (silent && self.credits.wants_grant(replenished)).then_some(Outgoing::Grant)
     }
 
     /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls.

@@ -14,8 +14,8 @@ use crate::address::Address;
 use crate::config::Config;
 use crate::fabric::software::SoftwareFabric;
 use crate::fabric::{Fabric, FabricError};
-use crate::handoff::workers::{PoolError, WorkerConfig, WorkerPool};
-use crate::shard::{Command, OpenError, Shard, ShardHandle, SpawnError, WorkKey, spawn};
+use crate::handoff::workers::{PoolError, WorkerConfig};
+use crate::shard::{Command, OpenError, Shard, ShardHandle, SpawnError, Workers, spawn};
 use crate::stats::ShardStats;
 
 /// How a server runs.
@@ -54,10 +54,7 @@ pub enum ServerError {
     Config(String),
 }
 
-type Workers = WorkerPool<WorkKey, Box<ServerCall>, Box<ServerCall>>;
-
 /// A running server. Dropping it ends all connections at once; [`drain`](Self::drain) lets them finish first.
-#[derive(Debug)]
 pub struct Server {
     shards: Vec<ShardHandle>,
     // After the shards: they give their jobs to it.

@@ -1,7 +1,5 @@
 //! The slow part of a connection's life: connect, listen, accept, drain, break.
 
-use std::sync::Arc;
-
 use super::conn::{Conn, Stage};
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
@@ -216,13 +214,8 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Runs procedures on these workers from now on.
-    pub(crate) fn use_workers(&mut self, workers: &crate::handoff::workers::WorkerPool<super::WorkKey, Box<crate::server::ServerCall>, Box<crate::server::ServerCall>>) {
+    pub(crate) fn use_workers(&mut self, workers: &super::Workers) {
         self.workers = Some(workers.attach_shard(&self.sleeper.signal()));
-    }
-
-    /// What is served, for the workers to run.
-    pub(crate) fn services(&self) -> Option<Arc<crate::server::Services>> {
-        self.services.clone()
     }
 }
 

@@ -34,7 +34,7 @@ use crate::config::{Config, ConfigError, HEADROOM_CHUNKS, RECEIVE_MARGIN, SMALL_
 use crate::fabric::{Access, Completion, ControlEvent, Fabric, FabricError, QpId};
 use crate::handoff::mailbox::Mailbox;
 use crate::handoff::parker::{Signal, Sleeper, Wake};
-use crate::handoff::workers::{JobResult, ShardPort};
+use crate::handoff::workers::{JobResult, ShardPort, WorkerPool};
 use crate::proto::InboundId;
 use crate::server::{CallBoxes, ServerCall, Services};
 use crate::stats::ShardStats;
@@ -86,7 +86,9 @@ pub enum Notice {
 
 /// Names a call that is with the workers.
 pub(crate) type WorkKey = (QpId, InboundId);
-/// The shard's end of the workers.
+/// The threads that run what does not run on shards.
+pub(crate) type Workers = WorkerPool<WorkKey, Box<ServerCall>, Box<ServerCall>>;
+/// The shard's end of them.
 type Port = ShardPort<WorkKey, Box<ServerCall>, Box<ServerCall>>;
 
 /// One core's engine. See the module page.

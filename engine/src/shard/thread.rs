@@ -85,7 +85,6 @@ pub(crate) enum Command {
 }
 
 /// A shard's thread, from outside. Dropping it stops the shard.
-#[derive(Debug)]
 pub(crate) struct ShardHandle {
     connector: Connector<Command>,
     thread: Option<JoinHandle<()>>,
@@ -124,7 +123,7 @@ pub(crate) fn spawn<F: Fabric>(
                 let connector = mailbox.connector();
                 shard.inbox = Some(mailbox);
                 if started.send(Ok(connector)).is_ok() {
-                    shard.run();
+                    shard.turn_until_stopped();
                 }
             }
             // Whoever started it waits for this.
@@ -186,7 +185,7 @@ impl Drop for ShardHandle {
 
 impl<F: Fabric> Shard<F> {
     /// Turns until told to stop.
-    fn run(&mut self) {
+    fn turn_until_stopped(&mut self) {
         let mut idle = Idle::new(self.config.idle).yield_every(YIELD_EVERY);
         while !self.stopped {
             if self.poll_once() {
