@@ -12,6 +12,7 @@ macro_rules! codes {
     ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u32)]
         pub enum $Name { $( $(#[$row])* $Variant = $code, )+ }
 
         impl $Name {
