@@ -52,9 +52,8 @@ pub struct Args {
 }
 
 fn revision_parser() -> impl TypedValueParser<Value = Revision> {
-    PossibleValuesParser::new(Revision::ALL.iter().map(|revision| revision.name())).map(|name| {
-        Revision::ALL.iter().copied().find(|revision| revision.name() == name).unwrap_or_default()
-    })
+    PossibleValuesParser::new(Revision::ALL.iter().map(|revision| revision.name()))
+        .try_map(|name| Revision::from_name(&name).ok_or("no such revision"))
 }
 
 /// Runs the command.

@@ -82,6 +82,11 @@ impl Revision {
         }
     }
 
+    /// The revision of this name.
+    pub fn from_name(name: &str) -> Option<Revision> {
+        Revision::ALL.iter().copied().find(|revision| revision.name() == name)
+    }
+
     /// The flags that a version 2 header of this revision may carry.
     #[inline]
     pub const fn known_flags(self) -> Flags {
