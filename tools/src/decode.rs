@@ -4,13 +4,14 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use rpcrdma::wire::rpc::{self, CallHeader, Flavor, MessageType, ReplyHeader};
+use rpcrdma::wire::rpc::Flavor;
 use rpcrdma::wire::{Revision, View};
 
 use crate::capture::{self, CaptureError};
 use crate::command::{CommandError, Ended, Outcome};
 use crate::json;
-use crate::roce::{Reassembler, Send};
+use crate::payload::RpcHeader;
+use crate::roce::{Message, Reassembler};
 
 /// Bytes that are read before the rest: enough to tell what the input is, and for the first block of a capture, which
 /// the parser wants at once even from a pipe that delivers in pieces.
@@ -60,7 +61,7 @@ fn revision_parser() -> impl TypedValueParser<Value = Revision> {
 pub fn run(args: &Args) -> Outcome {
     let name = if args.file == "-" { "standard input" } else { args.file.as_str() };
     let input_error = |reason: String| CommandError::Input { name: name.to_owned(), reason };
-    let mut source: Box<dyn Read + std::marker::Send> = match args.file.as_str() {
+    let mut source: Box<dyn Read + Send> = match args.file.as_str() {
         "-" => Box::new(io::stdin()),
         file => Box::new(File::open(file).map_err(|error| input_error(error.to_string()))?),
     };
@@ -105,7 +106,7 @@ impl<'a, W: Write> Decoder<'a, W> {
         Decoder { args, output, failures: 0 }
     }
 
-    fn capture(&mut self, source: impl Read + std::marker::Send) -> Result<(), DecodeError> {
+    fn capture(&mut self, source: impl Read + Send) -> Result<(), DecodeError> {
         let mut reassembler = Reassembler::default();
         let mut sends: u64 = 0;
         let packets = capture::read(source, |packet| match reassembler.packet(&packet) {
@@ -148,7 +149,7 @@ impl<'a, W: Write> Decoder<'a, W> {
         Ok(())
     }
 
-    fn message(&mut self, bytes: &[u8], send: Option<&Send>) -> io::Result<()> {
+    fn message(&mut self, bytes: &[u8], send: Option<&Message>) -> io::Result<()> {
         let view = match View::check(bytes, self.args.revision) {
             Ok(view) => view,
             Err(error) => return self.failure(error.kind.name(), &error.to_string(), send),
@@ -158,13 +159,13 @@ impl<'a, W: Write> Decoder<'a, W> {
         }
         self.prefix(send)?;
         write!(self.output, "{view}")?;
-        if let Some(text) = rpc_text(&view) {
-            write!(self.output, " | {text}")?;
+        if let Some(header) = RpcHeader::of(&view) {
+            write!(self.output, " | {}", rpc_text(&header))?;
         }
         writeln!(self.output)
     }
 
-    fn failure(&mut self, kind: &str, detail: &str, send: Option<&Send>) -> io::Result<()> {
+    fn failure(&mut self, kind: &str, detail: &str, send: Option<&Message>) -> io::Result<()> {
         self.failures += 1;
         if self.args.json {
             return self.object(json::failure(kind, detail), send);
@@ -176,7 +177,7 @@ impl<'a, W: Write> Decoder<'a, W> {
     fn object(
         &mut self,
         mut object: serde_json::Map<String, serde_json::Value>,
-        send: Option<&Send>,
+        send: Option<&Message>,
     ) -> io::Result<()> {
         if let Some(send) = send {
             json::add_send(&mut object, send);
@@ -186,7 +187,7 @@ impl<'a, W: Write> Decoder<'a, W> {
     }
 
     /// Where a message was found.
-    fn prefix(&mut self, send: Option<&Send>) -> io::Result<()> {
+    fn prefix(&mut self, send: Option<&Message>) -> io::Result<()> {
         let Some(send) = send else { return Ok(()) };
         write!(self.output, "{} {}", send.frame, send.flow)?;
         if let Some(handle) = send.invalidate {
@@ -196,16 +197,10 @@ impl<'a, W: Write> Decoder<'a, W> {
     }
 }
 
-/// The RPC header of the payload; see [`json::rpc_header`] for when there is one.
-fn rpc_text(view: &View<'_>) -> Option<String> {
-    let payload = view.payload();
-    let (xid, message_type) = rpc::peek(payload)?;
-    if xid != view.xid() {
-        return None;
-    }
-    Some(match message_type {
-        MessageType::Call => {
-            let (call, _) = CallHeader::parse(payload).ok()?;
+/// An RPC header in short.
+fn rpc_text(header: &RpcHeader<'_>) -> String {
+    match header {
+        RpcHeader::Call(call) => {
             let (program, version, procedure) = (call.program, call.version, call.procedure);
             let flavor = match Flavor::from_code(call.credential.flavor) {
                 Some(flavor) => flavor.name().to_owned(),
@@ -213,8 +208,8 @@ fn rpc_text(view: &View<'_>) -> Option<String> {
             };
             format!("CALL program={program} version={version} procedure={procedure} {flavor}")
         }
-        MessageType::Reply => format!("REPLY {}", ReplyHeader::parse(payload).ok()?.0.body),
-    })
+        RpcHeader::Reply(reply) => format!("REPLY {}", reply.body),
+    }
 }
 
 /// The bytes of a line of hex digits. Blanks and `:` separate, `0x` may start a group.

@@ -2,11 +2,12 @@
 
 use rpcrdma::wire::optional::OperationCode;
 use rpcrdma::wire::properties::PropertyId;
-use rpcrdma::wire::rpc::{self, AuthStat, CallHeader, MessageType, RejectStat, ReplyBody, ReplyHeader};
+use rpcrdma::wire::rpc::{AcceptStat, AuthStat, MessageType, RejectStat, ReplyBody};
 use rpcrdma::wire::{ErrorBody, Segment, View, ViewBody};
 use serde_json::{Map, Value, json};
 
-use crate::roce::Send;
+use crate::payload::RpcHeader;
+use crate::roce::Message;
 
 /// A message that decoded.
 pub(crate) fn message(view: &View<'_>) -> Map<String, Value> {
@@ -37,7 +38,7 @@ pub(crate) fn message(view: &View<'_>) -> Map<String, Value> {
         put("optional", json!({"opttype": opttype, "name": name, "optinfo": hex(optinfo)}));
     }
     put("payload_offset", view.payload_offset().into());
-    put("rpc", rpc_header(view).unwrap_or_default());
+    put("rpc", RpcHeader::of(view).as_ref().map(rpc_header).into());
     object
 }
 
@@ -47,7 +48,7 @@ pub(crate) fn failure(kind: &str, detail: &str) -> Map<String, Value> {
 }
 
 /// Where a message was found.
-pub(crate) fn add_send(object: &mut Map<String, Value>, send: &Send) {
+pub(crate) fn add_send(object: &mut Map<String, Value>, send: &Message) {
     object.insert("frame".to_owned(), send.frame.into());
     object.insert("source".to_owned(), send.flow.source.to_string().into());
     object.insert("destination".to_owned(), send.flow.destination.to_string().into());
@@ -94,34 +95,23 @@ fn properties(view: &View<'_>, body: &ViewBody<'_>) -> Value {
         .collect()
 }
 
-/// The RPC header of the payload, if there is one. The later parts of a continued message have none: only a header
-/// with the XID of the transport's is taken for one.
-pub(crate) fn rpc_header(view: &View<'_>) -> Option<Value> {
-    let payload = view.payload();
-    let (xid, message_type) = rpc::peek(payload)?;
-    if xid != view.xid() {
-        return None;
-    }
-    match message_type {
-        MessageType::Call => {
-            let (call, _) = CallHeader::parse(payload).ok()?;
-            Some(json!({
-                "xid": xid,
-                "type": message_type.name(),
-                "program": call.program,
-                "version": call.version,
-                "procedure": call.procedure,
-                "flavor": call.credential.flavor,
-            }))
-        }
-        MessageType::Reply => {
-            let (reply, _) = ReplyHeader::parse(payload).ok()?;
-            let mut object = json!({"xid": xid, "type": message_type.name()});
+fn rpc_header(header: &RpcHeader<'_>) -> Value {
+    match header {
+        RpcHeader::Call(call) => json!({
+            "xid": call.xid,
+            "type": MessageType::Call.name(),
+            "program": call.program,
+            "version": call.version,
+            "procedure": call.procedure,
+            "flavor": call.credential.flavor,
+        }),
+        RpcHeader::Reply(reply) => {
+            let mut object = json!({"xid": reply.xid, "type": MessageType::Reply.name()});
             match reply.body {
                 ReplyBody::Accepted { verifier, stat } => {
                     object["flavor"] = verifier.flavor.into();
                     object["accept"] = stat.name().into();
-                    if let rpc::AcceptStat::ProgMismatch { low, high } = stat {
+                    if let AcceptStat::ProgMismatch { low, high } = stat {
                         object["low"] = low.into();
                         object["high"] = high.into();
                     }
@@ -140,7 +130,7 @@ pub(crate) fn rpc_header(view: &View<'_>) -> Option<Value> {
                     }
                 }
             }
-            Some(object)
+            object
         }
     }
 }

@@ -5,4 +5,5 @@ pub mod capture;
 pub mod command;
 pub mod decode;
 mod json;
+mod payload;
 pub mod roce;

@@ -41,9 +41,9 @@ impl fmt::Display for Flow {
     }
 }
 
-/// A Send as its receiver gets it.
+/// The message of a Send, as its receiver gets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Send {
+pub struct Message {
     /// Number of the packet that completed it.
     pub frame: u64,
     /// Where it went.
@@ -122,7 +122,7 @@ const fn send_opcode(opcode: u8) -> Option<(Place, Extension)> {
 
 impl Reassembler {
     /// Takes a packet. Returns a Send if this packet completes one.
-    pub fn packet(&mut self, packet: &Packet<'_>) -> Option<Send> {
+    pub fn packet(&mut self, packet: &Packet<'_>) -> Option<Message> {
         let (source, destination, datagram) = match network(packet)? {
             Network::Whole(source, destination, datagram) => (source, destination, datagram),
             Network::Truncated => {
@@ -147,7 +147,7 @@ impl Reassembler {
         };
         let flow = Flow { source, destination, queue_pair };
         let bytes = self.place(flow, psn, place, payload)?;
-        Some(Send {
+        Some(Message {
             frame: packet.frame,
             flow,
             invalidate: word.filter(|_| extension == Extension::Invalidate),

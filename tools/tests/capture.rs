@@ -7,11 +7,11 @@ use std::process::Command;
 
 use rpcrdma::wire::{Body, Chunks, Header, ReadSegment, Revision, Segment, View, ViewBody, WriteList};
 use rpcrdma_tools::capture::{self, CaptureError};
-use rpcrdma_tools::roce::{Reassembler, Send};
+use rpcrdma_tools::roce::{Message, Reassembler};
 
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data");
 
-fn sends() -> (Vec<Send>, Reassembler) {
+fn sends() -> (Vec<Message>, Reassembler) {
     let file = File::open(format!("{DATA}/nfs3-linux61.pcap")).expect("test data");
     let (mut sends, mut reassembler) = (Vec::new(), Reassembler::default());
     capture::read(file, |packet| {
@@ -22,7 +22,7 @@ fn sends() -> (Vec<Send>, Reassembler) {
     (sends, reassembler)
 }
 
-fn view(send: &Send) -> View<'_> {
+fn view(send: &Message) -> View<'_> {
     View::check(&send.bytes, Revision::Ietf00).unwrap_or_else(|error| panic!("frame {}: {error}", send.frame))
 }
 
@@ -78,7 +78,7 @@ fn parse(row: &[&str]) -> Row {
 }
 
 /// The same row, as we see it.
-fn decode(send: &Send) -> Row {
+fn decode(send: &Message) -> Row {
     let view = view(send);
     let chunks: Vec<_> = view.writes().chain(view.reply_chunk()).collect();
     let targets = view.reads().map(|read| read.target);

@@ -46,7 +46,7 @@ impl Wire {
     }
 }
 
-fn give(reassembler: &mut Reassembler, bytes: &[u8]) -> Option<Send> {
+fn give(reassembler: &mut Reassembler, bytes: &[u8]) -> Option<Message> {
     reassembler.packet(&Packet { frame: 1, link: Linktype::ETHERNET, bytes })
 }
 
