@@ -12,6 +12,7 @@ macro_rules! codes {
     ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u32)]
         pub enum $Name { $( $(#[$row])* $Variant = $code, )+ }
 
         impl $Name {
@@ -79,6 +80,11 @@ impl Revision {
             Revision::Ietf00 => "ietf00",
             Revision::Cel09 => "cel09",
         }
+    }
+
+    /// The revision of this name.
+    pub fn from_name(name: &str) -> Option<Revision> {
+        Revision::ALL.iter().copied().find(|revision| revision.name() == name)
     }
 
     /// The flags that a version 2 header of this revision may carry.

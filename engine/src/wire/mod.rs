@@ -2,8 +2,8 @@
 //!
 //! There are two forms of a header. A [`View`] is a received message whose header was checked once; its accessors read
 //! the bytes in place and cannot fail. A [`Header`] is a value to be sent; [`Header::emit`] writes it into a buffer of
-//! the caller. What a view shows can always be written again as the same bytes. Nothing here allocates, reads a clock
-//! or keeps state, and no input makes it panic.
+//! the caller, and what a view shows can be written again. Nothing here allocates, reads a clock or keeps state, and no
+//! input makes it panic.
 //!
 //! ```
 //! use rpcrdma::wire::{Body, Chunks, Flags, Header, Revision, Segment, Version, View};

@@ -80,30 +80,24 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The common case, without loops: a version 2 MSG whose lists are all absent.
+    /// The common case, without loops: a MSG whose lists are all absent.
     #[inline]
     fn check_inline(bytes: &'a [u8], revision: Revision) -> Option<View<'a>> {
-        let prefix: &[u8; 20] = bytes.first_chunk()?;
-        let flags = Flags(word(prefix, 16));
-        if word(prefix, 4) != Version::V2.code()
-            || word(prefix, 12) != HeaderType::Msg.code()
-            || !flags.unknown(revision).is_empty()
-        {
-            return None;
-        }
-        let lists = if flags.contains(Flags::RECEIVED) { 28 } else { 24 };
-        let words: &[u8; Lists::ABSENT_LEN] = bytes.get(lists..)?.first_chunk()?;
-        if *words != [0; Lists::ABSENT_LEN] {
-            return None;
-        }
-        Some(View {
-            bytes,
-            lists: Lists::absent(lists),
-            flags,
-            version: Version::V2,
-            htype: HeaderType::Msg,
-            revision,
-        })
+        let common: &[u8; COMMON_LEN] = bytes.first_chunk()?;
+        let version = Version::from_code(word(common, 4))?;
+        let (flags, at) = match version {
+            Version::V1 => (Flags::NONE, COMMON_LEN),
+            Version::V2 => {
+                let flags = Flags(u32::from_be_bytes(*bytes[COMMON_LEN..].first_chunk()?));
+                (flags, if flags.contains(Flags::RECEIVED) { 28 } else { 24 })
+            }
+        };
+        let lists: &[u8; Lists::ABSENT_LEN] = bytes.get(at..)?.first_chunk()?;
+        let inline = word(common, 12) == HeaderType::Msg.code()
+            && flags.unknown(revision).is_empty()
+            && *lists == [0; Lists::ABSENT_LEN];
+        let htype = HeaderType::Msg;
+        inline.then_some(View { bytes, lists: Lists::absent(at), flags, version, htype, revision })
     }
 
     fn check_any(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
@@ -254,9 +248,12 @@ impl<'a> View<'a> {
     /// Bytes of the header, so where the payload starts.
     #[inline]
     pub fn payload_offset(&self) -> usize {
-        if self.htype.has_lists() {
-            return self.lists.end;
-        }
+        if self.htype.has_lists() { self.lists.end } else { self.body_end() }
+    }
+
+    /// Where the header ends, for header types without lists.
+    #[cold]
+    fn body_end(&self) -> usize {
         let body = self.body_at();
         match self.body() {
             ViewBody::Error(error) => body + error.encoded_len(self.layout()),

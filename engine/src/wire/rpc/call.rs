@@ -7,6 +7,9 @@ use super::auth::{AuthStat, OpaqueAuth};
 use super::reply::{AcceptStat, RejectStat, ReplyBody};
 use super::{MessageType, RPC_VERSION};
 
+/// Bytes in front of the credential.
+const FIXED_LEN: usize = 24;
+
 /// The header of a call; the arguments follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallHeader<'a> {
@@ -134,20 +137,26 @@ impl<'a> CallHeader<'a> {
 
     /// Bytes on the wire.
     pub const fn encoded_len(&self) -> usize {
-        24 + self.credential.encoded_len() + self.verifier.encoded_len()
+        FIXED_LEN + self.credential.encoded_len() + self.verifier.encoded_len()
     }
 
     /// Writes the header to the start of `out` and returns its length.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
-        let mut writer = Writer::new(out);
+        let (needed, available) = (self.encoded_len(), out.len());
         let words =
             [self.xid, MessageType::Call.code(), RPC_VERSION, self.program, self.version, self.procedure];
-        for word in words {
-            writer.u32(word)?;
+        match out.split_first_chunk_mut::<FIXED_LEN>() {
+            Some((fixed, auth)) if needed <= available => {
+                for (bytes, word) in fixed.as_chunks_mut().0.iter_mut().zip(words) {
+                    *bytes = word.to_be_bytes();
+                }
+                let mut writer = Writer::new(auth);
+                self.credential.emit(&mut writer)?;
+                self.verifier.emit(&mut writer)?;
+                Ok(FIXED_LEN + writer.len())
+            }
+            _ => Err(NoSpace { needed, available }),
         }
-        self.credential.emit(&mut writer)?;
-        self.verifier.emit(&mut writer)?;
-        Ok(writer.len())
     }
 }
