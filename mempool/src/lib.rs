@@ -1,1 +1,61 @@
-//! Hugepage arenas and per-core buffer pools.
+//! Hugepage arenas, per-core buffer pools, and buffers whose owner is a type.
+//!
+//! The memory layer of an RPC-over-RDMA engine. It knows no NIC: a device is a [`Registrar`] to it.
+//!
+//! 1. An [`Arena`] is one sealed memfd, mapped once: in hugetlb pages where the host has them, on the NUMA node
+//!    asked for, prefaulted. Its [`ArenaReport`] says in one line what was got and how to get better.
+//! 2. A [`Pool`] cuts (part of) an arena into buffers of a few size classes. It belongs to the thread that made it:
+//!    allocating and freeing there uses no atomic operation and never calls the global allocator. Buffers
+//!    that other threads drop come home through a lock-free list; [`Pool::drain_remote`] takes them in once per turn.
+//! 3. A buffer is always exactly one of four types, and each change of hands consumes the old one:
+//!
+//! | type | who may touch the bytes | sharing | back to [`Buf`] |
+//! | --- | --- | --- | --- |
+//! | [`Buf`] | its owner, any thread | none | – |
+//! | [`Frozen`] | everybody, reading only | cloned, any thread | never; goes home with the last clone |
+//! | [`Lent`] | the device, or copies in and out on the owner thread | cloned, owner thread only | [`Lent::reclaim`] |
+//! | [`Posted`] | the device | none | [`Posted::complete`], unsafe: the device is done |
+//!
+//! Buffers are not wiped: a fresh arena is all zeroes, a reused buffer still holds the bytes of its last use.
+//!
+//! [`PeerMapping`] and [`SharedMapping`] are memory that another process maps too: bytes are copied in and out of
+//! them, and no reference to them is ever formed, except to atomics.
+//!
+//! ```
+//! use rpcrdma_mempool::{ArenaConfig, Class, Pool, PoolConfig};
+//! let pool = Pool::new(&PoolConfig {
+//!     classes: vec![Class { size: 4096, count: 64 }],
+//!     arena: ArenaConfig::default(),
+//! })?;
+//! println!("{}", pool.arena().report());
+//! let mut buf = pool.alloc(5).expect("64 buffers are free");
+//! buf.copy_from_slice(b"hello");
+//! drop(buf);
+//! pool.close()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod arena;
+mod buf;
+mod classes;
+mod config;
+mod core;
+mod error;
+mod home;
+mod host;
+mod map;
+mod owner;
+mod pool;
+mod register;
+mod report;
+mod shared;
+pub mod sync;
+
+pub use arena::{Arena, ArenaId};
+pub use buf::{Buf, Frozen, Lent, Posted};
+pub use config::{ArenaConfig, Class, PagePolicy, PageSize, PoolConfig};
+pub use error::{Leak, MemError};
+pub use pool::{Census, ClassCensus, ClassStats, Pool, PoolStats};
+pub use register::{Registrar, Registrations};
+pub use report::ArenaReport;
+pub use shared::{PeerMapping, SharedMapping};

@@ -1,0 +1,253 @@
+#![forbid(unsafe_code)]
+//! Arenas: one memfd each, mapped once, in the best pages that can be had.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::config::{ArenaConfig, PagePolicy, PageSize};
+use crate::error::MemError;
+use crate::host::{self, HugePool, MemoryLimits};
+use crate::map::{RawMap, sealed_memfd};
+use crate::report::ArenaReport;
+
+/// Names an arena; unique in the process, never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ArenaId(u32);
+
+impl ArenaId {
+    /// The number itself.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for ArenaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A range of shared memory that is mapped once and registered once per device. Clones are handles to the same memory, which
+/// is unmapped when the last handle, and the last buffer in it, is gone.
+///
+/// An arena whose descriptor goes to another process is in that process's reach whole: give each peer its own, and
+/// take care that peers that do not trust each other's pages can refuse hugetlb (see [`PeerMapping::map`](crate::PeerMapping::map)).
+#[derive(Clone)]
+pub struct Arena(Arc<Inner>);
+
+struct Inner {
+    id: ArenaId,
+    fd: OwnedFd,
+    map: RawMap,
+    report: ArenaReport,
+    /// Ranges that pools live in, in order.
+    taken: Mutex<Vec<Range<usize>>>,
+}
+
+impl Arena {
+    /// Makes the memfd, seals it, maps it, and, as asked for, binds, prefaults and locks it.
+    pub fn new(config: &ArenaConfig) -> Result<Self, MemError> {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        if config.bytes == 0 {
+            return Err(MemError::Empty);
+        }
+        if let Some(node) = config.node {
+            let online = host::online_nodes();
+            if !host::list_contains(&online, node) {
+                return Err(MemError::NoSuchNode { bytes: config.bytes, node, online });
+            }
+        }
+        let (fd, map, report) = climb(config)?;
+        // Relaxed: only uniqueness counts.
+        let id = ArenaId(NEXT.fetch_add(1, Ordering::Relaxed));
+        log::debug!("{report}");
+        Ok(Self(Arc::new(Inner { id, fd, map, report, taken: Mutex::new(Vec::new()) })))
+    }
+
+    /// Its name in this process.
+    #[inline]
+    pub fn id(&self) -> ArenaId {
+        self.0.id
+    }
+
+    /// Bytes mapped: what was asked for, rounded up to whole pages.
+    #[expect(clippy::len_without_is_empty, reason = "an arena is never empty")]
+    pub fn len(&self) -> usize {
+        self.0.map.len()
+    }
+
+    /// The memfd, sealed against shrinking, growing and further seals.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_fd()
+    }
+
+    /// Address of the first byte in this process: what a device registers.
+    #[inline]
+    pub fn base_address(&self) -> usize {
+        self.base().addr().get()
+    }
+
+    /// What was got, and how to get better.
+    pub fn report(&self) -> &ArenaReport {
+        &self.0.report
+    }
+
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.0.map.base()
+    }
+
+    /// Takes the first free range of `bytes` bytes for a pool; returns its offset. Cold.
+    pub(crate) fn take(&self, bytes: usize) -> Result<usize, MemError> {
+        let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut at, mut longest) = (0, 0);
+        for index in 0..=taken.len() {
+            let end = taken.get(index).map_or(self.len(), |range| range.start);
+            if end - at >= bytes {
+                taken.insert(index, at..at + bytes);
+                return Ok(at);
+            }
+            longest = longest.max(end - at);
+            at = taken.get(index).map_or(at, |range| range.end);
+        }
+        Err(MemError::ArenaFull { arena: self.0.id.0, needed: bytes, free: longest, len: self.len() })
+    }
+
+    /// Gives back what [`take`](Self::take) gave. Cold.
+    pub(crate) fn give_back(&self, offset: usize) {
+        let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.retain(|range| range.start != offset);
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Arena({}, {})", self.0.id, self.0.report)
+    }
+}
+
+/// Goes down the ladder of page sizes until one holds.
+fn climb(config: &ArenaConfig) -> Result<(OwnedFd, RawMap, ArenaReport), MemError> {
+    let mut advice: Option<String> = None;
+    let rungs: &[PageSize] = match &config.pages {
+        PagePolicy::Auto => &[PageSize::Huge1G, PageSize::Huge2M, PageSize::Transparent],
+        PagePolicy::Require(page) => return try_pages(config, *page),
+        PagePolicy::Small => &[],
+    };
+    for &page in rungs {
+        let waste = config.bytes.next_multiple_of(page.bytes()) - config.bytes;
+        if config.bytes < page.bytes() || waste > config.bytes / 2 {
+            continue;
+        }
+        match try_pages(config, page) {
+            Ok((fd, map, mut report)) => {
+                report.advice = advice;
+                return Ok((fd, map, report));
+            }
+            // The smaller the page the easier the remedy: the last word is the one that is shown, but for transparent
+            // pages, which are the lesser gain.
+            Err(error @ MemError::HugePages { .. }) => {
+                log::debug!("{error}");
+                advice = Some(advise(config, page));
+            }
+            Err(error @ MemError::Transparent { .. }) => log::debug!("{error}"),
+            Err(error) => return Err(error),
+        }
+    }
+    let (fd, map, mut report) = try_pages(config, PageSize::Small)?;
+    report.advice = advice.map(|hugetlb| match host::shmem_enabled().as_str() {
+        "never" | "deny" => format!("{hugetlb}; or {}", host::SHMEM_REMEDY),
+        _ => hugetlb,
+    });
+    Ok((fd, map, report))
+}
+
+/// Why there are no such pages, and the command that reserves them.
+fn advise(config: &ArenaConfig, page: PageSize) -> String {
+    let needed = config.bytes.div_ceil(page.bytes()) as u64;
+    let pool = HugePool::read(page, config.node);
+    let remedy = pool.remedy(needed, page, config.node);
+    format!("for {page} pages ({needed} needed, {} free) reserve them: {remedy}", pool.free)
+}
+
+/// One rung: everything that was asked for, in this page size.
+fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, ArenaReport), MemError> {
+    let &ArenaConfig { node, prefault, lock, name, .. } = config;
+    let Some(bytes) = config.bytes.checked_next_multiple_of(page.bytes()) else {
+        return Err(system("mmap", config.bytes, io::ErrorKind::OutOfMemory.into()));
+    };
+    let no_pages = |call, source| MemError::HugePages {
+        call,
+        bytes,
+        page,
+        node,
+        pool: HugePool::read(page, node),
+        source,
+    };
+    let fd = sealed_memfd(name, bytes, page).map_err(|error| match error {
+        // A kernel without this page size says so here.
+        MemError::System { call, source, .. } if page.is_hugetlb() => no_pages(call, source),
+        other => other,
+    })?;
+    // Descriptors of hugetlb memory come for nothing; whether there are pages is known only now.
+    let map = RawMap::shared(fd.as_fd(), bytes).map_err(|source| {
+        if page.is_hugetlb() { no_pages("mmap", source) } else { system("mmap", bytes, source) }
+    })?;
+    if let Some(node) = node {
+        bind(&map, node)?;
+    }
+    if page == PageSize::Transparent {
+        let setting = host::shmem_enabled();
+        if matches!(setting.as_str(), "never" | "deny" | "unknown") || map.advise_huge().is_err() {
+            return Err(MemError::Transparent { bytes, setting });
+        }
+    }
+    let prefaulted = prefault || page.is_hugetlb();
+    if prefaulted {
+        populate(&map, fd.as_fd()).map_err(|(call, source)| {
+            if page.is_hugetlb() {
+                no_pages(call, source)
+            } else {
+                MemError::Populate { call, bytes, node, available: host::available_memory(), source }
+            }
+        })?;
+        // The kernel promises nothing: look what it gave.
+        if page == PageSize::Transparent && host::huge_shmem_bytes(map.base().addr().get()) == 0 {
+            return Err(MemError::Transparent { bytes, setting: host::shmem_enabled() });
+        }
+    }
+    if lock {
+        map.lock().map_err(|source| MemError::Lock { bytes, limits: MemoryLimits::read(), source })?;
+    }
+    Ok((fd, map, ArenaReport { name, bytes, pages: page, node, prefaulted, locked: lock, advice: None }))
+}
+
+fn bind(map: &RawMap, node: u32) -> Result<(), MemError> {
+    let online = host::online_nodes();
+    match map.bind(node) {
+        // On the only node there is nothing to bind, so a kernel or a container without mbind does no harm.
+        Err(_) if online == node.to_string() => Ok(()),
+        Err(source) => Err(MemError::Bind { bytes: map.len(), node, online, source }),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Allocates all pages. Kernels before 5.14 cannot do it through the mapping; there, through the file.
+fn populate(map: &RawMap, fd: BorrowedFd<'_>) -> Result<(), (&'static str, io::Error)> {
+    match map.populate() {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            rustix::fs::fallocate(fd, rustix::fs::FallocateFlags::empty(), 0, map.len() as u64)
+                .map_err(|errno| ("fallocate", errno.into()))
+        }
+        other => other.map_err(|error| ("madvise(MADV_POPULATE_WRITE)", error)),
+    }
+}
+
+pub(crate) fn system(call: &'static str, bytes: usize, source: io::Error) -> MemError {
+    MemError::System { call, bytes, limits: MemoryLimits::read(), source }
+}

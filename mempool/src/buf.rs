@@ -1,0 +1,410 @@
+#![expect(unsafe_code, reason = "turns a buffer's ownership into access to its bytes")]
+//! Buffers: one piece of pool memory, four types, by who may touch it.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use crate::arena::ArenaId;
+use crate::classes::Slot;
+use crate::core::{Core, release, state};
+use crate::sync::{Ordering, fence};
+
+/// Which buffer, and which part of it. Whoever holds one of the public types around it keeps the [`Core`] alive.
+#[derive(Clone, Copy)]
+struct Handle {
+    core: NonNull<Core>,
+    /// First byte of the buffer, not of the window.
+    data: NonNull<u8>,
+    slot: Slot,
+    /// The window: `start + len <= capacity`.
+    start: u32,
+    len: u32,
+    capacity: u32,
+}
+
+impl Handle {
+    #[inline]
+    fn core(&self) -> &Core {
+        // SAFETY: the buffer is out, so its core lives.
+        unsafe { self.core.as_ref() }
+    }
+
+    #[inline]
+    fn state(&self) -> &crate::sync::AtomicU32 {
+        self.core().state(self.slot.index())
+    }
+
+    /// First byte of the window.
+    #[inline]
+    fn window(&self) -> NonNull<u8> {
+        // SAFETY: the window lies in the buffer.
+        unsafe { self.data.add(self.start as usize) }
+    }
+
+    #[inline]
+    fn base_offset(&self) -> usize {
+        self.data.addr().get() - self.core().arena().base_address()
+    }
+
+    #[inline]
+    fn offset(&self) -> usize {
+        self.base_offset() + self.start as usize
+    }
+
+    fn describe(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { start, len, capacity, .. } = self;
+        let arena = self.core().arena().id();
+        write!(f, "{name}({start}+{len} of {capacity}, arena {arena} at {})", self.base_offset())
+    }
+}
+
+/// Getters that all four types have. They say where the buffer is, nothing of what is in it.
+macro_rules! place {
+    ($name:ident) => {
+        impl $name {
+            /// Bytes of the window.
+            #[inline]
+            #[expect(
+                clippy::len_without_is_empty,
+                reason = "says how much memory, not whether there is a content"
+            )]
+            pub fn len(&self) -> usize {
+                self.handle.len as usize
+            }
+
+            /// Bytes of the whole buffer: the size of its class.
+            #[inline]
+            pub fn capacity(&self) -> usize {
+                self.handle.capacity as usize
+            }
+
+            /// Where the window starts in the buffer.
+            #[inline]
+            pub fn start(&self) -> usize {
+                self.handle.start as usize
+            }
+
+            /// The arena that the buffer lies in.
+            #[inline]
+            pub fn arena(&self) -> ArenaId {
+                self.handle.core().arena().id()
+            }
+
+            /// Where the window starts in the arena.
+            #[inline]
+            pub fn offset(&self) -> usize {
+                self.handle.offset()
+            }
+
+            /// Where the buffer starts in the arena.
+            #[inline]
+            pub fn base_offset(&self) -> usize {
+                self.handle.base_offset()
+            }
+
+            /// Address of the first byte of the window in this process, as a device is told it.
+            #[inline]
+            pub fn address(&self) -> usize {
+                self.handle.window().addr().get()
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.handle.describe(stringify!($name), f)
+            }
+        }
+    };
+}
+
+/// A buffer that is its holder's alone. Dereferences to its window: `[start, start + len)` of the capacity.
+///
+/// Dropping it returns it to its pool, from any thread: to the free list on the owner thread, without an atomic
+/// operation; to the pool's lock-free list elsewhere.
+pub struct Buf {
+    handle: Handle,
+}
+
+/// A buffer that nobody changes any more. Clones share it, on any thread, without allocation; the last returns it to its pool.
+pub struct Frozen {
+    handle: Handle,
+}
+
+/// A buffer lent to the device for one-sided transfers: nobody has a reference to its bytes, so the device may read and write them.
+/// Bytes can be copied in and out, as the software device does. Offsets count from the start of the window.
+///
+/// It stays on the pool's thread, and so its clones are counted without atomic operations. The last clone either
+/// [`reclaim`](Self::reclaim)s it, or returns it to its pool by being dropped.
+pub struct Lent {
+    handle: Handle,
+    /// Keeps it from being `Send` and `Sync`, which the clone count rests on.
+    _here: PhantomData<*mut ()>,
+}
+
+/// The device's buffer: posted for a transfer whose end only the device can tell.
+///
+/// Dropping it does not free it, for the device may still write to it: it is lost, and [`PoolStats::leaked`](crate::PoolStats::leaked) counts it.
+#[must_use = "a posted buffer that is dropped is lost"]
+pub struct Posted {
+    handle: Handle,
+}
+
+place!(Buf);
+place!(Frozen);
+place!(Lent);
+place!(Posted);
+
+// SAFETY: a `Buf` is the only access to its bytes, and returning it works from any thread.
+unsafe impl Send for Buf {}
+// SAFETY: a shared `Buf` gives shared access to its bytes only.
+unsafe impl Sync for Buf {}
+// SAFETY: clones are counted atomically, and the bytes do not change.
+unsafe impl Send for Frozen {}
+// SAFETY: as above.
+unsafe impl Sync for Frozen {}
+// SAFETY: it gives no access to the bytes; its transitions are those of `Buf`.
+unsafe impl Send for Posted {}
+// SAFETY: as above.
+unsafe impl Sync for Posted {}
+
+impl Buf {
+    /// # Safety
+    /// The buffer at `data`, named `slot` in `core`, of `capacity` bytes, was just taken from the free list, and `len <= capacity`.
+    #[inline]
+    pub(crate) unsafe fn new(
+        core: NonNull<Core>,
+        data: NonNull<u8>,
+        slot: Slot,
+        len: u32,
+        capacity: u32,
+    ) -> Self {
+        Self { handle: Handle { core, data, slot, start: 0, len, capacity } }
+    }
+
+    #[inline]
+    fn into_handle(self) -> Handle {
+        ManuallyDrop::new(self).handle
+    }
+
+    /// Moves the window.
+    ///
+    /// # Panics
+    /// If `start + len` exceeds the capacity.
+    #[inline]
+    pub fn set_window(&mut self, start: usize, len: usize) {
+        let capacity = self.capacity();
+        assert!(
+            start <= capacity && len <= capacity - start,
+            "window {start}+{len} in a buffer of {capacity} bytes"
+        );
+        self.handle.start = start as u32;
+        self.handle.len = len as u32;
+    }
+
+    /// The whole buffer, whatever the window.
+    #[inline]
+    pub fn full_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `data` is valid for `capacity` initialised bytes, which are this `Buf`'s alone.
+        unsafe { slice::from_raw_parts_mut(self.handle.data.as_ptr(), self.handle.capacity as usize) }
+    }
+
+    /// Makes it immutable and shareable.
+    #[inline]
+    pub fn freeze(self) -> Frozen {
+        let handle = self.into_handle();
+        // Relaxed: clones reach other threads by ways that synchronise.
+        handle.state().store(state::FROZEN | 1, Ordering::Relaxed);
+        Frozen { handle }
+    }
+
+    /// Lends it to the device. Refused, giving it back, on any thread but the one that owns its living pool.
+    #[inline]
+    pub fn lend(self) -> Result<Lent, Self> {
+        if !self.handle.core().is_mine() {
+            return Err(self);
+        }
+        let handle = self.into_handle();
+        handle.state().store(state::LENT | 1, Ordering::Relaxed);
+        Ok(Lent { handle, _here: PhantomData })
+    }
+
+    /// Hands it to the device.
+    #[inline]
+    pub fn post(self) -> Posted {
+        let handle = self.into_handle();
+        handle.state().store(state::POSTED, Ordering::Relaxed);
+        Posted { handle }
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the window is valid for `len` initialised bytes, which nobody writes while `self` is borrowed.
+        unsafe { slice::from_raw_parts(self.handle.window().as_ptr(), self.handle.len as usize) }
+    }
+}
+
+impl DerefMut for Buf {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the window is valid for `len` initialised bytes, which are this `Buf`'s alone.
+        unsafe { slice::from_raw_parts_mut(self.handle.window().as_ptr(), self.handle.len as usize) }
+    }
+}
+
+impl Drop for Buf {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: this is the only handle of the buffer, and it ends here.
+        unsafe { release(self.handle.core, self.handle.slot) };
+    }
+}
+
+impl Deref for Frozen {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the window is valid for `len` initialised bytes; no `Buf` of this buffer exists, so nobody writes.
+        unsafe { slice::from_raw_parts(self.handle.window().as_ptr(), self.handle.len as usize) }
+    }
+}
+
+impl Clone for Frozen {
+    #[inline]
+    fn clone(&self) -> Self {
+        // Relaxed: `self` keeps the count above zero meanwhile.
+        let before = self.handle.state().fetch_add(1, Ordering::Relaxed);
+        check_count(before);
+        Self { handle: self.handle }
+    }
+}
+
+impl Drop for Frozen {
+    #[inline]
+    fn drop(&mut self) {
+        let state = self.handle.state();
+        // Release pairs with the fence of the last clone: our reads of the bytes happen before their reuse.
+        if state.fetch_sub(1, Ordering::Release) & state::COUNT != 1 {
+            return;
+        }
+        // Acquire pairs with the decrement of every other clone.
+        fence(Ordering::Acquire);
+        state.store(state::HELD, Ordering::Relaxed);
+        // SAFETY: this was the last clone.
+        unsafe { release(self.handle.core, self.handle.slot) };
+    }
+}
+
+impl Lent {
+    /// Takes the buffer back, window unchanged, if this is the only clone.
+    #[inline]
+    pub fn reclaim(self) -> Result<Buf, Self> {
+        if self.handle.state().load(Ordering::Relaxed) & state::COUNT != 1 {
+            return Err(self);
+        }
+        let handle = ManuallyDrop::new(self).handle;
+        handle.state().store(state::HELD, Ordering::Relaxed);
+        Ok(Buf { handle })
+    }
+
+    /// The address of `len` bytes at `offset` of the window, if they are all in it.
+    #[inline]
+    pub(crate) fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        if offset.checked_add(len)? > self.len() {
+            return None;
+        }
+        // SAFETY: `offset` is within the window, checked above.
+        Some(unsafe { self.handle.window().add(offset) })
+    }
+
+    /// Copies `src` to `offset` of the window; false, having done nothing, if it does not fit.
+    #[inline]
+    #[must_use = "false means that nothing was copied"]
+    pub fn write_at(&self, offset: usize, src: &[u8]) -> bool {
+        let Some(dst) = self.at(offset, src.len()) else { return false };
+        // SAFETY: `dst` is valid for `src.len()` bytes (`at`). While a `Lent` lives no reference to its bytes does, so `src` is
+        // elsewhere, and no other thread copies, because a `Lent` stays on its thread.
+        unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), src.len()) };
+        true
+    }
+
+    /// Copies `dst.len()` bytes at `offset` of the window out; false, having done nothing, if there are not so many.
+    #[inline]
+    #[must_use = "false means that nothing was copied"]
+    pub fn read_at(&self, offset: usize, dst: &mut [u8]) -> bool {
+        let Some(src) = self.at(offset, dst.len()) else { return false };
+        // SAFETY: as in `write_at`.
+        unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
+        true
+    }
+}
+
+impl Clone for Lent {
+    #[inline]
+    fn clone(&self) -> Self {
+        // Loads and stores of one thread: no read-modify-write is needed.
+        let state = self.handle.state();
+        let before = state.load(Ordering::Relaxed);
+        check_count(before);
+        state.store(before + 1, Ordering::Relaxed);
+        Self { handle: self.handle, _here: PhantomData }
+    }
+}
+
+impl Drop for Lent {
+    #[inline]
+    fn drop(&mut self) {
+        let state = self.handle.state();
+        let before = state.load(Ordering::Relaxed);
+        if before & state::COUNT != 1 {
+            state.store(before - 1, Ordering::Relaxed);
+            return;
+        }
+        state.store(state::HELD, Ordering::Relaxed);
+        // SAFETY: this was the last clone.
+        unsafe { release(self.handle.core, self.handle.slot) };
+    }
+}
+
+impl Posted {
+    /// Takes the buffer back, window unchanged.
+    ///
+    /// # Safety
+    /// The device has proved that it is done with the buffer: by the completion of the request that it was posted with, or by
+    /// the destruction of the queue that held it.
+    #[inline]
+    pub unsafe fn complete(self) -> Buf {
+        let handle = ManuallyDrop::new(self).handle;
+        handle.state().store(state::HELD, Ordering::Relaxed);
+        Buf { handle }
+    }
+}
+
+impl Drop for Posted {
+    fn drop(&mut self) {
+        self.handle.core().leak(self.handle.slot.index());
+    }
+}
+
+/// A count that could wrap would free a buffer in use. Half of the range leaves room for all threads at once.
+#[inline]
+fn check_count(before: u32) {
+    #[cold]
+    fn overflow() -> ! {
+        std::process::abort()
+    }
+    if before & state::COUNT > state::COUNT / 2 {
+        overflow();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

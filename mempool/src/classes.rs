@@ -1,0 +1,151 @@
+//! Where the buffers of each size class lie.
+
+use crate::config::Class;
+use crate::error::MemError;
+
+/// Buffers start at multiples of this, a cache line.
+pub(crate) const LINE: usize = 64;
+/// Size classes of a pool: what fits the class bits of a slot.
+pub(crate) const MAX_CLASSES: usize = 1 << (32 - INDEX_BITS);
+/// Buffers of a pool: what fits the index bits of a slot.
+pub(crate) const MAX_BUFFERS: usize = 1 << INDEX_BITS;
+const INDEX_BITS: u32 = 26;
+
+/// Names a buffer of one pool: its class in the high bits, its index among all buffers of the pool in the low ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot(u32);
+
+impl Slot {
+    #[inline]
+    pub(crate) fn new(class: usize, index: u32) -> Self {
+        debug_assert!(class < MAX_CLASSES && (index as usize) < MAX_BUFFERS, "checked by the layout");
+        Self((class as u32) << INDEX_BITS | index)
+    }
+
+    #[inline]
+    pub(crate) fn class(self) -> usize {
+        (self.0 >> INDEX_BITS) as usize
+    }
+
+    #[inline]
+    pub(crate) fn index(self) -> u32 {
+        self.0 & (MAX_BUFFERS as u32 - 1)
+    }
+}
+
+/// One class, laid out. Offsets count from the start of the pool's range in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Placed {
+    /// Capacity of each buffer.
+    pub(crate) size: usize,
+    /// How many.
+    pub(crate) count: usize,
+    /// From one buffer to the next.
+    pub(crate) stride: usize,
+    /// Of the first buffer.
+    pub(crate) offset: usize,
+    /// Index of the first buffer among all buffers of the pool.
+    pub(crate) first: u32,
+}
+
+/// Distance of two neighbours. An odd number of cache lines from 512 bytes up: the first lines of the buffers, where the
+/// headers are, then spread over all sets of the cache. At a multiple of 4096 they would all fall into one.
+pub(crate) fn stride(size: usize) -> usize {
+    let lines = size.div_ceil(LINE);
+    LINE * if size < 512 { lines } else { lines | 1 }
+}
+
+/// Lays the classes out, smallest first; returns them with the bytes that they take.
+pub(crate) fn lay_out(classes: &[Class]) -> Result<(Vec<Placed>, usize), MemError> {
+    let bad = |what: String| Err(MemError::Classes(what));
+    if classes.is_empty() || classes.len() > MAX_CLASSES {
+        return bad(format!("{} classes given, from 1 to {MAX_CLASSES} allowed", classes.len()));
+    }
+    let mut sorted = classes.to_vec();
+    sorted.sort_by_key(|class| class.size);
+    let (mut placed, mut offset, mut first) = (Vec::with_capacity(sorted.len()), 0usize, 0usize);
+    for class in &sorted {
+        let Class { size, count } = *class;
+        if size == 0 || count == 0 || size > u32::MAX as usize {
+            return bad(format!(
+                "{count} buffers of {size} bytes; neither may be 0, nor a size exceed {}",
+                u32::MAX
+            ));
+        }
+        if placed.last().is_some_and(|last: &Placed| last.size == size) {
+            return bad(format!("size {size} given twice"));
+        }
+        if count > MAX_BUFFERS - first {
+            return bad(format!("more than {MAX_BUFFERS} buffers"));
+        }
+        let stride = stride(size);
+        placed.push(Placed { size, count, stride, offset, first: first as u32 });
+        first += count;
+        match stride.checked_mul(count).and_then(|bytes| offset.checked_add(bytes)) {
+            Some(end) if end <= isize::MAX as usize => offset = end,
+            _ => return bad(format!("{count} buffers of {size} bytes exceed the address space")),
+        }
+    }
+    Ok((placed, offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_spread_over_the_cache_sets() {
+        for size in (1..20_000).chain([1 << 20, (1 << 20) + 1, 1 << 24]) {
+            let stride = stride(size);
+            assert!(
+                stride >= size && stride < size + 2 * LINE && stride.is_multiple_of(LINE),
+                "{size}: {stride}"
+            );
+            assert!(!stride.is_multiple_of(4096), "{size}: {stride}");
+            if size >= 512 {
+                let sets: std::collections::HashSet<_> = (0..64).map(|i| i * stride / LINE % 64).collect();
+                assert_eq!(sets.len(), 64, "size {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn classes_do_not_overlap() {
+        let classes =
+            [Class { size: 4096, count: 3 }, Class { size: 100, count: 5 }, Class { size: 65536, count: 2 }];
+        let (placed, bytes) = lay_out(&classes).unwrap();
+        assert_eq!(placed.iter().map(|p| p.size).collect::<Vec<_>>(), [100, 4096, 65536]);
+        let mut end = 0;
+        for p in &placed {
+            assert_eq!(p.offset, end);
+            end += p.stride * p.count;
+        }
+        assert_eq!(end, bytes);
+        assert_eq!(placed.iter().map(|p| p.first).collect::<Vec<_>>(), [0, 5, 8]);
+    }
+
+    #[test]
+    fn slots_keep_both_parts() {
+        for (class, index) in [(0, 0), (MAX_CLASSES - 1, 7), (3, MAX_BUFFERS as u32 - 1)] {
+            let slot = Slot::new(class, index);
+            assert_eq!((slot.class(), slot.index()), (class, index));
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused_in_words() {
+        let c = |size, count| Class { size, count };
+        for (classes, word) in [
+            (vec![], "0 classes"),
+            (vec![c(0, 1)], "0 bytes"),
+            (vec![c(64, 0)], "0 buffers"),
+            (vec![c(64, 1), c(64, 2)], "twice"),
+            (vec![c(64, MAX_BUFFERS + 1)], "more than"),
+            (vec![c(usize::MAX, 1)], "exceed"),
+            (vec![c(64, 1); 65], "65 classes"),
+        ] {
+            let text = lay_out(&classes).unwrap_err().to_string();
+            assert!(text.contains(word), "{text}");
+        }
+    }
+}

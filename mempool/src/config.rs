@@ -1,0 +1,112 @@
+//! What arenas and pools are made from.
+
+use std::fmt;
+
+/// Bytes of a small page.
+const KIB4: usize = 4 << 10;
+/// Bytes of a 2 MiB huge page.
+const MIB2: usize = 2 << 20;
+/// Bytes of a 1 GiB huge page.
+const GIB1: usize = 1 << 30;
+
+/// The pages that an arena is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PageSize {
+    /// Reserved 1 GiB pages (hugetlb).
+    Huge1G,
+    /// Reserved 2 MiB pages (hugetlb).
+    Huge2M,
+    /// 2 MiB pages where the kernel finds them (transparent huge pages of shared memory).
+    Transparent,
+    /// 4 KiB pages.
+    Small,
+}
+
+impl PageSize {
+    /// Bytes of one page.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Huge1G => GIB1,
+            Self::Huge2M | Self::Transparent => MIB2,
+            Self::Small => KIB4,
+        }
+    }
+
+    /// True for pages that are reserved ahead of use.
+    pub fn is_hugetlb(self) -> bool {
+        matches!(self, Self::Huge1G | Self::Huge2M)
+    }
+}
+
+impl fmt::Display for PageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Huge1G => "1 GiB hugetlb",
+            Self::Huge2M => "2 MiB hugetlb",
+            Self::Transparent => "2 MiB transparent huge",
+            Self::Small => "4 KiB",
+        })
+    }
+}
+
+/// Which pages an arena may be made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PagePolicy {
+    /// The largest that can be had: 1 GiB, 2 MiB, transparent, 4 KiB. A size is tried if the arena fills a page of it and
+    /// rounding up wastes less than half of the arena; the report says what was got and why not more.
+    #[default]
+    Auto,
+    /// This size or an error.
+    Require(PageSize),
+    /// 4 KiB pages, without asking for more.
+    Small,
+}
+
+/// What an [`Arena`](crate::Arena) is made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArenaConfig {
+    /// Bytes; rounded up to whole pages. In a [`PoolConfig`], 0 means what the classes need. Default 64 MiB.
+    pub bytes: usize,
+    /// Which pages. Default [`PagePolicy::Auto`].
+    pub pages: PagePolicy,
+    /// The NUMA node that the memory must come from; `None` lets the kernel choose. Default `None`.
+    pub node: Option<u32>,
+    /// Allocate every page now instead of at first use. Hugetlb pages are always allocated now, because one that is missing
+    /// later would be a SIGBUS. Default true.
+    pub prefault: bool,
+    /// Keep the memory from being swapped (`mlock`). Devices pin what they register anyway. Default false.
+    pub lock: bool,
+    /// Shown in `/proc/PID/maps` and in messages. Default `"rpcrdma"`.
+    pub name: &'static str,
+}
+
+impl Default for ArenaConfig {
+    fn default() -> Self {
+        Self {
+            bytes: 64 << 20,
+            pages: PagePolicy::Auto,
+            node: None,
+            prefault: true,
+            lock: false,
+            name: "rpcrdma",
+        }
+    }
+}
+
+/// Buffers of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// Capacity of each, in bytes; not 0.
+    pub size: usize,
+    /// How many; not 0.
+    pub count: usize,
+}
+
+/// What a [`Pool`](crate::Pool) is made from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Size classes, in any order; at most 64, no size twice.
+    pub classes: Vec<Class>,
+    /// The pool's own arena. `bytes: 0` takes what the classes need.
+    pub arena: ArenaConfig,
+}

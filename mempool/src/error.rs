@@ -1,0 +1,169 @@
+//! What can go wrong, in words that end with a remedy.
+
+use std::fmt;
+use std::io;
+
+use crate::config::PageSize;
+use crate::host::{HugePool, MemoryLimits};
+use crate::pool::ClassCensus;
+
+/// A failure of the memory layer. The text names the call, the size, the limit found and the command that fixes it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemError {
+    /// Hugetlb pages were required and could not be had.
+    #[error(
+        "{call} of {bytes} bytes in {page} pages failed: {source}; {} pages are needed, {} are free{}; reserve them: {}",
+        needed(*.bytes, *.page), .pool.free, on_node(*.node), .pool.remedy(needed(*.bytes, *.page), *.page, *.node)
+    )]
+    HugePages {
+        /// The system call that said no.
+        call: &'static str,
+        /// Bytes asked for, in whole pages.
+        bytes: usize,
+        /// The page size that was required.
+        page: PageSize,
+        /// The NUMA node that was required.
+        node: Option<u32>,
+        /// The kernel's pool of such pages.
+        pool: HugePool,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Transparent huge pages were required and could not be had.
+    #[error(
+        "madvise(MADV_HUGEPAGE) of {bytes} bytes of shared memory gave no huge page; \
+         /sys/kernel/mm/transparent_hugepage/shmem_enabled is {setting:?}; {}",
+        crate::host::SHMEM_REMEDY
+    )]
+    Transparent {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The kernel's setting for shared memory.
+        setting: String,
+    },
+    /// The memory could not be locked.
+    #[error("mlock of {bytes} bytes failed: {source}; {limits}; {}", crate::host::MEMLOCK_REMEDY)]
+    Lock {
+        /// Bytes asked for.
+        bytes: usize,
+        /// What this process may lock.
+        limits: MemoryLimits,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The host has no such NUMA node.
+    #[error(
+        "mbind of {bytes} bytes to NUMA node {node}: no such node, online are {online}; see `numactl --hardware`"
+    )]
+    NoSuchNode {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The node asked for.
+        node: u32,
+        /// The nodes there are, in the kernel's list form.
+        online: String,
+    },
+    /// The memory could not be bound to its NUMA node.
+    #[error(
+        "mbind of {bytes} bytes to NUMA node {node} failed: {source}; \
+         online nodes are {online}; in a container add the right: `docker run --cap-add SYS_NICE …`"
+    )]
+    Bind {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The node asked for.
+        node: u32,
+        /// The nodes there are, in the kernel's list form.
+        online: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The pages could not be allocated ahead of use.
+    #[error(
+        "{call} of {bytes} bytes failed: {source}; {available} bytes of memory are available{}; \
+         see `free -m`, `numactl --hardware` and the limit of the control group", on_node(*.node)
+    )]
+    Populate {
+        /// The system call that said no.
+        call: &'static str,
+        /// Bytes asked for.
+        bytes: usize,
+        /// The NUMA node asked for.
+        node: Option<u32>,
+        /// What the kernel could give at that moment, host-wide, in bytes.
+        available: u64,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Memory could not be made or mapped.
+    #[error("{call} of {bytes} bytes failed: {source}; {limits}; {}", crate::host::remedy(.source))]
+    System {
+        /// The system call that said no.
+        call: &'static str,
+        /// Bytes asked for.
+        bytes: usize,
+        /// The limits that may have been met.
+        limits: MemoryLimits,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No size was given.
+    #[error("an arena of 0 bytes was asked for; give ArenaConfig::bytes a size")]
+    Empty,
+    /// A descriptor of another process is not one that can be mapped safely.
+    #[error("memory of another process refused: {0}")]
+    Refused(String),
+    /// The size classes cannot be laid out.
+    #[error("size classes: {0}")]
+    Classes(String),
+    /// The size classes do not fit into the arena.
+    #[error(
+        "size classes need {needed} bytes, arena {arena} has {free} of {len} left in one piece; \
+         set ArenaConfig::bytes to at least {needed}, or to 0 to take what is needed"
+    )]
+    ArenaFull {
+        /// Number of the arena.
+        arena: u32,
+        /// Bytes that the classes take.
+        needed: usize,
+        /// Bytes of the longest free range.
+        free: usize,
+        /// Bytes of the arena.
+        len: usize,
+    },
+}
+
+fn needed(bytes: usize, page: PageSize) -> u64 {
+    bytes.div_ceil(page.bytes()) as u64
+}
+
+fn on_node(node: Option<u32>) -> String {
+    node.map_or(String::new(), |node| format!(" on NUMA node {node}"))
+}
+
+/// Buffers that had not come home when their pool was closed. Their memory stays valid until the last is dropped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Leak {
+    /// The classes that miss buffers.
+    pub classes: Vec<ClassCensus>,
+}
+
+impl fmt::Display for Leak {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("pool closed while buffers are out: ")?;
+        for (i, class) in self.classes.iter().enumerate() {
+            let ClassCensus { size, count, held, frozen, lent, posted, leaked, .. } = class;
+            write!(
+                f,
+                "{}{} of {count} of {size} bytes ({held} held, {frozen} frozen, {lent} lent, {posted} posted, {leaked} leaked)",
+                if i == 0 { "" } else { "; " },
+                class.outstanding(),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! The lock-free way home: buffers dropped on foreign threads queue here until the owner takes them in.
+//!
+//! A stack of buffer indices, linked through words kept apart from the data (the data may be in a hostile peer's
+//! reach). Foreign threads only push, the owner only takes the whole stack, so no node can be popped and
+//! pushed again under a waiting compare-and-swap (no ABA).
+//!
+//! When the pool is dropped while buffers are out, the head is closed for good. From then on each buffer that comes back
+//! counts down, and whoever brings back the last one frees the pool.
+
+use crossbeam_utils::CachePadded;
+
+use crate::sync::{AtomicU32, AtomicUsize, Ordering};
+
+/// Nothing waits.
+const EMPTY: u32 = u32::MAX;
+/// The pool is gone; the list takes no more.
+const CLOSED: u32 = u32::MAX - 1;
+
+/// What became of a returned buffer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Returned {
+    /// It waits for the owner. The list may be gone already: touch nothing of the pool any more.
+    Queued,
+    /// The pool is gone, and others are still out.
+    Counted,
+    /// The pool is gone and this was the last buffer: the caller frees everything.
+    Last,
+}
+
+/// The list of one pool.
+#[derive(Debug)]
+pub(crate) struct Home {
+    /// Written by foreign threads: on a cache line of its own.
+    head: CachePadded<AtomicU32>,
+    /// Buffers still out, plus the closing owner; counts once the head is closed.
+    remaining: AtomicUsize,
+    /// `next[i]`: what waits behind buffer `i`. Written by who returns `i`, read by the owner.
+    next: Box<[AtomicU32]>,
+}
+
+impl Home {
+    /// A list for buffers `0..count`.
+    pub(crate) fn new(count: usize) -> Self {
+        debug_assert!(count < CLOSED as usize, "indices must not meet the marks");
+        Self {
+            head: CachePadded::new(AtomicU32::new(EMPTY)),
+            remaining: AtomicUsize::new(0),
+            next: (0..count).map(|_| AtomicU32::new(EMPTY)).collect(),
+        }
+    }
+
+    /// Returns a buffer, from any thread. All that this thread did to it happens before the owner takes it.
+    pub(crate) fn push(&self, index: u32) -> Returned {
+        // Acquire pairs with `close`: who sees the mark also sees `remaining`.
+        let mut head = self.head.load(Ordering::Acquire);
+        loop {
+            if head == CLOSED {
+                // AcqRel: each returner publishes its last accesses, the last one takes all of them in before it frees.
+                return match self.remaining.fetch_sub(1, Ordering::AcqRel) {
+                    1 => Returned::Last,
+                    _ => Returned::Counted,
+                };
+            }
+            // Relaxed: published by the exchange below.
+            self.next[index as usize].store(head, Ordering::Relaxed);
+            // Release pairs with the swap in `take` and `close`. Later pushes read-modify-write the head, so they
+            // extend this release and the owner, who sees only the newest, synchronises with all.
+            match self.head.compare_exchange_weak(head, index, Ordering::Release, Ordering::Acquire) {
+                Ok(_) => return Returned::Queued,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Owner only: hands every waiting buffer to `each`; returns how many. One relaxed load when there is none.
+    #[inline]
+    pub(crate) fn take(&self, each: impl FnMut(u32)) -> usize {
+        // Relaxed: a stale "empty" only delays the buffer to the next turn.
+        if self.head.load(Ordering::Relaxed) == EMPTY {
+            return 0;
+        }
+        self.take_all(EMPTY, each)
+    }
+
+    /// Owner only, once, as its last call: `out` buffers are out, those that wait here included. True if all of them are back
+    /// by now: the caller frees everything. Otherwise the last [`push`](Self::push) says so.
+    pub(crate) fn close(&self, out: usize) -> bool {
+        // Relaxed: published by the swap below. One more than is out, so that nobody reaches zero before we are done.
+        self.remaining.store(out + 1, Ordering::Relaxed);
+        let waiting = self.take_all(CLOSED, |_| {});
+        // AcqRel: as in `push`.
+        self.remaining.fetch_sub(waiting + 1, Ordering::AcqRel) == waiting + 1
+    }
+
+    fn take_all(&self, leave: u32, mut each: impl FnMut(u32)) -> usize {
+        // Acquire pairs with the exchange of every `push`; Release hands `remaining` to those who will find `CLOSED`.
+        let mut at = self.head.swap(leave, Ordering::AcqRel);
+        let mut taken = 0;
+        while at != EMPTY {
+            // Relaxed: made visible by the swap. Read before `each`, which may let the buffer go out again.
+            let next = self.next[at as usize].load(Ordering::Relaxed);
+            each(at);
+            taken += 1;
+            at = next;
+        }
+        taken
+    }
+}

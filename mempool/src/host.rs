@@ -1,0 +1,198 @@
+//! What this host grants: huge pages, locked memory, NUMA nodes. Read for messages, never on the hot path.
+
+use std::fmt;
+use std::fs;
+use std::io;
+
+use rustix::process::{Resource, getrlimit};
+
+use crate::config::PageSize;
+
+/// The command that lets shared memory have transparent huge pages.
+pub(crate) const SHMEM_REMEDY: &str =
+    "allow it: `echo advise | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled`";
+/// The commands that raise the limit of locked memory.
+pub(crate) const MEMLOCK_REMEDY: &str = "raise it: `sudo prlimit --pid $$ --memlock=unlimited:unlimited` in the shell \
+     that starts the program, `LimitMEMLOCK=infinity` in its systemd unit, or `sudo setcap cap_ipc_lock+ep PROGRAM`";
+
+/// The kernel's pool of hugetlb pages of one size, on one node or on all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct HugePool {
+    /// Pages reserved.
+    pub total: u64,
+    /// Pages of these that nobody uses.
+    pub free: u64,
+}
+
+impl HugePool {
+    /// Reads it from sysfs; zeroes if the kernel has no pages of this size.
+    pub(crate) fn read(page: PageSize, node: Option<u32>) -> Self {
+        let directory = Self::directory(page, node);
+        let number = |file| number_in(&format!("{directory}/{file}")).unwrap_or(0);
+        Self { total: number("nr_hugepages"), free: number("free_hugepages") }
+    }
+
+    fn directory(page: PageSize, node: Option<u32>) -> String {
+        let pool = format!("hugepages/hugepages-{}kB", page.bytes() >> 10);
+        match node {
+            Some(node) => format!("/sys/devices/system/node/node{node}/{pool}"),
+            None => format!("/sys/kernel/mm/{pool}"),
+        }
+    }
+
+    /// The command that reserves enough for `needed` more pages.
+    pub(crate) fn remedy(&self, needed: u64, page: PageSize, node: Option<u32>) -> String {
+        let target = self.total + needed.saturating_sub(self.free);
+        let command = format!("`echo {target} | sudo tee {}/nr_hugepages`", Self::directory(page, node));
+        match page {
+            PageSize::Huge1G => format!("{command}, or boot with `hugepagesz=1G hugepages={target}`"),
+            _ => command,
+        }
+    }
+}
+
+/// What this process may lock and map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryLimits {
+    /// `RLIMIT_MEMLOCK`, soft, in bytes; `None`: unlimited.
+    pub memlock_soft: Option<u64>,
+    /// `RLIMIT_MEMLOCK`, hard.
+    pub memlock_hard: Option<u64>,
+    /// The process is exempt from `RLIMIT_MEMLOCK`.
+    pub cap_ipc_lock: bool,
+    /// `RLIMIT_AS`, soft, in bytes.
+    pub address_space: Option<u64>,
+    /// `RLIMIT_NOFILE`, soft.
+    pub open_files: Option<u64>,
+    /// Bytes that the kernel could give at that moment.
+    pub available: u64,
+}
+
+impl MemoryLimits {
+    /// Asks the kernel.
+    pub(crate) fn read() -> Self {
+        let memlock = getrlimit(Resource::Memlock);
+        let cap_ipc_lock = rustix::thread::capabilities(None)
+            .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::IPC_LOCK));
+        Self {
+            memlock_soft: memlock.current,
+            memlock_hard: memlock.maximum,
+            cap_ipc_lock,
+            address_space: getrlimit(Resource::As).current,
+            open_files: getrlimit(Resource::Nofile).current,
+            available: available_memory(),
+        }
+    }
+}
+
+impl fmt::Display for MemoryLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let limit = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |n| n.to_string());
+        write!(
+            f,
+            "RLIMIT_MEMLOCK is {} soft, {} hard, CAP_IPC_LOCK is {}, RLIMIT_AS is {}, RLIMIT_NOFILE is {}, \
+             {} bytes of memory are available",
+            limit(self.memlock_soft),
+            limit(self.memlock_hard),
+            if self.cap_ipc_lock { "present" } else { "absent" },
+            limit(self.address_space),
+            limit(self.open_files),
+            self.available,
+        )
+    }
+}
+
+/// What to do about a failed call.
+pub(crate) fn remedy(error: &io::Error) -> &'static str {
+    use rustix::io::Errno;
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::MFILE) => "raise the limit of open files: `ulimit -n 65536`",
+        Some(Errno::NFILE) => "raise the host's limit of open files: `sudo sysctl fs.file-max=1000000`",
+        Some(Errno::NOMEM) => {
+            "ask for less, lift `ulimit -v`, or allow more mappings: `sudo sysctl vm.max_map_count=262144`"
+        }
+        Some(Errno::NOSYS | Errno::PERM | Errno::ACCESS) => {
+            "the kernel or the container's filter forbids it: see `dmesg` and the seccomp profile"
+        }
+        _ => "see `dmesg`",
+    }
+}
+
+/// `MemAvailable`, in bytes; 0 if unknown.
+pub(crate) fn available_memory() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+/// The online NUMA nodes in the kernel's list form, such as `0-1,4`. A kernel without NUMA has node 0.
+pub(crate) fn online_nodes() -> String {
+    match fs::read_to_string("/sys/devices/system/node/online") {
+        Ok(text) => text.trim().to_owned(),
+        Err(_) => "0".to_owned(),
+    }
+}
+
+/// True if `list`, in the kernel's list form, names `n`.
+pub(crate) fn list_contains(list: &str, n: u32) -> bool {
+    list.split(',').any(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let bound = |text: &str| text.trim().parse::<u32>().ok();
+        matches!((bound(first), bound(last)), (Some(first), Some(last)) if (first..=last).contains(&n))
+    })
+}
+
+/// The chosen word of `shmem_enabled`, such as `never`; `unknown` if the kernel has no transparent huge pages.
+pub(crate) fn shmem_enabled() -> String {
+    let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+    let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    chosen.map_or("unknown".to_owned(), |(word, _)| word.to_owned())
+}
+
+/// Bytes of the mapping at `base` that are backed by huge pages of shared memory.
+pub(crate) fn huge_shmem_bytes(base: usize) -> u64 {
+    let text = fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+    let start = format!("{base:08x}-");
+    let mapping = text.lines().skip_while(|line| !line.starts_with(&start)).skip(1);
+    // A header line of the next mapping has no "Name:" as its first word.
+    let mut fields =
+        mapping.take_while(|line| line.split_whitespace().next().is_some_and(|w| w.ends_with(':')));
+    let kib = fields.find_map(|line| line.strip_prefix("ShmemPmdMapped:"));
+    kib.and_then(|rest| rest.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
+fn number_in(path: &str) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_lists() {
+        assert!(list_contains("0", 0) && !list_contains("0", 1));
+        assert!(list_contains("0-1,4", 4) && list_contains("0-1,4", 1) && !list_contains("0-1,4", 2));
+        assert!(!list_contains("", 0) && !list_contains("x-y", 0));
+        assert!(list_contains(&online_nodes(), 0));
+    }
+
+    #[test]
+    fn this_host_answers() {
+        assert!(available_memory() > 1 << 20);
+        assert_ne!(shmem_enabled(), "");
+        let limits = MemoryLimits::read();
+        assert!(limits.to_string().contains("RLIMIT_MEMLOCK"), "{limits}");
+    }
+
+    #[test]
+    fn remedies_count_what_is_there() {
+        let pool = HugePool { total: 10, free: 4 };
+        assert!(
+            pool.remedy(6, PageSize::Huge2M, None).contains("echo 12 | sudo tee /sys/kernel/mm/hugepages")
+        );
+        let text = pool.remedy(1, PageSize::Huge1G, Some(1));
+        assert!(text.contains("echo 10 |") && text.contains("node1/hugepages/hugepages-1048576kB"), "{text}");
+    }
+}

@@ -1,0 +1,214 @@
+#![expect(unsafe_code, reason = "keeps the pointer to the pool's core")]
+//! Pools: one core's buffers.
+
+use std::cell::Cell;
+use std::fmt;
+use std::ptr::NonNull;
+
+use crate::arena::Arena;
+use crate::buf::Buf;
+use crate::classes::{Slot, lay_out};
+use crate::config::{ArenaConfig, Class, PoolConfig};
+use crate::core::{Core, abandon, state};
+use crate::error::{Leak, MemError};
+use crate::sync::Ordering;
+
+/// Buffers of a few sizes, for one thread.
+///
+/// The pool belongs to the thread that made it and cannot leave it. Its buffers can: drop them anywhere. A pool may be dropped while
+/// buffers are out; the memory is unmapped when the last of them is gone. [`close`](Self::close) tells about them.
+pub struct Pool {
+    /// A raw pointer also keeps the pool from being `Send` or `Sync`, which all of its owner-only access rests on.
+    core: NonNull<Core>,
+    /// Requests that no class could ever hold.
+    oversize: Cell<u64>,
+}
+
+impl Pool {
+    /// A pool in an arena of its own. With `arena.bytes` 0 the arena takes what the classes need.
+    pub fn new(config: &PoolConfig) -> Result<Self, MemError> {
+        let (_, needed) = lay_out(&config.classes)?;
+        let bytes = if config.arena.bytes == 0 { needed } else { config.arena.bytes };
+        Self::in_arena(Arena::new(&ArenaConfig { bytes, ..config.arena.clone() })?, &config.classes)
+    }
+
+    /// A pool in a free range of an arena, beside others. The range is free again when the pool and all its buffers are gone.
+    pub fn in_arena(arena: Arena, classes: &[Class]) -> Result<Self, MemError> {
+        let (placed, bytes) = lay_out(classes)?;
+        let offset = arena.take(bytes)?;
+        Ok(Self { core: Core::new(arena, offset, &placed), oversize: Cell::new(0) })
+    }
+
+    #[inline]
+    fn core(&self) -> &Core {
+        // SAFETY: the core outlives the pool, which ends it in `drop` only.
+        unsafe { self.core.as_ref() }
+    }
+
+    /// Takes a buffer whose window is its first `len` bytes, from the smallest class that fits and has one; bytes are those of
+    /// its last use. `None` when all are out.
+    #[inline]
+    pub fn alloc(&self, len: usize) -> Option<Buf> {
+        for (class, list) in self.core().classes().iter().enumerate() {
+            if len <= list.size()
+                && let Some((index, data)) = list.pop()
+            {
+                let slot = Slot::new(class, index);
+                // SAFETY: the buffer came from the free list, so nobody else has it, and `len` is within its size.
+                return Some(unsafe { Buf::new(self.core, data, slot, len as u32, list.size() as u32) });
+            }
+        }
+        self.refuse(len);
+        None
+    }
+
+    #[cold]
+    fn refuse(&self, len: usize) {
+        if self.core().classes().last().is_none_or(|largest| len > largest.size()) {
+            self.oversize.set(self.oversize.get() + 1);
+        }
+    }
+
+    /// The memory that the buffers lie in.
+    #[inline]
+    pub fn arena(&self) -> &Arena {
+        self.core().arena()
+    }
+
+    /// Takes in the buffers that other threads dropped; returns how many. Once per turn; one relaxed load when there are none.
+    #[inline]
+    pub fn drain_remote(&self) -> usize {
+        self.core().drain()
+    }
+
+    /// Counters. Buffers that other threads dropped count as outstanding until [`drain_remote`](Self::drain_remote).
+    pub fn stats(&self) -> PoolStats {
+        let classes = self.core().classes().iter().map(|list| ClassStats {
+            size: list.size(),
+            count: list.count(),
+            free: list.free(),
+            outstanding: list.count() - list.free(),
+            low_water: list.low_water(),
+            failures: list.failures(),
+        });
+        PoolStats { classes: classes.collect(), leaked: self.core().leaked(), oversize: self.oversize.get() }
+    }
+
+    /// Starts the low-water marks anew.
+    pub fn reset_low_water(&self) {
+        self.core().classes().iter().for_each(|list| list.reset_low_water());
+    }
+
+    /// Says who has each buffer, having taken in what other threads dropped. Walks all buffers.
+    pub fn census(&self) -> Census {
+        self.drain_remote();
+        let classes = self.core().classes().iter().map(|list| {
+            let mut census = ClassCensus {
+                size: list.size(),
+                count: list.count(),
+                free: list.free(),
+                ..Default::default()
+            };
+            let mut plain = 0;
+            for index in list.indices() {
+                // Relaxed: buffers on other threads may change hands while we count.
+                match self.core().state(index).load(Ordering::Relaxed) & !state::COUNT {
+                    state::FROZEN => census.frozen += 1,
+                    state::LENT => census.lent += 1,
+                    state::POSTED => census.posted += 1,
+                    state::LEAKED => census.leaked += 1,
+                    _ => plain += 1,
+                }
+            }
+            census.held = plain - census.free;
+            census
+        });
+        Census { classes: classes.collect() }
+    }
+
+    /// Ends the pool, and says whether everything was home. What is not stays valid until it is dropped.
+    pub fn close(self) -> Result<(), Leak> {
+        let mut classes = self.census().classes;
+        classes.retain(|class| class.outstanding() > 0);
+        if classes.is_empty() { Ok(()) } else { Err(Leak { classes }) }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: once, by the pool, which cannot be on another thread than its owner's.
+        unsafe { abandon(self.core) };
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("arena", self.arena()).field("stats", &self.stats()).finish()
+    }
+}
+
+/// Counters of a pool; see [`Pool::stats`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Smallest size first.
+    pub classes: Vec<ClassStats>,
+    /// Buffers lost because a [`Posted`](crate::Posted) was dropped.
+    pub leaked: u64,
+    /// Requests longer than the largest class.
+    pub oversize: u64,
+}
+
+/// Counters of one size class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassStats {
+    /// Capacity of its buffers, in bytes.
+    pub size: usize,
+    /// Buffers there are.
+    pub count: usize,
+    /// On the free list.
+    pub free: usize,
+    /// Not on it.
+    pub outstanding: usize,
+    /// Fewest free since the start or the last [`Pool::reset_low_water`].
+    pub low_water: usize,
+    /// Times that a request fitted and the class was empty: it went to a larger class, or failed.
+    pub failures: u64,
+}
+
+/// Who has the buffers of a pool; see [`Pool::census`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Census {
+    /// Smallest size first.
+    pub classes: Vec<ClassCensus>,
+}
+
+/// Who has the buffers of one size class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClassCensus {
+    /// Capacity of its buffers, in bytes.
+    pub size: usize,
+    /// Buffers there are; the sum of all below.
+    pub count: usize,
+    /// On the free list.
+    pub free: usize,
+    /// In a [`Buf`].
+    pub held: usize,
+    /// In a [`Frozen`](crate::Frozen) and its clones.
+    pub frozen: usize,
+    /// In a [`Lent`](crate::Lent) and its clones.
+    pub lent: usize,
+    /// In a [`Posted`](crate::Posted).
+    pub posted: usize,
+    /// In a [`Posted`](crate::Posted) that was dropped.
+    pub leaked: usize,
+}
+
+impl ClassCensus {
+    /// Not on the free list.
+    pub fn outstanding(&self) -> usize {
+        self.count - self.free
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

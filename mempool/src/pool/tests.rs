@@ -1,0 +1,95 @@
+use std::thread;
+
+use crate::{Arena, ArenaConfig, Buf, Class, MemError, PagePolicy, Pool, PoolConfig};
+
+fn small(bytes: usize) -> ArenaConfig {
+    ArenaConfig { bytes, pages: PagePolicy::Small, name: "test", ..ArenaConfig::default() }
+}
+
+fn pool(classes: &[(usize, usize)]) -> Pool {
+    let classes = classes.iter().map(|&(size, count)| Class { size, count }).collect();
+    Pool::new(&PoolConfig { classes, arena: small(0) }).unwrap()
+}
+
+#[test]
+fn the_smallest_class_that_fits_and_then_larger_ones() {
+    let pool = pool(&[(4096, 1), (64, 2), (1024, 1)]);
+    let mut bufs = Vec::new();
+    while let Some(buf) = pool.alloc(50) {
+        bufs.push(buf);
+    }
+    assert_eq!(bufs.iter().map(Buf::capacity).collect::<Vec<_>>(), [64, 64, 1024, 4096]);
+    assert!(pool.alloc(5000).is_none());
+    let stats = pool.stats();
+    assert_eq!(stats.classes.iter().map(|class| class.failures).collect::<Vec<_>>(), [3, 2, 1]);
+    assert_eq!(stats.oversize, 1);
+    bufs.truncate(1);
+    let stats = pool.stats();
+    assert_eq!(stats.classes.iter().map(|class| class.free).collect::<Vec<_>>(), [1, 1, 1]);
+    assert_eq!(stats.classes.iter().map(|class| class.low_water).collect::<Vec<_>>(), [0, 0, 0]);
+    pool.reset_low_water();
+    assert_eq!(pool.stats().classes.iter().map(|class| class.low_water).collect::<Vec<_>>(), [1, 1, 1]);
+    drop(bufs);
+    assert_eq!(pool.close(), Ok(()));
+}
+
+#[test]
+fn the_last_buffer_freed_is_the_first_out() {
+    let pool = pool(&[(64, 8)]);
+    let (first, second) = (pool.alloc(1).unwrap(), pool.alloc(1).unwrap());
+    assert!(first.offset() < second.offset(), "a fresh pool goes upwards");
+    let offset = first.offset();
+    drop(first);
+    assert_eq!(pool.alloc(1).unwrap().offset(), offset);
+}
+
+#[test]
+fn buffers_come_home_from_other_threads() {
+    let pool = pool(&[(64, 3), (256, 2)]);
+    let bufs = [pool.alloc(64).unwrap(), pool.alloc(200).unwrap(), pool.alloc(64).unwrap()];
+    thread::spawn(move || drop(bufs)).join().unwrap();
+    assert_eq!(pool.stats().classes.iter().map(|class| class.outstanding).collect::<Vec<_>>(), [2, 1]);
+    assert_eq!(pool.drain_remote(), 3);
+    assert_eq!(pool.stats().classes.iter().map(|class| class.outstanding).collect::<Vec<_>>(), [0, 0]);
+    assert_eq!(pool.close(), Ok(()));
+}
+
+#[test]
+fn memory_outlives_the_pool_until_the_last_buffer_is_gone() {
+    let pool = pool(&[(64, 4)]);
+    let arena = pool.arena().clone();
+    let (mut here, mut there, waiting) =
+        (pool.alloc(4).unwrap(), pool.alloc(4).unwrap(), pool.alloc(4).unwrap());
+    thread::spawn(move || drop(waiting)).join().unwrap();
+    let leak = pool.close().unwrap_err();
+    assert_eq!((leak.classes[0].held, leak.classes[0].free), (2, 2));
+    here.copy_from_slice(b"here");
+    drop(here);
+    assert!(matches!(arena.take(arena.len()), Err(MemError::ArenaFull { .. })), "one buffer is still out");
+    thread::spawn(move || {
+        there.copy_from_slice(b"gone");
+        drop(there);
+    })
+    .join()
+    .unwrap();
+    arena.take(arena.len()).expect("the last buffer gave the range back");
+}
+
+#[test]
+fn several_pools_share_an_arena() {
+    let arena = Arena::new(&small(16 << 10)).unwrap();
+    let classes = [Class { size: 64, count: 64 }];
+    let mut pools: Vec<_> = (0..4).map(|_| Pool::in_arena(arena.clone(), &classes).unwrap()).collect();
+    let full = Pool::in_arena(arena.clone(), &classes).unwrap_err();
+    assert!(matches!(full, MemError::ArenaFull { needed: 4096, free: 0, len: 16384, .. }), "{full}");
+    let mut bufs: Vec<_> = pools.iter().flat_map(|pool| std::iter::from_fn(|| pool.alloc(64))).collect();
+    let mut offsets: Vec<_> = bufs.iter().map(Buf::offset).collect();
+    offsets.sort_unstable();
+    offsets.dedup();
+    assert_eq!(offsets.len(), 256, "no two buffers lie in one place");
+    // The second pool's range is free again once the pool and its buffers are gone.
+    pools.remove(1);
+    bufs.retain(|buf| buf.offset() / 4096 != 1);
+    let again = Pool::in_arena(arena.clone(), &classes).unwrap();
+    assert_eq!(again.alloc(1).unwrap().offset(), 4096);
+}

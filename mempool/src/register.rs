@@ -1,0 +1,72 @@
+#![forbid(unsafe_code)]
+//! Registering arenas with a device.
+
+use crate::arena::{Arena, ArenaId};
+
+/// A device that must know memory before it uses it.
+pub trait Registrar {
+    /// What the device calls the memory by.
+    type Key;
+    /// Why it would not.
+    type Error;
+
+    /// Makes a whole arena usable.
+    fn register(&mut self, arena: &Arena) -> Result<Self::Key, Self::Error>;
+    /// Undoes [`register`](Self::register). Nothing of the arena may be in use by the device.
+    fn deregister(&mut self, key: Self::Key);
+}
+
+/// The arenas registered with one device: each once, kept alive meanwhile, deregistered last first.
+#[derive(Debug)]
+pub struct Registrations<R: Registrar> {
+    device: R,
+    /// In order of registration. A handful: searched from the front.
+    entries: Vec<(ArenaId, R::Key, Arena)>,
+}
+
+impl<R: Registrar> Registrations<R> {
+    /// Nothing registered yet.
+    pub fn new(device: R) -> Self {
+        Self { device, entries: Vec::new() }
+    }
+
+    /// Registers an arena unless it is already; returns its key.
+    pub fn add(&mut self, arena: &Arena) -> Result<&R::Key, R::Error> {
+        let index = match self.entries.iter().position(|(id, ..)| *id == arena.id()) {
+            Some(index) => index,
+            None => {
+                let key = self.device.register(arena)?;
+                self.entries.push((arena.id(), key, arena.clone()));
+                self.entries.len() - 1
+            }
+        };
+        Ok(&self.entries[index].1)
+    }
+
+    /// The key of a registered arena.
+    #[inline]
+    pub fn get(&self, arena: ArenaId) -> Option<&R::Key> {
+        self.entries.iter().find(|(id, ..)| *id == arena).map(|(_, key, _)| key)
+    }
+
+    /// Deregisters an arena; false if it was not registered.
+    pub fn remove(&mut self, arena: ArenaId) -> bool {
+        let Some(index) = self.entries.iter().position(|(id, ..)| *id == arena) else { return false };
+        let (_, key, _arena) = self.entries.remove(index);
+        self.device.deregister(key);
+        true
+    }
+
+    /// The device.
+    pub fn device(&self) -> &R {
+        &self.device
+    }
+}
+
+impl<R: Registrar> Drop for Registrations<R> {
+    fn drop(&mut self) {
+        while let Some((_, key, _arena)) = self.entries.pop() {
+            self.device.deregister(key);
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! What memory an arena got.
+
+use std::fmt;
+
+use crate::config::PageSize;
+
+/// What was got, and how to get better. `Display` makes one line of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArenaReport {
+    /// [`ArenaConfig::name`](crate::ArenaConfig::name).
+    pub name: &'static str,
+    /// Bytes mapped, in whole pages.
+    pub bytes: usize,
+    /// The pages got.
+    pub pages: PageSize,
+    /// The NUMA node that the memory is bound to.
+    pub node: Option<u32>,
+    /// Every page is allocated.
+    pub prefaulted: bool,
+    /// The memory is locked.
+    pub locked: bool,
+    /// One line: why the pages are not larger, and the command that changes it.
+    pub advice: Option<String>,
+}
+
+impl fmt::Display for ArenaReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, bytes, pages, node, prefaulted, locked, advice } = self;
+        write!(f, "arena {name}: {} KiB in {pages} pages", bytes >> 10)?;
+        match node {
+            Some(node) => write!(f, ", NUMA node {node}")?,
+            None => f.write_str(", any NUMA node")?,
+        }
+        f.write_str(if *prefaulted { ", prefaulted" } else { ", not prefaulted" })?;
+        if *locked {
+            f.write_str(", locked")?;
+        }
+        match advice {
+            Some(advice) => write!(f, "; {advice}"),
+            None => Ok(()),
+        }
+    }
+}

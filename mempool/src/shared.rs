@@ -1,0 +1,179 @@
+#![expect(unsafe_code, reason = "copies to and from memory that another process writes")]
+//! Memory that another process maps too.
+//!
+//! The other process may write at any time, so no reference to these bytes is ever formed: they are copied out, and
+//! then checked. A copy that races with the other side may be torn; it is never more than bytes.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::fs::SealFlags;
+
+use crate::arena::system;
+use crate::buf::Lent;
+use crate::config::PageSize;
+use crate::error::MemError;
+use crate::map::{RawMap, sealed_memfd};
+
+/// File system magic of hugetlb files.
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// A memfd of another process, mapped readable and writable.
+///
+/// All copies check their bounds once and return false, having done nothing, when out of them.
+#[derive(Debug)]
+pub struct PeerMapping {
+    /// First byte; of `map`, here to be found without a detour.
+    base: NonNull<u8>,
+    len: usize,
+    /// Unmaps.
+    _map: RawMap,
+}
+
+// SAFETY: the mapping belongs to the process. Not Sync: two threads of this process must not race on plain bytes.
+unsafe impl Send for PeerMapping {}
+
+impl PeerMapping {
+    /// Maps what another process sent. Refused unless it is a memfd that can no longer shrink (access behind the end
+    /// of a file is a SIGBUS), of at most `max_len` bytes, in pages that cannot run out under us: a process that
+    /// punches holes into hugetlb memory takes the pages back, and our next access would be a SIGBUS.
+    pub fn map(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
+        let kind = rustix::fs::fstatfs(&fd).map_err(|e| system("fstatfs", 0, e.into()))?;
+        if kind.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {
+            return Err(MemError::Refused(
+                "it is in hugetlb pages, whose owner can take them back under us; the owner must make its arena with \
+                 PagePolicy::Small or PagePolicy::Require(PageSize::Transparent), or run as the same user"
+                    .to_owned(),
+            ));
+        }
+        Self::map_trusted(fd, max_len)
+    }
+
+    /// Like [`map`](Self::map), for a process that could kill this one anyway (the same user, or root): hugetlb pages are welcome.
+    pub fn map_trusted(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
+        let seals = rustix::fs::fcntl_get_seals(&fd)
+            .map_err(|e| MemError::Refused(format!("fcntl(F_GET_SEALS): {e}; it is no memfd")))?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(MemError::Refused(format!(
+                "it can be truncated: its seals {seals:?} lack F_SEAL_SHRINK"
+            )));
+        }
+        let size = rustix::fs::fstat(&fd).map_err(|e| system("fstat", 0, e.into()))?.st_size;
+        match usize::try_from(size) {
+            Ok(len) if len > 0 && len <= max_len => Self::whole(fd.as_fd(), len),
+            _ => Err(MemError::Refused(format!("it has {size} bytes; from 1 to {max_len} are allowed"))),
+        }
+    }
+
+    fn whole(fd: BorrowedFd<'_>, len: usize) -> Result<Self, MemError> {
+        let map = RawMap::shared(fd, len).map_err(|source| system("mmap", len, source))?;
+        Ok(Self { base: map.base(), len, _map: map })
+    }
+
+    /// Bytes mapped.
+    #[inline]
+    #[expect(clippy::len_without_is_empty, reason = "an empty file is not mapped")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The address of `len` bytes at `offset`, if they are all in here.
+    #[inline]
+    fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        // SAFETY: `offset` is at most `self.len`, checked above, and the mapping is that long.
+        Some(unsafe { self.base.add(offset) })
+    }
+
+    /// Copies `dst.len()` bytes at `offset` out.
+    #[inline]
+    #[must_use = "false means that nothing was copied"]
+    pub fn read(&self, offset: usize, dst: &mut [u8]) -> bool {
+        let Some(src) = self.at(offset, dst.len()) else { return false };
+        // SAFETY: `src` is valid for `dst.len()` bytes (`at`), and no Rust slice lies in a mapping of ours that nobody refers to.
+        unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
+        true
+    }
+
+    /// Copies `src` in, to `offset`.
+    #[inline]
+    #[must_use = "false means that nothing was copied"]
+    pub fn write(&self, offset: usize, src: &[u8]) -> bool {
+        let Some(dst) = self.at(offset, src.len()) else { return false };
+        // SAFETY: `dst` is valid for `src.len()` bytes (`at`); no reference to them exists, so `src` lies elsewhere.
+        unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), src.len()) };
+        true
+    }
+
+    /// Copies `len` bytes at `offset` into lent memory, to `lent_offset` of its window.
+    #[inline]
+    #[must_use = "false means that nothing was copied"]
+    pub fn copy_to_lent(&self, offset: usize, lent: &Lent, lent_offset: usize, len: usize) -> bool {
+        let (Some(src), Some(dst)) = (self.at(offset, len), lent.at(lent_offset, len)) else { return false };
+        // SAFETY: both are valid for `len` bytes (`at`); they are in different mappings, and no reference to either exists.
+        unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), len) };
+        true
+    }
+
+    /// Copies `len` bytes of lent memory, from `lent_offset` of its window, to `offset`.
+    #[inline]
+    #[must_use = "false means that nothing was copied"]
+    pub fn copy_from_lent(&self, offset: usize, lent: &Lent, lent_offset: usize, len: usize) -> bool {
+        let (Some(dst), Some(src)) = (self.at(offset, len), lent.at(lent_offset, len)) else { return false };
+        // SAFETY: as in `copy_to_lent`.
+        unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), len) };
+        true
+    }
+
+    /// The word at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything into it.
+    #[inline]
+    pub fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
+        let word = self.at(offset, 4)?.cast::<AtomicU32>();
+        // SAFETY: in bounds (`at`), aligned, any bits are valid, and shared memory is only ever accessed atomically or by
+        // copies, which may tear but not break it.
+        word.is_aligned().then(|| unsafe { word.as_ref() })
+    }
+
+    /// The double word at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything into it.
+    #[inline]
+    pub fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
+        let word = self.at(offset, 8)?.cast::<AtomicU64>();
+        // SAFETY: as in `atomic_u32`.
+        word.is_aligned().then(|| unsafe { word.as_ref() })
+    }
+}
+
+/// Memory made here to be shared with another process: a sealed memfd and its mapping, zeroed, in small pages.
+#[derive(Debug)]
+pub struct SharedMapping {
+    mapping: PeerMapping,
+    fd: OwnedFd,
+}
+
+impl SharedMapping {
+    /// Makes `bytes` bytes, rounded up to whole pages.
+    pub fn create(bytes: usize, name: &str) -> Result<Self, MemError> {
+        let Some(len) = bytes.checked_next_multiple_of(PageSize::Small.bytes()).filter(|&len| len > 0) else {
+            return Err(MemError::Empty);
+        };
+        let fd = sealed_memfd(name, len, PageSize::Small)?;
+        Ok(Self { mapping: PeerMapping::whole(fd.as_fd(), len)?, fd })
+    }
+
+    /// The memfd, sealed against shrinking, growing and further seals: what the other process maps.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl std::ops::Deref for SharedMapping {
+    type Target = PeerMapping;
+
+    #[inline]
+    fn deref(&self) -> &PeerMapping {
+        &self.mapping
+    }
+}
