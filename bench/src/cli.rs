@@ -4,7 +4,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::limits::Limits;
@@ -177,8 +176,7 @@ impl ThroughputArgs {
 }
 
 /// What a side does when there is nothing to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Idle {
     /// Poll without end; yield if the other side shares the core
     Poll,
@@ -188,9 +186,19 @@ pub(crate) enum Idle {
     Event,
 }
 
+impl Idle {
+    /// As it is given on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Poll => "poll",
+            Self::Adaptive => "adaptive",
+            Self::Event => "event",
+        }
+    }
+}
+
 /// An operation of the bare fabric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RawOp {
     /// Send and Receive
     Send,
@@ -198,6 +206,17 @@ pub(crate) enum RawOp {
     Read,
     /// RDMA Write to the server's memory
     Write,
+}
+
+impl RawOp {
+    /// As it is given on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
 }
 
 impl CommonArgs {

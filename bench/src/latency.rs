@@ -52,7 +52,7 @@ pub(crate) fn measure(
                 any = true;
             }
             if any {
-                target.flush(!length.goes_on(started, now - origin))?;
+                target.flush()?;
             } else if free.len() == depth as usize && !length.goes_on(started, now - origin) {
                 break;
             }
@@ -123,8 +123,8 @@ mod tests {
                 }
                 self.0.start(token)
             }
-            fn flush(&mut self, last: bool) -> Result<(), Failure> {
-                self.0.flush(last)
+            fn flush(&mut self) -> Result<(), Failure> {
+                self.0.flush()
             }
             fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
                 self.0.poll(done)

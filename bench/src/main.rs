@@ -4,8 +4,10 @@
 mod cli;
 mod clock;
 mod env;
+mod fabrics;
 mod failure;
 mod hgrm;
+mod idle;
 mod latency;
 mod limits;
 mod memcpy;
@@ -14,8 +16,10 @@ mod pin;
 mod probe;
 mod process;
 mod progress;
+mod raw;
 mod report;
 mod samples;
+mod serve;
 mod suite;
 mod table;
 mod target;
@@ -41,6 +45,12 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<(), Failure> {
-    drop(command);
-    Ok(())
+    match command {
+        Command::Serve(args) => serve::run(&args),
+        // Without a server to go to, every test serves, as perftest's do.
+        Command::RawLat(args) if !args.common.is_client() => serve::run(&args.common.serve()),
+        Command::RawBw(args) if !args.common.is_client() => serve::run(&args.common.serve()),
+        Command::RawLat(args) => raw::latency(&args),
+        Command::RawBw(args) => raw::bandwidth(&args),
+    }
 }

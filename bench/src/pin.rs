@@ -84,6 +84,16 @@ impl Placement {
     }
 }
 
+impl Placement {
+    /// The server runs where it says, whatever we would have done.
+    pub(crate) fn server_says(&mut self, core: usize) {
+        self.server = core;
+        self.shared = core == self.client;
+        let shared = if self.shared { ": they share it and yield to each other" } else { "" };
+        self.note = format!("client on core {}, server on core {core}, by its own word{shared}", self.client);
+    }
+}
+
 /// Binds the calling thread, and those it starts, to one core.
 pub(crate) fn pin(core: usize) -> Result<(), Failure> {
     let mut set = CpuSet::new();
@@ -121,6 +131,15 @@ mod tests {
         assert_eq!((p.client, p.server), (5, 2));
         let p = Placement::among(vec![3], None).unwrap();
         assert!(p.shared && p.note.contains("share core 3"), "{}", p.note);
+    }
+
+    #[test]
+    fn the_server_knows_better() {
+        let mut p = Placement::among(vec![0, 1, 2], None).unwrap();
+        p.server_says(2);
+        assert_eq!((p.client, p.server, p.shared), (0, 2, false));
+        p.server_says(0);
+        assert!(p.shared && p.note.contains("share"), "{}", p.note);
     }
 
     #[test]

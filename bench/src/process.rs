@@ -41,6 +41,11 @@ pub(crate) struct ServerProcess {
 }
 
 impl ServerProcess {
+    /// An address that no other process of this host uses.
+    pub(crate) fn own_address() -> String {
+        format!("soft:rpcperf-{}", std::process::id())
+    }
+
     /// Starts `rpcperf serve --listen ADDRESS` with further arguments and waits until it listens. What the server says
     /// on standard error goes to ours.
     pub(crate) fn start(address: &str, arguments: &[String]) -> Result<Self, Failure> {

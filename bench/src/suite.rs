@@ -30,25 +30,32 @@ pub(crate) enum Test {
 
 /// All that one invocation needs besides the target.
 pub(crate) struct Suite {
-    /// Measures.
-    pub(crate) clock: Clock,
-    /// Who runs where.
-    pub(crate) placement: Placement,
-    /// The server, if it is ours.
-    pub(crate) server: Option<ServerProcess>,
-    /// What is measured.
-    pub(crate) test: Test,
-    /// For how long.
-    pub(crate) length: Length,
-    /// What it is held to.
-    pub(crate) limits: Limits,
-    /// Where it goes.
-    pub(crate) output: Output,
-    /// What is said about it.
-    pub(crate) info: TestInfo,
+    clock: Clock,
+    placement: Placement,
+    server: Option<ServerProcess>,
+    test: Test,
+    length: Length,
+    limits: Limits,
+    output: Output,
+    info: TestInfo,
 }
 
 impl Suite {
+    /// `server` is ours, and lives as long as the suite.
+    pub(crate) fn new(
+        placement: Placement,
+        server: Option<ServerProcess>,
+        test: Test,
+        length: Length,
+        limits: Limits,
+        output: Output,
+        mut info: TestInfo,
+    ) -> Self {
+        let clock = Clock::new();
+        info.clock = clock.name().to_owned();
+        Self { clock, placement, server, test, length, limits, output, info }
+    }
+
     /// Measures each size with a target of its own.
     pub(crate) fn run<T: Target>(
         mut self,

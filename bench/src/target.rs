@@ -12,8 +12,8 @@ pub(crate) trait Target {
     fn depth(&self) -> u32;
     /// Begins an operation. `token` (less than `depth`) names it until it is done; tokens of operations under way differ.
     fn start(&mut self, token: u32) -> Result<(), Failure>;
-    /// Hands over what was begun, as one batch. `last`: no other operation will be begun.
-    fn flush(&mut self, last: bool) -> Result<(), Failure>;
+    /// Hands over what was begun, as one batch. No other operation is begun before one of these is done.
+    fn flush(&mut self) -> Result<(), Failure>;
     /// Appends the tokens of operations that are done. Without any, it idles as its policy says.
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure>;
 }
@@ -97,7 +97,7 @@ pub(crate) mod fake {
             Ok(())
         }
 
-        fn flush(&mut self, _last: bool) -> Result<(), Failure> {
+        fn flush(&mut self) -> Result<(), Failure> {
             Ok(())
         }
 

@@ -57,7 +57,7 @@ pub(crate) fn measure(
             any = true;
         }
         if any {
-            target.flush(!meter.goes_on(length, started, elapsed))?;
+            target.flush()?;
         } else if free.len() == depth as usize {
             break;
         }

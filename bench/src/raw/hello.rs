@@ -53,7 +53,9 @@ impl Hello {
             return Err("this is a server of rpcperf raw tests, and the request is for something else".into());
         }
         if version != VERSION {
-            return Err(format!("raw tests version {version}, this server has {VERSION}: use the same rpcperf"));
+            return Err(format!(
+                "raw tests version {version}, this server has {VERSION}: use the same rpcperf"
+            ));
         }
         Ok(Self {
             message: u32::from_be_bytes(take(data, 6)?),
