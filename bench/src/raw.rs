@@ -25,6 +25,7 @@ use crate::table::Kind;
 use crate::target::Length;
 
 use client::{RawTarget, Spec};
+pub(crate) use hello::ServerInfo;
 pub(crate) use server::RawServer;
 
 /// What a client of raw tests was asked for, whichever of the two commands it was.
@@ -83,7 +84,6 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let raw = Address::parse(&address)?.raw();
     let several = plan.sizes.len() > 1;
     let output = Output::new(plan.kind, common.json.as_deref(), plan.hgrm, several)?;
-    pin::pin(placement.client)?;
     let server = if common.loopback {
         let cores = format!("{},{}", placement.client, placement.server);
         let arguments = ["--cores", &cores, "--idle", common.idle.name()].map(str::to_owned);
@@ -91,6 +91,8 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     } else {
         None
     };
+    // Not before the server was started: it would inherit our one core.
+    pin::pin(placement.client)?;
     match raw {
         Address::Software(raw) => measure(
             plan,
@@ -118,15 +120,14 @@ fn measure<F: Fabric>(
     output: Output,
 ) -> Result<(), Failure> {
     let common = plan.common;
-    let probe_spec = plan.spec(1, 1);
+    let probe_spec = Spec { qps: 1, ..plan.spec(1, 1) };
     let fabric = open()?;
     let capabilities = fabric.capabilities().clone();
     let sizes = plan.sizes_within(capabilities.max_message as usize)?;
     // A first connection finds out who serves there, before anything is measured or printed.
-    let server_core =
-        RawTarget::connect(fabric, raw, probe_spec, Idler::new(common.idle, true))?.server_core();
-    if server.is_none() {
-        placement.server_says(server_core);
+    let serving = RawTarget::connect(fabric, raw, probe_spec, Idler::new(common.idle, true))?.server();
+    if let Some(serving) = serving.filter(|_| server.is_none()) {
+        placement.server_says(serving.core as usize);
     }
     let info = TestInfo {
         title: plan.title(),
@@ -148,6 +149,7 @@ fn measure<F: Fabric>(
         server_core: Some(placement.server),
         clock: String::new(),
         idle: common.idle.name().to_owned(),
+        server_idle: serving.map_or(common.idle, |serving| serving.idle).name().to_owned(),
         qps: common.qp,
         cq_mod: matches!(plan.test, Test::Bandwidth).then_some(plan.cq_mod),
         batching: !common.no_batch,

@@ -55,8 +55,10 @@ pub(crate) struct TestInfo {
     pub(crate) server_core: Option<usize>,
     /// What measured time.
     pub(crate) clock: String,
-    /// What both sides do when there is nothing to do.
+    /// What the client does when there is nothing to do.
     pub(crate) idle: String,
+    /// What the server does then.
+    pub(crate) server_idle: String,
     /// Connections.
     pub(crate) qps: u32,
     /// One completion for so many work requests.

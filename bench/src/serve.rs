@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::idle::Idler;
 use crate::pin::{self, Placement};
 use crate::process;
-use crate::raw::RawServer;
+use crate::raw::{RawServer, ServerInfo};
 
 /// Serves until killed.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
@@ -26,7 +26,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         Address::Software(raw) => {
             let fabric = listening(fabrics::software(args.idle)?, &raw)?;
             process::announce(&args.listen, &note);
-            RawServer::new(fabric, core, idler).run()
+            let says = ServerInfo { core: core as u32, idle: args.idle };
+            RawServer::new(fabric, says, idler).run()
         }
     }
 }

@@ -10,7 +10,7 @@ use rpcrdma::fabric::{
 };
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
-use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, Welcome};
+use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, ServerInfo, Welcome};
 use super::memory::{alloc, registered_pool};
 use crate::cli::RawOp;
 use crate::failure::Failure;
@@ -93,8 +93,6 @@ pub(crate) struct RawTarget<F: Fabric> {
     idler: Idler,
     completions: Vec<Completion>,
     events: Vec<ControlEvent>,
-    /// What the first connection's server said of its core.
-    server_core: usize,
     // Declared last, dropped last: what is lent above comes home into it.
     _local: Option<Pool>,
 }
@@ -148,7 +146,6 @@ impl<F: Fabric> RawTarget<F> {
             idler,
             completions: Vec::with_capacity(POLL_BATCH),
             events: Vec::new(),
-            server_core: 0,
             _local: local,
         };
         for _ in 0..qps {
@@ -158,9 +155,9 @@ impl<F: Fabric> RawTarget<F> {
         Ok(target)
     }
 
-    /// The core that the server says it runs on.
-    pub(crate) fn server_core(&self) -> usize {
-        self.server_core
+    /// What the server says of itself.
+    pub(crate) fn server(&self) -> Option<ServerInfo> {
+        Some(self.links.first()?.welcome?.server)
     }
 
     fn add_link(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<(), Failure> {
@@ -215,7 +212,6 @@ impl<F: Fabric> RawTarget<F> {
                 self.welcomed(completion)?;
             }
         }
-        self.server_core = self.links.first().and_then(|l| l.welcome).map_or(0, |w| w.core as usize);
         Ok(())
     }
 
@@ -336,8 +332,11 @@ impl<F: Fabric> Target for RawTarget<F> {
         self.idler.busy();
         let answered = self.spec.is_answered();
         let refill_at = if self.spec.batch { REFILL_AT } else { 1 };
+        if let Some(failed) = self.completions.iter().position(|completion| !completion.status.is_ok()) {
+            self.control()?; // which may know better why
+            return check(&self.completions[failed]);
+        }
         for completion in self.completions.drain(..) {
-            check(&completion)?;
             let link = link_of(&mut self.links, &self.by_slot, completion.qp)?;
             let upto = match (completion.opcode, completion.buf) {
                 (Opcode::Recv, Some(buf)) => {

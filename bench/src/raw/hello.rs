@@ -3,6 +3,8 @@
 
 use rpcrdma::fabric::RemoteMemory;
 
+use crate::cli::Idle;
+
 /// Begins every message below.
 const MAGIC: [u8; 4] = *b"RPRF";
 /// Of this exchange. Sides of different versions refuse each other.
@@ -92,9 +94,21 @@ impl Hello {
 pub(crate) struct Welcome {
     /// The exposed memory.
     pub(crate) remote: RemoteMemory,
-    /// The server's core.
-    pub(crate) core: u32,
+    /// Who serves.
+    pub(crate) server: ServerInfo,
 }
+
+/// What a server says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ServerInfo {
+    /// The core that it runs on.
+    pub(crate) core: u32,
+    /// What it does when there is nothing to do.
+    pub(crate) idle: Idle,
+}
+
+/// The order of these is their code on the wire.
+const IDLE_CODES: [Idle; 3] = [Idle::Poll, Idle::Adaptive, Idle::Event];
 
 impl Welcome {
     pub(crate) fn encode(&self) -> [u8; WELCOME_BYTES] {
@@ -102,7 +116,8 @@ impl Welcome {
         out[..4].copy_from_slice(&MAGIC);
         out[4..8].copy_from_slice(&self.remote.rkey.to_be_bytes());
         out[8..16].copy_from_slice(&self.remote.address.to_be_bytes());
-        out[16..20].copy_from_slice(&self.core.to_be_bytes());
+        out[16..20].copy_from_slice(&self.server.core.to_be_bytes());
+        out[20] = IDLE_CODES.iter().position(|&idle| idle == self.server.idle).unwrap_or_default() as u8;
         out
     }
 
@@ -110,12 +125,16 @@ impl Welcome {
         if take::<4>(data, 0)? != MAGIC {
             return Err("the server's first message is none of rpcperf's".into());
         }
+        let [code] = take(data, 20)?;
+        let idle = *IDLE_CODES
+            .get(usize::from(code))
+            .ok_or("the server has an idle policy that is not known here")?;
         Ok(Self {
             remote: RemoteMemory {
                 rkey: u32::from_be_bytes(take(data, 4)?),
                 address: u64::from_be_bytes(take(data, 8)?),
             },
-            core: u32::from_be_bytes(take(data, 16)?),
+            server: ServerInfo { core: u32::from_be_bytes(take(data, 16)?), idle },
         })
     }
 }
@@ -137,8 +156,11 @@ mod tests {
         assert_eq!(bytes.len(), HELLO_BYTES);
         bytes.resize(56, 0);
         assert_eq!(Hello::decode(&bytes), Ok(HELLO));
-        let welcome = Welcome { remote: RemoteMemory { rkey: 7, address: u64::MAX - 1 }, core: 3 };
-        assert_eq!(Welcome::decode(&welcome.encode()), Ok(welcome));
+        for idle in IDLE_CODES {
+            let remote = RemoteMemory { rkey: 7, address: u64::MAX - 1 };
+            let welcome = Welcome { remote, server: ServerInfo { core: 3, idle } };
+            assert_eq!(Welcome::decode(&welcome.encode()), Ok(welcome));
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use rpcrdma::fabric::{
 };
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
-use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, WELCOME_BYTES, Welcome};
+use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, ServerInfo, WELCOME_BYTES, Welcome};
 use super::memory::registered_pool;
 use crate::failure::Failure;
 use crate::idle::Idler;
@@ -22,7 +22,7 @@ const CONTROL_EVERY: u32 = 1 << 16;
 /// Serves raw tests on one fabric, which listens already.
 pub(crate) struct RawServer<F: Fabric> {
     fabric: F,
-    core: u32,
+    says: ServerInfo,
     /// By slot of their queue pair.
     peers: Vec<Option<Peer>>,
     /// Peers that this turn has touched; each once.
@@ -54,11 +54,11 @@ struct Exposed {
 }
 
 impl<F: Fabric> RawServer<F> {
-    /// Serves what connects to `fabric`. `core` is told to clients.
-    pub(crate) fn new(fabric: F, core: usize, idler: Idler) -> Self {
+    /// Serves what connects to `fabric`. `says` is told to clients.
+    pub(crate) fn new(fabric: F, says: ServerInfo, idler: Idler) -> Self {
         Self {
             fabric,
-            core: core as u32,
+            says,
             peers: Vec::new(),
             touched: Vec::new(),
             idler,
@@ -254,7 +254,7 @@ impl<F: Fabric> RawServer<F> {
         }
         // Receives that could not be posted before the connection stood.
         self.fabric.post_recv(Some(qp), &mut peer.idle);
-        let welcome = Welcome { remote, core: self.core };
+        let welcome = Welcome { remote, server: self.says };
         if let Some(mut buf) = peer.messages.alloc(WELCOME_BYTES) {
             buf.copy_from_slice(&welcome.encode());
             peer.send(buf);
