@@ -47,6 +47,11 @@ impl Machine {
     }
 }
 
+/// Times so far that the kernel has taken the core away from this thread.
+pub(crate) fn preemptions() -> Option<u64> {
+    field(&fs::read_to_string("/proc/thread-self/status").ok()?, "nonvoluntary_ctxt_switches")?.parse().ok()
+}
+
 fn line(path: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let text = text.trim();
@@ -91,5 +96,6 @@ mod tests {
     #[test]
     fn this_machine_has_a_kernel() {
         assert!(Machine::read(Some(0)).kernel.is_some());
+        assert!(preemptions().is_some());
     }
 }

@@ -107,6 +107,10 @@ pub(crate) struct Entry {
     /// Round trip of a cache line between the two cores, around the measurement: two values that differ much mean that
     /// the cores were moved meanwhile.
     pub(crate) probe_rtt_ns: Probes,
+    /// Times that the kernel took the client's core away during the measurement: more than a few, and something else
+    /// wants that core.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) preemptions: Option<u64>,
     /// Limits that this result misses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) limits_missed: Vec<String>,

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::clock::Clock;
+use crate::env;
 use crate::failure::Failure;
 use crate::latency;
 use crate::limits::Limits;
@@ -100,6 +101,7 @@ impl Suite {
         let before = self.probe();
         let mut progress = Progress::new(format!("{} bytes", size), self.clock.ns());
         let mut samples: Option<Samples> = None;
+        let preempted = env::preemptions();
         match self.test {
             Test::Latency { rate } => {
                 let out = latency::measure(&mut target, &self.clock, self.length, rate, &mut progress)?;
@@ -119,6 +121,7 @@ impl Suite {
             }
         }
         drop(progress);
+        entry.preemptions = env::preemptions().zip(preempted).map(|(after, before)| after - before);
         entry.probe_rtt_ns = Probes { before, after: self.probe() };
         drop(target);
         if let Some(rate) = entry.bytes_per_s {

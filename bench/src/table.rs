@@ -29,6 +29,7 @@ const LATENCY: &[Column] = &[
     ("   99.9% percentile[usec]", |e| us(e, |l| l.p999 as f64)),
     ("   99.99% percentile[usec]", |e| us(e, |l| l.p9999 as f64)),
     ("   probe[nsec]", probes),
+    ("   preempted", |e| e.preemptions.map_or_else(none, |n| n.to_string())),
 ];
 
 /// Bandwidth: perftest's titles, then ours.
@@ -41,6 +42,7 @@ const BANDWIDTH: &[Column] = &[
     ("   memcpy[MiB/sec]", |e| mib(e.memcpy_bytes_per_s)),
     ("   BW/memcpy", |e| e.memcpy_ratio.map_or_else(none, |r| format!("{r:.3}"))),
     ("   probe[nsec]", probes),
+    ("   preempted", |e| e.preemptions.map_or_else(none, |n| n.to_string())),
 ];
 
 /// Which columns a test has.

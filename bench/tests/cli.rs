@@ -210,6 +210,35 @@ fn hgrm_parses_back() {
 }
 
 #[test]
+fn the_server_of_a_killed_client_ends() {
+    let mut client = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
+        .args(["raw-lat", "--loopback", "-D", "60", "--json", "-"])
+        .spawn()
+        .expect("the program starts");
+    let pid = client.id();
+    let children = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let server = eventually(|| children().split_whitespace().next().map(str::to_owned));
+    client.kill().unwrap();
+    client.wait().unwrap();
+    eventually(|| {
+        // Whoever inherits it may not have collected it yet.
+        let state = std::fs::read_to_string(format!("/proc/{server}/stat")).unwrap_or_default();
+        (state.is_empty() || state.contains(") Z ")).then_some(())
+    });
+}
+
+/// Waits for something that has to happen, but not forever.
+fn eventually<T>(mut happened: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..2000 {
+        if let Some(value) = happened() {
+            return value;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("it did not happen within 20 s");
+}
+
+#[test]
 fn one_server_serves_many_clients() {
     use std::io::{BufRead, BufReader};
     use std::process::Stdio;
