@@ -5,6 +5,8 @@ mod client;
 mod hello;
 mod memory;
 mod server;
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 

@@ -75,6 +75,12 @@ impl<F: Fabric> RawServer<F> {
         }
     }
 
+    /// Connections that it serves.
+    #[cfg(test)]
+    pub(crate) fn connections(&self) -> usize {
+        self.peers.iter().flatten().count()
+    }
+
     /// One turn: what has arrived, what is to be sent, connection management if it is due.
     pub(crate) fn turn(&mut self) {
         self.turns = self.turns.wrapping_add(1);
