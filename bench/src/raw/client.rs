@@ -90,6 +90,8 @@ pub(crate) struct RawTarget<F: Fabric> {
     links: Vec<Link>,
     /// Index into `links`, by slot of the queue pair.
     by_slot: Vec<usize>,
+    /// Links whose chain holds something.
+    gathered: Vec<usize>,
     idler: Idler,
     completions: Vec<Completion>,
     events: Vec<ControlEvent>,
@@ -143,6 +145,7 @@ impl<F: Fabric> RawTarget<F> {
             messages,
             links: Vec::with_capacity(qps),
             by_slot: Vec::new(),
+            gathered: Vec::with_capacity(qps),
             idler,
             completions: Vec::with_capacity(POLL_BATCH),
             events: Vec::new(),
@@ -254,6 +257,17 @@ impl<F: Fabric> RawTarget<F> {
         Ok(())
     }
 
+    fn post_gathered(&mut self) -> Result<(), Failure> {
+        for position in (0..self.gathered.len()).rev() {
+            let index = self.gathered[position];
+            self.post(index)?;
+            if self.links[index].chain.is_empty() {
+                self.gathered.swap_remove(position);
+            }
+        }
+        Ok(())
+    }
+
     fn post(&mut self, index: usize) -> Result<(), Failure> {
         let link = &mut self.links[index];
         match self.fabric.post_send(link.qp, &mut link.chain) {
@@ -275,6 +289,9 @@ impl<F: Fabric> Target for RawTarget<F> {
     fn start(&mut self, token: u32) -> Result<(), Failure> {
         let index = token as usize % self.links.len();
         let spec = self.spec;
+        if self.links[index].chain.is_empty() {
+            self.gathered.push(index);
+        }
         // Without batches each request goes out alone. The newest stays, so that `flush` knows the last one.
         if !spec.batch && !self.links[index].chain.is_empty() {
             self.post(index)?;
@@ -312,14 +329,15 @@ impl<F: Fabric> Target for RawTarget<F> {
     }
 
     fn flush(&mut self) -> Result<(), Failure> {
-        let answered = self.spec.is_answered();
-        for index in 0..self.links.len() {
-            let Some(newest) = self.links[index].chain.last_mut() else { continue };
-            // Nothing follows before something is done: without this, the tail of a window might never tell.
-            newest.signalled |= !answered;
-            self.post(index)?;
+        if !self.spec.is_answered() {
+            for &index in &self.gathered {
+                // Nothing follows before something is done: without this, the tail of a window might never tell.
+                if let Some(newest) = self.links[index].chain.last_mut() {
+                    newest.signalled = true;
+                }
+            }
         }
-        Ok(())
+        self.post_gathered()
     }
 
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
@@ -360,12 +378,7 @@ impl<F: Fabric> Target for RawTarget<F> {
             }
         }
         // What did not fit into a send queue before.
-        for index in 0..self.links.len() {
-            if !self.links[index].chain.is_empty() {
-                self.post(index)?;
-            }
-        }
-        Ok(())
+        self.post_gathered()
     }
 }
 
