@@ -146,7 +146,7 @@ fn climb(config: &ArenaConfig) -> Result<(OwnedFd, RawMap, ArenaReport), MemErro
         }
         match try_pages(config, page) {
             Ok((fd, map, mut report)) => {
-                report.advice = advice;
+                report.advice = report.advice.or(advice);
                 return Ok((fd, map, report));
             }
             // The smaller the page the easier the remedy: the last word is the one that is shown, but for transparent
@@ -207,6 +207,7 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
             return Err(MemError::Transparent { bytes, setting });
         }
     }
+    let mut advice = None;
     let prefaulted = prefault || page.is_hugetlb();
     if prefaulted {
         populate(&map, fd.as_fd()).map_err(|(call, source)| {
@@ -217,14 +218,22 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
             }
         })?;
         // The kernel promises nothing: look what it gave.
-        if page == PageSize::Transparent && host::huge_shmem_bytes(map.base().addr().get()) == 0 {
-            return Err(MemError::Transparent { bytes, setting: host::shmem_enabled() });
+        if page == PageSize::Transparent {
+            match host::huge_shmem_bytes(map.base().addr().get()) {
+                0 => return Err(MemError::Transparent { bytes, setting: host::shmem_enabled() }),
+                huge if huge < bytes as u64 => {
+                    let (huge, all) = (huge >> 10, bytes >> 10);
+                    advice =
+                        Some(format!("only {huge} of {all} KiB are in huge pages; {}", host::COMPACT_REMEDY));
+                }
+                _ => {}
+            }
         }
     }
     if lock {
         map.lock().map_err(|source| MemError::Lock { bytes, limits: MemoryLimits::read(), source })?;
     }
-    Ok((fd, map, ArenaReport { name, bytes, pages: page, node, prefaulted, locked: lock, advice: None }))
+    Ok((fd, map, ArenaReport { name, bytes, pages: page, node, prefaulted, locked: lock, advice }))
 }
 
 fn bind(map: &RawMap, node: u32) -> Result<(), MemError> {
@@ -251,3 +260,6 @@ fn populate(map: &RawMap, fd: BorrowedFd<'_>) -> Result<(), (&'static str, io::E
 pub(crate) fn system(call: &'static str, bytes: usize, source: io::Error) -> MemError {
     MemError::System { call, bytes, limits: MemoryLimits::read(), source }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -81,8 +81,8 @@ pub enum MemError {
     },
     /// The pages could not be allocated ahead of use.
     #[error(
-        "{call} of {bytes} bytes failed: {source}; {available} bytes of memory are available{}; \
-         see `free -m`, `numactl --hardware` and the limit of the control group", on_node(*.node)
+        "{call} of {bytes} bytes failed: {source}; the host has {available} bytes available{}; \
+         see `free -m`, `numactl --hardware` and the limit of the control group", asked_node(*.node)
     )]
     Populate {
         /// The system call that said no.
@@ -140,6 +140,10 @@ fn needed(bytes: usize, page: PageSize) -> u64 {
 
 fn on_node(node: Option<u32>) -> String {
     node.map_or(String::new(), |node| format!(" on NUMA node {node}"))
+}
+
+fn asked_node(node: Option<u32>) -> String {
+    node.map_or(String::new(), |node| format!(", NUMA node {node} was asked for"))
 }
 
 /// Buffers that had not come home when their pool was closed. Their memory stays valid until the last is dropped.

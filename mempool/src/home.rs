@@ -106,3 +106,6 @@ impl Home {
         taken
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests;

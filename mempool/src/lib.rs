@@ -55,6 +55,7 @@ pub use arena::{Arena, ArenaId};
 pub use buf::{Buf, Frozen, Lent, Posted};
 pub use config::{ArenaConfig, Class, PagePolicy, PageSize, PoolConfig};
 pub use error::{Leak, MemError};
+pub use host::{HugePool, MemoryLimits};
 pub use pool::{Census, ClassCensus, ClassStats, Pool, PoolStats};
 pub use register::{Registrar, Registrations};
 pub use report::ArenaReport;

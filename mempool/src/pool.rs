@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use crate::arena::Arena;
 use crate::buf::Buf;
-use crate::classes::{Slot, lay_out};
+use crate::classes::lay_out;
 use crate::config::{ArenaConfig, Class, PoolConfig};
 use crate::core::{Core, abandon, state};
 use crate::error::{Leak, MemError};
@@ -49,13 +49,12 @@ impl Pool {
     /// its last use. `None` when all are out.
     #[inline]
     pub fn alloc(&self, len: usize) -> Option<Buf> {
-        for (class, list) in self.core().classes().iter().enumerate() {
+        for list in self.core().classes() {
             if len <= list.size()
-                && let Some((index, data)) = list.pop()
+                && let Some(meta) = list.pop()
             {
-                let slot = Slot::new(class, index);
-                // SAFETY: the buffer came from the free list, so nobody else has it, and `len` is within its size.
-                return Some(unsafe { Buf::new(self.core, data, slot, len as u32, list.size() as u32) });
+                // SAFETY: the buffer came from the free list, so nobody else has it, and `len` is within its capacity.
+                return Some(unsafe { Buf::new(meta, len as u32) });
             }
         }
         self.refuse(len);
@@ -110,9 +109,9 @@ impl Pool {
                 ..Default::default()
             };
             let mut plain = 0;
-            for index in list.indices() {
+            for meta in self.core().metas_of(list) {
                 // Relaxed: buffers on other threads may change hands while we count.
-                match self.core().state(index).load(Ordering::Relaxed) & !state::COUNT {
+                match meta.state.load(Ordering::Relaxed) & !state::COUNT {
                     state::FROZEN => census.frozen += 1,
                     state::LENT => census.lent += 1,
                     state::POSTED => census.posted += 1,
@@ -210,5 +209,7 @@ impl ClassCensus {
     }
 }
 
+#[cfg(all(test, loom))]
+mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;

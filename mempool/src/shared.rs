@@ -4,6 +4,7 @@
 //! The other process may write at any time, so no reference to these bytes is ever formed: they are copied out, and
 //! then checked. A copy that races with the other side may be torn; it is never more than bytes.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -39,7 +40,7 @@ impl PeerMapping {
     /// of a file is a SIGBUS), of at most `max_len` bytes, in pages that cannot run out under us: a process that
     /// punches holes into hugetlb memory takes the pages back, and our next access would be a SIGBUS.
     pub fn map(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
-        let kind = rustix::fs::fstatfs(&fd).map_err(|e| system("fstatfs", 0, e.into()))?;
+        let kind = rustix::fs::fstatfs(&fd).map_err(|e| MemError::Refused(format!("fstatfs: {e}")))?;
         if kind.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {
             return Err(MemError::Refused(
                 "it is in hugetlb pages, whose owner can take them back under us; the owner must make its arena with \
@@ -59,9 +60,16 @@ impl PeerMapping {
                 "it can be truncated: its seals {seals:?} lack F_SEAL_SHRINK"
             )));
         }
-        let size = rustix::fs::fstat(&fd).map_err(|e| system("fstat", 0, e.into()))?.st_size;
+        let size = rustix::fs::fstat(&fd).map_err(|e| MemError::Refused(format!("fstat: {e}")))?.st_size;
         match usize::try_from(size) {
-            Ok(len) if len > 0 && len <= max_len => Self::whole(fd.as_fd(), len),
+            Ok(len) if len > 0 && len <= max_len => match Self::whole(fd.as_fd(), len) {
+                Err(MemError::System { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+                    Err(MemError::Refused(format!(
+                        "mmap of {len} bytes: {source}; it must be open for writing, its seals are {seals:?}"
+                    )))
+                }
+                other => other,
+            },
             _ => Err(MemError::Refused(format!("it has {size} bytes; from 1 to {max_len} are allowed"))),
         }
     }
@@ -132,17 +140,23 @@ impl PeerMapping {
     #[inline]
     pub fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
         let word = self.at(offset, 4)?.cast::<AtomicU32>();
+        if !word.is_aligned() {
+            return None;
+        }
         // SAFETY: in bounds (`at`), aligned, any bits are valid, and shared memory is only ever accessed atomically or by
         // copies, which may tear but not break it.
-        word.is_aligned().then(|| unsafe { word.as_ref() })
+        Some(unsafe { word.as_ref() })
     }
 
     /// The double word at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything into it.
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
         let word = self.at(offset, 8)?.cast::<AtomicU64>();
+        if !word.is_aligned() {
+            return None;
+        }
         // SAFETY: as in `atomic_u32`.
-        word.is_aligned().then(|| unsafe { word.as_ref() })
+        Some(unsafe { word.as_ref() })
     }
 }
 
@@ -177,3 +191,6 @@ impl std::ops::Deref for SharedMapping {
         &self.mapping
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

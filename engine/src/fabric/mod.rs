@@ -17,6 +17,9 @@
 //!    the queue pair.
 //! 4. Flushed work requests keep to the same rules: the completion comes first, the memory after it.
 
+pub mod contract;
+pub mod software;
+
 use std::fmt;
 use std::time::Duration;
 

@@ -1,0 +1,372 @@
+//! How connections begin, end, and sleep.
+
+use super::*;
+
+pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
+    vec![
+        Case { name: "private data travels both ways", check: private_data },
+        Case { name: "a rejected connection says why", check: rejected },
+        Case { name: "a disconnect is seen at both ends", check: disconnect },
+        Case { name: "what was sent before a disconnect arrives", check: sent_before_disconnect },
+        Case { name: "a disconnect flushes in order and gives memory back", check: flush_order },
+        Case { name: "a destroyed queue pair is forgotten, its work flushed", check: destroy_with_work },
+        Case { name: "a stale queue pair is refused", check: stale },
+        Case { name: "a queue pair in error flushes what is posted to it", check: post_in_error },
+        Case { name: "nothing can be posted before the connection stands", check: not_connected },
+        Case { name: "many connections, each with its own messages", check: many },
+        Case { name: "connections come and go", check: come_and_go },
+        Case { name: "an address is bound once", check: in_use },
+        Case { name: "an address where nobody listens", check: unreachable },
+        Case { name: "no new connections after unlisten, the old ones live", check: unlisten },
+        Case { name: "a sleeper wakes for a message", check: wakes_for_message },
+        Case { name: "a sleeper wakes for a completion", check: wakes_for_completion },
+        Case {
+            name: "a sleeper wakes for a connect request, and for the end of a connection",
+            check: wakes_for_events,
+        },
+        Case {
+            name: "a sleeper wakes when another thread says so, or when time is over",
+            check: wakes_for_waker,
+        },
+    ]
+}
+
+fn private_data<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let ask = vec![1; w.client.fabric.capabilities().max_connect_private_data.min(56)];
+    let answer = vec![2; w.server.fabric.capabilities().max_accept_private_data.min(196)];
+    let params = ConnectParams { private_data: ask.clone(), ..ConnectParams::default() };
+    let c = w.client.fabric.connect(&w.address, &params).map_err(|e| e.to_string())?;
+    w.client.qps.push(c);
+    let (request, got) = w.request()?;
+    same("asked", &got[..ask.len().min(got.len())], &ask[..])?;
+    let params = ConnectParams { private_data: answer.clone(), ..ConnectParams::default() };
+    let s = w.server.fabric.accept(request, &params).map_err(|e| e.to_string())?;
+    w.server.qps.push(s);
+    let got = w.established(c, s)?;
+    same("answered", &got[..answer.len().min(got.len())], &answer[..])
+}
+
+fn rejected<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let c = w.client.fabric.connect(&w.address, &ConnectParams::default()).map_err(|e| e.to_string())?;
+    w.client.qps.push(c);
+    let (request, _) = w.request()?;
+    w.server.fabric.reject(request, b"full");
+    let said = w.until("the client is rejected", |w| {
+        w.client.events.iter().find_map(|e| match e {
+            ControlEvent::Rejected { qp, private_data } if *qp == c => Some(private_data.clone()),
+            _ => None,
+        })
+    })?;
+    same("reason", said.get(..4), Some(&b"full"[..]))
+}
+
+fn disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
+    for by_client in [true, false] {
+        let (c, s) = w.connect()?;
+        if by_client {
+            w.client.fabric.disconnect(c);
+        } else {
+            w.server.fabric.disconnect(s);
+        }
+        w.client_disconnected(c)?;
+        w.server_disconnected(s)?;
+        w.client.fabric.destroy_qp(c);
+        w.server.fabric.destroy_qp(s);
+    }
+    Ok(())
+}
+
+fn sent_before_disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.server.post_receives(None, 8)?;
+    let sends: Result<Vec<_>, _> = (0..8).map(|i| w.client.send(i, &[i as u8; 100])).collect();
+    w.client.post(c, sends?)?;
+    w.until("they are taken", |w| {
+        w.server.turn();
+        (w.server.completions.len() == 8).then_some(())
+    })?;
+    w.client.fabric.disconnect(c);
+    for i in 0..8 {
+        same("message", bytes(&w.server_done(s, Opcode::Recv)?)?, &[i as u8; 100][..])?;
+        let sent = w.client_done(c, Opcode::Send)?;
+        same("completion", (sent.wr_id, sent.status), (i, Status::Success))?;
+    }
+    w.client_disconnected(c)?;
+    w.server_disconnected(s)
+}
+
+fn flush_order<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let patient = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
+    let (c, s) = w.connect_with(&patient, &patient)?;
+    let sends: Result<Vec<_>, _> = (0..20).map(|i| w.client.quiet_send(i, &[0; 4000])).collect();
+    w.client.post(c, sends?)?;
+    w.server.fabric.destroy_qp(s);
+    for i in 0..20 {
+        let ended = w.client_done(c, Opcode::Send)?;
+        ensure!(!ended.status.is_ok(), "{ended:?}");
+        same("order", ended.wr_id, i)?;
+    }
+    w.client_disconnected(c)
+}
+
+fn destroy_with_work<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let own = ConnectParams { own_receive_queue: Some(16), rnr_retry: 7, ..ConnectParams::default() };
+    let (c, s) = w.connect_with(&own, &own)?;
+    w.client.post_receives(Some(c), 16)?;
+    let sends: Result<Vec<_>, _> = (0..10).map(|i| w.client.send(i, &[0; 2000])).collect();
+    w.client.post(c, sends?)?;
+    w.client.fabric.destroy_qp(c);
+    w.turn();
+    let (mut sends, mut receives) = (0, 0);
+    for done in w.client.completions.drain(..) {
+        ensure!(done.qp == c, "{done:?}");
+        match done.opcode {
+            Opcode::Recv => receives += 1,
+            _ => sends += 1,
+        }
+    }
+    ensure!(sends <= 10 && receives <= 16, "{sends} sends and {receives} Receives ended");
+    w.server_disconnected(s)
+}
+
+fn stale<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.client.fabric.destroy_qp(c);
+    w.server_disconnected(s)?;
+    let (c2, s2) = w.connect()?;
+    ensure!(c2 != c, "the same name for another queue pair");
+    let send = w.client.send(1, b"old")?;
+    let (left, error) = w.client.refused(c, send)?;
+    same("error", error, PostError::NotConnected)?;
+    drop(left);
+    ensure!(w.client.fabric.alloc_window(c).is_err(), "a window for a queue pair that is gone");
+    w.client.fabric.disconnect(c);
+    w.client.fabric.destroy_qp(c);
+    w.server.post_receives(None, 1)?;
+    let send = w.client.send(2, b"new")?;
+    w.client.post(c2, [send])?;
+    same("message", bytes(&w.server_done(s2, Opcode::Recv)?)?, b"new")
+}
+
+fn post_in_error<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let own = ConnectParams { own_receive_queue: Some(4), ..ConnectParams::default() };
+    let (c, s) = w.connect_with(&own, &own)?;
+    w.server.fabric.disconnect(s);
+    w.client_disconnected(c)?;
+    let send = w.client.send(5, b"late")?;
+    w.client.post(c, [send])?;
+    let ended = w.client_done(c, Opcode::Send)?;
+    same("Send", (ended.wr_id, ended.status), (5, Status::Flushed))?;
+    w.client.post_receives(Some(c), 1)?;
+    let ended = w.client_done(c, Opcode::Recv)?;
+    ensure!(ended.status == Status::Flushed && ended.buf.is_some(), "{ended:?}");
+    Ok(())
+}
+
+fn not_connected<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let own = ConnectParams { own_receive_queue: Some(4), ..ConnectParams::default() };
+    let c = w.client.fabric.connect(&w.address, &own).map_err(|e| e.to_string())?;
+    w.client.qps.push(c);
+    let send = w.client.send(1, b"early")?;
+    let (left, error) = w.client.refused(c, send)?;
+    same("error", error, PostError::NotConnected)?;
+    drop(left);
+    // Receives, and windows, may be there before.
+    w.client.post_receives(Some(c), 1)?;
+    w.client.fabric.alloc_window(c).map_err(|e| e.to_string())?;
+    let (request, _) = w.request()?;
+    let s = w.server.fabric.accept(request, &ConnectParams::default()).map_err(|e| e.to_string())?;
+    w.server.qps.push(s);
+    w.established(c, s)?;
+    let send = w.server.send(2, b"hello")?;
+    w.server.post(s, [send])?;
+    same("message", bytes(&w.client_done(c, Opcode::Recv)?)?, b"hello")
+}
+
+fn many<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let pairs: Result<Vec<_>, _> = (0..40).map(|_| w.connect()).collect();
+    let pairs = pairs?;
+    for round in 0..3u8 {
+        // Long silences in between, so that whatever the fabric does with quiet connections is done.
+        w.quiet();
+        w.server.post_receives(None, pairs.len())?;
+        for (i, (c, _)) in pairs.iter().enumerate() {
+            let send = w.client.send(i as u64, &[i as u8, round])?;
+            w.client.post(*c, [send])?;
+        }
+        for (i, (c, s)) in pairs.iter().enumerate() {
+            same("message", bytes(&w.server_done(*s, Opcode::Recv)?)?, &[i as u8, round][..])?;
+            same("completion", w.client_done(*c, Opcode::Send)?.wr_id, i as u64)?;
+        }
+    }
+    Ok(())
+}
+
+fn come_and_go<F: Fabric>(w: &mut World<F>) -> Outcome {
+    for i in 0..30u64 {
+        let (c, s) = w.connect()?;
+        w.server.post_receives(None, 1)?;
+        let send = w.client.send(i, b"visit")?;
+        w.client.post(c, [send])?;
+        bytes(&w.server_done(s, Opcode::Recv)?)?;
+        if i % 2 == 0 {
+            w.client.fabric.destroy_qp(c);
+            w.server_disconnected(s)?;
+            w.server.fabric.destroy_qp(s);
+        } else {
+            w.server.fabric.destroy_qp(s);
+            w.client_disconnected(c)?;
+            w.client.fabric.destroy_qp(c);
+        }
+    }
+    Ok(())
+}
+
+fn in_use<F: Fabric>(w: &mut World<F>) -> Outcome {
+    match F::bind(&w.address) {
+        Err(FabricError::AddressInUse { detail, .. }) => {
+            ensure!(!detail.is_empty(), "no remedy");
+            Ok(())
+        }
+        Err(other) => Err(format!("another error: {other}")),
+        Ok(_) => Err("bound twice".to_owned()),
+    }
+}
+
+fn unreachable<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let nowhere = w.nowhere.clone();
+    match w.client.fabric.connect(&nowhere, &ConnectParams::default()) {
+        Err(FabricError::Unreachable { .. }) => Ok(()),
+        Err(other) => Err(format!("another error: {other}")),
+        Ok(qp) => {
+            w.client.qps.push(qp);
+            w.until("the connect fails", |w| {
+                w.client
+                    .events
+                    .iter()
+                    .any(|e| matches!(e, ControlEvent::ConnectFailed { qp: id, .. } if *id == qp))
+                    .then_some(())
+            })
+        }
+    }
+}
+
+fn unlisten<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.server.fabric.unlisten();
+    if let Ok(qp) = w.client.fabric.connect(&w.address, &ConnectParams::default()) {
+        w.client.qps.push(qp);
+    }
+    w.quiet();
+    ensure!(
+        !w.server.events.iter().any(|e| matches!(e, ControlEvent::ConnectRequest { .. })),
+        "a connect request after unlisten"
+    );
+    w.server.post_receives(None, 1)?;
+    let send = w.client.send(1, b"still here")?;
+    w.client.post(c, [send])?;
+    same("message", bytes(&w.server_done(s, Opcode::Recv)?)?, b"still here")
+}
+
+/// Arms the server, makes sure that nothing is there, lets the client act, and sleeps.
+fn sleep<F: Fabric>(
+    w: &mut World<F>,
+    act: impl FnOnce(&mut World<F>) -> Outcome,
+) -> Result<Duration, String> {
+    w.server.fabric.arm();
+    let n = w.server.fabric.poll_cq(&mut w.server.completions, 64);
+    same("completions before the sleep", n, 0)?;
+    act(w)?;
+    let start = Instant::now();
+    w.server.fabric.wait(Some(PATIENCE));
+    Ok(start.elapsed())
+}
+
+fn woke(after: Duration) -> Outcome {
+    ensure!(after < PATIENCE, "it slept through");
+    Ok(())
+}
+
+fn wakes_for_message<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.server.post_receives(None, 40)?;
+    w.quiet();
+    for i in 0..20u64 {
+        let send = w.client.quiet_send(i, b"wake up")?;
+        let slept = sleep(w, |w| w.client.post(c, [send]))?;
+        woke(slept)?;
+        bytes(&w.server_done(s, Opcode::Recv)?)?;
+        // One that nobody sleeps for.
+        let send = w.client.quiet_send(i, b"awake")?;
+        w.client.post(c, [send])?;
+        bytes(&w.server_done(s, Opcode::Recv)?)?;
+    }
+    Ok(())
+}
+
+fn wakes_for_completion<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let patient = w.server.send(1, b"for the client")?;
+    w.client.post_receives(None, 1)?;
+    w.quiet();
+    w.server.post(s, [patient])?;
+    let slept = sleep(w, |w| {
+        let mut got = Vec::new();
+        let start = Instant::now();
+        while w.client.take(c, Opcode::Recv).is_none() {
+            ensure!(start.elapsed() < PATIENCE, "the message does not arrive");
+            w.client.turn();
+        }
+        // The client stays idle for a while, as it does when it has no more work.
+        for _ in 0..QUIET_TURNS {
+            w.client.fabric.poll_cq(&mut got, 64);
+        }
+        Ok(())
+    })?;
+    woke(slept)?;
+    same("completion", w.server_done(s, Opcode::Send)?.wr_id, 1)
+}
+
+fn wakes_for_events<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let mut asked = Err("not asked".to_owned());
+    let slept = sleep(w, |w| {
+        asked = w.client.fabric.connect(&w.address, &ConnectParams::default()).map_err(|e| e.to_string());
+        Ok(())
+    })?;
+    woke(slept)?;
+    let c = asked?;
+    w.client.qps.push(c);
+    let (request, _) = w.request()?;
+    let s = w.server.fabric.accept(request, &ConnectParams::default()).map_err(|e| e.to_string())?;
+    w.server.qps.push(s);
+    w.established(c, s)?;
+    let slept = sleep(w, |w| {
+        w.client.fabric.destroy_qp(c);
+        Ok(())
+    })?;
+    woke(slept)?;
+    w.server_disconnected(s)
+}
+
+fn wakes_for_waker<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let waker = w.server.fabric.waker();
+    let slept = sleep(w, |_| {
+        waker.wake();
+        Ok(())
+    })?;
+    woke(slept)?;
+    let thread = std::thread::spawn({
+        let waker = waker.clone();
+        move || {
+            std::thread::sleep(Duration::from_millis(20));
+            waker.wake();
+        }
+    });
+    let slept = sleep(w, |_| Ok(()))?;
+    thread.join().map_err(|_| "the thread panicked")?;
+    woke(slept)?;
+    // With nobody to wake it, it comes back by itself.
+    w.server.fabric.arm();
+    w.server.fabric.wait(Some(Duration::from_millis(1)));
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! How a side that wants to sleep and a side that has news agree on whether to ring.
+//!
+//! One word per direction, on a line of its own, which the sleeper sets and the other side takes:
+//!
+//! | sleeper | other side |
+//! |---|---|
+//! | S1 exchange: word := what it waits for | P1 publish the news |
+//! | S2 look for news once more, sleep if there is none | P2 exchange: word := 0; ring if it was set |
+//!
+//! S1 and P2 are read-modify-writes with acquire and release, so one of them comes second and sees the first. If
+//! it is P2, it sees the word and rings. If it is S1, it has acquired what P2 released, news of P1 included, and S2
+//! finds it. No fence is needed, and while nobody sleeps the line stays in the cache of the side that has news: 2 ns.
+
+use super::memory::Memory;
+
+/// What a sleeper waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub(super) enum Waits {
+    /// A message.
+    Message = 1,
+    /// A message, or the consumption of its own.
+    Anything = 2,
+}
+
+/// One side's bell, at its place in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Doorbell(pub(super) usize);
+
+impl Doorbell {
+    /// S1: the sleeper asks to be woken. It must look for news once more before it sleeps.
+    #[inline]
+    pub(super) fn set(self, memory: &impl Memory, waits: Waits) {
+        // Pairs with `take` and `take_if_anything`.
+        memory.swap(self.0, waits as u64);
+    }
+
+    /// The sleeper is awake.
+    #[inline]
+    pub(super) fn clear(self, memory: &impl Memory) {
+        // An exchange and no plain store: it passes on what an earlier `take` released to the next `set`.
+        memory.swap(self.0, 0);
+    }
+
+    /// P2, behind a message: whether to ring.
+    #[inline]
+    pub(super) fn take(self, memory: &impl Memory) -> bool {
+        // Pairs with `set`.
+        memory.swap(self.0, 0) != 0
+    }
+
+    /// P2, behind a report of consumption: whether to ring.
+    #[inline]
+    pub(super) fn take_if_anything(self, memory: &impl Memory) -> bool {
+        // Pairs with `set`. All bits are kept: the word must stay for the next message if only that is waited for.
+        memory.mask(self.0, u64::MAX) == Waits::Anything as u64 && memory.swap(self.0, 0) != 0
+    }
+}

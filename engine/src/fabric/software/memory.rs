@@ -1,0 +1,145 @@
+//! Shared memory as the protocols of this fabric see it, and where things lie in it.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use rpcrdma_mempool::PeerMapping;
+
+use super::doorbell::Doorbell;
+use super::ring::Span;
+
+/// Words and bytes that another process maps too. Offsets are in bytes; words are aligned to 8.
+///
+/// Offsets were checked against the mapping's size when it was made; one that is out of it reads as zero and writes nothing.
+pub(super) trait Memory {
+    /// Acquire load: pairs with [`publish`](Self::publish) of the other side.
+    fn load(&self, at: usize) -> u64;
+    /// Load of a word that an acquire before has made valid.
+    fn load_relaxed(&self, at: usize) -> u64;
+    /// Store that a later [`publish`](Self::publish) makes visible.
+    fn store_relaxed(&self, at: usize, value: u64);
+    /// Release store: pairs with [`load`](Self::load) of the other side.
+    fn publish(&self, at: usize, value: u64);
+    /// Acquire-release exchange.
+    fn swap(&self, at: usize, value: u64) -> u64;
+    /// Acquire-release exchange if the word is `from`.
+    fn exchange(&self, at: usize, from: u64, to: u64) -> bool;
+    /// Acquire-release: keeps only these bits; says what was there.
+    fn mask(&self, at: usize, bits: u64) -> u64;
+    /// Copies bytes out.
+    fn read(&self, at: usize, to: &mut [u8]);
+    /// Copies bytes in.
+    fn write(&self, at: usize, from: &[u8]);
+}
+
+impl Memory for PeerMapping {
+    #[inline]
+    fn load(&self, at: usize) -> u64 {
+        self.atomic_u64(at).map_or(0, |w| w.load(Acquire))
+    }
+
+    #[inline]
+    fn load_relaxed(&self, at: usize) -> u64 {
+        self.atomic_u64(at).map_or(0, |w| w.load(Relaxed))
+    }
+
+    #[inline]
+    fn store_relaxed(&self, at: usize, value: u64) {
+        word(self, at, |w| w.store(value, Relaxed));
+    }
+
+    #[inline]
+    fn publish(&self, at: usize, value: u64) {
+        word(self, at, |w| w.store(value, Release));
+    }
+
+    #[inline]
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.atomic_u64(at).map_or(0, |w| w.swap(value, AcqRel))
+    }
+
+    #[inline]
+    fn exchange(&self, at: usize, from: u64, to: u64) -> bool {
+        self.atomic_u64(at).is_some_and(|w| w.compare_exchange(from, to, AcqRel, Relaxed).is_ok())
+    }
+
+    #[inline]
+    fn mask(&self, at: usize, bits: u64) -> u64 {
+        self.atomic_u64(at).map_or(0, |w| w.fetch_and(bits, AcqRel))
+    }
+
+    #[inline]
+    fn read(&self, at: usize, to: &mut [u8]) {
+        let inside = PeerMapping::read(self, at, to);
+        debug_assert!(inside, "{} bytes at {at}", to.len());
+    }
+
+    #[inline]
+    fn write(&self, at: usize, from: &[u8]) {
+        let inside = PeerMapping::write(self, at, from);
+        debug_assert!(inside, "{} bytes at {at}", from.len());
+    }
+}
+
+#[inline]
+fn word(mapping: &PeerMapping, at: usize, act: impl FnOnce(&AtomicU64)) {
+    match mapping.atomic_u64(at) {
+        Some(word) => act(word),
+        None => debug_assert!(false, "no word at {at}"),
+    }
+}
+
+/// The two sides of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Side {
+    /// Made the rings.
+    Connector,
+    /// Maps them.
+    Acceptor,
+}
+
+/// Bytes of the lines before the rings.
+const LINES: usize = 4096;
+/// Lines that different sides write are this far apart: processors fetch lines in pairs.
+const APART: usize = 128;
+
+/// Where everything lies in the memory of one connection: a page of lines, the connector's ring, the acceptor's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    ring_bytes: u32,
+}
+
+impl Layout {
+    /// With rings of this size, a power of two.
+    pub(super) fn new(ring_bytes: u32) -> Self {
+        Self { ring_bytes }
+    }
+
+    /// Size of it all.
+    pub(super) fn bytes(self) -> usize {
+        LINES + 2 * self.ring_bytes as usize
+    }
+
+    /// The ring that this side sends into.
+    pub(super) fn ring(self, from: Side) -> Span {
+        let skip = if from == Side::Connector { 0 } else { self.ring_bytes as usize };
+        Span { base: LINES + skip, bytes: self.ring_bytes }
+    }
+
+    /// The word in which this side says how far it has come in the other's ring, and whether it refused the record there.
+    pub(super) fn report(self, by: Side) -> usize {
+        if by == Side::Connector { 0 } else { APART }
+    }
+
+    /// This side's bell.
+    pub(super) fn bell(self, of: Side) -> Doorbell {
+        Doorbell(if of == Side::Connector { 2 * APART } else { 3 * APART })
+    }
+}
+
+impl Side {
+    /// The other one.
+    pub(super) fn other(self) -> Self {
+        if self == Self::Connector { Self::Acceptor } else { Self::Connector }
+    }
+}

@@ -1,0 +1,215 @@
+//! What travels over a connection's Unix socket: one datagram per message, descriptors beside it.
+//!
+//! All integers are little-endian. Every message begins with 8 bytes: the magic word, the version, the kind, and one byte of flags.
+//!
+//! | kind | sender | body | descriptors |
+//! |---|---|---|---|
+//! | Hello | connector | ring bytes u32, max message u32, windows u32, private data | rings, window table |
+//! | Accept | acceptor | max message u32, windows u32, private data | window table |
+//! | Reject | acceptor | private data | none |
+//! | Region | either | id u32, 4 bytes of zero, bytes u64 | memory |
+//! | Bell | either | nothing | none |
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+
+use arrayvec::ArrayVec;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+/// Most bytes of private data in a Hello, Accept or Reject.
+pub(super) const MAX_PRIVATE_DATA: usize = 256;
+/// Most descriptors beside one message.
+const MAX_DESCRIPTORS: usize = 2;
+const MAX_MESSAGE: usize = 32 + MAX_PRIVATE_DATA;
+const MAGIC: u32 = u32::from_le_bytes(*b"RPsf");
+const VERSION: u16 = 1;
+const MAY_SLEEP: u8 = 1;
+
+/// One message.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    Hello { may_sleep: bool, ring_bytes: u32, max_message: u32, windows: u32, private_data: Vec<u8> },
+    Accept { may_sleep: bool, max_message: u32, windows: u32, private_data: Vec<u8> },
+    Reject { private_data: Vec<u8> },
+    Region { id: u32, bytes: u64 },
+    Bell,
+}
+
+/// Descriptors that came with a message.
+pub(super) type Descriptors = ArrayVec<OwnedFd, MAX_DESCRIPTORS>;
+
+/// What a read of the socket gave.
+#[derive(Debug)]
+pub(super) enum Received {
+    Message(Message, Descriptors),
+    /// Nothing there.
+    Empty,
+    /// The peer closed its end, or died.
+    Closed,
+    /// Not our protocol.
+    Garbage(&'static str),
+}
+
+impl Message {
+    fn encode(&self) -> ArrayVec<u8, MAX_MESSAGE> {
+        let (kind, flags) = match self {
+            Self::Hello { may_sleep, .. } => (1, u8::from(*may_sleep) * MAY_SLEEP),
+            Self::Accept { may_sleep, .. } => (2, u8::from(*may_sleep) * MAY_SLEEP),
+            Self::Reject { .. } => (3, 0),
+            Self::Region { .. } => (4, 0),
+            Self::Bell => (5, 0),
+        };
+        let mut out = ArrayVec::new();
+        let mut put = |bytes: &[u8]| out.extend(bytes.iter().copied());
+        put(&MAGIC.to_le_bytes());
+        put(&VERSION.to_le_bytes());
+        put(&[kind, flags]);
+        match self {
+            Self::Hello { ring_bytes, max_message, windows, private_data, .. } => {
+                put(&ring_bytes.to_le_bytes());
+                put(&max_message.to_le_bytes());
+                put(&windows.to_le_bytes());
+                put(private_data);
+            }
+            Self::Accept { max_message, windows, private_data, .. } => {
+                put(&max_message.to_le_bytes());
+                put(&windows.to_le_bytes());
+                put(private_data);
+            }
+            Self::Reject { private_data } => put(private_data),
+            Self::Region { id, bytes } => {
+                put(&id.to_le_bytes());
+                put(&[0; 4]);
+                put(&bytes.to_le_bytes());
+            }
+            Self::Bell => {}
+        }
+        out
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
+        let mut rest = Reader(bytes);
+        if rest.u32()? != MAGIC {
+            return Err("wrong magic word");
+        }
+        let [version_low, version_high, kind, flags] = rest.take::<4>()?;
+        if u16::from_le_bytes([version_low, version_high]) != VERSION {
+            return Err("unknown version of the software fabric; run the same release on both sides");
+        }
+        if flags & !MAY_SLEEP != 0 {
+            return Err("unknown flags");
+        }
+        let may_sleep = flags & MAY_SLEEP != 0;
+        let message = match kind {
+            1 => Self::Hello {
+                may_sleep,
+                ring_bytes: rest.u32()?,
+                max_message: rest.u32()?,
+                windows: rest.u32()?,
+                private_data: rest.private_data()?,
+            },
+            2 => Self::Accept {
+                may_sleep,
+                max_message: rest.u32()?,
+                windows: rest.u32()?,
+                private_data: rest.private_data()?,
+            },
+            3 => Self::Reject { private_data: rest.private_data()? },
+            4 => {
+                let id = rest.u32()?;
+                if rest.u32()? != 0 {
+                    return Err("reserved bytes are not zero");
+                }
+                Self::Region { id, bytes: u64::from_le_bytes(rest.take()?) }
+            }
+            5 => Self::Bell,
+            _ => return Err("unknown kind of message"),
+        };
+        if rest.0.is_empty() { Ok(message) } else { Err("bytes behind the message") }
+    }
+
+    /// Sends, with descriptors. Fails with `AGAIN` when the peer does not read.
+    pub(super) fn send(&self, socket: BorrowedFd<'_>, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        let bytes = self.encode();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(Errno::TOOBIG);
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            match rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags) {
+                Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Reads one message. Descriptors of a message that is refused are closed.
+    pub(super) fn receive(socket: BorrowedFd<'_>) -> Received {
+        // One byte more than any message has, so that a longer one shows.
+        let mut bytes = [0; MAX_MESSAGE + 1];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let got = loop {
+            match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Received::Empty,
+                Err(_) => return Received::Closed,
+                Ok(got) => break got,
+            }
+        };
+        let mut descriptors = Descriptors::new();
+        let mut foreign = false;
+        for message in control.drain() {
+            match message {
+                // The space admits no more than fit; an extra one would be closed by dropping it.
+                RecvAncillaryMessage::ScmRights(fds) => {
+                    for fd in fds {
+                        foreign |= descriptors.try_push(fd).is_err();
+                    }
+                }
+                _ => foreign = true,
+            }
+        }
+        if got.flags.contains(ReturnFlags::CTRUNC) || foreign {
+            return Received::Garbage("unexpected control data");
+        }
+        if got.bytes == 0 {
+            return Received::Closed;
+        }
+        match Self::decode(&bytes[..got.bytes.min(bytes.len())]) {
+            Ok(message) => Received::Message(message, descriptors),
+            Err(why) => Received::Garbage(why),
+        }
+    }
+}
+
+/// Takes integers off the front.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], &'static str> {
+        let (front, rest) = self.0.split_first_chunk().ok_or("message too short")?;
+        self.0 = rest;
+        Ok(*front)
+    }
+
+    fn u32(&mut self) -> Result<u32, &'static str> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn private_data(&mut self) -> Result<Vec<u8>, &'static str> {
+        if self.0.len() > MAX_PRIVATE_DATA {
+            return Err("too much private data");
+        }
+        Ok(std::mem::take(&mut self.0).to_vec())
+    }
+}

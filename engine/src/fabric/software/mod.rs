@@ -1,0 +1,369 @@
+//! The fabric without hardware: reliable connected queue pairs between processes of one host, over shared memory.
+//!
+//! It keeps the semantics of a NIC, and checks what a NIC checks: keys, bounds, rights, lengths, queue depths.
+//! Nothing of it needs privileges, huge pages or a device.
+//!
+//! # How it is built
+//! - A connection is a Unix socket ([`address`], [`message`]) and a piece of shared memory with two rings, one per direction
+//!   ([`memory`], [`ring`]). The connector makes it and passes the descriptor. It belongs to one queue pair: no peer
+//!   can harm another one's.
+//! - A Send is copied into the ring when it is posted, and out of it, into a Receive, when the peer polls. Its buffer is free after the post.
+//! - Memory is exposed by showing the peer its descriptor, and by an entry in a table of windows ([`window`]). An RDMA
+//!   Read or Write is a copy by the side that posts it, after it has checked the entry. Only memory registered for
+//!   remote access is ever shown, and only once a window of the connection is bound to it.
+//! - Nobody who spins makes system calls. Who sleeps is woken through the connection's socket ([`doorbell`]): a shared
+//!   eventfd could be emptied by any peer that holds it, and the others' wakes with it.
+//!
+//! # What a peer can do
+//! Peers run as the same user, or as root; others are refused. Still each is treated as hostile: everything read
+//! from shared memory is read once and then checked, memory is mapped only if it cannot shrink, everything is bounded by
+//! [`SoftwareConfig`], and breaking a rule costs the peer its own connection.
+//!
+//! Windows are enforced by the side that copies. A hostile peer can therefore reach *all* of an arena that it was shown a
+//! window of, at any time, also after the window was revoked. That is why
+//! [`Capabilities::exposure_needs_own_arena`] is set: memory that is exposed must come from an arena that only this peer
+//! ever sees, and that holds nothing else.
+
+#![forbid(unsafe_code)]
+
+mod address;
+mod config;
+mod connect;
+mod doorbell;
+mod memory;
+mod message;
+mod qp;
+mod receive;
+mod region;
+mod ring;
+mod send;
+mod table;
+mod window;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
+
+pub use self::address::SoftwareListener;
+pub use self::config::SoftwareConfig;
+use self::connect::Connections;
+use self::qp::{Common, State, flushed_receive};
+use self::receive::Polled;
+use self::region::{PeerMemory, Regions};
+use self::table::Table;
+use super::{
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
+    FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
+};
+
+/// Empty polls after which a queue pair is looked at less often.
+const IDLE_POLLS: u32 = 4096;
+/// Queue pairs on the cold list that each poll looks at.
+const COLD_POLLS: usize = 2;
+
+/// One shard's device of the software fabric; see the page of this module.
+#[derive(Debug)]
+pub struct SoftwareFabric {
+    common: Common,
+    table: Table,
+    /// Queue pairs that every poll looks at.
+    hot: Vec<u32>,
+    /// Where the next poll begins in `hot`.
+    turn: usize,
+    /// Queue pairs that were quiet for long.
+    cold: Vec<u32>,
+    cold_turn: usize,
+    capabilities: Capabilities,
+    connections: Connections,
+}
+
+impl SoftwareFabric {
+    /// Opens the fabric for one shard.
+    pub fn new(config: SoftwareConfig) -> Result<Self, FabricError> {
+        config.check()?;
+        let capabilities = Capabilities {
+            device: "software (shared memory)".to_owned(),
+            max_send_wr: 1 << 16,
+            max_recv_wr: config.shared_receives as u32,
+            max_inline: 0,
+            max_message: config.max_message as u32,
+            max_connect_private_data: message::MAX_PRIVATE_DATA,
+            max_accept_private_data: message::MAX_PRIVATE_DATA,
+            max_read_depth: u16::MAX,
+            remote_invalidate: true,
+            exposure_needs_own_arena: true,
+            shared_receive_queue: true,
+        };
+        Ok(Self {
+            connections: Connections::new()?,
+            common: Common {
+                receives: Vec::with_capacity(config.shared_receives),
+                ready: VecDeque::with_capacity(64),
+                events: VecDeque::new(),
+                stats: FabricStats::default(),
+                regions: Regions::default(),
+                peer_memory: PeerMemory::default(),
+                attention: Vec::new(),
+                rung: false,
+                config,
+            },
+            table: Table::default(),
+            hot: Vec::new(),
+            turn: 0,
+            cold: Vec::new(),
+            cold_turn: 0,
+            capabilities,
+        })
+    }
+
+    #[cold]
+    fn hand_out(&mut self, out: &mut Vec<Completion>, end: usize) {
+        let n = self.common.ready.len().min(end.saturating_sub(out.len()));
+        out.extend(self.common.ready.drain(..n));
+    }
+
+    #[inline]
+    fn poll_hot(&mut self, out: &mut Vec<Completion>, end: usize) {
+        for _ in 0..self.hot.len() {
+            if self.turn >= self.hot.len() {
+                self.turn = 0;
+            }
+            let Some(&slot) = self.hot.get(self.turn) else { return };
+            let Some(qp) = self.table.at(slot) else {
+                self.hot.swap_remove(self.turn);
+                continue;
+            };
+            match qp.poll(&mut self.common, out, end) {
+                Polled::Quiet => {
+                    qp.idle += 1;
+                    if qp.idle < IDLE_POLLS {
+                        self.turn += 1;
+                    } else {
+                        self.hot.swap_remove(self.turn);
+                        self.cold.push(slot);
+                    }
+                }
+                Polled::Active => {
+                    qp.idle = 0;
+                    self.turn += 1;
+                }
+                Polled::Dead => {
+                    self.hot.swap_remove(self.turn);
+                }
+            }
+            if out.len() >= end {
+                return;
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn poll_cold(&mut self, out: &mut Vec<Completion>, end: usize) {
+        for _ in 0..self.cold.len().min(COLD_POLLS) {
+            if self.cold_turn >= self.cold.len() {
+                self.cold_turn = 0;
+            }
+            let Some(&slot) = self.cold.get(self.cold_turn) else { return };
+            match self.table.at(slot).map_or(Polled::Dead, |qp| qp.poll(&mut self.common, out, end)) {
+                Polled::Quiet => self.cold_turn += 1,
+                Polled::Active => {
+                    self.cold.swap_remove(self.cold_turn);
+                    self.warm(slot);
+                }
+                Polled::Dead => {
+                    self.cold.swap_remove(self.cold_turn);
+                }
+            }
+            if out.len() >= end {
+                return;
+            }
+        }
+    }
+
+    /// Polls this queue pair in every turn from now on.
+    fn warm(&mut self, slot: u32) {
+        if let Some(qp) = self.table.at(slot) {
+            qp.idle = 0;
+            self.hot.push(slot);
+        }
+    }
+}
+
+impl Fabric for SoftwareFabric {
+    type Listener = SoftwareListener;
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn stats(&self) -> FabricStats {
+        self.common.stats
+    }
+
+    fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
+        self.common.regions.add(arena, access)
+    }
+
+    fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
+        if self.table.iter().any(|qp| qp.windows.exposes(arena)) {
+            return Err(FabricError::Misuse(format!("a window is still bound to arena {arena}")));
+        }
+        self.common.regions.remove(arena)
+    }
+
+    fn bind(address: &FabricAddress) -> Result<SoftwareListener, FabricError> {
+        SoftwareListener::bind(address)
+    }
+
+    fn listen(&mut self, listener: &SoftwareListener) -> Result<(), FabricError> {
+        self.connections.listen(listener)
+    }
+
+    fn unlisten(&mut self) {
+        self.connections.unlisten();
+    }
+
+    fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
+        self.start_connect(address, params)
+    }
+
+    fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
+        self.accept_request(request, params)
+    }
+
+    fn reject(&mut self, request: RequestId, private_data: &[u8]) {
+        self.connections.reject(request, private_data);
+    }
+
+    fn disconnect(&mut self, qp: QpId) {
+        let Some(qp) = self.table.get(qp) else { return };
+        match qp.state {
+            State::Up => {
+                qp.state = State::Closing;
+                qp.deadline = Some(Instant::now() + self.common.config.linger);
+                self.common.attention.push(qp.id.slot);
+            }
+            State::Connecting => {
+                qp.deadline = Some(Instant::now());
+                self.common.attention.push(qp.id.slot);
+            }
+            State::Closing | State::Draining | State::Error => {}
+        }
+    }
+
+    fn destroy_qp(&mut self, qp: QpId) {
+        let Some(mut gone) = self.table.remove(qp) else { return };
+        self.hot.retain(|&slot| slot != qp.slot);
+        self.cold.retain(|&slot| slot != qp.slot);
+        self.common.attention.retain(|&slot| slot != qp.slot);
+        gone.fail(&mut self.common, "destroyed".to_owned());
+        self.common.attention.retain(|&slot| slot != qp.slot);
+        // Whoever destroys it need not be told that it is gone.
+        self.common.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp: id, .. } if *id == qp));
+        self.connections.forget(*gone, self.common.config.linger);
+    }
+
+    fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
+        self.pump(Some(Duration::ZERO));
+        self.tend();
+        for event in std::mem::take(&mut self.common.events) {
+            if let ControlEvent::Established { qp, .. } = &event {
+                self.warm(qp.slot);
+            }
+            events.push(event);
+        }
+    }
+
+    fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
+        let unknown = || FabricError::Misuse(format!("{qp:?} is unknown"));
+        let windows = &mut self.table.get(qp).ok_or_else(unknown)?.windows;
+        let index = windows.add();
+        index.map(|index| WindowId { qp, index }).ok_or_else(|| {
+            FabricError::Misuse(format!(
+                "{qp:?} has all the {} windows of its ConnectParams",
+                windows.limit()
+            ))
+        })
+    }
+
+    #[inline]
+    fn next_rkey(&self, window: WindowId) -> u32 {
+        self.table.peek(window.qp).and_then(|qp| qp.windows.next_rkey(window.index)).unwrap_or(0)
+    }
+
+    #[inline]
+    fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
+        (mem.offset() + offset) as u64
+    }
+
+    #[inline]
+    fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
+        let (queue, depth, error) = match qp {
+            None => (&mut self.common.receives, self.common.config.shared_receives, None),
+            Some(id) => match self.table.get(id) {
+                None => return 0,
+                Some(qp) => {
+                    let error = (qp.state == State::Error).then_some(id);
+                    let Some(own) = &mut qp.own_receives else { return 0 };
+                    (&mut own.bufs, own.depth, error)
+                }
+            },
+        };
+        let regions = &self.common.regions;
+        let room = bufs.len().min(depth.saturating_sub(queue.len()));
+        let n = bufs[..room].iter().take_while(|b| regions.contains(b.arena())).count();
+        self.common.stats.recv_posts += n as u64;
+        match error {
+            None => queue.extend(bufs.drain(..n)),
+            Some(id) => self.common.ready.extend(bufs.drain(..n).map(|b| flushed_receive(id, b))),
+        }
+        n
+    }
+
+    #[inline]
+    fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        match self.table.get(qp) {
+            Some(qp) => qp.post(&mut self.common, chain),
+            None => Err(PostError::NotConnected),
+        }
+    }
+
+    #[inline]
+    fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        let start = out.len();
+        let end = start.saturating_add(max);
+        if !self.common.ready.is_empty() {
+            self.hand_out(out, end);
+        }
+        if out.len() < end {
+            self.poll_hot(out, end);
+            if !self.cold.is_empty() && out.len() < end {
+                self.poll_cold(out, end);
+            }
+        }
+        out.len() - start
+    }
+
+    fn arm(&mut self) {
+        self.common.rung = false;
+        // Whoever sleeps is in no hurry: the look before sleeping is at all of them.
+        for slot in std::mem::take(&mut self.cold) {
+            self.warm(slot);
+        }
+        for qp in self.table.iter_mut() {
+            qp.arm();
+        }
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) {
+        self.sleep(timeout);
+        for qp in self.table.iter_mut() {
+            qp.disarm();
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        self.connections.waker()
+    }
+}

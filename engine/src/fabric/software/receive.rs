@@ -1,0 +1,151 @@
+//! The receiving half of a queue pair: from the ring into posted Receives.
+
+use rpcrdma_mempool::Buf;
+
+use super::qp::{Common, Qp, Refusal, State};
+use super::ring::Word;
+use super::window::Revoked;
+use crate::fabric::{Completion, Opcode, Status};
+
+/// Messages that one queue pair may deliver per poll, so that the others get their turn.
+const BURST: usize = 32;
+/// Empty polls after which the peer is told what was taken, when no message of ours takes it along: about as
+/// many as a request and its reply need, so that the line for it stays quiet in a conversation.
+const PATIENCE: u32 = 64;
+/// The same, when the peer waits for a completion.
+const LITTLE_PATIENCE: u32 = 8;
+/// Polls that make up one retry of a sender whose message meets no Receive.
+const RNR_POLLS: u32 = 1024;
+
+/// What a poll found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Polled {
+    /// Nothing to do.
+    Quiet,
+    /// Something is going on.
+    Active,
+    /// It is over; do not poll it again.
+    Dead,
+}
+
+impl Qp {
+    /// One look at the queue pair.
+    #[inline]
+    pub(super) fn poll(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
+        let word = self.rx.peek(&self.ring);
+        if word == Word(0) && !self.chores {
+            return Polled::Quiet;
+        }
+        self.work(common, out, end, word)
+    }
+
+    fn work(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, word: Word) -> Polled {
+        if !self.is_live() {
+            return Polled::Dead;
+        }
+        if word != Word(0) {
+            self.quiet = 0;
+            self.receive(common, out, end, word);
+        }
+        if !self.retire.is_empty() && self.is_live() {
+            self.reap(common, out, end);
+        }
+        if !self.pending.is_empty() && self.is_live() {
+            self.resume(common);
+        }
+        let untold = self.rx.untold();
+        if untold != 0 && self.is_live() {
+            self.quiet += 1;
+            let patience = if self.ack_soon { LITTLE_PATIENCE } else { PATIENCE };
+            if self.quiet > patience || untold > self.rx.bytes() / 4 {
+                self.report();
+            }
+        }
+        if self.state == State::Error {
+            return Polled::Dead;
+        }
+        self.chores = !self.retire.is_empty() || !self.pending.is_empty() || self.rx.untold() != 0;
+        Polled::Active
+    }
+
+    fn receive(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, mut word: Word) {
+        let end = end.min(out.len() + BURST);
+        while out.len() < end {
+            if !word.is_valid(self.max_message) {
+                return self.violation(common, "a record header that cannot be");
+            }
+            let tail = self.rx.tail(&self.ring);
+            if !self.tx.acknowledge(tail as u32) {
+                return self.violation(common, "it takes what was never sent");
+            }
+            let queue = match &mut self.own_receives {
+                Some(own) => &mut own.bufs,
+                None => &mut common.receives,
+            };
+            let Some(mut buf) = queue.pop() else { return self.not_ready(common) };
+            let len = word.len();
+            if len as usize > buf.capacity() {
+                return self.too_long(common, out, buf, len);
+            }
+            buf.set_window(0, len as usize);
+            self.rx.copy(&self.ring, &mut buf);
+            self.rnr_polls = 0;
+            let mut invalidated = None;
+            if word.invalidates() {
+                let rkey = (tail >> 32) as u32;
+                if self.windows.revoke_key(rkey) != Revoked::Done {
+                    return self.bad_invalidation(common, out, buf);
+                }
+                invalidated = Some(rkey);
+            }
+            self.ack_soon |= word.wants_ack();
+            self.rx.advance(len);
+            out.push(Completion {
+                wr_id: 0,
+                qp: self.id,
+                opcode: Opcode::Recv,
+                status: Status::Success,
+                buf: Some(buf),
+                invalidated,
+            });
+            word = self.rx.peek(&self.ring);
+            if word == Word(0) {
+                return;
+            }
+        }
+    }
+
+    /// There is no Receive for the message: it stays where it is, as often as our parameters let the peer try again.
+    #[cold]
+    fn not_ready(&mut self, common: &mut Common) {
+        if self.rnr_polls == 0 {
+            common.stats.receiver_not_ready += 1;
+        }
+        self.rnr_polls = self.rnr_polls.saturating_add(1);
+        if self.rnr_retry < 7 && self.rnr_polls > u32::from(self.rnr_retry) * RNR_POLLS {
+            self.refuse(
+                common,
+                Refusal::NotReady,
+                "a message met no Receive for longer than rnr_retry allows",
+            );
+        }
+    }
+
+    #[cold]
+    fn too_long(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf, len: u32) {
+        let reason = format!("a message of {len} bytes met a Receive of {}", buf.capacity());
+        out.push(self.failed_receive(Status::LocalLength, buf));
+        self.refuse(common, Refusal::InvalidRequest, &reason);
+    }
+
+    #[cold]
+    fn bad_invalidation(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf) {
+        common.stats.access_refused += 1;
+        out.push(self.failed_receive(Status::RemoteInvalidRequest, buf));
+        self.refuse(common, Refusal::InvalidRequest, "the peer invalidates a key that is not bound here");
+    }
+
+    fn failed_receive(&self, status: Status, buf: Buf) -> Completion {
+        Completion { wr_id: 0, qp: self.id, opcode: Opcode::Recv, status, buf: Some(buf), invalidated: None }
+    }
+}

@@ -1,0 +1,71 @@
+//! The queue pairs of a fabric, by slot and generation.
+
+use super::qp::Qp;
+use crate::fabric::QpId;
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u32,
+    qp: Option<Box<Qp>>,
+}
+
+/// Slots are reused, each time with a new generation.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+impl Table {
+    /// Puts a queue pair, made for the name that it is given, into a free slot.
+    pub(super) fn insert(&mut self, make: impl FnOnce(QpId) -> Qp) -> QpId {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() as u32 - 1
+        });
+        let place = &mut self.slots[slot as usize];
+        let id = QpId { slot, generation: place.generation };
+        place.qp = Some(Box::new(make(id)));
+        id
+    }
+
+    pub(super) fn remove(&mut self, id: QpId) -> Option<Box<Qp>> {
+        let place = self.slots.get_mut(id.slot as usize).filter(|s| s.generation == id.generation)?;
+        let qp = place.qp.take()?;
+        place.generation = place.generation.wrapping_add(1);
+        self.free.push(id.slot);
+        Some(qp)
+    }
+
+    #[inline]
+    pub(super) fn get(&mut self, id: QpId) -> Option<&mut Qp> {
+        let slot = self.slots.get_mut(id.slot as usize)?;
+        if slot.generation != id.generation {
+            return None;
+        }
+        slot.qp.as_deref_mut()
+    }
+
+    #[inline]
+    pub(super) fn peek(&self, id: QpId) -> Option<&Qp> {
+        let slot = self.slots.get(id.slot as usize)?;
+        if slot.generation != id.generation {
+            return None;
+        }
+        slot.qp.as_deref()
+    }
+
+    /// Whatever is in a slot now.
+    #[inline]
+    pub(super) fn at(&mut self, slot: u32) -> Option<&mut Qp> {
+        self.slots.get_mut(slot as usize)?.qp.as_deref_mut()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Qp> {
+        self.slots.iter().filter_map(|s| s.qp.as_deref())
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
+        self.slots.iter_mut().filter_map(|s| s.qp.as_deref_mut())
+    }
+}
