@@ -157,7 +157,7 @@ impl Producer {
             return true;
         }
         // The two ways that heads travel may overtake each other: an old one is no lie.
-        self.acked.wrapping_sub(head) <= self.span.bytes
+        (self.acked.wrapping_sub(head) as i32) >= 0
     }
 }
 
