@@ -221,7 +221,11 @@ impl<F: Fabric> Shard<F> {
         for conn in self.conns.iter().flatten() {
             stats.messages.add(conn.proto.counters());
             stats.connections += 1;
+            let classes = conn.exposed.as_ref().map_or_else(Vec::new, |pool| pool.stats().classes);
+            stats.exposed_buffers += classes.iter().map(|class| class.outstanding as u64).sum::<u64>();
         }
+        stats.receives_posted = (self.posted + self.receives.len()) as u64;
+        stats.receives_promised = self.reserved as u64;
         stats.worker_depth = self.backlog.len() as u64 + self.workers.as_ref().map_or(0, |port| port.outstanding() as u64);
         stats
     }
