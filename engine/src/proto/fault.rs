@@ -110,6 +110,9 @@ pub enum CallError {
     /// More calls than the connection's table holds; or more chunks than one call may have.
     #[error("too many calls outstanding, or too many chunks in one call")]
     TooMany,
+    /// A chunk of no bytes: there is nothing to expose.
+    #[error("a chunk of the call has no bytes")]
+    EmptyChunk,
     /// No memory in the pool that the call needs; the text of [`Shard`](crate::shard::Shard) statistics says which.
     #[error("buffer pool is empty")]
     NoMemory,

@@ -38,9 +38,10 @@ impl<F: Fabric> Shard<F> {
         call.message = Some(message);
         let started = self.sampled().then(|| self.clock.read());
         conn.arrivals[id.index()] = started;
-        let ParsedCall { outcome, fetch } = parsed;
+        let ParsedCall { xid, outcome, fetch } = parsed;
+        // Refusals are answered under it too.
+        call.xid = xid;
         let outcome = outcome.and_then(|header| {
-            call.xid = header.xid;
             (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
             (call.flavor, call.credential, call.args) = (header.flavor, header.credential, header.args);
             call.entry = header.entry;
@@ -330,12 +331,12 @@ fn answer(refusal: Refusal) -> ReplyBody<'static> {
 
 /// What the shard needs of a call's headers, free of the message's borrow.
 pub(super) struct ParsedCall {
+    xid: u32,
     outcome: Result<ParsedHeader, Reject>,
     fetch: Fetch,
 }
 
 struct ParsedHeader {
-    xid: u32,
     program: u32,
     version: u32,
     procedure: u32,
@@ -353,7 +354,7 @@ impl ParsedCall {
     pub(super) fn read(view: &View<'_>, services: Option<&crate::server::Services>) -> Self {
         let mut fetch = Fetch::new();
         let outcome = Self::check(view, services, &mut fetch);
-        Self { outcome, fetch }
+        Self { xid: view.xid(), outcome, fetch }
     }
 
     #[inline]
@@ -380,7 +381,6 @@ impl ParsedCall {
         let credential_at = base + 32;
         let credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
         let mut parsed = ParsedHeader {
-            xid: header.xid,
             program: header.program,
             version: header.version,
             procedure: header.procedure,
