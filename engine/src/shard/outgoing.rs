@@ -10,7 +10,7 @@ use super::outcome::{CallResult, Done, Reply, Sink};
 use super::{ConnRef, Shard, arena_config};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::{Access, Fabric, FabricError, Posting, WindowId, WorkRequest};
-use crate::proto::{CallError, CallId, Form, Outgoing, Refusal};
+use crate::proto::{CallError, CallId, Connection, Form, Outgoing, Refusal};
 use crate::server::MAX_CHUNKS;
 use crate::wire::{Chunks, ReadSegment, Segment, View, WriteList, rpc};
 
@@ -39,6 +39,7 @@ impl<F: Fabric> Shard<F> {
         let started = self.sampled().then(|| self.clock.read());
         let arena = self.conn_mut(conn.0).and_then(|conn| conn.exposed.as_ref().map(|pool| pool.arena().id()));
         let foreign = send.iter().map(|(_, buf)| buf).chain(&receive).any(|buf| Some(buf.arena()) != arena);
+        let empty = send.iter().map(|(_, buf)| buf).chain(&receive).any(|buf| buf.is_empty());
         let longest = self.config.inline;
         let slot = conn.0.slot as usize;
         let record = match self.conns.get_mut(slot).and_then(Option::as_mut) {
@@ -49,10 +50,13 @@ impl<F: Fabric> Shard<F> {
             }
         };
         self.next_deadline = self.next_deadline.min(deadline);
+        let needed = message.len() + call_header_len(&record.proto, send.len(), receive.len());
         let result = if foreign {
             Err(CallError::NoMemory)
-        } else if message.len() > longest {
-            Err(CallError::TooLong { needed: message.len(), limit: longest })
+        } else if empty {
+            Err(CallError::EmptyChunk)
+        } else if needed > longest {
+            Err(CallError::TooLong { needed, limit: longest })
         } else {
             record.proto.start_call(token, deadline)
         };
@@ -161,12 +165,8 @@ impl<F: Fabric> Shard<F> {
                 conn.push_send(message, None, self.config.signal_every);
                 conn.calls[slot] = Some(out);
             }
-            Some(start) => {
-                // The connection believes that the message went out; it did not, and the counts are wrong now.
-                let error = CallError::TooLong { needed: len + at - start, limit: self.config.inline };
-                self.unsendable(conn, call, out, error);
-            }
-            None => self.unsendable(conn, call, out, CallError::NoMemory),
+            // The connection believes that the message went out; it did not, and the counts are wrong now.
+            _ => self.unsendable(conn, call, out, CallError::NoMemory),
         }
     }
 
@@ -336,6 +336,17 @@ impl<F: Fabric> Shard<F> {
             Sink::Thread(completer) => completer.complete(result),
         }
     }
+}
+
+/// Bytes of the transport header of a call with so many chunks.
+#[inline]
+fn call_header_len(proto: &Connection, reads: usize, writes: usize) -> usize {
+    if reads + writes == 0 {
+        return proto.header_len(&Form::default());
+    }
+    let reads = &[ReadSegment::default(); MAX_CHUNKS][..reads];
+    let writes = WriteList { counts: &[1; MAX_CHUNKS][..writes], segments: &[Segment::default(); MAX_CHUNKS] };
+    proto.header_len(&Form { chunks: Some(Chunks { reads, writes, ..Chunks::NONE }), external: false })
 }
 
 /// What the shard needs of a reply, free of the message's borrow.
