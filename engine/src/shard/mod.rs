@@ -54,6 +54,11 @@ mod conn_ref {
     /// A connection of a shard. Stale ones are refused.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct ConnRef(pub(crate) QpId);
+
+    impl ConnRef {
+        /// One that no shard has.
+        pub(crate) const NONE: Self = Self(QpId { slot: u32::MAX, generation: 0 });
+    }
 }
 
 /// Why a shard could not be made.
