@@ -5,7 +5,10 @@ use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
 use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW};
+use crate::server::MAX_CHUNKS;
 
+/// Windows that every fabric gives to a connection, if asked.
+const MOST_WINDOWS: usize = 1 << 16;
 /// What a connection's share of the unpromised Receives is divided by.
 const SHARE: usize = 8;
 
@@ -87,9 +90,15 @@ impl<F: Fabric> Shard<F> {
             send_queue_depth,
             initiator_depth: read_depth,
             responder_resources: read_depth,
-            windows: self.config.max_calls as u32 * 2,
+            windows: self.windows(),
             ..ConnectParams::default()
         }
+    }
+
+    /// Windows that a connection may need at once: one for each chunk of each call, each of which has a buffer.
+    fn windows(&self) -> u32 {
+        let buffers: usize = self.config.bulk_buffers.iter().map(|&(_, count)| count).sum();
+        buffers.min(self.config.max_calls * 2 * MAX_CHUNKS).clamp(1, MOST_WINDOWS) as u32
     }
 
     /// Receives for one more connection: what is configured, but no more than its share of what is left.
