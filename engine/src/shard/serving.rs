@@ -9,7 +9,7 @@ use super::Shard;
 use crate::config::POLL_BATCH;
 use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, Source, WorkRequest};
 use crate::handoff::workers::JobError;
-use crate::proto::{Form, InboundId, Outgoing, Refusal};
+use crate::proto::{Connection, Form, InboundId, Outgoing, Refusal};
 use crate::server::{MAX_CHUNKS, MAX_SEGMENTS, Placement, Procedure, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall};
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody, ReplyHeader};
 use crate::wire::{Chunks, ErrorBody, Segment, View, WriteList};
@@ -198,6 +198,10 @@ impl<F: Fabric> Shard<F> {
         if let Some(reject) = refused {
             return self.reject(conn, call, reject);
         }
+        let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
+        if len + reply_header_len(&conn.proto, &call) > self.config.inline {
+            return self.reject(conn, call, Reject::Transport(ErrorBody::ReplyResource { length_needed: len as u32 }));
+        }
         conn.proto.reply(call.id);
         let index = call.id.index();
         conn.replies[index] = Some(call);
@@ -314,6 +318,17 @@ impl<F: Fabric> Shard<F> {
         let at = buf.start();
         conn.proto.emit_before(Outgoing::Reply(id), &form, receives_ok, buf.full_mut(), at)
     }
+}
+
+/// Bytes of the transport header of a reply.
+#[inline]
+fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
+    if call.results.is_empty() {
+        return proto.header_len(&Form::default());
+    }
+    let counts: ArrayVec<u32, MAX_CHUNKS> = call.results.iter().map(|result| result.segments).collect();
+    let writes = WriteList { counts: &counts, segments: &call.segments };
+    proto.header_len(&Form { chunks: Some(Chunks { writes, ..Chunks::NONE }), external: false })
 }
 
 /// What a handler's refusal is on the wire (RFC 5531 §9).
