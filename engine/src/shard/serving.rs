@@ -1,5 +1,7 @@
 //! Calls of the peer: check, read chunks, run, write chunks, reply.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent};
 
@@ -91,12 +93,15 @@ impl<F: Fabric> Shard<F> {
     /// Posts the RDMA Reads of a call; it runs when all have completed.
     fn fetch(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, fetch: &Fetch) {
         let id = call.id;
+        let before = conn.chain.len();
         let mut landing = ArrayVec::<Lent, MAX_CHUNKS>::new();
         let mut filled = 0;
         for (n, &(at, segment)) in fetch.iter().enumerate() {
             if n == 0 || fetch[n - 1].0 != at {
                 let len: usize = fetch[n..].iter().take_while(|next| next.0 == at).map(|next| next.1.length as usize).sum();
                 let Some(Ok(lent)) = self.alloc(len).map(Buf::lend) else {
+                    // Nothing of a call that is refused is read: its caller takes its memory back.
+                    conn.chain.truncate(before);
                     return self.reject(conn, call, Reject::Transport(ErrorBody::System));
                 };
                 call.reads.push(ReadArgument { at, buf: None });
@@ -139,7 +144,9 @@ impl<F: Fabric> Shard<F> {
                 self.backlog.push_back(call);
             }
             _ => {
-                call.outcome = (entry.handler)(&mut call);
+                // As on a worker: a handler that panics costs its call, and nobody else's.
+                let run = AssertUnwindSafe(|| (entry.handler)(&mut call));
+                call.outcome = catch_unwind(run).unwrap_or(Err(Refusal::SystemError));
                 self.finish(conn, call);
             }
         }
