@@ -392,6 +392,7 @@ impl ParsedReply {
         }
         let start = view.payload_offset();
         match rpc::ReplyHeader::parse(view.payload()) {
+            Ok((reply, _)) if reply.xid != view.xid() => Err(CallError::MalformedReply("its two XIDs differ")),
             Ok((reply, len)) => match refusal(&reply) {
                 None => Ok((start + len) as u32..message_len as u32),
                 Some(refusal) => Err(CallError::Refused(refusal)),

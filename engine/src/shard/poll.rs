@@ -7,8 +7,13 @@ use super::serving::ParsedCall;
 use super::Shard;
 use super::conn::{Conn, Stage};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
-use crate::fabric::{Completion, Fabric, Opcode, PostError};
+use crate::fabric::{Completion, Fabric, Opcode, PostError, Status};
 use crate::proto::{Event, Form, Outgoing};
+
+/// Whether a work request failed because of what the peer said or sent.
+fn is_peer_fault(status: Status) -> bool {
+    matches!(status, Status::LocalLength | Status::RemoteAccess | Status::RemoteInvalidRequest)
+}
 
 /// Messages that one connection may put into one turn.
 const TRANSMIT_BATCH: usize = 64;
@@ -77,6 +82,7 @@ impl<F: Fabric> Shard<F> {
         // A late completion of a connection that is gone.
         let Some(mut conn) = self.take(qp) else { return };
         if !status.is_ok() {
+            self.stats.peer_faults += u64::from(is_peer_fault(status));
             conn.doomed.get_or_insert_with(|| format!("{opcode:?} failed: {status:?}"));
         } else {
             match (opcode, buf) {
