@@ -143,12 +143,14 @@ impl<F: Fabric> Shard<F> {
         match event {
             ControlEvent::ConnectRequest { request, peer, .. } => self.requested(request, &peer),
             ControlEvent::Established { qp, .. } => {
-                if let Some(conn) = self.conn_mut(qp)
-                    && conn.stage == Stage::Connecting
-                {
+                let Some(mut conn) = self.take(qp) else { return };
+                if conn.stage == Stage::Connecting {
                     conn.stage = Stage::Open;
+                    // A message may have come before this event.
+                    Self::make_ready(&mut self.ready, &mut conn);
                     self.notices.push(Notice::Open(ConnRef(qp)));
                 }
+                self.put(conn);
             }
             ControlEvent::Rejected { qp, private_data } => {
                 self.doom(qp, format!("refused by the peer: {}", String::from_utf8_lossy(&private_data)));

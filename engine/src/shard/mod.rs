@@ -122,6 +122,8 @@ pub struct Shard<F: Fabric> {
     posted: usize,
     /// Receives promised to connections.
     reserved: usize,
+    /// Connections were told to wait because fewer are posted than promised.
+    starved: bool,
     services: Option<Arc<Services>>,
     boxes: CallBoxes,
     workers: Option<Port>,
@@ -177,6 +179,7 @@ impl<F: Fabric> Shard<F> {
             receives: Vec::with_capacity(RECEIVE_MARGIN),
             posted: 0,
             reserved: 0,
+            starved: false,
             services,
             boxes: CallBoxes::default(),
             workers: None,

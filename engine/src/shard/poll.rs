@@ -139,6 +139,7 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     fn transmit(&mut self) {
         let receives_ok = self.posted >= self.reserved;
+        self.starved |= !receives_ok;
         // The lists change places, so that neither is ever made anew.
         std::mem::swap(&mut self.ready, &mut self.spoke);
         for index in 0..self.spoke.len() {
@@ -243,6 +244,18 @@ impl<F: Fabric> Shard<F> {
         }
         if !self.receives.is_empty() {
             self.posted += self.fabric.post_recv(None, &mut self.receives);
+        }
+        if self.starved && self.posted >= self.reserved {
+            self.relieved();
+        }
+    }
+
+    /// Receives are there again: whoever had to keep its grants, or its replies, back may go on.
+    #[cold]
+    fn relieved(&mut self) {
+        self.starved = false;
+        for conn in self.conns.iter_mut().flatten() {
+            Self::make_ready(&mut self.ready, conn);
         }
     }
 }
