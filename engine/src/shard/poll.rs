@@ -164,7 +164,7 @@ impl<F: Fabric> Shard<F> {
             match out {
                 Outgoing::Call(call) => self.transmit_call(conn, call, receives_ok),
                 Outgoing::Reply(id) => self.transmit_reply(conn, id, receives_ok),
-                Outgoing::Error { .. } | Outgoing::Grant => self.transmit_header(conn, out, receives_ok),
+                Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Grant => self.transmit_header(conn, out, receives_ok),
             }
             if !self.config.batch {
                 self.post_chain(conn);
