@@ -48,7 +48,9 @@ impl<F: Fabric> Shard<F> {
 
     fn start_drain(&mut self, conn: &mut Conn) {
         conn.proto.close();
-        conn.stage = Stage::Draining;
+        if conn.stage != Stage::Closing {
+            conn.stage = Stage::Draining;
+        }
         Self::make_ready(&mut self.ready, conn);
     }
 
@@ -187,9 +189,6 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn end(&mut self, mut conn: Box<Conn>) {
         let reason = conn.doomed.take().unwrap_or_default();
         let qp = conn.qp;
-        if conn.stage == Stage::Draining && conn.proto.is_idle() {
-            self.fabric.disconnect(qp);
-        }
         // What the device held is given back here: only then may anything else be done with that memory.
         self.fabric.destroy_qp(qp);
         while let Some((call, token, error)) = conn.proto.lost() {

@@ -97,6 +97,9 @@ impl<F: Fabric> Shard<F> {
 
     #[inline]
     fn received(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
+        if conn.stage == Stage::Closing {
+            return;
+        }
         Self::make_ready(&mut self.ready, conn);
         match conn.proto.handle_message(&message) {
             Ok(Event::Call { id, view }) => {
@@ -152,7 +155,7 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     fn say(&mut self, conn: &mut Conn, receives_ok: bool) {
         conn.ready = false;
-        if conn.stage == Stage::Connecting {
+        if matches!(conn.stage, Stage::Connecting | Stage::Closing) {
             return;
         }
         let mut more = true;
@@ -173,12 +176,8 @@ impl<F: Fabric> Shard<F> {
         if more {
             Self::make_ready(&mut self.ready, conn);
         }
-        if conn.stage == Stage::Draining && conn.proto.is_idle() {
-            if conn.chain.is_empty() && conn.is_idle() {
-                conn.doomed.get_or_insert_with(|| "closed".into());
-            } else {
-                Self::make_ready(&mut self.ready, conn);
-            }
+        if conn.stage == Stage::Draining && conn.proto.is_idle() && conn.is_idle() {
+            conn.stage = Stage::Closing;
         }
     }
 
@@ -206,6 +205,11 @@ impl<F: Fabric> Shard<F> {
         for index in 0..self.spoke.len() {
             let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
             self.post_chain(&mut conn);
+            if conn.stage == Stage::Closing && conn.chain.is_empty() {
+                // The device says when all of it has arrived.
+                self.fabric.disconnect(conn.qp);
+                self.control_due = 0;
+            }
             self.put(conn);
         }
         self.spoke.clear();

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent};
 
-use super::conn::{Conn, PendingReads};
+use super::conn::{Conn, PendingReads, Stage};
 use super::outgoing::headroom;
 use super::Shard;
 use crate::config::POLL_BATCH;
@@ -43,6 +43,8 @@ impl<F: Fabric> Shard<F> {
         let ParsedCall { xid, outcome, fetch } = parsed;
         // Refusals are answered under it too.
         call.xid = xid;
+        // A server that drains ends what it has begun, and begins nothing.
+        let outcome = if conn.stage == Stage::Draining { Err(Reject::Transport(ErrorBody::System)) } else { outcome };
         let outcome = outcome.and_then(|header| {
             (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
             (call.flavor, call.credential, call.args) = (header.flavor, header.credential, header.args);
