@@ -10,4 +10,7 @@ fn child_process() {
 
 mod calls;
 mod chunks;
+mod hostile_client;
 mod killed;
+mod lifecycle;
+mod threads;
