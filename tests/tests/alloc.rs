@@ -3,7 +3,6 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::{Config, Procedure, Refusal, Scheme, ServerCall, Services};
@@ -12,7 +11,9 @@ use rpcrdma_tests::{ECHO, MIRROR, PROGRAM, VERSION, World, small, small_server};
 /// Keeps the shard busy for a while.
 const PAUSE: u32 = 30;
 /// Token of a call of it.
-const PAUSED: u64 = 1 << 40;
+const PAUSED: u64 = MOST;
+/// It is in the middle of one.
+static PAUSES: AtomicBool = AtomicBool::new(false);
 /// Calls under way at a time.
 const MOST: u64 = 32;
 
@@ -68,7 +69,10 @@ fn services() -> Services {
         Ok(())
     };
     let pause = |_: &mut ServerCall| {
-        std::thread::sleep(Duration::from_millis(50));
+        PAUSES.store(true, Ordering::Release);
+        while PAUSES.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
         Ok(())
     };
     services.add(PROGRAM, VERSION, PAUSE, Procedure::new(pause));
@@ -81,30 +85,47 @@ fn services() -> Services {
     services
 }
 
+fn start(client: &mut LocalClient, token: u64) {
+    let first = client.first();
+    let mut call = client.prepare(ECHO, 64).expect("a buffer");
+    call.args_mut().fill(token as u8);
+    client.start(first, call, token);
+}
+
 /// Makes the server's shard find as many calls at once as it will ever find.
 fn crowd(client: &mut LocalClient) {
     let first = client.first();
     let pause = client.prepare(PAUSE, 0).expect("a buffer");
     client.start(first, pause, PAUSED);
+    while !PAUSES.load(Ordering::Acquire) {
+        client.poll(|_| {});
+    }
+    for token in 0..MOST {
+        start(client, token);
+    }
     client.poll(|_| {});
-    calls(client, MOST, MOST);
+    PAUSES.store(false, Ordering::Release);
+    let mut ended = 0;
+    while ended <= MOST {
+        client.poll(|done| {
+            done.result.expect("a reply");
+            ended += 1;
+        });
+    }
 }
 
 /// Echoes of 64 bytes, `depth` at a time.
 fn calls(client: &mut LocalClient, count: u64, depth: u64) {
-    let first = client.first();
     let (mut started, mut ended) = (0, 0);
     while ended < count {
         while started < count && started - ended < depth {
-            let mut call = client.prepare(ECHO, 64).expect("a buffer");
-            call.args_mut().fill(started as u8);
-            client.start(first, call, started);
+            start(client, started);
             started += 1;
         }
         let busy = client.poll(|done| {
             let reply = done.result.expect("a reply");
             assert!(reply.results().iter().all(|&byte| byte == done.token as u8), "another reply");
-            ended += u64::from(done.token != PAUSED);
+            ended += 1;
         });
         if !busy {
             std::thread::yield_now();

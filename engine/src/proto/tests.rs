@@ -329,13 +329,16 @@ fn a_changed_version_ends_the_connection() {
 #[test]
 fn errors_that_nobody_reads_cost_a_bounded_amount() {
     let mut server = Connection::new(config(Scheme::V1, true));
-    for _ in 0..10_000 {
+    let limit = server.credits().reserve();
+    for _ in 0..limit {
         server.handle_message(&words(&[9, 7, 1, 0])).unwrap();
     }
-    assert_eq!(server.counters().rejected_answered, 10_000);
+    let fault = server.handle_message(&words(&[9, 7, 1, 0])).unwrap_err();
+    assert_eq!(fault, PeerFault::TooManyCalls { limit });
+    assert_eq!(server.counters().rejected_answered, u64::from(limit));
     let mut link = VecDeque::new();
     Pair::transmit(&mut server, &mut link);
-    assert_eq!(link.len(), MAX_QUEUED_ERRORS);
+    assert_eq!(link.len(), limit as usize);
 }
 
 #[test]

@@ -264,7 +264,7 @@ fn random_messages_break_nothing() {
             }
             for _ in 0..20 {
                 // A good message with some words changed, cut off, or noise.
-                let call = call_bytes(9, PROGRAM, VERSION, 1 + random.below(7) as u32, &[0; 40]);
+                let call = call_bytes(9, PROGRAM, VERSION, 1 + random.below(6) as u32, &[0; 40]);
                 let target =
                     Segment { handle: random.next() as u32, length: random.below(9000) as u32, offset: 0 };
                 let reads = [ReadSegment { position: 44, target }];
