@@ -586,7 +586,7 @@ impl SoftwareFabric {
                 true
             }
             State::Draining => {
-                if late || qp.rx.is_empty(&qp.ring) {
+                if late || qp.rx.peek(&qp.ring) == 0 {
                     qp.fail(&mut self.common, "the peer closed the connection".to_owned());
                     return self.tend_qp(slot, now);
                 }

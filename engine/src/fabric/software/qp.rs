@@ -56,7 +56,7 @@ pub(super) enum State {
 pub(super) struct Retire {
     pub(super) wr_id: u64,
     /// Reported once the peer has taken everything before this position.
-    pub(super) end: u32,
+    pub(super) end: u64,
     pub(super) opcode: Opcode,
     pub(super) signalled: bool,
     pub(super) status: Status,
@@ -115,7 +115,7 @@ pub(super) struct Qp {
 
 /// Why a receiver does not take a record; travels in its report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
+#[repr(u64)]
 pub(super) enum Refusal {
     NotReady = 1,
     InvalidRequest = 2,
@@ -123,7 +123,7 @@ pub(super) enum Refusal {
 
 impl Refusal {
     /// What the sender's request ends with. The word is the peer's: anything is possible.
-    fn status(code: u32) -> Option<Status> {
+    fn status(code: u64) -> Option<Status> {
         match code {
             0 => None,
             1 => Some(Status::RnrRetryExceeded),
@@ -199,9 +199,12 @@ impl Qp {
     pub(super) fn report(&mut self) {
         self.quiet = 0;
         self.ack_soon = false;
-        let head = u64::from(self.rx.tell());
-        // Pairs with the load in `settle_reported` at the other side.
-        self.ring.publish(self.own_report, head | self.refused.map_or(0, |r| (r as u64) << 32));
+        // Pair with the loads in `settle_reported` and `refusal` at the other side: who finds a refusal finds the head
+        // that it is about.
+        self.ring.publish(self.own_report, self.rx.tell());
+        if let Some(refused) = self.refused {
+            self.ring.publish(self.own_report + 8, refused as u64);
+        }
         if self.peer_may_sleep && self.peer_bell.take_if_anything(&self.ring) {
             self.wake_peer();
         }
@@ -261,6 +264,7 @@ impl Qp {
             return;
         }
         let told = self.state != State::Connecting;
+        let refused = self.refusal();
         if told {
             self.report();
             self.settle_reported();
@@ -268,7 +272,7 @@ impl Qp {
         self.state = State::Error;
         // The next poll finds it, and drops it from its lists.
         self.chores = true;
-        self.flush(common);
+        self.flush(common, refused);
         common.attention.push(self.id.slot);
         if told {
             log::debug!("{:?}: {reason}", self.id);
@@ -280,18 +284,18 @@ impl Qp {
     #[inline]
     pub(super) fn settle_reported(&mut self) -> bool {
         // Pairs with the publication in `report` at the other side.
-        self.tx.acknowledge(self.ring.load(self.peer_report) as u32)
+        self.tx.acknowledge(self.ring.load(self.peer_report))
     }
 
     /// What the peer says of the first record that it has not taken.
     #[inline]
     pub(super) fn refusal(&self) -> Option<Status> {
-        Refusal::status((self.ring.load(self.peer_report) >> 32) as u32)
+        // Pairs with the publication in `report` at the other side.
+        Refusal::status(self.ring.load(self.peer_report + 8))
     }
 
     /// Ends all that is posted: what the peer has taken is done, the record that it refused says why, the rest is flushed.
-    fn flush(&mut self, common: &mut Common) {
-        let mut refused = self.refusal();
+    fn flush(&mut self, common: &mut Common, mut refused: Option<Status>) {
         for r in self.retire.drain(..) {
             let status =
                 if self.tx.is_acked(r.end) { r.status } else { refused.take().unwrap_or(Status::Flushed) };

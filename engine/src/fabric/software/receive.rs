@@ -3,7 +3,6 @@
 use rpcrdma_mempool::Buf;
 
 use super::qp::{Common, Qp, Refusal, State};
-use super::ring::Word;
 use super::window::Revoked;
 use crate::fabric::{Completion, Opcode, Status};
 
@@ -32,20 +31,20 @@ impl Qp {
     /// One look at the queue pair.
     #[inline]
     pub(super) fn poll(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
-        let word = self.rx.peek(&self.ring);
-        if word == Word(0) && !self.chores {
+        let first = self.rx.peek(&self.ring);
+        if first == 0 && !self.chores {
             return Polled::Quiet;
         }
-        self.work(common, out, end, word)
+        self.work(common, out, end, first)
     }
 
-    fn work(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, word: Word) -> Polled {
+    fn work(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, first: u64) -> Polled {
         if !self.is_live() {
             return Polled::Dead;
         }
-        if word != Word(0) {
+        if first != 0 {
             self.quiet = 0;
-            self.receive(common, out, end, word);
+            self.receive(common, out, end, first);
         }
         if !self.retire.is_empty() && self.is_live() {
             self.reap(common, out, end);
@@ -53,11 +52,10 @@ impl Qp {
         if !self.pending.is_empty() && self.is_live() {
             self.resume(common);
         }
-        let untold = self.rx.untold();
-        if untold != 0 && self.is_live() {
+        if self.rx.untold() != 0 && self.is_live() {
             self.quiet += 1;
             let patience = if self.ack_soon { LITTLE_PATIENCE } else { PATIENCE };
-            if self.quiet > patience || untold > self.rx.bytes() / 4 {
+            if self.quiet > patience || self.rx.owes_report() {
                 self.report();
             }
         }
@@ -68,14 +66,14 @@ impl Qp {
         Polled::Active
     }
 
-    fn receive(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, mut word: Word) {
+    fn receive(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, mut first: u64) {
         let end = end.min(out.len() + BURST);
         while out.len() < end {
-            if !word.is_valid(self.max_message) {
+            let header = self.rx.header(&self.ring, first);
+            if !header.is_valid(self.max_message) {
                 return self.violation(common, "a record header that cannot be");
             }
-            let tail = self.rx.tail(&self.ring);
-            if !self.tx.acknowledge(tail as u32) {
+            if !self.tx.acknowledge(header.head()) {
                 return self.violation(common, "it takes what was never sent");
             }
             let queue = match &mut self.own_receives {
@@ -83,22 +81,20 @@ impl Qp {
                 None => &mut common.receives,
             };
             let Some(mut buf) = queue.pop() else { return self.not_ready(common) };
-            let len = word.len();
+            let len = header.len();
             if len as usize > buf.capacity() {
                 return self.too_long(common, out, buf, len);
             }
             buf.set_window(0, len as usize);
             self.rx.copy(&self.ring, &mut buf);
             self.rnr_polls = 0;
-            let mut invalidated = None;
-            if word.invalidates() {
-                let rkey = (tail >> 32) as u32;
-                if self.windows.revoke_key(rkey) != Revoked::Done {
-                    return self.bad_invalidation(common, out, buf);
-                }
-                invalidated = Some(rkey);
+            let invalidated = header.invalidate();
+            if let Some(rkey) = invalidated
+                && self.windows.revoke_key(rkey) != Revoked::Done
+            {
+                return self.bad_invalidation(common, out, buf);
             }
-            self.ack_soon |= word.wants_ack();
+            self.ack_soon |= header.wants_ack();
             self.rx.advance(len);
             out.push(Completion {
                 wr_id: 0,
@@ -108,8 +104,8 @@ impl Qp {
                 buf: Some(buf),
                 invalidated,
             });
-            word = self.rx.peek(&self.ring);
-            if word == Word(0) {
+            first = self.rx.peek(&self.ring);
+            if first == 0 {
                 return;
             }
         }

@@ -5,7 +5,7 @@ use rpcrdma_mempool::{Lent, PeerMapping};
 
 use super::message::Message;
 use super::qp::{Common, Qp, Retire, State, ended, opcode};
-use super::ring::Word;
+use super::ring::Header;
 use super::window::{Exposure, Revoked};
 use crate::fabric::{
     Access, Completion, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest,
@@ -185,9 +185,8 @@ impl Qp {
                 return Step::Wait;
             }
             *budget -= buf.len();
-            let word = Word::message(len, invalidate.is_some(), signalled);
-            let tail = u64::from(self.rx.tell()) | u64::from(invalidate.unwrap_or(0)) << 32;
-            self.tx.push(&self.ring, word, tail, buf);
+            let header = Header::message(len, *invalidate, signalled, self.rx.tell());
+            self.tx.push(&self.ring, header, buf);
             let end = self.tx.sent();
             self.retire.push_back(Retire {
                 wr_id,
