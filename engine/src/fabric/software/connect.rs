@@ -473,7 +473,9 @@ impl SoftwareFabric {
         let open = qp.read_socket(&mut self.common);
         match open {
             Ok(true) => {}
-            Err(why) => qp.violation(&mut self.common, &why),
+            Err(why) => {
+                qp.violation(&mut self.common, &why);
+            }
             Ok(false) => {
                 // Its end of the socket stays readable for ever: look no more.
                 if let Some(socket) = qp.socket() {

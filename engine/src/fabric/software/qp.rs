@@ -11,6 +11,7 @@ use super::doorbell::{Doorbell, Waits};
 use super::memory::{Layout, Memory, Side};
 use super::message::{Message, Received};
 use super::region::{PeerMemory, Regions, Shown};
+use super::retire::RetireQueue;
 use super::ring::{Consumer, Producer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::fabric::{
@@ -51,17 +52,6 @@ pub(super) enum State {
     Error,
 }
 
-/// A request that was carried out and waits for its turn to be reported.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Retire {
-    pub(super) wr_id: u64,
-    /// Reported once the peer has taken everything before this position.
-    pub(super) end: u64,
-    pub(super) opcode: Opcode,
-    pub(super) signalled: bool,
-    pub(super) status: Status,
-}
-
 /// Receives that one queue pair keeps for itself.
 #[derive(Debug)]
 pub(super) struct OwnReceives {
@@ -75,8 +65,10 @@ pub(super) struct Qp {
     // What every poll looks at.
     pub(super) ring: PeerMapping,
     pub(super) rx: Consumer,
-    /// Something waits: reports, completions, requests.
+    /// The next poll has something to do even if no message is there.
     pub(super) chores: bool,
+    /// Something is to be done now and then: acknowledgements in either direction.
+    pub(super) later: bool,
     pub(super) state: State,
     /// A request has failed: nothing behind it is carried out.
     pub(super) halted: bool,
@@ -85,13 +77,14 @@ pub(super) struct Qp {
     /// The first request waits for room in the ring, and for nothing else.
     pub(super) needs_room: bool,
     pub(super) peer_may_sleep: bool,
-    /// Polls in a row without a message, for the report; and without anything, for the cold list.
-    pub(super) quiet: u32,
+    /// Polls since something happened.
     pub(super) idle: u32,
+    /// Looks since the last message, while the peer has not been told of it.
+    pub(super) quiet: u32,
     pub(super) id: QpId,
     pub(super) tx: Producer,
     pub(super) max_message: u32,
-    pub(super) retire: VecDeque<Retire>,
+    pub(super) retire: RetireQueue,
     pub(super) pending: VecDeque<Posting>,
     pub(super) depth: usize,
     pub(super) own_receives: Option<OwnReceives>,
@@ -154,6 +147,7 @@ impl Qp {
             ring,
             rx: Consumer::new(layout.ring(side.other())),
             chores: false,
+            later: false,
             state: State::Connecting,
             halted: false,
             ack_soon: false,
@@ -164,7 +158,7 @@ impl Qp {
             id,
             tx: Producer::new(layout.ring(side)),
             max_message,
-            retire: VecDeque::with_capacity(depth + 1),
+            retire: RetireQueue::new(depth),
             pending: VecDeque::new(),
             depth,
             own_receives: params
@@ -226,7 +220,7 @@ impl Qp {
         if self.rx.untold() != 0 {
             self.report();
         }
-        let waiting = !self.pending.is_empty() || self.retire.iter().any(|r| r.signalled);
+        let waiting = !self.pending.is_empty() || self.retire.has_signalled();
         self.own_bell.set(&self.ring, if waiting { Waits::Anything } else { Waits::Message });
     }
 
@@ -250,11 +244,12 @@ impl Qp {
         self.fail(common, reason.to_owned());
     }
 
-    /// The peer does what no correct one does.
+    /// The peer does what no correct one does. False: it is over.
     #[cold]
-    pub(super) fn violation(&mut self, common: &mut Common, what: &str) {
+    pub(super) fn violation(&mut self, common: &mut Common, what: &str) -> bool {
         common.stats.peer_violations += 1;
         self.fail(common, format!("the peer broke the rules of the fabric: {what}"));
+        false
     }
 
     /// The end: whatever is still posted is flushed.
@@ -296,7 +291,7 @@ impl Qp {
 
     /// Ends all that is posted: what the peer has taken is done, the record that it refused says why, the rest is flushed.
     fn flush(&mut self, common: &mut Common, mut refused: Option<Status>) {
-        for r in self.retire.drain(..) {
+        while let Some(r) = self.retire.pop() {
             let status =
                 if self.tx.is_acked(r.end) { r.status } else { refused.take().unwrap_or(Status::Flushed) };
             if r.signalled || !status.is_ok() {
