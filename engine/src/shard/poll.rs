@@ -3,8 +3,8 @@
 use rpcrdma_mempool::Buf;
 
 use super::outgoing::ParsedReply;
-use super::serving::ParsedCall;
-use super::Shard;
+use super::serving::read_call;
+use super::{MAX_BATCH, Shard};
 use super::conn::{Conn, Stage};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
 use crate::fabric::{Completion, Fabric, Opcode, PostError};
@@ -82,7 +82,7 @@ impl<F: Fabric> Shard<F> {
             match (opcode, buf) {
                 (Opcode::Recv, Some(message)) => self.received(&mut conn, message, invalidated),
                 (Opcode::Read, _) => self.fetched(&mut conn, wr_id as usize),
-                (Opcode::LocalInvalidate, _) => self.revoked(&mut conn, wr_id as usize),
+                (Opcode::LocalInvalidate, _) => self.revoked(&mut conn, wr_id as u32),
                 _ => {}
             }
         }
@@ -94,8 +94,10 @@ impl<F: Fabric> Shard<F> {
         Self::make_ready(&mut self.ready, conn);
         match conn.proto.handle_message(&message) {
             Ok(Event::Call { id, view }) => {
-                let parsed = ParsedCall::read(&view, self.services.as_deref());
-                self.serve(conn, id, parsed, message);
+                let mut call = self.boxes.take(conn.qp, id);
+                let parsed = read_call(&view, self.services.as_deref(), &mut call, &mut self.fetch);
+                call.message = Some(message);
+                self.serve(conn, call, parsed);
             }
             Ok(Event::Reply { call, token, view }) => {
                 let offered = conn.exposure_of(call);
@@ -222,7 +224,7 @@ impl<F: Fabric> Shard<F> {
             }
         }
         let posted = count - conn.chain.len();
-        let _ = self.stats.batch.record(posted.max(1) as u64);
+        self.batches[posted.min(MAX_BATCH)] += 1;
     }
 
     /// Posts Receives, as one chain, up to what is promised and the margin.
