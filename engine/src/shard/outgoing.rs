@@ -133,7 +133,7 @@ impl<F: Fabric> Shard<F> {
         let memory = out.memory.take();
         let (at, len) = (message.start(), message.len());
         let start = match memory {
-            None => conn.proto.emit_before(Outgoing::Call(call), &Form::default(), receives_ok, message.full_mut(), at),
+            None => conn.proto.emit_before(Outgoing::Call(call), None, receives_ok, message.full_mut(), at),
             Some(memory) => match self.expose(conn, memory) {
                 Ok(index) => {
                     if let Some(out) = conn.calls[slot].as_mut() {
@@ -207,7 +207,7 @@ impl<F: Fabric> Shard<F> {
         let inv_handle = exposure.parts.last().filter(|_| offer).map_or(0, |part| part.segment.handle);
         let chunks = Chunks { inv_handle, reads: &reads, writes, reply: None };
         let at = message.start();
-        conn.proto.emit_before(out, &Form { chunks: Some(chunks), external: false }, receives_ok, message.full_mut(), at)
+        conn.proto.emit_before(out, Some(&Form { chunks, external: false }), receives_ok, message.full_mut(), at)
     }
 
     /// A reply has come: checks it, and tells the caller, at once or when nothing is exposed any more.
@@ -393,7 +393,7 @@ impl Conn {
     #[inline]
     fn check_call(&self, message: &Buf, memory: Option<&ChunkMemory>, limit: usize) -> Result<(), CallError> {
         let header = match memory {
-            None => self.proto.header_len(&Form::default()),
+            None => self.proto.header_len(None),
             Some(memory) => self.check_memory(memory)?,
         };
         let needed = header + message.len();
@@ -413,7 +413,7 @@ impl Conn {
         let (sent, received) = (memory.send.len(), memory.receive.len());
         let writes = WriteList { counts: &counts[..received], segments: &segments[..received] };
         let chunks = Chunks { reads: &reads[..sent], writes, ..Chunks::NONE };
-        Ok(self.proto.header_len(&Form { chunks: Some(chunks), external: false }))
+        Ok(self.proto.header_len(Some(&Form { chunks, external: false })))
     }
 }
 

@@ -250,7 +250,7 @@ impl<F: Fabric> Shard<F> {
         let invalidate = conn.proto.invalidate_offer(id).filter(|_| self.config.remote_invalidate);
         let (at, len) = (buf.start(), buf.len());
         let start = if call.results.is_empty() {
-            conn.proto.emit_before(Outgoing::Reply(id), &Form::default(), receives_ok, buf.full_mut(), at)
+            conn.proto.emit_before(Outgoing::Reply(id), None, receives_ok, buf.full_mut(), at)
         } else {
             Self::emit_written(conn, &mut call, id, receives_ok, &mut buf)
         };
@@ -295,9 +295,9 @@ impl<F: Fabric> Shard<F> {
             }
         }
         let writes = WriteList { counts: &counts, segments: &call.segments };
-        let form = Form { chunks: Some(Chunks { writes, ..Chunks::NONE }), external: false };
+        let form = Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false };
         let at = buf.start();
-        conn.proto.emit_before(Outgoing::Reply(id), &form, receives_ok, buf.full_mut(), at)
+        conn.proto.emit_before(Outgoing::Reply(id), Some(&form), receives_ok, buf.full_mut(), at)
     }
 }
 
