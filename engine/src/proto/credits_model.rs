@@ -128,7 +128,7 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
     let mut worlds = 0;
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         for coalesce in [true, false] {
-            for (replies, calls) in [(1, 4), (2, 3), (0, 7)] {
+            for (replies, calls) in [(1, 4), (2, 2), (0, 6)] {
                 let start = World::new(scheme, MIN_WINDOW, coalesce, calls, NEAR_WRAP);
                 worlds += Model { replies, v1: false }.explore(start);
             }

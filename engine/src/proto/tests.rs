@@ -56,7 +56,7 @@ impl Pair {
         while let Some(out) = from.poll_transmit(true) {
             let mut buf = vec![0; 256];
             buf[128..132].copy_from_slice(b"call");
-            let start = from.emit_before(out, None, true, &mut buf, 128).unwrap();
+            let start = from.emit_before(out, &Form::default(), true, &mut buf, 128).unwrap();
             let end = if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) { 132 } else { 128 };
             link.push_back(buf[start..end].to_vec());
         }
@@ -353,5 +353,5 @@ fn a_stale_answer_cannot_answer_a_newer_call() {
     server.reply(first);
     let mut buf = [0; 64];
     let out = server.poll_transmit(true).unwrap();
-    assert_eq!(server.emit_before(out, None, true, &mut buf, 64), None);
+    assert_eq!(server.emit_plain(out, true, &mut buf, 64), None);
 }

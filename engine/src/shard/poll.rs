@@ -8,7 +8,7 @@ use super::{MAX_BATCH, Shard};
 use super::conn::{Conn, Stage};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
 use crate::fabric::{Completion, Fabric, Opcode, PostError};
-use crate::proto::{Event, Outgoing, PeerFault};
+use crate::proto::{Event, Form, Outgoing, PeerFault};
 use crate::wire::View;
 
 /// Messages that one connection may put into one turn.
@@ -215,7 +215,7 @@ impl<F: Fabric> Shard<F> {
             return;
         };
         let end = HEADROOM_PLAIN;
-        match conn.proto.emit_before(out, None, receives_ok, buf.full_mut(), end) {
+        match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
             Some(start) => {
                 buf.set_window(start, end - start);
                 conn.push_send(buf, None, self.config.signal_every);

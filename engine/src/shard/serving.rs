@@ -246,7 +246,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Sends a reply: writes its headers, queues the RDMA Writes and the Send behind them.
-    #[inline]
+    #[inline(always)]
     fn transmit_reply(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, receives_ok: bool) {
         let id = call.id;
         let Some(mut buf) = call.reply.take() else { return };
@@ -264,7 +264,7 @@ impl<F: Fabric> Shard<F> {
         }
         let invalidate = (call.inv_handle != 0 && self.config.remote_invalidate).then_some(call.inv_handle);
         let start = if call.results.is_empty() {
-            conn.proto.emit_before(Outgoing::Reply(id), None, receives_ok, buf.full_mut(), at)
+            conn.proto.emit_plain(Outgoing::Reply(id), receives_ok, buf.full_mut(), at)
         } else {
             Self::emit_written(conn, &mut call, receives_ok, &mut buf, at)
         };
@@ -322,7 +322,7 @@ impl<F: Fabric> Shard<F> {
         }
         let writes = WriteList { counts: &counts, segments: &call.segments };
         let form = Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false };
-        conn.proto.emit_before(Outgoing::Reply(call.id), Some(&form), receives_ok, buf.full_mut(), at)
+        conn.proto.emit_before(Outgoing::Reply(call.id), &form, receives_ok, buf.full_mut(), at)
     }
 }
 
