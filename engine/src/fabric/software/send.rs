@@ -15,6 +15,9 @@ use crate::fabric::{
 /// Bytes that one queue pair may copy per post or poll, so that the others get their turn.
 const COPY_BUDGET: usize = 1 << 20;
 
+const FOREIGN: &str = "memory that is not registered with this fabric";
+const BOUNDS: &str = "bytes outside of the buffer";
+
 /// How far a work request came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
@@ -140,17 +143,19 @@ impl Qp {
     /// What a NIC's driver checks before it takes a request.
     #[inline]
     fn check(&mut self, common: &Common, posting: &Posting) -> Result<(), &'static str> {
-        const FOREIGN: &str = "memory that is not registered with this fabric";
-        const BOUNDS: &str = "bytes outside of the buffer";
+        let WorkRequest::Send { buf, .. } = &posting.wr else { return self.check_memory(common, posting) };
+        if buf.len() > self.max_message as usize {
+            return Err("a message longer than max_message of the two sides");
+        }
+        if common.regions.contains(buf.arena()) { Ok(()) } else { Err(FOREIGN) }
+    }
+
+    #[inline(never)]
+    fn check_memory(&mut self, common: &Common, posting: &Posting) -> Result<(), &'static str> {
         let inside =
             |offset: usize, len: usize, all: usize| offset.checked_add(len).is_some_and(|end| end <= all);
         match &posting.wr {
-            WorkRequest::Send { buf, .. } => {
-                if buf.len() > self.max_message as usize {
-                    return Err("a message longer than max_message of the two sides");
-                }
-                if common.regions.contains(buf.arena()) { Ok(()) } else { Err(FOREIGN) }
-            }
+            WorkRequest::Send { .. } => Ok(()),
             WorkRequest::Write { src, offset, len, .. } => {
                 let (arena, all) = match src {
                     Source::Lent(lent) => (lent.arena(), lent.len()),
@@ -200,25 +205,32 @@ impl Qp {
     /// Carries a request out, as far as room and budget allow.
     #[inline]
     fn step(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> Step {
-        let (wr_id, signalled) = (posting.wr_id, posting.signalled);
-        if let WorkRequest::Send { buf, invalidate, .. } = &posting.wr {
-            let len = buf.len() as u32;
-            if !self.tx.has_room(len) {
-                self.needs_room = true;
-                return Step::Wait;
-            }
-            self.needs_room = false;
-            if *budget < buf.len() {
-                return Step::Wait;
-            }
-            *budget -= buf.len();
-            let header = Header::message(len, *invalidate, signalled, self.rx.tell());
-            self.tx.push(&self.ring, header, buf);
-            let end = self.tx.sent();
-            self.retire.push(Retire { wr_id, end, opcode: Opcode::Send, signalled, status: Status::Success });
-            return Step::Done;
+        let WorkRequest::Send { buf, invalidate, .. } = &posting.wr else {
+            return self.step_memory(common, posting, budget);
+        };
+        let len = buf.len() as u32;
+        let room = self.tx.has_room(len);
+        if !room || *budget < buf.len() {
+            self.needs_room = !room;
+            return Step::Wait;
         }
-        let opcode = opcode(&posting.wr);
+        *budget -= buf.len();
+        let header = Header::message(len, *invalidate, posting.signalled, self.rx.tell());
+        self.tx.push(&self.ring, header, buf);
+        self.retire.push(Retire {
+            wr_id: posting.wr_id,
+            end: self.tx.sent(),
+            opcode: Opcode::Send,
+            signalled: posting.signalled,
+            status: Status::Success,
+        });
+        Step::Done
+    }
+
+    /// The same, for all but Sends.
+    #[inline(never)]
+    fn step_memory(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> Step {
+        let (wr_id, signalled, opcode) = (posting.wr_id, posting.signalled, opcode(&posting.wr));
         self.needs_room = false;
         let status = match &mut posting.wr {
             WorkRequest::Send { .. } => Status::Success,
