@@ -32,6 +32,8 @@ mod connect;
 mod doorbell;
 mod memory;
 mod message;
+#[cfg(all(test, loom))]
+mod model;
 mod qp;
 mod receive;
 mod region;
