@@ -295,7 +295,7 @@ impl Offer {
 }
 
 /// Bytes of a table of windows: whole pages, at least one.
-fn table_bytes(windows: u32) -> Result<usize, String> {
+pub(super) fn table_bytes(windows: u32) -> Result<usize, String> {
     if windows as usize > MAX_WINDOWS {
         return Err(format!("{windows} windows; at most {MAX_WINDOWS} are allowed"));
     }
@@ -303,7 +303,7 @@ fn table_bytes(windows: u32) -> Result<usize, String> {
 }
 
 /// Makes memory to share: its mapping, and the descriptor for the peer.
-fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), FabricError> {
+pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), FabricError> {
     let shared = SharedMapping::create(bytes, name).map_err(|e| system(name, e))?;
     let dup = || shared.fd().try_clone_to_owned().map_err(|e| system("dup (limit: ulimit -n)", e));
     let mapping = PeerMapping::map_trusted(dup()?, bytes).map_err(|e| system(name, e))?;

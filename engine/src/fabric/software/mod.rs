@@ -41,6 +41,8 @@ mod retire;
 mod ring;
 mod send;
 mod table;
+#[cfg(test)]
+mod tests;
 mod window;
 
 use std::collections::VecDeque;

@@ -45,6 +45,12 @@ impl Header {
         Self { first, second: u64::from(invalidate.unwrap_or(0)) | head >> 32 << 32 }
     }
 
+    /// As they lie in memory.
+    #[cfg(test)]
+    pub(super) fn words(self) -> (u64, u64) {
+        (self.first, self.second)
+    }
+
     /// Payload bytes.
     #[inline]
     pub(super) fn len(self) -> u32 {
