@@ -39,6 +39,7 @@ pub(super) struct Connections {
     dials: Vec<Dial>,
     partings: Vec<Parting>,
     random: std::hash::RandomState,
+    randoms: u64,
 }
 
 /// A connection that somebody else has started.
@@ -132,6 +133,7 @@ impl Connections {
             dials: Vec::new(),
             partings: Vec::new(),
             random: std::hash::RandomState::new(),
+            randoms: 0,
         })
     }
 
@@ -186,9 +188,11 @@ impl Connections {
             .map_err(|e| system("epoll_ctl (limit: /proc/sys/fs/epoll/max_user_watches)", e))
     }
 
-    fn random(&self) -> u32 {
+    /// Another number each time, hard to guess from outside.
+    fn random(&mut self) -> u32 {
+        self.randoms += 1;
         let mut hasher = self.random.build_hasher();
-        hasher.write_u64(self.next_request);
+        hasher.write_u64(self.randoms);
         hasher.finish() as u32
     }
 
@@ -285,8 +289,8 @@ impl Offer {
         }
         Ok(Self {
             layout,
-            ring: region::map(ring, layout.bytes() as u64)?,
-            table: region::map(table, table_bytes(windows)? as u64)?,
+            ring: region::map(ring, layout.bytes())?,
+            table: region::map(table, table_bytes(windows)?)?,
             windows,
             max_message,
             may_sleep,
@@ -306,13 +310,13 @@ pub(super) fn table_bytes(windows: u32) -> Result<usize, String> {
 pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), FabricError> {
     let shared = SharedMapping::create(bytes, name).map_err(|e| system(name, e))?;
     let dup = || shared.fd().try_clone_to_owned().map_err(|e| system("dup (limit: ulimit -n)", e));
-    let mapping = PeerMapping::map_trusted(dup()?, bytes).map_err(|e| system(name, e))?;
+    let mapping = PeerMapping::map(dup()?, bytes).map_err(|e| system(name, e))?;
     Ok((mapping, dup()?))
 }
 
 impl SoftwareFabric {
     /// What both ends of a new connection have in common.
-    fn own_windows(&self, params: &ConnectParams) -> Result<(OwnWindows, OwnedFd, u64), FabricError> {
+    fn own_windows(&mut self, params: &ConnectParams) -> Result<(OwnWindows, OwnedFd, u64), FabricError> {
         if params.private_data.len() > MAX_PRIVATE_DATA {
             let got = params.private_data.len();
             return Err(FabricError::Misuse(format!(
@@ -350,7 +354,6 @@ impl SoftwareFabric {
         let socket = address::connect(to)?;
         let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
         let (windows, table_fd, table_bytes) = self.own_windows(params)?;
-        self.connections.next_request += 1;
         let mapped = layout.bytes() as u64 + table_bytes;
         let id = self.table.insert(|id| {
             Qp::new(Parts { id, side: Side::Connector, layout, ring, windows, params, max_message, mapped })
@@ -503,7 +506,7 @@ impl SoftwareFabric {
             }
             Received::Message(Message::Accept { may_sleep, max_message, windows, private_data }, mut fds) => {
                 let table = match (fds.pop(), fds.is_empty(), table_bytes(windows)) {
-                    (Some(fd), true, Ok(bytes)) => region::map(fd, bytes as u64),
+                    (Some(fd), true, Ok(bytes)) => region::map(fd, bytes),
                     (_, _, Err(why)) => Err(why),
                     _ => Err("an answer without its descriptor".to_owned()),
                 };

@@ -94,7 +94,7 @@ fn ring() {
                     assert!(tx.acknowledge(other.load(REPORT)), "a head that cannot be");
                     thread::yield_now();
                 }
-                tx.push(&*other, Header::message(8, None, false, i), &(i + 100).to_le_bytes());
+                tx.push(&*other, Header::message(8, None, i), &(i + 100).to_le_bytes());
             }
         });
         let mut rx = Consumer::new(RING);
@@ -130,7 +130,7 @@ fn doorbell() {
             let mut rings = 0;
             let mut tx = Producer::new(RING);
             for _ in 0..2 {
-                tx.push(&*other, Header::message(0, None, false, 0), &[]);
+                tx.push(&*other, Header::message(0, None, 0), &[]);
                 rings += u32::from(bell.take(&*other));
             }
             rings
@@ -162,7 +162,7 @@ fn doorbell_of_reports() {
                 other.publish(REPORT, 64);
                 let for_report = bell.take_if_anything(&*other);
                 let mut tx = Producer::new(RING);
-                tx.push(&*other, Header::message(0, None, false, 0), &[]);
+                tx.push(&*other, Header::message(0, None, 0), &[]);
                 (for_report, bell.take(&*other))
             });
             bell.set(&*memory, waits);

@@ -72,15 +72,11 @@ pub(super) struct Qp {
     pub(super) state: State,
     /// A request has failed: nothing behind it is carried out.
     pub(super) halted: bool,
-    /// The peer asked to hear soon of what was taken.
-    pub(super) ack_soon: bool,
     /// The first request waits for room in the ring, and for nothing else.
     pub(super) needs_room: bool,
     pub(super) peer_may_sleep: bool,
-    /// Polls since something happened.
+    /// Polls since the last message.
     pub(super) idle: u32,
-    /// Looks since the last message, while the peer has not been told of it.
-    pub(super) quiet: u32,
     pub(super) id: QpId,
     pub(super) tx: Producer,
     pub(super) max_message: u32,
@@ -150,10 +146,8 @@ impl Qp {
             later: false,
             state: State::Connecting,
             halted: false,
-            ack_soon: false,
             needs_room: false,
             peer_may_sleep: true,
-            quiet: 0,
             idle: 0,
             id,
             tx: Producer::new(layout.ring(side)),
@@ -191,8 +185,6 @@ impl Qp {
 
     /// Tells the peer how far we have come, and wakes it if it waits for that.
     pub(super) fn report(&mut self) {
-        self.quiet = 0;
-        self.ack_soon = false;
         // Pair with the loads in `settle_reported` and `refusal` at the other side: who finds a refusal finds the head
         // that it is about.
         self.ring.publish(self.own_report, self.rx.tell());
@@ -234,7 +226,8 @@ impl Qp {
     /// Whether there is work that no bell will announce: a copy in slices, a window that the peer is busy with, a
     /// message that waits for a Receive.
     pub(super) fn needs_polls(&self) -> bool {
-        self.is_live() && (self.rnr_polls != 0 || !self.pending.is_empty() && !self.needs_room)
+        self.is_live()
+            && (self.rnr_polls != 0 && self.rnr_retry < 7 || !self.pending.is_empty() && !self.needs_room)
     }
 
     /// Refuses the record at the head of the ring: both sides go to error.

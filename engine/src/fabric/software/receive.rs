@@ -8,11 +8,9 @@ use crate::fabric::{Completion, Opcode, Status};
 
 /// Messages that one queue pair may deliver per poll, so that the others get their turn.
 const BURST: usize = 32;
-/// Empty polls between two looks at what is not urgent, a power of two.
+/// Empty polls between two looks at what is not urgent, a power of two. A request and its reply need fewer, so that
+/// in a conversation acknowledgements only travel with messages, and the line for reports stays quiet.
 const LATER: u32 = 16;
-/// Such looks after which the peer is told what was taken, when no message of ours takes it along: together about as
-/// many polls as a request and its reply need, so that the line for it stays quiet in a conversation.
-const PATIENCE: u32 = 4;
 /// Polls that make up one retry of a sender whose message meets no Receive.
 const RNR_POLLS: u32 = 1024;
 
@@ -37,22 +35,21 @@ impl Qp {
     #[inline]
     pub(super) fn poll(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
         let first = self.rx.peek(&self.ring);
-        if first == 0 && !self.chores {
-            self.idle += 1;
-            if !self.idle.is_multiple_of(LATER) {
-                return Polled::Quiet;
-            }
-            return self.look(common, out, end);
+        if first != 0 {
+            self.idle = 0;
+            return self.work(common, out, end, first);
         }
-        self.idle = 0;
-        self.work(common, out, end, first)
+        self.idle += 1;
+        if !self.chores && !self.idle.is_multiple_of(LATER) {
+            return Polled::Quiet;
+        }
+        self.look(common, out, end)
     }
 
-    /// Does what is not urgent.
+    /// Does what has to be done even without a message.
     #[inline(never)]
     fn look(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
-        if self.later {
-            self.quiet += 1;
+        if self.chores || self.later {
             return self.work(common, out, end, 0);
         }
         if self.idle < IDLE_POLLS { Polled::Quiet } else { Polled::Idle }
@@ -72,9 +69,7 @@ impl Qp {
         if !self.pending.is_empty() {
             self.resume(common);
         }
-        if self.rx.untold() != 0
-            && (self.rx.owes_report() || self.quiet > if self.ack_soon { 0 } else { PATIENCE })
-        {
+        if self.rx.untold() != 0 && (self.rx.owes_report() || first == 0 && self.idle.is_multiple_of(LATER)) {
             self.report();
         }
         self.plan();
@@ -102,7 +97,6 @@ impl Qp {
         mut first: u64,
     ) -> bool {
         let end = end.min(out.len() + BURST);
-        self.quiet = 0;
         while out.len() < end {
             let header = self.rx.header(&self.ring, first);
             if !header.is_valid(self.max_message) {
@@ -129,7 +123,6 @@ impl Qp {
             {
                 return self.bad_invalidation(common, out, buf);
             }
-            self.ack_soon |= header.wants_ack();
             self.rx.advance(len);
             out.push(Completion {
                 wr_id: 0,

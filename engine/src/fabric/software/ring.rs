@@ -30,17 +30,14 @@ impl Header {
     const LEN: u64 = (1 << 24) - 1;
     const PRESENT: u64 = 1 << 24;
     const INVALIDATE: u64 = 1 << 25;
-    const WANTS_ACK: u64 = 1 << 26;
-    const UNKNOWN: u64 = 0b1111_1000 << 24;
+    const UNKNOWN: u64 = 0b1111_1100 << 24;
 
-    /// A message of `len` bytes; the key that it invalidates; whether its sender waits to hear of it; the head of the
-    /// other direction.
+    /// A message of `len` bytes; the key that it invalidates; the head of the other direction.
     #[inline]
-    pub(super) fn message(len: u32, invalidate: Option<u32>, wants_ack: bool, head: u64) -> Self {
+    pub(super) fn message(len: u32, invalidate: Option<u32>, head: u64) -> Self {
         let first = u64::from(len)
             | Self::PRESENT
             | if invalidate.is_some() { Self::INVALIDATE } else { 0 }
-            | if wants_ack { Self::WANTS_ACK } else { 0 }
             | head << 32;
         Self { first, second: u64::from(invalidate.unwrap_or(0)) | head >> 32 << 32 }
     }
@@ -61,12 +58,6 @@ impl Header {
     #[inline]
     pub(super) fn invalidate(self) -> Option<u32> {
         (self.first & Self::INVALIDATE != 0).then_some(self.second as u32)
-    }
-
-    /// The sender has asked for a completion.
-    #[inline]
-    pub(super) fn wants_ack(self) -> bool {
-        self.first & Self::WANTS_ACK != 0
     }
 
     /// How far the sender has come in the other direction's ring.

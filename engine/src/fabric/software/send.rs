@@ -210,12 +210,13 @@ impl Qp {
         };
         let len = buf.len() as u32;
         let room = self.tx.has_room(len);
-        if !room || *budget < buf.len() {
+        // The first of a turn may be longer than the budget: else it would never go.
+        if !room || *budget < buf.len() && *budget < COPY_BUDGET {
             self.needs_room = !room;
             return Step::Wait;
         }
-        *budget -= buf.len();
-        let header = Header::message(len, *invalidate, posting.signalled, self.rx.tell());
+        *budget = budget.saturating_sub(buf.len());
+        let header = Header::message(len, *invalidate, self.rx.tell());
         self.tx.push(&self.ring, header, buf);
         self.retire.push(Retire {
             wr_id: posting.wr_id,

@@ -337,7 +337,7 @@ fn silent_handshakes_cost_only_themselves() {
 #[test]
 fn record_headers_that_cannot_be() {
     let mut town = Town::new("headers");
-    let valid = Header::message(8, None, false, 0).words().0;
+    let valid = Header::message(8, None, 0).words().0;
     let mut random = 12345u64;
     for i in 0..120u64 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -564,7 +564,7 @@ fn scribbling() {
                 }
                 // And a record now and then that can be.
                 let mut tx = Producer::new(layout.ring(Side::Connector));
-                tx.push(&ring, Header::message(100, None, false, 0), &[1; 100]);
+                tx.push(&ring, Header::message(100, None, 0), &[1; 100]);
             }
             drop(socket);
         });

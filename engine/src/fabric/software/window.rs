@@ -105,7 +105,7 @@ impl OwnWindows {
             return None;
         }
         let bits = index_bits(self.limit);
-        let high = if bits == 24 { 0 } else { self.tag >> 8 >> bits << bits };
+        let high = self.tag >> 8 >> bits << bits;
         // The generation starts anywhere, so that the first key is no easier to guess than the others.
         let rkey = (high | index) << 8 | self.tag.rotate_left(index) & 0xff;
         self.windows.push(Window { rkey, posted: rkey, posted_bound: false, mem: None, bound: false });
