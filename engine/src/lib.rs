@@ -1,2 +1,35 @@
-//! ONC RPC over RDMA.
+//! ONC RPC over RDMA, protocol versions 1 and 2: poll-mode, core-pinned.
+//!
+//! ```text
+//!  client · server          the public face
+//!      │ handoff            rings between shards and other threads
+//!    shard                  one core's loop
+//!   ├── proto               one connection's rules, without I/O
+//!   │    └── wire           bytes <-> headers
+//!   └── fabric              what an RDMA device is: software, (verbs)
+//!        └── mempool        hugepage arenas, per-core pools
+//! ```
+//!
+//! Arrows point down only. Start at [`server::Server`] and [`client::LocalClient`]; `PROTOCOL.md` beside this crate says what
+//! is on the wire, and `README.md` how a call goes through the code.
+
+pub mod client;
+pub mod config;
 pub mod fabric;
+pub mod handoff;
+pub mod proto;
+pub mod server;
+pub mod shard;
+pub mod stats;
+pub mod wire;
+
+mod address;
+
+pub use address::{Address, AddressError};
+pub use client::{Client, LocalClient};
+pub use config::Config;
+pub use handoff::idle::IdlePolicy;
+pub use proto::{CallError, Refusal, Scheme};
+pub use rpcrdma_mempool as mempool;
+pub use server::{Procedure, Server, ServerCall, Services};
+pub use shard::{CallResult, Reply};

@@ -32,11 +32,12 @@ impl fmt::Display for ArenaId {
     }
 }
 
-/// A range of shared memory that is mapped once and registered once per device. Clones are handles to the same memory, which
-/// is unmapped when the last handle, and the last buffer in it, is gone.
+/// A range of shared memory that is mapped once and registered once per device. Clones are handles to the
+/// same memory, which is unmapped when the last handle, and the last buffer in it, is gone.
 ///
-/// An arena whose descriptor goes to another process is in that process's reach whole: give each peer its own, and
-/// take care that peers that do not trust each other's pages can refuse hugetlb (see [`PeerMapping::map`](crate::PeerMapping::map)).
+/// An arena whose descriptor goes to another process is in that process's reach, all of it and at any time:
+/// give each peer an arena of its own, made with [`PagePolicy::NoHugetlb`], and copy out of a buffer before
+/// checking what is in it.
 #[derive(Clone)]
 pub struct Arena(Arc<Inner>);
 
@@ -136,35 +137,38 @@ fn climb(config: &ArenaConfig) -> Result<(OwnedFd, RawMap, ArenaReport), MemErro
     let mut advice: Option<String> = None;
     let rungs: &[PageSize] = match &config.pages {
         PagePolicy::Auto => &[PageSize::Huge1G, PageSize::Huge2M, PageSize::Transparent],
+        PagePolicy::NoHugetlb => &[PageSize::Transparent],
         PagePolicy::Require(page) => return try_pages(config, *page),
         PagePolicy::Small => &[],
     };
     for &page in rungs {
-        let waste = config.bytes.next_multiple_of(page.bytes()) - config.bytes;
-        if config.bytes < page.bytes() || waste > config.bytes / 2 {
+        let wasted =
+            config.bytes.checked_next_multiple_of(page.bytes()).map(|rounded| rounded - config.bytes);
+        if config.bytes < page.bytes() || wasted.is_none_or(|wasted| wasted > config.bytes / 2) {
             continue;
         }
         match try_pages(config, page) {
             Ok((fd, map, mut report)) => {
-                report.advice = advice;
+                report.advice = report.advice.or(advice);
                 return Ok((fd, map, report));
             }
-            // The smaller the page the easier the remedy: the last word is the one that is shown, but for transparent
-            // pages, which are the lesser gain.
+            // Of two sizes of reserved pages the smaller is the easier to get: its advice stands.
             Err(error @ MemError::HugePages { .. }) => {
                 log::debug!("{error}");
                 advice = Some(advise(config, page));
             }
-            Err(error @ MemError::Transparent { .. }) => log::debug!("{error}"),
+            Err(error @ MemError::Transparent { .. }) => {
+                log::debug!("{error}");
+                if matches!(host::shmem_enabled().as_str(), "never" | "deny") {
+                    let or = advice.map_or(String::new(), |hugetlb| format!("{hugetlb}; or "));
+                    advice = Some(format!("{or}for transparent huge pages {}", host::SHMEM_REMEDY));
+                }
+            }
             Err(error) => return Err(error),
         }
     }
-    let (fd, map, mut report) = try_pages(config, PageSize::Small)?;
-    report.advice = advice.map(|hugetlb| match host::shmem_enabled().as_str() {
-        "never" | "deny" => format!("{hugetlb}; or {}", host::SHMEM_REMEDY),
-        _ => hugetlb,
-    });
-    Ok((fd, map, report))
+    let (fd, map, report) = try_pages(config, PageSize::Small)?;
+    Ok((fd, map, ArenaReport { advice, ..report }))
 }
 
 /// Why there are no such pages, and the command that reserves them.
@@ -207,6 +211,7 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
             return Err(MemError::Transparent { bytes, setting });
         }
     }
+    let mut advice = None;
     let prefaulted = prefault || page.is_hugetlb();
     if prefaulted {
         populate(&map, fd.as_fd()).map_err(|(call, source)| {
@@ -217,14 +222,22 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
             }
         })?;
         // The kernel promises nothing: look what it gave.
-        if page == PageSize::Transparent && host::huge_shmem_bytes(map.base().addr().get()) == 0 {
-            return Err(MemError::Transparent { bytes, setting: host::shmem_enabled() });
+        if page == PageSize::Transparent {
+            match host::huge_shmem_bytes(map.base().addr().get()) {
+                0 => return Err(MemError::Transparent { bytes, setting: host::shmem_enabled() }),
+                huge if huge < bytes as u64 => {
+                    let (huge, all) = (huge >> 10, bytes >> 10);
+                    advice =
+                        Some(format!("only {huge} of {all} KiB are in huge pages; {}", host::COMPACT_REMEDY));
+                }
+                _ => {}
+            }
         }
     }
     if lock {
         map.lock().map_err(|source| MemError::Lock { bytes, limits: MemoryLimits::read(), source })?;
     }
-    Ok((fd, map, ArenaReport { name, bytes, pages: page, node, prefaulted, locked: lock, advice: None }))
+    Ok((fd, map, ArenaReport { name, bytes, pages: page, node, prefaulted, locked: lock, advice }))
 }
 
 fn bind(map: &RawMap, node: u32) -> Result<(), MemError> {
@@ -251,3 +264,6 @@ fn populate(map: &RawMap, fd: BorrowedFd<'_>) -> Result<(), (&'static str, io::E
 pub(crate) fn system(call: &'static str, bytes: usize, source: io::Error) -> MemError {
     MemError::System { call, bytes, limits: MemoryLimits::read(), source }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -9,56 +9,63 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use crate::arena::ArenaId;
-use crate::classes::Slot;
-use crate::core::{Core, release, state};
-use crate::sync::{Ordering, fence};
+use crate::core::{Meta, release, state};
+use crate::sync::{AtomicU32, Ordering, fence};
 
-/// Which buffer, and which part of it. Whoever holds one of the public types around it keeps the [`Core`] alive.
+/// A part of a buffer: `start + len` is at most the capacity. One word, so that a [`Handle`] is two, and so
+/// is passed and returned in registers; written to memory in halves and copied on as a whole, it would stall
+/// the core each time.
+#[derive(Clone, Copy)]
+struct Window(u64);
+
+impl Window {
+    #[inline]
+    fn new(start: u32, len: u32) -> Self {
+        Self(u64::from(len) << 32 | u64::from(start))
+    }
+
+    #[inline]
+    fn start(self) -> usize {
+        self.0 as u32 as usize
+    }
+
+    #[inline]
+    fn len(self) -> usize {
+        (self.0 >> 32) as usize
+    }
+}
+
+/// Which buffer, and which part of it. Whoever holds one of the public types around it keeps the buffer's
+/// [`Meta`], and the core behind it, alive.
 #[derive(Clone, Copy)]
 struct Handle {
-    core: NonNull<Core>,
-    /// First byte of the buffer, not of the window.
-    data: NonNull<u8>,
-    slot: Slot,
-    /// The window: `start + len <= capacity`.
-    start: u32,
-    len: u32,
-    capacity: u32,
+    meta: NonNull<Meta>,
+    window: Window,
 }
 
 impl Handle {
     #[inline]
-    fn core(&self) -> &Core {
-        // SAFETY: the buffer is out, so its core lives.
-        unsafe { self.core.as_ref() }
+    fn meta(&self) -> &Meta {
+        // SAFETY: the buffer is out, so its core lives, and with it this.
+        unsafe { self.meta.as_ref() }
     }
 
     #[inline]
-    fn state(&self) -> &crate::sync::AtomicU32 {
-        self.core().state(self.slot.index())
+    fn state(&self) -> &AtomicU32 {
+        &self.meta().state
     }
 
     /// First byte of the window.
     #[inline]
-    fn window(&self) -> NonNull<u8> {
+    fn first(&self) -> NonNull<u8> {
         // SAFETY: the window lies in the buffer.
-        unsafe { self.data.add(self.start as usize) }
-    }
-
-    #[inline]
-    fn base_offset(&self) -> usize {
-        self.data.addr().get() - self.core().arena().base_address()
-    }
-
-    #[inline]
-    fn offset(&self) -> usize {
-        self.base_offset() + self.start as usize
+        unsafe { self.meta().data.add(self.window.start()) }
     }
 
     fn describe(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { start, len, capacity, .. } = self;
-        let arena = self.core().arena().id();
-        write!(f, "{name}({start}+{len} of {capacity}, arena {arena} at {})", self.base_offset())
+        let (start, len) = (self.window.start(), self.window.len());
+        let Meta { capacity, arena, offset, .. } = self.meta();
+        write!(f, "{name}({start}+{len} of {capacity}, arena {arena} at {offset})")
     }
 }
 
@@ -73,43 +80,43 @@ macro_rules! place {
                 reason = "says how much memory, not whether there is a content"
             )]
             pub fn len(&self) -> usize {
-                self.handle.len as usize
+                self.handle.window.len()
             }
 
             /// Bytes of the whole buffer: the size of its class.
             #[inline]
             pub fn capacity(&self) -> usize {
-                self.handle.capacity as usize
+                self.handle.meta().capacity as usize
             }
 
             /// Where the window starts in the buffer.
             #[inline]
             pub fn start(&self) -> usize {
-                self.handle.start as usize
+                self.handle.window.start()
             }
 
             /// The arena that the buffer lies in.
             #[inline]
             pub fn arena(&self) -> ArenaId {
-                self.handle.core().arena().id()
+                self.handle.meta().arena
             }
 
             /// Where the window starts in the arena.
             #[inline]
             pub fn offset(&self) -> usize {
-                self.handle.offset()
+                self.base_offset() + self.start()
             }
 
             /// Where the buffer starts in the arena.
             #[inline]
             pub fn base_offset(&self) -> usize {
-                self.handle.base_offset()
+                self.handle.meta().offset
             }
 
             /// Address of the first byte of the window in this process, as a device is told it.
             #[inline]
             pub fn address(&self) -> usize {
-                self.handle.window().addr().get()
+                self.handle.first().addr().get()
             }
         }
 
@@ -129,16 +136,18 @@ pub struct Buf {
     handle: Handle,
 }
 
-/// A buffer that nobody changes any more. Clones share it, on any thread, without allocation; the last returns it to its pool.
+/// A buffer that nobody changes any more. Clones share it, on any thread, without allocation; the last
+/// returns it to its pool.
 pub struct Frozen {
     handle: Handle,
 }
 
-/// A buffer lent to the device for one-sided transfers: nobody has a reference to its bytes, so the device may read and write them.
-/// Bytes can be copied in and out, as the software device does. Offsets count from the start of the window.
+/// A buffer lent to the device for one-sided transfers: nobody has a reference to its bytes, so the device
+/// may read and write them. Bytes can be copied in and out, as the software device does. Offsets count from
+/// the start of the window.
 ///
-/// It stays on the pool's thread, and so its clones are counted without atomic operations. The last clone either
-/// [`reclaim`](Self::reclaim)s it, or returns it to its pool by being dropped.
+/// It stays on the pool's thread, and so its clones are counted without atomic operations. The last clone
+/// either [`reclaim`](Self::reclaim)s it, or returns it to its pool by being dropped.
 pub struct Lent {
     handle: Handle,
     /// Keeps it from being `Send` and `Sync`, which the clone count rests on.
@@ -147,7 +156,8 @@ pub struct Lent {
 
 /// The device's buffer: posted for a transfer whose end only the device can tell.
 ///
-/// Dropping it does not free it, for the device may still write to it: it is lost, and [`PoolStats::leaked`](crate::PoolStats::leaked) counts it.
+/// Dropping it does not free it, for the device may still write to it: it is lost, and
+/// [`PoolStats::leaked`](crate::PoolStats::leaked) counts it.
 #[must_use = "a posted buffer that is dropped is lost"]
 pub struct Posted {
     handle: Handle,
@@ -173,16 +183,10 @@ unsafe impl Sync for Posted {}
 
 impl Buf {
     /// # Safety
-    /// The buffer at `data`, named `slot` in `core`, of `capacity` bytes, was just taken from the free list, and `len <= capacity`.
+    /// The buffer was just taken from the free list, and `len` is at most its capacity.
     #[inline]
-    pub(crate) unsafe fn new(
-        core: NonNull<Core>,
-        data: NonNull<u8>,
-        slot: Slot,
-        len: u32,
-        capacity: u32,
-    ) -> Self {
-        Self { handle: Handle { core, data, slot, start: 0, len, capacity } }
+    pub(crate) unsafe fn new(meta: NonNull<Meta>, len: u32) -> Self {
+        Self { handle: Handle { meta, window: Window::new(0, len) } }
     }
 
     #[inline]
@@ -201,15 +205,14 @@ impl Buf {
             start <= capacity && len <= capacity - start,
             "window {start}+{len} in a buffer of {capacity} bytes"
         );
-        self.handle.start = start as u32;
-        self.handle.len = len as u32;
+        self.handle.window = Window::new(start as u32, len as u32);
     }
 
     /// The whole buffer, whatever the window.
     #[inline]
     pub fn full_mut(&mut self) -> &mut [u8] {
         // SAFETY: `data` is valid for `capacity` initialised bytes, which are this `Buf`'s alone.
-        unsafe { slice::from_raw_parts_mut(self.handle.data.as_ptr(), self.handle.capacity as usize) }
+        unsafe { slice::from_raw_parts_mut(self.handle.meta().data.as_ptr(), self.capacity()) }
     }
 
     /// Makes it immutable and shareable.
@@ -224,7 +227,7 @@ impl Buf {
     /// Lends it to the device. Refused, giving it back, on any thread but the one that owns its living pool.
     #[inline]
     pub fn lend(self) -> Result<Lent, Self> {
-        if !self.handle.core().is_mine() {
+        if !self.handle.meta().is_mine() {
             return Err(self);
         }
         let handle = self.into_handle();
@@ -246,8 +249,9 @@ impl Deref for Buf {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the window is valid for `len` initialised bytes, which nobody writes while `self` is borrowed.
-        unsafe { slice::from_raw_parts(self.handle.window().as_ptr(), self.handle.len as usize) }
+        // SAFETY: the window is valid for `len` initialised bytes, which nobody writes while `self` is
+        // borrowed.
+        unsafe { slice::from_raw_parts(self.handle.first().as_ptr(), self.handle.window.len()) }
     }
 }
 
@@ -255,7 +259,7 @@ impl DerefMut for Buf {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: the window is valid for `len` initialised bytes, which are this `Buf`'s alone.
-        unsafe { slice::from_raw_parts_mut(self.handle.window().as_ptr(), self.handle.len as usize) }
+        unsafe { slice::from_raw_parts_mut(self.handle.first().as_ptr(), self.handle.window.len()) }
     }
 }
 
@@ -263,7 +267,7 @@ impl Drop for Buf {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: this is the only handle of the buffer, and it ends here.
-        unsafe { release(self.handle.core, self.handle.slot) };
+        unsafe { release(self.handle.meta) };
     }
 }
 
@@ -272,8 +276,9 @@ impl Deref for Frozen {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the window is valid for `len` initialised bytes; no `Buf` of this buffer exists, so nobody writes.
-        unsafe { slice::from_raw_parts(self.handle.window().as_ptr(), self.handle.len as usize) }
+        // SAFETY: the window is valid for `len` initialised bytes; no `Buf` of this buffer exists, so nobody
+        // writes.
+        unsafe { slice::from_raw_parts(self.handle.first().as_ptr(), self.handle.window.len()) }
     }
 }
 
@@ -299,7 +304,7 @@ impl Drop for Frozen {
         fence(Ordering::Acquire);
         state.store(state::HELD, Ordering::Relaxed);
         // SAFETY: this was the last clone.
-        unsafe { release(self.handle.core, self.handle.slot) };
+        unsafe { release(self.handle.meta) };
     }
 }
 
@@ -322,7 +327,7 @@ impl Lent {
             return None;
         }
         // SAFETY: `offset` is within the window, checked above.
-        Some(unsafe { self.handle.window().add(offset) })
+        Some(unsafe { self.handle.first().add(offset) })
     }
 
     /// Copies `src` to `offset` of the window; false, having done nothing, if it does not fit.
@@ -330,13 +335,14 @@ impl Lent {
     #[must_use = "false means that nothing was copied"]
     pub fn write_at(&self, offset: usize, src: &[u8]) -> bool {
         let Some(dst) = self.at(offset, src.len()) else { return false };
-        // SAFETY: `dst` is valid for `src.len()` bytes (`at`). While a `Lent` lives no reference to its bytes does, so `src` is
-        // elsewhere, and no other thread copies, because a `Lent` stays on its thread.
+        // SAFETY: `dst` is valid for `src.len()` bytes (`at`). While a `Lent` lives no reference to its bytes
+        // does, so `src` is elsewhere, and no other thread copies, because a `Lent` stays on its thread.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), src.len()) };
         true
     }
 
-    /// Copies `dst.len()` bytes at `offset` of the window out; false, having done nothing, if there are not so many.
+    /// Copies `dst.len()` bytes at `offset` of the window out; false, having done nothing, if there are not
+    /// so many.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn read_at(&self, offset: usize, dst: &mut [u8]) -> bool {
@@ -370,7 +376,7 @@ impl Drop for Lent {
         }
         state.store(state::HELD, Ordering::Relaxed);
         // SAFETY: this was the last clone.
-        unsafe { release(self.handle.core, self.handle.slot) };
+        unsafe { release(self.handle.meta) };
     }
 }
 
@@ -378,8 +384,8 @@ impl Posted {
     /// Takes the buffer back, window unchanged.
     ///
     /// # Safety
-    /// The device has proved that it is done with the buffer: by the completion of the request that it was posted with, or by
-    /// the destruction of the queue that held it.
+    /// The device has proved that it is done with the buffer: by the completion of the request that it was
+    /// posted with, or by the destruction of the queue that held it.
     #[inline]
     pub unsafe fn complete(self) -> Buf {
         let handle = ManuallyDrop::new(self).handle;
@@ -390,7 +396,7 @@ impl Posted {
 
 impl Drop for Posted {
     fn drop(&mut self) {
-        self.handle.core().leak(self.handle.slot.index());
+        self.handle.meta().leak();
     }
 }
 

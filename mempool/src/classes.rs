@@ -5,33 +5,10 @@ use crate::error::MemError;
 
 /// Buffers start at multiples of this, a cache line.
 pub(crate) const LINE: usize = 64;
-/// Size classes of a pool: what fits the class bits of a slot.
-pub(crate) const MAX_CLASSES: usize = 1 << (32 - INDEX_BITS);
-/// Buffers of a pool: what fits the index bits of a slot.
-pub(crate) const MAX_BUFFERS: usize = 1 << INDEX_BITS;
-const INDEX_BITS: u32 = 26;
-
-/// Names a buffer of one pool: its class in the high bits, its index among all buffers of the pool in the low ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slot(u32);
-
-impl Slot {
-    #[inline]
-    pub(crate) fn new(class: usize, index: u32) -> Self {
-        debug_assert!(class < MAX_CLASSES && (index as usize) < MAX_BUFFERS, "checked by the layout");
-        Self((class as u32) << INDEX_BITS | index)
-    }
-
-    #[inline]
-    pub(crate) fn class(self) -> usize {
-        (self.0 >> INDEX_BITS) as usize
-    }
-
-    #[inline]
-    pub(crate) fn index(self) -> u32 {
-        self.0 & (MAX_BUFFERS as u32 - 1)
-    }
-}
+/// Size classes of a pool: few, because the search for one that fits is linear.
+const MAX_CLASSES: usize = 64;
+/// Buffers of a pool: their indices are 32 bits long, and some values are marks of the way home.
+const MAX_BUFFERS: usize = u32::MAX as usize >> 1;
 
 /// One class, laid out. Offsets count from the start of the pool's range in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +25,9 @@ pub(crate) struct Placed {
     pub(crate) first: u32,
 }
 
-/// Distance of two neighbours. An odd number of cache lines from 512 bytes up: the first lines of the buffers, where the
-/// headers are, then spread over all sets of the cache. At a multiple of 4096 they would all fall into one.
+/// Distance of two neighbours. An odd number of cache lines from 512 bytes up: the first lines of the
+/// buffers, where the headers are, then spread over all sets of the cache. At a multiple of 4096 they would
+/// all fall into one.
 pub(crate) fn stride(size: usize) -> usize {
     let lines = size.div_ceil(LINE);
     LINE * if size < 512 { lines } else { lines | 1 }
@@ -122,14 +100,6 @@ mod tests {
         }
         assert_eq!(end, bytes);
         assert_eq!(placed.iter().map(|p| p.first).collect::<Vec<_>>(), [0, 5, 8]);
-    }
-
-    #[test]
-    fn slots_keep_both_parts() {
-        for (class, index) in [(0, 0), (MAX_CLASSES - 1, 7), (3, MAX_BUFFERS as u32 - 1)] {
-            let slot = Slot::new(class, index);
-            assert_eq!((slot.class(), slot.index()), (class, index));
-        }
     }
 
     #[test]

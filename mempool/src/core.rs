@@ -1,21 +1,21 @@
 #![expect(unsafe_code, reason = "shared bookkeeping of a pool, freed by whoever brings home the last buffer")]
-//! What a pool and its buffers share: free lists, buffer states, the way home.
+//! What a pool and its buffers share: free lists, what is known of each buffer, the way home.
 //!
-//! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every buffer that is out. It is not counted
-//! per allocation. While the pool lives, the core lives; when the pool goes, it leaves the number of buffers
-//! that are out behind in [`Home`], and the last of them frees the core.
+//! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every buffer that
+//! is out. It is not counted per allocation. While the pool lives, the core lives; when the pool goes, it
+//! leaves the number of buffers that are out behind in [`Home`], and the last of them frees the core.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::ptr::NonNull;
 
-use crate::arena::Arena;
-use crate::classes::{Placed, Slot};
+use crate::arena::{Arena, ArenaId};
+use crate::classes::Placed;
 use crate::home::{Home, Returned};
 use crate::owner;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Who has a buffer, in the high bits of its state word, and how many clones there are, in the low ones. Allocation and
-/// return do not touch the word: 0 is a free buffer as well as a held one.
+/// Who has a buffer, in the high bits of its state word, and how many clones there are, in the low ones.
+/// Allocation and return do not touch the word: 0 is a free buffer as well as a held one.
 pub(crate) mod state {
     /// Bits of the clone count.
     pub(crate) const COUNT: u32 = (1 << 29) - 1;
@@ -31,24 +31,78 @@ pub(crate) mod state {
     pub(crate) const LEAKED: u32 = 4 << 29;
 }
 
+/// All that is known of one buffer, in a cache line of its own, out of reach of whoever the data is exposed to.
+#[repr(align(64))]
+pub(crate) struct Meta {
+    core: NonNull<Core>,
+    /// The class that the buffer belongs to, in `core`.
+    list: NonNull<ClassList>,
+    /// First byte.
+    pub(crate) data: NonNull<u8>,
+    /// Of the first byte, in the arena.
+    pub(crate) offset: usize,
+    /// Bytes.
+    pub(crate) capacity: u32,
+    pub(crate) arena: ArenaId,
+    /// Among all buffers of the pool.
+    index: u32,
+    /// See [`state`].
+    pub(crate) state: AtomicU32,
+}
+
+impl Meta {
+    #[inline]
+    fn core(&self) -> &Core {
+        // SAFETY: the core owns this, so it lives as long.
+        unsafe { self.core.as_ref() }
+    }
+
+    #[inline]
+    fn list(&self) -> &ClassList {
+        // SAFETY: the core owns both.
+        unsafe { self.list.as_ref() }
+    }
+
+    /// Where it belongs: its pool's core, and its index there.
+    fn place(&self) -> (NonNull<Core>, u32) {
+        (self.core, self.index)
+    }
+
+    /// True on the thread that owns the living pool, and nowhere else.
+    #[inline]
+    pub(crate) fn is_mine(&self) -> bool {
+        // Relaxed: a thread sees its own stores, and no other thread's number is its own.
+        self.core().owner.load(Ordering::Relaxed) == owner::current()
+    }
+
+    /// Counts a buffer that the device may never give back.
+    #[cold]
+    pub(crate) fn leak(&self) {
+        self.state.store(state::LEAKED, Ordering::Relaxed);
+        self.core().leaked.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// One size class, with its free list. The list belongs to the owner thread.
 pub(crate) struct ClassList {
     placed: Placed,
-    /// First byte of the first buffer.
-    base: NonNull<u8>,
-    /// `stack[..free]`: free buffers, by index within the class. The last one freed is the first to go out, cache-warm.
-    stack: Box<[Cell<u32>]>,
+    /// `stack[..free]`: free buffers. The last one freed is the first to go out, cache-warm.
+    stack: Box<[Cell<Option<NonNull<Meta>>>]>,
     free: Cell<usize>,
     low_water: Cell<usize>,
     failures: Cell<u64>,
 }
 
 impl ClassList {
-    fn new(placed: Placed, base: NonNull<u8>) -> Self {
-        // In reverse, so that the first buffer goes out first.
-        let stack = (0..placed.count as u32).rev().map(Cell::new).collect();
-        let all = placed.count;
-        Self { placed, base, stack, free: Cell::new(all), low_water: Cell::new(all), failures: Cell::new(0) }
+    /// With room for all its buffers, and none of them.
+    fn new(placed: &Placed) -> Self {
+        Self {
+            placed: *placed,
+            stack: (0..placed.count).map(|_| Cell::new(None)).collect(),
+            free: Cell::new(0),
+            low_water: Cell::new(placed.count),
+            failures: Cell::new(0),
+        }
     }
 
     /// Capacity of the buffers.
@@ -62,28 +116,25 @@ impl ClassList {
         self.placed.count
     }
 
-    /// Takes a free buffer: its index among all of the pool, and its first byte. Owner thread only.
+    /// Takes a free buffer. Owner thread only.
     #[inline]
-    pub(crate) fn pop(&self) -> Option<(u32, NonNull<u8>)> {
+    pub(crate) fn pop(&self) -> Option<NonNull<Meta>> {
         let Some(free) = self.free.get().checked_sub(1) else {
             self.failures.set(self.failures.get() + 1);
             return None;
         };
-        let index = self.stack[free].get();
         self.free.set(free);
         if free < self.low_water.get() {
             self.low_water.set(free);
         }
-        // SAFETY: `index < count`, as all indices on the stack; the buffer lies in the range that the class was laid out in.
-        let data = unsafe { self.base.add(index as usize * self.placed.stride) };
-        Some((self.placed.first + index, data))
+        self.stack[free].get()
     }
 
-    /// Puts a buffer back. Owner thread only.
+    /// Puts a buffer of this class back. Owner thread only.
     #[inline]
-    fn push(&self, index: u32) {
+    fn push(&self, meta: NonNull<Meta>) {
         let free = self.free.get();
-        self.stack[free].set(index - self.placed.first);
+        self.stack[free].set(Some(meta));
         self.free.set(free + 1);
     }
 
@@ -106,24 +157,20 @@ impl ClassList {
     pub(crate) fn failures(&self) -> u64 {
         self.failures.get()
     }
-
-    /// Indices of its buffers among all of the pool.
-    pub(crate) fn indices(&self) -> std::ops::Range<u32> {
-        self.placed.first..self.placed.first + self.placed.count as u32
-    }
 }
 
 /// See the module page.
 pub(crate) struct Core {
-    /// The owner's number; [`owner::NOBODY`] once the pool is gone. Only the owner ever finds its own number here.
+    /// The owner's number; [`owner::NOBODY`] once the pool is gone. Only the owner ever finds its own number
+    /// here.
     owner: AtomicU64,
     arena: Arena,
     /// Where the pool's range starts in the arena.
     offset: usize,
     /// Smallest size first.
     classes: Box<[ClassList]>,
-    /// State words, by index of the buffer.
-    states: Box<[AtomicU32]>,
+    /// The buffers, class by class. Filled once the core has its place, which they point to.
+    metas: OnceCell<Box<[Meta]>>,
     leaked: AtomicU64,
     home: Home,
 }
@@ -132,21 +179,47 @@ impl Core {
     /// Owned by this thread, all buffers free. `offset`: a range of the arena that is this pool's.
     pub(crate) fn new(arena: Arena, offset: usize, placed: &[Placed]) -> NonNull<Self> {
         let count = placed.iter().map(|class| class.count).sum();
-        let list = |class: &Placed| {
-            // SAFETY: the caller took the range from the arena for exactly these classes.
-            let base = unsafe { arena.base().add(offset + class.offset) };
-            ClassList::new(*class, base)
-        };
-        let core = Self {
+        let core = NonNull::from(Box::leak(Box::new(Self {
             owner: AtomicU64::new(owner::enlist()),
+            arena,
             offset,
-            classes: placed.iter().map(list).collect(),
-            states: (0..count).map(|_| AtomicU32::new(state::HELD)).collect(),
+            classes: placed.iter().map(ClassList::new).collect(),
+            metas: OnceCell::new(),
             leaked: AtomicU64::new(0),
             home: Home::new(count),
-            arena,
-        };
-        NonNull::from(Box::leak(Box::new(core)))
+        })));
+        // SAFETY: leaked just now.
+        let this = unsafe { core.as_ref() };
+        let metas = this
+            .metas
+            .get_or_init(|| this.classes.iter().flat_map(|list| this.buffers(core, list)).collect());
+        // Backwards, so that the first buffer goes out first.
+        metas.iter().rev().for_each(|meta| meta.list().push(NonNull::from(meta)));
+        core
+    }
+
+    /// The buffers of one class.
+    fn buffers(&self, core: NonNull<Self>, list: &ClassList) -> impl Iterator<Item = Meta> {
+        let Placed { size, count, stride, offset, first } = list.placed;
+        (0..count).map(move |i| {
+            let offset = self.offset + offset + i * stride;
+            // SAFETY: the caller of `new` took the range from the arena for exactly these classes.
+            let data = unsafe { self.arena.base().add(offset) };
+            Meta {
+                core,
+                list: NonNull::from(list),
+                data,
+                offset,
+                capacity: size as u32,
+                arena: self.arena.id(),
+                index: first + i as u32,
+                state: AtomicU32::new(state::HELD),
+            }
+        })
+    }
+
+    fn metas(&self) -> &[Meta] {
+        self.metas.get().map_or(&[], |metas| metas)
     }
 
     #[inline]
@@ -160,37 +233,19 @@ impl Core {
         &self.classes
     }
 
-    /// The state word of a buffer.
-    #[inline]
-    pub(crate) fn state(&self, index: u32) -> &AtomicU32 {
-        &self.states[index as usize]
-    }
-
-    /// True on the thread that owns the living pool, and nowhere else.
-    #[inline]
-    pub(crate) fn is_mine(&self) -> bool {
-        // Relaxed: a thread sees its own stores, and no other thread's number is its own.
-        self.owner.load(Ordering::Relaxed) == owner::current()
+    /// What is known of the buffers of one class.
+    pub(crate) fn metas_of(&self, list: &ClassList) -> &[Meta] {
+        let first = list.placed.first as usize;
+        &self.metas()[first..first + list.placed.count]
     }
 
     /// Takes in what other threads returned. Owner thread only.
     #[inline]
     pub(crate) fn drain(&self) -> usize {
-        self.home.take(|index| self.take_in(index))
-    }
-
-    fn take_in(&self, index: u32) {
-        // The classes lie in the order of their indices; there is always one that begins at 0.
-        if let Some(class) = self.classes.iter().rev().find(|class| class.placed.first <= index) {
-            class.push(index);
-        }
-    }
-
-    /// Counts a buffer that the device may never give back.
-    #[cold]
-    pub(crate) fn leak(&self, index: u32) {
-        self.state(index).store(state::LEAKED, Ordering::Relaxed);
-        self.leaked.fetch_add(1, Ordering::Relaxed);
+        self.home.take(|index| {
+            let meta = &self.metas()[index as usize];
+            meta.list().push(NonNull::from(meta));
+        })
     }
 
     /// Buffers leaked so far.
@@ -208,16 +263,16 @@ impl Drop for Core {
 /// Brings a buffer home, from any thread.
 ///
 /// # Safety
-/// `core` is that of a living buffer, whose slot is `slot`, and which the caller gives up with this call.
+/// `meta` is that of a buffer that is out, and that the caller gives up with this call.
 #[inline]
-pub(crate) unsafe fn release(core: NonNull<Core>, slot: Slot) {
-    // SAFETY: the buffer is out, so the core lives until it is returned, below.
-    let this = unsafe { core.as_ref() };
+pub(crate) unsafe fn release(meta: NonNull<Meta>) {
+    // SAFETY: the buffer is out, so the core, which owns this, lives until it is returned, below.
+    let this = unsafe { meta.as_ref() };
     if this.is_mine() {
-        this.classes[slot.class()].push(slot.index());
+        this.list().push(meta);
     } else {
         // SAFETY: as for this function.
-        unsafe { release_remote(core, slot) };
+        unsafe { release_remote(meta) };
     }
 }
 
@@ -227,9 +282,11 @@ pub(crate) unsafe fn release(core: NonNull<Core>, slot: Slot) {
 /// As for [`release`].
 #[cold]
 #[inline(never)]
-unsafe fn release_remote(core: NonNull<Core>, slot: Slot) {
-    // SAFETY: the buffer is out, so the core lives until it is returned by this push.
-    let returned = unsafe { core.as_ref() }.home.push(slot.index());
+unsafe fn release_remote(meta: NonNull<Meta>) {
+    // SAFETY: the buffer is out, so the core, which owns this, lives until the push.
+    let (core, index) = unsafe { meta.as_ref() }.place();
+    // SAFETY: as above.
+    let returned = unsafe { core.as_ref() }.home.push(index);
     if returned == Returned::Last {
         // SAFETY: the pool is gone and this was the last buffer (`Home`), so nobody has the pointer any more.
         drop(unsafe { Box::from_raw(core.as_ptr()) });

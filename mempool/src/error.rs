@@ -7,7 +7,8 @@ use crate::config::PageSize;
 use crate::host::{HugePool, MemoryLimits};
 use crate::pool::ClassCensus;
 
-/// A failure of the memory layer. The text names the call, the size, the limit found and the command that fixes it.
+/// A failure of the memory layer. The text names the call, the size, the limit found and the command that
+/// fixes it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemError {
@@ -81,8 +82,8 @@ pub enum MemError {
     },
     /// The pages could not be allocated ahead of use.
     #[error(
-        "{call} of {bytes} bytes failed: {source}; {available} bytes of memory are available{}; \
-         see `free -m`, `numactl --hardware` and the limit of the control group", on_node(*.node)
+        "{call} of {bytes} bytes failed: {source}; the host has {available} bytes available{}; \
+         see `free -m`, `numactl --hardware` and the limit of the control group", asked_node(*.node)
     )]
     Populate {
         /// The system call that said no.
@@ -142,7 +143,12 @@ fn on_node(node: Option<u32>) -> String {
     node.map_or(String::new(), |node| format!(" on NUMA node {node}"))
 }
 
-/// Buffers that had not come home when their pool was closed. Their memory stays valid until the last is dropped.
+fn asked_node(node: Option<u32>) -> String {
+    node.map_or(String::new(), |node| format!(", NUMA node {node} was asked for"))
+}
+
+/// Buffers that had not come home when their pool was closed. Their memory stays valid until the last is
+/// dropped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Leak {
     /// The classes that miss buffers.

@@ -1,8 +1,9 @@
 //! Which thread owns a pool.
 //!
 //! A thread that makes its first pool gets a number, unique in the process and never used again, in a
-//! const-initialised thread-local. "Am I the owner?" is then one thread-local load and one compare. The address of the
-//! thread-local would cost the same, but a thread born later may get the address of one that has ended.
+//! const-initialised thread-local. "Am I the owner?" is then one thread-local load and one compare. The
+//! address of the thread-local would cost the same, but a thread born later may get the address of one that
+//! has ended.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,23 +11,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// No thread has this number: the pool that carries it has no owner any more.
 pub(crate) const NOBODY: u64 = u64::MAX;
 
+#[cfg(not(loom))]
 thread_local! {
     /// 0: this thread never made a pool.
     static NUMBER: Cell<u64> = const { Cell::new(0) };
+}
+// Loom runs all its threads on one of the system's.
+#[cfg(loom)]
+loom::thread_local! {
+    static NUMBER: Cell<u64> = Cell::new(0);
 }
 
 /// This thread's number, or 0 if it never owned a pool.
 #[inline]
 pub(crate) fn current() -> u64 {
-    NUMBER.get()
+    NUMBER.with(Cell::get)
 }
 
 /// This thread's number; assigns one at the first call.
 pub(crate) fn enlist() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    if NUMBER.get() == 0 {
-        // Relaxed: only uniqueness counts.
-        NUMBER.set(NEXT.fetch_add(1, Ordering::Relaxed));
-    }
-    NUMBER.get()
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            // Relaxed: only uniqueness counts.
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
 }

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use crate::arena::Arena;
 use crate::buf::Buf;
-use crate::classes::{Slot, lay_out};
+use crate::classes::lay_out;
 use crate::config::{ArenaConfig, Class, PoolConfig};
 use crate::core::{Core, abandon, state};
 use crate::error::{Leak, MemError};
@@ -15,10 +15,12 @@ use crate::sync::Ordering;
 
 /// Buffers of a few sizes, for one thread.
 ///
-/// The pool belongs to the thread that made it and cannot leave it. Its buffers can: drop them anywhere. A pool may be dropped while
-/// buffers are out; the memory is unmapped when the last of them is gone. [`close`](Self::close) tells about them.
+/// The pool belongs to the thread that made it and cannot leave it. Its buffers can: drop them anywhere. A
+/// pool may be dropped while buffers are out; the memory is unmapped when the last of them is gone.
+/// [`close`](Self::close) tells about them.
 pub struct Pool {
-    /// A raw pointer also keeps the pool from being `Send` or `Sync`, which all of its owner-only access rests on.
+    /// A raw pointer also keeps the pool from being `Send` or `Sync`, which all of its owner-only access
+    /// rests on.
     core: NonNull<Core>,
     /// Requests that no class could ever hold.
     oversize: Cell<u64>,
@@ -32,7 +34,8 @@ impl Pool {
         Self::in_arena(Arena::new(&ArenaConfig { bytes, ..config.arena.clone() })?, &config.classes)
     }
 
-    /// A pool in a free range of an arena, beside others. The range is free again when the pool and all its buffers are gone.
+    /// A pool in a free range of an arena, beside others. The range is free again when the pool and all its
+    /// buffers are gone.
     pub fn in_arena(arena: Arena, classes: &[Class]) -> Result<Self, MemError> {
         let (placed, bytes) = lay_out(classes)?;
         let offset = arena.take(bytes)?;
@@ -45,17 +48,17 @@ impl Pool {
         unsafe { self.core.as_ref() }
     }
 
-    /// Takes a buffer whose window is its first `len` bytes, from the smallest class that fits and has one; bytes are those of
-    /// its last use. `None` when all are out.
+    /// Takes a buffer whose window is its first `len` bytes, from the smallest class that fits and has one;
+    /// bytes are those of its last use. `None` when all are out.
     #[inline]
     pub fn alloc(&self, len: usize) -> Option<Buf> {
-        for (class, list) in self.core().classes().iter().enumerate() {
+        for list in self.core().classes() {
             if len <= list.size()
-                && let Some((index, data)) = list.pop()
+                && let Some(meta) = list.pop()
             {
-                let slot = Slot::new(class, index);
-                // SAFETY: the buffer came from the free list, so nobody else has it, and `len` is within its size.
-                return Some(unsafe { Buf::new(self.core, data, slot, len as u32, list.size() as u32) });
+                // SAFETY: the buffer came from the free list, so nobody else has it, and `len` is within its
+                // capacity.
+                return Some(unsafe { Buf::new(meta, len as u32) });
             }
         }
         self.refuse(len);
@@ -75,13 +78,15 @@ impl Pool {
         self.core().arena()
     }
 
-    /// Takes in the buffers that other threads dropped; returns how many. Once per turn; one relaxed load when there are none.
+    /// Takes in the buffers that other threads dropped; returns how many. Once per turn; one relaxed load
+    /// when there are none.
     #[inline]
     pub fn drain_remote(&self) -> usize {
         self.core().drain()
     }
 
-    /// Counters. Buffers that other threads dropped count as outstanding until [`drain_remote`](Self::drain_remote).
+    /// Counters. Buffers that other threads dropped count as outstanding until
+    /// [`drain_remote`](Self::drain_remote).
     pub fn stats(&self) -> PoolStats {
         let classes = self.core().classes().iter().map(|list| ClassStats {
             size: list.size(),
@@ -110,9 +115,9 @@ impl Pool {
                 ..Default::default()
             };
             let mut plain = 0;
-            for index in list.indices() {
+            for meta in self.core().metas_of(list) {
                 // Relaxed: buffers on other threads may change hands while we count.
-                match self.core().state(index).load(Ordering::Relaxed) & !state::COUNT {
+                match meta.state.load(Ordering::Relaxed) & !state::COUNT {
                     state::FROZEN => census.frozen += 1,
                     state::LENT => census.lent += 1,
                     state::POSTED => census.posted += 1,
@@ -210,5 +215,7 @@ impl ClassCensus {
     }
 }
 
+#[cfg(all(test, loom))]
+mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -70,3 +70,6 @@ impl<R: Registrar> Drop for Registrations<R> {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

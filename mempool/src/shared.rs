@@ -1,9 +1,10 @@
 #![expect(unsafe_code, reason = "copies to and from memory that another process writes")]
 //! Memory that another process maps too.
 //!
-//! The other process may write at any time, so no reference to these bytes is ever formed: they are copied out, and
-//! then checked. A copy that races with the other side may be torn; it is never more than bytes.
+//! The other process may write at any time, so no reference to these bytes is ever formed: they are copied
+//! out, and then checked. A copy that races with the other side may be torn; it is never more than bytes.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -31,26 +32,29 @@ pub struct PeerMapping {
     _map: RawMap,
 }
 
-// SAFETY: the mapping belongs to the process. Not Sync: two threads of this process must not race on plain bytes.
+// SAFETY: the mapping belongs to the process. Not Sync: two threads of this process must not race on plain
+// bytes.
 unsafe impl Send for PeerMapping {}
 
 impl PeerMapping {
-    /// Maps what another process sent. Refused unless it is a memfd that can no longer shrink (access behind the end
-    /// of a file is a SIGBUS), of at most `max_len` bytes, in pages that cannot run out under us: a process that
-    /// punches holes into hugetlb memory takes the pages back, and our next access would be a SIGBUS.
+    /// Maps what another process sent. Refused unless it is a memfd that can no longer shrink (access behind
+    /// the end of a file is a SIGBUS), of at most `max_len` bytes, in pages that cannot run out under us: a
+    /// process that punches holes into hugetlb memory takes the pages back, and our next access would be a
+    /// SIGBUS.
     pub fn map(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
-        let kind = rustix::fs::fstatfs(&fd).map_err(|e| system("fstatfs", 0, e.into()))?;
+        let kind = rustix::fs::fstatfs(&fd).map_err(|e| MemError::Refused(format!("fstatfs: {e}")))?;
         if kind.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {
             return Err(MemError::Refused(
                 "it is in hugetlb pages, whose owner can take them back under us; the owner must make its arena with \
-                 PagePolicy::Small or PagePolicy::Require(PageSize::Transparent), or run as the same user"
+                 PagePolicy::NoHugetlb, or run as the same user"
                     .to_owned(),
             ));
         }
         Self::map_trusted(fd, max_len)
     }
 
-    /// Like [`map`](Self::map), for a process that could kill this one anyway (the same user, or root): hugetlb pages are welcome.
+    /// Like [`map`](Self::map), for a process that could kill this one anyway (the same user, or root):
+    /// hugetlb pages are welcome.
     pub fn map_trusted(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let seals = rustix::fs::fcntl_get_seals(&fd)
             .map_err(|e| MemError::Refused(format!("fcntl(F_GET_SEALS): {e}; it is no memfd")))?;
@@ -59,9 +63,16 @@ impl PeerMapping {
                 "it can be truncated: its seals {seals:?} lack F_SEAL_SHRINK"
             )));
         }
-        let size = rustix::fs::fstat(&fd).map_err(|e| system("fstat", 0, e.into()))?.st_size;
+        let size = rustix::fs::fstat(&fd).map_err(|e| MemError::Refused(format!("fstat: {e}")))?.st_size;
         match usize::try_from(size) {
-            Ok(len) if len > 0 && len <= max_len => Self::whole(fd.as_fd(), len),
+            Ok(len) if len > 0 && len <= max_len => match Self::whole(fd.as_fd(), len) {
+                Err(MemError::System { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+                    Err(MemError::Refused(format!(
+                        "mmap of {len} bytes: {source}; it must be open for writing, its seals are {seals:?}"
+                    )))
+                }
+                other => other,
+            },
             _ => Err(MemError::Refused(format!("it has {size} bytes; from 1 to {max_len} are allowed"))),
         }
     }
@@ -93,7 +104,8 @@ impl PeerMapping {
     #[must_use = "false means that nothing was copied"]
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> bool {
         let Some(src) = self.at(offset, dst.len()) else { return false };
-        // SAFETY: `src` is valid for `dst.len()` bytes (`at`), and no Rust slice lies in a mapping of ours that nobody refers to.
+        // SAFETY: `src` is valid for `dst.len()` bytes (`at`), and no Rust slice lies in a mapping of ours
+        // that nobody refers to.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
         true
     }
@@ -103,7 +115,8 @@ impl PeerMapping {
     #[must_use = "false means that nothing was copied"]
     pub fn write(&self, offset: usize, src: &[u8]) -> bool {
         let Some(dst) = self.at(offset, src.len()) else { return false };
-        // SAFETY: `dst` is valid for `src.len()` bytes (`at`); no reference to them exists, so `src` lies elsewhere.
+        // SAFETY: `dst` is valid for `src.len()` bytes (`at`); no reference to them exists, so `src` lies
+        // elsewhere.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), src.len()) };
         true
     }
@@ -113,7 +126,8 @@ impl PeerMapping {
     #[must_use = "false means that nothing was copied"]
     pub fn copy_to_lent(&self, offset: usize, lent: &Lent, lent_offset: usize, len: usize) -> bool {
         let (Some(src), Some(dst)) = (self.at(offset, len), lent.at(lent_offset, len)) else { return false };
-        // SAFETY: both are valid for `len` bytes (`at`); they are in different mappings, and no reference to either exists.
+        // SAFETY: both are valid for `len` bytes (`at`); they are in different mappings, and no reference to
+        // either exists.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), len) };
         true
     }
@@ -132,17 +146,24 @@ impl PeerMapping {
     #[inline]
     pub fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
         let word = self.at(offset, 4)?.cast::<AtomicU32>();
-        // SAFETY: in bounds (`at`), aligned, any bits are valid, and shared memory is only ever accessed atomically or by
-        // copies, which may tear but not break it.
-        word.is_aligned().then(|| unsafe { word.as_ref() })
+        if !word.is_aligned() {
+            return None;
+        }
+        // SAFETY: in bounds (`at`), aligned, any bits are valid, and shared memory is only ever accessed
+        // atomically or by copies, which may tear but not break it.
+        Some(unsafe { word.as_ref() })
     }
 
-    /// The double word at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything into it.
+    /// The double word at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything
+    /// into it.
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
         let word = self.at(offset, 8)?.cast::<AtomicU64>();
+        if !word.is_aligned() {
+            return None;
+        }
         // SAFETY: as in `atomic_u32`.
-        word.is_aligned().then(|| unsafe { word.as_ref() })
+        Some(unsafe { word.as_ref() })
     }
 }
 
@@ -177,3 +198,6 @@ impl std::ops::Deref for SharedMapping {
         &self.mapping
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,2 +1,28 @@
-//! `rpcrdma`.
-fn main() {}
+//! `rpcrdma`: the operator's and the protocol engineer's command.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use rpcrdma_tools::{command, decode};
+
+/// Tools for ONC RPC over RDMA.
+#[derive(Parser)]
+#[command(name = "rpcrdma", version, propagate_version = true)]
+#[command(after_help = "Exit status: 0 all well, 1 something failed, 2 wrong usage.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Decode(decode::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Decode(args) => decode::run(&args),
+    };
+    command::exit(outcome)
+}

@@ -1,1 +1,167 @@
+//! Each text names the call, the size, the limit found and the remedy.
 
+use std::io;
+
+use super::*;
+
+fn says(error: MemError, parts: &[&str]) {
+    let text = error.to_string();
+    for part in parts {
+        assert!(text.contains(part), "{text:?} lacks {part:?}");
+    }
+    assert!(!text.contains('\n') && !text.contains("  "), "one line: {text:?}");
+}
+
+fn no_memory() -> io::Error {
+    rustix::io::Errno::NOMEM.into()
+}
+
+const LIMITS: MemoryLimits = MemoryLimits {
+    memlock_soft: Some(8 << 20),
+    memlock_hard: None,
+    cap_ipc_lock: false,
+    address_space: Some(1 << 40),
+    open_files: Some(1024),
+    available: 123_456,
+};
+
+#[test]
+fn hugepages() {
+    let error = |page, node| MemError::HugePages {
+        call: "mmap",
+        bytes: 1 << 30,
+        page,
+        node,
+        pool: HugePool { total: 100, free: 12 },
+        source: no_memory(),
+    };
+    says(
+        error(PageSize::Huge2M, None),
+        &[
+            "mmap of 1073741824 bytes in 2 MiB hugetlb pages failed",
+            "Cannot allocate memory",
+            "512 pages are needed, 12 are free;",
+            "`echo 600 | sudo tee /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages`",
+        ],
+    );
+    says(
+        error(PageSize::Huge1G, Some(1)),
+        &[
+            "1 pages are needed, 12 are free on NUMA node 1",
+            "node1/hugepages/hugepages-1048576kB/nr_hugepages",
+            "hugepagesz=1G",
+        ],
+    );
+}
+
+#[test]
+fn transparent() {
+    says(
+        MemError::Transparent { bytes: 4096, setting: "never".into() },
+        &[
+            "madvise(MADV_HUGEPAGE) of 4096 bytes",
+            "\"never\"",
+            "`echo advise | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled`",
+        ],
+    );
+}
+
+#[test]
+fn memlock() {
+    says(
+        MemError::Lock { bytes: 16 << 20, limits: LIMITS, source: no_memory() },
+        &[
+            "mlock of 16777216 bytes failed",
+            "RLIMIT_MEMLOCK is 8388608 soft, unlimited hard",
+            "CAP_IPC_LOCK is absent",
+            "prlimit --pid $$ --memlock=unlimited",
+            "LimitMEMLOCK=infinity",
+            "setcap cap_ipc_lock+ep",
+        ],
+    );
+    let limits = MemoryLimits { cap_ipc_lock: true, ..LIMITS };
+    says(MemError::Lock { bytes: 1, limits, source: no_memory() }, &["CAP_IPC_LOCK is present"]);
+}
+
+#[test]
+fn numa() {
+    says(
+        MemError::NoSuchNode { bytes: 4096, node: 7, online: "0-1".into() },
+        &["mbind of 4096 bytes to NUMA node 7", "online are 0-1", "`numactl --hardware`"],
+    );
+    says(
+        MemError::Bind { bytes: 4096, node: 1, online: "0-1".into(), source: rustix::io::Errno::PERM.into() },
+        &["mbind of 4096 bytes to NUMA node 1 failed", "not permitted", "0-1", "--cap-add SYS_NICE"],
+    );
+}
+
+#[test]
+fn populate() {
+    says(
+        MemError::Populate {
+            call: "madvise(MADV_POPULATE_WRITE)",
+            bytes: 4096,
+            node: Some(1),
+            available: 77,
+            source: no_memory(),
+        },
+        &[
+            "madvise(MADV_POPULATE_WRITE) of 4096 bytes failed",
+            "the host has 77 bytes available, NUMA node 1 was asked for",
+            "`free -m`",
+        ],
+    );
+}
+
+#[test]
+fn system_calls() {
+    let error = |errno: rustix::io::Errno| MemError::System {
+        call: "memfd_create",
+        bytes: 4096,
+        limits: LIMITS,
+        source: errno.into(),
+    };
+    says(
+        error(rustix::io::Errno::MFILE),
+        &["memfd_create of 4096 bytes failed", "RLIMIT_NOFILE is 1024", "`ulimit -n 65536`"],
+    );
+    says(error(rustix::io::Errno::NFILE), &["sysctl fs.file-max"]);
+    says(
+        error(rustix::io::Errno::NOMEM),
+        &["RLIMIT_AS is 1099511627776", "123456 bytes of memory", "ulimit -v", "vm.max_map_count"],
+    );
+    says(error(rustix::io::Errno::NOSYS), &["seccomp"]);
+    says(error(rustix::io::Errno::IO), &["dmesg"]);
+}
+
+#[test]
+fn callers_mistakes() {
+    says(MemError::Empty, &["0 bytes", "ArenaConfig::bytes"]);
+    says(MemError::Refused("why".into()), &["refused: why"]);
+    says(MemError::Classes("why".into()), &["size classes: why"]);
+    says(
+        MemError::ArenaFull { arena: 3, needed: 500, free: 400, len: 4096 },
+        &["need 500 bytes", "arena 3 has 400 of 4096", "at least 500"],
+    );
+}
+
+#[test]
+fn leaks_name_class_and_count() {
+    let class = ClassCensus {
+        size: 4096,
+        count: 16,
+        free: 10,
+        held: 1,
+        frozen: 2,
+        posted: 1,
+        leaked: 2,
+        ..Default::default()
+    };
+    let leak =
+        Leak { classes: vec![class, ClassCensus { size: 64, count: 1, lent: 1, ..Default::default() }] };
+    assert_eq!(
+        leak.to_string(),
+        "pool closed while buffers are out: 6 of 16 of 4096 bytes (1 held, 2 frozen, 0 lent, 1 posted, 2 leaked); \
+         1 of 1 of 64 bytes (0 held, 0 frozen, 1 lent, 0 posted, 0 leaked)"
+    );
+}

@@ -1,0 +1,346 @@
+//! The command line: perftest's letters where it has them.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::failure::Failure;
+use crate::limits::Limits;
+use crate::pin::Cores;
+use crate::target::Length;
+
+/// Where a server listens unless it is told otherwise.
+pub(crate) const DEFAULT_ADDRESS: &str = "soft:rpcperf";
+/// `-a` goes from 2 bytes up to this.
+const LARGEST_OF_ALL: usize = 1 << 23;
+/// The longest `-s`.
+const LARGEST: usize = 1 << 30;
+
+const EXIT_CODES: &str = "\
+Latencies are full round trips, of every test and operation.
+Exit codes: 0 done, 1 failed, 2 usage, 3 a limit was missed.";
+
+/// Measures calls, and the bare fabric beneath them, between two processes.
+#[derive(Debug, Parser)]
+#[command(name = "rpcperf", version, about, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve all tests until killed
+    Serve(ServeArgs),
+    /// Round trips of the bare fabric, without calls
+    RawLat(RawLatArgs),
+    /// Bandwidth and message rate of the bare fabric, without calls
+    RawBw(RawBwArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_ADDRESS)]
+    pub(crate) listen: String,
+    /// Core to run on; of CLIENT,SERVER the second (default: the second core allowed)
+    #[arg(long, value_name = "CORE")]
+    pub(crate) cores: Option<Cores>,
+    /// What to do when there is nothing to do
+    #[arg(long, value_enum, default_value_t = Idle::Adaptive)]
+    pub(crate) idle: Idle,
+    /// End when this process does
+    #[arg(long, hide = true, value_name = "PID")]
+    pub(crate) parent: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct RawLatArgs {
+    /// The operation: `send` is echoed by the peer; `write` is a Write and the Send behind it, answered by a Send
+    #[arg(long, value_enum, default_value_t = RawOp::Send)]
+    pub(crate) op: RawOp,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+    #[command(flatten)]
+    pub(crate) latency: LatencyArgs,
+    /// Operations under way at a time, of each connection
+    #[arg(short = 't', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) tx_depth: u32,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct RawBwArgs {
+    /// The operation
+    #[arg(long, value_enum, default_value_t = RawOp::Send)]
+    pub(crate) op: RawOp,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+    /// Work requests under way at a time, of each connection
+    #[arg(short = 't', long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) tx_depth: u32,
+    /// One completion for N work requests
+    #[arg(short = 'Q', long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) cq_mod: u32,
+    #[command(flatten)]
+    pub(crate) throughput: ThroughputArgs,
+}
+
+/// What every client takes.
+#[derive(Debug, Args)]
+pub(crate) struct CommonArgs {
+    /// The server, e.g. soft:NAME; without it, serve at soft:rpcperf
+    #[arg(value_name = "ADDRESS")]
+    pub(crate) address: Option<String>,
+    /// Start a server of our own, in a process on another core
+    #[arg(long, conflicts_with = "address")]
+    pub(crate) loopback: bool,
+    /// Cores to run on (default: the first two allowed)
+    #[arg(long, value_name = "CLIENT[,SERVER]")]
+    pub(crate) cores: Option<Cores>,
+    /// What to do when there is nothing to do
+    #[arg(long, value_enum, default_value_t = Idle::Poll)]
+    pub(crate) idle: Idle,
+    /// Payload in bytes; K and M are 1024 and 1024² (default: 2, for bandwidth 65536)
+    #[arg(short, long, value_name = "BYTES", value_parser = parse_size)]
+    pub(crate) size: Option<usize>,
+    /// All powers of two from 2 to 8 MiB, as far as the operation goes
+    #[arg(short, long, conflicts_with = "size")]
+    pub(crate) all: bool,
+    /// Operations to count (default: 10000, for bandwidth 5000)
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iters: Option<u64>,
+    /// Operations before these (default: a tenth)
+    #[arg(long, value_name = "N")]
+    pub(crate) warmup: Option<u64>,
+    /// Measure for a time instead
+    #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_positive, conflicts_with_all = ["iters", "warmup"])]
+    pub(crate) duration: Option<f64>,
+    /// Of -D, what does not count at each end (default: 2, but at most a tenth)
+    #[arg(short, long, value_name = "SECONDS", value_parser = parse_not_negative, requires = "duration")]
+    pub(crate) margin: Option<f64>,
+    /// Connections
+    #[arg(short = 'q', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub(crate) qp: u32,
+    /// Post and ring for each work request by itself
+    #[arg(long)]
+    pub(crate) no_batch: bool,
+    /// Accepted for perftest's sake: the clock does not depend on the processor's frequency
+    #[arg(short = 'F', long = "CPU-freq")]
+    pub(crate) _cpu_freq: bool,
+    /// Write the results as JSON; to standard output with -, and nothing else there
+    #[arg(long, value_name = "FILE|-")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+/// What clients take that measure round trips.
+#[derive(Debug, Args)]
+pub(crate) struct LatencyArgs {
+    /// Open loop: begin so many operations per second, each timed from the moment it is due
+    #[arg(long, value_name = "PER-SECOND", value_parser = parse_positive)]
+    pub(crate) rate: Option<f64>,
+    /// Write the distribution as percentiles (.hgrm); with -a one file per size, FILE.SIZE.hgrm
+    #[arg(long, value_name = "FILE")]
+    pub(crate) hgrm: Option<PathBuf>,
+    /// Exit with 3 if the median is longer
+    #[arg(long, value_name = "USEC", value_parser = parse_positive)]
+    pub(crate) limit_p50: Option<f64>,
+    /// Exit with 3 if the 99th percentile is longer
+    #[arg(long, value_name = "USEC", value_parser = parse_positive)]
+    pub(crate) limit_p99: Option<f64>,
+}
+
+impl LatencyArgs {
+    pub(crate) fn limits(&self) -> Limits {
+        Limits { p50_us: self.limit_p50, p99_us: self.limit_p99, ..Limits::default() }
+    }
+}
+
+/// What clients take that measure bandwidth.
+#[derive(Debug, Args)]
+pub(crate) struct ThroughputArgs {
+    /// Exit with 3 if fewer operations were done per second
+    #[arg(long, value_name = "PER-SECOND", value_parser = parse_positive)]
+    pub(crate) limit_rate: Option<f64>,
+    /// Exit with 3 if the average bandwidth is lower
+    #[arg(short = 'w', long, value_name = "MIB-PER-SECOND", value_parser = parse_positive)]
+    pub(crate) limit_bw: Option<f64>,
+}
+
+impl ThroughputArgs {
+    pub(crate) fn limits(&self) -> Limits {
+        Limits { rate: self.limit_rate, bw_mib: self.limit_bw, ..Limits::default() }
+    }
+}
+
+/// What a side does when there is nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Idle {
+    /// Poll without end; yield if the other side shares the core
+    Poll,
+    /// Poll for a while, then sleep until there is something
+    Adaptive,
+    /// Sleep at once
+    Event,
+}
+
+impl Idle {
+    /// As it is given on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Poll => "poll",
+            Self::Adaptive => "adaptive",
+            Self::Event => "event",
+        }
+    }
+}
+
+/// An operation of the bare fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RawOp {
+    /// Send and Receive
+    Send,
+    /// RDMA Read of the server's memory
+    Read,
+    /// RDMA Write to the server's memory
+    Write,
+}
+
+impl RawOp {
+    /// As it is given on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+}
+
+impl CommonArgs {
+    /// Whether to measure, rather than to serve.
+    pub(crate) fn is_client(&self) -> bool {
+        self.loopback || self.address.is_some()
+    }
+
+    /// The sizes to measure, in bytes.
+    pub(crate) fn sizes(&self, default: usize) -> Vec<usize> {
+        if !self.all {
+            return vec![self.size.unwrap_or(default)];
+        }
+        (1..).map(|power| 1usize << power).take_while(|&size| size <= LARGEST_OF_ALL).collect()
+    }
+
+    /// How long to measure.
+    pub(crate) fn length(&self, default_iters: u64) -> Result<Length, Failure> {
+        let Some(seconds) = self.duration else {
+            let counted = self.iters.unwrap_or(default_iters);
+            return Ok(Length::Operations { counted, warm_up: self.warmup.unwrap_or(counted / 10) });
+        };
+        let margin = self.margin.unwrap_or_else(|| (seconds / 10.0).min(2.0));
+        if margin * 2.0 >= seconds {
+            return Err(Failure::Usage(format!(
+                "-m {margin} at each end leaves nothing of -D {seconds}: the margin must be less than half"
+            )));
+        }
+        Ok(Length::Time { total: (seconds * 1e9) as u64, margin: (margin * 1e9) as u64 })
+    }
+
+    /// As a server that is started without an address.
+    pub(crate) fn serve(&self) -> ServeArgs {
+        ServeArgs { listen: DEFAULT_ADDRESS.to_owned(), cores: self.cores, idle: self.idle, parent: None }
+    }
+}
+
+fn parse_size(text: &str) -> Result<usize, String> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 1 << 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 1 << 20),
+        _ => (text, 1),
+    };
+    let wrong = || format!("wanted 1 to {LARGEST} bytes, with K or M for 1024 or 1024²");
+    let size = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(unit)).ok_or_else(wrong)?;
+    if (1..=LARGEST).contains(&size) { Ok(size) } else { Err(wrong()) }
+}
+
+fn parse_positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
+        _ => Err("wanted a number above 0".to_owned()),
+    }
+}
+
+fn parse_not_negative(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
+        _ => Err("wanted a number, 0 or above".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn raw_lat(arguments: &[&str]) -> Result<RawLatArgs, clap::Error> {
+        let all = ["rpcperf", "raw-lat"].iter().chain(arguments);
+        match Cli::try_parse_from(all)?.command {
+            Command::RawLat(args) => Ok(args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_definition_holds_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("64"), Ok(64));
+        assert_eq!(parse_size("64K"), Ok(65536));
+        assert_eq!(parse_size("2M"), Ok(2 << 20));
+        for wrong in ["", "K", "0", "-1", "1G", "1025M", "99999999999999999999K", "1.5K"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+        let all = raw_lat(&["soft:x", "-a"]).unwrap().common.sizes(7);
+        assert_eq!((all.first(), all.last(), all.len()), (Some(&2), Some(&(8 << 20)), 23));
+        assert_eq!(raw_lat(&["soft:x"]).unwrap().common.sizes(7), [7]);
+    }
+
+    #[test]
+    fn lengths() {
+        let length = |arguments: &[&str]| raw_lat(arguments).unwrap().common.length(1000);
+        assert_eq!(length(&["-n", "500"]).unwrap(), Length::Operations { counted: 500, warm_up: 50 });
+        assert_eq!(length(&["--warmup", "3"]).unwrap(), Length::Operations { counted: 1000, warm_up: 3 });
+        let second = 1_000_000_000;
+        assert_eq!(length(&["-D", "40"]).unwrap(), Length::Time { total: 40 * second, margin: 2 * second });
+        assert_eq!(length(&["-D", "1"]).unwrap(), Length::Time { total: second, margin: second / 10 });
+        assert!(matches!(length(&["-D", "4", "-m", "2"]), Err(Failure::Usage(_))));
+    }
+
+    #[test]
+    fn refused() {
+        for wrong in [
+            &["-n", "5", "-n", "6"][..],
+            &["-F", "-F"],
+            &["-a", "-s", "4"],
+            &["-n", "5", "-D", "1"],
+            &["-m", "1"],
+            &["-t", "0"],
+            &["--loopback", "soft:x"],
+            &["--rate", "nan"],
+            &["--op", "atomic"],
+            &["soft:x", "soft:y"],
+        ] {
+            assert!(raw_lat(wrong).is_err(), "{wrong:?}");
+        }
+        assert!(
+            raw_lat(&["-F", "-s", "1K", "-t", "3", "-q", "2", "-D", "1", "-m", "0", "--cores", "0,1"])
+                .is_ok()
+        );
+    }
+}

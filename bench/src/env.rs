@@ -1,0 +1,101 @@
+//! What the figures were taken on: processor, clock, kernel, huge pages. What cannot be read is left out, never guessed.
+#![forbid(unsafe_code)]
+
+use std::fs;
+
+use serde::Serialize;
+
+/// The machine, as far as this process may see it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Machine {
+    /// Processor model.
+    pub(crate) cpu_model: Option<String>,
+    /// The hypervisor flag is set: the cores are virtual, and may be moved between host cores at any time.
+    pub(crate) virtual_machine: bool,
+    /// Time-stamp counter runs at one rate, also when cores sleep (`constant_tsc` and `nonstop_tsc`).
+    pub(crate) invariant_tsc: bool,
+    /// Frequency governor of the client's core.
+    pub(crate) governor: Option<String>,
+    /// The kernel's own clock source.
+    pub(crate) clock_source: Option<String>,
+    /// Kernel release.
+    pub(crate) kernel: Option<String>,
+    /// Default huge pages: reserved and free.
+    pub(crate) hugepages: Option<String>,
+    /// Transparent huge pages: the mode in force.
+    pub(crate) transparent_hugepages: Option<String>,
+}
+
+impl Machine {
+    /// Reads it all; `core` is the client's.
+    pub(crate) fn read(core: Option<usize>) -> Self {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let flags = field(&cpuinfo, "flags").unwrap_or_default();
+        let flag = |name| flags.split_whitespace().any(|f| f == name);
+        let cpufreq = |core| line(&format!("/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor"));
+        Self {
+            cpu_model: field(&cpuinfo, "model name"),
+            virtual_machine: flag("hypervisor"),
+            invariant_tsc: flag("constant_tsc") && flag("nonstop_tsc"),
+            governor: core.and_then(cpufreq),
+            clock_source: line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+            kernel: line("/proc/sys/kernel/osrelease"),
+            hugepages: fs::read_to_string("/proc/meminfo").ok().and_then(|text| hugepages(&text)),
+            transparent_hugepages: line("/sys/kernel/mm/transparent_hugepage/enabled")
+                .and_then(|l| selected(&l)),
+        }
+    }
+}
+
+/// Times so far that the kernel has taken the core away from this thread.
+pub(crate) fn preemptions() -> Option<u64> {
+    field(&fs::read_to_string("/proc/thread-self/status").ok()?, "nonvoluntary_ctxt_switches")?.parse().ok()
+}
+
+fn line(path: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// The first `name : value` of a /proc file.
+fn field(text: &str, name: &str) -> Option<String> {
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim().to_owned())
+    })
+}
+
+fn hugepages(meminfo: &str) -> Option<String> {
+    let [total, free, size] =
+        ["HugePages_Total", "HugePages_Free", "Hugepagesize"].map(|f| field(meminfo, f));
+    Some(format!("{} of {} free, {} each", free?, total?, size?))
+}
+
+/// `always [madvise] never` → `madvise`.
+fn selected(line: &str) -> Option<String> {
+    let (_, rest) = line.split_once('[')?;
+    Some(rest.split_once(']')?.0.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_proc() {
+        let meminfo =
+            "MemTotal:  100 kB\nHugePages_Total:      8\nHugePages_Free:  3\nHugepagesize:  2048 kB\n";
+        assert_eq!(hugepages(meminfo).unwrap(), "3 of 8 free, 2048 kB each");
+        assert_eq!(hugepages("MemTotal: 100 kB\n"), None);
+        assert_eq!(field("model name\t: A: B\nmodel name\t: C\n", "model name").unwrap(), "A: B");
+        assert_eq!(selected("always [madvise] never").unwrap(), "madvise");
+        assert_eq!(selected("always"), None);
+    }
+
+    #[test]
+    fn this_machine_has_a_kernel() {
+        assert!(Machine::read(Some(0)).kernel.is_some());
+        assert!(preemptions().is_some());
+    }
+}

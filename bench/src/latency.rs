@@ -1,0 +1,150 @@
+//! The loop that measures round trips.
+#![forbid(unsafe_code)]
+
+use crate::clock::Clock;
+use crate::failure::Failure;
+use crate::progress::Progress;
+use crate::samples::Samples;
+use crate::target::{Length, Target};
+
+/// What came out.
+pub(crate) struct RoundTrips {
+    /// The times that count.
+    pub(crate) samples: Samples,
+    /// From the first to the last operation, warm-up and margins included.
+    pub(crate) seconds: f64,
+}
+
+/// Measures round trips.
+///
+/// Closed loop (`rate` absent): an operation begins when one ends, and is timed from its begin. Open loop: operations
+/// are due at a steady `rate` per second, and timed from the moment that they were *due*: if the target stalls, all that
+/// should have begun meanwhile is late, and shows (no coordinated omission).
+pub(crate) fn measure(
+    target: &mut impl Target,
+    clock: &Clock,
+    length: Length,
+    rate: Option<f64>,
+    progress: &mut Progress,
+) -> Result<RoundTrips, Failure> {
+    let depth = target.depth();
+    let mut free: Vec<u32> = (0..depth).rev().collect();
+    let mut began = vec![0u64; depth as usize];
+    let mut done_now = Vec::with_capacity(depth as usize);
+    let mut samples = Samples::new();
+    let (mut started, mut done) = (0u64, 0u64);
+    let interval_ns = rate.map(|per_second| 1e9 / per_second);
+    let origin = clock.ns();
+    let mut last = origin;
+    loop {
+        if !free.is_empty() {
+            let now = clock.ns();
+            let mut any = false;
+            while let Some(&token) = free.last() {
+                let due = interval_ns.map_or(now, |ns| origin + (started as f64 * ns) as u64);
+                if due > now || !length.goes_on(started, now - origin) {
+                    break;
+                }
+                free.pop();
+                began[token as usize] = due;
+                target.start(token)?;
+                started += 1;
+                any = true;
+            }
+            if any {
+                target.flush()?;
+            } else if free.len() == depth as usize && !length.goes_on(started, now - origin) {
+                break;
+            }
+        }
+        target.poll(&mut done_now)?;
+        if done_now.is_empty() {
+            continue;
+        }
+        last = clock.ns();
+        for token in done_now.drain(..) {
+            let since = began[token as usize];
+            if length.counts(done, since - origin) {
+                samples.record(last - since);
+            }
+            done += 1;
+            free.push(token);
+        }
+        progress.tick(last, length.share(done, last - origin), done);
+    }
+    if samples.count() == 0 {
+        return Err(Failure::Run(
+            "no operation was done within the time that counts; use a longer -D or a smaller -m".into(),
+        ));
+    }
+    Ok(RoundTrips { samples, seconds: (last - origin) as f64 / 1e9 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::fake::Fake;
+
+    fn run(fake: &mut Fake, length: Length, rate: Option<f64>) -> Result<RoundTrips, Failure> {
+        let clock = Clock::new();
+        measure(fake, &clock, length, rate, &mut Progress::new(String::new(), 0))
+    }
+
+    #[test]
+    fn warm_up_is_done_but_does_not_count() {
+        for (depth, per_poll) in [(1, 1), (8, 3), (8, 8)] {
+            let mut fake = Fake::new(depth, per_poll);
+            let out = run(&mut fake, Length::Operations { counted: 1000, warm_up: 77 }, None).unwrap();
+            assert_eq!((out.samples.count(), fake.started), (1000, 1077));
+            assert!(fake.begun.is_empty(), "all that was begun is waited for");
+        }
+    }
+
+    #[test]
+    fn margins_do_not_count() {
+        let mut fake = Fake::new(4, 1);
+        let out = run(&mut fake, Length::Time { total: 9_000_000, margin: 3_000_000 }, None).unwrap();
+        assert!(out.samples.count() > 0 && out.samples.count() < fake.started);
+        let none = run(&mut Fake::new(1, 1), Length::Time { total: 4, margin: 2 }, None);
+        assert!(matches!(none, Err(Failure::Run(_))));
+    }
+
+    #[test]
+    fn open_loop_counts_from_the_time_due() {
+        /// Stands still for 30 ms at its hundredth operation.
+        struct Stall(Fake);
+        impl Target for Stall {
+            fn depth(&self) -> u32 {
+                self.0.depth()
+            }
+            fn start(&mut self, token: u32) -> Result<(), Failure> {
+                if self.0.started == 100 {
+                    std::thread::sleep(std::time::Duration::from_millis(30));
+                }
+                self.0.start(token)
+            }
+            fn flush(&mut self) -> Result<(), Failure> {
+                self.0.flush()
+            }
+            fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
+                self.0.poll(done)
+            }
+        }
+        let length = Length::Operations { counted: 1000, warm_up: 0 };
+        let clock = Clock::new();
+        let mut progress = Progress::new(String::new(), 0);
+        let out =
+            measure(&mut Stall(Fake::new(1, 1)), &clock, length, Some(10_000.0), &mut progress).unwrap();
+        // 300 operations were due while it stood still: a closed loop would have seen one slow one.
+        let late = out.samples.histogram().count_between(1_000_000, 60_000_000_000);
+        assert!(late >= 250, "{late}");
+        assert!(out.samples.max() >= 29_000_000);
+    }
+
+    #[test]
+    fn failures_end_the_run() {
+        let mut fake = Fake::new(2, 1);
+        fake.fails_at = 10;
+        assert!(run(&mut fake, Length::Operations { counted: 100, warm_up: 0 }, None).is_err());
+    }
+}

@@ -1,0 +1,151 @@
+//! Which core runs what.
+#![forbid(unsafe_code)]
+
+use std::str::FromStr;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// `--cores CLIENT[,SERVER]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cores {
+    /// Core of the client, or of a server that is started alone.
+    pub(crate) client: usize,
+    /// Core of the server.
+    pub(crate) server: Option<usize>,
+}
+
+impl FromStr for Cores {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let core = |part: &str| {
+            part.trim()
+                .parse()
+                .map_err(|_| format!("{part:?} is not a core: wanted CLIENT or CLIENT,SERVER, e.g. 0,1"))
+        };
+        match text.split_once(',') {
+            None => Ok(Self { client: core(text)?, server: None }),
+            Some((client, server)) => Ok(Self { client: core(client)?, server: Some(core(server)?) }),
+        }
+    }
+}
+
+/// Where client and server run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Placement {
+    /// Cores that this process may use.
+    pub(crate) allowed: Vec<usize>,
+    /// The client's.
+    pub(crate) client: usize,
+    /// Where a server started by us runs, and any other is believed to run.
+    pub(crate) server: usize,
+    /// Both share a core: each must yield to the other.
+    pub(crate) shared: bool,
+    /// What was done, in words.
+    pub(crate) note: String,
+}
+
+impl Placement {
+    /// Decides: as asked, else client on the first allowed core and server on the second.
+    pub(crate) fn decide(asked: Option<Cores>) -> Result<Self, Failure> {
+        Self::among(allowed_cores()?, asked)
+    }
+
+    fn among(allowed: Vec<usize>, asked: Option<Cores>) -> Result<Self, Failure> {
+        let Some(&first) = allowed.first() else {
+            return Err(Failure::Run("sched_getaffinity: this process may run on no core".to_owned()));
+        };
+        for core in asked.iter().flat_map(|c| [Some(c.client), c.server]).flatten() {
+            if !allowed.contains(&core) {
+                return Err(Failure::Usage(format!(
+                    "--cores: core {core} is not among the cores {} that this process may use; see Cpus_allowed_list in \
+                     /proc/self/status (taskset, a cgroup's cpuset or the machine's size set it)",
+                    list(&allowed)
+                )));
+            }
+        }
+        let client = asked.map_or(first, |c| c.client);
+        let next = allowed.iter().copied().find(|&core| core != client).unwrap_or(client);
+        let server = asked.and_then(|c| c.server).unwrap_or(next);
+        let shared = client == server;
+        let by = if asked.is_some() { "as asked" } else { "by default" };
+        let note = if shared {
+            format!(
+                "client and server share core {client} ({by}; allowed {}) and yield to each other",
+                list(&allowed)
+            )
+        } else {
+            format!("client on core {client}, server on core {server} ({by}; allowed {})", list(&allowed))
+        };
+        Ok(Self { allowed, client, server, shared, note })
+    }
+}
+
+impl Placement {
+    /// The server runs where it says, whatever we would have done.
+    pub(crate) fn server_says(&mut self, core: usize) {
+        self.server = core;
+        self.shared = core == self.client;
+        let shared = if self.shared { ": they share it and yield to each other" } else { "" };
+        self.note = format!("client on core {}, server on core {core}, by its own word{shared}", self.client);
+    }
+}
+
+/// Binds the calling thread, and those it starts, to one core.
+pub(crate) fn pin(core: usize) -> Result<(), Failure> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).map_err(|e| Failure::run(format!("sched_setaffinity to core {core}"), e))
+}
+
+fn allowed_cores() -> Result<Vec<usize>, Failure> {
+    let set = sched_getaffinity(None).map_err(|e| Failure::run("sched_getaffinity", e))?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect())
+}
+
+/// `0-3,8`, as the kernel writes it.
+fn list(cores: &[usize]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for run in cores.chunk_by(|a, b| a + 1 == *b) {
+        parts.push(match run {
+            [one] => one.to_string(),
+            [first, .., last] => format!("{first}-{last}"),
+            [] => continue,
+        });
+    }
+    parts.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_the_first_two() {
+        let p = Placement::among(vec![2, 5, 7], None).unwrap();
+        assert_eq!((p.client, p.server, p.shared), (2, 5, false));
+        let p = Placement::among(vec![2, 5, 7], Some("5".parse().unwrap())).unwrap();
+        assert_eq!((p.client, p.server), (5, 2));
+        let p = Placement::among(vec![3], None).unwrap();
+        assert!(p.shared && p.note.contains("share core 3"), "{}", p.note);
+    }
+
+    #[test]
+    fn the_server_knows_better() {
+        let mut p = Placement::among(vec![0, 1, 2], None).unwrap();
+        p.server_says(2);
+        assert_eq!((p.client, p.server, p.shared), (0, 2, false));
+        p.server_says(0);
+        assert!(p.shared && p.note.contains("share"), "{}", p.note);
+    }
+
+    #[test]
+    fn a_core_out_of_reach_is_explained() {
+        let e = Placement::among(vec![0, 1, 2, 8], Some("0,4".parse().unwrap())).unwrap_err().to_string();
+        assert!(e.contains("core 4") && e.contains("0-2,8") && e.contains("Cpus_allowed_list"), "{e}");
+        assert!("0,x".parse::<Cores>().is_err() && "".parse::<Cores>().is_err());
+    }
+}

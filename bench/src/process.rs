@@ -1,0 +1,114 @@
+//! `--loopback`: a server of our own, in a process of its own on another core.
+#![forbid(unsafe_code)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+
+use crate::failure::Failure;
+
+/// First word of the one line that a server writes to standard output, once clients may connect.
+const READY: &str = "listening";
+/// How long a server may take to write it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Tells whoever started this server that clients may connect.
+pub(crate) fn announce(address: &str, note: &str) {
+    // Nobody may be reading: the server serves all the same.
+    let _ = writeln!(std::io::stdout(), "{READY} on {address}, {note}");
+}
+
+/// Ends this process when the one that started it ends, however it ends.
+pub(crate) fn follow(parent: u32) -> Result<(), Failure> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|e| Failure::run("prctl(PR_SET_PDEATHSIG)", e))?;
+    // It may have ended before the call: then nobody will ever send the signal.
+    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
+    if now == Some(parent) {
+        Ok(())
+    } else {
+        Err(Failure::Run(format!("--parent {parent}: it is gone already")))
+    }
+}
+
+/// A running server; killed when dropped.
+pub(crate) struct ServerProcess {
+    child: Child,
+    /// Read for the ready line, then held open, so that the server never writes into a closed pipe.
+    stdout: BufReader<ChildStdout>,
+}
+
+impl ServerProcess {
+    /// An address that no other process of this host uses.
+    pub(crate) fn own_address() -> String {
+        format!("soft:rpcperf-{}", std::process::id())
+    }
+
+    /// Starts `rpcperf serve --listen ADDRESS` with further arguments and waits until it listens. What the server says
+    /// on standard error goes to ours.
+    pub(crate) fn start(address: &str, arguments: &[String]) -> Result<Self, Failure> {
+        let program =
+            std::env::current_exe().map_err(|e| Failure::run("--loopback: our own executable", e))?;
+        let mut child = Command::new(&program)
+            .args(["serve", "--listen", address, "--parent", &std::process::id().to_string()])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| Failure::run(format!("--loopback: cannot start {}", program.display()), e))?;
+        let stdout = child.stdout.take().expect("standard output is piped, three lines above");
+        let mut server = Self { child, stdout: BufReader::new(stdout) };
+        server.wait_until_ready()?;
+        Ok(server)
+    }
+
+    fn wait_until_ready(&mut self) -> Result<(), Failure> {
+        let mut poll = [PollFd::new(self.stdout.get_ref(), PollFlags::IN)];
+        let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let ready = rustix::event::poll(&mut poll, Some(&patience)).map_err(|e| Failure::run("poll", e))?;
+        if ready == 0 {
+            return Err(Failure::Run(format!("--loopback: the server is not ready after {PATIENCE:?}")));
+        }
+        let mut line = String::new();
+        self.stdout
+            .read_line(&mut line)
+            .map_err(|e| Failure::run("--loopback: reading from the server", e))?;
+        if line.starts_with(READY) {
+            return Ok(());
+        }
+        let status = self.child.wait().map_err(|e| Failure::run("--loopback: waiting for the server", e))?;
+        Err(Failure::Run(format!("--loopback: the server did not start ({status}); it said why above")))
+    }
+
+    /// How the server ended, if it did.
+    pub(crate) fn ended(&mut self) -> Option<String> {
+        let status = self.child.try_wait().ok().flatten()?;
+        Some(format!("the server process ended ({status})"))
+    }
+
+    /// Does something while the server stands still, so that it takes no time of its core.
+    pub(crate) fn paused<T>(&self, work: impl FnOnce() -> T) -> T {
+        let pid = Pid::from_child(&self.child);
+        // A server that is gone already cannot be stopped, and needs not be: the next operation will tell.
+        if rustix::process::kill_process(pid, Signal::STOP).is_ok() {
+            let _ = rustix::process::waitid(
+                WaitId::Pid(pid),
+                WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+            );
+        }
+        let result = work();
+        let _ = rustix::process::kill_process(pid, Signal::CONT);
+        result
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        // Both fail only if it is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

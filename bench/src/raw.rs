@@ -1,0 +1,225 @@
+//! `raw-lat`, `raw-bw`: the bare fabric, without calls. What a call costs above it is the engine's own doing.
+#![forbid(unsafe_code)]
+
+mod client;
+mod hello;
+mod memory;
+mod server;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use rpcrdma::fabric::{Fabric, FabricAddress};
+
+use crate::cli::{CommonArgs, RawBwArgs, RawLatArgs, RawOp};
+use crate::env::Machine;
+use crate::fabrics::{self, Address};
+use crate::failure::Failure;
+use crate::idle::Idler;
+use crate::limits::Limits;
+use crate::output::Output;
+use crate::pin::{self, Placement};
+use crate::process::ServerProcess;
+use crate::report::TestInfo;
+use crate::suite::{Suite, Test};
+use crate::table::Kind;
+use crate::target::Length;
+
+use client::{RawTarget, Spec};
+pub(crate) use hello::ServerInfo;
+pub(crate) use server::RawServer;
+
+/// What a client of raw tests was asked for, whichever of the two commands it was.
+struct Plan<'a> {
+    name: &'static str,
+    common: &'a CommonArgs,
+    op: RawOp,
+    depth: u32,
+    cq_mod: u32,
+    test: Test,
+    kind: Kind,
+    limits: Limits,
+    hgrm: Option<&'a Path>,
+    sizes: Vec<usize>,
+    length: Length,
+}
+
+/// Runs `raw-lat` as a client.
+pub(crate) fn latency(args: &RawLatArgs) -> Result<(), Failure> {
+    run(&Plan {
+        name: "raw-lat",
+        common: &args.common,
+        op: args.op,
+        depth: args.tx_depth,
+        cq_mod: 1,
+        test: Test::Latency { rate: args.latency.rate },
+        kind: Kind::Latency,
+        limits: args.latency.limits(),
+        hgrm: args.latency.hgrm.as_deref(),
+        sizes: args.common.sizes(2),
+        length: args.common.length(10_000)?,
+    })
+}
+
+/// Runs `raw-bw` as a client.
+pub(crate) fn bandwidth(args: &RawBwArgs) -> Result<(), Failure> {
+    run(&Plan {
+        name: "raw-bw",
+        common: &args.common,
+        op: args.op,
+        depth: args.tx_depth,
+        cq_mod: args.cq_mod,
+        test: Test::Bandwidth,
+        kind: Kind::Bandwidth,
+        limits: args.throughput.limits(),
+        hgrm: None,
+        sizes: args.common.sizes(65536),
+        length: args.common.length(5000)?,
+    })
+}
+
+fn run(plan: &Plan<'_>) -> Result<(), Failure> {
+    let common = plan.common;
+    let placement = Placement::decide(common.cores)?;
+    let address = common.address.clone().unwrap_or_else(ServerProcess::own_address);
+    let raw = Address::parse(&address)?.raw();
+    let several = plan.sizes.len() > 1;
+    let output = Output::new(plan.kind, common.json.as_deref(), plan.hgrm, several)?;
+    let server = if common.loopback {
+        let cores = format!("{},{}", placement.client, placement.server);
+        let arguments = ["--cores", &cores, "--idle", common.idle.name()].map(str::to_owned);
+        Some(ServerProcess::start(&address, &arguments)?)
+    } else {
+        None
+    };
+    // Not before the server was started: it would inherit our one core.
+    pin::pin(placement.client)?;
+    match raw {
+        Address::Software(raw) => measure(
+            plan,
+            &address,
+            "software",
+            || fabrics::software(common.idle),
+            &raw,
+            placement,
+            server,
+            output,
+        ),
+    }
+}
+
+/// Everything below the choice of a fabric.
+#[expect(clippy::too_many_arguments, reason = "called once, with the parts of one invocation")]
+fn measure<F: Fabric>(
+    plan: &Plan<'_>,
+    address: &str,
+    fabric_name: &str,
+    open: impl Fn() -> Result<F, Failure>,
+    raw: &FabricAddress,
+    mut placement: Placement,
+    server: Option<ServerProcess>,
+    output: Output,
+) -> Result<(), Failure> {
+    let common = plan.common;
+    let probe_spec = Spec { qps: 1, ..plan.spec(1, 1) };
+    let fabric = open()?;
+    let capabilities = fabric.capabilities().clone();
+    let sizes = plan.sizes_within(capabilities.max_message as usize)?;
+    // A first connection finds out who serves there, before anything is measured or printed.
+    let serving = RawTarget::connect(fabric, raw, probe_spec, Idler::new(common.idle, true))?.server();
+    if let Some(serving) = serving.filter(|_| server.is_none()) {
+        placement.server_says(serving.core as usize);
+    }
+    let info = TestInfo {
+        title: plan.title(),
+        test: plan.name.to_owned(),
+        op: plan.op.name().to_owned(),
+        method: plan.method().to_owned(),
+        fabric: fabric_name.to_owned(),
+        device: capabilities.device,
+        address: address.to_owned(),
+        loopback: server.is_some(),
+        looped: match plan.test {
+            Test::Latency { rate: Some(rate) } => {
+                format!("open, {rate} operations/s, timed from when they were due")
+            }
+            Test::Latency { rate: None } | Test::Bandwidth => "closed".to_owned(),
+        },
+        pinning: placement.note.clone(),
+        client_core: placement.client,
+        server_core: Some(placement.server),
+        clock: String::new(),
+        idle: common.idle.name().to_owned(),
+        server_idle: serving.map_or(common.idle, |serving| serving.idle).name().to_owned(),
+        qps: common.qp,
+        cq_mod: matches!(plan.test, Test::Bandwidth).then_some(plan.cq_mod),
+        batching: !common.no_batch,
+        rpcperf_version: env!("CARGO_PKG_VERSION"),
+        optimized_build: !cfg!(debug_assertions),
+        machine: Machine::read(Some(placement.client)),
+    };
+    let shared = placement.shared;
+    let suite = Suite::new(placement, server, plan.test, plan.length, plan.limits, output, info);
+    suite.run(&sizes, |size| {
+        let spec = plan.spec(size, plan.depth).with_affordable_depth();
+        RawTarget::connect(open()?, raw, spec, Idler::new(common.idle, shared))
+    })
+}
+
+impl Plan<'_> {
+    fn spec(&self, size: usize, depth: u32) -> Spec {
+        Spec {
+            op: self.op,
+            round_trips: matches!(self.test, Test::Latency { .. }),
+            size,
+            qps: self.common.qp,
+            depth,
+            cq_mod: self.cq_mod,
+            batch: !self.common.no_batch,
+        }
+    }
+
+    /// The sizes that the operation can have: all of -a that fit, or an error for the -s that does not.
+    fn sizes_within(&self, longest_message: usize) -> Result<Vec<usize>, Failure> {
+        if self.op != RawOp::Send {
+            return Ok(self.sizes.clone());
+        }
+        let sizes: Vec<usize> = self.sizes.iter().copied().filter(|&size| size <= longest_message).collect();
+        if sizes.is_empty() {
+            return Err(Failure::Usage(format!(
+                "-s {}: the longest message that this fabric sends has {longest_message} bytes; larger payloads go by \
+                 --op read or write",
+                self.sizes[0]
+            )));
+        }
+        Ok(sizes)
+    }
+
+    fn title(&self) -> String {
+        let op = match self.op {
+            RawOp::Send => "Send",
+            RawOp::Read => "Read",
+            RawOp::Write => "Write",
+        };
+        match self.test {
+            Test::Latency { .. } => format!("Raw {op} Latency Test: full round trips"),
+            Test::Bandwidth => format!("Raw {op} BW Test"),
+        }
+    }
+
+    fn method(&self) -> &'static str {
+        match (self.test, self.op) {
+            (Test::Latency { .. }, RawOp::Send) => {
+                "round trip: Send of the payload, answered by a Send of it"
+            }
+            (Test::Latency { .. }, RawOp::Read) => {
+                "round trip: RDMA Read of the payload, from post to completion"
+            }
+            (Test::Latency { .. }, RawOp::Write) => {
+                "round trip: RDMA Write of the payload and a Send of 8 bytes behind it, answered by a Send of 8 bytes"
+            }
+            (Test::Bandwidth, _) => "one direction, window kept full, counted at the completions",
+        }
+    }
+}

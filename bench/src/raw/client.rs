@@ -1,0 +1,412 @@
+//! The client's side of the raw tests: work requests as a [`Target`].
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use rpcrdma::fabric::{
+    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, Opcode, PostError, Posting, QpId,
+    RemoteMemory, Source, WorkRequest,
+};
+use rpcrdma_mempool::{Buf, Lent, Pool};
+
+use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, ServerInfo, Welcome};
+use super::memory::{alloc, registered_pool};
+use crate::cli::RawOp;
+use crate::failure::Failure;
+use crate::idle::Idler;
+use crate::target::Target;
+
+/// Completions taken at a time.
+const POLL_BATCH: usize = 64;
+/// Receives are posted in chains of at least this many.
+const REFILL_AT: usize = 16;
+/// A connection must stand within this.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of the Send behind a Write, and of its answer.
+const NOTIFICATION: usize = 8;
+
+/// One size of one raw test.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spec {
+    /// The operation.
+    pub(crate) op: RawOp,
+    /// Round trips, rather than bandwidth.
+    pub(crate) round_trips: bool,
+    /// Bytes of payload.
+    pub(crate) size: usize,
+    /// Connections.
+    pub(crate) qps: u32,
+    /// Operations under way at a time on each.
+    pub(crate) depth: u32,
+    /// One completion for so many.
+    pub(crate) cq_mod: u32,
+    /// Post a turn's work as one chain.
+    pub(crate) batch: bool,
+}
+
+impl Spec {
+    /// Depth as asked for, or as much of it as the memory for it allows.
+    pub(crate) fn with_affordable_depth(mut self) -> Self {
+        while self.depth > 1 && self.memory().is_none_or(|bytes| bytes > MOST_MEMORY / 2) {
+            self.depth /= 2;
+        }
+        self
+    }
+
+    /// Bytes that each side needs for all connections together.
+    fn memory(&self) -> Option<usize> {
+        self.hello().memory()?.checked_mul(self.qps as usize)
+    }
+
+    /// A Send is timed by its echo, a Write by the answer to the Send behind it.
+    fn is_answered(&self) -> bool {
+        self.round_trips && self.op != RawOp::Read
+    }
+
+    fn hello(&self) -> Hello {
+        let message = match (self.op, self.round_trips) {
+            (RawOp::Send, _) => self.size,
+            (RawOp::Write, true) => NOTIFICATION,
+            (RawOp::Write, false) | (RawOp::Read, _) => 0,
+        };
+        let exposed = if self.op == RawOp::Send { 0 } else { self.size };
+        Hello {
+            message: message as u32,
+            echo: self.is_answered(),
+            depth: self.depth,
+            exposed: exposed as u64,
+            batch: self.batch,
+        }
+    }
+}
+
+/// Connections to a server of raw tests.
+pub(crate) struct RawTarget<F: Fabric> {
+    fabric: F,
+    spec: Spec,
+    hello: Hello,
+    messages: Pool,
+    links: Vec<Link>,
+    /// Index into `links`, by slot of the queue pair.
+    by_slot: Vec<usize>,
+    /// Links whose chain holds something.
+    gathered: Vec<usize>,
+    idler: Idler,
+    completions: Vec<Completion>,
+    events: Vec<ControlEvent>,
+    // Declared last, dropped last: what is lent above comes home into it.
+    _local: Option<Pool>,
+}
+
+/// One connection.
+struct Link {
+    qp: QpId,
+    chain: Vec<Posting>,
+    idle: Vec<Buf>,
+    /// Operations under way, in the order of their begin, which is the order of their end.
+    tokens: VecDeque<u32>,
+    begun: u64,
+    ended: u64,
+    remote: RemoteMemory,
+    /// What is written from, or read into.
+    local: Option<Lent>,
+    welcome: Option<Welcome>,
+}
+
+impl<F: Fabric> RawTarget<F> {
+    /// Connects, and waits until every connection is welcome.
+    pub(crate) fn connect(
+        mut fabric: F,
+        address: &FabricAddress,
+        spec: Spec,
+        idler: Idler,
+    ) -> Result<Self, Failure> {
+        let hello = spec.hello();
+        let qps = spec.qps as usize;
+        let messages =
+            registered_pool(&mut fabric, hello.buffer_bytes(), hello.buffers() * qps, Access::LOCAL)?;
+        let local = match spec.op {
+            RawOp::Send => None,
+            RawOp::Read | RawOp::Write => Some(registered_pool(&mut fabric, spec.size, qps, Access::LOCAL)?),
+        };
+        let params = ConnectParams {
+            private_data: hello.encode(),
+            send_queue_depth: send_queue_depth(&spec),
+            own_receive_queue: Some(hello.receives() as u32),
+            windows: 0,
+            rnr_retry: 7,
+            ..ConnectParams::default()
+        };
+        let mut target = Self {
+            fabric,
+            spec,
+            hello,
+            messages,
+            links: Vec::with_capacity(qps),
+            by_slot: Vec::new(),
+            gathered: Vec::with_capacity(qps),
+            idler,
+            completions: Vec::with_capacity(POLL_BATCH),
+            events: Vec::new(),
+            _local: local,
+        };
+        for _ in 0..qps {
+            target.add_link(address, &params)?;
+        }
+        target.wait_until_welcome()?;
+        Ok(target)
+    }
+
+    /// What the server says of itself.
+    pub(crate) fn server(&self) -> Option<ServerInfo> {
+        Some(self.links.first()?.welcome?.server)
+    }
+
+    fn add_link(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<(), Failure> {
+        let local = match &self._local {
+            None => None,
+            Some(pool) => {
+                let lent = alloc(pool, self.spec.size)?.lend();
+                Some(lent.map_err(|_| Failure::Run("a pool lends on its own thread only".into()))?)
+            }
+        };
+        let qp = self.fabric.connect(address, params).map_err(|e| Failure::run("connect", e))?;
+        let mut idle = Vec::with_capacity(self.hello.buffers());
+        for _ in 0..self.hello.receives() {
+            idle.push(alloc(&self.messages, self.hello.buffer_bytes())?);
+        }
+        self.fabric.post_recv(Some(qp), &mut idle);
+        let slot = qp.slot as usize;
+        if self.by_slot.len() <= slot {
+            self.by_slot.resize(slot + 1, usize::MAX);
+        }
+        self.by_slot[slot] = self.links.len();
+        let depth = self.spec.depth as usize;
+        self.links.push(Link {
+            qp,
+            chain: Vec::with_capacity(2 * depth),
+            idle,
+            tokens: VecDeque::with_capacity(depth),
+            begun: 0,
+            ended: 0,
+            remote: RemoteMemory { rkey: 0, address: 0 },
+            local,
+            welcome: None,
+        });
+        Ok(())
+    }
+
+    fn wait_until_welcome(&mut self) -> Result<(), Failure> {
+        let give_up = Instant::now() + CONNECT_TIMEOUT;
+        let mut arrived = Vec::new();
+        while self.links.iter().any(|link| link.welcome.is_none()) {
+            if Instant::now() > give_up {
+                return Err(Failure::Run(format!(
+                    "no connection after {CONNECT_TIMEOUT:?}: does a server of this rpcperf listen there?"
+                )));
+            }
+            self.control()?;
+            if self.fabric.poll_cq(&mut self.completions, POLL_BATCH) == 0 {
+                std::thread::yield_now();
+            }
+            arrived.append(&mut self.completions);
+            for completion in arrived.drain(..) {
+                self.welcomed(completion)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn welcomed(&mut self, completion: Completion) -> Result<(), Failure> {
+        check(&completion)?;
+        let link = link_of(&mut self.links, &self.by_slot, completion.qp)?;
+        let buf = completion.buf.ok_or_else(|| Failure::Run("a Receive came without its buffer".into()))?;
+        let welcome = Welcome::decode(&buf).map_err(Failure::Run)?;
+        link.remote = welcome.remote;
+        link.welcome = Some(welcome);
+        link.idle.push(buf);
+        Ok(())
+    }
+
+    #[cold]
+    fn control(&mut self) -> Result<(), Failure> {
+        let mut events = std::mem::take(&mut self.events);
+        self.fabric.poll_control(&mut events);
+        for event in events.drain(..) {
+            match event {
+                ControlEvent::Established { qp, .. } => {
+                    let link = link_of(&mut self.links, &self.by_slot, qp)?;
+                    // Receives that could not be posted before the connection stood.
+                    self.fabric.post_recv(Some(qp), &mut link.idle);
+                }
+                ControlEvent::Rejected { private_data, .. } => {
+                    let why = String::from_utf8_lossy(&private_data).trim_end_matches('\0').to_owned();
+                    return Err(Failure::Run(format!("the server refused: {why}")));
+                }
+                ControlEvent::ConnectFailed { error, .. } => return Err(Failure::run("connect", error)),
+                ControlEvent::Disconnected { reason, .. } => {
+                    return Err(Failure::Run(format!("the connection ended: {reason}")));
+                }
+                ControlEvent::ConnectRequest { request, .. } => {
+                    self.fabric.reject(request, b"this is a client")
+                }
+            }
+        }
+        self.events = events;
+        Ok(())
+    }
+
+    fn post_gathered(&mut self) -> Result<(), Failure> {
+        for position in (0..self.gathered.len()).rev() {
+            let index = self.gathered[position];
+            self.post(index)?;
+            if self.links[index].chain.is_empty() {
+                self.gathered.swap_remove(position);
+            }
+        }
+        Ok(())
+    }
+
+    fn post(&mut self, index: usize) -> Result<(), Failure> {
+        let link = &mut self.links[index];
+        match self.fabric.post_send(link.qp, &mut link.chain) {
+            // What is left goes out with a later poll: completions make room.
+            Ok(()) | Err(PostError::QueueFull) => Ok(()),
+            Err(error) => {
+                self.control()?; // which may know better why
+                Err(Failure::Run(format!("post: {error:?}")))
+            }
+        }
+    }
+}
+
+impl<F: Fabric> Target for RawTarget<F> {
+    fn depth(&self) -> u32 {
+        self.spec.depth * self.spec.qps
+    }
+
+    fn start(&mut self, token: u32) -> Result<(), Failure> {
+        let index = token as usize % self.links.len();
+        let spec = self.spec;
+        if self.links[index].chain.is_empty() {
+            self.gathered.push(index);
+        }
+        // Without batches each request goes out alone. The newest stays, so that `flush` knows the last one.
+        if !spec.batch && !self.links[index].chain.is_empty() {
+            self.post(index)?;
+        }
+        let link = &mut self.links[index];
+        link.tokens.push_back(token);
+        link.begun += 1;
+        let signalled = if spec.is_answered() {
+            // Nobody waits for it: it only gives memory and queue places back.
+            link.begun.is_multiple_of(u64::from(SIGNAL_EVERY))
+        } else {
+            spec.round_trips || link.begun.is_multiple_of(u64::from(spec.cq_mod))
+        };
+        let wr_id = link.begun;
+        let send = |len| -> Result<WorkRequest, Failure> {
+            Ok(WorkRequest::Send { buf: alloc(&self.messages, len)?, invalidate: None, fence: false })
+        };
+        let wr = match (spec.op, &link.local) {
+            (RawOp::Write, Some(local)) => {
+                let src = Source::Lent(local.clone());
+                WorkRequest::Write { src, offset: 0, len: spec.size, remote: link.remote }
+            }
+            (RawOp::Read, Some(local)) => {
+                WorkRequest::Read { dst: local.clone(), offset: 0, len: spec.size, remote: link.remote }
+            }
+            _ => send(spec.size)?,
+        };
+        if spec.op == RawOp::Write && spec.is_answered() {
+            link.chain.push(Posting { wr_id: 0, signalled: false, wr });
+            link.chain.push(Posting { wr_id, signalled, wr: send(NOTIFICATION)? });
+        } else {
+            link.chain.push(Posting { wr_id, signalled, wr });
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Failure> {
+        if !self.spec.is_answered() {
+            for &index in &self.gathered {
+                // Nothing follows before something is done: without this, the tail of a window might never tell.
+                if let Some(newest) = self.links[index].chain.last_mut() {
+                    newest.signalled = true;
+                }
+            }
+        }
+        self.post_gathered()
+    }
+
+    fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
+        if self.fabric.poll_cq(&mut self.completions, POLL_BATCH) == 0 {
+            if self.idler.empty(&mut self.fabric) {
+                self.control()?;
+            }
+            return Ok(());
+        }
+        self.idler.busy();
+        let answered = self.spec.is_answered();
+        let refill_at = if self.spec.batch { REFILL_AT } else { 1 };
+        if let Some(failed) = self.completions.iter().position(|completion| !completion.status.is_ok()) {
+            self.control()?; // which may know better why
+            return check(&self.completions[failed]);
+        }
+        for completion in self.completions.drain(..) {
+            let link = link_of(&mut self.links, &self.by_slot, completion.qp)?;
+            let upto = match (completion.opcode, completion.buf) {
+                (Opcode::Recv, Some(buf)) => {
+                    let expected = self.hello.message as usize;
+                    if buf.len() != expected {
+                        let len = buf.len();
+                        return Err(Failure::Run(format!("an answer has {len} bytes instead of {expected}")));
+                    }
+                    link.idle.push(buf);
+                    if link.idle.len() >= refill_at {
+                        self.fabric.post_recv(Some(link.qp), &mut link.idle);
+                    }
+                    link.ended + 1
+                }
+                _ if answered => continue,
+                _ => completion.wr_id,
+            };
+            while link.ended < upto {
+                link.ended += 1;
+                done.extend(link.tokens.pop_front());
+            }
+        }
+        // What did not fit into a send queue before.
+        self.post_gathered()
+    }
+}
+
+impl<F: Fabric> Drop for RawTarget<F> {
+    fn drop(&mut self) {
+        for link in &self.links {
+            self.fabric.destroy_qp(link.qp);
+        }
+    }
+}
+
+/// Places for everything that may be under way: a Write counts twice with the Send behind it.
+fn send_queue_depth(spec: &Spec) -> u32 {
+    let per_operation = if spec.op == RawOp::Write && spec.round_trips { 2 } else { 1 };
+    (spec.depth + SIGNAL_EVERY) * per_operation + SIGNAL_EVERY
+}
+
+fn link_of<'a>(links: &'a mut [Link], by_slot: &[usize], qp: QpId) -> Result<&'a mut Link, Failure> {
+    let index = by_slot.get(qp.slot as usize).copied().unwrap_or(usize::MAX);
+    links
+        .get_mut(index)
+        .filter(|link| link.qp == qp)
+        .ok_or_else(|| Failure::Run(format!("the fabric speaks of {qp:?}, which was never connected")))
+}
+
+fn check(completion: &Completion) -> Result<(), Failure> {
+    if completion.status.is_ok() {
+        return Ok(());
+    }
+    Err(Failure::Run(format!("{:?} ended with {:?}", completion.opcode, completion.status)))
+}

@@ -1,0 +1,309 @@
+//! The server's side of the raw tests: sends messages back or swallows them, and exposes memory.
+#![forbid(unsafe_code)]
+
+use rpcrdma::fabric::{
+    Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, PostError, Posting, QpId, RemoteMemory,
+    RequestId, WindowId, WorkRequest,
+};
+use rpcrdma_mempool::{Buf, Lent, Pool};
+
+use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, ServerInfo, WELCOME_BYTES, Welcome};
+use super::memory::registered_pool;
+use crate::failure::Failure;
+use crate::idle::Idler;
+
+/// Completions taken at a time.
+const POLL_BATCH: usize = 64;
+/// Receives are posted in chains of at least this many.
+const REFILL_AT: usize = 16;
+/// Turns between two looks at connection management while there is work.
+const CONTROL_EVERY: u32 = 1 << 16;
+
+/// Serves raw tests on one fabric, which listens already.
+pub(crate) struct RawServer<F: Fabric> {
+    fabric: F,
+    says: ServerInfo,
+    /// By slot of their queue pair.
+    peers: Vec<Option<Peer>>,
+    /// Peers that this turn has touched; each once.
+    touched: Vec<usize>,
+    idler: Idler,
+    completions: Vec<Completion>,
+    events: Vec<ControlEvent>,
+    turns: u32,
+}
+
+/// One connection.
+struct Peer {
+    qp: QpId,
+    name: String,
+    hello: Hello,
+    messages: Pool,
+    exposed: Option<Exposed>,
+    chain: Vec<Posting>,
+    /// Buffers to be posted as Receives.
+    idle: Vec<Buf>,
+    sends: u32,
+    touched: bool,
+}
+
+/// Memory that the client reads and writes.
+struct Exposed {
+    pool: Pool,
+    memory: Lent,
+}
+
+impl<F: Fabric> RawServer<F> {
+    /// Serves what connects to `fabric`. `says` is told to clients.
+    pub(crate) fn new(fabric: F, says: ServerInfo, idler: Idler) -> Self {
+        Self {
+            fabric,
+            says,
+            peers: Vec::new(),
+            touched: Vec::new(),
+            idler,
+            completions: Vec::with_capacity(POLL_BATCH),
+            events: Vec::new(),
+            turns: 0,
+        }
+    }
+
+    /// Serves without end.
+    pub(crate) fn run(mut self) -> ! {
+        loop {
+            self.turn();
+        }
+    }
+
+    /// Connections that it serves.
+    #[cfg(test)]
+    pub(crate) fn connections(&self) -> usize {
+        self.peers.iter().flatten().count()
+    }
+
+    /// One turn: what has arrived, what is to be sent, connection management if it is due.
+    pub(crate) fn turn(&mut self) {
+        self.turns = self.turns.wrapping_add(1);
+        let mut completions = std::mem::take(&mut self.completions);
+        let look = if self.fabric.poll_cq(&mut completions, POLL_BATCH) == 0 {
+            self.idler.empty(&mut self.fabric)
+        } else {
+            self.idler.busy();
+            self.turns.is_multiple_of(CONTROL_EVERY)
+        };
+        for completion in completions.drain(..) {
+            self.completed(completion);
+        }
+        self.completions = completions;
+        while let Some(slot) = self.touched.pop() {
+            self.post(slot);
+        }
+        if look {
+            self.control();
+        }
+    }
+
+    fn completed(&mut self, completion: Completion) {
+        let slot = completion.qp.slot as usize;
+        let Some(peer) = self.peers.get_mut(slot).and_then(Option::as_mut).filter(|p| p.qp == completion.qp)
+        else {
+            return; // the last words of a queue pair that is gone
+        };
+        if !completion.status.is_ok() {
+            let why = format!("{:?} ended with {:?}", completion.opcode, completion.status);
+            self.drop_peer(slot, Some(&why));
+            return;
+        }
+        if let (Opcode::Recv, Some(buf)) = (completion.opcode, completion.buf) {
+            if peer.hello.echo {
+                peer.send(buf);
+                peer.idle.extend(peer.messages.alloc(peer.hello.buffer_bytes()));
+            } else {
+                peer.idle.push(buf);
+            }
+        }
+        if !peer.hello.batch {
+            self.post(slot);
+        } else if !std::mem::replace(&mut peer.touched, true) {
+            self.touched.push(slot);
+        }
+    }
+
+    /// Posts what a peer has gathered.
+    fn post(&mut self, slot: usize) {
+        let Some(peer) = self.peers.get_mut(slot).and_then(Option::as_mut) else { return };
+        peer.touched = false;
+        if peer.idle.len() >= if peer.hello.batch { REFILL_AT } else { 1 } {
+            self.fabric.post_recv(Some(peer.qp), &mut peer.idle);
+        }
+        if peer.chain.is_empty() {
+            return;
+        }
+        match self.fabric.post_send(peer.qp, &mut peer.chain) {
+            // The completion that makes room touches the peer again.
+            Ok(()) | Err(PostError::QueueFull) => {}
+            Err(error) => self.drop_peer(slot, Some(&format!("post: {error:?}"))),
+        }
+    }
+
+    fn control(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        self.fabric.poll_control(&mut events);
+        for event in events.drain(..) {
+            match event {
+                ControlEvent::ConnectRequest { request, private_data, peer } => {
+                    if let Err(why) = self.accept(request, &private_data, &peer) {
+                        eprintln!("rpcperf: {peer}: refused: {why}");
+                        let room = self.fabric.capabilities().max_accept_private_data;
+                        let text = why.as_bytes();
+                        self.fabric.reject(request, &text[..text.len().min(room)]);
+                    }
+                }
+                ControlEvent::Established { qp, .. } => self.welcome(qp),
+                ControlEvent::Disconnected { qp, .. } => self.forget(qp, None),
+                ControlEvent::Rejected { qp, .. } => self.forget(qp, None),
+                ControlEvent::ConnectFailed { qp, error } => self.forget(qp, Some(&error.to_string())),
+            }
+        }
+        self.events = events;
+    }
+
+    /// Prepares all that a client asks for, then accepts.
+    fn accept(&mut self, request: RequestId, private_data: &[u8], name: &str) -> Result<(), String> {
+        let hello = Hello::decode(private_data)?;
+        let longest = self.fabric.capabilities().max_message;
+        if hello.message > longest {
+            return Err(format!("messages of {} bytes: the device takes {longest}", hello.message));
+        }
+        if hello.memory().is_none_or(|bytes| bytes > MOST_MEMORY) {
+            return Err(format!("more than {MOST_MEMORY} bytes of memory: lower -s, -t or -q"));
+        }
+        let (messages, exposed) = self.memory_for(&hello).map_err(|e| e.to_string())?;
+        let params = ConnectParams {
+            send_queue_depth: hello.depth + 2 * SIGNAL_EVERY,
+            own_receive_queue: Some(hello.receives() as u32),
+            windows: 1,
+            rnr_retry: 7,
+            ..ConnectParams::default()
+        };
+        let qp = match self.fabric.accept(request, &params) {
+            Ok(qp) => qp,
+            Err(error) => {
+                self.release(messages, exposed);
+                return Err(error.to_string());
+            }
+        };
+        let mut peer = Peer {
+            qp,
+            name: name.to_owned(),
+            hello,
+            messages,
+            exposed,
+            chain: Vec::with_capacity(hello.buffers()),
+            idle: Vec::with_capacity(hello.buffers()),
+            sends: 0,
+            touched: false,
+        };
+        let Peer { idle, messages, .. } = &mut peer;
+        idle.extend((0..hello.receives()).map_while(|_| messages.alloc(hello.buffer_bytes())));
+        self.fabric.post_recv(Some(qp), &mut peer.idle);
+        let slot = qp.slot as usize;
+        if self.peers.len() <= slot {
+            self.peers.resize_with(slot + 1, || None);
+        }
+        self.peers[slot] = Some(peer);
+        Ok(())
+    }
+
+    fn memory_for(&mut self, hello: &Hello) -> Result<(Pool, Option<Exposed>), Failure> {
+        let messages =
+            registered_pool(&mut self.fabric, hello.buffer_bytes(), hello.buffers(), Access::LOCAL)?;
+        if hello.exposed == 0 {
+            return Ok((messages, None));
+        }
+        match self.expose(hello.exposed as usize) {
+            Ok(exposed) => Ok((messages, Some(exposed))),
+            Err(failure) => {
+                self.release(messages, None);
+                Err(failure)
+            }
+        }
+    }
+
+    /// In an arena that serves nobody else: some fabrics let a peer reach all of it.
+    fn expose(&mut self, bytes: usize) -> Result<Exposed, Failure> {
+        let pool = registered_pool(&mut self.fabric, bytes, 1, Access::REMOTE)?;
+        let memory = super::memory::alloc(&pool, bytes)?.lend();
+        let memory = memory.map_err(|_| Failure::Run("a pool lends on its own thread only".into()))?;
+        Ok(Exposed { pool, memory })
+    }
+
+    /// Binds the window, if there is memory to expose, and says where it is. The binding is done before the message goes.
+    fn welcome(&mut self, qp: QpId) {
+        let Some(peer) = self.peers.get_mut(qp.slot as usize).and_then(Option::as_mut).filter(|p| p.qp == qp)
+        else {
+            return;
+        };
+        let slot = qp.slot as usize;
+        let mut remote = RemoteMemory { rkey: 0, address: 0 };
+        if let Some(exposed) = &peer.exposed {
+            let window: WindowId = match self.fabric.alloc_window(qp) {
+                Ok(window) => window,
+                Err(error) => return self.drop_peer(slot, Some(&error.to_string())),
+            };
+            remote.rkey = self.fabric.next_rkey(window);
+            remote.address = self.fabric.remote_address(&exposed.memory, 0);
+            let mem = exposed.memory.clone();
+            let len = mem.len();
+            let wr = WorkRequest::Bind { window, mem, offset: 0, len, access: Access::REMOTE };
+            peer.chain.push(Posting { wr_id: 0, signalled: true, wr });
+        }
+        // Receives that could not be posted before the connection stood.
+        self.fabric.post_recv(Some(qp), &mut peer.idle);
+        let welcome = Welcome { remote, server: self.says };
+        if let Some(mut buf) = peer.messages.alloc(WELCOME_BYTES) {
+            buf.copy_from_slice(&welcome.encode());
+            peer.send(buf);
+        }
+        self.post(slot);
+    }
+
+    /// Ends the connection that a control event speaks of, unless it ended before.
+    fn forget(&mut self, qp: QpId, why: Option<&str>) {
+        let slot = qp.slot as usize;
+        if self.peers.get(slot).and_then(Option::as_ref).is_some_and(|peer| peer.qp == qp) {
+            self.drop_peer(slot, why);
+        }
+    }
+
+    /// Ends a connection and gives its memory back; says why, if it was not the client's wish.
+    fn drop_peer(&mut self, slot: usize, why: Option<&str>) {
+        let Some(peer) = self.peers.get_mut(slot).and_then(Option::take) else { return };
+        if let Some(why) = why {
+            eprintln!("rpcperf: {}: {why}", peer.name);
+        }
+        self.fabric.destroy_qp(peer.qp);
+        let Peer { messages, exposed, chain, idle, .. } = peer;
+        drop((chain, idle));
+        self.release(messages, exposed);
+    }
+
+    fn release(&mut self, messages: Pool, exposed: Option<Exposed>) {
+        let arenas = [Some(messages.arena().id()), exposed.as_ref().map(|e| e.pool.arena().id())];
+        drop((messages, exposed));
+        for arena in arenas.into_iter().flatten() {
+            if let Err(error) = self.fabric.deregister(arena) {
+                eprintln!("rpcperf: deregister: {error}");
+            }
+        }
+    }
+}
+
+impl Peer {
+    fn send(&mut self, buf: Buf) {
+        self.sends = self.sends.wrapping_add(1);
+        let signalled = self.sends.is_multiple_of(SIGNAL_EVERY);
+        let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
+        self.chain.push(Posting { wr_id: 0, signalled, wr });
+    }
+}

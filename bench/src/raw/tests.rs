@@ -1,0 +1,87 @@
+//! Both sides of the raw tests in one thread, and clients that do not behave.
+
+use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
+use rpcrdma::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress};
+
+use super::hello::{Hello, ServerInfo};
+use super::server::RawServer;
+use crate::cli::Idle;
+use crate::idle::Idler;
+
+const GOOD: Hello = Hello { message: 64, echo: true, depth: 4, exposed: 4096, batch: true };
+
+struct Pair {
+    server: RawServer<SoftwareFabric>,
+    client: SoftwareFabric,
+    address: FabricAddress,
+}
+
+fn pair(name: &str) -> Pair {
+    let address = FabricAddress(format!("rpcperf-raw-{name}-{}", std::process::id()));
+    let mut fabric = SoftwareFabric::new(SoftwareConfig::default()).unwrap();
+    let listener = SoftwareFabric::bind(&address).unwrap();
+    fabric.listen(&listener).unwrap();
+    let says = ServerInfo { core: 0, idle: Idle::Poll };
+    let server = RawServer::new(fabric, says, Idler::new(Idle::Poll, false));
+    Pair { server, client: SoftwareFabric::new(SoftwareConfig::default()).unwrap(), address }
+}
+
+impl Pair {
+    fn connect(&mut self, private_data: Vec<u8>) -> ControlEvent {
+        let params = ConnectParams { private_data, own_receive_queue: Some(8), ..ConnectParams::default() };
+        self.client.connect(&self.address, &params).unwrap();
+        self.event()
+    }
+
+    /// Enough turns for the server to look at connection management.
+    fn serve(&mut self) {
+        (0..5000).for_each(|_| self.server.turn());
+    }
+
+    fn event(&mut self) -> ControlEvent {
+        let mut events = Vec::new();
+        for _ in 0..100 {
+            self.serve();
+            self.client.poll_control(&mut events);
+            if let Some(event) = events.pop() {
+                return event;
+            }
+        }
+        panic!("nothing happened");
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_a_reason() {
+    let mut pair = pair("refused");
+    for (private_data, reason) in [
+        (b"hello".to_vec(), "too short"),
+        (vec![0; 56], "something else"),
+        (Hello { message: u32::MAX, ..GOOD }.encode(), "the device takes"),
+        (Hello { depth: u32::MAX, ..GOOD }.encode(), "memory"),
+        (Hello { exposed: u64::MAX, ..GOOD }.encode(), "memory"),
+    ] {
+        let ControlEvent::Rejected { qp, private_data: text } = pair.connect(private_data) else {
+            panic!("accepted, but for {reason:?}");
+        };
+        pair.client.destroy_qp(qp);
+        let text = String::from_utf8_lossy(&text);
+        assert!(text.contains(reason), "{text}");
+    }
+    assert_eq!(pair.server.connections(), 0);
+}
+
+#[test]
+fn a_client_that_leaves_gives_its_memory_back() {
+    let mut pair = pair("leaves");
+    let ControlEvent::Established { qp: first, .. } = pair.connect(GOOD.encode()) else { panic!("refused") };
+    let ControlEvent::Established { qp: second, .. } = pair.connect(GOOD.encode()) else { panic!("refused") };
+    assert_eq!(pair.server.connections(), 2);
+    // It has posted no Receive, not even for the server's first message.
+    pair.client.destroy_qp(first);
+    pair.serve();
+    assert_eq!(pair.server.connections(), 1, "the other one lives");
+    pair.client.destroy_qp(second);
+    pair.serve();
+    assert_eq!(pair.server.connections(), 0);
+}

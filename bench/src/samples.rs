@@ -1,0 +1,127 @@
+//! Round-trip times of one run: an HDR histogram, with the exact extremes beside it.
+#![forbid(unsafe_code)]
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+/// Longest time that keeps its resolution, in nanoseconds; longer ones are counted there, but still make the maximum.
+const HIGHEST: u64 = 60_000_000_000;
+/// Significant decimal digits of every bucket.
+pub(crate) const DIGITS: u8 = 3;
+
+/// Round-trip times in nanoseconds. All memory is taken when it is made; recording never allocates.
+pub(crate) struct Samples {
+    histogram: Histogram<u64>,
+    min: u64,
+    max: u64,
+    sum: u128,
+}
+
+impl Samples {
+    /// None yet.
+    pub(crate) fn new() -> Self {
+        let histogram = Histogram::new_with_bounds(1, HIGHEST, DIGITS)
+            .expect("constant bounds within what the crate takes");
+        Self { histogram, min: u64::MAX, max: 0, sum: 0 }
+    }
+
+    /// Adds one.
+    #[inline]
+    pub(crate) fn record(&mut self, ns: u64) {
+        self.histogram.saturating_record(ns);
+        self.min = self.min.min(ns);
+        self.max = self.max.max(ns);
+        self.sum += u128::from(ns);
+    }
+
+    /// How many.
+    pub(crate) fn count(&self) -> u64 {
+        self.histogram.len()
+    }
+
+    /// The buckets.
+    pub(crate) fn histogram(&self) -> &Histogram<u64> {
+        &self.histogram
+    }
+
+    /// The largest, exactly.
+    pub(crate) fn max(&self) -> u64 {
+        self.max
+    }
+
+    /// The mean, exactly.
+    pub(crate) fn mean(&self) -> f64 {
+        if self.count() == 0 { 0.0 } else { self.sum as f64 / self.count() as f64 }
+    }
+
+    /// The usual percentiles; `None` without a sample.
+    pub(crate) fn latency(&self) -> Option<Latency> {
+        if self.count() == 0 {
+            return None;
+        }
+        // A bucket answers with its upper edge, which may lie above all that was seen.
+        let at = |q| self.histogram.value_at_quantile(q).clamp(self.min, self.max);
+        Some(Latency {
+            min: self.min,
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p999: at(0.999),
+            p9999: at(0.9999),
+            max: self.max,
+            mean: self.mean(),
+            stdev: self.histogram.stdev(),
+        })
+    }
+}
+
+/// Round-trip times in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Latency {
+    /// Shortest.
+    pub(crate) min: u64,
+    /// Median.
+    pub(crate) p50: u64,
+    /// 90th percentile.
+    pub(crate) p90: u64,
+    /// 99th percentile.
+    pub(crate) p99: u64,
+    /// 99.9th percentile.
+    pub(crate) p999: u64,
+    /// 99.99th percentile.
+    pub(crate) p9999: u64,
+    /// Longest: no sample is left out.
+    pub(crate) max: u64,
+    /// Arithmetic mean.
+    pub(crate) mean: f64,
+    /// Standard deviation.
+    pub(crate) stdev: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extremes_are_exact() {
+        let mut samples = Samples::new();
+        for ns in [1_234_567, 3, 90_000_000_000, 5000] {
+            samples.record(ns);
+        }
+        let latency = samples.latency().unwrap();
+        assert_eq!((latency.min, latency.max), (3, 90_000_000_000));
+        assert_eq!(latency.mean, (1_234_567u64 + 3 + 90_000_000_000 + 5000) as f64 / 4.0);
+        assert_eq!(latency.p50, 5003, "the upper edge of the bucket that holds 5000");
+    }
+
+    #[test]
+    fn percentiles_keep_three_digits() {
+        let mut samples = Samples::new();
+        (1..=100_000).for_each(|ns| samples.record(ns));
+        let latency = samples.latency().unwrap();
+        for (found, wanted) in [(latency.p50, 50_000), (latency.p99, 99_000), (latency.p9999, 99_990)] {
+            assert!(u64::abs_diff(found, wanted) * 1000 <= wanted, "{found} for {wanted}");
+        }
+        assert!(Samples::new().latency().is_none());
+    }
+}

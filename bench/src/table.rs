@@ -1,0 +1,182 @@
+//! The text form of a report, in the style of `perftest`: a banner of what was used, its column titles, one row per size.
+#![forbid(unsafe_code)]
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use crate::report::{Entry, TestInfo};
+
+/// As wide as perftest's.
+const DASHES: usize = 87;
+/// A key and its value of up to this width share a line with another.
+const HALF: usize = 42;
+
+/// A title with the space before it, and what stands beneath.
+type Column = (&'static str, fn(&Entry) -> String);
+
+/// Round trips. The titles up to 99.9 % are perftest's, to the letter; its values are half round trips for Send and Write, ours
+/// never are.
+const LATENCY: &[Column] = &[
+    (" #bytes", |e| e.size.to_string()),
+    (" #iterations", |e| e.iters.to_string()),
+    ("    t_min[usec]", |e| us(e, |l| l.min as f64)),
+    ("    t_max[usec]", |e| us(e, |l| l.max as f64)),
+    ("  t_typical[usec]", |e| us(e, |l| l.p50 as f64)),
+    ("    t_avg[usec]", |e| us(e, |l| l.mean)),
+    ("    t_stdev[usec]", |e| us(e, |l| l.stdev)),
+    ("   99% percentile[usec]", |e| us(e, |l| l.p99 as f64)),
+    ("   99.9% percentile[usec]", |e| us(e, |l| l.p999 as f64)),
+    ("   99.99% percentile[usec]", |e| us(e, |l| l.p9999 as f64)),
+    ("   probe[nsec]", probes),
+    ("   preempted", |e| e.preemptions.map_or_else(none, |n| n.to_string())),
+];
+
+/// Bandwidth: perftest's titles, then ours.
+const BANDWIDTH: &[Column] = &[
+    (" #bytes", |e| e.size.to_string()),
+    ("     #iterations", |e| e.iters.to_string()),
+    ("    BW peak[MiB/sec]", |e| mib(e.peak_bytes_per_s)),
+    ("    BW average[MiB/sec]", |e| mib(e.bytes_per_s)),
+    ("   MsgRate[Mpps]", |e| e.rps.map_or_else(none, |r| format!("{:.6}", r / 1e6))),
+    ("   memcpy[MiB/sec]", |e| mib(e.memcpy_bytes_per_s)),
+    ("   BW/memcpy", |e| e.memcpy_ratio.map_or_else(none, |r| format!("{r:.3}"))),
+    ("   probe[nsec]", probes),
+    ("   preempted", |e| e.preemptions.map_or_else(none, |n| n.to_string())),
+];
+
+/// Which columns a test has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Round trips.
+    Latency,
+    /// Bytes per second.
+    Bandwidth,
+}
+
+impl Kind {
+    fn columns(self) -> &'static [Column] {
+        match self {
+            Self::Latency => LATENCY,
+            Self::Bandwidth => BANDWIDTH,
+        }
+    }
+
+    /// The column titles.
+    pub(crate) fn header(self) -> String {
+        self.columns().iter().map(|(title, _)| *title).collect()
+    }
+
+    /// One line of results, each value beneath its title.
+    pub(crate) fn row(self, entry: &Entry) -> String {
+        let mut line = String::new();
+        let mut column = 0;
+        for (title, value) in self.columns() {
+            let indent = title.len() - title.trim_start().len();
+            // A value wider than its title pushes the rest to the right, but never touches it.
+            let pad = (column + indent).saturating_sub(line.len()).max(1);
+            let _ = write!(line, "{:pad$}{}", "", value(entry));
+            column += title.len();
+        }
+        line
+    }
+}
+
+/// The dashes above, between and below.
+pub(crate) fn rule() -> String {
+    "-".repeat(DASHES)
+}
+
+/// Everything that `test_info` says, short values two to a line.
+pub(crate) fn banner(info: &TestInfo) -> String {
+    let mut out = format!("{}\n{:^DASHES$}\n", rule(), info.title);
+    let mut pending: Option<String> = None;
+    // The serialized form is the list of what there is to say: what is added to the report appears here by itself.
+    if let Ok(Value::Object(fields)) = serde_json::to_value(info) {
+        for (key, value) in fields {
+            let value = match value {
+                Value::Null => continue,
+                Value::Bool(on) => if on { "ON" } else { "OFF" }.to_owned(),
+                Value::String(text) => text,
+                other => other.to_string(),
+            };
+            if key == "title" {
+                continue;
+            }
+            let item = format!(" {:<16}: {value}", key.replace('_', " "));
+            match pending.take() {
+                Some(left) if item.len() <= HALF => {
+                    let _ = writeln!(out, "{left:<HALF$}{item}");
+                }
+                left => {
+                    if let Some(left) = left {
+                        let _ = writeln!(out, "{left}");
+                    }
+                    if item.len() <= HALF {
+                        pending = Some(item);
+                    } else {
+                        let _ = writeln!(out, "{item}");
+                    }
+                }
+            }
+        }
+    }
+    if let Some(left) = pending {
+        let _ = writeln!(out, "{left}");
+    }
+    out + &rule()
+}
+
+fn us(entry: &Entry, of: fn(&crate::samples::Latency) -> f64) -> String {
+    entry.rtt_ns.as_ref().map_or_else(none, |latency| format!("{:.2}", of(latency) / 1000.0))
+}
+
+fn mib(bytes: Option<f64>) -> String {
+    bytes.map_or_else(none, |bytes| format!("{:.2}", bytes / f64::from(1 << 20)))
+}
+
+fn probes(entry: &Entry) -> String {
+    match (entry.probe_rtt_ns.before, entry.probe_rtt_ns.after) {
+        (Some(before), Some(after)) => format!("{before}/{after}"),
+        _ => none(),
+    }
+}
+
+fn none() -> String {
+    "-".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probe::Probes;
+    use crate::samples::Samples;
+
+    #[test]
+    fn titles_begin_as_perftest_has_them() {
+        let latency = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    \
+                       t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]";
+        assert!(Kind::Latency.header().starts_with(latency));
+        let bandwidth = " #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]";
+        assert!(Kind::Bandwidth.header().starts_with(bandwidth));
+        assert_eq!(rule().len(), 87);
+    }
+
+    #[test]
+    fn values_stand_beneath_their_titles() {
+        let mut samples = Samples::new();
+        samples.record(12_340);
+        let probe_rtt_ns = Probes { before: Some(110), after: Some(450) };
+        let entry =
+            Entry { size: 64, iters: 1000, rtt_ns: samples.latency(), probe_rtt_ns, ..Entry::default() };
+        let (header, row) = (Kind::Latency.header(), Kind::Latency.row(&entry));
+        for (title, value) in [("#bytes", "64"), ("#iter", "1000"), ("t_max", "12.34"), ("probe", "110/450")]
+        {
+            let at = header.find(title).unwrap();
+            assert!(row[at..].starts_with(value), "{title}:\n{header}\n{row}");
+        }
+        let wide = Entry { size: 8 << 20, iters: 123_456_789_012_345, ..Entry::default() };
+        let row = Kind::Latency.row(&wide);
+        assert_eq!(row.split_whitespace().count(), Kind::Latency.columns().len(), "{row}");
+    }
+}

@@ -1,0 +1,175 @@
+//! The loop that keeps a window full and counts.
+#![forbid(unsafe_code)]
+
+use crate::clock::Clock;
+use crate::failure::Failure;
+use crate::progress::Progress;
+use crate::target::{Length, Target};
+
+/// The peak is taken over slices of at least this long.
+const SLICE_NS: u64 = 10_000_000;
+/// Operations between two looks at the clock, unless polls bring more at once.
+const LOOK_EVERY: u64 = 64;
+
+/// What came out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Throughput {
+    /// Operations that count.
+    pub(crate) operations: u64,
+    /// The time that they took.
+    pub(crate) seconds: f64,
+    /// Operations per second.
+    pub(crate) per_second: f64,
+    /// The same of the best slice of 10 ms; of shorter runs, the same as `per_second`.
+    pub(crate) peak_per_second: f64,
+}
+
+/// Keeps as many operations under way as the target allows, and counts those that end.
+///
+/// A counted run counts from an empty window to an empty one: what was begun before the clock started, and might be
+/// half done by then, does not flatter it. A timed run counts what ends within its time, with a full window at both ends.
+pub(crate) fn measure(
+    target: &mut impl Target,
+    clock: &Clock,
+    length: Length,
+    progress: &mut Progress,
+) -> Result<Throughput, Failure> {
+    let depth = target.depth();
+    let mut free: Vec<u32> = (0..depth).rev().collect();
+    let mut done_now = Vec::with_capacity(depth as usize);
+    let (mut started, mut done, mut looked) = (0u64, 0u64, 0u64);
+    let mut meter = Meter::default();
+    let mut elapsed = 0;
+    let origin = clock.ns();
+    if length.counts(0, 0) {
+        meter.look(0, 0);
+    }
+    loop {
+        let mut any = false;
+        while let Some(&token) = free.last() {
+            if !may_start(length, started, done, elapsed) {
+                break;
+            }
+            free.pop();
+            target.start(token)?;
+            started += 1;
+            any = true;
+        }
+        if any {
+            target.flush()?;
+        } else if free.len() == depth as usize {
+            break;
+        }
+        target.poll(&mut done_now)?;
+        done += done_now.len() as u64;
+        free.append(&mut done_now);
+        let edge = meter.first.is_none() || !length.goes_on(started, elapsed);
+        if done - looked >= LOOK_EVERY || (edge && done > looked) {
+            looked = done;
+            let now = clock.ns();
+            elapsed = now - origin;
+            if length.counts(done, elapsed) {
+                meter.look(done, elapsed);
+            }
+            progress.tick(now, length.share(done, elapsed), done);
+        }
+    }
+    meter.total().ok_or_else(|| {
+        Failure::Run("too few operations were done within the time that counts; use a larger -n or -D".into())
+    })
+}
+
+/// Whether another operation is to be begun: of a counted run, none between the warm-up and its end.
+fn may_start(length: Length, started: u64, done: u64, elapsed_ns: u64) -> bool {
+    match length {
+        Length::Operations { warm_up, .. } if started >= warm_up && done < warm_up => false,
+        _ => length.goes_on(started, elapsed_ns),
+    }
+}
+
+/// Counts and times between the first look and the last.
+#[derive(Default)]
+struct Meter {
+    first: Option<(u64, u64)>,
+    slice: (u64, u64),
+    last: (u64, u64),
+    peak: f64,
+}
+
+impl Meter {
+    fn look(&mut self, done: u64, ns: u64) {
+        if self.first.is_none() {
+            self.first = Some((done, ns));
+            self.slice = (done, ns);
+        }
+        self.last = (done, ns);
+        if ns - self.slice.1 >= SLICE_NS {
+            self.peak = self.peak.max(rate(self.slice, self.last));
+            self.slice = self.last;
+        }
+    }
+
+    fn total(&self) -> Option<Throughput> {
+        let first = self.first?;
+        let operations = self.last.0 - first.0;
+        if operations == 0 || self.last.1 == first.1 {
+            return None;
+        }
+        let per_second = rate(first, self.last);
+        let seconds = (self.last.1 - first.1) as f64 / 1e9;
+        Some(Throughput { operations, seconds, per_second, peak_per_second: self.peak.max(per_second) })
+    }
+}
+
+fn rate(from: (u64, u64), to: (u64, u64)) -> f64 {
+    (to.0 - from.0) as f64 * 1e9 / (to.1 - from.1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::fake::Fake;
+
+    fn run(fake: &mut Fake, length: Length) -> Result<Throughput, Failure> {
+        measure(fake, &Clock::new(), length, &mut Progress::new(String::new(), 0))
+    }
+
+    #[test]
+    fn counts_what_follows_the_warm_up() {
+        for (depth, per_poll) in [(1, 1), (16, 5), (200, 200)] {
+            let mut fake = Fake::new(depth, per_poll);
+            let out = run(&mut fake, Length::Operations { counted: 10_000, warm_up: 500 }).unwrap();
+            assert_eq!(out.operations, 10_000);
+            assert_eq!(fake.started, 10_500);
+            assert!(out.peak_per_second >= out.per_second && out.per_second.is_finite());
+            assert!(fake.begun.is_empty());
+        }
+    }
+
+    #[test]
+    fn never_more_than_asked_for() {
+        let mut fake = Fake::new(64, 64);
+        assert_eq!(run(&mut fake, Length::Operations { counted: 5, warm_up: 0 }).unwrap().operations, 5);
+        assert_eq!(fake.started, 5);
+    }
+
+    #[test]
+    fn time_ends_it() {
+        let mut fake = Fake::new(8, 2);
+        let out = run(&mut fake, Length::Time { total: 60_000_000, margin: 10_000_000 }).unwrap();
+        assert!(out.operations < fake.started && out.seconds <= 0.040 + 1e-9, "{out:?}");
+        assert!(fake.begun.is_empty());
+    }
+
+    #[test]
+    fn peak_is_of_the_best_slice() {
+        let mut meter = Meter::default();
+        for (done, ms) in [(0, 0), (100, 10), (400, 20), (500, 30), (505, 31)] {
+            meter.look(done, ms * 1_000_000);
+        }
+        let total = meter.total().unwrap();
+        assert_eq!((total.operations, total.peak_per_second), (505, 30_000.0));
+        assert_eq!(total.seconds, 0.031);
+        assert!(Meter::default().total().is_none());
+    }
+}

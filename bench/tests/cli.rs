@@ -1,0 +1,284 @@
+//! `rpcperf` from outside: exit codes, and that what it prints can be read back. Figures are never judged.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde_json::Value;
+
+/// Each run spins on two cores: side by side they would starve each other.
+fn alone() -> MutexGuard<'static, ()> {
+    static CORES: Mutex<()> = Mutex::new(());
+    CORES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs the program; few iterations, because no figure matters here.
+fn rpcperf(arguments: &[&str]) -> Output {
+    let _cores = alone();
+    Command::new(env!("CARGO_BIN_EXE_rpcperf")).args(arguments).output().expect("the program starts")
+}
+
+/// As `rpcperf`, but it has to succeed; returns standard output.
+fn succeeds(arguments: &[&str]) -> String {
+    let output = rpcperf(arguments);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {stderr}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Runs with `--json -`; standard output must be JSON and nothing else.
+fn json(arguments: &[&str]) -> Value {
+    let text = succeeds(&[arguments, &["--json", "-"]].concat());
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e} in:\n{text}"))
+}
+
+/// A file of this test run alone.
+fn scratch(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()))
+}
+
+#[test]
+fn usage_errors_exit_with_2() {
+    for wrong in [
+        &[][..],
+        &["fly"],
+        &["raw-lat", "--nonsense"],
+        &["raw-lat", "--loopback", "-n", "5", "-n", "6"],
+        &["raw-lat", "--loopback", "-s", "1G"],
+        &["raw-lat", "--loopback", "-a", "-s", "64"],
+        &["raw-lat", "--loopback", "soft:x"],
+        &["raw-lat", "--loopback", "-D", "1", "-m", "0.5"],
+        &["raw-lat", "tcp:somewhere"],
+        &["raw-lat", "--loopback", "--cores", "1000"],
+        &["raw-lat", "--loopback", "--op", "send", "-s", "512M"],
+        &["raw-bw", "--loopback", "--limit-p50", "3"],
+        &["serve", "--listen", "nowhere"],
+    ] {
+        let output = rpcperf(wrong);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}: {stderr}");
+        assert!(!stderr.is_empty(), "{wrong:?} is explained");
+    }
+}
+
+#[test]
+fn help_exits_with_0() {
+    for asked in
+        [&["--help"][..], &["--version"], &["serve", "--help"], &["raw-lat", "-h"], &["raw-bw", "--help"]]
+    {
+        assert!(!succeeds(asked).is_empty());
+    }
+}
+
+#[test]
+fn nobody_there_is_a_failure() {
+    let output = rpcperf(&["raw-lat", "soft:rpcperf-nobody-listens-here"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("rpcperf-nobody-listens-here"), "{stderr}");
+}
+
+#[test]
+fn round_trips_of_every_operation() {
+    for op in ["send", "read", "write"] {
+        let report = json(&["raw-lat", "--loopback", "--op", op, "-n", "200", "-s", "64"]);
+        assert_eq!(report["schema"], 1);
+        let [result] = report["results"].as_array().unwrap().as_slice() else { panic!("{report}") };
+        assert_eq!((&result["size"], &result["iters"]), (&64.into(), &200.into()), "{op}");
+        let at = |name: &str| {
+            result["rtt_ns"][name].as_f64().unwrap_or_else(|| panic!("{op}: {name} in {result}"))
+        };
+        let ordered = ["min", "p50", "p90", "p99", "p999", "p9999", "max"].map(at);
+        assert!(ordered[0] > 0.0 && ordered.is_sorted(), "{op}: {ordered:?}");
+        assert!(at("min") <= at("mean") && at("mean") <= at("max"));
+        let info = &report["test_info"];
+        assert_eq!(
+            (&info["op"], &info["fabric"], &info["loopback"]),
+            (&op.into(), &"software".into(), &true.into())
+        );
+        for said in ["method", "pinning", "clock", "idle", "kernel", "rpcperf_version", "client_core"] {
+            assert!(!info[said].is_null(), "{said} in {info}");
+        }
+    }
+}
+
+#[test]
+fn bandwidth_of_every_operation() {
+    for op in ["send", "read", "write"] {
+        let report =
+            json(&["raw-bw", "--loopback", "--op", op, "-n", "500", "-s", "4K", "-q", "2", "-t", "10"]);
+        let result = &report["results"][0];
+        assert_eq!((&result["iters"], &result["outstanding"]), (&500.into(), &20.into()), "{op}");
+        let at = |name: &str| result[name].as_f64().unwrap_or_else(|| panic!("{op}: {name} in {result}"));
+        let relative = (at("bytes_per_s") / (at("rps") * 4096.0) - 1.0).abs();
+        assert!(at("rps") > 0.0 && relative < 1e-6, "{op}: {result}");
+        assert!(at("peak_bytes_per_s") >= at("bytes_per_s"));
+        assert!((at("memcpy_ratio") * at("memcpy_bytes_per_s") / at("bytes_per_s") - 1.0).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn all_sizes_in_one_array() {
+    for (op, largest) in [("send", None), ("read", Some(8 << 20))] {
+        let report = json(&["raw-lat", "--loopback", "--op", op, "-a", "-n", "20"]);
+        let sizes: Vec<u64> =
+            report["results"].as_array().unwrap().iter().map(|r| r["size"].as_u64().unwrap()).collect();
+        let wanted: Vec<u64> = (1..=sizes.len() as u32).map(|power| 1 << power).collect();
+        assert_eq!(sizes, wanted, "{op}: every power of two, once");
+        assert!(sizes.len() > 10);
+        if let Some(largest) = largest {
+            assert_eq!(sizes.last(), Some(&largest), "{op}");
+        }
+    }
+}
+
+#[test]
+fn every_variant_of_a_run_ends() {
+    for variant in [
+        &["raw-lat", "--loopback", "-n", "50", "-t", "7", "-q", "3"][..],
+        &["raw-lat", "--loopback", "-n", "50", "--op", "write", "-t", "5"],
+        &["raw-lat", "--loopback", "-n", "50", "--rate", "20000", "-t", "4"],
+        &["raw-lat", "--loopback", "-n", "50", "--idle", "event"],
+        &["raw-lat", "--loopback", "-n", "50", "--idle", "adaptive"],
+        &["raw-lat", "--loopback", "-D", "1", "-F"],
+        &["raw-bw", "--loopback", "-D", "1", "-m", "0.05"],
+        &["raw-bw", "--loopback", "-n", "3", "-t", "128", "-s", "1"],
+        &["raw-bw", "--loopback", "-n", "777", "-t", "5", "--cq-mod", "100", "--op", "read"],
+        &["raw-bw", "--loopback", "-n", "777", "--no-batch", "--warmup", "13"],
+        &["raw-bw", "--loopback", "-n", "50", "-s", "8M", "--op", "write"],
+    ] {
+        let report = json(variant);
+        assert_eq!(report["results"].as_array().map(Vec::len), Some(1), "{variant:?}");
+        assert!(report["error"].is_null(), "{variant:?}");
+    }
+}
+
+#[test]
+fn each_limit_alone_exits_with_3() {
+    let run = ["--loopback", "-n", "100", "-s", "64"];
+    for (test, limit, value) in [
+        ("raw-lat", "--limit-p50", "0.000001"),
+        ("raw-lat", "--limit-p99", "0.000001"),
+        ("raw-bw", "--limit-rate", "1e15"),
+        ("raw-bw", "--limit-bw", "1e15"),
+    ] {
+        let output = rpcperf(&[&[test][..], &run, &[limit, value, "--json", "-"]].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{limit}: {stderr}");
+        assert!(stderr.contains("64 bytes") && stderr.contains("the limit is"), "{stderr}");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON also then");
+        assert_eq!(report["results"][0]["limits_missed"].as_array().map(Vec::len), Some(1));
+    }
+    for (test, limit, value) in [
+        ("raw-lat", "--limit-p50", "1e9"),
+        ("raw-lat", "--limit-p99", "1e9"),
+        ("raw-bw", "--limit-rate", "0.001"),
+        ("raw-bw", "--limit-bw", "0.000001"),
+    ] {
+        succeeds(&[&[test][..], &run, &[limit, value]].concat());
+    }
+}
+
+#[test]
+fn json_file_and_table() {
+    let path = scratch("report.json");
+    let path_text = path.to_str().unwrap();
+    std::fs::write(&path, "x".repeat(100_000)).unwrap();
+    let table = succeeds(&["raw-lat", "--loopback", "-n", "100", "-s", "2", "--json", path_text]);
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!(report["results"][0]["iters"], 100);
+    std::fs::remove_file(&path).unwrap();
+    let lines: Vec<&str> = table.lines().collect();
+    let header =
+        lines.iter().position(|line| line.starts_with(" #bytes #iterations    t_min[usec]")).unwrap();
+    assert!(lines[header + 1].split_whitespace().take(2).eq(["2", "100"]), "{table}");
+    assert_eq!(lines.iter().filter(|line| **line == "-".repeat(87)).count(), 3, "{table}");
+    assert!(table.contains("round trip"), "{table}");
+    let output = rpcperf(&["raw-lat", "--loopback", "--json", "/no/such/directory/report.json"]);
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn hgrm_parses_back() {
+    let path = scratch("out.hgrm");
+    succeeds(&["raw-lat", "--loopback", "-n", "500", "-s", "16", "--hgrm", path.to_str().unwrap()]);
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let mut rows = 0;
+    let mut last = None;
+    for line in text.lines().skip(2).filter(|line| !line.starts_with('#')) {
+        let columns: Vec<f64> = line.split_whitespace().map(|c| c.parse().expect("a number")).collect();
+        assert!(columns.len() == 4 || columns[1] == 1.0, "{line}");
+        rows += 1;
+        last = Some(columns);
+    }
+    let last = last.unwrap();
+    assert!(rows > 10 && last[1..] == [1.0, 500.0], "{text}");
+    assert!(text.contains("Total count    =          500]"), "{text}");
+}
+
+#[test]
+fn the_server_of_a_killed_client_ends() {
+    let _cores = alone();
+    let mut client = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
+        .args(["raw-lat", "--loopback", "-D", "60", "--json", "-"])
+        .spawn()
+        .expect("the program starts");
+    let pid = client.id();
+    let children = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let server = eventually(|| children().split_whitespace().next().map(str::to_owned));
+    client.kill().unwrap();
+    client.wait().unwrap();
+    eventually(|| {
+        // Whoever inherits it may not have collected it yet.
+        let state = std::fs::read_to_string(format!("/proc/{server}/stat")).unwrap_or_default();
+        (state.is_empty() || state.contains(") Z ")).then_some(())
+    });
+}
+
+/// Waits for something that has to happen, but not forever.
+fn eventually<T>(mut happened: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..2000 {
+        if let Some(value) = happened() {
+            return value;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("it did not happen within 20 s");
+}
+
+#[test]
+fn one_server_serves_many_clients() {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+
+    /// Killed also if the test fails.
+    struct Server(std::process::Child);
+    impl Drop for Server {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let address = format!("soft:rpcperf-test-{}", std::process::id());
+    let mut server = Server(
+        Command::new(env!("CARGO_BIN_EXE_rpcperf"))
+            .args(["serve", "--listen", &address])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    let mut line = String::new();
+    BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("listening on ") && line.contains(&address), "{line}");
+    for _ in 0..2 {
+        let lat = json(&["raw-lat", &address, "-n", "100"]);
+        assert_eq!(
+            (&lat["test_info"]["loopback"], &lat["test_info"]["address"]),
+            (&false.into(), &(*address).into())
+        );
+        json(&["raw-bw", &address, "-n", "100", "--op", "read", "-q", "4"]);
+    }
+    let output = rpcperf(&["serve", "--listen", &address]);
+    assert_eq!(output.status.code(), Some(1), "the address is taken");
+}

@@ -1,0 +1,339 @@
+//! A client that its caller polls: no thread, no ring, nothing between the caller and the device.
+
+use std::time::Duration;
+
+use rpcrdma_mempool::Buf;
+
+use super::header::Template;
+use super::{ClientConfig, ConnectError};
+use crate::address::Address;
+use crate::fabric::Fabric;
+use crate::fabric::software::SoftwareFabric;
+use crate::handoff::idle::{Idle, IdleStep};
+use crate::proto::{CallError, CallId};
+use crate::shard::{CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, Sink, headroom};
+use crate::stats::ShardStats;
+
+/// One of a local client's connections, by the order in which they were made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Connection(usize);
+
+/// Token that a blocking call uses for itself.
+const OWN: u64 = u64::MAX;
+/// Empty turns between two yields of the core while a call is waited for.
+const YIELD_EVERY: u32 = 256;
+
+/// A client on the caller's own thread. Nothing happens unless it is polled.
+///
+/// ```no_run
+/// use rpcrdma::client::{ClientConfig, LocalClient};
+///
+/// let mut client = LocalClient::connect(&"soft:demo".parse()?, ClientConfig::new(0x2000_0001, 1))?;
+/// let call = client.prepare(0, 0)?;
+/// let reply = client.call(call)?;
+/// println!("{} bytes of results", reply.results().len());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct LocalClient<F: Fabric = SoftwareFabric> {
+    shard: Shard<F>,
+    connections: Vec<ConnRef>,
+    /// Connections that are over, and why.
+    closed: Vec<(ConnRef, String)>,
+    template: Template,
+    /// Ended calls that a blocking call came across.
+    waiting: Vec<Done>,
+    config: ClientConfig,
+}
+
+/// A call with the memory that it is sent from.
+#[derive(Debug)]
+pub struct PreparedCall {
+    message: Buf,
+    args_at: usize,
+    memory: Option<ChunkMemory>,
+    deadline: Option<Duration>,
+}
+
+impl PreparedCall {
+    /// The arguments, where they are sent from.
+    #[inline]
+    pub fn args_mut(&mut self) -> &mut [u8] {
+        &mut self.message[self.args_at..]
+    }
+
+    /// Sends a buffer as a Read chunk: an argument that belongs at byte `at` of the arguments (a multiple of 4), without XDR round-up. The
+    /// buffer must be of the client's [`alloc`](LocalClient::alloc); its window is what is sent.
+    ///
+    /// # Errors
+    /// The buffer back, if the call was not prepared for chunks, or has too many.
+    pub fn send_chunk(&mut self, at: usize, data: Buf) -> Result<(), Buf> {
+        match &mut self.memory {
+            Some(memory) if !memory.send.is_full() => {
+                memory.send.push(((self.args_at + at) as u32, data));
+                Ok(())
+            }
+            _ => Err(data),
+        }
+    }
+
+    /// Offers a buffer as a Write chunk for the next result; its window is how much there is room for. The buffer must be of the client's
+    /// [`alloc`](LocalClient::alloc).
+    ///
+    /// # Errors
+    /// The buffer back, if the call was not prepared for chunks, or has too many.
+    pub fn receive_chunk(&mut self, room: Buf) -> Result<(), Buf> {
+        match &mut self.memory {
+            Some(memory) if !memory.receive.is_full() => {
+                memory.receive.push(room);
+                Ok(())
+            }
+            _ => Err(room),
+        }
+    }
+
+    /// Gives the call up after this time from its start.
+    pub fn deadline(&mut self, time: Duration) {
+        self.deadline = Some(time);
+    }
+}
+
+impl LocalClient<SoftwareFabric> {
+    /// Makes a shard on this thread and connects.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn connect(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
+        let fabric = SoftwareFabric::new(config.shard.software()).map_err(ConnectError::Fabric)?;
+        Self::with_fabric(fabric, address, config)
+    }
+}
+
+impl<F: Fabric> LocalClient<F> {
+    /// A client on a device that the caller has opened, not connected yet.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(fabric: F, config: ClientConfig) -> Result<Self, OpenError> {
+        let template = Template::new(config.program, config.version, &config.credential);
+        let shard = Shard::open(fabric, config.shard.clone(), None)?;
+        Ok(Self { shard, connections: Vec::new(), closed: Vec::new(), template, waiting: Vec::new(), config })
+    }
+
+    /// Connects through a device that the caller has opened.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn with_fabric(fabric: F, address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
+        let mut client = Self::open(fabric, config)?;
+        client.add_connection(address)?;
+        Ok(client)
+    }
+
+    /// Starts to connect, and returns at once: poll until the connection [is open](Self::is_open), or there is a
+    /// [reason](Self::closed_because) why it never will be.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn begin_connect(&mut self, address: &Address) -> Result<Connection, ConnectError> {
+        let Address::Soft(fabric_address) = address;
+        self.connections.push(self.shard.connect(fabric_address)?);
+        Ok(Connection(self.connections.len() - 1))
+    }
+
+    /// Makes one more connection, and waits for it.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn add_connection(&mut self, address: &Address) -> Result<Connection, ConnectError> {
+        let connection = self.begin_connect(address)?;
+        let timeout = self.config.connect_timeout;
+        let started = self.shard.now();
+        while !self.is_open(connection) {
+            self.shard.poll_control();
+            self.turn();
+            if let Some(reason) = self.closed_because(connection) {
+                return Err(ConnectError::Refused { address: address.to_string(), reason: reason.into() });
+            }
+            if self.shard.now() - started > timeout.as_nanos() as u64 {
+                self.shard.close(self.connections[connection.0]);
+                return Err(ConnectError::TimedOut { address: address.to_string(), timeout });
+            }
+            std::thread::yield_now();
+        }
+        Ok(connection)
+    }
+
+    /// Why a connection is over; `None` while it is not.
+    pub fn closed_because(&self, connection: Connection) -> Option<&str> {
+        let conn = self.connections.get(connection.0)?;
+        self.closed.iter().find(|(closed, _)| closed == conn).map(|(_, reason)| &reason[..])
+    }
+
+    /// One turn of the shard.
+    #[inline]
+    fn turn(&mut self) -> bool {
+        let busy = self.shard.poll_once();
+        if self.shard.has_notices() {
+            self.notice();
+        }
+        busy
+    }
+
+    #[cold]
+    fn notice(&mut self) {
+        for notice in self.shard.take_notices() {
+            if let Notice::Closed { conn, reason } = notice {
+                self.closed.push((conn, reason));
+            }
+        }
+    }
+
+    /// The shard, for its configuration and its memory.
+    pub fn shard(&self) -> &Shard<F> {
+        &self.shard
+    }
+
+    /// What happened so far.
+    pub fn stats(&mut self) -> ShardStats {
+        self.shard.stats()
+    }
+
+    /// The first connection.
+    pub fn first(&self) -> Connection {
+        Connection(0)
+    }
+
+    /// True while calls may be started on a connection.
+    pub fn is_open(&self, connection: Connection) -> bool {
+        self.connections.get(connection.0).is_some_and(|&conn| self.shard.is_open(conn))
+    }
+
+    /// A call with room for `args_len` bytes of arguments, and no chunks.
+    ///
+    /// # Errors
+    /// [`CallError::NoMemory`] while the pool has no buffer for it: poll, and try again.
+    #[inline]
+    pub fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<PreparedCall, CallError> {
+        self.prepare_in(procedure, args_len, false)
+    }
+
+    /// A call that may have chunks.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn prepare_with_chunks(&mut self, procedure: u32, args_len: usize) -> Result<PreparedCall, CallError> {
+        self.prepare_in(procedure, args_len, true)
+    }
+
+    #[inline]
+    fn prepare_in(&mut self, procedure: u32, args_len: usize, chunks: bool) -> Result<PreparedCall, CallError> {
+        let room = headroom(chunks);
+        let args_at = self.template.len();
+        let mut message = self.shard.alloc(room + args_at + args_len).ok_or(CallError::NoMemory)?;
+        message.set_window(room, args_at + args_len);
+        self.template.write(&mut message, procedure);
+        Ok(PreparedCall { message, args_at, memory: chunks.then(ChunkMemory::new), deadline: None })
+    }
+
+    /// Memory for a chunk of a call on a connection: only that connection's peer is ever given access to it.
+    ///
+    /// # Errors
+    /// [`CallError::NoMemory`] when [`Config::bulk_buffers`](crate::Config::bulk_buffers) has no such buffer left.
+    pub fn alloc(&mut self, connection: Connection, len: usize) -> Result<Buf, CallError> {
+        let conn = *self.connections.get(connection.0).ok_or(CallError::Closed)?;
+        self.shard.alloc_exposed(conn, len)
+    }
+
+    /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has ended already.
+    #[inline]
+    pub fn start(&mut self, connection: Connection, call: PreparedCall, token: u64) -> Option<CallId> {
+        let PreparedCall { message, memory, deadline, .. } = call;
+        // A connection that is not this client's is refused as a closed one.
+        let conn = self.connections.get(connection.0).or(self.connections.first()).copied()?;
+        self.shard.start_call(conn, CallRequest { message, memory, deadline, token, sink: Sink::Polled })
+    }
+
+    /// Gives up a call. It ends with [`CallError::Cancelled`] if it has not ended yet; its memory comes home when the server can no longer
+    /// reach it.
+    pub fn cancel(&mut self, connection: Connection, call: CallId) {
+        if let Some(&conn) = self.connections.get(connection.0) {
+            self.shard.cancel_call(conn, call);
+        }
+    }
+
+    /// One turn of the shard; `on_done` gets the calls that have ended. True if there was anything to do.
+    #[inline]
+    pub fn poll(&mut self, mut on_done: impl FnMut(Done)) -> bool {
+        let busy = self.turn();
+        if !self.waiting.is_empty() {
+            self.waiting.drain(..).for_each(&mut on_done);
+        }
+        if self.shard.has_done() {
+            self.shard.take_done().for_each(on_done);
+        }
+        busy
+    }
+
+    /// Calls, and waits for the end. Other calls that end meanwhile are told by the next [`poll`](Self::poll).
+    ///
+    /// # Errors
+    /// How the call ended without a reply.
+    pub fn call(&mut self, call: PreparedCall) -> CallResult {
+        self.call_on(self.first(), call)
+    }
+
+    /// As [`call`](Self::call), on a connection of one's choice.
+    ///
+    /// # Errors
+    /// How the call ended without a reply.
+    pub fn call_on(&mut self, connection: Connection, call: PreparedCall) -> CallResult {
+        self.start(connection, call, OWN);
+        let mut idle = Idle::new(self.config.shard.idle).yield_every(YIELD_EVERY);
+        loop {
+            let busy = self.turn();
+            let mut own = None;
+            for done in self.shard.take_done() {
+                if done.token == OWN {
+                    own = Some(done.result);
+                } else {
+                    self.waiting.push(done);
+                }
+            }
+            if let Some(result) = own {
+                return result;
+            }
+            if busy {
+                idle.reset();
+                continue;
+            }
+            match idle.next() {
+                IdleStep::Spin => std::hint::spin_loop(),
+                IdleStep::Yield => std::thread::yield_now(),
+                IdleStep::Sleep => self.shard.sleep(Duration::from_secs(1)),
+            }
+        }
+    }
+
+    /// Takes no more calls, waits for those under way, and closes. Calls that are still under way after `timeout` end with an error.
+    /// Returns how those ended that [`poll`](Self::poll) had not told yet.
+    pub fn close(mut self, timeout: Duration) -> Vec<Done> {
+        self.shard.drain();
+        let started = self.shard.now();
+        let mut ended = std::mem::take(&mut self.waiting);
+        while !self.shard.is_drained() && self.shard.now() - started < timeout.as_nanos() as u64 {
+            if !self.shard.poll_once() {
+                std::thread::yield_now();
+            }
+            ended.extend(self.shard.take_done());
+        }
+        self.shard.abort();
+        ended.extend(self.shard.take_done());
+        ended
+    }
+}
+
+impl<F: Fabric> Drop for LocalClient<F> {
+    fn drop(&mut self) {
+        self.shard.abort();
+    }
+}

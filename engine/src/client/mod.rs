@@ -1,0 +1,72 @@
+//! The public face for those who call: [`LocalClient`] is polled by its caller, on the caller's thread; [`Client`] talks to a
+//! shard on a thread of its own, blocking or as a `Future`.
+
+mod header;
+mod local;
+mod threaded;
+
+use crate::config::Config;
+use crate::fabric::FabricError;
+use crate::shard::{OpenError, SpawnError};
+
+pub use header::Credential;
+pub use local::{Connection, LocalClient, PreparedCall};
+pub use threaded::{Client, ClientCall, Pending};
+
+/// Whom a client calls, as whom, and how.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// Of the client's shard.
+    pub shard: Config,
+    /// Program number.
+    pub program: u32,
+    /// Program version.
+    pub version: u32,
+    /// Default: `AUTH_NONE`.
+    pub credential: Credential,
+    /// How long connecting may take. Default 5 s.
+    pub connect_timeout: std::time::Duration,
+}
+
+impl ClientConfig {
+    /// Defaults, but for what has none.
+    pub fn new(program: u32, version: u32) -> Self {
+        Self {
+            shard: Config { receives: 1024, small_buffers: 1024, message_buffers: 256, ..Config::default() },
+            program,
+            version,
+            credential: Credential::default(),
+            connect_timeout: std::time::Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The client's shard could not be made.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Its thread could not be started.
+    #[error(transparent)]
+    Spawn(#[from] SpawnError),
+    /// The fabric could not start to connect.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// The server did not take the connection.
+    #[error("{address} did not connect: {reason}")]
+    Refused {
+        /// The server's.
+        address: String,
+        /// In words.
+        reason: String,
+    },
+    /// Nothing was heard in time.
+    #[error("{address} did not answer within {timeout:?}")]
+    TimedOut {
+        /// The server's.
+        address: String,
+        /// What was waited.
+        timeout: std::time::Duration,
+    },
+}

@@ -1,0 +1,218 @@
+//! A client whose shard has a thread of its own: any number of application threads call through it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::Buf;
+
+use super::header::Template;
+use super::{ClientConfig, ConnectError};
+use crate::address::Address;
+use crate::fabric::software::SoftwareFabric;
+use crate::handoff::idle::IdlePolicy;
+use crate::handoff::mailbox::Sender;
+use crate::handoff::slot::{SlotTable, Ticket};
+use crate::proto::CallError;
+use crate::server::MAX_CHUNKS;
+use crate::shard::{CallResult, ChunkMemory, Command, ConnRef, Message, OpenError, RemoteCall, Shard, ShardHandle, spawn};
+use crate::stats::ShardStats;
+
+/// A connection, as one application thread uses it. For another thread, take [`another`](Self::another).
+///
+/// Calls may block ([`call`](Self::call)) or be futures of any runtime ([`start`](Self::start)). The client's memory is its
+/// shard's: a future that is dropped leaves its call to end by itself, and no buffer is freed that the
+/// device may still touch.
+pub struct Client {
+    // Before the shard's handle: the shard stops when its last client is gone.
+    sender: Sender<Command>,
+    slots: SlotTable<CallResult>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    shard: ShardHandle,
+    conn: ConnRef,
+    template: Template,
+    config: ClientConfig,
+}
+
+/// A call to be made.
+#[derive(Debug, Default)]
+pub struct ClientCall {
+    procedure: u32,
+    args: Vec<u8>,
+    send: ArrayVec<(usize, Buf), MAX_CHUNKS>,
+    receive: ArrayVec<u32, MAX_CHUNKS>,
+    deadline: Option<Duration>,
+}
+
+impl ClientCall {
+    /// A call of this procedure, without arguments yet.
+    pub fn new(procedure: u32) -> Self {
+        Self { procedure, ..Self::default() }
+    }
+
+    /// Its arguments, XDR encoded, without those that are sent as chunks.
+    pub fn args(mut self, args: impl Into<Vec<u8>>) -> Self {
+        self.args = args.into();
+        self
+    }
+
+    /// Sends a buffer as a Read chunk: an argument that belongs at byte `at` of the arguments (a multiple of 4). The buffer must be of the client's
+    /// [`alloc`](Client::alloc).
+    ///
+    /// # Panics
+    /// With more than [`MAX_CHUNKS`].
+    pub fn send_chunk(mut self, at: usize, data: Buf) -> Self {
+        self.send.push((at, data));
+        self
+    }
+
+    /// Makes room for `len` bytes of the next result, in a Write chunk.
+    ///
+    /// # Panics
+    /// With more than [`MAX_CHUNKS`].
+    pub fn receive_chunk(mut self, len: u32) -> Self {
+        self.receive.push(len);
+        self
+    }
+
+    /// Gives the call up after this time from its start.
+    pub fn deadline(mut self, time: Duration) -> Self {
+        self.deadline = Some(time);
+        self
+    }
+}
+
+/// A call under way: wait for it, await it, or drop it.
+#[derive(Debug)]
+pub struct Pending {
+    ticket: Ticket<CallResult>,
+    idle: IdlePolicy,
+}
+
+impl Pending {
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// How the call ended without a reply.
+    pub fn wait(mut self) -> CallResult {
+        match self.ticket.wait_with(self.idle, None) {
+            Some(Ok(result)) => result,
+            Some(Err(_)) | None => Err(CallError::ConnectionLost { sent: true }),
+        }
+    }
+
+    /// The end, if it has come.
+    pub fn try_take(&mut self) -> Option<CallResult> {
+        let result = self.ticket.try_take()?;
+        Some(result.unwrap_or(Err(CallError::ConnectionLost { sent: true })))
+    }
+}
+
+impl Future for Pending {
+    type Output = CallResult;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<CallResult> {
+        let lost = |_| Err(CallError::ConnectionLost { sent: true });
+        Pin::new(&mut self.ticket).poll(context).map(|result| result.unwrap_or_else(lost))
+    }
+}
+
+impl Client {
+    /// Starts a shard on a thread and connects.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn connect(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
+        let shard_config = config.shard.clone();
+        let make = move || {
+            let fabric = SoftwareFabric::new(shard_config.software()).map_err(OpenError::Fabric)?;
+            Shard::open(fabric, shard_config, None)
+        };
+        let shard = spawn("rpcrdma-client".into(), &config.shard, make)?;
+        let Address::Soft(fabric_address) = address;
+        let (answer, answered) = mpsc::channel();
+        shard.tell(Command::Connect(fabric_address.clone(), answer));
+        let refused = |reason| ConnectError::Refused { address: address.to_string(), reason };
+        let conn = match answered.recv_timeout(config.connect_timeout) {
+            Ok(outcome) => outcome.map_err(refused)?,
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(refused("the shard has stopped".into())),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                let timeout = config.connect_timeout;
+                return Err(ConnectError::TimedOut { address: address.to_string(), timeout });
+            }
+        };
+        let template = Template::new(config.program, config.version, &config.credential);
+        Ok(Self::of(Arc::new(Shared { shard, conn, template, config })))
+    }
+
+    fn of(shared: Arc<Shared>) -> Self {
+        let calls = shared.config.shard.max_calls;
+        let sender = shared.shard.connector().connect(calls);
+        Self { sender, slots: SlotTable::new(calls as u32), shared }
+    }
+
+    /// The same connection, for another thread.
+    pub fn another(&self) -> Self {
+        Self::of(Arc::clone(&self.shared))
+    }
+
+    /// Memory for a chunk of a call: only this connection's server is ever given access to it. Asks the shard.
+    ///
+    /// # Errors
+    /// [`CallError::NoMemory`] when [`Config::bulk_buffers`](crate::Config::bulk_buffers) has no such buffer left.
+    pub fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
+        let conn = self.shared.conn;
+        self.shared.shard.ask(|answer| Command::Alloc(conn, len, answer)).unwrap_or(Err(CallError::Closed))
+    }
+
+    /// Starts a call.
+    ///
+    /// # Errors
+    /// [`CallError::TooMany`] when this client has as many calls under way as
+    /// [`Config::max_calls`](crate::Config::max_calls); [`CallError::Closed`] when the shard has stopped.
+    pub fn start(&mut self, call: ClientCall) -> Result<Pending, CallError> {
+        let (ticket, completer) = self.slots.acquire().ok_or(CallError::TooMany)?;
+        let template = &self.shared.template;
+        let header = template.len();
+        let message = Message::write(header + call.args.len(), |out| {
+            template.write(out, call.procedure);
+            out[header..].copy_from_slice(&call.args);
+        });
+        let chunks = !call.send.is_empty() || !call.receive.is_empty();
+        let mut memory = chunks.then(ChunkMemory::new);
+        if let Some(memory) = &mut memory {
+            memory.send.extend(call.send.into_iter().map(|(at, data)| ((header + at) as u32, data)));
+        }
+        let (receive, deadline) = (call.receive, call.deadline);
+        let call = RemoteCall { conn: self.shared.conn, message, memory, receive, deadline, completer };
+        match self.sender.send(Command::Call(call)) {
+            Ok(()) => Ok(Pending { ticket, idle: self.shared.config.shard.idle }),
+            Err(_) if self.sender.is_closed() => Err(CallError::Closed),
+            Err(_) => Err(CallError::TooMany),
+        }
+    }
+
+    /// Calls, and waits for the end.
+    ///
+    /// # Errors
+    /// How the call ended without a reply.
+    pub fn call(&mut self, call: ClientCall) -> CallResult {
+        self.start(call)?.wait()
+    }
+
+    /// What the client's shard did so far; `None` when it has stopped.
+    pub fn stats(&self) -> Option<ShardStats> {
+        self.shared.shard.ask(Command::Stats)
+    }
+
+    /// Takes no more calls; the connection ends with those under way.
+    pub fn close(&self) {
+        self.shared.shard.tell(Command::Close(self.shared.conn));
+    }
+}

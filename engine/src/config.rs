@@ -1,0 +1,144 @@
+//! Every knob of a shard, with its unit, its default and its cost. `tuning.md` says when to change one.
+
+use rpcrdma_mempool::{Arena, PagePolicy};
+
+use crate::fabric::software::SoftwareConfig;
+use crate::handoff::idle::IdlePolicy;
+use crate::proto::{MAX_WINDOW, MIN_WINDOW, Scheme};
+use crate::wire::Revision;
+
+/// Bytes in front of a message for a transport header without chunks.
+pub(crate) const HEADROOM_PLAIN: usize = 64;
+/// Bytes in front of a message for a transport header with as many chunks and segments as a call may have.
+pub(crate) const HEADROOM_CHUNKS: usize = 512;
+/// Size class of buffers for short messages, headroom included.
+pub(crate) const SMALL_BUFFER: usize = 512;
+
+/// How a shard behaves. Both ends of a connection must agree on `scheme` and `revision`: nothing is negotiated.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Protocol version and credit scheme. Default: version 2, windowed.
+    pub scheme: Scheme,
+    /// Code points of version 2. Default: draft-ietf-nfsv4-rpcrdma-version-two-00.
+    pub revision: Revision,
+    /// Inline threshold of both directions, in bytes: the size of each Receive, and the longest Send. Default 4096.
+    pub inline: usize,
+    /// Receives kept for each connection: messages that its peer may have under way. 4 to 32767. Default 64.
+    /// Each costs `inline` bytes. A new connection gets at most an eighth of what `receives` has left.
+    pub window: u32,
+    /// Receives of the shard in all: bounds receive memory whatever the number of connections. Default 4096.
+    pub receives: usize,
+    /// Calls that a client connection may have outstanding. Default 128. Each costs about 100 bytes.
+    pub max_calls: usize,
+    /// Buffers of 512 bytes for short messages. Default 2048.
+    pub small_buffers: usize,
+    /// Buffers of `inline` bytes and headroom, beside those for `receives`: for long messages, and for received ones that
+    /// the application still holds. Default 512.
+    pub message_buffers: usize,
+    /// Buffers for bulk data: bytes and number of each class. A server reads and writes chunks through them; a client
+    /// connection has its own set, made when it is first used. Default 32 of 64 KiB and 8 of 1 MiB.
+    pub bulk_buffers: Vec<(usize, usize)>,
+    /// Pages that the pools are made of. Default: the largest that there are.
+    pub pages: PagePolicy,
+    /// NUMA node of the pools. Default: where the shard runs.
+    pub numa_node: Option<u32>,
+    /// Further memory of the application that the shard may send from ([`ServerCall::set_result`](crate::ServerCall::set_result)).
+    pub arenas: Vec<Arena>,
+    /// The core that the shard's thread is pinned to. Default: none.
+    pub core: Option<usize>,
+    /// What the shard's thread does when there is nothing to do. Default adaptive.
+    pub idle: IdlePolicy,
+    /// Every how many Sends of a queue pair one is signalled. 1 signals each. Default 16.
+    pub signal_every: u32,
+    /// One post per queue pair and turn; without, each work request is posted by itself. Default true.
+    pub batch: bool,
+    /// Pure grants wait until half a window is used; without, each message is reported at once. Default true.
+    pub coalesce_grants: bool,
+    /// A client offers one handle of a call for Send With Invalidate, a server uses what is offered. Default true.
+    pub remote_invalidate: bool,
+    /// Every how many calls one is timed for the latency histogram: a power of two, or 0 for none. Default 64. Timing a call
+    /// reads the clock twice.
+    pub sample_latency: u32,
+    /// Longest sleep, and longest time between looks at the control plane while busy, in microseconds. Default 10 000.
+    pub control_interval_us: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            scheme: Scheme::V2Windowed,
+            revision: Revision::Ietf00,
+            inline: 4096,
+            window: 64,
+            receives: 4096,
+            max_calls: 128,
+            small_buffers: 2048,
+            message_buffers: 512,
+            bulk_buffers: vec![(64 << 10, 32), (1 << 20, 8)],
+            pages: PagePolicy::Auto,
+            numa_node: None,
+            arenas: Vec::new(),
+            core: None,
+            idle: IdlePolicy::default(),
+            signal_every: 16,
+            batch: true,
+            coalesce_grants: true,
+            remote_invalidate: true,
+            sample_latency: 64,
+            control_interval_us: 10_000,
+        }
+    }
+}
+
+/// A configuration that cannot work: which knob, and what it may be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{knob} is {value}: {wanted}")]
+pub struct ConfigError {
+    /// The field.
+    pub knob: &'static str,
+    /// Its value.
+    pub value: usize,
+    /// What it may be.
+    pub wanted: &'static str,
+}
+
+impl Config {
+    /// The software fabric for a shard like this.
+    pub fn software(&self) -> SoftwareConfig {
+        SoftwareConfig {
+            max_message: self.inline,
+            shared_receives: self.receives + RECEIVE_MARGIN,
+            may_sleep: self.idle != IdlePolicy::Poll,
+            ..SoftwareConfig::default()
+        }
+    }
+
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// Names the knob and its bounds.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let check = |ok: bool, knob, value, wanted| if ok { Ok(()) } else { Err(ConfigError { knob, value, wanted }) };
+        check((1024..=1 << 20).contains(&self.inline), "inline", self.inline, "1024 to 1048576 bytes")?;
+        check(self.inline.is_multiple_of(4), "inline", self.inline, "a multiple of 4")?;
+        let window = self.window;
+        check((MIN_WINDOW..=MAX_WINDOW).contains(&window), "window", window as usize, "4 to 32767")?;
+        check((2 * RECEIVE_MARGIN..=1 << 20).contains(&self.receives), "receives", self.receives, "256 to 1048576")?;
+        check((1..=1 << 16).contains(&self.max_calls), "max_calls", self.max_calls, "1 to 65536")?;
+        check(self.small_buffers >= 16, "small_buffers", self.small_buffers, "at least 16")?;
+        check(self.signal_every >= 1, "signal_every", self.signal_every as usize, "at least 1")?;
+        let sample = self.sample_latency;
+        check(sample == 0 || sample.is_power_of_two(), "sample_latency", sample as usize, "0 or a power of two")?;
+        for &(size, count) in &self.bulk_buffers {
+            check((1..=1 << 30).contains(&size) && count > 0, "bulk_buffers", size, "1 byte to 1 GiB, and some of them")?;
+        }
+        Ok(())
+    }
+}
+
+/// Receives that a shard keeps posted beyond what it has promised: what one turn may consume, and as much again before more are posted.
+pub(crate) const RECEIVE_MARGIN: usize = 128;
+/// The rest of the margin at which more are posted.
+pub(crate) const RECEIVE_LOW_WATER: usize = 64;
+/// Completions that one turn takes.
+pub(crate) const POLL_BATCH: usize = 64;

@@ -1,0 +1,151 @@
+//! What a polling thread does when it finds nothing to do.
+#![forbid(unsafe_code)]
+
+/// Empty polls between two yields of the core, unless [`Idle::yield_every`] says otherwise.
+///
+/// A yield costs about as much as a dozen polls when nobody else wants the core, and it is what keeps more threads
+/// than cores from stopping each other: so one every few dozen polls, not one each and not none.
+pub const YIELD_EVERY: u32 = 32;
+
+/// Empty polls that [`IdlePolicy::Adaptive`] makes by default before it sleeps: some tens of microseconds.
+pub const DEFAULT_SPIN: u32 = 2_000;
+
+/// How a polling thread (shard, worker, or application thread that waits) spends the time without work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdlePolicy {
+    /// Never sleeps: lowest latency, one core always busy. Still yields the core now and then.
+    Poll,
+    /// Polls for a while, then sleeps until it is notified.
+    Adaptive {
+        /// Empty polls in a row before it sleeps. 0 is the same as [`IdlePolicy::Event`].
+        spin: u32,
+    },
+    /// Sleeps at the first empty poll: no time of the core is wasted, and each message that meets a sleeper pays for a wake-up.
+    Event,
+}
+
+impl Default for IdlePolicy {
+    fn default() -> Self {
+        Self::Adaptive { spin: DEFAULT_SPIN }
+    }
+}
+
+/// What to do now; see [`Idle::next`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdleStep {
+    /// Poll again at once, after a `spin_loop` hint.
+    Spin,
+    /// Let another thread have the core, then poll again.
+    Yield,
+    /// Arm, poll once more, and if that is empty too, sleep.
+    Sleep,
+}
+
+/// Counts empty polls in a row and says what to do after each.
+///
+/// Call [`next`](Self::next) after an empty poll and [`reset`](Self::reset) after one that found work.
+#[derive(Clone, Debug)]
+pub struct Idle {
+    policy: IdlePolicy,
+    yield_every: u32,
+    empty: u32,
+}
+
+impl Idle {
+    /// Starts as if there had just been work.
+    pub fn new(policy: IdlePolicy) -> Self {
+        Self { policy, yield_every: YIELD_EVERY, empty: 0 }
+    }
+
+    /// Yields after every `polls` empty polls; 0 never yields, for threads that own their core alone.
+    pub fn yield_every(mut self, polls: u32) -> Self {
+        self.yield_every = polls;
+        self
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> IdlePolicy {
+        self.policy
+    }
+
+    /// Empty polls since there was work; halves instead of overflowing.
+    pub fn empty_polls(&self) -> u32 {
+        self.empty
+    }
+
+    /// There was work.
+    #[inline]
+    pub fn reset(&mut self) {
+        self.empty = 0;
+    }
+
+    /// There was none: what now? After a sleep the count goes on, so that a wake-up for nothing sleeps again at once.
+    #[inline]
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "it is no iterator: it never ends and is reset from outside"
+    )]
+    pub fn next(&mut self) -> IdleStep {
+        // Halving keeps the count far above any spin limit and lets the yields go on.
+        self.empty = self.empty.checked_add(1).unwrap_or(u32::MAX / 2);
+        let sleep = match self.policy {
+            IdlePolicy::Poll => false,
+            IdlePolicy::Adaptive { spin } => self.empty > spin,
+            IdlePolicy::Event => true,
+        };
+        if sleep {
+            IdleStep::Sleep
+        } else if self.yield_every != 0 && self.empty.is_multiple_of(self.yield_every) {
+            IdleStep::Yield
+        } else {
+            IdleStep::Spin
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn steps(mut idle: Idle, n: usize) -> Vec<IdleStep> {
+        (0..n).map(|_| idle.next()).collect()
+    }
+
+    #[test]
+    fn poll_never_sleeps_but_yields() {
+        let steps = steps(Idle::new(IdlePolicy::Poll).yield_every(4), 1000);
+        assert!(!steps.contains(&IdleStep::Sleep));
+        assert_eq!(steps.iter().filter(|s| **s == IdleStep::Yield).count(), 250);
+        assert_eq!(steps[..4], [IdleStep::Spin, IdleStep::Spin, IdleStep::Spin, IdleStep::Yield]);
+    }
+
+    #[test]
+    fn poll_still_yields_when_the_count_is_full() {
+        let mut idle = Idle::new(IdlePolicy::Poll);
+        idle.empty = u32::MAX - 1;
+        let late = steps(idle, 200);
+        assert!(late.contains(&IdleStep::Yield), "a full count must not stop the yields");
+        assert!(late.contains(&IdleStep::Spin));
+    }
+
+    #[test]
+    fn zero_yields_never() {
+        assert!(steps(Idle::new(IdlePolicy::Poll).yield_every(0), 500).iter().all(|s| *s == IdleStep::Spin));
+    }
+
+    #[test]
+    fn adaptive_sleeps_after_its_spins_and_again_after_a_false_wake() {
+        let mut idle = Idle::new(IdlePolicy::Adaptive { spin: 3 });
+        let got: Vec<_> = (0..5).map(|_| idle.next()).collect();
+        use IdleStep::{Sleep, Spin};
+        assert_eq!(got, [Spin, Spin, Spin, Sleep, Sleep]);
+        idle.reset();
+        assert_eq!((idle.next(), idle.empty_polls()), (Spin, 1));
+    }
+
+    #[test]
+    fn event_sleeps_at_once() {
+        assert_eq!(steps(Idle::new(IdlePolicy::Event), 2), [IdleStep::Sleep; 2]);
+        assert_eq!(steps(Idle::new(IdlePolicy::Adaptive { spin: 0 }), 1), [IdleStep::Sleep]);
+    }
+}

@@ -1,0 +1,46 @@
+//! Lock-free hand-off between shards and the threads around them.
+//!
+//! ```text
+//!  application thread ── Sender ═ ring ═▶ Mailbox ──▶ shard ── ShardPort ═ ring ═▶ worker
+//!         ▲                                             │ ▲                          │
+//!         └──── Ticket ◀─────── slot ◀───── Completer ──┘ └───────── ring ◀──────────┘
+//! ```
+//!
+//! # Who may hold which end
+//! 1. Every ring has one [`Producer`](spsc::Producer) and one [`Consumer`](spsc::Consumer). Ends are moved, never
+//!    cloned: many senders are many rings, so no two threads ever write the same line.
+//! 2. A [`Ticket`](slot::Ticket) and its [`Completer`](slot::Completer) are the two ends of one slot, with the same rule.
+//! 3. Whoever puts something into a ring tells the other thread through its [`Signal`](parker::Signal), after
+//!    publishing. That costs one fence and one load while the other thread is awake.
+//! 4. Dropping an end is always allowed and always seen by the other one; nothing that was handed over is lost
+//!    or dropped twice.
+//!
+//! Nothing here allocates after set-up, and nothing blocks unless its name says so ([`slot::Ticket::wait`],
+//! [`parker::Sleeper::park`], [`workers::WorkerPool`]'s drop).
+
+pub mod idle;
+pub mod mailbox;
+pub mod parker;
+pub mod pin;
+pub mod slot;
+pub mod spsc;
+pub mod workers;
+
+/// Locks of the cold paths: std's, or loom's so that models see what they order.
+mod lock {
+    #[cfg(loom)]
+    pub(super) use loom::sync::Mutex;
+    #[cfg(not(loom))]
+    pub(super) use std::sync::Mutex;
+    use std::sync::{MutexGuard as StdGuard, PoisonError};
+
+    #[cfg(not(loom))]
+    pub(super) type Guard<'a, T> = StdGuard<'a, T>;
+    #[cfg(loom)]
+    pub(super) type Guard<'a, T> = loom::sync::MutexGuard<'a, T>;
+
+    /// Locks, and goes on after a panic of another holder: what these locks guard is replaced whole, never half.
+    pub(super) fn lock<T>(mutex: &Mutex<T>) -> Guard<'_, T> {
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,161 @@
+//! Sleeping until another thread has something, and telling it so for next to nothing while it is awake.
+//!
+//! Dekker's argument, which every user of this file relies on:
+//!
+//! ```text
+//! sleeper:   sleeping = true ; fence(SeqCst) ; look at the rings again ; sleep if still empty
+//! notifier:  publish an item ; fence(SeqCst) ; look at `sleeping`      ; wake if true
+//! ```
+//!
+//! The two fences have an order. If the sleeper's is first, the notifier sees `sleeping`; if the notifier's is
+//! first, the sleeper's second look sees the item. No wake-up is lost, and a sleeper that is awake costs its
+//! notifiers a fence and a load of a line that nobody writes.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use crossbeam_utils::CachePadded;
+use rpcrdma_mempool::sync::thread::{self, Thread};
+use rpcrdma_mempool::sync::{Arc, AtomicBool, Ordering, fence};
+
+use super::lock::{Mutex, lock};
+use crate::fabric::Waker;
+
+/// How a sleeping thread is woken.
+#[derive(Clone, Debug)]
+pub enum Wake {
+    /// It sleeps in [`Sleeper::park`].
+    Thread,
+    /// It sleeps in [`Fabric::wait`](crate::fabric::Fabric::wait).
+    Fabric(Waker),
+}
+
+struct Shared {
+    sleeping: CachePadded<AtomicBool>,
+    wake: Wake,
+    /// For [`Wake::Thread`]: who called [`Sleeper::arm`] last.
+    thread: Mutex<Option<Thread>>,
+}
+
+/// The side that sleeps. One per polling thread, whatever the number of rings that it polls.
+///
+/// A shard, between two turns:
+/// ```text
+/// sleeper.arm();
+/// if nothing in the inbox, the ports, the timers { fabric.arm(); if poll_cq is empty { fabric.wait(..) } }
+/// sleeper.disarm();
+/// ```
+/// A thread without a fabric uses [`sleep_unless`](Self::sleep_unless).
+pub struct Sleeper {
+    shared: Arc<Shared>,
+}
+
+impl Sleeper {
+    /// Nobody sleeps yet.
+    pub fn new(wake: Wake) -> Self {
+        let sleeping = CachePadded::new(AtomicBool::new(false));
+        Self { shared: Arc::new(Shared { sleeping, wake, thread: Mutex::new(None) }) }
+    }
+
+    /// What others notify it with. Any number of them.
+    pub fn signal(&self) -> Signal {
+        Signal { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Says that this thread is about to sleep. Look at every source of work again after this, and sleep only if all
+    /// are empty. Each `arm` is followed by [`park`](Self::park) or [`disarm`](Self::disarm).
+    pub fn arm(&mut self) {
+        if matches!(self.shared.wake, Wake::Thread) {
+            let me = thread::current();
+            let mut known = lock(&self.shared.thread);
+            if known.as_ref().is_none_or(|thread| thread.id() != me.id()) {
+                *known = Some(me);
+            }
+        }
+        self.shared.sleeping.store(true, Ordering::Relaxed);
+        // SYNC POINT sleep: with the fence in `Signal::notify`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Says that this thread is awake.
+    #[inline]
+    pub fn disarm(&mut self) {
+        self.shared.sleeping.store(false, Ordering::Relaxed);
+    }
+
+    /// Sleeps until notified, or for at most `timeout`; then disarms. Only after [`arm`](Self::arm).
+    ///
+    /// For [`Wake::Fabric`] it returns at once: that sleep is the fabric's.
+    pub fn park(&mut self, timeout: Option<Duration>) {
+        if matches!(self.shared.wake, Wake::Thread) {
+            let deadline = timeout.map(|timeout| Instant::now() + timeout);
+            // SYNC POINT wake: with the swap in `Signal::wake`, which comes after what was published.
+            while self.shared.sleeping.load(Ordering::Acquire) && park_thread(deadline) {}
+        }
+        self.disarm();
+    }
+
+    /// Arms, and sleeps unless `ready` finds work.
+    pub fn sleep_unless(&mut self, ready: impl FnOnce() -> bool, timeout: Option<Duration>) {
+        self.arm();
+        if ready() {
+            self.disarm();
+        } else {
+            self.park(timeout);
+        }
+    }
+}
+
+/// The side that notifies. Cheap to clone; any thread.
+#[derive(Clone)]
+pub struct Signal {
+    shared: Arc<Shared>,
+}
+
+impl Signal {
+    /// Call it after publishing something: the sleeper will see it, awake or not. A fence and a load if it is awake; a
+    /// system call if it sleeps, once per sleep.
+    #[inline]
+    pub fn notify(&self) {
+        // SYNC POINT sleep: with the fence in `Sleeper::arm`.
+        fence(Ordering::SeqCst);
+        if self.shared.sleeping.load(Ordering::Relaxed) {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        // Of several notifiers one pays. SYNC POINT wake: with the load in `Sleeper::park`.
+        if !self.shared.sleeping.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        match &self.shared.wake {
+            Wake::Fabric(waker) => waker.wake(),
+            Wake::Thread => {
+                // The lock is not held while waking.
+                let thread = lock(&self.shared.thread).clone();
+                if let Some(thread) = thread {
+                    thread.unpark();
+                }
+            }
+        }
+    }
+}
+
+/// Parks the calling thread, perhaps for nothing; false once the deadline is over.
+pub(super) fn park_thread(deadline: Option<Instant>) -> bool {
+    #[cfg(not(loom))]
+    if let Some(deadline) = deadline {
+        let left = deadline.saturating_duration_since(Instant::now());
+        std::thread::park_timeout(left);
+        return !left.is_zero();
+    }
+    // Models have no clock: there a deadline never comes.
+    let _ = deadline;
+    thread::park();
+    true
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+#[cfg(not(loom))]
+mod real {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use crate::fabric::Waker;
+    use crate::handoff::parker::{Sleeper, Wake};
+
+    #[test]
+    fn a_sleeper_wakes_for_each_item() {
+        const ITEMS: usize = 2_000;
+        let mut sleeper = Sleeper::new(Wake::Thread);
+        let (signal, items) = (sleeper.signal(), Arc::new(AtomicUsize::new(0)));
+        let seen = Arc::new(AtomicUsize::new(0));
+        let thread = {
+            let (items, seen) = (Arc::clone(&items), Arc::clone(&seen));
+            std::thread::spawn(move || {
+                for n in 1..=ITEMS {
+                    while items.load(Ordering::Acquire) < n {
+                        sleeper.sleep_unless(|| items.load(Ordering::Acquire) >= n, None);
+                    }
+                    seen.store(n, Ordering::Release);
+                }
+            })
+        };
+        for n in 1..=ITEMS {
+            items.store(n, Ordering::Release);
+            signal.notify();
+            // One at a time: a lost wake-up would stop the test here.
+            while seen.load(Ordering::Acquire) < n {
+                std::thread::yield_now();
+            }
+        }
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_sleep_ends_with_its_timeout_and_is_over_then() {
+        let mut sleeper = Sleeper::new(Wake::Thread);
+        sleeper.sleep_unless(|| false, Some(Duration::from_millis(1)));
+        assert!(!sleeper.shared.sleeping.load(Ordering::Relaxed));
+        sleeper.sleep_unless(|| true, None);
+        assert!(!sleeper.shared.sleeping.load(Ordering::Relaxed), "work was found, so it did not sleep");
+    }
+
+    #[test]
+    fn a_notification_before_the_sleep_is_not_lost() {
+        let mut sleeper = Sleeper::new(Wake::Thread);
+        sleeper.arm();
+        sleeper.signal().notify();
+        // Would never return.
+        sleeper.park(None);
+    }
+
+    #[test]
+    fn a_fabric_is_woken_once_for_each_sleep_and_not_at_all_while_awake() {
+        let fd = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap());
+        let wakes = || {
+            let mut count = [0; 8];
+            rustix::io::read(&*fd, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+        };
+        let mut sleeper = Sleeper::new(Wake::Fabric(Waker::new(Arc::clone(&fd))));
+        let signal = sleeper.signal();
+        signal.notify();
+        assert_eq!(wakes(), 0, "awake: no system call");
+        sleeper.arm();
+        signal.notify();
+        signal.clone().notify();
+        assert_eq!(wakes(), 1);
+        sleeper.disarm();
+        signal.notify();
+        assert_eq!(wakes(), 0);
+        sleeper.arm();
+        // The fabric's sleep is not this one's business: it must return.
+        sleeper.park(None);
+        signal.notify();
+        assert_eq!(wakes(), 0);
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicUsize, Ordering};
+    use loom::thread;
+
+    use crate::handoff::parker::{Sleeper, Wake};
+
+    /// A lost wake-up is a deadlock of the model.
+    #[test]
+    fn loom_no_wake_up_is_lost() {
+        loom::model(|| {
+            let mut sleeper = Sleeper::new(Wake::Thread);
+            let signal = sleeper.signal();
+            let items = Arc::new(AtomicUsize::new(0));
+            let sent = Arc::clone(&items);
+            let thread = thread::spawn(move || {
+                for n in 1..=2 {
+                    // As weak as can be: the fences alone must do it.
+                    sent.store(n, Ordering::Relaxed);
+                    signal.notify();
+                }
+            });
+            for n in 1..=2 {
+                while items.load(Ordering::Relaxed) < n {
+                    sleeper.sleep_unless(|| items.load(Ordering::Relaxed) >= n, None);
+                }
+            }
+            thread.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_two_notifiers_wake_one_sleeper() {
+        loom::model(|| {
+            let mut sleeper = Sleeper::new(Wake::Thread);
+            let items = Arc::new(AtomicUsize::new(0));
+            let threads = [(); 2].map(|()| {
+                let (signal, items) = (sleeper.signal(), Arc::clone(&items));
+                thread::spawn(move || {
+                    items.fetch_add(1, Ordering::Relaxed);
+                    signal.notify();
+                })
+            });
+            while items.load(Ordering::Relaxed) < 2 {
+                sleeper.sleep_unless(|| items.load(Ordering::Relaxed) == 2, None);
+            }
+            threads.map(|thread| thread.join().unwrap());
+        });
+    }
+}

@@ -1,0 +1,130 @@
+//! Which cores this process may use, and how a thread gets one of them.
+#![forbid(unsafe_code)]
+
+use std::fmt::Write as _;
+use std::sync::OnceLock;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// A thread could not be pinned. The text names what is allowed and the command that allows more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PinError {
+    /// The core is outside of what this process was given.
+    #[error(
+        "core {core} is not allowed to this process (allowed: {allowed}); allow it with `taskset -cp {core},{allowed} {pid}` \
+         before the threads start, start the process with `taskset -c {core},{allowed} COMMAND`, or widen cpuset.cpus of its cgroup"
+    )]
+    NotAllowed {
+        /// The core asked for.
+        core: usize,
+        /// The cores allowed, as `taskset` writes them: `0-3,8`.
+        allowed: String,
+        /// This process.
+        pid: i32,
+    },
+    /// The system refused although the core is allowed.
+    #[error(
+        "sched_setaffinity of this thread to core {core}: {errno} (allowed to this process: {allowed}); \
+         see that the core is online: `cat /sys/devices/system/cpu/online`"
+    )]
+    Refused {
+        /// The core asked for.
+        core: usize,
+        /// The cores allowed, as `taskset` writes them.
+        allowed: String,
+        /// The system's answer.
+        errno: rustix::io::Errno,
+    },
+}
+
+/// The cores that this process may use, ascending.
+///
+/// Looked up once: threads pinned later, by [`pin_current_thread`], do not shrink it for the threads that they start.
+pub fn allowed_cores() -> &'static [usize] {
+    static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
+    ALLOWED.get_or_init(|| {
+        let of_main = sched_getaffinity(Some(rustix::process::getpid()));
+        let of_this = sched_getaffinity(None);
+        let may = |set: &Result<CpuSet, _>, core| set.as_ref().is_ok_and(|set| set.is_set(core));
+        (0..CpuSet::MAX_CPU).filter(|&core| may(&of_main, core) || may(&of_this, core)).collect()
+    })
+}
+
+/// Binds the calling thread to one core.
+pub fn pin_current_thread(core: usize) -> Result<(), PinError> {
+    check_core(core)?;
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).map_err(|errno| PinError::Refused {
+        core,
+        allowed: as_list(allowed_cores()),
+        errno,
+    })
+}
+
+/// Refuses a core that this process may not use.
+pub(super) fn check_core(core: usize) -> Result<(), PinError> {
+    if allowed_cores().contains(&core) {
+        return Ok(());
+    }
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    Err(PinError::NotAllowed { core, allowed: as_list(allowed_cores()), pid })
+}
+
+/// `[0, 1, 2, 5]` as `0-2,5`.
+fn as_list(cores: &[usize]) -> String {
+    let mut list = String::new();
+    for run in cores.chunk_by(|a, b| a + 1 == *b) {
+        let comma = if list.is_empty() { "" } else { "," };
+        let (first, last) = (run[0], run[run.len() - 1]);
+        // Writing to a string does not fail.
+        let _ = if first == last {
+            write!(list, "{comma}{first}")
+        } else {
+            write!(list, "{comma}{first}-{last}")
+        };
+    }
+    list
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_written_as_taskset_reads_them() {
+        assert_eq!(as_list(&[]), "");
+        assert_eq!(as_list(&[3]), "3");
+        assert_eq!(as_list(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
+    }
+
+    #[test]
+    fn a_pinned_thread_stays_and_its_children_may_go_elsewhere() {
+        let cores = allowed_cores();
+        std::thread::spawn(move || {
+            pin_current_thread(cores[0]).unwrap();
+            let now = sched_getaffinity(None).unwrap();
+            assert_eq!((now.count(), now.is_set(cores[0])), (1, true));
+            assert_eq!(allowed_cores(), cores);
+            let last = cores[cores.len() - 1];
+            std::thread::spawn(move || pin_current_thread(last)).join().unwrap().unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_refusal_names_the_allowed_cores_and_the_command() {
+        let error = pin_current_thread(CpuSet::MAX_CPU + 7).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(&format!("core {}", CpuSet::MAX_CPU + 7)), "{text}");
+        assert!(text.contains(&format!("(allowed: {})", as_list(allowed_cores()))), "{text}");
+        assert!(
+            text.contains(&format!(" {}`", std::process::id())) && text.contains("taskset -cp"),
+            "{text}"
+        );
+        let refused =
+            PinError::Refused { core: 3, allowed: "0-3".into(), errno: rustix::io::Errno::INVAL }.to_string();
+        assert!(refused.starts_with("sched_setaffinity of this thread to core 3:"), "{refused}");
+    }
+}

@@ -1,0 +1,490 @@
+//! Call slots: where a shard puts the result of a call that an application thread waits for, blocking or as a future.
+//! A table of slots is made once; a call takes one and gives it back, with no allocation.
+//!
+//! A slot in use has two ends, each of which exists once: the [`Ticket`] waits, the [`Completer`] completes.
+//! Because they are moved and never cloned, no end of an earlier use can reach a slot that is in use again, so the
+//! slot needs no generation.
+//!
+//! # Field-access protocol
+//! `state` is a set of bits; a new use starts with none (*pending*).
+//!
+//! | bit | set by | meaning |
+//! | --- | --- | --- |
+//! | `WAITER` | ticket (and cleared) | a waiter is in the `waiter` cell |
+//! | `DONE` | completer | the result is in the `value` cell |
+//! | `LEFT` | completer, after DONE | it has moved the waiter out and will not touch the slot again |
+//! | `GONE` | ticket | it will not touch the slot again (*abandoned* if DONE is not set yet) |
+//!
+//! 1. `value` belongs to the completer until it sets DONE; then to the ticket, unless GONE was set before: then to
+//!    the completer still.
+//! 2. `waiter` belongs to the ticket while WAITER is clear, to nobody while it is set, and to the completer once it
+//!    sets DONE or sees GONE while WAITER is set.
+//! 3. The slot goes home exactly once, with both cells empty, by whoever ends last: the completer if it finds GONE; the ticket
+//!    if DONE was set without WAITER, because then the completer is through at DONE. When DONE met WAITER, both still
+//!    have something to do: the completer then sets LEFT and the ticket GONE, and the second one brings it home.
+//! 4. Nobody touches a slot, or the table, after the step that lets the other end bring it home.
+//! 5. The table is freed once its owner is gone and every slot is home (`remaining`).
+//!
+//! SYNC POINTS: *result*: the completer's DONE (Release) with the ticket's look (Acquire). *waiter*: the ticket's
+//! WAITER (Release) with the completer's DONE (Acquire). *parting*: LEFT and GONE, both AcqRel. *home*: the push onto `returned`
+//! (Release) with the owner's swap (Acquire).
+#![expect(
+    unsafe_code,
+    reason = "result and waiter cells change hands between threads; the protocol above says when"
+)]
+
+use std::fmt;
+use std::future::Future;
+use std::mem::{MaybeUninit, forget};
+use std::pin::Pin;
+use std::ptr::NonNull;
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use crossbeam_utils::CachePadded;
+use rpcrdma_mempool::sync::cell::UnsafeCell;
+use rpcrdma_mempool::sync::thread::{self, Thread};
+use rpcrdma_mempool::sync::{AtomicU32, AtomicUsize, Ordering, hint};
+
+use super::idle::{Idle, IdlePolicy, IdleStep};
+use super::parker::park_thread;
+
+const WAITER: u32 = 1;
+const DONE: u32 = 2;
+const LEFT: u32 = 4;
+const GONE: u32 = 8;
+
+/// End of a list of free slots.
+const NIL: u32 = u32::MAX;
+/// In place of the list head: the owner is gone, slots that come home are only counted.
+const CLOSED: u32 = u32::MAX - 1;
+
+/// The call was dropped by the shard without a result: it stopped, or the call was abandoned on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the call was dropped without a result: the shard has stopped")]
+pub struct Lost;
+
+/// Whom to wake when the result is there.
+enum Waiter {
+    Task(Waker),
+    Thread(Thread),
+}
+
+impl Waiter {
+    fn wake(self) {
+        match self {
+            Self::Task(waker) => waker.wake(),
+            Self::Thread(thread) => thread.unpark(),
+        }
+    }
+}
+
+struct Slot<T> {
+    state: AtomicU32,
+    /// Next in the list that the free slot is on.
+    next: AtomicU32,
+    value: UnsafeCell<MaybeUninit<Result<T, Lost>>>,
+    waiter: UnsafeCell<Option<Waiter>>,
+}
+
+struct Table<T> {
+    slots: Box<[CachePadded<Slot<T>>]>,
+    /// Head of the list of slots that came home since the owner looked, or [`CLOSED`].
+    returned: CachePadded<AtomicU32>,
+    /// Counts only once `returned` is [`CLOSED`]: slots not yet home, plus one for the owner.
+    remaining: AtomicUsize,
+}
+
+/// Makes slots for calls in flight; held by the one thread that starts calls.
+pub struct SlotTable<T> {
+    table: NonNull<Table<T>>,
+    /// Head of the owner's own list of free slots.
+    free: u32,
+}
+
+// SAFETY: the table behind the pointer lives until its last user is through (rule 5). What crosses threads with it are
+// the values, hence `T: Send`, and waiters, which are `Send`; atomics order each change of hands (rules 1 to 3).
+unsafe impl<T: Send> Send for SlotTable<T> {}
+
+impl<T> SlotTable<T> {
+    /// A table for `capacity` calls in flight, at least 1. Memory: about `size_of::<T>() + 64` bytes each, in whole pairs of
+    /// cache lines, so that neighbours do not disturb each other.
+    pub fn new(capacity: u32) -> Self {
+        let capacity = capacity.clamp(1, CLOSED - 1);
+        let slot = |index: u32| Slot {
+            state: AtomicU32::new(0),
+            next: AtomicU32::new(if index + 1 < capacity { index + 1 } else { NIL }),
+            value: UnsafeCell::new(MaybeUninit::uninit()),
+            waiter: UnsafeCell::new(None),
+        };
+        let table = Box::new(Table {
+            slots: (0..capacity).map(|index| CachePadded::new(slot(index))).collect(),
+            returned: CachePadded::new(AtomicU32::new(NIL)),
+            remaining: AtomicUsize::new(0),
+        });
+        Self { table: NonNull::from(Box::leak(table)), free: 0 }
+    }
+
+    /// Takes a slot for one call; `None` while all are in use.
+    #[inline]
+    pub fn acquire(&mut self) -> Option<(Ticket<T>, Completer<T>)> {
+        let table = self.table();
+        let mut index = self.free;
+        if index == NIL {
+            // SYNC POINT home: all that earlier users did to these slots is over. NIL again if nothing came.
+            index = table.returned.swap(NIL, Ordering::Acquire);
+            if index == NIL {
+                return None;
+            }
+        }
+        let slot = &table.slots[index as usize];
+        let next = slot.next.load(Ordering::Relaxed);
+        // Moving the two ends to other threads, by ring or lock, shows them this.
+        slot.state.store(0, Ordering::Relaxed);
+        self.free = next;
+        let end = End { table: self.table, index };
+        Some((Ticket { end: Some(end) }, Completer { end }))
+    }
+
+    /// Calls that may be in flight at a time.
+    pub fn capacity(&self) -> usize {
+        self.table().slots.len()
+    }
+
+    fn table(&self) -> &Table<T> {
+        // SAFETY: rule 5, the owner is one of those who keep the table.
+        unsafe { self.table.as_ref() }
+    }
+}
+
+impl<T> Drop for SlotTable<T> {
+    fn drop(&mut self) {
+        let table = self.table();
+        // Set before CLOSED tells others to count.
+        table.remaining.store(table.slots.len() + 1, Ordering::Relaxed);
+        let returned = table.returned.swap(CLOSED, Ordering::AcqRel);
+        let mut home = 1; // The owner's own share.
+        for list in [self.free, returned] {
+            let mut index = list;
+            while index != NIL {
+                home += 1;
+                index = table.slots[index as usize].next.load(Ordering::Relaxed);
+            }
+        }
+        settle(self.table, home);
+    }
+}
+
+/// Counts `home` users off a closed table; the last one frees it.
+fn settle<T>(table: NonNull<Table<T>>, home: usize) {
+    // SAFETY: rule 5, the caller's share in `remaining` keeps the table until the line below gives it up.
+    let remaining = unsafe { &table.as_ref().remaining };
+    // Each user's last accesses come before the last user's free.
+    if remaining.fetch_sub(home, Ordering::AcqRel) == home {
+        // SAFETY: it came from `Box::leak` in `new`, nobody has a share left, and so this happens once. Free slots have
+        // empty cells (rule 3), so nothing in them is left to drop.
+        drop(unsafe { Box::from_raw(table.as_ptr()) });
+    }
+}
+
+/// A slot, as its two ends know it.
+struct End<T> {
+    table: NonNull<Table<T>>,
+    index: u32,
+}
+
+impl<T> Clone for End<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for End<T> {}
+
+impl<T> End<T> {
+    #[inline]
+    fn table(&self) -> &Table<T> {
+        // SAFETY: rules 4 and 5: an end is used only while its slot is not home, and until then the table exists.
+        unsafe { self.table.as_ref() }
+    }
+
+    #[inline]
+    fn slot(&self) -> &Slot<T> {
+        &self.table().slots[self.index as usize]
+    }
+
+    /// Fills the value cell.
+    ///
+    /// # Safety
+    /// The cell is the caller's (rule 1) and empty.
+    #[inline]
+    unsafe fn put_value(&self, value: Result<T, Lost>) {
+        self.slot().value.with_mut(|cell| {
+            // SAFETY: the caller owns the cell; it is empty, so nothing is overwritten undropped.
+            unsafe { cell.cast::<Result<T, Lost>>().write(value) }
+        });
+    }
+
+    /// Empties the value cell.
+    ///
+    /// # Safety
+    /// The cell is the caller's (rule 1) and full.
+    #[inline]
+    unsafe fn take_value(&self) -> Result<T, Lost> {
+        self.slot().value.with(|cell| {
+            // SAFETY: the caller owns the cell and it is full; it counts as empty from now on.
+            unsafe { cell.cast::<Result<T, Lost>>().read() }
+        })
+    }
+
+    /// Exchanges what the waiter cell holds.
+    ///
+    /// # Safety
+    /// The cell is the caller's (rule 2).
+    unsafe fn swap_waiter(&self, waiter: Option<Waiter>) -> Option<Waiter> {
+        self.slot().waiter.with_mut(|cell| {
+            // SAFETY: the caller owns the cell, and it always holds a valid `Option`.
+            unsafe { cell.replace(waiter) }
+        })
+    }
+
+    /// Brings the slot home. The end is dead afterwards.
+    #[inline]
+    fn release(self) {
+        let table = self.table();
+        let next = &self.slot().next;
+        let mut head = table.returned.load(Ordering::Acquire);
+        while head != CLOSED {
+            next.store(head, Ordering::Relaxed);
+            // SYNC POINT home. Pushing alone has no ABA: the owner always takes the whole list.
+            match table.returned.compare_exchange_weak(head, self.index, Ordering::Release, Ordering::Acquire)
+            {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+        settle(self.table, 1);
+    }
+}
+
+/// The waiting end of a call.
+///
+/// Ask with [`try_take`](Self::try_take), block with [`wait`](Self::wait), or `.await` it. Dropping it before the
+/// result is there abandons the call: the result is dropped by the shard when it comes.
+///
+/// # Panics
+/// As a future, when polled again after it was ready.
+#[must_use = "dropping a ticket abandons its call"]
+pub struct Ticket<T> {
+    /// `None` once the result was taken.
+    end: Option<End<T>>,
+}
+
+// SAFETY: see `SlotTable`; a ticket has the rights of rules 1 and 2 on whichever thread it is.
+unsafe impl<T: Send> Send for Ticket<T> {}
+
+impl<T> Ticket<T> {
+    /// True if the result is there and was not taken.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        self.end.as_ref().is_some_and(|end| end.slot().state.load(Ordering::Relaxed) & DONE != 0)
+    }
+
+    /// The result, if it is there. Once taken, always `None`.
+    #[inline]
+    pub fn try_take(&mut self) -> Option<Result<T, Lost>> {
+        let end = self.end?;
+        // SYNC POINT result.
+        let state = end.slot().state.load(Ordering::Acquire);
+        if state & DONE == 0 {
+            return None;
+        }
+        self.end = None;
+        Some(take(end, state))
+    }
+
+    /// Waits for the result: polls a while, then sleeps. `None` when the deadline is over first, or the result was
+    /// taken before; the ticket stays good for another try.
+    pub fn wait(&mut self, deadline: Option<Instant>) -> Option<Result<T, Lost>> {
+        self.wait_with(IdlePolicy::default(), deadline)
+    }
+
+    /// [`wait`](Self::wait) with a say in how long it polls before it sleeps.
+    pub fn wait_with(&mut self, policy: IdlePolicy, deadline: Option<Instant>) -> Option<Result<T, Lost>> {
+        let mut idle = Idle::new(policy);
+        loop {
+            if let Some(result) = self.try_take() {
+                return Some(result);
+            }
+            let end = self.end?;
+            let in_time = match idle.next() {
+                IdleStep::Spin => {
+                    hint::spin_loop();
+                    true
+                }
+                IdleStep::Yield => {
+                    thread::yield_now();
+                    deadline.is_none_or(|deadline| Instant::now() < deadline)
+                }
+                IdleStep::Sleep => !register(end, Waiter::Thread(thread::current())) || park_thread(deadline),
+            };
+            if !in_time {
+                return self.try_take();
+            }
+        }
+    }
+}
+
+impl<T> Future for Ticket<T> {
+    type Output = Result<T, Lost>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(result) = self.try_take() {
+            return Poll::Ready(result);
+        }
+        let end = self.end.expect("a ticket is not polled after it was ready");
+        if register(end, Waiter::Task(cx.waker().clone())) {
+            return Poll::Pending;
+        }
+        self.try_take().map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+impl<T> Drop for Ticket<T> {
+    fn drop(&mut self) {
+        let Some(end) = self.end else { return };
+        let state = &end.slot().state;
+        let mut seen = state.load(Ordering::Acquire);
+        while seen & DONE == 0 {
+            // Until DONE only this end changes the state, so a failure means DONE. SYNC POINT parting: what this end
+            // did to the waiter comes before the completer's clearing of it.
+            match state.compare_exchange_weak(seen, seen | GONE, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => seen = now,
+            }
+        }
+        drop(take(end, seen));
+    }
+}
+
+/// Takes the result and parts from the slot. `state` was seen with DONE, by an Acquire.
+#[inline]
+fn take<T>(end: End<T>, state: u32) -> Result<T, Lost> {
+    // SAFETY: rule 1, DONE is set and GONE is not, so the cell is the ticket's and full.
+    let value = unsafe { end.take_value() };
+    if state & WAITER == 0 {
+        // Rule 3: the completer was through when it set DONE.
+        end.release();
+    } else if state & LEFT != 0 || end.slot().state.fetch_or(GONE, Ordering::AcqRel) & LEFT != 0 {
+        // SYNC POINT parting: the completer has left, seen by Acquire.
+        end.release();
+    }
+    value
+}
+
+/// Leaves word whom to wake; false if the result is there already.
+fn register<T>(end: End<T>, waiter: Waiter) -> bool {
+    let state = &end.slot().state;
+    let mut seen = state.load(Ordering::Relaxed);
+    // Take the right to the cell back first, if an earlier waiter is in it.
+    while seen == WAITER {
+        match state.compare_exchange_weak(WAITER, 0, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => seen = 0,
+            Err(now) => seen = now,
+        }
+    }
+    if seen & DONE != 0 {
+        return false;
+    }
+    // SAFETY: rule 2, WAITER is clear and only this end sets it.
+    drop(unsafe { end.swap_waiter(Some(waiter)) });
+    // SYNC POINT waiter.
+    if state.compare_exchange(0, WAITER, Ordering::Release, Ordering::Relaxed).is_ok() {
+        return true;
+    }
+    // SAFETY: rule 2, WAITER is still clear, so the completer that has just set DONE leaves the cell alone.
+    drop(unsafe { end.swap_waiter(None) });
+    false
+}
+
+/// The completing end of a call. Dropping it unused completes the call with [`Lost`].
+#[must_use = "dropping a completer loses its call"]
+pub struct Completer<T> {
+    end: End<T>,
+}
+
+// SAFETY: see `SlotTable`; a completer has the rights of rules 1 and 2 on whichever thread it is.
+unsafe impl<T: Send> Send for Completer<T> {}
+
+impl<T> Completer<T> {
+    /// Ends the call with a result and wakes whoever waits for it. If the ticket is gone, the result is dropped here.
+    #[inline]
+    pub fn complete(self, value: T) {
+        let end = self.end;
+        forget(self);
+        finish(end, Ok(value));
+    }
+
+    /// True if the ticket is gone, so that nobody wants the result: work on it can stop.
+    #[inline]
+    pub fn is_abandoned(&self) -> bool {
+        self.end.slot().state.load(Ordering::Relaxed) & GONE != 0
+    }
+}
+
+impl<T> Drop for Completer<T> {
+    fn drop(&mut self) {
+        finish(self.end, Err(Lost));
+    }
+}
+
+#[inline]
+fn finish<T>(end: End<T>, value: Result<T, Lost>) {
+    // SAFETY: rule 1, DONE is not set yet: this function sets it, and it runs once for each completer.
+    unsafe { end.put_value(value) };
+    // SYNC POINTS result and waiter.
+    let before = end.slot().state.fetch_or(DONE, Ordering::AcqRel);
+    // Without WAITER and GONE the slot is the ticket's now (rule 4).
+    if before != 0 {
+        finish_slowly(end, before);
+    }
+}
+
+#[cold]
+fn finish_slowly<T>(end: End<T>, before: u32) {
+    let waiter = if before & WAITER != 0 {
+        // SAFETY: rule 2, DONE met WAITER, or WAITER was set when the ticket went.
+        unsafe { end.swap_waiter(None) }
+    } else {
+        None
+    };
+    if before & GONE != 0 {
+        // SAFETY: rule 1, GONE came before DONE, so the cell is still ours, and `finish` has filled it.
+        let value = unsafe { end.take_value() };
+        end.release();
+        drop((value, waiter));
+        return;
+    }
+    // SYNC POINT parting.
+    if end.slot().state.fetch_or(LEFT, Ordering::AcqRel) & GONE != 0 {
+        end.release();
+    }
+    if let Some(waiter) = waiter {
+        waiter.wake();
+    }
+}
+
+impl<T> fmt::Debug for Ticket<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket").field("ready", &self.is_ready()).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Debug for Completer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Completer").field("abandoned", &self.is_abandoned()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

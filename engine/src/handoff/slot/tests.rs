@@ -1,0 +1,321 @@
+#[cfg(not(loom))]
+mod real {
+    use std::future::Future;
+    use std::pin::{Pin, pin};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Poll, Wake, Waker};
+    use std::time::{Duration, Instant};
+
+    use crate::handoff::idle::IdlePolicy;
+    use crate::handoff::slot::{Completer, Lost, SlotTable, Ticket};
+
+    /// How many of the values that were made are still there.
+    fn alive(token: &Arc<()>) -> usize {
+        Arc::strong_count(token) - 1
+    }
+
+    /// Every slot can be had, so all have come home.
+    fn all_home<T>(table: &mut SlotTable<T>) -> bool {
+        let all: Vec<_> = std::iter::from_fn(|| table.acquire()).collect();
+        all.len() == table.capacity()
+    }
+
+    #[test]
+    fn slots_are_bounded_and_come_home_from_any_thread() {
+        let mut table = SlotTable::new(3);
+        for round in 0..50 {
+            let mut pairs: Vec<_> = std::iter::from_fn(|| table.acquire()).collect();
+            assert_eq!(pairs.len(), 3);
+            assert!(table.acquire().is_none());
+            let (mut ticket, completer) = pairs.pop().unwrap();
+            completer.complete(round);
+            assert_eq!(ticket.try_take(), Some(Ok(round)));
+            assert_eq!((ticket.try_take(), ticket.is_ready()), (None, false), "taken once");
+            let (mut ticket, completer) = pairs.pop().unwrap();
+            std::thread::spawn(move || completer.complete(round)).join().unwrap();
+            std::thread::spawn(move || assert!(ticket.is_ready() && ticket.try_take() == Some(Ok(round))))
+                .join()
+                .unwrap();
+            drop(pairs);
+        }
+        assert!(all_home(&mut table));
+    }
+
+    #[test]
+    fn an_abandoned_value_is_dropped_exactly_once() {
+        let token = Arc::new(());
+        let mut table = SlotTable::new(2);
+        // Abandoned before the result.
+        let (ticket, completer) = table.acquire().unwrap();
+        assert!(!completer.is_abandoned());
+        drop(ticket);
+        assert!(completer.is_abandoned());
+        let value = Arc::clone(&token);
+        assert_eq!(alive(&token), 1);
+        completer.complete(value);
+        assert_eq!(alive(&token), 0);
+        // After it, not taken.
+        let (ticket, completer) = table.acquire().unwrap();
+        completer.complete(Arc::clone(&token));
+        assert_eq!(alive(&token), 1);
+        drop(ticket);
+        assert_eq!(alive(&token), 0);
+        assert!(all_home(&mut table));
+    }
+
+    #[test]
+    fn a_dropped_completer_is_a_lost_call() {
+        let mut table = SlotTable::<u8>::new(1);
+        let (mut ticket, completer) = table.acquire().unwrap();
+        drop(completer);
+        assert_eq!(ticket.wait(None), Some(Err(Lost)));
+        assert!(all_home(&mut table));
+        assert!(Lost.to_string().contains("without a result"));
+    }
+
+    #[test]
+    fn waiting_ends_with_the_deadline_and_can_go_on() {
+        let mut table = SlotTable::new(1);
+        let (mut ticket, completer) = table.acquire().unwrap();
+        for policy in [IdlePolicy::Poll, IdlePolicy::Adaptive { spin: 3 }, IdlePolicy::Event] {
+            let deadline = Instant::now() + Duration::from_millis(2);
+            assert_eq!(ticket.wait_with(policy, Some(deadline)), None);
+            assert!(Instant::now() >= deadline);
+        }
+        let thread = std::thread::spawn(move || completer.complete(5));
+        assert_eq!(ticket.wait_with(IdlePolicy::Event, None), Some(Ok(5)));
+        assert_eq!(ticket.wait(None), None, "taken: there is nothing to wait for");
+        thread.join().unwrap();
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn poll<T>(ticket: &mut Ticket<T>, count: &Arc<Count>) -> Poll<Result<T, Lost>> {
+        let waker = Waker::from(Arc::clone(count));
+        Pin::new(ticket).poll(&mut Context::from_waker(&waker))
+    }
+
+    #[test]
+    fn only_the_last_waker_is_woken_and_none_is_kept() {
+        let (first, last) = (Arc::new(Count::default()), Arc::new(Count::default()));
+        let mut table = SlotTable::new(1);
+        let (mut ticket, completer) = table.acquire().unwrap();
+        assert!(poll(&mut ticket, &first).is_pending());
+        assert!(poll(&mut ticket, &last).is_pending());
+        assert_eq!(Arc::strong_count(&first), 1, "the earlier waker was let go");
+        completer.complete(1);
+        assert_eq!((first.0.load(Ordering::Relaxed), last.0.load(Ordering::Relaxed)), (0, 1));
+        assert_eq!(poll(&mut ticket, &last), Poll::Ready(Ok(1)));
+        assert_eq!(Arc::strong_count(&last), 1);
+        // A waker of an abandoned call is let go too.
+        let (mut ticket, completer) = table.acquire().unwrap();
+        assert!(poll(&mut ticket, &last).is_pending());
+        drop(ticket);
+        completer.complete(2);
+        assert_eq!((Arc::strong_count(&last), last.0.load(Ordering::Relaxed)), (1, 1));
+        assert!(all_home(&mut table));
+    }
+
+    #[test]
+    #[should_panic(expected = "not polled after it was ready")]
+    fn a_future_is_ready_once() {
+        let mut table = SlotTable::new(1);
+        let (ticket, completer) = table.acquire().unwrap();
+        completer.complete(1);
+        let mut ticket = pin!(ticket);
+        let mut cx = Context::from_waker(Waker::noop());
+        assert_eq!(ticket.as_mut().poll(&mut cx), Poll::Ready(Ok(1)));
+        let _ = ticket.poll(&mut cx);
+    }
+
+    #[test]
+    fn ends_outlive_their_table() {
+        let token = Arc::new(());
+        type Ends = (Ticket<Arc<()>>, Completer<Arc<()>>);
+        let ends = || -> [Ends; 3] {
+            let mut table = SlotTable::new(5);
+            let used = table.acquire().unwrap();
+            let ends = [(); 3].map(|()| table.acquire().unwrap());
+            drop(used);
+            ends
+        };
+        let [(mut a, finish_a), (b, finish_b), (c, finish_c)] = ends();
+        finish_a.complete(Arc::clone(&token));
+        drop(b);
+        finish_b.complete(Arc::clone(&token));
+        drop(finish_c);
+        drop(c);
+        assert_eq!(alive(&token), 1);
+        assert!(a.wait(None).unwrap().is_ok());
+        assert_eq!(alive(&token), 0);
+        // None in use when the owner goes, and all in use.
+        drop(SlotTable::<u8>::new(2));
+        let mut table = SlotTable::<u8>::new(1);
+        let ends = table.acquire().unwrap();
+        drop(table);
+        drop(ends);
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    use loom::future::block_on;
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicUsize, Ordering};
+    use loom::thread;
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::task::{Context, Poll, Waker};
+
+    use crate::handoff::idle::IdlePolicy;
+    use crate::handoff::slot::{Lost, SlotTable};
+
+    struct Counted(Arc<AtomicUsize>);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn reuse(table: &mut SlotTable<Counted>, dropped: &Arc<AtomicUsize>) {
+        // Both cells are written again: a late access of the former use would race with these.
+        let (mut ticket, completer) = table.acquire().expect("it came home");
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut ticket).poll(&mut cx).is_pending());
+        completer.complete(Counted(Arc::clone(dropped)));
+        assert!(ticket.try_take().unwrap().is_ok());
+    }
+
+    #[test]
+    fn loom_complete_against_wait() {
+        loom::model(|| {
+            let dropped = Arc::new(AtomicUsize::new(0));
+            let mut table = SlotTable::new(1);
+            let (mut ticket, completer) = table.acquire().unwrap();
+            let value = Counted(Arc::clone(&dropped));
+            let thread = thread::spawn(move || completer.complete(value));
+            let got = ticket.wait_with(IdlePolicy::Event, None).unwrap().unwrap();
+            assert_eq!(dropped.load(Ordering::Relaxed), 0);
+            drop(got);
+            thread.join().unwrap();
+            reuse(&mut table, &dropped);
+            assert_eq!(dropped.load(Ordering::Relaxed), 2);
+        });
+    }
+
+    #[test]
+    fn loom_complete_against_await() {
+        loom::model(|| {
+            let mut table = SlotTable::new(1);
+            let (ticket, completer) = table.acquire().unwrap();
+            let thread = thread::spawn(move || completer.complete(Box::new(7)));
+            assert_eq!(block_on(ticket), Ok(Box::new(7)));
+            thread.join().unwrap();
+            assert!(table.acquire().is_some());
+        });
+    }
+
+    #[test]
+    fn loom_complete_against_drop() {
+        loom::model(|| {
+            let dropped = Arc::new(AtomicUsize::new(0));
+            let mut table = SlotTable::new(1);
+            let (ticket, completer) = table.acquire().unwrap();
+            let value = Counted(Arc::clone(&dropped));
+            let thread = thread::spawn(move || completer.complete(value));
+            drop(ticket);
+            thread.join().unwrap();
+            assert_eq!(dropped.load(Ordering::Relaxed), 1);
+            reuse(&mut table, &dropped);
+        });
+    }
+
+    /// Polls with one waker, then with another, then gives up: every step may meet the completion.
+    #[test]
+    fn loom_complete_against_polls_and_drop() {
+        loom::model(|| {
+            let dropped = Arc::new(AtomicUsize::new(0));
+            let mut table = SlotTable::new(1);
+            let (mut ticket, completer) = table.acquire().unwrap();
+            let value = Counted(Arc::clone(&dropped));
+            let thread = thread::spawn(move || completer.complete(value));
+            let mut cx = Context::from_waker(Waker::noop());
+            for _ in 0..2 {
+                if let Poll::Ready(value) = Pin::new(&mut ticket).poll(&mut cx) {
+                    assert!(value.is_ok());
+                    break;
+                }
+            }
+            drop(ticket);
+            thread.join().unwrap();
+            assert_eq!(dropped.load(Ordering::Relaxed), 1);
+            reuse(&mut table, &dropped);
+        });
+    }
+
+    /// One slot, used again as soon as it is home: the completer may still be on its way out of the first use.
+    #[test]
+    fn loom_a_slot_comes_home_only_when_both_ends_are_through() {
+        loom::model(|| {
+            let dropped = Arc::new(AtomicUsize::new(0));
+            let mut table = SlotTable::new(1);
+            let (mut ticket, completer) = table.acquire().unwrap();
+            let value = Counted(Arc::clone(&dropped));
+            let thread = thread::spawn(move || completer.complete(value));
+            let mut cx = Context::from_waker(Waker::noop());
+            if Pin::new(&mut ticket).poll(&mut cx).is_pending() {
+                while ticket.try_take().is_none() {
+                    thread::yield_now();
+                }
+            }
+            loop {
+                if let Some((ticket, completer)) = table.acquire() {
+                    drop(completer);
+                    drop(ticket);
+                    break;
+                }
+                thread::yield_now();
+            }
+            thread.join().unwrap();
+            assert_eq!(dropped.load(Ordering::Relaxed), 1);
+        });
+    }
+
+    #[test]
+    fn loom_a_lost_call_wakes_its_waiter() {
+        loom::model(|| {
+            let mut table = SlotTable::<u8>::new(1);
+            let (mut ticket, completer) = table.acquire().unwrap();
+            let thread = thread::spawn(move || drop(completer));
+            assert_eq!(ticket.wait_with(IdlePolicy::Event, None), Some(Err(Lost)));
+            thread.join().unwrap();
+        });
+    }
+
+    /// Three threads leave: owner, ticket, completer. Exactly one frees the table, after all are through.
+    #[test]
+    fn loom_the_last_one_out_frees_the_table() {
+        loom::model(|| {
+            let dropped = Arc::new(AtomicUsize::new(0));
+            let mut table = SlotTable::new(2);
+            let (ticket, completer) = table.acquire().unwrap();
+            let (spare, lost) = table.acquire().unwrap();
+            let value = Counted(Arc::clone(&dropped));
+            let shard = thread::spawn(move || completer.complete(value));
+            let app = thread::spawn(move || drop((ticket, spare, lost)));
+            drop(table);
+            shard.join().unwrap();
+            app.join().unwrap();
+            assert_eq!(dropped.load(Ordering::Relaxed), 1);
+        });
+    }
+}

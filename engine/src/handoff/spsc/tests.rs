@@ -1,0 +1,300 @@
+#[cfg(not(loom))]
+mod model {
+    use std::collections::VecDeque;
+    use std::rc::Rc;
+
+    use proptest::prelude::*;
+
+    use crate::handoff::spsc::{Consumer, Producer, ring};
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Push,
+        Stage,
+        Publish,
+        Pop,
+        PopInto(usize),
+        /// Ask for so many, take only some of them.
+        Drain(usize, usize),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            3 => Just(Op::Push),
+            3 => Just(Op::Stage),
+            2 => Just(Op::Publish),
+            3 => Just(Op::Pop),
+            1 => (0..6usize).prop_map(Op::PopInto),
+            1 => (0..6usize, 0..6usize).prop_map(|(ask, take)| Op::Drain(ask, take)),
+        ]
+    }
+
+    /// The ring, and what it should be: published items, then staged ones.
+    struct Pair {
+        producer: Producer<(u64, Rc<()>)>,
+        consumer: Consumer<(u64, Rc<()>)>,
+        published: VecDeque<u64>,
+        staged: VecDeque<u64>,
+        capacity: usize,
+        next: u64,
+        alive: Rc<()>,
+    }
+
+    impl Pair {
+        fn new(capacity: usize) -> Self {
+            let (producer, consumer) = ring(capacity);
+            let capacity = capacity.max(1).next_power_of_two();
+            assert_eq!((producer.capacity(), consumer.capacity()), (capacity, capacity));
+            let (published, staged) = Default::default();
+            Self { producer, consumer, published, staged, capacity, next: 0, alive: Rc::new(()) }
+        }
+
+        fn room(&self) -> bool {
+            self.published.len() + self.staged.len() < self.capacity
+        }
+
+        fn add(&mut self, push: bool) {
+            let item = (self.next, Rc::clone(&self.alive));
+            let result = if push { self.producer.push(item) } else { self.producer.stage(item) };
+            assert_eq!(result.is_ok(), self.room());
+            match result {
+                Ok(()) => {
+                    self.staged.push_back(self.next);
+                    if push {
+                        self.published.append(&mut self.staged);
+                    }
+                }
+                Err((back, _)) => assert_eq!(back, self.next, "a refused item comes back itself"),
+            }
+            self.next += 1;
+        }
+
+        fn apply(&mut self, op: &Op) {
+            match *op {
+                Op::Push => self.add(true),
+                Op::Stage => self.add(false),
+                Op::Publish => {
+                    self.producer.publish();
+                    self.published.append(&mut self.staged);
+                }
+                Op::Pop => assert_eq!(self.consumer.pop().map(|item| item.0), self.published.pop_front()),
+                Op::PopInto(max) => {
+                    let mut out = Vec::new();
+                    let count = self.consumer.pop_into(&mut out, max);
+                    let expected: Vec<_> = self.published.drain(..max.min(self.published.len())).collect();
+                    assert_eq!(count, expected.len());
+                    assert_eq!(out.iter().map(|item| item.0).collect::<Vec<_>>(), expected);
+                }
+                Op::Drain(ask, take) => {
+                    let drain = self.consumer.drain(ask);
+                    assert_eq!(drain.len(), ask.min(self.published.len()));
+                    let got: Vec<_> = drain.take(take).map(|item| item.0).collect();
+                    let count = take.min(ask).min(self.published.len());
+                    assert_eq!(got, self.published.drain(..count).collect::<Vec<_>>());
+                }
+            }
+            let staged = self.staged.len();
+            assert_eq!(self.consumer.len(), self.published.len());
+            assert_eq!(self.producer.len(), self.published.len() + staged);
+            assert_eq!(
+                Rc::strong_count(&self.alive),
+                1 + self.published.len() + staged,
+                "none lost, none kept"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_as_a_bounded_queue(capacity in 0..9usize, ops in prop::collection::vec(op(), 0..400)) {
+            let mut pair = Pair::new(capacity);
+            ops.iter().for_each(|op| pair.apply(op));
+            let Pair { producer, mut consumer, published, staged, alive, .. } = pair;
+            // Staged items are sent by the drop, and what is left is dropped with the last end.
+            drop(producer);
+            prop_assert_eq!(consumer.len(), published.len() + staged.len());
+            prop_assert_eq!(consumer.is_closed(), published.is_empty() && staged.is_empty());
+            let rest: Vec<_> = std::iter::from_fn(|| consumer.pop()).map(|item| item.0).take(2).collect();
+            let expected: Vec<_> = published.into_iter().chain(staged).take(2).collect();
+            prop_assert_eq!(rest, expected);
+            drop(consumer);
+            prop_assert_eq!(Rc::strong_count(&alive), 1);
+        }
+    }
+
+    #[test]
+    fn what_a_gone_consumer_left_can_be_reclaimed() {
+        let alive = Rc::new(());
+        let (mut producer, mut consumer) = ring(4);
+        (0..3).for_each(|n| producer.push((n, Rc::clone(&alive))).unwrap());
+        consumer.pop().unwrap();
+        assert!(producer.reclaim().is_none() && !producer.is_closed() && !producer.is_abandoned());
+        consumer.close();
+        assert!(producer.is_closed() && !producer.is_abandoned());
+        assert!(producer.reclaim().is_none(), "the consumer still exists");
+        assert_eq!(consumer.pop().unwrap().0, 1, "closing is no end: what came before can be taken");
+        drop(consumer);
+        assert!(producer.is_abandoned());
+        assert_eq!(Rc::strong_count(&alive), 1, "the consumer drops what it finds");
+        producer.push((7, Rc::clone(&alive))).unwrap();
+        producer.stage((8, Rc::clone(&alive))).unwrap();
+        producer.stage((9, Rc::clone(&alive))).unwrap();
+        assert_eq!((producer.reclaim().unwrap().0, producer.reclaim().unwrap().0), (7, 8));
+        assert_eq!((producer.len(), Rc::strong_count(&alive)), (1, 2));
+        drop(producer);
+        assert_eq!(Rc::strong_count(&alive), 1);
+    }
+
+    #[test]
+    fn an_item_that_panics_in_its_drop_does_not_keep_the_ring_open() {
+        struct Bomb(bool);
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                assert!(!self.0, "armed");
+            }
+        }
+        let (mut producer, consumer) = ring(4);
+        producer.push(Bomb(true)).ok().unwrap();
+        producer.push(Bomb(false)).ok().unwrap();
+        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(consumer)));
+        assert!(dropped.is_err());
+        assert!(producer.is_abandoned());
+        assert!(producer.reclaim().is_some_and(|bomb| !bomb.0));
+    }
+
+    #[test]
+    fn positions_wrap() {
+        let (mut producer, mut consumer) = ring(4);
+        // As after so many items that the counters are about to wrap.
+        for position in [&mut producer.tail, &mut producer.published, &mut producer.head] {
+            *position = usize::MAX - 1;
+        }
+        (consumer.head, consumer.tail) = (usize::MAX - 1, usize::MAX - 1);
+        producer.shared.head.store(usize::MAX - 1, std::sync::atomic::Ordering::Relaxed);
+        producer.shared.tail.store(usize::MAX - 1, std::sync::atomic::Ordering::Relaxed);
+        for round in 0..3 {
+            (0..4).for_each(|n| producer.push(round * 4 + n).unwrap());
+            assert_eq!((producer.push(99), producer.len(), consumer.len()), (Err(99), 4, 4));
+            assert!(consumer.drain(9).eq(round * 4..round * 4 + 4));
+        }
+        assert!(consumer.pop().is_none() && producer.is_empty());
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicUsize, Ordering, fence};
+    use loom::thread;
+
+    use crate::handoff::spsc::{Consumer, ring};
+
+    fn pop_wait<T>(consumer: &mut Consumer<T>) -> Option<T> {
+        loop {
+            if let Some(item) = consumer.pop() {
+                return Some(item);
+            }
+            if consumer.is_closed() {
+                return None;
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// Boxes, so that an item seen before it is written is an invalid access, not just a wrong number.
+    #[test]
+    fn loom_items_arrive_whole_and_in_order() {
+        loom::model(|| {
+            let (mut producer, mut consumer) = ring(2);
+            let thread = thread::spawn(move || {
+                for n in 0..3 {
+                    let mut item = Box::new(n);
+                    while let Err(back) = producer.push(item) {
+                        item = back;
+                        thread::yield_now();
+                    }
+                }
+            });
+            for n in 0..3 {
+                assert_eq!(pop_wait(&mut consumer).as_deref(), Some(&n));
+            }
+            assert!(pop_wait(&mut consumer).is_none(), "closed once the producer is gone");
+            thread.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_batches_publish_once() {
+        loom::model(|| {
+            let (mut producer, mut consumer) = ring(2);
+            let thread = thread::spawn(move || {
+                producer.stage(Box::new(0)).unwrap();
+                producer.stage(Box::new(1)).unwrap();
+                producer.publish();
+                let mut item = Box::new(2);
+                while let Err(back) = producer.push(item) {
+                    item = back;
+                    thread::yield_now();
+                }
+            });
+            let mut got = Vec::new();
+            while got.len() < 3 {
+                let before = got.len();
+                let count = consumer.pop_into(&mut got, 8);
+                assert!(before != 0 || count != 1, "two items staged together are seen together");
+                if count == 0 {
+                    thread::yield_now();
+                }
+            }
+            assert!(got.into_iter().map(|item| *item).eq(0..3));
+            thread.join().unwrap();
+        });
+    }
+
+    struct Counted(Arc<AtomicUsize>);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn loom_a_closing_consumer_takes_each_item_or_leaves_it_to_be_reclaimed() {
+        loom::model(|| {
+            let dropped = Arc::new(AtomicUsize::new(0));
+            let (mut producer, consumer) = ring(2);
+            let thread = thread::spawn(move || drop(consumer));
+            producer.push(Counted(Arc::clone(&dropped))).ok().unwrap();
+            fence(Ordering::SeqCst);
+            if producer.is_closed() {
+                while !producer.is_abandoned() {
+                    thread::yield_now();
+                }
+                drop(producer.reclaim());
+                assert_eq!(dropped.load(Ordering::Relaxed), 1, "taken or reclaimed");
+            }
+            thread.join().unwrap();
+            assert_eq!(dropped.load(Ordering::Relaxed), 1, "never stranded while the producer lives");
+            drop(producer);
+            assert_eq!(dropped.load(Ordering::Relaxed), 1);
+        });
+    }
+
+    #[test]
+    fn loom_the_last_end_drops_what_is_left() {
+        loom::model(|| {
+            let dropped = Arc::new(AtomicUsize::new(0));
+            let (mut producer, mut consumer) = ring(2);
+            let counter = Arc::clone(&dropped);
+            let thread = thread::spawn(move || {
+                producer.push(Counted(Arc::clone(&counter))).ok().unwrap();
+                producer.stage(Counted(counter)).ok().unwrap();
+            });
+            drop(consumer.pop());
+            drop(consumer);
+            thread.join().unwrap();
+            assert_eq!(dropped.load(Ordering::Relaxed), 2);
+        });
+    }
+}

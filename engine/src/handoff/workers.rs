@@ -1,0 +1,387 @@
+//! A pool of worker threads for jobs that are too long for a shard's core.
+//!
+//! Between each shard and each worker there are two rings: jobs out, results home. Nothing is shared between
+//! shards, and a worker looks at its shards in turn, one job each.
+//!
+//! A job travels with a *key*: whatever the shard needs to go on with the call, whatever becomes of the job. Every
+//! job that was dispatched comes back exactly once by [`ShardPort::collect`]: with its result, or with the reason why there is none.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::{Builder, JoinHandle};
+
+use rpcrdma_mempool::sync::{Arc, AtomicBool, Ordering, hint, thread};
+
+use super::idle::{Idle, IdlePolicy, IdleStep};
+use super::mailbox::{Intake, SendError, Sender};
+use super::parker::{Signal, Sleeper, Wake};
+use super::pin::{PinError, check_core, pin_current_thread};
+use super::spsc::{Consumer, Producer, ring};
+
+/// How many workers, where, and how they wait.
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    /// Threads, at least 1.
+    pub count: usize,
+    /// Cores to pin them to, one each, at least `count` of them. `None`: the system places them.
+    pub cores: Option<Vec<usize>>,
+    /// Jobs that one shard may have with one worker, running one included; rounded up to a power of two. Beyond
+    /// that [`ShardPort::dispatch`] pushes back. Memory: this many keys and jobs, and keys and results, per pair.
+    pub ring_capacity: usize,
+    /// What a worker does without jobs.
+    pub idle: IdlePolicy,
+}
+
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        Self { count: 1, cores: None, ring_capacity: 256, idle: IdlePolicy::default() }
+    }
+}
+
+/// The pool could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The configuration contradicts itself.
+    #[error("workers: {0}")]
+    Config(String),
+    /// A worker's core cannot be had.
+    #[error("worker {worker}: {source}")]
+    Pin {
+        /// Which worker.
+        worker: usize,
+        /// Why, and the remedy.
+        source: PinError,
+    },
+    /// A thread could not be started.
+    #[error("starting worker {worker} of {count}: {source}; see `ulimit -u` and the cgroup's pids.max")]
+    Spawn {
+        /// Which worker.
+        worker: usize,
+        /// Of how many.
+        count: usize,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+/// Why a job has no result.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JobError {
+    /// It panicked, saying this. The worker lives on.
+    #[error("the job panicked: {0}")]
+    Panicked(String),
+    /// The pool ended before a worker took it.
+    #[error("the worker pool has stopped")]
+    Stopped,
+}
+
+/// What a job became.
+pub type JobResult<D> = Result<D, JobError>;
+
+/// One shard's two rings, at the worker.
+struct Desk<K, J, D> {
+    jobs: Consumer<(K, J)>,
+    done: Sender<(K, JobResult<D>)>,
+}
+
+/// What the pool keeps of each worker.
+struct Worker<K, J, D> {
+    intake: Arc<Intake<Desk<K, J, D>>>,
+    signal: Signal,
+    /// `None` once joined.
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The worker threads. Dropping the pool runs every job dispatched before, then ends and joins the threads.
+pub struct WorkerPool<K, J, D> {
+    workers: Vec<Worker<K, J, D>>,
+    stop: Arc<AtomicBool>,
+    ring_capacity: usize,
+}
+
+impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D> {
+    /// Starts the threads; they run each job by `run`.
+    pub fn new(
+        config: &WorkerConfig,
+        run: impl Fn(J) -> D + Send + Sync + 'static,
+    ) -> Result<Self, PoolError> {
+        check(config)?;
+        let run = Arc::new(run);
+        let mut pool = Self {
+            workers: Vec::new(),
+            stop: Arc::new(AtomicBool::new(false)),
+            ring_capacity: config.ring_capacity.max(1).next_power_of_two(),
+        };
+        for worker in 0..config.count {
+            let sleeper = Sleeper::new(Wake::Thread);
+            let signal = sleeper.signal();
+            let intake = Arc::new(Intake::new());
+            let mut bench = Bench {
+                desks: Vec::new(),
+                intake: Arc::clone(&intake),
+                stop: Arc::clone(&pool.stop),
+                run: Arc::clone(&run),
+            };
+            let core = config.cores.as_ref().map(|cores| cores[worker]);
+            let idle = Idle::new(config.idle);
+            let (started, start) = std::sync::mpsc::sync_channel(1);
+            let thread = Builder::new()
+                .name(format!("rpcrdma-work{worker}"))
+                .spawn(move || {
+                    let pinned = core.map_or(Ok(()), pin_current_thread);
+                    let go_on = pinned.is_ok();
+                    // The pool waits for this, so it can be told.
+                    let _ = started.send(pinned);
+                    if go_on {
+                        bench.work(sleeper, idle);
+                    }
+                })
+                .map_err(|source| PoolError::Spawn { worker, count: config.count, source })?;
+            pool.workers.push(Worker { intake, signal, thread: Some(thread) });
+            if let Ok(Err(source)) = start.recv() {
+                return Err(PoolError::Pin { worker, source });
+            }
+        }
+        Ok(pool)
+    }
+
+    /// Rings to and from every worker, for one shard; `home` wakes that shard when results come.
+    pub fn attach_shard(&self, home: &Signal) -> ShardPort<K, J, D> {
+        let lanes = self.workers.iter().map(|worker| {
+            let (jobs, jobs_out) = ring(self.ring_capacity);
+            let (done_in, done) = ring(self.ring_capacity);
+            let desk = Desk { jobs: jobs_out, done: Sender::from_parts(done_in, home.clone()) };
+            // A worker refuses only if it has ended, which it does not before the pool. Then the rings close.
+            drop(worker.intake.offer(desk));
+            Lane { jobs, signal: worker.signal.clone(), done, outstanding: 0 }
+        });
+        ShardPort { lanes: lanes.collect(), next_dispatch: 0, next_collect: 0 }
+    }
+}
+
+impl<K, J, D> Drop for WorkerPool<K, J, D> {
+    fn drop(&mut self) {
+        // A sleeping worker's second look includes this flag, so the notification's fence orders it.
+        self.stop.store(true, Ordering::Release);
+        for worker in &self.workers {
+            worker.signal.notify();
+        }
+        for worker in &mut self.workers {
+            if let Some(thread) = worker.thread.take() {
+                // A worker catches what its jobs throw; there is nothing to do about the rest in a drop.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// Finds contradictions before any thread is started.
+fn check(config: &WorkerConfig) -> Result<(), PoolError> {
+    let count = config.count;
+    if count == 0 {
+        return Err(PoolError::Config("count is 0, at least 1 is needed".into()));
+    }
+    let Some(cores) = &config.cores else { return Ok(()) };
+    if cores.len() < count {
+        let given = cores.len();
+        return Err(PoolError::Config(format!(
+            "{count} workers need as many cores, but {given} are given: {cores:?}"
+        )));
+    }
+    for (worker, &core) in cores.iter().enumerate().take(count) {
+        check_core(core).map_err(|source| PoolError::Pin { worker, source })?;
+    }
+    Ok(())
+}
+
+/// A worker thread's own.
+struct Bench<K, J, D, F> {
+    desks: Vec<Desk<K, J, D>>,
+    intake: Arc<Intake<Desk<K, J, D>>>,
+    stop: Arc<AtomicBool>,
+    run: Arc<F>,
+}
+
+impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
+    fn work(&mut self, mut sleeper: Sleeper, mut idle: Idle) {
+        loop {
+            // Looked at before the rings: what was dispatched before the stop is then seen by this round.
+            let stop = self.stop.load(Ordering::Acquire);
+            if self.round() {
+                idle.reset();
+            } else if stop {
+                break;
+            } else {
+                match idle.next() {
+                    IdleStep::Spin => hint::spin_loop(),
+                    IdleStep::Yield => thread::yield_now(),
+                    IdleStep::Sleep => sleeper.sleep_unless(|| self.has_work(), None),
+                }
+            }
+        }
+        self.desks.append(&mut self.intake.close());
+        for mut desk in self.desks.drain(..) {
+            // What comes in from now on and is not found here goes back to the shard as `JobError::Stopped`.
+            desk.jobs.close();
+            while step(&mut desk, &*self.run) {}
+        }
+    }
+
+    /// One job from each shard that has one; true if there was any.
+    fn round(&mut self) -> bool {
+        if self.intake.is_fresh() {
+            self.desks.append(&mut self.intake.take());
+        }
+        let mut any = false;
+        self.desks.retain_mut(|desk| {
+            let ran = step(desk, &*self.run);
+            any |= ran;
+            ran || !desk.jobs.is_closed()
+        });
+        any
+    }
+
+    fn has_work(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+            || self.intake.is_fresh()
+            || self.desks.iter().any(|desk| !desk.jobs.is_empty())
+    }
+}
+
+/// Runs the next job of one shard; false if there is none.
+fn step<K, J, D>(desk: &mut Desk<K, J, D>, run: &impl Fn(J) -> D) -> bool {
+    let Some((key, job)) = desk.jobs.pop() else { return false };
+    // The job is consumed either way, so nothing half done is seen afterwards, unless `run` shares it.
+    let result =
+        catch_unwind(AssertUnwindSafe(|| run(job))).map_err(|panic| JobError::Panicked(text_of(&*panic)));
+    let sent = desk.done.send((key, result));
+    // Full cannot be: the port has no more jobs outstanding than this ring has slots. Closed: nobody waits.
+    debug_assert!(!matches!(sent, Err(SendError::Full(_))), "a result met a full ring");
+    true
+}
+
+/// What a panic said.
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without a text").to_owned()
+}
+
+/// One shard's end of the rings to and from one worker.
+struct Lane<K, J, D> {
+    jobs: Producer<(K, J)>,
+    signal: Signal,
+    done: Consumer<(K, JobResult<D>)>,
+    /// Dispatched and not collected; never more than a ring holds, so results always find room.
+    outstanding: usize,
+}
+
+/// How busy one worker is, as one shard sees it; see [`ShardPort::depths`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneDepth {
+    /// Jobs that the worker has not taken yet.
+    pub queued: usize,
+    /// Results that this shard has not collected yet.
+    pub done: usize,
+    /// All jobs dispatched and not collected: queued, running and done.
+    pub outstanding: usize,
+}
+
+/// A shard's end of the pool. Dropping it is fine at any time: the jobs still run, their results are dropped.
+pub struct ShardPort<K, J, D> {
+    lanes: Vec<Lane<K, J, D>>,
+    next_dispatch: usize,
+    next_collect: usize,
+}
+
+impl<K, J, D> ShardPort<K, J, D> {
+    /// Gives a job to the worker that has the fewest of this shard's, in turn among equals. Gives it back when
+    /// every worker has all it may have, or the pool has stopped: keep it and try again after a collect.
+    #[inline]
+    pub fn dispatch(&mut self, key: K, job: J) -> Result<(), (K, J)> {
+        let count = self.lanes.len();
+        let mut best = None;
+        let mut fewest = usize::MAX;
+        for step in 0..count {
+            let index = self.next_dispatch + step;
+            let index = if index < count { index } else { index - count };
+            let lane = &self.lanes[index];
+            if lane.outstanding < fewest.min(lane.jobs.capacity()) && !lane.jobs.is_closed() {
+                (best, fewest) = (Some(index), lane.outstanding);
+            }
+        }
+        let Some(index) = best else { return Err((key, job)) };
+        let lane = &mut self.lanes[index];
+        lane.jobs.push((key, job))?;
+        lane.outstanding += 1;
+        lane.signal.notify();
+        self.next_dispatch = if index + 1 < count { index + 1 } else { 0 };
+        Ok(())
+    }
+
+    /// Hands up to `max` results to `take`, with their keys; returns how many.
+    #[inline]
+    pub fn collect(&mut self, max: usize, mut take: impl FnMut(K, JobResult<D>)) -> usize {
+        let mut taken = 0;
+        for _ in 0..self.lanes.len() {
+            self.next_collect =
+                if self.next_collect + 1 < self.lanes.len() { self.next_collect + 1 } else { 0 };
+            let lane = &mut self.lanes[self.next_collect];
+            if lane.outstanding == 0 {
+                continue;
+            }
+            let mut count = 0;
+            for (key, result) in lane.done.drain(max - taken) {
+                lane.outstanding -= 1;
+                count += 1;
+                take(key, result);
+            }
+            taken += count;
+            if count == 0 && taken < max && lane.done.is_closed() {
+                taken += lane.reclaim(max - taken, &mut take);
+            }
+        }
+        taken
+    }
+
+    /// True if [`collect`](Self::collect) would find something: the second look before sleeping.
+    pub fn has_done(&self) -> bool {
+        self.lanes
+            .iter()
+            .any(|lane| lane.outstanding != 0 && (!lane.done.is_empty() || lane.done.is_closed()))
+    }
+
+    /// Jobs dispatched and not collected.
+    pub fn outstanding(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.outstanding).sum()
+    }
+
+    /// How busy each worker is with this shard's jobs.
+    pub fn depths(&self) -> impl Iterator<Item = LaneDepth> + '_ {
+        self.lanes.iter().map(|lane| LaneDepth {
+            queued: lane.jobs.len(),
+            done: lane.done.len(),
+            outstanding: lane.outstanding,
+        })
+    }
+}
+
+impl<K, J, D> Lane<K, J, D> {
+    /// The worker is gone: the jobs that it left have no result.
+    #[cold]
+    fn reclaim(&mut self, max: usize, take: &mut impl FnMut(K, JobResult<D>)) -> usize {
+        let mut count = 0;
+        while count < max
+            && let Some((key, _)) = self.jobs.reclaim()
+        {
+            self.outstanding -= 1;
+            count += 1;
+            take(key, Err(JobError::Stopped));
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests;

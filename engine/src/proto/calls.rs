@@ -1,0 +1,224 @@
+//! The calls that this side has made: a slot each, found by XID without a search.
+//!
+//! An XID is a slot number with the slot's generation above it. A call that was sent and then given up keeps its
+//! slot until its reply has come (or the connection is over), so that no late reply can ever match another call.
+
+/// A call of ours, for the life of its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallId(u32);
+
+impl CallId {
+    /// The XID on the wire.
+    #[inline]
+    pub fn xid(self) -> u32 {
+        self.0
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// Waits for a credit.
+    Queued,
+    /// The message was handed to the device.
+    Sent,
+    /// Sent, then given up by the caller; the reply is still owed.
+    Forsaken,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    xid: u32,
+    state: State,
+    token: u64,
+    deadline: u64,
+}
+
+/// What a reply's XID turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Match {
+    /// A call that waits for it; the caller's token.
+    Call(CallId, u64),
+    /// A call that was given up; its slot is free now.
+    Late(CallId),
+    /// None that was ever made here.
+    Unknown,
+}
+
+/// Slots of outgoing calls, of fixed number.
+#[derive(Clone, Debug)]
+pub(super) struct CallTable {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    mask: u32,
+    /// No call's deadline is earlier.
+    earliest: u64,
+}
+
+impl CallTable {
+    /// `capacity` calls at a time, rounded up to a power of two of at most 2^16. XIDs start from `seed`, so that those of one
+    /// connection are not those of the next.
+    pub(super) fn new(capacity: usize, seed: u32) -> Self {
+        let size = capacity.clamp(1, 1 << 16).next_power_of_two() as u32;
+        let slot = |i: u32| Slot { xid: (seed & !(size - 1)) | i, state: State::Free, token: 0, deadline: u64::MAX };
+        Self {
+            slots: (0..size).map(slot).collect(),
+            free: (0..size).rev().collect(),
+            mask: size - 1,
+            earliest: u64::MAX,
+        }
+    }
+
+    /// Takes a slot; `None` when all are in use. `deadline` in nanoseconds, `u64::MAX` for none.
+    #[inline]
+    pub(super) fn insert(&mut self, token: u64, deadline: u64) -> Option<CallId> {
+        let index = self.free.pop()?;
+        let slot = &mut self.slots[index as usize];
+        slot.xid = slot.xid.wrapping_add(self.mask + 1);
+        slot.state = State::Queued;
+        slot.token = token;
+        slot.deadline = deadline;
+        self.earliest = self.earliest.min(deadline);
+        Some(CallId(slot.xid))
+    }
+
+    fn live(&mut self, call: CallId) -> Option<&mut Slot> {
+        let slot = &mut self.slots[(call.0 & self.mask) as usize];
+        (matches!(slot.state, State::Queued | State::Sent) && slot.xid == call.0).then_some(slot)
+    }
+
+    /// The call goes out now. False if it has ended while it waited.
+    #[inline]
+    pub(super) fn mark_sent(&mut self, call: CallId) -> bool {
+        self.live(call).map(|slot| slot.state = State::Sent).is_some()
+    }
+
+    /// What an incoming XID means. A match stays in the table until [`remove`](Self::remove).
+    #[inline]
+    pub(super) fn find(&mut self, xid: u32) -> Match {
+        let slot = &mut self.slots[(xid & self.mask) as usize];
+        match slot.state {
+            State::Sent if slot.xid == xid => Match::Call(CallId(xid), slot.token),
+            State::Forsaken if slot.xid == xid => {
+                slot.state = State::Free;
+                self.free.push(xid & self.mask);
+                Match::Late(CallId(xid))
+            }
+            _ => Match::Unknown,
+        }
+    }
+
+    /// Ends a call. `None` if it has ended before; else its token, and whether it had been sent. With `reply_owed`
+    /// its reply may still come, and will be [`Match::Late`].
+    #[inline]
+    pub(super) fn remove(&mut self, call: CallId, reply_owed: bool) -> Option<(u64, bool)> {
+        let slot = self.live(call)?;
+        let sent = slot.state == State::Sent;
+        let token = slot.token;
+        if sent && reply_owed {
+            slot.state = State::Forsaken;
+        } else {
+            slot.state = State::Free;
+            self.free.push(call.0 & self.mask);
+        }
+        Some((token, sent))
+    }
+
+    /// Number of slots.
+    pub(super) fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// A call's slot: dense and reused, below [`capacity`](Self::capacity).
+    #[inline]
+    pub(super) fn slot(&self, call: CallId) -> usize {
+        (call.0 & self.mask) as usize
+    }
+
+    /// Slots in use: calls, and given up ones whose reply is owed.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// True when no slot is in use.
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// No deadline is earlier than this; `u64::MAX` for none. It may be early, never late.
+    #[inline]
+    pub(super) fn earliest_deadline(&self) -> u64 {
+        self.earliest
+    }
+
+    /// The next call whose deadline is not after `now`, if any. Call again until `None`.
+    pub(super) fn expired(&mut self, now: u64) -> Option<CallId> {
+        if now < self.earliest {
+            return None;
+        }
+        let mut earliest = u64::MAX;
+        for slot in self.slots.iter().filter(|slot| matches!(slot.state, State::Queued | State::Sent)) {
+            if slot.deadline <= now {
+                return Some(CallId(slot.xid));
+            }
+            earliest = earliest.min(slot.deadline);
+        }
+        self.earliest = earliest;
+        None
+    }
+
+    /// Any call still in the table.
+    pub(super) fn any(&self) -> Option<CallId> {
+        self.slots.iter().find(|slot| matches!(slot.state, State::Queued | State::Sent)).map(|slot| CallId(slot.xid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_reply_never_matches_another_call() {
+        let mut table = CallTable::new(2, 0xFFFF_FFFF);
+        let first = table.insert(1, u64::MAX).unwrap();
+        assert!(table.mark_sent(first));
+        assert_eq!(table.remove(first, true), Some((1, true)));
+        assert_eq!(table.remove(first, true), None, "a call ends once");
+        let second = table.insert(2, u64::MAX).unwrap();
+        assert!(table.insert(3, u64::MAX).is_none(), "the slot of the given up call is not free");
+        assert!(table.mark_sent(second));
+        assert_eq!(table.find(first.xid()), Match::Late(first));
+        assert_eq!(table.find(first.xid()), Match::Unknown, "one reply is owed, not two");
+        assert_eq!(table.find(second.xid()), Match::Call(second, 2));
+        assert_ne!(table.insert(3, u64::MAX).unwrap().xid(), first.xid());
+    }
+
+    #[test]
+    fn a_reply_to_an_unsent_or_future_call_is_unknown() {
+        let mut table = CallTable::new(4, 7);
+        let call = table.insert(1, u64::MAX).unwrap();
+        assert_eq!(table.find(call.xid()), Match::Unknown);
+        assert!(table.mark_sent(call));
+        assert_eq!(table.find(call.xid().wrapping_add(4)), Match::Unknown);
+    }
+
+    #[test]
+    fn deadlines_come_out_once_due_and_only_then() {
+        let mut table = CallTable::new(8, 0);
+        let a = table.insert(1, 50).unwrap();
+        let b = table.insert(2, 20).unwrap();
+        table.insert(3, u64::MAX).unwrap();
+        assert_eq!(table.earliest_deadline(), 20);
+        assert_eq!(table.expired(19), None);
+        assert_eq!(table.expired(20), Some(b));
+        table.remove(b, false).unwrap();
+        assert_eq!(table.expired(20), None);
+        assert_eq!(table.earliest_deadline(), 50);
+        assert_eq!(table.expired(60), Some(a));
+        table.remove(a, false).unwrap();
+        assert_eq!(table.expired(60), None);
+        assert_eq!(table.earliest_deadline(), u64::MAX);
+        assert_eq!(table.len(), 1);
+    }
+}

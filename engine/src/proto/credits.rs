@@ -1,0 +1,251 @@
+//! Who may send how much: the three credit schemes, counted exactly.
+//!
+//! All three are one rule seen from two ends. A *sender* has sent `sent` messages and may go on to `limit`. A
+//! *receiver* has got `received` messages and has told its peer a limit, `told_limit`, for which it keeps Receives in
+//! reserve. The schemes differ in how a header says the limit:
+//!
+//! | scheme | `rdma_credit` | limit that it says |
+//! |---|---|---|
+//! | [`Scheme::V2Windowed`] | window | `received` word + window |
+//! | [`Scheme::V2Incremental`] | low half: newly granted; high half: most outstanding | previous limit + newly granted |
+//! | [`Scheme::V1`] | requested, or granted, calls outstanding | calls answered + granted |
+//!
+//! Before the peer has said anything the limit is 1 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.3; RFC 8166 §3.3.1).
+//! A pure grant may exceed the limit by one, and every receiver keeps one Receive for it (§4.3.1.2 there).
+
+use super::fault::PeerFault;
+
+/// Which accounting a connection uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// Version 2 with the count of received messages in every header.
+    V2Windowed,
+    /// Version 2 as its base text has it: increments.
+    V2Incremental,
+    /// RFC 8166 §3.3: calls outstanding.
+    V1,
+}
+
+/// The smallest receive window: below it a grant could answer a grant for ever.
+pub const MIN_WINDOW: u32 = 4;
+/// The largest: an increment must fit the 16 bits that the incremental scheme has for it.
+pub const MAX_WINDOW: u32 = 0x7FFF;
+
+/// The two credit words of a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CreditWords {
+    /// `rdma_credit`.
+    pub credit: u32,
+    /// The windowed scheme's count of messages received.
+    pub received: Option<u32>,
+}
+
+/// Both directions of one connection's flow control. Counters wrap at 2^32.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Credits {
+    scheme: Scheme,
+    /// Messages that go against the peer's limit: all in version 2, calls in version 1.
+    sent: u32,
+    /// `sent` may go up to here.
+    limit: u32,
+    /// What the peer last said it had received; windowed only.
+    acknowledged: u32,
+    /// Messages counted in from the peer: all in version 2, calls in version 1.
+    received: u32,
+    /// The peer may send up to here, as far as it can know.
+    told_limit: u32,
+    /// Receives that this side offers: config, within [`MIN_WINDOW`] and [`MAX_WINDOW`].
+    window: u32,
+    /// Version 1 requester: calls answered (or known never to be).
+    answered: u32,
+    /// Messages received since the peer was last told.
+    unreported: u32,
+    /// Those of them that were more than a pure grant.
+    unreported_payload: u32,
+    /// Payload-bearing messages after which a pure grant is due.
+    grant_after: u32,
+}
+
+impl Credits {
+    /// A new connection. `window` is clamped to its bounds; without `coalesce` each message is reported at once.
+    pub fn new(scheme: Scheme, window: u32, coalesce: bool) -> Self {
+        let window = window.clamp(MIN_WINDOW, MAX_WINDOW);
+        Self {
+            scheme,
+            sent: 0,
+            limit: 1,
+            acknowledged: 0,
+            received: 0,
+            told_limit: 1,
+            window,
+            answered: 0,
+            unreported: 0,
+            unreported_payload: 0,
+            grant_after: if coalesce { window / 2 } else { 1 },
+        }
+    }
+
+    /// The scheme in use.
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// Receives that must be in reserve for this connection: the window, and one for a pure grant.
+    pub fn reserve(&self) -> u32 {
+        self.window + 1
+    }
+
+    /// Messages (version 1: calls) that may be sent now.
+    #[inline]
+    pub fn available(&self) -> u32 {
+        (self.limit.wrapping_sub(self.sent) as i32).max(0) as u32
+    }
+
+    /// Whether a message (version 1: a call, if `counted`) may go out now. In version 1 each message lets the peer send one more,
+    /// so nothing goes out until the Receive for it is `replenished`.
+    #[inline]
+    pub fn may_send(&self, counted: bool, replenished: bool) -> bool {
+        match self.scheme {
+            Scheme::V1 => replenished && (!counted || self.available() > 0),
+            Scheme::V2Windowed | Scheme::V2Incremental => self.available() > 0,
+        }
+    }
+
+    /// The most that may still arrive before the peer is told anything new.
+    pub fn obligation(&self) -> u32 {
+        (self.told_limit.wrapping_sub(self.received) as i32 + 1).max(0) as u32
+    }
+
+    /// A message goes out. `counted` is false for version 1 replies and errors, which their call paid for.
+    /// With `replenished` the receive queue holds the full reserve, so that the peer may be told everything that
+    /// arrived; without, it is told what it could know before.
+    #[inline]
+    pub fn on_send(&mut self, counted: bool, replenished: bool) -> CreditWords {
+        self.sent = self.sent.wrapping_add(u32::from(counted));
+        if self.scheme == Scheme::V1 {
+            return CreditWords { credit: self.window, received: None };
+        }
+        let before = self.told_limit;
+        if replenished {
+            self.told_limit = self.received.wrapping_add(self.window);
+            self.unreported = 0;
+            self.unreported_payload = 0;
+        }
+        if self.scheme == Scheme::V2Windowed {
+            let window = self.told_limit.wrapping_sub(self.received) as i32;
+            if window < 0 {
+                // The one message beyond the window has arrived: report one less than came, so that the sum stays true.
+                return CreditWords { credit: 0, received: Some(self.told_limit) };
+            }
+            CreditWords { credit: window as u32, received: Some(self.received) }
+        } else {
+            let newly = self.told_limit.wrapping_sub(before);
+            CreditWords { credit: (self.window << 16) | newly, received: None }
+        }
+    }
+
+    /// A message came in: what its header says of our sending, and one more to count. `payload` is false for pure
+    /// grants; `counted` for version 1 replies and errors.
+    ///
+    /// # Errors
+    /// The peer sent more than it was allowed, or acknowledges what was never sent. The connection must end.
+    #[inline]
+    pub fn on_receive(&mut self, words: CreditWords, payload: bool, counted: bool) -> Result<(), PeerFault> {
+        self.received = self.received.wrapping_add(u32::from(counted));
+        if (self.received.wrapping_sub(self.told_limit) as i32) > 1 && self.scheme != Scheme::V1 {
+            return Err(PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit });
+        }
+        self.unreported += u32::from(counted);
+        self.unreported_payload += u32::from(payload && counted);
+        match self.scheme {
+            Scheme::V2Windowed => {
+                let Some(acknowledged) = words.received else { return Err(PeerFault::CreditWordMissing) };
+                let outstanding = self.sent.wrapping_sub(self.acknowledged);
+                if acknowledged.wrapping_sub(self.acknowledged) > outstanding {
+                    return Err(PeerFault::AcknowledgedTooMuch { acknowledged, sent: self.sent });
+                }
+                self.acknowledged = acknowledged;
+                self.limit = acknowledged.wrapping_add(words.credit.min(MAX_WINDOW));
+            }
+            Scheme::V2Incremental => {
+                let newly = words.credit & 0xFFFF;
+                // More than 2^16 ahead is no promise that a peer could keep; beyond it the sum would wrap.
+                if self.available() + newly <= 2 * MAX_WINDOW {
+                    self.limit = self.limit.wrapping_add(newly);
+                } else {
+                    return Err(PeerFault::GrantedTooMuch { available: self.available(), newly });
+                }
+            }
+            Scheme::V1 => {
+                // A grant of 0 would be a deadlock (RFC 8166 §3.3.1): read it as 1, as deployed peers do.
+                // More outstanding calls than Receives for their replies are no use either.
+                // Only what answers our calls speaks of our calls.
+                if !counted {
+                    self.limit = self.answered.wrapping_add(words.credit.clamp(1, self.window));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A message came in whose header cannot be read: it counts as the peer counts it.
+    ///
+    /// # Errors
+    /// As [`on_receive`](Self::on_receive).
+    #[cold]
+    pub fn count_unreadable(&mut self) -> Result<(), PeerFault> {
+        if self.scheme == Scheme::V1 {
+            return Ok(());
+        }
+        self.received = self.received.wrapping_add(1);
+        self.unreported += 1;
+        self.unreported_payload += 1;
+        if (self.received.wrapping_sub(self.told_limit) as i32) > 1 {
+            return Err(PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit });
+        }
+        Ok(())
+    }
+
+    /// Something arrived that the peer has not been told of.
+    #[inline]
+    pub fn wants_report(&self) -> bool {
+        self.unreported_payload > 0
+    }
+
+    /// Version 1: one of our calls was answered (or can no longer be), which frees what it used.
+    pub fn on_answered(&mut self) {
+        if self.scheme == Scheme::V1 {
+            self.answered = self.answered.wrapping_add(1);
+            self.limit = self.limit.wrapping_add(1);
+        }
+    }
+
+    /// True when a pure grant is due, should nothing else carry it, and allowed. `replenished` as in
+    /// [`on_send`](Self::on_send).
+    #[inline]
+    pub fn wants_grant(&self, replenished: bool) -> bool {
+        if self.scheme == Scheme::V1 || !replenished {
+            return false;
+        }
+        // Pure grants use up the window too, and must be reported in the end; but never one for one, or two idle
+        // peers would thank each other for ever.
+        let left = self.told_limit.wrapping_sub(self.received) as i32;
+        let due = self.unreported_payload >= self.grant_after || left <= (self.window / 2) as i32;
+        due && self.unreported > 0 && (self.limit.wrapping_sub(self.sent) as i32) >= 0
+    }
+
+    /// Starts the counters elsewhere, to test wrap-around.
+    #[cfg(test)]
+    pub(crate) fn start_at(&mut self, mine: u32, theirs: u32) {
+        self.sent = mine;
+        self.limit = mine.wrapping_add(1);
+        self.acknowledged = mine;
+        self.answered = mine;
+        self.received = theirs;
+        self.told_limit = theirs.wrapping_add(1);
+    }
+}
+
+#[cfg(test)]
+#[path = "credits_model.rs"]
+mod model;

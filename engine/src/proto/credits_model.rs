@@ -1,0 +1,198 @@
+//! A model of flow control: every interleaving of two peers, for small windows and a few messages.
+//!
+//! Whatever the order of sending, delivery, refilling and granting: there are never more messages under way than Receives
+//! posted for them, every message gets through, and the peers come to rest.
+
+use std::collections::{HashSet, VecDeque};
+
+use super::*;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Message {
+    words: CreditWords,
+    payload: bool,
+}
+
+/// One end: its counts, the Receives that it has posted, what is on its way to it, what it has yet to send.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct End {
+    credits: Credits,
+    posted: u32,
+    arriving: VecDeque<Message>,
+    to_send: u32,
+}
+
+/// Both ends; 0 calls, 1 answers each call with `replies` messages.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct World {
+    ends: [End; 2],
+}
+
+struct Model {
+    replies: u32,
+    /// Version 1: replies and their calls pay together, and nothing is granted by itself.
+    v1: bool,
+}
+
+impl World {
+    fn new(scheme: Scheme, window: u32, coalesce: bool, calls: u32, counter: u32) -> Self {
+        let end = |to_send, mine, theirs| {
+            let mut credits = Credits::new(scheme, window, coalesce);
+            credits.start_at(mine, theirs);
+            End { posted: credits.reserve(), credits, arriving: VecDeque::new(), to_send }
+        };
+        Self { ends: [end(calls, counter, !counter), end(0, !counter, counter)] }
+    }
+
+    fn refilled(&self, end: usize) -> bool {
+        self.ends[end].posted >= self.ends[end].credits.reserve()
+    }
+
+    fn send(&mut self, from: usize, payload: bool, counted: bool) {
+        let refilled = self.refilled(from);
+        let words = self.ends[from].credits.on_send(counted, refilled);
+        self.ends[1 - from].arriving.push_back(Message { words, payload });
+        let to = &self.ends[1 - from];
+        assert!(to.arriving.len() as u32 <= to.posted, "more messages under way than Receives posted: {:#?}", self.ends);
+    }
+}
+
+impl Model {
+    /// All worlds that one step leads to.
+    fn steps(&self, world: &World) -> Vec<World> {
+        let mut next = Vec::new();
+        for end in 0..2 {
+            let me = &world.ends[end];
+            let free = self.v1 && end == 1;
+            if me.to_send > 0 && me.credits.may_send(!free, world.refilled(end)) {
+                let mut after = world.clone();
+                after.ends[end].to_send -= 1;
+                after.send(end, true, !free);
+                next.push(after);
+            }
+            if me.credits.wants_grant(world.refilled(end)) {
+                let mut after = world.clone();
+                after.send(end, false, true);
+                next.push(after);
+            }
+            if let Some(message) = me.arriving.front() {
+                let mut after = world.clone();
+                let me = &mut after.ends[end];
+                me.arriving.pop_front();
+                me.posted -= 1;
+                if self.v1 && end == 0 {
+                    me.credits.on_answered();
+                }
+                let counted = !(self.v1 && end == 0);
+                me.credits.on_receive(message.words, message.payload, counted).expect("a peer that keeps the rules");
+                if end == 1 && message.payload {
+                    me.to_send += self.replies;
+                }
+                next.push(after);
+            }
+            if !world.refilled(end) {
+                let mut after = world.clone();
+                after.ends[end].posted = me.credits.reserve();
+                next.push(after);
+            }
+        }
+        next
+    }
+
+    /// Visits every world that can come about; returns how many there are.
+    fn explore(&self, start: World) -> usize {
+        let mut seen = HashSet::from([start.clone()]);
+        let mut open = vec![start];
+        while let Some(world) = open.pop() {
+            let next = self.steps(&world);
+            if next.is_empty() {
+                let waits = world.ends.iter().any(|end| end.to_send > 0);
+                assert!(!waits, "deadlock: messages wait for ever: {:#?}", world.ends);
+            }
+            for after in next {
+                if seen.insert(after.clone()) {
+                    assert!(seen.len() < 3_000_000, "the peers do not come to rest");
+                    open.push(after);
+                }
+            }
+        }
+        seen.len()
+    }
+}
+
+/// Counters that wrap in the middle of the run.
+const NEAR_WRAP: u32 = u32::MAX - 2;
+
+#[test]
+fn no_interleaving_of_version_2_overruns_or_deadlocks() {
+    let mut worlds = 0;
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        for coalesce in [true, false] {
+            for (replies, calls) in [(1, 4), (2, 3), (0, 7)] {
+                let start = World::new(scheme, MIN_WINDOW, coalesce, calls, NEAR_WRAP);
+                worlds += Model { replies, v1: false }.explore(start);
+            }
+        }
+    }
+    assert!(worlds > 10_000, "only {worlds} worlds were visited");
+}
+
+#[test]
+fn no_interleaving_of_version_1_overruns_or_deadlocks() {
+    let worlds = Model { replies: 1, v1: true }.explore(World::new(Scheme::V1, MIN_WINDOW, true, 8, NEAR_WRAP));
+    assert!(worlds > 500, "only {worlds} worlds were visited");
+}
+
+#[test]
+fn a_peer_that_ignores_its_limit_is_found_out_at_once() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut credits = Credits::new(scheme, 4, true);
+        let received = (scheme == Scheme::V2Windowed).then_some(0);
+        let words = CreditWords { credit: 1, received };
+        // One for the initial credit, one that a pure grant could have been.
+        assert!(credits.on_receive(words, true, true).is_ok());
+        assert!(credits.on_receive(words, true, true).is_ok());
+        let fault = credits.on_receive(words, true, true).unwrap_err();
+        assert!(matches!(fault, PeerFault::CreditsExceeded { received: 3, limit: 1 }), "{fault}");
+    }
+}
+
+#[test]
+fn acknowledging_what_was_never_sent_is_a_fault() {
+    let mut credits = Credits::new(Scheme::V2Windowed, 4, true);
+    credits.on_send(true, true);
+    let words = CreditWords { credit: 4, received: Some(2) };
+    assert!(matches!(credits.on_receive(words, true, true), Err(PeerFault::AcknowledgedTooMuch { acknowledged: 2, sent: 1 })));
+}
+
+#[test]
+fn a_windowed_header_without_the_count_is_a_fault() {
+    let mut credits = Credits::new(Scheme::V2Windowed, 4, true);
+    let words = CreditWords { credit: 4, received: None };
+    assert_eq!(credits.on_receive(words, true, true), Err(PeerFault::CreditWordMissing));
+}
+
+#[test]
+fn increments_that_add_up_to_nonsense_are_a_fault() {
+    let mut credits = Credits::new(Scheme::V2Incremental, MAX_WINDOW, true);
+    let words = CreditWords { credit: 0xFFFF_FFFF, received: None };
+    let fault = (0..4).find_map(|_| {
+        credits.on_send(true, true);
+        credits.on_receive(words, true, true).err()
+    });
+    assert!(matches!(fault, Some(PeerFault::GrantedTooMuch { .. })), "{fault:?}");
+}
+
+#[test]
+fn a_version_1_grant_of_zero_is_read_as_one() {
+    let mut credits = Credits::new(Scheme::V1, 8, true);
+    credits.on_send(true, true);
+    assert!(!credits.may_send(true, true));
+    credits.on_answered();
+    credits.on_receive(CreditWords { credit: 0, received: None }, true, false).unwrap();
+    assert_eq!(credits.available(), 1);
+    credits.on_send(true, true);
+    credits.on_answered();
+    credits.on_receive(CreditWords { credit: u32::MAX, received: None }, true, false).unwrap();
+    assert_eq!(credits.available(), 8, "and no more than the Receives that there are for replies");
+}

@@ -1,0 +1,162 @@
+//! What a peer can do wrong, and how a call can end: one place for both.
+
+use crate::wire::{ErrorBody, WireErrorKind};
+
+/// The peer broke a rule that the connection cannot outlive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerFault {
+    /// It sent more messages than it was granted.
+    #[error("peer exceeded its credits: message {received}, limit {limit}")]
+    CreditsExceeded {
+        /// The message's number.
+        received: u32,
+        /// What was granted.
+        limit: u32,
+    },
+    /// It has more calls in progress than it was granted.
+    #[error("peer has more than {limit} calls in progress")]
+    TooManyCalls {
+        /// Calls that this side takes at a time.
+        limit: u32,
+    },
+    /// The connection uses windowed credits and a header came without the count.
+    #[error("header without the count of received messages on a connection with windowed credits")]
+    CreditWordMissing,
+    /// It acknowledged messages that were never sent.
+    #[error("peer acknowledges {acknowledged} messages, {sent} were sent")]
+    AcknowledgedTooMuch {
+        /// Its claim.
+        acknowledged: u32,
+        /// The truth.
+        sent: u32,
+    },
+    /// Its increments add up to more than a window can be.
+    #[error("peer grants {newly} on top of {available}")]
+    GrantedTooMuch {
+        /// Unused before.
+        available: u32,
+        /// Added by this message.
+        newly: u32,
+    },
+    /// It changed the protocol version in the middle of the connection.
+    #[error("peer changed to protocol version {0}")]
+    VersionChanged(u32),
+    /// A reply says that chunks were filled which were never offered, or beyond their length.
+    #[error("reply does not fit the chunks of its call: {0}")]
+    ChunksChanged(&'static str),
+    /// Key, bound or right refused what the peer asked our device to do.
+    #[error("peer made the device refuse: {0}")]
+    Device(&'static str),
+}
+
+/// Why a message was dropped or answered with an error, though the connection goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Rejected {
+    /// Not even a fixed header: dropped silently (RFC 8166 §4.5).
+    TooShort,
+    /// Answered with the protocol's own error.
+    Answered(ErrorBody),
+    /// A responder sent nonsense: errors never flow from requester to responder, so it is dropped.
+    Dropped(WireErrorKind),
+    /// A reply whose call has ended, by deadline or cancellation.
+    Late,
+    /// A reply, or error, to a call that was never made.
+    UnknownXid,
+    /// A header type that has no meaning in this direction or state.
+    Unexpected,
+}
+
+/// How a call ended that has no reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// Its deadline passed.
+    #[error("deadline passed ({})", sent_text(*.sent))]
+    DeadlinePassed {
+        /// It had been sent: the server may have carried it out.
+        sent: bool,
+    },
+    /// The caller cancelled it.
+    #[error("cancelled ({})", sent_text(*.sent))]
+    Cancelled {
+        /// It had been sent: the server may have carried it out.
+        sent: bool,
+    },
+    /// The connection ended first.
+    #[error("connection lost ({})", sent_text(*.sent))]
+    ConnectionLost {
+        /// It had been sent: the server may have carried it out.
+        sent: bool,
+    },
+    /// The responder answered with a transport error.
+    #[error("transport error {}", .0.name())]
+    Transport(ErrorBody),
+    /// The reply is not a reply, or does not fit the call.
+    #[error("malformed reply: {0}")]
+    MalformedReply(&'static str),
+    /// The server refused the call, or could not decode or serve it (RFC 5531 §9).
+    #[error("refused by the server: {0}")]
+    Refused(Refusal),
+    /// The call is longer than the inline threshold, and nothing in it may be reduced.
+    #[error("call of {needed} bytes, inline threshold {limit}")]
+    TooLong {
+        /// Bytes of the message with its headers.
+        needed: usize,
+        /// What one Send may carry.
+        limit: usize,
+    },
+    /// More calls than the connection's table holds; or more chunks than one call may have.
+    #[error("too many calls outstanding, or too many chunks in one call")]
+    TooMany,
+    /// A chunk's memory is empty, or not of this connection's [`alloc`](crate::client::LocalClient::alloc).
+    #[error("a chunk is empty, or its memory was not allocated for this connection")]
+    ForeignMemory,
+    /// No memory in the pool that the call needs; the text of [`Shard`](crate::shard::Shard) statistics says which.
+    #[error("buffer pool is empty")]
+    NoMemory,
+    /// The connection is draining or closed.
+    #[error("connection is closed")]
+    Closed,
+}
+
+fn sent_text(sent: bool) -> &'static str {
+    if sent { "sent: the server may have carried it out" } else { "never sent" }
+}
+
+/// The forms of RFC 5531 §9 that are not success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No such program.
+    #[error("program unavailable")]
+    ProgramUnavailable,
+    /// The program has other versions.
+    #[error("program version mismatch, server has {low} to {high}")]
+    ProgramMismatch {
+        /// Lowest version.
+        low: u32,
+        /// Highest version.
+        high: u32,
+    },
+    /// No such procedure.
+    #[error("procedure unavailable")]
+    ProcedureUnavailable,
+    /// The arguments could not be decoded.
+    #[error("garbage arguments")]
+    GarbageArguments,
+    /// The server has a problem of its own.
+    #[error("system error at the server")]
+    SystemError,
+    /// The server speaks other RPC versions.
+    #[error("RPC version mismatch, server has {low} to {high}")]
+    RpcMismatch {
+        /// Lowest version.
+        low: u32,
+        /// Highest version.
+        high: u32,
+    },
+    /// The credential was refused; the `auth_stat` of RFC 5531 §9.
+    #[error("authentication refused, auth_stat {0}")]
+    Authentication(u32),
+}

@@ -1,0 +1,79 @@
+//! The peer's calls that are being served.
+
+/// A call of the peer, until it is answered. Stale ones never name a newer call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct InboundId {
+    index: u32,
+    generation: u32,
+}
+
+impl InboundId {
+    /// The slot: dense and reused, below the table's capacity.
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+/// What must be remembered to answer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Inbound {
+    pub(super) xid: u32,
+    /// `rdma_inv_handle` of the call; 0 for none.
+    pub(super) inv_handle: u32,
+    generation: u32,
+    live: bool,
+}
+
+/// Slots of served calls, of fixed number.
+#[derive(Debug)]
+pub(super) struct InboundTable {
+    slots: Vec<Inbound>,
+    free: Vec<u32>,
+}
+
+impl InboundTable {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { slots: vec![Inbound::default(); capacity], free: (0..capacity as u32).rev().collect() }
+    }
+
+    #[inline]
+    pub(super) fn insert(&mut self, xid: u32, inv_handle: u32) -> Option<InboundId> {
+        let index = self.free.pop()?;
+        let slot = &mut self.slots[index as usize];
+        let generation = slot.generation.wrapping_add(1);
+        *slot = Inbound { xid, inv_handle, generation, live: true };
+        Some(InboundId { index, generation })
+    }
+
+    #[inline]
+    pub(super) fn get(&self, id: InboundId) -> Option<&Inbound> {
+        self.slots.get(id.index as usize).filter(|slot| slot.live && slot.generation == id.generation)
+    }
+
+    #[inline]
+    pub(super) fn remove(&mut self, id: InboundId) -> Option<Inbound> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        if !slot.live || slot.generation != id.generation {
+            return None;
+        }
+        slot.live = false;
+        self.free.push(id.index);
+        Some(*slot)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

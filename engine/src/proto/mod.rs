@@ -1,0 +1,606 @@
+//! One connection's rules, without I/O: no device, no clock, no thread.
+//!
+//! A [`Connection`] is driven by its owner in this order:
+//! 1. *input*: [`handle_message`](Connection::handle_message) for each message received and read,
+//!    [`handle_timeout`](Connection::handle_timeout) when [`next_timeout`](Connection::next_timeout) is over,
+//!    [`lost`](Connection::lost) when the device says that the connection has ended;
+//! 2. *commands*, as the application has them: [`start_call`](Connection::start_call), [`cancel`](Connection::cancel),
+//!    [`reply`](Connection::reply), [`reply_error`](Connection::reply_error), [`close`](Connection::close);
+//! 3. *output*: [`poll_transmit`](Connection::poll_transmit) until it says `None`, and for each message
+//!    [`emit_before`](Connection::emit_before) to write its header in front of the payload; it ends with the pure grant,
+//!    if one is due.
+//!
+//! Memory is the owner's: the connection names calls ([`CallId`]) and served calls ([`InboundId`]), and the owner
+//! keeps their buffers and exposed memory beside those names.
+
+mod calls;
+mod credits;
+mod fault;
+mod inbound;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+pub use calls::CallId;
+use calls::{CallTable, Match};
+pub use credits::{CreditWords, Credits, MAX_WINDOW, MIN_WINDOW, Scheme};
+pub use fault::{CallError, PeerFault, Refusal, Rejected};
+pub use inbound::InboundId;
+use inbound::InboundTable;
+
+use crate::wire::{self, Body, Chunks, ErrorBody, Flags, Header, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind};
+
+/// What a connection is configured to be. It negotiates nothing: both ends must be configured alike.
+#[derive(Clone, Debug)]
+pub struct ConnConfig {
+    /// Protocol version and credit scheme.
+    pub scheme: Scheme,
+    /// Code points of version 2.
+    pub revision: Revision,
+    /// This end answers calls, and does not make any; else the other way round.
+    pub server: bool,
+    /// Receives that are kept for this connection, beside one for a pure grant.
+    pub window: u32,
+    /// Calls of this end that may be outstanding or queued.
+    pub max_calls: usize,
+    /// Pure grants wait for half a window, and for nothing else to carry them; without, each message is reported at once.
+    pub coalesce_grants: bool,
+    /// Where XIDs start: differs from connection to connection.
+    pub xid_seed: u32,
+}
+
+impl ConnConfig {
+    fn version(&self) -> Version {
+        if self.scheme == Scheme::V1 { Version::V1 } else { Version::V2 }
+    }
+}
+
+/// What a message turned out to be.
+#[derive(Debug)]
+pub enum Event {
+    /// A call of ours was answered; it is out of the table.
+    Reply {
+        /// Which.
+        call: CallId,
+        /// The caller's own name for it.
+        token: u64,
+    },
+    /// A call of ours was answered with a transport error; it is out of the table.
+    Failed {
+        /// Which.
+        call: CallId,
+        /// The caller's own name for it.
+        token: u64,
+        /// Why.
+        error: CallError,
+    },
+    /// The peer calls: end it with [`Connection::reply`] or [`Connection::reply_error`].
+    Call {
+        /// Our name for it.
+        id: InboundId,
+    },
+    /// The reply to a call that had ended, by deadline or cancellation: its slot is free now.
+    Late {
+        /// Which.
+        call: CallId,
+    },
+    /// Flow control only.
+    Grant,
+    /// Dropped, or to be answered with an error that is queued already.
+    Rejected(Rejected),
+}
+
+/// A message that may go out now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outgoing {
+    /// A call of ours.
+    Call(CallId),
+    /// The reply to a peer's call.
+    Reply(InboundId),
+    /// A transport error about the message with this XID; header only.
+    Error {
+        /// Of the message that it answers.
+        xid: u32,
+        /// Why.
+        error: ErrorBody,
+    },
+    /// A pure grant; header only.
+    Grant,
+}
+
+/// How an outgoing message's payload travels, if not simply inline.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Form<'a> {
+    /// Chunk lists.
+    pub chunks: Chunks<'a>,
+    /// The payload is not in the message (`RDMA_NOMSG`).
+    pub external: bool,
+}
+
+/// What happened on a connection; summed over connections by the shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Messages received.
+    pub received: u64,
+    /// Messages sent.
+    pub sent: u64,
+    /// Messages that granted credits beside their payload.
+    pub grants_piggybacked: u64,
+    /// Messages that did nothing but grant credits.
+    pub grants_pure: u64,
+    /// Messages of less than a fixed header.
+    pub rejected_short: u64,
+    /// Messages answered with a transport error.
+    pub rejected_answered: u64,
+    /// Malformed messages to a requester.
+    pub rejected_dropped: u64,
+    /// Replies to calls that had ended.
+    pub rejected_late: u64,
+    /// Replies to calls that were never made.
+    pub rejected_unknown_xid: u64,
+    /// Messages that make no sense in their direction.
+    pub rejected_unexpected: u64,
+}
+
+impl Counters {
+    fn reject(&mut self, why: &Rejected) {
+        *match why {
+            Rejected::TooShort => &mut self.rejected_short,
+            Rejected::Answered(_) => &mut self.rejected_answered,
+            Rejected::Dropped(_) => &mut self.rejected_dropped,
+            Rejected::Late => &mut self.rejected_late,
+            Rejected::UnknownXid => &mut self.rejected_unknown_xid,
+            Rejected::Unexpected => &mut self.rejected_unexpected,
+        } += 1;
+    }
+
+    /// All messages that were dropped or answered with a transport error.
+    pub fn rejected(&self) -> u64 {
+        self.rejected_short
+            + self.rejected_answered
+            + self.rejected_dropped
+            + self.rejected_late
+            + self.rejected_unknown_xid
+            + self.rejected_unexpected
+    }
+
+    /// Adds another connection's counts.
+    pub fn add(&mut self, other: &Self) {
+        self.received += other.received;
+        self.sent += other.sent;
+        self.grants_piggybacked += other.grants_piggybacked;
+        self.grants_pure += other.grants_pure;
+        self.rejected_short += other.rejected_short;
+        self.rejected_answered += other.rejected_answered;
+        self.rejected_dropped += other.rejected_dropped;
+        self.rejected_late += other.rejected_late;
+        self.rejected_unknown_xid += other.rejected_unknown_xid;
+        self.rejected_unexpected += other.rejected_unexpected;
+    }
+}
+
+/// One connection. See the module page for how to drive it.
+#[derive(Debug)]
+pub struct Connection {
+    config: ConnConfig,
+    credits: Credits,
+    calls: CallTable,
+    inbound: InboundTable,
+    /// Calls that wait for a credit, oldest first. May name calls that have ended.
+    call_queue: VecDeque<CallId>,
+    /// Replies and errors, oldest first. Version 1 sends them without a credit.
+    reply_queue: VecDeque<Outgoing>,
+    /// A message went out since the last pure-grant decision.
+    spoke: bool,
+    closing: bool,
+    counters: Counters,
+}
+
+/// Most transport errors that may wait to be sent: a peer that sends nonsense and reads nothing costs no more memory than this.
+const MAX_QUEUED_ERRORS: usize = 64;
+
+impl Connection {
+    /// A connection that has just been established.
+    pub fn new(config: ConnConfig) -> Self {
+        let credits = Credits::new(config.scheme, config.window, config.coalesce_grants);
+        let max_inbound = if config.server { 2 * credits.reserve() as usize } else { 0 };
+        let max_calls = if config.server { 1 } else { config.max_calls };
+        let calls = CallTable::new(max_calls, config.xid_seed);
+        Self {
+            inbound: InboundTable::new(max_inbound),
+            call_queue: VecDeque::with_capacity(max_calls + 1),
+            reply_queue: VecDeque::with_capacity(max_inbound + MAX_QUEUED_ERRORS),
+            calls,
+            credits,
+            config,
+            spoke: false,
+            closing: false,
+            counters: Counters::default(),
+        }
+    }
+
+    /// The configuration that it was made with.
+    pub fn config(&self) -> &ConnConfig {
+        &self.config
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The flow control state.
+    pub fn credits(&self) -> &Credits {
+        &self.credits
+    }
+
+    /// Calls of ours, queued or sent, and those given up whose reply is owed.
+    pub fn calls_outstanding(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Peer's calls not answered yet.
+    pub fn calls_in_progress(&self) -> usize {
+        self.inbound.len()
+    }
+
+    /// Slots that calls of ours use; see [`call_slot`](Self::call_slot).
+    pub fn call_slots(&self) -> usize {
+        self.calls.capacity()
+    }
+
+    /// The slot of a call of ours: dense, reused only after its reply, for the owner's own table.
+    #[inline]
+    pub fn call_slot(&self, call: CallId) -> usize {
+        self.calls.slot(call)
+    }
+
+    /// Slots that calls of the peer use; see [`InboundId::index`].
+    pub fn inbound_slots(&self) -> usize {
+        self.inbound.capacity()
+    }
+
+    // ---- input
+
+    /// Takes a received message, as [`View::check`] read it.
+    ///
+    /// # Errors
+    /// The peer broke a rule that the connection cannot outlive: end it.
+    #[inline]
+    pub fn handle_message(&mut self, message: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
+        self.counters.received += 1;
+        let view = match message {
+            Ok(view) if view.version() == self.config.version() => view,
+            Ok(view) => return self.wrong_version(view.xid(), view.version().code()),
+            Err(error) => return self.malformed(error),
+        };
+        let words = CreditWords { credit: view.credit(), received: view.received() };
+        if self.config.scheme == Scheme::V1 {
+            return self.handle_v1(view, words);
+        }
+        if view.htype() != HeaderType::Msg || view.flags().contains(Flags::MORE) {
+            return self.handle_rare(view, words);
+        }
+        self.credits.on_receive(words, true, true)?;
+        if view.flags().contains(Flags::RESPONSE) { Ok(self.replied(view)) } else { self.called(view) }
+    }
+
+    /// Version 2: all but a message of one piece.
+    fn handle_rare(&mut self, view: &View<'_>, words: CreditWords) -> Result<Event, PeerFault> {
+        let grant = view.htype() == HeaderType::Nomsg && !view.has_chunks() && view.xid() == 0;
+        self.credits.on_receive(words, !grant, true)?;
+        match view.htype() {
+            _ if grant => Ok(Event::Grant),
+            // Continued messages are not taken yet.
+            _ if view.flags().contains(Flags::MORE) => Ok(self.answer(view.xid(), ErrorBody::InvalFlag)),
+            HeaderType::Nomsg if view.flags().contains(Flags::RESPONSE) => Ok(self.replied(view)),
+            HeaderType::Nomsg => self.called(view),
+            HeaderType::Error => Ok(self.failed(view)),
+            // Properties are all optional to heed (draft-ietf-nfsv4-rpcrdma-version-two-00 §6.4.4).
+            HeaderType::Connprop => Ok(Event::Grant),
+            _ => Ok(self.answer(view.xid(), ErrorBody::InvalHtype)),
+        }
+    }
+
+    fn handle_v1(&mut self, view: &View<'_>, words: CreditWords) -> Result<Event, PeerFault> {
+        if self.config.server {
+            self.credits.on_receive(words, true, true)?;
+            return match view.htype() {
+                HeaderType::Msg | HeaderType::Nomsg => self.called(view),
+                // Dropped silently, as deployed servers do.
+                HeaderType::Done | HeaderType::Error => Ok(self.reject(Rejected::Unexpected)),
+                _ => Ok(self.answer(view.xid(), ErrorBody::BadXdr)),
+            };
+        }
+        let event = match view.htype() {
+            HeaderType::Msg | HeaderType::Nomsg => self.replied(view),
+            HeaderType::Error => self.failed(view),
+            _ => self.reject(Rejected::Unexpected),
+        };
+        match event {
+            Event::Reply { .. } | Event::Failed { .. } | Event::Late { .. } => {
+                self.credits.on_answered();
+                self.credits.on_receive(words, true, false)?;
+            }
+            // What answers no call of ours grants nothing.
+            _ => {}
+        }
+        Ok(event)
+    }
+
+    #[inline]
+    fn replied(&mut self, view: &View<'_>) -> Event {
+        match self.calls.find(view.xid()) {
+            Match::Call(call, token) => {
+                self.calls.remove(call, false);
+                if view.has_chunks() && view.reads().next().is_some() {
+                    return Event::Failed { call, token, error: CallError::MalformedReply("it has a Read list") };
+                }
+                Event::Reply { call, token }
+            }
+            Match::Late(call) => self.late(call),
+            Match::Unknown => self.reject(Rejected::UnknownXid),
+        }
+    }
+
+    #[cold]
+    fn failed(&mut self, view: &View<'_>) -> Event {
+        let ViewBody::Error(error) = view.body() else { return self.reject(Rejected::Unexpected) };
+        if self.config.server {
+            return self.reject(Rejected::Unexpected);
+        }
+        match self.calls.find(view.xid()) {
+            Match::Call(call, token) => {
+                self.calls.remove(call, false);
+                Event::Failed { call, token, error: CallError::Transport(error) }
+            }
+            Match::Late(call) => self.late(call),
+            Match::Unknown => self.reject(Rejected::UnknownXid),
+        }
+    }
+
+    #[inline]
+    fn called(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
+        if !self.config.server {
+            return Ok(self.reject(Rejected::Unexpected));
+        }
+        match self.inbound.insert(view.xid(), view.inv_handle()) {
+            Some(id) => Ok(Event::Call { id }),
+            None => Err(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 }),
+        }
+    }
+
+    #[cold]
+    fn wrong_version(&mut self, xid: u32, vers: u32) -> Result<Event, PeerFault> {
+        if self.counters.received > 1 && self.config.server {
+            return Err(PeerFault::VersionChanged(vers));
+        }
+        self.unusable(Some(xid), WireErrorKind::UnsupportedVersion { vers }, Some(self.version_error()))
+    }
+
+    fn version_error(&self) -> ErrorBody {
+        let version = self.config.version().code();
+        ErrorBody::Vers { low: version, high: version }
+    }
+
+    /// A message that cannot be read.
+    #[cold]
+    fn malformed(&mut self, error: &WireError) -> Result<Event, PeerFault> {
+        let version = self.config.version();
+        self.unusable(error.xid(), error.kind, error.answer((version, version)))
+    }
+
+    /// A message that is no use still took a Receive, and must be counted as the peer counts it.
+    #[cold]
+    fn unusable(
+        &mut self,
+        xid: Option<u32>,
+        kind: WireErrorKind,
+        answer: Option<ErrorBody>,
+    ) -> Result<Event, PeerFault> {
+        self.credits.count_unreadable()?;
+        let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
+        if self.config.server {
+            return Ok(self.answer(xid, answer));
+        }
+        // Errors never flow from requester to responder: the call that it speaks of ends, if there is one.
+        Ok(match self.calls.find(xid) {
+            Match::Call(call, token) => {
+                self.calls.remove(call, false);
+                self.credits.on_answered();
+                self.counters.reject(&Rejected::Dropped(kind));
+                Event::Failed { call, token, error: CallError::MalformedReply(kind.name()) }
+            }
+            Match::Late(call) => self.late(call),
+            Match::Unknown => self.reject(Rejected::Dropped(kind)),
+        })
+    }
+
+    #[cold]
+    fn reject(&mut self, why: Rejected) -> Event {
+        self.counters.reject(&why);
+        Event::Rejected(why)
+    }
+
+    #[cold]
+    fn late(&mut self, call: CallId) -> Event {
+        self.counters.reject(&Rejected::Late);
+        Event::Late { call }
+    }
+
+    /// Answers with a transport error, if this end may.
+    #[cold]
+    fn answer(&mut self, xid: u32, error: ErrorBody) -> Event {
+        if !self.config.server {
+            return self.reject(Rejected::Unexpected);
+        }
+        let errors = self.reply_queue.iter().filter(|out| matches!(out, Outgoing::Error { .. })).count();
+        if errors < MAX_QUEUED_ERRORS {
+            self.reply_queue.push_back(Outgoing::Error { xid, error });
+        }
+        self.reject(Rejected::Answered(error))
+    }
+
+    /// The earliest time, in nanoseconds, at which [`handle_timeout`](Self::handle_timeout) may have something to do;
+    /// `u64::MAX` for never.
+    #[inline]
+    pub fn next_timeout(&self) -> u64 {
+        self.calls.earliest_deadline()
+    }
+
+    /// One call whose deadline has passed, with its token: it has ended. Call again until `None`.
+    pub fn handle_timeout(&mut self, now: u64) -> Option<(CallId, u64, CallError)> {
+        let call = self.calls.expired(now)?;
+        let (token, sent) = self.calls.remove(call, true)?;
+        Some((call, token, CallError::DeadlinePassed { sent }))
+    }
+
+    /// The connection is gone: one call that ends with it. Call again until `None`.
+    pub fn lost(&mut self) -> Option<(CallId, u64, CallError)> {
+        self.closing = true;
+        self.reply_queue.clear();
+        self.call_queue.clear();
+        let call = self.calls.any()?;
+        let (token, sent) = self.calls.remove(call, false)?;
+        Some((call, token, CallError::ConnectionLost { sent }))
+    }
+
+    // ---- commands
+
+    /// Queues a call. `token` is the caller's own name for it; `deadline` is in nanoseconds, `u64::MAX` for none.
+    ///
+    /// # Errors
+    /// [`CallError::Closed`], or [`CallError::TooMany`] when the table is full.
+    #[inline]
+    pub fn start_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
+        if self.closing || self.config.server {
+            return Err(CallError::Closed);
+        }
+        let call = self.calls.insert(token, deadline).ok_or(CallError::TooMany)?;
+        self.call_queue.push_back(call);
+        Ok(call)
+    }
+
+    /// Gives up a call. `None` if it has ended before. Its reply, should one come, is dropped and counted.
+    pub fn cancel(&mut self, call: CallId) -> Option<(u64, CallError)> {
+        let (token, sent) = self.calls.remove(call, true)?;
+        Some((token, CallError::Cancelled { sent }))
+    }
+
+    /// Queues the reply to a peer's call.
+    #[inline]
+    pub fn reply(&mut self, id: InboundId) {
+        self.reply_queue.push_back(Outgoing::Reply(id));
+    }
+
+    /// Queues a transport error instead of a reply, and forgets the call.
+    pub fn reply_error(&mut self, id: InboundId, error: ErrorBody) {
+        if let Some(inbound) = self.inbound.remove(id) {
+            self.answer(inbound.xid, error);
+        }
+    }
+
+    /// Forgets a peer's call without an answer.
+    pub fn forget(&mut self, id: InboundId) {
+        self.inbound.remove(id);
+    }
+
+    /// Takes no more calls of ours; those under way go on.
+    pub fn close(&mut self) {
+        self.closing = true;
+    }
+
+    /// Nothing is under way in either direction.
+    pub fn is_idle(&self) -> bool {
+        self.calls.is_empty() && self.inbound.is_empty() && self.reply_queue.is_empty()
+    }
+
+    // ---- output
+
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have something: to be asked after input.
+    #[inline]
+    pub fn has_output(&self, receives_ok: bool) -> bool {
+        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || self.credits.wants_grant(receives_ok)
+    }
+
+    /// The next message that may go out. `receives_ok` says that the receive queue holds the reserves of all its
+    /// connections. Each message must then be written by [`emit_before`](Self::emit_before).
+    #[inline]
+    pub fn poll_transmit(&mut self, receives_ok: bool) -> Option<Outgoing> {
+        let replenished = self.replenished(receives_ok);
+        if self.credits.may_send(false, replenished)
+            && let Some(out) = self.reply_queue.pop_front()
+        {
+            return Some(out);
+        }
+        if self.credits.may_send(true, replenished) {
+            while let Some(call) = self.call_queue.pop_front() {
+                if self.calls.mark_sent(call) {
+                    return Some(Outgoing::Call(call));
+                }
+            }
+        }
+        let silent = !std::mem::replace(&mut self.spoke, false);
+        (silent && self.credits.wants_grant(replenished)).then_some(Outgoing::Grant)
+    }
+
+    /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls.
+    #[inline]
+    fn replenished(&self, receives_ok: bool) -> bool {
+        receives_ok && (!self.config.server || self.inbound.free() as u32 >= self.credits.reserve())
+    }
+
+    /// Bytes of header that a message in this form has; `None` for one without chunks.
+    #[inline]
+    pub fn header_len(&self, form: Option<&Form<'_>>) -> usize {
+        let version = self.config.version();
+        let windowed = self.config.scheme == Scheme::V2Windowed;
+        let Some(form) = form else { return wire::msg_len(version, windowed) };
+        let body = if form.external { Body::Nomsg(form.chunks) } else { Body::Msg(form.chunks) };
+        let header = Header { xid: 0, credit: 0, received: windowed.then_some(0), flags: Flags::NONE, body };
+        header.encoded_len(version, self.config.revision)
+    }
+
+    /// Writes the header of a message so that it ends at `end` of `buf` (`form` is `None` for a message without chunks), and returns where it starts. The message is
+    /// then on its way as far as the connection is concerned. `None` if it does not fit before `end` (the caller's fault) or names
+    /// a served call that is gone.
+    #[inline]
+    pub fn emit_before(&mut self, out: Outgoing, form: Option<&Form<'_>>, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
+        let (xid, flags, counted) = match out {
+            Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
+            Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
+            Outgoing::Error { xid, .. } => (xid, Flags::RESPONSE, false),
+            Outgoing::Grant => (0, Flags::NONE, false),
+        };
+        let v1 = self.config.scheme == Scheme::V1;
+        let version = self.config.version();
+        let granting = self.credits.wants_report();
+        let words = self.credits.on_send(counted || !v1, self.replenished(receives_ok));
+        self.spoke = true;
+        self.counters.sent += 1;
+        self.counters.grants_pure += u64::from(out == Outgoing::Grant);
+        self.counters.grants_piggybacked += u64::from(granting && out != Outgoing::Grant);
+        let flags = if v1 { Flags::NONE } else { flags };
+        let body = match (out, form) {
+            (Outgoing::Call(_) | Outgoing::Reply(_), None) => {
+                let start = end.checked_sub(wire::msg_len(version, words.received.is_some()))?;
+                wire::emit_msg(buf.get_mut(start..end)?, version, xid, words.credit, words.received, flags);
+                return Some(start);
+            }
+            (Outgoing::Error { error, .. }, _) => Body::Error(error),
+            (_, Some(form)) if !form.external => Body::Msg(form.chunks),
+            (_, form) => Body::Nomsg(form.map_or(Chunks::NONE, |form| form.chunks)),
+        };
+        let header = Header { xid, credit: words.credit, received: words.received, flags, body };
+        let start = end.checked_sub(header.encoded_len(version, self.config.revision))?;
+        header.emit(buf.get_mut(start..end)?, version, self.config.revision).ok()?;
+        Some(start)
+    }
+
+    /// The handle that the peer's call offered for Send With Invalidate, if any.
+    #[inline]
+    pub fn invalidate_offer(&self, id: InboundId) -> Option<u32> {
+        self.inbound.get(id).map(|call| call.inv_handle).filter(|&handle| handle != 0)
+    }
+}

@@ -1,0 +1,357 @@
+//! Two connections joined in one function, on a clock of their own.
+
+use std::collections::VecDeque;
+
+use super::*;
+use crate::wire::ReadSegment;
+
+/// A client and a server with the links between them.
+struct Pair {
+    client: Connection,
+    server: Connection,
+    to_server: VecDeque<Vec<u8>>,
+    to_client: VecDeque<Vec<u8>>,
+    /// Calls that the server has been given and not answered.
+    served: VecDeque<InboundId>,
+    /// Tokens of answered calls, in order.
+    answered: Vec<u64>,
+    failed: Vec<(u64, CallError)>,
+    largest_flight: usize,
+}
+
+const WINDOW: u32 = 8;
+
+fn take(connection: &mut Connection, message: &[u8]) -> Result<Event, PeerFault> {
+    connection.handle_message(&View::check(message, Revision::Ietf00))
+}
+
+fn config(scheme: Scheme, server: bool) -> ConnConfig {
+    ConnConfig {
+        scheme,
+        revision: Revision::Ietf00,
+        server,
+        window: WINDOW,
+        max_calls: 32,
+        coalesce_grants: true,
+        xid_seed: 0xFFFF_FFF0,
+    }
+}
+
+impl Pair {
+    fn new(scheme: Scheme) -> Self {
+        Self {
+            client: Connection::new(config(scheme, false)),
+            server: Connection::new(config(scheme, true)),
+            to_server: VecDeque::new(),
+            to_client: VecDeque::new(),
+            served: VecDeque::new(),
+            answered: Vec::new(),
+            failed: Vec::new(),
+            largest_flight: 0,
+        }
+    }
+
+    /// Sends all that may be sent.
+    fn transmit(from: &mut Connection, link: &mut VecDeque<Vec<u8>>) {
+        while let Some(out) = from.poll_transmit(true) {
+            let mut buf = vec![0; 256];
+            buf[128..132].copy_from_slice(b"call");
+            let start = from.emit_before(out, None, true, &mut buf, 128).unwrap();
+            let end = if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) { 132 } else { 128 };
+            link.push_back(buf[start..end].to_vec());
+        }
+    }
+
+    fn deliver_to_server(&mut self) {
+        while let Some(message) = self.to_server.pop_front() {
+            match take(&mut self.server, &message).unwrap() {
+                Event::Call { id } => self.served.push_back(id),
+                Event::Grant => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn deliver_to_client(&mut self) {
+        while let Some(message) = self.to_client.pop_front() {
+            match take(&mut self.client, &message).unwrap() {
+                Event::Reply { token, .. } => self.answered.push(token),
+                Event::Failed { token, error, .. } => self.failed.push((token, error)),
+                Event::Grant | Event::Late { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn answer(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some(id) = self.served.pop_front() else { break };
+            self.server.reply(id);
+        }
+    }
+
+    /// One exchange each way.
+    fn turn(&mut self) {
+        Self::transmit(&mut self.client, &mut self.to_server);
+        self.largest_flight = self.largest_flight.max(self.to_server.len());
+        self.deliver_to_server();
+        self.answer(usize::MAX);
+        Self::transmit(&mut self.server, &mut self.to_client);
+        self.largest_flight = self.largest_flight.max(self.to_client.len());
+        self.deliver_to_client();
+    }
+}
+
+const ALL: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+
+#[test]
+fn many_calls_get_through_in_every_scheme_within_the_window() {
+    for scheme in ALL {
+        let mut pair = Pair::new(scheme);
+        for token in 0..32 {
+            pair.client.start_call(token, u64::MAX).unwrap();
+        }
+        assert_eq!(pair.client.start_call(99, u64::MAX), Err(CallError::TooMany));
+        let turns = (0..20).take_while(|_| {
+            pair.turn();
+            pair.answered.len() < 32
+        });
+        assert!(turns.count() < 10, "{scheme:?}");
+        assert_eq!(pair.answered, (0..32).collect::<Vec<_>>(), "{scheme:?}");
+        assert!(pair.largest_flight as u32 <= WINDOW + 1, "{scheme:?}: {}", pair.largest_flight);
+        assert!(pair.largest_flight as u32 >= WINDOW, "{scheme:?}: the window was used");
+        assert!(pair.client.is_idle() && pair.server.is_idle());
+    }
+}
+
+#[test]
+fn the_first_call_goes_alone() {
+    for scheme in ALL {
+        let mut pair = Pair::new(scheme);
+        for token in 0..4 {
+            pair.client.start_call(token, u64::MAX).unwrap();
+        }
+        Pair::transmit(&mut pair.client, &mut pair.to_server);
+        assert_eq!(pair.to_server.len(), 1, "{scheme:?}");
+    }
+}
+
+#[test]
+fn grants_ride_on_replies_and_need_no_messages_of_their_own() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut pair = Pair::new(scheme);
+        for token in 0..1000 {
+            pair.client.start_call(token, u64::MAX).unwrap();
+            pair.turn();
+        }
+        assert_eq!(pair.answered.len(), 1000);
+        assert_eq!(pair.server.counters().grants_pure, 0, "{scheme:?}");
+        assert_eq!(pair.client.counters().grants_pure, 0, "{scheme:?}");
+        assert_eq!(pair.server.counters().grants_piggybacked, 1000, "{scheme:?}");
+    }
+}
+
+#[test]
+fn a_server_that_is_slow_to_answer_grants_by_itself() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut pair = Pair::new(scheme);
+        for token in 0..32 {
+            pair.client.start_call(token, u64::MAX).unwrap();
+        }
+        // The first reply opens the window; after it nothing is answered.
+        pair.turn();
+        for _ in 0..10 {
+            Pair::transmit(&mut pair.client, &mut pair.to_server);
+            pair.deliver_to_server();
+            Pair::transmit(&mut pair.server, &mut pair.to_client);
+            pair.deliver_to_client();
+        }
+        assert!(pair.server.counters().grants_pure > 0, "{scheme:?}");
+        // It stops granting before its table of calls is full: it never breaks the connection by its own generosity.
+        assert!(pair.served.len() as u32 > WINDOW, "{scheme:?}: {}", pair.served.len());
+        assert!(pair.served.len() < pair.server.inbound_slots(), "{scheme:?}: {}", pair.served.len());
+        for _ in 0..10 {
+            pair.answer(3);
+            pair.turn();
+        }
+        assert_eq!(pair.answered.len(), 32, "{scheme:?}");
+    }
+}
+
+#[test]
+fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
+    for scheme in ALL {
+        let mut pair = Pair::new(scheme);
+        let sent = pair.client.start_call(1, 100).unwrap();
+        let unsent = pair.client.start_call(2, 200).unwrap();
+        Pair::transmit(&mut pair.client, &mut pair.to_server);
+        assert_eq!(pair.client.next_timeout(), 100);
+        assert_eq!(pair.client.handle_timeout(99), None);
+        assert_eq!(pair.client.handle_timeout(100), Some((sent, 1, CallError::DeadlinePassed { sent: true })));
+        assert_eq!(pair.client.handle_timeout(100), None);
+        assert_eq!(pair.client.handle_timeout(300), Some((unsent, 2, CallError::DeadlinePassed { sent: false })));
+        pair.turn();
+        assert_eq!(pair.answered, [], "{scheme:?}");
+        assert_eq!(pair.client.counters().rejected_late, 1);
+        assert!(pair.client.is_idle());
+        // The window is what it would have been.
+        for token in 10..20 {
+            pair.client.start_call(token, u64::MAX).unwrap();
+        }
+        pair.turn();
+        pair.turn();
+        assert_eq!(pair.answered.len(), 10, "{scheme:?}");
+    }
+}
+
+#[test]
+fn a_cancelled_call_ends_once() {
+    let mut pair = Pair::new(Scheme::V2Windowed);
+    let call = pair.client.start_call(7, u64::MAX).unwrap();
+    assert_eq!(pair.client.cancel(call), Some((7, CallError::Cancelled { sent: false })));
+    assert_eq!(pair.client.cancel(call), None);
+    pair.turn();
+    assert_eq!(pair.server.counters().received, 0, "it was never sent");
+}
+
+#[test]
+fn the_loss_of_a_connection_ends_every_call_and_says_what_was_sent() {
+    let mut pair = Pair::new(Scheme::V1);
+    for token in 0..3 {
+        pair.client.start_call(token, u64::MAX).unwrap();
+    }
+    Pair::transmit(&mut pair.client, &mut pair.to_server);
+    let mut ends: Vec<_> = std::iter::from_fn(|| pair.client.lost()).map(|(_, token, error)| (token, error)).collect();
+    ends.sort_by_key(|&(token, _)| token);
+    let lost = |sent| CallError::ConnectionLost { sent };
+    assert_eq!(ends, [(0, lost(true)), (1, lost(false)), (2, lost(false))]);
+    assert_eq!(pair.client.start_call(9, u64::MAX), Err(CallError::Closed));
+}
+
+#[test]
+fn a_closing_connection_finishes_what_is_under_way() {
+    let mut pair = Pair::new(Scheme::V2Windowed);
+    pair.client.start_call(1, u64::MAX).unwrap();
+    pair.client.close();
+    assert_eq!(pair.client.start_call(2, u64::MAX), Err(CallError::Closed));
+    assert!(!pair.client.is_idle());
+    pair.turn();
+    assert_eq!(pair.answered, [1]);
+    assert!(pair.client.is_idle());
+}
+
+/// What a server says to one raw message.
+fn served(scheme: Scheme, message: &[u8]) -> (Option<Rejected>, Vec<Vec<u8>>) {
+    let mut server = Connection::new(config(scheme, true));
+    let rejected = match take(&mut server, message).unwrap() {
+        Event::Rejected(why) => Some(why),
+        _ => None,
+    };
+    let mut link = VecDeque::new();
+    Pair::transmit(&mut server, &mut link);
+    (rejected, link.into())
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_be_bytes()).collect()
+}
+
+#[test]
+fn nonsense_to_a_server_gets_the_protocols_own_error() {
+    const RECEIVED: u32 = 4;
+    // Version 2, windowed: xid, vers, credit, htype, flags, received.
+    let cases: [(&[u32], ErrorBody); 5] = [
+        (&[9, 3, 1, 0, 0, 0], ErrorBody::Vers { low: 2, high: 2 }),
+        (&[9, 1, 1, 0, 0, 0, 0], ErrorBody::Vers { low: 2, high: 2 }),
+        (&[9, 2, 1, 77, RECEIVED, 0], ErrorBody::InvalHtype),
+        (&[9, 2, 1, 0, 0x8000_0000 | RECEIVED, 0], ErrorBody::InvalFlag),
+        (&[9, 2, 1, 0, RECEIVED, 0, 0, 5], ErrorBody::BadXdr),
+    ];
+    for (message, error) in cases {
+        let (rejected, answer) = served(Scheme::V2Windowed, &words(message));
+        assert_eq!(rejected, Some(Rejected::Answered(error)), "{message:?}");
+        let view = View::check(&answer[0], Revision::Ietf00).unwrap();
+        assert_eq!((view.xid(), view.body()), (9, ViewBody::Error(error)), "{message:?}");
+    }
+}
+
+#[test]
+fn less_than_a_header_is_dropped_without_an_answer() {
+    for scheme in ALL {
+        for len in [0, 1, 15] {
+            let (rejected, answer) = served(scheme, &vec![0; len]);
+            assert_eq!(rejected, Some(Rejected::TooShort));
+            // Its Receive is given back, where the scheme has a message for that; nothing more is said.
+            let said: Vec<_> = answer.iter().map(|answer| View::check(answer, Revision::Ietf00).unwrap()).collect();
+            assert!(said.len() <= 1 && said.iter().all(|view| view.htype() == HeaderType::Nomsg && view.xid() == 0));
+        }
+    }
+}
+
+#[test]
+fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
+    let mut pair = Pair::new(Scheme::V1);
+    let call = pair.client.start_call(5, u64::MAX).unwrap();
+    Pair::transmit(&mut pair.client, &mut pair.to_server);
+    // A reply with a Read list that is cut off.
+    pair.to_client.push_back(words(&[call.xid(), 1, 1, 0, 1]));
+    pair.deliver_to_client();
+    assert!(matches!(pair.failed[..], [(5, CallError::MalformedReply(_))]));
+    // A whole one: replies have no Read list.
+    let call = pair.client.start_call(6, u64::MAX).unwrap();
+    Pair::transmit(&mut pair.client, &mut pair.to_server);
+    let chunks = Chunks { reads: &[ReadSegment::default()], ..Chunks::NONE };
+    let header = Header { xid: call.xid(), credit: 1, received: None, flags: Flags::NONE, body: Body::Msg(chunks) };
+    let mut bytes = vec![0; 128];
+    let len = header.emit(&mut bytes, Version::V1, Revision::Ietf00).unwrap();
+    pair.to_client.push_back(bytes[..len].to_vec());
+    pair.deliver_to_client();
+    assert!(matches!(pair.failed[1], (6, CallError::MalformedReply(_))));
+    pair.to_server.clear();
+    Pair::transmit(&mut pair.client, &mut pair.to_server);
+    assert!(pair.to_server.is_empty());
+}
+
+#[test]
+fn replies_to_calls_never_made_are_counted_and_grant_nothing_in_version_1() {
+    let mut pair = Pair::new(Scheme::V1);
+    let message = words(&[1234, 1, 500, 0, 0, 0, 0]);
+    assert!(matches!(take(&mut pair.client, &message), Ok(Event::Rejected(Rejected::UnknownXid))));
+    assert_eq!(pair.client.credits().available(), 1);
+    assert_eq!(pair.client.counters().rejected_unknown_xid, 1);
+}
+
+#[test]
+fn a_changed_version_ends_the_connection() {
+    let mut pair = Pair::new(Scheme::V2Windowed);
+    pair.client.start_call(1, u64::MAX).unwrap();
+    pair.turn();
+    let fault = take(&mut pair.server, &words(&[9, 1, 1, 0, 0, 0, 0])).unwrap_err();
+    assert_eq!(fault, PeerFault::VersionChanged(1));
+}
+
+#[test]
+fn errors_that_nobody_reads_cost_a_bounded_amount() {
+    let mut server = Connection::new(config(Scheme::V1, true));
+    for _ in 0..10_000 {
+        take(&mut server, &words(&[9, 7, 1, 0])).unwrap();
+    }
+    assert_eq!(server.counters().rejected_answered, 10_000);
+    let mut link = VecDeque::new();
+    Pair::transmit(&mut server, &mut link);
+    assert_eq!(link.len(), MAX_QUEUED_ERRORS);
+}
+
+#[test]
+fn a_stale_answer_cannot_answer_a_newer_call() {
+    let mut server = Connection::new(config(Scheme::V1, true));
+    let call = words(&[9, 1, 1, 0, 0, 0, 0]);
+    let Ok(Event::Call { id: first, .. }) = take(&mut server, &call) else { panic!() };
+    server.forget(first);
+    let Ok(Event::Call { id: second, .. }) = take(&mut server, &call) else { panic!() };
+    assert_eq!(first.index(), second.index());
+    server.reply(first);
+    let mut buf = [0; 64];
+    let out = server.poll_transmit(true).unwrap();
+    assert_eq!(server.emit_before(out, None, true, &mut buf, 64), None);
+}

@@ -1,0 +1,237 @@
+//! One call as the service sees it: arguments and chunks in place, results written where they are sent from.
+
+use std::ops::Range;
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::{Buf, Frozen};
+
+use crate::fabric::QpId;
+use crate::proto::{InboundId, Refusal};
+use crate::wire::Segment;
+
+/// Chunks that one call may have in each direction.
+pub const MAX_CHUNKS: usize = 4;
+/// Segments that the chunks of one call may have in each direction, in all.
+pub const MAX_SEGMENTS: usize = 16;
+
+/// An argument that came by RDMA Read.
+#[derive(Debug)]
+pub(crate) struct ReadArgument {
+    /// Byte of the unreduced arguments at which it belongs.
+    pub(crate) at: u32,
+    pub(crate) buf: Option<Buf>,
+}
+
+/// Where the bytes of a result are.
+#[derive(Debug)]
+pub(crate) enum ResultBytes {
+    /// The handler has given none.
+    Empty,
+    /// Memory of the pool, filled by the handler.
+    Pool(Buf),
+    /// Memory of the handler's own.
+    Shared(Frozen),
+}
+
+/// A result that goes by RDMA Write, into one Write chunk of the caller.
+#[derive(Debug)]
+pub(crate) struct ResultChunk {
+    /// Bytes that the caller has room for.
+    pub(crate) capacity: u32,
+    /// Bytes that it gets.
+    pub(crate) len: u32,
+    pub(crate) bytes: ResultBytes,
+    /// How many of `ServerCall::segments` are this chunk's, in order.
+    pub(crate) segments: u32,
+}
+
+/// A call that is being served. Handlers get it by reference; it is theirs alone while they run, on whichever
+/// thread they run.
+#[derive(Debug)]
+pub struct ServerCall {
+    pub(crate) qp: QpId,
+    pub(crate) id: InboundId,
+    pub(crate) xid: u32,
+    pub(crate) program: u32,
+    pub(crate) version: u32,
+    pub(crate) procedure: u32,
+    /// Index of the procedure's entry in the services.
+    pub(crate) entry: usize,
+    pub(crate) flavor: u32,
+    pub(crate) credential: Range<u32>,
+    pub(crate) args: Range<u32>,
+    /// The received message.
+    pub(crate) message: Option<Buf>,
+    pub(crate) reads: ArrayVec<ReadArgument, MAX_CHUNKS>,
+    pub(crate) results: ArrayVec<ResultChunk, MAX_CHUNKS>,
+    /// The caller's Write list, flat.
+    pub(crate) segments: ArrayVec<Segment, MAX_SEGMENTS>,
+    pub(crate) reply: Option<Buf>,
+    /// First byte of the results in `reply`, behind room for both headers.
+    pub(crate) results_at: usize,
+    pub(crate) results_len: usize,
+    pub(crate) outcome: Result<(), Refusal>,
+}
+
+/// Keeps the boxes of served calls for reuse: none is allocated per call.
+#[derive(Debug, Default)]
+pub(crate) struct CallBoxes(
+    #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")] Vec<Box<ServerCall>>,
+);
+
+impl CallBoxes {
+    #[inline]
+    pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Box<ServerCall> {
+        match self.0.pop() {
+            Some(mut call) => {
+                call.qp = qp;
+                call.id = id;
+                call.results_len = 0;
+                call
+            }
+            None => Box::new(ServerCall::blank(qp, id)),
+        }
+    }
+
+    /// Takes a call back; its buffers go home.
+    #[inline]
+    pub(crate) fn put(&mut self, mut call: Box<ServerCall>) {
+        call.message = None;
+        call.reply = None;
+        call.reads.clear();
+        call.results.clear();
+        call.segments.clear();
+        self.0.push(call);
+    }
+}
+
+impl ServerCall {
+    #[cold]
+    fn blank(qp: QpId, id: InboundId) -> Self {
+        Self {
+            qp,
+            id,
+            xid: 0,
+            program: 0,
+            version: 0,
+            procedure: 0,
+            entry: 0,
+            flavor: 0,
+            credential: 0..0,
+            args: 0..0,
+            message: None,
+            reads: ArrayVec::new(),
+            results: ArrayVec::new(),
+            segments: ArrayVec::new(),
+            reply: None,
+            results_at: 0,
+            results_len: 0,
+            outcome: Ok(()),
+        }
+    }
+
+    fn part(&self, range: &Range<u32>) -> &[u8] {
+        self.message.as_deref().and_then(|bytes| bytes.get(range.start as usize..range.end as usize)).unwrap_or(&[])
+    }
+
+    /// The RPC transaction's identifier.
+    pub fn xid(&self) -> u32 {
+        self.xid
+    }
+
+    /// Program number.
+    pub fn program(&self) -> u32 {
+        self.program
+    }
+
+    /// Program version.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Procedure number.
+    pub fn procedure(&self) -> u32 {
+        self.procedure
+    }
+
+    /// The caller's credential: `auth_flavor` and body (RFC 5531 §8.2).
+    pub fn credential(&self) -> (u32, &[u8]) {
+        (self.flavor, self.part(&self.credential))
+    }
+
+    /// The arguments as they came inline, in the buffer that they arrived in; without those that came as Read chunks.
+    #[inline]
+    pub fn args(&self) -> &[u8] {
+        self.part(&self.args)
+    }
+
+    /// Read chunks that the call came with.
+    pub fn read_chunks(&self) -> usize {
+        self.reads.len()
+    }
+
+    /// An argument that came as a Read chunk, without XDR round-up.
+    pub fn read_chunk(&self, index: usize) -> Option<&[u8]> {
+        self.reads.get(index)?.buf.as_deref()
+    }
+
+    /// Where a Read chunk belongs: the byte of the unreduced arguments.
+    pub fn read_chunk_at(&self, index: usize) -> Option<usize> {
+        self.reads.get(index).map(|read| read.at as usize)
+    }
+
+    /// Takes a Read chunk's buffer, to keep it after the call. It may be dropped on any thread.
+    pub fn take_read_chunk(&mut self, index: usize) -> Option<Buf> {
+        self.reads.get_mut(index)?.buf.take()
+    }
+
+    /// Bytes that the caller's Write chunk has room for; `None` if there is no such chunk.
+    pub fn write_chunk_capacity(&self, index: usize) -> Option<usize> {
+        self.results.get(index).map(|result| result.capacity as usize)
+    }
+
+    /// Memory of the pool for the result that goes into a Write chunk: as much as the chunk, and the procedure's
+    /// declaration, allow. Nothing of it is sent until [`set_result_len`](Self::set_result_len) says how much.
+    /// `None` if there is no such chunk, or its result is [shared](Self::set_result).
+    pub fn result_mut(&mut self, index: usize) -> Option<&mut [u8]> {
+        match &mut self.results.get_mut(index)?.bytes {
+            ResultBytes::Pool(buf) => Some(&mut buf[..]),
+            ResultBytes::Empty | ResultBytes::Shared(_) => None,
+        }
+    }
+
+    /// Sends the first `len` bytes of a result; more than there are is cut to what there is.
+    pub fn set_result_len(&mut self, index: usize, len: usize) {
+        if let Some(result) = self.results.get_mut(index) {
+            let available = match &result.bytes {
+                ResultBytes::Empty => 0,
+                ResultBytes::Pool(buf) => buf.len(),
+                ResultBytes::Shared(bytes) => bytes.len(),
+            };
+            result.len = len.min(available) as u32;
+        }
+    }
+
+    /// Sends memory of the service's own, without a copy. The arena that it is from must be among those given to the
+    /// server. False if there is no such Write chunk, or it is too small.
+    pub fn set_result(&mut self, index: usize, bytes: Frozen) -> bool {
+        match self.results.get_mut(index) {
+            Some(result) if bytes.len() <= result.capacity as usize => {
+                result.len = bytes.len() as u32;
+                result.bytes = ResultBytes::Shared(bytes);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Room for `len` bytes of inline results, where they are sent from. Each use starts again. `None` if that is
+    /// more than the procedure declared ([`Procedure::max_reply`](super::Procedure::max_reply)).
+    #[inline]
+    pub fn reply_mut(&mut self, len: usize) -> Option<&mut [u8]> {
+        let buf = self.reply.as_mut()?;
+        let bytes = buf.full_mut().get_mut(self.results_at..self.results_at + len)?;
+        self.results_len = len;
+        Some(bytes)
+    }
+}

@@ -1,0 +1,121 @@
+//! The public face for those who serve: [`Services`] say what, [`Server`] runs it on shards and workers.
+
+mod call;
+mod service;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use call::{MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
+pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
+pub use service::{Handler, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
+
+use crate::address::Address;
+use crate::config::Config;
+use crate::fabric::software::SoftwareFabric;
+use crate::fabric::{Fabric, FabricError};
+use crate::handoff::workers::{PoolError, WorkerConfig};
+use crate::shard::{Command, OpenError, Shard, ShardHandle, SpawnError, Workers, spawn};
+use crate::stats::ShardStats;
+
+/// How a server runs.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Of each shard. `core` is replaced by `cores`, where given.
+    pub shard: Config,
+    /// Shards, each a thread with its own device, pool and connections. At least 1.
+    pub shards: usize,
+    /// The cores of the shards, one each. `None`: the system places them.
+    pub cores: Option<Vec<usize>>,
+    /// The workers, for procedures that run on them. `None`: those run on the shards too.
+    pub workers: Option<WorkerConfig>,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self { shard: Config::default(), shards: 1, cores: None, workers: None }
+    }
+}
+
+/// Why a server could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The address cannot be had.
+    #[error(transparent)]
+    Address(#[from] FabricError),
+    /// A shard could not be started.
+    #[error(transparent)]
+    Shard(#[from] SpawnError),
+    /// The workers could not be started.
+    #[error(transparent)]
+    Workers(#[from] PoolError),
+    /// The configuration contradicts itself.
+    #[error("server: {0}")]
+    Config(String),
+}
+
+/// A running server. Dropping it ends all connections at once; [`drain`](Self::drain) lets them finish first.
+pub struct Server {
+    shards: Vec<ShardHandle>,
+    // After the shards: they give their jobs to it.
+    _workers: Option<Arc<Workers>>,
+}
+
+impl Server {
+    /// Binds `address` and serves.
+    ///
+    /// # Errors
+    /// What failed, the limit that was met, and the remedy.
+    pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, ServerError> {
+        let Address::Soft(address) = address;
+        let listener = SoftwareFabric::bind(address)?;
+        let services = Arc::new(services);
+        let workers = match &config.workers {
+            None => None,
+            Some(worker_config) => {
+                let services = Arc::clone(&services);
+                Some(Arc::new(Workers::new(worker_config, move |mut call: Box<ServerCall>| {
+                    let entry = services.entry(call.entry);
+                    call.outcome = (entry.handler)(&mut call);
+                    call
+                })?))
+            }
+        };
+        if config.shards == 0 || config.cores.as_ref().is_some_and(|cores| cores.len() < config.shards) {
+            let detail = format!("{} shards, {} cores", config.shards, config.cores.as_ref().map_or(0, Vec::len));
+            return Err(ServerError::Config(format!("{detail}: at least one shard, and a core for each")));
+        }
+        let mut shards = Vec::new();
+        for index in 0..config.shards {
+            let mut shard_config = config.shard.clone();
+            if let Some(cores) = &config.cores {
+                shard_config.core = Some(cores[index]);
+            }
+            let (listener, services, workers) = (listener.clone(), Arc::clone(&services), workers.clone());
+            let own = shard_config.clone();
+            let make = move || {
+                let fabric = SoftwareFabric::new(own.software()).map_err(OpenError::Fabric)?;
+                let mut shard = Shard::open(fabric, own, Some(services))?;
+                if let Some(workers) = workers {
+                    shard.use_workers(&workers);
+                }
+                shard.listen(&listener)?;
+                Ok(shard)
+            };
+            shards.push(spawn(format!("rpcrdma-shard{index}"), &shard_config, make)?);
+        }
+        Ok(Self { shards, _workers: workers })
+    }
+
+    /// What each shard did so far.
+    pub fn stats(&self) -> Vec<ShardStats> {
+        self.shards.iter().filter_map(|shard| shard.ask(Command::Stats)).collect()
+    }
+
+    /// Takes no more connections, lets the calls under way end, and stops; after `timeout` without regard to them.
+    /// True if every connection ended by itself.
+    pub fn drain(mut self, timeout: Duration) -> bool {
+        self.shards.iter().for_each(|shard| shard.tell(Command::Drain));
+        self.shards.iter_mut().fold(true, |all, shard| shard.join(Some(timeout)) && all)
+    }
+}

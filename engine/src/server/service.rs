@@ -1,0 +1,196 @@
+//! What a server offers: programs, their versions and procedures, and which arguments and results may travel as chunks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::call::{MAX_CHUNKS, ServerCall};
+use crate::proto::Refusal;
+
+/// What runs for a call: fills in the reply, or refuses.
+pub type Handler = dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync;
+
+/// Where a procedure runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Placement {
+    /// On the shard that received the call, to completion. For what takes less than a few microseconds and never blocks:
+    /// meanwhile the shard does nothing else.
+    #[default]
+    Shard,
+    /// On a worker thread. For what blocks, or computes.
+    Workers,
+}
+
+/// Whose memory the results in Write chunks are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ResultMemory {
+    /// The shard's pool: the handler writes into [`ServerCall::result_mut`].
+    #[default]
+    Pool,
+    /// The handler's own: it gives [`ServerCall::set_result`] a frozen buffer, and nothing is copied.
+    Handler,
+}
+
+/// One procedure: its handler, and its part of the upper-layer binding (RFC 8166 §6).
+#[derive(Clone)]
+pub struct Procedure {
+    pub(crate) handler: Arc<Handler>,
+    pub(crate) placement: Placement,
+    pub(crate) read_chunks: usize,
+    pub(crate) read_chunk_len: usize,
+    pub(crate) write_chunks: usize,
+    pub(crate) write_chunk_len: usize,
+    pub(crate) result_memory: ResultMemory,
+    pub(crate) max_reply: usize,
+}
+
+impl fmt::Debug for Procedure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Procedure").field("placement", &self.placement).finish_non_exhaustive()
+    }
+}
+
+impl Procedure {
+    /// A procedure that runs on the shard, takes and gives everything inline, and replies with up to 256 bytes.
+    pub fn new(handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static) -> Self {
+        Self {
+            handler: Arc::new(handler),
+            placement: Placement::Shard,
+            read_chunks: 0,
+            read_chunk_len: 0,
+            write_chunks: 0,
+            write_chunk_len: 0,
+            result_memory: ResultMemory::Pool,
+            max_reply: 256,
+        }
+    }
+
+    /// Runs it on workers.
+    pub fn on_workers(mut self) -> Self {
+        self.placement = Placement::Workers;
+        self
+    }
+
+    /// Arguments that may be reduced: how many, and the most bytes of each. A call with more is refused with the transport's own
+    /// error, and nothing of it is read.
+    pub fn read_chunks(mut self, count: usize, max_len: usize) -> Self {
+        self.read_chunks = count.min(MAX_CHUNKS);
+        self.read_chunk_len = max_len;
+        self
+    }
+
+    /// Results that may be reduced: how many, and the most bytes of each. Room beyond `max_len` that a caller offers stays unused.
+    pub fn write_chunks(mut self, count: usize, max_len: usize) -> Self {
+        self.write_chunks = count.min(MAX_CHUNKS);
+        self.write_chunk_len = max_len;
+        self
+    }
+
+    /// Results in Write chunks are in memory of the handler's own.
+    pub fn results_from_handler(mut self) -> Self {
+        self.result_memory = ResultMemory::Handler;
+        self
+    }
+
+    /// Most bytes of inline results. The buffer of each reply has room for so many.
+    pub fn max_reply(mut self, bytes: usize) -> Self {
+        self.max_reply = bytes;
+        self
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Version {
+    program: u32,
+    version: u32,
+    /// Index into `entries` by procedure number; `usize::MAX` for none.
+    procedures: Vec<usize>,
+}
+
+/// The programs of a server. Procedure 0 of each answers by itself (RFC 5531 §12.1), unless given.
+#[derive(Clone, Debug, Default)]
+pub struct Services {
+    versions: Vec<Version>,
+    entries: Vec<Procedure>,
+}
+
+/// Highest procedure number that may be registered.
+pub const MAX_PROCEDURE: u32 = 1023;
+
+impl Services {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a procedure, or replaces it.
+    ///
+    /// # Panics
+    /// With a procedure number above [`MAX_PROCEDURE`].
+    pub fn add(&mut self, program: u32, version: u32, procedure: u32, entry: Procedure) -> &mut Self {
+        assert!(procedure <= MAX_PROCEDURE, "procedure {procedure} is above {MAX_PROCEDURE}");
+        let at = self.versions.iter().position(|v| v.program == program && v.version == version);
+        let at = at.unwrap_or_else(|| {
+            self.entries.push(Procedure::new(|_| Ok(())));
+            let null = self.entries.len() - 1;
+            self.versions.push(Version { program, version, procedures: vec![null] });
+            self.versions.len() - 1
+        });
+        let procedures = &mut self.versions[at].procedures;
+        if procedures.len() <= procedure as usize {
+            procedures.resize(procedure as usize + 1, usize::MAX);
+        }
+        procedures[procedure as usize] = self.entries.len();
+        self.entries.push(entry);
+        self
+    }
+
+    /// True if a procedure needs workers.
+    pub fn needs_workers(&self) -> bool {
+        self.entries.iter().any(|entry| entry.placement == Placement::Workers)
+    }
+
+    #[inline]
+    pub(crate) fn entry(&self, index: usize) -> &Procedure {
+        &self.entries[index]
+    }
+
+    /// The entry of a procedure, or why there is none (RFC 5531 §9).
+    #[inline]
+    pub(crate) fn find(&self, program: u32, version: u32, procedure: u32) -> Result<usize, Refusal> {
+        let mut known: Option<(u32, u32)> = None;
+        for candidate in &self.versions {
+            if candidate.program == program {
+                if candidate.version == version {
+                    return match candidate.procedures.get(procedure as usize) {
+                        Some(&entry) if entry != usize::MAX => Ok(entry),
+                        _ => Err(Refusal::ProcedureUnavailable),
+                    };
+                }
+                let (low, high) = known.unwrap_or((candidate.version, candidate.version));
+                known = Some((low.min(candidate.version), high.max(candidate.version)));
+            }
+        }
+        Err(match known {
+            Some((low, high)) => Refusal::ProgramMismatch { low, high },
+            None => Refusal::ProgramUnavailable,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_refused_as_rfc_5531_says() {
+        let mut services = Services::new();
+        services.add(100, 2, 5, Procedure::new(|_| Ok(())));
+        services.add(100, 4, 1, Procedure::new(|_| Ok(())));
+        assert!(services.find(100, 2, 5).is_ok());
+        assert!(services.find(100, 2, 0).is_ok(), "procedure 0 answers");
+        assert_eq!(services.find(100, 2, 4), Err(Refusal::ProcedureUnavailable));
+        assert_eq!(services.find(100, 2, u32::MAX), Err(Refusal::ProcedureUnavailable));
+        assert_eq!(services.find(100, 3, 5), Err(Refusal::ProgramMismatch { low: 2, high: 4 }));
+        assert_eq!(services.find(101, 2, 5), Err(Refusal::ProgramUnavailable));
+    }
+}

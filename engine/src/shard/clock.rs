@@ -1,0 +1,58 @@
+//! The only reader of the clock.
+
+use std::time::{Duration, Instant};
+
+/// Turns between two looks at the clock.
+const TURNS: u32 = 16;
+
+/// Nanoseconds since the shard was made; real, or as a test says.
+#[derive(Clone, Debug)]
+pub(super) struct Clock {
+    start: Option<Instant>,
+    now: u64,
+    turns: u32,
+}
+
+impl Clock {
+    pub(super) fn real() -> Self {
+        #[expect(clippy::disallowed_methods, reason = "this is the one place")]
+        let start = Instant::now();
+        Self { start: Some(start), now: 0, turns: 0 }
+    }
+
+    /// A clock that stands until it is [`set`](Self::set).
+    #[cfg(test)]
+    pub(super) fn manual() -> Self {
+        Self { start: None, now: 0, turns: 0 }
+    }
+
+    #[cfg(test)]
+    pub(super) fn set(&mut self, now: u64) {
+        self.now = now;
+    }
+
+    /// The time as of some turns ago.
+    #[inline]
+    pub(super) fn turn(&mut self) -> u64 {
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(TURNS) { self.read() } else { self.now }
+    }
+
+    /// The time now.
+    #[inline]
+    pub(super) fn read(&mut self) -> u64 {
+        if let Some(start) = self.start {
+            self.now = start.elapsed().as_nanos() as u64;
+        }
+        self.now
+    }
+
+    /// A moment from now; `u64::MAX` for no time given.
+    #[inline]
+    pub(super) fn after(&mut self, time: Option<Duration>) -> u64 {
+        match time {
+            None => u64::MAX,
+            Some(time) => self.read().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+        }
+    }
+}

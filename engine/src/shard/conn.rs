@@ -1,0 +1,185 @@
+//! What the shard keeps for one connection, beside the protocol's own state.
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::{Buf, Lent, Pool};
+
+use crate::fabric::{Posting, QpId, WindowId, WorkRequest};
+use crate::proto::{CallId, Connection};
+use crate::server::{MAX_CHUNKS, ServerCall};
+use crate::wire::Segment;
+
+use super::chunks::ChunkMemory;
+use super::outcome::{CallResult, Sink};
+
+/// Where a connection is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The fabric has not said `Established` yet.
+    Connecting,
+    /// Messages flow.
+    Open,
+    /// No new calls; ends when the last one does.
+    Draining,
+}
+
+/// A call of ours whose message waits to be sent, or for its reply.
+#[derive(Debug)]
+pub(super) struct OutCall {
+    pub(super) sink: Sink,
+    /// The message; gone once it was sent.
+    pub(super) message: Option<Buf>,
+    /// Its chunks; gone to `exposure` once it was sent.
+    pub(super) memory: Option<ChunkMemory>,
+    /// Index into `Conn::exposures`.
+    pub(super) exposure: Option<u32>,
+    /// When it was started, in nanoseconds, if it is one of those that are timed.
+    pub(super) started: Option<u64>,
+}
+
+/// One piece of exposed memory: a chunk of one segment.
+#[derive(Debug)]
+pub(super) struct Exposed {
+    pub(super) window: WindowId,
+    pub(super) mem: Lent,
+    pub(super) segment: Segment,
+    /// Of a Read chunk: where it belongs in the RPC message.
+    pub(super) position: u32,
+    pub(super) revoked: bool,
+}
+
+/// What one call exposes: from the posting of its message to the proof that the peer can reach none of it. A slot of
+/// the connection's, used again and again.
+#[derive(Debug, Default)]
+pub(super) struct Exposure {
+    /// Read chunks first, then Write chunks. Empty while the slot is free.
+    pub(super) parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS }>,
+    /// How many of `parts` are Read chunks.
+    pub(super) reads: usize,
+    /// What the buffers go back into.
+    pub(super) memory: Option<ChunkMemory>,
+    /// The call's outcome, which waits for the last revocation.
+    pub(super) ending: Option<Ending>,
+}
+
+impl Exposure {
+    /// The Write chunks.
+    pub(super) fn writes(&self) -> &[Exposed] {
+        self.parts.get(self.reads..).unwrap_or_default()
+    }
+}
+
+/// An outcome that may be told once nothing is exposed any more.
+#[derive(Debug)]
+pub(super) struct Ending {
+    pub(super) sink: Sink,
+    pub(super) token: u64,
+    pub(super) result: CallResult,
+    /// Bytes that the peer wrote into each Write chunk.
+    pub(super) written: ArrayVec<u32, MAX_CHUNKS>,
+}
+
+/// A served call that waits for its RDMA Reads.
+#[derive(Debug)]
+pub(super) struct PendingReads {
+    pub(super) call: Box<ServerCall>,
+    pub(super) landing: ArrayVec<Lent, MAX_CHUNKS>,
+}
+
+/// One connection.
+pub(super) struct Conn {
+    pub(super) qp: QpId,
+    pub(super) stage: Stage,
+    pub(super) proto: Connection,
+    /// Work requests of this turn.
+    pub(super) chain: Vec<Posting>,
+    /// In the shard's list of connections with something to say.
+    pub(super) ready: bool,
+    /// Sends since the last signalled one.
+    pub(super) unsignalled: u32,
+    /// By call slot.
+    pub(super) calls: Vec<Option<OutCall>>,
+    pub(super) free_windows: Vec<WindowId>,
+    pub(super) exposures: Vec<Exposure>,
+    pub(super) free_exposures: Vec<u32>,
+    /// Memory that this peer alone can reach; made at first use.
+    pub(super) exposed: Option<Pool>,
+    /// By [`InboundId`](crate::proto::InboundId) slot: answered calls that wait to be sent.
+    pub(super) replies: Vec<Option<Box<ServerCall>>>,
+    /// By the same: when the call arrived, in nanoseconds, if it is one of those that are timed.
+    pub(super) arrivals: Vec<Option<u64>>,
+    /// By the same: calls that wait for their RDMA Reads.
+    pub(super) pending: Vec<Option<PendingReads>>,
+    /// Calls given to workers and not back yet.
+    pub(super) at_workers: u32,
+    /// End the connection, though the loop is in the middle of it: why.
+    pub(super) doomed: Option<String>,
+}
+
+impl Conn {
+    pub(super) fn new(qp: QpId, proto: Connection) -> Self {
+        let calls = proto.call_slots();
+        let inbound = proto.inbound_slots();
+        Self {
+            qp,
+            stage: Stage::Connecting,
+            proto,
+            chain: Vec::with_capacity(64),
+            ready: false,
+            unsignalled: 0,
+            calls: (0..calls).map(|_| None).collect(),
+            free_windows: Vec::new(),
+            exposures: Vec::new(),
+            free_exposures: Vec::new(),
+            exposed: None,
+            replies: (0..inbound).map(|_| None).collect(),
+            arrivals: vec![None; inbound],
+            pending: (0..inbound).map(|_| None).collect(),
+            at_workers: 0,
+            doomed: None,
+        }
+    }
+
+    /// Queues a work request of which nothing need be heard unless it fails.
+    #[inline]
+    pub(super) fn push(&mut self, wr: WorkRequest) {
+        self.chain.push(Posting { wr_id: 0, signalled: false, wr });
+    }
+
+    /// Queues a Send; one in `signal_every` is signalled.
+    #[inline]
+    pub(super) fn push_send(&mut self, buf: Buf, invalidate: Option<u32>, signal_every: u32) {
+        self.unsignalled += 1;
+        let signalled = self.unsignalled >= signal_every;
+        if signalled {
+            self.unsignalled = 0;
+        }
+        self.chain.push(Posting { wr_id: 0, signalled, wr: WorkRequest::Send { buf, invalidate, fence: false } });
+    }
+
+    /// A free exposure; its index names it in work requests.
+    pub(super) fn new_exposure(&mut self) -> u32 {
+        self.free_exposures.pop().unwrap_or_else(|| {
+            self.exposures.push(Exposure::default());
+            self.exposures.len() as u32 - 1
+        })
+    }
+
+    /// What a call exposes.
+    #[inline]
+    pub(super) fn exposure_of(&self, call: CallId) -> Option<&Exposure> {
+        let index = self.calls.get(self.proto.call_slot(call))?.as_ref()?.exposure?;
+        self.exposures.get(index as usize)
+    }
+
+    /// Nothing is under way that the protocol does not know of.
+    pub(super) fn is_idle(&self) -> bool {
+        self.at_workers == 0 && self.exposures.len() == self.free_exposures.len()
+    }
+
+    /// Takes a call's record.
+    #[inline]
+    pub(super) fn take_call(&mut self, call: CallId) -> Option<OutCall> {
+        let slot = self.proto.call_slot(call);
+        self.calls.get_mut(slot)?.take()
+    }
+}

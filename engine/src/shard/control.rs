@@ -1,0 +1,227 @@
+//! The slow part of a connection's life: connect, listen, accept, drain, break.
+
+use super::conn::{Conn, Stage};
+use super::{ConnRef, Notice, Shard};
+use crate::config::RECEIVE_MARGIN;
+use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
+use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW};
+
+/// What a connection's share of the unpromised Receives is divided by.
+const SHARE: usize = 8;
+
+impl<F: Fabric> Shard<F> {
+    /// Takes connect requests from a bound address.
+    ///
+    /// # Errors
+    /// As [`Fabric::listen`].
+    pub fn listen(&mut self, listener: &F::Listener) -> Result<(), FabricError> {
+        self.fabric.listen(listener)
+    }
+
+    /// Starts to connect. [`Notice`]s tell how it goes.
+    ///
+    /// # Errors
+    /// As [`Fabric::connect`]; or no Receives are left to promise.
+    pub fn connect(&mut self, address: &FabricAddress) -> Result<ConnRef, FabricError> {
+        let Some(window) = self.share() else { return Err(no_receives(self.config.receives)) };
+        let params = self.params();
+        let qp = self.fabric.connect(address, &params)?;
+        self.add(qp, window, false);
+        Ok(ConnRef(qp))
+    }
+
+    /// True while calls may be started on it.
+    pub fn is_open(&self, conn: ConnRef) -> bool {
+        let entry = self.conns.get(conn.0.slot as usize).and_then(Option::as_ref);
+        entry.is_some_and(|entry| entry.qp == conn.0 && entry.stage == Stage::Open)
+    }
+
+    /// Takes no more calls on a connection, and ends it when those under way have ended.
+    pub fn close(&mut self, conn: ConnRef) {
+        let Some(mut conn) = self.take(conn.0) else { return };
+        self.start_drain(&mut conn);
+        self.put(conn);
+    }
+
+    fn start_drain(&mut self, conn: &mut Conn) {
+        conn.proto.close();
+        conn.stage = Stage::Draining;
+        Self::make_ready(&mut self.ready, conn);
+    }
+
+    /// Takes no more connections and no more calls; ends each connection when its calls have ended.
+    pub fn drain(&mut self) {
+        self.draining = true;
+        self.fabric.unlisten();
+        for slot in 0..self.conns.len() {
+            if let Some(mut conn) = self.conns[slot].take() {
+                self.start_drain(&mut conn);
+                self.put(conn);
+            }
+        }
+    }
+
+    /// No connection is left.
+    pub fn is_drained(&self) -> bool {
+        self.conns.iter().all(Option::is_none)
+    }
+
+    /// Ends every connection now.
+    pub fn abort(&mut self) {
+        self.draining = true;
+        self.fabric.unlisten();
+        for slot in 0..self.conns.len() {
+            if let Some(mut conn) = self.conns[slot].take() {
+                conn.doomed.get_or_insert_with(|| "closed by this side".into());
+                self.put(conn);
+            }
+        }
+    }
+
+    fn params(&self) -> ConnectParams {
+        // Each call may cost a bind for each chunk, the Send, and as many invalidations. What does not fit waits.
+        let capabilities = self.fabric.capabilities();
+        let send_queue_depth = capabilities.max_send_wr.min(4096);
+        let read_depth = capabilities.max_read_depth.min(16);
+        ConnectParams {
+            send_queue_depth,
+            initiator_depth: read_depth,
+            responder_resources: read_depth,
+            windows: self.config.max_calls as u32 * 2,
+            ..ConnectParams::default()
+        }
+    }
+
+    /// Receives for one more connection: what is configured, but no more than its share of what is left.
+    fn share(&self) -> Option<u32> {
+        let left = self.config.receives.saturating_sub(RECEIVE_MARGIN + self.reserved);
+        let most = (left / SHARE).max(MIN_WINDOW as usize).min(left.saturating_sub(1)) as u32;
+        (most >= MIN_WINDOW).then(|| self.config.window.min(most))
+    }
+
+    fn add(&mut self, qp: QpId, window: u32, server: bool) {
+        self.next_seed = self.next_seed.wrapping_mul(0x0019_660D).wrapping_add(0x3C6E_F35F);
+        let proto = Connection::new(ConnConfig {
+            scheme: self.config.scheme,
+            revision: self.config.revision,
+            server,
+            window,
+            max_calls: self.config.max_calls,
+            coalesce_grants: self.config.coalesce_grants,
+            xid_seed: self.next_seed,
+        });
+        self.reserved += proto.credits().reserve() as usize;
+        let slot = qp.slot as usize;
+        if self.conns.len() <= slot {
+            self.conns.resize_with(slot + 1, || None);
+        }
+        self.conns[slot] = Some(Box::new(Conn::new(qp, proto)));
+        self.stats.connections_total += 1;
+        self.refill();
+    }
+
+    /// Step 5 of a turn.
+    pub(super) fn control(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        self.fabric.poll_control(&mut events);
+        for event in events.drain(..) {
+            self.control_event(event);
+        }
+        self.events = events;
+    }
+
+    fn control_event(&mut self, event: ControlEvent) {
+        match event {
+            ControlEvent::ConnectRequest { request, peer, .. } => self.requested(request, &peer),
+            ControlEvent::Established { qp, .. } => {
+                if let Some(conn) = self.conn_mut(qp)
+                    && conn.stage == Stage::Connecting
+                {
+                    conn.stage = Stage::Open;
+                    self.notices.push(Notice::Open(ConnRef(qp)));
+                }
+            }
+            ControlEvent::Rejected { qp, private_data } => {
+                self.doom(qp, format!("refused by the peer: {}", String::from_utf8_lossy(&private_data)));
+            }
+            ControlEvent::ConnectFailed { qp, error } => self.doom(qp, error.to_string()),
+            ControlEvent::Disconnected { qp, reason } => self.doom(qp, reason),
+        }
+    }
+
+    fn requested(&mut self, request: RequestId, peer: &str) {
+        if self.draining || self.services.is_none() {
+            return self.fabric.reject(request, b"closed");
+        }
+        let Some(window) = self.share() else {
+            log::warn!("connection of {peer} refused: {}", no_receives(self.config.receives));
+            return self.fabric.reject(request, b"no receives left");
+        };
+        match self.fabric.accept(request, &self.params()) {
+            Ok(qp) => self.add(qp, window, true),
+            Err(error) => log::warn!("connection of {peer} not accepted: {error}"),
+        }
+    }
+
+    /// Ends a connection, now.
+    pub(super) fn doom(&mut self, qp: QpId, reason: String) {
+        if let Some(mut conn) = self.take(qp) {
+            conn.doomed.get_or_insert(reason);
+            self.put(conn);
+        }
+    }
+
+    /// The end of a connection: every call of it ends here, everything that it held goes home.
+    #[cold]
+    pub(super) fn end(&mut self, mut conn: Box<Conn>) {
+        let reason = conn.doomed.take().unwrap_or_default();
+        let qp = conn.qp;
+        if conn.stage == Stage::Draining && conn.proto.is_idle() {
+            self.fabric.disconnect(qp);
+        }
+        // What the device held is given back here: only then may anything else be done with that memory.
+        self.fabric.destroy_qp(qp);
+        while let Some((call, token, error)) = conn.proto.lost() {
+            if let Some(out) = conn.take_call(call) {
+                self.tell(out.sink, token, Err(error));
+            }
+        }
+        for exposure in std::mem::take(&mut conn.exposures) {
+            if let Some(ending) = exposure.ending {
+                // Its reply had come; only the revocation was owed, and that is done.
+                let result = match ending.result {
+                    Ok(_) => Err(CallError::ConnectionLost { sent: true }),
+                    error => error,
+                };
+                self.tell(ending.sink, ending.token, result);
+            }
+        }
+        for call in conn.replies.iter_mut().filter_map(Option::take) {
+            self.boxes.put(call);
+        }
+        for pending in conn.pending.iter_mut().filter_map(Option::take) {
+            self.boxes.put(pending.call);
+        }
+        self.stats.messages.add(conn.proto.counters());
+        self.reserved -= conn.proto.credits().reserve() as usize;
+        if let Some(pool) = conn.exposed.take()
+            && let Err(error) = self.fabric.deregister(pool.arena().id())
+        {
+            log::error!("memory of a closed connection: {error}");
+        }
+        log::debug!("{qp:?} closed: {reason}");
+        self.notices.push(Notice::Closed { conn: ConnRef(qp), reason });
+    }
+
+    /// Runs procedures on these workers from now on.
+    pub(crate) fn use_workers(&mut self, workers: &super::Workers) {
+        self.workers = Some(workers.attach_shard(&self.sleeper.signal()));
+    }
+}
+
+fn no_receives(limit: usize) -> FabricError {
+    FabricError::System {
+        call: "reserving Receives for a connection".into(),
+        detail: format!("all {limit} of this shard are promised to others; raise `receives`, or lower `window`"),
+    }
+}

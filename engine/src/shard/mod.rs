@@ -1,0 +1,324 @@
+//! One core's loop: everything that one thread does with one device.
+//!
+//! A [`Shard`] owns its fabric, its pool and its connections; no other thread touches them, so nothing in it is
+//! locked or atomic. Other threads reach it through the rings of [`handoff`](crate::handoff) alone.
+//!
+//! [`Shard::poll_once`] is one turn. Its parts, by file:
+//!
+//! | file | holds |
+//! |---|---|
+//! | `poll` | the turn: seven steps, in order |
+//! | `conn` | what is kept for a connection |
+//! | `outgoing` | calls of ours: start, expose, send, match the reply, revoke, tell |
+//! | `serving` | calls of the peer: check, read chunks, run, write chunks, reply |
+//! | `control` | connect, listen, accept, drain, break |
+//! | `chunks` | the memory that goes with a call |
+//! | `outcome` | how a call ends, and who is told |
+//! | `clock` | the only reader of the clock |
+//! | `thread` | a shard on a thread of its own: placement, idling |
+
+mod chunks;
+mod clock;
+mod conn;
+mod control;
+mod outcome;
+mod outgoing;
+mod poll;
+mod serving;
+mod thread;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, mpsc};
+
+use rpcrdma_mempool::{Arena, Buf, Class, MemError, Pool, PoolConfig};
+
+use crate::config::{Config, ConfigError, HEADROOM_CHUNKS, RECEIVE_MARGIN, SMALL_BUFFER};
+use crate::fabric::{Access, Completion, ControlEvent, Fabric, FabricError, QpId};
+use crate::handoff::mailbox::Mailbox;
+use crate::handoff::parker::{Signal, Sleeper, Wake};
+use crate::handoff::workers::{JobResult, ShardPort, WorkerPool};
+use crate::proto::InboundId;
+use crate::server::{CallBoxes, ServerCall, Services};
+use crate::stats::ShardStats;
+
+use clock::Clock;
+use conn::Conn;
+use serving::Fetch;
+pub use conn_ref::ConnRef;
+pub(crate) use chunks::ChunkMemory;
+pub use outcome::{CallResult, Done, Reply};
+pub(crate) use outcome::Sink;
+pub(crate) use outgoing::{CallRequest, headroom};
+pub use thread::SpawnError;
+pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
+
+mod conn_ref {
+    use crate::fabric::QpId;
+
+    /// A connection of a shard. Stale ones are refused.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct ConnRef(pub(crate) QpId);
+}
+
+/// Why a shard could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The configuration cannot work.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// No memory for the pools.
+    #[error(transparent)]
+    Memory(#[from] MemError),
+    /// The device refused.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+}
+
+/// Something that the shard's owner may want to know.
+#[derive(Debug)]
+pub enum Notice {
+    /// A connection may be used.
+    Open(ConnRef),
+    /// A connection is over: all its calls have ended.
+    Closed {
+        /// Which.
+        conn: ConnRef,
+        /// Why, in words.
+        reason: String,
+    },
+}
+
+/// Longest chain that is counted by its length.
+const MAX_BATCH: usize = 256;
+
+/// Names a call that is with the workers.
+pub(crate) type WorkKey = (QpId, InboundId);
+/// The threads that run what does not run on shards.
+pub(crate) type Workers = WorkerPool<WorkKey, Box<ServerCall>, Box<ServerCall>>;
+/// The shard's end of them.
+type Port = ShardPort<WorkKey, Box<ServerCall>, Box<ServerCall>>;
+
+/// One core's engine. See the module page.
+pub struct Shard<F: Fabric> {
+    config: Config,
+    fabric: F,
+    clock: Clock,
+    pool: Pool,
+    /// By the slot of the queue pair.
+    conns: Vec<Option<Box<Conn>>>,
+    /// Slots of connections with something to say this turn.
+    ready: Vec<u32>,
+    /// Slots of connections that have said it, and whose chains are to be posted.
+    spoke: Vec<u32>,
+    /// No call's deadline is earlier.
+    next_deadline: u64,
+    /// Threads that wait for a connection.
+    connecting: Vec<(ConnRef, mpsc::Sender<Result<ConnRef, String>>)>,
+    completions: Vec<Completion>,
+    events: Vec<ControlEvent>,
+    notices: Vec<Notice>,
+    done: Vec<Done>,
+    /// Receives on their way to the device.
+    receives: Vec<Buf>,
+    /// Receives that the device has.
+    posted: usize,
+    /// Receives promised to connections.
+    reserved: usize,
+    services: Option<Arc<Services>>,
+    boxes: CallBoxes,
+    workers: Option<Port>,
+    /// Calls that a full worker ring holds back.
+    backlog: VecDeque<Box<ServerCall>>,
+    worked: Vec<(WorkKey, JobResult<Box<ServerCall>>)>,
+    sleeper: Sleeper,
+    inbox: Option<Mailbox<Command>>,
+    /// When the control plane is looked at next, in nanoseconds.
+    control_due: u64,
+    /// Calls so far; every so many one is timed.
+    sampler: u32,
+    draining: bool,
+    stopped: bool,
+    next_seed: u32,
+    stats: ShardStats,
+    /// Posts by the number of work requests in them; the last is for all longer ones.
+    batches: Box<[u64; MAX_BATCH + 1]>,
+    /// Read segments of the call that is being read.
+    fetch: Fetch,
+}
+
+impl<F: Fabric> Shard<F> {
+    /// Makes a shard on this thread. `services` are what it serves, if anything.
+    ///
+    /// # Errors
+    /// The knob, limit or call that failed, and the remedy.
+    pub fn open(mut fabric: F, config: Config, services: Option<Arc<Services>>) -> Result<Self, OpenError> {
+        config.validate()?;
+        let mut classes = vec![
+            Class { size: SMALL_BUFFER, count: config.small_buffers },
+            Class { size: config.inline, count: config.receives + config.message_buffers },
+            Class { size: config.inline + HEADROOM_CHUNKS, count: config.message_buffers },
+        ];
+        if services.is_some() {
+            classes.extend(config.bulk_buffers.iter().map(|&(size, count)| Class { size, count }));
+        }
+        let pool = Pool::new(&PoolConfig { classes, arena: arena_config(&config) })?;
+        log::debug!("shard pool: {}", pool.arena().report());
+        fabric.register(pool.arena(), Access::LOCAL)?;
+        for arena in &config.arenas {
+            fabric.register(arena, Access::LOCAL)?;
+        }
+        let stats = ShardStats::new(pool.stats());
+        let mut shard = Self {
+            clock: Clock::real(),
+            pool,
+            conns: Vec::new(),
+            ready: Vec::with_capacity(64),
+            spoke: Vec::with_capacity(64),
+            next_deadline: u64::MAX,
+            connecting: Vec::new(),
+            completions: Vec::with_capacity(crate::config::POLL_BATCH),
+            events: Vec::new(),
+            notices: Vec::new(),
+            done: Vec::with_capacity(256),
+            receives: Vec::with_capacity(RECEIVE_MARGIN),
+            posted: 0,
+            reserved: 0,
+            services,
+            boxes: CallBoxes::default(),
+            workers: None,
+            backlog: VecDeque::new(),
+            worked: Vec::new(),
+            sleeper: Sleeper::new(Wake::Fabric(fabric.waker())),
+            inbox: None,
+            control_due: 0,
+            sampler: 0,
+            draining: false,
+            stopped: false,
+            next_seed: std::process::id().wrapping_mul(0x9E37_79B9),
+            stats,
+            batches: Box::new([0; MAX_BATCH + 1]),
+            fetch: Fetch::new(),
+            fabric,
+            config,
+        };
+        shard.refill();
+        Ok(shard)
+    }
+
+    /// The device.
+    pub fn fabric(&self) -> &F {
+        &self.fabric
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Wakes the shard from other threads.
+    pub(crate) fn signal(&self) -> Signal {
+        self.sleeper.signal()
+    }
+
+    /// The memory of the shard's pool.
+    pub fn arena(&self) -> &Arena {
+        self.pool.arena()
+    }
+
+    /// What happened so far. Restarts the pool's low-water marks.
+    pub fn stats(&mut self) -> ShardStats {
+        let mut stats = self.stats.clone();
+        for (size, &count) in self.batches.iter().enumerate().filter(|&(_, &count)| count > 0) {
+            // Sizes are within the histogram's bounds.
+            let _ = stats.batch.record_n(size as u64, count.try_into().unwrap_or(u32::MAX).into());
+        }
+        stats.fabric = self.fabric.stats();
+        stats.pool = self.pool.stats();
+        self.pool.reset_low_water();
+        for conn in self.conns.iter().flatten() {
+            stats.messages.add(conn.proto.counters());
+            stats.connections += 1;
+        }
+        stats.worker_depth = self.backlog.len() as u64 + self.workers.as_ref().map_or(0, |port| port.outstanding() as u64);
+        stats
+    }
+
+    /// Takes the ended calls of [`start_call`](Self::start_call), oldest first.
+    #[inline]
+    pub fn take_done(&mut self) -> std::vec::Drain<'_, Done> {
+        self.done.drain(..)
+    }
+
+    /// Calls have ended that were not taken yet.
+    #[inline]
+    pub fn has_done(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// Something happened to connections that was not taken yet.
+    #[inline]
+    pub fn has_notices(&self) -> bool {
+        !self.notices.is_empty()
+    }
+
+    /// Takes what happened to connections.
+    pub fn take_notices(&mut self) -> std::vec::Drain<'_, Notice> {
+        self.notices.drain(..)
+    }
+
+    #[inline]
+    fn conn_mut(&mut self, qp: QpId) -> Option<&mut Box<Conn>> {
+        self.conns.get_mut(qp.slot as usize)?.as_mut().filter(|conn| conn.qp == qp)
+    }
+
+    /// Takes a connection out of the table, to work on it and on the shard at once; [`put`](Self::put) it back.
+    #[inline]
+    fn take(&mut self, qp: QpId) -> Option<Box<Conn>> {
+        let entry = self.conns.get_mut(qp.slot as usize)?;
+        if entry.as_ref()?.qp != qp {
+            return None;
+        }
+        entry.take()
+    }
+
+    #[inline]
+    fn put(&mut self, conn: Box<Conn>) {
+        if conn.doomed.is_some() {
+            return self.end(conn);
+        }
+        let slot = conn.qp.slot as usize;
+        self.conns[slot] = Some(conn);
+    }
+
+    /// Puts a connection into the list of those with something to say.
+    #[inline]
+    fn make_ready(ready: &mut Vec<u32>, conn: &mut Conn) {
+        if !conn.ready {
+            conn.ready = true;
+            ready.push(conn.qp.slot);
+        }
+    }
+
+    /// The time, in nanoseconds since the shard was made.
+    pub fn now(&mut self) -> u64 {
+        self.clock.read()
+    }
+
+    /// Looks at the control plane in the next turn.
+    pub fn poll_control(&mut self) {
+        self.control_due = 0;
+    }
+
+    /// A buffer of the pool for `len` bytes; counts when there is none.
+    #[inline]
+    pub(crate) fn alloc(&mut self, len: usize) -> Option<Buf> {
+        let buf = self.pool.alloc(len);
+        self.stats.pool_empty += u64::from(buf.is_none());
+        buf
+    }
+}
+
+/// The arena of a shard's pool, or of a connection's exposed memory.
+fn arena_config(config: &Config) -> rpcrdma_mempool::ArenaConfig {
+    rpcrdma_mempool::ArenaConfig { pages: config.pages, node: config.numa_node, ..Default::default() }
+}

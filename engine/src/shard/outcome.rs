@@ -1,0 +1,62 @@
+//! How a call of ours ends, and who is told.
+
+use std::ops::Range;
+
+use rpcrdma_mempool::Buf;
+
+use super::chunks::ChunkMemory;
+use crate::handoff::slot::Completer;
+use crate::proto::CallError;
+
+/// A reply. Its memory may be kept, and dropped, on any thread.
+#[derive(Debug)]
+pub struct Reply {
+    pub(super) message: Buf,
+    pub(super) results: Range<u32>,
+    /// What was sent and received as chunks.
+    pub(super) memory: Option<ChunkMemory>,
+}
+
+impl Reply {
+    /// The results that came inline, in the buffer that they arrived in.
+    #[inline]
+    pub fn results(&self) -> &[u8] {
+        self.message.get(self.results.start as usize..self.results.end as usize).unwrap_or(&[])
+    }
+
+    /// The data that came into Write chunk `index`, as long as what came.
+    pub fn chunk(&self, index: usize) -> Option<&[u8]> {
+        self.memory.as_ref()?.receive.get(index).map(|buf| &buf[..])
+    }
+
+    /// The buffers of the Write chunks, in order, each as long as what came; for keeping, or for using again.
+    pub fn take_chunks(&mut self) -> impl Iterator<Item = Buf> {
+        self.memory.as_mut().into_iter().flat_map(|memory| memory.receive.drain(..))
+    }
+
+    /// The buffers of the Read chunks, in order: their memory is the caller's again.
+    pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
+        self.memory.as_mut().into_iter().flat_map(|memory| memory.send.drain(..)).map(|(_, buf)| buf)
+    }
+}
+
+/// What a call came to.
+pub type CallResult = Result<Reply, CallError>;
+
+/// Who is told how a call ended.
+#[derive(Debug)]
+pub(crate) enum Sink {
+    /// The owner of the shard, who polls it.
+    Polled,
+    /// An application thread.
+    Thread(Completer<CallResult>),
+}
+
+/// An ended call, for the shard's owner.
+#[derive(Debug)]
+pub struct Done {
+    /// The caller's own name for the call.
+    pub token: u64,
+    /// Its reply, or why there is none.
+    pub result: CallResult,
+}

@@ -1,0 +1,423 @@
+//! Calls of ours: start, expose, send, match the reply, revoke, tell.
+
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::{Buf, Class, Pool, PoolConfig};
+
+use super::chunks::{ChunkMemory, Memory};
+use super::conn::{Conn, Ending, Exposed, Exposure, OutCall, Stage};
+use super::outcome::{CallResult, Done, Reply, Sink};
+use super::{ConnRef, Shard, arena_config};
+use crate::config::HEADROOM_CHUNKS;
+use crate::fabric::{Access, Fabric, FabricError, Posting, WorkRequest};
+use crate::proto::{CallError, CallId, Form, Outgoing, Refusal};
+use crate::server::MAX_CHUNKS;
+use crate::wire::{Chunks, ReadSegment, Segment, View, WriteList, rpc};
+
+/// A call with all its memory, ready to start.
+#[derive(Debug)]
+pub(crate) struct CallRequest {
+    /// The RPC message, its XID still blank, with headroom before the window.
+    pub(crate) message: Buf,
+    pub(crate) memory: Option<ChunkMemory>,
+    /// From now.
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) token: u64,
+    pub(crate) sink: Sink,
+}
+
+impl<F: Fabric> Shard<F> {
+    /// Starts a call. How it ends is told to its sink, exactly once; an error here included.
+    #[inline]
+    pub(crate) fn start_call(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
+        let CallRequest { message, memory, deadline, token, sink } = request;
+        self.stats.calls += 1;
+        let deadline = self.clock.after(deadline);
+        self.next_deadline = self.next_deadline.min(deadline);
+        let started = self.sampled().then(|| self.clock.read());
+        let inline = self.config.inline;
+        let Some(entry) = self.conns.get_mut(conn.0.slot as usize).and_then(Option::as_mut) else {
+            return self.refuse(sink, token, CallError::Closed);
+        };
+        if entry.qp != conn.0 || entry.stage != Stage::Open {
+            return self.refuse(sink, token, CallError::Closed);
+        }
+        if let Err(error) = entry.check_call(&message, memory.as_ref(), inline) {
+            return self.refuse(sink, token, error);
+        }
+        match entry.proto.start_call(token, deadline) {
+            Ok(call) => {
+                let at = entry.proto.call_slot(call);
+                entry.calls[at] = Some(OutCall { sink, message: Some(message), memory, exposure: None, started });
+                Self::make_ready(&mut self.ready, entry);
+                Some(call)
+            }
+            Err(error) => self.refuse(sink, token, error),
+        }
+    }
+
+    #[cold]
+    fn refuse(&mut self, sink: Sink, token: u64, error: CallError) -> Option<CallId> {
+        self.tell(sink, token, Err(error));
+        None
+    }
+
+    #[inline]
+    pub(super) fn sampled(&mut self) -> bool {
+        self.sampler = self.sampler.wrapping_add(1);
+        let every = self.config.sample_latency;
+        every != 0 && self.sampler & (every - 1) == 0
+    }
+
+    /// Gives up a call. Its memory comes home when the peer can no longer reach it.
+    pub(crate) fn cancel_call(&mut self, conn: ConnRef, call: CallId) {
+        let Some(mut conn) = self.take(conn.0) else { return };
+        if let Some((token, error)) = conn.proto.cancel(call) {
+            self.forsake(&mut conn, call, token, error);
+        }
+        self.put(conn);
+    }
+
+    /// Tells the caller that its call is over while the reply is still owed. The record stays, with what is exposed,
+    /// until the reply has come or the connection is gone: revoking a window that the peer may be about to revoke
+    /// by Send With Invalidate would break the connection.
+    pub(super) fn forsake(&mut self, conn: &mut Conn, call: CallId, token: u64, error: CallError) {
+        let slot = conn.proto.call_slot(call);
+        let Some(out) = conn.calls[slot].as_mut() else { return };
+        let sink = std::mem::replace(&mut out.sink, Sink::Polled);
+        if out.exposure.is_none() {
+            conn.calls[slot] = None;
+        }
+        self.tell(sink, token, Err(error));
+    }
+
+    /// Memory for a chunk of a call on this connection: `len` bytes that its peer, and no other, can be given access to.
+    ///
+    /// # Errors
+    /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::Closed`] without a connection.
+    pub(crate) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
+        let Some(mut conn) = self.take(conn.0) else { return Err(CallError::Closed) };
+        if conn.exposed.is_none() {
+            match self.exposed_pool() {
+                Ok(pool) => conn.exposed = Some(pool),
+                Err(error) => log::error!("memory to expose to a peer: {error}"),
+            }
+        }
+        let buf = conn.exposed.as_ref().and_then(|pool| {
+            pool.drain_remote();
+            pool.alloc(len)
+        });
+        self.stats.pool_empty += u64::from(buf.is_none());
+        self.put(conn);
+        buf.ok_or(CallError::NoMemory)
+    }
+
+    fn exposed_pool(&mut self) -> Result<Pool, super::OpenError> {
+        let classes = self.config.bulk_buffers.iter().map(|&(size, count)| Class { size, count }).collect();
+        let pool = Pool::new(&PoolConfig { classes, arena: arena_config(&self.config) })?;
+        self.fabric.register(pool.arena(), Access::REMOTE)?;
+        Ok(pool)
+    }
+
+    /// Sends a call: writes its header, exposes its memory, queues the work requests.
+    #[inline]
+    pub(super) fn transmit_call(&mut self, conn: &mut Conn, call: CallId, receives_ok: bool) {
+        let slot = conn.proto.call_slot(call);
+        let Some(out) = conn.calls[slot].as_mut() else { return };
+        let Some(mut message) = out.message.take() else { return };
+        // The XID is the first word of the RPC message, and equal to the transport's (RFC 8166 §4.1).
+        if let Some(word) = message.first_chunk_mut() {
+            *word = call.xid().to_be_bytes();
+        }
+        let memory = out.memory.take();
+        let (at, len) = (message.start(), message.len());
+        let start = match memory {
+            None => conn.proto.emit_before(Outgoing::Call(call), None, receives_ok, message.full_mut(), at),
+            Some(memory) => match self.expose(conn, memory) {
+                Ok(index) => {
+                    if let Some(out) = conn.calls[slot].as_mut() {
+                        out.exposure = Some(index);
+                    }
+                    let offer = self.config.remote_invalidate;
+                    Self::emit_exposed(conn, Outgoing::Call(call), index, offer, receives_ok, &mut message)
+                }
+                Err(error) => {
+                    log::error!("cannot expose memory: {error}");
+                    None
+                }
+            },
+        };
+        let Some(start) = start else { return Self::unsendable(conn) };
+        message.set_window(start, len + at - start);
+        conn.push_send(message, None, self.config.signal_every);
+    }
+
+    /// A call that was counted as sent cannot be: the connection's counts no longer hold.
+    #[cold]
+    fn unsendable(conn: &mut Conn) {
+        conn.doomed.get_or_insert_with(|| "a call could not be sent".into());
+    }
+
+    /// Binds a window for each chunk; the binds go out in front of the Send.
+    fn expose(&mut self, conn: &mut Conn, mut memory: ChunkMemory) -> Result<u32, FabricError> {
+        let index = conn.new_exposure();
+        let mut parts = std::mem::take(&mut conn.exposures[index as usize].parts);
+        let reads = memory.send.len();
+        let Memory { send, receive } = &mut *memory;
+        let send = send.drain(..).map(|(position, buf)| (position, buf, Access::REMOTE_READ));
+        let receive = receive.drain(..).map(|buf| (0, buf, Access::REMOTE_WRITE));
+        for (position, buf, access) in send.chain(receive) {
+            let len = buf.len();
+            let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
+            let window = match conn.free_windows.pop() {
+                Some(window) => window,
+                None => self.fabric.alloc_window(conn.qp)?,
+            };
+            let segment = Segment {
+                handle: self.fabric.next_rkey(window),
+                length: len as u32,
+                offset: self.fabric.remote_address(&mem, 0),
+            };
+            conn.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
+            parts.push(Exposed { window, mem, segment, position, revoked: false });
+        }
+        let exposure = &mut conn.exposures[index as usize];
+        exposure.parts = parts;
+        exposure.reads = reads;
+        exposure.memory = Some(memory);
+        Ok(index)
+    }
+
+    fn emit_exposed(
+        conn: &mut Conn,
+        out: Outgoing,
+        index: u32,
+        offer: bool,
+        receives_ok: bool,
+        message: &mut Buf,
+    ) -> Option<usize> {
+        let exposure = &conn.exposures[index as usize];
+        let (reads, writes) = exposure.parts.split_at(exposure.reads);
+        let read = |part: &Exposed| ReadSegment { position: part.position, target: part.segment };
+        let reads: ArrayVec<ReadSegment, MAX_CHUNKS> = reads.iter().map(read).collect();
+        let segments: ArrayVec<Segment, MAX_CHUNKS> = writes.iter().map(|part| part.segment).collect();
+        let counts = [1; MAX_CHUNKS];
+        let writes = WriteList { counts: &counts[..segments.len()], segments: &segments };
+        let inv_handle = exposure.parts.last().filter(|_| offer).map_or(0, |part| part.segment.handle);
+        let chunks = Chunks { inv_handle, reads: &reads, writes, reply: None };
+        let at = message.start();
+        conn.proto.emit_before(out, Some(&Form { chunks, external: false }), receives_ok, message.full_mut(), at)
+    }
+
+    /// A reply has come: checks it, and tells the caller, at once or when nothing is exposed any more.
+    #[inline]
+    pub(super) fn replied(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        token: u64,
+        reply: ParsedReply,
+        message: Buf,
+        invalidated: Option<u32>,
+    ) {
+        let Some(out) = conn.take_call(call) else { return };
+        if let Some(started) = out.started {
+            let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
+        }
+        let result = reply.results.map(|results| Reply { message, results, memory: None });
+        match out.exposure {
+            None => self.tell(out.sink, token, result),
+            Some(index) => {
+                let written = reply.written;
+                self.conclude(conn, index, invalidated, Some(Ending { sink: out.sink, token, result, written }));
+            }
+        }
+    }
+
+    /// The call will get no results: told when nothing is exposed any more.
+    pub(super) fn failed(&mut self, conn: &mut Conn, call: CallId, token: u64, error: CallError, invalidated: Option<u32>) {
+        let Some(out) = conn.take_call(call) else { return };
+        match out.exposure {
+            None => self.tell(out.sink, token, Err(error)),
+            Some(index) => {
+                let ending = Ending { sink: out.sink, token, result: Err(error), written: ArrayVec::new() };
+                self.conclude(conn, index, invalidated, Some(ending));
+            }
+        }
+    }
+
+    /// The reply to a forsaken call has come: what it exposes can be revoked now.
+    pub(super) fn late(&mut self, conn: &mut Conn, call: CallId, invalidated: Option<u32>) {
+        if let Some(index) = conn.take_call(call).and_then(|out| out.exposure) {
+            self.conclude(conn, index, invalidated, None);
+        }
+    }
+
+    /// Revokes what the peer has not revoked itself; tells the ending when that is proved.
+    fn conclude(&mut self, conn: &mut Conn, index: u32, invalidated: Option<u32>, ending: Option<Ending>) {
+        let Conn { exposures, chain, .. } = conn;
+        let exposure = &mut exposures[index as usize];
+        exposure.ending = ending;
+        for part in &mut exposure.parts {
+            part.revoked = Some(part.segment.handle) == invalidated;
+        }
+        let left = exposure.parts.iter().filter(|part| !part.revoked).count();
+        let windows = exposure.parts.iter().filter(|part| !part.revoked).map(|part| part.window);
+        for (n, window) in windows.enumerate() {
+            // They complete in order: the last one speaks for all.
+            let signalled = n + 1 == left;
+            chain.push(Posting { wr_id: u64::from(index), signalled, wr: WorkRequest::LocalInvalidate { window } });
+        }
+        if left == 0 {
+            return self.revoked(conn, index);
+        }
+        Self::make_ready(&mut self.ready, conn);
+    }
+
+    /// Nothing of the exposure can be reached any more: its memory is the caller's again.
+    pub(super) fn revoked(&mut self, conn: &mut Conn, index: u32) {
+        let Some(exposure) = conn.exposures.get_mut(index as usize) else { return };
+        let (ending, memory, reads) = (exposure.ending.take(), exposure.memory.take(), exposure.reads);
+        let mut wanted = ending.as_ref().is_some_and(|ending| ending.result.is_ok());
+        let mut memory = memory.filter(|_| wanted);
+        for (n, part) in exposure.parts.drain(..).enumerate() {
+            conn.free_windows.push(part.window);
+            let (Some(ending), Some(memory)) = (&ending, &mut memory) else { continue };
+            match part.mem.reclaim() {
+                Ok(buf) if n < reads => memory.send.push((part.position, buf)),
+                Ok(mut buf) => {
+                    let (start, len) = (buf.start(), ending.written.get(n - reads).copied().unwrap_or(0));
+                    buf.set_window(start, len as usize);
+                    memory.receive.push(buf);
+                }
+                // The device says that it is revoked, and holds it still.
+                Err(_) => wanted = false,
+            }
+        }
+        conn.free_exposures.push(index);
+        // A connection that is closing waits for this.
+        Self::make_ready(&mut self.ready, conn);
+        if let Some(Ending { sink, token, result, .. }) = ending {
+            let result = match result {
+                Ok(reply) if wanted => Ok(Reply { memory, ..reply }),
+                Ok(_) => Err(CallError::MalformedReply("its memory is still in use by the device")),
+                error => error,
+            };
+            self.tell(sink, token, result);
+        }
+    }
+
+    /// Tells how a call ended.
+    #[inline]
+    pub(super) fn tell(&mut self, sink: Sink, token: u64, result: CallResult) {
+        self.stats.calls_failed += u64::from(result.is_err());
+        match sink {
+            Sink::Polled => self.done.push(Done { token, result }),
+            Sink::Thread(completer) => completer.complete(result),
+        }
+    }
+}
+
+/// What the shard needs of a reply, free of the message's borrow.
+#[derive(Debug)]
+pub(super) struct ParsedReply {
+    /// The results within the message, or why there are none.
+    results: Result<std::ops::Range<u32>, CallError>,
+    /// Bytes in each Write chunk.
+    written: ArrayVec<u32, MAX_CHUNKS>,
+}
+
+impl ParsedReply {
+    /// Reads a reply's RPC header and Write list. `offered` are the Write chunks of its call.
+    #[inline]
+    pub(super) fn read(view: &View<'_>, message_len: usize, offered: Option<&Exposure>) -> Self {
+        let mut written = ArrayVec::new();
+        let results = Self::check(view, message_len, offered, &mut written);
+        Self { results, written }
+    }
+
+    #[inline]
+    fn check(
+        view: &View<'_>,
+        message_len: usize,
+        offered: Option<&Exposure>,
+        written: &mut ArrayVec<u32, MAX_CHUNKS>,
+    ) -> Result<std::ops::Range<u32>, CallError> {
+        if view.has_chunks() || offered.is_some() {
+            let offered = offered.map_or(&[][..], Exposure::writes);
+            let mut expected = offered.iter();
+            for chunk in view.writes() {
+                let Some(part) = expected.next() else {
+                    return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
+                };
+                if chunk.total_length() > u64::from(part.segment.length) {
+                    return Err(CallError::MalformedReply("it says more was written than there was room for"));
+                }
+                written.push(chunk.total_length() as u32);
+            }
+            if view.reply_chunk().is_some_and(|chunk| chunk.total_length() > 0) {
+                return Err(CallError::MalformedReply("it uses a Reply chunk that was not offered"));
+            }
+        }
+        let start = view.payload_offset();
+        match rpc::ReplyHeader::parse(view.payload()) {
+            Ok((reply, len)) => match refusal(&reply) {
+                None => Ok((start + len) as u32..message_len as u32),
+                Some(refusal) => Err(CallError::Refused(refusal)),
+            },
+            Err(_) => Err(CallError::MalformedReply("its RPC header cannot be decoded")),
+        }
+    }
+}
+
+#[inline]
+fn refusal(reply: &rpc::ReplyHeader<'_>) -> Option<Refusal> {
+    use rpc::{AcceptStat, RejectStat, ReplyBody};
+    match &reply.body {
+        ReplyBody::Accepted { stat, .. } => match *stat {
+            AcceptStat::Success => None,
+            AcceptStat::ProgUnavail => Some(Refusal::ProgramUnavailable),
+            AcceptStat::ProgMismatch { low, high } => Some(Refusal::ProgramMismatch { low, high }),
+            AcceptStat::ProcUnavail => Some(Refusal::ProcedureUnavailable),
+            AcceptStat::GarbageArgs => Some(Refusal::GarbageArguments),
+            AcceptStat::SystemErr => Some(Refusal::SystemError),
+        },
+        ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => Some(Refusal::RpcMismatch { low: *low, high: *high }),
+        ReplyBody::Denied(RejectStat::AuthError(stat)) => Some(Refusal::Authentication(*stat)),
+    }
+}
+
+impl Conn {
+    /// Whether a call can be sent at all: its length, and whose memory its chunks are.
+    #[inline]
+    fn check_call(&self, message: &Buf, memory: Option<&ChunkMemory>, limit: usize) -> Result<(), CallError> {
+        let header = match memory {
+            None => self.proto.header_len(None),
+            Some(memory) => self.check_memory(memory)?,
+        };
+        let needed = header + message.len();
+        if needed > limit { Err(CallError::TooLong { needed, limit }) } else { Ok(()) }
+    }
+
+    /// Bytes of a header with these chunks.
+    fn check_memory(&self, memory: &Memory) -> Result<usize, CallError> {
+        let mine = self.exposed.as_ref().map(|pool| pool.arena().id());
+        let bufs = memory.send.iter().map(|(_, buf)| buf).chain(&memory.receive);
+        if bufs.clone().any(|buf| Some(buf.arena()) != mine || buf.is_empty()) {
+            return Err(CallError::ForeignMemory);
+        }
+        let reads = [ReadSegment::default(); MAX_CHUNKS];
+        let segments = [Segment::default(); MAX_CHUNKS];
+        let counts = [1; MAX_CHUNKS];
+        let (sent, received) = (memory.send.len(), memory.receive.len());
+        let writes = WriteList { counts: &counts[..received], segments: &segments[..received] };
+        let chunks = Chunks { reads: &reads[..sent], writes, ..Chunks::NONE };
+        Ok(self.proto.header_len(Some(&Form { chunks, external: false })))
+    }
+}
+
+/// Room that a message needs in front of it.
+pub(crate) const fn headroom(chunks: bool) -> usize {
+    if chunks { HEADROOM_CHUNKS } else { crate::config::HEADROOM_PLAIN }
+}

@@ -1,0 +1,276 @@
+//! One turn of the loop.
+
+use rpcrdma_mempool::Buf;
+
+use super::outgoing::ParsedReply;
+use super::serving::read_call;
+use super::{MAX_BATCH, Shard};
+use super::conn::{Conn, Stage};
+use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
+use crate::fabric::{Completion, Fabric, Opcode, PostError};
+use crate::proto::{Event, Outgoing, PeerFault};
+use crate::wire::View;
+
+/// Messages that one connection may put into one turn.
+const TRANSMIT_BATCH: usize = 64;
+
+impl<F: Fabric> Shard<F> {
+    /// One turn: never blocks, does a bounded amount of work, and calls the system only when the control plane is due.
+    /// True if it found anything to do.
+    ///
+    /// A connection's failure ends that connection; the later steps run for all the others.
+    #[inline]
+    pub fn poll_once(&mut self) -> bool {
+        let now = self.clock.turn();
+        self.stats.polls += 1;
+        // 1. Completions: messages, finished Reads, revocations, failures.
+        let completed = self.completions();
+        // 2. Timers.
+        self.timers(now);
+        // 3. What other threads have for us.
+        let handed = self.inbox() + self.collect();
+        // 4. Connections with something to say put it into their chains.
+        let spoke = !self.ready.is_empty();
+        if spoke {
+            self.transmit();
+        }
+        // 5. Control plane.
+        if now >= self.control_due {
+            self.control_due = self.clock.read() + self.config.control_interval_us * 1000;
+            self.control();
+        }
+        // 6. One post per connection, one doorbell.
+        if spoke {
+            self.post();
+        }
+        // 7. Receives go back, buffers come home.
+        if self.posted < self.reserved + RECEIVE_LOW_WATER {
+            let short = self.posted < self.reserved;
+            self.refill();
+            if short && self.posted >= self.reserved {
+                self.rouse();
+            }
+        }
+        self.pool.drain_remote();
+        if !self.backlog.is_empty() {
+            self.dispatch();
+        }
+        let busy = completed + handed != 0 || spoke;
+        self.stats.idle_polls += u64::from(!busy);
+        busy
+    }
+
+    #[inline]
+    fn completions(&mut self) -> usize {
+        let count = self.fabric.poll_cq(&mut self.completions, POLL_BATCH);
+        if count == 0 {
+            return 0;
+        }
+        self.stats.completions += count as u64;
+        let mut completions = std::mem::take(&mut self.completions);
+        // Most come from one connection in a row: it is taken out of the table, and put back, once.
+        let mut current: Option<Box<Conn>> = None;
+        for completion in completions.drain(..) {
+            self.posted -= usize::from(completion.buf.is_some());
+            if current.as_ref().is_none_or(|conn| conn.qp != completion.qp || conn.doomed.is_some()) {
+                if let Some(conn) = current.take() {
+                    self.put(conn);
+                }
+                current = self.take(completion.qp);
+            }
+            // Else it is a late completion of a connection that is gone.
+            if let Some(conn) = &mut current {
+                self.completed(conn, completion);
+            }
+        }
+        if let Some(conn) = current {
+            self.put(conn);
+        }
+        self.completions = completions;
+        count
+    }
+
+    #[inline]
+    fn completed(&mut self, conn: &mut Conn, completion: Completion) {
+        let Completion { wr_id, opcode, status, buf, invalidated, .. } = completion;
+        if !status.is_ok() {
+            conn.doomed.get_or_insert_with(|| format!("{opcode:?} failed: {status:?}"));
+            return;
+        }
+        match (opcode, buf) {
+            (Opcode::Recv, Some(message)) => self.received(conn, message, invalidated),
+            (Opcode::Read, _) => self.fetched(conn, wr_id as usize),
+            (Opcode::LocalInvalidate, _) => self.revoked(conn, wr_id as u32),
+            _ => {}
+        }
+    }
+
+    #[inline]
+    fn received(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
+        let view = View::check(&message, self.config.revision);
+        match (conn.proto.handle_message(&view), &view) {
+            (Ok(Event::Call { id }), Ok(view)) => {
+                let mut call = self.boxes.take(conn.qp, id);
+                let read = read_call(view, self.services.as_deref(), &mut call, &mut self.fetch);
+                call.message = Some(message);
+                self.serve(conn, call, read);
+            }
+            (Ok(Event::Reply { call, token }), Ok(view)) => {
+                let reply = ParsedReply::read(view, message.len(), conn.exposure_of(call));
+                self.replied(conn, call, token, reply, message, invalidated);
+            }
+            (Ok(Event::Failed { call, token, error }), _) => self.failed(conn, call, token, error, invalidated),
+            (Ok(Event::Late { call }), _) => self.late(conn, call, invalidated),
+            // Calls and replies are never made of what could not be read.
+            (Ok(_), _) => {}
+            (Err(fault), _) => self.fault(conn, fault),
+        }
+        if conn.proto.has_output(self.posted >= self.reserved) || conn.stage == Stage::Draining {
+            Self::make_ready(&mut self.ready, conn);
+        }
+    }
+
+    #[cold]
+    fn fault(&mut self, conn: &mut Conn, fault: PeerFault) {
+        self.stats.peer_faults += 1;
+        log::warn!("{:?}: {fault}", conn.qp);
+        conn.doomed.get_or_insert_with(|| fault.to_string());
+    }
+
+    #[inline]
+    fn timers(&mut self, now: u64) {
+        if now < self.next_deadline {
+            return;
+        }
+        let mut next = u64::MAX;
+        for slot in 0..self.conns.len() {
+            let Some(mut conn) = self.conns[slot].take() else { continue };
+            while let Some((call, token, error)) = conn.proto.handle_timeout(now) {
+                self.forsake(&mut conn, call, token, error);
+            }
+            next = next.min(conn.proto.next_timeout());
+            self.put(conn);
+        }
+        self.next_deadline = next;
+    }
+
+    #[inline]
+    fn transmit(&mut self) {
+        let receives_ok = self.posted >= self.reserved;
+        // The lists change places, so that neither is ever made anew.
+        std::mem::swap(&mut self.ready, &mut self.spoke);
+        for index in 0..self.spoke.len() {
+            let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
+            self.say(&mut conn, receives_ok);
+            self.put(conn);
+        }
+    }
+
+    #[inline]
+    fn say(&mut self, conn: &mut Conn, receives_ok: bool) {
+        conn.ready = false;
+        if conn.stage == Stage::Connecting {
+            return;
+        }
+        let mut more = true;
+        for _ in 0..TRANSMIT_BATCH {
+            let Some(out) = conn.proto.poll_transmit(receives_ok) else {
+                more = false;
+                break;
+            };
+            match out {
+                Outgoing::Call(call) => self.transmit_call(conn, call, receives_ok),
+                Outgoing::Reply(id) => self.transmit_reply(conn, id, receives_ok),
+                Outgoing::Error { .. } | Outgoing::Grant => self.transmit_header(conn, out, receives_ok),
+            }
+            if !self.config.batch {
+                self.post_chain(conn);
+            }
+        }
+        if more {
+            Self::make_ready(&mut self.ready, conn);
+        }
+        if conn.stage == Stage::Draining && conn.proto.is_idle() {
+            if conn.chain.is_empty() && conn.is_idle() {
+                conn.doomed.get_or_insert_with(|| "closed".into());
+            } else {
+                Self::make_ready(&mut self.ready, conn);
+            }
+        }
+    }
+
+    /// A message that is nothing but a header.
+    fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) {
+        let Some(mut buf) = self.alloc(HEADROOM_PLAIN) else {
+            // Not said: the peer learns of its credits, or of its error, never. It is the pool that is too small.
+            conn.doomed.get_or_insert_with(|| "no buffer for a control message: raise small_buffers".into());
+            return;
+        };
+        let end = HEADROOM_PLAIN;
+        match conn.proto.emit_before(out, None, receives_ok, buf.full_mut(), end) {
+            Some(start) => {
+                buf.set_window(start, end - start);
+                conn.push_send(buf, None, self.config.signal_every);
+            }
+            None => {
+                conn.doomed.get_or_insert_with(|| "a control message could not be written".into());
+            }
+        }
+    }
+
+    #[inline]
+    fn post(&mut self) {
+        for index in 0..self.spoke.len() {
+            let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
+            self.post_chain(&mut conn);
+            self.put(conn);
+        }
+        self.spoke.clear();
+    }
+
+    #[inline]
+    fn post_chain(&mut self, conn: &mut Conn) {
+        let count = conn.chain.len();
+        if count == 0 {
+            return;
+        }
+        match self.fabric.post_send(conn.qp, &mut conn.chain) {
+            Ok(()) => {}
+            // The rest goes with the next turn.
+            Err(PostError::QueueFull) => Self::make_ready(&mut self.ready, conn),
+            Err(PostError::NotConnected) => {
+                conn.doomed.get_or_insert_with(|| "the device says that it is not connected".into());
+            }
+            Err(PostError::Invalid(why)) => {
+                conn.doomed.get_or_insert_with(|| format!("the device refused a work request: {why}"));
+            }
+        }
+        let posted = count - conn.chain.len();
+        self.batches[posted.min(MAX_BATCH)] += 1;
+    }
+
+    /// There are Receives again for all that is promised: grants that were held back go out.
+    #[cold]
+    fn rouse(&mut self) {
+        for conn in self.conns.iter_mut().flatten() {
+            if conn.proto.has_output(true) {
+                Self::make_ready(&mut self.ready, conn);
+            }
+        }
+    }
+
+    /// Posts Receives, as one chain, up to what is promised and the margin.
+    pub(super) fn refill(&mut self) {
+        let target = self.reserved + RECEIVE_MARGIN;
+        let wanted = target.saturating_sub(self.posted + self.receives.len());
+        for _ in 0..wanted {
+            match self.alloc(self.config.inline) {
+                Some(buf) => self.receives.push(buf),
+                None => break,
+            }
+        }
+        if !self.receives.is_empty() {
+            self.posted += self.fabric.post_recv(None, &mut self.receives);
+        }
+    }
+}

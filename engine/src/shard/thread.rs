@@ -1,0 +1,295 @@
+//! A shard on a thread of its own: placement, idling, and what other threads ask of it.
+
+use std::sync::mpsc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::Buf;
+
+use super::chunks::ChunkMemory;
+use super::outgoing::{CallRequest, headroom};
+use super::{ConnRef, Notice, OpenError, Shard, Sink};
+use crate::config::{Config, POLL_BATCH};
+use crate::fabric::{Fabric, FabricAddress};
+use crate::handoff::idle::{Idle, IdleStep};
+use crate::handoff::mailbox::{Connector, Mailbox};
+use crate::handoff::pin::{PinError, pin_current_thread};
+use crate::handoff::slot::Completer;
+use crate::proto::CallError;
+use crate::server::MAX_CHUNKS;
+use crate::shard::CallResult;
+use crate::stats::ShardStats;
+
+/// Empty turns between two yields of the core. A shard that shares its core with another busy thread gives way after some
+/// microseconds; one that owns its core yields only while nothing happens.
+const YIELD_EVERY: u32 = 256;
+/// Longest sleep of a shard with no deadline to keep.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// An RPC message on its way from another thread: short ones within the ring's slot.
+#[derive(Debug)]
+pub(crate) enum Message {
+    Short([u8; 232], u16),
+    Long(Vec<u8>),
+}
+
+impl Message {
+    /// A message of `len` bytes, as `fill` writes it.
+    #[inline]
+    pub(crate) fn write(len: usize, fill: impl FnOnce(&mut [u8])) -> Self {
+        let mut short = [0; 232];
+        if let Some(bytes) = short.get_mut(..len) {
+            fill(bytes);
+            Self::Short(short, len as u16)
+        } else {
+            let mut long = vec![0; len];
+            fill(&mut long);
+            Self::Long(long)
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Short(bytes, len) => &bytes[..usize::from(*len)],
+            Self::Long(bytes) => bytes,
+        }
+    }
+}
+
+/// A call from another thread.
+#[derive(Debug)]
+pub(crate) struct RemoteCall {
+    pub(crate) conn: ConnRef,
+    pub(crate) message: Message,
+    /// Its chunks; those to be received get their memory from the shard.
+    pub(crate) memory: Option<ChunkMemory>,
+    /// Write chunks: bytes of each.
+    pub(crate) receive: ArrayVec<u32, MAX_CHUNKS>,
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) completer: Completer<CallResult>,
+}
+
+/// What another thread asks of a shard.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "the large one is the one that is frequent")]
+pub(crate) enum Command {
+    Call(RemoteCall),
+    Connect(FabricAddress, mpsc::Sender<Result<ConnRef, String>>),
+    Alloc(ConnRef, usize, mpsc::Sender<Result<Buf, CallError>>),
+    Stats(mpsc::Sender<ShardStats>),
+    Close(ConnRef),
+    /// No new calls; then stop.
+    Drain,
+    /// Stop now.
+    Stop,
+}
+
+/// A shard's thread, from outside. Dropping it stops the shard.
+pub(crate) struct ShardHandle {
+    connector: Connector<Command>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Why a shard's thread could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The shard could not be made.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Its core cannot be had.
+    #[error(transparent)]
+    Pin(#[from] PinError),
+    /// The thread could not be made.
+    #[error("starting a shard's thread: {0}; see `ulimit -u` and the cgroup's pids.max")]
+    Thread(#[from] std::io::Error),
+    /// The thread ended before it said anything.
+    #[error("a shard's thread ended while it started")]
+    Ended,
+}
+
+/// Starts a shard on a thread. `make` runs on that thread, once it is pinned, so that memory is placed near it.
+pub(crate) fn spawn<F: Fabric>(
+    name: String,
+    config: &Config,
+    make: impl FnOnce() -> Result<Shard<F>, OpenError> + Send + 'static,
+) -> Result<ShardHandle, SpawnError> {
+    let core = config.core;
+    let (started, start) = mpsc::sync_channel(1);
+    let thread = Builder::new().name(name).spawn(move || {
+        let made = core.map_or(Ok(()), pin_current_thread).map_err(SpawnError::from);
+        match made.and_then(|()| Ok(make()?)) {
+            Ok(mut shard) => {
+                let mailbox = Mailbox::new(shard.signal());
+                let connector = mailbox.connector();
+                shard.inbox = Some(mailbox);
+                if started.send(Ok(connector)).is_ok() {
+                    shard.turn_until_stopped();
+                }
+            }
+            // Whoever started it waits for this.
+            Err(error) => drop(started.send(Err(error))),
+        }
+    })?;
+    let connector = start.recv().map_err(|_| SpawnError::Ended)??;
+    Ok(ShardHandle { connector, thread: Some(thread) })
+}
+
+impl ShardHandle {
+    /// A way in for one more thread.
+    pub(crate) fn connector(&self) -> &Connector<Command> {
+        &self.connector
+    }
+
+    /// Asks something, and waits for the answer; `None` when the shard has stopped.
+    pub(crate) fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> Command) -> Option<T> {
+        let (answer, answered) = mpsc::channel();
+        self.connector.connect(1).send(command(answer)).ok()?;
+        answered.recv().ok()
+    }
+
+    /// Says something; the shard may have stopped.
+    pub(crate) fn tell(&self, command: Command) {
+        // A shard that has stopped needs no telling.
+        let _ = self.connector.connect(1).send(command);
+    }
+
+    /// Waits until the shard has stopped, for at most `timeout`. True if it has.
+    pub(crate) fn join(&mut self, timeout: Option<Duration>) -> bool {
+        let Some(thread) = self.thread.take() else { return true };
+        if let Some(timeout) = timeout {
+            const STEP: Duration = Duration::from_millis(1);
+            let mut left = timeout;
+            while !thread.is_finished() && left > Duration::ZERO {
+                std::thread::sleep(STEP.min(left));
+                left = left.saturating_sub(STEP);
+            }
+            if !thread.is_finished() {
+                self.thread = Some(thread);
+                return false;
+            }
+        }
+        // A panic of a shard has been printed; there is nothing to add.
+        let _ = thread.join();
+        true
+    }
+}
+
+impl Drop for ShardHandle {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            self.tell(Command::Stop);
+            self.join(None);
+        }
+    }
+}
+
+impl<F: Fabric> Shard<F> {
+    /// Turns until told to stop.
+    fn turn_until_stopped(&mut self) {
+        let mut idle = Idle::new(self.config.idle).yield_every(YIELD_EVERY);
+        while !self.stopped {
+            if self.poll_once() {
+                idle.reset();
+                self.notice();
+                continue;
+            }
+            match idle.next() {
+                IdleStep::Spin => std::hint::spin_loop(),
+                IdleStep::Yield => std::thread::yield_now(),
+                IdleStep::Sleep => self.sleep(LONGEST_SLEEP),
+            }
+            self.notice();
+        }
+        self.abort();
+    }
+
+    /// Sleeps until there may be something to do. Looks once more at everything after it has armed.
+    pub(crate) fn sleep(&mut self, longest: Duration) {
+        self.sleeper.arm();
+        self.fabric.arm();
+        if !self.poll_once() {
+            self.stats.sleeps += 1;
+            let now = self.clock.read();
+            let timeout = Duration::from_nanos(self.next_deadline.saturating_sub(now)).min(longest);
+            self.fabric.wait(Some(timeout));
+            self.clock.read();
+            self.control_due = 0;
+        }
+        self.sleeper.disarm();
+    }
+
+    /// Tells the threads that wait for connections.
+    #[inline]
+    fn notice(&mut self) {
+        if self.notices.is_empty() {
+            return;
+        }
+        for notice in std::mem::take(&mut self.notices) {
+            let (conn, outcome) = match notice {
+                Notice::Open(conn) => (conn, Ok(conn)),
+                Notice::Closed { conn, reason } => (conn, Err(reason)),
+            };
+            if let Some(at) = self.connecting.iter().position(|(waiting, _)| *waiting == conn) {
+                let (_, answer) = self.connecting.swap_remove(at);
+                // Whoever asked may have gone.
+                let _ = answer.send(outcome);
+            }
+        }
+        if self.draining && self.is_drained() {
+            self.stopped = true;
+        }
+    }
+
+    /// Step 3 of a turn: what other threads ask. Returns how much there was.
+    #[inline]
+    pub(super) fn inbox(&mut self) -> usize {
+        let Some(mut inbox) = self.inbox.take() else { return 0 };
+        let count = inbox.poll(POLL_BATCH, |command| self.command(command));
+        self.inbox = Some(inbox);
+        count
+    }
+
+    #[inline]
+    fn command(&mut self, command: Command) {
+        // An answer to a thread that has gone meanwhile goes nowhere.
+        match command {
+            Command::Call(call) => self.remote_call(call),
+            Command::Connect(address, answer) => match self.connect(&address) {
+                Ok(conn) => self.connecting.push((conn, answer)),
+                Err(error) => drop(answer.send(Err(error.to_string()))),
+            },
+            Command::Alloc(conn, len, answer) => drop(answer.send(self.alloc_exposed(conn, len))),
+            Command::Stats(answer) => drop(answer.send(self.stats())),
+            Command::Close(conn) => self.close(conn),
+            Command::Drain => {
+                self.drain();
+                self.stopped = self.is_drained();
+            }
+            Command::Stop => self.stopped = true,
+        }
+    }
+
+    #[inline]
+    fn remote_call(&mut self, call: RemoteCall) {
+        let RemoteCall { conn, message, mut memory, receive, deadline, completer } = call;
+        let sink = Sink::Thread(completer);
+        let room = headroom(memory.is_some());
+        let bytes = message.bytes();
+        if let Some(memory) = &mut memory {
+            for &len in &receive {
+                match self.alloc_exposed(conn, len as usize) {
+                    Ok(buf) => memory.receive.push(buf),
+                    Err(error) => return self.tell(sink, 0, Err(error)),
+                }
+            }
+        }
+        let Some(mut buf) = self.alloc(room + bytes.len()) else {
+            return self.tell(sink, 0, Err(CallError::NoMemory));
+        };
+        buf.set_window(room, bytes.len());
+        buf.copy_from_slice(bytes);
+        let request = CallRequest { message: buf, memory, deadline, token: 0, sink };
+        self.start_call(conn, request);
+    }
+}

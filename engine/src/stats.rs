@@ -1,0 +1,71 @@
+//! What a shard did: counted by the shard alone, copied out when asked for.
+
+use hdrhistogram::Histogram;
+use rpcrdma_mempool::PoolStats;
+
+use crate::fabric::FabricStats;
+use crate::proto::Counters;
+
+/// Counters of one shard since it started. Times are nanoseconds.
+#[derive(Clone, Debug)]
+pub struct ShardStats {
+    /// Turns of the loop.
+    pub polls: u64,
+    /// Turns that found nothing to do.
+    pub idle_polls: u64,
+    /// Completions, of Receives and of signalled or failed work requests.
+    pub completions: u64,
+    /// Times the shard slept.
+    pub sleeps: u64,
+    /// What the device was given: posts, doorbells, signalled.
+    pub fabric: FabricStats,
+    /// Messages, grants and rejections, of all connections that there were.
+    pub messages: Counters,
+    /// Connections now.
+    pub connections: u64,
+    /// Connections since the start.
+    pub connections_total: u64,
+    /// Connections that ended because the peer broke a rule.
+    pub peer_faults: u64,
+    /// Calls made and ended, or served and answered.
+    pub calls: u64,
+    /// Calls that ended without a reply, or were refused.
+    pub calls_failed: u64,
+    /// Times that a full worker ring held a call back.
+    pub backpressure: u64,
+    /// Times that a pool had no buffer for what was to be done; it was done later, or refused.
+    pub pool_empty: u64,
+    /// Calls that are with the workers, or wait for them.
+    pub worker_depth: u64,
+    /// Work requests per post.
+    pub batch: Histogram<u64>,
+    /// Time from start to end of sampled calls (client), or from arrival to reply (server).
+    pub latency: Histogram<u64>,
+    /// The shard's pool, with low-water marks since the last copy.
+    pub pool: PoolStats,
+}
+
+impl ShardStats {
+    pub(crate) fn new(pool: PoolStats) -> Self {
+        Self {
+            polls: 0,
+            idle_polls: 0,
+            completions: 0,
+            sleeps: 0,
+            fabric: FabricStats::default(),
+            messages: Counters::default(),
+            connections: 0,
+            connections_total: 0,
+            peer_faults: 0,
+            calls: 0,
+            calls_failed: 0,
+            backpressure: 0,
+            pool_empty: 0,
+            worker_depth: 0,
+            // Bounds are constants within what the histogram takes.
+            batch: Histogram::new_with_bounds(1, 1 << 16, 2).expect("valid bounds"),
+            latency: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds"),
+            pool,
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Segments and chunk lists: what a header says about memory (RFC 8166 §3.4 and §4.3, version 2 §6.3.3).
+//!
+//! Received lists are walked in place ([`Reads`], [`Writes`], [`WriteChunk`]); lists to be sent are slices of the
+//! caller ([`Chunks`], [`WriteList`]).
+
+use std::fmt;
+
+use super::codes::Version;
+use super::xdr::{BadXdr, NoSpace, Reader, Writer, word};
+
+/// Bytes of an encoded [`Segment`].
+pub const SEGMENT_LEN: usize = 16;
+/// Bytes of an encoded [`ReadSegment`], without the word in front that says it is present.
+pub const READ_SEGMENT_LEN: usize = 4 + SEGMENT_LEN;
+
+/// A region of the requester's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Segment {
+    /// Steering tag: the remote key of a memory region or window.
+    pub handle: u32,
+    /// Bytes.
+    pub length: u32,
+    /// Address of the first byte, in whatever sense the handle gives it.
+    pub offset: u64,
+}
+
+impl Segment {
+    #[inline]
+    fn read(bytes: &[u8; SEGMENT_LEN]) -> Segment {
+        let high = u64::from(word(bytes, 8));
+        Segment {
+            handle: word(bytes, 0),
+            length: word(bytes, 4),
+            offset: high << 32 | u64::from(word(bytes, 12)),
+        }
+    }
+
+    fn emit(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
+        out.u32(self.handle)?;
+        out.u32(self.length)?;
+        out.u64(self.offset)
+    }
+}
+
+/// `handle:length@offset`, the numbers in hex but the length.
+impl fmt::Display for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}:{}@{:#x}", self.handle, self.length, self.offset)
+    }
+}
+
+/// One segment of a Read chunk. Segments with the same position form one chunk, in list order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct ReadSegment {
+    /// Where the data belongs, in bytes from the start of the unreduced RPC message; 0: the whole message is here.
+    pub position: u32,
+    /// The memory to be read.
+    pub target: Segment,
+}
+
+/// `position/segment`.
+impl fmt::Display for ReadSegment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.position, self.target)
+    }
+}
+
+/// Where the three lists of a checked header start, and where the header ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lists {
+    pub(super) reads: usize,
+    pub(super) writes: usize,
+    pub(super) reply: usize,
+    pub(super) end: usize,
+}
+
+impl Lists {
+    /// Bytes of three lists that are all absent.
+    pub(super) const ABSENT_LEN: usize = 12;
+
+    /// Three absent lists that start at `at`.
+    #[inline]
+    pub(super) const fn absent(at: usize) -> Lists {
+        Lists { reads: at, writes: at + 4, reply: at + 8, end: at + Self::ABSENT_LEN }
+    }
+
+    /// Whether any list has an entry: those take room.
+    #[inline]
+    pub(super) const fn present(&self) -> bool {
+        self.end - self.reads != Self::ABSENT_LEN
+    }
+
+    /// Walks the lists. Each turn of a loop consumes bytes, so the length of the message bounds the work.
+    pub(super) fn check(reader: &mut Reader<'_>) -> Result<Lists, BadXdr> {
+        let reads = reader.at();
+        while reader.bool("rdma_reads")? {
+            reader.bytes(READ_SEGMENT_LEN, "read segment")?;
+        }
+        let writes = reader.at();
+        while reader.bool("rdma_writes")? {
+            check_write_chunk(reader, "write chunk")?;
+        }
+        let reply = reader.at();
+        if reader.bool("rdma_reply")? {
+            check_write_chunk(reader, "reply chunk")?;
+        }
+        Ok(Lists { reads, writes, reply, end: reader.at() })
+    }
+}
+
+fn check_write_chunk(reader: &mut Reader<'_>, what: &'static str) -> Result<(), BadXdr> {
+    let at = reader.at();
+    let count = reader.u32(what)? as usize;
+    let len = count.checked_mul(SEGMENT_LEN).ok_or(BadXdr { what, at })?;
+    reader.bytes(len, what)?;
+    Ok(())
+}
+
+/// The segments of a received Read list.
+#[derive(Clone, Debug)]
+pub struct Reads<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reads<'a> {
+    #[inline]
+    pub(super) const fn new(bytes: &'a [u8], at: usize) -> Reads<'a> {
+        Reads { bytes, at }
+    }
+}
+
+impl Iterator for Reads<'_> {
+    type Item = ReadSegment;
+
+    #[inline]
+    fn next(&mut self) -> Option<ReadSegment> {
+        if word(self.bytes, self.at) == 0 {
+            return None;
+        }
+        let entry = self.bytes.get(self.at + 4..)?;
+        self.at += 4 + READ_SEGMENT_LEN;
+        Some(ReadSegment { position: word(entry, 0), target: Segment::read(entry.get(4..)?.first_chunk()?) })
+    }
+}
+
+/// The chunks of a received Write list.
+#[derive(Clone, Debug)]
+pub struct Writes<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Writes<'a> {
+    #[inline]
+    pub(super) const fn new(bytes: &'a [u8], at: usize) -> Writes<'a> {
+        Writes { bytes, at }
+    }
+}
+
+impl<'a> Iterator for Writes<'a> {
+    type Item = WriteChunk<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<WriteChunk<'a>> {
+        let chunk = WriteChunk::at(self.bytes, self.at)?;
+        self.at += 8 + SEGMENT_LEN * chunk.len();
+        Some(chunk)
+    }
+}
+
+/// A received Write chunk or Reply chunk: segments to be filled in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteChunk<'a> {
+    segments: &'a [[u8; SEGMENT_LEN]],
+}
+
+impl<'a> WriteChunk<'a> {
+    /// The chunk whose "is present" word is at `at`.
+    #[inline]
+    pub(super) fn at(bytes: &'a [u8], at: usize) -> Option<WriteChunk<'a>> {
+        if word(bytes, at) == 0 {
+            return None;
+        }
+        let count = word(bytes, at + 4) as usize;
+        let segments = bytes.get(at + 8..)?.as_chunks().0.get(..count)?;
+        Some(WriteChunk { segments })
+    }
+
+    /// The segments, in order.
+    #[inline]
+    pub fn segments(&self) -> impl ExactSizeIterator<Item = Segment> + Clone + use<'a> {
+        self.segments.iter().map(Segment::read)
+    }
+
+    /// How many segments there are. A chunk may have none.
+    #[inline]
+    pub const fn len(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Whether the chunk has no segment.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Bytes of all segments together.
+    pub fn total_length(&self) -> u64 {
+        self.segments().map(|segment| u64::from(segment.length)).sum()
+    }
+}
+
+/// The chunk lists of a header to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Chunks<'a> {
+    /// The handle that the responder may invalidate with its reply, 0 for none. Not sent in version 1.
+    pub inv_handle: u32,
+    /// The Read list.
+    pub reads: &'a [ReadSegment],
+    /// The Write list.
+    pub writes: WriteList<'a>,
+    /// The Reply chunk.
+    pub reply: Option<&'a [Segment]>,
+}
+
+impl Chunks<'_> {
+    /// No chunk at all.
+    pub const NONE: Chunks<'static> =
+        Chunks { inv_handle: 0, reads: &[], writes: WriteList { counts: &[], segments: &[] }, reply: None };
+
+    /// Bytes of the lists in a header of this version.
+    pub fn encoded_len(&self, version: Version) -> usize {
+        let inv_handle = if version == Version::V2 { 4 } else { 0 };
+        let reads = self.reads.len() * (4 + READ_SEGMENT_LEN);
+        let writes: usize = self.writes.iter().map(|chunk| 8 + SEGMENT_LEN * chunk.len()).sum();
+        let reply = self.reply.map_or(0, |chunk| 4 + SEGMENT_LEN * chunk.len());
+        inv_handle + reads + writes + reply + Lists::ABSENT_LEN
+    }
+
+    pub(super) fn emit(&self, out: &mut Writer<'_>, version: Version) -> Result<(), NoSpace> {
+        if version == Version::V2 {
+            out.u32(self.inv_handle)?;
+        }
+        for read in self.reads {
+            out.bool(true)?;
+            out.u32(read.position)?;
+            read.target.emit(out)?;
+        }
+        out.bool(false)?;
+        for chunk in self.writes.iter() {
+            out.bool(true)?;
+            emit_write_chunk(chunk, out)?;
+        }
+        out.bool(false)?;
+        out.bool(self.reply.is_some())?;
+        self.reply.map_or(Ok(()), |chunk| emit_write_chunk(chunk, out))
+    }
+}
+
+fn emit_write_chunk(chunk: &[Segment], out: &mut Writer<'_>) -> Result<(), NoSpace> {
+    out.u32(chunk.len() as u32)?;
+    chunk.iter().try_for_each(|segment| segment.emit(out))
+}
+
+/// A Write list to be sent, flat: the first `counts[0]` segments are chunk 0, the next `counts[1]` chunk 1, and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct WriteList<'a> {
+    /// Segments per chunk.
+    pub counts: &'a [u32],
+    /// The segments of all chunks.
+    pub segments: &'a [Segment],
+}
+
+impl<'a> WriteList<'a> {
+    /// The chunks. Counts that exceed the segments at hand yield what is there.
+    pub fn iter(&self) -> impl Iterator<Item = &'a [Segment]> + use<'a> {
+        let mut rest = self.segments;
+        self.counts.iter().map(move |&count| {
+            let (chunk, tail) = rest.split_at(rest.len().min(count as usize));
+            rest = tail;
+            chunk
+        })
+    }
+}

@@ -1,0 +1,309 @@
+//! Errors: what is wrong with a received header, and the errors that the protocol itself can report.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::codes::{Revision, Version};
+use super::xdr::{BadXdr, NoSpace, Reader, Writer};
+
+/// A received header that cannot be used: what is wrong, and what is needed to answer it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{kind}")]
+pub struct WireError {
+    /// What is wrong.
+    pub kind: WireErrorKind,
+    /// `rdma_xid`, 0 if even that is cut off.
+    pub(super) xid: u32,
+    /// `rdma_vers`, 0 if it is cut off.
+    pub(super) vers: u32,
+}
+
+/// The ways in which a header can be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum WireErrorKind {
+    /// Shorter than the four words that every version has: to be dropped without an answer.
+    #[error("header of {len} bytes, at least 16 are needed")]
+    TooShort {
+        /// Bytes received.
+        len: usize,
+    },
+    /// Neither version 1 nor 2.
+    #[error("unsupported version {vers}")]
+    UnsupportedVersion {
+        /// `rdma_vers`.
+        vers: u32,
+    },
+    /// A header type that this version does not have.
+    #[error("invalid header type {htype:#x}")]
+    InvalidHtype {
+        /// `rdma_htype`.
+        htype: u32,
+    },
+    /// A flag without meaning, or one that does not go with this header type or its chunk lists.
+    #[error("invalid flags {flags:#x}")]
+    InvalidFlag {
+        /// `rdma_flags`.
+        flags: u32,
+    },
+    /// An item that cannot be parsed.
+    #[error("bad {what} at byte {at}")]
+    BadXdr {
+        /// The item.
+        what: &'static str,
+        /// Where it starts, in bytes from the start of the header.
+        at: usize,
+    },
+}
+
+impl WireErrorKind {
+    /// A short name for statistics and machine-readable output.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            WireErrorKind::TooShort { .. } => "too_short",
+            WireErrorKind::UnsupportedVersion { .. } => "unsupported_version",
+            WireErrorKind::InvalidHtype { .. } => "invalid_htype",
+            WireErrorKind::InvalidFlag { .. } => "invalid_flag",
+            WireErrorKind::BadXdr { .. } => "bad_xdr",
+        }
+    }
+}
+
+impl From<BadXdr> for WireErrorKind {
+    fn from(BadXdr { what, at }: BadXdr) -> Self {
+        WireErrorKind::BadXdr { what, at }
+    }
+}
+
+impl WireError {
+    /// `rdma_xid`, if the header is long enough to be answered.
+    pub const fn xid(&self) -> Option<u32> {
+        match self.kind {
+            WireErrorKind::TooShort { .. } => None,
+            _ => Some(self.xid),
+        }
+    }
+
+    /// `rdma_vers`, if the header is long enough to be answered. An error reply echoes it.
+    pub const fn vers(&self) -> Option<u32> {
+        match self.kind {
+            WireErrorKind::TooShort { .. } => None,
+            _ => Some(self.vers),
+        }
+    }
+
+    /// The version of the header, if it is one of ours.
+    pub const fn version(&self) -> Option<Version> {
+        match self.vers() {
+            Some(vers) => Version::from_code(vers),
+            None => None,
+        }
+    }
+
+    /// The error that a responder reports (RFC 8166 §4.5, version 2 §6.4.3), `None` for silence. `supported` is the
+    /// range of versions that ERR_VERS is to name. Requesters never send errors.
+    pub const fn answer(&self, supported: (Version, Version)) -> Option<ErrorBody> {
+        match self.kind {
+            WireErrorKind::TooShort { .. } => None,
+            WireErrorKind::UnsupportedVersion { .. } => {
+                Some(ErrorBody::Vers { low: supported.0.code(), high: supported.1.code() })
+            }
+            WireErrorKind::InvalidHtype { .. } => Some(ErrorBody::InvalHtype),
+            WireErrorKind::InvalidFlag { .. } => Some(ErrorBody::InvalFlag),
+            WireErrorKind::BadXdr { .. } => Some(ErrorBody::BadXdr),
+        }
+    }
+}
+
+/// What an ERROR header reports. Version 1 knows two errors; there, every error but [`ErrorBody::Vers`] is ERR_CHUNK.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorBody {
+    /// The version is not supported.
+    Vers {
+        /// Lowest version that is.
+        low: u32,
+        /// Highest version that is.
+        high: u32,
+    },
+    /// The header cannot be parsed; ERR_CHUNK in version 1.
+    BadXdr,
+    /// The header type is unknown or not supported.
+    InvalHtype,
+    /// The flags are unknown, or do not go together. Sent as INVAL_HTYPE in [`Revision::Cel09`], which lacks it.
+    InvalFlag,
+    /// More Read chunks than the responder handles.
+    ReadChunks {
+        /// The most it handles.
+        max: u32,
+    },
+    /// More Write chunks than the responder handles.
+    WriteChunks {
+        /// The most it handles.
+        max: u32,
+    },
+    /// A chunk of more segments than the responder handles.
+    Segments {
+        /// The most it handles.
+        max: u32,
+    },
+    /// A Write chunk is too small for the result.
+    WriteResource {
+        /// The first one that is, counted from 1; 0 if not known.
+        chunk_index: u32,
+        /// Bytes needed in it.
+        length_needed: u32,
+    },
+    /// The reply fits neither inline nor into the Reply chunk.
+    ReplyResource {
+        /// Bytes needed in the Reply chunk.
+        length_needed: u32,
+    },
+    /// Any other problem of the responder; the transaction is over.
+    System,
+    /// A code that this revision does not know. It is an error all the same.
+    Unknown(u32),
+}
+
+/// One row per error: its name, its code in [`Revision::Ietf00`], its code in [`Revision::Cel09`].
+const TABLE: [(&str, u32, u32); 10] = [
+    ("ERR_VERS", 1, 1),
+    ("ERR_BAD_XDR", 2, 2),
+    ("ERR_INVAL_HTYPE", 3, 3),
+    ("ERR_INVAL_FLAG", 4, 3),
+    ("ERR_READ_CHUNKS", 5, 4),
+    ("ERR_WRITE_CHUNKS", 6, 5),
+    ("ERR_SEGMENTS", 7, 6),
+    ("ERR_WRITE_RESOURCE", 8, 7),
+    ("ERR_REPLY_RESOURCE", 9, 8),
+    ("ERR_SYSTEM", 10, 9),
+];
+
+impl ErrorBody {
+    /// Row of the table, `None` for unknown codes.
+    const fn row(&self) -> Option<usize> {
+        Some(match self {
+            ErrorBody::Vers { .. } => 0,
+            ErrorBody::BadXdr => 1,
+            ErrorBody::InvalHtype => 2,
+            ErrorBody::InvalFlag => 3,
+            ErrorBody::ReadChunks { .. } => 4,
+            ErrorBody::WriteChunks { .. } => 5,
+            ErrorBody::Segments { .. } => 6,
+            ErrorBody::WriteResource { .. } => 7,
+            ErrorBody::ReplyResource { .. } => 8,
+            ErrorBody::System => 9,
+            ErrorBody::Unknown(_) => return None,
+        })
+    }
+
+    /// The error's name, in the terms of version 2.
+    pub const fn name(&self) -> &'static str {
+        match self.row() {
+            Some(row) => TABLE[row].0,
+            None => "ERR_UNKNOWN",
+        }
+    }
+
+    /// The error's name in this version: in version 1, [`ErrorBody::BadXdr`] is ERR_CHUNK.
+    pub const fn name_in(&self, version: Version) -> &'static str {
+        match (version, self) {
+            (Version::V1, ErrorBody::BadXdr) => "ERR_CHUNK",
+            _ => self.name(),
+        }
+    }
+
+    /// `rdma_err`.
+    pub const fn code(&self, version: Version, revision: Revision) -> u32 {
+        match (self, version, self.row()) {
+            (ErrorBody::Unknown(code), _, _) => *code,
+            (ErrorBody::Vers { .. }, _, _) => 1,
+            (_, Version::V1, _) => 2,
+            (_, Version::V2, Some(row)) => match revision {
+                Revision::Ietf00 => TABLE[row].1,
+                Revision::Cel09 => TABLE[row].2,
+            },
+            (_, Version::V2, None) => 0,
+        }
+    }
+
+    /// The words behind the code.
+    fn arguments(&self, version: Version) -> ([u32; 2], usize) {
+        match (*self, version) {
+            (ErrorBody::Vers { low, high }, _) => ([low, high], 2),
+            (_, Version::V1) => ([0, 0], 0),
+            (ErrorBody::ReadChunks { max }, _)
+            | (ErrorBody::WriteChunks { max }, _)
+            | (ErrorBody::Segments { max }, _) => ([max, 0], 1),
+            (ErrorBody::WriteResource { chunk_index, length_needed }, _) => ([chunk_index, length_needed], 2),
+            (ErrorBody::ReplyResource { length_needed }, _) => ([length_needed, 0], 1),
+            _ => ([0, 0], 0),
+        }
+    }
+
+    /// Bytes of `rdma_err` and what follows it.
+    pub fn encoded_len(&self, version: Version) -> usize {
+        4 + 4 * self.arguments(version).1
+    }
+
+    pub(super) fn emit(
+        &self,
+        out: &mut Writer<'_>,
+        version: Version,
+        revision: Revision,
+    ) -> Result<(), NoSpace> {
+        out.u32(self.code(version, revision))?;
+        let (words, count) = self.arguments(version);
+        words[..count].iter().try_for_each(|word| out.u32(*word))
+    }
+
+    pub(super) fn read(
+        reader: &mut Reader<'_>,
+        version: Version,
+        revision: Revision,
+    ) -> Result<ErrorBody, BadXdr> {
+        let code = reader.u32("rdma_err")?;
+        // The first row wins, so that code 3 of Cel09 is INVAL_HTYPE.
+        let row = match (version, revision) {
+            (Version::V1, _) => (1..=2).contains(&code).then(|| code as usize - 1),
+            (Version::V2, Revision::Ietf00) => TABLE.iter().position(|row| row.1 == code),
+            (Version::V2, Revision::Cel09) => TABLE.iter().position(|row| row.2 == code),
+        };
+        Ok(match row {
+            Some(0) => {
+                ErrorBody::Vers { low: reader.u32("rdma_vers_low")?, high: reader.u32("rdma_vers_high")? }
+            }
+            Some(1) => ErrorBody::BadXdr,
+            Some(2) => ErrorBody::InvalHtype,
+            Some(3) => ErrorBody::InvalFlag,
+            Some(4) => ErrorBody::ReadChunks { max: reader.u32("rdma_max_chunks")? },
+            Some(5) => ErrorBody::WriteChunks { max: reader.u32("rdma_max_chunks")? },
+            Some(6) => ErrorBody::Segments { max: reader.u32("rdma_max_segments")? },
+            Some(7) => ErrorBody::WriteResource {
+                chunk_index: reader.u32("rdma_chunk_index")?,
+                length_needed: reader.u32("rdma_length_needed")?,
+            },
+            Some(8) => ErrorBody::ReplyResource { length_needed: reader.u32("rdma_length_needed")? },
+            Some(9) => ErrorBody::System,
+            _ => ErrorBody::Unknown(code),
+        })
+    }
+}
+
+/// The name and its arguments.
+impl fmt::Display for ErrorBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match *self {
+            ErrorBody::Vers { low, high } => write!(f, "({low}..={high})"),
+            ErrorBody::ReadChunks { max } | ErrorBody::WriteChunks { max } | ErrorBody::Segments { max } => {
+                write!(f, "(max {max})")
+            }
+            ErrorBody::WriteResource { chunk_index, length_needed } => {
+                write!(f, "(chunk {chunk_index} needs {length_needed})")
+            }
+            ErrorBody::ReplyResource { length_needed } => write!(f, "(needs {length_needed})"),
+            ErrorBody::Unknown(code) => write!(f, "({code})"),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! A header to be sent: a value that can be compared and printed, and its bytes.
+
+use super::chunks::Chunks;
+use super::codes::{Flags, HeaderType, Revision, Version};
+use super::error::ErrorBody;
+use super::properties::PropertySet;
+use super::view::{COMMON_LEN, ERR_VERS_LEN};
+use super::xdr::{NoSpace, Writer, padded};
+
+/// A header of either version. Fields that version 1 does not have (`received`, `flags`, the handle to invalidate)
+/// are left out there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header<'a> {
+    /// Transaction id: the RPC message's, or 0 for a pure grant of credits.
+    pub xid: u32,
+    /// `rdma_credit`.
+    pub credit: u32,
+    /// The messages received so far, for windowed credits. [`Flags::RECEIVED`] follows from it.
+    pub received: Option<u32>,
+    /// The other flags.
+    pub flags: Flags,
+    /// Header type and what it carries.
+    pub body: Body<'a>,
+}
+
+/// What a header to be sent carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body<'a> {
+    /// The RPC message follows the header.
+    Msg(Chunks<'a>),
+    /// The RPC message is in a chunk.
+    Nomsg(Chunks<'a>),
+    /// Version 1 only. Not to be sent to a peer: here so that every header can be written again.
+    Msgp {
+        /// `rdma_align`.
+        align: u32,
+        /// `rdma_thresh`.
+        thresh: u32,
+        /// The lists.
+        chunks: Chunks<'a>,
+    },
+    /// Version 1 only. Not to be sent to a peer, as [`Body::Msgp`].
+    Done,
+    /// An error; from responders only.
+    Error(ErrorBody),
+    /// Version 2: properties.
+    Connprop(PropertySet<'a>),
+    /// Version 2: an optional operation, made by [`Operation::emit`](super::optional::Operation::emit).
+    Optional {
+        /// `rdma_opttype`.
+        opttype: u32,
+        /// `rdma_optinfo`.
+        optinfo: &'a [u8],
+    },
+}
+
+impl Body<'_> {
+    /// The type of the header.
+    pub const fn htype(&self) -> HeaderType {
+        match self {
+            Body::Msg(_) => HeaderType::Msg,
+            Body::Nomsg(_) => HeaderType::Nomsg,
+            Body::Msgp { .. } => HeaderType::Msgp,
+            Body::Done => HeaderType::Done,
+            Body::Error(_) => HeaderType::Error,
+            Body::Connprop(_) => HeaderType::Connprop,
+            Body::Optional { .. } => HeaderType::Optional,
+        }
+    }
+}
+
+impl Header<'_> {
+    /// Bytes of the header in this version. The revision makes no difference; it is asked for so that it never can.
+    pub fn encoded_len(&self, version: Version, _revision: Revision) -> usize {
+        let prefix = match version {
+            Version::V1 => COMMON_LEN,
+            Version::V2 => COMMON_LEN + 4 + if self.received.is_some() { 4 } else { 0 },
+        };
+        prefix
+            + match &self.body {
+                Body::Msg(chunks) | Body::Nomsg(chunks) => chunks.encoded_len(version),
+                Body::Msgp { chunks, .. } => 8 + chunks.encoded_len(version),
+                Body::Done => 0,
+                Body::Error(error) => error.encoded_len(version),
+                Body::Connprop(properties) => properties.encoded_len(),
+                Body::Optional { optinfo, .. } => 8 + padded(optinfo.len()),
+            }
+    }
+
+    /// Writes the header to the start of `out` and returns its length.
+    ///
+    /// The caller keeps to what the version has: CONNPROP and OPTIONAL are of version 2, MSGP and DONE of version 1,
+    /// MORE of [`Revision::Ietf00`].
+    pub fn emit(&self, out: &mut [u8], version: Version, revision: Revision) -> Result<usize, NoSpace> {
+        let htype = self.body.htype();
+        debug_assert!(HeaderType::of_version(htype.code(), version).is_some(), "{version} has no {htype}");
+        let (needed, available) = (self.encoded_len(version, revision), out.len());
+        if needed > available {
+            return Err(NoSpace { needed, available });
+        }
+        let mut writer = Writer::new(out);
+        self.write(&mut writer, version, revision)?;
+        debug_assert_eq!(writer.len(), needed);
+        Ok(writer.len())
+    }
+
+    fn write(&self, out: &mut Writer<'_>, version: Version, revision: Revision) -> Result<(), NoSpace> {
+        out.u32(self.xid)?;
+        out.u32(version.code())?;
+        out.u32(self.credit)?;
+        out.u32(self.body.htype().code())?;
+        if version == Version::V2 {
+            out.u32(sent_flags(self.flags, self.received).0)?;
+            if let Some(received) = self.received {
+                out.u32(received)?;
+            }
+        }
+        match &self.body {
+            Body::Msg(chunks) | Body::Nomsg(chunks) => chunks.emit(out, version),
+            Body::Msgp { align, thresh, chunks } => {
+                out.u32(*align)?;
+                out.u32(*thresh)?;
+                chunks.emit(out, version)
+            }
+            Body::Done => Ok(()),
+            Body::Error(error) => error.emit(out, version, revision),
+            Body::Connprop(properties) => properties.emit(out),
+            Body::Optional { opttype, optinfo } => {
+                out.u32(*opttype)?;
+                out.opaque(optinfo)
+            }
+        }
+    }
+}
+
+/// The flags as sent: RECEIVED says whether its word is there.
+#[inline]
+const fn sent_flags(flags: Flags, received: Option<u32>) -> Flags {
+    match received {
+        Some(_) => flags.with(Flags::RECEIVED),
+        None => flags.without(Flags::RECEIVED),
+    }
+}
+
+/// Bytes of a MSG header without chunks: what [`emit_msg`] writes.
+#[inline]
+pub const fn msg_len(version: Version, received: bool) -> usize {
+    match (version, received) {
+        (Version::V1, _) => 28,
+        (Version::V2, false) => 36,
+        (Version::V2, true) => 40,
+    }
+}
+
+/// Writes a MSG header without chunks to the start of `out` and returns its length, [`msg_len`]: the fast path of
+/// [`Header::emit`] for inline calls and replies. Version 1 leaves out `received` and `flags`.
+///
+/// # Panics
+/// If `out` is shorter than [`msg_len`].
+#[inline]
+pub fn emit_msg(
+    out: &mut [u8],
+    version: Version,
+    xid: u32,
+    credit: u32,
+    received: Option<u32>,
+    flags: Flags,
+) -> usize {
+    let flags = sent_flags(flags, received).0;
+    let common = [xid, version.code(), credit, HeaderType::Msg.code()];
+    match (version, received) {
+        (Version::V1, _) => put(out, common, [0; 3]),
+        (Version::V2, None) => put(out, common, [flags, 0, 0, 0, 0]),
+        (Version::V2, Some(received)) => put(out, common, [flags, received, 0, 0, 0, 0]),
+    }
+}
+
+#[inline]
+fn put<const N: usize>(out: &mut [u8], common: [u32; 4], tail: [u32; N]) -> usize {
+    let len = COMMON_LEN + 4 * N;
+    let out = &mut out[..len];
+    for (bytes, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(common.iter().chain(&tail)) {
+        *bytes = word.to_be_bytes();
+    }
+    len
+}
+
+/// Writes an error header that names the supported versions, in the layout that RFC 8166 §7 fixes for every version:
+/// the answer to a version that we do not speak. `vers` echoes the version that was asked for.
+pub fn emit_err_vers(
+    out: &mut [u8],
+    xid: u32,
+    vers: u32,
+    credit: u32,
+    (low, high): (Version, Version),
+) -> Result<usize, NoSpace> {
+    let mut writer = Writer::new(out);
+    for word in [xid, vers, credit, HeaderType::Error.code(), 1, low.code(), high.code()] {
+        writer.u32(word)?;
+    }
+    debug_assert_eq!(writer.len(), ERR_VERS_LEN);
+    Ok(writer.len())
+}

@@ -1,0 +1,129 @@
+//! Optional operations, which change characteristics of a running connection.
+//!
+//! They travel in one header type, [`HeaderType::Optional`](super::HeaderType::Optional), with an operation code
+//! (`rdma_opttype`) and an opaque body (`rdma_optinfo`). Codes and bodies are those of draft-dnoveck-nfsv4-rpcrdma-xcharext-02
+//! §4; property identifiers are those of the base revision. Sent only to peers that offered
+//! [`PropertyId::OptionalType`](super::properties::PropertyId::OptionalType).
+
+use super::codes::codes;
+use super::properties::{Property, PropertySet, Subset};
+use super::xdr::{BadXdr, NoSpace, Reader, Writer};
+
+codes! {
+    /// The operation, `rdma_opttype`. A receiver that does not know it answers INVAL_HTYPE.
+    pub enum OperationCode {
+        /// The sender's characteristics.
+        Initial = 1, "INITXCH";
+        /// Please change these.
+        Request = 2, "REQXCH";
+        /// What becomes of a request.
+        Respond = 3, "RESPXCH";
+        /// A characteristic has changed.
+        Update = 4, "UPDXCH";
+    }
+}
+
+/// An operation with its body. [`Property::check`] and [`Properties::apply`](super::properties::Properties::apply)
+/// look at the values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation<'a> {
+    /// The sender's characteristics.
+    Initial {
+        /// All that it wants to tell.
+        start: PropertySet<'a>,
+        /// Those of `start` that are not expected to change.
+        constant: Subset<'a>,
+    },
+    /// A request to change characteristics.
+    Request {
+        /// The values wanted.
+        want: PropertySet<'a>,
+    },
+    /// The answer, under the XID of the request. Each property requested is in exactly one subset.
+    Respond {
+        /// Changed.
+        done: Subset<'a>,
+        /// Refused.
+        rejected: Subset<'a>,
+        /// Still open: updates will follow.
+        pending: Subset<'a>,
+    },
+    /// A change, requested before or not.
+    Update {
+        /// The new value.
+        now: Property<'a>,
+        /// Whether a pending request for this characteristic ends with this.
+        clears_pending: bool,
+    },
+}
+
+impl<'a> Operation<'a> {
+    /// The code to be sent with the body.
+    pub const fn code(&self) -> OperationCode {
+        match self {
+            Operation::Initial { .. } => OperationCode::Initial,
+            Operation::Request { .. } => OperationCode::Request,
+            Operation::Respond { .. } => OperationCode::Respond,
+            Operation::Update { .. } => OperationCode::Update,
+        }
+    }
+
+    /// Reads a body. Nothing may follow it.
+    pub fn parse(code: OperationCode, optinfo: &'a [u8]) -> Result<Operation<'a>, BadXdr> {
+        let mut reader = Reader::new(optinfo);
+        let operation = match code {
+            OperationCode::Initial => Operation::Initial {
+                start: PropertySet::read(&mut reader)?,
+                constant: Subset::read(&mut reader, "optixch_nochg")?,
+            },
+            OperationCode::Request => Operation::Request { want: PropertySet::read(&mut reader)? },
+            OperationCode::Respond => Operation::Respond {
+                done: Subset::read(&mut reader, "optrespxch_done")?,
+                rejected: Subset::read(&mut reader, "optrespxch_rej")?,
+                pending: Subset::read(&mut reader, "optrespxch_pend")?,
+            },
+            OperationCode::Update => Operation::Update {
+                now: Property::read(&mut reader)?,
+                clears_pending: reader.bool("optupdxch_pendclr")?,
+            },
+        };
+        match reader.rest() {
+            [] => Ok(operation),
+            _ => Err(BadXdr { what: "end of rdma_optinfo", at: reader.at() }),
+        }
+    }
+
+    /// Bytes of the body.
+    pub const fn encoded_len(&self) -> usize {
+        match self {
+            Operation::Initial { start, constant } => start.encoded_len() + constant.encoded_len(),
+            Operation::Request { want } => want.encoded_len(),
+            Operation::Respond { done, rejected, pending } => {
+                done.encoded_len() + rejected.encoded_len() + pending.encoded_len()
+            }
+            Operation::Update { now, .. } => now.encoded_len() + 4,
+        }
+    }
+
+    /// Writes the body to the start of `out` and returns its length.
+    pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
+        let mut writer = Writer::new(out);
+        match self {
+            Operation::Initial { start, constant } => {
+                start.emit(&mut writer)?;
+                constant.emit(&mut writer)?;
+            }
+            Operation::Request { want } => want.emit(&mut writer)?,
+            Operation::Respond { done, rejected, pending } => {
+                done.emit(&mut writer)?;
+                rejected.emit(&mut writer)?;
+                pending.emit(&mut writer)?;
+            }
+            Operation::Update { now, clears_pending } => {
+                now.emit(&mut writer)?;
+                writer.bool(*clears_pending)?;
+            }
+        }
+        Ok(writer.len())
+    }
+}

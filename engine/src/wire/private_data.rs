@@ -1,0 +1,66 @@
+//! The private data of a version 1 connection (RFC 8797): eight bytes in the connect and accept messages.
+
+use super::xdr::{NoSpace, Writer, word};
+
+/// Bytes of the message.
+pub const LEN: usize = 8;
+/// The word that marks the message, `0xf6ab0e18`.
+pub const FORMAT: u32 = 0xf6ab_0e18;
+/// Smallest inline threshold that can be said, and the one that holds when nothing is said; bytes.
+pub const MIN_INLINE: u32 = 1024;
+/// Largest inline threshold that can be said; bytes.
+pub const MAX_INLINE: u32 = 256 * 1024;
+
+const VERSION: u8 = 1;
+const REMOTE_INVALIDATION: u8 = 1;
+
+/// What a peer tells about its end of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrivateData {
+    /// Replies may come as Send With Invalidate; both ends must say so.
+    pub remote_invalidation: bool,
+    /// The longest message that the peer sends, in bytes.
+    pub send_size: u32,
+    /// The longest message that the peer can receive, in bytes.
+    pub receive_size: u32,
+}
+
+/// What holds for a peer that sends no private data.
+impl Default for PrivateData {
+    fn default() -> Self {
+        PrivateData { remote_invalidation: false, send_size: MIN_INLINE, receive_size: MIN_INLINE }
+    }
+}
+
+impl PrivateData {
+    /// Looks for the message anywhere in `bytes`, which may hold other layers' data in front and padding behind.
+    /// `None` if it is not there or is of another version: the defaults hold.
+    pub fn parse(bytes: &[u8]) -> Option<PrivateData> {
+        let message: &[u8] = bytes.windows(LEN).find(|window| word(window, 0) == FORMAT)?;
+        let &[_, _, _, _, VERSION, flags, send, receive] = message else { return None };
+        Some(PrivateData {
+            remote_invalidation: flags & REMOTE_INVALIDATION != 0,
+            send_size: decode_size(send),
+            receive_size: decode_size(receive),
+        })
+    }
+
+    /// Writes the message to the start of `out`. Sizes are rounded down to multiples of 1024, within
+    /// [`MIN_INLINE`]`..=`[`MAX_INLINE`].
+    pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
+        let flags = if self.remote_invalidation { REMOTE_INVALIDATION } else { 0 };
+        let mut writer = Writer::new(out);
+        let tail = [VERSION, flags, encode_size(self.send_size), encode_size(self.receive_size)];
+        writer.u32(FORMAT)?;
+        writer.bytes(&tail)?;
+        Ok(writer.len())
+    }
+}
+
+const fn decode_size(code: u8) -> u32 {
+    (code as u32 + 1) * 1024
+}
+
+fn encode_size(bytes: u32) -> u8 {
+    (bytes.clamp(MIN_INLINE, MAX_INLINE) / 1024 - 1) as u8
+}

@@ -1,0 +1,175 @@
+//! Call headers, and what to answer when one is bad.
+
+use thiserror::Error;
+
+use super::super::xdr::{BadXdr, NoSpace, Reader, Writer};
+use super::auth::{AuthStat, OpaqueAuth};
+use super::reply::{AcceptStat, RejectStat, ReplyBody};
+use super::{MessageType, RPC_VERSION};
+
+/// Bytes in front of the credential.
+const FIXED_LEN: usize = 24;
+
+/// The header of a call; the arguments follow it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallHeader<'a> {
+    /// Transaction id.
+    pub xid: u32,
+    /// Program number.
+    pub program: u32,
+    /// Program version.
+    pub version: u32,
+    /// Procedure number.
+    pub procedure: u32,
+    /// Who calls.
+    pub credential: OpaqueAuth<'a>,
+    /// What proves it.
+    pub verifier: OpaqueAuth<'a>,
+}
+
+/// An RPC message that is not the call, or not the reply, that it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{kind}")]
+pub struct RpcError {
+    /// What is wrong.
+    pub kind: RpcErrorKind,
+    /// The message's XID, if it is long enough to have one.
+    pub xid: Option<u32>,
+}
+
+/// The ways in which an RPC header can be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RpcErrorKind {
+    /// Not a call where a call is expected, or not a reply where a reply is; or too short to tell.
+    #[error("not an RPC {expected}")]
+    NotA {
+        /// What was expected.
+        expected: MessageType,
+    },
+    /// A call of another version of RPC.
+    #[error("RPC version {rpcvers}")]
+    RpcVersion {
+        /// `rpcvers`.
+        rpcvers: u32,
+    },
+    /// The credential is cut off or too long.
+    #[error("bad credential at byte {at}")]
+    Credential {
+        /// Where it starts.
+        at: usize,
+    },
+    /// The verifier is cut off or too long.
+    #[error("bad verifier at byte {at}")]
+    Verifier {
+        /// Where it starts.
+        at: usize,
+    },
+    /// Anything else that is cut off or has no meaning.
+    #[error("bad {what} at byte {at}")]
+    Garbage {
+        /// The item.
+        what: &'static str,
+        /// Where it starts.
+        at: usize,
+    },
+}
+
+impl From<BadXdr> for RpcErrorKind {
+    fn from(BadXdr { what, at }: BadXdr) -> Self {
+        RpcErrorKind::Garbage { what, at }
+    }
+}
+
+impl RpcErrorKind {
+    pub(super) fn of(self, message: &[u8]) -> RpcError {
+        RpcError { kind: self, xid: message.first_chunk().map(|xid| u32::from_be_bytes(*xid)) }
+    }
+}
+
+impl RpcError {
+    /// The reply that a bad call gets; `None` for what is no call, which is to be dropped.
+    pub const fn answer(&self) -> Option<ReplyBody<'static>> {
+        Some(match self.kind {
+            RpcErrorKind::NotA { .. } => return None,
+            RpcErrorKind::RpcVersion { .. } => {
+                ReplyBody::Denied(RejectStat::RpcMismatch { low: RPC_VERSION, high: RPC_VERSION })
+            }
+            RpcErrorKind::Credential { .. } => {
+                ReplyBody::Denied(RejectStat::AuthError(AuthStat::BadCred.code()))
+            }
+            RpcErrorKind::Verifier { .. } => {
+                ReplyBody::Denied(RejectStat::AuthError(AuthStat::BadVerf.code()))
+            }
+            RpcErrorKind::Garbage { .. } => {
+                ReplyBody::Accepted { verifier: OpaqueAuth::NONE, stat: AcceptStat::GarbageArgs }
+            }
+        })
+    }
+}
+
+/// What follows the XID of a call: CALL, RPC version 2.
+const CALL_OF_RPC_2: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 2];
+
+impl<'a> CallHeader<'a> {
+    /// Reads the header of a call and says where the arguments start.
+    #[inline]
+    pub fn parse(message: &'a [u8]) -> Result<(CallHeader<'a>, usize), RpcError> {
+        // Calls with AUTH_NONE have a header of fixed length, without anything to follow.
+        if let Some((words, rest)) = message.split_first_chunk::<FIXED_LEN>()
+            && words[4..12] == CALL_OF_RPC_2
+            && rest.first_chunk() == Some(&[0; 2 * OpaqueAuth::NONE.encoded_len()])
+        {
+            let word = |at| super::word(words, at);
+            let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
+            let (xid, program, version, procedure) = (word(0), word(12), word(16), word(20));
+            let header = CallHeader { xid, program, version, procedure, credential, verifier };
+            return Ok((header, FIXED_LEN + 2 * OpaqueAuth::NONE.encoded_len()));
+        }
+        Self::read(message).map_err(|kind| kind.of(message))
+    }
+
+    fn read(message: &'a [u8]) -> Result<(CallHeader<'a>, usize), RpcErrorKind> {
+        let not_a_call = RpcErrorKind::NotA { expected: MessageType::Call };
+        let mut reader = Reader::new(message);
+        let xid = reader.u32("xid").map_err(|_| not_a_call)?;
+        if reader.u32("msg_type").ok() != Some(MessageType::Call.code()) {
+            return Err(not_a_call);
+        }
+        let rpcvers = reader.u32("rpcvers")?;
+        if rpcvers != RPC_VERSION {
+            return Err(RpcErrorKind::RpcVersion { rpcvers });
+        }
+        let (program, version, procedure) = (reader.u32("prog")?, reader.u32("vers")?, reader.u32("proc")?);
+        let at = reader.at();
+        let credential =
+            OpaqueAuth::read(&mut reader, "cred").map_err(|_| RpcErrorKind::Credential { at })?;
+        let at = reader.at();
+        let verifier = OpaqueAuth::read(&mut reader, "verf").map_err(|_| RpcErrorKind::Verifier { at })?;
+        Ok((CallHeader { xid, program, version, procedure, credential, verifier }, reader.at()))
+    }
+
+    /// Bytes on the wire.
+    pub const fn encoded_len(&self) -> usize {
+        FIXED_LEN + self.credential.encoded_len() + self.verifier.encoded_len()
+    }
+
+    /// Writes the header to the start of `out` and returns its length.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
+        let (needed, available) = (self.encoded_len(), out.len());
+        let words =
+            [self.xid, MessageType::Call.code(), RPC_VERSION, self.program, self.version, self.procedure];
+        match out.split_first_chunk_mut::<FIXED_LEN>() {
+            Some((fixed, auth)) if needed <= available => {
+                for (bytes, word) in fixed.as_chunks_mut().0.iter_mut().zip(words) {
+                    *bytes = word.to_be_bytes();
+                }
+                let mut writer = Writer::new(auth);
+                self.credential.emit(&mut writer)?;
+                self.verifier.emit(&mut writer)?;
+                Ok(FIXED_LEN + writer.len())
+            }
+            _ => Err(NoSpace { needed, available }),
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! RPC call and reply headers (RFC 5531 §9), as far as a transport and a dispatcher need them.
+
+mod auth;
+mod call;
+mod reply;
+
+pub use auth::{AuthStat, AuthSys, Flavor, MAX_AUTH_LEN, OpaqueAuth};
+pub use call::{CallHeader, RpcError, RpcErrorKind};
+pub use reply::{ACCEPTED_REPLY_LEN, AcceptStat, RejectStat, ReplyBody, ReplyHeader, emit_accepted_success};
+
+use super::codes::codes;
+use super::xdr::word;
+
+/// The version of the RPC protocol, the only one there is.
+pub const RPC_VERSION: u32 = 2;
+
+codes! {
+    /// Whether an RPC message is a call or a reply.
+    pub enum MessageType {
+        /// A call.
+        Call = 0, "CALL";
+        /// A reply.
+        Reply = 1, "REPLY";
+    }
+}
+
+/// The XID of an RPC message, and whether it is a call or a reply. `None` if it is too short or neither.
+#[inline]
+pub fn peek(message: &[u8]) -> Option<(u32, MessageType)> {
+    let head: &[u8; 8] = message.first_chunk()?;
+    Some((word(head, 0), MessageType::from_code(word(head, 4))?))
+}

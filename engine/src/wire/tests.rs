@@ -1,0 +1,436 @@
+//! Properties of the codec that hold for all inputs, and helpers for the tests beside this file.
+
+use proptest::prelude::*;
+
+use super::optional::{Operation, OperationCode};
+use super::private_data::PrivateData;
+use super::properties::{Builder, Properties, Property, PropertyId, ReverseSupport, Subset};
+use super::rpc::{AuthSys, CallHeader, ReplyHeader};
+use super::*;
+
+/// Bytes of a hex dump: digits in groups, blanks ignored.
+pub(super) fn bytes(hex: &str) -> Vec<u8> {
+    let digits: Vec<u8> = hex.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();
+    digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+}
+
+/// The value of a view, with the storage that its lists need.
+#[derive(Debug)]
+pub(super) struct Owned<'a> {
+    view: View<'a>,
+    reads: Vec<ReadSegment>,
+    counts: Vec<u32>,
+    segments: Vec<Segment>,
+    reply: Option<Vec<Segment>>,
+}
+
+impl<'a> Owned<'a> {
+    pub(super) fn of(view: &View<'a>) -> Owned<'a> {
+        Owned {
+            view: *view,
+            reads: view.reads().collect(),
+            counts: view.writes().map(|chunk| chunk.len() as u32).collect(),
+            segments: view.writes().flat_map(|chunk| chunk.segments()).collect(),
+            reply: view.reply_chunk().map(|chunk| chunk.segments().collect()),
+        }
+    }
+
+    pub(super) fn header(&self) -> Header<'_> {
+        let view = &self.view;
+        let chunks = Chunks {
+            inv_handle: view.inv_handle(),
+            reads: &self.reads,
+            writes: WriteList { counts: &self.counts, segments: &self.segments },
+            reply: self.reply.as_deref(),
+        };
+        let body = match view.body() {
+            ViewBody::Msg => Body::Msg(chunks),
+            ViewBody::Nomsg => Body::Nomsg(chunks),
+            ViewBody::Msgp { align, thresh } => Body::Msgp { align, thresh, chunks },
+            ViewBody::Done => Body::Done,
+            ViewBody::Error(error) => Body::Error(error),
+            ViewBody::Connprop(properties) => Body::Connprop(properties),
+            ViewBody::Optional { opttype, optinfo } => Body::Optional { opttype, optinfo },
+        };
+        let (xid, credit) = (view.xid(), view.credit());
+        Header { xid, credit, received: view.received(), flags: view.flags(), body }
+    }
+}
+
+/// Everything that a header of any type may need, owned.
+#[derive(Clone, Debug)]
+struct Parts {
+    xid: u32,
+    credit: u32,
+    received: Option<u32>,
+    flags: Flags,
+    kind: Kind,
+    inv_handle: u32,
+    reads: Vec<ReadSegment>,
+    writes: Vec<Vec<Segment>>,
+    reply: Option<Vec<Segment>>,
+    properties: Vec<(u32, Vec<u8>)>,
+    payload: Vec<u8>,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Msg,
+    Nomsg,
+    Msgp(u32, u32),
+    Done,
+    Error(ErrorBody),
+    Connprop,
+    Optional(u32, Vec<u8>),
+}
+
+impl Parts {
+    /// Leaves out what a header of this version and revision cannot have.
+    fn fit(mut self, version: Version, revision: Revision) -> Parts {
+        let has_more = matches!(self.kind, Kind::Msg | Kind::Connprop) && revision == Revision::Ietf00;
+        if version == Version::V1 {
+            (self.received, self.flags, self.inv_handle) = (None, Flags::NONE, 0);
+        } else if !has_more {
+            self.flags = self.flags.without(Flags::MORE);
+        }
+        if self.flags.contains(Flags::MORE) {
+            (self.reads, self.writes, self.reply) = (vec![], vec![], None);
+        }
+        let empty = self.reads.is_empty() && self.writes.is_empty() && self.reply.is_none();
+        if version == Version::V1 && empty && matches!(self.kind, Kind::Nomsg) {
+            self.reply = Some(vec![]);
+        }
+        self
+    }
+
+    fn with<T>(&self, then: impl FnOnce(Header<'_>) -> T) -> T {
+        let counts: Vec<_> = self.writes.iter().map(|chunk| chunk.len() as u32).collect();
+        let segments = self.writes.concat();
+        let mut buffer = [0; 2048];
+        let set = self
+            .properties
+            .iter()
+            .try_fold(Builder::new(&mut buffer), |set, (which, data)| {
+                set.property(Property { which: *which, data })
+            })
+            .expect("space")
+            .finish();
+        let chunks = Chunks {
+            inv_handle: self.inv_handle,
+            reads: &self.reads,
+            writes: WriteList { counts: &counts, segments: &segments },
+            reply: self.reply.as_deref(),
+        };
+        let body = match &self.kind {
+            Kind::Msg => Body::Msg(chunks),
+            Kind::Nomsg => Body::Nomsg(chunks),
+            Kind::Msgp(align, thresh) => Body::Msgp { align: *align, thresh: *thresh, chunks },
+            Kind::Done => Body::Done,
+            Kind::Error(error) => Body::Error(*error),
+            Kind::Connprop => Body::Connprop(set),
+            Kind::Optional(opttype, optinfo) => Body::Optional { opttype: *opttype, optinfo },
+        };
+        let flags = if self.received.is_some() { self.flags.with(Flags::RECEIVED) } else { self.flags };
+        then(Header { xid: self.xid, credit: self.credit, received: self.received, flags, body })
+    }
+
+    fn encode(&self, version: Version, revision: Revision) -> Vec<u8> {
+        self.with(|header| {
+            let mut out = vec![0; header.encoded_len(version, revision)];
+            assert_eq!(header.emit(&mut out, version, revision), Ok(out.len()));
+            out
+        })
+    }
+}
+
+fn segment() -> impl Strategy<Value = Segment> {
+    any::<(u32, u32, u64)>().prop_map(|(handle, length, offset)| Segment { handle, length, offset })
+}
+
+fn chunk() -> impl Strategy<Value = Vec<Segment>> {
+    prop::collection::vec(segment(), 0..4)
+}
+
+fn error_body(version: Version, revision: Revision) -> impl Strategy<Value = ErrorBody> {
+    (0..11_u32, any::<u32>(), any::<u32>()).prop_map(move |(row, a, b)| match (row, version, revision) {
+        (0, ..) => ErrorBody::Vers { low: a, high: b },
+        (10, ..) => ErrorBody::Unknown(a | 0x100),
+        (_, Version::V1, _) => ErrorBody::BadXdr,
+        (1, ..) => ErrorBody::BadXdr,
+        (2, ..) | (3, _, Revision::Cel09) => ErrorBody::InvalHtype,
+        (3, ..) => ErrorBody::InvalFlag,
+        (4, ..) => ErrorBody::ReadChunks { max: a },
+        (5, ..) => ErrorBody::WriteChunks { max: a },
+        (6, ..) => ErrorBody::Segments { max: a },
+        (7, ..) => ErrorBody::WriteResource { chunk_index: a, length_needed: b },
+        (8, ..) => ErrorBody::ReplyResource { length_needed: a },
+        _ => ErrorBody::System,
+    })
+}
+
+fn kind(version: Version, revision: Revision) -> BoxedStrategy<Kind> {
+    let either =
+        prop_oneof![Just(Kind::Msg), Just(Kind::Nomsg), error_body(version, revision).prop_map(Kind::Error),];
+    let opaque = prop::collection::vec(any::<u8>(), 0..40);
+    match version {
+        Version::V1 => prop_oneof![
+            either,
+            any::<(u32, u32)>().prop_map(|(align, thresh)| Kind::Msgp(align, thresh)),
+            Just(Kind::Done)
+        ]
+        .boxed(),
+        Version::V2 => prop_oneof![
+            either,
+            Just(Kind::Connprop),
+            (0..6_u32, opaque).prop_map(|(opttype, optinfo)| Kind::Optional(opttype, optinfo))
+        ]
+        .boxed(),
+    }
+}
+
+fn property() -> impl Strategy<Value = (u32, Vec<u8>)> {
+    let word = prop::collection::vec(any::<u8>(), 4);
+    prop_oneof![
+        (1..=4_u32, word).prop_map(|(which, data)| (which, data)),
+        (0..7_u32).prop_map(|which| (which, vec![])),
+        (100..u32::MAX - 256, prop::collection::vec(any::<u8>(), 0..9)),
+    ]
+}
+
+/// A version, a revision, and the parts of a header that both have.
+fn parts() -> impl Strategy<Value = (Version, Revision, Parts)> {
+    let versions = prop::sample::select(Version::ALL);
+    let revisions = prop::sample::select(Revision::ALL);
+    (versions, revisions).prop_flat_map(|(version, revision)| {
+        let words = (any::<u32>(), any::<u32>(), any::<Option<u32>>(), 0..4_u32, any::<u32>());
+        let lists = (
+            prop::collection::vec(
+                (any::<u32>(), segment()).prop_map(|(position, target)| ReadSegment { position, target }),
+                0..4,
+            ),
+            prop::collection::vec(chunk(), 0..4),
+            prop::option::of(chunk()),
+        );
+        // The older text calls property 2 an enumeration: no random words there.
+        let properties = match revision {
+            Revision::Ietf00 => prop::collection::vec(property(), 0..6).boxed(),
+            Revision::Cel09 => {
+                Just(vec![(1, vec![0, 0, 16, 0]), (2, vec![0, 0, 0, 2]), (3, vec![7])]).boxed()
+            }
+        };
+        let payload = prop::collection::vec(any::<u8>(), 0..32);
+        (words, kind(version, revision), lists, properties, payload).prop_map(
+            move |((xid, credit, received, flags, inv_handle), kind, lists, properties, payload)| {
+                let (reads, writes, reply) = lists;
+                let flags = Flags(flags);
+                let parts = Parts {
+                    xid,
+                    credit,
+                    received,
+                    flags,
+                    kind,
+                    inv_handle,
+                    reads,
+                    writes,
+                    reply,
+                    properties,
+                    payload,
+                };
+                (version, revision, parts.fit(version, revision))
+            },
+        )
+    })
+}
+
+/// Uses every accessor, and writes what the view shows.
+fn exercise(view: &View<'_>) {
+    let (version, revision) = (view.version(), view.revision());
+    assert!(view.payload_offset() <= view.bytes().len());
+    assert_eq!(view.has_chunks(), view.reads().next().is_some() || !no_chunks(view));
+    let _ = view.check_limits(&Limits { read_chunks: 2, write_chunks: 2, segments: 2 });
+    assert!(!view.to_string().is_empty());
+    if let ViewBody::Connprop(set) = view.body() {
+        let properties = Properties::from_set(&set, revision).expect("checked with the header");
+        let mut buffer = vec![0; 4096 + 2 * view.bytes().len()];
+        let again = properties.emit(&mut buffer, revision).expect("space");
+        assert_eq!(Properties::from_set(&again, revision), Ok(properties));
+    }
+    let owned = Owned::of(view);
+    let header = owned.header();
+    // An ERR_VERS in the layout common to all versions has no flags, ours has.
+    if view.payload_offset() == header.encoded_len(version, revision) {
+        let mut out = vec![0; view.payload_offset()];
+        header.emit(&mut out, version, revision).expect("space");
+        let again = View::check(&out, revision).expect("still valid");
+        assert_eq!(Owned::of(&again).header(), header);
+    } else {
+        assert_eq!(
+            (view.htype(), version, view.payload_offset()),
+            (HeaderType::Error, Version::V2, ERR_VERS_LEN)
+        );
+    }
+}
+
+fn no_chunks(view: &View<'_>) -> bool {
+    view.writes().next().is_none() && view.reply_chunk().is_none()
+}
+
+proptest! {
+    /// A value, written and read, is the same value, and the payload behind it is found.
+    #[test]
+    fn value_to_bytes_to_value((version, revision, parts) in parts()) {
+        let header = parts.encode(version, revision);
+        let message = [&header[..], &parts.payload].concat();
+        let view = View::check(&message, revision).expect("valid");
+        prop_assert_eq!(view.version(), version);
+        prop_assert_eq!(view.payload_offset(), header.len());
+        let carries_payload = matches!(parts.kind, Kind::Msg | Kind::Msgp(..));
+        prop_assert_eq!(view.payload(), if carries_payload { &parts.payload[..] } else { &[] });
+        parts.with(|value| assert_eq!(Owned::of(&view).header(), value));
+        exercise(&view);
+    }
+
+    /// No header is the start of another one, but for the one that RFC 8166 §7 wants to be readable in two ways.
+    #[test]
+    fn strict_prefixes_are_errors((version, revision, parts) in parts()) {
+        let header = parts.encode(version, revision);
+        for len in 0..header.len() {
+            let result = View::check(&header[..len], revision);
+            let two_ways = version == Version::V2
+                && matches!(parts.kind, Kind::Error(ErrorBody::Vers { .. }))
+                && len == ERR_VERS_LEN
+                && header[16..20] == [0, 0, 0, 1];
+            prop_assert_eq!(result.is_ok(), two_ways, "{} of {}", len, header.len());
+            if let Err(error) = result {
+                prop_assert_eq!(error.xid(), (len >= COMMON_LEN).then_some(parts.xid));
+                prop_assert_eq!(error.version(), (len >= COMMON_LEN).then_some(version));
+            }
+        }
+    }
+
+    /// The fast path finds what the general one finds, and [`emit_msg`] writes what [`Header::emit`] writes.
+    #[test]
+    fn fast_paths_agree(
+        version in prop::sample::select(Version::ALL),
+        (xid, credit, received, flags) in any::<(u32, u32, Option<u32>, u32)>(),
+    ) {
+        let flags = Flags(flags % 4);
+        let value = Header { xid, credit, received, flags, body: Body::Msg(Chunks::NONE) };
+        let (mut slow, mut fast) = ([0xEE; 64], [0xEE; 64]);
+        let len = value.emit(&mut slow, version, Revision::Ietf00).expect("space");
+        prop_assert_eq!(len, msg_len(version, received.is_some()));
+        prop_assert_eq!(emit_msg(&mut fast, version, xid, credit, received, flags), len);
+        prop_assert_eq!(fast, slow);
+    }
+
+    /// Random bytes behind a plausible start never panic, whatever is asked of them.
+    #[test]
+    fn any_bytes(
+        revision in prop::sample::select(Revision::ALL),
+        vers in prop_oneof![1..=2_u32, any::<u32>()],
+        htype in prop_oneof![0..6_u32, Just(0xFFFF_FF05), any::<u32>()],
+        words in prop::collection::vec(prop_oneof![4 => 0..4_u32, 1 => any::<u32>()], 0..60),
+        cut in 0..4_usize,
+    ) {
+        let all = [1, vers, 2, htype].into_iter().chain(words).flat_map(u32::to_be_bytes);
+        let mut message: Vec<u8> = all.collect();
+        message.truncate(message.len() - cut);
+        if let Ok(view) = View::check(&message, revision) {
+            exercise(&view);
+        }
+    }
+
+    /// A valid header with one byte changed is an error or another valid header; it never panics.
+    #[test]
+    fn one_byte_changed(
+        (version, revision, parts) in parts(),
+        at in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+    ) {
+        let mut message = [parts.encode(version, revision), parts.payload].concat();
+        let at = at.index(message.len());
+        message[at] = byte;
+        if let Ok(view) = View::check(&message, revision) {
+            exercise(&view);
+        }
+    }
+
+    /// The other parsers, on any bytes.
+    #[test]
+    fn any_bytes_of_other_kinds(words in prop::collection::vec(prop_oneof![3 => 0..3_u32, 1 => any::<u32>()], 0..40)) {
+        let message: Vec<u8> = words.into_iter().flat_map(u32::to_be_bytes).collect();
+        for code in OperationCode::ALL {
+            if let Ok(operation) = Operation::parse(*code, &message) {
+                let mut out = vec![0; operation.encoded_len()];
+                prop_assert_eq!(operation.emit(&mut out), Ok(message.len()));
+                prop_assert_eq!(Operation::parse(*code, &out), Ok(operation));
+            }
+        }
+        let _ = PrivateData::parse(&message);
+        let _ = AuthSys::parse(&message);
+        let _ = rpc::peek(&message);
+        let _ = CallHeader::parse(&message);
+        let _ = ReplyHeader::parse(&message);
+    }
+
+    /// A subset contains the positions that it was made of, and no others.
+    #[test]
+    fn subsets(positions in prop::collection::btree_set(0..128_usize, 0..20)) {
+        let mut buffer = [0xEE; 16];
+        let subset = Subset::encode(positions.iter().copied(), &mut buffer).expect("space");
+        prop_assert!(subset.iter().eq(positions.iter().copied()));
+        let words = positions.last().map_or(0, |last| last / 32 + 1);
+        prop_assert_eq!(subset.encoded_len(), 4 + 4 * words);
+    }
+
+    /// All that a property set can say survives the wire, in both revisions as far as they can say it.
+    #[test]
+    fn properties_of_both_revisions(
+        words in any::<[u32; 4]>(),
+        reverse in 0..3_u32,
+        host_auth in prop::option::of(prop::collection::vec(any::<u8>(), 0..300)),
+        offers in any::<[bool; 3]>(),
+    ) {
+        let mut properties = Properties {
+            send_size: words[0],
+            receive_size: words[1],
+            segment_size: words[2],
+            segment_count: words[3],
+            reverse_support: ReverseSupport::from_code(reverse),
+            host_auth: host_auth.as_deref(),
+            windowed_credits: offers[0],
+            optional_type: offers[1],
+            remote_invalidation: offers[2],
+        };
+        let mut buffer = [0; 512];
+        let set = properties.emit(&mut buffer, Revision::Ietf00).expect("space");
+        prop_assert_eq!(Properties::from_set(&set, Revision::Ietf00), Ok(properties));
+
+        let set = properties.emit(&mut buffer, Revision::Cel09).expect("space");
+        let default = Properties::default();
+        properties.send_size = default.send_size;
+        properties.segment_size = default.segment_size;
+        properties.segment_count = default.segment_count;
+        properties.host_auth = None;
+        prop_assert_eq!(Properties::from_set(&set, Revision::Cel09), Ok(properties));
+    }
+}
+
+/// Each table gives every row its own number and name, and finds it again.
+#[test]
+fn tables_are_unambiguous() {
+    for revision in Revision::ALL {
+        for id in PropertyId::ALL {
+            if let Some(which) = id.which(*revision) {
+                assert_eq!(PropertyId::of_revision(which, *revision), Some(*id));
+            }
+        }
+    }
+    for htype in HeaderType::ALL {
+        assert_eq!(HeaderType::from_code(htype.code()), Some(*htype));
+        let versions = Version::ALL.iter().filter(|v| HeaderType::of_version(htype.code(), **v).is_some());
+        assert!(versions.count() > 0, "{htype} is of some version");
+    }
+    assert_eq!(PropertyId::of_revision(6, Revision::Cel09), None);
+    assert_eq!(Revision::default(), Revision::Ietf00);
+}

@@ -1,0 +1,538 @@
+//! Headers written out by hand from the texts, in hex words. Each must read as the value beside it, and that value
+//! must write the same bytes.
+
+use super::optional::{Operation, OperationCode};
+use super::private_data::{self, PrivateData};
+use super::properties::{Builder, Properties, Property, PropertyId, PropertySet, ReverseSupport, Subset};
+use super::tests::{Owned, bytes};
+use super::*;
+
+const XID: u32 = 0xd5dc_15ba;
+const SEGMENTS: [Segment; 3] = [
+    Segment { handle: 0x0b7f, length: 256, offset: 0xd7dc_15ba_0515_1000 },
+    Segment { handle: 0x0a39, length: 28672, offset: 0xd7dc_15ba_032f_2000 },
+    Segment { handle: 0x09c1, length: 4, offset: 0xd7dc_15ba_0515_1100 },
+];
+
+fn header(body: Body<'_>) -> Header<'_> {
+    Header { xid: XID, credit: 0x20, received: None, flags: Flags::NONE, body }
+}
+
+/// Checks that `hex` reads as `header` and `header` writes `hex`. `payload` is what follows the header.
+#[track_caller]
+fn same(hex: &str, payload: &str, header: &Header<'_>, version: Version, revision: Revision) {
+    let mut message = bytes(hex);
+    let mut out = vec![0xEE; header.encoded_len(version, revision)];
+    assert_eq!(header.emit(&mut out, version, revision), Ok(out.len()));
+    assert_eq!(out, message, "emitted");
+
+    message.extend(bytes(payload));
+    let view = View::check(&message, revision).expect("valid");
+    let flags = if version == Version::V1 { Flags::NONE } else { header.flags };
+    let flags = if header.received.is_some() { flags.with(Flags::RECEIVED) } else { flags };
+    assert_eq!((view.xid(), view.version(), view.credit()), (header.xid, version, header.credit));
+    assert_eq!((view.htype(), view.flags(), view.received()), (header.body.htype(), flags, header.received));
+    assert_eq!(view.payload(), bytes(payload));
+    assert_eq!(view.payload_offset(), out.len());
+    let owned = Owned::of(&view);
+    assert_eq!(Header { flags, ..*header }, owned.header(), "read");
+}
+
+#[track_caller]
+fn same_v1(hex: &str, payload: &str, header: &Header<'_>) {
+    same(hex, payload, header, Version::V1, Revision::Ietf00);
+    same(hex, payload, header, Version::V1, Revision::Cel09);
+}
+
+#[track_caller]
+fn same_v2(hex: &str, payload: &str, header: &Header<'_>) {
+    same(hex, payload, header, Version::V2, Revision::Ietf00);
+}
+
+#[track_caller]
+fn error(hex: &str, revision: Revision) -> WireErrorKind {
+    View::check(&bytes(hex), revision).expect_err("invalid").kind
+}
+
+/// RFC 8166 §4.2 and §4.3: four fixed words, three absent lists, then the RPC message.
+#[test]
+fn v1_msg_inline() {
+    let hex = "d5dc15ba 00000001 00000020 00000000  00000000 00000000 00000000";
+    same_v1(hex, "d5dc15ba 00000000", &header(Body::Msg(Chunks::NONE)));
+    let mut out = [0; 28];
+    assert_eq!(emit_msg(&mut out, Version::V1, XID, 0x20, Some(9), Flags::RESPONSE), 28);
+    assert_eq!(out[..], bytes(hex));
+}
+
+/// RFC 8166 §4.7: "1 PHLOO 1 PHLOO 0", "1 3 HLOO HLOO HLOO 1 2 … 0" and "1 2 HLOO HLOO" in words.
+#[test]
+fn v1_msg_with_all_lists() {
+    let reads = [
+        ReadSegment { position: 112, target: SEGMENTS[0] },
+        ReadSegment { position: 112, target: SEGMENTS[1] },
+    ];
+    let chunks = Chunks {
+        inv_handle: 0,
+        reads: &reads,
+        writes: WriteList { counts: &[2, 0, 1], segments: &SEGMENTS },
+        reply: Some(&SEGMENTS[1..]),
+    };
+    let hex = "
+        d5dc15ba 00000001 00000020 00000000
+        00000001 00000070 00000b7f 00000100 d7dc15ba 05151000
+        00000001 00000070 00000a39 00007000 d7dc15ba 032f2000
+        00000000
+        00000001 00000002 00000b7f 00000100 d7dc15ba 05151000 00000a39 00007000 d7dc15ba 032f2000
+        00000001 00000000
+        00000001 00000001 000009c1 00000004 d7dc15ba 05151100
+        00000000
+        00000001 00000002 00000a39 00007000 d7dc15ba 032f2000 000009c1 00000004 d7dc15ba 05151100";
+    same_v1(hex, "d5dc15ba 00000000 00000002", &header(Body::Msg(chunks)));
+}
+
+/// RFC 8166 §3.5.3: a long call, the message in a Read chunk at position zero.
+#[test]
+fn v1_nomsg_long_call() {
+    let reads = [ReadSegment { position: 0, target: SEGMENTS[0] }];
+    same_v1(
+        "d5dc15ba 00000001 00000020 00000001
+         00000001 00000000 00000b7f 00000100 d7dc15ba 05151000 00000000  00000000 00000000",
+        "",
+        &header(Body::Nomsg(Chunks { reads: &reads, ..Chunks::NONE })),
+    );
+}
+
+/// RFC 8166 §4.5.2: a NOMSG that names no chunk is an XDR error in version 1.
+#[test]
+fn v1_nomsg_without_chunks_is_bad() {
+    let kind = error("d5dc15ba 00000001 00000020 00000001 00000000 00000000 00000000", Revision::Ietf00);
+    assert_eq!(kind, WireErrorKind::BadXdr { what: "chunk lists (all absent)", at: 16 });
+}
+
+/// RFC 8166 §4.1.2: the two procedures that are no longer sent, and the two errors.
+#[test]
+fn v1_other_procedures() {
+    let padded = Body::Msgp { align: 64, thresh: 1024, chunks: Chunks::NONE };
+    same_v1(
+        "d5dc15ba 00000001 00000020 00000002  00000040 00000400  00000000 00000000 00000000",
+        "d5dc15ba",
+        &header(padded),
+    );
+    same_v1("d5dc15ba 00000001 00000020 00000003", "", &header(Body::Done));
+    same_v1(
+        "d5dc15ba 00000001 00000020 00000004  00000001 00000001 00000001",
+        "",
+        &header(Body::Error(ErrorBody::Vers { low: 1, high: 1 })),
+    );
+    same_v1("d5dc15ba 00000001 00000020 00000004  00000002", "", &header(Body::Error(ErrorBody::BadXdr)));
+    same_v1("d5dc15ba 00000001 00000020 00000004  00000007", "", &header(Body::Error(ErrorBody::Unknown(7))));
+}
+
+/// Every error of version 2 is ERR_CHUNK in version 1 (RFC 8166 §4.5.2).
+#[test]
+fn v1_has_two_errors() {
+    for error in [ErrorBody::InvalFlag, ErrorBody::Segments { max: 3 }, ErrorBody::System] {
+        let mut out = [0; 20];
+        assert_eq!(header(Body::Error(error)).emit(&mut out, Version::V1, Revision::Ietf00), Ok(20));
+        assert_eq!(out[16..], [0, 0, 0, 2]);
+    }
+}
+
+/// Version 2 §6.3.2 and §6.4.1: flags, then the handle to invalidate, then the lists.
+#[test]
+fn v2_msg_inline() {
+    let hex = "d5dc15ba 00000002 00100020 00000000  00000001  00000000 00000000 00000000 00000000";
+    let value = Header { credit: 0x0010_0020, flags: Flags::RESPONSE, ..header(Body::Msg(Chunks::NONE)) };
+    same_v2(hex, "d5dc15ba 00000001", &value);
+    same(hex, "d5dc15ba 00000001", &value, Version::V2, Revision::Cel09);
+    let mut out = [0; 36];
+    assert_eq!(emit_msg(&mut out, Version::V2, XID, 0x0010_0020, None, Flags::RESPONSE), 36);
+    assert_eq!(out[..], bytes(hex));
+}
+
+/// Windowed credits: header flag 4 and the count of received messages right behind the flags.
+#[test]
+fn v2_msg_with_received_word() {
+    let hex = "d5dc15ba 00000002 00000020 00000000  00000006 fffffffe  00000000 00000000 00000000 00000000";
+    let value =
+        Header { received: Some(u32::MAX - 1), flags: Flags::MORE, ..header(Body::Msg(Chunks::NONE)) };
+    same_v2(hex, "d5dc15ba", &value);
+    let mut out = [0; 40];
+    assert_eq!(emit_msg(&mut out, Version::V2, XID, 0x20, Some(u32::MAX - 1), Flags::MORE), 40);
+    assert_eq!(out[..], bytes(hex));
+    for (version, received, len) in
+        [(Version::V1, true, 28), (Version::V2, false, 36), (Version::V2, true, 40)]
+    {
+        assert_eq!(msg_len(version, received), len);
+    }
+}
+
+/// Version 2 §6.3.3: the lists are those of version 1, behind the handle to invalidate.
+#[test]
+fn v2_msg_with_chunks() {
+    let reads = [ReadSegment { position: 8, target: SEGMENTS[2] }];
+    let chunks = Chunks {
+        inv_handle: 0x09c1,
+        reads: &reads,
+        writes: WriteList { counts: &[1], segments: &SEGMENTS[..1] },
+        reply: Some(&SEGMENTS[1..2]),
+    };
+    same_v2(
+        "d5dc15ba 00000002 00000020 00000000  00000004 00000005  000009c1
+         00000001 00000008 000009c1 00000004 d7dc15ba 05151100 00000000
+         00000001 00000001 00000b7f 00000100 d7dc15ba 05151000 00000000
+         00000001 00000001 00000a39 00007000 d7dc15ba 032f2000",
+        "d5dc15ba 00000000",
+        &Header { received: Some(5), ..header(Body::Msg(chunks)) },
+    );
+}
+
+/// Version 2 §6.4.2: empty lists and XID zero make a pure grant of credits.
+#[test]
+fn v2_nomsg_grant() {
+    same_v2(
+        "00000000 00000002 00200020 00000001  00000000  00000000 00000000 00000000 00000000",
+        "",
+        &Header { xid: 0, credit: 0x0020_0020, ..header(Body::Nomsg(Chunks::NONE)) },
+    );
+}
+
+/// Version 2 §6.4.3: the ten errors, flag RESPONSE set, as their code points stand in the newer text.
+#[test]
+fn v2_errors() {
+    let errors = [
+        ("00000001 00000001 00000002", ErrorBody::Vers { low: 1, high: 2 }),
+        ("00000002", ErrorBody::BadXdr),
+        ("00000003", ErrorBody::InvalHtype),
+        ("00000004", ErrorBody::InvalFlag),
+        ("00000005 00000010", ErrorBody::ReadChunks { max: 16 }),
+        ("00000006 00000004", ErrorBody::WriteChunks { max: 4 }),
+        ("00000007 00000008", ErrorBody::Segments { max: 8 }),
+        ("00000008 00000001 00002000", ErrorBody::WriteResource { chunk_index: 1, length_needed: 8192 }),
+        ("00000009 00001000", ErrorBody::ReplyResource { length_needed: 4096 }),
+        ("0000000a", ErrorBody::System),
+        ("0000000b", ErrorBody::Unknown(11)),
+    ];
+    for (body, error) in errors {
+        let hex = format!("d5dc15ba 00000002 00000020 00000004  00000001 {body}");
+        same_v2(&hex, "", &Header { flags: Flags::RESPONSE, ..header(Body::Error(error)) });
+    }
+}
+
+/// The older text, §5.3.3 and §6.4: nine errors, no INVAL_FLAG, so that all behind it move down by one.
+#[test]
+fn v2_errors_of_the_older_text() {
+    let errors = [
+        ("00000001 00000001 00000002", ErrorBody::Vers { low: 1, high: 2 }),
+        ("00000002", ErrorBody::BadXdr),
+        ("00000003", ErrorBody::InvalHtype),
+        ("00000004 00000010", ErrorBody::ReadChunks { max: 16 }),
+        ("00000005 00000004", ErrorBody::WriteChunks { max: 4 }),
+        ("00000006 00000008", ErrorBody::Segments { max: 8 }),
+        ("00000007 00000001 00002000", ErrorBody::WriteResource { chunk_index: 1, length_needed: 8192 }),
+        ("00000008 00001000", ErrorBody::ReplyResource { length_needed: 4096 }),
+        ("00000009", ErrorBody::System),
+        ("0000000a", ErrorBody::Unknown(10)),
+    ];
+    for (body, error) in errors {
+        let hex = format!("d5dc15ba 00000002 00000020 00000004  00000001 {body}");
+        let value = Header { flags: Flags::RESPONSE, ..header(Body::Error(error)) };
+        same(&hex, "", &value, Version::V2, Revision::Cel09);
+    }
+    assert_eq!(ErrorBody::InvalFlag.code(Version::V2, Revision::Cel09), 3);
+}
+
+/// The older text, §3.2: RESPONSE is the only flag, so MORE is unknown there.
+#[test]
+fn v2_older_text_has_no_continuation() {
+    let hex = "d5dc15ba 00000002 00000020 00000000  00000002  00000000 00000000 00000000 00000000";
+    assert!(View::check(&bytes(hex), Revision::Ietf00).is_ok());
+    assert_eq!(error(hex, Revision::Cel09), WireErrorKind::InvalidFlag { flags: 2 });
+}
+
+/// Version 2 §6.3.2 and RFC 8166 §7: a responder that knows version 1 only echoes our version number in an error of
+/// version 1's layout, which has no flags word.
+#[test]
+fn err_vers_in_the_layout_of_all_versions() {
+    let hex = "d5dc15ba 00000002 00000040 00000004  00000001 00000001 00000001";
+    let message = bytes(hex);
+    let view = View::check(&message, Revision::Ietf00).expect("valid");
+    assert_eq!((view.version(), view.flags(), view.payload_offset()), (Version::V2, Flags::NONE, 28));
+    assert_eq!(view.body(), ViewBody::Error(ErrorBody::Vers { low: 1, high: 1 }));
+    let mut out = [0; 28];
+    assert_eq!(emit_err_vers(&mut out, XID, 2, 0x40, (Version::V1, Version::V1)), Ok(28));
+    assert_eq!(out[..], message);
+    // With its flags word, it is four bytes longer.
+    let hex = "d5dc15ba 00000002 00000040 00000004  00000001 00000001 00000001 00000001";
+    let message = bytes(hex);
+    let view = View::check(&message, Revision::Ietf00).expect("valid");
+    assert_eq!((view.flags(), view.payload_offset()), (Flags::RESPONSE, 32));
+    assert_eq!(view.body(), ViewBody::Error(ErrorBody::Vers { low: 1, high: 1 }));
+}
+
+/// Version 2 §5 and §6.4.4: a property set. HOSTAUTH is opaque inside of opaque data; 0x12345678 is unknown; RCSIZ is
+/// sent with no data, which means its default.
+#[test]
+fn v2_connprop() {
+    let hex = "00000000 00000002 00200020 00000005  00000000  00000008
+        00000001 00000004 00002000
+        00000002 00000004 00004000
+        00000003 00000004 00100000
+        00000004 00000000
+        00000005 00000004 00000002
+        00000006 0000000c 00000005 68656c6c 6f000000
+        12345678 00000003 01020300
+        ffffff00 00000004 00000001";
+    let mut buffer = [0; 256];
+    let set = Builder::new(&mut buffer)
+        .uint32(1, 8192)
+        .and_then(|set| set.uint32(2, 16384))
+        .and_then(|set| set.uint32(3, 1 << 20))
+        .and_then(|set| set.property(Property { which: 4, data: &[] }))
+        .and_then(|set| set.uint32(5, 2))
+        .and_then(|set| set.opaque(6, b"hello"))
+        .and_then(|set| set.property(Property { which: 0x1234_5678, data: &[1, 2, 3] }))
+        .and_then(|set| set.uint32(0xFFFF_FF00, 1))
+        .expect("space")
+        .finish();
+    same_v2(hex, "", &Header { xid: 0, credit: 0x0020_0020, ..header(Body::Connprop(set)) });
+    let expected = Properties {
+        send_size: 8192,
+        receive_size: 16384,
+        reverse_support: ReverseSupport::General,
+        host_auth: Some(b"hello"),
+        windowed_credits: true,
+        ..Properties::default()
+    };
+    assert_eq!(Properties::from_set(&set, Revision::Ietf00), Ok(expected));
+}
+
+/// The older text, §4.2: RBSIZ is property 1 and BRS is property 2. The experimental ones keep their numbers.
+#[test]
+fn v2_connprop_of_the_older_text() {
+    let properties = Properties {
+        receive_size: 8192,
+        reverse_support: ReverseSupport::None,
+        optional_type: true,
+        remote_invalidation: true,
+        ..Properties::default()
+    };
+    let mut buffer = [0; 128];
+    let set = properties.emit(&mut buffer, Revision::Cel09).expect("space");
+    same(
+        "d5dc15ba 00000002 00000020 00000005  00000000  00000004
+         00000001 00000004 00002000
+         00000002 00000004 00000000
+         ffffff01 00000004 00000001
+         ffffff02 00000004 00000001",
+        "",
+        &header(Body::Connprop(set)),
+        Version::V2,
+        Revision::Cel09,
+    );
+    assert_eq!(Properties::from_set(&set, Revision::Cel09), Ok(properties));
+}
+
+/// Version 2 §5.1: known properties must have the form that the text gives them, unknown ones may have any.
+#[test]
+fn v2_connprop_with_bad_data() {
+    let connprop = |property: &str| {
+        let hex = format!("d5dc15ba 00000002 00000020 00000005  00000000  00000001 {property}");
+        View::check(&bytes(&hex), Revision::Ietf00).map(|_| ()).map_err(|error| error.kind)
+    };
+    let bad = |what| Err(WireErrorKind::BadXdr { what, at: 24 });
+    assert_eq!(connprop("00000001 00000003 00200000"), bad("SBSIZ"));
+    assert_eq!(connprop("00000002 00000008 00002000 00000000"), bad("RBSIZ"));
+    assert_eq!(
+        connprop("00000006 00000004 00000004"),
+        Err(WireErrorKind::BadXdr { what: "HOSTAUTH", at: 24 })
+    );
+    assert_eq!(connprop("ffffff02 00000004 00000002"), bad("REQREMINV"));
+    assert_eq!(connprop("00000005 00000004 00000003"), Ok(()), "a number in this text");
+    assert_eq!(connprop("00000007 00000003 01020300"), Ok(()), "unknown");
+    let beyond = Err(WireErrorKind::BadXdr { what: "rdma_data", at: 32 });
+    assert_eq!(connprop("00000001 00000008 00002000"), beyond, "beyond the message");
+}
+
+/// Optional operations: the type 0xFFFFFF05 with the codes and bodies of draft-dnoveck-nfsv4-rpcrdma-xcharext-02 §4.
+#[test]
+fn v2_optional_operations() {
+    let (mut set, mut one, mut two, mut three) = ([0; 64], [0; 8], [0; 8], [0; 8]);
+    let want = Builder::new(&mut set)
+        .uint32(PropertyId::ReceiveSize.code(), 8192)
+        .and_then(|set| set.uint32(PropertyId::RemoteInvalidation.code(), 1))
+        .expect("space")
+        .finish();
+    let done = Subset::encode([0], &mut one).expect("space");
+    let rejected = Subset::encode([33, 1], &mut two).expect("space");
+    let pending = Subset::encode([], &mut three).expect("space");
+    let now = Property { which: 2, data: &[0, 0, 0x20, 0] };
+    let properties = "00000002  00000002 00000004 00002000  ffffff02 00000004 00000001";
+    let operations = [
+        (
+            OperationCode::Initial,
+            format!("00000001 00000024 {properties} 00000001 00000001"),
+            Operation::Initial { start: want, constant: done },
+        ),
+        (OperationCode::Request, format!("00000002 0000001c {properties}"), Operation::Request { want }),
+        (
+            OperationCode::Respond,
+            "00000003 00000018  00000001 00000001  00000002 00000002 00000002  00000000".to_owned(),
+            Operation::Respond { done, rejected, pending },
+        ),
+        (
+            OperationCode::Update,
+            "00000004 00000010  00000002 00000004 00002000  00000001".to_owned(),
+            Operation::Update { now, clears_pending: true },
+        ),
+    ];
+    for (code, body, operation) in operations {
+        let mut optinfo = vec![0; operation.encoded_len()];
+        assert_eq!((operation.emit(&mut optinfo), operation.code()), (Ok(optinfo.len()), code));
+        assert_eq!(Operation::parse(code, &optinfo), Ok(operation));
+        let hex = format!("d5dc15ba 00000002 00000020 ffffff05  00000000 {body}");
+        same_v2(&hex, "", &header(Body::Optional { opttype: code.code(), optinfo: &optinfo }));
+        for len in 0..optinfo.len() {
+            assert!(Operation::parse(code, &optinfo[..len]).is_err(), "{code} cut at {len}");
+        }
+        optinfo.push(0);
+        assert!(Operation::parse(code, &optinfo).is_err(), "{code} with a byte too many");
+    }
+    assert_eq!(rejected.iter().collect::<Vec<_>>(), [1, 33]);
+    assert!(!rejected.contains(64), "words that were not sent are zero");
+    assert!(Subset::encode([64], &mut [0; 8]).is_err());
+}
+
+/// What is wrong, and what a responder says to it (RFC 8166 §4.5, version 2 §6.4.3).
+#[test]
+fn errors_and_their_answers() {
+    let supported = (Version::V1, Version::V2);
+    let answer = |hex: &str| {
+        let error = View::check(&bytes(hex), Revision::Ietf00).expect_err("invalid");
+        (error.kind, error.xid(), error.answer(supported))
+    };
+    let lists = "00000000 00000000 00000000 00000000";
+    assert_eq!(answer("d5dc15ba 00000002 00000020"), (WireErrorKind::TooShort { len: 12 }, None, None));
+    assert_eq!(
+        answer("d5dc15ba 00000003 00000020 00000000"),
+        (WireErrorKind::UnsupportedVersion { vers: 3 }, Some(XID), Some(ErrorBody::Vers { low: 1, high: 2 }))
+    );
+    for (vers, htype) in [(1, 5), (1, 0xFFFF_FF05), (2, 2), (2, 3), (2, 6)] {
+        assert_eq!(
+            answer(&format!("d5dc15ba {vers:08x} 00000020 {htype:08x} 00000000")),
+            (WireErrorKind::InvalidHtype { htype }, Some(XID), Some(ErrorBody::InvalHtype))
+        );
+    }
+    let invalid_flag = |flags| (WireErrorKind::InvalidFlag { flags }, Some(XID), Some(ErrorBody::InvalFlag));
+    assert_eq!(answer(&format!("d5dc15ba 00000002 00000020 00000000 00000008 {lists}")), invalid_flag(8));
+    for htype in [1, 4, 0xFFFF_FF05_u32] {
+        let hex = format!("d5dc15ba 00000002 00000020 {htype:08x} 00000002 {lists}");
+        assert_eq!(answer(&hex), invalid_flag(2), "MORE goes with MSG and CONNPROP");
+    }
+    let with_reply = "00000000 00000000 00000000 00000001 00000000";
+    let hex = format!("d5dc15ba 00000002 00000020 00000000 00000002 {with_reply}");
+    assert_eq!(answer(&hex), invalid_flag(2), "MORE goes with empty lists");
+    assert_eq!(
+        answer("d5dc15ba 00000001 00000020 00000000 00000002 00000000 00000000"),
+        (WireErrorKind::BadXdr { what: "rdma_reads", at: 16 }, Some(XID), Some(ErrorBody::BadXdr))
+    );
+    let huge = "d5dc15ba 00000001 00000020 00000000 00000000 00000000 00000001 ffffffff";
+    assert_eq!(answer(huge).0, WireErrorKind::BadXdr { what: "reply chunk", at: 32 });
+}
+
+/// Version 2 §6.4.3: too many chunks, too many segments.
+#[test]
+fn limits() {
+    let reads: Vec<_> =
+        [8, 8, 12, 12, 12, 8].map(|position| ReadSegment { position, target: SEGMENTS[0] }).into();
+    let writes = WriteList { counts: &[1, 2], segments: &SEGMENTS };
+    let value = header(Body::Msg(Chunks { inv_handle: 0, reads: &reads, writes, reply: Some(&SEGMENTS) }));
+    let mut out = [0; 512];
+    let len = value.emit(&mut out, Version::V2, Revision::Ietf00).expect("space");
+    let view = View::check(&out[..len], Revision::Ietf00).expect("valid");
+    let enough = Limits { read_chunks: 3, write_chunks: 2, segments: 3 };
+    assert_eq!(view.check_limits(&enough), Ok(()));
+    for (limits, error) in [
+        (Limits { read_chunks: 2, ..enough }, ErrorBody::ReadChunks { max: 2 }),
+        (Limits { write_chunks: 1, ..enough }, ErrorBody::WriteChunks { max: 1 }),
+        (Limits { segments: 2, ..enough }, ErrorBody::Segments { max: 2 }),
+    ] {
+        assert_eq!(view.check_limits(&limits), Err(error));
+    }
+    let reply_only = header(Body::Msg(Chunks { reply: Some(&SEGMENTS), ..Chunks::NONE }));
+    let len = reply_only.emit(&mut out, Version::V1, Revision::Ietf00).expect("space");
+    let view = View::check(&out[..len], Revision::Ietf00).expect("valid");
+    let limits = Limits { segments: 2, ..enough };
+    assert_eq!(view.check_limits(&limits), Err(ErrorBody::Segments { max: 2 }));
+}
+
+/// RFC 8797 §4: format word, version 1, flag R, and sizes in kilobytes less one. §5.2: it may be anywhere.
+#[test]
+fn private_data_message() {
+    let value = PrivateData { remote_invalidation: true, send_size: 4096, receive_size: 262_144 };
+    let mut out = [0; private_data::LEN];
+    assert_eq!(value.emit(&mut out), Ok(8));
+    assert_eq!(out[..], bytes("f6ab0e18 010103ff"));
+    assert_eq!(PrivateData::parse(&out), Some(value));
+    assert_eq!(PrivateData::parse(&bytes("00f6ab0e 18010103 ff000000")), Some(value), "not aligned");
+    assert_eq!(PrivateData::parse(&bytes("f6ab0e18 01ff0000")).map(|data| data.send_size), Some(1024));
+    for none in ["", "00000000 00000000 00000000", "f6ab0e18 0201 0303", "f6ab0e18 010103"] {
+        assert_eq!(PrivateData::parse(&bytes(none)), None, "{none:?}");
+    }
+    let odd = PrivateData { remote_invalidation: false, send_size: 0, receive_size: u32::MAX };
+    assert_eq!(odd.emit(&mut out), Ok(8));
+    assert_eq!(out[..], bytes("f6ab0e18 010000ff"));
+    assert!(odd.emit(&mut [0; 7]).is_err());
+}
+
+/// The one-line text of traces.
+#[test]
+fn one_line() {
+    let line = |hex: &str| View::check(&bytes(hex), Revision::Ietf00).expect("valid").to_string();
+    assert_eq!(
+        line(
+            "d5dc15ba 00000001 00000080 00000000
+             00000001 00000070 00000826 00020000 00000000 00001000 00000000
+             00000001 00000001 0000071e 00010000 00000000 00002000 00000000
+             00000001 00000001 0000072e 00000004 00000000 00003000  d5dc15ba 00000000"
+        ),
+        "v1 MSG xid=0xd5dc15ba credit=0x80 reads=[112/0x826:131072@0x1000] writes=[[0x71e:65536@0x2000]] \
+         reply=[0x72e:4@0x3000] payload=8@96"
+    );
+    assert_eq!(
+        line("00000001 00000001 00000040 00000004 00000002"),
+        "v1 ERROR xid=0x00000001 credit=0x40 ERR_CHUNK"
+    );
+    assert_eq!(
+        line("00000001 00000002 00000040 00000004 00000005 00000007 00000008 00000002 00002000"),
+        "v2 ERROR xid=0x00000001 credit=0x40 flags=RESPONSE|RECEIVED received=7 ERR_WRITE_RESOURCE(chunk 2 needs 8192)"
+    );
+    assert_eq!(
+        line(
+            "00000000 00000002 00200020 00000005 00000000 00000003
+             00000002 00000004 00002000  00000004 00000000  00000009 00000003 01020300"
+        ),
+        "v2 CONNPROP xid=0x00000000 credit=0x200020 props=[RBSIZ:8192,RCSIZ:default,0x9:010203]"
+    );
+    assert_eq!(
+        line(
+            "00000003 00000002 00000020 ffffff05 00000000 00000004 00000010 00000002 00000004 00002000 00000001"
+        ),
+        "v2 OPTIONAL xid=0x00000003 credit=0x20 op=UPDXCH now=RBSIZ:8192 clears_pending=true"
+    );
+    assert_eq!(Flags(0x11).to_string(), "RESPONSE|0x10");
+}
+
+/// Nothing is written into a buffer that is too small, and the error says by how much.
+#[test]
+fn too_little_space() {
+    let value = header(Body::Msg(Chunks::NONE));
+    let mut out = [0xEE; 35];
+    let error = NoSpace { needed: 36, available: 35 };
+    assert_eq!(value.emit(&mut out, Version::V2, Revision::Ietf00), Err(error));
+    assert_eq!(out, [0xEE; 35]);
+    assert_eq!(error.to_string(), "needs 36 bytes of space, found 35");
+    assert!(emit_err_vers(&mut out[..27], XID, 2, 1, (Version::V1, Version::V1)).is_err());
+    assert!(Properties::default().emit(&mut out, Revision::Ietf00).is_err());
+    assert!(PropertySet::default().is_empty());
+}

@@ -1,0 +1,356 @@
+//! A received header, checked once and then read in place.
+
+use super::chunks::{Lists, Reads, WriteChunk, Writes};
+use super::codes::{Flags, HeaderType, Revision, Version};
+use super::error::{ErrorBody, WireError, WireErrorKind};
+use super::properties::PropertySet;
+use super::xdr::{Reader, word};
+
+/// Bytes of the four words that headers of every version start with.
+pub const COMMON_LEN: usize = 16;
+/// Bytes of an error header that names the supported versions, in the layout that all versions share.
+pub const ERR_VERS_LEN: usize = 28;
+
+/// A header whose structure was checked: [`View::check`] is the only way to get one, and no accessor panics,
+/// allocates or fails.
+///
+/// Checked are the version, the header type, the flags and the whole structure up to the payload, including known
+/// properties. *Not* checked is what takes more than the bytes: whether the flags RECEIVED and MORE were negotiated,
+/// whether RESPONSE fits the RPC message, whether chunk counts are within limits ([`View::check_limits`]), and what
+/// handles and lengths refer to. Bytes behind a header that carries no payload are ignored.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    bytes: &'a [u8],
+    /// The lists of MSG, NOMSG and MSGP. Other types: all absent, and `end` is where the body starts.
+    lists: Lists,
+    flags: Flags,
+    version: Version,
+    htype: HeaderType,
+    revision: Revision,
+}
+
+/// What a received header carries apart from its chunk lists, which are [`View::reads`], [`View::writes`] and
+/// [`View::reply_chunk`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ViewBody<'a> {
+    /// Chunk lists and payload.
+    Msg,
+    /// Chunk lists.
+    Nomsg,
+    /// Chunk lists and payload.
+    Msgp {
+        /// `rdma_align`.
+        align: u32,
+        /// `rdma_thresh`.
+        thresh: u32,
+    },
+    /// Nothing.
+    Done,
+    /// An error.
+    Error(ErrorBody),
+    /// The sender's properties.
+    Connprop(PropertySet<'a>),
+    /// An optional operation, see [`optional`](super::optional).
+    Optional {
+        /// `rdma_opttype`.
+        opttype: u32,
+        /// `rdma_optinfo`.
+        optinfo: &'a [u8],
+    },
+}
+
+/// The most chunks and segments that a receiver handles, each at least what it ever offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Read chunks, that is: distinct positions in a row of the Read list.
+    pub read_chunks: u32,
+    /// Write chunks, the Reply chunk not counted.
+    pub write_chunks: u32,
+    /// Segments in one chunk of any kind.
+    pub segments: u32,
+}
+
+impl<'a> View<'a> {
+    /// Checks the header at the start of a received message. The work is bounded by its length.
+    #[inline]
+    pub fn check(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
+        match Self::check_inline(bytes, revision) {
+            Some(view) => Ok(view),
+            None => Self::check_any(bytes, revision),
+        }
+    }
+
+    /// The common case, without loops: a MSG whose lists are all absent.
+    #[inline]
+    fn check_inline(bytes: &'a [u8], revision: Revision) -> Option<View<'a>> {
+        let common: &[u8; COMMON_LEN] = bytes.first_chunk()?;
+        let version = Version::from_code(word(common, 4))?;
+        let (flags, at) = match version {
+            Version::V1 => (Flags::NONE, COMMON_LEN),
+            Version::V2 => {
+                let flags = Flags(u32::from_be_bytes(*bytes[COMMON_LEN..].first_chunk()?));
+                (flags, if flags.contains(Flags::RECEIVED) { 28 } else { 24 })
+            }
+        };
+        let lists: &[u8; Lists::ABSENT_LEN] = bytes.get(at..)?.first_chunk()?;
+        let inline = word(common, 12) == HeaderType::Msg.code()
+            && flags.unknown(revision).is_empty()
+            && *lists == [0; Lists::ABSENT_LEN];
+        let htype = HeaderType::Msg;
+        inline.then_some(View { bytes, lists: Lists::absent(at), flags, version, htype, revision })
+    }
+
+    fn check_any(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
+        Self::parse(bytes, revision).map_err(|kind| WireError {
+            kind,
+            xid: word(bytes, 0),
+            vers: word(bytes, 4),
+        })
+    }
+
+    fn parse(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireErrorKind> {
+        if bytes.len() < COMMON_LEN {
+            return Err(WireErrorKind::TooShort { len: bytes.len() });
+        }
+        let vers = word(bytes, 4);
+        let version = Version::from_code(vers).ok_or(WireErrorKind::UnsupportedVersion { vers })?;
+        let code = word(bytes, 12);
+        let htype =
+            HeaderType::of_version(code, version).ok_or(WireErrorKind::InvalidHtype { htype: code })?;
+
+        let mut reader = Reader::starting_at(bytes, COMMON_LEN);
+        let flags = match version {
+            Version::V2 if !is_fixed_err_vers(bytes, htype) => check_prefix(&mut reader, htype, revision)?,
+            _ => Flags::NONE,
+        };
+        let body = reader.at();
+        match htype {
+            HeaderType::Msgp => _ = reader.bytes(8, "rdma_align")?,
+            _ if htype.has_lists() && version == Version::V2 => _ = reader.u32("rdma_inv_handle")?,
+            _ => {}
+        }
+        let lists = if htype.has_lists() { Lists::check(&mut reader)? } else { Lists::absent(body) };
+        let view = View { bytes, lists, flags, version, htype, revision };
+        match htype {
+            // Version 1 has no use for a header that conveys nothing (RFC 8166 §4.5.2).
+            HeaderType::Nomsg if version == Version::V1 && !lists.present() => {
+                return Err(WireErrorKind::BadXdr { what: "chunk lists (all absent)", at: body });
+            }
+            // Chunks of a continued message travel with its last part (version 2 §6.3.2.2).
+            HeaderType::Msg if flags.contains(Flags::MORE) && lists.present() => {
+                return Err(WireErrorKind::InvalidFlag { flags: flags.0 });
+            }
+            HeaderType::Error => _ = ErrorBody::read(&mut reader, view.layout(), revision)?,
+            HeaderType::Connprop => PropertySet::read(&mut reader)?.check_known(revision, body)?,
+            HeaderType::Optional => {
+                reader.u32("rdma_opttype")?;
+                reader.opaque(usize::MAX, "rdma_optinfo")?;
+            }
+            _ => {}
+        }
+        Ok(view)
+    }
+
+    /// The bytes that were checked: header and payload.
+    pub const fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// Transaction id.
+    #[inline]
+    pub fn xid(&self) -> u32 {
+        word(self.bytes, 0)
+    }
+
+    /// Protocol version.
+    #[inline]
+    pub const fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The revision whose code points the header was read with.
+    pub const fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// `rdma_credit`; what it means depends on the version and on what was negotiated.
+    #[inline]
+    pub fn credit(&self) -> u32 {
+        word(self.bytes, 8)
+    }
+
+    /// Header type.
+    #[inline]
+    pub const fn htype(&self) -> HeaderType {
+        self.htype
+    }
+
+    /// Flags; none in version 1.
+    #[inline]
+    pub const fn flags(&self) -> Flags {
+        self.flags
+    }
+
+    /// With [`Flags::RECEIVED`]: how many messages the sender has received on this connection, mod 2^32.
+    #[inline]
+    pub fn received(&self) -> Option<u32> {
+        self.flags.contains(Flags::RECEIVED).then(|| word(self.bytes, 20))
+    }
+
+    /// The handle that may be invalidated with the reply; 0 for none, and in version 1.
+    #[inline]
+    pub fn inv_handle(&self) -> u32 {
+        match self.version {
+            Version::V2 if self.htype.has_lists() => word(self.bytes, self.lists.reads - 4),
+            _ => 0,
+        }
+    }
+
+    /// Whether any chunk list has an entry.
+    #[inline]
+    pub const fn has_chunks(&self) -> bool {
+        self.lists.present()
+    }
+
+    /// The Read list.
+    #[inline]
+    pub fn reads(&self) -> Reads<'a> {
+        Reads::new(self.lists_bytes(), self.lists.reads)
+    }
+
+    /// The Write list.
+    #[inline]
+    pub fn writes(&self) -> Writes<'a> {
+        Writes::new(self.lists_bytes(), self.lists.writes)
+    }
+
+    /// The Reply chunk.
+    #[inline]
+    pub fn reply_chunk(&self) -> Option<WriteChunk<'a>> {
+        WriteChunk::at(self.lists_bytes(), self.lists.reply)
+    }
+
+    /// What the lists are read from: nothing, for header types that have none.
+    #[inline]
+    fn lists_bytes(&self) -> &'a [u8] {
+        if self.lists.present() { self.bytes } else { &[] }
+    }
+
+    /// The RPC message, or the part of it, behind the header. Empty for header types that carry none.
+    #[inline]
+    pub fn payload(&self) -> &'a [u8] {
+        match self.htype {
+            HeaderType::Msg | HeaderType::Msgp => self.bytes.get(self.lists.end..).unwrap_or_default(),
+            _ => &[],
+        }
+    }
+
+    /// Bytes of the header, so where the payload starts.
+    #[inline]
+    pub fn payload_offset(&self) -> usize {
+        if self.htype.has_lists() { self.lists.end } else { self.body_end() }
+    }
+
+    /// Where the header ends, for header types without lists.
+    #[cold]
+    fn body_end(&self) -> usize {
+        let body = self.body_at();
+        match self.body() {
+            ViewBody::Error(error) => body + error.encoded_len(self.layout()),
+            ViewBody::Connprop(properties) => body + properties.encoded_len(),
+            ViewBody::Optional { optinfo, .. } => body + 8 + super::xdr::padded(optinfo.len()),
+            _ => body,
+        }
+    }
+
+    /// What the header carries apart from its chunk lists.
+    pub fn body(&self) -> ViewBody<'a> {
+        let mut reader = Reader::starting_at(self.bytes, self.body_at());
+        match self.htype {
+            HeaderType::Msg => ViewBody::Msg,
+            HeaderType::Nomsg => ViewBody::Nomsg,
+            HeaderType::Msgp => ViewBody::Msgp {
+                align: word(self.bytes, COMMON_LEN),
+                thresh: word(self.bytes, COMMON_LEN + 4),
+            },
+            HeaderType::Done => ViewBody::Done,
+            HeaderType::Error => ViewBody::Error(
+                ErrorBody::read(&mut reader, self.layout(), self.revision).unwrap_or(ErrorBody::Unknown(0)),
+            ),
+            HeaderType::Connprop => ViewBody::Connprop(PropertySet::read(&mut reader).unwrap_or_default()),
+            HeaderType::Optional => ViewBody::Optional {
+                opttype: word(self.bytes, self.body_at()),
+                optinfo: Reader::starting_at(self.bytes, self.body_at() + 4)
+                    .opaque(usize::MAX, "rdma_optinfo")
+                    .unwrap_or_default(),
+            },
+        }
+    }
+
+    /// Compares the chunk lists with what the receiver handles. An error is the answer that a responder gives.
+    pub fn check_limits(&self, limits: &Limits) -> Result<(), ErrorBody> {
+        let (mut chunks, mut segments, mut position) = (0, 0, None);
+        for read in self.reads() {
+            if position != Some(read.position) {
+                position = Some(read.position);
+                chunks += 1;
+                segments = 0;
+            }
+            segments += 1;
+            if chunks > limits.read_chunks {
+                return Err(ErrorBody::ReadChunks { max: limits.read_chunks });
+            }
+            if segments > limits.segments {
+                return Err(ErrorBody::Segments { max: limits.segments });
+            }
+        }
+        if self.writes().nth(limits.write_chunks as usize).is_some() {
+            return Err(ErrorBody::WriteChunks { max: limits.write_chunks });
+        }
+        let largest = self.writes().chain(self.reply_chunk()).map(|chunk| chunk.len()).max();
+        if largest.is_some_and(|len| len > limits.segments as usize) {
+            return Err(ErrorBody::Segments { max: limits.segments });
+        }
+        Ok(())
+    }
+
+    /// Where the part behind the prefix starts, for header types without lists.
+    fn body_at(&self) -> usize {
+        self.lists.reads
+    }
+
+    /// The version whose layout the header has: version 1's for an ERR_VERS in the layout common to all.
+    fn layout(&self) -> Version {
+        match self.htype {
+            HeaderType::Error if self.lists.reads == COMMON_LEN => Version::V1,
+            _ => self.version,
+        }
+    }
+}
+
+/// Whether this is a version 2 ERR_VERS without the flags word. RFC 8166 §7 fixes that layout for all versions, and
+/// responders that know version 1 only echo our version number in it. The word that would be the flags is the error
+/// code, and the length is the header's: as version 2 ERR_VERS, these bytes would be cut off.
+fn is_fixed_err_vers(bytes: &[u8], htype: HeaderType) -> bool {
+    htype == HeaderType::Error
+        && bytes.len() == ERR_VERS_LEN
+        && word(bytes, COMMON_LEN) == 1
+        && word(bytes, COMMON_LEN + 4) == 1
+}
+
+/// Reads the version 2 prefix behind the common words.
+fn check_prefix(
+    reader: &mut Reader<'_>,
+    htype: HeaderType,
+    revision: Revision,
+) -> Result<Flags, WireErrorKind> {
+    let flags = Flags(reader.u32("rdma_flags")?);
+    let continues = flags.contains(Flags::MORE) && !matches!(htype, HeaderType::Msg | HeaderType::Connprop);
+    if continues || !flags.unknown(revision).is_empty() {
+        return Err(WireErrorKind::InvalidFlag { flags: flags.0 });
+    }
+    if flags.contains(Flags::RECEIVED) {
+        reader.u32("rdma_received")?;
+    }
+    Ok(flags)
+}

@@ -1,0 +1,185 @@
+//! The few XDR forms (RFC 4506) that transport and RPC headers are made of: words, booleans, opaque data.
+//!
+//! [`Reader`] never looks past the bytes it was given and says which item was bad, and where; [`Writer`] never
+//! writes past its buffer. Both work in place.
+
+use thiserror::Error;
+
+/// An item that is not valid XDR for its place: cut off, or a boolean other than 0 and 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("bad {what} at byte {at}")]
+pub struct BadXdr {
+    /// The item, by the name its specification gives it.
+    pub what: &'static str,
+    /// Where it starts, in bytes from the start of what was parsed.
+    pub at: usize,
+}
+
+/// The output buffer is too small; nothing useful was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("needs {needed} bytes of space, found {available}")]
+pub struct NoSpace {
+    /// Bytes needed, at least.
+    pub needed: usize,
+    /// Bytes that the buffer has.
+    pub available: usize,
+}
+
+/// `len` rounded up to a multiple of four, as XDR pads opaque data.
+pub const fn padded(len: usize) -> usize {
+    (len + 3) & !3
+}
+
+/// The big-endian word at `at`, or 0 past the end: for accessors of bytes that were checked before.
+#[inline]
+pub(super) fn word(bytes: &[u8], at: usize) -> u32 {
+    match bytes.get(at..).and_then(|tail| tail.first_chunk()) {
+        Some(word) => u32::from_be_bytes(*word),
+        None => 0,
+    }
+}
+
+/// A cursor over received bytes.
+#[derive(Clone, Debug)]
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// A cursor at the first byte.
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Reader { bytes, at: 0 }
+    }
+
+    /// A cursor at byte `at`, whose errors count from the start of `bytes`.
+    pub const fn starting_at(bytes: &'a [u8], at: usize) -> Self {
+        Reader { bytes, at }
+    }
+
+    /// Where the next item starts.
+    pub const fn at(&self) -> usize {
+        self.at
+    }
+
+    /// All bytes that were not read.
+    pub fn rest(&self) -> &'a [u8] {
+        self.bytes.get(self.at..).unwrap_or_default()
+    }
+
+    /// The next `len` bytes, without padding.
+    #[inline]
+    pub fn bytes(&mut self, len: usize, what: &'static str) -> Result<&'a [u8], BadXdr> {
+        let bad = BadXdr { what, at: self.at };
+        let end = self.at.checked_add(len).ok_or(bad)?;
+        let bytes = self.bytes.get(self.at..end).ok_or(bad)?;
+        self.at = end;
+        Ok(bytes)
+    }
+
+    /// `unsigned int`.
+    #[inline]
+    pub fn u32(&mut self, what: &'static str) -> Result<u32, BadXdr> {
+        let at = self.at;
+        match self.bytes(4, what)?.try_into() {
+            Ok(word) => Ok(u32::from_be_bytes(word)),
+            Err(_) => Err(BadXdr { what, at }),
+        }
+    }
+
+    /// `bool`; also what precedes optional data. Anything but 0 and 1 is an error.
+    #[inline]
+    pub fn bool(&mut self, what: &'static str) -> Result<bool, BadXdr> {
+        let at = self.at;
+        match self.u32(what)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(BadXdr { what, at }),
+        }
+    }
+
+    /// `opaque<max>`: a length, that many bytes, padding. The values of padding bytes are not looked at.
+    pub fn opaque(&mut self, max: usize, what: &'static str) -> Result<&'a [u8], BadXdr> {
+        let at = self.at;
+        let len = self.u32(what)? as usize;
+        if len > max {
+            return Err(BadXdr { what, at });
+        }
+        let bytes = self.bytes(len, what)?;
+        self.bytes(len.wrapping_neg() % 4, what)?;
+        Ok(bytes)
+    }
+
+    /// `unsigned int<>`, left as the bytes it is encoded in.
+    pub fn words(&mut self, what: &'static str) -> Result<&'a [[u8; 4]], BadXdr> {
+        let at = self.at;
+        let count = self.u32(what)? as usize;
+        let len = count.checked_mul(4).ok_or(BadXdr { what, at })?;
+        Ok(self.bytes(len, what)?.as_chunks().0)
+    }
+}
+
+/// A cursor over a buffer to be sent.
+#[derive(Debug)]
+pub struct Writer<'b> {
+    out: &'b mut [u8],
+    at: usize,
+}
+
+impl<'b> Writer<'b> {
+    /// A cursor at the first byte of `out`.
+    pub const fn new(out: &'b mut [u8]) -> Self {
+        Writer { out, at: 0 }
+    }
+
+    /// Bytes written so far.
+    pub const fn len(&self) -> usize {
+        self.at
+    }
+
+    /// Whether nothing was written.
+    pub const fn is_empty(&self) -> bool {
+        self.at == 0
+    }
+
+    /// What was written, for as long as the buffer is borrowed.
+    pub fn into_written(self) -> &'b [u8] {
+        let (written, _) = self.out.split_at_mut(self.at);
+        written
+    }
+
+    /// Raw bytes, not padded.
+    #[inline]
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), NoSpace> {
+        let end = self.at + bytes.len();
+        let available = self.out.len();
+        let space = self.out.get_mut(self.at..end).ok_or(NoSpace { needed: end, available })?;
+        space.copy_from_slice(bytes);
+        self.at = end;
+        Ok(())
+    }
+
+    /// `unsigned int`.
+    #[inline]
+    pub fn u32(&mut self, word: u32) -> Result<(), NoSpace> {
+        self.bytes(&word.to_be_bytes())
+    }
+
+    /// `unsigned hyper`.
+    #[inline]
+    pub fn u64(&mut self, word: u64) -> Result<(), NoSpace> {
+        self.bytes(&word.to_be_bytes())
+    }
+
+    /// `bool`.
+    pub fn bool(&mut self, value: bool) -> Result<(), NoSpace> {
+        self.u32(value.into())
+    }
+
+    /// `opaque<>`: length, bytes, zero padding. Lengths are those of messages: far below 2^32.
+    pub fn opaque(&mut self, bytes: &[u8]) -> Result<(), NoSpace> {
+        self.u32(bytes.len() as u32)?;
+        self.bytes(bytes)?;
+        self.bytes(&[0; 3][..bytes.len().wrapping_neg() % 4])
+    }
+}

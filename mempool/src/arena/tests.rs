@@ -1,0 +1,170 @@
+use std::os::fd::AsRawFd;
+
+use rustix::fs::SealFlags;
+
+use super::*;
+
+fn config(bytes: usize, pages: PagePolicy) -> ArenaConfig {
+    ArenaConfig { bytes, pages, name: "arena-test", ..ArenaConfig::default() }
+}
+
+#[test]
+fn small_pages_always_work() {
+    let arena = Arena::new(&config(5000, PagePolicy::Small)).unwrap();
+    assert_eq!(arena.len(), 8192);
+    assert_eq!(arena.report().pages, PageSize::Small);
+    assert_eq!(arena.report().advice, None, "nothing better was asked for");
+    assert_eq!(
+        arena.report().to_string(),
+        "arena arena-test: 8 KiB in 4 KiB pages, any NUMA node, prefaulted"
+    );
+    let other = Arena::new(&config(1, PagePolicy::Small)).unwrap();
+    assert_ne!(arena.id(), other.id());
+    assert_ne!(arena.base_address(), other.base_address());
+    assert_eq!(arena.clone().id(), arena.id());
+}
+
+#[test]
+fn the_memfd_is_sealed() {
+    let arena = Arena::new(&config(8192, PagePolicy::Small)).unwrap();
+    let seals = rustix::fs::fcntl_get_seals(arena.fd()).unwrap();
+    assert!(seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL), "{seals:?}");
+    assert!(rustix::fs::ftruncate(arena.fd(), 0).is_err());
+    assert!(rustix::fs::ftruncate(arena.fd(), 1 << 20).is_err());
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", arena.fd().as_raw_fd())).unwrap();
+    assert!(name.to_string_lossy().contains("arena-test"), "{name:?}");
+}
+
+/// Takes what this host has, and holds the report to it.
+#[test]
+fn auto_says_what_it_got_and_how_to_get_better() {
+    let bytes = 8 << 20;
+    let free = HugePool::read(PageSize::Huge2M, None).free;
+    let arena = Arena::new(&config(bytes, PagePolicy::Auto)).unwrap();
+    let report = arena.report();
+    assert_eq!((report.bytes, report.prefaulted), (bytes, true));
+    let line = report.to_string();
+    assert!(!line.contains('\n'), "{line}");
+    match report.pages {
+        PageSize::Huge2M => assert!(free >= 4, "{line}"),
+        PageSize::Transparent => assert!(host::huge_shmem_bytes(arena.base_address()) > 0, "{line}"),
+        PageSize::Small => {
+            assert_eq!(host::huge_shmem_bytes(arena.base_address()), 0);
+            assert!(line.contains("(4 needed, ") && line.contains("nr_hugepages"), "{line}");
+            if host::shmem_enabled() == "never" {
+                assert!(line.contains("echo advise | sudo tee") && line.contains("shmem_enabled"), "{line}");
+            }
+        }
+        PageSize::Huge1G => panic!("8 MiB do not fill a 1 GiB page: {line}"),
+    }
+}
+
+#[test]
+fn memory_for_strangers_is_never_hugetlb() {
+    let arena = Arena::new(&config(8 << 20, PagePolicy::NoHugetlb)).unwrap();
+    let line = arena.report().to_string();
+    assert!(!arena.report().pages.is_hugetlb() && !line.contains("nr_hugepages"), "{line}");
+    if host::shmem_enabled() == "never" {
+        assert!(line.contains("; for transparent huge pages allow them: `echo advise"), "{line}");
+    }
+    crate::PeerMapping::map(arena.fd().try_clone_to_owned().unwrap(), 8 << 20).unwrap();
+}
+
+#[test]
+fn auto_does_not_waste_large_pages_on_small_arenas() {
+    let arena = Arena::new(&config(64 << 10, PagePolicy::Auto)).unwrap();
+    assert_eq!((arena.len(), arena.report().pages), (64 << 10, PageSize::Small));
+    assert_eq!(arena.report().advice, None);
+}
+
+/// Half of the host's memory in reserved pages: nobody has that lying free.
+#[test]
+fn pages_that_are_not_there_are_an_error_with_a_remedy() {
+    for page in [PageSize::Huge2M, PageSize::Huge1G] {
+        let bytes = ((HugePool::read(page, None).free + 1000) as usize) * page.bytes();
+        let error = Arena::new(&config(bytes, PagePolicy::Require(page))).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, MemError::HugePages { .. }), "{text}");
+        for part in
+            [&format!("of {bytes} bytes in {page} pages failed"), "pages are needed", "are free", "sudo tee"]
+        {
+            assert!(text.contains(part), "{text:?} lacks {part:?}");
+        }
+        // With Auto the same is no error, but the report tells.
+        if page == PageSize::Huge2M && HugePool::read(page, None).total == 0 {
+            let arena = Arena::new(&config(4 << 20, PagePolicy::Auto)).unwrap();
+            assert!(matches!(arena.report().pages, PageSize::Small | PageSize::Transparent));
+            assert!(arena.report().advice.as_ref().is_some_and(|advice| advice.contains("echo 2 |")));
+        }
+    }
+}
+
+#[test]
+fn transparent_pages_are_got_or_refused_never_pretended() {
+    match Arena::new(&config(8 << 20, PagePolicy::Require(PageSize::Transparent))) {
+        Ok(arena) => assert!(host::huge_shmem_bytes(arena.base_address()) > 0),
+        Err(error @ MemError::Transparent { .. }) => {
+            assert!(error.to_string().contains(&host::shmem_enabled()), "{error}");
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn node_zero_is_there_and_node_4000_is_not() {
+    let on = |node| ArenaConfig { node: Some(node), ..config(64 << 10, PagePolicy::Small) };
+    let arena = Arena::new(&on(0)).unwrap();
+    assert_eq!(arena.report().node, Some(0));
+    assert!(arena.report().to_string().contains("NUMA node 0"));
+    let error = Arena::new(&on(4000)).unwrap_err();
+    assert!(matches!(error, MemError::NoSuchNode { node: 4000, .. }), "{error}");
+}
+
+#[test]
+fn binding_reaches_the_kernel() {
+    let arena = Arena::new(&config(64 << 10, PagePolicy::Small)).unwrap();
+    if let Err(error) = arena.0.map.bind(0) {
+        assert_eq!(host::online_nodes(), "0", "{error}");
+        eprintln!("mbind is not to be had here: {error}");
+        return;
+    }
+    let start = format!("{:x} ", arena.base_address());
+    let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
+    let line = maps.lines().find(|line| line.starts_with(&start)).unwrap();
+    assert!(line.contains(" bind:0 "), "{line}");
+    // A node beyond one word of the mask that no machine has: the kernel says no, instead of reading past the
+    // mask.
+    assert!(arena.0.map.bind(900).is_err());
+}
+
+#[test]
+fn prefault_allocates_and_its_absence_does_not() {
+    let allocated = |arena: &Arena| rustix::fs::fstat(arena.fd()).unwrap().st_blocks as usize * 512;
+    let eager = Arena::new(&config(1 << 20, PagePolicy::Small)).unwrap();
+    assert_eq!(allocated(&eager), 1 << 20);
+    let lazy = Arena::new(&ArenaConfig { prefault: false, ..config(1 << 20, PagePolicy::Small) }).unwrap();
+    assert_eq!(allocated(&lazy), 0);
+    assert!(lazy.report().to_string().ends_with("not prefaulted"));
+}
+
+#[test]
+fn impossible_sizes_are_errors() {
+    assert!(matches!(Arena::new(&config(0, PagePolicy::Auto)), Err(MemError::Empty)));
+    for bytes in [usize::MAX, isize::MAX as usize, 1 << 62] {
+        for pages in [PagePolicy::Small, PagePolicy::Auto] {
+            let error = Arena::new(&config(bytes, pages)).unwrap_err();
+            assert!(matches!(error, MemError::System { .. }), "{error}");
+        }
+    }
+}
+
+#[test]
+fn ranges_are_taken_first_fit_and_given_back() {
+    let arena = Arena::new(&config(4096, PagePolicy::Small)).unwrap();
+    assert_eq!([100, 200, 300].map(|bytes| arena.take(bytes).unwrap()), [0, 100, 300]);
+    arena.give_back(100);
+    assert_eq!(arena.take(150).unwrap(), 100);
+    assert_eq!(arena.take(50).unwrap(), 250);
+    assert_eq!(arena.take(1).unwrap(), 600);
+    assert!(matches!(arena.take(4096), Err(MemError::ArenaFull { free: 3495, .. })));
+}

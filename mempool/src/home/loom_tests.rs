@@ -1,0 +1,101 @@
+//! Every interleaving of returning threads, the draining owner, and the end of the pool.
+
+use super::*;
+use crate::sync::cell::UnsafeCell;
+use crate::sync::{Arc, thread};
+
+/// The list with what it guards: loom fails if an access to `bytes` is not ordered behind the one before.
+struct Shared {
+    home: Home,
+    bytes: Vec<UnsafeCell<u32>>,
+    freed: AtomicUsize,
+}
+
+impl Shared {
+    fn new(count: usize) -> Arc<Self> {
+        let bytes = (0..count).map(|_| UnsafeCell::new(0)).collect();
+        Arc::new(Self { home: Home::new(count), bytes, freed: AtomicUsize::new(0) })
+    }
+
+    fn touch(&self, index: u32) {
+        #[expect(unsafe_code, reason = "the access that loom watches")]
+        // SAFETY: whoever has the buffer is alone with it; that is what these tests prove.
+        self.bytes[index as usize].with_mut(|byte| unsafe { *byte += 1 });
+    }
+
+    /// As the pool does: whoever has the last buffer may touch all memory.
+    fn free(&self) {
+        (0..self.bytes.len() as u32).for_each(|index| self.touch(index));
+        assert_eq!(self.freed.fetch_add(1, Ordering::Relaxed), 0, "freed twice");
+    }
+
+    fn give_back(&self, index: u32) {
+        self.touch(index);
+        if self.home.push(index) == Returned::Last {
+            self.free();
+        }
+    }
+}
+
+#[test]
+fn loom_returned_buffers_go_out_again() {
+    loom::model(|| {
+        let shared = Shared::new(3);
+        let returners = [[0, 1].as_slice(), &[2]].map(|indices| {
+            let shared = shared.clone();
+            thread::spawn(move || indices.iter().for_each(|&index| shared.give_back(index)))
+        });
+        let mut seen = Vec::new();
+        shared.home.take(|index| seen.push(index));
+        seen.iter().for_each(|&index| shared.touch(index));
+        returners.into_iter().for_each(|returner| returner.join().unwrap());
+        shared.home.take(|index| seen.push(index));
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1, 2], "each comes home once");
+    });
+}
+
+#[test]
+fn loom_a_buffer_goes_round_while_others_return() {
+    loom::model(|| {
+        let shared = Shared::new(2);
+        let first = {
+            let shared = shared.clone();
+            thread::spawn(move || shared.give_back(0))
+        };
+        // Goes out again as soon as it is home, to be returned by another thread.
+        let mut again = None;
+        shared.home.take(|index| again = Some(index));
+        let second = again.map(|index| {
+            let shared = shared.clone();
+            thread::spawn(move || shared.give_back(index))
+        });
+        shared.give_back(1);
+        first.join().unwrap();
+        second.into_iter().for_each(|second| second.join().unwrap());
+        let mut seen = Vec::new();
+        shared.home.take(|index| seen.push(index));
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1]);
+    });
+}
+
+#[test]
+fn loom_the_last_one_frees_when_the_pool_goes_first_or_last() {
+    loom::model(|| {
+        let shared = Shared::new(3);
+        let returners = [0, 1].map(|index| {
+            let shared = shared.clone();
+            thread::spawn(move || shared.give_back(index))
+        });
+        // Buffer 2 is at home: the owner's free list has it.
+        shared.touch(2);
+        let mut out = 2;
+        out -= shared.home.take(|_| {});
+        if shared.home.close(out) {
+            shared.free();
+        }
+        returners.into_iter().for_each(|returner| returner.join().unwrap());
+        assert_eq!(shared.freed.load(Ordering::Relaxed), 1, "freed exactly once");
+    });
+}

@@ -1,0 +1,81 @@
+//! Whole pools under loom: buffers and shared buffers that outlive their pool on other threads.
+
+use crate::sync::cell::UnsafeCell;
+use crate::sync::{Arc, thread};
+use crate::{Arena, ArenaConfig, Class, PagePolicy, Pool};
+
+/// One arena for all interleavings: it is not what is explored.
+fn arena() -> Arena {
+    Arena::new(&ArenaConfig { bytes: 4096, pages: PagePolicy::Small, ..ArenaConfig::default() }).unwrap()
+}
+
+/// The pool's range is free again: its core was freed, once.
+fn assert_freed(arena: &Arena) {
+    let offset = arena.take(arena.len()).expect("the range came back");
+    arena.give_back(offset);
+}
+
+#[test]
+fn loom_a_pool_dropped_while_its_buffers_return() {
+    let arena = arena();
+    // Without a bound this takes minutes; the list alone is explored without one.
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let pool = Pool::in_arena(arena.clone(), &[Class { size: 64, count: 3 }]).unwrap();
+        let (first, second, own) = (pool.alloc(1).unwrap(), pool.alloc(1).unwrap(), pool.alloc(1).unwrap());
+        let threads = [first, second].map(|buf| thread::spawn(move || drop(buf)));
+        pool.drain_remote();
+        drop(pool);
+        drop(own);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_freed(&arena);
+    });
+}
+
+#[test]
+fn loom_a_shared_buffer_comes_home_once_all_have_read_it() {
+    let arena = arena();
+    loom::model(move || {
+        let pool = Pool::in_arena(arena.clone(), &[Class { size: 64, count: 1 }]).unwrap();
+        // Stands for the bytes: loom fails if the write below is not ordered behind every read.
+        let bytes = Arc::new(UnsafeCell::new(0));
+        let frozen = pool.alloc(1).unwrap().freeze();
+        let readers = [frozen.clone(), frozen.clone()].map(|clone| {
+            let bytes = bytes.clone();
+            thread::spawn(move || {
+                #[expect(unsafe_code, reason = "the access that loom watches")]
+                // SAFETY: a clone is alive, so nobody writes; that is what this test proves.
+                let byte = bytes.with(|byte| unsafe { *byte });
+                drop(clone);
+                byte
+            })
+        });
+        drop(frozen);
+        pool.drain_remote();
+        if let Some(_buf) = pool.alloc(1) {
+            #[expect(unsafe_code, reason = "the access that loom watches")]
+            // SAFETY: the buffer is ours alone; that is what this test proves.
+            bytes.with_mut(|byte| unsafe { *byte = 1 });
+        }
+        readers.into_iter().for_each(|reader| assert_eq!(reader.join().unwrap(), 0));
+        pool.drain_remote();
+        assert_eq!(pool.close(), Ok(()));
+        assert_freed(&arena);
+    });
+}
+
+#[test]
+fn loom_a_shared_buffer_outlives_its_pool() {
+    let arena = arena();
+    loom::model(move || {
+        let pool = Pool::in_arena(arena.clone(), &[Class { size: 64, count: 2 }]).unwrap();
+        let frozen = pool.alloc(1).unwrap().freeze();
+        let clone = frozen.clone();
+        let thread = thread::spawn(move || drop(clone));
+        drop(pool);
+        drop(frozen);
+        thread.join().unwrap();
+        assert_freed(&arena);
+    });
+}

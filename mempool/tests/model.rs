@@ -1,0 +1,338 @@
+//! Random histories of a pool against a model: every buffer is in exactly one place, keeps its bytes while
+//! somebody has it, and everything balances at the end.
+#![cfg(not(loom))]
+#![cfg_attr(not(loom), expect(unsafe_code, reason = "the end of a transfer"))]
+
+use std::sync::mpsc;
+use std::thread;
+
+use proptest::prelude::*;
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, Frozen, Lent, PagePolicy, Pool, PoolConfig, Posted};
+
+/// The sizes and counts of the pool.
+const CLASSES: [(usize, usize); 3] = [(64, 4), (200, 3), (4096, 2)];
+
+#[derive(Clone, Debug)]
+enum Step {
+    Alloc(usize),
+    Drop(usize),
+    /// Dropped by another thread.
+    DropFar(usize),
+    Freeze(usize),
+    Lend(usize),
+    Clone(usize),
+    Reclaim(usize),
+    Post(usize),
+    Complete(usize),
+    Write(usize, u8),
+    Drain,
+    ResetLowWater,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let n = 0..32usize;
+    prop_oneof![
+        6 => prop_oneof![0..300usize, 0..5000usize].prop_map(Step::Alloc),
+        3 => n.clone().prop_map(Step::Drop),
+        3 => n.clone().prop_map(Step::DropFar),
+        2 => n.clone().prop_map(Step::Freeze),
+        2 => n.clone().prop_map(Step::Lend),
+        2 => n.clone().prop_map(Step::Clone),
+        2 => n.clone().prop_map(Step::Reclaim),
+        1 => n.clone().prop_map(Step::Post),
+        1 => n.clone().prop_map(Step::Complete),
+        2 => (n, any::<u8>()).prop_map(|(n, byte)| Step::Write(n, byte)),
+        2 => Just(Step::Drain),
+        1 => Just(Step::ResetLowWater),
+    ]
+}
+
+enum Held {
+    Buf(Buf),
+    Frozen(Frozen),
+    Lent(Lent),
+    Posted(Posted),
+}
+
+/// A handle, where its buffer is, and the byte that fills its window.
+struct Entry {
+    held: Held,
+    place: usize,
+    class: usize,
+    byte: u8,
+}
+
+impl Entry {
+    fn new(held: Held, class: usize, byte: u8) -> Self {
+        let place = match &held {
+            Held::Buf(buf) => buf.base_offset(),
+            Held::Frozen(frozen) => frozen.base_offset(),
+            Held::Lent(lent) => lent.base_offset(),
+            Held::Posted(posted) => posted.base_offset(),
+        };
+        Self { held, place, class, byte }
+    }
+
+    fn check(&self) {
+        let whole = |bytes: &[u8]| assert!(bytes.iter().all(|&b| b == self.byte), "bytes changed");
+        match &self.held {
+            Held::Buf(buf) => whole(buf),
+            Held::Frozen(frozen) => whole(frozen),
+            Held::Lent(lent) => {
+                let mut bytes = vec![0; lent.len()];
+                assert!(lent.read_at(0, &mut bytes));
+                whole(&bytes);
+            }
+            Held::Posted(_) => {}
+        }
+    }
+}
+
+/// Drops what it is sent, and answers when it is done.
+struct Far {
+    send: mpsc::Sender<Option<Held2>>,
+    done: mpsc::Receiver<()>,
+    thread: thread::JoinHandle<()>,
+}
+
+/// What may leave the thread.
+enum Held2 {
+    Buf(Buf),
+    Frozen(Frozen),
+}
+
+impl Far {
+    fn new() -> Self {
+        let (send, receive) = mpsc::channel();
+        let (tell, done) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            while let Ok(Some(held)) = receive.recv() {
+                match held {
+                    Held2::Buf(buf) => drop(buf),
+                    Held2::Frozen(frozen) => drop(frozen),
+                }
+                tell.send(()).unwrap();
+            }
+        });
+        Self { send, done, thread }
+    }
+
+    fn drop(&self, held: Held2) {
+        self.send.send(Some(held)).unwrap();
+        self.done.recv().unwrap();
+    }
+}
+
+struct Model {
+    pool: Pool,
+    far: Far,
+    entries: Vec<Entry>,
+    /// Per class: free, waiting on the remote list, fewest free.
+    free: [usize; 3],
+    remote: [usize; 3],
+    low: [usize; 3],
+    failures: [u64; 3],
+    next_byte: u8,
+}
+
+impl Model {
+    fn new() -> Self {
+        let classes = CLASSES.iter().map(|&(size, count)| Class { size, count }).collect();
+        let arena =
+            ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "model", ..ArenaConfig::default() };
+        let all = CLASSES.map(|(_, count)| count);
+        Self {
+            pool: Pool::new(&PoolConfig { classes, arena }).unwrap(),
+            far: Far::new(),
+            entries: Vec::new(),
+            free: all,
+            remote: [0; 3],
+            low: all,
+            failures: [0; 3],
+            next_byte: 0,
+        }
+    }
+
+    /// Handles of the buffer at `place`.
+    fn clones(&self, place: usize) -> usize {
+        self.entries.iter().filter(|entry| entry.place == place).count()
+    }
+
+    fn alloc(&mut self, len: usize) {
+        let expected = (0..3).filter(|&c| len <= CLASSES[c].0).find(|&c| {
+            self.failures[c] += u64::from(self.free[c] == 0);
+            self.free[c] > 0
+        });
+        let got = self.pool.alloc(len);
+        assert_eq!(got.as_ref().map(Buf::capacity), expected.map(|c| CLASSES[c].0));
+        if let (Some(mut buf), Some(class)) = (got, expected) {
+            assert_eq!((buf.start(), buf.len()), (0, len));
+            self.free[class] -= 1;
+            self.low[class] = self.low[class].min(self.free[class]);
+            self.next_byte = self.next_byte.wrapping_add(1);
+            buf.fill(self.next_byte);
+            let entry = Entry::new(Held::Buf(buf), class, self.next_byte);
+            assert_eq!(self.clones(entry.place), 0, "a buffer is given out once");
+            self.entries.push(entry);
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        let index = match *step {
+            Step::Alloc(len) => return self.alloc(len),
+            Step::Drain => {
+                assert_eq!(self.pool.drain_remote(), self.remote.iter().sum::<usize>());
+                for (free, remote) in self.free.iter_mut().zip(&mut self.remote) {
+                    *free += std::mem::take(remote);
+                }
+                return;
+            }
+            Step::ResetLowWater => {
+                self.pool.reset_low_water();
+                self.low = self.free;
+                return;
+            }
+            Step::Drop(n)
+            | Step::DropFar(n)
+            | Step::Freeze(n)
+            | Step::Lend(n)
+            | Step::Clone(n)
+            | Step::Reclaim(n)
+            | Step::Post(n)
+            | Step::Complete(n)
+            | Step::Write(n, _) => n,
+        };
+        if self.entries.is_empty() {
+            return;
+        }
+        let index = index % self.entries.len();
+        let Entry { held, place, class, byte } = self.entries.swap_remove(index);
+        let last = self.clones(place) == 0;
+        let held = match (step, held) {
+            (Step::Drop(_), Held::Buf(_) | Held::Frozen(_) | Held::Lent(_)) => {
+                // Not bound by the pattern: dropped with the tuple, on the way out.
+                self.free[class] += usize::from(last);
+                return;
+            }
+            (Step::DropFar(_), Held::Buf(buf)) => {
+                self.far.drop(Held2::Buf(buf));
+                self.remote[class] += 1;
+                return;
+            }
+            (Step::DropFar(_), Held::Frozen(frozen)) => {
+                self.far.drop(Held2::Frozen(frozen));
+                self.remote[class] += usize::from(last);
+                return;
+            }
+            (Step::Freeze(_), Held::Buf(buf)) => Held::Frozen(buf.freeze()),
+            (Step::Lend(_), Held::Buf(buf)) => Held::Lent(buf.lend().unwrap()),
+            (Step::Post(_), Held::Buf(buf)) => Held::Posted(buf.post()),
+            // SAFETY: there is no device.
+            (Step::Complete(_), Held::Posted(posted)) => Held::Buf(unsafe { posted.complete() }),
+            (Step::Clone(_), Held::Frozen(frozen)) => {
+                self.entries.push(Entry::new(Held::Frozen(frozen.clone()), class, byte));
+                Held::Frozen(frozen)
+            }
+            (Step::Clone(_), Held::Lent(lent)) => {
+                self.entries.push(Entry::new(Held::Lent(lent.clone()), class, byte));
+                Held::Lent(lent)
+            }
+            (Step::Reclaim(_), Held::Lent(lent)) => match lent.reclaim() {
+                Ok(buf) => {
+                    assert!(last, "reclaimed while there are clones");
+                    Held::Buf(buf)
+                }
+                Err(lent) => {
+                    assert!(!last, "the only clone was not reclaimed");
+                    Held::Lent(lent)
+                }
+            },
+            (Step::Write(_, byte), Held::Buf(mut buf)) => {
+                buf.fill(*byte);
+                self.entries.push(Entry::new(Held::Buf(buf), class, *byte));
+                return;
+            }
+            (_, held) => held,
+        };
+        self.entries.push(Entry::new(held, class, byte));
+    }
+
+    fn check(&self) {
+        self.entries.iter().for_each(Entry::check);
+        let stats = self.pool.stats();
+        for (c, class) in stats.classes.iter().enumerate() {
+            assert_eq!((class.size, class.count), CLASSES[c]);
+            assert_eq!(class.free, self.free[c]);
+            assert_eq!(class.outstanding, CLASSES[c].1 - self.free[c]);
+            assert_eq!(class.low_water, self.low[c]);
+            assert_eq!(class.failures, self.failures[c]);
+        }
+    }
+
+    /// Buffers out, by class and type: held, frozen, lent, posted.
+    fn out(&self) -> [[usize; 4]; 3] {
+        let mut out = [[0; 4]; 3];
+        let mut seen = std::collections::HashSet::new();
+        for entry in self.entries.iter().filter(|entry| seen.insert(entry.place)) {
+            let kind = match entry.held {
+                Held::Buf(_) => 0,
+                Held::Frozen(_) => 1,
+                Held::Lent(_) => 2,
+                Held::Posted(_) => 3,
+            };
+            out[entry.class][kind] += 1;
+        }
+        out
+    }
+
+    /// Ends the pool with buffers out; then ends the buffers.
+    fn finish(self) {
+        let out = self.out();
+        let census = self.pool.census();
+        for (class, out) in census.classes.iter().zip(&out) {
+            assert_eq!([class.held, class.frozen, class.lent, class.posted], *out);
+            assert_eq!(class.free + out.iter().sum::<usize>(), class.count);
+        }
+        let arena = self.pool.arena().clone();
+        let start = format!("{:x}-", arena.base_address());
+        match self.pool.close() {
+            Ok(()) => assert!(self.entries.is_empty()),
+            Err(leak) => {
+                let named: usize = leak.classes.iter().map(|class| class.outstanding()).sum();
+                assert_eq!(named, out.iter().flatten().sum::<usize>());
+            }
+        }
+        drop(arena);
+        for (i, entry) in self.entries.into_iter().enumerate() {
+            entry.check();
+            match entry.held {
+                Held::Buf(buf) if i % 2 == 0 => self.far.drop(Held2::Buf(buf)),
+                Held::Frozen(frozen) if i % 2 == 0 => self.far.drop(Held2::Frozen(frozen)),
+                // SAFETY: there is no device.
+                Held::Posted(posted) => drop(unsafe { posted.complete() }),
+                held => drop(held),
+            }
+        }
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        assert!(
+            !maps.lines().any(|line| line.starts_with(&start) && line.contains("memfd:model")),
+            "the last buffer unmaps the arena"
+        );
+        self.far.send.send(None).unwrap();
+        self.far.thread.join().unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_history_balances(steps in prop::collection::vec(step(), 0..120)) {
+        let mut model = Model::new();
+        for step in &steps {
+            model.step(step);
+            model.check();
+        }
+        model.finish();
+    }
+}

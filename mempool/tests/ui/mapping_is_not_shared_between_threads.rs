@@ -1,0 +1,5 @@
+fn shareable<T: Sync>() {}
+
+fn main() {
+    shareable::<rpcrdma_mempool::PeerMapping>();
+}

@@ -1,0 +1,5 @@
+fn clonable<T: Clone>() {}
+
+fn main() {
+    clonable::<rpcrdma_mempool::Posted>();
+}

@@ -1,0 +1,122 @@
+//! Packets of a capture file, pcap or pcapng.
+
+use std::io::Read;
+
+use pcap_parser::{Block, Linktype, PcapBlockOwned, PcapError, create_reader};
+use thiserror::Error;
+
+/// Bytes of a file that tell a capture: magic numbers of pcap (both byte orders, micro- and nanoseconds) and pcapng.
+const MAGICS: [[u8; 4]; 5] = [
+    [0xd4, 0xc3, 0xb2, 0xa1],
+    [0xa1, 0xb2, 0xc3, 0xd4],
+    [0x4d, 0x3c, 0xb2, 0xa1],
+    [0xa1, 0xb2, 0x3c, 0x4d],
+    [0x0a, 0x0d, 0x0d, 0x0a],
+];
+
+/// First size of the read buffer, and the largest record that is put up with.
+const BUFFER: usize = 1 << 20;
+const LARGEST_BUFFER: usize = 1 << 28;
+
+/// Whether a file that starts with `head` is a capture.
+pub fn is_capture(head: &[u8]) -> bool {
+    head.first_chunk().is_some_and(|magic| MAGICS.contains(magic))
+}
+
+/// A captured packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// Its number in the file, from 1.
+    pub frame: u64,
+    /// What its first header is.
+    pub link: Linktype,
+    /// As much of it as was captured.
+    pub bytes: &'a [u8],
+}
+
+/// A capture file that cannot be read to its end.
+#[derive(Debug, Error)]
+pub enum CaptureError {
+    /// The file ends within a record.
+    #[error("capture is cut off after {frames} packets")]
+    CutOff {
+        /// Whole packets in front.
+        frames: u64,
+    },
+    /// Anything else.
+    #[error("not a readable capture: {reason} after {frames} packets")]
+    Bad {
+        /// Whole packets in front.
+        frames: u64,
+        /// What the parser says.
+        reason: String,
+    },
+}
+
+/// Reads a capture and hands over its packets in order. Returns how many there were.
+pub fn read<R: Read + Send, E: From<CaptureError>>(
+    source: R,
+    mut packet: impl FnMut(Packet<'_>) -> Result<(), E>,
+) -> Result<u64, E> {
+    let mut frame = 0;
+    let mut links = Vec::new();
+    let mut capacity = BUFFER;
+    let mut reader = create_reader(capacity, source).map_err(|error| bad(&error, 0))?;
+    loop {
+        match reader.next() {
+            Ok((length, block)) => {
+                let found = match &block {
+                    PcapBlockOwned::LegacyHeader(header) => {
+                        links = vec![header.network];
+                        None
+                    }
+                    PcapBlockOwned::Legacy(record) => Some((0, record.data)),
+                    PcapBlockOwned::NG(Block::SectionHeader(_)) => {
+                        links.clear();
+                        None
+                    }
+                    PcapBlockOwned::NG(Block::InterfaceDescription(interface)) => {
+                        links.push(interface.linktype);
+                        None
+                    }
+                    PcapBlockOwned::NG(Block::EnhancedPacket(record)) => {
+                        let captured = record.data.get(..record.caplen as usize);
+                        Some((record.if_id as usize, captured.unwrap_or(record.data)))
+                    }
+                    PcapBlockOwned::NG(Block::SimplePacket(record)) => {
+                        let captured = record.data.get(..record.origlen as usize);
+                        Some((0, captured.unwrap_or(record.data)))
+                    }
+                    PcapBlockOwned::NG(_) => None,
+                };
+                if let Some((interface, bytes)) = found {
+                    frame += 1;
+                    let link = links.get(interface).copied().unwrap_or(Linktype::NULL);
+                    packet(Packet { frame, link, bytes })?;
+                }
+                reader.consume(length);
+            }
+            Err(PcapError::Eof) => return Ok(frame),
+            Err(PcapError::Incomplete(_)) => {
+                reader.refill().map_err(|error| bad(&error, frame))?;
+            }
+            Err(PcapError::BufferTooSmall) if capacity < LARGEST_BUFFER => {
+                capacity *= 2;
+                reader.grow(capacity);
+            }
+            Err(PcapError::UnexpectedEof) => return Err(CaptureError::CutOff { frames: frame }.into()),
+            Err(error) => return Err(bad(&error, frame).into()),
+        }
+    }
+}
+
+fn bad(error: &PcapError<&[u8]>, frames: u64) -> CaptureError {
+    let reason = match error {
+        PcapError::HeaderNotRecognized => "unknown header".to_owned(),
+        PcapError::ReadError => "read error".to_owned(),
+        PcapError::BufferTooSmall => format!("a record of more than {LARGEST_BUFFER} bytes"),
+        PcapError::NomError(_, kind) | PcapError::OwnedNomError(_, kind) => format!("bad record ({kind:?})"),
+        other => format!("{other:?}"),
+    };
+    CaptureError::Bad { frames, reason }
+}

@@ -1,0 +1,47 @@
+//! How a subcommand ends.
+
+use std::io;
+use std::process::ExitCode;
+
+use thiserror::Error;
+
+/// What a command's `run` returns.
+pub type Outcome = Result<Ended, CommandError>;
+
+/// A command that came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All well: exit status 0.
+    Well,
+    /// The output says what failed: exit status 1.
+    WithFailures,
+}
+
+/// A command that could not do its work: exit status 1, and this on standard error.
+#[derive(Debug, Error)]
+pub enum CommandError {
+    /// Input that cannot be read, or is not what it should be.
+    #[error("{name}: {reason}")]
+    Input {
+        /// The file, or what stands for it.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Output that cannot be written.
+    #[error("standard output: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// The exit status of an outcome. A reader of our output that goes away early is no failure and no news.
+pub fn exit(outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(Ended::Well) => ExitCode::SUCCESS,
+        Ok(Ended::WithFailures) => ExitCode::FAILURE,
+        Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rpcrdma: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! `rpcrdma decode`: messages of a capture, or in hex, as text or JSON.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use rpcrdma::wire::rpc::Flavor;
+use rpcrdma::wire::{Revision, View};
+
+use crate::capture::{self, CaptureError};
+use crate::command::{CommandError, Ended, Outcome};
+use crate::json;
+use crate::payload::RpcHeader;
+use crate::roce::{Message, Reassembler};
+
+/// Bytes that are read before the rest: enough to tell what the input is, and for the first block of a capture, which
+/// the parser wants at once even from a pipe that delivers in pieces.
+const HEAD: u64 = 4096;
+
+/// Decode RPC-over-RDMA messages from a capture or from hex
+///
+/// FILE is a RoCEv2 capture (pcap or pcapng), whose Sends are put together per queue pair, or text with one message
+/// in hex per line: digits with any blanks, `:` or `0x` between them; empty lines and lines that start with `#` are
+/// skipped. Which of the two it is shows from its first bytes.
+///
+/// Each message gives one line. A message that cannot be decoded gives a line too, and the exit status is 1 at the end.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  rpcrdma decode nfs.pcap
+  rpcrdma decode --json nfs.pcap | jq 'select(.error != null)'
+  echo 00000001 00000001 00000020 00000000 00000000 00000000 00000000 | rpcrdma decode
+
+Exit status: 0 every message was decoded, 1 some were not or the input is bad, 2 wrong usage.")]
+pub struct Args {
+    /// Capture or hex text; `-` is standard input
+    #[arg(default_value = "-", value_name = "FILE")]
+    pub file: String,
+
+    /// Write one JSON object per message and line
+    ///
+    /// Keys: vers, xid, credit, received, htype, flags, inv_handle, reads, writes, reply, error, props,
+    /// payload_offset, rpc; `optional` for optional operations; frame, source, destination, queue_pair, invalidate
+    /// and immediate for messages of a capture. A message that cannot be decoded has error_kind and detail instead.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Which text's code points version 2 headers use
+    ///
+    /// ietf00 is draft-ietf-nfsv4-rpcrdma-version-two-00, cel09 is draft-cel-nfsv4-rpcrdma-version-two-09.
+    #[arg(long, default_value = Revision::Ietf00.name(), value_parser = revision_parser())]
+    pub revision: Revision,
+}
+
+fn revision_parser() -> impl TypedValueParser<Value = Revision> {
+    PossibleValuesParser::new(Revision::ALL.iter().map(|revision| revision.name()))
+        .try_map(|name| Revision::from_name(&name).ok_or("no such revision"))
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Outcome {
+    let name = if args.file == "-" { "standard input" } else { args.file.as_str() };
+    let input_error = |reason: String| CommandError::Input { name: name.to_owned(), reason };
+    let mut source: Box<dyn Read + Send> = match args.file.as_str() {
+        "-" => Box::new(io::stdin()),
+        file => Box::new(File::open(file).map_err(|error| input_error(error.to_string()))?),
+    };
+    let mut head = Vec::new();
+    source.by_ref().take(HEAD).read_to_end(&mut head).map_err(|error| input_error(error.to_string()))?;
+    let is_capture = capture::is_capture(&head);
+    let source = io::Cursor::new(head).chain(source);
+
+    let mut decoder = Decoder::new(args, BufWriter::new(io::stdout().lock()));
+    let result = if is_capture { decoder.capture(source) } else { decoder.lines(BufReader::new(source)) };
+    match result {
+        Err(DecodeError::Output(error)) => return Err(error.into()),
+        Err(DecodeError::Input(reason)) => {
+            decoder.output.flush()?;
+            return Err(input_error(reason));
+        }
+        Ok(()) => decoder.output.flush()?,
+    }
+    Ok(if decoder.failures == 0 { Ended::Well } else { Ended::WithFailures })
+}
+
+/// Why decoding stopped early.
+enum DecodeError {
+    Input(String),
+    Output(io::Error),
+}
+
+impl From<CaptureError> for DecodeError {
+    fn from(error: CaptureError) -> Self {
+        DecodeError::Input(error.to_string())
+    }
+}
+
+struct Decoder<'a, W> {
+    args: &'a Args,
+    output: W,
+    failures: u64,
+}
+
+impl<'a, W: Write> Decoder<'a, W> {
+    fn new(args: &'a Args, output: W) -> Self {
+        Decoder { args, output, failures: 0 }
+    }
+
+    fn capture(&mut self, source: impl Read + Send) -> Result<(), DecodeError> {
+        let mut reassembler = Reassembler::default();
+        let mut sends: u64 = 0;
+        let packets = capture::read(source, |packet| match reassembler.packet(&packet) {
+            Some(send) => {
+                sends += 1;
+                self.message(&send.bytes, Some(&send)).map_err(DecodeError::Output)
+            }
+            None => Ok::<_, DecodeError>(()),
+        })?;
+        if reassembler.truncated() > 0 {
+            let count = reassembler.truncated();
+            eprintln!("rpcrdma: {count} RoCE packets are cut short: capture whole packets (tcpdump -s 0)");
+        }
+        if reassembler.repeated() > 0 {
+            eprintln!("rpcrdma: {} retransmitted packets passed over", reassembler.repeated());
+        }
+        if reassembler.unfinished() > 0 {
+            let count = reassembler.unfinished();
+            eprintln!("rpcrdma: {count} Sends have packets that the capture misses");
+        }
+        match sends {
+            0 => Err(DecodeError::Input(format!("no RoCEv2 Send in {packets} packets"))),
+            _ => Ok(()),
+        }
+    }
+
+    fn lines(&mut self, source: impl BufRead) -> Result<(), DecodeError> {
+        for line in source.split(b'\n') {
+            let line = line.map_err(|error| DecodeError::Input(error.to_string()))?;
+            let line = line.trim_ascii();
+            if line.is_empty() || line.starts_with(b"#") {
+                continue;
+            }
+            match parse_hex(line) {
+                Ok(message) => self.message(&message, None),
+                Err(detail) => self.failure("bad_hex", &detail, None),
+            }
+            .map_err(DecodeError::Output)?;
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, bytes: &[u8], send: Option<&Message>) -> io::Result<()> {
+        let view = match View::check(bytes, self.args.revision) {
+            Ok(view) => view,
+            Err(error) => return self.failure(error.kind.name(), &error.to_string(), send),
+        };
+        if self.args.json {
+            return self.object(json::message(&view), send);
+        }
+        self.prefix(send)?;
+        write!(self.output, "{view}")?;
+        if let Some(header) = RpcHeader::of(&view) {
+            write!(self.output, " | {}", rpc_text(&header))?;
+        }
+        writeln!(self.output)
+    }
+
+    fn failure(&mut self, kind: &str, detail: &str, send: Option<&Message>) -> io::Result<()> {
+        self.failures += 1;
+        if self.args.json {
+            return self.object(json::failure(kind, detail), send);
+        }
+        self.prefix(send)?;
+        writeln!(self.output, "error {kind}: {detail}")
+    }
+
+    fn object(
+        &mut self,
+        mut object: serde_json::Map<String, serde_json::Value>,
+        send: Option<&Message>,
+    ) -> io::Result<()> {
+        if let Some(send) = send {
+            json::add_send(&mut object, send);
+        }
+        serde_json::to_writer(&mut self.output, &object)?;
+        writeln!(self.output)
+    }
+
+    /// Where a message was found.
+    fn prefix(&mut self, send: Option<&Message>) -> io::Result<()> {
+        let Some(send) = send else { return Ok(()) };
+        write!(self.output, "{} {}", send.frame, send.flow)?;
+        if let Some(handle) = send.invalidate {
+            write!(self.output, " invalidates {handle:#x}")?;
+        }
+        write!(self.output, ": ")
+    }
+}
+
+/// An RPC header in short.
+fn rpc_text(header: &RpcHeader<'_>) -> String {
+    match header {
+        RpcHeader::Call(call) => {
+            let (program, version, procedure) = (call.program, call.version, call.procedure);
+            let flavor = match Flavor::from_code(call.credential.flavor) {
+                Some(flavor) => flavor.name().to_owned(),
+                None => format!("flavor {}", call.credential.flavor),
+            };
+            format!("CALL program={program} version={version} procedure={procedure} {flavor}")
+        }
+        RpcHeader::Reply(reply) => format!("REPLY {}", reply.body),
+    }
+}
+
+/// The bytes of a line of hex digits. Blanks and `:` separate, `0x` may start a group.
+fn parse_hex(line: &[u8]) -> Result<Vec<u8>, String> {
+    let mut digits = Vec::with_capacity(line.len());
+    for group in line.split(|byte| byte.is_ascii_whitespace() || *byte == b':') {
+        let group = group.strip_prefix(b"0x").unwrap_or(group);
+        for byte in group {
+            let digit = char::from(*byte).to_digit(16);
+            digits.push(digit.ok_or_else(|| format!("`{}` is not a hex digit", byte.escape_ascii()))? as u8);
+        }
+    }
+    match digits.as_chunks() {
+        (pairs, []) => Ok(pairs.iter().map(|[high, low]| high << 4 | low).collect()),
+        _ => Err(format!("{} hex digits, an even number is needed", digits.len())),
+    }
+}

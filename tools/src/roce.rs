@@ -1,0 +1,272 @@
+//! Sends out of RoCEv2 packets: Ethernet, IP and UDP port 4791, then InfiniBand's transport headers.
+//!
+//! [`Reassembler::packet`] takes packets as they were captured and returns each Send once, whole, without padding and
+//! checksum. Retransmitted packets are recognized by their sequence number (PSN). Packets that the capture missed cost
+//! the Sends that they belong to, which [`Reassembler::unfinished`] counts, and no others.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use pcap_parser::Linktype;
+
+use crate::capture::Packet;
+
+/// UDP port of RoCEv2.
+pub const UDP_PORT: u16 = 4791;
+
+const BTH_LEN: usize = 12;
+const ICRC_LEN: usize = 4;
+const PSN_MASK: u32 = 0xFF_FFFF;
+/// Sequence numbers that a queue pair is remembered by; more than any sender has in flight.
+const REMEMBERED: usize = 4096;
+/// Sends of a queue pair that wait for their next packet; more than retransmission can leave open.
+const OPEN: usize = 64;
+
+/// One direction of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// Sender.
+    pub source: IpAddr,
+    /// Receiver.
+    pub destination: IpAddr,
+    /// The receiver's queue pair number.
+    pub queue_pair: u32,
+}
+
+/// `source > destination qp number`.
+impl fmt::Display for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} > {} qp {:#x}", self.source, self.destination, self.queue_pair)
+    }
+}
+
+/// The message of a Send, as its receiver gets it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Number of the packet that completed it.
+    pub frame: u64,
+    /// Where it went.
+    pub flow: Flow,
+    /// The remote key that it invalidates.
+    pub invalidate: Option<u32>,
+    /// Immediate data.
+    pub immediate: Option<u32>,
+    /// The message.
+    pub bytes: Vec<u8>,
+}
+
+/// Puts the packets of Sends together, per direction of each queue pair.
+#[derive(Debug, Default)]
+pub struct Reassembler {
+    flows: HashMap<Flow, Progress>,
+    truncated: u64,
+    repeated: u64,
+    dropped: u64,
+}
+
+/// What is known of one direction.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Sends begun, by the sequence number of the packet they wait for.
+    open: HashMap<u32, Vec<u8>>,
+    /// Sequence numbers that were used, the latest ones.
+    used: HashSet<u32>,
+    order: VecDeque<u32>,
+}
+
+impl Progress {
+    fn mark_used(&mut self, psn: u32) {
+        self.used.insert(psn);
+        self.order.push_back(psn);
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.used.remove(&oldest);
+        }
+    }
+}
+
+/// A packet's place in its Send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    First,
+    Middle,
+    Last,
+    Only,
+}
+
+/// The extended header of the last packet of a Send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extension {
+    None,
+    Immediate,
+    Invalidate,
+}
+
+/// Sends of the reliable connected service, by opcode. Everything else (Writes, Reads, acknowledgements, other
+/// services) is not for the receiver's eyes.
+const fn send_opcode(opcode: u8) -> Option<(Place, Extension)> {
+    Some(match opcode {
+        0x00 => (Place::First, Extension::None),
+        0x01 => (Place::Middle, Extension::None),
+        0x02 => (Place::Last, Extension::None),
+        0x03 => (Place::Last, Extension::Immediate),
+        0x04 => (Place::Only, Extension::None),
+        0x05 => (Place::Only, Extension::Immediate),
+        0x16 => (Place::Last, Extension::Invalidate),
+        0x17 => (Place::Only, Extension::Invalidate),
+        _ => return None,
+    })
+}
+
+impl Reassembler {
+    /// Takes a packet. Returns a Send if this packet completes one.
+    pub fn packet(&mut self, packet: &Packet<'_>) -> Option<Message> {
+        let (source, destination, datagram) = match network(packet)? {
+            Network::Whole(source, destination, datagram) => (source, destination, datagram),
+            Network::Truncated => {
+                self.truncated += 1;
+                return None;
+            }
+        };
+        let (bth, rest) = datagram.split_first_chunk::<BTH_LEN>()?;
+        let [opcode, flags, _, _, _, q0, q1, q2, _, p0, p1, p2] = *bth;
+        let (place, extension) = send_opcode(opcode)?;
+        let padding = usize::from(flags >> 4 & 3);
+        let queue_pair = u32::from_be_bytes([0, q0, q1, q2]);
+        let psn = u32::from_be_bytes([0, p0, p1, p2]);
+        let mut payload = rest.get(..rest.len().checked_sub(ICRC_LEN + padding)?)?;
+        let word = match extension {
+            Extension::None => None,
+            Extension::Immediate | Extension::Invalidate => {
+                let (word, tail) = payload.split_first_chunk()?;
+                payload = tail;
+                Some(u32::from_be_bytes(*word))
+            }
+        };
+        let flow = Flow { source, destination, queue_pair };
+        let bytes = self.place(flow, psn, place, payload)?;
+        Some(Message {
+            frame: packet.frame,
+            flow,
+            invalidate: word.filter(|_| extension == Extension::Invalidate),
+            immediate: word.filter(|_| extension == Extension::Immediate),
+            bytes,
+        })
+    }
+
+    /// Adds a packet to its Send, and returns that if it is whole. A packet counts as used only once it has found its
+    /// place: one that its receiver had to refuse, as it came too early, is sent again and will find it then.
+    fn place(&mut self, flow: Flow, psn: u32, place: Place, payload: &[u8]) -> Option<Vec<u8>> {
+        let progress = self.flows.entry(flow).or_default();
+        if progress.used.contains(&psn) {
+            self.repeated += 1;
+            return None;
+        }
+        let mut bytes = match place {
+            Place::First | Place::Only => Vec::new(),
+            Place::Middle | Place::Last => progress.open.remove(&psn)?,
+        };
+        bytes.extend_from_slice(payload);
+        progress.mark_used(psn);
+        if matches!(place, Place::Last | Place::Only) {
+            return Some(bytes);
+        }
+        if progress.open.len() == OPEN {
+            self.dropped += progress.open.len() as u64;
+            progress.open.clear();
+        }
+        progress.open.insert((psn + 1) & PSN_MASK, bytes);
+        None
+    }
+
+    /// Sends that were begun and not completed by the packets seen so far.
+    pub fn unfinished(&self) -> u64 {
+        let open: usize = self.flows.values().map(|progress| progress.open.len()).sum();
+        self.dropped + open as u64
+    }
+
+    /// Packets of Sends that came again.
+    pub const fn repeated(&self) -> u64 {
+        self.repeated
+    }
+
+    /// RoCEv2 packets of which the capture holds only a part, and which were therefore passed over.
+    pub const fn truncated(&self) -> u64 {
+        self.truncated
+    }
+}
+
+/// A RoCEv2 datagram.
+enum Network<'a> {
+    Whole(IpAddr, IpAddr, &'a [u8]),
+    Truncated,
+}
+
+/// Finds the RoCEv2 datagram in a packet; `None` if it is something else.
+fn network<'a>(packet: &Packet<'a>) -> Option<Network<'a>> {
+    let (ether_type, network) = match packet.link {
+        Linktype::ETHERNET => (be16(packet.bytes, 12)?, packet.bytes.get(14..)?),
+        Linktype::LINUX_SLL => (be16(packet.bytes, 14)?, packet.bytes.get(16..)?),
+        Linktype::LINUX_SLL2 => (be16(packet.bytes, 0)?, packet.bytes.get(20..)?),
+        Linktype::RAW | Linktype::IPV4 | Linktype::IPV6 => match packet.bytes.first()? >> 4 {
+            4 => (0x0800, packet.bytes),
+            6 => (0x86DD, packet.bytes),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    match untagged(ether_type, network)? {
+        (0x0800, ip) => ipv4(ip),
+        (0x86DD, ip) => ipv6(ip),
+        _ => None,
+    }
+}
+
+/// Steps over VLAN tags.
+fn untagged(mut ether_type: u16, mut network: &[u8]) -> Option<(u16, &[u8])> {
+    while matches!(ether_type, 0x8100 | 0x88A8) {
+        ether_type = be16(network, 2)?;
+        network = network.get(4..)?;
+    }
+    Some((ether_type, network))
+}
+
+fn ipv4(ip: &[u8]) -> Option<Network<'_>> {
+    let header: &[u8; 20] = ip.first_chunk()?;
+    let header_len = usize::from(header[0] & 0xF) * 4;
+    let fragment = be16(header, 6)? & 0x3FFF;
+    if header[9] != 17 || fragment != 0 {
+        return None;
+    }
+    let address = |at: usize| Some(IpAddr::V4(Ipv4Addr::from(*header.get(at..)?.first_chunk::<4>()?)));
+    udp(address(12)?, address(16)?, ip.get(header_len..)?)
+}
+
+fn ipv6(ip: &[u8]) -> Option<Network<'_>> {
+    let header: &[u8; 40] = ip.first_chunk()?;
+    if header[6] != 17 {
+        return None;
+    }
+    let address = |at: usize| Some(IpAddr::V6(Ipv6Addr::from(*header.get(at..)?.first_chunk::<16>()?)));
+    udp(address(8)?, address(24)?, ip.get(40..)?)
+}
+
+fn udp(source: IpAddr, destination: IpAddr, udp: &[u8]) -> Option<Network<'_>> {
+    if be16(udp, 2)? != UDP_PORT {
+        return None;
+    }
+    let len = usize::from(be16(udp, 4)?);
+    Some(match udp.get(8..len) {
+        Some(datagram) => Network::Whole(source, destination, datagram),
+        None => Network::Truncated,
+    })
+}
+
+fn be16(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Builds packets from 10.0.0.1 to 10.0.0.2.
+struct Wire {
+    queue_pair: u32,
+    vlan: bool,
+    ipv6: bool,
+}
+
+const PLAIN: Wire = Wire { queue_pair: 0x11, vlan: false, ipv6: false };
+
+impl Wire {
+    fn packet(&self, opcode: u8, psn: u32, payload: &[u8]) -> Vec<u8> {
+        let padding = payload.len().wrapping_neg() % 4;
+        let mut bth = vec![opcode, (padding as u8) << 4, 0xff, 0xff];
+        bth.extend(self.queue_pair.to_be_bytes());
+        bth.extend(psn.to_be_bytes());
+        bth.extend(payload);
+        bth.resize(bth.len() + padding, 0xEE);
+        bth.extend([0xCC; ICRC_LEN]);
+
+        let udp_len = (8 + bth.len()) as u16;
+        let mut packet = vec![0; 12];
+        if self.vlan {
+            packet.extend([0x81, 0x00, 0x00, 0x05]);
+        }
+        if self.ipv6 {
+            packet.extend([0x86, 0xDD, 0x60, 0, 0, 0]);
+            packet.extend(udp_len.to_be_bytes());
+            packet.extend([17, 64]);
+            packet.extend(Ipv6Addr::LOCALHOST.octets());
+            packet.extend(Ipv6Addr::UNSPECIFIED.octets());
+        } else {
+            packet.extend([0x08, 0x00, 0x45, 0]);
+            packet.extend((20 + udp_len).to_be_bytes());
+            packet.extend([0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        }
+        packet.extend([0xC0, 0x00]);
+        packet.extend(UDP_PORT.to_be_bytes());
+        packet.extend(udp_len.to_be_bytes());
+        packet.extend([0, 0]);
+        packet.extend(bth);
+        packet
+    }
+}
+
+fn give(reassembler: &mut Reassembler, bytes: &[u8]) -> Option<Message> {
+    reassembler.packet(&Packet { frame: 1, link: Linktype::ETHERNET, bytes })
+}
+
+/// What the packets, given in this order, make.
+fn messages(packets: &[Vec<u8>]) -> (Vec<Vec<u8>>, Reassembler) {
+    let mut reassembler = Reassembler::default();
+    let sends = packets.iter().filter_map(|packet| give(&mut reassembler, packet)).collect::<Vec<_>>();
+    (sends.into_iter().map(|send| send.bytes).collect(), reassembler)
+}
+
+#[test]
+fn one_packet_over_any_network() {
+    for (vlan, ipv6) in [(false, false), (true, false), (false, true), (true, true)] {
+        let wire = Wire { queue_pair: 0x123456, vlan, ipv6 };
+        let send = give(&mut Reassembler::default(), &wire.packet(0x04, 7, b"hello")).expect("a Send");
+        assert_eq!(send.bytes, b"hello", "padding and checksum are gone");
+        assert_eq!((send.flow.queue_pair, send.invalidate, send.immediate), (0x123456, None, None));
+        let source = if ipv6 { "::1" } else { "10.0.0.1" };
+        assert_eq!(send.flow.source.to_string(), source);
+    }
+}
+
+#[test]
+fn extended_headers() {
+    let mut reassembler = Reassembler::default();
+    let mut one = |opcode, psn| {
+        let send =
+            give(&mut reassembler, &PLAIN.packet(opcode, psn, &[0, 0, 0xC, 0x5D, 1, 2, 3])).expect("a Send");
+        (send.invalidate, send.immediate, send.bytes)
+    };
+    assert_eq!(one(0x17, 1), (Some(0xC5D), None, vec![1, 2, 3]));
+    assert_eq!(one(0x05, 2), (None, Some(0xC5D), vec![1, 2, 3]));
+    assert_eq!(one(0x04, 3), (None, None, vec![0, 0, 0xC, 0x5D, 1, 2, 3]));
+}
+
+#[test]
+fn many_packets_over_the_end_of_the_sequence_numbers() {
+    let packets = [
+        PLAIN.packet(0x00, PSN_MASK - 1, b"abcd"),
+        PLAIN.packet(0x01, PSN_MASK, b"efgh"),
+        PLAIN.packet(0x16, 0, b"\0\0\0\x09ij"),
+    ];
+    let mut reassembler = Reassembler::default();
+    assert_eq!(give(&mut reassembler, &packets[0]), None);
+    assert_eq!(give(&mut reassembler, &packets[1]), None);
+    let send = give(&mut reassembler, &packets[2]).expect("a Send");
+    assert_eq!((send.bytes.as_slice(), send.invalidate), (&b"abcdefghij"[..], Some(9)));
+    assert_eq!(reassembler.unfinished(), 0);
+}
+
+#[test]
+fn queue_pairs_do_not_mix() {
+    let other = Wire { queue_pair: 0x12, ..PLAIN };
+    let (got, _) = messages(&[
+        PLAIN.packet(0x00, 1, b"a"),
+        other.packet(0x00, 1, b"x"),
+        other.packet(0x02, 2, b"y"),
+        PLAIN.packet(0x02, 2, b"b"),
+    ]);
+    assert_eq!(got, [b"xy", b"ab"]);
+}
+
+#[test]
+fn retransmissions_count_once() {
+    let (first, last) = (PLAIN.packet(0x00, 1, b"a"), PLAIN.packet(0x02, 2, b"b"));
+    let only = PLAIN.packet(0x04, 3, b"c");
+    let packets = [&first, &first, &last, &only, &first, &last, &only].map(Vec::clone);
+    let (got, reassembler) = messages(&packets);
+    assert_eq!(got, [&b"ab"[..], b"c"]);
+    assert_eq!((reassembler.repeated(), reassembler.unfinished()), (4, 0));
+}
+
+/// The receiver misses packet 2 and refuses 3 and 4; the sender goes back and sends all three again.
+#[test]
+fn go_back_n() {
+    let [one, two, three] =
+        [(0x00, 1), (0x01, 2), (0x02, 3)].map(|(op, psn)| PLAIN.packet(op, psn, &[psn as u8]));
+    let only = PLAIN.packet(0x04, 4, b"z");
+    let (got, reassembler) = messages(&[&one, &three, &only, &two, &three, &only].map(Vec::clone));
+    assert_eq!(got, [&b"z"[..], &[1, 2, 3]]);
+    assert_eq!(reassembler.unfinished(), 0);
+}
+
+#[test]
+fn missing_packets_cost_their_own_send_only() {
+    let (got, reassembler) = messages(&[
+        PLAIN.packet(0x00, 1, b"a"),
+        PLAIN.packet(0x02, 3, b"c"),
+        PLAIN.packet(0x04, 4, b"d"),
+        PLAIN.packet(0x01, 6, b"f"),
+        PLAIN.packet(0x04, 7, b"g"),
+    ]);
+    assert_eq!(got, [b"d", b"g"]);
+    assert_eq!(reassembler.unfinished(), 1);
+}
+
+#[test]
+fn open_sends_are_bounded() {
+    let packets: Vec<_> = (0..=OPEN as u32).map(|index| PLAIN.packet(0x00, 2 * index, b"a")).collect();
+    let (got, reassembler) = messages(&packets);
+    assert_eq!((got.len(), reassembler.unfinished()), (0, OPEN as u64 + 1));
+    assert!(reassembler.flows.values().all(|progress| progress.open.len() <= OPEN));
+}
+
+#[test]
+fn what_is_no_send_is_passed_over() {
+    // Writes, Read requests and responses, acknowledgements, and a Send of another service.
+    for opcode in [0x06, 0x0A, 0x0C, 0x0D, 0x10, 0x11, 0x64] {
+        assert_eq!(messages(&[PLAIN.packet(opcode, 1, b"abcdefgh")]).0.len(), 0, "{opcode:#x}");
+    }
+    let mut other_port = PLAIN.packet(0x04, 1, b"a");
+    other_port[36] = 0;
+    let mut fragment = PLAIN.packet(0x04, 1, b"a");
+    fragment[20] = 0x20;
+    assert_eq!(messages(&[other_port, fragment]).0.len(), 0);
+}
+
+#[test]
+fn cut_packets_are_counted() {
+    let whole = PLAIN.packet(0x04, 1, b"abcd");
+    let (got, reassembler) = messages(&[whole[..whole.len() - 1].to_vec()]);
+    assert_eq!((got.len(), reassembler.truncated()), (0, 1));
+}
+
+#[test]
+fn other_links() {
+    let packet = PLAIN.packet(0x04, 1, b"abcd");
+    let ip = &packet[14..];
+    let cooked = [&[0; 14][..], &[8, 0], ip].concat();
+    let cooked2 = [&[8, 0][..], &[0; 18], ip].concat();
+    let cases =
+        [(Linktype::RAW, ip.to_vec()), (Linktype::LINUX_SLL, cooked), (Linktype::LINUX_SLL2, cooked2)];
+    for (link, bytes) in cases {
+        let send = Reassembler::default().packet(&Packet { frame: 1, link, bytes: &bytes });
+        assert_eq!(send.map(|send| send.bytes), Some(b"abcd".to_vec()), "{link:?}");
+    }
+}
+
+proptest! {
+    /// A packet with bytes changed or cut off never panics.
+    #[test]
+    fn damaged_packets(
+        opcode in 0..0x18_u8,
+        ipv6 in any::<bool>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        len in any::<prop::sample::Index>(),
+        cut in any::<bool>(),
+    ) {
+        let mut packet = Wire { ipv6, ..PLAIN }.packet(opcode, 1, b"abcdefgh");
+        for (at, byte) in changes {
+            let at = at.index(packet.len());
+            packet[at] = byte;
+        }
+        if cut {
+            packet.truncate(len.index(packet.len()));
+        }
+        let mut reassembler = Reassembler::default();
+        let _ = give(&mut reassembler, &packet);
+        let _ = give(&mut reassembler, &packet);
+    }
+}

@@ -1,0 +1,299 @@
+//! `rpcrdma decode` from its command line.
+
+use std::io::{Read, Write};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+
+const CAPTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/nfs3-linux61.pcap");
+
+fn rpcrdma(arguments: &[&str], input: &[u8]) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut stdin = child.stdin.take().expect("piped");
+    let input = input.to_vec();
+    // The child may end before it has read everything: not being able to write is its business.
+    let writer = std::thread::spawn(move || _ = stdin.write_all(&input));
+    let output = child.wait_with_output().expect("the binary ends");
+    writer.join().expect("writer");
+    output
+}
+
+/// Exit status, standard output in lines, standard error.
+fn run(arguments: &[&str], input: &str) -> (i32, Vec<String>, String) {
+    let output = rpcrdma(arguments, input.as_bytes());
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    let lines = text(output.stdout).lines().map(str::to_owned).collect();
+    (output.status.code().expect("an exit status"), lines, text(output.stderr))
+}
+
+fn objects(lines: &[String]) -> Vec<Value> {
+    lines.iter().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+#[test]
+fn a_version_2_call_as_json() {
+    let input = "
+        # flags RECEIVED, a handle to invalidate, all three lists, an AUTH_SYS call of NFSv3 READ
+        00000007 00000002 00000020 00000000  00000004 00000009  00000826 \
+        00000001 00000070 00000826 00020000 00000001 00001000 00000000 \
+        00000001 00000001 0000071e 00010000 00000002 00002000 00000000 \
+        00000001 00000001 0000072e 00000004 00000003 00003000 \
+        00000007 00000000 00000002 000186a3 00000003 00000006 00000001 00000000 00000000 00000000\n";
+    let (status, lines, errors) = run(&["decode", "--json"], input);
+    assert_eq!((status, errors.as_str()), (0, ""));
+    assert_eq!(
+        objects(&lines),
+        [json!({
+            "vers": 2, "xid": 7, "credit": 32, "received": 9, "htype": "MSG", "flags": 4, "inv_handle": 0x826,
+            "reads": [{"position": 112, "handle": 0x826, "length": 131072, "offset": 0x1_0000_1000_u64}],
+            "writes": [[{"handle": 0x71e, "length": 65536, "offset": 0x2_0000_2000_u64}]],
+            "reply": [{"handle": 0x72e, "length": 4, "offset": 0x3_0000_3000_u64}],
+            "error": null, "props": [], "payload_offset": 108,
+            "rpc": {"xid": 7, "type": "CALL", "program": 100003, "version": 3, "procedure": 6, "flavor": 1},
+        })]
+    );
+}
+
+#[test]
+fn the_order_of_keys_is_fixed() {
+    let (_, lines, _) =
+        run(&["decode", "--json", "-"], "00000001000000010000002000000000 00000000 0000000000000000");
+    let object: serde_json::Map<String, Value> = serde_json::from_str(&lines[0]).expect("JSON");
+    let keys: Vec<&str> = object.keys().map(String::as_str).collect();
+    let expected =
+        "vers xid credit received htype flags inv_handle reads writes reply error props payload_offset rpc";
+    assert_eq!(keys.join(" "), expected);
+}
+
+#[test]
+fn errors_properties_and_operations_as_json() {
+    let input = "\
+        00000001 00000002 00000020 00000004 00000001 00000008 00000001 00002000\n\
+        00000001 00000001 00000020 00000004 00000001 00000001 00000002\n\
+        00000001 00000001 00000020 00000004 00000002\n\
+        00000000 00000002 00000020 00000005 00000000 00000002 00000002 00000004 00002000 00000009 00000003 01020300\n\
+        00000003 00000002 00000020 ffffff05 00000000 00000004 00000010 00000002 00000004 00002000 00000001\n";
+    let (status, lines, _) = run(&["decode", "--json"], input);
+    let objects = objects(&lines);
+    assert_eq!((status, objects.len()), (0, 5));
+    assert_eq!(
+        objects[0]["error"],
+        json!({"code": 8, "name": "ERR_WRITE_RESOURCE", "chunk_index": 1, "length_needed": 8192})
+    );
+    assert_eq!(objects[1]["error"], json!({"code": 1, "name": "ERR_VERS", "low": 1, "high": 2}));
+    assert_eq!(objects[2]["error"], json!({"code": 2, "name": "ERR_CHUNK"}));
+    assert_eq!(
+        objects[3]["props"],
+        json!([
+            {"which": 2, "data": "00002000", "name": "RBSIZ"},
+            {"which": 9, "data": "010203", "name": null},
+        ])
+    );
+    assert_eq!(
+        objects[4]["optional"],
+        json!({"opttype": 4, "name": "UPDXCH", "optinfo": "00000002000000040000200000000001"})
+    );
+}
+
+#[test]
+fn replies_as_json() {
+    let transport = "00000001 00000001 00000020 00000000 00000000 00000000 00000000 00000001 00000001";
+    let input = format!(
+        "{transport} 00000000 00000000 00000000 00000002 00000003 00000004\n\
+         {transport} 00000001 00000001 00000005\n\
+         {transport} 00000001 00000000 00000002 00000002\n\
+         00000002 {}\n",
+        &transport[9..]
+    );
+    let (status, lines, _) = run(&["decode", "--json"], &input);
+    let rpc: Vec<Value> = objects(&lines).iter().map(|object| object["rpc"].clone()).collect();
+    assert_eq!(status, 0);
+    assert_eq!(
+        rpc,
+        [
+            json!({"xid": 1, "type": "REPLY", "flavor": 0, "accept": "PROG_MISMATCH", "low": 3, "high": 4}),
+            json!({"xid": 1, "type": "REPLY", "reject": "AUTH_ERROR", "auth_stat": 5, "why": "AUTH_TOOWEAK"}),
+            json!({"xid": 1, "type": "REPLY", "reject": "RPC_MISMATCH", "low": 2, "high": 2}),
+            Value::Null,
+        ]
+    );
+}
+
+#[test]
+fn the_revision_selects_the_code_points() {
+    let input = "00000001 00000002 00000020 00000004 00000001 00000004 00000003";
+    let name = |arguments: &[&str]| {
+        let (status, lines, _) = run(arguments, input);
+        (status, objects(&lines)[0]["error"]["name"].clone())
+    };
+    assert_eq!(name(&["decode", "--json"]), (0, json!("ERR_INVAL_FLAG")));
+    assert_eq!(name(&["decode", "--json", "--revision", "cel09"]), (0, json!("ERR_READ_CHUNKS")));
+    assert_eq!(name(&["decode", "--json", "--revision=ietf00"]), (0, json!("ERR_INVAL_FLAG")));
+}
+
+#[test]
+fn text_for_people() {
+    let input = "0x00000001 0x00000001 0x00000020 0x00000000 0x0 0x0 0x0\n";
+    let (status, lines, _) = run(&["decode"], input);
+    assert_eq!(status, 1, "three digits are not three words: {lines:?}");
+    assert_eq!(lines, ["error bad_hex: 35 hex digits, an even number is needed"]);
+
+    let input = "00:00:00:01 00000001 00000020 00000000 00000000 00000000 00000000 \
+        00000001 00000000 00000002 000186a3 00000003 00000001 00000000 00000000 00000000 00000000\r\n\
+        00000001 00000001 00000020 00000000 00000000 00000000 00000000 \
+        00000001 00000001 00000000 00000000 00000000 00000000\n";
+    let (status, lines, _) = run(&["decode"], input);
+    assert_eq!(status, 0);
+    assert_eq!(
+        lines,
+        [
+            "v1 MSG xid=0x00000001 credit=0x20 payload=40@28 | CALL program=100003 version=3 procedure=1 AUTH_NONE",
+            "v1 MSG xid=0x00000001 credit=0x20 payload=24@28 | REPLY SUCCESS",
+        ]
+    );
+}
+
+#[test]
+fn bad_lines_do_not_stop_the_others() {
+    let input = "\
+        xyz\n\
+        0000\n\
+        00000001 00000003 00000020 00000000\n\
+        00000001 00000002 00000020 00000003 00000000\n\
+        00000001 00000002 00000020 00000000 00000008\n\
+        00000001 00000001 00000020 00000000 00000002\n\
+        \n\
+        00000001 00000001 00000020 00000003\n";
+    let (status, lines, errors) = run(&["decode", "--json"], input);
+    let objects = objects(&lines);
+    assert_eq!((status, errors.as_str()), (1, ""));
+    let kinds: Vec<_> = objects.iter().filter_map(|object| object["error_kind"].as_str()).collect();
+    let expected =
+        ["bad_hex", "too_short", "unsupported_version", "invalid_htype", "invalid_flag", "bad_xdr"];
+    assert_eq!(kinds, expected);
+    assert_eq!(objects[0], json!({"error_kind": "bad_hex", "detail": "`x` is not a hex digit"}));
+    assert_eq!(objects[5], json!({"error_kind": "bad_xdr", "detail": "bad rdma_reads at byte 16"}));
+    assert_eq!(objects[6]["htype"], "DONE");
+}
+
+#[test]
+fn a_capture() {
+    let (status, lines, errors) = run(&["decode", "--json", CAPTURE], "");
+    let objects = objects(&lines);
+    assert_eq!((status, objects.len()), (0, 454));
+    assert_eq!(errors, "rpcrdma: 4 retransmitted packets passed over\n");
+    assert!(objects.iter().all(|object| object["error_kind"].is_null()));
+    assert_eq!(
+        objects[9]["rpc"],
+        json!({"xid": objects[9]["xid"], "type": "REPLY", "flavor": 0, "accept": "SUCCESS"})
+    );
+    let write = objects.iter().find(|object| object["frame"] == 64).expect("frame 64");
+    assert_eq!(write["rpc"]["procedure"], 7);
+    assert_eq!(write["reads"][1]["length"], 65536);
+    let read = objects.iter().find(|object| object["frame"] == 396).expect("frame 396");
+    assert_eq!((&read["invalidate"], &read["writes"][0][0]["handle"]), (&json!(0xc5d), &json!(0xc5d)));
+    assert_eq!(read["source"], "10.98.0.1");
+
+    let (_, lines, _) = run(&["decode", CAPTURE], "");
+    assert_eq!(
+        lines[0],
+        "4 10.98.0.2 > 10.98.0.1 qp 0x11: v1 MSG xid=0xcbdc15ba credit=0x80 payload=40@28 | \
+         CALL program=100003 version=3 procedure=0 AUTH_NONE"
+    );
+}
+
+#[test]
+fn a_capture_from_standard_input() {
+    let bytes = std::fs::read(CAPTURE).expect("test data");
+    let output = rpcrdma(&["decode", "-"], &bytes);
+    let lines = output.stdout.iter().filter(|byte| **byte == b'\n').count();
+    assert_eq!((output.status.code(), lines), (Some(0), 454));
+
+    let output = rpcrdma(&["decode"], &bytes[..10_000]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!output.stdout.is_empty(), "what is there is decoded");
+    assert!(errors.contains("standard input: capture is cut off after 68 packets"), "{errors}");
+
+    // The file header alone: a capture, but of nothing.
+    let output = rpcrdma(&["decode"], &bytes[..24]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(errors.contains("no RoCEv2 Send in 0 packets"), "{errors}");
+}
+
+/// pcapng, made here from the packets of the pcap file: a section, an interface, one enhanced packet block per packet.
+#[test]
+fn a_capture_in_pcapng() {
+    let pcap = std::fs::read(CAPTURE).expect("test data");
+    let mut pcapng = Vec::new();
+    let mut block = |kind: u32, body: &[u8]| {
+        let len = (12 + body.len().next_multiple_of(4)) as u32;
+        pcapng.extend(kind.to_le_bytes());
+        pcapng.extend(len.to_le_bytes());
+        pcapng.extend(body);
+        pcapng.resize(pcapng.len().next_multiple_of(4), 0);
+        pcapng.extend(len.to_le_bytes());
+    };
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    block(0x0a0d_0d0a, &words(&[0x1a2b_3c4d, 0x0000_0001, u32::MAX, u32::MAX]));
+    block(1, &words(&[1, 0]));
+    let mut rest = &pcap[24..];
+    while let Some((record, tail)) = rest.split_first_chunk::<16>() {
+        let len = u32::from_le_bytes(record[8..12].try_into().expect("four bytes"));
+        let (packet, tail) = tail.split_at(len as usize);
+        block(6, &[&words(&[0, 0, 0, len, len])[..], packet].concat());
+        rest = tail;
+    }
+    let output = rpcrdma(&["decode", "--json"], &pcapng);
+    let expected = rpcrdma(&["decode", "--json", CAPTURE], b"");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stdout == expected.stdout);
+}
+
+#[test]
+fn bad_usage_and_bad_files() {
+    let (status, lines, errors) = run(&["decode", "/nonexistent/file.pcap"], "");
+    assert_eq!((status, lines.len()), (1, 0));
+    assert!(errors.starts_with("rpcrdma: /nonexistent/file.pcap: No such file or directory"), "{errors}");
+    for arguments in [
+        &["decode", "--bogus"][..],
+        &["decode", "--revision", "none"],
+        &["decode", "a", "b"],
+        &["nonsense"],
+        &[],
+    ] {
+        let (status, _, errors) = run(arguments, "");
+        assert_eq!(status, 2, "{arguments:?}");
+        assert!(errors.contains("--help"), "{errors}");
+    }
+    let (status, lines, _) = run(&["decode", "--help"], "");
+    assert_eq!(status, 0);
+    for word in ["--json", "--revision", "ietf00, cel09", "Exit status", "Examples"] {
+        assert!(lines.iter().any(|line| line.contains(word)), "{word}");
+    }
+    let (status, lines, errors) = run(&["decode"], "");
+    assert_eq!((status, lines.len(), errors.as_str()), (0, 0, ""), "no messages, no failures");
+}
+
+/// A reader that goes away early, as `head` does, is no failure and makes no noise.
+#[test]
+fn a_broken_pipe_is_quiet() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
+        .args(["decode", "--json", CAPTURE])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut stdout = child.stdout.take().expect("piped");
+    stdout.read_exact(&mut [0; 16]).expect("some output");
+    drop(stdout);
+    let output = child.wait_with_output().expect("the binary ends");
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+}
