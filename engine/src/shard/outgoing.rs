@@ -49,7 +49,8 @@ impl<F: Fabric> Shard<F> {
         match entry.proto.start_call(token, deadline) {
             Ok(call) => {
                 let at = entry.proto.call_slot(call);
-                entry.calls[at] = Some(OutCall { sink, message: Some(message), memory, exposure: None, started });
+                entry.calls[at] =
+                    Some(OutCall { sink, message: Some(message), memory, exposure: None, started });
                 Self::make_ready(&mut self.ready, entry);
                 Some(call)
             }
@@ -169,7 +170,8 @@ impl<F: Fabric> Shard<F> {
         let receive = receive.drain(..).map(|buf| (0, buf, Access::REMOTE_WRITE));
         for (position, buf, access) in send.chain(receive) {
             let len = buf.len();
-            let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
+            let mem =
+                buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
             let window = match conn.free_windows.pop() {
                 Some(window) => window,
                 None => self.fabric.alloc_window(conn.qp)?,
@@ -207,7 +209,13 @@ impl<F: Fabric> Shard<F> {
         let inv_handle = exposure.parts.last().filter(|_| offer).map_or(0, |part| part.segment.handle);
         let chunks = Chunks { inv_handle, reads: &reads, writes, reply: None };
         let at = message.start();
-        conn.proto.emit_before(out, Some(&Form { chunks, external: false }), receives_ok, message.full_mut(), at)
+        conn.proto.emit_before(
+            out,
+            Some(&Form { chunks, external: false }),
+            receives_ok,
+            message.full_mut(),
+            at,
+        )
     }
 
     /// A reply has come: checks it, and tells the caller, at once or when nothing is exposed any more.
@@ -230,13 +238,25 @@ impl<F: Fabric> Shard<F> {
             None => self.tell(out.sink, token, result),
             Some(index) => {
                 let written = reply.written;
-                self.conclude(conn, index, invalidated, Some(Ending { sink: out.sink, token, result, written }));
+                self.conclude(
+                    conn,
+                    index,
+                    invalidated,
+                    Some(Ending { sink: out.sink, token, result, written }),
+                );
             }
         }
     }
 
     /// The call will get no results: told when nothing is exposed any more.
-    pub(super) fn failed(&mut self, conn: &mut Conn, call: CallId, token: u64, error: CallError, invalidated: Option<u32>) {
+    pub(super) fn failed(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        token: u64,
+        error: CallError,
+        invalidated: Option<u32>,
+    ) {
         let Some(out) = conn.take_call(call) else { return };
         match out.exposure {
             None => self.tell(out.sink, token, Err(error)),
@@ -267,7 +287,11 @@ impl<F: Fabric> Shard<F> {
         for (n, window) in windows.enumerate() {
             // They complete in order: the last one speaks for all.
             let signalled = n + 1 == left;
-            chain.push(Posting { wr_id: u64::from(index), signalled, wr: WorkRequest::LocalInvalidate { window } });
+            chain.push(Posting {
+                wr_id: u64::from(index),
+                signalled,
+                wr: WorkRequest::LocalInvalidate { window },
+            });
         }
         if left == 0 {
             return self.revoked(conn, index);
@@ -352,7 +376,9 @@ impl ParsedReply {
                     return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
                 };
                 if chunk.total_length() > u64::from(part.segment.length) {
-                    return Err(CallError::MalformedReply("it says more was written than there was room for"));
+                    return Err(CallError::MalformedReply(
+                        "it says more was written than there was room for",
+                    ));
                 }
                 written.push(chunk.total_length() as u32);
             }
@@ -383,7 +409,9 @@ fn refusal(reply: &rpc::ReplyHeader<'_>) -> Option<Refusal> {
             AcceptStat::GarbageArgs => Some(Refusal::GarbageArguments),
             AcceptStat::SystemErr => Some(Refusal::SystemError),
         },
-        ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => Some(Refusal::RpcMismatch { low: *low, high: *high }),
+        ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => {
+            Some(Refusal::RpcMismatch { low: *low, high: *high })
+        }
         ReplyBody::Denied(RejectStat::AuthError(stat)) => Some(Refusal::Authentication(*stat)),
     }
 }

@@ -114,6 +114,12 @@ impl Token {
     }
 }
 
+/// The clock of connection management, which is called now and then. Nothing on the path of messages reads it.
+pub(super) fn now() -> Instant {
+    #[expect(clippy::disallowed_methods, reason = "time limits of handshakes are not the shard's business")]
+    Instant::now()
+}
+
 impl Connections {
     pub(super) fn new() -> Result<Self, FabricError> {
         let limit = |call: &str, e| {
@@ -178,7 +184,7 @@ impl Connections {
             let _ = rustix::net::shutdown(socket, Shutdown::Write);
         }
         if !windows.revoke_all() {
-            self.partings.push(Parting { socket, windows, deadline: Instant::now() + linger });
+            self.partings.push(Parting { socket, windows, deadline: now() + linger });
         }
     }
 
@@ -216,7 +222,7 @@ impl Connections {
                 log::warn!("software fabric: {peer} refused: {error}");
                 continue;
             }
-            let deadline = Instant::now() + config.handshake_timeout;
+            let deadline = now() + config.handshake_timeout;
             self.requests.push(Request { id, socket, peer, deadline, offer: None });
             self.read_request(id, config, events);
         }
@@ -343,7 +349,7 @@ impl SoftwareFabric {
         let config = &self.common.config;
         let layout = Layout::new(config.ring_bytes as u32);
         let max_message = config.max_message as u32;
-        let deadline = Instant::now() + config.handshake_timeout;
+        let deadline = now() + config.handshake_timeout;
         let hello = Message::Hello {
             may_sleep: config.may_sleep,
             ring_bytes: config.ring_bytes as u32,
@@ -487,7 +493,7 @@ impl SoftwareFabric {
                 if matches!(qp.state, State::Up | State::Closing) {
                     qp.state = State::Draining;
                     qp.chores = true;
-                    qp.deadline = Some(Instant::now() + self.common.config.linger);
+                    qp.deadline = Some(now() + self.common.config.linger);
                     self.common.attention.push(id.slot);
                 }
             }
@@ -548,7 +554,7 @@ impl SoftwareFabric {
         if nothing {
             return;
         }
-        let now = Instant::now();
+        let now = now();
         self.dial_again();
         // Those that the owner has to answer may take as long as they want; their sockets say when they are gone.
         self.connections.requests.retain(|r| r.offer.is_some() || r.deadline > now);

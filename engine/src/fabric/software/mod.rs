@@ -46,7 +46,7 @@ mod tests;
 mod window;
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
@@ -242,11 +242,11 @@ impl Fabric for SoftwareFabric {
         match qp.state {
             State::Up => {
                 qp.state = State::Closing;
-                qp.deadline = Some(Instant::now() + self.common.config.linger);
+                qp.deadline = Some(connect::now() + self.common.config.linger);
                 self.common.attention.push(qp.id.slot);
             }
             State::Connecting => {
-                qp.deadline = Some(Instant::now());
+                qp.deadline = Some(connect::now());
                 self.common.attention.push(qp.id.slot);
             }
             State::Closing | State::Draining | State::Error => {}

@@ -198,6 +198,7 @@ impl Qp {
 
     /// Rings. A full socket has bells in it already; a closed one has nobody behind it.
     #[cold]
+    #[inline(never)]
     pub(super) fn wake_peer(&self) {
         if let Some(socket) = self.socket() {
             let _ = Message::Bell.send(socket, &[]);
@@ -230,15 +231,18 @@ impl Qp {
             && (self.rnr_polls != 0 && self.rnr_retry < 7 || !self.pending.is_empty() && !self.needs_room)
     }
 
-    /// Refuses the record at the head of the ring: both sides go to error.
+    /// Refuses the record at the head of the ring: both sides go to error. False: it is over.
     #[cold]
-    pub(super) fn refuse(&mut self, common: &mut Common, why: Refusal, reason: &str) {
+    #[inline(never)]
+    pub(super) fn refuse(&mut self, common: &mut Common, why: Refusal, reason: &str) -> bool {
         self.refused = Some(why);
         self.fail(common, reason.to_owned());
+        false
     }
 
     /// The peer does what no correct one does. False: it is over.
     #[cold]
+    #[inline(never)]
     pub(super) fn violation(&mut self, common: &mut Common, what: &str) -> bool {
         common.stats.peer_violations += 1;
         self.fail(common, format!("the peer broke the rules of the fabric: {what}"));
@@ -247,6 +251,7 @@ impl Qp {
 
     /// The end: whatever is still posted is flushed.
     #[cold]
+    #[inline(never)]
     pub(super) fn fail(&mut self, common: &mut Common, reason: String) {
         if self.state == State::Error {
             return;

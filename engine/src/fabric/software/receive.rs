@@ -142,36 +142,36 @@ impl Qp {
 
     /// There is no Receive for the message: it stays where it is, as often as our parameters let the peer try again.
     #[cold]
+    #[inline(never)]
     fn not_ready(&mut self, common: &mut Common) -> bool {
         if self.rnr_polls == 0 {
             common.stats.receiver_not_ready += 1;
         }
         self.rnr_polls = self.rnr_polls.saturating_add(1);
         if self.rnr_retry < 7 && self.rnr_polls > u32::from(self.rnr_retry) * RNR_POLLS {
-            self.refuse(
+            return self.refuse(
                 common,
                 Refusal::NotReady,
                 "a message met no Receive for longer than rnr_retry allows",
             );
-            return false;
         }
         true
     }
 
     #[cold]
+    #[inline(never)]
     fn too_long(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf, len: u32) -> bool {
         let reason = format!("a message of {len} bytes met a Receive of {}", buf.capacity());
         out.push(self.failed_receive(Status::LocalLength, buf));
-        self.refuse(common, Refusal::InvalidRequest, &reason);
-        false
+        self.refuse(common, Refusal::InvalidRequest, &reason)
     }
 
     #[cold]
+    #[inline(never)]
     fn bad_invalidation(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf) -> bool {
         common.stats.access_refused += 1;
         out.push(self.failed_receive(Status::RemoteInvalidRequest, buf));
-        self.refuse(common, Refusal::InvalidRequest, "the peer invalidates a key that is not bound here");
-        false
+        self.refuse(common, Refusal::InvalidRequest, "the peer invalidates a key that is not bound here")
     }
 
     fn failed_receive(&self, status: Status, buf: Buf) -> Completion {

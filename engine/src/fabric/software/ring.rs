@@ -16,7 +16,7 @@ use super::memory::Memory;
 /// Bytes that records are aligned to, one cache line.
 pub(super) const LINE: u32 = 64;
 /// Bytes of a record's header.
-pub(super) const HEADER: u32 = 16;
+pub(super) const HEADER: usize = 16;
 
 /// The two words of a header: how long the payload is and what to do with it, how far the sender has come in the other
 /// direction's ring, and a key. The first is 0 while there is no record.
@@ -76,7 +76,7 @@ impl Header {
 /// Bytes that a record with this payload takes.
 #[inline]
 fn record_bytes(len: u32) -> u64 {
-    u64::from((HEADER + len + (LINE - 1)) & !(LINE - 1))
+    u64::from((HEADER as u32 + len + (LINE - 1)) & !(LINE - 1))
 }
 
 /// Where a ring lies in its mapping.
@@ -91,18 +91,13 @@ pub(super) struct Span {
 impl Span {
     #[inline]
     fn at(self, position: u64) -> usize {
-        self.base + self.skip(position)
+        self.base + (position & u64::from(self.bytes - 1)) as usize
     }
 
+    /// Of `len` payload bytes behind the header at `at`, those before the end of the ring.
     #[inline]
-    fn skip(self, position: u64) -> usize {
-        (position & u64::from(self.bytes - 1)) as usize
-    }
-
-    /// The ring's bytes from `position` on: how many there are before the end, at most `len`.
-    #[inline]
-    fn before_end(self, position: u64, len: usize) -> usize {
-        len.min(self.bytes as usize - self.skip(position))
+    fn before_end(self, at: usize, len: usize) -> usize {
+        len.min(self.base + self.bytes as usize - at - HEADER)
     }
 }
 
@@ -110,13 +105,15 @@ impl Span {
 #[derive(Debug)]
 pub(super) struct Producer {
     span: Span,
+    /// Where `sent` lies.
+    at: usize,
     sent: u64,
     acked: u64,
 }
 
 impl Producer {
     pub(super) fn new(span: Span) -> Self {
-        Self { span, sent: 0, acked: 0 }
+        Self { span, at: span.base, sent: 0, acked: 0 }
     }
 
     /// End of what was published.
@@ -146,20 +143,20 @@ impl Producer {
     /// Publishes one record. The caller has asked [`has_room`](Self::has_room).
     #[inline]
     pub(super) fn push(&mut self, memory: &impl Memory, header: Header, payload: &[u8]) {
-        let at = self.span.at(self.sent);
-        let end = self.sent + record_bytes(header.len());
-        memory.store_relaxed(self.span.at(end), 0);
+        let at = self.at;
+        self.sent += record_bytes(header.len());
+        self.at = self.span.at(self.sent);
+        memory.store_relaxed(self.at, 0);
         memory.store_relaxed(at + 8, header.second);
-        let first = self.span.before_end(self.sent + u64::from(HEADER), payload.len());
+        let first = self.span.before_end(at, payload.len());
         if first == payload.len() {
-            memory.write(at + HEADER as usize, payload);
+            memory.write(at + HEADER, payload);
         } else {
-            memory.write(at + HEADER as usize, &payload[..first]);
+            memory.write(at + HEADER, &payload[..first]);
             memory.write(self.span.base, &payload[first..]);
         }
         // Pairs with the load in `Consumer::peek`: who sees the word sees the record and the zero behind it.
         memory.publish(at, header.first);
-        self.sent = end;
     }
 
     /// Takes the consumer's word for how far it has come. False if that cannot be. The two ways that heads travel
@@ -178,38 +175,39 @@ impl Producer {
 #[derive(Debug)]
 pub(super) struct Consumer {
     span: Span,
+    /// Where `head` lies.
+    at: usize,
     head: u64,
     told: u64,
 }
 
 impl Consumer {
     pub(super) fn new(span: Span) -> Self {
-        Self { span, head: 0, told: 0 }
+        Self { span, at: span.base, head: 0, told: 0 }
     }
 
     /// The first word of the next record's header, or 0.
     #[inline]
     pub(super) fn peek(&self, memory: &impl Memory) -> u64 {
         // Pairs with the publication in `Producer::push`.
-        memory.load(self.span.at(self.head))
+        memory.load(self.at)
     }
 
     /// The header of the record that `peek` has found.
     #[inline]
     pub(super) fn header(&self, memory: &impl Memory, first: u64) -> Header {
-        Header { first, second: memory.load_relaxed(self.span.at(self.head) + 8) }
+        Header { first, second: memory.load_relaxed(self.at + 8) }
     }
 
     /// Copies the payload of the record that `peek` has found; its length is the checked one.
     #[inline]
     pub(super) fn copy(&self, memory: &impl Memory, to: &mut [u8]) {
-        let at = self.span.at(self.head) + HEADER as usize;
-        let first = self.span.before_end(self.head + u64::from(HEADER), to.len());
+        let first = self.span.before_end(self.at, to.len());
         if first == to.len() {
-            memory.read(at, to);
+            memory.read(self.at + HEADER, to);
         } else {
             let (front, back) = to.split_at_mut(first);
-            memory.read(at, front);
+            memory.read(self.at + HEADER, front);
             memory.read(self.span.base, back);
         }
     }
@@ -218,6 +216,7 @@ impl Consumer {
     #[inline]
     pub(super) fn advance(&mut self, len: u32) {
         self.head += record_bytes(len);
+        self.at = self.span.at(self.head);
     }
 
     /// How far it has come, to be told to the producer by whoever asks.

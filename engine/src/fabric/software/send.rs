@@ -75,6 +75,7 @@ impl Qp {
 
     /// Ends a post whose element `done` cannot be carried out yet.
     #[cold]
+    #[inline(never)]
     fn post_waits(
         &mut self,
         common: &mut Common,
@@ -102,6 +103,7 @@ impl Qp {
 
     /// Queues a chain behind what waits already. The first `checked` of it were looked at before.
     #[cold]
+    #[inline(never)]
     fn post_behind(
         &mut self,
         common: &mut Common,
@@ -352,6 +354,18 @@ impl Qp {
         self.tell_peer(common, before);
     }
 
+    /// Ends the queue pair for a request that we, or the peer, could not carry out.
+    #[cold]
+    #[inline(never)]
+    fn fail_request(&mut self, common: &mut Common, failed: Option<Retire>) -> bool {
+        let reason = match failed {
+            Some(r) => format!("{:?} {:#x} failed: {:?}", r.opcode, r.wr_id, r.status),
+            None => "the peer refused a message".to_owned(),
+        };
+        self.fail(common, reason);
+        false
+    }
+
     /// Reports what the peer has taken. False if the queue pair ends by that.
     #[inline]
     pub(super) fn reap(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> bool {
@@ -360,17 +374,15 @@ impl Qp {
                 return self.violation(common, "it takes what was never sent");
             }
             if self.refusal().is_some() {
-                self.fail(common, "the peer refused a message".to_owned());
-                return false;
+                return self.fail_request(common, None);
             }
         }
         while let Some(r) = self.retire.front()
             && self.tx.is_acked(r.end)
         {
             if !r.status.is_ok() {
-                let reason = format!("{:?} {:#x} failed: {:?}", r.opcode, r.wr_id, r.status);
-                self.fail(common, reason);
-                return false;
+                let failed = *r;
+                return self.fail_request(common, Some(failed));
             }
             if r.signalled {
                 if out.len() >= end {
