@@ -153,7 +153,11 @@ impl Conn {
         if signalled {
             self.unsignalled = 0;
         }
-        self.chain.push(Posting { wr_id: 0, signalled, wr: WorkRequest::Send { buf, invalidate, fence: false } });
+        self.chain.push(Posting {
+            wr_id: 0,
+            signalled,
+            wr: WorkRequest::Send { buf, invalidate, fence: false },
+        });
     }
 
     /// A free exposure; its index names it in work requests.

@@ -221,6 +221,8 @@ impl<F: Fabric> Shard<F> {
 fn no_receives(limit: usize) -> FabricError {
     FabricError::System {
         call: "reserving Receives for a connection".into(),
-        detail: format!("all {limit} of this shard are promised to others; raise `receives`, or lower `window`"),
+        detail: format!(
+            "all {limit} of this shard are promised to others; raise `receives`, or lower `window`"
+        ),
     }
 }
