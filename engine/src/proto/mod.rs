@@ -30,7 +30,10 @@ pub use fault::{CallError, PeerFault, Refusal, Rejected};
 pub use inbound::InboundId;
 use inbound::InboundTable;
 
-use crate::wire::{self, Body, Chunks, ErrorBody, Flags, Header, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind};
+use crate::wire::{
+    self, Body, Chunks, ErrorBody, Flags, Header, HeaderType, Revision, Version, View, ViewBody, WireError,
+    WireErrorKind,
+};
 
 /// What a connection is configured to be. It negotiates nothing: both ends must be configured alike.
 #[derive(Clone, Debug)]
@@ -336,7 +339,11 @@ impl Connection {
             Match::Call(call, token) => {
                 self.calls.remove(call, false);
                 if view.has_chunks() && view.reads().next().is_some() {
-                    return Event::Failed { call, token, error: CallError::MalformedReply("it has a Read list") };
+                    return Event::Failed {
+                        call,
+                        token,
+                        error: CallError::MalformedReply("it has a Read list"),
+                    };
                 }
                 Event::Reply { call, token }
             }
@@ -612,7 +619,13 @@ impl Connection {
     /// then on its way as far as the connection is concerned. `None` if it does not fit before `end` (the caller's fault) or names
     /// a served call that is gone.
     #[inline(always)]
-    pub fn emit_plain(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
+    pub fn emit_plain(
+        &mut self,
+        out: Outgoing,
+        receives_ok: bool,
+        buf: &mut [u8],
+        end: usize,
+    ) -> Option<usize> {
         let (xid, flags, counted) = match out {
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
             Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),

@@ -188,7 +188,8 @@ impl<F: Fabric> Shard<F> {
         let receive = receive.drain(..).map(|buf| (0, buf, Access::REMOTE_WRITE));
         for (position, buf, access) in send.chain(receive) {
             let len = buf.len();
-            let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
+            let mem =
+                buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
             let window = match conn.free_windows.pop() {
                 Some(window) => window,
                 None => self.fabric.alloc_window(conn.qp)?,
@@ -255,7 +256,14 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// The call will get no results: told when nothing is exposed any more.
-    pub(super) fn failed(&mut self, conn: &mut Conn, call: CallId, token: u64, error: CallError, invalidated: Option<u32>) {
+    pub(super) fn failed(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        token: u64,
+        error: CallError,
+        invalidated: Option<u32>,
+    ) {
         let (sink, exposure, _) = conn.end_call(call);
         match exposure {
             None => self.tell(sink, token, Err(error)),
@@ -286,7 +294,11 @@ impl<F: Fabric> Shard<F> {
         for (n, window) in windows.enumerate() {
             // They complete in order: the last one speaks for all.
             let signalled = n + 1 == left;
-            chain.push(Posting { wr_id: u64::from(index), signalled, wr: WorkRequest::LocalInvalidate { window } });
+            chain.push(Posting {
+                wr_id: u64::from(index),
+                signalled,
+                wr: WorkRequest::LocalInvalidate { window },
+            });
         }
         if left == 0 {
             return self.revoked(conn, index);
@@ -371,7 +383,9 @@ impl ParsedReply {
                     return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
                 };
                 if chunk.total_length() > u64::from(part.segment.length) {
-                    return Err(CallError::MalformedReply("it says more was written than there was room for"));
+                    return Err(CallError::MalformedReply(
+                        "it says more was written than there was room for",
+                    ));
                 }
                 written.push(chunk.total_length() as u32);
             }
@@ -402,7 +416,9 @@ fn refusal(reply: &rpc::ReplyHeader<'_>) -> Option<Refusal> {
             AcceptStat::GarbageArgs => Some(Refusal::GarbageArguments),
             AcceptStat::SystemErr => Some(Refusal::SystemError),
         },
-        ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => Some(Refusal::RpcMismatch { low: *low, high: *high }),
+        ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => {
+            Some(Refusal::RpcMismatch { low: *low, high: *high })
+        }
         ReplyBody::Denied(RejectStat::AuthError(stat)) => Some(Refusal::Authentication(*stat)),
     }
 }
