@@ -1,12 +1,19 @@
 #![expect(unsafe_code, reason = "maps a file")]
-//! The file behind the store, mapped into memory.
+//! The file behind the store: read through a mapping, written by `pwrite`.
+//!
+//! Reads cost no system call, which is what a shard wants. Writes go by the system, because a mapping is bad at them: it can
+//! only say by SIGBUS that the disk is full, and the first write to each page is a fault, which the file system may make
+//! dearer than the copy. Both see the same pages: those of the page cache.
 
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{PoisonError, RwLock};
 
 use anyhow::{Context, bail, ensure};
-use memmap2::{Mmap, MmapMut, MmapOptions};
+use memmap2::{Mmap, MmapOptions};
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
@@ -17,41 +24,26 @@ const STRIPE: u64 = 1 << 20;
 /// Most stripes: each is a mapping, and a process may have 65530 of them.
 const MAX_STRIPES: u64 = 4096;
 
-/// A file of fixed size, read and written through its mapping.
+/// A file of fixed size. Nothing in it needs to be aligned.
 ///
-/// It is mapped in stripes with a lock each, so that threads of this process never read what another one writes. Two calls
-/// for the same stripe wait for each other as long as a copy takes, and no longer.
+/// It is mapped in stripes with a lock each: bytes that a reference shows do not change, because whoever writes to a stripe
+/// holds its lock. Reads never wait for that lock: they ask the system instead.
 ///
 /// The file is locked (`flock`) as long as the store lives. That keeps other stores away, and whoever else asks for the
 /// lock. It does not keep away who does not ask: whoever cuts the file short meanwhile ends this process, by SIGBUS, at the
-/// next touch of what is gone. So does a disk error at the read of a page.
+/// next read of what is gone. So does a disk error under a mapping.
 #[derive(Debug)]
 pub(crate) struct Store {
     file: File,
     size: u64,
     writable: bool,
     stripe: u64,
-    stripes: Vec<RwLock<Stripe>>,
-}
-
-#[derive(Debug)]
-enum Stripe {
-    Fixed(Mmap),
-    Writable(MmapMut),
-}
-
-impl Stripe {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Fixed(map) => map,
-            Self::Writable(map) => map,
-        }
-    }
+    stripes: Vec<RwLock<Mmap>>,
 }
 
 impl Store {
-    /// Opens a file; with `size`, makes it that long, or new, if it is not. Every byte has its place on the disk then: a
-    /// write through a mapping has no way to say that the disk is full, other than SIGBUS.
+    /// Opens a file; with `size`, makes it that long, or new, if it is not, and reserves its place on the disk, where the file
+    /// system can do so.
     pub(crate) fn open(path: &Path, size: Option<u64>, read_only: bool) -> anyhow::Result<Self> {
         let shown = path.display();
         let writable = !read_only;
@@ -83,15 +75,15 @@ impl Store {
         };
         ensure!(size > 0, "{shown}: is empty; --size BYTES gives it a size");
         if writable {
-            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size)
+            reserve(&file, size)
                 .with_context(|| format!("{shown}: fallocate of {size} bytes (see `df {shown}`)"))?;
         }
         let stripe = size.div_ceil(MAX_STRIPES).next_multiple_of(STRIPE);
         let starts = (0..size).step_by(stripe as usize);
-        let stripes = starts.map(|at| Ok(RwLock::new(map(&file, at, stripe.min(size - at), writable)?)));
+        let stripes = starts.map(|at| Ok(RwLock::new(map(&file, at, stripe.min(size - at))?)));
         let stripes = stripes
             .collect::<std::io::Result<_>>()
-            .with_context(|| format!("{shown}: mmap of {size} bytes"))?;
+            .with_context(|| format!("{shown}: mmap of {size} bytes (see `ulimit -v`)"))?;
         Ok(Self { file, size, writable, stripe, stripes })
     }
 
@@ -103,24 +95,26 @@ impl Store {
         self.writable
     }
 
-    /// Fills `out` from `offset` on; returns how many bytes there were. None is fewer than there is room for, but at the
-    /// end.
+    /// Fills `out` from `offset` on; returns how many bytes there were: fewer than there is room for only at the end.
+    ///
+    /// Bytes that are being written meanwhile may be old or new.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<usize, Status> {
         let left = self.size.checked_sub(offset).ok_or(Status::OutOfRange)?;
         let len = (out.len() as u64).min(left) as usize;
-        let mut done = 0;
-        while done < len {
-            let (stripe, at) = self.stripe_of(offset + done as u64);
-            let stripe = stripe.read().unwrap_or_else(PoisonError::into_inner);
-            let bytes = &stripe.bytes()[at..];
-            let part = bytes.len().min(len - done);
-            out[done..done + part].copy_from_slice(&bytes[..part]);
-            done += part;
+        for part in self.parts(offset, len) {
+            let out = &mut out[part.of_data];
+            match self.stripes[part.stripe].try_read() {
+                Ok(map) => out.copy_from_slice(&map[part.at..part.at + out.len()]),
+                // It is being written, by a thread that may have to wait. The system copies without waiting for that one.
+                Err(_) => {
+                    self.file.read_exact_at(out, part.offset).map_err(|error| status("pread", &error))?
+                }
+            }
         }
         Ok(len)
     }
 
-    /// Writes all of `data`, or nothing.
+    /// Writes all of `data`, or nothing; but part of it where the disk fails in the middle. May block.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> Result<(), Status> {
         if !self.writable {
             return Err(Status::ReadOnly);
@@ -128,52 +122,76 @@ impl Store {
         if self.size.checked_sub(offset).is_none_or(|left| left < data.len() as u64) {
             return Err(Status::OutOfRange);
         }
-        let mut done = 0;
-        while done < data.len() {
-            let (stripe, at) = self.stripe_of(offset + done as u64);
-            let mut stripe = stripe.write().unwrap_or_else(PoisonError::into_inner);
-            let Stripe::Writable(map) = &mut *stripe else { return Err(Status::ReadOnly) };
-            let bytes = &mut map[at..];
-            let part = bytes.len().min(data.len() - done);
-            bytes[..part].copy_from_slice(&data[done..done + part]);
-            done += part;
+        for part in self.parts(offset, data.len()) {
+            let _alone = self.stripes[part.stripe].write().unwrap_or_else(PoisonError::into_inner);
+            self.file
+                .write_all_at(&data[part.of_data], part.offset)
+                .map_err(|error| status("pwrite", &error))?;
         }
         Ok(())
     }
 
     /// Waits until all that was written is on the disk.
-    ///
-    /// Linux does for `fdatasync` of a file what it does for `msync(MS_SYNC)` of a mapping of all of it, and
-    /// `fdatasync` needs no lock: copies go on meanwhile.
     pub(crate) fn flush(&self) -> Result<(), Status> {
         if !self.writable {
             return Ok(());
         }
-        self.file.sync_data().map_err(|error| {
-            eprintln!("fdatasync: {error}");
-            match error.kind() {
-                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Status::NoSpace,
-                _ => Status::IoError,
-            }
-        })
+        self.file.sync_data().map_err(|error| status("fdatasync", &error))
     }
 
-    /// The stripe that a byte is in, and where it is there. The byte is in the store.
-    fn stripe_of(&self, offset: u64) -> (&RwLock<Stripe>, usize) {
-        (&self.stripes[(offset / self.stripe) as usize], (offset % self.stripe) as usize)
+    /// Cuts `len` bytes from `offset` on where stripes end. All are in the store.
+    fn parts(&self, offset: u64, len: usize) -> impl Iterator<Item = Part> + use<> {
+        let stripe = self.stripe;
+        let mut done = 0;
+        std::iter::from_fn(move || {
+            let start = offset + done as u64;
+            let at = start % stripe;
+            let end = len.min(done + (stripe - at) as usize);
+            let part = Part {
+                stripe: (start / stripe) as usize,
+                at: at as usize,
+                offset: start,
+                of_data: done..end,
+            };
+            done = end;
+            (!part.of_data.is_empty()).then_some(part)
+        })
     }
 }
 
-fn map(file: &File, offset: u64, len: u64, writable: bool) -> std::io::Result<Stripe> {
+/// Bytes that are all in one stripe.
+struct Part {
+    stripe: usize,
+    /// Where they start in the stripe.
+    at: usize,
+    /// Where they start in the file.
+    offset: u64,
+    /// Where they are in the caller's data.
+    of_data: Range<usize>,
+}
+
+/// Makes a file at least `size` bytes long, with room on the disk for all of them.
+fn reserve(file: &File, size: u64) -> std::io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
+        // This file system reserves nothing: a WRITE may find the disk full.
+        Err(Errno::OPNOTSUPP) => file.set_len(size),
+        outcome => Ok(outcome?),
+    }
+}
+
+fn status(call: &str, error: &std::io::Error) -> Status {
+    eprintln!("{call}: {error}");
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Status::NoSpace,
+        _ => Status::IoError,
+    }
+}
+
+fn map(file: &File, offset: u64, len: u64) -> std::io::Result<Mmap> {
     let mut options = MmapOptions::new();
     options.offset(offset).len(len as usize);
-    if writable {
-        // SAFETY: what a mapping shows must not change while a reference to it lives. In this process, each part of the file is
-        // mapped once, by the one `Store` that holds the file's lock, and reached through its stripe's lock alone. Other processes
-        // are kept out by the file's lock as far as they ask for it; see `Store` for those that do not.
-        unsafe { options.map_mut(file) }.map(Stripe::Writable)
-    } else {
-        // SAFETY: as above; and nobody in this process can write to it.
-        unsafe { options.map(file) }.map(Stripe::Fixed)
-    }
+    // SAFETY: what a mapping shows must not change while a reference to it lives. In this process the file is open in one place,
+    // the `Store`, which writes to a stripe only while it holds the stripe's lock for itself, and references live only
+    // under the same lock. Other processes are kept out by the file's lock as far as they ask for it; see `Store` for others.
+    unsafe { options.map(file) }
 }
