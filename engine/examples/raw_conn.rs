@@ -50,16 +50,18 @@ fn exchange(scheme: Scheme) -> Result<(), Box<dyn Error>> {
         // As many calls go out as the server has granted: the first goes alone, for nothing is granted yet.
         let mut served: Vec<InboundId> = Vec::new();
         for message in transmit(&mut client, b"a call..", chunks)? {
-            println!("  client -> {}", View::check(&message, Revision::Ietf00).map_err(|e| e.to_string())?);
-            if let Event::Call { id, .. } = server.handle_message(&message)? {
+            let view = View::check(&message, Revision::Ietf00);
+            println!("  client -> {}", view.as_ref().map_err(|error| error.to_string())?);
+            if let Event::Call { id, .. } = server.handle_message(&view)? {
                 served.push(id);
             }
         }
         // The server may answer in any order; here the youngest first.
         served.into_iter().rev().for_each(|id| server.reply(id));
         for message in transmit(&mut server, b"a reply.", |_| &[])? {
-            println!("  server -> {}", View::check(&message, Revision::Ietf00).map_err(|e| e.to_string())?);
-            if let Event::Reply { token, .. } = client.handle_message(&message)? {
+            let view = View::check(&message, Revision::Ietf00);
+            println!("  server -> {}", view.as_ref().map_err(|error| error.to_string())?);
+            if let Event::Reply { token, .. } = client.handle_message(&view)? {
                 println!("            call {token} is answered");
                 answered += 1;
             }
@@ -77,11 +79,11 @@ fn transmit<'a>(
     let mut messages = Vec::new();
     while let Some(out) = from.poll_transmit(true) {
         let reads = chunks(out);
-        let form =
-            Form { chunks: (!reads.is_empty()).then_some(Chunks { reads, ..Chunks::NONE }), external: false };
+        let form = Form { chunks: Chunks { reads, ..Chunks::NONE }, external: false };
+        let form = (!reads.is_empty()).then_some(&form);
         let mut buffer = vec![0; HEADROOM];
         let start =
-            from.emit_before(out, &form, true, &mut buffer, HEADROOM).ok_or("no room for the header")?;
+            from.emit_before(out, form, true, &mut buffer, HEADROOM).ok_or("no room for the header")?;
         if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) {
             buffer.extend_from_slice(payload);
         }

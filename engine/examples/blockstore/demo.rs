@@ -12,7 +12,7 @@ use rpcrdma::Address;
 use rustix::process::{Pid, Signal};
 
 use crate::client::BlockClient;
-use crate::{READY, Shape, report, size};
+use crate::{READY, Shape, report, say, size};
 
 #[derive(Debug, Args)]
 pub(crate) struct Demo {
@@ -38,9 +38,9 @@ pub(crate) struct Demo {
 
 pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
     let Demo { size, shape: Shape { block, depth }, .. } = *options;
-    println!(
+    say(&format!(
         "{size} bytes in blocks of {block}, {depth} calls under way; software fabric: shared memory, no network"
-    );
+    ));
     let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
     let dir = tempfile::Builder::new().prefix("blockstore-").tempdir_in(&parent);
     let dir = dir.with_context(|| format!("a directory in {}", parent.display()))?;
@@ -53,10 +53,10 @@ pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
     let mut client = BlockClient::connect(&address, block, depth.into())?;
     ensure!(client.info().size == size, "the store holds {} bytes", client.info().size);
     report("copied", &client.copy(&source, size)?);
-    println!("flushed in {:.3} s", client.flush()?.as_secs_f64());
+    say(&format!("flushed in {:.3} s", client.flush()?.as_secs_f64()));
     let (figures, sum) = client.verify(&source, size, options.seed)?;
     report("verified, in random order,", &figures);
-    println!("crc32 {sum:08x}, equal to the source's");
+    say(&format!("crc32 {sum:08x}, equal to the source's"));
     drop(client);
     server.stop()
 }
@@ -118,7 +118,7 @@ impl ServerProcess {
         let mut this = Self { child, says: BufReader::new(says) };
         let ready = this.line()?;
         ensure!(ready.starts_with(READY), "the server did not start; it said why above");
-        println!("server: {ready}");
+        say(&format!("server: {ready}"));
         Ok(this)
     }
 
@@ -131,7 +131,7 @@ impl ServerProcess {
     /// Asks it to end, and waits until it has.
     fn stop(mut self) -> anyhow::Result<()> {
         rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).context("kill")?;
-        println!("server: {}", self.line()?);
+        say(&format!("server: {}", self.line()?));
         let status = self.child.wait()?;
         ensure!(status.success(), "the server ended with {status}");
         Ok(())

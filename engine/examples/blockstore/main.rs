@@ -154,21 +154,20 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
     let config = server::config(&options.cores, options.workers);
     let server = Server::start(&options.listen, server::services(&store), &config)?;
     let access = if store.is_writable() { "writable" } else { "read-only" };
-    println!(
+    say(&format!(
         "{READY} on {}: {}, {} bytes, {access}; {} shard(s), {} worker(s)",
         options.listen,
         options.file.display(),
         store.size(),
         config.shards,
         options.workers
-    );
-    std::io::stdout().flush()?;
+    ));
     signals.forever().next();
     let (calls, failed) =
         server.stats().iter().fold((0, 0), |sum, shard| (sum.0 + shard.calls, sum.1 + shard.calls_failed));
     let drained = if server.drain(DRAIN) { "drained" } else { "stopped with calls under way" };
     store.flush()?;
-    println!("{drained}; {calls} calls served, {failed} refused");
+    say(&format!("{drained}; {calls} calls served, {failed} refused"));
     Ok(())
 }
 
@@ -183,7 +182,7 @@ fn copy(options: &Transfer) -> anyhow::Result<()> {
     let Shape { block, depth } = options.shape;
     let mut client = BlockClient::connect(&options.address, block, depth.into())?;
     report("copied", &client.copy(&source, size)?);
-    println!("flushed in {:.3} s", client.flush()?.as_secs_f64());
+    say(&format!("flushed in {:.3} s", client.flush()?.as_secs_f64()));
     Ok(())
 }
 
@@ -193,16 +192,22 @@ fn verify(options: &Verify) -> anyhow::Result<()> {
     let mut client = BlockClient::connect(address, *block, usize::from(*depth))?;
     let (figures, sum) = client.verify(&source, size, options.seed)?;
     report("verified", &figures);
-    println!("crc32 {sum:08x}, equal to the source's");
+    say(&format!("crc32 {sum:08x}, equal to the source's"));
     Ok(())
+}
+
+/// A line on standard output; whoever read it may have gone, which is no reason to stop.
+fn say(line: &str) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 fn report(what: &str, figures: &Figures) {
     let Figures { bytes, time, retried } = figures;
     let retried = if *retried > 0 { format!(", {retried} calls made again") } else { String::new() };
     let speed = figures.megabytes_per_second();
-    println!(
+    say(&format!(
         "{what} {bytes} bytes in {:.3} s: {speed:.0} MB/s{retried} (software fabric)",
         time.as_secs_f64()
-    );
+    ));
 }
