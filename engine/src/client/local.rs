@@ -268,7 +268,9 @@ impl<F: Fabric> LocalClient<F> {
         if !self.waiting.is_empty() {
             self.waiting.drain(..).for_each(&mut on_done);
         }
-        if self.shard.has_done() {
+        if let Some(done) = self.shard.take_only_done() {
+            on_done(done);
+        } else if self.shard.has_done() {
             self.shard.take_done().for_each(on_done);
         }
         busy

@@ -50,12 +50,6 @@ pub struct ConnConfig {
     pub xid_seed: u32,
 }
 
-impl ConnConfig {
-    fn version(&self) -> Version {
-        if self.scheme == Scheme::V1 { Version::V1 } else { Version::V2 }
-    }
-}
-
 /// What a message turned out to be.
 #[derive(Debug)]
 pub enum Event {
@@ -187,6 +181,10 @@ pub struct Connection {
     credits: Credits,
     calls: CallTable,
     inbound: InboundTable,
+    /// Slots of `inbound` that must be free for the peer to be granted more.
+    inbound_room: usize,
+    /// The version of `config.scheme`.
+    version: Version,
     /// Calls that wait for a credit, oldest first. May name calls that have ended.
     call_queue: VecDeque<CallId>,
     /// Replies and errors, oldest first. Version 1 sends them without a credit.
@@ -209,6 +207,8 @@ impl Connection {
         let calls = CallTable::new(max_calls, config.xid_seed);
         Self {
             inbound: InboundTable::new(max_inbound),
+            inbound_room: max_inbound / 2,
+            version: if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 },
             call_queue: VecDeque::with_capacity(max_calls + 1),
             reply_queue: VecDeque::with_capacity(max_inbound + MAX_QUEUED_ERRORS),
             calls,
@@ -271,7 +271,7 @@ impl Connection {
     pub fn handle_message(&mut self, message: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
         self.counters.received += 1;
         let view = match message {
-            Ok(view) if view.version() == self.config.version() => view,
+            Ok(view) if view.version() == self.version => view,
             Ok(view) => return self.wrong_version(view.xid(), view.version().code()),
             Err(error) => return self.malformed(error),
         };
@@ -365,7 +365,7 @@ impl Connection {
         if !self.config.server {
             return Ok(self.reject(Rejected::Unexpected));
         }
-        match self.inbound.insert(view.xid(), view.inv_handle()) {
+        match self.inbound.insert(view.xid()) {
             Some(id) => Ok(Event::Call { id }),
             None => Err(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 }),
         }
@@ -380,14 +380,14 @@ impl Connection {
     }
 
     fn version_error(&self) -> ErrorBody {
-        let version = self.config.version().code();
+        let version = self.version.code();
         ErrorBody::Vers { low: version, high: version }
     }
 
     /// A message that cannot be read.
     #[cold]
     fn malformed(&mut self, error: &WireError) -> Result<Event, PeerFault> {
-        let version = self.config.version();
+        let version = self.version;
         self.unusable(error.xid(), error.kind, error.answer((version, version)))
     }
 
@@ -562,6 +562,13 @@ impl Connection {
         !self.reply_queue.is_empty() || !self.call_queue.is_empty() || self.credits.wants_grant(receives_ok)
     }
 
+    /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due.
+    #[inline]
+    pub fn must_be_asked(&mut self) -> bool {
+        let silent = !std::mem::replace(&mut self.spoke, false);
+        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || silent
+    }
+
     /// The next message that may go out. `receives_ok` says that the receive queue holds the reserves of all its
     /// connections. Each message must then be written by [`emit_before`](Self::emit_before).
     #[inline]
@@ -586,13 +593,13 @@ impl Connection {
     /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls.
     #[inline]
     fn replenished(&self, receives_ok: bool) -> bool {
-        receives_ok && (!self.config.server || self.inbound.free() as u32 >= self.credits.reserve())
+        receives_ok && self.inbound.free() >= self.inbound_room
     }
 
     /// Bytes of header that a message in this form has; `None` for one without chunks.
     #[inline]
     pub fn header_len(&self, form: Option<&Form<'_>>) -> usize {
-        let version = self.config.version();
+        let version = self.version;
         let windowed = self.config.scheme == Scheme::V2Windowed;
         let Some(form) = form else { return wire::msg_len(version, windowed) };
         let body = if form.external { Body::Nomsg(form.chunks) } else { Body::Msg(form.chunks) };
@@ -612,13 +619,13 @@ impl Connection {
             Outgoing::Grant => (0, Flags::NONE, false),
         };
         let v1 = self.config.scheme == Scheme::V1;
-        let version = self.config.version();
+        let version = self.version;
         let granting = self.credits.wants_report();
         let words = self.credits.on_send(counted || !v1, self.replenished(receives_ok));
         self.spoke = true;
         self.counters.sent += 1;
-        self.counters.grants_pure += u64::from(out == Outgoing::Grant);
-        self.counters.grants_piggybacked += u64::from(granting && out != Outgoing::Grant);
+        self.counters.grants_pure += u64::from(matches!(out, Outgoing::Grant));
+        self.counters.grants_piggybacked += u64::from(granting && !matches!(out, Outgoing::Grant));
         let flags = if v1 { Flags::NONE } else { flags };
         let body = match (out, form) {
             (Outgoing::Call(_) | Outgoing::Reply(_), None) => {
@@ -634,11 +641,5 @@ impl Connection {
         let start = end.checked_sub(header.encoded_len(version, self.config.revision))?;
         header.emit(buf.get_mut(start..end)?, version, self.config.revision).ok()?;
         Some(start)
-    }
-
-    /// The handle that the peer's call offered for Send With Invalidate, if any.
-    #[inline]
-    pub fn invalidate_offer(&self, id: InboundId) -> Option<u32> {
-        self.inbound.get(id).map(|call| call.inv_handle).filter(|&handle| handle != 0)
     }
 }

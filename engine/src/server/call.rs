@@ -57,6 +57,8 @@ pub struct ServerCall {
     pub(crate) procedure: u32,
     /// Index of the procedure's entry in the services.
     pub(crate) entry: usize,
+    /// The handle that the caller offers for Send With Invalidate; 0 for none.
+    pub(crate) inv_handle: u32,
     pub(crate) flavor: u32,
     pub(crate) credential: Range<u32>,
     pub(crate) args: Range<u32>,
@@ -116,6 +118,7 @@ impl ServerCall {
             version: 0,
             procedure: 0,
             entry: 0,
+            inv_handle: 0,
             flavor: 0,
             credential: 0..0,
             args: 0..0,

@@ -255,6 +255,12 @@ impl<F: Fabric> Shard<F> {
         !self.done.is_empty()
     }
 
+    /// Takes the ended call, if there is just one.
+    #[inline]
+    pub(crate) fn take_only_done(&mut self) -> Option<Done> {
+        if self.done.len() == 1 { self.done.pop() } else { None }
+    }
+
     /// Something happened to connections that was not taken yet.
     #[inline]
     pub fn has_notices(&self) -> bool {

@@ -63,6 +63,16 @@ impl<F: Fabric> Shard<F> {
             return 0;
         }
         self.stats.completions += count as u64;
+        if count == 1 {
+            if let Some(completion) = self.completions.pop() {
+                self.posted -= usize::from(completion.buf.is_some());
+                if let Some(mut conn) = self.take(completion.qp) {
+                    self.completed(&mut conn, completion);
+                    self.put(conn);
+                }
+            }
+            return 1;
+        }
         let mut completions = std::mem::take(&mut self.completions);
         // Most come from one connection in a row: it is taken out of the table, and put back, once.
         let mut current: Option<Box<Conn>> = None;
@@ -159,7 +169,9 @@ impl<F: Fabric> Shard<F> {
             let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
             conn.ready = false;
             if conn.stage != Stage::Connecting {
-                self.say(&mut conn, receives_ok);
+                if conn.proto.must_be_asked() || conn.stage == Stage::Draining {
+                    self.say(&mut conn, receives_ok);
+                }
                 self.post_chain(&mut conn);
             }
             self.put(conn);
@@ -167,7 +179,6 @@ impl<F: Fabric> Shard<F> {
         self.spoke.clear();
     }
 
-    #[inline]
     fn say(&mut self, conn: &mut Conn, receives_ok: bool) {
         let mut more = true;
         for _ in 0..TRANSMIT_BATCH {

@@ -6,7 +6,7 @@ use rpcrdma_mempool::{Buf, Lent};
 use super::conn::{Conn, PendingReads};
 use super::outgoing::headroom;
 use super::Shard;
-use crate::config::POLL_BATCH;
+use crate::config::{POLL_BATCH, RECEIVE_LOW_WATER};
 use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, Source, WorkRequest};
 use crate::handoff::workers::JobError;
 use crate::proto::{Form, InboundId, Outgoing, Refusal};
@@ -250,23 +250,23 @@ impl<F: Fabric> Shard<F> {
     fn transmit_reply(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, receives_ok: bool) {
         let id = call.id;
         let Some(mut buf) = call.reply.take() else { return };
+        let (mut at, mut len) = (buf.start(), buf.len());
         if call.outcome.is_ok() {
             // The handler's results are in place: the RPC header goes in front of them.
-            let at = call.results_at - rpc::ACCEPTED_REPLY_LEN;
+            at = call.results_at - rpc::ACCEPTED_REPLY_LEN;
+            len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
             if let Some(header) = buf.full_mut().get_mut(at..call.results_at) {
                 rpc::emit_accepted_success(header, call.xid);
             }
-            buf.set_window(at, rpc::ACCEPTED_REPLY_LEN + call.results_len);
         }
         if let Some(started) = conn.arrivals[id.index()].take() {
             let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
         }
-        let invalidate = conn.proto.invalidate_offer(id).filter(|_| self.config.remote_invalidate);
-        let (at, len) = (buf.start(), buf.len());
+        let invalidate = (call.inv_handle != 0 && self.config.remote_invalidate).then_some(call.inv_handle);
         let start = if call.results.is_empty() {
             conn.proto.emit_before(Outgoing::Reply(id), None, receives_ok, buf.full_mut(), at)
         } else {
-            Self::emit_written(conn, &mut call, id, receives_ok, &mut buf)
+            Self::emit_written(conn, &mut call, receives_ok, &mut buf, at)
         };
         match start {
             Some(start) if len + at - start <= self.config.inline => {
@@ -277,11 +277,23 @@ impl<F: Fabric> Shard<F> {
                 conn.doomed.get_or_insert_with(|| "a reply could not be sent".into());
             }
         }
+        // The buffer that the call came in goes back to where it came from.
+        if let Some(message) = call.message.take()
+            && self.receives.len() < RECEIVE_LOW_WATER
+        {
+            self.receives.push(message);
+        }
         self.boxes.put(call);
     }
 
     /// Queues the RDMA Writes of a reply, and writes the header that says how much went into each segment.
-    fn emit_written(conn: &mut Conn, call: &mut ServerCall, id: InboundId, receives_ok: bool, buf: &mut Buf) -> Option<usize> {
+    fn emit_written(
+        conn: &mut Conn,
+        call: &mut ServerCall,
+        receives_ok: bool,
+        buf: &mut Buf,
+        at: usize,
+    ) -> Option<usize> {
         let mut counts = ArrayVec::<u32, MAX_CHUNKS>::new();
         let mut segments = call.segments.iter_mut();
         for result in call.results.drain(..) {
@@ -310,8 +322,7 @@ impl<F: Fabric> Shard<F> {
         }
         let writes = WriteList { counts: &counts, segments: &call.segments };
         let form = Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false };
-        let at = buf.start();
-        conn.proto.emit_before(Outgoing::Reply(id), Some(&form), receives_ok, buf.full_mut(), at)
+        conn.proto.emit_before(Outgoing::Reply(call.id), Some(&form), receives_ok, buf.full_mut(), at)
     }
 }
 
@@ -358,6 +369,7 @@ pub(super) fn read_call(
     let base = view.payload_offset();
     (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
     call.flavor = header.credential.flavor;
+    call.inv_handle = view.inv_handle();
     // The credential's body stands behind the six words of the call and its own two.
     let credential_at = base + 32;
     call.credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
