@@ -247,4 +247,16 @@ impl ServerCall {
         self.results_len = len;
         Some(bytes)
     }
+
+    /// The inline arguments, and room for `len` bytes of inline results, at once: for results made of arguments.
+    /// Else as [`reply_mut`](Self::reply_mut).
+    #[inline]
+    pub fn args_and_reply(&mut self, len: usize) -> Option<(&[u8], &mut [u8])> {
+        let args = self.args.start as usize..self.args.end as usize;
+        let args = self.message.as_deref().and_then(|bytes| bytes.get(args)).unwrap_or(&[]);
+        let results = self.results_at..self.results_at + len;
+        let room = self.reply.as_mut()?.full_mut().get_mut(results)?;
+        self.results_len = len;
+        Some((args, room))
+    }
 }
