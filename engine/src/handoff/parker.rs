@@ -148,7 +148,7 @@ pub(super) fn park_thread(deadline: Option<Instant>) -> bool {
     #[cfg(not(loom))]
     if let Some(deadline) = deadline {
         let left = deadline.saturating_duration_since(Instant::now());
-        thread::park_timeout(left);
+        std::thread::park_timeout(left);
         return !left.is_zero();
     }
     // Models have no clock: there a deadline never comes.

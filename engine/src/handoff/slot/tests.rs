@@ -167,16 +167,33 @@ mod real {
 
 #[cfg(loom)]
 mod model {
-    use loom::future::block_on;
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicUsize, Ordering};
     use loom::thread;
     use std::future::Future;
     use std::pin::Pin;
-    use std::task::{Context, Poll, Waker};
+    use std::task::{Context, Poll, Wake, Waker};
 
     use crate::handoff::idle::IdlePolicy;
-    use crate::handoff::slot::{Lost, SlotTable};
+    use crate::handoff::slot::{Lost, SlotTable, Ticket};
+
+    struct Unpark(thread::Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    fn block_on<T>(mut ticket: Ticket<T>) -> Result<T, Lost> {
+        let waker = Waker::from(std::sync::Arc::new(Unpark(thread::current())));
+        loop {
+            match Pin::new(&mut ticket).poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(result) => return result,
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
 
     struct Counted(Arc<AtomicUsize>);
 

@@ -135,7 +135,8 @@ mod model {
         assert_eq!(consumer.pop().unwrap().0, 1, "closing is no end: what came before can be taken");
         drop(consumer);
         assert!(producer.is_abandoned());
-        assert_eq!(Rc::strong_count(&alive), 1, "the consumer drops what it finds");
+        assert_eq!(Rc::strong_count(&alive), 2, "a closed consumer leaves the rest");
+        assert_eq!(producer.reclaim().unwrap().0, 2);
         producer.push((7, Rc::clone(&alive))).unwrap();
         producer.stage((8, Rc::clone(&alive))).unwrap();
         producer.stage((9, Rc::clone(&alive))).unwrap();
@@ -143,6 +144,16 @@ mod model {
         assert_eq!((producer.len(), Rc::strong_count(&alive)), (1, 2));
         drop(producer);
         assert_eq!(Rc::strong_count(&alive), 1);
+    }
+
+    #[test]
+    fn a_dropped_consumer_drops_what_it_finds() {
+        let alive = Rc::new(());
+        let (mut producer, consumer) = ring(4);
+        (0..3).for_each(|_| producer.push(Rc::clone(&alive)).unwrap());
+        drop(consumer);
+        assert_eq!((Rc::strong_count(&alive), producer.len()), (1, 0));
+        assert!(producer.is_closed() && producer.reclaim().is_none());
     }
 
     #[test]
