@@ -40,3 +40,12 @@ mod lock {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Runs a model through its interleavings. Up to three preemptions in each, which finds nearly everything in seconds;
+/// `LOOM_MAX_PREEMPTIONS` asks for another bound.
+#[cfg(all(test, loom))]
+fn explore(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.check(model);
+}

@@ -174,6 +174,7 @@ mod real {
 mod model {
     use loom::thread;
 
+    use crate::handoff::explore;
     use crate::handoff::idle::IdlePolicy;
     use crate::handoff::mailbox::Mailbox;
     use crate::handoff::parker::{Sleeper, Wake};
@@ -182,7 +183,7 @@ mod model {
     /// Joins a shard that is about to sleep and sends: a lost ring or a lost wake-up is a deadlock of the model.
     #[test]
     fn loom_a_new_sender_reaches_a_sleeping_shard() {
-        loom::model(|| {
+        explore(|| {
             let mut sleeper = Sleeper::new(Wake::Thread);
             let mut mailbox = Mailbox::new(sleeper.signal());
             let connector = mailbox.connector();
@@ -208,7 +209,7 @@ mod model {
     /// Whatever the order of send and drop, the call ends and its thread does not wait for ever.
     #[test]
     fn loom_a_call_sent_to_a_stopping_shard_ends() {
-        loom::model(|| {
+        explore(|| {
             let mailbox = Mailbox::<Completer<u8>>::new(Sleeper::new(Wake::Thread).signal());
             let mut sender = mailbox.connector().connect(2);
             let mut mailbox = mailbox;
@@ -228,7 +229,7 @@ mod model {
 
     #[test]
     fn loom_joining_a_stopping_shard() {
-        loom::model(|| {
+        explore(|| {
             let mailbox = Mailbox::new(Sleeper::new(Wake::Thread).signal());
             let connector = mailbox.connector();
             let shard = thread::spawn(move || drop(mailbox));

@@ -87,6 +87,7 @@ mod model {
     use loom::sync::atomic::{AtomicUsize, Ordering};
     use loom::thread;
 
+    use crate::handoff::explore;
     use crate::handoff::parker::{Sleeper, Wake};
 
     /// One sleeper that waits for `items` in all, and `notifiers` that each send one after the other. A lost wake-up is a
@@ -95,7 +96,7 @@ mod model {
     /// The sleeper is a thread of its own that blocks in nothing but its sleep: to loom, an `unpark` that comes late
     /// would end any other wait, too.
     fn deliver(notifiers: usize, each: usize) {
-        loom::model(move || {
+        explore(move || {
             let mut sleeper = Sleeper::new(Wake::Thread);
             let items = Arc::new(AtomicUsize::new(0));
             let threads: Vec<_> = (0..notifiers)

@@ -198,6 +198,7 @@ mod model {
     use loom::sync::atomic::{AtomicUsize, Ordering, fence};
     use loom::thread;
 
+    use crate::handoff::explore;
     use crate::handoff::spsc::{Consumer, ring};
 
     fn pop_wait<T>(consumer: &mut Consumer<T>) -> Option<T> {
@@ -215,7 +216,7 @@ mod model {
     /// Boxes, so that an item seen before it is written is an invalid access, not just a wrong number.
     #[test]
     fn loom_items_arrive_whole_and_in_order() {
-        loom::model(|| {
+        explore(|| {
             let (mut producer, mut consumer) = ring(2);
             let thread = thread::spawn(move || {
                 for n in 0..3 {
@@ -236,7 +237,7 @@ mod model {
 
     #[test]
     fn loom_batches_publish_once() {
-        loom::model(|| {
+        explore(|| {
             let (mut producer, mut consumer) = ring(2);
             let thread = thread::spawn(move || {
                 producer.stage(Box::new(0)).unwrap();
@@ -272,7 +273,7 @@ mod model {
 
     #[test]
     fn loom_a_closing_consumer_takes_each_item_or_leaves_it_to_be_reclaimed() {
-        loom::model(|| {
+        explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let (mut producer, consumer) = ring(2);
             let thread = thread::spawn(move || drop(consumer));
@@ -294,7 +295,7 @@ mod model {
 
     #[test]
     fn loom_the_last_end_drops_what_is_left() {
-        loom::model(|| {
+        explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let (mut producer, mut consumer) = ring(2);
             let counter = Arc::clone(&dropped);
