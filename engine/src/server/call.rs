@@ -234,4 +234,15 @@ impl ServerCall {
         self.results_len = len;
         Some(bytes)
     }
+
+    /// The arguments, as [`args`](Self::args), and beside them room for `len` bytes of results, as
+    /// [`reply_mut`](Self::reply_mut): to make the one from the other without a copy between them.
+    #[inline]
+    pub fn args_and_reply(&mut self, len: usize) -> Option<(&[u8], &mut [u8])> {
+        let args = self.args.start as usize..self.args.end as usize;
+        let args = self.message.as_deref().and_then(|bytes| bytes.get(args)).unwrap_or(&[]);
+        let bytes = self.reply.as_mut()?.full_mut().get_mut(self.results_at..self.results_at + len)?;
+        self.results_len = len;
+        Some((args, bytes))
+    }
 }
