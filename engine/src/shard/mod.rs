@@ -291,5 +291,6 @@ impl<F: Fabric> Shard<F> {
 
 /// The arena of a shard's pool, or of a connection's exposed memory.
 fn arena_config(config: &Config) -> rpcrdma_mempool::ArenaConfig {
-    rpcrdma_mempool::ArenaConfig { pages: config.pages, node: config.numa_node, ..Default::default() }
+    // 0: what the pool's classes need.
+    rpcrdma_mempool::ArenaConfig { bytes: 0, pages: config.pages, node: config.numa_node, ..Default::default() }
 }
