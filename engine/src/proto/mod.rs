@@ -474,12 +474,50 @@ impl Connection {
     /// [`CallError::Closed`], or [`CallError::TooMany`] when the table is full.
     #[inline]
     pub fn start_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
+        let call = self.new_call(token, deadline)?;
+        self.call_queue.push_back(call);
+        Ok(call)
+    }
+
+    /// As [`start_call`](Self::start_call); true if the call may go out at once: then it is not queued, and its header must be
+    /// [written](Self::emit_before) now.
+    ///
+    /// # Errors
+    /// As [`start_call`](Self::start_call).
+    #[inline]
+    pub fn start_call_now(
+        &mut self,
+        token: u64,
+        deadline: u64,
+        receives_ok: bool,
+    ) -> Result<(CallId, bool), CallError> {
+        let call = self.new_call(token, deadline)?;
+        let now = self.call_queue.is_empty() && self.credits.may_send(true, receives_ok);
+        if now {
+            self.calls.mark_sent(call);
+        } else {
+            self.call_queue.push_back(call);
+        }
+        Ok((call, now))
+    }
+
+    #[inline]
+    fn new_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
         if self.closing || self.config.server {
             return Err(CallError::Closed);
         }
-        let call = self.calls.insert(token, deadline).ok_or(CallError::TooMany)?;
-        self.call_queue.push_back(call);
-        Ok(call)
+        self.calls.insert(token, deadline).ok_or(CallError::TooMany)
+    }
+
+    /// As [`reply`](Self::reply); true if the reply may go out at once: then it is not queued, and its header must be
+    /// [written](Self::emit_before) now.
+    #[inline]
+    pub fn reply_now(&mut self, id: InboundId, receives_ok: bool) -> bool {
+        let now = self.reply_queue.is_empty() && self.credits.may_send(false, self.replenished(receives_ok));
+        if !now {
+            self.reply_queue.push_back(Outgoing::Reply(id));
+        }
+        now
     }
 
     /// Gives up a call. `None` if it has ended before. Its reply, should one come, is dropped and counted.

@@ -98,9 +98,9 @@ impl CallBoxes {
     pub(crate) fn put(&mut self, mut call: Box<ServerCall>) {
         call.message = None;
         call.reply = None;
-        call.reads.clear();
-        call.results.clear();
-        call.segments.clear();
+        if !call.reads.is_empty() || !call.results.is_empty() || !call.segments.is_empty() {
+            call.clear_chunks();
+        }
         self.0.push(call);
     }
 }
@@ -128,6 +128,13 @@ impl ServerCall {
             results_len: 0,
             outcome: Ok(()),
         }
+    }
+
+    #[cold]
+    fn clear_chunks(&mut self) {
+        self.reads.clear();
+        self.results.clear();
+        self.segments.clear();
     }
 
     fn part(&self, range: &Range<u32>) -> &[u8] {

@@ -7,7 +7,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `poll` | the turn: seven steps, in order |
+//! | `poll` | the turn: six steps, in order |
 //! | `conn` | what is kept for a connection |
 //! | `outgoing` | calls of ours: start, expose, send, match the reply, revoke, tell |
 //! | `serving` | calls of the peer: check, read chunks, run, write chunks, reply |

@@ -36,25 +36,29 @@ impl<F: Fabric> Shard<F> {
         let deadline = self.clock.after(deadline);
         self.next_deadline = self.next_deadline.min(deadline);
         let started = self.sampled().then(|| self.clock.read());
-        let inline = self.config.inline;
-        let Some(entry) = self.conns.get_mut(conn.0.slot as usize).and_then(Option::as_mut) else {
-            return self.refuse(sink, token, CallError::Closed);
+        let Some(mut conn) = self.take(conn.0) else { return self.refuse(sink, token, CallError::Closed) };
+        let receives_ok = self.posted >= self.reserved;
+        let result = match conn.check_call(&message, memory.as_ref(), self.config.inline) {
+            Ok(()) => conn.proto.start_call_now(token, deadline, receives_ok),
+            Err(error) => Err(error),
         };
-        if entry.qp != conn.0 || entry.stage != Stage::Open {
-            return self.refuse(sink, token, CallError::Closed);
-        }
-        if let Err(error) = entry.check_call(&message, memory.as_ref(), inline) {
-            return self.refuse(sink, token, error);
-        }
-        match entry.proto.start_call(token, deadline) {
-            Ok(call) => {
-                let at = entry.proto.call_slot(call);
-                entry.calls[at] = Some(OutCall { sink, message: Some(message), memory, exposure: None, started });
-                Self::make_ready(&mut self.ready, entry);
+        let started = match result {
+            Ok((call, now)) => {
+                let mut out = OutCall { sink, message: None, memory: None, exposure: None, started };
+                if now {
+                    out.exposure = self.transmit_call(&mut conn, call, message, memory, receives_ok);
+                } else {
+                    (out.message, out.memory) = (Some(message), memory);
+                }
+                let at = conn.proto.call_slot(call);
+                conn.calls[at] = Some(out);
+                Self::make_ready(&mut self.ready, &mut conn);
                 Some(call)
             }
             Err(error) => self.refuse(sink, token, error),
-        }
+        };
+        self.put(conn);
+        started
     }
 
     #[cold]
@@ -120,27 +124,41 @@ impl<F: Fabric> Shard<F> {
         Ok(pool)
     }
 
-    /// Sends a call: writes its header, exposes its memory, queues the work requests.
-    #[inline]
-    pub(super) fn transmit_call(&mut self, conn: &mut Conn, call: CallId, receives_ok: bool) {
+    /// Sends a call that waited for its credit.
+    pub(super) fn transmit_queued(&mut self, conn: &mut Conn, call: CallId, receives_ok: bool) {
         let slot = conn.proto.call_slot(call);
         let Some(out) = conn.calls[slot].as_mut() else { return };
-        let Some(mut message) = out.message.take() else { return };
+        let (Some(message), memory) = (out.message.take(), out.memory.take()) else { return };
+        let exposure = self.transmit_call(conn, call, message, memory, receives_ok);
+        if let Some(out) = conn.calls[slot].as_mut() {
+            out.exposure = exposure;
+        }
+    }
+
+    /// Sends a call: writes its header, exposes its memory, queues the work requests. Returns its exposure, if it has one.
+    #[inline]
+    fn transmit_call(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        mut message: Buf,
+        memory: Option<ChunkMemory>,
+        receives_ok: bool,
+    ) -> Option<u32> {
         // The XID is the first word of the RPC message, and equal to the transport's (RFC 8166 §4.1).
         if let Some(word) = message.first_chunk_mut() {
             *word = call.xid().to_be_bytes();
         }
-        let memory = out.memory.take();
         let (at, len) = (message.start(), message.len());
+        let out = Outgoing::Call(call);
+        let mut exposure = None;
         let start = match memory {
-            None => conn.proto.emit_before(Outgoing::Call(call), None, receives_ok, message.full_mut(), at),
+            None => conn.proto.emit_before(out, None, receives_ok, message.full_mut(), at),
             Some(memory) => match self.expose(conn, memory) {
                 Ok(index) => {
-                    if let Some(out) = conn.calls[slot].as_mut() {
-                        out.exposure = Some(index);
-                    }
+                    exposure = Some(index);
                     let offer = self.config.remote_invalidate;
-                    Self::emit_exposed(conn, Outgoing::Call(call), index, offer, receives_ok, &mut message)
+                    Self::emit_exposed(conn, out, index, offer, receives_ok, &mut message)
                 }
                 Err(error) => {
                     log::error!("cannot expose memory: {error}");
@@ -148,9 +166,14 @@ impl<F: Fabric> Shard<F> {
                 }
             },
         };
-        let Some(start) = start else { return Self::unsendable(conn) };
-        message.set_window(start, len + at - start);
-        conn.push_send(message, None, self.config.signal_every);
+        match start {
+            Some(start) => {
+                message.set_window(start, len + at - start);
+                conn.push_send(message, None, self.config.signal_every);
+            }
+            None => Self::unsendable(conn),
+        }
+        exposure
     }
 
     /// A call that was counted as sent cannot be: the connection's counts no longer hold.
@@ -392,6 +415,9 @@ impl Conn {
     /// Whether a call can be sent at all: its length, and whose memory its chunks are.
     #[inline]
     fn check_call(&self, message: &Buf, memory: Option<&ChunkMemory>, limit: usize) -> Result<(), CallError> {
+        if self.stage != Stage::Open {
+            return Err(CallError::Closed);
+        }
         let header = match memory {
             None => self.proto.header_len(None),
             Some(memory) => self.check_memory(memory)?,

@@ -29,7 +29,7 @@ impl<F: Fabric> Shard<F> {
         self.timers(now);
         // 3. What other threads have for us.
         let handed = self.inbox() + self.collect();
-        // 4. Connections with something to say put it into their chains.
+        // 4. Connections with something to say: it is gathered, and posted as one chain with one doorbell.
         let spoke = !self.ready.is_empty();
         if spoke {
             self.transmit();
@@ -39,11 +39,7 @@ impl<F: Fabric> Shard<F> {
             self.control_due = self.clock.read() + self.config.control_interval_us * 1000;
             self.control();
         }
-        // 6. One post per connection, one doorbell.
-        if spoke {
-            self.post();
-        }
-        // 7. Receives go back, buffers come home.
+        // 6. Receives go back, buffers come home.
         if self.posted < self.reserved + RECEIVE_LOW_WATER {
             let short = self.posted < self.reserved;
             self.refill();
@@ -161,17 +157,18 @@ impl<F: Fabric> Shard<F> {
         std::mem::swap(&mut self.ready, &mut self.spoke);
         for index in 0..self.spoke.len() {
             let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
-            self.say(&mut conn, receives_ok);
+            conn.ready = false;
+            if conn.stage != Stage::Connecting {
+                self.say(&mut conn, receives_ok);
+                self.post_chain(&mut conn);
+            }
             self.put(conn);
         }
+        self.spoke.clear();
     }
 
     #[inline]
     fn say(&mut self, conn: &mut Conn, receives_ok: bool) {
-        conn.ready = false;
-        if conn.stage == Stage::Connecting {
-            return;
-        }
         let mut more = true;
         for _ in 0..TRANSMIT_BATCH {
             let Some(out) = conn.proto.poll_transmit(receives_ok) else {
@@ -179,8 +176,8 @@ impl<F: Fabric> Shard<F> {
                 break;
             };
             match out {
-                Outgoing::Call(call) => self.transmit_call(conn, call, receives_ok),
-                Outgoing::Reply(id) => self.transmit_reply(conn, id, receives_ok),
+                Outgoing::Call(call) => self.transmit_queued(conn, call, receives_ok),
+                Outgoing::Reply(id) => self.transmit_waiting(conn, id, receives_ok),
                 Outgoing::Error { .. } | Outgoing::Grant => self.transmit_header(conn, out, receives_ok),
             }
             if !self.config.batch {
@@ -216,16 +213,6 @@ impl<F: Fabric> Shard<F> {
                 conn.doomed.get_or_insert_with(|| "a control message could not be written".into());
             }
         }
-    }
-
-    #[inline]
-    fn post(&mut self) {
-        for index in 0..self.spoke.len() {
-            let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
-            self.post_chain(&mut conn);
-            self.put(conn);
-        }
-        self.spoke.clear();
     }
 
     #[inline]

@@ -179,13 +179,23 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         self.stats.calls += 1;
-        let refused = call.outcome.err().map(|refusal| Reject::Rpc(answer(refusal)));
+        let refused = call.outcome.err().map(|refusal| Reject::Rpc(reply_body(refusal)));
         if let Some(reject) = refused {
             return self.reject(conn, call, reject);
         }
-        conn.proto.reply(call.id);
-        let index = call.id.index();
-        conn.replies[index] = Some(call);
+        self.answer(conn, call);
+    }
+
+    /// Sends the reply now, or when there is a credit for it.
+    #[inline]
+    fn answer(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+        let receives_ok = self.posted >= self.reserved;
+        if conn.proto.reply_now(call.id, receives_ok) {
+            self.transmit_reply(conn, call, receives_ok);
+        } else {
+            let index = call.id.index();
+            conn.replies[index] = Some(call);
+        }
         Self::make_ready(&mut self.ready, conn);
     }
 
@@ -219,22 +229,26 @@ impl<F: Fabric> Shard<F> {
         });
         call.outcome = Err(Refusal::SystemError);
         match written {
-            Some(()) => {
-                conn.proto.reply(id);
-                conn.replies[id.index()] = Some(call);
-            }
+            Some(()) => self.answer(conn, call),
             None => {
                 conn.proto.reply_error(id, ErrorBody::System);
                 self.boxes.put(call);
+                Self::make_ready(&mut self.ready, conn);
             }
         }
-        Self::make_ready(&mut self.ready, conn);
+    }
+
+    /// Sends a reply that waited for its credit.
+    pub(super) fn transmit_waiting(&mut self, conn: &mut Conn, id: InboundId, receives_ok: bool) {
+        if let Some(call) = conn.replies[id.index()].take() {
+            self.transmit_reply(conn, call, receives_ok);
+        }
     }
 
     /// Sends a reply: writes its headers, queues the RDMA Writes and the Send behind them.
     #[inline]
-    pub(super) fn transmit_reply(&mut self, conn: &mut Conn, id: InboundId, receives_ok: bool) {
-        let Some(mut call) = conn.replies[id.index()].take() else { return };
+    fn transmit_reply(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, receives_ok: bool) {
+        let id = call.id;
         let Some(mut buf) = call.reply.take() else { return };
         if call.outcome.is_ok() {
             // The handler's results are in place: the RPC header goes in front of them.
@@ -302,7 +316,7 @@ impl<F: Fabric> Shard<F> {
 }
 
 /// What a handler's refusal is on the wire (RFC 5531 §9).
-fn answer(refusal: Refusal) -> ReplyBody<'static> {
+fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
     ReplyBody::accepted(match refusal {
         Refusal::ProgramUnavailable => AcceptStat::ProgUnavail,
         Refusal::ProgramMismatch { low, high } => AcceptStat::ProgMismatch { low, high },
@@ -340,7 +354,7 @@ pub(super) fn read_call(
     }
     let Some(services) = services else { return Err(Reject::NotACall) };
     let found = services.find(header.program, header.version, header.procedure);
-    call.entry = found.map_err(|refusal| Reject::Rpc(answer(refusal)))?;
+    call.entry = found.map_err(|refusal| Reject::Rpc(reply_body(refusal)))?;
     let base = view.payload_offset();
     (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
     call.flavor = header.credential.flavor;
