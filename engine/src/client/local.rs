@@ -287,6 +287,14 @@ impl<F: Fabric> LocalClient<F> {
         busy
     }
 
+    /// Sleeps until there may be something to do, for at most `longest`. What it comes across is told by the next [`poll`](Self::poll). For
+    /// callers with an idle policy of their own; it needs a configuration whose own is not [`IdlePolicy::Poll`](crate::IdlePolicy::Poll).
+    pub fn wait(&mut self, longest: Duration) {
+        if self.waiting.is_empty() {
+            self.shard.sleep(longest);
+        }
+    }
+
     /// Calls, and waits for the end. Other calls that end meanwhile are told by the next [`poll`](Self::poll).
     ///
     /// # Errors
