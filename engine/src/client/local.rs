@@ -260,7 +260,7 @@ impl<F: Fabric> LocalClient<F> {
     pub fn start(&mut self, connection: Connection, call: PreparedCall, token: u64) -> Option<CallId> {
         let PreparedCall { message, memory, deadline, .. } = call;
         // A connection that is not this client's is refused as a closed one.
-        let conn = self.connections.get(connection.0).or(self.connections.first()).copied()?;
+        let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);
         self.shard.start_call(conn, CallRequest { message, memory, deadline, token, sink: Sink::Polled })
     }
 
