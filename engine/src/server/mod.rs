@@ -117,6 +117,8 @@ impl Server {
     /// True if every connection ended by itself.
     pub fn drain(mut self, timeout: Duration) -> bool {
         self.shards.iter().for_each(|shard| shard.tell(Command::Drain));
-        self.shards.iter_mut().fold(true, |all, shard| shard.join(Some(timeout)) && all)
+        // Each gets its time, whatever became of the others.
+        let ended: Vec<bool> = self.shards.iter_mut().map(|shard| shard.join(Some(timeout))).collect();
+        ended.into_iter().all(|ended| ended)
     }
 }

@@ -29,6 +29,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// An RPC message on its way from another thread: short ones within the ring's slot.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "the large one is the one that is frequent")]
 pub(crate) enum Message {
     Short([u8; 232], u16),
     Long(Vec<u8>),
