@@ -11,14 +11,15 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::Shutdown;
 
+use super::SoftwareFabric;
 use super::address::{self, SoftwareListener, system};
-use super::config::{MAX_WINDOWS, RING_BYTES};
+use super::config::MAX_WINDOWS;
 use super::memory::{Layout, Side};
-use super::message::{Descriptors, MAX_PRIVATE_DATA, Message, Received};
+use super::message::{MAX_PRIVATE_DATA, Message, Received};
 use super::qp::{Parts, Qp, State};
 use super::region;
+use super::request::{Offer, Request};
 use super::window::{ENTRY, OwnWindows, PeerWindows};
-use super::{SoftwareConfig, SoftwareFabric};
 use crate::fabric::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId, Waker};
 
 /// Sockets with news that one look takes in; the others follow in the next.
@@ -33,35 +34,13 @@ const SHORT_TICK: Duration = Duration::from_micros(100);
 pub(super) struct Connections {
     epoll: OwnedFd,
     waker: Arc<OwnedFd>,
-    listeners: Vec<SoftwareListener>,
-    requests: Vec<Request>,
-    next_request: u64,
+    pub(super) listeners: Vec<SoftwareListener>,
+    pub(super) requests: Vec<Request>,
+    pub(super) next_request: u64,
     dials: Vec<Dial>,
     partings: Vec<Parting>,
     random: std::hash::RandomState,
     randoms: u64,
-}
-
-/// A connection that somebody else has started.
-#[derive(Debug)]
-struct Request {
-    id: RequestId,
-    socket: OwnedFd,
-    peer: String,
-    deadline: Instant,
-    /// What was said, once it was; from then on it is the owner's turn.
-    offer: Option<Offer>,
-}
-
-/// A Hello that was found good.
-#[derive(Debug)]
-struct Offer {
-    layout: Layout,
-    ring: PeerMapping,
-    table: PeerMapping,
-    windows: u32,
-    max_message: u32,
-    may_sleep: bool,
 }
 
 /// A connection of ours that the listener's queue had no room for yet.
@@ -84,7 +63,7 @@ struct Parting {
 
 /// What an epoll event is about, in 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Token {
+pub(super) enum Token {
     Waker,
     Listener,
     Request(u64),
@@ -188,7 +167,7 @@ impl Connections {
         }
     }
 
-    fn watch(&self, socket: BorrowedFd<'_>, token: Token) -> Result<(), FabricError> {
+    pub(super) fn watch(&self, socket: BorrowedFd<'_>, token: Token) -> Result<(), FabricError> {
         let flags = EventFlags::IN | EventFlags::RDHUP;
         epoll::add(&self.epoll, socket, token.data(), flags)
             .map_err(|e| system("epoll_ctl (limit: /proc/sys/fs/epoll/max_user_watches)", e))
@@ -200,107 +179,6 @@ impl Connections {
         let mut hasher = self.random.build_hasher();
         hasher.write_u64(self.randoms);
         hasher.finish() as u32
-    }
-
-    /// Takes connections of the listeners, and reads what they say at once: an honest one has said it already.
-    fn accept_sockets(&mut self, config: &SoftwareConfig, events: &mut impl Extend<ControlEvent>) {
-        // Bounded, so that a storm of connections leaves time for those that are there.
-        for _ in 0..config.max_handshakes {
-            let Some((socket, peer)) = self.listeners.iter().find_map(SoftwareListener::accept) else {
-                return;
-            };
-            if self.requests.len() >= config.max_handshakes && !self.drop_oldest_silent() {
-                log::warn!(
-                    "software fabric: {peer} refused: {} requests wait for an answer",
-                    self.requests.len()
-                );
-                continue;
-            }
-            let id = RequestId(self.next_request);
-            self.next_request += 1;
-            if let Err(error) = self.watch(socket.as_fd(), Token::Request(id.0)) {
-                log::warn!("software fabric: {peer} refused: {error}");
-                continue;
-            }
-            let deadline = now() + config.handshake_timeout;
-            self.requests.push(Request { id, socket, peer, deadline, offer: None });
-            self.read_request(id, config, events);
-        }
-    }
-
-    fn drop_oldest_silent(&mut self) -> bool {
-        let silent = self.requests.iter().enumerate().filter(|(_, r)| r.offer.is_none());
-        let oldest = silent.min_by_key(|(_, r)| r.deadline).map(|(at, _)| at);
-        oldest.map(|at| self.requests.swap_remove(at)).is_some()
-    }
-
-    fn read_request(
-        &mut self,
-        id: RequestId,
-        config: &SoftwareConfig,
-        events: &mut impl Extend<ControlEvent>,
-    ) {
-        let Some(at) = self.requests.iter().position(|r| r.id == id) else { return };
-        let request = &mut self.requests[at];
-        let refused = match (Message::receive(request.socket.as_fd()), request.offer.is_some()) {
-            (Received::Empty, _) => return,
-            (
-                Received::Message(
-                    Message::Hello { may_sleep, ring_bytes, max_message, windows, private_data },
-                    fds,
-                ),
-                false,
-            ) => match Offer::check(config, may_sleep, ring_bytes, max_message, windows, fds) {
-                Ok(offer) => {
-                    request.offer = Some(offer);
-                    let peer = request.peer.clone();
-                    events.extend([ControlEvent::ConnectRequest { request: id, private_data, peer }]);
-                    return;
-                }
-                Err(why) => why,
-            },
-            (Received::Message(..), _) => "a message out of turn".to_owned(),
-            (Received::Closed, _) => "it closed the connection".to_owned(),
-            (Received::Garbage(why), _) => why.to_owned(),
-        };
-        log::info!("software fabric: connect request of {}: {refused}", request.peer);
-        self.requests.swap_remove(at);
-    }
-}
-
-impl Offer {
-    fn check(
-        config: &SoftwareConfig,
-        may_sleep: bool,
-        ring_bytes: u32,
-        max_message: u32,
-        windows: u32,
-        fds: Descriptors,
-    ) -> Result<Self, String> {
-        let [ring, table] =
-            fds.into_inner().map_err(|fds| format!("{} descriptors instead of 2", fds.len()))?;
-        if !ring_bytes.is_power_of_two() || !RING_BYTES.contains(&(ring_bytes as usize)) {
-            return Err(format!("rings of {ring_bytes} bytes"));
-        }
-        if max_message == 0 || max_message > ring_bytes / 2 {
-            return Err(format!("messages of {max_message} bytes in rings of {ring_bytes}"));
-        }
-        let layout = Layout::new(ring_bytes);
-        let mapped = layout.bytes() as u64 + table_bytes(windows)? as u64;
-        if mapped > config.max_mapped_per_peer {
-            return Err(format!(
-                "{mapped} bytes to map; max_mapped_per_peer is {}",
-                config.max_mapped_per_peer
-            ));
-        }
-        Ok(Self {
-            layout,
-            ring: region::map(ring, layout.bytes())?,
-            table: region::map(table, table_bytes(windows)?)?,
-            windows,
-            max_message,
-            may_sleep,
-        })
     }
 }
 

@@ -37,6 +37,7 @@ mod model;
 mod qp;
 mod receive;
 mod region;
+mod request;
 mod retire;
 mod ring;
 mod send;
