@@ -13,7 +13,7 @@ use crate::fabric::software::SoftwareFabric;
 use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
 use crate::server::MAX_CHUNKS;
-use crate::shard::{CallRequest, CallResult, ConnRef, Done, Notice, Shard, Sink, headroom};
+use crate::shard::{CallRequest, CallResult, ConnRef, Done, Notice, OpenError, Shard, Sink, headroom};
 use crate::stats::ShardStats;
 
 /// One of a local client's connections, by the order in which they were made.
@@ -39,6 +39,8 @@ const YIELD_EVERY: u32 = 256;
 pub struct LocalClient<F: Fabric = SoftwareFabric> {
     shard: Shard<F>,
     connections: Vec<ConnRef>,
+    /// Connections that are over, and why.
+    closed: Vec<(ConnRef, String)>,
     template: Template,
     /// Ended calls that a blocking call came across.
     waiting: Vec<Done>,
@@ -107,46 +109,83 @@ impl LocalClient<SoftwareFabric> {
 }
 
 impl<F: Fabric> LocalClient<F> {
+    /// A client on a device that the caller has opened, not connected yet.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(fabric: F, config: ClientConfig) -> Result<Self, OpenError> {
+        let template = Template::new(config.program, config.version, &config.credential);
+        let shard = Shard::open(fabric, config.shard.clone(), None)?;
+        Ok(Self { shard, connections: Vec::new(), closed: Vec::new(), template, waiting: Vec::new(), config })
+    }
+
     /// Connects through a device that the caller has opened.
     ///
     /// # Errors
     /// See [`ConnectError`].
     pub fn with_fabric(fabric: F, address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
-        let template = Template::new(config.program, config.version, &config.credential);
-        let shard = Shard::open(fabric, config.shard.clone(), None)?;
-        let mut client = Self { shard, connections: Vec::new(), template, waiting: Vec::new(), config };
+        let mut client = Self::open(fabric, config)?;
         client.add_connection(address)?;
         Ok(client)
     }
 
-    /// Makes one more connection; the first is there from the start.
+    /// Starts to connect, and returns at once: poll until the connection [is open](Self::is_open), or there is a
+    /// [reason](Self::closed_because) why it never will be.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn begin_connect(&mut self, address: &Address) -> Result<Connection, ConnectError> {
+        let Address::Soft(fabric_address) = address;
+        self.connections.push(self.shard.connect(fabric_address)?);
+        Ok(Connection(self.connections.len() - 1))
+    }
+
+    /// Makes one more connection, and waits for it.
     ///
     /// # Errors
     /// See [`ConnectError`].
     pub fn add_connection(&mut self, address: &Address) -> Result<Connection, ConnectError> {
-        let Address::Soft(fabric_address) = address;
-        let conn = self.shard.connect(fabric_address)?;
+        let connection = self.begin_connect(address)?;
         let timeout = self.config.connect_timeout;
-        let refused = |reason| ConnectError::Refused { address: address.to_string(), reason };
         let started = self.shard.now();
-        while !self.shard.is_open(conn) {
+        while !self.is_open(connection) {
             self.shard.poll_control();
-            self.shard.poll_once();
-            for notice in self.shard.take_notices() {
-                if let Notice::Closed { conn: closed, reason } = notice
-                    && closed == conn
-                {
-                    return Err(refused(reason));
-                }
+            self.turn();
+            if let Some(reason) = self.closed_because(connection) {
+                return Err(ConnectError::Refused { address: address.to_string(), reason: reason.into() });
             }
             if self.shard.now() - started > timeout.as_nanos() as u64 {
-                self.shard.close(conn);
+                self.shard.close(self.connections[connection.0]);
                 return Err(ConnectError::TimedOut { address: address.to_string(), timeout });
             }
             std::thread::yield_now();
         }
-        self.connections.push(conn);
-        Ok(Connection(self.connections.len() - 1))
+        Ok(connection)
+    }
+
+    /// Why a connection is over; `None` while it is not.
+    pub fn closed_because(&self, connection: Connection) -> Option<&str> {
+        let conn = self.connections.get(connection.0)?;
+        self.closed.iter().find(|(closed, _)| closed == conn).map(|(_, reason)| &reason[..])
+    }
+
+    /// One turn of the shard.
+    #[inline]
+    fn turn(&mut self) -> bool {
+        let busy = self.shard.poll_once();
+        if self.shard.has_notices() {
+            self.notice();
+        }
+        busy
+    }
+
+    #[cold]
+    fn notice(&mut self) {
+        for notice in self.shard.take_notices() {
+            if let Notice::Closed { conn, reason } = notice {
+                self.closed.push((conn, reason));
+            }
+        }
     }
 
     /// The shard, for its configuration and its memory.
@@ -225,9 +264,13 @@ impl<F: Fabric> LocalClient<F> {
     /// One turn of the shard; `on_done` gets the calls that have ended. True if there was anything to do.
     #[inline]
     pub fn poll(&mut self, mut on_done: impl FnMut(Done)) -> bool {
-        let busy = self.shard.poll_once();
-        self.waiting.drain(..).for_each(&mut on_done);
-        self.shard.take_done().for_each(on_done);
+        let busy = self.turn();
+        if !self.waiting.is_empty() {
+            self.waiting.drain(..).for_each(&mut on_done);
+        }
+        if self.shard.has_done() {
+            self.shard.take_done().for_each(on_done);
+        }
         busy
     }
 
@@ -247,7 +290,7 @@ impl<F: Fabric> LocalClient<F> {
         self.start(connection, call, OWN);
         let mut idle = Idle::new(self.config.shard.idle).yield_every(YIELD_EVERY);
         loop {
-            let busy = self.shard.poll_once();
+            let busy = self.turn();
             let mut own = None;
             for done in self.shard.take_done() {
                 if done.token == OWN {

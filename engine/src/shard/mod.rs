@@ -232,6 +232,18 @@ impl<F: Fabric> Shard<F> {
         self.done.drain(..)
     }
 
+    /// Calls have ended that were not taken yet.
+    #[inline]
+    pub fn has_done(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// Something happened to connections that was not taken yet.
+    #[inline]
+    pub fn has_notices(&self) -> bool {
+        !self.notices.is_empty()
+    }
+
     /// Takes what happened to connections.
     pub fn take_notices(&mut self) -> std::vec::Drain<'_, Notice> {
         self.notices.drain(..)

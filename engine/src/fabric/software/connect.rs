@@ -473,7 +473,9 @@ impl SoftwareFabric {
         let open = qp.read_socket(&mut self.common);
         match open {
             Ok(true) => {}
-            Err(why) => qp.violation(&mut self.common, &why),
+            Err(why) => {
+                qp.violation(&mut self.common, &why);
+            }
             Ok(false) => {
                 // Its end of the socket stays readable for ever: look no more.
                 if let Some(socket) = qp.socket() {
@@ -586,7 +588,7 @@ impl SoftwareFabric {
                 true
             }
             State::Draining => {
-                if late || qp.rx.is_empty(&qp.ring) {
+                if late || qp.rx.peek(&qp.ring) == 0 {
                     qp.fail(&mut self.common, "the peer closed the connection".to_owned());
                     return self.tend_qp(slot, now);
                 }

@@ -35,6 +35,7 @@ mod message;
 mod qp;
 mod receive;
 mod region;
+mod retire;
 mod ring;
 mod send;
 mod table;
@@ -57,8 +58,6 @@ use super::{
     FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
-/// Empty polls after which a queue pair is looked at less often.
-const IDLE_POLLS: u32 = 4096;
 /// Queue pairs on the cold list that each poll looks at.
 const COLD_POLLS: usize = 2;
 
@@ -135,25 +134,23 @@ impl SoftwareFabric {
                 continue;
             };
             match qp.poll(&mut self.common, out, end) {
-                Polled::Quiet => {
-                    qp.idle += 1;
-                    if qp.idle < IDLE_POLLS {
-                        self.turn += 1;
-                    } else {
-                        self.hot.swap_remove(self.turn);
-                        self.cold.push(slot);
+                Polled::Quiet => self.turn += 1,
+                Polled::Active => {
+                    self.turn += 1;
+                    if out.len() >= end {
+                        return;
                     }
                 }
-                Polled::Active => {
-                    qp.idle = 0;
-                    self.turn += 1;
+                Polled::Idle => {
+                    self.hot.swap_remove(self.turn);
+                    self.cold.push(slot);
                 }
                 Polled::Dead => {
                     self.hot.swap_remove(self.turn);
+                    if out.len() >= end {
+                        return;
+                    }
                 }
-            }
-            if out.len() >= end {
-                return;
             }
         }
     }
@@ -166,7 +163,7 @@ impl SoftwareFabric {
             }
             let Some(&slot) = self.cold.get(self.cold_turn) else { return };
             match self.table.at(slot).map_or(Polled::Dead, |qp| qp.poll(&mut self.common, out, end)) {
-                Polled::Quiet => self.cold_turn += 1,
+                Polled::Quiet | Polled::Idle => self.cold_turn += 1,
                 Polled::Active => {
                     self.cold.swap_remove(self.cold_turn);
                     self.warm(slot);

@@ -68,6 +68,11 @@ impl Regions {
     /// Whether memory of this arena may be used in work requests. On the path of every message.
     #[inline]
     pub(super) fn contains(&self, arena: ArenaId) -> bool {
+        self.list.first().is_some_and(|r| r.arena == arena) || self.is_further_down(arena)
+    }
+
+    #[inline(never)]
+    fn is_further_down(&self, arena: ArenaId) -> bool {
         self.list.iter().any(|r| r.arena == arena)
     }
 

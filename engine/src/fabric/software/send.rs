@@ -4,8 +4,9 @@
 use rpcrdma_mempool::{Lent, PeerMapping};
 
 use super::message::Message;
-use super::qp::{Common, Qp, Retire, State, ended, opcode};
-use super::ring::Word;
+use super::qp::{Common, Qp, State, ended, opcode};
+use super::retire::Retire;
+use super::ring::Header;
 use super::window::{Exposure, Revoked};
 use crate::fabric::{
     Access, Completion, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest,
@@ -27,15 +28,14 @@ impl Qp {
     /// Posts a chain; see [`Fabric::post_send`](crate::fabric::Fabric::post_send).
     #[inline]
     pub(super) fn post(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        if !matches!(self.state, State::Up | State::Closing) || !self.pending.is_empty() || self.halted {
+        if self.state != State::Up || !self.pending.is_empty() || self.halted {
             return self.post_behind(common, chain, 0);
         }
         let before = self.tx.sent();
         let mut budget = COPY_BUDGET;
         let mut result = Ok(());
-        let mut done = 0;
-        let mut waits = false;
-        while let Some(posting) = chain.get_mut(done) {
+        let (mut done, mut signalled) = (0, 0);
+        for posting in chain.iter_mut() {
             if self.retire.len() >= self.depth {
                 result = Err(PostError::QueueFull);
                 break;
@@ -45,29 +45,56 @@ impl Qp {
                 break;
             }
             if self.step(common, posting, &mut budget) == Step::Wait {
-                waits = true;
-                break;
+                return self.post_waits(common, chain, done, before);
             }
-            common.stats.signalled += u64::from(posting.signalled);
+            signalled += u64::from(posting.signalled);
             done += 1;
             if self.halted {
                 break;
             }
         }
         common.stats.posts += done as u64;
-        // What was sent goes home here.
-        chain.drain(..done);
-        if waits || self.halted {
-            result = result.and_then(|()| self.post_behind(common, chain, usize::from(waits)));
+        common.stats.signalled += signalled;
+        self.chores |= signalled != 0 || self.halted;
+        self.later = true;
+        if done == chain.len() {
+            // What was sent goes home here.
+            chain.clear();
+        } else {
+            chain.drain(..done);
+            if self.halted {
+                result = self.post_behind(common, chain, 0);
+            }
         }
-        self.chores = true;
+        self.tell_peer(common, before);
+        result
+    }
+
+    /// Ends a post whose element `done` cannot be carried out yet.
+    #[cold]
+    fn post_waits(
+        &mut self,
+        common: &mut Common,
+        chain: &mut Vec<Posting>,
+        done: usize,
+        before: u64,
+    ) -> Result<(), PostError> {
+        common.stats.posts += done as u64;
+        common.stats.signalled += chain.drain(..done).filter(|p| p.signalled).count() as u64;
+        let result = self.post_behind(common, chain, 1);
+        self.tell_peer(common, before);
+        result
+    }
+
+    /// Wakes the peer if it sleeps and something was published since `before`.
+    #[inline]
+    fn tell_peer(&self, common: &mut Common, before: u64) {
         if self.tx.sent() != before {
             common.stats.doorbells += 1;
             if self.peer_may_sleep && self.peer_bell.take(&self.ring) {
                 self.wake_peer();
             }
         }
-        result
     }
 
     /// Queues a chain behind what waits already. The first `checked` of it were looked at before.
@@ -185,17 +212,10 @@ impl Qp {
                 return Step::Wait;
             }
             *budget -= buf.len();
-            let word = Word::message(len, invalidate.is_some(), signalled);
-            let tail = u64::from(self.rx.tell()) | u64::from(invalidate.unwrap_or(0)) << 32;
-            self.tx.push(&self.ring, word, tail, buf);
+            let header = Header::message(len, *invalidate, signalled, self.rx.tell());
+            self.tx.push(&self.ring, header, buf);
             let end = self.tx.sent();
-            self.retire.push_back(Retire {
-                wr_id,
-                end,
-                opcode: Opcode::Send,
-                signalled,
-                status: Status::Success,
-            });
+            self.retire.push(Retire { wr_id, end, opcode: Opcode::Send, signalled, status: Status::Success });
             return Step::Done;
         }
         let opcode = opcode(&posting.wr);
@@ -240,7 +260,7 @@ impl Qp {
         };
         if signalled || !status.is_ok() {
             let end = self.tx.sent();
-            self.retire.push_back(Retire { wr_id, end, opcode, signalled, status });
+            self.retire.push(Retire { wr_id, end, opcode, signalled, status });
         }
         self.halted = !status.is_ok();
         Step::Done
@@ -316,41 +336,38 @@ impl Qp {
             pending.pop_front();
         }
         self.pending = pending;
-        if self.tx.sent() != before {
-            common.stats.doorbells += 1;
-            if self.peer_may_sleep && self.peer_bell.take(&self.ring) {
-                self.wake_peer();
-            }
-        }
+        self.tell_peer(common, before);
     }
 
-    /// Reports what the peer has taken.
+    /// Reports what the peer has taken. False if the queue pair ends by that.
     #[inline]
-    pub(super) fn reap(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) {
+    pub(super) fn reap(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> bool {
         if !self.tx.is_idle() {
             if !self.settle_reported() {
                 return self.violation(common, "it takes what was never sent");
             }
             if self.refusal().is_some() {
-                return self.fail(common, "the peer refused a message".to_owned());
+                self.fail(common, "the peer refused a message".to_owned());
+                return false;
             }
         }
-        while let Some(r) = self.retire.front() {
-            if !self.tx.is_acked(r.end) {
-                return;
-            }
+        while let Some(r) = self.retire.front()
+            && self.tx.is_acked(r.end)
+        {
             if !r.status.is_ok() {
                 let reason = format!("{:?} {:#x} failed: {:?}", r.opcode, r.wr_id, r.status);
-                return self.fail(common, reason);
+                self.fail(common, reason);
+                return false;
             }
             if r.signalled {
-                if out.len() == end {
-                    return;
+                if out.len() >= end {
+                    break;
                 }
                 out.push(ended(self.id, r.wr_id, r.opcode, Status::Success));
             }
-            self.retire.pop_front();
+            self.retire.pop();
         }
+        true
     }
 }
 
