@@ -104,6 +104,7 @@ const UNSAFE: &[&str] = &[
 const UNSAFE_TESTS: &[&str] = &[
     "mempool/src/buf/tests.rs",
     "mempool/src/home/loom_tests.rs",
+    "mempool/src/pool/loom_tests.rs",
     "mempool/tests/model.rs",
     "mempool/tests/no_alloc.rs",
 ];
