@@ -19,7 +19,8 @@ const KNOBS: &[(&str, &str)] = &[
 /// The public fields of a struct, in order.
 fn fields(file: &str, name: &str) -> Vec<String> {
     let code = code(&read(file));
-    let start = code.find(&format!("pub struct {name} {{")).unwrap_or_else(|| panic!("{file} has no struct {name}"));
+    let start =
+        code.find(&format!("pub struct {name} {{")).unwrap_or_else(|| panic!("{file} has no struct {name}"));
     let body = &code[start..];
     let body = &body[..body.find("\n}").expect("the struct ends")];
     let field = |line: &str| Some(line.trim().strip_prefix("pub ")?.split_once(':')?.0.to_owned());
@@ -70,7 +71,10 @@ fn tuning_names_every_knob_and_no_other() {
         let named: Vec<String> = rows.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
         assert_eq!(named, fields, "the table of {name} in tuning.md (left) and its fields, in order (right)");
         for row in rows {
-            assert!(row.len() >= 5 && row.iter().all(|cell| !cell.is_empty()), "a cell of {name} is empty: {row:?}");
+            assert!(
+                row.len() >= 5 && row.iter().all(|cell| !cell.is_empty()),
+                "a cell of {name} is empty: {row:?}"
+            );
         }
     }
 }
@@ -114,7 +118,8 @@ fn the_properties_are_those_of_the_codec() {
 #[test]
 fn the_header_types_are_those_of_the_codec() {
     let rows = rows(&section(&read("engine/PROTOCOL.md"), "## Headers"));
-    let rows: Vec<_> = rows.iter().filter(|row| HeaderType::ALL.iter().any(|htype| htype.name() == row[1])).collect();
+    let rows: Vec<_> =
+        rows.iter().filter(|row| HeaderType::ALL.iter().any(|htype| htype.name() == row[1])).collect();
     assert_eq!(rows.len(), HeaderType::ALL.len());
     for (row, htype) in rows.iter().zip(HeaderType::ALL) {
         assert_eq!((number(&row[0]), row[1].as_str()), (htype.code(), htype.name()));
@@ -131,7 +136,9 @@ fn the_header_types_are_those_of_the_codec() {
 /// The names of all tests.
 fn tests() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    for path in ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs")) {
+    for path in
+        ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs"))
+    {
         let code = code(&read(&path));
         // Attributes of other kinds may stand between; what follows `#[test]` and names a function is the test.
         for (at, marker) in code.match_indices("#[test]") {
@@ -176,7 +183,10 @@ fn links_lead_somewhere() {
             assert!(target.exists(), "{document} links to {link}, which is not there");
             if !heading.is_empty() {
                 let text = std::fs::read_to_string(&target).expect("a heading is in a text");
-                assert!(text.lines().any(|line| anchor(line).as_deref() == Some(heading)), "{document}: no heading for {link}");
+                assert!(
+                    text.lines().any(|line| anchor(line).as_deref() == Some(heading)),
+                    "{document}: no heading for {link}"
+                );
             }
         }
     }
@@ -194,13 +204,21 @@ fn anchor(line: &str) -> Option<String> {
 #[test]
 fn files_that_are_named_are_there() {
     let mut seen = 0;
-    for document in ["README.md", "engine/README.md", "engine/PROTOCOL.md", "mempool/README.md", "tests/README.md", "tuning.md"] {
+    for document in [
+        "README.md",
+        "engine/README.md",
+        "engine/PROTOCOL.md",
+        "mempool/README.md",
+        "tests/README.md",
+        "tuning.md",
+    ] {
         let folder = root().join(document).parent().expect("a file is in a folder").to_owned();
         for name in read(document).split('`').skip(1).step_by(2) {
             let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-./".contains(&b));
             if plain && name.contains('/') && name.ends_with(".rs") {
                 seen += 1;
-                let found = [&folder, &folder.join("src"), &root()].iter().any(|base| base.join(name).exists());
+                let found =
+                    [&folder, &folder.join("src"), &root()].iter().any(|base| base.join(name).exists());
                 assert!(found, "{document} names {name}, which is not there");
             }
         }
