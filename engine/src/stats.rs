@@ -38,7 +38,7 @@ pub struct ShardStats {
     /// Calls that are with the workers, or wait for them.
     pub worker_depth: u64,
     /// Work requests per post.
-    pub batch: Histogram<u32>,
+    pub batch: Histogram<u64>,
     /// Time from start to end of sampled calls (client), or from arrival to reply (server).
     pub latency: Histogram<u64>,
     /// The shard's pool, with low-water marks since the last copy.

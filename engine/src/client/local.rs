@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::header::Template;
@@ -12,8 +11,7 @@ use crate::fabric::Fabric;
 use crate::fabric::software::SoftwareFabric;
 use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
-use crate::server::MAX_CHUNKS;
-use crate::shard::{CallRequest, CallResult, ConnRef, Done, Notice, OpenError, Shard, Sink, headroom};
+use crate::shard::{CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, Sink, headroom};
 use crate::stats::ShardStats;
 
 /// One of a local client's connections, by the order in which they were made.
@@ -52,9 +50,7 @@ pub struct LocalClient<F: Fabric = SoftwareFabric> {
 pub struct PreparedCall {
     message: Buf,
     args_at: usize,
-    chunks: bool,
-    send: ArrayVec<(u32, Buf), MAX_CHUNKS>,
-    receive: ArrayVec<Buf, MAX_CHUNKS>,
+    memory: Option<ChunkMemory>,
     deadline: Option<Duration>,
 }
 
@@ -71,11 +67,13 @@ impl PreparedCall {
     /// # Errors
     /// The buffer back, if the call was not prepared for chunks, or has too many.
     pub fn send_chunk(&mut self, at: usize, data: Buf) -> Result<(), Buf> {
-        if !self.chunks || self.send.is_full() {
-            return Err(data);
+        match &mut self.memory {
+            Some(memory) if !memory.send.is_full() => {
+                memory.send.push(((self.args_at + at) as u32, data));
+                Ok(())
+            }
+            _ => Err(data),
         }
-        self.send.push(((self.args_at + at) as u32, data));
-        Ok(())
     }
 
     /// Offers a buffer as a Write chunk for the next result; its window is how much there is room for. The buffer must be of the client's
@@ -84,11 +82,13 @@ impl PreparedCall {
     /// # Errors
     /// The buffer back, if the call was not prepared for chunks, or has too many.
     pub fn receive_chunk(&mut self, room: Buf) -> Result<(), Buf> {
-        if !self.chunks || self.receive.is_full() {
-            return Err(room);
+        match &mut self.memory {
+            Some(memory) if !memory.receive.is_full() => {
+                memory.receive.push(room);
+                Ok(())
+            }
+            _ => Err(room),
         }
-        self.receive.push(room);
-        Ok(())
     }
 
     /// Gives the call up after this time from its start.
@@ -232,7 +232,7 @@ impl<F: Fabric> LocalClient<F> {
         let mut message = self.shard.alloc(room + args_at + args_len).ok_or(CallError::NoMemory)?;
         message.set_window(room, args_at + args_len);
         self.template.write(&mut message, procedure);
-        Ok(PreparedCall { message, args_at, chunks, send: ArrayVec::new(), receive: ArrayVec::new(), deadline: None })
+        Ok(PreparedCall { message, args_at, memory: chunks.then(ChunkMemory::new), deadline: None })
     }
 
     /// Memory for a chunk of a call on a connection: only that connection's peer is ever given access to it.
@@ -247,10 +247,10 @@ impl<F: Fabric> LocalClient<F> {
     /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has ended already.
     #[inline]
     pub fn start(&mut self, connection: Connection, call: PreparedCall, token: u64) -> Option<CallId> {
-        let PreparedCall { message, send, receive, deadline, .. } = call;
+        let PreparedCall { message, memory, deadline, .. } = call;
         // A connection that is not this client's is refused as a closed one.
         let conn = self.connections.get(connection.0).or(self.connections.first()).copied()?;
-        self.shard.start_call(conn, CallRequest { message, send, receive, deadline, token, sink: Sink::Polled })
+        self.shard.start_call(conn, CallRequest { message, memory, deadline, token, sink: Sink::Polled })
     }
 
     /// Gives up a call. It ends with [`CallError::Cancelled`] if it has not ended yet; its memory comes home when the server can no longer
@@ -268,7 +268,9 @@ impl<F: Fabric> LocalClient<F> {
         if !self.waiting.is_empty() {
             self.waiting.drain(..).for_each(&mut on_done);
         }
-        if self.shard.has_done() {
+        if let Some(done) = self.shard.take_only_done() {
+            on_done(done);
+        } else if self.shard.has_done() {
             self.shard.take_done().for_each(on_done);
         }
         busy

@@ -57,6 +57,8 @@ pub struct ServerCall {
     pub(crate) procedure: u32,
     /// Index of the procedure's entry in the services.
     pub(crate) entry: usize,
+    /// The handle that the caller offers for Send With Invalidate; 0 for none.
+    pub(crate) inv_handle: u32,
     pub(crate) flavor: u32,
     pub(crate) credential: Range<u32>,
     pub(crate) args: Range<u32>,
@@ -98,9 +100,9 @@ impl CallBoxes {
     pub(crate) fn put(&mut self, mut call: Box<ServerCall>) {
         call.message = None;
         call.reply = None;
-        call.reads.clear();
-        call.results.clear();
-        call.segments.clear();
+        if !call.reads.is_empty() || !call.results.is_empty() || !call.segments.is_empty() {
+            call.clear_chunks();
+        }
         self.0.push(call);
     }
 }
@@ -116,6 +118,7 @@ impl ServerCall {
             version: 0,
             procedure: 0,
             entry: 0,
+            inv_handle: 0,
             flavor: 0,
             credential: 0..0,
             args: 0..0,
@@ -128,6 +131,13 @@ impl ServerCall {
             results_len: 0,
             outcome: Ok(()),
         }
+    }
+
+    #[cold]
+    fn clear_chunks(&mut self) {
+        self.reads.clear();
+        self.results.clear();
+        self.segments.clear();
     }
 
     fn part(&self, range: &Range<u32>) -> &[u8] {

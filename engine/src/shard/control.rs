@@ -186,7 +186,7 @@ impl<F: Fabric> Shard<F> {
                 self.tell(out.sink, token, Err(error));
             }
         }
-        for exposure in std::mem::take(&mut conn.exposures).into_iter().flatten() {
+        for exposure in std::mem::take(&mut conn.exposures) {
             if let Some(ending) = exposure.ending {
                 // Its reply had come; only the revocation was owed, and that is done.
                 let result = match ending.result {

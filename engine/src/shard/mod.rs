@@ -7,15 +7,17 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `poll` | the turn: seven steps, in order |
+//! | `poll` | the turn: six steps, in order |
 //! | `conn` | what is kept for a connection |
 //! | `outgoing` | calls of ours: start, expose, send, match the reply, revoke, tell |
 //! | `serving` | calls of the peer: check, read chunks, run, write chunks, reply |
 //! | `control` | connect, listen, accept, drain, break |
+//! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
 //! | `clock` | the only reader of the clock |
 //! | `thread` | a shard on a thread of its own: placement, idling |
 
+mod chunks;
 mod clock;
 mod conn;
 mod control;
@@ -41,7 +43,9 @@ use crate::stats::ShardStats;
 
 use clock::Clock;
 use conn::Conn;
+use serving::Fetch;
 pub use conn_ref::ConnRef;
+pub(crate) use chunks::ChunkMemory;
 pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outcome::Sink;
 pub(crate) use outgoing::{CallRequest, headroom};
@@ -83,6 +87,9 @@ pub enum Notice {
         reason: String,
     },
 }
+
+/// Longest chain that is counted by its length.
+const MAX_BATCH: usize = 256;
 
 /// Names a call that is with the workers.
 pub(crate) type WorkKey = (QpId, InboundId);
@@ -133,6 +140,10 @@ pub struct Shard<F: Fabric> {
     stopped: bool,
     next_seed: u32,
     stats: ShardStats,
+    /// Posts by the number of work requests in them; the last is for all longer ones.
+    batches: Box<[u64; MAX_BATCH + 1]>,
+    /// Read segments of the call that is being read.
+    fetch: Fetch,
 }
 
 impl<F: Fabric> Shard<F> {
@@ -185,6 +196,8 @@ impl<F: Fabric> Shard<F> {
             stopped: false,
             next_seed: std::process::id().wrapping_mul(0x9E37_79B9),
             stats,
+            batches: Box::new([0; MAX_BATCH + 1]),
+            fetch: Fetch::new(),
             fabric,
             config,
         };
@@ -215,6 +228,10 @@ impl<F: Fabric> Shard<F> {
     /// What happened so far. Restarts the pool's low-water marks.
     pub fn stats(&mut self) -> ShardStats {
         let mut stats = self.stats.clone();
+        for (size, &count) in self.batches.iter().enumerate().filter(|&(_, &count)| count > 0) {
+            // Sizes are within the histogram's bounds.
+            let _ = stats.batch.record_n(size as u64, count.try_into().unwrap_or(u32::MAX).into());
+        }
         stats.fabric = self.fabric.stats();
         stats.pool = self.pool.stats();
         self.pool.reset_low_water();
@@ -236,6 +253,12 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     pub fn has_done(&self) -> bool {
         !self.done.is_empty()
+    }
+
+    /// Takes the ended call, if there is just one.
+    #[inline]
+    pub(crate) fn take_only_done(&mut self) -> Option<Done> {
+        if self.done.len() == 1 { self.done.pop() } else { None }
     }
 
     /// Something happened to connections that was not taken yet.

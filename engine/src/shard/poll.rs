@@ -3,12 +3,13 @@
 use rpcrdma_mempool::Buf;
 
 use super::outgoing::ParsedReply;
-use super::serving::ParsedCall;
-use super::Shard;
+use super::serving::read_call;
+use super::{MAX_BATCH, Shard};
 use super::conn::{Conn, Stage};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
 use crate::fabric::{Completion, Fabric, Opcode, PostError};
-use crate::proto::{Event, Form, Outgoing};
+use crate::proto::{Event, Outgoing, PeerFault};
+use crate::wire::View;
 
 /// Messages that one connection may put into one turn.
 const TRANSMIT_BATCH: usize = 64;
@@ -28,7 +29,7 @@ impl<F: Fabric> Shard<F> {
         self.timers(now);
         // 3. What other threads have for us.
         let handed = self.inbox() + self.collect();
-        // 4. Connections with something to say put it into their chains.
+        // 4. Connections with something to say: it is gathered, and posted as one chain with one doorbell.
         let spoke = !self.ready.is_empty();
         if spoke {
             self.transmit();
@@ -38,13 +39,13 @@ impl<F: Fabric> Shard<F> {
             self.control_due = self.clock.read() + self.config.control_interval_us * 1000;
             self.control();
         }
-        // 6. One post per connection, one doorbell.
-        if spoke {
-            self.post();
-        }
-        // 7. Receives go back, buffers come home.
+        // 6. Receives go back, buffers come home.
         if self.posted < self.reserved + RECEIVE_LOW_WATER {
+            let short = self.posted < self.reserved;
             self.refill();
+            if short && self.posted >= self.reserved {
+                self.rouse();
+            }
         }
         self.pool.drain_remote();
         if !self.backlog.is_empty() {
@@ -62,55 +63,84 @@ impl<F: Fabric> Shard<F> {
             return 0;
         }
         self.stats.completions += count as u64;
+        if count == 1 {
+            if let Some(completion) = self.completions.pop() {
+                self.posted -= usize::from(completion.buf.is_some());
+                if let Some(mut conn) = self.take(completion.qp) {
+                    self.completed(&mut conn, completion);
+                    self.put(conn);
+                }
+            }
+            return 1;
+        }
         let mut completions = std::mem::take(&mut self.completions);
+        // Most come from one connection in a row: it is taken out of the table, and put back, once.
+        let mut current: Option<Box<Conn>> = None;
         for completion in completions.drain(..) {
-            self.completed(completion);
+            self.posted -= usize::from(completion.buf.is_some());
+            if current.as_ref().is_none_or(|conn| conn.qp != completion.qp || conn.doomed.is_some()) {
+                if let Some(conn) = current.take() {
+                    self.put(conn);
+                }
+                current = self.take(completion.qp);
+            }
+            // Else it is a late completion of a connection that is gone.
+            if let Some(conn) = &mut current {
+                self.completed(conn, completion);
+            }
+        }
+        if let Some(conn) = current {
+            self.put(conn);
         }
         self.completions = completions;
         count
     }
 
     #[inline]
-    fn completed(&mut self, completion: Completion) {
-        let Completion { wr_id, qp, opcode, status, buf, invalidated } = completion;
-        self.posted -= usize::from(buf.is_some());
-        // A late completion of a connection that is gone.
-        let Some(mut conn) = self.take(qp) else { return };
+    fn completed(&mut self, conn: &mut Conn, completion: Completion) {
+        let Completion { wr_id, opcode, status, buf, invalidated, .. } = completion;
         if !status.is_ok() {
             conn.doomed.get_or_insert_with(|| format!("{opcode:?} failed: {status:?}"));
-        } else {
-            match (opcode, buf) {
-                (Opcode::Recv, Some(message)) => self.received(&mut conn, message, invalidated),
-                (Opcode::Read, _) => self.fetched(&mut conn, wr_id as usize),
-                (Opcode::LocalInvalidate, _) => self.revoked(&mut conn, wr_id as usize),
-                _ => {}
-            }
+            return;
         }
-        self.put(conn);
+        match (opcode, buf) {
+            (Opcode::Recv, Some(message)) => self.received(conn, message, invalidated),
+            (Opcode::Read, _) => self.fetched(conn, wr_id as usize),
+            (Opcode::LocalInvalidate, _) => self.revoked(conn, wr_id as u32),
+            _ => {}
+        }
     }
 
     #[inline]
     fn received(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
-        Self::make_ready(&mut self.ready, conn);
-        match conn.proto.handle_message(&message) {
-            Ok(Event::Call { id, view }) => {
-                let parsed = ParsedCall::read(&view, self.services.as_deref());
-                self.serve(conn, id, parsed, message);
+        let view = View::check(&message, self.config.revision);
+        match (conn.proto.handle_message(&view), &view) {
+            (Ok(Event::Call { id }), Ok(view)) => {
+                let mut call = self.boxes.take(conn.qp, id);
+                let read = read_call(view, self.services.as_deref(), &mut call, &mut self.fetch);
+                call.message = Some(message);
+                self.serve(conn, call, read);
             }
-            Ok(Event::Reply { call, token, view }) => {
-                let offered = conn.exposure_of(call);
-                let reply = ParsedReply::read(&view, message.len(), offered);
+            (Ok(Event::Reply { call, token }), Ok(view)) => {
+                let reply = ParsedReply::read(view, message.len(), conn.exposure_of(call));
                 self.replied(conn, call, token, reply, message, invalidated);
             }
-            Ok(Event::Failed { call, token, error }) => self.failed(conn, call, token, error, invalidated),
-            Ok(Event::Late { call }) => self.late(conn, call, invalidated),
-            Ok(Event::Grant | Event::Rejected(_)) => {}
-            Err(fault) => {
-                self.stats.peer_faults += 1;
-                log::warn!("{:?}: {fault}", conn.qp);
-                conn.doomed.get_or_insert_with(|| fault.to_string());
-            }
+            (Ok(Event::Failed { call, token, error }), _) => self.failed(conn, call, token, error, invalidated),
+            (Ok(Event::Late { call }), _) => self.late(conn, call, invalidated),
+            // Calls and replies are never made of what could not be read.
+            (Ok(_), _) => {}
+            (Err(fault), _) => self.fault(conn, fault),
         }
+        if conn.proto.has_output(self.posted >= self.reserved) || conn.stage == Stage::Draining {
+            Self::make_ready(&mut self.ready, conn);
+        }
+    }
+
+    #[cold]
+    fn fault(&mut self, conn: &mut Conn, fault: PeerFault) {
+        self.stats.peer_faults += 1;
+        log::warn!("{:?}: {fault}", conn.qp);
+        conn.doomed.get_or_insert_with(|| fault.to_string());
     }
 
     #[inline]
@@ -137,17 +167,19 @@ impl<F: Fabric> Shard<F> {
         std::mem::swap(&mut self.ready, &mut self.spoke);
         for index in 0..self.spoke.len() {
             let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
-            self.say(&mut conn, receives_ok);
+            conn.ready = false;
+            if conn.stage != Stage::Connecting {
+                if conn.proto.must_be_asked() || conn.stage == Stage::Draining {
+                    self.say(&mut conn, receives_ok);
+                }
+                self.post_chain(&mut conn);
+            }
             self.put(conn);
         }
+        self.spoke.clear();
     }
 
-    #[inline]
     fn say(&mut self, conn: &mut Conn, receives_ok: bool) {
-        conn.ready = false;
-        if conn.stage == Stage::Connecting {
-            return;
-        }
         let mut more = true;
         for _ in 0..TRANSMIT_BATCH {
             let Some(out) = conn.proto.poll_transmit(receives_ok) else {
@@ -155,8 +187,8 @@ impl<F: Fabric> Shard<F> {
                 break;
             };
             match out {
-                Outgoing::Call(call) => self.transmit_call(conn, call, receives_ok),
-                Outgoing::Reply(id) => self.transmit_reply(conn, id, receives_ok),
+                Outgoing::Call(call) => self.transmit_queued(conn, call, receives_ok),
+                Outgoing::Reply(id) => self.transmit_waiting(conn, id, receives_ok),
                 Outgoing::Error { .. } | Outgoing::Grant => self.transmit_header(conn, out, receives_ok),
             }
             if !self.config.batch {
@@ -183,7 +215,7 @@ impl<F: Fabric> Shard<F> {
             return;
         };
         let end = HEADROOM_PLAIN;
-        match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
+        match conn.proto.emit_before(out, None, receives_ok, buf.full_mut(), end) {
             Some(start) => {
                 buf.set_window(start, end - start);
                 conn.push_send(buf, None, self.config.signal_every);
@@ -192,16 +224,6 @@ impl<F: Fabric> Shard<F> {
                 conn.doomed.get_or_insert_with(|| "a control message could not be written".into());
             }
         }
-    }
-
-    #[inline]
-    fn post(&mut self) {
-        for index in 0..self.spoke.len() {
-            let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
-            self.post_chain(&mut conn);
-            self.put(conn);
-        }
-        self.spoke.clear();
     }
 
     #[inline]
@@ -222,7 +244,17 @@ impl<F: Fabric> Shard<F> {
             }
         }
         let posted = count - conn.chain.len();
-        let _ = self.stats.batch.record(posted.max(1) as u64);
+        self.batches[posted.min(MAX_BATCH)] += 1;
+    }
+
+    /// There are Receives again for all that is promised: grants that were held back go out.
+    #[cold]
+    fn rouse(&mut self) {
+        for conn in self.conns.iter_mut().flatten() {
+            if conn.proto.has_output(true) {
+                Self::make_ready(&mut self.ready, conn);
+            }
+        }
     }
 
     /// Posts Receives, as one chain, up to what is promised and the margin.
