@@ -6,18 +6,30 @@ use rpcrdma::*;
 fn echo() {
     let address: Address = format!("soft:first-{}", std::process::id()).parse().unwrap();
     let mut services = Services::new();
-    services.add(0x2000_0001, 1, 1, Procedure::new(|call| {
-        let args = call.args().to_vec();
-        call.reply_mut(args.len()).unwrap().copy_from_slice(&args);
-        Ok(())
-    }));
-    services.add(0x2000_0001, 1, 2, Procedure::new(|call| {
-        assert_eq!(call.read_chunk(0).unwrap(), &[7; 5000]);
-        let n = call.result_mut(0).unwrap().len();
-        call.result_mut(0).unwrap().fill(9);
-        call.set_result_len(0, n - 1);
-        Ok(())
-    }).read_chunks(1, 1 << 20).write_chunks(1, 1 << 20));
+    services.add(
+        0x2000_0001,
+        1,
+        1,
+        Procedure::new(|call| {
+            let args = call.args().to_vec();
+            call.reply_mut(args.len()).unwrap().copy_from_slice(&args);
+            Ok(())
+        }),
+    );
+    services.add(
+        0x2000_0001,
+        1,
+        2,
+        Procedure::new(|call| {
+            assert_eq!(call.read_chunk(0).unwrap(), &[7; 5000]);
+            let n = call.result_mut(0).unwrap().len();
+            call.result_mut(0).unwrap().fill(9);
+            call.set_result_len(0, n - 1);
+            Ok(())
+        })
+        .read_chunks(1, 1 << 20)
+        .write_chunks(1, 1 << 20),
+    );
     let _server = Server::start(&address, services, &ServerConfig::default()).unwrap();
     let mut client = LocalClient::connect(&address, ClientConfig::new(0x2000_0001, 1)).unwrap();
     for i in 0..1000u32 {

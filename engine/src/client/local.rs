@@ -11,7 +11,9 @@ use crate::fabric::Fabric;
 use crate::fabric::software::SoftwareFabric;
 use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
-use crate::shard::{CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, Sink, headroom};
+use crate::shard::{
+    CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, Sink, headroom,
+};
 use crate::stats::ShardStats;
 
 /// One of a local client's connections, by the order in which they were made.
@@ -221,12 +223,21 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
-    pub fn prepare_with_chunks(&mut self, procedure: u32, args_len: usize) -> Result<PreparedCall, CallError> {
+    pub fn prepare_with_chunks(
+        &mut self,
+        procedure: u32,
+        args_len: usize,
+    ) -> Result<PreparedCall, CallError> {
         self.prepare_in(procedure, args_len, true)
     }
 
     #[inline]
-    fn prepare_in(&mut self, procedure: u32, args_len: usize, chunks: bool) -> Result<PreparedCall, CallError> {
+    fn prepare_in(
+        &mut self,
+        procedure: u32,
+        args_len: usize,
+        chunks: bool,
+    ) -> Result<PreparedCall, CallError> {
         let room = headroom(chunks);
         let args_at = self.template.len();
         let mut message = self.shard.alloc(room + args_at + args_len).ok_or(CallError::NoMemory)?;

@@ -7,7 +7,8 @@
 //! 2. *commands*, as the application has them: [`start_call`](Connection::start_call), [`cancel`](Connection::cancel),
 //!    [`reply`](Connection::reply), [`reply_error`](Connection::reply_error), [`close`](Connection::close);
 //! 3. *output*: [`poll_transmit`](Connection::poll_transmit) until it says `None`, and for each message
-//!    [`emit_before`](Connection::emit_before) to write its header in front of the payload; it ends with the pure grant,
+//!    [`emit_plain`](Connection::emit_plain) or [`emit_before`](Connection::emit_before) to write its header in front of the
+//!    payload; it ends with the pure grant,
 //!    if one is due.
 //!
 //! Memory is the owner's: the connection names calls ([`CallId`]) and served calls ([`InboundId`]), and the owner
@@ -29,7 +30,10 @@ pub use fault::{CallError, PeerFault, Refusal, Rejected};
 pub use inbound::InboundId;
 use inbound::InboundTable;
 
-use crate::wire::{self, Body, Chunks, ErrorBody, Flags, Header, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind};
+use crate::wire::{
+    self, Body, Chunks, ErrorBody, Flags, Header, HeaderType, Revision, Version, View, ViewBody, WireError,
+    WireErrorKind,
+};
 
 /// What a connection is configured to be. It negotiates nothing: both ends must be configured alike.
 #[derive(Clone, Debug)]
@@ -335,7 +339,11 @@ impl Connection {
             Match::Call(call, token) => {
                 self.calls.remove(call, false);
                 if view.has_chunks() && view.reads().next().is_some() {
-                    return Event::Failed { call, token, error: CallError::MalformedReply("it has a Read list") };
+                    return Event::Failed {
+                        call,
+                        token,
+                        error: CallError::MalformedReply("it has a Read list"),
+                    };
                 }
                 Event::Reply { call, token }
             }
@@ -480,7 +488,7 @@ impl Connection {
     }
 
     /// As [`start_call`](Self::start_call); true if the call may go out at once: then it is not queued, and its header must be
-    /// [written](Self::emit_before) now.
+    /// [written](Self::emit_plain) now.
     ///
     /// # Errors
     /// As [`start_call`](Self::start_call).
@@ -510,7 +518,7 @@ impl Connection {
     }
 
     /// As [`reply`](Self::reply); true if the reply may go out at once: then it is not queued, and its header must be
-    /// [written](Self::emit_before) now.
+    /// [written](Self::emit_plain) now.
     #[inline]
     pub fn reply_now(&mut self, id: InboundId, receives_ok: bool) -> bool {
         let now = self.reply_queue.is_empty() && self.credits.may_send(false, self.replenished(receives_ok));
@@ -607,39 +615,67 @@ impl Connection {
         header.encoded_len(version, self.config.revision)
     }
 
-    /// Writes the header of a message so that it ends at `end` of `buf` (`form` is `None` for a message without chunks), and returns where it starts. The message is
+    /// Writes the header of a call or reply without chunks in front of `end` of `buf`, and returns where it starts. The message is
     /// then on its way as far as the connection is concerned. `None` if it does not fit before `end` (the caller's fault) or names
     /// a served call that is gone.
-    #[inline]
-    pub fn emit_before(&mut self, out: Outgoing, form: Option<&Form<'_>>, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
+    #[inline(always)]
+    pub fn emit_plain(
+        &mut self,
+        out: Outgoing,
+        receives_ok: bool,
+        buf: &mut [u8],
+        end: usize,
+    ) -> Option<usize> {
+        let (xid, flags, counted) = match out {
+            Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
+            Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
+            Outgoing::Error { .. } | Outgoing::Grant => return None,
+        };
+        let words = self.account(counted, receives_ok);
+        let start = end.checked_sub(wire::msg_len(self.version, words.received.is_some()))?;
+        wire::emit_msg(buf.get_mut(start..end)?, self.version, xid, words.credit, words.received, flags);
+        Some(start)
+    }
+
+    /// As [`emit_plain`](Self::emit_plain), for messages in other forms; `form` means nothing for errors and grants.
+    pub fn emit_before(
+        &mut self,
+        out: Outgoing,
+        form: &Form<'_>,
+        receives_ok: bool,
+        buf: &mut [u8],
+        end: usize,
+    ) -> Option<usize> {
         let (xid, flags, counted) = match out {
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
             Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
             Outgoing::Error { xid, .. } => (xid, Flags::RESPONSE, false),
             Outgoing::Grant => (0, Flags::NONE, false),
         };
-        let v1 = self.config.scheme == Scheme::V1;
-        let version = self.version;
-        let granting = self.credits.wants_report();
-        let words = self.credits.on_send(counted || !v1, self.replenished(receives_ok));
+        let body = match out {
+            Outgoing::Error { error, .. } => Body::Error(error),
+            Outgoing::Grant => Body::Nomsg(Chunks::NONE),
+            _ if form.external => Body::Nomsg(form.chunks),
+            _ => Body::Msg(form.chunks),
+        };
+        let words = self.account(counted, receives_ok);
+        if matches!(out, Outgoing::Grant) {
+            self.counters.grants_pure += 1;
+            self.counters.grants_piggybacked -= 1;
+        }
+        let header = Header { xid, credit: words.credit, received: words.received, flags, body };
+        let start = end.checked_sub(header.encoded_len(self.version, self.config.revision))?;
+        header.emit(buf.get_mut(start..end)?, self.version, self.config.revision).ok()?;
+        Some(start)
+    }
+
+    /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts.
+    #[inline(always)]
+    fn account(&mut self, call: bool, receives_ok: bool) -> CreditWords {
         self.spoke = true;
         self.counters.sent += 1;
-        self.counters.grants_pure += u64::from(matches!(out, Outgoing::Grant));
-        self.counters.grants_piggybacked += u64::from(granting && !matches!(out, Outgoing::Grant));
-        let flags = if v1 { Flags::NONE } else { flags };
-        let body = match (out, form) {
-            (Outgoing::Call(_) | Outgoing::Reply(_), None) => {
-                let start = end.checked_sub(wire::msg_len(version, words.received.is_some()))?;
-                wire::emit_msg(buf.get_mut(start..end)?, version, xid, words.credit, words.received, flags);
-                return Some(start);
-            }
-            (Outgoing::Error { error, .. }, _) => Body::Error(error),
-            (_, Some(form)) if !form.external => Body::Msg(form.chunks),
-            (_, form) => Body::Nomsg(form.map_or(Chunks::NONE, |form| form.chunks)),
-        };
-        let header = Header { xid, credit: words.credit, received: words.received, flags, body };
-        let start = end.checked_sub(header.encoded_len(version, self.config.revision))?;
-        header.emit(buf.get_mut(start..end)?, version, self.config.revision).ok()?;
-        Some(start)
+        self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
+        let counted = call || self.version == Version::V2;
+        self.credits.on_send(counted, self.replenished(receives_ok))
     }
 }

@@ -141,7 +141,10 @@ impl ServerCall {
     }
 
     fn part(&self, range: &Range<u32>) -> &[u8] {
-        self.message.as_deref().and_then(|bytes| bytes.get(range.start as usize..range.end as usize)).unwrap_or(&[])
+        self.message
+            .as_deref()
+            .and_then(|bytes| bytes.get(range.start as usize..range.end as usize))
+            .unwrap_or(&[])
     }
 
     /// The RPC transaction's identifier.
@@ -243,5 +246,17 @@ impl ServerCall {
         let bytes = buf.full_mut().get_mut(self.results_at..self.results_at + len)?;
         self.results_len = len;
         Some(bytes)
+    }
+
+    /// The inline arguments, and room for `len` bytes of inline results, at once: for results made of arguments.
+    /// Else as [`reply_mut`](Self::reply_mut).
+    #[inline]
+    pub fn args_and_reply(&mut self, len: usize) -> Option<(&[u8], &mut [u8])> {
+        let args = self.args.start as usize..self.args.end as usize;
+        let args = self.message.as_deref().and_then(|bytes| bytes.get(args)).unwrap_or(&[]);
+        let results = self.results_at..self.results_at + len;
+        let room = self.reply.as_mut()?.full_mut().get_mut(results)?;
+        self.results_len = len;
+        Some((args, room))
     }
 }

@@ -41,14 +41,14 @@ use crate::proto::InboundId;
 use crate::server::{CallBoxes, ServerCall, Services};
 use crate::stats::ShardStats;
 
+pub(crate) use chunks::ChunkMemory;
 use clock::Clock;
 use conn::Conn;
-use serving::Fetch;
 pub use conn_ref::ConnRef;
-pub(crate) use chunks::ChunkMemory;
-pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outcome::Sink;
+pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outgoing::{CallRequest, headroom};
+use serving::Fetch;
 pub use thread::SpawnError;
 pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
 
@@ -239,7 +239,8 @@ impl<F: Fabric> Shard<F> {
             stats.messages.add(conn.proto.counters());
             stats.connections += 1;
         }
-        stats.worker_depth = self.backlog.len() as u64 + self.workers.as_ref().map_or(0, |port| port.outstanding() as u64);
+        stats.worker_depth =
+            self.backlog.len() as u64 + self.workers.as_ref().map_or(0, |port| port.outstanding() as u64);
         stats
     }
 
@@ -326,5 +327,5 @@ impl<F: Fabric> Shard<F> {
 
 /// The arena of a shard's pool, or of a connection's exposed memory.
 fn arena_config(config: &Config) -> rpcrdma_mempool::ArenaConfig {
-    rpcrdma_mempool::ArenaConfig { pages: config.pages, node: config.numa_node, ..Default::default() }
+    rpcrdma_mempool::ArenaConfig { bytes: 0, pages: config.pages, node: config.numa_node, ..Default::default() }
 }

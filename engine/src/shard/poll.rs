@@ -2,13 +2,13 @@
 
 use rpcrdma_mempool::Buf;
 
+use super::conn::{Conn, Stage};
 use super::outgoing::ParsedReply;
 use super::serving::read_call;
 use super::{MAX_BATCH, Shard};
-use super::conn::{Conn, Stage};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
 use crate::fabric::{Completion, Fabric, Opcode, PostError};
-use crate::proto::{Event, Outgoing, PeerFault};
+use crate::proto::{Event, Form, Outgoing, PeerFault};
 use crate::wire::View;
 
 /// Messages that one connection may put into one turn.
@@ -125,7 +125,9 @@ impl<F: Fabric> Shard<F> {
                 let reply = ParsedReply::read(view, message.len(), conn.exposure_of(call));
                 self.replied(conn, call, token, reply, message, invalidated);
             }
-            (Ok(Event::Failed { call, token, error }), _) => self.failed(conn, call, token, error, invalidated),
+            (Ok(Event::Failed { call, token, error }), _) => {
+                self.failed(conn, call, token, error, invalidated)
+            }
             (Ok(Event::Late { call }), _) => self.late(conn, call, invalidated),
             // Calls and replies are never made of what could not be read.
             (Ok(_), _) => {}
@@ -215,7 +217,7 @@ impl<F: Fabric> Shard<F> {
             return;
         };
         let end = HEADROOM_PLAIN;
-        match conn.proto.emit_before(out, None, receives_ok, buf.full_mut(), end) {
+        match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
             Some(start) => {
                 buf.set_window(start, end - start);
                 conn.push_send(buf, None, self.config.signal_every);

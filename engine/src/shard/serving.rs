@@ -3,15 +3,16 @@
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent};
 
+use super::Shard;
 use super::conn::{Conn, PendingReads};
 use super::outgoing::headroom;
-use super::Shard;
 use crate::config::{POLL_BATCH, RECEIVE_LOW_WATER};
 use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, Source, WorkRequest};
 use crate::handoff::workers::JobError;
 use crate::proto::{Form, InboundId, Outgoing, Refusal};
 use crate::server::{
-    MAX_CHUNKS, MAX_SEGMENTS, Placement, Procedure, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall, Services,
+    MAX_CHUNKS, MAX_SEGMENTS, Placement, Procedure, ReadArgument, ResultBytes, ResultChunk, ResultMemory,
+    ServerCall, Services,
 };
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody, ReplyHeader};
 use crate::wire::xdr::padded;
@@ -80,7 +81,11 @@ impl<F: Fabric> Shard<F> {
         let mut filled = 0;
         for (n, &(at, segment)) in fetch.iter().enumerate() {
             if n == 0 || fetch[n - 1].0 != at {
-                let len: usize = fetch[n..].iter().take_while(|next| next.0 == at).map(|next| next.1.length as usize).sum();
+                let len: usize = fetch[n..]
+                    .iter()
+                    .take_while(|next| next.0 == at)
+                    .map(|next| next.1.length as usize)
+                    .sum();
                 let Some(Ok(lent)) = self.alloc(len).map(Buf::lend) else {
                     return self.reject(conn, call, Reject::Transport(ErrorBody::System));
                 };
@@ -103,7 +108,10 @@ impl<F: Fabric> Shard<F> {
 
     /// The RDMA Reads of a call have completed.
     pub(super) fn fetched(&mut self, conn: &mut Conn, index: usize) {
-        let Some(PendingReads { mut call, landing }) = conn.pending.get_mut(index).and_then(Option::take) else { return };
+        let Some(PendingReads { mut call, landing }) = conn.pending.get_mut(index).and_then(Option::take)
+        else {
+            return;
+        };
         for (read, lent) in call.reads.iter_mut().zip(landing) {
             read.buf = lent.reclaim().ok();
         }
@@ -246,7 +254,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Sends a reply: writes its headers, queues the RDMA Writes and the Send behind them.
-    #[inline]
+    #[inline(always)]
     fn transmit_reply(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, receives_ok: bool) {
         let id = call.id;
         let Some(mut buf) = call.reply.take() else { return };
@@ -264,7 +272,7 @@ impl<F: Fabric> Shard<F> {
         }
         let invalidate = (call.inv_handle != 0 && self.config.remote_invalidate).then_some(call.inv_handle);
         let start = if call.results.is_empty() {
-            conn.proto.emit_before(Outgoing::Reply(id), None, receives_ok, buf.full_mut(), at)
+            conn.proto.emit_plain(Outgoing::Reply(id), receives_ok, buf.full_mut(), at)
         } else {
             Self::emit_written(conn, &mut call, receives_ok, &mut buf, at)
         };
@@ -322,7 +330,7 @@ impl<F: Fabric> Shard<F> {
         }
         let writes = WriteList { counts: &counts, segments: &call.segments };
         let form = Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false };
-        conn.proto.emit_before(Outgoing::Reply(call.id), Some(&form), receives_ok, buf.full_mut(), at)
+        conn.proto.emit_before(Outgoing::Reply(call.id), &form, receives_ok, buf.full_mut(), at)
     }
 }
 
@@ -334,7 +342,9 @@ fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
         Refusal::ProcedureUnavailable => AcceptStat::ProcUnavail,
         Refusal::GarbageArguments => AcceptStat::GarbageArgs,
         Refusal::SystemError => AcceptStat::SystemErr,
-        Refusal::RpcMismatch { low, high } => return ReplyBody::Denied(RejectStat::RpcMismatch { low, high }),
+        Refusal::RpcMismatch { low, high } => {
+            return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
+        }
         Refusal::Authentication(stat) => return ReplyBody::Denied(RejectStat::AuthError(stat)),
     })
 }
