@@ -47,7 +47,7 @@ pub fn files(directory: &str, ending: &str) -> Vec<String> {
 pub fn is_test(path: &str) -> bool {
     let in_directory = path.contains("/tests/") || path.starts_with("tests/");
     let name = path.rsplit('/').next().unwrap_or(path);
-    in_directory || name.starts_with("tests") || name.ends_with("_tests.rs") || name.ends_with("_model.rs")
+    in_directory || name.starts_with("tests") || name.ends_with("_tests.rs") || name.ends_with("model.rs")
 }
 
 /// A source without comments, and with empty string and character literals.

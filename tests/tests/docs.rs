@@ -200,6 +200,31 @@ fn anchor(line: &str) -> Option<String> {
     Some(text.chars().filter(|&c| kept(c)).map(|c| if c == ' ' { '-' } else { c }).collect())
 }
 
+/// The way of a call is told with the functions that it goes through: they are in the files that stand in front of them.
+#[test]
+fn the_way_of_a_call_is_through_functions_that_there_are() {
+    let mut seen = 0;
+    for row in rows(&section(&read("engine/README.md"), "## One call, out and home")) {
+        let mut file = String::new();
+        for name in row[1..].join(" ").split('`').skip(1).step_by(2) {
+            if name.ends_with(".rs") {
+                file = code(&read(format!("engine/{name}")));
+            } else if name.chars().all(|c| c.is_ascii_lowercase() || c == '_') {
+                let names: Vec<&str> = words(&file).collect();
+                let defined = names.windows(2).any(|pair| pair == ["fn", name]);
+                // `a` of `file`: the file may also stand behind.
+                let elsewhere =
+                    row[2].split_once(&format!("`{name}` of `")).and_then(|(_, rest)| rest.split_once('`'));
+                let elsewhere = elsewhere
+                    .is_some_and(|(path, _)| read(format!("engine/{path}")).contains(&format!("fn {name}(")));
+                assert!(defined || elsewhere, "step {} names {name}, which is not there", row[0]);
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 20, "only {seen} functions were named");
+}
+
 /// Files that documents name without linking to them.
 #[test]
 fn files_that_are_named_are_there() {

@@ -91,6 +91,7 @@ const IMPURE: &[&str] =
 
 /// The source files that have `unsafe` code; all others have none. Tests may have it where they say why.
 const UNSAFE: &[&str] = &[
+    "engine/examples/blockstore/store.rs",
     "engine/src/handoff/slot.rs",
     "engine/src/handoff/spsc.rs",
     "mempool/src/buf.rs",
