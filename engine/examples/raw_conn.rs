@@ -80,10 +80,9 @@ fn transmit<'a>(
     while let Some(out) = from.poll_transmit(true) {
         let reads = chunks(out);
         let form = Form { chunks: Chunks { reads, ..Chunks::NONE }, external: false };
-        let form = (!reads.is_empty()).then_some(&form);
         let mut buffer = vec![0; HEADROOM];
         let start =
-            from.emit_before(out, form, true, &mut buffer, HEADROOM).ok_or("no room for the header")?;
+            from.emit_before(out, &form, true, &mut buffer, HEADROOM).ok_or("no room for the header")?;
         if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) {
             buffer.extend_from_slice(payload);
         }

@@ -271,6 +271,21 @@ impl Drop for Buf {
     }
 }
 
+impl Frozen {
+    /// A further share, of `len` bytes of the window from `start` on. Nothing is copied.
+    ///
+    /// # Panics
+    /// If `start + len` exceeds the window.
+    #[inline]
+    pub fn part(&self, start: usize, len: usize) -> Self {
+        let whole = self.len();
+        assert!(start <= whole && len <= whole - start, "part {start}+{len} of {whole} bytes");
+        let mut part = self.clone();
+        part.handle.window = Window::new((self.start() + start) as u32, len as u32);
+        part
+    }
+}
+
 impl Deref for Frozen {
     type Target = [u8];
 

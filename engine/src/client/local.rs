@@ -260,7 +260,7 @@ impl<F: Fabric> LocalClient<F> {
     pub fn start(&mut self, connection: Connection, call: PreparedCall, token: u64) -> Option<CallId> {
         let PreparedCall { message, memory, deadline, .. } = call;
         // A connection that is not this client's is refused as a closed one.
-        let conn = self.connections.get(connection.0).or(self.connections.first()).copied()?;
+        let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);
         self.shard.start_call(conn, CallRequest { message, memory, deadline, token, sink: Sink::Polled })
     }
 
@@ -285,6 +285,14 @@ impl<F: Fabric> LocalClient<F> {
             self.shard.take_done().for_each(on_done);
         }
         busy
+    }
+
+    /// Sleeps until there may be something to do, for at most `longest`. What it comes across is told by the next [`poll`](Self::poll). For
+    /// callers with an idle policy of their own; it needs a configuration whose own is not [`IdlePolicy::Poll`](crate::IdlePolicy::Poll).
+    pub fn wait(&mut self, longest: Duration) {
+        if self.waiting.is_empty() {
+            self.shard.sleep(longest);
+        }
     }
 
     /// Calls, and waits for the end. Other calls that end meanwhile are told by the next [`poll`](Self::poll).

@@ -103,6 +103,13 @@ pub enum Outgoing {
         /// Why.
         error: ErrorBody,
     },
+    /// The answer to a message of a version that this end does not speak; header only, in the layout that all versions share.
+    WrongVersion {
+        /// Of the message that it answers.
+        xid: u32,
+        /// Its version.
+        vers: u32,
+    },
     /// A pure grant; header only.
     Grant,
 }
@@ -193,14 +200,13 @@ pub struct Connection {
     call_queue: VecDeque<CallId>,
     /// Replies and errors, oldest first. Version 1 sends them without a credit.
     reply_queue: VecDeque<Outgoing>,
+    /// Errors in `reply_queue`: each takes the place of a served call until it is sent.
+    errors_queued: usize,
     /// A message went out since the last pure-grant decision.
     spoke: bool,
     closing: bool,
     counters: Counters,
 }
-
-/// Most transport errors that may wait to be sent: a peer that sends nonsense and reads nothing costs no more memory than this.
-const MAX_QUEUED_ERRORS: usize = 64;
 
 impl Connection {
     /// A connection that has just been established.
@@ -214,7 +220,8 @@ impl Connection {
             inbound_room: max_inbound / 2,
             version: if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 },
             call_queue: VecDeque::with_capacity(max_calls + 1),
-            reply_queue: VecDeque::with_capacity(max_inbound + MAX_QUEUED_ERRORS),
+            reply_queue: VecDeque::with_capacity(2 * max_inbound),
+            errors_queued: 0,
             calls,
             credits,
             config,
@@ -292,6 +299,12 @@ impl Connection {
 
     /// Version 2: all but a message of one piece.
     fn handle_rare(&mut self, view: &View<'_>, words: CreditWords) -> Result<Event, PeerFault> {
+        if view.htype() == HeaderType::Error && matches!(view.body(), ViewBody::Error(ErrorBody::Vers { .. }))
+        {
+            // The layout that all versions share says nothing of credits.
+            self.credits.count_unreadable()?;
+            return Ok(self.failed(view));
+        }
         let grant = view.htype() == HeaderType::Nomsg && !view.has_chunks() && view.xid() == 0;
         self.credits.on_receive(words, !grant, true)?;
         match view.htype() {
@@ -310,6 +323,7 @@ impl Connection {
     fn handle_v1(&mut self, view: &View<'_>, words: CreditWords) -> Result<Event, PeerFault> {
         if self.config.server {
             self.credits.on_receive(words, true, true)?;
+            self.check_overrun()?;
             return match view.htype() {
                 HeaderType::Msg | HeaderType::Nomsg => self.called(view),
                 // Dropped silently, as deployed servers do.
@@ -331,6 +345,14 @@ impl Connection {
             _ => {}
         }
         Ok(event)
+    }
+
+    /// Version 1 counts no messages, but calls under way: no more of them than were granted.
+    #[inline]
+    fn check_overrun(&self) -> Result<(), PeerFault> {
+        let limit = self.credits.reserve();
+        let under_way = self.inbound.len() + self.errors_queued;
+        if under_way >= limit as usize { Err(PeerFault::TooManyCalls { limit }) } else { Ok(()) }
     }
 
     #[inline]
@@ -410,7 +432,15 @@ impl Connection {
         self.credits.count_unreadable()?;
         let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
         if self.config.server {
-            return Ok(self.answer(xid, answer));
+            if self.config.scheme == Scheme::V1 {
+                self.check_overrun()?;
+            }
+            return Ok(match kind {
+                WireErrorKind::UnsupportedVersion { vers } => {
+                    self.answer_with(Outgoing::WrongVersion { xid, vers }, answer)
+                }
+                _ => self.answer(xid, answer),
+            });
         }
         // Errors never flow from requester to responder: the call that it speaks of ends, if there is one.
         Ok(match self.calls.find(xid) {
@@ -440,12 +470,18 @@ impl Connection {
     /// Answers with a transport error, if this end may.
     #[cold]
     fn answer(&mut self, xid: u32, error: ErrorBody) -> Event {
+        self.answer_with(Outgoing::Error { xid, error }, error)
+    }
+
+    #[cold]
+    fn answer_with(&mut self, out: Outgoing, error: ErrorBody) -> Event {
         if !self.config.server {
             return self.reject(Rejected::Unexpected);
         }
-        let errors = self.reply_queue.iter().filter(|out| matches!(out, Outgoing::Error { .. })).count();
-        if errors < MAX_QUEUED_ERRORS {
-            self.reply_queue.push_back(Outgoing::Error { xid, error });
+        // A peer that keeps to its credits never meets this bound: it is told of no more Receives before.
+        if self.errors_queued < self.inbound.capacity() {
+            self.errors_queued += 1;
+            self.reply_queue.push_back(out);
         }
         self.reject(Rejected::Answered(error))
     }
@@ -468,6 +504,7 @@ impl Connection {
     pub fn lost(&mut self) -> Option<(CallId, u64, CallError)> {
         self.closing = true;
         self.reply_queue.clear();
+        self.errors_queued = 0;
         self.call_queue.clear();
         let call = self.calls.any()?;
         let (token, sent) = self.calls.remove(call, false)?;
@@ -585,6 +622,7 @@ impl Connection {
         if self.credits.may_send(false, replenished)
             && let Some(out) = self.reply_queue.pop_front()
         {
+            self.errors_queued -= usize::from(!matches!(out, Outgoing::Reply(_)));
             return Some(out);
         }
         if self.credits.may_send(true, replenished) {
@@ -601,7 +639,7 @@ impl Connection {
     /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls.
     #[inline]
     fn replenished(&self, receives_ok: bool) -> bool {
-        receives_ok && self.inbound.free() >= self.inbound_room
+        receives_ok && self.inbound.free() >= self.inbound_room + self.errors_queued
     }
 
     /// Bytes of header that a message in this form has; `None` for one without chunks.
@@ -629,7 +667,7 @@ impl Connection {
         let (xid, flags, counted) = match out {
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
             Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
-            Outgoing::Error { .. } | Outgoing::Grant => return None,
+            Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Grant => return None,
         };
         let words = self.account(counted, receives_ok);
         let start = end.checked_sub(wire::msg_len(self.version, words.received.is_some()))?;
@@ -647,6 +685,7 @@ impl Connection {
         end: usize,
     ) -> Option<usize> {
         let (xid, flags, counted) = match out {
+            Outgoing::WrongVersion { xid, .. } => (xid, Flags::NONE, false),
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
             Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
             Outgoing::Error { xid, .. } => (xid, Flags::RESPONSE, false),
@@ -659,6 +698,12 @@ impl Connection {
             _ => Body::Msg(form.chunks),
         };
         let words = self.account(counted, receives_ok);
+        if let Outgoing::WrongVersion { xid, vers } = out {
+            let start = end.checked_sub(wire::ERR_VERS_LEN)?;
+            let versions = (self.version, self.version);
+            wire::emit_err_vers(buf.get_mut(start..end)?, xid, vers, words.credit, versions).ok()?;
+            return Some(start);
+        }
         if matches!(out, Outgoing::Grant) {
             self.counters.grants_pure += 1;
             self.counters.grants_piggybacked -= 1;

@@ -197,7 +197,7 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
             Some((unsent, 2, CallError::DeadlinePassed { sent: false }))
         );
         pair.turn();
-        assert_eq!(pair.answered, [], "{scheme:?}");
+        assert!(pair.answered.is_empty(), "{scheme:?}");
         assert_eq!(pair.client.counters().rejected_late, 1);
         assert!(pair.client.is_idle());
         // The window is what it would have been.
@@ -343,15 +343,15 @@ fn a_changed_version_ends_the_connection() {
 }
 
 #[test]
-fn errors_that_nobody_reads_cost_a_bounded_amount() {
-    let mut server = Connection::new(config(Scheme::V1, true));
-    for _ in 0..10_000 {
-        take(&mut server, &words(&[9, 7, 1, 0])).unwrap();
+fn a_peer_that_sends_nonsense_and_reads_nothing_costs_a_bounded_amount() {
+    for scheme in ALL {
+        let mut server = Connection::new(config(scheme, true));
+        let taken = (0..10_000).take_while(|_| take(&mut server, &words(&[9, 7, 1, 0])).is_ok()).count();
+        assert!(taken as u32 <= WINDOW + 1, "{scheme:?}: {taken}");
+        let mut link = VecDeque::new();
+        Pair::transmit(&mut server, &mut link);
+        assert!(link.len() as u32 <= WINDOW + 1, "{scheme:?}: {}", link.len());
     }
-    assert_eq!(server.counters().rejected_answered, 10_000);
-    let mut link = VecDeque::new();
-    Pair::transmit(&mut server, &mut link);
-    assert_eq!(link.len(), MAX_QUEUED_ERRORS);
 }
 
 #[test]

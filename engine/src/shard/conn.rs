@@ -18,8 +18,10 @@ pub(super) enum Stage {
     Connecting,
     /// Messages flow.
     Open,
-    /// No new calls; ends when the last one does.
+    /// No new calls in either direction; those under way end.
     Draining,
+    /// The last one has ended; over when the peer has taken everything.
+    Closing,
 }
 
 /// A call of ours whose message waits to be sent, or for its reply: a slot, used again and again.

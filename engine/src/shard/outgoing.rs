@@ -395,6 +395,9 @@ impl ParsedReply {
         }
         let start = view.payload_offset();
         match rpc::ReplyHeader::parse(view.payload()) {
+            Ok((reply, _)) if reply.xid != view.xid() => {
+                Err(CallError::MalformedReply("its two XIDs differ"))
+            }
             Ok((reply, len)) => match refusal(&reply) {
                 None => Ok((start + len) as u32..message_len as u32),
                 Some(refusal) => Err(CallError::Refused(refusal)),
@@ -442,8 +445,11 @@ impl Conn {
     fn check_memory(&self, memory: &Memory) -> Result<usize, CallError> {
         let mine = self.exposed.as_ref().map(|pool| pool.arena().id());
         let bufs = memory.send.iter().map(|(_, buf)| buf).chain(&memory.receive);
-        if bufs.clone().any(|buf| Some(buf.arena()) != mine || buf.is_empty()) {
+        if bufs.clone().any(|buf| Some(buf.arena()) != mine) {
             return Err(CallError::ForeignMemory);
+        }
+        if bufs.clone().any(|buf| buf.is_empty()) {
+            return Err(CallError::EmptyChunk);
         }
         let reads = [ReadSegment::default(); MAX_CHUNKS];
         let segments = [Segment::default(); MAX_CHUNKS];

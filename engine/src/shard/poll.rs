@@ -7,9 +7,14 @@ use super::outgoing::ParsedReply;
 use super::serving::read_call;
 use super::{MAX_BATCH, Shard};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
-use crate::fabric::{Completion, Fabric, Opcode, PostError};
+use crate::fabric::{Completion, Fabric, Opcode, PostError, Status};
 use crate::proto::{Event, Form, Outgoing, PeerFault};
 use crate::wire::View;
+
+/// Whether a work request failed because of what the peer said or sent.
+fn is_peer_fault(status: Status) -> bool {
+    matches!(status, Status::LocalLength | Status::RemoteAccess | Status::RemoteInvalidRequest)
+}
 
 /// Messages that one connection may put into one turn.
 const TRANSMIT_BATCH: usize = 64;
@@ -100,6 +105,7 @@ impl<F: Fabric> Shard<F> {
     fn completed(&mut self, conn: &mut Conn, completion: Completion) {
         let Completion { wr_id, opcode, status, buf, invalidated, .. } = completion;
         if !status.is_ok() {
+            self.stats.peer_faults += u64::from(is_peer_fault(status));
             conn.doomed.get_or_insert_with(|| format!("{opcode:?} failed: {status:?}"));
             return;
         }
@@ -113,6 +119,9 @@ impl<F: Fabric> Shard<F> {
 
     #[inline]
     fn received(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
+        if conn.stage == Stage::Closing {
+            return;
+        }
         let view = View::check(&message, self.config.revision);
         match (conn.proto.handle_message(&view), &view) {
             (Ok(Event::Call { id }), Ok(view)) => {
@@ -165,6 +174,7 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     fn transmit(&mut self) {
         let receives_ok = self.posted >= self.reserved;
+        self.starved |= !receives_ok;
         // The lists change places, so that neither is ever made anew.
         std::mem::swap(&mut self.ready, &mut self.spoke);
         for index in 0..self.spoke.len() {
@@ -175,6 +185,11 @@ impl<F: Fabric> Shard<F> {
                     self.say(&mut conn, receives_ok);
                 }
                 self.post_chain(&mut conn);
+                if conn.stage == Stage::Closing && conn.chain.is_empty() {
+                    // The device says when all of it has arrived.
+                    self.fabric.disconnect(conn.qp);
+                    self.control_due = 0;
+                }
             }
             self.put(conn);
         }
@@ -182,6 +197,9 @@ impl<F: Fabric> Shard<F> {
     }
 
     fn say(&mut self, conn: &mut Conn, receives_ok: bool) {
+        if conn.stage == Stage::Closing {
+            return;
+        }
         let mut more = true;
         for _ in 0..TRANSMIT_BATCH {
             let Some(out) = conn.proto.poll_transmit(receives_ok) else {
@@ -191,7 +209,9 @@ impl<F: Fabric> Shard<F> {
             match out {
                 Outgoing::Call(call) => self.transmit_queued(conn, call, receives_ok),
                 Outgoing::Reply(id) => self.transmit_waiting(conn, id, receives_ok),
-                Outgoing::Error { .. } | Outgoing::Grant => self.transmit_header(conn, out, receives_ok),
+                Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Grant => {
+                    self.transmit_header(conn, out, receives_ok);
+                }
             }
             if !self.config.batch {
                 self.post_chain(conn);
@@ -200,12 +220,8 @@ impl<F: Fabric> Shard<F> {
         if more {
             Self::make_ready(&mut self.ready, conn);
         }
-        if conn.stage == Stage::Draining && conn.proto.is_idle() {
-            if conn.chain.is_empty() && conn.is_idle() {
-                conn.doomed.get_or_insert_with(|| "closed".into());
-            } else {
-                Self::make_ready(&mut self.ready, conn);
-            }
+        if conn.stage == Stage::Draining && conn.proto.is_idle() && conn.is_idle() {
+            conn.stage = Stage::Closing;
         }
     }
 
@@ -271,6 +287,18 @@ impl<F: Fabric> Shard<F> {
         }
         if !self.receives.is_empty() {
             self.posted += self.fabric.post_recv(None, &mut self.receives);
+        }
+        if self.starved && self.posted >= self.reserved {
+            self.relieved();
+        }
+    }
+
+    /// Receives are there again: whoever had to keep its grants, or its replies, back may go on.
+    #[cold]
+    fn relieved(&mut self) {
+        self.starved = false;
+        for conn in self.conns.iter_mut().flatten() {
+            Self::make_ready(&mut self.ready, conn);
         }
     }
 }

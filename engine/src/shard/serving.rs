@@ -1,15 +1,17 @@
 //! Calls of the peer: check, read chunks, run, write chunks, reply.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent};
 
 use super::Shard;
-use super::conn::{Conn, PendingReads};
+use super::conn::{Conn, PendingReads, Stage};
 use super::outgoing::headroom;
 use crate::config::{POLL_BATCH, RECEIVE_LOW_WATER};
 use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, Source, WorkRequest};
 use crate::handoff::workers::JobError;
-use crate::proto::{Form, InboundId, Outgoing, Refusal};
+use crate::proto::{Connection, Form, InboundId, Outgoing, Refusal};
 use crate::server::{
     MAX_CHUNKS, MAX_SEGMENTS, Placement, Procedure, ReadArgument, ResultBytes, ResultChunk, ResultMemory,
     ServerCall, Services,
@@ -41,7 +43,10 @@ impl<F: Fabric> Shard<F> {
         if self.sampled() {
             conn.arrivals[call.id.index()] = Some(self.clock.read());
         }
-        match read.and_then(|()| self.prepare(&mut call)) {
+        // A server that drains ends what it has begun, and begins nothing.
+        let refused =
+            if conn.stage == Stage::Draining { Err(Reject::Transport(ErrorBody::System)) } else { read };
+        match refused.and_then(|()| self.prepare(&mut call)) {
             Ok(()) if self.fetch.is_empty() => self.run(conn, call),
             Ok(()) => self.fetch(conn, call),
             Err(reject) => self.reject(conn, call, reject),
@@ -77,6 +82,7 @@ impl<F: Fabric> Shard<F> {
     fn fetch(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let id = call.id;
         let fetch = std::mem::take(&mut self.fetch);
+        let before = conn.chain.len();
         let mut landing = ArrayVec::<Lent, MAX_CHUNKS>::new();
         let mut filled = 0;
         for (n, &(at, segment)) in fetch.iter().enumerate() {
@@ -87,6 +93,8 @@ impl<F: Fabric> Shard<F> {
                     .map(|next| next.1.length as usize)
                     .sum();
                 let Some(Ok(lent)) = self.alloc(len).map(Buf::lend) else {
+                    // Nothing of a call that is refused is read: its caller takes its memory back.
+                    conn.chain.truncate(before);
                     return self.reject(conn, call, Reject::Transport(ErrorBody::System));
                 };
                 call.reads.push(ReadArgument { at, buf: None });
@@ -132,7 +140,9 @@ impl<F: Fabric> Shard<F> {
                 self.backlog.push_back(call);
             }
             _ => {
-                call.outcome = (entry.handler)(&mut call);
+                // As on a worker: a handler that panics costs its call, and nobody else's.
+                let run = AssertUnwindSafe(|| (entry.handler)(&mut call));
+                call.outcome = catch_unwind(run).unwrap_or(Err(Refusal::SystemError));
                 self.finish(conn, call);
             }
         }
@@ -190,6 +200,11 @@ impl<F: Fabric> Shard<F> {
         let refused = call.outcome.err().map(|refusal| Reject::Rpc(reply_body(refusal)));
         if let Some(reject) = refused {
             return self.reject(conn, call, reject);
+        }
+        let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
+        if len + reply_header_len(&conn.proto, &call) > self.config.inline {
+            let error = ErrorBody::ReplyResource { length_needed: len as u32 };
+            return self.reject(conn, call, Reject::Transport(error));
         }
         self.answer(conn, call);
     }
@@ -332,6 +347,17 @@ impl<F: Fabric> Shard<F> {
         let form = Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false };
         conn.proto.emit_before(Outgoing::Reply(call.id), &form, receives_ok, buf.full_mut(), at)
     }
+}
+
+/// Bytes of the transport header of a reply.
+#[inline]
+fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
+    if call.results.is_empty() {
+        return proto.header_len(None);
+    }
+    let counts: ArrayVec<u32, MAX_CHUNKS> = call.results.iter().map(|result| result.segments).collect();
+    let writes = WriteList { counts: &counts, segments: &call.segments };
+    proto.header_len(Some(&Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false }))
 }
 
 /// What a handler's refusal is on the wire (RFC 5531 §9).
