@@ -357,8 +357,8 @@ impl<T> Drop for Ticket<T> {
         let state = &end.slot().state;
         let mut seen = state.load(Ordering::Acquire);
         while seen & DONE == 0 {
-            // Until DONE only this end changes the state, so a failure means DONE. SYNC POINT parting: what this end
-            // did to the waiter comes before the completer's clearing of it.
+            // Until DONE only this end changes the state. SYNC POINT parting: all that this end did comes before the
+            // completer brings the slot home, and before the table's end.
             match state.compare_exchange_weak(seen, seen | GONE, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
                 Err(now) => seen = now,
