@@ -344,7 +344,9 @@ mod model {
             let (spare, lost) = table.acquire().unwrap();
             let value = Counted(Arc::clone(&dropped));
             let shard = thread::spawn(move || completer.complete(value));
-            let app = thread::spawn(move || drop((ticket, spare, lost)));
+            // Nothing after the ticket's drop orders this thread with the others.
+            let app = thread::spawn(move || drop(ticket));
+            drop((spare, lost));
             drop(table);
             shard.join().unwrap();
             app.join().unwrap();
