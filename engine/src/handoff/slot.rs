@@ -94,6 +94,9 @@ struct Table<T> {
     returned: CachePadded<AtomicU32>,
     /// Counts only once `returned` is [`CLOSED`]: slots not yet home, plus one for the owner.
     remaining: AtomicUsize,
+    /// Read at every use and written at the end, so that models see a use that races with the end.
+    #[cfg(loom)]
+    life: UnsafeCell<()>,
 }
 
 /// Makes slots for calls in flight; held by the one thread that starts calls.
@@ -122,6 +125,8 @@ impl<T> SlotTable<T> {
             slots: (0..capacity).map(|index| CachePadded::new(slot(index))).collect(),
             returned: CachePadded::new(AtomicU32::new(NIL)),
             remaining: AtomicUsize::new(0),
+            #[cfg(loom)]
+            life: UnsafeCell::new(()),
         });
         Self { table: NonNull::from(Box::leak(table)), free: 0 }
     }
@@ -184,7 +189,10 @@ fn settle<T>(table: NonNull<Table<T>>, home: usize) {
     if remaining.fetch_sub(home, Ordering::AcqRel) == home {
         // SAFETY: it came from `Box::leak` in `new`, nobody has a share left, and so this happens once. Free slots have
         // empty cells (rule 3), so nothing in them is left to drop.
-        drop(unsafe { Box::from_raw(table.as_ptr()) });
+        let table = unsafe { Box::from_raw(table.as_ptr()) };
+        #[cfg(loom)]
+        table.life.with_mut(|_| ());
+        drop(table);
     }
 }
 
@@ -206,7 +214,10 @@ impl<T> End<T> {
     #[inline]
     fn table(&self) -> &Table<T> {
         // SAFETY: rules 4 and 5: an end is used only while its slot is not home, and until then the table exists.
-        unsafe { self.table.as_ref() }
+        let table = unsafe { self.table.as_ref() };
+        #[cfg(loom)]
+        table.life.with(|_| ());
+        table
     }
 
     #[inline]
@@ -357,8 +368,8 @@ impl<T> Drop for Ticket<T> {
         let state = &end.slot().state;
         let mut seen = state.load(Ordering::Acquire);
         while seen & DONE == 0 {
-            // Until DONE only this end changes the state, so a failure means DONE. SYNC POINT parting: what this end
-            // did to the waiter comes before the completer's clearing of it.
+            // Until DONE only this end changes the state. SYNC POINT parting: all that this end did comes before the
+            // completer brings the slot home, and before the table's end.
             match state.compare_exchange_weak(seen, seen | GONE, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
                 Err(now) => seen = now,

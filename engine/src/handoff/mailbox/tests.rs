@@ -172,13 +172,37 @@ mod real {
 
 #[cfg(loom)]
 mod model {
+    use loom::sync::Arc;
     use loom::thread;
 
     use crate::handoff::explore;
     use crate::handoff::idle::IdlePolicy;
-    use crate::handoff::mailbox::Mailbox;
+    use crate::handoff::mailbox::{Intake, Mailbox};
     use crate::handoff::parker::{Sleeper, Wake};
     use crate::handoff::slot::{Completer, Lost, SlotTable};
+
+    /// A new ring that comes while another is taken in is not forgotten: the model would never end.
+    #[test]
+    fn loom_nothing_is_lost_in_the_intake() {
+        explore(|| {
+            let intake = Arc::new(Intake::new());
+            let offers = Arc::clone(&intake);
+            let app = thread::spawn(move || {
+                offers.offer(1).unwrap();
+                offers.offer(2).unwrap();
+            });
+            let mut got = Vec::new();
+            while got.len() < 2 {
+                if intake.is_fresh() {
+                    got.append(&mut intake.take());
+                } else {
+                    thread::yield_now();
+                }
+            }
+            assert_eq!(got, [1, 2]);
+            app.join().unwrap();
+        });
+    }
 
     /// Joins a shard that is about to sleep and sends: a lost ring or a lost wake-up is a deadlock of the model.
     #[test]

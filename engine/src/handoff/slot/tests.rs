@@ -204,9 +204,14 @@ mod model {
         }
     }
 
+    /// Uses the slot again and writes both its cells: a late access of the former use would race with these.
     fn reuse(table: &mut SlotTable<Counted>, dropped: &Arc<AtomicUsize>) {
-        // Both cells are written again: a late access of the former use would race with these.
-        let (mut ticket, completer) = table.acquire().expect("it came home");
+        let (mut ticket, completer) = loop {
+            if let Some(ends) = table.acquire() {
+                break ends;
+            }
+            thread::yield_now();
+        };
         let mut cx = Context::from_waker(Waker::noop());
         assert!(Pin::new(&mut ticket).poll(&mut cx).is_pending());
         completer.complete(Counted(Arc::clone(dropped)));
@@ -295,16 +300,26 @@ mod model {
                     thread::yield_now();
                 }
             }
-            loop {
-                if let Some((ticket, completer)) = table.acquire() {
-                    drop(completer);
-                    drop(ticket);
-                    break;
-                }
-                thread::yield_now();
-            }
+            reuse(&mut table, &dropped);
             thread.join().unwrap();
-            assert_eq!(dropped.load(Ordering::Relaxed), 1);
+            assert_eq!(dropped.load(Ordering::Relaxed), 2);
+        });
+    }
+
+    /// The ticket is dropped, with a waiter left behind, and the slot is used again at once.
+    #[test]
+    fn loom_an_abandoned_slot_comes_home_only_when_both_ends_are_through() {
+        explore(|| {
+            let dropped = Arc::new(AtomicUsize::new(0));
+            let mut table = SlotTable::new(1);
+            let (mut ticket, completer) = table.acquire().unwrap();
+            let value = Counted(Arc::clone(&dropped));
+            let thread = thread::spawn(move || completer.complete(value));
+            let _ = Pin::new(&mut ticket).poll(&mut Context::from_waker(Waker::noop()));
+            drop(ticket);
+            reuse(&mut table, &dropped);
+            thread.join().unwrap();
+            assert_eq!(dropped.load(Ordering::Relaxed), 2);
         });
     }
 
@@ -329,7 +344,9 @@ mod model {
             let (spare, lost) = table.acquire().unwrap();
             let value = Counted(Arc::clone(&dropped));
             let shard = thread::spawn(move || completer.complete(value));
-            let app = thread::spawn(move || drop((ticket, spare, lost)));
+            // Nothing after the ticket's drop orders this thread with the others.
+            let app = thread::spawn(move || drop(ticket));
+            drop((spare, lost));
             drop(table);
             shard.join().unwrap();
             app.join().unwrap();
