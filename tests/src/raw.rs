@@ -19,8 +19,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const RECEIVE: usize = 8192;
 /// Receives that a raw peer keeps posted.
 const RECEIVES: usize = 512;
-/// Credit word of the headers that it makes.
-const CREDIT: u32 = 64;
 
 /// A message that arrived.
 #[derive(Clone, Debug)]
@@ -47,6 +45,8 @@ pub struct RawPeer {
     over: Option<String>,
     /// Protocol version of the headers that it makes.
     pub version: Version,
+    /// Their credit word.
+    pub credit: u32,
 }
 
 fn pool(size: usize, count: usize) -> Pool {
@@ -113,6 +113,7 @@ impl RawPeer {
             completed: 0,
             over: None,
             version: Version::V2,
+            credit: 64,
         };
         peer.refill(RECEIVES);
         peer
@@ -201,6 +202,15 @@ impl RawPeer {
         self.over.clone().unwrap_or_default()
     }
 
+    /// Waits until the connection has ended, or a work request has failed.
+    pub fn wait_until_over_or_failed(&mut self) {
+        let start = Instant::now();
+        while !self.is_over() && self.failures.is_empty() {
+            assert!(start.elapsed() < PATIENCE, "the work request went through");
+            self.turn();
+        }
+    }
+
     /// The connection has ended, as far as is known.
     pub fn is_over(&self) -> bool {
         self.over.is_some()
@@ -257,7 +267,7 @@ impl RawPeer {
 
     /// Header and payload as a correct peer would send them now, of version 2 with windowed credits.
     pub fn message(&self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
-        let header = Header { xid, credit: CREDIT, received: Some(self.received), flags, body };
+        let header = Header { xid, credit: self.credit, received: Some(self.received), flags, body };
         let mut bytes = vec![0; header.encoded_len(self.version, Revision::Ietf00)];
         header.emit(&mut bytes, self.version, Revision::Ietf00).expect("as long as it says");
         bytes.extend_from_slice(payload);

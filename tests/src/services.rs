@@ -31,6 +31,8 @@ pub const PANIC: u32 = 8;
 /// Arguments: bytes of the reply.
 pub const REPLY: u32 = 9;
 
+/// Longest sleep that they are talked into, in microseconds.
+const LONGEST_SLEEP: u32 = 200_000;
 /// Longest chunk that the procedures take.
 const LONGEST: usize = 1 << 20;
 
@@ -75,7 +77,7 @@ fn echo(call: &mut ServerCall) -> Result<(), Refusal> {
 }
 
 fn worker_echo(call: &mut ServerCall) -> Result<(), Refusal> {
-    std::thread::sleep(Duration::from_micros(u64::from(word(call, 0)?)));
+    std::thread::sleep(Duration::from_micros(u64::from(word(call, 0)?.min(LONGEST_SLEEP))));
     echo(call)
 }
 

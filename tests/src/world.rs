@@ -107,10 +107,10 @@ impl Drop for World {
 /// A shard that is quick to make: little memory, small pages.
 pub fn small() -> Config {
     Config {
-        receives: 1024,
-        small_buffers: 512,
-        message_buffers: 256,
-        bulk_buffers: vec![(64 << 10, 24), (1 << 20, 10)],
+        receives: 640,
+        small_buffers: 160,
+        message_buffers: 160,
+        bulk_buffers: vec![(64 << 10, 16), (1 << 20, 5)],
         pages: PagePolicy::Small,
         ..Config::default()
     }

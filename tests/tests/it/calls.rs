@@ -174,7 +174,7 @@ fn many_calls_through_a_small_window_all_end() {
 #[test]
 fn a_client_with_a_small_window_gets_every_error_of_a_server_with_a_large_one() {
     let mut world = World::new("errors");
-    let address = world.serve(server_with(Config { window: 120, ..small() }));
+    let address = world.serve(server_with(Config { window: 120, receives: 2048, ..small() }));
     let mut client = world.client(&address, Config { window: 4, max_calls: 128, ..small() });
     let first = client.first();
     for round in 0..5 {
@@ -330,7 +330,7 @@ fn an_empty_pool_is_said_and_gets_over() {
 fn a_server_short_of_memory_says_so_and_gets_over() {
     let mut world = World::new("server-pool");
     let address = world.serve(server_with(Config { bulk_buffers: vec![(64 << 10, 2)], ..small() }));
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, Config { bulk_buffers: vec![(64 << 10, 30)], ..small() });
     let first = client.first();
     for round in 0..20 {
         for token in 0..8 {

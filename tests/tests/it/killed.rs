@@ -1,7 +1,152 @@
 //! Peers killed with SIGKILL, at any instruction, while others go on.
 
-use rpcrdma::Address;
+use std::time::Duration;
 
+use rpcrdma::client::LocalClient;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::{Address, CallError, Config, Server};
+use rpcrdma_tests::*;
+
+/// What a child does until it is killed.
 pub(crate) fn child(role: &str, address: &Address) {
-    let _ = (role, address);
+    match role {
+        "client" => busy_client(address),
+        "server" => {
+            let server = Server::start(address, standard_services(), &small_server()).expect("a server");
+            println!("ready");
+            // A child outlives no test.
+            std::thread::sleep(Duration::from_secs(120));
+            drop(server);
+        }
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Calls, Reads and Writes, many at a time, without end.
+fn busy_client(address: &Address) {
+    let mut client = LocalClient::connect(address, small_client(small())).expect("a connection");
+    let first = client.first();
+    let mut under_way = 0;
+    let mut random = Random::new(u64::from(std::process::id()));
+    let mut said = false;
+    loop {
+        while under_way < 12 {
+            let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
+            call.args_mut().fill(0);
+            if random.once_in(2)
+                && let (Ok(data), Ok(room)) = (client.alloc(first, 60_000), client.alloc(first, 60_000))
+            {
+                call.send_chunk(4, data).expect("room for one");
+                call.receive_chunk(room).expect("room for one");
+            }
+            client.start(first, call, 0);
+            under_way += 1;
+        }
+        client.poll(|done| {
+            under_way -= 1;
+            if done.result.is_err() {
+                std::process::exit(1);
+            }
+        });
+        if !said {
+            println!("ready");
+            said = true;
+        }
+    }
+}
+
+#[test]
+fn clients_killed_at_random_harm_nobody() {
+    const KILLS: usize = 50;
+    let mut world = World::new("killed-clients");
+    // Memory for all that three clients may have under way: the witness is never refused.
+    let shard = Config { bulk_buffers: vec![(64 << 10, 120)], ..small() };
+    let address = world.serve(ServerConfig { shard, ..small_server() });
+    let mut witness = world.client(&address, small());
+    let mut random = Random::new(50);
+    let mut seed = 0;
+    let mut verify = |witness: &mut LocalClient, rounds: usize| {
+        for _ in 0..rounds {
+            seed += 1;
+            let mut args = [0; 100];
+            pattern(seed, &mut args);
+            echo(witness, &args).expect("an echo");
+            mirror(witness, seed, &[1 + seed as usize * 37 % 9000]).expect("a mirror");
+        }
+    };
+    // Two at a time: one starts while the other is at work.
+    let mut children = vec![Child::start("client", &address.to_string())];
+    for _ in 0..KILLS {
+        children.push(Child::start("client", &address.to_string()));
+        let mut child = children.remove(0);
+        child.wait_for("ready");
+        // How far the child gets is as random as what it is doing then.
+        verify(&mut witness, random.below(30));
+        child.kill();
+        verify(&mut witness, 3);
+    }
+    drop(children);
+    drop(witness);
+    world.server_balances();
+    let stats = world.server().stats();
+    // The last child may have been killed before it had connected.
+    assert!(stats[0].connections_total > KILLS as u64, "{}", stats[0].connections_total);
+}
+
+#[test]
+fn calls_of_a_killed_server_end_once_with_a_cause() {
+    let world = World::new("killed-servers");
+    let mut random = Random::new(51);
+    for _ in 0..10 {
+        let address = world.address();
+        let mut server = Child::start("server", &address.to_string());
+        server.wait_for("ready");
+        let mut client = world.client(&address, small());
+        let first = client.first();
+        let mut ends = Vec::new();
+        let mut under_way = 0;
+        let turns = random.below(3000);
+        let mut server = Some(server);
+        let over = settles(|| {
+            for turn in 0..turns + 1000 {
+                if turn == turns
+                    && let Some(server) = server.take()
+                {
+                    server.kill();
+                }
+                while under_way < 20 && client.is_open(first) {
+                    let token = ends.len() as u64;
+                    let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
+                    call.args_mut().fill(0);
+                    if token % 2 == 0
+                        && let (Ok(mut data), Ok(room)) =
+                            (client.alloc(first, 5000), client.alloc(first, 5000))
+                    {
+                        pattern(token as u32, &mut data);
+                        call.send_chunk(4, data).expect("room for one");
+                        call.receive_chunk(room).expect("room for one");
+                    }
+                    ends.push(0);
+                    under_way += 1;
+                    client.start(first, call, token);
+                }
+                client.poll(|done| {
+                    under_way -= 1;
+                    ends[done.token as usize] += 1;
+                    match done.result {
+                        Ok(reply) => {
+                            let chunk = reply.chunk(0).unwrap_or_default();
+                            assert!(patterned(done.token as u32, chunk), "what was acknowledged is there");
+                        }
+                        Err(CallError::ConnectionLost { .. } | CallError::Closed) => {}
+                        Err(other) => panic!("{other}"),
+                    }
+                });
+            }
+            server.is_none() && !client.is_open(first) && under_way == 0
+        });
+        assert!(over, "{under_way} calls never ended");
+        assert!(ends.iter().all(|&ends| ends == 1));
+        assert_eq!(shard_leak(&client.stats()), None);
+    }
 }

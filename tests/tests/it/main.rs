@@ -10,4 +10,9 @@ fn child_process() {
 
 mod calls;
 mod chunks;
+mod faults;
+mod hostile_client;
+mod hostile_server;
 mod killed;
+mod lifecycle;
+mod threads;

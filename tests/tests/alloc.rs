@@ -1,0 +1,187 @@
+//! A warm engine allocates nothing: neither for calls nor for bulk calls, at the client or at the server.
+#![expect(unsafe_code, reason = "a global allocator that counts")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rpcrdma::client::LocalClient;
+use rpcrdma::{Config, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma_tests::{ECHO, MIRROR, PROGRAM, VERSION, World, small, small_server};
+
+/// Keeps the shard busy for a while.
+const PAUSE: u32 = 30;
+/// Token of a call of it.
+const PAUSED: u64 = MOST;
+/// It is in the middle of one.
+static PAUSES: AtomicBool = AtomicBool::new(false);
+/// Calls under way at a time.
+const MOST: u64 = 32;
+
+struct Counting;
+
+static COUNTS: AtomicBool = AtomicBool::new(false);
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+fn count() {
+    // Relaxed: threads are told apart by nothing, and the sum is read when all is quiet.
+    if COUNTS.load(Ordering::Relaxed) {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: all of it is the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller keeps to `GlobalAlloc::alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps to `GlobalAlloc::dealloc`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller keeps to `GlobalAlloc::realloc`.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Procedures that allocate nothing themselves.
+fn services() -> Services {
+    let mut services = Services::new();
+    let echo = |call: &mut ServerCall| {
+        let mut bytes = [0; 64];
+        bytes.copy_from_slice(call.args().get(..64).ok_or(Refusal::GarbageArguments)?);
+        call.reply_mut(64).ok_or(Refusal::SystemError)?.copy_from_slice(&bytes);
+        Ok(())
+    };
+    let mirror = |call: &mut ServerCall| {
+        let data = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
+        let result = call.result_mut(0).ok_or(Refusal::GarbageArguments)?;
+        result[..data.len()].copy_from_slice(&data);
+        call.set_result_len(0, data.len());
+        Ok(())
+    };
+    let pause = |_: &mut ServerCall| {
+        PAUSES.store(true, Ordering::Release);
+        while PAUSES.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        Ok(())
+    };
+    services.add(PROGRAM, VERSION, PAUSE, Procedure::new(pause));
+    services.add(PROGRAM, VERSION, ECHO, Procedure::new(echo)).add(
+        PROGRAM,
+        VERSION,
+        MIRROR,
+        Procedure::new(mirror).read_chunks(1, 1 << 16).write_chunks(1, 1 << 16),
+    );
+    services
+}
+
+fn start(client: &mut LocalClient, token: u64) {
+    let first = client.first();
+    let mut call = client.prepare(ECHO, 64).expect("a buffer");
+    call.args_mut().fill(token as u8);
+    client.start(first, call, token);
+}
+
+/// Makes the server's shard find as many calls at once as it will ever find.
+fn crowd(client: &mut LocalClient) {
+    let first = client.first();
+    let pause = client.prepare(PAUSE, 0).expect("a buffer");
+    client.start(first, pause, PAUSED);
+    while !PAUSES.load(Ordering::Acquire) {
+        client.poll(|_| {});
+    }
+    for token in 0..MOST {
+        start(client, token);
+    }
+    client.poll(|_| {});
+    PAUSES.store(false, Ordering::Release);
+    let mut ended = 0;
+    while ended <= MOST {
+        client.poll(|done| {
+            done.result.expect("a reply");
+            ended += 1;
+        });
+    }
+}
+
+/// Echoes of 64 bytes, `depth` at a time.
+fn calls(client: &mut LocalClient, count: u64, depth: u64) {
+    let (mut started, mut ended) = (0, 0);
+    while ended < count {
+        while started < count && started - ended < depth {
+            start(client, started);
+            started += 1;
+        }
+        let busy = client.poll(|done| {
+            let reply = done.result.expect("a reply");
+            assert!(reply.results().iter().all(|&byte| byte == done.token as u8), "another reply");
+            ended += 1;
+        });
+        if !busy {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Memory there and back, `depth` at a time.
+fn bulk_calls(client: &mut LocalClient, count: u64, depth: u64) {
+    let first = client.first();
+    let (mut started, mut ended) = (0, 0);
+    while ended < count {
+        while started < count && started - ended < depth {
+            let mut call = client.prepare_with_chunks(MIRROR, 0).expect("a buffer");
+            let mut data = client.alloc(first, 9000).expect("a buffer");
+            data.fill(started as u8);
+            call.send_chunk(0, data).expect("room");
+            call.receive_chunk(client.alloc(first, 9000).expect("a buffer")).expect("room");
+            client.start(first, call, started);
+            started += 1;
+        }
+        let busy = client.poll(|done| {
+            let reply = done.result.expect("a reply");
+            let chunk = reply.chunk(0).expect("a chunk");
+            assert!(chunk.len() == 9000 && chunk.iter().all(|&byte| byte == done.token as u8));
+            ended += 1;
+        });
+        if !busy {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_warm_engine_allocates_nothing() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+        for (remote_invalidate, batch, signal_every) in [(true, true, 16), (false, false, 1)] {
+            let mut world = World::new("alloc");
+            let shard = Config { scheme, remote_invalidate, batch, signal_every, ..small() };
+            let config = rpcrdma::server::ServerConfig { shard: shard.clone(), ..small_server() };
+            let address = world.serve_with(config, services());
+            let mut client = world.client(&address, shard);
+            for depth in [1, 7] {
+                calls(&mut client, 1000, depth);
+                bulk_calls(&mut client, 200, depth);
+            }
+            crowd(&mut client);
+            COUNTS.store(true, Ordering::Relaxed);
+            for depth in [1, 7] {
+                calls(&mut client, 1000, depth);
+                bulk_calls(&mut client, 200, depth);
+            }
+            calls(&mut client, 2000, MOST);
+            COUNTS.store(false, Ordering::Relaxed);
+            let count = ALLOCATIONS.swap(0, Ordering::Relaxed);
+            assert_eq!(count, 0, "allocations in 4400 calls, {scheme:?}, batch {batch}");
+        }
+    }
+}

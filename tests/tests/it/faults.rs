@@ -1,0 +1,161 @@
+//! Devices that misbehave: calls end well, or with a cause, and no reply is wrong.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rpcrdma::client::LocalClient;
+use rpcrdma::fabric::software::SoftwareFabric;
+use rpcrdma::fabric::{Fabric, FabricAddress, contract};
+use rpcrdma::shard::Shard;
+use rpcrdma::{Address, CallError, Config, Scheme};
+use rpcrdma_tests::*;
+
+/// A device that is slow and full, but loses nothing.
+const SLOW: Chaos = Chaos { delay: 8, queue_full: 5, receives_refused: 4, disconnect: 0, failure: 0 };
+/// One that also breaks connections.
+const BROKEN: Chaos = Chaos { disconnect: 4000, failure: 4000, ..SLOW };
+
+fn device(config: &Config, chaos: Chaos, seed: u64) -> ChaosFabric<SoftwareFabric> {
+    ChaosFabric::new(SoftwareFabric::new(config.software()).expect("a device"), chaos, seed)
+}
+
+/// Calls and bulk calls, many at a time; reconnects when the connection is lost. Returns how many ended well, and how many
+/// with a cause.
+fn load_up(
+    client: &mut LocalClient<ChaosFabric<SoftwareFabric>>,
+    address: &Address,
+    count: u64,
+) -> (u64, u64) {
+    let mut connection = client.first();
+    let (mut started, mut well, mut lost) = (0, 0, 0);
+    let mut ends = vec![0u8; count as usize];
+    let over = settles(|| {
+        for _ in 0..500 {
+            if started < count && !client.is_open(connection) {
+                match client.add_connection(address) {
+                    Ok(new) => connection = new,
+                    // Broken again before it stood.
+                    Err(_) => return false,
+                }
+            }
+            while started < count && started - well - lost < 16 && client.is_open(connection) {
+                let seed = started as u32;
+                let len = chunk_len(seed);
+                let Ok(mut call) = client.prepare_with_chunks(if seed % 2 == 0 { ECHO } else { MIRROR }, 40)
+                else {
+                    break;
+                };
+                pattern(seed, call.args_mut());
+                if seed % 2 == 1 {
+                    let (Ok(mut data), Ok(room)) =
+                        (client.alloc(connection, len), client.alloc(connection, len))
+                    else {
+                        break;
+                    };
+                    pattern(seed, &mut data);
+                    call.send_chunk(40, data).expect("room");
+                    call.receive_chunk(room).expect("room");
+                }
+                client.start(connection, call, started);
+                started += 1;
+            }
+            client.poll(|done| {
+                ends[done.token as usize] += 1;
+                let seed = done.token as u32;
+                match done.result {
+                    Ok(reply) => {
+                        let (got, len) = match seed % 2 {
+                            0 => (reply.results(), 40),
+                            _ => (reply.chunk(0).expect("a chunk"), chunk_len(seed)),
+                        };
+                        assert!(got.len() == len && patterned(seed, got), "a wrong reply");
+                        well += 1;
+                    }
+                    Err(CallError::ConnectionLost { .. } | CallError::Closed) => lost += 1,
+                    Err(other) => panic!("{other}"),
+                }
+            });
+        }
+        well + lost == count
+    });
+    assert!(over, "{started} started, {well} well, {lost} lost");
+    assert!(ends.iter().all(|&ends| ends == 1), "each ends once");
+    (well, lost)
+}
+
+/// Bytes of a call's chunk.
+fn chunk_len(seed: u32) -> usize {
+    1 + seed as usize * 131 % 8000
+}
+
+#[test]
+fn clients_with_bad_devices() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+        for (seed, chaos) in [(1, SLOW), (2, SLOW), (3, BROKEN), (4, BROKEN)] {
+            let mut world = World::new("bad-client-device");
+            let config = Config { scheme, signal_every: 1 + seed as u32, ..small() };
+            let server = rpcrdma::server::ServerConfig { shard: config.clone(), ..small_server() };
+            let address = world.serve(server);
+            let fabric = device(&config, chaos, seed);
+            let Ok(mut client) = LocalClient::with_fabric(fabric, &address, small_client(config)) else {
+                continue;
+            };
+            let (_, lost) = load_up(&mut client, &address, 1500);
+            assert!(lost == 0 || chaos.failure != 0, "{lost} lost by a device that loses nothing");
+        }
+    }
+}
+
+#[test]
+fn servers_with_bad_devices() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+        for (seed, chaos) in [(5, SLOW), (6, BROKEN)] {
+            let world = World::new("bad-server-device");
+            let config = Config { scheme, ..small() };
+            let address = world.address();
+            let Address::Soft(fabric_address) = &address else { unreachable!("a software address") };
+            let listener = SoftwareFabric::bind(fabric_address).expect("a free address");
+            let stop = Arc::new(AtomicBool::new(false));
+            let server = {
+                let (stop, config) = (Arc::clone(&stop), config.clone());
+                std::thread::spawn(move || {
+                    let services = Some(Arc::new(standard_services()));
+                    let mut shard =
+                        Shard::open(device(&config, chaos, seed), config, services).expect("a shard");
+                    shard.listen(&listener).expect("listening");
+                    while !stop.load(Ordering::Acquire) {
+                        if !shard.poll_once() {
+                            std::thread::yield_now();
+                        }
+                    }
+                    shard.abort();
+                    shard.stats()
+                })
+            };
+            let fabric = device(&config, Chaos::default(), seed);
+            let mut client =
+                LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
+            let (_, lost) = load_up(&mut client, &address, 1500);
+            assert!(lost == 0 || chaos.failure != 0, "{lost} lost by a device that loses nothing");
+            drop(client);
+            stop.store(true, Ordering::Release);
+            let stats = server.join().expect("the shard lives");
+            assert_eq!(stats.connections, 0);
+            assert_eq!(stats.receives_promised, 0);
+        }
+    }
+}
+
+#[test]
+fn the_wrapper_passes_what_it_does_not_disturb() {
+    let _world = World::new("chaos-contract");
+    let open = || SoftwareFabric::new(rpcrdma::fabric::software::SoftwareConfig::default());
+    let mut number = 0;
+    let report = contract::run(contract::cases(), || {
+        number += 1;
+        let address = FabricAddress(format!("chaos-{}-{number}", std::process::id()));
+        let wrap = |fabric| ChaosFabric::new(fabric, Chaos::default(), 1);
+        Ok((wrap(open()?), wrap(open()?), address))
+    });
+    assert!(report.failed.is_empty(), "{:#?}", report.failed);
+}

@@ -1,0 +1,444 @@
+//! Every way to configure a connection, and every way to begin and end one.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use rpcrdma::client::LocalClient;
+use rpcrdma::handoff::workers::WorkerConfig;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::wire::{ErrorBody, Revision};
+use rpcrdma::{CallError, Config, IdlePolicy, Procedure, Scheme, ServerCall};
+use rpcrdma_tests::*;
+
+use super::calls::{many_calls, workers};
+
+fn server_with(shard: Config) -> ServerConfig {
+    ServerConfig { shard, ..small_server() }
+}
+
+#[test]
+fn every_combination_of_switches_carries_calls_and_chunks() {
+    let mut world = World::new("matrix");
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+        for switches in 0..16 {
+            let on = |bit: u32| switches & 1 << bit != 0;
+            let config = Config {
+                scheme,
+                remote_invalidate: on(0),
+                batch: on(1),
+                signal_every: if on(2) { 1 } else { 16 },
+                coalesce_grants: on(3),
+                bulk_buffers: vec![(64 << 10, 8)],
+                receives: 300,
+                small_buffers: 100,
+                message_buffers: 100,
+                ..small()
+            };
+            let address = world.serve(server_with(config.clone()));
+            let mut client = world.client(&address, config);
+            many_calls(&mut client, 300, 40);
+            for seed in 0..5 {
+                store(&mut client, seed, &[1000, 3]).unwrap();
+                load(&mut client, seed, &[(5000, 4999), (60_000, 60_000)]).unwrap();
+                mirror(&mut client, seed, &[70, 8, 9000]).unwrap();
+            }
+            let stats = client.stats();
+            assert_eq!(stats.messages.rejected() + stats.peer_faults, 0, "{scheme:?} {switches:#b}");
+            drop(client);
+            world.server_balances();
+            let stats = &world.server().stats()[0];
+            assert_eq!(stats.messages.rejected() + stats.peer_faults, 0, "{scheme:?} {switches:#b}");
+            assert_eq!((stats.calls, stats.calls_failed), (315, 0));
+        }
+    }
+}
+
+#[test]
+fn remote_invalidation_saves_revocations() {
+    let mut world = World::new("invalidate");
+    let address = world.serve(small_server());
+    let mut posts = Vec::new();
+    for remote_invalidate in [true, false] {
+        let mut client = world.client(&address, Config { remote_invalidate, ..small() });
+        load(&mut client, 1, &[(100, 100)]).unwrap();
+        let before = client.stats().fabric.posts;
+        for seed in 0..20 {
+            load(&mut client, seed, &[(100, 100)]).unwrap();
+        }
+        posts.push(client.stats().fabric.posts - before);
+    }
+    assert!(posts[0] + 20 <= posts[1], "bind, Send and no invalidation: {posts:?}");
+}
+
+#[test]
+fn the_other_revision_of_version_2_works_when_both_ends_use_it() {
+    let mut world = World::new("revision");
+    let config = Config { revision: Revision::Cel09, ..small() };
+    let address = world.serve(server_with(config.clone()));
+    let mut client = world.client(&address, config);
+    many_calls(&mut client, 300, 40);
+    mirror(&mut client, 1, &[5000]).unwrap();
+    let first = client.first();
+    let mut call = client.prepare_with_chunks(ECHO, 0).unwrap();
+    call.receive_chunk(client.alloc(first, 10).unwrap()).unwrap();
+    let error = CallError::Transport(ErrorBody::WriteChunks { max: 0 });
+    assert_eq!(client.call(call).map(drop), Err(error), "its number differs between the revisions");
+}
+
+#[test]
+fn ends_of_different_versions_say_so() {
+    let mut world = World::new("versions");
+    for (server, client, low) in [(Scheme::V2Windowed, Scheme::V1, 2), (Scheme::V1, Scheme::V2Windowed, 1)] {
+        let address = world.serve(server_with(Config { scheme: server, ..small() }));
+        let mut client = world.client(&address, Config { scheme: client, ..small() });
+        let error = echo(&mut client, b"whoever understands this").unwrap_err();
+        assert_eq!(error, CallError::Transport(ErrorBody::Vers { low, high: low }));
+    }
+}
+
+#[test]
+fn a_sleeping_server_wakes_up() {
+    let mut world = World::new("idle");
+    for (idle, sleeps) in [
+        (IdlePolicy::Poll, false),
+        (IdlePolicy::Adaptive { spin: 200 }, true),
+        (IdlePolicy::Event, true),
+        (IdlePolicy::default(), true),
+    ] {
+        let mut config = server_with(Config { idle, ..small() });
+        config.workers = Some(WorkerConfig { idle, ..WorkerConfig::default() });
+        let address = world.serve(config);
+        for client_idle in [IdlePolicy::Poll, IdlePolicy::Event, idle] {
+            let mut client = world.client(&address, Config { idle: client_idle, ..small() });
+            for _ in 0..5 {
+                echo(&mut client, b"good morning").unwrap();
+                if sleeps {
+                    let before = world.server().stats()[0].sleeps;
+                    // To ask wakes it: it is asleep again when the count has moved.
+                    assert!(settles(|| world.server().stats()[0].sleeps > before), "{idle:?} does not sleep");
+                }
+                let mut call = client.prepare(WORKER_ECHO, 4).unwrap();
+                call.args_mut().fill(0);
+                client.call(call).unwrap();
+            }
+            mirror(&mut client, 5, &[100_000]).unwrap();
+        }
+        drop(world.take_server());
+    }
+}
+
+#[test]
+fn several_shards_share_the_connections() {
+    let mut world = World::new("shards");
+    let address = world.serve(ServerConfig { shards: 3, ..small_server() });
+    let mut clients: Vec<_> = (0..12).map(|_| world.client(&address, small())).collect();
+    for (seed, client) in clients.iter_mut().enumerate() {
+        many_calls(client, 50, 10);
+        mirror(client, seed as u32, &[3000]).unwrap();
+    }
+    let stats = world.server().stats();
+    assert_eq!(stats.len(), 3);
+    assert_eq!(stats.iter().map(|shard| shard.connections).sum::<u64>(), 12);
+    assert_eq!(stats.iter().map(|shard| shard.calls).sum::<u64>(), 12 * 51);
+}
+
+#[test]
+fn many_connections_of_one_client() {
+    let mut world = World::new("many");
+    let address = world.serve(server_with(Config { receives: 4096, ..small() }));
+    let mut client = world.client(&address, Config { window: 8, receives: 2048, ..small() });
+    let mut connections = vec![client.first()];
+    for _ in 0..69 {
+        connections.push(client.add_connection(&address).unwrap());
+    }
+    let mut ended = 0;
+    for (n, &connection) in connections.iter().enumerate() {
+        for depth in 0..4 {
+            let mut call = client.prepare(ECHO, 32).unwrap();
+            let token = n as u64 * 10 + depth;
+            pattern(token as u32, call.args_mut());
+            client.start(connection, call, token);
+        }
+    }
+    assert!(settles(|| {
+        client.poll(|done| {
+            assert!(patterned(done.token as u32, done.result.unwrap().results()));
+            ended += 1;
+        });
+        ended == 280
+    }));
+    assert_eq!(world.server().stats()[0].connections, 70);
+    // One more than there are Receives for is refused, and says why.
+    let mut refused = None;
+    for _ in 0..200 {
+        if let Err(error) = client.add_connection(&address) {
+            refused = Some(error.to_string());
+            break;
+        }
+    }
+    let refused = refused.expect("Receives are bounded");
+    assert!(refused.contains("receives"), "{refused}");
+    echo(&mut client, b"the first one still works").unwrap();
+}
+
+#[test]
+fn a_full_worker_ring_holds_calls_back_and_loses_none() {
+    let mut world = World::new("back-pressure");
+    let workers = WorkerConfig { count: 1, ring_capacity: 2, ..WorkerConfig::default() };
+    let address = world.serve(ServerConfig { workers: Some(workers), ..small_server() });
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    for token in 0..60 {
+        let mut call = client.prepare(WORKER_ECHO, 8).unwrap();
+        call.args_mut().copy_from_slice(&(token << 16 | 100u64 << 32).to_be_bytes());
+        client.start(first, call, token);
+    }
+    let mut seen = [false; 60];
+    assert!(settles(|| {
+        client.poll(|done| {
+            let expected = (done.token << 16 | 100u64 << 32).to_be_bytes();
+            assert_eq!(done.result.unwrap().results(), expected);
+            assert!(!std::mem::replace(&mut seen[done.token as usize], true), "twice");
+        });
+        seen.iter().all(|&seen| seen)
+    }));
+    assert!(world.server().stats()[0].backpressure > 0);
+}
+
+#[test]
+fn a_handler_that_panics_on_a_worker_costs_its_call() {
+    let mut world = World::new("panic");
+    let address = world.serve(workers());
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    for token in 0..30 {
+        let call = if token % 3 == 0 { client.prepare(PANIC, 4) } else { client.prepare(WORKER_ECHO, 4) };
+        let mut call = call.unwrap();
+        call.args_mut().fill(0);
+        client.start(first, call, token);
+    }
+    let mut ended = 0;
+    assert!(settles(|| {
+        client.poll(|done| {
+            let expected =
+                if done.token % 3 == 0 { Err(CallError::Transport(ErrorBody::System)) } else { Ok(()) };
+            assert_eq!(done.result.map(drop), expected);
+            ended += 1;
+        });
+        ended == 30
+    }));
+}
+
+/// Holds handlers until it is opened.
+#[derive(Clone, Default)]
+struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gate {
+    fn open(&self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut open = self.0.0.lock().unwrap();
+        while !*open {
+            open = self.0.1.wait(open).unwrap();
+        }
+    }
+}
+
+/// Services with a procedure 20 that waits at a gate, on a worker, and fills a Write chunk if there is one.
+fn gated(gate: &Gate) -> rpcrdma::Services {
+    let mut services = standard_services();
+    let gate = gate.clone();
+    let handler = move |call: &mut ServerCall| {
+        gate.wait();
+        if let Some(result) = call.result_mut(0) {
+            let len = result.len();
+            pattern(20, result);
+            call.set_result_len(0, len);
+        }
+        Ok(())
+    };
+    services.add(PROGRAM, VERSION, 20, Procedure::new(handler).write_chunks(1, 1 << 20).on_workers());
+    services
+}
+
+#[test]
+fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+        let mut world = World::new("drain");
+        let gate = Gate::default();
+        let address = world.serve_with(server_with_workers(scheme), gated(&gate));
+        let mut client = world.client(&address, Config { scheme, ..small() });
+        let first = client.first();
+        // Before the first reply there is credit for one call only.
+        echo(&mut client, b"hello").unwrap();
+        for token in 0..4 {
+            let mut call = client.prepare_with_chunks(20, 0).unwrap();
+            call.receive_chunk(client.alloc(first, 1 << 20).unwrap()).unwrap();
+            client.start(first, call, token);
+        }
+        // They are all at the server once an echo has come back.
+        echo(&mut client, b"in order").unwrap();
+        let server = world.take_server();
+        let ended = Arc::new(AtomicBool::new(false));
+        let drained = {
+            let ended = Arc::clone(&ended);
+            std::thread::spawn(move || {
+                let drained = server.drain(Duration::from_secs(20));
+                ended.store(true, Ordering::Release);
+                drained
+            })
+        };
+        let mut refused = 0;
+        while refused < 100 {
+            match echo(&mut client, b"one more") {
+                Ok(()) => {}
+                Err(CallError::Transport(ErrorBody::System | ErrorBody::BadXdr)) => refused += 1,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        assert!(!ended.load(Ordering::Acquire), "four calls are under way");
+        assert!(LocalClient::connect(&address, small_client(small())).is_err(), "no new connections");
+        gate.open();
+        let (mut whole, mut closed) = (0, false);
+        assert!(
+            settles(|| {
+                client.poll(|done| match done.token {
+                    0..4 => {
+                        let reply = done.result.unwrap();
+                        assert!(
+                            patterned(20, reply.chunk(0).unwrap())
+                                && reply.chunk(0).unwrap().len() == 1 << 20
+                        );
+                        whole += 1;
+                    }
+                    // Others may find the connection closing, or closed.
+                    _ => assert!(done.result.is_err()),
+                });
+                if !closed && let Ok(call) = client.prepare(ECHO, 4) {
+                    closed = client.start(first, call, 100).is_none();
+                }
+                whole == 4 && closed && !client.is_open(first)
+            }),
+            "{whole} of 4 calls ended"
+        );
+        assert!(drained.join().unwrap());
+    }
+}
+
+fn server_with_workers(scheme: Scheme) -> ServerConfig {
+    let workers = WorkerConfig { count: 4, ..WorkerConfig::default() };
+    ServerConfig { workers: Some(workers), ..server_with(Config { scheme, ..small() }) }
+}
+
+#[test]
+fn a_drain_that_takes_too_long_ends() {
+    let mut world = World::new("drain-timeout");
+    let gate = Gate::default();
+    let address = world.serve_with(workers(), gated(&gate));
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    let call = client.prepare(20, 0).unwrap();
+    client.start(first, call, 1);
+    echo(&mut client, b"in order").unwrap();
+    let server = world.take_server();
+    let opener = {
+        let gate = gate.clone();
+        // The worker itself is waited for at the end.
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            gate.open();
+        })
+    };
+    assert!(!server.drain(Duration::from_millis(10)));
+    let mut end = None;
+    assert!(settles(|| {
+        client.poll(|done| end = Some(done.result.map(drop)));
+        end.is_some()
+    }));
+    assert_eq!(end, Some(Err(CallError::ConnectionLost { sent: true })));
+    opener.join().unwrap();
+}
+
+#[test]
+fn a_server_that_is_dropped_ends_every_call_once() {
+    for round in 0..10 {
+        let mut world = World::new("drop");
+        let address = world.serve(workers());
+        let mut client = world.client(&address, small());
+        let first = client.first();
+        let mut ends = vec![0; 100];
+        for token in 0..100 {
+            let mut call = client.prepare_with_chunks(WORKER_ECHO, 4).unwrap();
+            call.args_mut().copy_from_slice(&(round * 20u32).to_be_bytes());
+            client.start(first, call, token);
+            client.poll(|done| ends[done.token as usize] += 1);
+        }
+        drop(world.take_server());
+        let mut lost = 0;
+        assert!(settles(|| {
+            client.poll(|done| {
+                ends[done.token as usize] += 1;
+                match done.result {
+                    Ok(reply) => assert_eq!(reply.results(), (round * 20u32).to_be_bytes()),
+                    Err(CallError::ConnectionLost { .. }) => lost += 1,
+                    Err(other) => panic!("{other}"),
+                }
+            });
+            ends.iter().all(|&ends| ends > 0)
+        }));
+        assert!(ends.iter().all(|&ends| ends == 1), "{ends:?}");
+        let call = client.prepare(ECHO, 4).unwrap();
+        assert!(matches!(client.call(call).map(drop), Err(CallError::Closed)), "lost {lost}");
+        client.poll(|_| panic!("all have ended"));
+        assert_eq!(shard_leak(&client.stats()), None);
+    }
+}
+
+#[test]
+fn a_server_comes_back_at_the_same_address() {
+    let mut world = World::new("restart");
+    let address = world.serve(small_server());
+    let file = std::env::temp_dir().join(format!("rpcrdma-it-{}", std::process::id()));
+    let path: rpcrdma::Address = format!("soft:{}", file.display()).parse().unwrap();
+    world.serve_at(&path, small_server(), standard_services());
+    for address in [&path, &address] {
+        let mut client = world.client(address, small());
+        echo(&mut client, b"before").unwrap();
+        drop(world.take_server());
+        assert!(settles(|| echo(&mut client, b"after").is_err()));
+        assert!(client.add_connection(address).is_err(), "nobody is there");
+        world.serve_at(address, small_server(), standard_services());
+        let again = client.add_connection(address).unwrap();
+        let mut call = client.prepare(ECHO, 5).unwrap();
+        call.args_mut().copy_from_slice(b"again");
+        assert_eq!(client.call_on(again, call).unwrap().results(), b"again");
+        drop(client);
+        drop(world.take_server());
+    }
+    assert!(!file.exists(), "the socket file is removed");
+}
+
+#[test]
+fn closing_a_client_waits_for_its_calls() {
+    let mut world = World::new("close");
+    let address = world.serve(workers());
+    for patient in [true, false] {
+        let mut client = world.client(&address, small());
+        let first = client.first();
+        for token in 0..10 {
+            let mut call = client.prepare(WORKER_ECHO, 4).unwrap();
+            call.args_mut().copy_from_slice(&5000u32.to_be_bytes());
+            client.start(first, call, token);
+        }
+        client.poll(|_| {});
+        let ended = client.close(if patient { Duration::from_secs(20) } else { Duration::ZERO });
+        assert!(ended.len() <= 10);
+        if patient {
+            assert_eq!(ended.iter().filter(|done| done.result.is_ok()).count(), 10);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The client whose shard has a thread of its own.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::Duration;
+
+use rpcrdma::client::{Client, ClientCall};
+use rpcrdma::{CallError, Config, IdlePolicy};
+use rpcrdma_tests::*;
+
+use super::calls::workers;
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The smallest executor there is.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+fn connect(world: &World, address: &rpcrdma::Address, config: Config) -> Client {
+    let _ = world;
+    Client::connect(address, small_client(config)).expect("a connection")
+}
+
+#[test]
+fn blocking_calls_futures_and_polls() {
+    let mut world = World::new("client");
+    let address = world.serve(workers());
+    for idle in [IdlePolicy::Poll, IdlePolicy::default(), IdlePolicy::Event] {
+        let mut client = connect(&world, &address, Config { idle, ..small() });
+        for len in [0, 1, 64, 191, 192, 193, 1000, 3900] {
+            let mut args = vec![0; len];
+            pattern(len as u32, &mut args);
+            let reply = client.call(ClientCall::new(ECHO).args(args.clone())).unwrap();
+            assert_eq!(reply.results(), args);
+            let pending = client.start(ClientCall::new(ECHO).args(args.clone())).unwrap();
+            assert_eq!(block_on(pending).unwrap().results(), args);
+            let mut pending = client.start(ClientCall::new(ECHO).args(args.clone())).unwrap();
+            let mut reply = None;
+            assert!(settles(|| {
+                reply = pending.try_take();
+                reply.is_some()
+            }));
+            assert_eq!(reply.unwrap().unwrap().results(), args);
+        }
+        let error = client.call(ClientCall::new(ECHO).args(vec![0; 5000])).unwrap_err();
+        // Longer than any buffer, so it does not even become a message.
+        assert!(matches!(error, CallError::TooLong { .. } | CallError::NoMemory), "{error}");
+        assert_eq!(client.stats().unwrap().calls_failed, 1);
+    }
+}
+
+#[test]
+fn futures_that_are_dropped_harm_nobody() {
+    let mut world = World::new("dropped");
+    let address = world.serve(workers());
+    let mut client = connect(&world, &address, small());
+    for round in 0..20 {
+        let mut kept = Vec::new();
+        for n in 0..30u32 {
+            let args = [&200u32.to_be_bytes()[..], &n.to_be_bytes()].concat();
+            let pending = client.start(ClientCall::new(WORKER_ECHO).args(args.clone())).unwrap();
+            if (n + round) % 2 == 0 {
+                kept.push((args, pending));
+            }
+        }
+        for (args, pending) in kept {
+            assert_eq!(block_on(pending).unwrap().results(), args);
+        }
+    }
+    // Those that were dropped end by themselves.
+    assert!(settles(|| client.call(ClientCall::new(ECHO)).is_ok()));
+    drop(client);
+}
+
+#[test]
+fn chunks_through_the_ring() {
+    let mut world = World::new("client-chunks");
+    let address = world.serve(small_server());
+    let mut client = connect(&world, &address, small());
+    for seed in 0..50u32 {
+        let mut data = client.alloc(10_001).unwrap();
+        pattern(seed, &mut data);
+        let call = ClientCall::new(MIRROR).args([0; 4]).send_chunk(4, data).receive_chunk(10_001);
+        let mut reply = client.call(call).unwrap();
+        assert!(patterned(seed, reply.chunk(0).unwrap()));
+        // Memory of a reply may be kept, and used again.
+        let sent = reply.take_sent().next().unwrap();
+        let call = ClientCall::new(STORE).args(seed.to_be_bytes()).send_chunk(4, sent);
+        assert_eq!(client.call(call).unwrap().results(), 10_001u32.to_be_bytes());
+    }
+    let abandoned = ClientCall::new(LOAD).args([0, 0, 0, 1, 0, 0, 0, 9]).receive_chunk(1 << 20);
+    drop(client.start(abandoned).unwrap());
+    assert!(settles(|| client.stats().unwrap().exposed_buffers == 0));
+    let error = client.call(ClientCall::new(LOAD).args([0; 8]).receive_chunk(1 << 30)).unwrap_err();
+    assert_eq!(error, CallError::NoMemory);
+}
+
+#[test]
+fn many_threads_share_one_connection() {
+    let mut world = World::new("another");
+    let address = world.serve(workers());
+    let client = connect(&world, &address, small());
+    std::thread::scope(|scope| {
+        for thread in 0..6u32 {
+            let mut client = client.another();
+            scope.spawn(move || {
+                for n in 0..300u32 {
+                    let args = [[thread as u8; 60], [n as u8; 60]].concat();
+                    match n % 3 {
+                        0 => {
+                            let reply = client.call(ClientCall::new(ECHO).args(args.clone())).unwrap();
+                            assert_eq!(reply.results(), args);
+                        }
+                        1 => {
+                            let a = client.start(ClientCall::new(ECHO).args(args.clone())).unwrap();
+                            let b = client.start(ClientCall::new(ECHO).args([9])).unwrap();
+                            assert_eq!(block_on(b).unwrap().results(), [9]);
+                            assert_eq!(block_on(a).unwrap().results(), args);
+                        }
+                        _ => {
+                            let mut data = client.alloc(300).unwrap();
+                            pattern(n, &mut data);
+                            let call =
+                                ClientCall::new(MIRROR).args([0; 4]).send_chunk(4, data).receive_chunk(300);
+                            assert!(patterned(n, client.call(call).unwrap().chunk(0).unwrap()));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let stats = client.stats().unwrap();
+    assert_eq!((stats.calls, stats.calls_failed, stats.connections), (6 * 400, 0, 1));
+}
+
+#[test]
+fn deadlines_limits_and_the_end() {
+    let mut world = World::new("client-limits");
+    let address = world.serve(workers());
+    let mut client = connect(&world, &address, Config { max_calls: 4, ..small() });
+    let slow = || ClientCall::new(WORKER_ECHO).args(50_000u32.to_be_bytes());
+    let error = client.call(slow().deadline(Duration::from_millis(1))).unwrap_err();
+    assert_eq!(error, CallError::DeadlinePassed { sent: true });
+
+    let mut started: Vec<_> = (0..4).map(|_| client.start(slow()).unwrap()).collect();
+    let error = client.start(slow()).unwrap_err();
+    assert_eq!(error, CallError::TooMany);
+    let last = started.pop().unwrap();
+    // What the connection's table has no room for ends the same way.
+    let results: Vec<_> = started.into_iter().map(|pending| pending.wait().map(drop)).collect();
+    assert!(results.iter().all(|result| matches!(result, Ok(()) | Err(CallError::TooMany))), "{results:?}");
+    drop(last);
+
+    client.close();
+    assert!(settles(|| client.call(ClientCall::new(ECHO)).is_err_and(|error| error == CallError::Closed)));
+    let mut orphan = connect(&world, &address, small());
+    let pending = orphan.start(slow()).unwrap();
+    drop(orphan);
+    assert!(matches!(pending.wait(), Err(CallError::ConnectionLost { .. })), "its client is gone");
+}
+
+#[test]
+fn a_lost_server_ends_what_waits_for_it() {
+    let mut world = World::new("client-lost");
+    let address = world.serve(workers());
+    let mut client = connect(&world, &address, small());
+    let slow = || ClientCall::new(WORKER_ECHO).args(20_000u32.to_be_bytes());
+    let pending: Vec<_> = (0..20).map(|_| client.start(slow()).unwrap()).collect();
+    let waiter = {
+        let mut client = client.another();
+        std::thread::spawn(move || {
+            client.call(ClientCall::new(WORKER_ECHO).args(20_000u32.to_be_bytes())).map(drop)
+        })
+    };
+    drop(world.take_server());
+    for pending in pending {
+        assert!(matches!(pending.wait().map(drop), Ok(()) | Err(CallError::ConnectionLost { .. })));
+    }
+    let end = waiter.join().unwrap();
+    assert!(matches!(end, Ok(()) | Err(CallError::ConnectionLost { .. } | CallError::Closed)), "{end:?}");
+    assert_eq!(client.call(slow()).map(drop), Err(CallError::Closed));
+}
