@@ -37,6 +37,12 @@ pub struct ShardStats {
     pub pool_empty: u64,
     /// Calls that are with the workers, or wait for them.
     pub worker_depth: u64,
+    /// Receives that the device has, or gets with the next post: what an idle shard's pool is short of.
+    pub receives_posted: u64,
+    /// Receives promised to connections.
+    pub receives_promised: u64,
+    /// Buffers that peers of connections may be given access to, and that are in use.
+    pub exposed_buffers: u64,
     /// Work requests per post.
     pub batch: Histogram<u64>,
     /// Time from start to end of sampled calls (client), or from arrival to reply (server).
@@ -62,6 +68,9 @@ impl ShardStats {
             backpressure: 0,
             pool_empty: 0,
             worker_depth: 0,
+            receives_posted: 0,
+            receives_promised: 0,
+            exposed_buffers: 0,
             // Bounds are constants within what the histogram takes.
             batch: Histogram::new_with_bounds(1, 1 << 16, 2).expect("valid bounds"),
             latency: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds"),

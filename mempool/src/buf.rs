@@ -198,7 +198,7 @@ impl Buf {
     ///
     /// # Panics
     /// If `start + len` exceeds the capacity.
-    #[inline]
+    #[inline(always)]
     pub fn set_window(&mut self, start: usize, len: usize) {
         let capacity = self.capacity();
         assert!(

@@ -11,7 +11,9 @@ use crate::fabric::Fabric;
 use crate::fabric::software::SoftwareFabric;
 use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
-use crate::shard::{CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, Sink, headroom};
+use crate::shard::{
+    CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, Sink, headroom,
+};
 use crate::stats::ShardStats;
 
 /// One of a local client's connections, by the order in which they were made.
@@ -221,12 +223,21 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
-    pub fn prepare_with_chunks(&mut self, procedure: u32, args_len: usize) -> Result<PreparedCall, CallError> {
+    pub fn prepare_with_chunks(
+        &mut self,
+        procedure: u32,
+        args_len: usize,
+    ) -> Result<PreparedCall, CallError> {
         self.prepare_in(procedure, args_len, true)
     }
 
     #[inline]
-    fn prepare_in(&mut self, procedure: u32, args_len: usize, chunks: bool) -> Result<PreparedCall, CallError> {
+    fn prepare_in(
+        &mut self,
+        procedure: u32,
+        args_len: usize,
+        chunks: bool,
+    ) -> Result<PreparedCall, CallError> {
         let room = headroom(chunks);
         let args_at = self.template.len();
         let mut message = self.shard.alloc(room + args_at + args_len).ok_or(CallError::NoMemory)?;
@@ -249,7 +260,7 @@ impl<F: Fabric> LocalClient<F> {
     pub fn start(&mut self, connection: Connection, call: PreparedCall, token: u64) -> Option<CallId> {
         let PreparedCall { message, memory, deadline, .. } = call;
         // A connection that is not this client's is refused as a closed one.
-        let conn = self.connections.get(connection.0).or(self.connections.first()).copied()?;
+        let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);
         self.shard.start_call(conn, CallRequest { message, memory, deadline, token, sink: Sink::Polled })
     }
 
@@ -268,7 +279,9 @@ impl<F: Fabric> LocalClient<F> {
         if !self.waiting.is_empty() {
             self.waiting.drain(..).for_each(&mut on_done);
         }
-        if self.shard.has_done() {
+        if let Some(done) = self.shard.take_only_done() {
+            on_done(done);
+        } else if self.shard.has_done() {
             self.shard.take_done().for_each(on_done);
         }
         busy

@@ -18,7 +18,9 @@ use crate::handoff::mailbox::Sender;
 use crate::handoff::slot::{SlotTable, Ticket};
 use crate::proto::CallError;
 use crate::server::MAX_CHUNKS;
-use crate::shard::{CallResult, ChunkMemory, Command, ConnRef, Message, OpenError, RemoteCall, Shard, ShardHandle, spawn};
+use crate::shard::{
+    CallResult, ChunkMemory, Command, ConnRef, Message, OpenError, RemoteCall, Shard, ShardHandle, spawn,
+};
 use crate::stats::ShardStats;
 
 /// A connection, as one application thread uses it. For another thread, take [`another`](Self::another).

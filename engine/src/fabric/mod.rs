@@ -17,8 +17,10 @@
 //!    the queue pair.
 //! 4. Flushed work requests keep to the same rules: the completion comes first, the memory after it.
 
+pub mod chaos;
 pub mod contract;
 pub mod software;
+pub mod trace;
 
 use std::fmt;
 use std::time::Duration;

@@ -6,7 +6,8 @@
 //! slot needs no generation.
 //!
 //! # Field-access protocol
-//! `state` is a set of bits; a new use starts with none (*pending*).
+//! `state` is a set of bits; a new use starts with none (*pending*). DONE, LEFT and GONE are set once per use, so they may be
+//! added, which is one instruction where fetching an `or` is a loop.
 //!
 //! | bit | set by | meaning |
 //! | --- | --- | --- |
@@ -375,7 +376,7 @@ fn take<T>(end: End<T>, state: u32) -> Result<T, Lost> {
     if state & WAITER == 0 {
         // Rule 3: the completer was through when it set DONE.
         end.release();
-    } else if state & LEFT != 0 || end.slot().state.fetch_or(GONE, Ordering::AcqRel) & LEFT != 0 {
+    } else if state & LEFT != 0 || end.slot().state.fetch_add(GONE, Ordering::AcqRel) & LEFT != 0 {
         // SYNC POINT parting: the completer has left, seen by Acquire.
         end.release();
     }
@@ -443,7 +444,7 @@ fn finish<T>(end: End<T>, value: Result<T, Lost>) {
     // SAFETY: rule 1, DONE is not set yet: this function sets it, and it runs once for each completer.
     unsafe { end.put_value(value) };
     // SYNC POINTS result and waiter.
-    let before = end.slot().state.fetch_or(DONE, Ordering::AcqRel);
+    let before = end.slot().state.fetch_add(DONE, Ordering::AcqRel);
     // Without WAITER and GONE the slot is the ticket's now (rule 4).
     if before != 0 {
         finish_slowly(end, before);
@@ -466,7 +467,7 @@ fn finish_slowly<T>(end: End<T>, before: u32) {
         return;
     }
     // SYNC POINT parting.
-    if end.slot().state.fetch_or(LEFT, Ordering::AcqRel) & GONE != 0 {
+    if end.slot().state.fetch_add(LEFT, Ordering::AcqRel) & GONE != 0 {
         end.release();
     }
     if let Some(waiter) = waiter {

@@ -110,9 +110,12 @@ pub enum CallError {
     /// More calls than the connection's table holds; or more chunks than one call may have.
     #[error("too many calls outstanding, or too many chunks in one call")]
     TooMany,
-    /// A chunk's memory is empty, or not of this connection's [`alloc`](crate::client::LocalClient::alloc).
-    #[error("a chunk is empty, or its memory was not allocated for this connection")]
+    /// A chunk's memory is not of this connection's [`alloc`](crate::client::LocalClient::alloc).
+    #[error("the memory of a chunk was not allocated for this connection")]
     ForeignMemory,
+    /// A chunk of no bytes: there is nothing to expose.
+    #[error("a chunk of the call has no bytes")]
+    EmptyChunk,
     /// No memory in the pool that the call needs; the text of [`Shard`](crate::shard::Shard) statistics says which.
     #[error("buffer pool is empty")]
     NoMemory,

@@ -7,7 +7,8 @@
 //! 2. *commands*, as the application has them: [`start_call`](Connection::start_call), [`cancel`](Connection::cancel),
 //!    [`reply`](Connection::reply), [`reply_error`](Connection::reply_error), [`close`](Connection::close);
 //! 3. *output*: [`poll_transmit`](Connection::poll_transmit) until it says `None`, and for each message
-//!    [`emit_before`](Connection::emit_before) to write its header in front of the payload; it ends with the pure grant,
+//!    [`emit_plain`](Connection::emit_plain) or [`emit_before`](Connection::emit_before) to write its header in front of the
+//!    payload; it ends with the pure grant,
 //!    if one is due.
 //!
 //! Memory is the owner's: the connection names calls ([`CallId`]) and served calls ([`InboundId`]), and the owner
@@ -29,7 +30,10 @@ pub use fault::{CallError, PeerFault, Refusal, Rejected};
 pub use inbound::InboundId;
 use inbound::InboundTable;
 
-use crate::wire::{self, Body, Chunks, ErrorBody, Flags, Header, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind};
+use crate::wire::{
+    self, Body, Chunks, ErrorBody, Flags, Header, HeaderType, Revision, Version, View, ViewBody, WireError,
+    WireErrorKind,
+};
 
 /// What a connection is configured to be. It negotiates nothing: both ends must be configured alike.
 #[derive(Clone, Debug)]
@@ -48,12 +52,6 @@ pub struct ConnConfig {
     pub coalesce_grants: bool,
     /// Where XIDs start: differs from connection to connection.
     pub xid_seed: u32,
-}
-
-impl ConnConfig {
-    fn version(&self) -> Version {
-        if self.scheme == Scheme::V1 { Version::V1 } else { Version::V2 }
-    }
 }
 
 /// What a message turned out to be.
@@ -104,6 +102,13 @@ pub enum Outgoing {
         xid: u32,
         /// Why.
         error: ErrorBody,
+    },
+    /// The answer to a message of a version that this end does not speak; header only, in the layout that all versions share.
+    WrongVersion {
+        /// Of the message that it answers.
+        xid: u32,
+        /// Its version.
+        vers: u32,
     },
     /// A pure grant; header only.
     Grant,
@@ -187,18 +192,21 @@ pub struct Connection {
     credits: Credits,
     calls: CallTable,
     inbound: InboundTable,
+    /// Slots of `inbound` that must be free for the peer to be granted more.
+    inbound_room: usize,
+    /// The version of `config.scheme`.
+    version: Version,
     /// Calls that wait for a credit, oldest first. May name calls that have ended.
     call_queue: VecDeque<CallId>,
     /// Replies and errors, oldest first. Version 1 sends them without a credit.
     reply_queue: VecDeque<Outgoing>,
+    /// Errors in `reply_queue`: each takes the place of a served call until it is sent.
+    errors_queued: usize,
     /// A message went out since the last pure-grant decision.
     spoke: bool,
     closing: bool,
     counters: Counters,
 }
-
-/// Most transport errors that may wait to be sent: a peer that sends nonsense and reads nothing costs no more memory than this.
-const MAX_QUEUED_ERRORS: usize = 64;
 
 impl Connection {
     /// A connection that has just been established.
@@ -209,8 +217,11 @@ impl Connection {
         let calls = CallTable::new(max_calls, config.xid_seed);
         Self {
             inbound: InboundTable::new(max_inbound),
+            inbound_room: max_inbound / 2,
+            version: if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 },
             call_queue: VecDeque::with_capacity(max_calls + 1),
-            reply_queue: VecDeque::with_capacity(max_inbound + MAX_QUEUED_ERRORS),
+            reply_queue: VecDeque::with_capacity(2 * max_inbound),
+            errors_queued: 0,
             calls,
             credits,
             config,
@@ -271,7 +282,7 @@ impl Connection {
     pub fn handle_message(&mut self, message: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
         self.counters.received += 1;
         let view = match message {
-            Ok(view) if view.version() == self.config.version() => view,
+            Ok(view) if view.version() == self.version => view,
             Ok(view) => return self.wrong_version(view.xid(), view.version().code()),
             Err(error) => return self.malformed(error),
         };
@@ -288,6 +299,12 @@ impl Connection {
 
     /// Version 2: all but a message of one piece.
     fn handle_rare(&mut self, view: &View<'_>, words: CreditWords) -> Result<Event, PeerFault> {
+        if view.htype() == HeaderType::Error && matches!(view.body(), ViewBody::Error(ErrorBody::Vers { .. }))
+        {
+            // The layout that all versions share says nothing of credits.
+            self.credits.count_unreadable()?;
+            return Ok(self.failed(view));
+        }
         let grant = view.htype() == HeaderType::Nomsg && !view.has_chunks() && view.xid() == 0;
         self.credits.on_receive(words, !grant, true)?;
         match view.htype() {
@@ -306,6 +323,7 @@ impl Connection {
     fn handle_v1(&mut self, view: &View<'_>, words: CreditWords) -> Result<Event, PeerFault> {
         if self.config.server {
             self.credits.on_receive(words, true, true)?;
+            self.check_overrun()?;
             return match view.htype() {
                 HeaderType::Msg | HeaderType::Nomsg => self.called(view),
                 // Dropped silently, as deployed servers do.
@@ -329,13 +347,25 @@ impl Connection {
         Ok(event)
     }
 
+    /// Version 1 counts no messages, but calls under way: no more of them than were granted.
+    #[inline]
+    fn check_overrun(&self) -> Result<(), PeerFault> {
+        let limit = self.credits.reserve();
+        let under_way = self.inbound.len() + self.errors_queued;
+        if under_way >= limit as usize { Err(PeerFault::TooManyCalls { limit }) } else { Ok(()) }
+    }
+
     #[inline]
     fn replied(&mut self, view: &View<'_>) -> Event {
         match self.calls.find(view.xid()) {
             Match::Call(call, token) => {
                 self.calls.remove(call, false);
                 if view.has_chunks() && view.reads().next().is_some() {
-                    return Event::Failed { call, token, error: CallError::MalformedReply("it has a Read list") };
+                    return Event::Failed {
+                        call,
+                        token,
+                        error: CallError::MalformedReply("it has a Read list"),
+                    };
                 }
                 Event::Reply { call, token }
             }
@@ -365,7 +395,7 @@ impl Connection {
         if !self.config.server {
             return Ok(self.reject(Rejected::Unexpected));
         }
-        match self.inbound.insert(view.xid(), view.inv_handle()) {
+        match self.inbound.insert(view.xid()) {
             Some(id) => Ok(Event::Call { id }),
             None => Err(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 }),
         }
@@ -380,14 +410,14 @@ impl Connection {
     }
 
     fn version_error(&self) -> ErrorBody {
-        let version = self.config.version().code();
+        let version = self.version.code();
         ErrorBody::Vers { low: version, high: version }
     }
 
     /// A message that cannot be read.
     #[cold]
     fn malformed(&mut self, error: &WireError) -> Result<Event, PeerFault> {
-        let version = self.config.version();
+        let version = self.version;
         self.unusable(error.xid(), error.kind, error.answer((version, version)))
     }
 
@@ -402,7 +432,15 @@ impl Connection {
         self.credits.count_unreadable()?;
         let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
         if self.config.server {
-            return Ok(self.answer(xid, answer));
+            if self.config.scheme == Scheme::V1 {
+                self.check_overrun()?;
+            }
+            return Ok(match kind {
+                WireErrorKind::UnsupportedVersion { vers } => {
+                    self.answer_with(Outgoing::WrongVersion { xid, vers }, answer)
+                }
+                _ => self.answer(xid, answer),
+            });
         }
         // Errors never flow from requester to responder: the call that it speaks of ends, if there is one.
         Ok(match self.calls.find(xid) {
@@ -432,12 +470,18 @@ impl Connection {
     /// Answers with a transport error, if this end may.
     #[cold]
     fn answer(&mut self, xid: u32, error: ErrorBody) -> Event {
+        self.answer_with(Outgoing::Error { xid, error }, error)
+    }
+
+    #[cold]
+    fn answer_with(&mut self, out: Outgoing, error: ErrorBody) -> Event {
         if !self.config.server {
             return self.reject(Rejected::Unexpected);
         }
-        let errors = self.reply_queue.iter().filter(|out| matches!(out, Outgoing::Error { .. })).count();
-        if errors < MAX_QUEUED_ERRORS {
-            self.reply_queue.push_back(Outgoing::Error { xid, error });
+        // A peer that keeps to its credits never meets this bound: it is told of no more Receives before.
+        if self.errors_queued < self.inbound.capacity() {
+            self.errors_queued += 1;
+            self.reply_queue.push_back(out);
         }
         self.reject(Rejected::Answered(error))
     }
@@ -460,6 +504,7 @@ impl Connection {
     pub fn lost(&mut self) -> Option<(CallId, u64, CallError)> {
         self.closing = true;
         self.reply_queue.clear();
+        self.errors_queued = 0;
         self.call_queue.clear();
         let call = self.calls.any()?;
         let (token, sent) = self.calls.remove(call, false)?;
@@ -480,7 +525,7 @@ impl Connection {
     }
 
     /// As [`start_call`](Self::start_call); true if the call may go out at once: then it is not queued, and its header must be
-    /// [written](Self::emit_before) now.
+    /// [written](Self::emit_plain) now.
     ///
     /// # Errors
     /// As [`start_call`](Self::start_call).
@@ -510,7 +555,7 @@ impl Connection {
     }
 
     /// As [`reply`](Self::reply); true if the reply may go out at once: then it is not queued, and its header must be
-    /// [written](Self::emit_before) now.
+    /// [written](Self::emit_plain) now.
     #[inline]
     pub fn reply_now(&mut self, id: InboundId, receives_ok: bool) -> bool {
         let now = self.reply_queue.is_empty() && self.credits.may_send(false, self.replenished(receives_ok));
@@ -562,6 +607,13 @@ impl Connection {
         !self.reply_queue.is_empty() || !self.call_queue.is_empty() || self.credits.wants_grant(receives_ok)
     }
 
+    /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due.
+    #[inline]
+    pub fn must_be_asked(&mut self) -> bool {
+        let silent = !std::mem::replace(&mut self.spoke, false);
+        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || silent
+    }
+
     /// The next message that may go out. `receives_ok` says that the receive queue holds the reserves of all its
     /// connections. Each message must then be written by [`emit_before`](Self::emit_before).
     #[inline]
@@ -570,6 +622,7 @@ impl Connection {
         if self.credits.may_send(false, replenished)
             && let Some(out) = self.reply_queue.pop_front()
         {
+            self.errors_queued -= usize::from(!matches!(out, Outgoing::Reply(_)));
             return Some(out);
         }
         if self.credits.may_send(true, replenished) {
@@ -586,13 +639,13 @@ impl Connection {
     /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls.
     #[inline]
     fn replenished(&self, receives_ok: bool) -> bool {
-        receives_ok && (!self.config.server || self.inbound.free() as u32 >= self.credits.reserve())
+        receives_ok && self.inbound.free() >= self.inbound_room + self.errors_queued
     }
 
     /// Bytes of header that a message in this form has; `None` for one without chunks.
     #[inline]
     pub fn header_len(&self, form: Option<&Form<'_>>) -> usize {
-        let version = self.config.version();
+        let version = self.version;
         let windowed = self.config.scheme == Scheme::V2Windowed;
         let Some(form) = form else { return wire::msg_len(version, windowed) };
         let body = if form.external { Body::Nomsg(form.chunks) } else { Body::Msg(form.chunks) };
@@ -600,45 +653,74 @@ impl Connection {
         header.encoded_len(version, self.config.revision)
     }
 
-    /// Writes the header of a message so that it ends at `end` of `buf` (`form` is `None` for a message without chunks), and returns where it starts. The message is
+    /// Writes the header of a call or reply without chunks in front of `end` of `buf`, and returns where it starts. The message is
     /// then on its way as far as the connection is concerned. `None` if it does not fit before `end` (the caller's fault) or names
     /// a served call that is gone.
-    #[inline]
-    pub fn emit_before(&mut self, out: Outgoing, form: Option<&Form<'_>>, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
+    #[inline(always)]
+    pub fn emit_plain(
+        &mut self,
+        out: Outgoing,
+        receives_ok: bool,
+        buf: &mut [u8],
+        end: usize,
+    ) -> Option<usize> {
         let (xid, flags, counted) = match out {
+            Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
+            Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
+            Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Grant => return None,
+        };
+        let words = self.account(counted, receives_ok);
+        let start = end.checked_sub(wire::msg_len(self.version, words.received.is_some()))?;
+        wire::emit_msg(buf.get_mut(start..end)?, self.version, xid, words.credit, words.received, flags);
+        Some(start)
+    }
+
+    /// As [`emit_plain`](Self::emit_plain), for messages in other forms; `form` means nothing for errors and grants.
+    pub fn emit_before(
+        &mut self,
+        out: Outgoing,
+        form: &Form<'_>,
+        receives_ok: bool,
+        buf: &mut [u8],
+        end: usize,
+    ) -> Option<usize> {
+        let (xid, flags, counted) = match out {
+            Outgoing::WrongVersion { xid, .. } => (xid, Flags::NONE, false),
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
             Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
             Outgoing::Error { xid, .. } => (xid, Flags::RESPONSE, false),
             Outgoing::Grant => (0, Flags::NONE, false),
         };
-        let v1 = self.config.scheme == Scheme::V1;
-        let version = self.config.version();
-        let granting = self.credits.wants_report();
-        let words = self.credits.on_send(counted || !v1, self.replenished(receives_ok));
-        self.spoke = true;
-        self.counters.sent += 1;
-        self.counters.grants_pure += u64::from(out == Outgoing::Grant);
-        self.counters.grants_piggybacked += u64::from(granting && out != Outgoing::Grant);
-        let flags = if v1 { Flags::NONE } else { flags };
-        let body = match (out, form) {
-            (Outgoing::Call(_) | Outgoing::Reply(_), None) => {
-                let start = end.checked_sub(wire::msg_len(version, words.received.is_some()))?;
-                wire::emit_msg(buf.get_mut(start..end)?, version, xid, words.credit, words.received, flags);
-                return Some(start);
-            }
-            (Outgoing::Error { error, .. }, _) => Body::Error(error),
-            (_, Some(form)) if !form.external => Body::Msg(form.chunks),
-            (_, form) => Body::Nomsg(form.map_or(Chunks::NONE, |form| form.chunks)),
+        let body = match out {
+            Outgoing::Error { error, .. } => Body::Error(error),
+            Outgoing::Grant => Body::Nomsg(Chunks::NONE),
+            _ if form.external => Body::Nomsg(form.chunks),
+            _ => Body::Msg(form.chunks),
         };
+        let words = self.account(counted, receives_ok);
+        if let Outgoing::WrongVersion { xid, vers } = out {
+            let start = end.checked_sub(wire::ERR_VERS_LEN)?;
+            let versions = (self.version, self.version);
+            wire::emit_err_vers(buf.get_mut(start..end)?, xid, vers, words.credit, versions).ok()?;
+            return Some(start);
+        }
+        if matches!(out, Outgoing::Grant) {
+            self.counters.grants_pure += 1;
+            self.counters.grants_piggybacked -= 1;
+        }
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
-        let start = end.checked_sub(header.encoded_len(version, self.config.revision))?;
-        header.emit(buf.get_mut(start..end)?, version, self.config.revision).ok()?;
+        let start = end.checked_sub(header.encoded_len(self.version, self.config.revision))?;
+        header.emit(buf.get_mut(start..end)?, self.version, self.config.revision).ok()?;
         Some(start)
     }
 
-    /// The handle that the peer's call offered for Send With Invalidate, if any.
-    #[inline]
-    pub fn invalidate_offer(&self, id: InboundId) -> Option<u32> {
-        self.inbound.get(id).map(|call| call.inv_handle).filter(|&handle| handle != 0)
+    /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts.
+    #[inline(always)]
+    fn account(&mut self, call: bool, receives_ok: bool) -> CreditWords {
+        self.spoke = true;
+        self.counters.sent += 1;
+        self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
+        let counted = call || self.version == Version::V2;
+        self.credits.on_send(counted, self.replenished(receives_ok))
     }
 }

@@ -56,7 +56,7 @@ impl Pair {
         while let Some(out) = from.poll_transmit(true) {
             let mut buf = vec![0; 256];
             buf[128..132].copy_from_slice(b"call");
-            let start = from.emit_before(out, None, true, &mut buf, 128).unwrap();
+            let start = from.emit_before(out, &Form::default(), true, &mut buf, 128).unwrap();
             let end = if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) { 132 } else { 128 };
             link.push_back(buf[start..end].to_vec());
         }
@@ -187,11 +187,17 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
         Pair::transmit(&mut pair.client, &mut pair.to_server);
         assert_eq!(pair.client.next_timeout(), 100);
         assert_eq!(pair.client.handle_timeout(99), None);
-        assert_eq!(pair.client.handle_timeout(100), Some((sent, 1, CallError::DeadlinePassed { sent: true })));
+        assert_eq!(
+            pair.client.handle_timeout(100),
+            Some((sent, 1, CallError::DeadlinePassed { sent: true }))
+        );
         assert_eq!(pair.client.handle_timeout(100), None);
-        assert_eq!(pair.client.handle_timeout(300), Some((unsent, 2, CallError::DeadlinePassed { sent: false })));
+        assert_eq!(
+            pair.client.handle_timeout(300),
+            Some((unsent, 2, CallError::DeadlinePassed { sent: false }))
+        );
         pair.turn();
-        assert_eq!(pair.answered, [], "{scheme:?}");
+        assert!(pair.answered.is_empty(), "{scheme:?}");
         assert_eq!(pair.client.counters().rejected_late, 1);
         assert!(pair.client.is_idle());
         // The window is what it would have been.
@@ -221,7 +227,8 @@ fn the_loss_of_a_connection_ends_every_call_and_says_what_was_sent() {
         pair.client.start_call(token, u64::MAX).unwrap();
     }
     Pair::transmit(&mut pair.client, &mut pair.to_server);
-    let mut ends: Vec<_> = std::iter::from_fn(|| pair.client.lost()).map(|(_, token, error)| (token, error)).collect();
+    let mut ends: Vec<_> =
+        std::iter::from_fn(|| pair.client.lost()).map(|(_, token, error)| (token, error)).collect();
     ends.sort_by_key(|&(token, _)| token);
     let lost = |sent| CallError::ConnectionLost { sent };
     assert_eq!(ends, [(0, lost(true)), (1, lost(false)), (2, lost(false))]);
@@ -282,8 +289,12 @@ fn less_than_a_header_is_dropped_without_an_answer() {
             let (rejected, answer) = served(scheme, &vec![0; len]);
             assert_eq!(rejected, Some(Rejected::TooShort));
             // Its Receive is given back, where the scheme has a message for that; nothing more is said.
-            let said: Vec<_> = answer.iter().map(|answer| View::check(answer, Revision::Ietf00).unwrap()).collect();
-            assert!(said.len() <= 1 && said.iter().all(|view| view.htype() == HeaderType::Nomsg && view.xid() == 0));
+            let said: Vec<_> =
+                answer.iter().map(|answer| View::check(answer, Revision::Ietf00).unwrap()).collect();
+            assert!(
+                said.len() <= 1
+                    && said.iter().all(|view| view.htype() == HeaderType::Nomsg && view.xid() == 0)
+            );
         }
     }
 }
@@ -301,7 +312,8 @@ fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
     let call = pair.client.start_call(6, u64::MAX).unwrap();
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     let chunks = Chunks { reads: &[ReadSegment::default()], ..Chunks::NONE };
-    let header = Header { xid: call.xid(), credit: 1, received: None, flags: Flags::NONE, body: Body::Msg(chunks) };
+    let header =
+        Header { xid: call.xid(), credit: 1, received: None, flags: Flags::NONE, body: Body::Msg(chunks) };
     let mut bytes = vec![0; 128];
     let len = header.emit(&mut bytes, Version::V1, Revision::Ietf00).unwrap();
     pair.to_client.push_back(bytes[..len].to_vec());
@@ -331,15 +343,15 @@ fn a_changed_version_ends_the_connection() {
 }
 
 #[test]
-fn errors_that_nobody_reads_cost_a_bounded_amount() {
-    let mut server = Connection::new(config(Scheme::V1, true));
-    for _ in 0..10_000 {
-        take(&mut server, &words(&[9, 7, 1, 0])).unwrap();
+fn a_peer_that_sends_nonsense_and_reads_nothing_costs_a_bounded_amount() {
+    for scheme in ALL {
+        let mut server = Connection::new(config(scheme, true));
+        let taken = (0..10_000).take_while(|_| take(&mut server, &words(&[9, 7, 1, 0])).is_ok()).count();
+        assert!(taken as u32 <= WINDOW + 1, "{scheme:?}: {taken}");
+        let mut link = VecDeque::new();
+        Pair::transmit(&mut server, &mut link);
+        assert!(link.len() as u32 <= WINDOW + 1, "{scheme:?}: {}", link.len());
     }
-    assert_eq!(server.counters().rejected_answered, 10_000);
-    let mut link = VecDeque::new();
-    Pair::transmit(&mut server, &mut link);
-    assert_eq!(link.len(), MAX_QUEUED_ERRORS);
 }
 
 #[test]
@@ -353,5 +365,5 @@ fn a_stale_answer_cannot_answer_a_newer_call() {
     server.reply(first);
     let mut buf = [0; 64];
     let out = server.poll_transmit(true).unwrap();
-    assert_eq!(server.emit_before(out, None, true, &mut buf, 64), None);
+    assert_eq!(server.emit_plain(out, true, &mut buf, 64), None);
 }

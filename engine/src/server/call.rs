@@ -57,6 +57,8 @@ pub struct ServerCall {
     pub(crate) procedure: u32,
     /// Index of the procedure's entry in the services.
     pub(crate) entry: usize,
+    /// The handle that the caller offers for Send With Invalidate; 0 for none.
+    pub(crate) inv_handle: u32,
     pub(crate) flavor: u32,
     pub(crate) credential: Range<u32>,
     pub(crate) args: Range<u32>,
@@ -116,6 +118,7 @@ impl ServerCall {
             version: 0,
             procedure: 0,
             entry: 0,
+            inv_handle: 0,
             flavor: 0,
             credential: 0..0,
             args: 0..0,
@@ -138,7 +141,10 @@ impl ServerCall {
     }
 
     fn part(&self, range: &Range<u32>) -> &[u8] {
-        self.message.as_deref().and_then(|bytes| bytes.get(range.start as usize..range.end as usize)).unwrap_or(&[])
+        self.message
+            .as_deref()
+            .and_then(|bytes| bytes.get(range.start as usize..range.end as usize))
+            .unwrap_or(&[])
     }
 
     /// The RPC transaction's identifier.
@@ -242,14 +248,15 @@ impl ServerCall {
         Some(bytes)
     }
 
-    /// The arguments, as [`args`](Self::args), and beside them room for `len` bytes of results, as
-    /// [`reply_mut`](Self::reply_mut): to make the one from the other without a copy between them.
+    /// The inline arguments, and room for `len` bytes of inline results, at once: for results made of arguments.
+    /// Else as [`reply_mut`](Self::reply_mut).
     #[inline]
     pub fn args_and_reply(&mut self, len: usize) -> Option<(&[u8], &mut [u8])> {
         let args = self.args.start as usize..self.args.end as usize;
         let args = self.message.as_deref().and_then(|bytes| bytes.get(args)).unwrap_or(&[]);
-        let bytes = self.reply.as_mut()?.full_mut().get_mut(self.results_at..self.results_at + len)?;
+        let results = self.results_at..self.results_at + len;
+        let room = self.reply.as_mut()?.full_mut().get_mut(results)?;
         self.results_len = len;
-        Some((args, bytes))
+        Some((args, room))
     }
 }

@@ -18,12 +18,14 @@ pub(super) enum Stage {
     Connecting,
     /// Messages flow.
     Open,
-    /// No new calls; ends when the last one does.
+    /// No new calls in either direction; those under way end.
     Draining,
+    /// The last one has ended; over when the peer has taken everything.
+    Closing,
 }
 
-/// A call of ours whose message waits to be sent, or for its reply.
-#[derive(Debug)]
+/// A call of ours whose message waits to be sent, or for its reply: a slot, used again and again.
+#[derive(Debug, Default)]
 pub(super) struct OutCall {
     pub(super) sink: Sink,
     /// The message; gone once it was sent.
@@ -97,7 +99,7 @@ pub(super) struct Conn {
     /// Sends since the last signalled one.
     pub(super) unsignalled: u32,
     /// By call slot.
-    pub(super) calls: Vec<Option<OutCall>>,
+    pub(super) calls: Vec<OutCall>,
     pub(super) free_windows: Vec<WindowId>,
     pub(super) exposures: Vec<Exposure>,
     pub(super) free_exposures: Vec<u32>,
@@ -126,7 +128,7 @@ impl Conn {
             chain: Vec::with_capacity(64),
             ready: false,
             unsignalled: 0,
-            calls: (0..calls).map(|_| None).collect(),
+            calls: (0..calls).map(|_| OutCall::default()).collect(),
             free_windows: Vec::new(),
             exposures: Vec::new(),
             free_exposures: Vec::new(),
@@ -153,7 +155,11 @@ impl Conn {
         if signalled {
             self.unsignalled = 0;
         }
-        self.chain.push(Posting { wr_id: 0, signalled, wr: WorkRequest::Send { buf, invalidate, fence: false } });
+        self.chain.push(Posting {
+            wr_id: 0,
+            signalled,
+            wr: WorkRequest::Send { buf, invalidate, fence: false },
+        });
     }
 
     /// A free exposure; its index names it in work requests.
@@ -167,7 +173,7 @@ impl Conn {
     /// What a call exposes.
     #[inline]
     pub(super) fn exposure_of(&self, call: CallId) -> Option<&Exposure> {
-        let index = self.calls.get(self.proto.call_slot(call))?.as_ref()?.exposure?;
+        let index = self.calls.get(self.proto.call_slot(call))?.exposure?;
         self.exposures.get(index as usize)
     }
 
@@ -176,10 +182,14 @@ impl Conn {
         self.at_workers == 0 && self.exposures.len() == self.free_exposures.len()
     }
 
-    /// Takes a call's record.
+    /// Ends a call's record: who is to be told, what it exposes, when it was started if it is timed.
     #[inline]
-    pub(super) fn take_call(&mut self, call: CallId) -> Option<OutCall> {
+    pub(super) fn end_call(&mut self, call: CallId) -> (Sink, Option<u32>, Option<u64>) {
         let slot = self.proto.call_slot(call);
-        self.calls.get_mut(slot)?.take()
+        let out = &mut self.calls[slot];
+        if out.message.is_some() {
+            (out.message, out.memory) = (None, None);
+        }
+        (std::mem::take(&mut out.sink), out.exposure.take(), out.started.take())
     }
 }

@@ -5,7 +5,10 @@ use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
 use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW};
+use crate::server::MAX_CHUNKS;
 
+/// Windows that every fabric gives to a connection, if asked.
+const MOST_WINDOWS: usize = 1 << 16;
 /// What a connection's share of the unpromised Receives is divided by.
 const SHARE: usize = 8;
 
@@ -45,7 +48,9 @@ impl<F: Fabric> Shard<F> {
 
     fn start_drain(&mut self, conn: &mut Conn) {
         conn.proto.close();
-        conn.stage = Stage::Draining;
+        if conn.stage != Stage::Closing {
+            conn.stage = Stage::Draining;
+        }
         Self::make_ready(&mut self.ready, conn);
     }
 
@@ -87,9 +92,15 @@ impl<F: Fabric> Shard<F> {
             send_queue_depth,
             initiator_depth: read_depth,
             responder_resources: read_depth,
-            windows: self.config.max_calls as u32 * 2,
+            windows: self.windows(),
             ..ConnectParams::default()
         }
+    }
+
+    /// Windows that a connection may need at once: one for each chunk of each call, each of which has a buffer.
+    fn windows(&self) -> u32 {
+        let buffers: usize = self.config.bulk_buffers.iter().map(|&(_, count)| count).sum();
+        buffers.min(self.config.max_calls * 2 * MAX_CHUNKS).clamp(1, MOST_WINDOWS) as u32
     }
 
     /// Receives for one more connection: what is configured, but no more than its share of what is left.
@@ -134,12 +145,14 @@ impl<F: Fabric> Shard<F> {
         match event {
             ControlEvent::ConnectRequest { request, peer, .. } => self.requested(request, &peer),
             ControlEvent::Established { qp, .. } => {
-                if let Some(conn) = self.conn_mut(qp)
-                    && conn.stage == Stage::Connecting
-                {
+                let Some(mut conn) = self.take(qp) else { return };
+                if conn.stage == Stage::Connecting {
                     conn.stage = Stage::Open;
+                    // A message may have come before this event.
+                    Self::make_ready(&mut self.ready, &mut conn);
                     self.notices.push(Notice::Open(ConnRef(qp)));
                 }
+                self.put(conn);
             }
             ControlEvent::Rejected { qp, private_data } => {
                 self.doom(qp, format!("refused by the peer: {}", String::from_utf8_lossy(&private_data)));
@@ -176,15 +189,11 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn end(&mut self, mut conn: Box<Conn>) {
         let reason = conn.doomed.take().unwrap_or_default();
         let qp = conn.qp;
-        if conn.stage == Stage::Draining && conn.proto.is_idle() {
-            self.fabric.disconnect(qp);
-        }
         // What the device held is given back here: only then may anything else be done with that memory.
         self.fabric.destroy_qp(qp);
         while let Some((call, token, error)) = conn.proto.lost() {
-            if let Some(out) = conn.take_call(call) {
-                self.tell(out.sink, token, Err(error));
-            }
+            let (sink, ..) = conn.end_call(call);
+            self.tell(sink, token, Err(error));
         }
         for exposure in std::mem::take(&mut conn.exposures) {
             if let Some(ending) = exposure.ending {
@@ -222,6 +231,8 @@ impl<F: Fabric> Shard<F> {
 fn no_receives(limit: usize) -> FabricError {
     FabricError::System {
         call: "reserving Receives for a connection".into(),
-        detail: format!("all {limit} of this shard are promised to others; raise `receives`, or lower `window`"),
+        detail: format!(
+            "all {limit} of this shard are promised to others; raise `receives`, or lower `window`"
+        ),
     }
 }

@@ -41,14 +41,14 @@ use crate::proto::InboundId;
 use crate::server::{CallBoxes, ServerCall, Services};
 use crate::stats::ShardStats;
 
+pub(crate) use chunks::ChunkMemory;
 use clock::Clock;
 use conn::Conn;
-use serving::Fetch;
 pub use conn_ref::ConnRef;
-pub(crate) use chunks::ChunkMemory;
-pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outcome::Sink;
+pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outgoing::{CallRequest, headroom};
+use serving::Fetch;
 pub use thread::SpawnError;
 pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
 
@@ -58,6 +58,11 @@ mod conn_ref {
     /// A connection of a shard. Stale ones are refused.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct ConnRef(pub(crate) QpId);
+
+    impl ConnRef {
+        /// One that no shard has.
+        pub(crate) const NONE: Self = Self(QpId { slot: u32::MAX, generation: 0 });
+    }
 }
 
 /// Why a shard could not be made.
@@ -124,6 +129,8 @@ pub struct Shard<F: Fabric> {
     posted: usize,
     /// Receives promised to connections.
     reserved: usize,
+    /// Connections were told to wait because fewer are posted than promised.
+    starved: bool,
     services: Option<Arc<Services>>,
     boxes: CallBoxes,
     workers: Option<Port>,
@@ -183,6 +190,7 @@ impl<F: Fabric> Shard<F> {
             receives: Vec::with_capacity(RECEIVE_MARGIN),
             posted: 0,
             reserved: 0,
+            starved: false,
             services,
             boxes: CallBoxes::default(),
             workers: None,
@@ -238,8 +246,13 @@ impl<F: Fabric> Shard<F> {
         for conn in self.conns.iter().flatten() {
             stats.messages.add(conn.proto.counters());
             stats.connections += 1;
+            let classes = conn.exposed.as_ref().map_or_else(Vec::new, |pool| pool.stats().classes);
+            stats.exposed_buffers += classes.iter().map(|class| class.outstanding as u64).sum::<u64>();
         }
-        stats.worker_depth = self.backlog.len() as u64 + self.workers.as_ref().map_or(0, |port| port.outstanding() as u64);
+        stats.receives_posted = (self.posted + self.receives.len()) as u64;
+        stats.receives_promised = self.reserved as u64;
+        stats.worker_depth =
+            self.backlog.len() as u64 + self.workers.as_ref().map_or(0, |port| port.outstanding() as u64);
         stats
     }
 
@@ -255,6 +268,12 @@ impl<F: Fabric> Shard<F> {
         !self.done.is_empty()
     }
 
+    /// Takes the ended call, if there is just one.
+    #[inline]
+    pub(crate) fn take_only_done(&mut self) -> Option<Done> {
+        if self.done.len() == 1 { self.done.pop() } else { None }
+    }
+
     /// Something happened to connections that was not taken yet.
     #[inline]
     pub fn has_notices(&self) -> bool {
@@ -264,11 +283,6 @@ impl<F: Fabric> Shard<F> {
     /// Takes what happened to connections.
     pub fn take_notices(&mut self) -> std::vec::Drain<'_, Notice> {
         self.notices.drain(..)
-    }
-
-    #[inline]
-    fn conn_mut(&mut self, qp: QpId) -> Option<&mut Box<Conn>> {
-        self.conns.get_mut(qp.slot as usize)?.as_mut().filter(|conn| conn.qp == qp)
     }
 
     /// Takes a connection out of the table, to work on it and on the shard at once; [`put`](Self::put) it back.
@@ -320,6 +334,10 @@ impl<F: Fabric> Shard<F> {
 
 /// The arena of a shard's pool, or of a connection's exposed memory.
 fn arena_config(config: &Config) -> rpcrdma_mempool::ArenaConfig {
-    // 0: what the pool's classes need.
-    rpcrdma_mempool::ArenaConfig { bytes: 0, pages: config.pages, node: config.numa_node, ..Default::default() }
+    rpcrdma_mempool::ArenaConfig {
+        bytes: 0,
+        pages: config.pages,
+        node: config.numa_node,
+        ..Default::default()
+    }
 }

@@ -44,9 +44,10 @@ impl Reply {
 pub type CallResult = Result<Reply, CallError>;
 
 /// Who is told how a call ended.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) enum Sink {
     /// The owner of the shard, who polls it.
+    #[default]
     Polled,
     /// An application thread.
     Thread(Completer<CallResult>),

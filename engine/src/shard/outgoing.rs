@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Class, Pool, PoolConfig};
 
 use super::chunks::{ChunkMemory, Memory};
-use super::conn::{Conn, Ending, Exposed, Exposure, OutCall, Stage};
+use super::conn::{Conn, Ending, Exposed, Exposure, Stage};
 use super::outcome::{CallResult, Done, Reply, Sink};
 use super::{ConnRef, Shard, arena_config};
 use crate::config::HEADROOM_CHUNKS;
@@ -29,7 +29,7 @@ pub(crate) struct CallRequest {
 
 impl<F: Fabric> Shard<F> {
     /// Starts a call. How it ends is told to its sink, exactly once; an error here included.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn start_call(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
         let CallRequest { message, memory, deadline, token, sink } = request;
         self.stats.calls += 1;
@@ -44,14 +44,15 @@ impl<F: Fabric> Shard<F> {
         };
         let started = match result {
             Ok((call, now)) => {
-                let mut out = OutCall { sink, message: None, memory: None, exposure: None, started };
-                if now {
-                    out.exposure = self.transmit_call(&mut conn, call, message, memory, receives_ok);
-                } else {
-                    (out.message, out.memory) = (Some(message), memory);
-                }
                 let at = conn.proto.call_slot(call);
-                conn.calls[at] = Some(out);
+                let out = &mut conn.calls[at];
+                (out.sink, out.started) = (sink, started);
+                if now {
+                    let exposure = self.transmit_call(&mut conn, call, message, memory, receives_ok);
+                    conn.calls[at].exposure = exposure;
+                } else {
+                    (out.message, out.memory, out.exposure) = (Some(message), memory, None);
+                }
                 Self::make_ready(&mut self.ready, &mut conn);
                 Some(call)
             }
@@ -88,11 +89,9 @@ impl<F: Fabric> Shard<F> {
     /// by Send With Invalidate would break the connection.
     pub(super) fn forsake(&mut self, conn: &mut Conn, call: CallId, token: u64, error: CallError) {
         let slot = conn.proto.call_slot(call);
-        let Some(out) = conn.calls[slot].as_mut() else { return };
+        let out = &mut conn.calls[slot];
         let sink = std::mem::replace(&mut out.sink, Sink::Polled);
-        if out.exposure.is_none() {
-            conn.calls[slot] = None;
-        }
+        (out.message, out.memory) = (None, None);
         self.tell(sink, token, Err(error));
     }
 
@@ -127,16 +126,13 @@ impl<F: Fabric> Shard<F> {
     /// Sends a call that waited for its credit.
     pub(super) fn transmit_queued(&mut self, conn: &mut Conn, call: CallId, receives_ok: bool) {
         let slot = conn.proto.call_slot(call);
-        let Some(out) = conn.calls[slot].as_mut() else { return };
+        let out = &mut conn.calls[slot];
         let (Some(message), memory) = (out.message.take(), out.memory.take()) else { return };
-        let exposure = self.transmit_call(conn, call, message, memory, receives_ok);
-        if let Some(out) = conn.calls[slot].as_mut() {
-            out.exposure = exposure;
-        }
+        conn.calls[slot].exposure = self.transmit_call(conn, call, message, memory, receives_ok);
     }
 
     /// Sends a call: writes its header, exposes its memory, queues the work requests. Returns its exposure, if it has one.
-    #[inline]
+    #[inline(always)]
     fn transmit_call(
         &mut self,
         conn: &mut Conn,
@@ -153,7 +149,7 @@ impl<F: Fabric> Shard<F> {
         let out = Outgoing::Call(call);
         let mut exposure = None;
         let start = match memory {
-            None => conn.proto.emit_before(out, None, receives_ok, message.full_mut(), at),
+            None => conn.proto.emit_plain(out, receives_ok, message.full_mut(), at),
             Some(memory) => match self.expose(conn, memory) {
                 Ok(index) => {
                     exposure = Some(index);
@@ -192,7 +188,8 @@ impl<F: Fabric> Shard<F> {
         let receive = receive.drain(..).map(|buf| (0, buf, Access::REMOTE_WRITE));
         for (position, buf, access) in send.chain(receive) {
             let len = buf.len();
-            let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
+            let mem =
+                buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
             let window = match conn.free_windows.pop() {
                 Some(window) => window,
                 None => self.fabric.alloc_window(conn.qp)?,
@@ -230,7 +227,7 @@ impl<F: Fabric> Shard<F> {
         let inv_handle = exposure.parts.last().filter(|_| offer).map_or(0, |part| part.segment.handle);
         let chunks = Chunks { inv_handle, reads: &reads, writes, reply: None };
         let at = message.start();
-        conn.proto.emit_before(out, Some(&Form { chunks, external: false }), receives_ok, message.full_mut(), at)
+        conn.proto.emit_before(out, &Form { chunks, external: false }, receives_ok, message.full_mut(), at)
     }
 
     /// A reply has come: checks it, and tells the caller, at once or when nothing is exposed any more.
@@ -244,27 +241,34 @@ impl<F: Fabric> Shard<F> {
         message: Buf,
         invalidated: Option<u32>,
     ) {
-        let Some(out) = conn.take_call(call) else { return };
-        if let Some(started) = out.started {
+        let (sink, exposure, started) = conn.end_call(call);
+        if let Some(started) = started {
             let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
         }
         let result = reply.results.map(|results| Reply { message, results, memory: None });
-        match out.exposure {
-            None => self.tell(out.sink, token, result),
+        match exposure {
+            None => self.tell(sink, token, result),
             Some(index) => {
                 let written = reply.written;
-                self.conclude(conn, index, invalidated, Some(Ending { sink: out.sink, token, result, written }));
+                self.conclude(conn, index, invalidated, Some(Ending { sink, token, result, written }));
             }
         }
     }
 
     /// The call will get no results: told when nothing is exposed any more.
-    pub(super) fn failed(&mut self, conn: &mut Conn, call: CallId, token: u64, error: CallError, invalidated: Option<u32>) {
-        let Some(out) = conn.take_call(call) else { return };
-        match out.exposure {
-            None => self.tell(out.sink, token, Err(error)),
+    pub(super) fn failed(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        token: u64,
+        error: CallError,
+        invalidated: Option<u32>,
+    ) {
+        let (sink, exposure, _) = conn.end_call(call);
+        match exposure {
+            None => self.tell(sink, token, Err(error)),
             Some(index) => {
-                let ending = Ending { sink: out.sink, token, result: Err(error), written: ArrayVec::new() };
+                let ending = Ending { sink, token, result: Err(error), written: ArrayVec::new() };
                 self.conclude(conn, index, invalidated, Some(ending));
             }
         }
@@ -272,7 +276,7 @@ impl<F: Fabric> Shard<F> {
 
     /// The reply to a forsaken call has come: what it exposes can be revoked now.
     pub(super) fn late(&mut self, conn: &mut Conn, call: CallId, invalidated: Option<u32>) {
-        if let Some(index) = conn.take_call(call).and_then(|out| out.exposure) {
+        if let (_, Some(index), _) = conn.end_call(call) {
             self.conclude(conn, index, invalidated, None);
         }
     }
@@ -290,7 +294,11 @@ impl<F: Fabric> Shard<F> {
         for (n, window) in windows.enumerate() {
             // They complete in order: the last one speaks for all.
             let signalled = n + 1 == left;
-            chain.push(Posting { wr_id: u64::from(index), signalled, wr: WorkRequest::LocalInvalidate { window } });
+            chain.push(Posting {
+                wr_id: u64::from(index),
+                signalled,
+                wr: WorkRequest::LocalInvalidate { window },
+            });
         }
         if left == 0 {
             return self.revoked(conn, index);
@@ -375,7 +383,9 @@ impl ParsedReply {
                     return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
                 };
                 if chunk.total_length() > u64::from(part.segment.length) {
-                    return Err(CallError::MalformedReply("it says more was written than there was room for"));
+                    return Err(CallError::MalformedReply(
+                        "it says more was written than there was room for",
+                    ));
                 }
                 written.push(chunk.total_length() as u32);
             }
@@ -385,6 +395,9 @@ impl ParsedReply {
         }
         let start = view.payload_offset();
         match rpc::ReplyHeader::parse(view.payload()) {
+            Ok((reply, _)) if reply.xid != view.xid() => {
+                Err(CallError::MalformedReply("its two XIDs differ"))
+            }
             Ok((reply, len)) => match refusal(&reply) {
                 None => Ok((start + len) as u32..message_len as u32),
                 Some(refusal) => Err(CallError::Refused(refusal)),
@@ -406,7 +419,9 @@ fn refusal(reply: &rpc::ReplyHeader<'_>) -> Option<Refusal> {
             AcceptStat::GarbageArgs => Some(Refusal::GarbageArguments),
             AcceptStat::SystemErr => Some(Refusal::SystemError),
         },
-        ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => Some(Refusal::RpcMismatch { low: *low, high: *high }),
+        ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => {
+            Some(Refusal::RpcMismatch { low: *low, high: *high })
+        }
         ReplyBody::Denied(RejectStat::AuthError(stat)) => Some(Refusal::Authentication(*stat)),
     }
 }
@@ -430,8 +445,11 @@ impl Conn {
     fn check_memory(&self, memory: &Memory) -> Result<usize, CallError> {
         let mine = self.exposed.as_ref().map(|pool| pool.arena().id());
         let bufs = memory.send.iter().map(|(_, buf)| buf).chain(&memory.receive);
-        if bufs.clone().any(|buf| Some(buf.arena()) != mine || buf.is_empty()) {
+        if bufs.clone().any(|buf| Some(buf.arena()) != mine) {
             return Err(CallError::ForeignMemory);
+        }
+        if bufs.clone().any(|buf| buf.is_empty()) {
+            return Err(CallError::EmptyChunk);
         }
         let reads = [ReadSegment::default(); MAX_CHUNKS];
         let segments = [Segment::default(); MAX_CHUNKS];

@@ -2,14 +2,19 @@
 
 use rpcrdma_mempool::Buf;
 
+use super::conn::{Conn, Stage};
 use super::outgoing::ParsedReply;
 use super::serving::read_call;
 use super::{MAX_BATCH, Shard};
-use super::conn::{Conn, Stage};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
-use crate::fabric::{Completion, Fabric, Opcode, PostError};
-use crate::proto::{Event, Outgoing, PeerFault};
+use crate::fabric::{Completion, Fabric, Opcode, PostError, Status};
+use crate::proto::{Event, Form, Outgoing, PeerFault};
 use crate::wire::View;
+
+/// Whether a work request failed because of what the peer said or sent.
+fn is_peer_fault(status: Status) -> bool {
+    matches!(status, Status::LocalLength | Status::RemoteAccess | Status::RemoteInvalidRequest)
+}
 
 /// Messages that one connection may put into one turn.
 const TRANSMIT_BATCH: usize = 64;
@@ -63,6 +68,16 @@ impl<F: Fabric> Shard<F> {
             return 0;
         }
         self.stats.completions += count as u64;
+        if count == 1 {
+            if let Some(completion) = self.completions.pop() {
+                self.posted -= usize::from(completion.buf.is_some());
+                if let Some(mut conn) = self.take(completion.qp) {
+                    self.completed(&mut conn, completion);
+                    self.put(conn);
+                }
+            }
+            return 1;
+        }
         let mut completions = std::mem::take(&mut self.completions);
         // Most come from one connection in a row: it is taken out of the table, and put back, once.
         let mut current: Option<Box<Conn>> = None;
@@ -90,6 +105,7 @@ impl<F: Fabric> Shard<F> {
     fn completed(&mut self, conn: &mut Conn, completion: Completion) {
         let Completion { wr_id, opcode, status, buf, invalidated, .. } = completion;
         if !status.is_ok() {
+            self.stats.peer_faults += u64::from(is_peer_fault(status));
             conn.doomed.get_or_insert_with(|| format!("{opcode:?} failed: {status:?}"));
             return;
         }
@@ -103,6 +119,9 @@ impl<F: Fabric> Shard<F> {
 
     #[inline]
     fn received(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
+        if conn.stage == Stage::Closing {
+            return;
+        }
         let view = View::check(&message, self.config.revision);
         match (conn.proto.handle_message(&view), &view) {
             (Ok(Event::Call { id }), Ok(view)) => {
@@ -115,7 +134,9 @@ impl<F: Fabric> Shard<F> {
                 let reply = ParsedReply::read(view, message.len(), conn.exposure_of(call));
                 self.replied(conn, call, token, reply, message, invalidated);
             }
-            (Ok(Event::Failed { call, token, error }), _) => self.failed(conn, call, token, error, invalidated),
+            (Ok(Event::Failed { call, token, error }), _) => {
+                self.failed(conn, call, token, error, invalidated)
+            }
             (Ok(Event::Late { call }), _) => self.late(conn, call, invalidated),
             // Calls and replies are never made of what could not be read.
             (Ok(_), _) => {}
@@ -153,22 +174,32 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     fn transmit(&mut self) {
         let receives_ok = self.posted >= self.reserved;
+        self.starved |= !receives_ok;
         // The lists change places, so that neither is ever made anew.
         std::mem::swap(&mut self.ready, &mut self.spoke);
         for index in 0..self.spoke.len() {
             let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
             conn.ready = false;
             if conn.stage != Stage::Connecting {
-                self.say(&mut conn, receives_ok);
+                if conn.proto.must_be_asked() || conn.stage == Stage::Draining {
+                    self.say(&mut conn, receives_ok);
+                }
                 self.post_chain(&mut conn);
+                if conn.stage == Stage::Closing && conn.chain.is_empty() {
+                    // The device says when all of it has arrived.
+                    self.fabric.disconnect(conn.qp);
+                    self.control_due = 0;
+                }
             }
             self.put(conn);
         }
         self.spoke.clear();
     }
 
-    #[inline]
     fn say(&mut self, conn: &mut Conn, receives_ok: bool) {
+        if conn.stage == Stage::Closing {
+            return;
+        }
         let mut more = true;
         for _ in 0..TRANSMIT_BATCH {
             let Some(out) = conn.proto.poll_transmit(receives_ok) else {
@@ -178,7 +209,9 @@ impl<F: Fabric> Shard<F> {
             match out {
                 Outgoing::Call(call) => self.transmit_queued(conn, call, receives_ok),
                 Outgoing::Reply(id) => self.transmit_waiting(conn, id, receives_ok),
-                Outgoing::Error { .. } | Outgoing::Grant => self.transmit_header(conn, out, receives_ok),
+                Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Grant => {
+                    self.transmit_header(conn, out, receives_ok);
+                }
             }
             if !self.config.batch {
                 self.post_chain(conn);
@@ -187,12 +220,8 @@ impl<F: Fabric> Shard<F> {
         if more {
             Self::make_ready(&mut self.ready, conn);
         }
-        if conn.stage == Stage::Draining && conn.proto.is_idle() {
-            if conn.chain.is_empty() && conn.is_idle() {
-                conn.doomed.get_or_insert_with(|| "closed".into());
-            } else {
-                Self::make_ready(&mut self.ready, conn);
-            }
+        if conn.stage == Stage::Draining && conn.proto.is_idle() && conn.is_idle() {
+            conn.stage = Stage::Closing;
         }
     }
 
@@ -204,7 +233,7 @@ impl<F: Fabric> Shard<F> {
             return;
         };
         let end = HEADROOM_PLAIN;
-        match conn.proto.emit_before(out, None, receives_ok, buf.full_mut(), end) {
+        match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
             Some(start) => {
                 buf.set_window(start, end - start);
                 conn.push_send(buf, None, self.config.signal_every);
@@ -258,6 +287,18 @@ impl<F: Fabric> Shard<F> {
         }
         if !self.receives.is_empty() {
             self.posted += self.fabric.post_recv(None, &mut self.receives);
+        }
+        if self.starved && self.posted >= self.reserved {
+            self.relieved();
+        }
+    }
+
+    /// Receives are there again: whoever had to keep its grants, or its replies, back may go on.
+    #[cold]
+    fn relieved(&mut self) {
+        self.starved = false;
+        for conn in self.conns.iter_mut().flatten() {
+            Self::make_ready(&mut self.ready, conn);
         }
     }
 }

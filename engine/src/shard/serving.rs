@@ -1,17 +1,20 @@
 //! Calls of the peer: check, read chunks, run, write chunks, reply.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent};
 
-use super::conn::{Conn, PendingReads};
-use super::outgoing::headroom;
 use super::Shard;
-use crate::config::POLL_BATCH;
+use super::conn::{Conn, PendingReads, Stage};
+use super::outgoing::headroom;
+use crate::config::{POLL_BATCH, RECEIVE_LOW_WATER};
 use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, Source, WorkRequest};
 use crate::handoff::workers::JobError;
-use crate::proto::{Form, InboundId, Outgoing, Refusal};
+use crate::proto::{Connection, Form, InboundId, Outgoing, Refusal};
 use crate::server::{
-    MAX_CHUNKS, MAX_SEGMENTS, Placement, Procedure, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall, Services,
+    MAX_CHUNKS, MAX_SEGMENTS, Placement, Procedure, ReadArgument, ResultBytes, ResultChunk, ResultMemory,
+    ServerCall, Services,
 };
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody, ReplyHeader};
 use crate::wire::xdr::padded;
@@ -40,7 +43,10 @@ impl<F: Fabric> Shard<F> {
         if self.sampled() {
             conn.arrivals[call.id.index()] = Some(self.clock.read());
         }
-        match read.and_then(|()| self.prepare(&mut call)) {
+        // A server that drains ends what it has begun, and begins nothing.
+        let refused =
+            if conn.stage == Stage::Draining { Err(Reject::Transport(ErrorBody::System)) } else { read };
+        match refused.and_then(|()| self.prepare(&mut call)) {
             Ok(()) if self.fetch.is_empty() => self.run(conn, call),
             Ok(()) => self.fetch(conn, call),
             Err(reject) => self.reject(conn, call, reject),
@@ -76,12 +82,19 @@ impl<F: Fabric> Shard<F> {
     fn fetch(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let id = call.id;
         let fetch = std::mem::take(&mut self.fetch);
+        let before = conn.chain.len();
         let mut landing = ArrayVec::<Lent, MAX_CHUNKS>::new();
         let mut filled = 0;
         for (n, &(at, segment)) in fetch.iter().enumerate() {
             if n == 0 || fetch[n - 1].0 != at {
-                let len: usize = fetch[n..].iter().take_while(|next| next.0 == at).map(|next| next.1.length as usize).sum();
+                let len: usize = fetch[n..]
+                    .iter()
+                    .take_while(|next| next.0 == at)
+                    .map(|next| next.1.length as usize)
+                    .sum();
                 let Some(Ok(lent)) = self.alloc(len).map(Buf::lend) else {
+                    // Nothing of a call that is refused is read: its caller takes its memory back.
+                    conn.chain.truncate(before);
                     return self.reject(conn, call, Reject::Transport(ErrorBody::System));
                 };
                 call.reads.push(ReadArgument { at, buf: None });
@@ -103,7 +116,10 @@ impl<F: Fabric> Shard<F> {
 
     /// The RDMA Reads of a call have completed.
     pub(super) fn fetched(&mut self, conn: &mut Conn, index: usize) {
-        let Some(PendingReads { mut call, landing }) = conn.pending.get_mut(index).and_then(Option::take) else { return };
+        let Some(PendingReads { mut call, landing }) = conn.pending.get_mut(index).and_then(Option::take)
+        else {
+            return;
+        };
         for (read, lent) in call.reads.iter_mut().zip(landing) {
             read.buf = lent.reclaim().ok();
         }
@@ -124,7 +140,9 @@ impl<F: Fabric> Shard<F> {
                 self.backlog.push_back(call);
             }
             _ => {
-                call.outcome = (entry.handler)(&mut call);
+                // As on a worker: a handler that panics costs its call, and nobody else's.
+                let run = AssertUnwindSafe(|| (entry.handler)(&mut call));
+                call.outcome = catch_unwind(run).unwrap_or(Err(Refusal::SystemError));
                 self.finish(conn, call);
             }
         }
@@ -182,6 +200,11 @@ impl<F: Fabric> Shard<F> {
         let refused = call.outcome.err().map(|refusal| Reject::Rpc(reply_body(refusal)));
         if let Some(reject) = refused {
             return self.reject(conn, call, reject);
+        }
+        let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
+        if len + reply_header_len(&conn.proto, &call) > self.config.inline {
+            let error = ErrorBody::ReplyResource { length_needed: len as u32 };
+            return self.reject(conn, call, Reject::Transport(error));
         }
         self.answer(conn, call);
     }
@@ -246,27 +269,27 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Sends a reply: writes its headers, queues the RDMA Writes and the Send behind them.
-    #[inline]
+    #[inline(always)]
     fn transmit_reply(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, receives_ok: bool) {
         let id = call.id;
         let Some(mut buf) = call.reply.take() else { return };
+        let (mut at, mut len) = (buf.start(), buf.len());
         if call.outcome.is_ok() {
             // The handler's results are in place: the RPC header goes in front of them.
-            let at = call.results_at - rpc::ACCEPTED_REPLY_LEN;
+            at = call.results_at - rpc::ACCEPTED_REPLY_LEN;
+            len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
             if let Some(header) = buf.full_mut().get_mut(at..call.results_at) {
                 rpc::emit_accepted_success(header, call.xid);
             }
-            buf.set_window(at, rpc::ACCEPTED_REPLY_LEN + call.results_len);
         }
         if let Some(started) = conn.arrivals[id.index()].take() {
             let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
         }
-        let invalidate = conn.proto.invalidate_offer(id).filter(|_| self.config.remote_invalidate);
-        let (at, len) = (buf.start(), buf.len());
+        let invalidate = (call.inv_handle != 0 && self.config.remote_invalidate).then_some(call.inv_handle);
         let start = if call.results.is_empty() {
-            conn.proto.emit_before(Outgoing::Reply(id), None, receives_ok, buf.full_mut(), at)
+            conn.proto.emit_plain(Outgoing::Reply(id), receives_ok, buf.full_mut(), at)
         } else {
-            Self::emit_written(conn, &mut call, id, receives_ok, &mut buf)
+            Self::emit_written(conn, &mut call, receives_ok, &mut buf, at)
         };
         match start {
             Some(start) if len + at - start <= self.config.inline => {
@@ -277,11 +300,23 @@ impl<F: Fabric> Shard<F> {
                 conn.doomed.get_or_insert_with(|| "a reply could not be sent".into());
             }
         }
+        // The buffer that the call came in goes back to where it came from.
+        if let Some(message) = call.message.take()
+            && self.receives.len() < RECEIVE_LOW_WATER
+        {
+            self.receives.push(message);
+        }
         self.boxes.put(call);
     }
 
     /// Queues the RDMA Writes of a reply, and writes the header that says how much went into each segment.
-    fn emit_written(conn: &mut Conn, call: &mut ServerCall, id: InboundId, receives_ok: bool, buf: &mut Buf) -> Option<usize> {
+    fn emit_written(
+        conn: &mut Conn,
+        call: &mut ServerCall,
+        receives_ok: bool,
+        buf: &mut Buf,
+        at: usize,
+    ) -> Option<usize> {
         let mut counts = ArrayVec::<u32, MAX_CHUNKS>::new();
         let mut segments = call.segments.iter_mut();
         for result in call.results.drain(..) {
@@ -310,9 +345,19 @@ impl<F: Fabric> Shard<F> {
         }
         let writes = WriteList { counts: &counts, segments: &call.segments };
         let form = Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false };
-        let at = buf.start();
-        conn.proto.emit_before(Outgoing::Reply(id), Some(&form), receives_ok, buf.full_mut(), at)
+        conn.proto.emit_before(Outgoing::Reply(call.id), &form, receives_ok, buf.full_mut(), at)
     }
+}
+
+/// Bytes of the transport header of a reply.
+#[inline]
+fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
+    if call.results.is_empty() {
+        return proto.header_len(None);
+    }
+    let counts: ArrayVec<u32, MAX_CHUNKS> = call.results.iter().map(|result| result.segments).collect();
+    let writes = WriteList { counts: &counts, segments: &call.segments };
+    proto.header_len(Some(&Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false }))
 }
 
 /// What a handler's refusal is on the wire (RFC 5531 §9).
@@ -323,7 +368,9 @@ fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
         Refusal::ProcedureUnavailable => AcceptStat::ProcUnavail,
         Refusal::GarbageArguments => AcceptStat::GarbageArgs,
         Refusal::SystemError => AcceptStat::SystemErr,
-        Refusal::RpcMismatch { low, high } => return ReplyBody::Denied(RejectStat::RpcMismatch { low, high }),
+        Refusal::RpcMismatch { low, high } => {
+            return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
+        }
         Refusal::Authentication(stat) => return ReplyBody::Denied(RejectStat::AuthError(stat)),
     })
 }
@@ -358,6 +405,7 @@ pub(super) fn read_call(
     let base = view.payload_offset();
     (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
     call.flavor = header.credential.flavor;
+    call.inv_handle = view.inv_handle();
     // The credential's body stands behind the six words of the call and its own two.
     let credential_at = base + 32;
     call.credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;

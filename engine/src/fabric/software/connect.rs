@@ -39,6 +39,7 @@ pub(super) struct Connections {
     dials: Vec<Dial>,
     partings: Vec<Parting>,
     random: std::hash::RandomState,
+    randoms: u64,
 }
 
 /// A connection that somebody else has started.
@@ -113,6 +114,12 @@ impl Token {
     }
 }
 
+/// The clock of connection management, which is called now and then. Nothing on the path of messages reads it.
+pub(super) fn now() -> Instant {
+    #[expect(clippy::disallowed_methods, reason = "time limits of handshakes are not the shard's business")]
+    Instant::now()
+}
+
 impl Connections {
     pub(super) fn new() -> Result<Self, FabricError> {
         let limit = |call: &str, e| {
@@ -132,6 +139,7 @@ impl Connections {
             dials: Vec::new(),
             partings: Vec::new(),
             random: std::hash::RandomState::new(),
+            randoms: 0,
         })
     }
 
@@ -176,7 +184,7 @@ impl Connections {
             let _ = rustix::net::shutdown(socket, Shutdown::Write);
         }
         if !windows.revoke_all() {
-            self.partings.push(Parting { socket, windows, deadline: Instant::now() + linger });
+            self.partings.push(Parting { socket, windows, deadline: now() + linger });
         }
     }
 
@@ -186,9 +194,11 @@ impl Connections {
             .map_err(|e| system("epoll_ctl (limit: /proc/sys/fs/epoll/max_user_watches)", e))
     }
 
-    fn random(&self) -> u32 {
+    /// Another number each time, hard to guess from outside.
+    fn random(&mut self) -> u32 {
+        self.randoms += 1;
         let mut hasher = self.random.build_hasher();
-        hasher.write_u64(self.next_request);
+        hasher.write_u64(self.randoms);
         hasher.finish() as u32
     }
 
@@ -212,7 +222,7 @@ impl Connections {
                 log::warn!("software fabric: {peer} refused: {error}");
                 continue;
             }
-            let deadline = Instant::now() + config.handshake_timeout;
+            let deadline = now() + config.handshake_timeout;
             self.requests.push(Request { id, socket, peer, deadline, offer: None });
             self.read_request(id, config, events);
         }
@@ -285,8 +295,8 @@ impl Offer {
         }
         Ok(Self {
             layout,
-            ring: region::map(ring, layout.bytes() as u64)?,
-            table: region::map(table, table_bytes(windows)? as u64)?,
+            ring: region::map(ring, layout.bytes())?,
+            table: region::map(table, table_bytes(windows)?)?,
             windows,
             max_message,
             may_sleep,
@@ -295,7 +305,7 @@ impl Offer {
 }
 
 /// Bytes of a table of windows: whole pages, at least one.
-fn table_bytes(windows: u32) -> Result<usize, String> {
+pub(super) fn table_bytes(windows: u32) -> Result<usize, String> {
     if windows as usize > MAX_WINDOWS {
         return Err(format!("{windows} windows; at most {MAX_WINDOWS} are allowed"));
     }
@@ -303,16 +313,16 @@ fn table_bytes(windows: u32) -> Result<usize, String> {
 }
 
 /// Makes memory to share: its mapping, and the descriptor for the peer.
-fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), FabricError> {
+pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), FabricError> {
     let shared = SharedMapping::create(bytes, name).map_err(|e| system(name, e))?;
     let dup = || shared.fd().try_clone_to_owned().map_err(|e| system("dup (limit: ulimit -n)", e));
-    let mapping = PeerMapping::map_trusted(dup()?, bytes).map_err(|e| system(name, e))?;
+    let mapping = PeerMapping::map(dup()?, bytes).map_err(|e| system(name, e))?;
     Ok((mapping, dup()?))
 }
 
 impl SoftwareFabric {
     /// What both ends of a new connection have in common.
-    fn own_windows(&self, params: &ConnectParams) -> Result<(OwnWindows, OwnedFd, u64), FabricError> {
+    fn own_windows(&mut self, params: &ConnectParams) -> Result<(OwnWindows, OwnedFd, u64), FabricError> {
         if params.private_data.len() > MAX_PRIVATE_DATA {
             let got = params.private_data.len();
             return Err(FabricError::Misuse(format!(
@@ -339,7 +349,7 @@ impl SoftwareFabric {
         let config = &self.common.config;
         let layout = Layout::new(config.ring_bytes as u32);
         let max_message = config.max_message as u32;
-        let deadline = Instant::now() + config.handshake_timeout;
+        let deadline = now() + config.handshake_timeout;
         let hello = Message::Hello {
             may_sleep: config.may_sleep,
             ring_bytes: config.ring_bytes as u32,
@@ -350,7 +360,6 @@ impl SoftwareFabric {
         let socket = address::connect(to)?;
         let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
         let (windows, table_fd, table_bytes) = self.own_windows(params)?;
-        self.connections.next_request += 1;
         let mapped = layout.bytes() as u64 + table_bytes;
         let id = self.table.insert(|id| {
             Qp::new(Parts { id, side: Side::Connector, layout, ring, windows, params, max_message, mapped })
@@ -484,7 +493,7 @@ impl SoftwareFabric {
                 if matches!(qp.state, State::Up | State::Closing) {
                     qp.state = State::Draining;
                     qp.chores = true;
-                    qp.deadline = Some(Instant::now() + self.common.config.linger);
+                    qp.deadline = Some(now() + self.common.config.linger);
                     self.common.attention.push(id.slot);
                 }
             }
@@ -503,7 +512,7 @@ impl SoftwareFabric {
             }
             Received::Message(Message::Accept { may_sleep, max_message, windows, private_data }, mut fds) => {
                 let table = match (fds.pop(), fds.is_empty(), table_bytes(windows)) {
-                    (Some(fd), true, Ok(bytes)) => region::map(fd, bytes as u64),
+                    (Some(fd), true, Ok(bytes)) => region::map(fd, bytes),
                     (_, _, Err(why)) => Err(why),
                     _ => Err("an answer without its descriptor".to_owned()),
                 };
@@ -545,7 +554,7 @@ impl SoftwareFabric {
         if nothing {
             return;
         }
-        let now = Instant::now();
+        let now = now();
         self.dial_again();
         // Those that the owner has to answer may take as long as they want; their sockets say when they are gone.
         self.connections.requests.retain(|r| r.offer.is_some() || r.deadline > now);

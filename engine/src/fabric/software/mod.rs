@@ -32,6 +32,8 @@ mod connect;
 mod doorbell;
 mod memory;
 mod message;
+#[cfg(all(test, loom))]
+mod model;
 mod qp;
 mod receive;
 mod region;
@@ -39,10 +41,12 @@ mod retire;
 mod ring;
 mod send;
 mod table;
+#[cfg(test)]
+mod tests;
 mod window;
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
@@ -238,11 +242,11 @@ impl Fabric for SoftwareFabric {
         match qp.state {
             State::Up => {
                 qp.state = State::Closing;
-                qp.deadline = Some(Instant::now() + self.common.config.linger);
+                qp.deadline = Some(connect::now() + self.common.config.linger);
                 self.common.attention.push(qp.id.slot);
             }
             State::Connecting => {
-                qp.deadline = Some(Instant::now());
+                qp.deadline = Some(connect::now());
                 self.common.attention.push(qp.id.slot);
             }
             State::Closing | State::Draining | State::Error => {}

@@ -72,15 +72,11 @@ pub(super) struct Qp {
     pub(super) state: State,
     /// A request has failed: nothing behind it is carried out.
     pub(super) halted: bool,
-    /// The peer asked to hear soon of what was taken.
-    pub(super) ack_soon: bool,
     /// The first request waits for room in the ring, and for nothing else.
     pub(super) needs_room: bool,
     pub(super) peer_may_sleep: bool,
-    /// Polls since something happened.
+    /// Polls since the last message.
     pub(super) idle: u32,
-    /// Looks since the last message, while the peer has not been told of it.
-    pub(super) quiet: u32,
     pub(super) id: QpId,
     pub(super) tx: Producer,
     pub(super) max_message: u32,
@@ -150,10 +146,8 @@ impl Qp {
             later: false,
             state: State::Connecting,
             halted: false,
-            ack_soon: false,
             needs_room: false,
             peer_may_sleep: true,
-            quiet: 0,
             idle: 0,
             id,
             tx: Producer::new(layout.ring(side)),
@@ -191,8 +185,6 @@ impl Qp {
 
     /// Tells the peer how far we have come, and wakes it if it waits for that.
     pub(super) fn report(&mut self) {
-        self.quiet = 0;
-        self.ack_soon = false;
         // Pair with the loads in `settle_reported` and `refusal` at the other side: who finds a refusal finds the head
         // that it is about.
         self.ring.publish(self.own_report, self.rx.tell());
@@ -206,6 +198,7 @@ impl Qp {
 
     /// Rings. A full socket has bells in it already; a closed one has nobody behind it.
     #[cold]
+    #[inline(never)]
     pub(super) fn wake_peer(&self) {
         if let Some(socket) = self.socket() {
             let _ = Message::Bell.send(socket, &[]);
@@ -234,18 +227,22 @@ impl Qp {
     /// Whether there is work that no bell will announce: a copy in slices, a window that the peer is busy with, a
     /// message that waits for a Receive.
     pub(super) fn needs_polls(&self) -> bool {
-        self.is_live() && (self.rnr_polls != 0 || !self.pending.is_empty() && !self.needs_room)
+        self.is_live()
+            && (self.rnr_polls != 0 && self.rnr_retry < 7 || !self.pending.is_empty() && !self.needs_room)
     }
 
-    /// Refuses the record at the head of the ring: both sides go to error.
+    /// Refuses the record at the head of the ring: both sides go to error. False: it is over.
     #[cold]
-    pub(super) fn refuse(&mut self, common: &mut Common, why: Refusal, reason: &str) {
+    #[inline(never)]
+    pub(super) fn refuse(&mut self, common: &mut Common, why: Refusal, reason: &str) -> bool {
         self.refused = Some(why);
         self.fail(common, reason.to_owned());
+        false
     }
 
     /// The peer does what no correct one does. False: it is over.
     #[cold]
+    #[inline(never)]
     pub(super) fn violation(&mut self, common: &mut Common, what: &str) -> bool {
         common.stats.peer_violations += 1;
         self.fail(common, format!("the peer broke the rules of the fabric: {what}"));
@@ -254,6 +251,7 @@ impl Qp {
 
     /// The end: whatever is still posted is flushed.
     #[cold]
+    #[inline(never)]
     pub(super) fn fail(&mut self, common: &mut Common, reason: String) {
         if self.state == State::Error {
             return;

@@ -8,11 +8,9 @@ use crate::fabric::{Completion, Opcode, Status};
 
 /// Messages that one queue pair may deliver per poll, so that the others get their turn.
 const BURST: usize = 32;
-/// Empty polls between two looks at what is not urgent, a power of two.
+/// Empty polls between two looks at what is not urgent, a power of two. A request and its reply need fewer, so that
+/// in a conversation acknowledgements only travel with messages, and the line for reports stays quiet.
 const LATER: u32 = 16;
-/// Such looks after which the peer is told what was taken, when no message of ours takes it along: together about as
-/// many polls as a request and its reply need, so that the line for it stays quiet in a conversation.
-const PATIENCE: u32 = 4;
 /// Polls that make up one retry of a sender whose message meets no Receive.
 const RNR_POLLS: u32 = 1024;
 
@@ -37,22 +35,21 @@ impl Qp {
     #[inline]
     pub(super) fn poll(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
         let first = self.rx.peek(&self.ring);
-        if first == 0 && !self.chores {
-            self.idle += 1;
-            if !self.idle.is_multiple_of(LATER) {
-                return Polled::Quiet;
-            }
-            return self.look(common, out, end);
+        if first != 0 {
+            self.idle = 0;
+            return self.work(common, out, end, first);
         }
-        self.idle = 0;
-        self.work(common, out, end, first)
+        self.idle += 1;
+        if !self.chores && !self.idle.is_multiple_of(LATER) {
+            return Polled::Quiet;
+        }
+        self.look(common, out, end)
     }
 
-    /// Does what is not urgent.
+    /// Does what has to be done even without a message.
     #[inline(never)]
     fn look(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
-        if self.later {
-            self.quiet += 1;
+        if self.chores || self.later {
             return self.work(common, out, end, 0);
         }
         if self.idle < IDLE_POLLS { Polled::Quiet } else { Polled::Idle }
@@ -72,9 +69,7 @@ impl Qp {
         if !self.pending.is_empty() {
             self.resume(common);
         }
-        if self.rx.untold() != 0
-            && (self.rx.owes_report() || self.quiet > if self.ack_soon { 0 } else { PATIENCE })
-        {
+        if self.rx.untold() != 0 && (self.rx.owes_report() || first == 0 && self.idle.is_multiple_of(LATER)) {
             self.report();
         }
         self.plan();
@@ -102,7 +97,6 @@ impl Qp {
         mut first: u64,
     ) -> bool {
         let end = end.min(out.len() + BURST);
-        self.quiet = 0;
         while out.len() < end {
             let header = self.rx.header(&self.ring, first);
             if !header.is_valid(self.max_message) {
@@ -129,7 +123,6 @@ impl Qp {
             {
                 return self.bad_invalidation(common, out, buf);
             }
-            self.ack_soon |= header.wants_ack();
             self.rx.advance(len);
             out.push(Completion {
                 wr_id: 0,
@@ -149,36 +142,36 @@ impl Qp {
 
     /// There is no Receive for the message: it stays where it is, as often as our parameters let the peer try again.
     #[cold]
+    #[inline(never)]
     fn not_ready(&mut self, common: &mut Common) -> bool {
         if self.rnr_polls == 0 {
             common.stats.receiver_not_ready += 1;
         }
         self.rnr_polls = self.rnr_polls.saturating_add(1);
         if self.rnr_retry < 7 && self.rnr_polls > u32::from(self.rnr_retry) * RNR_POLLS {
-            self.refuse(
+            return self.refuse(
                 common,
                 Refusal::NotReady,
                 "a message met no Receive for longer than rnr_retry allows",
             );
-            return false;
         }
         true
     }
 
     #[cold]
+    #[inline(never)]
     fn too_long(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf, len: u32) -> bool {
         let reason = format!("a message of {len} bytes met a Receive of {}", buf.capacity());
         out.push(self.failed_receive(Status::LocalLength, buf));
-        self.refuse(common, Refusal::InvalidRequest, &reason);
-        false
+        self.refuse(common, Refusal::InvalidRequest, &reason)
     }
 
     #[cold]
+    #[inline(never)]
     fn bad_invalidation(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf) -> bool {
         common.stats.access_refused += 1;
         out.push(self.failed_receive(Status::RemoteInvalidRequest, buf));
-        self.refuse(common, Refusal::InvalidRequest, "the peer invalidates a key that is not bound here");
-        false
+        self.refuse(common, Refusal::InvalidRequest, "the peer invalidates a key that is not bound here")
     }
 
     fn failed_receive(&self, status: Status, buf: Buf) -> Completion {

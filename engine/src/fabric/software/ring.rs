@@ -16,7 +16,7 @@ use super::memory::Memory;
 /// Bytes that records are aligned to, one cache line.
 pub(super) const LINE: u32 = 64;
 /// Bytes of a record's header.
-pub(super) const HEADER: u32 = 16;
+pub(super) const HEADER: usize = 16;
 
 /// The two words of a header: how long the payload is and what to do with it, how far the sender has come in the other
 /// direction's ring, and a key. The first is 0 while there is no record.
@@ -30,19 +30,22 @@ impl Header {
     const LEN: u64 = (1 << 24) - 1;
     const PRESENT: u64 = 1 << 24;
     const INVALIDATE: u64 = 1 << 25;
-    const WANTS_ACK: u64 = 1 << 26;
-    const UNKNOWN: u64 = 0b1111_1000 << 24;
+    const UNKNOWN: u64 = 0b1111_1100 << 24;
 
-    /// A message of `len` bytes; the key that it invalidates; whether its sender waits to hear of it; the head of the
-    /// other direction.
+    /// A message of `len` bytes; the key that it invalidates; the head of the other direction.
     #[inline]
-    pub(super) fn message(len: u32, invalidate: Option<u32>, wants_ack: bool, head: u64) -> Self {
+    pub(super) fn message(len: u32, invalidate: Option<u32>, head: u64) -> Self {
         let first = u64::from(len)
             | Self::PRESENT
             | if invalidate.is_some() { Self::INVALIDATE } else { 0 }
-            | if wants_ack { Self::WANTS_ACK } else { 0 }
             | head << 32;
         Self { first, second: u64::from(invalidate.unwrap_or(0)) | head >> 32 << 32 }
+    }
+
+    /// As they lie in memory.
+    #[cfg(test)]
+    pub(super) fn words(self) -> (u64, u64) {
+        (self.first, self.second)
     }
 
     /// Payload bytes.
@@ -55,12 +58,6 @@ impl Header {
     #[inline]
     pub(super) fn invalidate(self) -> Option<u32> {
         (self.first & Self::INVALIDATE != 0).then_some(self.second as u32)
-    }
-
-    /// The sender has asked for a completion.
-    #[inline]
-    pub(super) fn wants_ack(self) -> bool {
-        self.first & Self::WANTS_ACK != 0
     }
 
     /// How far the sender has come in the other direction's ring.
@@ -79,7 +76,7 @@ impl Header {
 /// Bytes that a record with this payload takes.
 #[inline]
 fn record_bytes(len: u32) -> u64 {
-    u64::from((HEADER + len + (LINE - 1)) & !(LINE - 1))
+    u64::from((HEADER as u32 + len + (LINE - 1)) & !(LINE - 1))
 }
 
 /// Where a ring lies in its mapping.
@@ -94,18 +91,13 @@ pub(super) struct Span {
 impl Span {
     #[inline]
     fn at(self, position: u64) -> usize {
-        self.base + self.skip(position)
+        self.base + (position & u64::from(self.bytes - 1)) as usize
     }
 
+    /// Of `len` payload bytes behind the header at `at`, those before the end of the ring.
     #[inline]
-    fn skip(self, position: u64) -> usize {
-        (position & u64::from(self.bytes - 1)) as usize
-    }
-
-    /// The ring's bytes from `position` on: how many there are before the end, at most `len`.
-    #[inline]
-    fn before_end(self, position: u64, len: usize) -> usize {
-        len.min(self.bytes as usize - self.skip(position))
+    fn before_end(self, at: usize, len: usize) -> usize {
+        len.min(self.base + self.bytes as usize - at - HEADER)
     }
 }
 
@@ -113,13 +105,15 @@ impl Span {
 #[derive(Debug)]
 pub(super) struct Producer {
     span: Span,
+    /// Where `sent` lies.
+    at: usize,
     sent: u64,
     acked: u64,
 }
 
 impl Producer {
     pub(super) fn new(span: Span) -> Self {
-        Self { span, sent: 0, acked: 0 }
+        Self { span, at: span.base, sent: 0, acked: 0 }
     }
 
     /// End of what was published.
@@ -149,20 +143,20 @@ impl Producer {
     /// Publishes one record. The caller has asked [`has_room`](Self::has_room).
     #[inline]
     pub(super) fn push(&mut self, memory: &impl Memory, header: Header, payload: &[u8]) {
-        let at = self.span.at(self.sent);
-        let end = self.sent + record_bytes(header.len());
-        memory.store_relaxed(self.span.at(end), 0);
+        let at = self.at;
+        self.sent += record_bytes(header.len());
+        self.at = self.span.at(self.sent);
+        memory.store_relaxed(self.at, 0);
         memory.store_relaxed(at + 8, header.second);
-        let first = self.span.before_end(self.sent + u64::from(HEADER), payload.len());
+        let first = self.span.before_end(at, payload.len());
         if first == payload.len() {
-            memory.write(at + HEADER as usize, payload);
+            memory.write(at + HEADER, payload);
         } else {
-            memory.write(at + HEADER as usize, &payload[..first]);
+            memory.write(at + HEADER, &payload[..first]);
             memory.write(self.span.base, &payload[first..]);
         }
         // Pairs with the load in `Consumer::peek`: who sees the word sees the record and the zero behind it.
         memory.publish(at, header.first);
-        self.sent = end;
     }
 
     /// Takes the consumer's word for how far it has come. False if that cannot be. The two ways that heads travel
@@ -181,38 +175,39 @@ impl Producer {
 #[derive(Debug)]
 pub(super) struct Consumer {
     span: Span,
+    /// Where `head` lies.
+    at: usize,
     head: u64,
     told: u64,
 }
 
 impl Consumer {
     pub(super) fn new(span: Span) -> Self {
-        Self { span, head: 0, told: 0 }
+        Self { span, at: span.base, head: 0, told: 0 }
     }
 
     /// The first word of the next record's header, or 0.
     #[inline]
     pub(super) fn peek(&self, memory: &impl Memory) -> u64 {
         // Pairs with the publication in `Producer::push`.
-        memory.load(self.span.at(self.head))
+        memory.load(self.at)
     }
 
     /// The header of the record that `peek` has found.
     #[inline]
     pub(super) fn header(&self, memory: &impl Memory, first: u64) -> Header {
-        Header { first, second: memory.load_relaxed(self.span.at(self.head) + 8) }
+        Header { first, second: memory.load_relaxed(self.at + 8) }
     }
 
     /// Copies the payload of the record that `peek` has found; its length is the checked one.
     #[inline]
     pub(super) fn copy(&self, memory: &impl Memory, to: &mut [u8]) {
-        let at = self.span.at(self.head) + HEADER as usize;
-        let first = self.span.before_end(self.head + u64::from(HEADER), to.len());
+        let first = self.span.before_end(self.at, to.len());
         if first == to.len() {
-            memory.read(at, to);
+            memory.read(self.at + HEADER, to);
         } else {
             let (front, back) = to.split_at_mut(first);
-            memory.read(at, front);
+            memory.read(self.at + HEADER, front);
             memory.read(self.span.base, back);
         }
     }
@@ -221,6 +216,7 @@ impl Consumer {
     #[inline]
     pub(super) fn advance(&mut self, len: u32) {
         self.head += record_bytes(len);
+        self.at = self.span.at(self.head);
     }
 
     /// How far it has come, to be told to the producer by whoever asks.

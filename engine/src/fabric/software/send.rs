@@ -15,6 +15,9 @@ use crate::fabric::{
 /// Bytes that one queue pair may copy per post or poll, so that the others get their turn.
 const COPY_BUDGET: usize = 1 << 20;
 
+const FOREIGN: &str = "memory that is not registered with this fabric";
+const BOUNDS: &str = "bytes outside of the buffer";
+
 /// How far a work request came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
@@ -72,6 +75,7 @@ impl Qp {
 
     /// Ends a post whose element `done` cannot be carried out yet.
     #[cold]
+    #[inline(never)]
     fn post_waits(
         &mut self,
         common: &mut Common,
@@ -99,6 +103,7 @@ impl Qp {
 
     /// Queues a chain behind what waits already. The first `checked` of it were looked at before.
     #[cold]
+    #[inline(never)]
     fn post_behind(
         &mut self,
         common: &mut Common,
@@ -140,17 +145,19 @@ impl Qp {
     /// What a NIC's driver checks before it takes a request.
     #[inline]
     fn check(&mut self, common: &Common, posting: &Posting) -> Result<(), &'static str> {
-        const FOREIGN: &str = "memory that is not registered with this fabric";
-        const BOUNDS: &str = "bytes outside of the buffer";
+        let WorkRequest::Send { buf, .. } = &posting.wr else { return self.check_memory(common, posting) };
+        if buf.len() > self.max_message as usize {
+            return Err("a message longer than max_message of the two sides");
+        }
+        if common.regions.contains(buf.arena()) { Ok(()) } else { Err(FOREIGN) }
+    }
+
+    #[inline(never)]
+    fn check_memory(&mut self, common: &Common, posting: &Posting) -> Result<(), &'static str> {
         let inside =
             |offset: usize, len: usize, all: usize| offset.checked_add(len).is_some_and(|end| end <= all);
         match &posting.wr {
-            WorkRequest::Send { buf, .. } => {
-                if buf.len() > self.max_message as usize {
-                    return Err("a message longer than max_message of the two sides");
-                }
-                if common.regions.contains(buf.arena()) { Ok(()) } else { Err(FOREIGN) }
-            }
+            WorkRequest::Send { .. } => Ok(()),
             WorkRequest::Write { src, offset, len, .. } => {
                 let (arena, all) = match src {
                     Source::Lent(lent) => (lent.arena(), lent.len()),
@@ -200,25 +207,33 @@ impl Qp {
     /// Carries a request out, as far as room and budget allow.
     #[inline]
     fn step(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> Step {
-        let (wr_id, signalled) = (posting.wr_id, posting.signalled);
-        if let WorkRequest::Send { buf, invalidate, .. } = &posting.wr {
-            let len = buf.len() as u32;
-            if !self.tx.has_room(len) {
-                self.needs_room = true;
-                return Step::Wait;
-            }
-            self.needs_room = false;
-            if *budget < buf.len() {
-                return Step::Wait;
-            }
-            *budget -= buf.len();
-            let header = Header::message(len, *invalidate, signalled, self.rx.tell());
-            self.tx.push(&self.ring, header, buf);
-            let end = self.tx.sent();
-            self.retire.push(Retire { wr_id, end, opcode: Opcode::Send, signalled, status: Status::Success });
-            return Step::Done;
+        let WorkRequest::Send { buf, invalidate, .. } = &posting.wr else {
+            return self.step_memory(common, posting, budget);
+        };
+        let len = buf.len() as u32;
+        let room = self.tx.has_room(len);
+        // The first of a turn may be longer than the budget: else it would never go.
+        if !room || *budget < buf.len() && *budget < COPY_BUDGET {
+            self.needs_room = !room;
+            return Step::Wait;
         }
-        let opcode = opcode(&posting.wr);
+        *budget = budget.saturating_sub(buf.len());
+        let header = Header::message(len, *invalidate, self.rx.tell());
+        self.tx.push(&self.ring, header, buf);
+        self.retire.push(Retire {
+            wr_id: posting.wr_id,
+            end: self.tx.sent(),
+            opcode: Opcode::Send,
+            signalled: posting.signalled,
+            status: Status::Success,
+        });
+        Step::Done
+    }
+
+    /// The same, for all but Sends.
+    #[inline(never)]
+    fn step_memory(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> Step {
+        let (wr_id, signalled, opcode) = (posting.wr_id, posting.signalled, opcode(&posting.wr));
         self.needs_room = false;
         let status = match &mut posting.wr {
             WorkRequest::Send { .. } => Status::Success,
@@ -339,6 +354,18 @@ impl Qp {
         self.tell_peer(common, before);
     }
 
+    /// Ends the queue pair for a request that we, or the peer, could not carry out.
+    #[cold]
+    #[inline(never)]
+    fn fail_request(&mut self, common: &mut Common, failed: Option<Retire>) -> bool {
+        let reason = match failed {
+            Some(r) => format!("{:?} {:#x} failed: {:?}", r.opcode, r.wr_id, r.status),
+            None => "the peer refused a message".to_owned(),
+        };
+        self.fail(common, reason);
+        false
+    }
+
     /// Reports what the peer has taken. False if the queue pair ends by that.
     #[inline]
     pub(super) fn reap(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> bool {
@@ -347,17 +374,15 @@ impl Qp {
                 return self.violation(common, "it takes what was never sent");
             }
             if self.refusal().is_some() {
-                self.fail(common, "the peer refused a message".to_owned());
-                return false;
+                return self.fail_request(common, None);
             }
         }
         while let Some(r) = self.retire.front()
             && self.tx.is_acked(r.end)
         {
             if !r.status.is_ok() {
-                let reason = format!("{:?} {:#x} failed: {:?}", r.opcode, r.wr_id, r.status);
-                self.fail(common, reason);
-                return false;
+                let failed = *r;
+                return self.fail_request(common, Some(failed));
             }
             if r.signalled {
                 if out.len() >= end {

@@ -1,0 +1,54 @@
+//! What must be as it was when a test is over.
+
+use std::time::{Duration, Instant};
+
+use rpcrdma::stats::ShardStats;
+
+/// Longest wait for something that must happen: bounds hangs, measures nothing.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Descriptors that this process has open, by what they are. What changes in number beside the engine is left out.
+pub fn open_descriptors() -> Vec<String> {
+    let entries = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted");
+    let targets = entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let mut names: Vec<String> = targets
+        .map(|target| target.to_string_lossy().into_owned())
+        .filter(|name| !name.contains("/proc/"))
+        // Sockets and pipes are told apart by a number that never comes again.
+        .map(|name| name.split_once(":[").map_or(name.clone(), |(kind, _)| kind.to_owned()))
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+/// Waits until `holds`; false if it never does.
+pub fn settles(mut holds: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if holds() {
+            return true;
+        }
+        if start.elapsed() > PATIENCE {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What a shard without connections still holds beside its posted Receives; `None` if it holds nothing.
+pub fn shard_leak(stats: &ShardStats) -> Option<String> {
+    let out: usize = stats.pool.classes.iter().map(|class| class.outstanding).sum();
+    let receives = stats.receives_posted as usize;
+    let clean = out == receives
+        && stats.pool.leaked == 0
+        && stats.connections == 0
+        && stats.receives_promised == 0
+        && stats.exposed_buffers == 0
+        && stats.worker_depth == 0;
+    (!clean).then(|| {
+        format!(
+            "{} connections, {out} buffers out, {receives} of them posted, {} Receives promised, {} exposed, {} at workers: {:?}",
+            stats.connections, stats.receives_promised, stats.exposed_buffers, stats.worker_depth, stats.pool
+        )
+    })
+}

@@ -1,0 +1,68 @@
+//! Peers in processes of their own: this test binary, started again.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+/// Name of the hidden test that a child runs instead of all others.
+pub const CHILD_TEST: &str = "child_process";
+const ROLE: &str = "RPCRDMA_TEST_CHILD";
+
+/// What this process is to do, if it is a child: role and address.
+pub fn child_role() -> Option<(String, String)> {
+    let text = std::env::var(ROLE).ok()?;
+    let (role, address) = text.split_once(' ')?;
+    Some((role.to_owned(), address.to_owned()))
+}
+
+/// A child process; killed, and waited for, when it is dropped.
+pub struct Child {
+    process: std::process::Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Child {
+    /// Starts a child.
+    pub fn start(role: &str, address: &str) -> Self {
+        let program = std::env::current_exe().expect("this binary");
+        let mut process = Command::new(program)
+            .args(["--exact", CHILD_TEST, "--nocapture", "--test-threads", "1"])
+            .env(ROLE, format!("{role} {address}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a child process");
+        let output = BufReader::new(process.stdout.take().expect("it is piped"));
+        Self { process, output }
+    }
+
+    /// Waits until the child says this word.
+    pub fn wait_for(&mut self, word: &str) {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            let read = self.output.read_line(&mut line).expect("its output");
+            assert!(read > 0, "the child ended before it said {word:?}");
+            if line.contains(word) {
+                return;
+            }
+        }
+    }
+
+    /// SIGKILL, at whatever instruction it is.
+    pub fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,330 @@
+//! A peer without an engine: it sends what it is told to, byte for byte, and keeps to no rule.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use rpcrdma::Address;
+use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
+use rpcrdma::fabric::{
+    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, Opcode, Posting, QpId,
+    RemoteMemory, Source, Status, WorkRequest,
+};
+use rpcrdma::wire::rpc::{CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
+use rpcrdma::wire::{Body, Flags, Header, Revision, Segment, Version};
+use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
+
+/// Bounds hangs, measures nothing.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Bytes of a Receive.
+const RECEIVE: usize = 8192;
+/// Receives that a raw peer keeps posted.
+const RECEIVES: usize = 512;
+/// Credit word of the headers that it makes.
+const CREDIT: u32 = 64;
+
+/// A message that arrived.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// Header and payload.
+    pub bytes: Vec<u8>,
+    /// The key that came to be invalidated.
+    pub invalidated: Option<u32>,
+}
+
+/// One end of one connection.
+pub struct RawPeer {
+    fabric: SoftwareFabric,
+    messages: Pool,
+    exposed: Pool,
+    qp: QpId,
+    inbox: VecDeque<Message>,
+    /// Messages received, grants included: what windowed headers say.
+    pub received: u32,
+    /// Completions that were not successes.
+    pub failures: Vec<(Opcode, Status)>,
+    /// Signalled work requests that have completed.
+    pub completed: usize,
+    over: Option<String>,
+    /// Protocol version of the headers that it makes.
+    pub version: Version,
+}
+
+fn pool(size: usize, count: usize) -> Pool {
+    let arena = ArenaConfig {
+        bytes: 0,
+        name: "raw-peer",
+        pages: PagePolicy::Small,
+        prefault: false,
+        ..ArenaConfig::default()
+    };
+    Pool::new(&PoolConfig { classes: vec![Class { size, count }], arena }).expect("memory")
+}
+
+fn device() -> (SoftwareFabric, Pool, Pool) {
+    let mut fabric = SoftwareFabric::new(SoftwareConfig::default()).expect("a fabric");
+    let (messages, exposed) = (pool(RECEIVE, 4 * RECEIVES), pool(1 << 16, 32));
+    fabric.register(messages.arena(), Access::LOCAL).expect("registered");
+    fabric.register(exposed.arena(), Access::REMOTE).expect("registered");
+    (fabric, messages, exposed)
+}
+
+fn params(private_data: &[u8]) -> ConnectParams {
+    ConnectParams {
+        private_data: private_data.to_vec(),
+        send_queue_depth: 4096,
+        rnr_retry: 7,
+        ..ConnectParams::default()
+    }
+}
+
+fn fabric_address(address: &Address) -> FabricAddress {
+    let text = address.to_string();
+    FabricAddress(text.trim_start_matches("soft:").into())
+}
+
+impl RawPeer {
+    /// Connects as a client; panics if it is refused.
+    pub fn connect(address: &Address) -> Self {
+        Self::try_connect(address, b"").expect("a connection")
+    }
+
+    /// Connects as a client, with private data.
+    ///
+    /// # Errors
+    /// Why it was refused, in words.
+    pub fn try_connect(address: &Address, private_data: &[u8]) -> Result<Self, String> {
+        let (mut fabric, messages, exposed) = device();
+        let qp =
+            fabric.connect(&fabric_address(address), &params(private_data)).map_err(|e| e.to_string())?;
+        let mut peer = Self::new(fabric, messages, exposed, qp);
+        peer.establish()?;
+        Ok(peer)
+    }
+
+    fn new(fabric: SoftwareFabric, messages: Pool, exposed: Pool, qp: QpId) -> Self {
+        let mut peer = Self {
+            fabric,
+            messages,
+            exposed,
+            qp,
+            inbox: VecDeque::new(),
+            received: 0,
+            failures: Vec::new(),
+            completed: 0,
+            over: None,
+            version: Version::V2,
+        };
+        peer.refill(RECEIVES);
+        peer
+    }
+
+    fn refill(&mut self, count: usize) {
+        let mut bufs: Vec<_> = (0..count).map_while(|_| self.messages.alloc(RECEIVE)).collect();
+        self.fabric.post_recv(None, &mut bufs);
+    }
+
+    fn establish(&mut self) -> Result<(), String> {
+        let start = Instant::now();
+        let mut events = Vec::new();
+        loop {
+            self.fabric.poll_control(&mut events);
+            for event in events.drain(..) {
+                match event {
+                    ControlEvent::Established { .. } => return Ok(()),
+                    ControlEvent::Rejected { private_data, .. } => {
+                        return Err(String::from_utf8_lossy(&private_data).into_owned());
+                    }
+                    ControlEvent::ConnectFailed { error, .. } => return Err(error.to_string()),
+                    ControlEvent::Disconnected { reason, .. } => return Err(reason),
+                    ControlEvent::ConnectRequest { .. } => {}
+                }
+            }
+            if start.elapsed() > PATIENCE {
+                return Err("nothing was heard".into());
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Takes what there is.
+    pub fn turn(&mut self) {
+        let mut events = Vec::new();
+        self.fabric.poll_control(&mut events);
+        let mut completions = Vec::new();
+        self.fabric.poll_cq(&mut completions, 64);
+        for completion in completions {
+            self.complete(completion);
+        }
+        for event in events {
+            if let ControlEvent::Disconnected { reason, .. } = event {
+                self.over.get_or_insert(reason);
+            }
+        }
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        let Completion { opcode, status, buf, invalidated, .. } = completion;
+        if !status.is_ok() {
+            self.failures.push((opcode, status));
+            return;
+        }
+        match buf {
+            Some(buf) => {
+                self.received = self.received.wrapping_add(1);
+                self.inbox.push_back(Message { bytes: buf.to_vec(), invalidated });
+                drop(buf);
+                self.refill(1);
+            }
+            None => self.completed += 1,
+        }
+    }
+
+    /// The next message; `None` when the connection has ended.
+    pub fn receive(&mut self) -> Option<Message> {
+        let start = Instant::now();
+        loop {
+            if let Some(message) = self.inbox.pop_front() {
+                return Some(message);
+            }
+            if self.over.is_some() {
+                return None;
+            }
+            assert!(start.elapsed() < PATIENCE, "neither a message nor the end of the connection");
+            self.turn();
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits until the other side has ended the connection; panics if it does not.
+    pub fn wait_until_over(&mut self) -> String {
+        while self.receive().is_some() {}
+        self.over.clone().unwrap_or_default()
+    }
+
+    /// The connection has ended, as far as is known.
+    pub fn is_over(&self) -> bool {
+        self.over.is_some()
+    }
+
+    /// Sends these bytes.
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.send_invalidating(bytes, None);
+    }
+
+    /// Sends these bytes, and has a key of the other side invalidated.
+    pub fn send_invalidating(&mut self, bytes: &[u8], invalidate: Option<u32>) {
+        let mut buf = self.messages.alloc(bytes.len()).expect("a buffer");
+        buf.copy_from_slice(bytes);
+        self.post(false, WorkRequest::Send { buf, invalidate, fence: false });
+    }
+
+    /// Writes bytes into memory of the other side.
+    pub fn write(&mut self, bytes: &[u8], remote: RemoteMemory) {
+        let mut buf = self.exposed.alloc(bytes.len()).expect("a buffer");
+        buf.copy_from_slice(bytes);
+        let src = Source::Lent(buf.lend().expect("of this thread"));
+        self.post(true, WorkRequest::Write { src, offset: 0, len: bytes.len(), remote });
+    }
+
+    /// Reads memory of the other side; `None` if that failed.
+    pub fn read(&mut self, remote: RemoteMemory, len: usize) -> Option<Vec<u8>> {
+        let dst = self.exposed.alloc(len)?.lend().ok()?;
+        let before = self.completed;
+        self.post(true, WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote });
+        while self.completed == before && self.failures.is_empty() && !self.is_over() {
+            self.turn();
+        }
+        let mut bytes = vec![0; len];
+        (self.completed > before && dst.read_at(0, &mut bytes)).then_some(bytes)
+    }
+
+    fn post(&mut self, signalled: bool, wr: WorkRequest) {
+        let mut chain = vec![Posting { wr_id: 0, signalled, wr }];
+        // A connection that has ended takes nothing, which tests find out by other means.
+        let _ = self.fabric.post_send(self.qp, &mut chain);
+    }
+
+    /// Exposes memory with these contents: the segment that names it, and the memory.
+    pub fn expose(&mut self, bytes: &[u8], access: Access) -> (Segment, Lent) {
+        let mut buf = self.exposed.alloc(bytes.len()).expect("a buffer");
+        buf.copy_from_slice(bytes);
+        let mem = buf.lend().expect("of this thread");
+        let window = self.fabric.alloc_window(self.qp).expect("a window");
+        let (handle, offset) = (self.fabric.next_rkey(window), self.fabric.remote_address(&mem, 0));
+        self.post(false, WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: bytes.len(), access });
+        (Segment { handle, length: bytes.len() as u32, offset }, mem)
+    }
+
+    /// Header and payload as a correct peer would send them now, of version 2 with windowed credits.
+    pub fn message(&self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
+        let header = Header { xid, credit: CREDIT, received: Some(self.received), flags, body };
+        let mut bytes = vec![0; header.encoded_len(self.version, Revision::Ietf00)];
+        header.emit(&mut bytes, self.version, Revision::Ietf00).expect("as long as it says");
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    /// Leaves without a word: as a process that ends.
+    pub fn vanish(self) {}
+
+    /// Leaves in order.
+    pub fn leave(mut self) {
+        self.fabric.disconnect(self.qp);
+    }
+}
+
+/// Takes connections as a server.
+pub struct RawListener {
+    fabric: SoftwareFabric,
+    messages: Pool,
+    exposed: Pool,
+    _listener: SoftwareListener,
+}
+
+impl RawListener {
+    /// Binds.
+    pub fn bind(address: &Address) -> Self {
+        let (mut fabric, messages, exposed) = device();
+        let listener = SoftwareFabric::bind(&fabric_address(address)).expect("a free address");
+        fabric.listen(&listener).expect("listening");
+        Self { fabric, messages, exposed, _listener: listener }
+    }
+
+    /// Takes the first connection; there is no second.
+    pub fn accept(mut self) -> RawPeer {
+        let start = Instant::now();
+        let mut events = Vec::new();
+        loop {
+            self.fabric.poll_control(&mut events);
+            for event in events.drain(..) {
+                if let ControlEvent::ConnectRequest { request, .. } = event {
+                    let qp = self.fabric.accept(request, &params(b"")).expect("accepted");
+                    let mut peer = RawPeer::new(self.fabric, self.messages, self.exposed, qp);
+                    peer.establish().expect("established");
+                    return peer;
+                }
+            }
+            assert!(start.elapsed() < PATIENCE, "nobody connects");
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// An RPC call.
+pub fn call_bytes(xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
+    let none = OpaqueAuth::NONE;
+    let header = CallHeader { xid, program, version, procedure, credential: none, verifier: none };
+    let mut bytes = vec![0; header.encoded_len()];
+    header.emit(&mut bytes).expect("as long as it says");
+    bytes.extend_from_slice(args);
+    bytes
+}
+
+/// A successful RPC reply.
+pub fn reply_bytes(xid: u32, results: &[u8]) -> Vec<u8> {
+    let header = ReplyHeader { xid, body: ReplyBody::SUCCESS };
+    let mut bytes = vec![0; header.encoded_len()];
+    header.emit(&mut bytes).expect("as long as it says");
+    bytes.extend_from_slice(results);
+    bytes
+}

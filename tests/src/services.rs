@@ -1,0 +1,142 @@
+//! The program that the tests call. Each procedure checks what it gets, so that wrong data is a refused call.
+
+use std::time::Duration;
+
+use rpcrdma::server::MAX_CHUNKS;
+use rpcrdma::{Procedure, Refusal, ServerCall, Services};
+
+use crate::data::{pattern, patterned};
+
+/// Program number.
+pub const PROGRAM: u32 = 0x2000_0001;
+/// Program version; there is one more, 5.
+pub const VERSION: u32 = 3;
+
+/// Gives its arguments back.
+pub const ECHO: u32 = 1;
+/// Arguments: seed. Read chunks: the pattern of seed, seed + 1, and so on. Results: the bytes of each.
+pub const STORE: u32 = 2;
+/// Arguments: seed, then the bytes wanted of each result. Write chunks: as [`STORE`]. Results: the room in each.
+pub const LOAD: u32 = 3;
+/// Copies Read chunk n into Write chunk n.
+pub const MIRROR: u32 = 4;
+/// Arguments: which refusal.
+pub const REFUSE: u32 = 5;
+/// Results: flavor and body of the caller's credential.
+pub const CREDENTIAL: u32 = 6;
+/// As [`ECHO`], on a worker, after as many microseconds as the first word says.
+pub const WORKER_ECHO: u32 = 7;
+/// Panics, on a worker.
+pub const PANIC: u32 = 8;
+/// Arguments: bytes of the reply.
+pub const REPLY: u32 = 9;
+
+/// Longest chunk that the procedures take.
+const LONGEST: usize = 1 << 20;
+
+/// The program.
+pub fn standard_services() -> Services {
+    let mut services = Services::new();
+    let chunked = |handler: fn(&mut ServerCall) -> Result<(), Refusal>| Procedure::new(handler);
+    services
+        .add(PROGRAM, VERSION, ECHO, Procedure::new(echo).max_reply(4096))
+        .add(PROGRAM, VERSION, STORE, chunked(store).read_chunks(MAX_CHUNKS, LONGEST))
+        .add(PROGRAM, VERSION, LOAD, chunked(load).write_chunks(MAX_CHUNKS, LONGEST))
+        .add(
+            PROGRAM,
+            VERSION,
+            MIRROR,
+            chunked(mirror).read_chunks(MAX_CHUNKS, LONGEST).write_chunks(MAX_CHUNKS, LONGEST),
+        )
+        .add(PROGRAM, VERSION, REFUSE, Procedure::new(refuse))
+        .add(PROGRAM, VERSION, CREDENTIAL, Procedure::new(credential).max_reply(512))
+        .add(PROGRAM, VERSION, WORKER_ECHO, Procedure::new(worker_echo).max_reply(4096).on_workers())
+        .add(PROGRAM, VERSION, PANIC, Procedure::new(|_| panic!("as the test wants")).on_workers())
+        .add(PROGRAM, VERSION, REPLY, Procedure::new(reply).max_reply(4500))
+        .add(PROGRAM, 5, ECHO, Procedure::new(echo).max_reply(4096));
+    services
+}
+
+/// A word of the arguments.
+fn word(call: &ServerCall, index: usize) -> Result<u32, Refusal> {
+    let bytes = call.args().get(4 * index..4 * index + 4).and_then(|bytes| bytes.try_into().ok());
+    bytes.map(u32::from_be_bytes).ok_or(Refusal::GarbageArguments)
+}
+
+/// Sets the results; more than there is room for is the server's fault.
+fn results(call: &mut ServerCall, bytes: &[u8]) -> Result<(), Refusal> {
+    call.reply_mut(bytes.len()).ok_or(Refusal::SystemError)?.copy_from_slice(bytes);
+    Ok(())
+}
+
+fn echo(call: &mut ServerCall) -> Result<(), Refusal> {
+    let args = call.args().to_vec();
+    results(call, &args)
+}
+
+fn worker_echo(call: &mut ServerCall) -> Result<(), Refusal> {
+    std::thread::sleep(Duration::from_micros(u64::from(word(call, 0)?)));
+    echo(call)
+}
+
+fn store(call: &mut ServerCall) -> Result<(), Refusal> {
+    let seed = word(call, 0)?;
+    let mut lens = Vec::new();
+    for n in 0..call.read_chunks() {
+        let data = call.read_chunk(n).ok_or(Refusal::SystemError)?;
+        if !patterned(seed + n as u32, data) {
+            return Err(Refusal::GarbageArguments);
+        }
+        lens.extend((data.len() as u32).to_be_bytes());
+    }
+    results(call, &lens)
+}
+
+fn load(call: &mut ServerCall) -> Result<(), Refusal> {
+    let seed = word(call, 0)?;
+    let mut room = Vec::new();
+    for n in 0..MAX_CHUNKS {
+        let Some(capacity) = call.write_chunk_capacity(n) else { break };
+        let len = (word(call, n + 1)? as usize).min(capacity);
+        if let Some(result) = call.result_mut(n) {
+            pattern(seed + n as u32, &mut result[..len]);
+        }
+        call.set_result_len(n, len);
+        room.extend((capacity as u32).to_be_bytes());
+    }
+    results(call, &room)
+}
+
+fn mirror(call: &mut ServerCall) -> Result<(), Refusal> {
+    for n in 0..call.read_chunks() {
+        let data = call.take_read_chunk(n).ok_or(Refusal::SystemError)?;
+        let result = call.result_mut(n).ok_or(Refusal::GarbageArguments)?;
+        result.get_mut(..data.len()).ok_or(Refusal::GarbageArguments)?.copy_from_slice(&data);
+        call.set_result_len(n, data.len());
+    }
+    Ok(())
+}
+
+fn refuse(call: &mut ServerCall) -> Result<(), Refusal> {
+    Err(match word(call, 0)? {
+        0 => Refusal::GarbageArguments,
+        1 => Refusal::SystemError,
+        2 => Refusal::ProcedureUnavailable,
+        3 => Refusal::Authentication(5),
+        4 => Refusal::RpcMismatch { low: 2, high: 2 },
+        _ => Refusal::ProgramMismatch { low: 7, high: 9 },
+    })
+}
+
+fn credential(call: &mut ServerCall) -> Result<(), Refusal> {
+    let (flavor, body) = call.credential();
+    let bytes = [&flavor.to_be_bytes()[..], body].concat();
+    results(call, &bytes)
+}
+
+fn reply(call: &mut ServerCall) -> Result<(), Refusal> {
+    let len = word(call, 0)? as usize;
+    let bytes = call.reply_mut(len).ok_or(Refusal::SystemError)?;
+    pattern(len as u32, bytes);
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! A world of servers and clients that is checked for leaks when it ends.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rpcrdma::client::{ClientConfig, Connection, LocalClient, PreparedCall};
+use rpcrdma::fabric::Fabric;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::{Address, CallError, CallResult, Config, Server, Services};
+use rpcrdma_mempool::{Buf, PagePolicy};
+
+use crate::balance::{open_descriptors, settles, shard_leak};
+use crate::data::{pattern, patterned};
+use crate::services::{ECHO, LOAD, MIRROR, PROGRAM, STORE, VERSION, standard_services};
+
+/// Worlds take turns: descriptors are counted per process, and two cores serve one world well.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// One test's servers. When it is dropped, every server must have come back to where it was, and so must this process's
+/// descriptors. Clients go before it.
+pub struct World {
+    name: &'static str,
+    descriptors: Vec<String>,
+    servers: Vec<Server>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl World {
+    /// Waits for its turn. `name` is for messages and addresses.
+    pub fn new(name: &'static str) -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        Self { name, descriptors: open_descriptors(), servers: Vec::new(), _turn: turn }
+    }
+
+    /// An address that nobody else uses.
+    pub fn address(&self) -> Address {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        format!("soft:it-{}-{}-{number}", std::process::id(), self.name).parse().expect("a name")
+    }
+
+    /// Starts a server of the standard services.
+    pub fn serve(&mut self, config: ServerConfig) -> Address {
+        self.serve_with(config, standard_services())
+    }
+
+    /// Starts a server.
+    pub fn serve_with(&mut self, config: ServerConfig, services: Services) -> Address {
+        let address = self.address();
+        self.serve_at(&address, config, services);
+        address
+    }
+
+    /// Starts a server at an address.
+    pub fn serve_at(&mut self, address: &Address, config: ServerConfig, services: Services) {
+        self.servers.push(Server::start(address, services, &config).expect("a server"));
+    }
+
+    /// The server that was started last.
+    pub fn server(&self) -> &Server {
+        self.servers.last().expect("a server was started")
+    }
+
+    /// Takes the server that was started last, to end it.
+    pub fn take_server(&mut self) -> Server {
+        self.servers.pop().expect("a server was started")
+    }
+
+    /// A client on this thread.
+    pub fn client(&self, address: &Address, config: Config) -> LocalClient {
+        LocalClient::connect(address, small_client(config)).expect("a connection")
+    }
+
+    /// Waits until the last server has no connections and holds nothing.
+    pub fn server_balances(&self) {
+        balances(self.name, self.server());
+    }
+}
+
+fn balances(name: &str, server: &Server) {
+    let mut leaks = Vec::new();
+    let clean = settles(|| {
+        leaks = server.stats().iter().filter_map(shard_leak).collect();
+        leaks.is_empty()
+    });
+    assert!(clean, "{name}: {leaks:#?}");
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for server in &self.servers {
+            balances(self.name, server);
+        }
+        self.servers.clear();
+        let mut now = Vec::new();
+        let same = settles(|| {
+            now = open_descriptors();
+            now == self.descriptors
+        });
+        assert!(same, "{}: descriptors were {:?}, are {now:?}", self.name, self.descriptors);
+    }
+}
+
+/// A shard that is quick to make: little memory, small pages.
+pub fn small() -> Config {
+    Config {
+        receives: 1024,
+        small_buffers: 512,
+        message_buffers: 256,
+        bulk_buffers: vec![(64 << 10, 24), (1 << 20, 10)],
+        pages: PagePolicy::Small,
+        ..Config::default()
+    }
+}
+
+/// A server of one such shard.
+pub fn small_server() -> ServerConfig {
+    ServerConfig { shard: small(), ..ServerConfig::default() }
+}
+
+/// A client of the standard program.
+pub fn small_client(shard: Config) -> ClientConfig {
+    ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) }
+}
+
+fn words(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_be_bytes()).collect()
+}
+
+fn prepared<F: Fabric>(
+    client: &mut LocalClient<F>,
+    procedure: u32,
+    args: &[u8],
+) -> Result<PreparedCall, CallError> {
+    let mut call = client.prepare_with_chunks(procedure, args.len())?;
+    call.args_mut().copy_from_slice(args);
+    Ok(call)
+}
+
+/// Memory with the pattern of a seed.
+fn filled<F: Fabric>(
+    client: &mut LocalClient<F>,
+    connection: Connection,
+    seed: u32,
+    len: usize,
+) -> Result<Buf, CallError> {
+    let mut data = client.alloc(connection, len)?;
+    pattern(seed, &mut data);
+    Ok(data)
+}
+
+/// Calls [`ECHO`] with these bytes, and checks what comes back.
+///
+/// # Errors
+/// How the call ended without a reply.
+pub fn echo<F: Fabric>(client: &mut LocalClient<F>, args: &[u8]) -> Result<(), CallError> {
+    let mut call = client.prepare(ECHO, args.len())?;
+    call.args_mut().copy_from_slice(args);
+    let reply = client.call(call)?;
+    assert_eq!(reply.results(), args, "an echo of other bytes");
+    Ok(())
+}
+
+/// Sends Read chunks of these lengths, and checks that the server has read them.
+///
+/// # Errors
+/// How the call ended without a reply.
+pub fn store<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) -> Result<(), CallError> {
+    let first = client.first();
+    let mut call = prepared(client, STORE, &words(&[seed]))?;
+    let mut at = 4;
+    for (n, &len) in lens.iter().enumerate() {
+        let data = filled(client, first, seed + n as u32, len)?;
+        call.send_chunk(at, data).expect("at most MAX_CHUNKS");
+        at += len.next_multiple_of(4);
+    }
+    let mut reply = client.call(call)?;
+    let expected: Vec<u32> = lens.iter().map(|&len| len as u32).collect();
+    assert_eq!(reply.results(), words(&expected), "what the server says it has read");
+    let mut back = 0;
+    for (n, buf) in reply.take_sent().enumerate() {
+        assert!(patterned(seed + n as u32, &buf) && buf.len() == lens[n], "memory that comes home changed");
+        back += 1;
+    }
+    assert_eq!(back, lens.len());
+    Ok(())
+}
+
+/// Offers Write chunks of these lengths for results of those; checks what has been written.
+///
+/// # Errors
+/// How the call ended without a reply.
+pub fn load<F: Fabric>(
+    client: &mut LocalClient<F>,
+    seed: u32,
+    chunks: &[(usize, usize)],
+) -> Result<(), CallError> {
+    let first = client.first();
+    let mut args = vec![seed];
+    args.extend(chunks.iter().map(|&(_, wanted)| wanted as u32));
+    let mut call = prepared(client, LOAD, &words(&args))?;
+    for &(room, _) in chunks {
+        let mut buf = client.alloc(first, room)?;
+        buf.fill(0xEE);
+        call.receive_chunk(buf).expect("at most MAX_CHUNKS");
+    }
+    loaded(client.call(call), seed, chunks)
+}
+
+fn loaded(result: CallResult, seed: u32, chunks: &[(usize, usize)]) -> Result<(), CallError> {
+    let reply = result?;
+    for (n, &(room, wanted)) in chunks.iter().enumerate() {
+        let got = reply.chunk(n).expect("as many chunks as were offered");
+        assert_eq!(got.len(), wanted.min(room), "chunk {n}");
+        assert!(patterned(seed + n as u32, got), "chunk {n} has other bytes");
+    }
+    Ok(())
+}
+
+/// Sends data there and back through the server's memory.
+///
+/// # Errors
+/// How the call ended without a reply.
+pub fn mirror<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) -> Result<(), CallError> {
+    let first = client.first();
+    let mut call = prepared(client, MIRROR, &words(&[seed]))?;
+    let mut at = 4;
+    for (n, &len) in lens.iter().enumerate() {
+        let data = filled(client, first, seed + n as u32, len)?;
+        call.send_chunk(at, data).expect("at most MAX_CHUNKS");
+        at += len.next_multiple_of(4);
+        let room = client.alloc(first, len)?;
+        call.receive_chunk(room).expect("at most MAX_CHUNKS");
+    }
+    let chunks: Vec<_> = lens.iter().map(|&len| (len, len)).collect();
+    loaded(client.call(call), seed, &chunks)
+}

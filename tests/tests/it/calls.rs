@@ -1,0 +1,473 @@
+//! Calls without chunks: what comes back, what is refused, how long a message may be, how a call is given up.
+
+use std::time::Duration;
+
+use rpcrdma::client::{ClientConfig, Credential, LocalClient};
+use rpcrdma::wire::ErrorBody;
+use rpcrdma::wire::rpc::AuthSys;
+use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, Server};
+use rpcrdma_tests::*;
+
+const WINDOWED: Case = Case { scheme: Scheme::V2Windowed, header: 40 };
+const SCHEMES: [Case; 3] =
+    [WINDOWED, Case { scheme: Scheme::V2Incremental, header: 36 }, Case { scheme: Scheme::V1, header: 28 }];
+/// Bytes of an RPC call header and of a reply header, both with `AUTH_NONE`.
+const CALL_HEADER: usize = 40;
+const REPLY_HEADER: usize = 24;
+
+/// A scheme, and the bytes of its transport header without chunks.
+#[derive(Clone, Copy)]
+struct Case {
+    scheme: Scheme,
+    header: usize,
+}
+
+fn with(scheme: Scheme) -> Config {
+    Config { scheme, ..small() }
+}
+
+fn server_with(shard: Config) -> rpcrdma::server::ServerConfig {
+    rpcrdma::server::ServerConfig { shard, ..small_server() }
+}
+
+#[test]
+fn arguments_of_every_length_come_back() {
+    let mut world = World::new("lengths");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    let mut bytes = [0; 1024];
+    for len in (0..70).chain([127, 128, 400, 401, 511, 512, 513, 1000, 1024]) {
+        pattern(len as u32, &mut bytes[..len]);
+        echo(&mut client, &bytes[..len]).unwrap();
+    }
+}
+
+#[test]
+fn the_longest_message_passes_and_one_byte_more_is_refused() {
+    for Case { scheme, header } in SCHEMES {
+        let mut world = World::new("longest");
+        let address = world.serve(server_with(with(scheme)));
+        let mut client = world.client(&address, with(scheme));
+        let longest = 4096 - header - CALL_HEADER;
+        let mut call = client.prepare(REFUSE, longest).unwrap();
+        call.args_mut().fill(0);
+        assert_eq!(
+            client.call(call).unwrap_err(),
+            CallError::Refused(Refusal::GarbageArguments),
+            "{scheme:?}"
+        );
+
+        let call = client.prepare(REFUSE, longest + 1).unwrap();
+        let expected = CallError::TooLong { needed: 4097, limit: 4096 };
+        assert_eq!(client.call(call).unwrap_err(), expected, "{scheme:?}");
+        echo(&mut client, b"the connection lives on").unwrap();
+
+        let longest = 4096 - header - REPLY_HEADER;
+        assert_eq!(reply_of(&mut client, longest), Ok(longest), "{scheme:?}");
+        let error = match scheme {
+            // Version 1 has one error for all.
+            Scheme::V1 => ErrorBody::BadXdr,
+            _ => ErrorBody::ReplyResource { length_needed: (longest + 1 + REPLY_HEADER) as u32 },
+        };
+        assert_eq!(reply_of(&mut client, longest + 1), Err(CallError::Transport(error)), "{scheme:?}");
+        echo(&mut client, b"the connection lives on").unwrap();
+    }
+}
+
+/// Calls for a reply of so many bytes; the length of what came.
+fn reply_of(client: &mut LocalClient, len: usize) -> Result<usize, CallError> {
+    let mut call = client.prepare(REPLY, 4).unwrap();
+    call.args_mut().copy_from_slice(&(len as u32).to_be_bytes());
+    let reply = client.call(call)?;
+    assert!(patterned(len as u32, reply.results()));
+    Ok(reply.results().len())
+}
+
+#[test]
+fn a_procedure_that_answers_more_than_it_declared_is_a_system_error() {
+    let mut world = World::new("declared");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    assert_eq!(reply_of(&mut client, 5000), Err(CallError::Refused(Refusal::SystemError)));
+    echo(&mut client, b"on").unwrap();
+}
+
+#[test]
+fn what_the_server_does_not_have_is_refused_as_rfc_5531_says() {
+    let mut world = World::new("refusals");
+    let address = world.serve(small_server());
+    let call = |program, version, procedure| {
+        let config = ClientConfig { shard: small(), ..ClientConfig::new(program, version) };
+        let mut client = LocalClient::connect(&address, config).unwrap();
+        let call = client.prepare(procedure, 0).unwrap();
+        client.call(call).map(|reply| reply.results().len())
+    };
+    let refused = |refusal| Err(CallError::Refused(refusal));
+    assert_eq!(call(PROGRAM, VERSION, 0), Ok(0), "procedure 0 answers");
+    assert_eq!(call(PROGRAM, 5, 0), Ok(0));
+    assert_eq!(call(PROGRAM, VERSION, 999), refused(Refusal::ProcedureUnavailable));
+    assert_eq!(call(PROGRAM, VERSION, u32::MAX), refused(Refusal::ProcedureUnavailable));
+    assert_eq!(call(PROGRAM, 4, ECHO), refused(Refusal::ProgramMismatch { low: 3, high: 5 }));
+    assert_eq!(call(PROGRAM + 1, VERSION, ECHO), refused(Refusal::ProgramUnavailable));
+}
+
+#[test]
+fn what_a_handler_refuses_reaches_the_caller() {
+    let mut world = World::new("refuse");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    let expected = [
+        Refusal::GarbageArguments,
+        Refusal::SystemError,
+        Refusal::ProcedureUnavailable,
+        Refusal::Authentication(5),
+        Refusal::RpcMismatch { low: 2, high: 2 },
+        Refusal::ProgramMismatch { low: 7, high: 9 },
+    ];
+    for (code, refusal) in expected.into_iter().enumerate() {
+        let mut call = client.prepare(REFUSE, 4).unwrap();
+        call.args_mut().copy_from_slice(&(code as u32).to_be_bytes());
+        assert_eq!(client.call(call).unwrap_err(), CallError::Refused(refusal));
+    }
+    let call = client.prepare(REFUSE, 3).unwrap();
+    assert_eq!(client.call(call).unwrap_err(), CallError::Refused(Refusal::GarbageArguments), "too short");
+    drop(client);
+    assert_eq!(world.server().stats()[0].calls_failed, 7);
+}
+
+#[test]
+fn the_server_sees_the_credential() {
+    let mut world = World::new("credential");
+    let address = world.serve(small_server());
+    for (credential, expected) in [
+        (Credential::none(), None),
+        (Credential::sys("host-a", 1000, 100, &[4, 24, 27]).unwrap(), Some((&b"host-a"[..], 1000, 100, 3))),
+        (Credential::sys(&"m".repeat(255), 7, 8, &[9; 16]).unwrap(), Some((&[b'm'; 255][..], 7, 8, 16))),
+    ] {
+        let config = ClientConfig { credential, ..small_client(small()) };
+        let mut client = LocalClient::connect(&address, config).unwrap();
+        let call = client.prepare(CREDENTIAL, 0).unwrap();
+        let reply = client.call(call).unwrap();
+        let (flavor, body) = reply.results().split_at(4);
+        match expected {
+            None => assert_eq!((flavor, body), (&[0; 4][..], &[][..])),
+            Some((machine, uid, gid, groups)) => {
+                assert_eq!(flavor, 1u32.to_be_bytes());
+                let sys = AuthSys::parse(body).unwrap();
+                assert_eq!((sys.machine, sys.uid, sys.gid, sys.gids().len()), (machine, uid, gid, groups));
+            }
+        }
+    }
+}
+
+#[test]
+fn many_calls_through_a_small_window_all_end() {
+    for Case { scheme, .. } in SCHEMES {
+        let mut world = World::new("window");
+        let config = Config { window: 4, max_calls: 128, ..with(scheme) };
+        let address = world.serve(server_with(config.clone()));
+        let mut client = world.client(&address, config);
+        many_calls(&mut client, 5000, 128);
+    }
+}
+
+#[test]
+fn a_client_with_a_small_window_gets_every_error_of_a_server_with_a_large_one() {
+    let mut world = World::new("errors");
+    let address = world.serve(server_with(Config { window: 120, ..small() }));
+    let mut client = world.client(&address, Config { window: 4, max_calls: 128, ..small() });
+    let first = client.first();
+    for round in 0..5 {
+        for token in 0..128 {
+            let mut call = client.prepare_with_chunks(ECHO, 0).unwrap();
+            if token < 20 {
+                call.receive_chunk(client.alloc(first, 1000).unwrap()).unwrap();
+            }
+            client.start(first, call, token);
+        }
+        let mut refused = 0;
+        let mut ended = 0;
+        assert!(
+            settles(|| {
+                for _ in 0..1000 {
+                    client.poll(|done| {
+                        ended += 1;
+                        refused += usize::from(done.result.is_err());
+                    });
+                }
+                ended == 128
+            }),
+            "round {round}: {ended} of 128 calls ended"
+        );
+        assert_eq!(refused, 20);
+    }
+}
+
+#[test]
+fn no_more_than_max_calls_are_under_way() {
+    let mut world = World::new("too-many");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, Config { max_calls: 8, ..small() });
+    let first = client.first();
+    for token in 0..10 {
+        let call = client.prepare(ECHO, 8).unwrap();
+        client.start(first, call, token);
+    }
+    let mut results = Vec::new();
+    assert!(settles(|| {
+        client.poll(|done| results.push((done.token, done.result.map(drop))));
+        results.len() == 10
+    }));
+    results.sort_by_key(|&(token, _)| token);
+    for (token, result) in results {
+        let expected = if token < 8 { Ok(()) } else { Err(CallError::TooMany) };
+        assert_eq!(result, expected, "{token}");
+    }
+}
+
+#[test]
+fn a_deadline_ends_a_call_once_and_its_reply_is_dropped() {
+    let mut world = World::new("deadline");
+    let address = world.serve(workers());
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    let slow = |client: &mut LocalClient, micros: u32, deadline| {
+        let mut call = client.prepare(WORKER_ECHO, 4).unwrap();
+        call.args_mut().copy_from_slice(&micros.to_be_bytes());
+        call.deadline(deadline);
+        client.start(first, call, 7);
+    };
+    slow(&mut client, 100_000, Duration::from_millis(1));
+    let mut ends = Vec::new();
+    let polled = settles(|| {
+        client.poll(|done| ends.push(done.result.map(drop)));
+        client.stats().messages.rejected_late == 1
+    });
+    assert!(polled, "its reply never came");
+    assert_eq!(ends, [Err(CallError::DeadlinePassed { sent: true })]);
+    slow(&mut client, 0, Duration::from_secs(60));
+    ends.clear();
+    assert!(settles(|| {
+        client.poll(|done| ends.push(done.result.map(drop)));
+        !ends.is_empty()
+    }));
+    assert_eq!(ends, [Ok(())], "in time");
+    echo(&mut client, b"on").unwrap();
+}
+
+#[test]
+fn a_cancelled_call_ends_once() {
+    let mut world = World::new("cancel");
+    let address = world.serve(workers());
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    let mut call = client.prepare(WORKER_ECHO, 4).unwrap();
+    call.args_mut().copy_from_slice(&20_000u32.to_be_bytes());
+    let sent = client.start(first, call, 1).unwrap();
+    client.poll(|_| panic!("it takes 20 ms"));
+    let call = client.prepare(ECHO, 4).unwrap();
+    let queued = client.start(first, call, 2).unwrap();
+    let mut ends = Vec::new();
+    for call in [queued, sent, queued, sent] {
+        client.cancel(first, call);
+    }
+    assert!(settles(|| {
+        client.poll(|done| ends.push((done.token, done.result.map(drop))));
+        client.stats().messages.rejected_late == 1
+    }));
+    let cancelled = |sent| Err(CallError::Cancelled { sent });
+    assert_eq!(ends, [(2, cancelled(false)), (1, cancelled(true))]);
+    client.cancel(first, sent);
+    client.poll(|_| panic!("it has ended"));
+    echo(&mut client, b"on").unwrap();
+}
+
+#[test]
+fn a_connection_of_another_client_is_closed_here() {
+    let mut world = World::new("foreign");
+    let address = world.serve(small_server());
+    let mut one = world.client(&address, small());
+    let mut other = world.client(&address, small());
+    let second = other.add_connection(&address).unwrap();
+    let call = one.prepare(ECHO, 0).unwrap();
+    assert_eq!(one.call_on(second, call).map(drop), Err(CallError::Closed));
+    assert!(!one.is_open(second) && other.is_open(second));
+    assert_eq!(one.alloc(second, 8).map(drop), Err(CallError::Closed));
+}
+
+#[test]
+fn an_empty_pool_is_said_and_gets_over() {
+    let mut world = World::new("full-pool");
+    let address = world.serve(small_server());
+    for scheme in [Scheme::V2Windowed] {
+        let config = Config { small_buffers: 16, message_buffers: 8, receives: 256, ..with(scheme) };
+        let mut client = world.client(&address, config);
+        // Replies are held until there is no buffer for one more call.
+        let mut held = Vec::new();
+        let error = loop {
+            let mut call = match client.prepare(ECHO, 8) {
+                Ok(call) => call,
+                Err(error) => break error,
+            };
+            call.args_mut().fill(1);
+            call.deadline(Duration::from_millis(200));
+            match client.call(call) {
+                Ok(reply) => held.push(reply),
+                Err(error) => break error,
+            }
+            assert!(held.len() < 1000, "there is no end");
+        };
+        let stalled = matches!(error, CallError::NoMemory | CallError::DeadlinePassed { .. });
+        assert!(stalled, "{error}");
+        held.clear();
+        for _ in 0..300 {
+            echo(&mut client, b"all is well again").unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_server_short_of_memory_says_so_and_gets_over() {
+    let mut world = World::new("server-pool");
+    let address = world.serve(server_with(Config { bulk_buffers: vec![(64 << 10, 2)], ..small() }));
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    for round in 0..20 {
+        for token in 0..8 {
+            let mut call = client.prepare_with_chunks(LOAD, 20).unwrap();
+            call.args_mut().fill(0);
+            for _ in 0..3 {
+                call.receive_chunk(client.alloc(first, 50_000).unwrap()).unwrap();
+            }
+            client.start(first, call, token);
+        }
+        let (mut refused, mut ended) = (0, 0);
+        assert!(settles(|| {
+            client.poll(|done| {
+                ended += 1;
+                match done.result {
+                    Err(CallError::Transport(ErrorBody::System)) => refused += 1,
+                    other => panic!("{other:?} with {round}"),
+                }
+            });
+            ended == 8
+        }));
+        assert_eq!(refused, 8, "three results do not fit into two buffers");
+        load(&mut client, 1, &[(50_000, 50_000), (10, 10)]).unwrap();
+    }
+}
+
+#[test]
+fn a_busy_address_and_wrong_addresses_are_explained() {
+    let mut world = World::new("addresses");
+    let address = world.serve(small_server());
+    let error = Server::start(&address, standard_services(), &small_server()).err().unwrap().to_string();
+    assert!(error.contains("in use"), "{error}");
+
+    let nowhere = world.address();
+    let error = LocalClient::connect(&nowhere, small_client(small())).err().unwrap().to_string();
+    assert!(error.contains("nobody listens"), "{error}");
+    let error = rpcrdma::Client::connect(&nowhere, small_client(small())).err().unwrap().to_string();
+    assert!(error.contains("nobody listens"), "{error}");
+
+    for name in ["soft:/nonexistent/directory/socket", &format!("soft:{}", "n".repeat(200))] {
+        let address = name.parse().unwrap();
+        assert!(LocalClient::connect(&address, small_client(small())).is_err(), "{name}");
+        let error = Server::start(&address, standard_services(), &small_server()).err().unwrap().to_string();
+        assert!(error.contains("address"), "{error}");
+    }
+    let mut client = world.client(&address, small());
+    echo(&mut client, b"unharmed").unwrap();
+}
+
+#[test]
+fn configurations_that_cannot_work_are_explained() {
+    let world = World::new("config");
+    let address = world.address();
+    for (config, knob) in [
+        (Config { window: 3, ..small() }, "window"),
+        (Config { inline: 1000, ..small() }, "inline"),
+        (Config { inline: 1026, ..small() }, "inline"),
+        (Config { receives: 10, ..small() }, "receives"),
+        (Config { signal_every: 0, ..small() }, "signal_every"),
+        (Config { max_calls: 0, ..small() }, "max_calls"),
+        (Config { sample_latency: 3, ..small() }, "sample_latency"),
+        (Config { bulk_buffers: vec![(0, 1)], ..small() }, "bulk_buffers"),
+    ] {
+        let error =
+            Server::start(&address, standard_services(), &server_with(config)).err().unwrap().to_string();
+        assert!(error.contains(knob), "{error}");
+    }
+    let two = rpcrdma::server::ServerConfig { shards: 2, cores: Some(vec![0]), ..small_server() };
+    assert!(Server::start(&address, standard_services(), &two).is_err());
+    let none = rpcrdma::server::ServerConfig { shards: 0, ..small_server() };
+    assert!(Server::start(&address, standard_services(), &none).is_err());
+    let core = rpcrdma::server::ServerConfig { cores: Some(vec![100_000]), ..small_server() };
+    let error = Server::start(&address, standard_services(), &core).err().unwrap().to_string();
+    assert!(error.contains("100000"), "{error}");
+    let workers = rpcrdma::handoff::workers::WorkerConfig { count: 0, ..Default::default() };
+    let workers = rpcrdma::server::ServerConfig { workers: Some(workers), ..small_server() };
+    assert!(Server::start(&address, standard_services(), &workers).is_err());
+}
+
+#[test]
+fn pages_that_cannot_be_had_are_explained() {
+    let world = World::new("pages");
+    let address = world.address();
+    let pages = rpcrdma_mempool::PagePolicy::Require(rpcrdma_mempool::PageSize::Huge1G);
+    // Hardly any machine has a free page of 1 GiB; where one does, the server starts.
+    if let Err(error) =
+        Server::start(&address, standard_services(), &server_with(Config { pages, ..small() }))
+    {
+        let error = error.to_string();
+        assert!(error.contains("1 GiB") && error.contains("hugepages"), "{error}");
+    }
+}
+
+/// A server with workers.
+pub(crate) fn workers() -> rpcrdma::server::ServerConfig {
+    let workers = rpcrdma::handoff::workers::WorkerConfig { count: 2, ..Default::default() };
+    rpcrdma::server::ServerConfig { workers: Some(workers), ..small_server() }
+}
+
+/// Echoes `count` messages with `depth` of them under way, and checks each.
+pub(crate) fn many_calls(client: &mut LocalClient, count: u64, depth: u64) {
+    let first = client.first();
+    let (mut started, mut ended) = (0, 0);
+    let done = settles(|| {
+        for _ in 0..1000 {
+            while started < count && started - ended < depth {
+                let mut call = client.prepare(ECHO, 64).unwrap();
+                pattern(started as u32, call.args_mut());
+                client.start(first, call, started);
+                started += 1;
+            }
+            client.poll(|done| {
+                let reply = done.result.unwrap();
+                assert!(patterned(done.token as u32, reply.results()) && reply.results().len() == 64);
+                ended += 1;
+            });
+            if ended == count {
+                return true;
+            }
+        }
+        false
+    });
+    assert!(done, "{ended} of {count} calls ended");
+}
+
+#[test]
+fn a_handler_that_panics_on_the_shard_costs_its_call() {
+    let mut world = World::new("panic-on-shard");
+    let mut services = standard_services();
+    services.add(PROGRAM, VERSION, 20, Procedure::new(|_| panic!("as the test wants")));
+    let address = world.serve_with(small_server(), services);
+    let mut client = world.client(&address, small());
+    let mut other = world.client(&address, small());
+    for _ in 0..3 {
+        let call = client.prepare(20, 0).unwrap();
+        assert_eq!(client.call(call).map(drop), Err(CallError::Refused(Refusal::SystemError)));
+        echo(&mut client, b"on").unwrap();
+        echo(&mut other, b"and the others").unwrap();
+    }
+}

@@ -1,0 +1,315 @@
+//! Calls with memory: Read chunks, Write chunks, what a binding allows, and memory that outlives its call.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rpcrdma::server::{MAX_CHUNKS, ServerConfig};
+use rpcrdma::wire::ErrorBody;
+use rpcrdma::{CallError, Config, Procedure, Refusal};
+use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
+use rpcrdma_tests::*;
+
+#[test]
+fn chunks_of_odd_lengths_arrive_whole() {
+    let mut world = World::new("odd");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    for (n, len) in
+        [1, 2, 3, 4, 5, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65536, 65537, 1 << 20].into_iter().enumerate()
+    {
+        let seed = n as u32 * 100;
+        store(&mut client, seed, &[len]).unwrap();
+        load(&mut client, seed + 10, &[(len, len)]).unwrap();
+        mirror(&mut client, seed + 20, &[len]).unwrap();
+    }
+}
+
+#[test]
+fn as_many_chunks_as_there_may_be() {
+    let mut world = World::new("several");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    let mut random = Random::new(1);
+    for round in 0..60 {
+        let lens: Vec<usize> = (0..1 + random.below(MAX_CHUNKS)).map(|_| 1 + random.below(5000)).collect();
+        store(&mut client, round, &lens).unwrap();
+        mirror(&mut client, round, &lens).unwrap();
+        let room: Vec<_> = lens.iter().map(|&len| (len, random.below(2 * len))).collect();
+        load(&mut client, round, &room).unwrap();
+    }
+}
+
+#[test]
+fn short_and_unused_results_leave_the_rest_alone() {
+    let mut world = World::new("short");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    load(&mut client, 1, &[(5000, 1), (5000, 0), (100, 100), (64, 63)]).unwrap();
+    load(&mut client, 2, &[(10, 0)]).unwrap();
+    load(&mut client, 3, &[(10, 11)]).unwrap();
+    // A procedure that knows of no result leaves both chunks unused.
+    let first = client.first();
+    let mut call = client.prepare_with_chunks(MIRROR, 0).unwrap();
+    for _ in 0..2 {
+        call.receive_chunk(client.alloc(first, 100).unwrap()).unwrap();
+    }
+    let mut reply = client.call(call).unwrap();
+    assert_eq!((reply.chunk(0), reply.chunk(1), reply.chunk(2)), (Some(&[][..]), Some(&[][..]), None));
+    assert_eq!(
+        reply.take_chunks().map(|buf| buf.capacity()).count(),
+        2,
+        "the memory comes home all the same"
+    );
+}
+
+#[test]
+fn calls_with_as_many_chunks_as_there_may_be_go_side_by_side() {
+    let mut world = World::new("side-by-side");
+    let address = world.serve(small_server());
+    // Few calls, but each with all its chunks.
+    let mut client = world.client(&address, Config { max_calls: 2, ..small() });
+    let first = client.first();
+    for round in 0..20 {
+        for token in 0..2 {
+            let mut call = client.prepare_with_chunks(MIRROR, 4).unwrap();
+            for n in 0..MAX_CHUNKS {
+                let mut data = client.alloc(first, 1000).unwrap();
+                pattern(n as u32 + round, &mut data);
+                call.send_chunk(4 + 1000 * n, data).unwrap();
+                call.receive_chunk(client.alloc(first, 1000).unwrap()).unwrap();
+            }
+            client.start(first, call, token);
+        }
+        let mut ended = 0;
+        assert!(settles(|| {
+            client.poll(|done| {
+                let reply = done.result.unwrap();
+                assert!((0..MAX_CHUNKS).all(|n| patterned(n as u32 + round, reply.chunk(n).unwrap())));
+                ended += 1;
+            });
+            ended == 2
+        }));
+    }
+}
+
+#[test]
+fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
+    let mut world = World::new("declared-chunks");
+    let mut services = standard_services();
+    services.add(PROGRAM, VERSION, 20, Procedure::new(|_| Ok(())).read_chunks(2, 1000).write_chunks(1, 1000));
+    let address = world.serve_with(small_server(), services);
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    let mut call = |procedure, sent: &[usize], room: &[usize]| {
+        let mut call = client.prepare_with_chunks(procedure, 4).unwrap();
+        call.args_mut().fill(0);
+        let mut at = 4;
+        for &len in sent {
+            call.send_chunk(at, client.alloc(first, len).unwrap()).unwrap();
+            at += len.next_multiple_of(4);
+        }
+        for &len in room {
+            call.receive_chunk(client.alloc(first, len).unwrap()).unwrap();
+        }
+        let result = client.call(call).map(drop);
+        echo(&mut client, b"the connection lives on").unwrap();
+        result
+    };
+    let transport = |error| Err(CallError::Transport(error));
+    assert_eq!(call(20, &[1000, 1000], &[5000]), Ok(()), "room beyond the longest result stays unused");
+    assert_eq!(call(20, &[1, 1, 1], &[]), transport(ErrorBody::ReadChunks { max: 2 }));
+    assert_eq!(call(20, &[1001], &[]), transport(ErrorBody::BadXdr));
+    assert_eq!(call(20, &[], &[1, 1]), transport(ErrorBody::WriteChunks { max: 1 }));
+    assert_eq!(call(ECHO, &[5], &[]), transport(ErrorBody::ReadChunks { max: 0 }));
+    assert_eq!(call(ECHO, &[], &[5]), transport(ErrorBody::WriteChunks { max: 0 }));
+    assert_eq!(call(REFUSE, &[], &[]), Err(CallError::Refused(Refusal::GarbageArguments)));
+    assert_eq!(call(999, &[5], &[5]), Err(CallError::Refused(Refusal::ProcedureUnavailable)));
+}
+
+#[test]
+fn positions_that_cannot_be_end_their_call_alone() {
+    let mut world = World::new("positions");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    for positions in [&[3][..], &[8], &[4, 4 + 60], &[1 << 20], &[4, 0]] {
+        let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
+        for &at in positions {
+            call.send_chunk(at, client.alloc(first, 64).unwrap()).unwrap();
+        }
+        let error = client.call(call).map(drop);
+        assert_eq!(error, Err(CallError::Transport(ErrorBody::BadXdr)), "{positions:?}");
+        store(&mut client, 1, &[64]).unwrap();
+    }
+}
+
+#[test]
+fn empty_chunks_are_refused_here() {
+    let mut world = World::new("empty-chunks");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    for send in [true, false] {
+        let mut call = client.prepare_with_chunks(MIRROR, 4).unwrap();
+        let empty = client.alloc(first, 0).unwrap();
+        if send { call.send_chunk(4, empty) } else { call.receive_chunk(empty) }.unwrap();
+        assert_eq!(client.call(call).map(drop), Err(CallError::EmptyChunk));
+        echo(&mut client, b"on").unwrap();
+    }
+}
+
+#[test]
+fn memory_of_others_is_refused() {
+    let mut world = World::new("foreign-memory");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    let second = client.add_connection(&address).unwrap();
+    let _ = client.alloc(first, 10).unwrap();
+    let others = client.alloc(second, 10).unwrap();
+    let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
+    call.send_chunk(4, others).unwrap();
+    assert_eq!(client.call(call).map(drop), Err(CallError::ForeignMemory));
+    let mut call = client.prepare(STORE, 4).unwrap();
+    let data = client.alloc(first, 10).unwrap();
+    let data = call.send_chunk(4, data).unwrap_err();
+    assert!(call.receive_chunk(data).is_err(), "it was not prepared for chunks");
+    let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
+    for n in 0..=MAX_CHUNKS {
+        let data = client.alloc(first, 10).unwrap();
+        assert_eq!(call.send_chunk(4, data).is_ok(), n < MAX_CHUNKS);
+    }
+    assert_eq!(client.alloc(first, 2 << 20).map(drop), Err(CallError::NoMemory));
+    drop(call);
+    store(&mut client, 1, &[10]).unwrap();
+}
+
+#[test]
+fn bulk_memory_can_be_used_up_and_comes_back() {
+    let mut world = World::new("bulk");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    for _ in 0..3 {
+        let mut held = Vec::new();
+        while let Ok(buf) = client.alloc(first, 1 << 20) {
+            held.push(buf);
+        }
+        assert_eq!(held.len(), 10);
+        assert_eq!(client.stats().exposed_buffers, 10);
+        drop(held);
+        store(&mut client, 1, &[1 << 20]).unwrap();
+    }
+    assert_eq!(client.stats().exposed_buffers, 0);
+}
+
+#[test]
+fn results_of_the_handlers_own_memory_are_shared() {
+    let mut world = World::new("shared");
+    let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "own", ..ArenaConfig::default() };
+    let pool = Pool::new(&PoolConfig { classes: vec![Class { size: 1 << 16, count: 2 }], arena }).unwrap();
+    let mut data = pool.alloc(60_001).unwrap();
+    pattern(5, &mut data);
+    let shared = Arc::new(Mutex::new(Some(data.freeze())));
+    let mut services = standard_services();
+    let own = Arc::clone(&shared);
+    let handler = move |call: &mut rpcrdma::ServerCall| {
+        let bytes = own.lock().unwrap().clone().ok_or(Refusal::SystemError)?;
+        for n in 0..2 {
+            if !call.set_result(n, bytes.clone()) {
+                return Err(Refusal::GarbageArguments);
+            }
+        }
+        call.set_result_len(1, 77);
+        Ok(())
+    };
+    services.add(
+        PROGRAM,
+        VERSION,
+        20,
+        Procedure::new(handler).write_chunks(2, 1 << 20).results_from_handler(),
+    );
+    let shard = Config { arenas: vec![pool.arena().clone()], ..small() };
+    let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    let mut ended = 0;
+    for token in 0..8 {
+        let mut call = client.prepare_with_chunks(20, 0).unwrap();
+        for _ in 0..2 {
+            call.receive_chunk(client.alloc(first, 60_001).unwrap()).unwrap();
+        }
+        client.start(first, call, token);
+    }
+    assert!(settles(|| {
+        client.poll(|done| {
+            let reply = done.result.unwrap();
+            assert!(patterned(5, reply.chunk(0).unwrap()) && reply.chunk(0).unwrap().len() == 60_001);
+            assert!(patterned(5, reply.chunk(1).unwrap()) && reply.chunk(1).unwrap().len() == 77);
+            ended += 1;
+        });
+        ended == 8
+    }));
+    // Too little room, and no room at all.
+    for room in [&[60_000, 60_001][..], &[60_001]] {
+        let mut call = client.prepare_with_chunks(20, 0).unwrap();
+        for &len in room {
+            call.receive_chunk(client.alloc(first, len).unwrap()).unwrap();
+        }
+        assert_eq!(client.call(call).map(drop), Err(CallError::Refused(Refusal::GarbageArguments)));
+    }
+    drop(client);
+    world.server_balances();
+    *shared.lock().unwrap() = None;
+    assert!(settles(|| {
+        pool.drain_remote();
+        pool.stats().classes[0].outstanding == 0
+    }));
+}
+
+#[test]
+fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
+    let mut world = World::new("late");
+    let mut services = standard_services();
+    let handler = |call: &mut rpcrdma::ServerCall| {
+        std::thread::sleep(Duration::from_millis(20));
+        let n = call.result_mut(0).ok_or(Refusal::SystemError)?.len();
+        pattern(9, call.result_mut(0).ok_or(Refusal::SystemError)?);
+        call.set_result_len(0, n);
+        Ok(())
+    };
+    let slow = Procedure::new(handler).read_chunks(1, 1 << 20).write_chunks(1, 1 << 20).on_workers();
+    services.add(PROGRAM, VERSION, 20, slow);
+    let address = world.serve_with(super::calls::workers(), services);
+    for remote_invalidate in [true, false] {
+        let mut client = world.client(&address, Config { remote_invalidate, ..small() });
+        let first = client.first();
+        for by_deadline in [true, false] {
+            let mut call = client.prepare_with_chunks(20, 0).unwrap();
+            call.send_chunk(0, client.alloc(first, 5000).unwrap()).unwrap();
+            call.receive_chunk(client.alloc(first, 5000).unwrap()).unwrap();
+            if by_deadline {
+                call.deadline(Duration::from_millis(2));
+            }
+            let id = client.start(first, call, 1).unwrap();
+            client.poll(|_| {});
+            if !by_deadline {
+                client.cancel(first, id);
+            }
+            let mut ends = 0;
+            assert!(settles(|| {
+                client.poll(|done| {
+                    assert!(done.result.is_err());
+                    ends += 1;
+                });
+                ends == 1
+            }));
+            assert_eq!(client.stats().exposed_buffers, 2, "the server may still write");
+            assert!(settles(|| {
+                client.poll(|_| panic!("it ends once"));
+                client.stats().exposed_buffers == 0
+            }));
+        }
+        mirror(&mut client, 3, &[5000]).unwrap();
+    }
+}

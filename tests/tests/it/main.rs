@@ -1,0 +1,13 @@
+//! The engine from end to end over the software fabric: what it offers, and what it does when something goes wrong.
+
+/// What this process does instead of tests, when it was started as a child of one.
+#[test]
+fn child_process() {
+    if let Some((role, address)) = rpcrdma_tests::child_role() {
+        killed::child(&role, &address.parse().expect("an address"));
+    }
+}
+
+mod calls;
+mod chunks;
+mod killed;
