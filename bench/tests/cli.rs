@@ -425,6 +425,7 @@ fn one_server_serves_many_clients() {
         (&["lat", &address, "--credit-scheme", "incremental"], 1, "--credit-scheme"),
         (&["lat", &address, "--inline", "8192"], 2, "--inline"),
         (&["bw", &address, "-s", "16M"], 2, "larger -s"),
+        (&["rate", &address, "-q", "300"], 1, "-q 300"),
     ] {
         let output = rpcperf(wrong);
         let stderr = String::from_utf8_lossy(&output.stderr);

@@ -101,9 +101,11 @@ impl RpcTarget {
         let (mut client, _) = connect(address, spec.config.clone())?;
         let mut connections = vec![client.first()];
         while connections.len() < spec.connections {
-            let more = client.add_connection(address);
-            connections
-                .push(more.map_err(|e| Failure::run(format!("connection {}", connections.len() + 1), e))?);
+            let more = client.add_connection(address).map_err(|error| {
+                let (number, all) = (connections.len() + 1, spec.connections);
+                Failure::Run(format!("connection {number}: {error}; start the server with -q {all}"))
+            });
+            connections.push(more?);
         }
         let (procedure, args) = match spec.op {
             RpcOp::Null => (service::NULL, 0),

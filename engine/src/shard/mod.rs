@@ -168,6 +168,13 @@ impl<F: Fabric> Shard<F> {
         if services.is_some() {
             classes.extend(config.bulk_buffers.iter().map(|&(size, count)| Class { size, count }));
         }
+        // Bulk buffers may be as long as messages are: one class of both.
+        classes.sort_by_key(|class| class.size);
+        classes.dedup_by(|next, kept| {
+            let same = next.size == kept.size;
+            kept.count += if same { next.count } else { 0 };
+            same
+        });
         let pool = Pool::new(&PoolConfig { classes, arena: arena_config(&config) })?;
         log::debug!("shard pool: {}", pool.arena().report());
         fabric.register(pool.arena(), Access::LOCAL)?;
