@@ -2,8 +2,6 @@
 //!
 //! The peer process is this test binary again, running only [`peer`].
 
-#![expect(clippy::disallowed_methods, reason = "tests give up after a while")]
-
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};

@@ -222,8 +222,6 @@ impl BlockClient {
     }
 }
 
-#[expect(clippy::allow_attributes, reason = "only one of the crates that build this disallows it")]
-#[allow(clippy::disallowed_methods, reason = "a transfer is timed as a whole")]
 fn now() -> Instant {
     Instant::now()
 }

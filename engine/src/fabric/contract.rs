@@ -385,7 +385,6 @@ fn bytes(completion: &Completion) -> Result<&[u8], String> {
 }
 
 fn now() -> Instant {
-    #[expect(clippy::disallowed_methods, reason = "cases give up after a while")]
     Instant::now()
 }
 

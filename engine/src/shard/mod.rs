@@ -263,7 +263,7 @@ impl<F: Fabric> Shard<F> {
         stats
     }
 
-    /// Takes the ended calls of [`start_call`](Self::start_call), oldest first.
+    /// Takes the calls that have ended, oldest first.
     #[inline]
     pub fn take_done(&mut self) -> std::vec::Drain<'_, Done> {
         self.done.drain(..)

@@ -46,11 +46,8 @@ impl<F: Fabric> Shard<F> {
         }
         // 6. Receives go back, buffers come home.
         if self.posted < self.reserved + RECEIVE_LOW_WATER {
-            let short = self.posted < self.reserved;
+            self.starved |= self.posted < self.reserved;
             self.refill();
-            if short && self.posted >= self.reserved {
-                self.rouse();
-            }
         }
         self.pool.drain_remote();
         if !self.backlog.is_empty() {
@@ -263,16 +260,6 @@ impl<F: Fabric> Shard<F> {
         }
         let posted = count - conn.chain.len();
         self.batches[posted.min(MAX_BATCH)] += 1;
-    }
-
-    /// There are Receives again for all that is promised: grants that were held back go out.
-    #[cold]
-    fn rouse(&mut self) {
-        for conn in self.conns.iter_mut().flatten() {
-            if conn.proto.has_output(true) {
-                Self::make_ready(&mut self.ready, conn);
-            }
-        }
     }
 
     /// Posts Receives, as one chain, up to what is promised and the margin.

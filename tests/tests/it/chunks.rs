@@ -55,11 +55,7 @@ fn short_and_unused_results_leave_the_rest_alone() {
     }
     let mut reply = client.call(call).unwrap();
     assert_eq!((reply.chunk(0), reply.chunk(1), reply.chunk(2)), (Some(&[][..]), Some(&[][..]), None));
-    assert_eq!(
-        reply.take_chunks().map(|buf| buf.capacity()).count(),
-        2,
-        "the memory comes home all the same"
-    );
+    assert_eq!(reply.take_chunks().count(), 2, "the memory comes home all the same");
 }
 
 #[test]

@@ -41,7 +41,8 @@ fn load_up(
             while started < count && started - well - lost < 16 && client.is_open(connection) {
                 let seed = started as u32;
                 let len = chunk_len(seed);
-                let Ok(mut call) = client.prepare_with_chunks(if seed % 2 == 0 { ECHO } else { MIRROR }, 40)
+                let Ok(mut call) =
+                    client.prepare_with_chunks(if seed.is_multiple_of(2) { ECHO } else { MIRROR }, 40)
                 else {
                     break;
                 };

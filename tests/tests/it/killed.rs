@@ -118,7 +118,7 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                     let token = ends.len() as u64;
                     let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
                     call.args_mut().fill(0);
-                    if token % 2 == 0
+                    if token.is_multiple_of(2)
                         && let (Ok(mut data), Ok(room)) =
                             (client.alloc(first, 5000), client.alloc(first, 5000))
                     {

@@ -95,7 +95,6 @@ impl Token {
 
 /// The clock of connection management, which is called now and then. Nothing on the path of messages reads it.
 pub(super) fn now() -> Instant {
-    #[expect(clippy::disallowed_methods, reason = "time limits of handshakes are not the shard's business")]
     Instant::now()
 }
 

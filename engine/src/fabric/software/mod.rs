@@ -4,14 +4,14 @@
 //! Nothing of it needs privileges, huge pages or a device.
 //!
 //! # How it is built
-//! - A connection is a Unix socket ([`address`], [`message`]) and a piece of shared memory with two rings, one per direction
-//!   ([`memory`], [`ring`]). The connector makes it and passes the descriptor. It belongs to one queue pair: no peer
+//! - A connection is a Unix socket (`address`, `message`) and a piece of shared memory with two rings, one per direction
+//!   (`memory`, `ring`). The connector makes it and passes the descriptor. It belongs to one queue pair: no peer
 //!   can harm another one's.
 //! - A Send is copied into the ring when it is posted, and out of it, into a Receive, when the peer polls. Its buffer is free after the post.
-//! - Memory is exposed by showing the peer its descriptor, and by an entry in a table of windows ([`window`]). An RDMA
+//! - Memory is exposed by showing the peer its descriptor, and by an entry in a table of windows (`window`). An RDMA
 //!   Read or Write is a copy by the side that posts it, after it has checked the entry. Only memory registered for
 //!   remote access is ever shown, and only once a window of the connection is bound to it.
-//! - Nobody who spins makes system calls. Who sleeps is woken through the connection's socket ([`doorbell`]): a shared
+//! - Nobody who spins makes system calls. Who sleeps is woken through the connection's socket (`doorbell`): a shared
 //!   eventfd could be emptied by any peer that holds it, and the others' wakes with it.
 //!
 //! # What a peer can do

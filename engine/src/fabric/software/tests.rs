@@ -1,7 +1,5 @@
 //! Hostile peers: whatever they do costs them their own connection, and nobody else anything.
 
-#![expect(clippy::disallowed_methods, reason = "tests give up after a while")]
-
 use std::time::{Duration, Instant};
 
 use rpcrdma_mempool::{
