@@ -145,12 +145,14 @@ impl PeerMapping {
     /// The word at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything into it.
     #[inline]
     pub fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
-        let word = self.at(offset, 4)?.cast::<AtomicU32>();
-        if !word.is_aligned() {
+        // One comparison for both: the low bits of an offset that is not aligned become its highest.
+        if offset.rotate_right(2) >= self.len / 4 {
             return None;
         }
-        // SAFETY: in bounds (`at`), aligned, any bits are valid, and shared memory is only ever accessed
-        // atomically or by copies, which may tear but not break it.
+        // SAFETY: the offset is a multiple of 4 and less than the mapping's whole words.
+        let word = unsafe { self.base.add(offset) }.cast::<AtomicU32>();
+        // SAFETY: in bounds and, as mappings start at a page, aligned; any bits are valid, and shared memory is only ever
+        // accessed atomically or by copies, which may tear but not break it.
         Some(unsafe { word.as_ref() })
     }
 
@@ -158,10 +160,12 @@ impl PeerMapping {
     /// into it.
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
-        let word = self.at(offset, 8)?.cast::<AtomicU64>();
-        if !word.is_aligned() {
+        // As in `atomic_u32`.
+        if offset.rotate_right(3) >= self.len / 8 {
             return None;
         }
+        // SAFETY: the offset is a multiple of 8 and less than the mapping's whole double words.
+        let word = unsafe { self.base.add(offset) }.cast::<AtomicU64>();
         // SAFETY: as in `atomic_u32`.
         Some(unsafe { word.as_ref() })
     }
