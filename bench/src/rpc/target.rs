@@ -239,7 +239,7 @@ impl Target for RpcTarget {
 
     #[inline]
     fn flush(&mut self) -> Result<(), Failure> {
-        // A turn of the shard posts what was started before it; see `poll`.
+        self.client.flush();
         Ok(())
     }
 

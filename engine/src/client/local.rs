@@ -174,6 +174,8 @@ impl<F: Fabric> LocalClient<F> {
     /// One turn of the shard.
     #[inline]
     fn turn(&mut self) -> bool {
+        // What was started goes out before anything is waited for.
+        self.shard.flush();
         let busy = self.shard.poll_once();
         if self.shard.has_notices() {
             self.notice();
@@ -262,6 +264,13 @@ impl<F: Fabric> LocalClient<F> {
         // A connection that is not this client's is refused as a closed one.
         let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);
         self.shard.start_call(conn, CallRequest { message, memory, deadline, token, sink: Sink::Polled })
+    }
+
+    /// Posts the calls that were started since the last [`poll`](Self::poll): now, instead of in the next. Worth it before anything
+    /// else is done; `poll` does the same when it is called at once.
+    #[inline]
+    pub fn flush(&mut self) {
+        self.shard.flush();
     }
 
     /// Gives up a call. It ends with [`CallError::Cancelled`] if it has not ended yet; its memory comes home when the server can no longer

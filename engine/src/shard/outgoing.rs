@@ -50,6 +50,9 @@ impl<F: Fabric> Shard<F> {
                 if now {
                     let exposure = self.transmit_call(&mut conn, call, message, memory, receives_ok);
                     conn.calls[at].exposure = exposure;
+                    if !self.config.batch {
+                        self.post_chain(&mut conn);
+                    }
                 } else {
                     (out.message, out.memory, out.exposure) = (Some(message), memory, None);
                 }

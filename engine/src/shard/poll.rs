@@ -58,6 +58,14 @@ impl<F: Fabric> Shard<F> {
         busy
     }
 
+    /// Posts what was started, now instead of in the next turn: one chain and one doorbell for each connection.
+    #[inline]
+    pub fn flush(&mut self) {
+        if !self.ready.is_empty() {
+            self.transmit();
+        }
+    }
+
     #[inline]
     fn completions(&mut self) -> usize {
         let count = self.fabric.poll_cq(&mut self.completions, POLL_BATCH);
@@ -70,6 +78,7 @@ impl<F: Fabric> Shard<F> {
                 self.posted -= usize::from(completion.buf.is_some());
                 if let Some(mut conn) = self.take(completion.qp) {
                     self.completed(&mut conn, completion);
+                    self.settle(&mut conn, true);
                     self.put(conn);
                 }
             }
@@ -81,7 +90,8 @@ impl<F: Fabric> Shard<F> {
         for completion in completions.drain(..) {
             self.posted -= usize::from(completion.buf.is_some());
             if current.as_ref().is_none_or(|conn| conn.qp != completion.qp || conn.doomed.is_some()) {
-                if let Some(conn) = current.take() {
+                if let Some(mut conn) = current.take() {
+                    self.settle(&mut conn, false);
                     self.put(conn);
                 }
                 current = self.take(completion.qp);
@@ -91,11 +101,25 @@ impl<F: Fabric> Shard<F> {
                 self.completed(conn, completion);
             }
         }
-        if let Some(conn) = current {
+        if let Some(mut conn) = current {
+            self.settle(&mut conn, false);
             self.put(conn);
         }
         self.completions = completions;
         count
+    }
+
+    /// A connection has had its completions of this turn: what it has to say about them goes out with step 4; or at once, if there was
+    /// `only_one` in the turn, so that nothing could be gathered with it.
+    #[inline]
+    fn settle(&mut self, conn: &mut Conn, only_one: bool) {
+        let asks = conn.proto.has_output(self.posted >= self.reserved) || conn.stage == Stage::Draining;
+        if asks || (!only_one && !conn.chain.is_empty()) {
+            Self::make_ready(&mut self.ready, conn);
+        } else if !conn.chain.is_empty() && !conn.ready {
+            conn.proto.must_be_asked();
+            self.post_chain(conn);
+        }
     }
 
     #[inline]
@@ -138,9 +162,6 @@ impl<F: Fabric> Shard<F> {
             // Calls and replies are never made of what could not be read.
             (Ok(_), _) => {}
             (Err(fault), _) => self.fault(conn, fault),
-        }
-        if conn.proto.has_output(self.posted >= self.reserved) || conn.stage == Stage::Draining {
-            Self::make_ready(&mut self.ready, conn);
         }
     }
 
@@ -242,7 +263,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     #[inline]
-    fn post_chain(&mut self, conn: &mut Conn) {
+    pub(super) fn post_chain(&mut self, conn: &mut Conn) {
         let count = conn.chain.len();
         if count == 0 {
             return;

@@ -187,9 +187,9 @@ impl<F: Fabric> Shard<F> {
                 log::error!("a procedure on a worker: {error}");
                 conn.proto.reply_error(id, ErrorBody::System);
                 self.stats.calls_failed += 1;
-                Self::make_ready(&mut self.ready, &mut conn);
             }
         }
+        Self::make_ready(&mut self.ready, &mut conn);
         self.put(conn);
     }
 
@@ -209,7 +209,7 @@ impl<F: Fabric> Shard<F> {
         self.answer(conn, call);
     }
 
-    /// Sends the reply now, or when there is a credit for it.
+    /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's chain is posted.
     #[inline]
     fn answer(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         let receives_ok = self.posted >= self.reserved;
@@ -219,7 +219,9 @@ impl<F: Fabric> Shard<F> {
             let index = call.id.index();
             conn.replies[index] = Some(call);
         }
-        Self::make_ready(&mut self.ready, conn);
+        if !self.config.batch {
+            self.post_chain(conn);
+        }
     }
 
     /// Answers a call that has no results.
@@ -235,7 +237,6 @@ impl<F: Fabric> Shard<F> {
             }
             Reject::Transport(error) => {
                 conn.proto.reply_error(id, error);
-                Self::make_ready(&mut self.ready, conn);
                 return self.boxes.put(call);
             }
         };
@@ -256,7 +257,6 @@ impl<F: Fabric> Shard<F> {
             None => {
                 conn.proto.reply_error(id, ErrorBody::System);
                 self.boxes.put(call);
-                Self::make_ready(&mut self.ready, conn);
             }
         }
     }
