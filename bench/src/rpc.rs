@@ -260,7 +260,8 @@ impl Plan<'_> {
         let mut config = config::shared(self.engine, self.common.idle, !self.common.no_batch, &load)?;
         // Each connection has a set of its own.
         config.bulk_buffers = if bulk > 0 { vec![(size, outstanding)] } else { Vec::new() };
-        Ok(Spec { op: self.op, size, connections, outstanding, yields, config })
+        let active = self.engine.active.map_or(connections, |active| connections.min(active as usize));
+        Ok(Spec { op: self.op, size, connections, active, outstanding, yields, config })
     }
 
     fn info(

@@ -51,8 +51,9 @@ pub(crate) struct BwArgs {
     pub(crate) common: CommonArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
-    /// Calls under way at a time, of each connection; fewer if their payload is more than 32 MiB
-    #[arg(short = 't', long, value_name = "N", default_value_t = 16, value_parser = outstanding())]
+    /// Calls under way at a time, of each connection; fewer if their payload is more than 32 MiB. Each has a buffer of
+    /// its own: few of them stay in a core's cache, as perftest's one does
+    #[arg(short = 't', long, value_name = "N", default_value_t = 8, value_parser = outstanding())]
     pub(crate) outstanding: u32,
     #[command(flatten)]
     pub(crate) throughput: ThroughputArgs,
@@ -75,6 +76,9 @@ pub(crate) struct EngineArgs {
     /// Receive window: messages that the peer may have under way (default: 64, or twice -t)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..=32_767))]
     pub(crate) credits: Option<u32>,
+    /// Connections of -q that take calls; the others stay open and idle (default: all)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) active: Option<u32>,
     /// Inline threshold: the longest message; both ends alike
     #[arg(long, value_name = "BYTES", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1024..=1 << 20))]
     pub(crate) inline: u32,

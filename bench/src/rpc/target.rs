@@ -29,6 +29,8 @@ pub(crate) struct Spec {
     pub(crate) size: usize,
     /// Connections.
     pub(crate) connections: usize,
+    /// Those of them that take calls.
+    pub(crate) active: usize,
     /// Calls under way at a time on each.
     pub(crate) outstanding: usize,
     /// Both sides share a core.
@@ -116,8 +118,9 @@ impl RpcTarget {
             RpcOp::Read => (service::READ, 0),
             RpcOp::Write => (service::WRITE, 4),
         };
-        let mut lanes = Vec::with_capacity(spec.connections * spec.outstanding);
-        for token in 0..spec.connections * spec.outstanding {
+        connections.truncate(spec.active);
+        let mut lanes = Vec::with_capacity(spec.active * spec.outstanding);
+        for token in 0..spec.active * spec.outstanding {
             // Neighbouring tokens are on different connections.
             let connection = connections[token % connections.len()];
             let payload = if spec.op.is_bulk() {
