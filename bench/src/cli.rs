@@ -10,6 +10,10 @@ use crate::limits::Limits;
 use crate::pin::Cores;
 use crate::target::Length;
 
+mod calls;
+
+pub(crate) use calls::{BwArgs, EngineArgs, LatArgs, RateArgs, RpcOp};
+
 /// Where a server listens unless it is told otherwise.
 pub(crate) const DEFAULT_ADDRESS: &str = "soft:rpcperf";
 /// `-a` goes from 2 bytes up to this.
@@ -33,6 +37,12 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Serve all tests until killed
     Serve(ServeArgs),
+    /// Round trips of calls
+    Lat(LatArgs),
+    /// Calls per second
+    Rate(RateArgs),
+    /// Bandwidth of calls with bulk payloads
+    Bw(BwArgs),
     /// Round trips of the bare fabric, without calls
     RawLat(RawLatArgs),
     /// Bandwidth and message rate of the bare fabric, without calls
@@ -50,9 +60,53 @@ pub(crate) struct ServeArgs {
     /// What to do when there is nothing to do
     #[arg(long, value_enum, default_value_t = Idle::Adaptive)]
     pub(crate) idle: Idle,
-    /// End when this process does
+    /// Serve one kind of tests only: each of the two has a thread of its own, on the same core, and so one of them must sleep
+    #[arg(long, value_enum)]
+    pub(crate) only: Option<Half>,
+    /// Largest payload of read and write to have memory for
+    #[arg(short, long, value_name = "BYTES", default_value = "8M", value_parser = parse_size)]
+    pub(crate) size: usize,
+    /// Calls under way at a time, of each connection, to have memory for
+    #[arg(short = 't', long, value_name = "N", default_value_t = 16, value_parser = calls::outstanding())]
+    pub(crate) outstanding: u32,
+    /// Connections to have memory for
+    #[arg(short = 'q', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub(crate) qp: u32,
+    /// Post and ring for each work request by itself
+    #[arg(long)]
+    pub(crate) no_batch: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// End when this process does, and tell it counters when it asks
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) parent: Option<u32>,
+}
+
+impl ServeArgs {
+    /// A server for a test that was given no address: its own kind of tests only, and the defaults for the rest.
+    pub(crate) fn of_test(common: &CommonArgs, half: Half, engine: Option<&EngineArgs>) -> Self {
+        let nothing_given = Cli::try_parse_from(["rpcperf", "serve"]).map(|cli| cli.command);
+        let Ok(Command::Serve(mut args)) = nothing_given else {
+            unreachable!("`rpcperf serve` needs no arguments")
+        };
+        args.cores = common.cores;
+        args.idle = common.idle;
+        args.only = Some(half);
+        args.no_batch = common.no_batch;
+        args.size = args.size.max(common.size.unwrap_or(0));
+        args.qp = args.qp.max(common.qp);
+        args.engine = engine.unwrap_or(&args.engine).clone();
+        args
+    }
+}
+
+/// The tests that a server serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Half {
+    /// Calls: lat, rate, bw
+    Calls,
+    /// The bare fabric: raw-lat, raw-bw
+    Raw,
 }
 
 #[derive(Debug, Args)]
@@ -103,13 +157,13 @@ pub(crate) struct CommonArgs {
     /// What to do when there is nothing to do
     #[arg(long, value_enum, default_value_t = Idle::Poll)]
     pub(crate) idle: Idle,
-    /// Payload in bytes; K and M are 1024 and 1024² (default: 2, for bandwidth 65536)
+    /// Payload in bytes; K and M are 1024 and 1024² (default: of calls 64, raw 2, for bandwidth 65536)
     #[arg(short, long, value_name = "BYTES", value_parser = parse_size)]
     pub(crate) size: Option<usize>,
     /// All powers of two from 2 to 8 MiB, as far as the operation goes
     #[arg(short, long, conflicts_with = "size")]
     pub(crate) all: bool,
-    /// Operations to count (default: 10000, for bandwidth 5000)
+    /// Operations to count (default: 10000, for bandwidth 5000, for rates 1000000)
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iters: Option<u64>,
     /// Operations before these (default: a tenth)
@@ -246,11 +300,6 @@ impl CommonArgs {
             )));
         }
         Ok(Length::Time { total: (seconds * 1e9) as u64, margin: (margin * 1e9) as u64 })
-    }
-
-    /// As a server that is started without an address.
-    pub(crate) fn serve(&self) -> ServeArgs {
-        ServeArgs { listen: DEFAULT_ADDRESS.to_owned(), cores: self.cores, idle: self.idle, parent: None }
     }
 }
 

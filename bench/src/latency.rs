@@ -11,7 +11,7 @@ use crate::target::{Length, Target};
 pub(crate) struct RoundTrips {
     /// The times that count.
     pub(crate) samples: Samples,
-    /// From the first to the last operation, warm-up and margins included.
+    /// From the first operation to the end, warm-up and margins included.
     pub(crate) seconds: f64,
 }
 
@@ -35,10 +35,10 @@ pub(crate) fn measure(
     let (mut started, mut done) = (0u64, 0u64);
     let interval_ns = rate.map(|per_second| 1e9 / per_second);
     let origin = clock.ns();
-    let mut last = origin;
+    // One reading ends an operation and begins the next, as it does in perftest: what the loop itself takes is part of each.
+    let mut now = origin;
     loop {
         if !free.is_empty() {
-            let now = clock.ns();
             let mut any = false;
             while let Some(&token) = free.last() {
                 let due = interval_ns.map_or(now, |ns| origin + (started as f64 * ns) as u64);
@@ -59,25 +59,30 @@ pub(crate) fn measure(
         }
         target.poll(&mut done_now)?;
         if done_now.is_empty() {
+            if interval_ns.is_some() {
+                now = clock.ns();
+            }
             continue;
         }
-        last = clock.ns();
+        now = clock.ns();
         for token in done_now.drain(..) {
             let since = began[token as usize];
             if length.counts(done, since - origin) {
-                samples.record(last - since);
+                samples.record(now - since);
             }
             done += 1;
             free.push(token);
         }
-        progress.tick(last, length.share(done, last - origin), done);
+        if progress.tick(now, length.share(done, now - origin), done) {
+            now = clock.ns();
+        }
     }
     if samples.count() == 0 {
         return Err(Failure::Run(
             "no operation was done within the time that counts; use a longer -D or a smaller -m".into(),
         ));
     }
-    Ok(RoundTrips { samples, seconds: (last - origin) as f64 / 1e9 })
+    Ok(RoundTrips { samples, seconds: (now - origin) as f64 / 1e9 })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 mod cli;
 mod clock;
+mod counters;
 mod env;
 mod fabrics;
 mod failure;
@@ -10,6 +11,7 @@ mod hgrm;
 mod idle;
 mod latency;
 mod limits;
+mod logger;
 mod memcpy;
 mod output;
 mod pin;
@@ -18,6 +20,7 @@ mod process;
 mod progress;
 mod raw;
 mod report;
+mod rpc;
 mod samples;
 mod serve;
 mod suite;
@@ -29,12 +32,13 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, Half, ServeArgs};
 use failure::Failure;
 
 fn main() -> ExitCode {
     // Usage errors end here with exit code 2, --help and --version with 0.
     let cli = Cli::parse();
+    logger::install();
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -45,12 +49,20 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<(), Failure> {
-    match command {
-        Command::Serve(args) => serve::run(&args),
-        // Without a server to go to, every test serves, as perftest's do.
-        Command::RawLat(args) if !args.common.is_client() => serve::run(&args.common.serve()),
-        Command::RawBw(args) if !args.common.is_client() => serve::run(&args.common.serve()),
-        Command::RawLat(args) => raw::latency(&args),
-        Command::RawBw(args) => raw::bandwidth(&args),
+    use Command::{Bw, Lat, Rate, RawBw, RawLat, Serve};
+    // Without a server to go to, every test serves, as perftest's do.
+    let serve = |common, half, engine| serve::run(&ServeArgs::of_test(common, half, engine));
+    match &command {
+        Serve(args) => serve::run(args),
+        Lat(args) if !args.common.is_client() => serve(&args.common, Half::Calls, Some(&args.engine)),
+        Rate(args) if !args.common.is_client() => serve(&args.common, Half::Calls, Some(&args.engine)),
+        Bw(args) if !args.common.is_client() => serve(&args.common, Half::Calls, Some(&args.engine)),
+        RawLat(args) if !args.common.is_client() => serve(&args.common, Half::Raw, None),
+        RawBw(args) if !args.common.is_client() => serve(&args.common, Half::Raw, None),
+        Lat(args) => rpc::latency(args),
+        Rate(args) => rpc::rate(args),
+        Bw(args) => rpc::bandwidth(args),
+        RawLat(args) => raw::latency(args),
+        RawBw(args) => raw::bandwidth(args),
     }
 }

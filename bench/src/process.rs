@@ -2,12 +2,13 @@
 #![forbid(unsafe_code)]
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
+use crate::counters::Counters;
 use crate::failure::Failure;
 
 /// First word of the one line that a server writes to standard output, once clients may connect.
@@ -34,9 +35,26 @@ pub(crate) fn follow(parent: u32) -> Result<(), Failure> {
     }
 }
 
+/// What a server is asked for its counters with, on its standard input. It answers with one line of JSON.
+const ASK: &str = "counters";
+
+/// Answers whoever started this server until it is gone: it may ask for the counters.
+pub(crate) fn answer(mut counters: impl FnMut() -> Option<Counters>) {
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let answer = (line == ASK).then(&mut counters);
+        let Ok(text) = serde_json::to_string(&answer.flatten()) else { return };
+        let mut out = std::io::stdout();
+        if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
+            return;
+        }
+    }
+}
+
 /// A running server; killed when dropped.
 pub(crate) struct ServerProcess {
     child: Child,
+    /// Closed, it has no answers.
+    stdin: Option<ChildStdin>,
     /// Read for the ready line, then held open, so that the server never writes into a closed pipe.
     stdout: BufReader<ChildStdout>,
 }
@@ -55,32 +73,43 @@ impl ServerProcess {
         let mut child = Command::new(&program)
             .args(["serve", "--listen", address, "--parent", &std::process::id().to_string()])
             .args(arguments)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|e| Failure::run(format!("--loopback: cannot start {}", program.display()), e))?;
         let stdout = child.stdout.take().expect("standard output is piped, three lines above");
-        let mut server = Self { child, stdout: BufReader::new(stdout) };
+        let stdin = child.stdin.take();
+        let mut server = Self { child, stdin, stdout: BufReader::new(stdout) };
         server.wait_until_ready()?;
         Ok(server)
     }
 
     fn wait_until_ready(&mut self) -> Result<(), Failure> {
-        let mut poll = [PollFd::new(self.stdout.get_ref(), PollFlags::IN)];
-        let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        let ready = rustix::event::poll(&mut poll, Some(&patience)).map_err(|e| Failure::run("poll", e))?;
-        if ready == 0 {
-            return Err(Failure::Run(format!("--loopback: the server is not ready after {PATIENCE:?}")));
-        }
-        let mut line = String::new();
-        self.stdout
-            .read_line(&mut line)
-            .map_err(|e| Failure::run("--loopback: reading from the server", e))?;
-        if line.starts_with(READY) {
+        if self.line()?.starts_with(READY) {
             return Ok(());
         }
         let status = self.child.wait().map_err(|e| Failure::run("--loopback: waiting for the server", e))?;
         Err(Failure::Run(format!("--loopback: the server did not start ({status}); it said why above")))
+    }
+
+    /// The next line that the server writes; empty if it has ended.
+    fn line(&mut self) -> Result<String, Failure> {
+        let mut poll = [PollFd::new(self.stdout.get_ref(), PollFlags::IN)];
+        let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let ready = rustix::event::poll(&mut poll, Some(&patience)).map_err(|e| Failure::run("poll", e))?;
+        if ready == 0 {
+            return Err(Failure::Run(format!("--loopback: nothing heard of the server for {PATIENCE:?}")));
+        }
+        let mut line = String::new();
+        let read = self.stdout.read_line(&mut line);
+        read.map_err(|e| Failure::run("--loopback: reading from the server", e))?;
+        Ok(line)
+    }
+
+    /// What the server's engine counted so far; `None` if it has none, or is gone.
+    pub(crate) fn counters(&mut self) -> Option<Counters> {
+        writeln!(self.stdin.as_mut()?, "{ASK}").ok()?;
+        serde_json::from_str(&self.line().ok()?).ok()?
     }
 
     /// How the server ended, if it did.

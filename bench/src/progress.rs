@@ -20,12 +20,14 @@ impl Progress {
         Self { shown: false, on: std::io::stderr().is_terminal(), due: now_ns + INTERVAL_NS, label }
     }
 
-    /// Says how far it is, if it is time to.
+    /// Says how far it is, if it is time to; true if it was, and so took some.
     #[inline]
-    pub(crate) fn tick(&mut self, now_ns: u64, share: f64, operations: u64) {
-        if now_ns >= self.due && self.on {
+    pub(crate) fn tick(&mut self, now_ns: u64, share: f64, operations: u64) -> bool {
+        let due = now_ns >= self.due && self.on;
+        if due {
             self.show(now_ns, share, operations);
         }
+        due
     }
 
     #[cold]

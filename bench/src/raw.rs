@@ -88,7 +88,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let output = Output::new(plan.kind, common.json.as_deref(), plan.hgrm, several)?;
     let server = if common.loopback {
         let cores = format!("{},{}", placement.client, placement.server);
-        let arguments = ["--cores", &cores, "--idle", common.idle.name()].map(str::to_owned);
+        let arguments = ["--only", "raw", "--cores", &cores, "--idle", common.idle.name()].map(str::to_owned);
         Some(ServerProcess::start(&address, &arguments)?)
     } else {
         None
@@ -140,12 +140,7 @@ fn measure<F: Fabric>(
         device: capabilities.device,
         address: address.to_owned(),
         loopback: server.is_some(),
-        looped: match plan.test {
-            Test::Latency { rate: Some(rate) } => {
-                format!("open, {rate} operations/s, timed from when they were due")
-            }
-            Test::Latency { rate: None } | Test::Bandwidth => "closed".to_owned(),
-        },
+        looped: plan.test.looped(),
         pinning: placement.note.clone(),
         client_core: placement.client,
         server_core: Some(placement.server),
@@ -155,6 +150,7 @@ fn measure<F: Fabric>(
         qps: common.qp,
         cq_mod: matches!(plan.test, Test::Bandwidth).then_some(plan.cq_mod),
         batching: !common.no_batch,
+        engine: None,
         rpcperf_version: env!("CARGO_PKG_VERSION"),
         optimized_build: !cfg!(debug_assertions),
         machine: Machine::read(Some(placement.client)),
@@ -204,7 +200,7 @@ impl Plan<'_> {
         };
         match self.test {
             Test::Latency { .. } => format!("Raw {op} Latency Test: full round trips"),
-            Test::Bandwidth => format!("Raw {op} BW Test"),
+            Test::Rate | Test::Bandwidth => format!("Raw {op} BW Test"),
         }
     }
 
@@ -219,7 +215,9 @@ impl Plan<'_> {
             (Test::Latency { .. }, RawOp::Write) => {
                 "round trip: RDMA Write of the payload and a Send of 8 bytes behind it, answered by a Send of 8 bytes"
             }
-            (Test::Bandwidth, _) => "one direction, window kept full, counted at the completions",
+            (Test::Rate | Test::Bandwidth, _) => {
+                "one direction, window kept full, counted at the completions"
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use serde::Serialize;
 
+use crate::counters::Usage;
 use crate::env::Machine;
 use crate::probe::Probes;
 use crate::samples::Latency;
@@ -66,6 +67,9 @@ pub(crate) struct TestInfo {
     pub(crate) cq_mod: Option<u32>,
     /// Work requests of one turn go out as one chain.
     pub(crate) batching: bool,
+    /// How the engine runs, where calls are measured.
+    #[serde(flatten)]
+    pub(crate) engine: Option<EngineInfo>,
     /// Of this program.
     pub(crate) rpcperf_version: &'static str,
     /// It was built with optimization.
@@ -73,6 +77,27 @@ pub(crate) struct TestInfo {
     /// The machine.
     #[serde(flatten)]
     pub(crate) machine: Machine,
+}
+
+/// How the engine runs.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct EngineInfo {
+    /// Version and credit scheme.
+    pub(crate) protocol: &'static str,
+    /// The client's receive window.
+    pub(crate) credits: u32,
+    /// The server's.
+    pub(crate) server_credits: u32,
+    /// The longest message, in bytes.
+    pub(crate) inline: u32,
+    /// The server's threads that run procedures; 0: its shard does.
+    pub(crate) workers: u32,
+    /// One signalled Send in so many.
+    pub(crate) signal_every: u32,
+    /// Pure grants wait until half a window is used.
+    pub(crate) coalesced_grants: bool,
+    /// The server revokes what a call exposed, by Send With Invalidate.
+    pub(crate) remote_invalidate: bool,
 }
 
 /// The result of one size.
@@ -92,10 +117,13 @@ pub(crate) struct Entry {
     /// Operations per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rps: Option<f64>,
+    /// The same of the best slice of 10 ms.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peak_rps: Option<f64>,
     /// Payload in one direction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_s: Option<f64>,
-    /// The same of the best slice of 10 ms.
+    /// The most payload in a slice of 10 ms, as a rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_bytes_per_s: Option<f64>,
     /// What one core copied between two hot buffers of this size, in the same run.
@@ -111,6 +139,12 @@ pub(crate) struct Entry {
     /// wants that core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) preemptions: Option<u64>,
+    /// What the client's engine counted, warm-up included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) client: Option<Usage>,
+    /// What the server's engine counted, if the server is ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) server: Option<Usage>,
     /// Limits that this result misses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) limits_missed: Vec<String>,

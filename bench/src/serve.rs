@@ -1,35 +1,77 @@
 //! `serve`: the other side of all tests.
 #![forbid(unsafe_code)]
 
+use std::sync::mpsc;
+use std::thread;
+
 use rpcrdma::fabric::{Fabric, FabricAddress};
 
-use crate::cli::ServeArgs;
+use crate::cli::{Half, Idle, ServeArgs};
 use crate::fabrics::{self, Address};
 use crate::failure::Failure;
 use crate::idle::Idler;
 use crate::pin::{self, Placement};
 use crate::process;
 use crate::raw::{RawServer, ServerInfo};
+use crate::rpc::CallServer;
 
 /// Serves until killed.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if let Some(parent) = args.parent {
         process::follow(parent)?;
     }
+    if args.only.is_none() && args.idle == Idle::Poll {
+        return Err(Failure::Usage(
+            "--idle poll: calls and raw tests are served by two threads on one core, which cannot both poll without end; \
+             say --only calls or --only raw"
+                .to_owned(),
+        ));
+    }
     let address = Address::parse(&args.listen)?;
     let placement = Placement::decide(args.cores)?;
     let core = args.cores.map_or(placement.server, |cores| cores.server.unwrap_or(cores.client));
-    pin::pin(core)?;
-    let idler = Idler::new(args.idle, placement.shared);
-    let note = format!("core {core}, idle policy {}", args.idle.name());
-    match address.raw() {
-        Address::Software(raw) => {
-            let fabric = listening(fabrics::software(args.idle)?, &raw)?;
-            process::announce(&args.listen, &note);
-            let says = ServerInfo { core: core as u32, idle: args.idle };
-            RawServer::new(fabric, says, idler).run()
-        }
+    let calls = match args.only {
+        Some(Half::Raw) => None,
+        _ => Some(CallServer::start(args, core, &placement)?),
+    };
+    let raw = match args.only {
+        Some(Half::Calls) => None,
+        _ => Some(start_raw(address.raw(), args.idle, core, placement.shared)?),
+    };
+    let what = match (&calls, &raw) {
+        (Some(_), Some(_)) => "calls and raw tests",
+        (Some(_), None) => "calls",
+        _ => "raw tests",
+    };
+    process::announce(&args.listen, &format!("{what}, core {core}, idle policy {}", args.idle.name()));
+    if args.parent.is_some() {
+        process::answer(|| calls.as_ref()?.counters());
     }
+    loop {
+        thread::park();
+    }
+}
+
+/// Serves raw tests on a thread of its own; returns when it listens.
+fn start_raw(address: Address, idle: Idle, core: usize, shared: bool) -> Result<(), Failure> {
+    let (say, said) = mpsc::channel();
+    let serve = move || {
+        let listening = pin::pin(core).and_then(|()| match &address {
+            Address::Software(address) => listening(fabrics::software(idle)?, address),
+        });
+        match listening {
+            Ok(fabric) => {
+                // Whoever started this waits for it.
+                let _ = say.send(Ok(()));
+                let says = ServerInfo { core: core as u32, idle };
+                RawServer::new(fabric, says, Idler::new(idle, shared)).run()
+            }
+            Err(failure) => drop(say.send(Err(failure))),
+        }
+    };
+    let thread = thread::Builder::new().name("raw".to_owned()).spawn(serve);
+    thread.map_err(|e| Failure::run("a thread for raw tests", e))?;
+    said.recv().unwrap_or_else(|_| Err(Failure::Run("the thread of raw tests ended".to_owned())))
 }
 
 fn listening<F: Fabric>(mut fabric: F, address: &FabricAddress) -> Result<F, Failure> {

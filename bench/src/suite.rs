@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::clock::Clock;
+use crate::counters::Counters;
 use crate::env;
 use crate::failure::Failure;
 use crate::latency;
@@ -25,8 +26,22 @@ pub(crate) enum Test {
         /// Operations per second.
         rate: Option<f64>,
     },
+    /// Operations per second.
+    Rate,
     /// Operations and bytes per second.
     Bandwidth,
+}
+
+impl Test {
+    /// Closed loop or open, in words.
+    pub(crate) fn looped(self) -> String {
+        match self {
+            Self::Latency { rate: Some(rate) } => {
+                format!("open, {rate} operations/s, timed from when they were due")
+            }
+            Self::Latency { rate: None } | Self::Rate | Self::Bandwidth => "closed".to_owned(),
+        }
+    }
 }
 
 /// All that one invocation needs besides the target.
@@ -92,7 +107,7 @@ impl Suite {
     }
 
     fn one_size<T: Target>(
-        &self,
+        &mut self,
         size: usize,
         connect: &mut impl FnMut(usize) -> Result<T, Failure>,
     ) -> Result<Entry, Failure> {
@@ -101,6 +116,7 @@ impl Suite {
         let before = self.probe();
         let mut progress = Progress::new(format!("{} bytes", size), self.clock.ns());
         let mut samples: Option<Samples> = None;
+        let counted = [target.counters(), self.server_counters()];
         let preempted = env::preemptions();
         match self.test {
             Test::Latency { rate } => {
@@ -110,18 +126,24 @@ impl Suite {
                 entry.rtt_ns = out.samples.latency();
                 samples = Some(out.samples);
             }
-            Test::Bandwidth => {
+            Test::Rate | Test::Bandwidth => {
                 let out = throughput::measure(&mut target, &self.clock, self.length, &mut progress)?;
-                let bytes = size as f64;
                 entry.iters = out.operations;
                 entry.seconds = out.seconds;
                 entry.rps = Some(out.per_second);
-                entry.bytes_per_s = Some(out.per_second * bytes);
-                entry.peak_bytes_per_s = Some(out.peak_per_second * bytes);
+                if let Test::Bandwidth = self.test {
+                    entry.bytes_per_s = Some(out.per_second * size as f64);
+                    entry.peak_bytes_per_s = Some(out.peak_per_second * size as f64);
+                } else {
+                    entry.peak_rps = Some(out.peak_per_second);
+                }
             }
         }
         drop(progress);
         entry.preemptions = env::preemptions().zip(preempted).map(|(after, before)| after - before);
+        let now = [target.counters(), self.server_counters()];
+        let [client, server] = [0, 1].map(|side| Some(now[side]?.since(&counted[side]?).usage()));
+        (entry.client, entry.server) = (client, server);
         entry.probe_rtt_ns = Probes { before, after: self.probe() };
         drop(target);
         if let Some(rate) = entry.bytes_per_s {
@@ -132,6 +154,10 @@ impl Suite {
         entry.limits_missed = self.limits.missed(&entry);
         self.output.result(&entry, samples.as_ref())?;
         Ok(entry)
+    }
+
+    fn server_counters(&mut self) -> Option<Counters> {
+        self.server.as_mut()?.counters()
     }
 
     /// Only between two cores of this machine.

@@ -38,9 +38,19 @@ const BANDWIDTH: &[Column] = &[
     ("     #iterations", |e| e.iters.to_string()),
     ("    BW peak[MiB/sec]", |e| mib(e.peak_bytes_per_s)),
     ("    BW average[MiB/sec]", |e| mib(e.bytes_per_s)),
-    ("   MsgRate[Mpps]", |e| e.rps.map_or_else(none, |r| format!("{:.6}", r / 1e6))),
+    ("   MsgRate[Mpps]", |e| mega(e.rps)),
     ("   memcpy[MiB/sec]", |e| mib(e.memcpy_bytes_per_s)),
     ("   BW/memcpy", |e| e.memcpy_ratio.map_or_else(none, |r| format!("{r:.3}"))),
+    ("   probe[nsec]", probes),
+    ("   preempted", |e| e.preemptions.map_or_else(none, |n| n.to_string())),
+];
+
+/// Calls per second: perftest has no such test; its titles where they fit.
+const RATE: &[Column] = &[
+    (" #bytes", |e| e.size.to_string()),
+    ("     #iterations", |e| e.iters.to_string()),
+    ("    peak[Mcalls/sec]", |e| mega(e.peak_rps)),
+    ("    average[Mcalls/sec]", |e| mega(e.rps)),
     ("   probe[nsec]", probes),
     ("   preempted", |e| e.preemptions.map_or_else(none, |n| n.to_string())),
 ];
@@ -50,6 +60,8 @@ const BANDWIDTH: &[Column] = &[
 pub(crate) enum Kind {
     /// Round trips.
     Latency,
+    /// Operations per second.
+    Rate,
     /// Bytes per second.
     Bandwidth,
 }
@@ -58,6 +70,7 @@ impl Kind {
     fn columns(self) -> &'static [Column] {
         match self {
             Self::Latency => LATENCY,
+            Self::Rate => RATE,
             Self::Bandwidth => BANDWIDTH,
         }
     }
@@ -133,6 +146,10 @@ fn us(entry: &Entry, of: fn(&crate::samples::Latency) -> f64) -> String {
 
 fn mib(bytes: Option<f64>) -> String {
     bytes.map_or_else(none, |bytes| format!("{:.2}", bytes / f64::from(1 << 20)))
+}
+
+fn mega(rate: Option<f64>) -> String {
+    rate.map_or_else(none, |rate| format!("{:.6}", rate / 1e6))
 }
 
 fn probes(entry: &Entry) -> String {

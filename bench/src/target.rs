@@ -1,6 +1,7 @@
 //! What is measured, as the loops that measure see it.
 #![forbid(unsafe_code)]
 
+use crate::counters::Counters;
 use crate::failure::Failure;
 
 /// Takes operations and completes them: calls, or work requests of the bare fabric.
@@ -16,6 +17,10 @@ pub(crate) trait Target {
     fn flush(&mut self) -> Result<(), Failure>;
     /// Appends the tokens of operations that are done. Without any, it idles as its policy says.
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure>;
+    /// What our side's engine counted so far, if there is one.
+    fn counters(&mut self) -> Option<Counters> {
+        None
+    }
 }
 
 /// How long to measure.

@@ -45,16 +45,12 @@ pub(crate) fn measure(
         meter.look(0, 0);
     }
     loop {
-        let mut any = false;
-        while let Some(&token) = free.last() {
-            if !may_start(length, started, done, elapsed) {
-                break;
-            }
-            free.pop();
+        let allowed = may_start(length, started, done, elapsed).min(free.len() as u64);
+        for token in free.drain(free.len() - allowed as usize..).rev() {
             target.start(token)?;
-            started += 1;
-            any = true;
         }
+        started += allowed;
+        let any = allowed != 0;
         if any {
             target.flush()?;
         } else if free.len() == depth as usize {
@@ -79,11 +75,14 @@ pub(crate) fn measure(
     })
 }
 
-/// Whether another operation is to be begun: of a counted run, none between the warm-up and its end.
-fn may_start(length: Length, started: u64, done: u64, elapsed_ns: u64) -> bool {
+/// How many more operations may be begun: of a counted run, none between the warm-up and its end.
+fn may_start(length: Length, started: u64, done: u64, elapsed_ns: u64) -> u64 {
     match length {
-        Length::Operations { warm_up, .. } if started >= warm_up && done < warm_up => false,
-        _ => length.goes_on(started, elapsed_ns),
+        Length::Operations { warm_up, .. } if started >= warm_up && done < warm_up => 0,
+        Length::Operations { warm_up, .. } if started < warm_up => warm_up - started,
+        Length::Operations { warm_up, counted } => warm_up + counted - started,
+        Length::Time { total, .. } if elapsed_ns < total => u64::MAX,
+        Length::Time { .. } => 0,
     }
 }
 

@@ -53,6 +53,17 @@ fn usage_errors_exit_with_2() {
         &["raw-lat", "--loopback", "--op", "send", "-s", "512M"],
         &["raw-bw", "--loopback", "--limit-p50", "3"],
         &["serve", "--listen", "nowhere"],
+        &["serve", "--idle", "poll"],
+        &["lat", "--loopback", "--op", "echo", "-s", "64K"],
+        &["lat", "--loopback", "--op", "null", "-s", "64"],
+        &["lat", "--loopback", "--version", "3"],
+        &["lat", "--loopback", "--version", "1", "--credit-scheme", "windowed"],
+        &["lat", "--loopback", "--credits", "3"],
+        &["lat", "--loopback", "--limit-rate", "3"],
+        &["rate", "--loopback", "-t", "0"],
+        &["rate", "--loopback", "--hgrm", "x"],
+        &["bw", "--loopback", "--op", "null"],
+        &["bw", "soft:", "-s", "64K"],
     ] {
         let output = rpcperf(wrong);
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -63,19 +74,137 @@ fn usage_errors_exit_with_2() {
 
 #[test]
 fn help_exits_with_0() {
-    for asked in
-        [&["--help"][..], &["--version"], &["serve", "--help"], &["raw-lat", "-h"], &["raw-bw", "--help"]]
-    {
+    for asked in [
+        &["--help"][..],
+        &["--version"],
+        &["serve", "--help"],
+        &["lat", "-h"],
+        &["raw-lat", "-h"],
+        &["raw-bw", "--help"],
+    ] {
         assert!(!succeeds(asked).is_empty());
     }
 }
 
 #[test]
 fn nobody_there_is_a_failure() {
-    let output = rpcperf(&["raw-lat", "soft:rpcperf-nobody-listens-here"]);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(stderr.contains("rpcperf-nobody-listens-here"), "{stderr}");
+    for test in ["lat", "bw", "raw-lat"] {
+        let output = rpcperf(&[test, "soft:rpcperf-nobody-listens-here"]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains("rpcperf-nobody-listens-here"), "{stderr}");
+    }
+}
+
+/// The one result of a run, and that all its percentiles are there and in order.
+fn only_result(report: &Value) -> &Value {
+    assert!(report["error"].is_null(), "{report}");
+    let [result] = report["results"].as_array().unwrap().as_slice() else { panic!("{report}") };
+    if let Value::Object(times) = &result["rtt_ns"] {
+        let ordered =
+            ["min", "p50", "p90", "p99", "p999", "p9999", "max"].map(|n| times[n].as_f64().unwrap());
+        assert!(ordered[0] > 0.0 && ordered.is_sorted(), "{ordered:?}");
+    }
+    result
+}
+
+#[test]
+fn calls_of_every_operation_in_every_protocol() {
+    for protocol in [&["--version", "2"][..], &["--credit-scheme", "incremental"], &["--version", "1"]] {
+        for (op, size) in [("null", 0), ("echo", 64), ("read", 64), ("write", 64)] {
+            let report = json(&[&["lat", "--loopback", "--op", op, "-n", "200"], protocol].concat());
+            let result = only_result(&report);
+            assert_eq!((&result["size"], &result["iters"]), (&size.into(), &200.into()), "{op}");
+            assert!(result["rtt_ns"].is_object());
+            for side in ["client", "server"] {
+                // 20 more to warm up.
+                assert_eq!(result[side]["calls"], 220, "{op} {protocol:?}: {result}");
+                assert_eq!(result[side]["calls_failed"], 0);
+                assert!(result[side]["work_requests_per_call"].as_f64() >= Some(1.0), "{result}");
+            }
+            let info = &report["test_info"];
+            assert!(info["protocol"].as_str().is_some_and(|p| p.contains("version ")), "{info}");
+            assert_eq!((&info["op"], &info["loopback"]), (&op.into(), &true.into()));
+        }
+    }
+}
+
+#[test]
+fn rates_and_bandwidths_of_calls() {
+    for (test, op, size) in [
+        ("rate", "null", 0),
+        ("rate", "echo", 64),
+        ("bw", "echo", 2048),
+        ("bw", "read", 65536),
+        ("bw", "write", 65536),
+    ] {
+        let report = json(&[test, "--loopback", "--op", op, "-n", "500", "-q", "4", "-t", "5"]);
+        let result = only_result(&report);
+        assert_eq!((&result["size"], &result["outstanding"]), (&size.into(), &20.into()), "{test} {op}");
+        let rps = result["rps"].as_f64().unwrap();
+        assert!(rps > 0.0);
+        match test {
+            "bw" => {
+                let relative = result["bytes_per_s"].as_f64().unwrap() / (rps * f64::from(size)) - 1.0;
+                assert!(relative.abs() < 1e-6 && result["memcpy_ratio"].is_number(), "{result}");
+            }
+            _ => assert!(result["peak_rps"].as_f64() >= Some(rps) && result["bytes_per_s"].is_null()),
+        }
+        assert!(result["server"]["doorbells"].is_u64(), "{result}");
+    }
+}
+
+#[test]
+fn calls_of_all_sizes() {
+    for (op, largest) in [("echo", 2048), ("read", 8 << 20), ("write", 8 << 20)] {
+        let report = json(&["lat", "--loopback", "--op", op, "-a", "-n", "10"]);
+        let sizes: Vec<u64> =
+            report["results"].as_array().unwrap().iter().map(|r| r["size"].as_u64().unwrap()).collect();
+        let wanted: Vec<u64> = (1..24).map(|power| 1 << power).take_while(|&size| size <= largest).collect();
+        assert_eq!(sizes, wanted, "{op}: every power of two, once");
+    }
+}
+
+#[test]
+fn the_longest_echo_is_named_and_works() {
+    for protocol in [&["--version", "2"][..], &["--credit-scheme", "incremental"], &["--version", "1"]] {
+        let run = |size: &str| rpcperf(&[&["lat", "--loopback", "-n", "20", "-s", size], protocol].concat());
+        let stderr = String::from_utf8(run("4096").stderr).unwrap();
+        let (_, named) = stderr.split_once("there is room for ").unwrap_or_else(|| panic!("{stderr}"));
+        let longest: usize = named.split_whitespace().next().unwrap().parse().unwrap();
+        assert!((3900..4096).contains(&longest), "{stderr}");
+        assert_eq!(run(&longest.to_string()).status.code(), Some(0), "{longest} {protocol:?}");
+        assert_eq!(run(&(longest + 1).to_string()).status.code(), Some(2), "{longest} {protocol:?}");
+    }
+    succeeds(&["lat", "--loopback", "-n", "20", "-s", "4096", "--inline", "8192"]);
+}
+
+#[test]
+fn every_variant_of_calls_ends() {
+    for variant in [
+        &["lat", "-n", "50", "-t", "7", "-q", "3"][..],
+        &["lat", "-n", "50", "--rate", "20000", "-t", "4"],
+        &["lat", "-n", "50", "--idle", "event"],
+        &["lat", "-n", "50", "--idle", "adaptive"],
+        &["lat", "-n", "50", "--workers", "1"],
+        &["lat", "-n", "50", "--workers", "1", "--idle", "event", "--op", "write"],
+        &["lat", "-D", "2", "-F", "-s", "3"],
+        &["rate", "-D", "2"],
+        &["rate", "-n", "999", "-t", "100", "--credits", "4"],
+        &["rate", "-n", "999", "-t", "100", "--credits", "4", "--version", "1"],
+        &["rate", "-n", "999", "-t", "100", "--credits", "4", "--credit-scheme", "incremental"],
+        &["rate", "-n", "999", "-q", "20", "-t", "2"],
+        &["rate", "-n", "999", "--workers", "3", "-q", "2"],
+        &["rate", "-n", "999", "--no-batch", "--no-coalesce", "--signal-every", "1"],
+        &["rate", "-n", "999", "--signal-every", "1000"],
+        &["bw", "-n", "200", "--no-remote-invalidate", "--warmup", "13"],
+        &["bw", "-n", "200", "--op", "write", "--workers", "2", "-q", "2"],
+        &["bw", "-n", "200", "--op", "write", "-s", "65537", "--no-remote-invalidate"],
+        &["bw", "-n", "20", "--op", "read", "-s", "8M"],
+    ] {
+        let arguments: Vec<&str> = [&variant[..1], &["--loopback"], &variant[1..]].concat();
+        only_result(&json(&arguments));
+    }
 }
 
 #[test]
@@ -161,6 +290,9 @@ fn each_limit_alone_exits_with_3() {
         ("raw-lat", "--limit-p99", "0.000001"),
         ("raw-bw", "--limit-rate", "1e15"),
         ("raw-bw", "--limit-bw", "1e15"),
+        ("lat", "--limit-p99", "0.000001"),
+        ("rate", "--limit-rate", "1e15"),
+        ("bw", "--limit-bw", "1e15"),
     ] {
         let output = rpcperf(&[&[test][..], &run, &[limit, value, "--json", "-"]].concat());
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -174,6 +306,9 @@ fn each_limit_alone_exits_with_3() {
         ("raw-lat", "--limit-p99", "1e9"),
         ("raw-bw", "--limit-rate", "0.001"),
         ("raw-bw", "--limit-bw", "0.000001"),
+        ("lat", "--limit-p50", "1e9"),
+        ("rate", "--limit-rate", "0.001"),
+        ("bw", "--limit-rate", "0.001"),
     ] {
         succeeds(&[&[test][..], &run, &[limit, value]].concat());
     }
@@ -278,7 +413,26 @@ fn one_server_serves_many_clients() {
             (&false.into(), &(*address).into())
         );
         json(&["raw-bw", &address, "-n", "100", "--op", "read", "-q", "4"]);
+        let lat = json(&["lat", &address, "-n", "100"]);
+        assert_eq!(lat["test_info"]["server_idle"], "adaptive");
+        assert!(only_result(&lat)["server"].is_null(), "a server that is not ours keeps its counters");
+        json(&["bw", &address, "-n", "100", "--op", "write", "-q", "4", "-s", "8M"]);
+        json(&["rate", &address, "-n", "100", "-q", "3"]);
     }
+    // What does not fit together is explained, and breaks nothing.
+    for (wrong, code, said) in [
+        (&["lat", &address, "--version", "1"][..], 1, "--version"),
+        (&["lat", &address, "--credit-scheme", "incremental"], 1, "--credit-scheme"),
+        (&["lat", &address, "--inline", "8192"], 2, "--inline"),
+        (&["bw", &address, "-s", "16M"], 2, "larger -s"),
+        (&["rate", &address, "-q", "300"], 1, "-q 300"),
+    ] {
+        let output = rpcperf(wrong);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{wrong:?}: {stderr}");
+        assert!(stderr.contains(said), "{wrong:?}: {stderr}");
+    }
+    json(&["lat", &address, "-n", "100"]);
     let output = rpcperf(&["serve", "--listen", &address]);
     assert_eq!(output.status.code(), Some(1), "the address is taken");
 }

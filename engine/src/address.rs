@@ -60,7 +60,13 @@ mod tests {
 
     #[test]
     fn what_is_no_address_is_explained() {
-        for (text, why) in [("", "no fabric"), ("soft", "no fabric"), ("soft:", "follows"), ("tcp:h:1", "unknown"), ("verbs:h:1", "no verbs")] {
+        for (text, why) in [
+            ("", "no fabric"),
+            ("soft", "no fabric"),
+            ("soft:", "follows"),
+            ("tcp:h:1", "unknown"),
+            ("verbs:h:1", "no verbs"),
+        ] {
             let error = text.parse::<Address>().unwrap_err().to_string();
             assert!(error.contains(why) && error.contains("soft:NAME"), "{error}");
         }

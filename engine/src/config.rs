@@ -118,19 +118,36 @@ impl Config {
     /// # Errors
     /// Names the knob and its bounds.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let check = |ok: bool, knob, value, wanted| if ok { Ok(()) } else { Err(ConfigError { knob, value, wanted }) };
+        let check = |ok: bool, knob, value, wanted| {
+            if ok { Ok(()) } else { Err(ConfigError { knob, value, wanted }) }
+        };
         check((1024..=1 << 20).contains(&self.inline), "inline", self.inline, "1024 to 1048576 bytes")?;
         check(self.inline.is_multiple_of(4), "inline", self.inline, "a multiple of 4")?;
         let window = self.window;
         check((MIN_WINDOW..=MAX_WINDOW).contains(&window), "window", window as usize, "4 to 32767")?;
-        check((2 * RECEIVE_MARGIN..=1 << 20).contains(&self.receives), "receives", self.receives, "256 to 1048576")?;
+        check(
+            (2 * RECEIVE_MARGIN..=1 << 20).contains(&self.receives),
+            "receives",
+            self.receives,
+            "256 to 1048576",
+        )?;
         check((1..=1 << 16).contains(&self.max_calls), "max_calls", self.max_calls, "1 to 65536")?;
         check(self.small_buffers >= 16, "small_buffers", self.small_buffers, "at least 16")?;
         check(self.signal_every >= 1, "signal_every", self.signal_every as usize, "at least 1")?;
         let sample = self.sample_latency;
-        check(sample == 0 || sample.is_power_of_two(), "sample_latency", sample as usize, "0 or a power of two")?;
+        check(
+            sample == 0 || sample.is_power_of_two(),
+            "sample_latency",
+            sample as usize,
+            "0 or a power of two",
+        )?;
         for &(size, count) in &self.bulk_buffers {
-            check((1..=1 << 30).contains(&size) && count > 0, "bulk_buffers", size, "1 byte to 1 GiB, and some of them")?;
+            check(
+                (1..=1 << 30).contains(&size) && count > 0,
+                "bulk_buffers",
+                size,
+                "1 byte to 1 GiB, and some of them",
+            )?;
         }
         Ok(())
     }

@@ -44,7 +44,7 @@ pub struct ShardStats {
     /// Buffers that peers of connections may be given access to, and that are in use.
     pub exposed_buffers: u64,
     /// Work requests per post.
-    pub batch: Histogram<u32>,
+    pub batch: Histogram<u64>,
     /// Time from start to end of sampled calls (client), or from arrival to reply (server).
     pub latency: Histogram<u64>,
     /// The shard's pool, with low-water marks since the last copy.

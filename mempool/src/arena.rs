@@ -32,11 +32,12 @@ impl fmt::Display for ArenaId {
     }
 }
 
-/// A range of shared memory that is mapped once and registered once per device. Clones are handles to the same memory, which
-/// is unmapped when the last handle, and the last buffer in it, is gone.
+/// A range of shared memory that is mapped once and registered once per device. Clones are handles to the
+/// same memory, which is unmapped when the last handle, and the last buffer in it, is gone.
 ///
-/// An arena whose descriptor goes to another process is in that process's reach whole: give each peer its own, and
-/// take care that peers that do not trust each other's pages can refuse hugetlb (see [`PeerMapping::map`](crate::PeerMapping::map)).
+/// An arena whose descriptor goes to another process is in that process's reach, all of it and at any time:
+/// give each peer an arena of its own, made with [`PagePolicy::NoHugetlb`], and copy out of a buffer before
+/// checking what is in it.
 #[derive(Clone)]
 pub struct Arena(Arc<Inner>);
 
@@ -136,12 +137,14 @@ fn climb(config: &ArenaConfig) -> Result<(OwnedFd, RawMap, ArenaReport), MemErro
     let mut advice: Option<String> = None;
     let rungs: &[PageSize] = match &config.pages {
         PagePolicy::Auto => &[PageSize::Huge1G, PageSize::Huge2M, PageSize::Transparent],
+        PagePolicy::NoHugetlb => &[PageSize::Transparent],
         PagePolicy::Require(page) => return try_pages(config, *page),
         PagePolicy::Small => &[],
     };
     for &page in rungs {
-        let waste = config.bytes.next_multiple_of(page.bytes()) - config.bytes;
-        if config.bytes < page.bytes() || waste > config.bytes / 2 {
+        let wasted =
+            config.bytes.checked_next_multiple_of(page.bytes()).map(|rounded| rounded - config.bytes);
+        if config.bytes < page.bytes() || wasted.is_none_or(|wasted| wasted > config.bytes / 2) {
             continue;
         }
         match try_pages(config, page) {
@@ -149,22 +152,23 @@ fn climb(config: &ArenaConfig) -> Result<(OwnedFd, RawMap, ArenaReport), MemErro
                 report.advice = report.advice.or(advice);
                 return Ok((fd, map, report));
             }
-            // The smaller the page the easier the remedy: the last word is the one that is shown, but for transparent
-            // pages, which are the lesser gain.
+            // Of two sizes of reserved pages the smaller is the easier to get: its advice stands.
             Err(error @ MemError::HugePages { .. }) => {
                 log::debug!("{error}");
                 advice = Some(advise(config, page));
             }
-            Err(error @ MemError::Transparent { .. }) => log::debug!("{error}"),
+            Err(error @ MemError::Transparent { .. }) => {
+                log::debug!("{error}");
+                if matches!(host::shmem_enabled().as_str(), "never" | "deny") {
+                    let or = advice.map_or(String::new(), |hugetlb| format!("{hugetlb}; or "));
+                    advice = Some(format!("{or}for transparent huge pages {}", host::SHMEM_REMEDY));
+                }
+            }
             Err(error) => return Err(error),
         }
     }
-    let (fd, map, mut report) = try_pages(config, PageSize::Small)?;
-    report.advice = advice.map(|hugetlb| match host::shmem_enabled().as_str() {
-        "never" | "deny" => format!("{hugetlb}; or {}", host::SHMEM_REMEDY),
-        _ => hugetlb,
-    });
-    Ok((fd, map, report))
+    let (fd, map, report) = try_pages(config, PageSize::Small)?;
+    Ok((fd, map, ArenaReport { advice, ..report }))
 }
 
 /// Why there are no such pages, and the command that reserves them.

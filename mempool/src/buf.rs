@@ -12,8 +12,9 @@ use crate::arena::ArenaId;
 use crate::core::{Meta, release, state};
 use crate::sync::{AtomicU32, Ordering, fence};
 
-/// A part of a buffer: `start + len` is at most the capacity. One word, so that a [`Handle`] is two, and so is passed and returned in
-/// registers; written to memory in halves and copied on as a whole, it would stall the core each time.
+/// A part of a buffer: `start + len` is at most the capacity. One word, so that a [`Handle`] is two, and so
+/// is passed and returned in registers; written to memory in halves and copied on as a whole, it would stall
+/// the core each time.
 #[derive(Clone, Copy)]
 struct Window(u64);
 
@@ -34,8 +35,8 @@ impl Window {
     }
 }
 
-/// Which buffer, and which part of it. Whoever holds one of the public types around it keeps the buffer's [`Meta`], and the core
-/// behind it, alive.
+/// Which buffer, and which part of it. Whoever holds one of the public types around it keeps the buffer's
+/// [`Meta`], and the core behind it, alive.
 #[derive(Clone, Copy)]
 struct Handle {
     meta: NonNull<Meta>,
@@ -135,16 +136,18 @@ pub struct Buf {
     handle: Handle,
 }
 
-/// A buffer that nobody changes any more. Clones share it, on any thread, without allocation; the last returns it to its pool.
+/// A buffer that nobody changes any more. Clones share it, on any thread, without allocation; the last
+/// returns it to its pool.
 pub struct Frozen {
     handle: Handle,
 }
 
-/// A buffer lent to the device for one-sided transfers: nobody has a reference to its bytes, so the device may read and write them.
-/// Bytes can be copied in and out, as the software device does. Offsets count from the start of the window.
+/// A buffer lent to the device for one-sided transfers: nobody has a reference to its bytes, so the device
+/// may read and write them. Bytes can be copied in and out, as the software device does. Offsets count from
+/// the start of the window.
 ///
-/// It stays on the pool's thread, and so its clones are counted without atomic operations. The last clone either
-/// [`reclaim`](Self::reclaim)s it, or returns it to its pool by being dropped.
+/// It stays on the pool's thread, and so its clones are counted without atomic operations. The last clone
+/// either [`reclaim`](Self::reclaim)s it, or returns it to its pool by being dropped.
 pub struct Lent {
     handle: Handle,
     /// Keeps it from being `Send` and `Sync`, which the clone count rests on.
@@ -153,7 +156,8 @@ pub struct Lent {
 
 /// The device's buffer: posted for a transfer whose end only the device can tell.
 ///
-/// Dropping it does not free it, for the device may still write to it: it is lost, and [`PoolStats::leaked`](crate::PoolStats::leaked) counts it.
+/// Dropping it does not free it, for the device may still write to it: it is lost, and
+/// [`PoolStats::leaked`](crate::PoolStats::leaked) counts it.
 #[must_use = "a posted buffer that is dropped is lost"]
 pub struct Posted {
     handle: Handle,
@@ -194,7 +198,7 @@ impl Buf {
     ///
     /// # Panics
     /// If `start + len` exceeds the capacity.
-    #[inline]
+    #[inline(always)]
     pub fn set_window(&mut self, start: usize, len: usize) {
         let capacity = self.capacity();
         assert!(
@@ -245,7 +249,8 @@ impl Deref for Buf {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the window is valid for `len` initialised bytes, which nobody writes while `self` is borrowed.
+        // SAFETY: the window is valid for `len` initialised bytes, which nobody writes while `self` is
+        // borrowed.
         unsafe { slice::from_raw_parts(self.handle.first().as_ptr(), self.handle.window.len()) }
     }
 }
@@ -266,12 +271,28 @@ impl Drop for Buf {
     }
 }
 
+impl Frozen {
+    /// A further share, of `len` bytes of the window from `start` on. Nothing is copied.
+    ///
+    /// # Panics
+    /// If `start + len` exceeds the window.
+    #[inline]
+    pub fn part(&self, start: usize, len: usize) -> Self {
+        let whole = self.len();
+        assert!(start <= whole && len <= whole - start, "part {start}+{len} of {whole} bytes");
+        let mut part = self.clone();
+        part.handle.window = Window::new((self.start() + start) as u32, len as u32);
+        part
+    }
+}
+
 impl Deref for Frozen {
     type Target = [u8];
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the window is valid for `len` initialised bytes; no `Buf` of this buffer exists, so nobody writes.
+        // SAFETY: the window is valid for `len` initialised bytes; no `Buf` of this buffer exists, so nobody
+        // writes.
         unsafe { slice::from_raw_parts(self.handle.first().as_ptr(), self.handle.window.len()) }
     }
 }
@@ -329,13 +350,14 @@ impl Lent {
     #[must_use = "false means that nothing was copied"]
     pub fn write_at(&self, offset: usize, src: &[u8]) -> bool {
         let Some(dst) = self.at(offset, src.len()) else { return false };
-        // SAFETY: `dst` is valid for `src.len()` bytes (`at`). While a `Lent` lives no reference to its bytes does, so `src` is
-        // elsewhere, and no other thread copies, because a `Lent` stays on its thread.
+        // SAFETY: `dst` is valid for `src.len()` bytes (`at`). While a `Lent` lives no reference to its bytes
+        // does, so `src` is elsewhere, and no other thread copies, because a `Lent` stays on its thread.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), src.len()) };
         true
     }
 
-    /// Copies `dst.len()` bytes at `offset` of the window out; false, having done nothing, if there are not so many.
+    /// Copies `dst.len()` bytes at `offset` of the window out; false, having done nothing, if there are not
+    /// so many.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn read_at(&self, offset: usize, dst: &mut [u8]) -> bool {
@@ -377,8 +399,8 @@ impl Posted {
     /// Takes the buffer back, window unchanged.
     ///
     /// # Safety
-    /// The device has proved that it is done with the buffer: by the completion of the request that it was posted with, or by
-    /// the destruction of the queue that held it.
+    /// The device has proved that it is done with the buffer: by the completion of the request that it was
+    /// posted with, or by the destruction of the queue that held it.
     #[inline]
     pub unsafe fn complete(self) -> Buf {
         let handle = ManuallyDrop::new(self).handle;

@@ -52,10 +52,14 @@ impl fmt::Display for PageSize {
 /// Which pages an arena may be made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PagePolicy {
-    /// The largest that can be had: 1 GiB, 2 MiB, transparent, 4 KiB. A size is tried if the arena fills a page of it and
-    /// rounding up wastes less than half of the arena; the report says what was got and why not more.
+    /// The largest that can be had: 1 GiB, 2 MiB, transparent, 4 KiB. A size is tried if the arena fills a
+    /// page of it and rounding up wastes less than half of the arena; the report says what was got and why
+    /// not more.
     #[default]
     Auto,
+    /// Transparent, else 4 KiB: for memory that a stranger maps, who refuses hugetlb (see
+    /// [`PeerMapping::map`](crate::PeerMapping::map)).
+    NoHugetlb,
     /// This size or an error.
     Require(PageSize),
     /// 4 KiB pages, without asking for more.
@@ -71,8 +75,8 @@ pub struct ArenaConfig {
     pub pages: PagePolicy,
     /// The NUMA node that the memory must come from; `None` lets the kernel choose. Default `None`.
     pub node: Option<u32>,
-    /// Allocate every page now instead of at first use. Hugetlb pages are always allocated now, because one that is missing
-    /// later would be a SIGBUS. Default true.
+    /// Allocate every page now instead of at first use. Hugetlb pages are always allocated now, because one
+    /// that is missing later would be a SIGBUS. Default true.
     pub prefault: bool,
     /// Keep the memory from being swapped (`mlock`). Devices pin what they register anyway. Default false.
     pub lock: bool,

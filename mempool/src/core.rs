@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "shared bookkeeping of a pool, freed by whoever brings home the last buffer")]
 //! What a pool and its buffers share: free lists, what is known of each buffer, the way home.
 //!
-//! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every buffer that is out. It is not counted
-//! per allocation. While the pool lives, the core lives; when the pool goes, it leaves the number of buffers
-//! that are out behind in [`Home`], and the last of them frees the core.
+//! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every buffer that
+//! is out. It is not counted per allocation. While the pool lives, the core lives; when the pool goes, it
+//! leaves the number of buffers that are out behind in [`Home`], and the last of them frees the core.
 
 use std::cell::{Cell, OnceCell};
 use std::ptr::NonNull;
@@ -14,8 +14,8 @@ use crate::home::{Home, Returned};
 use crate::owner;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Who has a buffer, in the high bits of its state word, and how many clones there are, in the low ones. Allocation and
-/// return do not touch the word: 0 is a free buffer as well as a held one.
+/// Who has a buffer, in the high bits of its state word, and how many clones there are, in the low ones.
+/// Allocation and return do not touch the word: 0 is a free buffer as well as a held one.
 pub(crate) mod state {
     /// Bits of the clone count.
     pub(crate) const COUNT: u32 = (1 << 29) - 1;
@@ -161,7 +161,8 @@ impl ClassList {
 
 /// See the module page.
 pub(crate) struct Core {
-    /// The owner's number; [`owner::NOBODY`] once the pool is gone. Only the owner ever finds its own number here.
+    /// The owner's number; [`owner::NOBODY`] once the pool is gone. Only the owner ever finds its own number
+    /// here.
     owner: AtomicU64,
     arena: Arena,
     /// Where the pool's range starts in the arena.

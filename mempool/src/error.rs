@@ -7,7 +7,8 @@ use crate::config::PageSize;
 use crate::host::{HugePool, MemoryLimits};
 use crate::pool::ClassCensus;
 
-/// A failure of the memory layer. The text names the call, the size, the limit found and the command that fixes it.
+/// A failure of the memory layer. The text names the call, the size, the limit found and the command that
+/// fixes it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemError {
@@ -146,7 +147,8 @@ fn asked_node(node: Option<u32>) -> String {
     node.map_or(String::new(), |node| format!(", NUMA node {node} was asked for"))
 }
 
-/// Buffers that had not come home when their pool was closed. Their memory stays valid until the last is dropped.
+/// Buffers that had not come home when their pool was closed. Their memory stays valid until the last is
+/// dropped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Leak {
     /// The classes that miss buffers.

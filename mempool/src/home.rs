@@ -1,11 +1,11 @@
 //! The lock-free way home: buffers dropped on foreign threads queue here until the owner takes them in.
 //!
-//! A stack of buffer indices, linked through words kept apart from the data (the data may be in a hostile peer's
-//! reach). Foreign threads only push, the owner only takes the whole stack, so no node can be popped and
-//! pushed again under a waiting compare-and-swap (no ABA).
+//! A stack of buffer indices, linked through words kept apart from the data (the data may be in a hostile
+//! peer's reach). Foreign threads only push, the owner only takes the whole stack, so no node can be popped
+//! and pushed again under a waiting compare-and-swap (no ABA).
 //!
-//! When the pool is dropped while buffers are out, the head is closed for good. From then on each buffer that comes back
-//! counts down, and whoever brings back the last one frees the pool.
+//! When the pool is dropped while buffers are out, the head is closed for good. From then on each buffer that
+//! comes back counts down, and whoever brings back the last one frees the pool.
 
 use crossbeam_utils::CachePadded;
 
@@ -55,7 +55,8 @@ impl Home {
         let mut head = self.head.load(Ordering::Acquire);
         loop {
             if head == CLOSED {
-                // AcqRel: each returner publishes its last accesses, the last one takes all of them in before it frees.
+                // AcqRel: each returner publishes its last accesses, the last one takes all of them in before
+                // it frees.
                 return match self.remaining.fetch_sub(1, Ordering::AcqRel) {
                     1 => Returned::Last,
                     _ => Returned::Counted,
@@ -63,8 +64,8 @@ impl Home {
             }
             // Relaxed: published by the exchange below.
             self.next[index as usize].store(head, Ordering::Relaxed);
-            // Release pairs with the swap in `take` and `close`. Later pushes read-modify-write the head, so they
-            // extend this release and the owner, who sees only the newest, synchronises with all.
+            // Release pairs with the swap in `take` and `close`. Later pushes read-modify-write the head, so
+            // they extend this release and the owner, who sees only the newest, synchronises with all.
             match self.head.compare_exchange_weak(head, index, Ordering::Release, Ordering::Acquire) {
                 Ok(_) => return Returned::Queued,
                 Err(now) => head = now,
@@ -82,10 +83,11 @@ impl Home {
         self.take_all(EMPTY, each)
     }
 
-    /// Owner only, once, as its last call: `out` buffers are out, those that wait here included. True if all of them are back
-    /// by now: the caller frees everything. Otherwise the last [`push`](Self::push) says so.
+    /// Owner only, once, as its last call: `out` buffers are out, those that wait here included. True if all
+    /// of them are back by now: the caller frees everything. Otherwise the last [`push`](Self::push) says so.
     pub(crate) fn close(&self, out: usize) -> bool {
-        // Relaxed: published by the swap below. One more than is out, so that nobody reaches zero before we are done.
+        // Relaxed: published by the swap below. One more than is out, so that nobody reaches zero before we
+        // are done.
         self.remaining.store(out + 1, Ordering::Relaxed);
         let waiting = self.take_all(CLOSED, |_| {});
         // AcqRel: as in `push`.
@@ -93,7 +95,8 @@ impl Home {
     }
 
     fn take_all(&self, leave: u32, mut each: impl FnMut(u32)) -> usize {
-        // Acquire pairs with the exchange of every `push`; Release hands `remaining` to those who will find `CLOSED`.
+        // Acquire pairs with the exchange of every `push`; Release hands `remaining` to those who will find
+        // `CLOSED`.
         let mut at = self.head.swap(leave, Ordering::AcqRel);
         let mut taken = 0;
         while at != EMPTY {

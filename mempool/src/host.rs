@@ -10,7 +10,7 @@ use crate::config::PageSize;
 
 /// The command that lets shared memory have transparent huge pages.
 pub(crate) const SHMEM_REMEDY: &str =
-    "allow it: `echo advise | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled`";
+    "allow them: `echo advise | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled`";
 /// The command that makes room for huge pages.
 pub(crate) const COMPACT_REMEDY: &str = "make room: `echo 1 | sudo tee /proc/sys/vm/compact_memory`";
 /// The commands that raise the limit of locked memory.

@@ -84,7 +84,8 @@ impl RawMap {
         mask[node as usize / WORD] |= 1 << (node as usize % WORD);
         // The kernel reads one bit less than it is told.
         let bits = mask.len() * WORD + 1;
-        // SAFETY: changes where pages come from, not what they hold; the mask lives across the call and has `bits - 1` bits.
+        // SAFETY: changes where pages come from, not what they hold; the mask lives across the call and has
+        // `bits - 1` bits.
         let status = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -106,7 +107,8 @@ impl RawMap {
         Ok(())
     }
 
-    /// Allocates every page, writable, without changing a byte. Fails, instead of raising SIGBUS, if one cannot be had.
+    /// Allocates every page, writable, without changing a byte. Fails, instead of raising SIGBUS, if one
+    /// cannot be had.
     pub(crate) fn populate(&self) -> io::Result<()> {
         // SAFETY: the advice allocates missing pages as a write that changes nothing would.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) }?;

@@ -15,10 +15,12 @@ use crate::sync::Ordering;
 
 /// Buffers of a few sizes, for one thread.
 ///
-/// The pool belongs to the thread that made it and cannot leave it. Its buffers can: drop them anywhere. A pool may be dropped while
-/// buffers are out; the memory is unmapped when the last of them is gone. [`close`](Self::close) tells about them.
+/// The pool belongs to the thread that made it and cannot leave it. Its buffers can: drop them anywhere. A
+/// pool may be dropped while buffers are out; the memory is unmapped when the last of them is gone.
+/// [`close`](Self::close) tells about them.
 pub struct Pool {
-    /// A raw pointer also keeps the pool from being `Send` or `Sync`, which all of its owner-only access rests on.
+    /// A raw pointer also keeps the pool from being `Send` or `Sync`, which all of its owner-only access
+    /// rests on.
     core: NonNull<Core>,
     /// Requests that no class could ever hold.
     oversize: Cell<u64>,
@@ -32,7 +34,8 @@ impl Pool {
         Self::in_arena(Arena::new(&ArenaConfig { bytes, ..config.arena.clone() })?, &config.classes)
     }
 
-    /// A pool in a free range of an arena, beside others. The range is free again when the pool and all its buffers are gone.
+    /// A pool in a free range of an arena, beside others. The range is free again when the pool and all its
+    /// buffers are gone.
     pub fn in_arena(arena: Arena, classes: &[Class]) -> Result<Self, MemError> {
         let (placed, bytes) = lay_out(classes)?;
         let offset = arena.take(bytes)?;
@@ -45,15 +48,16 @@ impl Pool {
         unsafe { self.core.as_ref() }
     }
 
-    /// Takes a buffer whose window is its first `len` bytes, from the smallest class that fits and has one; bytes are those of
-    /// its last use. `None` when all are out.
+    /// Takes a buffer whose window is its first `len` bytes, from the smallest class that fits and has one;
+    /// bytes are those of its last use. `None` when all are out.
     #[inline]
     pub fn alloc(&self, len: usize) -> Option<Buf> {
         for list in self.core().classes() {
             if len <= list.size()
                 && let Some(meta) = list.pop()
             {
-                // SAFETY: the buffer came from the free list, so nobody else has it, and `len` is within its capacity.
+                // SAFETY: the buffer came from the free list, so nobody else has it, and `len` is within its
+                // capacity.
                 return Some(unsafe { Buf::new(meta, len as u32) });
             }
         }
@@ -74,13 +78,15 @@ impl Pool {
         self.core().arena()
     }
 
-    /// Takes in the buffers that other threads dropped; returns how many. Once per turn; one relaxed load when there are none.
+    /// Takes in the buffers that other threads dropped; returns how many. Once per turn; one relaxed load
+    /// when there are none.
     #[inline]
     pub fn drain_remote(&self) -> usize {
         self.core().drain()
     }
 
-    /// Counters. Buffers that other threads dropped count as outstanding until [`drain_remote`](Self::drain_remote).
+    /// Counters. Buffers that other threads dropped count as outstanding until
+    /// [`drain_remote`](Self::drain_remote).
     pub fn stats(&self) -> PoolStats {
         let classes = self.core().classes().iter().map(|list| ClassStats {
             size: list.size(),

@@ -1,8 +1,8 @@
 #![expect(unsafe_code, reason = "copies to and from memory that another process writes")]
 //! Memory that another process maps too.
 //!
-//! The other process may write at any time, so no reference to these bytes is ever formed: they are copied out, and
-//! then checked. A copy that races with the other side may be torn; it is never more than bytes.
+//! The other process may write at any time, so no reference to these bytes is ever formed: they are copied
+//! out, and then checked. A copy that races with the other side may be torn; it is never more than bytes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,26 +32,29 @@ pub struct PeerMapping {
     _map: RawMap,
 }
 
-// SAFETY: the mapping belongs to the process. Not Sync: two threads of this process must not race on plain bytes.
+// SAFETY: the mapping belongs to the process. Not Sync: two threads of this process must not race on plain
+// bytes.
 unsafe impl Send for PeerMapping {}
 
 impl PeerMapping {
-    /// Maps what another process sent. Refused unless it is a memfd that can no longer shrink (access behind the end
-    /// of a file is a SIGBUS), of at most `max_len` bytes, in pages that cannot run out under us: a process that
-    /// punches holes into hugetlb memory takes the pages back, and our next access would be a SIGBUS.
+    /// Maps what another process sent. Refused unless it is a memfd that can no longer shrink (access behind
+    /// the end of a file is a SIGBUS), of at most `max_len` bytes, in pages that cannot run out under us: a
+    /// process that punches holes into hugetlb memory takes the pages back, and our next access would be a
+    /// SIGBUS.
     pub fn map(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let kind = rustix::fs::fstatfs(&fd).map_err(|e| MemError::Refused(format!("fstatfs: {e}")))?;
         if kind.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {
             return Err(MemError::Refused(
                 "it is in hugetlb pages, whose owner can take them back under us; the owner must make its arena with \
-                 PagePolicy::Small or PagePolicy::Require(PageSize::Transparent), or run as the same user"
+                 PagePolicy::NoHugetlb, or run as the same user"
                     .to_owned(),
             ));
         }
         Self::map_trusted(fd, max_len)
     }
 
-    /// Like [`map`](Self::map), for a process that could kill this one anyway (the same user, or root): hugetlb pages are welcome.
+    /// Like [`map`](Self::map), for a process that could kill this one anyway (the same user, or root):
+    /// hugetlb pages are welcome.
     pub fn map_trusted(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let seals = rustix::fs::fcntl_get_seals(&fd)
             .map_err(|e| MemError::Refused(format!("fcntl(F_GET_SEALS): {e}; it is no memfd")))?;
@@ -101,7 +104,8 @@ impl PeerMapping {
     #[must_use = "false means that nothing was copied"]
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> bool {
         let Some(src) = self.at(offset, dst.len()) else { return false };
-        // SAFETY: `src` is valid for `dst.len()` bytes (`at`), and no Rust slice lies in a mapping of ours that nobody refers to.
+        // SAFETY: `src` is valid for `dst.len()` bytes (`at`), and no Rust slice lies in a mapping of ours
+        // that nobody refers to.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
         true
     }
@@ -111,7 +115,8 @@ impl PeerMapping {
     #[must_use = "false means that nothing was copied"]
     pub fn write(&self, offset: usize, src: &[u8]) -> bool {
         let Some(dst) = self.at(offset, src.len()) else { return false };
-        // SAFETY: `dst` is valid for `src.len()` bytes (`at`); no reference to them exists, so `src` lies elsewhere.
+        // SAFETY: `dst` is valid for `src.len()` bytes (`at`); no reference to them exists, so `src` lies
+        // elsewhere.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), src.len()) };
         true
     }
@@ -121,7 +126,8 @@ impl PeerMapping {
     #[must_use = "false means that nothing was copied"]
     pub fn copy_to_lent(&self, offset: usize, lent: &Lent, lent_offset: usize, len: usize) -> bool {
         let (Some(src), Some(dst)) = (self.at(offset, len), lent.at(lent_offset, len)) else { return false };
-        // SAFETY: both are valid for `len` bytes (`at`); they are in different mappings, and no reference to either exists.
+        // SAFETY: both are valid for `len` bytes (`at`); they are in different mappings, and no reference to
+        // either exists.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), len) };
         true
     }
@@ -139,22 +145,27 @@ impl PeerMapping {
     /// The word at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything into it.
     #[inline]
     pub fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
-        let word = self.at(offset, 4)?.cast::<AtomicU32>();
-        if !word.is_aligned() {
+        // One comparison for both: the low bits of an offset that is not aligned become its highest.
+        if offset.rotate_right(2) >= self.len / 4 {
             return None;
         }
-        // SAFETY: in bounds (`at`), aligned, any bits are valid, and shared memory is only ever accessed atomically or by
-        // copies, which may tear but not break it.
+        // SAFETY: the offset is a multiple of 4 and less than the mapping's whole words.
+        let word = unsafe { self.base.add(offset) }.cast::<AtomicU32>();
+        // SAFETY: in bounds and, as mappings start at a page, aligned; any bits are valid, and shared memory is only ever
+        // accessed atomically or by copies, which may tear but not break it.
         Some(unsafe { word.as_ref() })
     }
 
-    /// The double word at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything into it.
+    /// The double word at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything
+    /// into it.
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
-        let word = self.at(offset, 8)?.cast::<AtomicU64>();
-        if !word.is_aligned() {
+        // As in `atomic_u32`.
+        if offset.rotate_right(3) >= self.len / 8 {
             return None;
         }
+        // SAFETY: the offset is a multiple of 8 and less than the mapping's whole double words.
+        let word = unsafe { self.base.add(offset) }.cast::<AtomicU64>();
         // SAFETY: as in `atomic_u32`.
         Some(unsafe { word.as_ref() })
     }

@@ -1,7 +1,7 @@
-//! Random histories of a pool against a model: every buffer is in exactly one place, keeps its bytes while somebody has it,
-//! and everything balances at the end.
+//! Random histories of a pool against a model: every buffer is in exactly one place, keeps its bytes while
+//! somebody has it, and everything balances at the end.
 #![cfg(not(loom))]
-#![expect(unsafe_code, reason = "the end of a transfer")]
+#![cfg_attr(not(loom), expect(unsafe_code, reason = "the end of a transfer"))]
 
 use std::sync::mpsc;
 use std::thread;

@@ -27,7 +27,7 @@ impl Random {
     }
 
     /// The next number.
-    pub fn number(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -36,7 +36,7 @@ impl Random {
 
     /// A number below `end`, which is not 0.
     pub fn below(&mut self, end: usize) -> usize {
-        ((self.number() >> 32) as usize) % end
+        ((self.draw() >> 32) as usize) % end
     }
 
     /// True once in `n` times, on average; never for 0.

@@ -8,6 +8,7 @@ mod child;
 mod data;
 mod raw;
 mod services;
+pub mod source;
 mod world;
 
 pub use balance::{open_descriptors, settles, shard_leak};
@@ -20,3 +21,16 @@ pub use services::{
     standard_services,
 };
 pub use world::{World, echo, load, mirror, small, small_client, small_server, store};
+
+/// The examples of the documents outside of the crates are compiled, and run where they can be.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../engine/README.md")]
+    mod engine {}
+    #[doc = include_str!("../../mempool/README.md")]
+    mod mempool {}
+    #[doc = include_str!("../../tuning.md")]
+    mod tuning {}
+}

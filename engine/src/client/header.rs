@@ -1,7 +1,7 @@
 //! The RPC header of a client's calls: the same bytes each time, but for two words.
 
-use crate::wire::rpc::{AuthSys, CallHeader, MAX_AUTH_LEN, OpaqueAuth};
 use crate::wire::NoSpace;
+use crate::wire::rpc::{AuthSys, CallHeader, MAX_AUTH_LEN, OpaqueAuth};
 
 /// Who calls (RFC 5531 §8.2): a flavor, and a body of up to 400 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::header::Template;
@@ -12,8 +11,9 @@ use crate::fabric::Fabric;
 use crate::fabric::software::SoftwareFabric;
 use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
-use crate::server::MAX_CHUNKS;
-use crate::shard::{CallRequest, CallResult, ConnRef, Done, Notice, Shard, Sink, headroom};
+use crate::shard::{
+    CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, Sink, headroom,
+};
 use crate::stats::ShardStats;
 
 /// One of a local client's connections, by the order in which they were made.
@@ -39,6 +39,8 @@ const YIELD_EVERY: u32 = 256;
 pub struct LocalClient<F: Fabric = SoftwareFabric> {
     shard: Shard<F>,
     connections: Vec<ConnRef>,
+    /// Connections that are over, and why.
+    closed: Vec<(ConnRef, String)>,
     template: Template,
     /// Ended calls that a blocking call came across.
     waiting: Vec<Done>,
@@ -50,9 +52,7 @@ pub struct LocalClient<F: Fabric = SoftwareFabric> {
 pub struct PreparedCall {
     message: Buf,
     args_at: usize,
-    chunks: bool,
-    send: ArrayVec<(u32, Buf), MAX_CHUNKS>,
-    receive: ArrayVec<Buf, MAX_CHUNKS>,
+    memory: Option<ChunkMemory>,
     deadline: Option<Duration>,
 }
 
@@ -69,11 +69,13 @@ impl PreparedCall {
     /// # Errors
     /// The buffer back, if the call was not prepared for chunks, or has too many.
     pub fn send_chunk(&mut self, at: usize, data: Buf) -> Result<(), Buf> {
-        if !self.chunks || self.send.is_full() {
-            return Err(data);
+        match &mut self.memory {
+            Some(memory) if !memory.send.is_full() => {
+                memory.send.push(((self.args_at + at) as u32, data));
+                Ok(())
+            }
+            _ => Err(data),
         }
-        self.send.push(((self.args_at + at) as u32, data));
-        Ok(())
     }
 
     /// Offers a buffer as a Write chunk for the next result; its window is how much there is room for. The buffer must be of the client's
@@ -82,11 +84,13 @@ impl PreparedCall {
     /// # Errors
     /// The buffer back, if the call was not prepared for chunks, or has too many.
     pub fn receive_chunk(&mut self, room: Buf) -> Result<(), Buf> {
-        if !self.chunks || self.receive.is_full() {
-            return Err(room);
+        match &mut self.memory {
+            Some(memory) if !memory.receive.is_full() => {
+                memory.receive.push(room);
+                Ok(())
+            }
+            _ => Err(room),
         }
-        self.receive.push(room);
-        Ok(())
     }
 
     /// Gives the call up after this time from its start.
@@ -107,46 +111,85 @@ impl LocalClient<SoftwareFabric> {
 }
 
 impl<F: Fabric> LocalClient<F> {
+    /// A client on a device that the caller has opened, not connected yet.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(fabric: F, config: ClientConfig) -> Result<Self, OpenError> {
+        let template = Template::new(config.program, config.version, &config.credential);
+        let shard = Shard::open(fabric, config.shard.clone(), None)?;
+        Ok(Self { shard, connections: Vec::new(), closed: Vec::new(), template, waiting: Vec::new(), config })
+    }
+
     /// Connects through a device that the caller has opened.
     ///
     /// # Errors
     /// See [`ConnectError`].
     pub fn with_fabric(fabric: F, address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
-        let template = Template::new(config.program, config.version, &config.credential);
-        let shard = Shard::open(fabric, config.shard.clone(), None)?;
-        let mut client = Self { shard, connections: Vec::new(), template, waiting: Vec::new(), config };
+        let mut client = Self::open(fabric, config)?;
         client.add_connection(address)?;
         Ok(client)
     }
 
-    /// Makes one more connection; the first is there from the start.
+    /// Starts to connect, and returns at once: poll until the connection [is open](Self::is_open), or there is a
+    /// [reason](Self::closed_because) why it never will be.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn begin_connect(&mut self, address: &Address) -> Result<Connection, ConnectError> {
+        let Address::Soft(fabric_address) = address;
+        self.connections.push(self.shard.connect(fabric_address)?);
+        Ok(Connection(self.connections.len() - 1))
+    }
+
+    /// Makes one more connection, and waits for it.
     ///
     /// # Errors
     /// See [`ConnectError`].
     pub fn add_connection(&mut self, address: &Address) -> Result<Connection, ConnectError> {
-        let Address::Soft(fabric_address) = address;
-        let conn = self.shard.connect(fabric_address)?;
+        let connection = self.begin_connect(address)?;
         let timeout = self.config.connect_timeout;
-        let refused = |reason| ConnectError::Refused { address: address.to_string(), reason };
         let started = self.shard.now();
-        while !self.shard.is_open(conn) {
+        while !self.is_open(connection) {
             self.shard.poll_control();
-            self.shard.poll_once();
-            for notice in self.shard.take_notices() {
-                if let Notice::Closed { conn: closed, reason } = notice
-                    && closed == conn
-                {
-                    return Err(refused(reason));
-                }
+            self.turn();
+            if let Some(reason) = self.closed_because(connection) {
+                return Err(ConnectError::Refused { address: address.to_string(), reason: reason.into() });
             }
             if self.shard.now() - started > timeout.as_nanos() as u64 {
-                self.shard.close(conn);
+                self.shard.close(self.connections[connection.0]);
                 return Err(ConnectError::TimedOut { address: address.to_string(), timeout });
             }
             std::thread::yield_now();
         }
-        self.connections.push(conn);
-        Ok(Connection(self.connections.len() - 1))
+        Ok(connection)
+    }
+
+    /// Why a connection is over; `None` while it is not.
+    pub fn closed_because(&self, connection: Connection) -> Option<&str> {
+        let conn = self.connections.get(connection.0)?;
+        self.closed.iter().find(|(closed, _)| closed == conn).map(|(_, reason)| &reason[..])
+    }
+
+    /// One turn of the shard.
+    #[inline]
+    fn turn(&mut self) -> bool {
+        // What was started goes out before anything is waited for.
+        self.shard.flush();
+        let busy = self.shard.poll_once();
+        if self.shard.has_notices() {
+            self.notice();
+        }
+        busy
+    }
+
+    #[cold]
+    fn notice(&mut self) {
+        for notice in self.shard.take_notices() {
+            if let Notice::Closed { conn, reason } = notice {
+                self.closed.push((conn, reason));
+            }
+        }
     }
 
     /// The shard, for its configuration and its memory.
@@ -182,18 +225,27 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
-    pub fn prepare_with_chunks(&mut self, procedure: u32, args_len: usize) -> Result<PreparedCall, CallError> {
+    pub fn prepare_with_chunks(
+        &mut self,
+        procedure: u32,
+        args_len: usize,
+    ) -> Result<PreparedCall, CallError> {
         self.prepare_in(procedure, args_len, true)
     }
 
     #[inline]
-    fn prepare_in(&mut self, procedure: u32, args_len: usize, chunks: bool) -> Result<PreparedCall, CallError> {
+    fn prepare_in(
+        &mut self,
+        procedure: u32,
+        args_len: usize,
+        chunks: bool,
+    ) -> Result<PreparedCall, CallError> {
         let room = headroom(chunks);
         let args_at = self.template.len();
         let mut message = self.shard.alloc(room + args_at + args_len).ok_or(CallError::NoMemory)?;
         message.set_window(room, args_at + args_len);
         self.template.write(&mut message, procedure);
-        Ok(PreparedCall { message, args_at, chunks, send: ArrayVec::new(), receive: ArrayVec::new(), deadline: None })
+        Ok(PreparedCall { message, args_at, memory: chunks.then(ChunkMemory::new), deadline: None })
     }
 
     /// Memory for a chunk of a call on a connection: only that connection's peer is ever given access to it.
@@ -208,10 +260,17 @@ impl<F: Fabric> LocalClient<F> {
     /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has ended already.
     #[inline]
     pub fn start(&mut self, connection: Connection, call: PreparedCall, token: u64) -> Option<CallId> {
-        let PreparedCall { message, send, receive, deadline, .. } = call;
+        let PreparedCall { message, memory, deadline, .. } = call;
         // A connection that is not this client's is refused as a closed one.
         let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);
-        self.shard.start_call(conn, CallRequest { message, send, receive, deadline, token, sink: Sink::Polled })
+        self.shard.start_call(conn, CallRequest { message, memory, deadline, token, sink: Sink::Polled })
+    }
+
+    /// Posts the calls that were started since the last [`poll`](Self::poll): now, instead of in the next. Worth it before anything
+    /// else is done; `poll` does the same when it is called at once.
+    #[inline]
+    pub fn flush(&mut self) {
+        self.shard.flush();
     }
 
     /// Gives up a call. It ends with [`CallError::Cancelled`] if it has not ended yet; its memory comes home when the server can no longer
@@ -225,10 +284,24 @@ impl<F: Fabric> LocalClient<F> {
     /// One turn of the shard; `on_done` gets the calls that have ended. True if there was anything to do.
     #[inline]
     pub fn poll(&mut self, mut on_done: impl FnMut(Done)) -> bool {
-        let busy = self.shard.poll_once();
-        self.waiting.drain(..).for_each(&mut on_done);
-        self.shard.take_done().for_each(on_done);
+        let busy = self.turn();
+        if !self.waiting.is_empty() {
+            self.waiting.drain(..).for_each(&mut on_done);
+        }
+        if let Some(done) = self.shard.take_only_done() {
+            on_done(done);
+        } else if self.shard.has_done() {
+            self.shard.take_done().for_each(on_done);
+        }
         busy
+    }
+
+    /// Sleeps until there may be something to do, for at most `longest`. What it comes across is told by the next [`poll`](Self::poll). For
+    /// callers with an idle policy of their own; it needs a configuration whose own is not [`IdlePolicy::Poll`](crate::IdlePolicy::Poll).
+    pub fn wait(&mut self, longest: Duration) {
+        if self.waiting.is_empty() {
+            self.shard.sleep(longest);
+        }
     }
 
     /// Calls, and waits for the end. Other calls that end meanwhile are told by the next [`poll`](Self::poll).
@@ -247,7 +320,7 @@ impl<F: Fabric> LocalClient<F> {
         self.start(connection, call, OWN);
         let mut idle = Idle::new(self.config.shard.idle).yield_every(YIELD_EVERY);
         loop {
-            let busy = self.shard.poll_once();
+            let busy = self.turn();
             let mut own = None;
             for done in self.shard.take_done() {
                 if done.token == OWN {

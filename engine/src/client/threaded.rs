@@ -18,7 +18,9 @@ use crate::handoff::mailbox::Sender;
 use crate::handoff::slot::{SlotTable, Ticket};
 use crate::proto::CallError;
 use crate::server::MAX_CHUNKS;
-use crate::shard::{CallResult, Command, ConnRef, Message, OpenError, RemoteCall, Shard, ShardHandle, spawn};
+use crate::shard::{
+    CallResult, ChunkMemory, Command, ConnRef, Message, OpenError, RemoteCall, Shard, ShardHandle, spawn,
+};
 use crate::stats::ShardStats;
 
 /// A connection, as one application thread uses it. For another thread, take [`another`](Self::another).
@@ -184,9 +186,13 @@ impl Client {
             template.write(out, call.procedure);
             out[header..].copy_from_slice(&call.args);
         });
-        let send = call.send.into_iter().map(|(at, data)| ((header + at) as u32, data)).collect();
+        let chunks = !call.send.is_empty() || !call.receive.is_empty();
+        let mut memory = chunks.then(ChunkMemory::new);
+        if let Some(memory) = &mut memory {
+            memory.send.extend(call.send.into_iter().map(|(at, data)| ((header + at) as u32, data)));
+        }
         let (receive, deadline) = (call.receive, call.deadline);
-        let call = RemoteCall { conn: self.shared.conn, message, send, receive, deadline, completer };
+        let call = RemoteCall { conn: self.shared.conn, message, memory, receive, deadline, completer };
         match self.sender.send(Command::Call(call)) {
             Ok(()) => Ok(Pending { ticket, idle: self.shared.config.shard.idle }),
             Err(_) if self.sender.is_closed() => Err(CallError::Closed),

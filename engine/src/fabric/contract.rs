@@ -273,7 +273,7 @@ impl<F: Fabric> World<F> {
         what: &str,
         mut look: impl FnMut(&mut Self) -> Option<T>,
     ) -> Result<T, String> {
-        let start = Instant::now();
+        let start = now();
         loop {
             if let Some(found) = look(self) {
                 return Ok(found);
@@ -382,6 +382,10 @@ fn take_disconnected(events: &mut Vec<ControlEvent>, id: QpId) -> Option<()> {
 fn bytes(completion: &Completion) -> Result<&[u8], String> {
     ensure!(completion.status == Status::Success, "{completion:?}");
     completion.buf.as_deref().ok_or_else(|| format!("a Receive without its buffer: {completion:?}"))
+}
+
+fn now() -> Instant {
+    Instant::now()
 }
 
 /// Both are the same.

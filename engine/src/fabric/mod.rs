@@ -17,8 +17,10 @@
 //!    the queue pair.
 //! 4. Flushed work requests keep to the same rules: the completion comes first, the memory after it.
 
+pub mod chaos;
 pub mod contract;
 pub mod software;
+pub mod trace;
 
 use std::fmt;
 use std::time::Duration;
@@ -475,6 +477,7 @@ pub trait Fabric: Sized {
 
     /// Posts Receives as one chain: to the shared queue, or to a queue pair's own. Takes from the front of `bufs` as many as
     /// the queue holds; returns how many. Each buffer receives up to its capacity.
+    /// Stops at memory that is not registered.
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize;
     /// Posts a chain, in order, with one doorbell. Takes from the front of `chain` what it posted.
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError>;

@@ -28,19 +28,24 @@ pub mod workers;
 
 /// Locks of the cold paths: std's, or loom's so that models see what they order.
 mod lock {
-    #[cfg(loom)]
-    pub(super) use loom::sync::Mutex;
-    #[cfg(not(loom))]
-    pub(super) use std::sync::Mutex;
-    use std::sync::{MutexGuard as StdGuard, PoisonError};
+    use std::sync::PoisonError;
 
-    #[cfg(not(loom))]
-    pub(super) type Guard<'a, T> = StdGuard<'a, T>;
     #[cfg(loom)]
-    pub(super) type Guard<'a, T> = loom::sync::MutexGuard<'a, T>;
+    pub(super) use loom::sync::{Mutex, MutexGuard};
+    #[cfg(not(loom))]
+    pub(super) use std::sync::{Mutex, MutexGuard};
 
     /// Locks, and goes on after a panic of another holder: what these locks guard is replaced whole, never half.
-    pub(super) fn lock<T>(mutex: &Mutex<T>) -> Guard<'_, T> {
+    pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Runs a model through its interleavings. Up to three preemptions in each, which finds nearly everything in seconds;
+/// `LOOM_MAX_PREEMPTIONS` asks for another bound.
+#[cfg(all(test, loom))]
+fn explore(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.check(model);
 }

@@ -72,7 +72,8 @@ impl Sleeper {
                 *known = Some(me);
             }
         }
-        self.shared.sleeping.store(true, Ordering::Relaxed);
+        // A swap rather than a store: whatever a late notifier of the last sleep wrote, this comes after it.
+        self.shared.sleeping.swap(true, Ordering::Relaxed);
         // SYNC POINT sleep: with the fence in `Signal::notify`.
         fence(Ordering::SeqCst);
     }

@@ -6,7 +6,8 @@
 //! slot needs no generation.
 //!
 //! # Field-access protocol
-//! `state` is a set of bits; a new use starts with none (*pending*).
+//! `state` is a set of bits; a new use starts with none (*pending*). DONE, LEFT and GONE are set once per use, so they may be
+//! added, which is one instruction where fetching an `or` is a loop.
 //!
 //! | bit | set by | meaning |
 //! | --- | --- | --- |
@@ -93,6 +94,9 @@ struct Table<T> {
     returned: CachePadded<AtomicU32>,
     /// Counts only once `returned` is [`CLOSED`]: slots not yet home, plus one for the owner.
     remaining: AtomicUsize,
+    /// Read at every use and written at the end, so that models see a use that races with the end.
+    #[cfg(loom)]
+    life: UnsafeCell<()>,
 }
 
 /// Makes slots for calls in flight; held by the one thread that starts calls.
@@ -121,6 +125,8 @@ impl<T> SlotTable<T> {
             slots: (0..capacity).map(|index| CachePadded::new(slot(index))).collect(),
             returned: CachePadded::new(AtomicU32::new(NIL)),
             remaining: AtomicUsize::new(0),
+            #[cfg(loom)]
+            life: UnsafeCell::new(()),
         });
         Self { table: NonNull::from(Box::leak(table)), free: 0 }
     }
@@ -183,7 +189,10 @@ fn settle<T>(table: NonNull<Table<T>>, home: usize) {
     if remaining.fetch_sub(home, Ordering::AcqRel) == home {
         // SAFETY: it came from `Box::leak` in `new`, nobody has a share left, and so this happens once. Free slots have
         // empty cells (rule 3), so nothing in them is left to drop.
-        drop(unsafe { Box::from_raw(table.as_ptr()) });
+        let table = unsafe { Box::from_raw(table.as_ptr()) };
+        #[cfg(loom)]
+        table.life.with_mut(|_| ());
+        drop(table);
     }
 }
 
@@ -205,7 +214,10 @@ impl<T> End<T> {
     #[inline]
     fn table(&self) -> &Table<T> {
         // SAFETY: rules 4 and 5: an end is used only while its slot is not home, and until then the table exists.
-        unsafe { self.table.as_ref() }
+        let table = unsafe { self.table.as_ref() };
+        #[cfg(loom)]
+        table.life.with(|_| ());
+        table
     }
 
     #[inline]
@@ -356,8 +368,8 @@ impl<T> Drop for Ticket<T> {
         let state = &end.slot().state;
         let mut seen = state.load(Ordering::Acquire);
         while seen & DONE == 0 {
-            // Until DONE only this end changes the state, so a failure means DONE. SYNC POINT parting: what this end
-            // did to the waiter comes before the completer's clearing of it.
+            // Until DONE only this end changes the state. SYNC POINT parting: all that this end did comes before the
+            // completer brings the slot home, and before the table's end.
             match state.compare_exchange_weak(seen, seen | GONE, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
                 Err(now) => seen = now,
@@ -375,7 +387,7 @@ fn take<T>(end: End<T>, state: u32) -> Result<T, Lost> {
     if state & WAITER == 0 {
         // Rule 3: the completer was through when it set DONE.
         end.release();
-    } else if state & LEFT != 0 || end.slot().state.fetch_or(GONE, Ordering::AcqRel) & LEFT != 0 {
+    } else if state & LEFT != 0 || end.slot().state.fetch_add(GONE, Ordering::AcqRel) & LEFT != 0 {
         // SYNC POINT parting: the completer has left, seen by Acquire.
         end.release();
     }
@@ -443,7 +455,7 @@ fn finish<T>(end: End<T>, value: Result<T, Lost>) {
     // SAFETY: rule 1, DONE is not set yet: this function sets it, and it runs once for each completer.
     unsafe { end.put_value(value) };
     // SYNC POINTS result and waiter.
-    let before = end.slot().state.fetch_or(DONE, Ordering::AcqRel);
+    let before = end.slot().state.fetch_add(DONE, Ordering::AcqRel);
     // Without WAITER and GONE the slot is the ticket's now (rule 4).
     if before != 0 {
         finish_slowly(end, before);
@@ -466,7 +478,7 @@ fn finish_slowly<T>(end: End<T>, before: u32) {
         return;
     }
     // SYNC POINT parting.
-    if end.slot().state.fetch_or(LEFT, Ordering::AcqRel) & GONE != 0 {
+    if end.slot().state.fetch_add(LEFT, Ordering::AcqRel) & GONE != 0 {
         end.release();
     }
     if let Some(waiter) = waiter {

@@ -8,8 +8,8 @@
 //! 3. The producer alone touches slots in `tail..head + capacity`, the consumer alone those in `head..tail`.
 //!    Storing `tail` (Release) hands slots to the consumer, storing `head` (Release) hands them back.
 //! 4. The ends are not `Clone` and their methods take `&mut self`, so rules 2 and 3 are kept by the types.
-//! 5. When the consumer is dropped it says CLOSING, drops what it finds, and says GONE as its last act; from GONE on
-//!    the producer holds both roles. What is left when both are gone is dropped with the ring.
+//! 5. A consumer that ends says CLOSING, takes what it finds, and says GONE as its last act; from GONE on the
+//!    producer holds both roles. What is left when both are gone is dropped with the ring.
 //!
 //! Both cached positions live in the ends themselves, so a busy ring moves one line for the slots and one for a
 //! position only when a cached one has run out.
@@ -96,7 +96,7 @@ pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
         tail: CachePadded::new(AtomicUsize::new(0)),
     });
     let producer = Producer { shared: Arc::clone(&shared), tail: 0, published: 0, head: 0 };
-    (producer, Consumer { shared, head: 0, tail: 0 })
+    (producer, Consumer { shared, head: 0, tail: 0, closed: false })
 }
 
 /// The end that puts items in. One thread at a time; it may move to another thread.
@@ -221,14 +221,16 @@ impl<T> Drop for Producer<T> {
 
 /// The end that takes items out. One thread at a time; it may move to another thread.
 ///
-/// Dropping it closes the ring and drops what is in it. What the producer puts in meanwhile can be taken back by
-/// [`Producer::reclaim`], or is dropped with the producer.
+/// Dropping it closes the ring and drops what is in it; dropping it after [`close`](Self::close) drops nothing.
+/// What it leaves can be taken back by [`Producer::reclaim`], or is dropped with the producer.
 pub struct Consumer<T> {
     shared: Arc<Shared<T>>,
     /// Next slot to take.
     head: usize,
     /// `shared.tail` as last seen.
     tail: usize,
+    /// `close` was called: the rest is the owner's business, then the producer's.
+    closed: bool,
 }
 
 impl<T> Consumer<T> {
@@ -312,9 +314,11 @@ impl<T> Consumer<T> {
         self.shared.producer_gone.load(Ordering::Acquire) && self.is_empty()
     }
 
-    /// Tells the producer that nothing more is taken, apart from what this end still finds after this call.
+    /// Tells the producer that nothing more is taken, apart from what this end still finds after this call. From now on
+    /// the drop leaves the items in the ring, for the producer to reclaim.
     #[cold]
     pub fn close(&mut self) {
+        self.closed = true;
         self.shared.consumer.store(CLOSING, Ordering::Relaxed);
         // SYNC POINT closing: with the fence of a producer between its push and `is_closed`. Either it sees
         // CLOSING, or the look that follows here sees its item.
@@ -334,10 +338,12 @@ impl Drop for Farewell<'_> {
 
 impl<T> Drop for Consumer<T> {
     fn drop(&mut self) {
-        self.close();
         let shared = Arc::clone(&self.shared);
         let _farewell = Farewell(&shared.consumer);
-        while self.pop().is_some() {}
+        if !self.closed {
+            self.close();
+            while self.pop().is_some() {}
+        }
     }
 }
 

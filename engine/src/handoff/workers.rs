@@ -222,7 +222,7 @@ impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
         }
         self.desks.append(&mut self.intake.close());
         for mut desk in self.desks.drain(..) {
-            // What comes in from now on and is not found here goes back to the shard as `JobError::Stopped`.
+            // What comes in from now on and is not found here stays in the ring: `JobError::Stopped`.
             desk.jobs.close();
             while step(&mut desk, &*self.run) {}
         }

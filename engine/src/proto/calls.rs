@@ -60,7 +60,8 @@ impl CallTable {
     /// connection are not those of the next.
     pub(super) fn new(capacity: usize, seed: u32) -> Self {
         let size = capacity.clamp(1, 1 << 16).next_power_of_two() as u32;
-        let slot = |i: u32| Slot { xid: (seed & !(size - 1)) | i, state: State::Free, token: 0, deadline: u64::MAX };
+        let slot =
+            |i: u32| Slot { xid: (seed & !(size - 1)) | i, state: State::Free, token: 0, deadline: u64::MAX };
         Self {
             slots: (0..size).map(slot).collect(),
             free: (0..size).rev().collect(),
@@ -170,7 +171,10 @@ impl CallTable {
 
     /// Any call still in the table.
     pub(super) fn any(&self) -> Option<CallId> {
-        self.slots.iter().find(|slot| matches!(slot.state, State::Queued | State::Sent)).map(|slot| CallId(slot.xid))
+        self.slots
+            .iter()
+            .find(|slot| matches!(slot.state, State::Queued | State::Sent))
+            .map(|slot| CallId(slot.xid))
     }
 }
 

@@ -110,6 +110,9 @@ pub enum CallError {
     /// More calls than the connection's table holds; or more chunks than one call may have.
     #[error("too many calls outstanding, or too many chunks in one call")]
     TooMany,
+    /// A chunk's memory is not of this connection's [`alloc`](crate::client::LocalClient::alloc).
+    #[error("the memory of a chunk was not allocated for this connection")]
+    ForeignMemory,
     /// A chunk of no bytes: there is nothing to expose.
     #[error("a chunk of the call has no bytes")]
     EmptyChunk,

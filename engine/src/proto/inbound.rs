@@ -18,8 +18,6 @@ impl InboundId {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Inbound {
     pub(super) xid: u32,
-    /// `rdma_inv_handle` of the call; 0 for none.
-    pub(super) inv_handle: u32,
     generation: u32,
     live: bool,
 }
@@ -37,17 +35,12 @@ impl InboundTable {
     }
 
     #[inline]
-    pub(super) fn insert(&mut self, xid: u32, inv_handle: u32) -> Option<InboundId> {
+    pub(super) fn insert(&mut self, xid: u32) -> Option<InboundId> {
         let index = self.free.pop()?;
         let slot = &mut self.slots[index as usize];
         let generation = slot.generation.wrapping_add(1);
-        *slot = Inbound { xid, inv_handle, generation, live: true };
+        *slot = Inbound { xid, generation, live: true };
         Some(InboundId { index, generation })
-    }
-
-    #[inline]
-    pub(super) fn get(&self, id: InboundId) -> Option<&Inbound> {
-        self.slots.get(id.index as usize).filter(|slot| slot.live && slot.generation == id.generation)
     }
 
     #[inline]
@@ -65,6 +58,7 @@ impl InboundTable {
         self.slots.len() - self.free.len()
     }
 
+    #[inline]
     pub(super) fn free(&self) -> usize {
         self.free.len()
     }

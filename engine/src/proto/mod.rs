@@ -1,19 +1,21 @@
 //! One connection's rules, without I/O: no device, no clock, no thread.
 //!
 //! A [`Connection`] is driven by its owner in this order:
-//! 1. *input*: [`handle_message`](Connection::handle_message) for each message received,
+//! 1. *input*: [`handle_message`](Connection::handle_message) for each message received and read,
 //!    [`handle_timeout`](Connection::handle_timeout) when [`next_timeout`](Connection::next_timeout) is over,
 //!    [`lost`](Connection::lost) when the device says that the connection has ended;
 //! 2. *commands*, as the application has them: [`start_call`](Connection::start_call), [`cancel`](Connection::cancel),
 //!    [`reply`](Connection::reply), [`reply_error`](Connection::reply_error), [`close`](Connection::close);
 //! 3. *output*: [`poll_transmit`](Connection::poll_transmit) until it says `None`, and for each message
-//!    [`emit_before`](Connection::emit_before) to write its header in front of the payload; it ends with the pure grant,
+//!    [`emit_plain`](Connection::emit_plain) or [`emit_before`](Connection::emit_before) to write its header in front of the
+//!    payload; it ends with the pure grant,
 //!    if one is due.
 //!
 //! Memory is the owner's: the connection names calls ([`CallId`]) and served calls ([`InboundId`]), and the owner
 //! keeps their buffers and exposed memory beside those names.
 
 mod calls;
+mod counters;
 mod credits;
 mod fault;
 mod inbound;
@@ -24,12 +26,16 @@ use std::collections::VecDeque;
 
 pub use calls::CallId;
 use calls::{CallTable, Match};
+pub use counters::Counters;
 pub use credits::{CreditWords, Credits, MAX_WINDOW, MIN_WINDOW, Scheme};
 pub use fault::{CallError, PeerFault, Refusal, Rejected};
 pub use inbound::InboundId;
 use inbound::InboundTable;
 
-use crate::wire::{self, Body, Chunks, ErrorBody, Flags, Header, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind};
+use crate::wire::{
+    self, Body, Chunks, ErrorBody, Flags, Header, HeaderType, Revision, Version, View, ViewBody, WireError,
+    WireErrorKind,
+};
 
 /// What a connection is configured to be. It negotiates nothing: both ends must be configured alike.
 #[derive(Clone, Debug)]
@@ -50,23 +56,15 @@ pub struct ConnConfig {
     pub xid_seed: u32,
 }
 
-impl ConnConfig {
-    fn version(&self) -> Version {
-        if self.scheme == Scheme::V1 { Version::V1 } else { Version::V2 }
-    }
-}
-
 /// What a message turned out to be.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum Event {
     /// A call of ours was answered; it is out of the table.
     Reply {
         /// Which.
         call: CallId,
         /// The caller's own name for it.
         token: u64,
-        /// The message.
-        view: View<'a>,
     },
     /// A call of ours was answered with a transport error; it is out of the table.
     Failed {
@@ -81,8 +79,6 @@ pub enum Event<'a> {
     Call {
         /// Our name for it.
         id: InboundId,
-        /// The message.
-        view: View<'a>,
     },
     /// The reply to a call that had ended, by deadline or cancellation: its slot is free now.
     Late {
@@ -120,75 +116,13 @@ pub enum Outgoing {
     Grant,
 }
 
-/// How an outgoing message's payload travels.
+/// How an outgoing message's payload travels, if not simply inline.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Form<'a> {
-    /// Chunk lists; `None` when all are absent.
-    pub chunks: Option<Chunks<'a>>,
+    /// Chunk lists.
+    pub chunks: Chunks<'a>,
     /// The payload is not in the message (`RDMA_NOMSG`).
     pub external: bool,
-}
-
-/// What happened on a connection; summed over connections by the shard.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Messages received.
-    pub received: u64,
-    /// Messages sent.
-    pub sent: u64,
-    /// Messages that granted credits beside their payload.
-    pub grants_piggybacked: u64,
-    /// Messages that did nothing but grant credits.
-    pub grants_pure: u64,
-    /// Messages of less than a fixed header.
-    pub rejected_short: u64,
-    /// Messages answered with a transport error.
-    pub rejected_answered: u64,
-    /// Malformed messages to a requester.
-    pub rejected_dropped: u64,
-    /// Replies to calls that had ended.
-    pub rejected_late: u64,
-    /// Replies to calls that were never made.
-    pub rejected_unknown_xid: u64,
-    /// Messages that make no sense in their direction.
-    pub rejected_unexpected: u64,
-}
-
-impl Counters {
-    fn reject(&mut self, why: &Rejected) {
-        *match why {
-            Rejected::TooShort => &mut self.rejected_short,
-            Rejected::Answered(_) => &mut self.rejected_answered,
-            Rejected::Dropped(_) => &mut self.rejected_dropped,
-            Rejected::Late => &mut self.rejected_late,
-            Rejected::UnknownXid => &mut self.rejected_unknown_xid,
-            Rejected::Unexpected => &mut self.rejected_unexpected,
-        } += 1;
-    }
-
-    /// All messages that were dropped or answered with a transport error.
-    pub fn rejected(&self) -> u64 {
-        self.rejected_short
-            + self.rejected_answered
-            + self.rejected_dropped
-            + self.rejected_late
-            + self.rejected_unknown_xid
-            + self.rejected_unexpected
-    }
-
-    /// Adds another connection's counts.
-    pub fn add(&mut self, other: &Self) {
-        self.received += other.received;
-        self.sent += other.sent;
-        self.grants_piggybacked += other.grants_piggybacked;
-        self.grants_pure += other.grants_pure;
-        self.rejected_short += other.rejected_short;
-        self.rejected_answered += other.rejected_answered;
-        self.rejected_dropped += other.rejected_dropped;
-        self.rejected_late += other.rejected_late;
-        self.rejected_unknown_xid += other.rejected_unknown_xid;
-        self.rejected_unexpected += other.rejected_unexpected;
-    }
 }
 
 /// One connection. See the module page for how to drive it.
@@ -198,6 +132,10 @@ pub struct Connection {
     credits: Credits,
     calls: CallTable,
     inbound: InboundTable,
+    /// Slots of `inbound` that must be free for the peer to be granted more.
+    inbound_room: usize,
+    /// The version of `config.scheme`.
+    version: Version,
     /// Calls that wait for a credit, oldest first. May name calls that have ended.
     call_queue: VecDeque<CallId>,
     /// Replies and errors, oldest first. Version 1 sends them without a credit.
@@ -219,6 +157,8 @@ impl Connection {
         let calls = CallTable::new(max_calls, config.xid_seed);
         Self {
             inbound: InboundTable::new(max_inbound),
+            inbound_room: max_inbound / 2,
+            version: if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 },
             call_queue: VecDeque::with_capacity(max_calls + 1),
             reply_queue: VecDeque::with_capacity(2 * max_inbound),
             errors_queued: 0,
@@ -274,15 +214,15 @@ impl Connection {
 
     // ---- input
 
-    /// Takes a received message.
+    /// Takes a received message, as [`View::check`] read it.
     ///
     /// # Errors
     /// The peer broke a rule that the connection cannot outlive: end it.
     #[inline]
-    pub fn handle_message<'a>(&mut self, message: &'a [u8]) -> Result<Event<'a>, PeerFault> {
+    pub fn handle_message(&mut self, message: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
         self.counters.received += 1;
-        let view = match View::check(message, self.config.revision) {
-            Ok(view) if view.version() == self.config.version() => view,
+        let view = match message {
+            Ok(view) if view.version() == self.version => view,
             Ok(view) => return self.wrong_version(view.xid(), view.version().code()),
             Err(error) => return self.malformed(error),
         };
@@ -290,7 +230,17 @@ impl Connection {
         if self.config.scheme == Scheme::V1 {
             return self.handle_v1(view, words);
         }
-        if view.htype() == HeaderType::Error && matches!(view.body(), ViewBody::Error(ErrorBody::Vers { .. })) {
+        if view.htype() != HeaderType::Msg || view.flags().contains(Flags::MORE) {
+            return self.handle_rare(view, words);
+        }
+        self.credits.on_receive(words, true, true)?;
+        if view.flags().contains(Flags::RESPONSE) { Ok(self.replied(view)) } else { self.called(view) }
+    }
+
+    /// Version 2: all but a message of one piece.
+    fn handle_rare(&mut self, view: &View<'_>, words: CreditWords) -> Result<Event, PeerFault> {
+        if view.htype() == HeaderType::Error && matches!(view.body(), ViewBody::Error(ErrorBody::Vers { .. }))
+        {
             // The layout that all versions share says nothing of credits.
             self.credits.count_unreadable()?;
             return Ok(self.failed(view));
@@ -298,13 +248,11 @@ impl Connection {
         let grant = view.htype() == HeaderType::Nomsg && !view.has_chunks() && view.xid() == 0;
         self.credits.on_receive(words, !grant, true)?;
         match view.htype() {
-            HeaderType::Msg | HeaderType::Nomsg if grant => Ok(Event::Grant),
-            HeaderType::Msg | HeaderType::Nomsg if view.flags().contains(Flags::MORE) => {
-                // Continued messages are not taken yet.
-                Ok(self.answer(view.xid(), ErrorBody::InvalFlag))
-            }
-            HeaderType::Msg | HeaderType::Nomsg if view.flags().contains(Flags::RESPONSE) => Ok(self.replied(view)),
-            HeaderType::Msg | HeaderType::Nomsg => self.called(view),
+            _ if grant => Ok(Event::Grant),
+            // Continued messages are not taken yet.
+            _ if view.flags().contains(Flags::MORE) => Ok(self.answer(view.xid(), ErrorBody::InvalFlag)),
+            HeaderType::Nomsg if view.flags().contains(Flags::RESPONSE) => Ok(self.replied(view)),
+            HeaderType::Nomsg => self.called(view),
             HeaderType::Error => Ok(self.failed(view)),
             // Properties are all optional to heed (draft-ietf-nfsv4-rpcrdma-version-two-00 §6.4.4).
             HeaderType::Connprop => Ok(Event::Grant),
@@ -312,7 +260,7 @@ impl Connection {
         }
     }
 
-    fn handle_v1<'a>(&mut self, view: View<'a>, words: CreditWords) -> Result<Event<'a>, PeerFault> {
+    fn handle_v1(&mut self, view: &View<'_>, words: CreditWords) -> Result<Event, PeerFault> {
         if self.config.server {
             self.credits.on_receive(words, true, true)?;
             self.check_overrun()?;
@@ -348,21 +296,26 @@ impl Connection {
     }
 
     #[inline]
-    fn replied<'a>(&mut self, view: View<'a>) -> Event<'a> {
+    fn replied(&mut self, view: &View<'_>) -> Event {
         match self.calls.find(view.xid()) {
             Match::Call(call, token) => {
                 self.calls.remove(call, false);
-                if view.reads().next().is_some() {
-                    return Event::Failed { call, token, error: CallError::MalformedReply("it has a Read list") };
+                if view.has_chunks() && view.reads().next().is_some() {
+                    return Event::Failed {
+                        call,
+                        token,
+                        error: CallError::MalformedReply("it has a Read list"),
+                    };
                 }
-                Event::Reply { call, token, view }
+                Event::Reply { call, token }
             }
             Match::Late(call) => self.late(call),
             Match::Unknown => self.reject(Rejected::UnknownXid),
         }
     }
 
-    fn failed<'a>(&mut self, view: View<'a>) -> Event<'a> {
+    #[cold]
+    fn failed(&mut self, view: &View<'_>) -> Event {
         let ViewBody::Error(error) = view.body() else { return self.reject(Rejected::Unexpected) };
         if self.config.server {
             return self.reject(Rejected::Unexpected);
@@ -378,18 +331,18 @@ impl Connection {
     }
 
     #[inline]
-    fn called<'a>(&mut self, view: View<'a>) -> Result<Event<'a>, PeerFault> {
+    fn called(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if !self.config.server {
             return Ok(self.reject(Rejected::Unexpected));
         }
-        match self.inbound.insert(view.xid(), view.inv_handle()) {
-            Some(id) => Ok(Event::Call { id, view }),
+        match self.inbound.insert(view.xid()) {
+            Some(id) => Ok(Event::Call { id }),
             None => Err(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 }),
         }
     }
 
     #[cold]
-    fn wrong_version<'a>(&mut self, xid: u32, vers: u32) -> Result<Event<'a>, PeerFault> {
+    fn wrong_version(&mut self, xid: u32, vers: u32) -> Result<Event, PeerFault> {
         if self.counters.received > 1 && self.config.server {
             return Err(PeerFault::VersionChanged(vers));
         }
@@ -397,20 +350,25 @@ impl Connection {
     }
 
     fn version_error(&self) -> ErrorBody {
-        let version = self.config.version().code();
+        let version = self.version.code();
         ErrorBody::Vers { low: version, high: version }
     }
 
     /// A message that cannot be read.
     #[cold]
-    fn malformed<'a>(&mut self, error: WireError) -> Result<Event<'a>, PeerFault> {
-        let version = self.config.version();
+    fn malformed(&mut self, error: &WireError) -> Result<Event, PeerFault> {
+        let version = self.version;
         self.unusable(error.xid(), error.kind, error.answer((version, version)))
     }
 
     /// A message that is no use still took a Receive, and must be counted as the peer counts it.
     #[cold]
-    fn unusable<'a>(&mut self, xid: Option<u32>, kind: WireErrorKind, answer: Option<ErrorBody>) -> Result<Event<'a>, PeerFault> {
+    fn unusable(
+        &mut self,
+        xid: Option<u32>,
+        kind: WireErrorKind,
+        answer: Option<ErrorBody>,
+    ) -> Result<Event, PeerFault> {
         self.credits.count_unreadable()?;
         let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
         if self.config.server {
@@ -418,7 +376,9 @@ impl Connection {
                 self.check_overrun()?;
             }
             return Ok(match kind {
-                WireErrorKind::UnsupportedVersion { vers } => self.answer_with(Outgoing::WrongVersion { xid, vers }, answer),
+                WireErrorKind::UnsupportedVersion { vers } => {
+                    self.answer_with(Outgoing::WrongVersion { xid, vers }, answer)
+                }
                 _ => self.answer(xid, answer),
             });
         }
@@ -436,25 +396,25 @@ impl Connection {
     }
 
     #[cold]
-    fn reject<'a>(&mut self, why: Rejected) -> Event<'a> {
+    fn reject(&mut self, why: Rejected) -> Event {
         self.counters.reject(&why);
         Event::Rejected(why)
     }
 
     #[cold]
-    fn late<'a>(&mut self, call: CallId) -> Event<'a> {
+    fn late(&mut self, call: CallId) -> Event {
         self.counters.reject(&Rejected::Late);
         Event::Late { call }
     }
 
     /// Answers with a transport error, if this end may.
     #[cold]
-    fn answer<'a>(&mut self, xid: u32, error: ErrorBody) -> Event<'a> {
+    fn answer(&mut self, xid: u32, error: ErrorBody) -> Event {
         self.answer_with(Outgoing::Error { xid, error }, error)
     }
 
     #[cold]
-    fn answer_with<'a>(&mut self, out: Outgoing, error: ErrorBody) -> Event<'a> {
+    fn answer_with(&mut self, out: Outgoing, error: ErrorBody) -> Event {
         if !self.config.server {
             return self.reject(Rejected::Unexpected);
         }
@@ -499,12 +459,50 @@ impl Connection {
     /// [`CallError::Closed`], or [`CallError::TooMany`] when the table is full.
     #[inline]
     pub fn start_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
+        let call = self.new_call(token, deadline)?;
+        self.call_queue.push_back(call);
+        Ok(call)
+    }
+
+    /// As [`start_call`](Self::start_call); true if the call may go out at once: then it is not queued, and its header must be
+    /// [written](Self::emit_plain) now.
+    ///
+    /// # Errors
+    /// As [`start_call`](Self::start_call).
+    #[inline]
+    pub fn start_call_now(
+        &mut self,
+        token: u64,
+        deadline: u64,
+        receives_ok: bool,
+    ) -> Result<(CallId, bool), CallError> {
+        let call = self.new_call(token, deadline)?;
+        let now = self.call_queue.is_empty() && self.credits.may_send(true, receives_ok);
+        if now {
+            self.calls.mark_sent(call);
+        } else {
+            self.call_queue.push_back(call);
+        }
+        Ok((call, now))
+    }
+
+    #[inline]
+    fn new_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
         if self.closing || self.config.server {
             return Err(CallError::Closed);
         }
-        let call = self.calls.insert(token, deadline).ok_or(CallError::TooMany)?;
-        self.call_queue.push_back(call);
-        Ok(call)
+        self.calls.insert(token, deadline).ok_or(CallError::TooMany)
+    }
+
+    /// As [`reply`](Self::reply); true if the reply may go out at once: then it is not queued, and its header must be
+    /// [written](Self::emit_plain) now.
+    #[inline]
+    pub fn reply_now(&mut self, id: InboundId, receives_ok: bool) -> bool {
+        let now = self.reply_queue.is_empty() && self.credits.may_send(false, self.replenished(receives_ok));
+        if !now {
+            self.reply_queue.push_back(Outgoing::Reply(id));
+        }
+        now
     }
 
     /// Gives up a call. `None` if it has ended before. Its reply, should one come, is dropped and counted.
@@ -543,6 +541,19 @@ impl Connection {
 
     // ---- output
 
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have something: to be asked after input.
+    #[inline]
+    pub fn has_output(&self, receives_ok: bool) -> bool {
+        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || self.credits.wants_grant(receives_ok)
+    }
+
+    /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due.
+    #[inline]
+    pub fn must_be_asked(&mut self) -> bool {
+        let silent = !std::mem::replace(&mut self.spoke, false);
+        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || silent
+    }
+
     /// The next message that may go out. `receives_ok` says that the receive queue holds the reserves of all its
     /// connections. Each message must then be written by [`emit_before`](Self::emit_before).
     #[inline]
@@ -568,31 +579,51 @@ impl Connection {
     /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls.
     #[inline]
     fn replenished(&self, receives_ok: bool) -> bool {
-        let room = || self.inbound.free() >= self.errors_queued + self.credits.reserve() as usize;
-        receives_ok && (!self.config.server || room())
+        receives_ok && self.inbound.free() >= self.inbound_room + self.errors_queued
     }
 
-    /// Bytes of header that a message in this form has.
-    pub fn header_len(&self, form: &Form<'_>) -> usize {
-        let version = self.config.version();
+    /// Bytes of header that a message in this form has; `None` for one without chunks.
+    #[inline]
+    pub fn header_len(&self, form: Option<&Form<'_>>) -> usize {
+        let version = self.version;
         let windowed = self.config.scheme == Scheme::V2Windowed;
-        match form {
-            Form { chunks: None, external: false } => wire::msg_len(version, windowed),
-            Form { chunks, external } => {
-                let chunks = chunks.unwrap_or_default();
-                let body = if *external { Body::Nomsg(chunks) } else { Body::Msg(chunks) };
-                let received = windowed.then_some(0);
-                let flags = Flags::NONE;
-                Header { xid: 0, credit: 0, received, flags, body }.encoded_len(version, self.config.revision)
-            }
-        }
+        let Some(form) = form else { return wire::msg_len(version, windowed) };
+        let body = if form.external { Body::Nomsg(form.chunks) } else { Body::Msg(form.chunks) };
+        let header = Header { xid: 0, credit: 0, received: windowed.then_some(0), flags: Flags::NONE, body };
+        header.encoded_len(version, self.config.revision)
     }
 
-    /// Writes the header of a message so that it ends at `end` of `buf`, and returns where it starts. The message is
+    /// Writes the header of a call or reply without chunks in front of `end` of `buf`, and returns where it starts. The message is
     /// then on its way as far as the connection is concerned. `None` if it does not fit before `end` (the caller's fault) or names
     /// a served call that is gone.
-    #[inline]
-    pub fn emit_before(&mut self, out: Outgoing, form: &Form<'_>, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
+    #[inline(always)]
+    pub fn emit_plain(
+        &mut self,
+        out: Outgoing,
+        receives_ok: bool,
+        buf: &mut [u8],
+        end: usize,
+    ) -> Option<usize> {
+        let (xid, flags, counted) = match out {
+            Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
+            Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
+            Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Grant => return None,
+        };
+        let words = self.account(counted, receives_ok);
+        let start = end.checked_sub(wire::msg_len(self.version, words.received.is_some()))?;
+        wire::emit_msg(buf.get_mut(start..end)?, self.version, xid, words.credit, words.received, flags);
+        Some(start)
+    }
+
+    /// As [`emit_plain`](Self::emit_plain), for messages in other forms; `form` means nothing for errors and grants.
+    pub fn emit_before(
+        &mut self,
+        out: Outgoing,
+        form: &Form<'_>,
+        receives_ok: bool,
+        buf: &mut [u8],
+        end: usize,
+    ) -> Option<usize> {
         let (xid, flags, counted) = match out {
             Outgoing::WrongVersion { xid, .. } => (xid, Flags::NONE, false),
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
@@ -600,41 +631,36 @@ impl Connection {
             Outgoing::Error { xid, .. } => (xid, Flags::RESPONSE, false),
             Outgoing::Grant => (0, Flags::NONE, false),
         };
-        let v1 = self.config.scheme == Scheme::V1;
-        let version = self.config.version();
-        let granting = self.credits.wants_report();
-        let words = self.credits.on_send(counted || !v1, self.replenished(receives_ok));
-        self.spoke = true;
-        self.counters.sent += 1;
-        self.counters.grants_pure += u64::from(out == Outgoing::Grant);
-        self.counters.grants_piggybacked += u64::from(granting && out != Outgoing::Grant);
-        let flags = if v1 { Flags::NONE } else { flags };
-        if let (Outgoing::Call(_) | Outgoing::Reply(_), Form { chunks: None, external: false }) = (out, form) {
-            let start = end.checked_sub(wire::msg_len(version, words.received.is_some()))?;
-            wire::emit_msg(buf.get_mut(start..end)?, version, xid, words.credit, words.received, flags);
-            return Some(start);
-        }
-        if let Outgoing::WrongVersion { xid, vers } = out {
-            let start = end.checked_sub(wire::ERR_VERS_LEN)?;
-            wire::emit_err_vers(buf.get_mut(start..end)?, xid, vers, words.credit, (version, version)).ok()?;
-            return Some(start);
-        }
-        let chunks = form.chunks.unwrap_or_default();
         let body = match out {
             Outgoing::Error { error, .. } => Body::Error(error),
-            Outgoing::Grant => Body::Nomsg(Chunks::default()),
-            _ if form.external => Body::Nomsg(chunks),
-            _ => Body::Msg(chunks),
+            Outgoing::Grant => Body::Nomsg(Chunks::NONE),
+            _ if form.external => Body::Nomsg(form.chunks),
+            _ => Body::Msg(form.chunks),
         };
+        let words = self.account(counted, receives_ok);
+        if let Outgoing::WrongVersion { xid, vers } = out {
+            let start = end.checked_sub(wire::ERR_VERS_LEN)?;
+            let versions = (self.version, self.version);
+            wire::emit_err_vers(buf.get_mut(start..end)?, xid, vers, words.credit, versions).ok()?;
+            return Some(start);
+        }
+        if matches!(out, Outgoing::Grant) {
+            self.counters.grants_pure += 1;
+            self.counters.grants_piggybacked -= 1;
+        }
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
-        let start = end.checked_sub(header.encoded_len(version, self.config.revision))?;
-        header.emit(buf.get_mut(start..end)?, version, self.config.revision).ok()?;
+        let start = end.checked_sub(header.encoded_len(self.version, self.config.revision))?;
+        header.emit(buf.get_mut(start..end)?, self.version, self.config.revision).ok()?;
         Some(start)
     }
 
-    /// The handle that the peer's call offered for Send With Invalidate, if any.
-    #[inline]
-    pub fn invalidate_offer(&self, id: InboundId) -> Option<u32> {
-        self.inbound.get(id).map(|call| call.inv_handle).filter(|&handle| handle != 0)
+    /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts.
+    #[inline(always)]
+    fn account(&mut self, call: bool, receives_ok: bool) -> CreditWords {
+        self.spoke = true;
+        self.counters.sent += 1;
+        self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
+        let counted = call || self.version == Version::V2;
+        self.credits.on_send(counted, self.replenished(receives_ok))
     }
 }

@@ -57,6 +57,8 @@ pub struct ServerCall {
     pub(crate) procedure: u32,
     /// Index of the procedure's entry in the services.
     pub(crate) entry: usize,
+    /// The handle that the caller offers for Send With Invalidate; 0 for none.
+    pub(crate) inv_handle: u32,
     pub(crate) flavor: u32,
     pub(crate) credential: Range<u32>,
     pub(crate) args: Range<u32>,
@@ -98,9 +100,9 @@ impl CallBoxes {
     pub(crate) fn put(&mut self, mut call: Box<ServerCall>) {
         call.message = None;
         call.reply = None;
-        call.reads.clear();
-        call.results.clear();
-        call.segments.clear();
+        if !call.reads.is_empty() || !call.results.is_empty() || !call.segments.is_empty() {
+            call.clear_chunks();
+        }
         self.0.push(call);
     }
 }
@@ -116,6 +118,7 @@ impl ServerCall {
             version: 0,
             procedure: 0,
             entry: 0,
+            inv_handle: 0,
             flavor: 0,
             credential: 0..0,
             args: 0..0,
@@ -130,8 +133,18 @@ impl ServerCall {
         }
     }
 
+    #[cold]
+    fn clear_chunks(&mut self) {
+        self.reads.clear();
+        self.results.clear();
+        self.segments.clear();
+    }
+
     fn part(&self, range: &Range<u32>) -> &[u8] {
-        self.message.as_deref().and_then(|bytes| bytes.get(range.start as usize..range.end as usize)).unwrap_or(&[])
+        self.message
+            .as_deref()
+            .and_then(|bytes| bytes.get(range.start as usize..range.end as usize))
+            .unwrap_or(&[])
     }
 
     /// The RPC transaction's identifier.
@@ -233,5 +246,17 @@ impl ServerCall {
         let bytes = buf.full_mut().get_mut(self.results_at..self.results_at + len)?;
         self.results_len = len;
         Some(bytes)
+    }
+
+    /// The inline arguments, and room for `len` bytes of inline results, at once: for results made of arguments.
+    /// Else as [`reply_mut`](Self::reply_mut).
+    #[inline]
+    pub fn args_and_reply(&mut self, len: usize) -> Option<(&[u8], &mut [u8])> {
+        let args = self.args.start as usize..self.args.end as usize;
+        let args = self.message.as_deref().and_then(|bytes| bytes.get(args)).unwrap_or(&[]);
+        let results = self.results_at..self.results_at + len;
+        let room = self.reply.as_mut()?.full_mut().get_mut(results)?;
+        self.results_len = len;
+        Some((args, room))
     }
 }

@@ -6,8 +6,8 @@ mod service;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use call::{MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
 pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
+pub use call::{MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
 pub use service::{Handler, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
 
 use crate::address::Address;
@@ -82,7 +82,8 @@ impl Server {
             }
         };
         if config.shards == 0 || config.cores.as_ref().is_some_and(|cores| cores.len() < config.shards) {
-            let detail = format!("{} shards, {} cores", config.shards, config.cores.as_ref().map_or(0, Vec::len));
+            let detail =
+                format!("{} shards, {} cores", config.shards, config.cores.as_ref().map_or(0, Vec::len));
             return Err(ServerError::Config(format!("{detail}: at least one shard, and a core for each")));
         }
         let mut shards = Vec::new();
@@ -116,6 +117,8 @@ impl Server {
     /// True if every connection ended by itself.
     pub fn drain(mut self, timeout: Duration) -> bool {
         self.shards.iter().for_each(|shard| shard.tell(Command::Drain));
-        self.shards.iter_mut().fold(true, |all, shard| shard.join(Some(timeout)) && all)
+        // Each gets its time, whatever became of the others.
+        let ended: Vec<bool> = self.shards.iter_mut().map(|shard| shard.join(Some(timeout))).collect();
+        ended.into_iter().all(|ended| ended)
     }
 }

@@ -5,30 +5,18 @@ use std::time::{Duration, Instant};
 /// Turns between two looks at the clock.
 const TURNS: u32 = 16;
 
-/// Nanoseconds since the shard was made; real, or as a test says.
+/// Nanoseconds since the shard was made.
 #[derive(Clone, Debug)]
 pub(super) struct Clock {
-    start: Option<Instant>,
+    start: Instant,
     now: u64,
     turns: u32,
 }
 
 impl Clock {
     pub(super) fn real() -> Self {
-        #[expect(clippy::disallowed_methods, reason = "this is the one place")]
         let start = Instant::now();
-        Self { start: Some(start), now: 0, turns: 0 }
-    }
-
-    /// A clock that stands until it is [`set`](Self::set).
-    #[cfg(test)]
-    pub(super) fn manual() -> Self {
-        Self { start: None, now: 0, turns: 0 }
-    }
-
-    #[cfg(test)]
-    pub(super) fn set(&mut self, now: u64) {
-        self.now = now;
+        Self { start, now: 0, turns: 0 }
     }
 
     /// The time as of some turns ago.
@@ -41,9 +29,7 @@ impl Clock {
     /// The time now.
     #[inline]
     pub(super) fn read(&mut self) -> u64 {
-        if let Some(start) = self.start {
-            self.now = start.elapsed().as_nanos() as u64;
-        }
+        self.now = self.start.elapsed().as_nanos() as u64;
         self.now
     }
 

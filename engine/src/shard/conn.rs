@@ -4,11 +4,12 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
 use crate::fabric::{Posting, QpId, WindowId, WorkRequest};
-use crate::proto::{CallError, CallId, Connection};
+use crate::proto::{CallId, Connection};
 use crate::server::{MAX_CHUNKS, ServerCall};
 use crate::wire::Segment;
 
-use super::outcome::{Reply, Sink};
+use super::chunks::ChunkMemory;
+use super::outcome::{CallResult, Sink};
 
 /// Where a connection is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,17 +24,16 @@ pub(super) enum Stage {
     Closing,
 }
 
-/// A call of ours whose message waits to be sent, or for its reply.
-#[derive(Debug)]
+/// A call of ours whose message waits to be sent, or for its reply: a slot, used again and again.
+#[derive(Debug, Default)]
 pub(super) struct OutCall {
     pub(super) sink: Sink,
     /// The message; gone once it was sent.
     pub(super) message: Option<Buf>,
-    /// Memory that goes with it; gone to `exposure` once it was sent.
-    pub(super) send: ArrayVec<(u32, Buf), MAX_CHUNKS>,
-    pub(super) receive: ArrayVec<Buf, MAX_CHUNKS>,
+    /// Its chunks; gone to `exposure` once it was sent.
+    pub(super) memory: Option<ChunkMemory>,
     /// Index into `Conn::exposures`.
-    pub(super) exposure: Option<usize>,
+    pub(super) exposure: Option<u32>,
     /// When it was started, in nanoseconds, if it is one of those that are timed.
     pub(super) started: Option<u64>,
 }
@@ -49,15 +49,25 @@ pub(super) struct Exposed {
     pub(super) revoked: bool,
 }
 
-/// What one call exposes: from the posting of its message to the proof that the peer can reach none of it.
-#[derive(Debug)]
+/// What one call exposes: from the posting of its message to the proof that the peer can reach none of it. A slot of
+/// the connection's, used again and again.
+#[derive(Debug, Default)]
 pub(super) struct Exposure {
-    /// Read chunks first, then Write chunks.
+    /// Read chunks first, then Write chunks. Empty while the slot is free.
     pub(super) parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS }>,
     /// How many of `parts` are Read chunks.
     pub(super) reads: usize,
+    /// What the buffers go back into.
+    pub(super) memory: Option<ChunkMemory>,
     /// The call's outcome, which waits for the last revocation.
     pub(super) ending: Option<Ending>,
+}
+
+impl Exposure {
+    /// The Write chunks.
+    pub(super) fn writes(&self) -> &[Exposed] {
+        self.parts.get(self.reads..).unwrap_or_default()
+    }
 }
 
 /// An outcome that may be told once nothing is exposed any more.
@@ -65,7 +75,7 @@ pub(super) struct Exposure {
 pub(super) struct Ending {
     pub(super) sink: Sink,
     pub(super) token: u64,
-    pub(super) result: Result<Reply, CallError>,
+    pub(super) result: CallResult,
     /// Bytes that the peer wrote into each Write chunk.
     pub(super) written: ArrayVec<u32, MAX_CHUNKS>,
 }
@@ -89,10 +99,10 @@ pub(super) struct Conn {
     /// Sends since the last signalled one.
     pub(super) unsignalled: u32,
     /// By call slot.
-    pub(super) calls: Vec<Option<OutCall>>,
+    pub(super) calls: Vec<OutCall>,
     pub(super) free_windows: Vec<WindowId>,
-    pub(super) exposures: Vec<Option<Exposure>>,
-    pub(super) free_exposures: Vec<usize>,
+    pub(super) exposures: Vec<Exposure>,
+    pub(super) free_exposures: Vec<u32>,
     /// Memory that this peer alone can reach; made at first use.
     pub(super) exposed: Option<Pool>,
     /// By [`InboundId`](crate::proto::InboundId) slot: answered calls that wait to be sent.
@@ -118,7 +128,7 @@ impl Conn {
             chain: Vec::with_capacity(64),
             ready: false,
             unsignalled: 0,
-            calls: (0..calls).map(|_| None).collect(),
+            calls: (0..calls).map(|_| OutCall::default()).collect(),
             free_windows: Vec::new(),
             exposures: Vec::new(),
             free_exposures: Vec::new(),
@@ -145,28 +155,26 @@ impl Conn {
         if signalled {
             self.unsignalled = 0;
         }
-        self.chain.push(Posting { wr_id: 0, signalled, wr: WorkRequest::Send { buf, invalidate, fence: false } });
+        self.chain.push(Posting {
+            wr_id: 0,
+            signalled,
+            wr: WorkRequest::Send { buf, invalidate, fence: false },
+        });
     }
 
-    /// Stores an exposure; its index names it in work requests.
-    pub(super) fn keep_exposure(&mut self, exposure: Exposure) -> usize {
-        match self.free_exposures.pop() {
-            Some(index) => {
-                self.exposures[index] = Some(exposure);
-                index
-            }
-            None => {
-                self.exposures.push(Some(exposure));
-                self.exposures.len() - 1
-            }
-        }
+    /// A free exposure; its index names it in work requests.
+    pub(super) fn new_exposure(&mut self) -> u32 {
+        self.free_exposures.pop().unwrap_or_else(|| {
+            self.exposures.push(Exposure::default());
+            self.exposures.len() as u32 - 1
+        })
     }
 
     /// What a call exposes.
     #[inline]
     pub(super) fn exposure_of(&self, call: CallId) -> Option<&Exposure> {
-        let index = self.calls.get(self.proto.call_slot(call))?.as_ref()?.exposure?;
-        self.exposures.get(index)?.as_ref()
+        let index = self.calls.get(self.proto.call_slot(call))?.exposure?;
+        self.exposures.get(index as usize)
     }
 
     /// Nothing is under way that the protocol does not know of.
@@ -174,10 +182,14 @@ impl Conn {
         self.at_workers == 0 && self.exposures.len() == self.free_exposures.len()
     }
 
-    /// Takes a call's record.
+    /// Ends a call's record: who is to be told, what it exposes, when it was started if it is timed.
     #[inline]
-    pub(super) fn take_call(&mut self, call: CallId) -> Option<OutCall> {
+    pub(super) fn end_call(&mut self, call: CallId) -> (Sink, Option<u32>, Option<u64>) {
         let slot = self.proto.call_slot(call);
-        self.calls.get_mut(slot)?.take()
+        let out = &mut self.calls[slot];
+        if out.message.is_some() {
+            (out.message, out.memory) = (None, None);
+        }
+        (std::mem::take(&mut out.sink), out.exposure.take(), out.started.take())
     }
 }

@@ -192,11 +192,10 @@ impl<F: Fabric> Shard<F> {
         // What the device held is given back here: only then may anything else be done with that memory.
         self.fabric.destroy_qp(qp);
         while let Some((call, token, error)) = conn.proto.lost() {
-            if let Some(out) = conn.take_call(call) {
-                self.tell(out.sink, token, Err(error));
-            }
+            let (sink, ..) = conn.end_call(call);
+            self.tell(sink, token, Err(error));
         }
-        for exposure in std::mem::take(&mut conn.exposures).into_iter().flatten() {
+        for exposure in std::mem::take(&mut conn.exposures) {
             if let Some(ending) = exposure.ending {
                 // Its reply had come; only the revocation was owed, and that is done.
                 let result = match ending.result {
@@ -232,6 +231,8 @@ impl<F: Fabric> Shard<F> {
 fn no_receives(limit: usize) -> FabricError {
     FabricError::System {
         call: "reserving Receives for a connection".into(),
-        detail: format!("all {limit} of this shard are promised to others; raise `receives`, or lower `window`"),
+        detail: format!(
+            "all {limit} of this shard are promised to others; raise `receives`, or lower `window`"
+        ),
     }
 }

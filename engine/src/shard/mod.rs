@@ -7,15 +7,17 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `poll` | the turn: seven steps, in order |
+//! | `poll` | the turn: six steps, in order |
 //! | `conn` | what is kept for a connection |
 //! | `outgoing` | calls of ours: start, expose, send, match the reply, revoke, tell |
 //! | `serving` | calls of the peer: check, read chunks, run, write chunks, reply |
 //! | `control` | connect, listen, accept, drain, break |
+//! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
 //! | `clock` | the only reader of the clock |
 //! | `thread` | a shard on a thread of its own: placement, idling |
 
+mod chunks;
 mod clock;
 mod conn;
 mod control;
@@ -39,12 +41,14 @@ use crate::proto::InboundId;
 use crate::server::{CallBoxes, ServerCall, Services};
 use crate::stats::ShardStats;
 
+pub(crate) use chunks::ChunkMemory;
 use clock::Clock;
 use conn::Conn;
 pub use conn_ref::ConnRef;
-pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outcome::Sink;
+pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outgoing::{CallRequest, headroom};
+use serving::Fetch;
 pub use thread::SpawnError;
 pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
 
@@ -88,6 +92,9 @@ pub enum Notice {
         reason: String,
     },
 }
+
+/// Longest chain that is counted by its length.
+const MAX_BATCH: usize = 256;
 
 /// Names a call that is with the workers.
 pub(crate) type WorkKey = (QpId, InboundId);
@@ -140,6 +147,10 @@ pub struct Shard<F: Fabric> {
     stopped: bool,
     next_seed: u32,
     stats: ShardStats,
+    /// Posts by the number of work requests in them; the last is for all longer ones.
+    batches: Box<[u64; MAX_BATCH + 1]>,
+    /// Read segments of the call that is being read.
+    fetch: Fetch,
 }
 
 impl<F: Fabric> Shard<F> {
@@ -157,6 +168,13 @@ impl<F: Fabric> Shard<F> {
         if services.is_some() {
             classes.extend(config.bulk_buffers.iter().map(|&(size, count)| Class { size, count }));
         }
+        // Bulk buffers may be as long as messages are: one class of both.
+        classes.sort_by_key(|class| class.size);
+        classes.dedup_by(|next, kept| {
+            let same = next.size == kept.size;
+            kept.count += if same { next.count } else { 0 };
+            same
+        });
         let pool = Pool::new(&PoolConfig { classes, arena: arena_config(&config) })?;
         log::debug!("shard pool: {}", pool.arena().report());
         fabric.register(pool.arena(), Access::LOCAL)?;
@@ -193,6 +211,8 @@ impl<F: Fabric> Shard<F> {
             stopped: false,
             next_seed: std::process::id().wrapping_mul(0x9E37_79B9),
             stats,
+            batches: Box::new([0; MAX_BATCH + 1]),
+            fetch: Fetch::new(),
             fabric,
             config,
         };
@@ -223,6 +243,10 @@ impl<F: Fabric> Shard<F> {
     /// What happened so far. Restarts the pool's low-water marks.
     pub fn stats(&mut self) -> ShardStats {
         let mut stats = self.stats.clone();
+        for (size, &count) in self.batches.iter().enumerate().filter(|&(_, &count)| count > 0) {
+            // Sizes are within the histogram's bounds.
+            let _ = stats.batch.record_n(size as u64, count.try_into().unwrap_or(u32::MAX).into());
+        }
         stats.fabric = self.fabric.stats();
         stats.pool = self.pool.stats();
         self.pool.reset_low_water();
@@ -234,24 +258,38 @@ impl<F: Fabric> Shard<F> {
         }
         stats.receives_posted = (self.posted + self.receives.len()) as u64;
         stats.receives_promised = self.reserved as u64;
-        stats.worker_depth = self.backlog.len() as u64 + self.workers.as_ref().map_or(0, |port| port.outstanding() as u64);
+        stats.worker_depth =
+            self.backlog.len() as u64 + self.workers.as_ref().map_or(0, |port| port.outstanding() as u64);
         stats
     }
 
-    /// Takes the ended calls of [`start_call`](Self::start_call), oldest first.
+    /// Takes the calls that have ended, oldest first.
     #[inline]
     pub fn take_done(&mut self) -> std::vec::Drain<'_, Done> {
         self.done.drain(..)
     }
 
+    /// Calls have ended that were not taken yet.
+    #[inline]
+    pub fn has_done(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// Takes the ended call, if there is just one.
+    #[inline]
+    pub(crate) fn take_only_done(&mut self) -> Option<Done> {
+        if self.done.len() == 1 { self.done.pop() } else { None }
+    }
+
+    /// Something happened to connections that was not taken yet.
+    #[inline]
+    pub fn has_notices(&self) -> bool {
+        !self.notices.is_empty()
+    }
+
     /// Takes what happened to connections.
     pub fn take_notices(&mut self) -> std::vec::Drain<'_, Notice> {
         self.notices.drain(..)
-    }
-
-    #[inline]
-    fn conn_mut(&mut self, qp: QpId) -> Option<&mut Box<Conn>> {
-        self.conns.get_mut(qp.slot as usize)?.as_mut().filter(|conn| conn.qp == qp)
     }
 
     /// Takes a connection out of the table, to work on it and on the shard at once; [`put`](Self::put) it back.
@@ -303,5 +341,10 @@ impl<F: Fabric> Shard<F> {
 
 /// The arena of a shard's pool, or of a connection's exposed memory.
 fn arena_config(config: &Config) -> rpcrdma_mempool::ArenaConfig {
-    rpcrdma_mempool::ArenaConfig { bytes: 0, pages: config.pages, node: config.numa_node, ..Default::default() }
+    rpcrdma_mempool::ArenaConfig {
+        bytes: 0,
+        pages: config.pages,
+        node: config.numa_node,
+        ..Default::default()
+    }
 }

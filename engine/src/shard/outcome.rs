@@ -2,20 +2,19 @@
 
 use std::ops::Range;
 
-use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
+use super::chunks::ChunkMemory;
 use crate::handoff::slot::Completer;
 use crate::proto::CallError;
-use crate::server::MAX_CHUNKS;
 
 /// A reply. Its memory may be kept, and dropped, on any thread.
 #[derive(Debug)]
 pub struct Reply {
-    pub(crate) message: Buf,
-    pub(crate) results: Range<u32>,
-    pub(crate) received: ArrayVec<Buf, MAX_CHUNKS>,
-    pub(crate) sent: ArrayVec<Buf, MAX_CHUNKS>,
+    pub(super) message: Buf,
+    pub(super) results: Range<u32>,
+    /// What was sent and received as chunks.
+    pub(super) memory: Option<ChunkMemory>,
 }
 
 impl Reply {
@@ -27,17 +26,17 @@ impl Reply {
 
     /// The data that came into Write chunk `index`, as long as what came.
     pub fn chunk(&self, index: usize) -> Option<&[u8]> {
-        self.received.get(index).map(|buf| &buf[..])
+        self.memory.as_ref()?.receive.get(index).map(|buf| &buf[..])
     }
 
     /// The buffers of the Write chunks, in order, each as long as what came; for keeping, or for using again.
     pub fn take_chunks(&mut self) -> impl Iterator<Item = Buf> {
-        self.received.drain(..)
+        self.memory.as_mut().into_iter().flat_map(|memory| memory.receive.drain(..))
     }
 
     /// The buffers of the Read chunks, in order: their memory is the caller's again.
     pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
-        self.sent.drain(..)
+        self.memory.as_mut().into_iter().flat_map(|memory| memory.send.drain(..)).map(|(_, buf)| buf)
     }
 }
 
@@ -45,9 +44,10 @@ impl Reply {
 pub type CallResult = Result<Reply, CallError>;
 
 /// Who is told how a call ended.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) enum Sink {
     /// The owner of the shard, who polls it.
+    #[default]
     Polled,
     /// An application thread.
     Thread(Completer<CallResult>),

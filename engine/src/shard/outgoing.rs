@@ -5,12 +5,13 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Class, Pool, PoolConfig};
 
-use super::conn::{Conn, Ending, Exposed, Exposure, OutCall, Stage};
+use super::chunks::{ChunkMemory, Memory};
+use super::conn::{Conn, Ending, Exposed, Exposure, Stage};
 use super::outcome::{CallResult, Done, Reply, Sink};
 use super::{ConnRef, Shard, arena_config};
 use crate::config::HEADROOM_CHUNKS;
-use crate::fabric::{Access, Fabric, FabricError, Posting, WindowId, WorkRequest};
-use crate::proto::{CallError, CallId, Connection, Form, Outgoing, Refusal};
+use crate::fabric::{Access, Fabric, FabricError, Posting, WorkRequest};
+use crate::proto::{CallError, CallId, Form, Outgoing, Refusal};
 use crate::server::MAX_CHUNKS;
 use crate::wire::{Chunks, ReadSegment, Segment, View, WriteList, rpc};
 
@@ -19,10 +20,7 @@ use crate::wire::{Chunks, ReadSegment, Segment, View, WriteList, rpc};
 pub(crate) struct CallRequest {
     /// The RPC message, its XID still blank, with headroom before the window.
     pub(crate) message: Buf,
-    /// Read chunks: position in the message, and data.
-    pub(crate) send: ArrayVec<(u32, Buf), MAX_CHUNKS>,
-    /// Write chunks: memory for as much as the window of each.
-    pub(crate) receive: ArrayVec<Buf, MAX_CHUNKS>,
+    pub(crate) memory: Option<ChunkMemory>,
     /// From now.
     pub(crate) deadline: Option<Duration>,
     pub(crate) token: u64,
@@ -31,49 +29,46 @@ pub(crate) struct CallRequest {
 
 impl<F: Fabric> Shard<F> {
     /// Starts a call. How it ends is told to its sink, exactly once; an error here included.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn start_call(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
-        let CallRequest { message, send, receive, deadline, token, sink } = request;
-        let deadline = self.clock.after(deadline);
+        let CallRequest { message, memory, deadline, token, sink } = request;
         self.stats.calls += 1;
-        let started = self.sampled().then(|| self.clock.read());
-        let arena = self.conn_mut(conn.0).and_then(|conn| conn.exposed.as_ref().map(|pool| pool.arena().id()));
-        let foreign = send.iter().map(|(_, buf)| buf).chain(&receive).any(|buf| Some(buf.arena()) != arena);
-        let empty = send.iter().map(|(_, buf)| buf).chain(&receive).any(|buf| buf.is_empty());
-        let longest = self.config.inline;
-        let slot = conn.0.slot as usize;
-        let record = match self.conns.get_mut(slot).and_then(Option::as_mut) {
-            Some(entry) if entry.qp == conn.0 && entry.stage == Stage::Open => entry,
-            _ => {
-                self.tell(sink, token, Err(CallError::Closed));
-                return None;
-            }
-        };
+        let deadline = self.clock.after(deadline);
         self.next_deadline = self.next_deadline.min(deadline);
-        let needed = message.len() + call_header_len(&record.proto, send.len(), receive.len());
-        let result = if foreign {
-            Err(CallError::NoMemory)
-        } else if empty {
-            Err(CallError::EmptyChunk)
-        } else if needed > longest {
-            Err(CallError::TooLong { needed, limit: longest })
-        } else {
-            record.proto.start_call(token, deadline)
+        let started = self.sampled().then(|| self.clock.read());
+        let Some(mut conn) = self.take(conn.0) else { return self.refuse(sink, token, CallError::Closed) };
+        let receives_ok = self.posted >= self.reserved;
+        let result = match conn.check_call(&message, memory.as_ref(), self.config.inline) {
+            Ok(()) => conn.proto.start_call_now(token, deadline, receives_ok),
+            Err(error) => Err(error),
         };
-        match result {
-            Ok(call) => {
-                let message = Some(message);
-                let out = OutCall { sink, message, send, receive, exposure: None, started };
-                let at = record.proto.call_slot(call);
-                record.calls[at] = Some(out);
-                Self::make_ready(&mut self.ready, record);
+        let started = match result {
+            Ok((call, now)) => {
+                let at = conn.proto.call_slot(call);
+                let out = &mut conn.calls[at];
+                (out.sink, out.started) = (sink, started);
+                if now {
+                    let exposure = self.transmit_call(&mut conn, call, message, memory, receives_ok);
+                    conn.calls[at].exposure = exposure;
+                    if !self.config.batch {
+                        self.post_chain(&mut conn);
+                    }
+                } else {
+                    (out.message, out.memory, out.exposure) = (Some(message), memory, None);
+                }
+                Self::make_ready(&mut self.ready, &mut conn);
                 Some(call)
             }
-            Err(error) => {
-                self.tell(sink, token, Err(error));
-                None
-            }
-        }
+            Err(error) => self.refuse(sink, token, error),
+        };
+        self.put(conn);
+        started
+    }
+
+    #[cold]
+    fn refuse(&mut self, sink: Sink, token: u64, error: CallError) -> Option<CallId> {
+        self.tell(sink, token, Err(error));
+        None
     }
 
     #[inline]
@@ -97,11 +92,9 @@ impl<F: Fabric> Shard<F> {
     /// by Send With Invalidate would break the connection.
     pub(super) fn forsake(&mut self, conn: &mut Conn, call: CallId, token: u64, error: CallError) {
         let slot = conn.proto.call_slot(call);
-        let Some(out) = conn.calls[slot].as_mut() else { return };
+        let out = &mut conn.calls[slot];
         let sink = std::mem::replace(&mut out.sink, Sink::Polled);
-        if out.exposure.is_none() {
-            conn.calls[slot] = None;
-        }
+        (out.message, out.memory) = (None, None);
         self.tell(sink, token, Err(error));
     }
 
@@ -133,62 +126,77 @@ impl<F: Fabric> Shard<F> {
         Ok(pool)
     }
 
-    /// Sends a call: writes its header, exposes its memory, queues the work requests.
-    pub(super) fn transmit_call(&mut self, conn: &mut Conn, call: CallId, receives_ok: bool) {
+    /// Sends a call that waited for its credit.
+    pub(super) fn transmit_queued(&mut self, conn: &mut Conn, call: CallId, receives_ok: bool) {
         let slot = conn.proto.call_slot(call);
-        let Some(mut out) = conn.calls[slot].take() else { return };
-        let Some(mut message) = out.message.take() else { return };
+        let out = &mut conn.calls[slot];
+        let (Some(message), memory) = (out.message.take(), out.memory.take()) else { return };
+        conn.calls[slot].exposure = self.transmit_call(conn, call, message, memory, receives_ok);
+    }
+
+    /// Sends a call: writes its header, exposes its memory, queues the work requests. Returns its exposure, if it has one.
+    #[inline(always)]
+    fn transmit_call(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        mut message: Buf,
+        memory: Option<ChunkMemory>,
+        receives_ok: bool,
+    ) -> Option<u32> {
         // The XID is the first word of the RPC message, and equal to the transport's (RFC 8166 §4.1).
-        if let Some(word) = message.get_mut(..4) {
-            word.copy_from_slice(&call.xid().to_be_bytes());
+        if let Some(word) = message.first_chunk_mut() {
+            *word = call.xid().to_be_bytes();
         }
         let (at, len) = (message.start(), message.len());
-        let out_message = Outgoing::Call(call);
-        let start = if out.send.is_empty() && out.receive.is_empty() {
-            conn.proto.emit_before(out_message, &Form::default(), receives_ok, message.full_mut(), at)
-        } else {
-            match self.expose(conn, &mut out) {
-                Ok(exposure) => {
-                    let start = Self::emit_exposed(conn, out_message, &exposure, self.config.remote_invalidate, receives_ok, &mut message);
-                    out.exposure = Some(conn.keep_exposure(exposure));
-                    start
+        let out = Outgoing::Call(call);
+        let mut exposure = None;
+        let start = match memory {
+            None => conn.proto.emit_plain(out, receives_ok, message.full_mut(), at),
+            Some(memory) => match self.expose(conn, memory) {
+                Ok(index) => {
+                    exposure = Some(index);
+                    let offer = self.config.remote_invalidate;
+                    Self::emit_exposed(conn, out, index, offer, receives_ok, &mut message)
                 }
                 Err(error) => {
                     log::error!("cannot expose memory: {error}");
                     None
                 }
-            }
+            },
         };
         match start {
-            Some(start) if len + at - start <= self.config.inline => {
+            Some(start) => {
                 message.set_window(start, len + at - start);
                 conn.push_send(message, None, self.config.signal_every);
-                conn.calls[slot] = Some(out);
             }
-            // The connection believes that the message went out; it did not, and the counts are wrong now.
-            _ => self.unsendable(conn, call, out, CallError::NoMemory),
+            None => Self::unsendable(conn),
         }
+        exposure
     }
 
-    /// Ends a call that was counted as sent and cannot be: its connection's counts no longer hold, so it ends too.
+    /// A call that was counted as sent cannot be: the connection's counts no longer hold.
     #[cold]
-    fn unsendable(&mut self, conn: &mut Conn, call: CallId, out: OutCall, error: CallError) {
-        if let Some((token, _)) = conn.proto.cancel(call) {
-            self.tell(out.sink, token, Err(error));
-        }
-        conn.doomed.get_or_insert_with(|| format!("a call could not be sent: {error}"));
+    fn unsendable(conn: &mut Conn) {
+        conn.doomed.get_or_insert_with(|| "a call could not be sent".into());
     }
 
     /// Binds a window for each chunk; the binds go out in front of the Send.
-    fn expose(&mut self, conn: &mut Conn, out: &mut OutCall) -> Result<Exposure, FabricError> {
-        let mut parts = ArrayVec::new();
-        let reads = out.send.len();
-        let send = out.send.drain(..).map(|(position, buf)| (position, buf, Access::REMOTE_READ));
-        let receive = out.receive.drain(..).map(|buf| (0, buf, Access::REMOTE_WRITE));
+    fn expose(&mut self, conn: &mut Conn, mut memory: ChunkMemory) -> Result<u32, FabricError> {
+        let index = conn.new_exposure();
+        let mut parts = std::mem::take(&mut conn.exposures[index as usize].parts);
+        let reads = memory.send.len();
+        let Memory { send, receive } = &mut *memory;
+        let send = send.drain(..).map(|(position, buf)| (position, buf, Access::REMOTE_READ));
+        let receive = receive.drain(..).map(|buf| (0, buf, Access::REMOTE_WRITE));
         for (position, buf, access) in send.chain(receive) {
             let len = buf.len();
-            let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
-            let window = Self::window(&mut self.fabric, conn)?;
+            let mem =
+                buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
+            let window = match conn.free_windows.pop() {
+                Some(window) => window,
+                None => self.fabric.alloc_window(conn.qp)?,
+            };
             let segment = Segment {
                 handle: self.fabric.next_rkey(window),
                 length: len as u32,
@@ -197,36 +205,32 @@ impl<F: Fabric> Shard<F> {
             conn.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
             parts.push(Exposed { window, mem, segment, position, revoked: false });
         }
-        Ok(Exposure { parts, reads, ending: None })
-    }
-
-    fn window(fabric: &mut F, conn: &mut Conn) -> Result<WindowId, FabricError> {
-        match conn.free_windows.pop() {
-            Some(window) => Ok(window),
-            None => fabric.alloc_window(conn.qp),
-        }
+        let exposure = &mut conn.exposures[index as usize];
+        exposure.parts = parts;
+        exposure.reads = reads;
+        exposure.memory = Some(memory);
+        Ok(index)
     }
 
     fn emit_exposed(
         conn: &mut Conn,
         out: Outgoing,
-        exposure: &Exposure,
+        index: u32,
         offer: bool,
         receives_ok: bool,
         message: &mut Buf,
     ) -> Option<usize> {
+        let exposure = &conn.exposures[index as usize];
         let (reads, writes) = exposure.parts.split_at(exposure.reads);
-        let reads: ArrayVec<ReadSegment, MAX_CHUNKS> = reads
-            .iter()
-            .map(|part| ReadSegment { position: part.position, target: part.segment })
-            .collect();
+        let read = |part: &Exposed| ReadSegment { position: part.position, target: part.segment };
+        let reads: ArrayVec<ReadSegment, MAX_CHUNKS> = reads.iter().map(read).collect();
         let segments: ArrayVec<Segment, MAX_CHUNKS> = writes.iter().map(|part| part.segment).collect();
         let counts = [1; MAX_CHUNKS];
         let writes = WriteList { counts: &counts[..segments.len()], segments: &segments };
         let inv_handle = exposure.parts.last().filter(|_| offer).map_or(0, |part| part.segment.handle);
         let chunks = Chunks { inv_handle, reads: &reads, writes, reply: None };
         let at = message.start();
-        conn.proto.emit_before(out, &Form { chunks: Some(chunks), external: false }, receives_ok, message.full_mut(), at)
+        conn.proto.emit_before(out, &Form { chunks, external: false }, receives_ok, message.full_mut(), at)
     }
 
     /// A reply has come: checks it, and tells the caller, at once or when nothing is exposed any more.
@@ -240,32 +244,34 @@ impl<F: Fabric> Shard<F> {
         message: Buf,
         invalidated: Option<u32>,
     ) {
-        let Some(out) = conn.take_call(call) else { return };
-        if let Some(started) = out.started {
+        let (sink, exposure, started) = conn.end_call(call);
+        if let Some(started) = started {
             let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
         }
-        let result = reply.results.map(|results| Reply {
-            message,
-            results,
-            received: ArrayVec::new(),
-            sent: ArrayVec::new(),
-        });
-        match out.exposure {
-            None => self.tell(out.sink, token, result),
+        let result = reply.results.map(|results| Reply { message, results, memory: None });
+        match exposure {
+            None => self.tell(sink, token, result),
             Some(index) => {
                 let written = reply.written;
-                self.conclude(conn, index, invalidated, Some(Ending { sink: out.sink, token, result, written }));
+                self.conclude(conn, index, invalidated, Some(Ending { sink, token, result, written }));
             }
         }
     }
 
     /// The call will get no results: told when nothing is exposed any more.
-    pub(super) fn failed(&mut self, conn: &mut Conn, call: CallId, token: u64, error: CallError, invalidated: Option<u32>) {
-        let Some(out) = conn.take_call(call) else { return };
-        match out.exposure {
-            None => self.tell(out.sink, token, Err(error)),
+    pub(super) fn failed(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        token: u64,
+        error: CallError,
+        invalidated: Option<u32>,
+    ) {
+        let (sink, exposure, _) = conn.end_call(call);
+        match exposure {
+            None => self.tell(sink, token, Err(error)),
             Some(index) => {
-                let ending = Ending { sink: out.sink, token, result: Err(error), written: ArrayVec::new() };
+                let ending = Ending { sink, token, result: Err(error), written: ArrayVec::new() };
                 self.conclude(conn, index, invalidated, Some(ending));
             }
         }
@@ -273,56 +279,65 @@ impl<F: Fabric> Shard<F> {
 
     /// The reply to a forsaken call has come: what it exposes can be revoked now.
     pub(super) fn late(&mut self, conn: &mut Conn, call: CallId, invalidated: Option<u32>) {
-        if let Some(index) = conn.take_call(call).and_then(|out| out.exposure) {
+        if let (_, Some(index), _) = conn.end_call(call) {
             self.conclude(conn, index, invalidated, None);
         }
     }
 
     /// Revokes what the peer has not revoked itself; tells the ending when that is proved.
-    fn conclude(&mut self, conn: &mut Conn, index: usize, invalidated: Option<u32>, ending: Option<Ending>) {
-        let Some(exposure) = conn.exposures[index].as_mut() else { return };
+    fn conclude(&mut self, conn: &mut Conn, index: u32, invalidated: Option<u32>, ending: Option<Ending>) {
+        let Conn { exposures, chain, .. } = conn;
+        let exposure = &mut exposures[index as usize];
         exposure.ending = ending;
         for part in &mut exposure.parts {
             part.revoked = Some(part.segment.handle) == invalidated;
         }
         let left = exposure.parts.iter().filter(|part| !part.revoked).count();
-        if left == 0 {
-            return self.revoked(conn, index);
-        }
         let windows = exposure.parts.iter().filter(|part| !part.revoked).map(|part| part.window);
         for (n, window) in windows.enumerate() {
             // They complete in order: the last one speaks for all.
             let signalled = n + 1 == left;
-            conn.chain.push(Posting { wr_id: index as u64, signalled, wr: WorkRequest::LocalInvalidate { window } });
+            chain.push(Posting {
+                wr_id: u64::from(index),
+                signalled,
+                wr: WorkRequest::LocalInvalidate { window },
+            });
+        }
+        if left == 0 {
+            return self.revoked(conn, index);
         }
         Self::make_ready(&mut self.ready, conn);
     }
 
     /// Nothing of the exposure can be reached any more: its memory is the caller's again.
-    pub(super) fn revoked(&mut self, conn: &mut Conn, index: usize) {
-        let Some(mut exposure) = conn.exposures.get_mut(index).and_then(Option::take) else { return };
-        conn.free_exposures.push(index);
-        Self::make_ready(&mut self.ready, conn);
-        let reads = exposure.reads;
-        let ending = exposure.ending.take();
-        let mut result = ending.map(|ending| (ending.sink, ending.token, ending.result, ending.written));
+    pub(super) fn revoked(&mut self, conn: &mut Conn, index: u32) {
+        let Some(exposure) = conn.exposures.get_mut(index as usize) else { return };
+        let (ending, memory, reads) = (exposure.ending.take(), exposure.memory.take(), exposure.reads);
+        let mut wanted = ending.as_ref().is_some_and(|ending| ending.result.is_ok());
+        let mut memory = memory.filter(|_| wanted);
         for (n, part) in exposure.parts.drain(..).enumerate() {
             conn.free_windows.push(part.window);
-            let Some((_, _, result, written)) = &mut result else { continue };
-            let Ok(reply) = result else { continue };
-            let Ok(mut buf) = part.mem.reclaim() else {
-                *result = Err(CallError::MalformedReply("its memory is still in use by the device"));
-                continue;
-            };
-            if n < reads {
-                reply.sent.push(buf);
-            } else {
-                let start = buf.start();
-                buf.set_window(start, written.get(n - reads).map_or(0, |&len| len as usize));
-                reply.received.push(buf);
+            let (Some(ending), Some(memory)) = (&ending, &mut memory) else { continue };
+            match part.mem.reclaim() {
+                Ok(buf) if n < reads => memory.send.push((part.position, buf)),
+                Ok(mut buf) => {
+                    let (start, len) = (buf.start(), ending.written.get(n - reads).copied().unwrap_or(0));
+                    buf.set_window(start, len as usize);
+                    memory.receive.push(buf);
+                }
+                // The device says that it is revoked, and holds it still.
+                Err(_) => wanted = false,
             }
         }
-        if let Some((sink, token, result, _)) = result {
+        conn.free_exposures.push(index);
+        // A connection that is closing waits for this.
+        Self::make_ready(&mut self.ready, conn);
+        if let Some(Ending { sink, token, result, .. }) = ending {
+            let result = match result {
+                Ok(reply) if wanted => Ok(Reply { memory, ..reply }),
+                Ok(_) => Err(CallError::MalformedReply("its memory is still in use by the device")),
+                error => error,
+            };
             self.tell(sink, token, result);
         }
     }
@@ -336,17 +351,6 @@ impl<F: Fabric> Shard<F> {
             Sink::Thread(completer) => completer.complete(result),
         }
     }
-}
-
-/// Bytes of the transport header of a call with so many chunks.
-#[inline]
-fn call_header_len(proto: &Connection, reads: usize, writes: usize) -> usize {
-    if reads + writes == 0 {
-        return proto.header_len(&Form::default());
-    }
-    let reads = &[ReadSegment::default(); MAX_CHUNKS][..reads];
-    let writes = WriteList { counts: &[1; MAX_CHUNKS][..writes], segments: &[Segment::default(); MAX_CHUNKS] };
-    proto.header_len(&Form { chunks: Some(Chunks { reads, writes, ..Chunks::NONE }), external: false })
 }
 
 /// What the shard needs of a reply, free of the message's borrow.
@@ -375,14 +379,16 @@ impl ParsedReply {
         written: &mut ArrayVec<u32, MAX_CHUNKS>,
     ) -> Result<std::ops::Range<u32>, CallError> {
         if view.has_chunks() || offered.is_some() {
-            let offered = offered.map_or(&[][..], |exposure| &exposure.parts[exposure.reads..]);
+            let offered = offered.map_or(&[][..], Exposure::writes);
             let mut expected = offered.iter();
             for chunk in view.writes() {
                 let Some(part) = expected.next() else {
                     return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
                 };
                 if chunk.total_length() > u64::from(part.segment.length) {
-                    return Err(CallError::MalformedReply("it says more was written than there was room for"));
+                    return Err(CallError::MalformedReply(
+                        "it says more was written than there was room for",
+                    ));
                 }
                 written.push(chunk.total_length() as u32);
             }
@@ -392,7 +398,9 @@ impl ParsedReply {
         }
         let start = view.payload_offset();
         match rpc::ReplyHeader::parse(view.payload()) {
-            Ok((reply, _)) if reply.xid != view.xid() => Err(CallError::MalformedReply("its two XIDs differ")),
+            Ok((reply, _)) if reply.xid != view.xid() => {
+                Err(CallError::MalformedReply("its two XIDs differ"))
+            }
             Ok((reply, len)) => match refusal(&reply) {
                 None => Ok((start + len) as u32..message_len as u32),
                 Some(refusal) => Err(CallError::Refused(refusal)),
@@ -414,8 +422,45 @@ fn refusal(reply: &rpc::ReplyHeader<'_>) -> Option<Refusal> {
             AcceptStat::GarbageArgs => Some(Refusal::GarbageArguments),
             AcceptStat::SystemErr => Some(Refusal::SystemError),
         },
-        ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => Some(Refusal::RpcMismatch { low: *low, high: *high }),
+        ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => {
+            Some(Refusal::RpcMismatch { low: *low, high: *high })
+        }
         ReplyBody::Denied(RejectStat::AuthError(stat)) => Some(Refusal::Authentication(*stat)),
+    }
+}
+
+impl Conn {
+    /// Whether a call can be sent at all: its length, and whose memory its chunks are.
+    #[inline]
+    fn check_call(&self, message: &Buf, memory: Option<&ChunkMemory>, limit: usize) -> Result<(), CallError> {
+        if self.stage != Stage::Open {
+            return Err(CallError::Closed);
+        }
+        let header = match memory {
+            None => self.proto.header_len(None),
+            Some(memory) => self.check_memory(memory)?,
+        };
+        let needed = header + message.len();
+        if needed > limit { Err(CallError::TooLong { needed, limit }) } else { Ok(()) }
+    }
+
+    /// Bytes of a header with these chunks.
+    fn check_memory(&self, memory: &Memory) -> Result<usize, CallError> {
+        let mine = self.exposed.as_ref().map(|pool| pool.arena().id());
+        let bufs = memory.send.iter().map(|(_, buf)| buf).chain(&memory.receive);
+        if bufs.clone().any(|buf| Some(buf.arena()) != mine) {
+            return Err(CallError::ForeignMemory);
+        }
+        if bufs.clone().any(|buf| buf.is_empty()) {
+            return Err(CallError::EmptyChunk);
+        }
+        let reads = [ReadSegment::default(); MAX_CHUNKS];
+        let segments = [Segment::default(); MAX_CHUNKS];
+        let counts = [1; MAX_CHUNKS];
+        let (sent, received) = (memory.send.len(), memory.receive.len());
+        let writes = WriteList { counts: &counts[..received], segments: &segments[..received] };
+        let chunks = Chunks { reads: &reads[..sent], writes, ..Chunks::NONE };
+        Ok(self.proto.header_len(Some(&Form { chunks, external: false })))
     }
 }
 

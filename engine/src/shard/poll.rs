@@ -2,13 +2,14 @@
 
 use rpcrdma_mempool::Buf;
 
-use super::outgoing::ParsedReply;
-use super::serving::ParsedCall;
-use super::Shard;
 use super::conn::{Conn, Stage};
+use super::outgoing::ParsedReply;
+use super::serving::read_call;
+use super::{MAX_BATCH, Shard};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
 use crate::fabric::{Completion, Fabric, Opcode, PostError, Status};
-use crate::proto::{Event, Form, Outgoing};
+use crate::proto::{Event, Form, Outgoing, PeerFault};
+use crate::wire::View;
 
 /// Whether a work request failed because of what the peer said or sent.
 fn is_peer_fault(status: Status) -> bool {
@@ -33,7 +34,7 @@ impl<F: Fabric> Shard<F> {
         self.timers(now);
         // 3. What other threads have for us.
         let handed = self.inbox() + self.collect();
-        // 4. Connections with something to say put it into their chains.
+        // 4. Connections with something to say: it is gathered, and posted as one chain with one doorbell.
         let spoke = !self.ready.is_empty();
         if spoke {
             self.transmit();
@@ -43,12 +44,9 @@ impl<F: Fabric> Shard<F> {
             self.control_due = self.clock.read() + self.config.control_interval_us * 1000;
             self.control();
         }
-        // 6. One post per connection, one doorbell.
-        if spoke {
-            self.post();
-        }
-        // 7. Receives go back, buffers come home.
+        // 6. Receives go back, buffers come home.
         if self.posted < self.reserved + RECEIVE_LOW_WATER {
+            self.starved |= self.posted < self.reserved;
             self.refill();
         }
         self.pool.drain_remote();
@@ -60,6 +58,14 @@ impl<F: Fabric> Shard<F> {
         busy
     }
 
+    /// Posts what was started, now instead of in the next turn: one chain and one doorbell for each connection.
+    #[inline]
+    pub fn flush(&mut self) {
+        if !self.ready.is_empty() {
+            self.transmit();
+        }
+    }
+
     #[inline]
     fn completions(&mut self) -> usize {
         let count = self.fabric.poll_cq(&mut self.completions, POLL_BATCH);
@@ -67,32 +73,69 @@ impl<F: Fabric> Shard<F> {
             return 0;
         }
         self.stats.completions += count as u64;
+        if count == 1 {
+            if let Some(completion) = self.completions.pop() {
+                self.posted -= usize::from(completion.buf.is_some());
+                if let Some(mut conn) = self.take(completion.qp) {
+                    self.completed(&mut conn, completion);
+                    self.settle(&mut conn, true);
+                    self.put(conn);
+                }
+            }
+            return 1;
+        }
         let mut completions = std::mem::take(&mut self.completions);
+        // Most come from one connection in a row: it is taken out of the table, and put back, once.
+        let mut current: Option<Box<Conn>> = None;
         for completion in completions.drain(..) {
-            self.completed(completion);
+            self.posted -= usize::from(completion.buf.is_some());
+            if current.as_ref().is_none_or(|conn| conn.qp != completion.qp || conn.doomed.is_some()) {
+                if let Some(mut conn) = current.take() {
+                    self.settle(&mut conn, false);
+                    self.put(conn);
+                }
+                current = self.take(completion.qp);
+            }
+            // Else it is a late completion of a connection that is gone.
+            if let Some(conn) = &mut current {
+                self.completed(conn, completion);
+            }
+        }
+        if let Some(mut conn) = current {
+            self.settle(&mut conn, false);
+            self.put(conn);
         }
         self.completions = completions;
         count
     }
 
+    /// A connection has had its completions of this turn: what it has to say about them goes out with step 4; or at once, if there was
+    /// `only_one` in the turn, so that nothing could be gathered with it.
     #[inline]
-    fn completed(&mut self, completion: Completion) {
-        let Completion { wr_id, qp, opcode, status, buf, invalidated } = completion;
-        self.posted -= usize::from(buf.is_some());
-        // A late completion of a connection that is gone.
-        let Some(mut conn) = self.take(qp) else { return };
+    fn settle(&mut self, conn: &mut Conn, only_one: bool) {
+        let asks = conn.proto.has_output(self.posted >= self.reserved) || conn.stage == Stage::Draining;
+        if asks || (!only_one && !conn.chain.is_empty()) {
+            Self::make_ready(&mut self.ready, conn);
+        } else if !conn.chain.is_empty() && !conn.ready {
+            conn.proto.must_be_asked();
+            self.post_chain(conn);
+        }
+    }
+
+    #[inline]
+    fn completed(&mut self, conn: &mut Conn, completion: Completion) {
+        let Completion { wr_id, opcode, status, buf, invalidated, .. } = completion;
         if !status.is_ok() {
             self.stats.peer_faults += u64::from(is_peer_fault(status));
             conn.doomed.get_or_insert_with(|| format!("{opcode:?} failed: {status:?}"));
-        } else {
-            match (opcode, buf) {
-                (Opcode::Recv, Some(message)) => self.received(&mut conn, message, invalidated),
-                (Opcode::Read, _) => self.fetched(&mut conn, wr_id as usize),
-                (Opcode::LocalInvalidate, _) => self.revoked(&mut conn, wr_id as usize),
-                _ => {}
-            }
+            return;
         }
-        self.put(conn);
+        match (opcode, buf) {
+            (Opcode::Recv, Some(message)) => self.received(conn, message, invalidated),
+            (Opcode::Read, _) => self.fetched(conn, wr_id as usize),
+            (Opcode::LocalInvalidate, _) => self.revoked(conn, wr_id as u32),
+            _ => {}
+        }
     }
 
     #[inline]
@@ -100,26 +143,33 @@ impl<F: Fabric> Shard<F> {
         if conn.stage == Stage::Closing {
             return;
         }
-        Self::make_ready(&mut self.ready, conn);
-        match conn.proto.handle_message(&message) {
-            Ok(Event::Call { id, view }) => {
-                let parsed = ParsedCall::read(&view, self.services.as_deref());
-                self.serve(conn, id, parsed, message);
+        let view = View::check(&message, self.config.revision);
+        match (conn.proto.handle_message(&view), &view) {
+            (Ok(Event::Call { id }), Ok(view)) => {
+                let mut call = self.boxes.take(conn.qp, id);
+                let read = read_call(view, self.services.as_deref(), &mut call, &mut self.fetch);
+                call.message = Some(message);
+                self.serve(conn, call, read);
             }
-            Ok(Event::Reply { call, token, view }) => {
-                let offered = conn.exposure_of(call);
-                let reply = ParsedReply::read(&view, message.len(), offered);
+            (Ok(Event::Reply { call, token }), Ok(view)) => {
+                let reply = ParsedReply::read(view, message.len(), conn.exposure_of(call));
                 self.replied(conn, call, token, reply, message, invalidated);
             }
-            Ok(Event::Failed { call, token, error }) => self.failed(conn, call, token, error, invalidated),
-            Ok(Event::Late { call }) => self.late(conn, call, invalidated),
-            Ok(Event::Grant | Event::Rejected(_)) => {}
-            Err(fault) => {
-                self.stats.peer_faults += 1;
-                log::warn!("{:?}: {fault}", conn.qp);
-                conn.doomed.get_or_insert_with(|| fault.to_string());
+            (Ok(Event::Failed { call, token, error }), _) => {
+                self.failed(conn, call, token, error, invalidated)
             }
+            (Ok(Event::Late { call }), _) => self.late(conn, call, invalidated),
+            // Calls and replies are never made of what could not be read.
+            (Ok(_), _) => {}
+            (Err(fault), _) => self.fault(conn, fault),
         }
+    }
+
+    #[cold]
+    fn fault(&mut self, conn: &mut Conn, fault: PeerFault) {
+        self.stats.peer_faults += 1;
+        log::warn!("{:?}: {fault}", conn.qp);
+        conn.doomed.get_or_insert_with(|| fault.to_string());
     }
 
     #[inline]
@@ -147,15 +197,25 @@ impl<F: Fabric> Shard<F> {
         std::mem::swap(&mut self.ready, &mut self.spoke);
         for index in 0..self.spoke.len() {
             let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
-            self.say(&mut conn, receives_ok);
+            conn.ready = false;
+            if conn.stage != Stage::Connecting {
+                if conn.proto.must_be_asked() || conn.stage == Stage::Draining {
+                    self.say(&mut conn, receives_ok);
+                }
+                self.post_chain(&mut conn);
+                if conn.stage == Stage::Closing && conn.chain.is_empty() {
+                    // The device says when all of it has arrived.
+                    self.fabric.disconnect(conn.qp);
+                    self.control_due = 0;
+                }
+            }
             self.put(conn);
         }
+        self.spoke.clear();
     }
 
-    #[inline]
     fn say(&mut self, conn: &mut Conn, receives_ok: bool) {
-        conn.ready = false;
-        if matches!(conn.stage, Stage::Connecting | Stage::Closing) {
+        if conn.stage == Stage::Closing {
             return;
         }
         let mut more = true;
@@ -165,9 +225,11 @@ impl<F: Fabric> Shard<F> {
                 break;
             };
             match out {
-                Outgoing::Call(call) => self.transmit_call(conn, call, receives_ok),
-                Outgoing::Reply(id) => self.transmit_reply(conn, id, receives_ok),
-                Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Grant => self.transmit_header(conn, out, receives_ok),
+                Outgoing::Call(call) => self.transmit_queued(conn, call, receives_ok),
+                Outgoing::Reply(id) => self.transmit_waiting(conn, id, receives_ok),
+                Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Grant => {
+                    self.transmit_header(conn, out, receives_ok);
+                }
             }
             if !self.config.batch {
                 self.post_chain(conn);
@@ -201,22 +263,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     #[inline]
-    fn post(&mut self) {
-        for index in 0..self.spoke.len() {
-            let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
-            self.post_chain(&mut conn);
-            if conn.stage == Stage::Closing && conn.chain.is_empty() {
-                // The device says when all of it has arrived.
-                self.fabric.disconnect(conn.qp);
-                self.control_due = 0;
-            }
-            self.put(conn);
-        }
-        self.spoke.clear();
-    }
-
-    #[inline]
-    fn post_chain(&mut self, conn: &mut Conn) {
+    pub(super) fn post_chain(&mut self, conn: &mut Conn) {
         let count = conn.chain.len();
         if count == 0 {
             return;
@@ -233,7 +280,7 @@ impl<F: Fabric> Shard<F> {
             }
         }
         let posted = count - conn.chain.len();
-        let _ = self.stats.batch.record(posted.max(1) as u64);
+        self.batches[posted.min(MAX_BATCH)] += 1;
     }
 
     /// Posts Receives, as one chain, up to what is promised and the margin.

@@ -5,22 +5,26 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent};
 
+use super::Shard;
 use super::conn::{Conn, PendingReads, Stage};
 use super::outgoing::headroom;
-use super::Shard;
-use crate::config::POLL_BATCH;
+use crate::config::{POLL_BATCH, RECEIVE_LOW_WATER};
 use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, Source, WorkRequest};
 use crate::handoff::workers::JobError;
 use crate::proto::{Connection, Form, InboundId, Outgoing, Refusal};
-use crate::server::{MAX_CHUNKS, MAX_SEGMENTS, Placement, Procedure, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall};
+use crate::server::{
+    MAX_CHUNKS, MAX_SEGMENTS, Placement, Procedure, ReadArgument, ResultBytes, ResultChunk, ResultMemory,
+    ServerCall, Services,
+};
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody, ReplyHeader};
-use crate::wire::{Chunks, ErrorBody, Segment, View, WriteList};
+use crate::wire::xdr::padded;
+use crate::wire::{Chunks, ErrorBody, HeaderType, Segment, View, WriteList};
 
 /// The longest RPC reply header that is not a success: accepted with a range, and no verifier.
 const REFUSAL_LEN: usize = 64;
 
 /// Why a call is not run.
-enum Reject {
+pub(super) enum Reject {
     /// It is no RPC call at all: nothing is answered.
     NotACall,
     /// The RPC layer answers.
@@ -30,77 +34,64 @@ enum Reject {
 }
 
 /// The Read chunks of a call, as they are to be fetched.
-type Fetch = ArrayVec<(u32, Segment), MAX_SEGMENTS>;
+pub(super) type Fetch = ArrayVec<(u32, Segment), MAX_SEGMENTS>;
 
 impl<F: Fabric> Shard<F> {
-    /// A call has arrived. `message` holds what `view` was read from.
+    /// A call has arrived, and has been read.
     #[inline]
-    pub(super) fn serve(&mut self, conn: &mut Conn, id: InboundId, parsed: ParsedCall, message: Buf) {
-        let mut call = self.boxes.take(conn.qp, id);
-        call.message = Some(message);
-        let started = self.sampled().then(|| self.clock.read());
-        conn.arrivals[id.index()] = started;
-        let ParsedCall { xid, outcome, fetch } = parsed;
-        // Refusals are answered under it too.
-        call.xid = xid;
+    pub(super) fn serve(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, read: Result<(), Reject>) {
+        if self.sampled() {
+            conn.arrivals[call.id.index()] = Some(self.clock.read());
+        }
         // A server that drains ends what it has begun, and begins nothing.
-        let outcome = if conn.stage == Stage::Draining { Err(Reject::Transport(ErrorBody::System)) } else { outcome };
-        let outcome = outcome.and_then(|header| {
-            (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
-            (call.flavor, call.credential, call.args) = (header.flavor, header.credential, header.args);
-            call.entry = header.entry;
-            call.segments = header.segments;
-            self.prepare(&mut call, &header.counts)
-        });
-        match outcome {
-            Ok(()) if fetch.is_empty() => self.run(conn, call),
-            Ok(()) => self.fetch(conn, call, &fetch),
+        let refused =
+            if conn.stage == Stage::Draining { Err(Reject::Transport(ErrorBody::System)) } else { read };
+        match refused.and_then(|()| self.prepare(&mut call)) {
+            Ok(()) if self.fetch.is_empty() => self.run(conn, call),
+            Ok(()) => self.fetch(conn, call),
             Err(reject) => self.reject(conn, call, reject),
         }
     }
 
     /// Gives the call the memory that its procedure declared.
     #[inline]
-    fn prepare(&mut self, call: &mut ServerCall, counts: &[u32]) -> Result<(), Reject> {
+    fn prepare(&mut self, call: &mut ServerCall) -> Result<(), Reject> {
         let Some(services) = self.services.as_ref() else { return Err(Reject::NotACall) };
         let entry = services.entry(call.entry);
-        let (max_reply, memory, max_len) = (entry.max_reply, entry.result_memory, entry.write_chunk_len);
-        let room = headroom(!counts.is_empty());
+        let room = headroom(!call.results.is_empty());
         call.results_at = room + rpc::ACCEPTED_REPLY_LEN;
-        call.reply = self.alloc((call.results_at + max_reply).max(room + REFUSAL_LEN));
-        if call.reply.is_none() {
-            return Err(Reject::Transport(ErrorBody::System));
+        call.reply = self.pool.alloc((call.results_at + entry.max_reply).max(room + REFUSAL_LEN));
+        let mut enough = call.reply.is_some();
+        for result in &mut call.results {
+            result.capacity = result.capacity.min(entry.write_chunk_len as u32);
+            if entry.result_memory == ResultMemory::Pool && result.capacity > 0 {
+                match self.pool.alloc(result.capacity as usize) {
+                    Some(buf) => result.bytes = ResultBytes::Pool(buf),
+                    None => enough = false,
+                }
+            }
         }
-        let mut segments = call.segments.iter();
-        let mut results = ArrayVec::<ResultChunk, MAX_CHUNKS>::new();
-        for &count in counts {
-            let capacity: u64 = segments.by_ref().take(count as usize).map(|segment| u64::from(segment.length)).sum();
-            let capacity = capacity.min(max_len as u64) as u32;
-            let bytes = match memory {
-                ResultMemory::Pool if capacity > 0 => match self.pool.alloc(capacity as usize) {
-                    Some(buf) => ResultBytes::Pool(buf),
-                    None => {
-                        self.stats.pool_empty += 1;
-                        return Err(Reject::Transport(ErrorBody::System));
-                    }
-                },
-                _ => ResultBytes::Empty,
-            };
-            results.push(ResultChunk { capacity, len: 0, bytes, segments: count });
+        if enough {
+            return Ok(());
         }
-        call.results = results;
-        Ok(())
+        self.stats.pool_empty += 1;
+        Err(Reject::Transport(ErrorBody::System))
     }
 
     /// Posts the RDMA Reads of a call; it runs when all have completed.
-    fn fetch(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, fetch: &Fetch) {
+    fn fetch(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let id = call.id;
+        let fetch = std::mem::take(&mut self.fetch);
         let before = conn.chain.len();
         let mut landing = ArrayVec::<Lent, MAX_CHUNKS>::new();
         let mut filled = 0;
         for (n, &(at, segment)) in fetch.iter().enumerate() {
             if n == 0 || fetch[n - 1].0 != at {
-                let len: usize = fetch[n..].iter().take_while(|next| next.0 == at).map(|next| next.1.length as usize).sum();
+                let len: usize = fetch[n..]
+                    .iter()
+                    .take_while(|next| next.0 == at)
+                    .map(|next| next.1.length as usize)
+                    .sum();
                 let Some(Ok(lent)) = self.alloc(len).map(Buf::lend) else {
                     // Nothing of a call that is refused is read: its caller takes its memory back.
                     conn.chain.truncate(before);
@@ -125,7 +116,10 @@ impl<F: Fabric> Shard<F> {
 
     /// The RDMA Reads of a call have completed.
     pub(super) fn fetched(&mut self, conn: &mut Conn, index: usize) {
-        let Some(PendingReads { mut call, landing }) = conn.pending.get_mut(index).and_then(Option::take) else { return };
+        let Some(PendingReads { mut call, landing }) = conn.pending.get_mut(index).and_then(Option::take)
+        else {
+            return;
+        };
         for (read, lent) in call.reads.iter_mut().zip(landing) {
             read.buf = lent.reclaim().ok();
         }
@@ -193,9 +187,9 @@ impl<F: Fabric> Shard<F> {
                 log::error!("a procedure on a worker: {error}");
                 conn.proto.reply_error(id, ErrorBody::System);
                 self.stats.calls_failed += 1;
-                Self::make_ready(&mut self.ready, &mut conn);
             }
         }
+        Self::make_ready(&mut self.ready, &mut conn);
         self.put(conn);
     }
 
@@ -203,18 +197,31 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         self.stats.calls += 1;
-        let refused = call.outcome.err().map(|refusal| Reject::Rpc(answer(refusal)));
+        let refused = call.outcome.err().map(|refusal| Reject::Rpc(reply_body(refusal)));
         if let Some(reject) = refused {
             return self.reject(conn, call, reject);
         }
         let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
         if len + reply_header_len(&conn.proto, &call) > self.config.inline {
-            return self.reject(conn, call, Reject::Transport(ErrorBody::ReplyResource { length_needed: len as u32 }));
+            let error = ErrorBody::ReplyResource { length_needed: len as u32 };
+            return self.reject(conn, call, Reject::Transport(error));
         }
-        conn.proto.reply(call.id);
-        let index = call.id.index();
-        conn.replies[index] = Some(call);
-        Self::make_ready(&mut self.ready, conn);
+        self.answer(conn, call);
+    }
+
+    /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's chain is posted.
+    #[inline]
+    fn answer(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+        let receives_ok = self.posted >= self.reserved;
+        if conn.proto.reply_now(call.id, receives_ok) {
+            self.transmit_reply(conn, call, receives_ok);
+        } else {
+            let index = call.id.index();
+            conn.replies[index] = Some(call);
+        }
+        if !self.config.batch {
+            self.post_chain(conn);
+        }
     }
 
     /// Answers a call that has no results.
@@ -230,7 +237,6 @@ impl<F: Fabric> Shard<F> {
             }
             Reject::Transport(error) => {
                 conn.proto.reply_error(id, error);
-                Self::make_ready(&mut self.ready, conn);
                 return self.boxes.put(call);
             }
         };
@@ -247,40 +253,43 @@ impl<F: Fabric> Shard<F> {
         });
         call.outcome = Err(Refusal::SystemError);
         match written {
-            Some(()) => {
-                conn.proto.reply(id);
-                conn.replies[id.index()] = Some(call);
-            }
+            Some(()) => self.answer(conn, call),
             None => {
                 conn.proto.reply_error(id, ErrorBody::System);
                 self.boxes.put(call);
             }
         }
-        Self::make_ready(&mut self.ready, conn);
+    }
+
+    /// Sends a reply that waited for its credit.
+    pub(super) fn transmit_waiting(&mut self, conn: &mut Conn, id: InboundId, receives_ok: bool) {
+        if let Some(call) = conn.replies[id.index()].take() {
+            self.transmit_reply(conn, call, receives_ok);
+        }
     }
 
     /// Sends a reply: writes its headers, queues the RDMA Writes and the Send behind them.
-    #[inline]
-    pub(super) fn transmit_reply(&mut self, conn: &mut Conn, id: InboundId, receives_ok: bool) {
-        let Some(mut call) = conn.replies[id.index()].take() else { return };
+    #[inline(always)]
+    fn transmit_reply(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, receives_ok: bool) {
+        let id = call.id;
         let Some(mut buf) = call.reply.take() else { return };
+        let (mut at, mut len) = (buf.start(), buf.len());
         if call.outcome.is_ok() {
             // The handler's results are in place: the RPC header goes in front of them.
-            let at = call.results_at - rpc::ACCEPTED_REPLY_LEN;
+            at = call.results_at - rpc::ACCEPTED_REPLY_LEN;
+            len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
             if let Some(header) = buf.full_mut().get_mut(at..call.results_at) {
                 rpc::emit_accepted_success(header, call.xid);
             }
-            buf.set_window(at, rpc::ACCEPTED_REPLY_LEN + call.results_len);
         }
         if let Some(started) = conn.arrivals[id.index()].take() {
             let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
         }
-        let invalidate = conn.proto.invalidate_offer(id).filter(|_| self.config.remote_invalidate);
-        let (at, len) = (buf.start(), buf.len());
+        let invalidate = (call.inv_handle != 0 && self.config.remote_invalidate).then_some(call.inv_handle);
         let start = if call.results.is_empty() {
-            conn.proto.emit_before(Outgoing::Reply(id), &Form::default(), receives_ok, buf.full_mut(), at)
+            conn.proto.emit_plain(Outgoing::Reply(id), receives_ok, buf.full_mut(), at)
         } else {
-            Self::emit_written(conn, &mut call, id, receives_ok, &mut buf)
+            Self::emit_written(conn, &mut call, receives_ok, &mut buf, at)
         };
         match start {
             Some(start) if len + at - start <= self.config.inline => {
@@ -291,11 +300,23 @@ impl<F: Fabric> Shard<F> {
                 conn.doomed.get_or_insert_with(|| "a reply could not be sent".into());
             }
         }
+        // The buffer that the call came in goes back to where it came from.
+        if let Some(message) = call.message.take()
+            && self.receives.len() < RECEIVE_LOW_WATER
+        {
+            self.receives.push(message);
+        }
         self.boxes.put(call);
     }
 
     /// Queues the RDMA Writes of a reply, and writes the header that says how much went into each segment.
-    fn emit_written(conn: &mut Conn, call: &mut ServerCall, id: InboundId, receives_ok: bool, buf: &mut Buf) -> Option<usize> {
+    fn emit_written(
+        conn: &mut Conn,
+        call: &mut ServerCall,
+        receives_ok: bool,
+        buf: &mut Buf,
+        at: usize,
+    ) -> Option<usize> {
         let mut counts = ArrayVec::<u32, MAX_CHUNKS>::new();
         let mut segments = call.segments.iter_mut();
         for result in call.results.drain(..) {
@@ -323,9 +344,8 @@ impl<F: Fabric> Shard<F> {
             }
         }
         let writes = WriteList { counts: &counts, segments: &call.segments };
-        let form = Form { chunks: Some(Chunks { writes, ..Chunks::NONE }), external: false };
-        let at = buf.start();
-        conn.proto.emit_before(Outgoing::Reply(id), &form, receives_ok, buf.full_mut(), at)
+        let form = Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false };
+        conn.proto.emit_before(Outgoing::Reply(call.id), &form, receives_ok, buf.full_mut(), at)
     }
 }
 
@@ -333,140 +353,120 @@ impl<F: Fabric> Shard<F> {
 #[inline]
 fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
     if call.results.is_empty() {
-        return proto.header_len(&Form::default());
+        return proto.header_len(None);
     }
     let counts: ArrayVec<u32, MAX_CHUNKS> = call.results.iter().map(|result| result.segments).collect();
     let writes = WriteList { counts: &counts, segments: &call.segments };
-    proto.header_len(&Form { chunks: Some(Chunks { writes, ..Chunks::NONE }), external: false })
+    proto.header_len(Some(&Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false }))
 }
 
 /// What a handler's refusal is on the wire (RFC 5531 §9).
-fn answer(refusal: Refusal) -> ReplyBody<'static> {
+fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
     ReplyBody::accepted(match refusal {
         Refusal::ProgramUnavailable => AcceptStat::ProgUnavail,
         Refusal::ProgramMismatch { low, high } => AcceptStat::ProgMismatch { low, high },
         Refusal::ProcedureUnavailable => AcceptStat::ProcUnavail,
         Refusal::GarbageArguments => AcceptStat::GarbageArgs,
         Refusal::SystemError => AcceptStat::SystemErr,
-        Refusal::RpcMismatch { low, high } => return ReplyBody::Denied(RejectStat::RpcMismatch { low, high }),
+        Refusal::RpcMismatch { low, high } => {
+            return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
+        }
         Refusal::Authentication(stat) => return ReplyBody::Denied(RejectStat::AuthError(stat)),
     })
 }
 
-/// What the shard needs of a call's headers, free of the message's borrow.
-pub(super) struct ParsedCall {
-    xid: u32,
-    outcome: Result<ParsedHeader, Reject>,
-    fetch: Fetch,
+/// Reads a call's RPC header and chunk lists into `call` and `fetch`, and holds them against what the procedure
+/// declares. Nothing of a length, count or position is used before it is bounded here.
+#[inline]
+pub(super) fn read_call(
+    view: &View<'_>,
+    services: Option<&Services>,
+    call: &mut ServerCall,
+    fetch: &mut Fetch,
+) -> Result<(), Reject> {
+    fetch.clear();
+    call.xid = view.xid();
+    let payload = view.payload();
+    if view.htype() == HeaderType::Nomsg {
+        // A call in a Position Zero Read chunk: not taken yet.
+        return Err(Reject::Transport(ErrorBody::ReadChunks { max: 0 }));
+    }
+    let (header, args_at) = match rpc::CallHeader::parse(payload) {
+        Ok(parsed) => parsed,
+        Err(error) => return Err(error.answer().map_or(Reject::NotACall, Reject::Rpc)),
+    };
+    if header.xid != view.xid() {
+        // RFC 8166 §4.1: they are the same; a reply could not be matched.
+        return Err(Reject::Transport(ErrorBody::BadXdr));
+    }
+    let Some(services) = services else { return Err(Reject::NotACall) };
+    let found = services.find(header.program, header.version, header.procedure);
+    call.entry = found.map_err(|refusal| Reject::Rpc(reply_body(refusal)))?;
+    let base = view.payload_offset();
+    (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
+    call.flavor = header.credential.flavor;
+    call.inv_handle = view.inv_handle();
+    // The credential's body stands behind the six words of the call and its own two.
+    let credential_at = base + 32;
+    call.credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
+    call.args = (base + args_at) as u32..(base + payload.len()) as u32;
+    if view.has_chunks() {
+        let entry = services.entry(call.entry);
+        read_reads(view, entry, args_at, payload.len(), fetch).map_err(Reject::Transport)?;
+        read_writes(view, entry, call).map_err(Reject::Transport)?;
+    }
+    Ok(())
 }
 
-struct ParsedHeader {
-    program: u32,
-    version: u32,
-    procedure: u32,
-    entry: usize,
-    flavor: u32,
-    credential: std::ops::Range<u32>,
-    args: std::ops::Range<u32>,
-    counts: ArrayVec<u32, MAX_CHUNKS>,
-    segments: ArrayVec<Segment, MAX_SEGMENTS>,
-}
-
-impl ParsedCall {
-    /// Reads the RPC header and the chunk lists, and holds them against what the procedure declares.
-    #[inline]
-    pub(super) fn read(view: &View<'_>, services: Option<&crate::server::Services>) -> Self {
-        let mut fetch = Fetch::new();
-        let outcome = Self::check(view, services, &mut fetch);
-        Self { xid: view.xid(), outcome, fetch }
-    }
-
-    #[inline]
-    fn check(view: &View<'_>, services: Option<&crate::server::Services>, fetch: &mut Fetch) -> Result<ParsedHeader, Reject> {
-        let payload = view.payload();
-        if view.htype() == crate::wire::HeaderType::Nomsg {
-            // A call in a Position Zero Read chunk: not taken yet.
-            return Err(Reject::Transport(ErrorBody::ReadChunks { max: 0 }));
-        }
-        let (header, args_at) = match rpc::CallHeader::parse(payload) {
-            Ok(parsed) => parsed,
-            Err(error) => return Err(error.answer().map_or(Reject::NotACall, Reject::Rpc)),
-        };
-        if header.xid != view.xid() {
-            // RFC 8166 §4.1: they are the same; a reply could not be matched.
-            return Err(Reject::Transport(ErrorBody::BadXdr));
-        }
-        let services = services.ok_or(Reject::NotACall)?;
-        let entry = services
-            .find(header.program, header.version, header.procedure)
-            .map_err(|refusal| Reject::Rpc(answer(refusal)))?;
-        let base = view.payload_offset();
-        // The credential's body stands right before the verifier, which ends where the arguments start.
-        let credential_at = base + 32;
-        let credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
-        let mut parsed = ParsedHeader {
-            program: header.program,
-            version: header.version,
-            procedure: header.procedure,
-            entry,
-            flavor: header.credential.flavor,
-            credential,
-            args: (base + args_at) as u32..(base + payload.len()) as u32,
-            counts: ArrayVec::new(),
-            segments: ArrayVec::new(),
-        };
-        if view.has_chunks() {
-            let entry = services.entry(entry);
-            Self::check_reads(view, entry, args_at, payload.len(), fetch).map_err(Reject::Transport)?;
-            Self::check_writes(view, entry, &mut parsed).map_err(Reject::Transport)?;
-        }
-        Ok(parsed)
-    }
-
-    /// Bounds every count, length and position of the Read list before anything of it is used.
-    fn check_reads(view: &View<'_>, entry: &Procedure, args_at: usize, inline: usize, fetch: &mut Fetch) -> Result<(), ErrorBody> {
-        let too_many = ErrorBody::ReadChunks { max: entry.read_chunks as u32 };
-        let mut chunks = 0;
-        // Where the next chunk may start at the earliest, and how many bytes earlier chunks have put in front of it.
-        let (mut earliest, mut inserted) = (args_at as u64, 0u64);
-        let mut position = None;
-        let mut chunk_len = 0u64;
-        for read in view.reads() {
-            if position != Some(read.position) {
-                inserted += crate::wire::xdr::padded(chunk_len as usize) as u64;
-                earliest = earliest.max(position.map_or(0, |at: u32| u64::from(at) + chunk_len));
-                position = Some(read.position);
-                chunk_len = 0;
-                chunks += 1;
-                if chunks > entry.read_chunks {
-                    return Err(too_many);
-                }
-                let at = u64::from(read.position);
-                if !read.position.is_multiple_of(4) || at < earliest || at > inline as u64 + inserted {
-                    return Err(ErrorBody::BadXdr);
-                }
+fn read_reads(
+    view: &View<'_>,
+    entry: &Procedure,
+    args_at: usize,
+    inline: usize,
+    fetch: &mut Fetch,
+) -> Result<(), ErrorBody> {
+    let mut chunks = 0;
+    // Where the next chunk may start at the earliest, and how many bytes earlier chunks have put in front of it.
+    let (mut earliest, mut inserted) = (args_at as u64, 0u64);
+    let mut position = None;
+    let mut chunk_len = 0u64;
+    for read in view.reads() {
+        if position != Some(read.position) {
+            inserted += padded(chunk_len as usize) as u64;
+            earliest = earliest.max(position.map_or(0, |at: u32| u64::from(at) + chunk_len));
+            position = Some(read.position);
+            chunk_len = 0;
+            chunks += 1;
+            if chunks > entry.read_chunks {
+                return Err(ErrorBody::ReadChunks { max: entry.read_chunks as u32 });
             }
-            chunk_len += u64::from(read.target.length);
-            if chunk_len > entry.read_chunk_len as u64 || read.target.length == 0 {
+            let at = u64::from(read.position);
+            if !read.position.is_multiple_of(4) || at < earliest || at > inline as u64 + inserted {
                 return Err(ErrorBody::BadXdr);
             }
-            fetch
-                .try_push((read.position - args_at as u32, read.target))
-                .map_err(|_| ErrorBody::Segments { max: MAX_SEGMENTS as u32 })?;
         }
-        Ok(())
+        chunk_len += u64::from(read.target.length);
+        if chunk_len > entry.read_chunk_len as u64 || read.target.length == 0 {
+            return Err(ErrorBody::BadXdr);
+        }
+        fetch
+            .try_push((read.position - args_at as u32, read.target))
+            .map_err(|_| ErrorBody::Segments { max: MAX_SEGMENTS as u32 })?;
     }
+    Ok(())
+}
 
-    fn check_writes(view: &View<'_>, entry: &Procedure, parsed: &mut ParsedHeader) -> Result<(), ErrorBody> {
-        for chunk in view.writes() {
-            if parsed.counts.len() == entry.write_chunks {
-                return Err(ErrorBody::WriteChunks { max: entry.write_chunks as u32 });
-            }
-            parsed.counts.push(chunk.len() as u32);
-            for segment in chunk.segments() {
-                parsed.segments.try_push(segment).map_err(|_| ErrorBody::Segments { max: MAX_SEGMENTS as u32 })?;
-            }
+fn read_writes(view: &View<'_>, entry: &Procedure, call: &mut ServerCall) -> Result<(), ErrorBody> {
+    for chunk in view.writes() {
+        if call.results.len() == entry.write_chunks {
+            return Err(ErrorBody::WriteChunks { max: entry.write_chunks as u32 });
         }
-        Ok(())
+        let capacity = chunk.total_length().min(u64::from(u32::MAX)) as u32;
+        let segments = chunk.len() as u32;
+        call.results.push(ResultChunk { capacity, len: 0, bytes: ResultBytes::Empty, segments });
+        for segment in chunk.segments() {
+            call.segments.try_push(segment).map_err(|_| ErrorBody::Segments { max: MAX_SEGMENTS as u32 })?;
+        }
     }
+    Ok(())
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
+use super::chunks::ChunkMemory;
 use super::outgoing::{CallRequest, headroom};
 use super::{ConnRef, Notice, OpenError, Shard, Sink};
 use crate::config::{Config, POLL_BATCH};
@@ -28,6 +29,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// An RPC message on its way from another thread: short ones within the ring's slot.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "the large one is the one that is frequent")]
 pub(crate) enum Message {
     Short([u8; 232], u16),
     Long(Vec<u8>),
@@ -61,8 +63,8 @@ impl Message {
 pub(crate) struct RemoteCall {
     pub(crate) conn: ConnRef,
     pub(crate) message: Message,
-    /// Read chunks: position in the message, and data.
-    pub(crate) send: ArrayVec<(u32, Buf), MAX_CHUNKS>,
+    /// Its chunks; those to be received get their memory from the shard.
+    pub(crate) memory: Option<ChunkMemory>,
     /// Write chunks: bytes of each.
     pub(crate) receive: ArrayVec<u32, MAX_CHUNKS>,
     pub(crate) deadline: Option<Duration>,
@@ -271,15 +273,16 @@ impl<F: Fabric> Shard<F> {
 
     #[inline]
     fn remote_call(&mut self, call: RemoteCall) {
-        let RemoteCall { conn, message, send, receive, deadline, completer } = call;
+        let RemoteCall { conn, message, mut memory, receive, deadline, completer } = call;
         let sink = Sink::Thread(completer);
-        let room = headroom(!send.is_empty() || !receive.is_empty());
+        let room = headroom(memory.is_some());
         let bytes = message.bytes();
-        let mut memory = ArrayVec::new();
-        for &len in &receive {
-            match self.alloc_exposed(conn, len as usize) {
-                Ok(buf) => memory.push(buf),
-                Err(error) => return self.tell(sink, 0, Err(error)),
+        if let Some(memory) = &mut memory {
+            for &len in &receive {
+                match self.alloc_exposed(conn, len as usize) {
+                    Ok(buf) => memory.receive.push(buf),
+                    Err(error) => return self.tell(sink, 0, Err(error)),
+                }
             }
         }
         let Some(mut buf) = self.alloc(room + bytes.len()) else {
@@ -287,7 +290,7 @@ impl<F: Fabric> Shard<F> {
         };
         buf.set_window(room, bytes.len());
         buf.copy_from_slice(bytes);
-        let request = CallRequest { message: buf, send, receive: memory, deadline, token: 0, sink };
+        let request = CallRequest { message: buf, memory, deadline, token: 0, sink };
         self.start_call(conn, request);
     }
 }

@@ -60,6 +60,17 @@ fn auto_says_what_it_got_and_how_to_get_better() {
 }
 
 #[test]
+fn memory_for_strangers_is_never_hugetlb() {
+    let arena = Arena::new(&config(8 << 20, PagePolicy::NoHugetlb)).unwrap();
+    let line = arena.report().to_string();
+    assert!(!arena.report().pages.is_hugetlb() && !line.contains("nr_hugepages"), "{line}");
+    if host::shmem_enabled() == "never" {
+        assert!(line.contains("; for transparent huge pages allow them: `echo advise"), "{line}");
+    }
+    crate::PeerMapping::map(arena.fd().try_clone_to_owned().unwrap(), 8 << 20).unwrap();
+}
+
+#[test]
 fn auto_does_not_waste_large_pages_on_small_arenas() {
     let arena = Arena::new(&config(64 << 10, PagePolicy::Auto)).unwrap();
     assert_eq!((arena.len(), arena.report().pages), (64 << 10, PageSize::Small));
@@ -121,7 +132,8 @@ fn binding_reaches_the_kernel() {
     let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
     let line = maps.lines().find(|line| line.starts_with(&start)).unwrap();
     assert!(line.contains(" bind:0 "), "{line}");
-    // A node beyond one word of the mask that no machine has: the kernel says no, instead of reading past the mask.
+    // A node beyond one word of the mask that no machine has: the kernel says no, instead of reading past the
+    // mask.
     assert!(arena.0.map.bind(900).is_err());
 }
 
@@ -139,8 +151,10 @@ fn prefault_allocates_and_its_absence_does_not() {
 fn impossible_sizes_are_errors() {
     assert!(matches!(Arena::new(&config(0, PagePolicy::Auto)), Err(MemError::Empty)));
     for bytes in [usize::MAX, isize::MAX as usize, 1 << 62] {
-        let error = Arena::new(&config(bytes, PagePolicy::Small)).unwrap_err();
-        assert!(matches!(error, MemError::System { .. }), "{error}");
+        for pages in [PagePolicy::Small, PagePolicy::Auto] {
+            let error = Arena::new(&config(bytes, pages)).unwrap_err();
+            assert!(matches!(error, MemError::System { .. }), "{error}");
+        }
     }
 }
 

@@ -76,6 +76,24 @@ fn frozen_is_shared_between_threads_and_comes_home_once() {
 }
 
 #[test]
+fn a_part_of_frozen_keeps_the_whole() {
+    let pool = pool(&[(64, 1)]);
+    let mut buf = filled(&pool, b"..shared");
+    buf.set_window(2, 6);
+    let frozen = buf.freeze();
+    let part = frozen.part(1, 4);
+    assert_eq!((&*part, &*part.part(3, 1), &*part.part(4, 0)), (&b"hare"[..], &b"e"[..], &b""[..]));
+    for (start, len) in [(0, 7), (7, 0), (usize::MAX, 1), (1, usize::MAX)] {
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| frozen.part(start, len)));
+        assert!(refused.is_err(), "{start}+{len}");
+    }
+    drop(frozen);
+    assert_eq!(pool.stats().classes[0].free, 0);
+    drop(part);
+    assert_eq!(pool.close(), Ok(()));
+}
+
+#[test]
 fn lent_is_reclaimed_by_its_only_clone() {
     let pool = pool(&[(64, 1)]);
     let mut buf = filled(&pool, b"....abcd");

@@ -1,6 +1,7 @@
 //! Whole pools under loom: buffers and shared buffers that outlive their pool on other threads.
 
-use crate::sync::thread;
+use crate::sync::cell::UnsafeCell;
+use crate::sync::{Arc, thread};
 use crate::{Arena, ArenaConfig, Class, PagePolicy, Pool};
 
 /// One arena for all interleavings: it is not what is explored.
@@ -33,17 +34,32 @@ fn loom_a_pool_dropped_while_its_buffers_return() {
 }
 
 #[test]
-fn loom_a_shared_buffer_comes_home_once() {
+fn loom_a_shared_buffer_comes_home_once_all_have_read_it() {
     let arena = arena();
     loom::model(move || {
         let pool = Pool::in_arena(arena.clone(), &[Class { size: 64, count: 1 }]).unwrap();
+        // Stands for the bytes: loom fails if the write below is not ordered behind every read.
+        let bytes = Arc::new(UnsafeCell::new(0));
         let frozen = pool.alloc(1).unwrap().freeze();
-        let threads =
-            [frozen.clone(), frozen.clone()].map(|clone| thread::spawn(move || drop(clone.clone())));
+        let readers = [frozen.clone(), frozen.clone()].map(|clone| {
+            let bytes = bytes.clone();
+            thread::spawn(move || {
+                #[expect(unsafe_code, reason = "the access that loom watches")]
+                // SAFETY: a clone is alive, so nobody writes; that is what this test proves.
+                let byte = bytes.with(|byte| unsafe { *byte });
+                drop(clone);
+                byte
+            })
+        });
         drop(frozen);
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
         pool.drain_remote();
-        assert_eq!(pool.stats().classes[0].free, 1);
+        if let Some(_buf) = pool.alloc(1) {
+            #[expect(unsafe_code, reason = "the access that loom watches")]
+            // SAFETY: the buffer is ours alone; that is what this test proves.
+            bytes.with_mut(|byte| unsafe { *byte = 1 });
+        }
+        readers.into_iter().for_each(|reader| assert_eq!(reader.join().unwrap(), 0));
+        pool.drain_remote();
         assert_eq!(pool.close(), Ok(()));
         assert_freed(&arena);
     });

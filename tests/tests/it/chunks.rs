@@ -165,7 +165,7 @@ fn memory_of_others_is_refused() {
     let others = client.alloc(second, 10).unwrap();
     let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
     call.send_chunk(4, others).unwrap();
-    assert_eq!(client.call(call).map(drop), Err(CallError::NoMemory));
+    assert_eq!(client.call(call).map(drop), Err(CallError::ForeignMemory));
     let mut call = client.prepare(STORE, 4).unwrap();
     let data = client.alloc(first, 10).unwrap();
     let data = call.send_chunk(4, data).unwrap_err();

@@ -266,7 +266,7 @@ fn random_messages_break_nothing() {
                 // A good message with some words changed, cut off, or noise.
                 let call = call_bytes(9, PROGRAM, VERSION, 1 + random.below(6) as u32, &[0; 40]);
                 let target =
-                    Segment { handle: random.number() as u32, length: random.below(9000) as u32, offset: 0 };
+                    Segment { handle: random.draw() as u32, length: random.below(9000) as u32, offset: 0 };
                 let reads = [ReadSegment { position: 44, target }];
                 let writes = WriteList { counts: &[1], segments: &[target] };
                 let chunks = match random.below(4) {
@@ -278,12 +278,12 @@ fn random_messages_break_nothing() {
                 let mut bytes = peer.message(9, Flags::NONE, Body::Msg(chunks), &call);
                 for _ in 0..random.below(4) {
                     let at = random.below(bytes.len());
-                    bytes[at] = random.number() as u8;
+                    bytes[at] = random.draw() as u8;
                 }
                 if random.once_in(4) {
                     bytes.truncate(1 + random.below(bytes.len()));
                 }
-                let invalidate = random.once_in(20).then(|| random.number() as u32);
+                let invalidate = random.once_in(20).then(|| random.draw() as u32);
                 peer.send_invalidating(&bytes, invalidate);
                 peer.turn();
                 if peer.is_over() {

@@ -277,7 +277,7 @@ fn sleep<F: Fabric>(
     let n = w.server.fabric.poll_cq(&mut w.server.completions, 64);
     same("completions before the sleep", n, 0)?;
     act(w)?;
-    let start = Instant::now();
+    let start = now();
     w.server.fabric.wait(Some(PATIENCE));
     Ok(start.elapsed())
 }
@@ -312,7 +312,7 @@ fn wakes_for_completion<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.server.post(s, [patient])?;
     let slept = sleep(w, |w| {
         let mut got = Vec::new();
-        let start = Instant::now();
+        let start = now();
         while w.client.take(c, Opcode::Recv).is_none() {
             ensure!(start.elapsed() < PATIENCE, "the message does not arrive");
             w.client.turn();

@@ -7,6 +7,7 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "messages arrive whole and in order", check: order },
         Case { name: "messages of every length arrive", check: lengths },
         Case { name: "many messages, through every place of the rings", check: volume },
+        Case { name: "a long conversation of short messages", check: conversation },
         Case { name: "a shared receive queue serves all connections", check: shared_queue },
         Case { name: "a queue pair's own receive queue is its own", check: own_queue },
         Case { name: "a chain is carried out in order", check: chain },
@@ -79,6 +80,25 @@ fn volume<F: Fabric>(w: &mut World<F>) -> Outcome {
         }
         (got == total).then_some(Ok(()))
     })?
+}
+
+fn conversation<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.server.post_receives(None, 1)?;
+    w.client.post_receives(None, 1)?;
+    for i in 0..6000 {
+        let call = w.client.quiet_send(0, &pattern(i, 100))?;
+        w.client.post(c, [call])?;
+        let got = w.server_done(s, Opcode::Recv)?;
+        same("call", bytes(&got)?, &pattern(i, 100)[..])?;
+        w.server.fabric.post_recv(None, &mut got.buf.into_iter().collect());
+        let reply = w.server.quiet_send(0, &pattern(i + 1, 100))?;
+        w.server.post(s, [reply])?;
+        let got = w.client_done(c, Opcode::Recv)?;
+        same("reply", bytes(&got)?, &pattern(i + 1, 100)[..])?;
+        w.client.fabric.post_recv(None, &mut got.buf.into_iter().collect());
+    }
+    Ok(())
 }
 
 fn shared_queue<F: Fabric>(w: &mut World<F>) -> Outcome {

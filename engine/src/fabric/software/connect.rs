@@ -11,14 +11,15 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::Shutdown;
 
+use super::SoftwareFabric;
 use super::address::{self, SoftwareListener, system};
-use super::config::{MAX_WINDOWS, RING_BYTES};
+use super::config::MAX_WINDOWS;
 use super::memory::{Layout, Side};
-use super::message::{Descriptors, MAX_PRIVATE_DATA, Message, Received};
+use super::message::{MAX_PRIVATE_DATA, Message, Received};
 use super::qp::{Parts, Qp, State};
 use super::region;
+use super::request::{Offer, Request};
 use super::window::{ENTRY, OwnWindows, PeerWindows};
-use super::{SoftwareConfig, SoftwareFabric};
 use crate::fabric::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId, Waker};
 
 /// Sockets with news that one look takes in; the others follow in the next.
@@ -33,34 +34,13 @@ const SHORT_TICK: Duration = Duration::from_micros(100);
 pub(super) struct Connections {
     epoll: OwnedFd,
     waker: Arc<OwnedFd>,
-    listeners: Vec<SoftwareListener>,
-    requests: Vec<Request>,
-    next_request: u64,
+    pub(super) listeners: Vec<SoftwareListener>,
+    pub(super) requests: Vec<Request>,
+    pub(super) next_request: u64,
     dials: Vec<Dial>,
     partings: Vec<Parting>,
     random: std::hash::RandomState,
-}
-
-/// A connection that somebody else has started.
-#[derive(Debug)]
-struct Request {
-    id: RequestId,
-    socket: OwnedFd,
-    peer: String,
-    deadline: Instant,
-    /// What was said, once it was; from then on it is the owner's turn.
-    offer: Option<Offer>,
-}
-
-/// A Hello that was found good.
-#[derive(Debug)]
-struct Offer {
-    layout: Layout,
-    ring: PeerMapping,
-    table: PeerMapping,
-    windows: u32,
-    max_message: u32,
-    may_sleep: bool,
+    randoms: u64,
 }
 
 /// A connection of ours that the listener's queue had no room for yet.
@@ -83,7 +63,7 @@ struct Parting {
 
 /// What an epoll event is about, in 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Token {
+pub(super) enum Token {
     Waker,
     Listener,
     Request(u64),
@@ -113,6 +93,11 @@ impl Token {
     }
 }
 
+/// The clock of connection management, which is called now and then. Nothing on the path of messages reads it.
+pub(super) fn now() -> Instant {
+    Instant::now()
+}
+
 impl Connections {
     pub(super) fn new() -> Result<Self, FabricError> {
         let limit = |call: &str, e| {
@@ -132,6 +117,7 @@ impl Connections {
             dials: Vec::new(),
             partings: Vec::new(),
             random: std::hash::RandomState::new(),
+            randoms: 0,
         })
     }
 
@@ -176,126 +162,27 @@ impl Connections {
             let _ = rustix::net::shutdown(socket, Shutdown::Write);
         }
         if !windows.revoke_all() {
-            self.partings.push(Parting { socket, windows, deadline: Instant::now() + linger });
+            self.partings.push(Parting { socket, windows, deadline: now() + linger });
         }
     }
 
-    fn watch(&self, socket: BorrowedFd<'_>, token: Token) -> Result<(), FabricError> {
+    pub(super) fn watch(&self, socket: BorrowedFd<'_>, token: Token) -> Result<(), FabricError> {
         let flags = EventFlags::IN | EventFlags::RDHUP;
         epoll::add(&self.epoll, socket, token.data(), flags)
             .map_err(|e| system("epoll_ctl (limit: /proc/sys/fs/epoll/max_user_watches)", e))
     }
 
-    fn random(&self) -> u32 {
+    /// Another number each time, hard to guess from outside.
+    fn random(&mut self) -> u32 {
+        self.randoms += 1;
         let mut hasher = self.random.build_hasher();
-        hasher.write_u64(self.next_request);
+        hasher.write_u64(self.randoms);
         hasher.finish() as u32
-    }
-
-    /// Takes connections of the listeners, and reads what they say at once: an honest one has said it already.
-    fn accept_sockets(&mut self, config: &SoftwareConfig, events: &mut impl Extend<ControlEvent>) {
-        // Bounded, so that a storm of connections leaves time for those that are there.
-        for _ in 0..config.max_handshakes {
-            let Some((socket, peer)) = self.listeners.iter().find_map(SoftwareListener::accept) else {
-                return;
-            };
-            if self.requests.len() >= config.max_handshakes && !self.drop_oldest_silent() {
-                log::warn!(
-                    "software fabric: {peer} refused: {} requests wait for an answer",
-                    self.requests.len()
-                );
-                continue;
-            }
-            let id = RequestId(self.next_request);
-            self.next_request += 1;
-            if let Err(error) = self.watch(socket.as_fd(), Token::Request(id.0)) {
-                log::warn!("software fabric: {peer} refused: {error}");
-                continue;
-            }
-            let deadline = Instant::now() + config.handshake_timeout;
-            self.requests.push(Request { id, socket, peer, deadline, offer: None });
-            self.read_request(id, config, events);
-        }
-    }
-
-    fn drop_oldest_silent(&mut self) -> bool {
-        let silent = self.requests.iter().enumerate().filter(|(_, r)| r.offer.is_none());
-        let oldest = silent.min_by_key(|(_, r)| r.deadline).map(|(at, _)| at);
-        oldest.map(|at| self.requests.swap_remove(at)).is_some()
-    }
-
-    fn read_request(
-        &mut self,
-        id: RequestId,
-        config: &SoftwareConfig,
-        events: &mut impl Extend<ControlEvent>,
-    ) {
-        let Some(at) = self.requests.iter().position(|r| r.id == id) else { return };
-        let request = &mut self.requests[at];
-        let refused = match (Message::receive(request.socket.as_fd()), request.offer.is_some()) {
-            (Received::Empty, _) => return,
-            (
-                Received::Message(
-                    Message::Hello { may_sleep, ring_bytes, max_message, windows, private_data },
-                    fds,
-                ),
-                false,
-            ) => match Offer::check(config, may_sleep, ring_bytes, max_message, windows, fds) {
-                Ok(offer) => {
-                    request.offer = Some(offer);
-                    let peer = request.peer.clone();
-                    events.extend([ControlEvent::ConnectRequest { request: id, private_data, peer }]);
-                    return;
-                }
-                Err(why) => why,
-            },
-            (Received::Message(..), _) => "a message out of turn".to_owned(),
-            (Received::Closed, _) => "it closed the connection".to_owned(),
-            (Received::Garbage(why), _) => why.to_owned(),
-        };
-        log::info!("software fabric: connect request of {}: {refused}", request.peer);
-        self.requests.swap_remove(at);
-    }
-}
-
-impl Offer {
-    fn check(
-        config: &SoftwareConfig,
-        may_sleep: bool,
-        ring_bytes: u32,
-        max_message: u32,
-        windows: u32,
-        fds: Descriptors,
-    ) -> Result<Self, String> {
-        let [ring, table] =
-            fds.into_inner().map_err(|fds| format!("{} descriptors instead of 2", fds.len()))?;
-        if !ring_bytes.is_power_of_two() || !RING_BYTES.contains(&(ring_bytes as usize)) {
-            return Err(format!("rings of {ring_bytes} bytes"));
-        }
-        if max_message == 0 || max_message > ring_bytes / 2 {
-            return Err(format!("messages of {max_message} bytes in rings of {ring_bytes}"));
-        }
-        let layout = Layout::new(ring_bytes);
-        let mapped = layout.bytes() as u64 + table_bytes(windows)? as u64;
-        if mapped > config.max_mapped_per_peer {
-            return Err(format!(
-                "{mapped} bytes to map; max_mapped_per_peer is {}",
-                config.max_mapped_per_peer
-            ));
-        }
-        Ok(Self {
-            layout,
-            ring: region::map(ring, layout.bytes() as u64)?,
-            table: region::map(table, table_bytes(windows)? as u64)?,
-            windows,
-            max_message,
-            may_sleep,
-        })
     }
 }
 
 /// Bytes of a table of windows: whole pages, at least one.
-fn table_bytes(windows: u32) -> Result<usize, String> {
+pub(super) fn table_bytes(windows: u32) -> Result<usize, String> {
     if windows as usize > MAX_WINDOWS {
         return Err(format!("{windows} windows; at most {MAX_WINDOWS} are allowed"));
     }
@@ -303,16 +190,16 @@ fn table_bytes(windows: u32) -> Result<usize, String> {
 }
 
 /// Makes memory to share: its mapping, and the descriptor for the peer.
-fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), FabricError> {
+pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), FabricError> {
     let shared = SharedMapping::create(bytes, name).map_err(|e| system(name, e))?;
     let dup = || shared.fd().try_clone_to_owned().map_err(|e| system("dup (limit: ulimit -n)", e));
-    let mapping = PeerMapping::map_trusted(dup()?, bytes).map_err(|e| system(name, e))?;
+    let mapping = PeerMapping::map(dup()?, bytes).map_err(|e| system(name, e))?;
     Ok((mapping, dup()?))
 }
 
 impl SoftwareFabric {
     /// What both ends of a new connection have in common.
-    fn own_windows(&self, params: &ConnectParams) -> Result<(OwnWindows, OwnedFd, u64), FabricError> {
+    fn own_windows(&mut self, params: &ConnectParams) -> Result<(OwnWindows, OwnedFd, u64), FabricError> {
         if params.private_data.len() > MAX_PRIVATE_DATA {
             let got = params.private_data.len();
             return Err(FabricError::Misuse(format!(
@@ -339,7 +226,7 @@ impl SoftwareFabric {
         let config = &self.common.config;
         let layout = Layout::new(config.ring_bytes as u32);
         let max_message = config.max_message as u32;
-        let deadline = Instant::now() + config.handshake_timeout;
+        let deadline = now() + config.handshake_timeout;
         let hello = Message::Hello {
             may_sleep: config.may_sleep,
             ring_bytes: config.ring_bytes as u32,
@@ -350,7 +237,6 @@ impl SoftwareFabric {
         let socket = address::connect(to)?;
         let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
         let (windows, table_fd, table_bytes) = self.own_windows(params)?;
-        self.connections.next_request += 1;
         let mapped = layout.bytes() as u64 + table_bytes;
         let id = self.table.insert(|id| {
             Qp::new(Parts { id, side: Side::Connector, layout, ring, windows, params, max_message, mapped })
@@ -473,7 +359,9 @@ impl SoftwareFabric {
         let open = qp.read_socket(&mut self.common);
         match open {
             Ok(true) => {}
-            Err(why) => qp.violation(&mut self.common, &why),
+            Err(why) => {
+                qp.violation(&mut self.common, &why);
+            }
             Ok(false) => {
                 // Its end of the socket stays readable for ever: look no more.
                 if let Some(socket) = qp.socket() {
@@ -482,7 +370,7 @@ impl SoftwareFabric {
                 if matches!(qp.state, State::Up | State::Closing) {
                     qp.state = State::Draining;
                     qp.chores = true;
-                    qp.deadline = Some(Instant::now() + self.common.config.linger);
+                    qp.deadline = Some(now() + self.common.config.linger);
                     self.common.attention.push(id.slot);
                 }
             }
@@ -501,7 +389,7 @@ impl SoftwareFabric {
             }
             Received::Message(Message::Accept { may_sleep, max_message, windows, private_data }, mut fds) => {
                 let table = match (fds.pop(), fds.is_empty(), table_bytes(windows)) {
-                    (Some(fd), true, Ok(bytes)) => region::map(fd, bytes as u64),
+                    (Some(fd), true, Ok(bytes)) => region::map(fd, bytes),
                     (_, _, Err(why)) => Err(why),
                     _ => Err("an answer without its descriptor".to_owned()),
                 };
@@ -543,7 +431,7 @@ impl SoftwareFabric {
         if nothing {
             return;
         }
-        let now = Instant::now();
+        let now = now();
         self.dial_again();
         // Those that the owner has to answer may take as long as they want; their sockets say when they are gone.
         self.connections.requests.retain(|r| r.offer.is_some() || r.deadline > now);
@@ -586,7 +474,7 @@ impl SoftwareFabric {
                 true
             }
             State::Draining => {
-                if late || qp.rx.is_empty(&qp.ring) {
+                if late || qp.rx.peek(&qp.ring) == 0 {
                     qp.fail(&mut self.common, "the peer closed the connection".to_owned());
                     return self.tend_qp(slot, now);
                 }

@@ -126,7 +126,7 @@ impl Layout {
         Span { base: LINES + skip, bytes: self.ring_bytes }
     }
 
-    /// The word in which this side says how far it has come in the other's ring, and whether it refused the record there.
+    /// Two words in which this side says how far it has come in the other's ring, and whether it refused the record there.
     pub(super) fn report(self, by: Side) -> usize {
         if by == Side::Connector { 0 } else { APART }
     }

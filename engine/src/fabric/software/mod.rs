@@ -4,14 +4,14 @@
 //! Nothing of it needs privileges, huge pages or a device.
 //!
 //! # How it is built
-//! - A connection is a Unix socket ([`address`], [`message`]) and a piece of shared memory with two rings, one per direction
-//!   ([`memory`], [`ring`]). The connector makes it and passes the descriptor. It belongs to one queue pair: no peer
+//! - A connection is a Unix socket (`address`, `message`) and a piece of shared memory with two rings, one per direction
+//!   (`memory`, `ring`). The connector makes it and passes the descriptor. It belongs to one queue pair: no peer
 //!   can harm another one's.
 //! - A Send is copied into the ring when it is posted, and out of it, into a Receive, when the peer polls. Its buffer is free after the post.
-//! - Memory is exposed by showing the peer its descriptor, and by an entry in a table of windows ([`window`]). An RDMA
+//! - Memory is exposed by showing the peer its descriptor, and by an entry in a table of windows (`window`). An RDMA
 //!   Read or Write is a copy by the side that posts it, after it has checked the entry. Only memory registered for
 //!   remote access is ever shown, and only once a window of the connection is bound to it.
-//! - Nobody who spins makes system calls. Who sleeps is woken through the connection's socket ([`doorbell`]): a shared
+//! - Nobody who spins makes system calls. Who sleeps is woken through the connection's socket (`doorbell`): a shared
 //!   eventfd could be emptied by any peer that holds it, and the others' wakes with it.
 //!
 //! # What a peer can do
@@ -32,16 +32,22 @@ mod connect;
 mod doorbell;
 mod memory;
 mod message;
+#[cfg(all(test, loom))]
+mod model;
 mod qp;
 mod receive;
 mod region;
+mod request;
+mod retire;
 mod ring;
 mod send;
 mod table;
+#[cfg(test)]
+mod tests;
 mod window;
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
@@ -57,8 +63,6 @@ use super::{
     FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
-/// Empty polls after which a queue pair is looked at less often.
-const IDLE_POLLS: u32 = 4096;
 /// Queue pairs on the cold list that each poll looks at.
 const COLD_POLLS: usize = 2;
 
@@ -135,25 +139,23 @@ impl SoftwareFabric {
                 continue;
             };
             match qp.poll(&mut self.common, out, end) {
-                Polled::Quiet => {
-                    qp.idle += 1;
-                    if qp.idle < IDLE_POLLS {
-                        self.turn += 1;
-                    } else {
-                        self.hot.swap_remove(self.turn);
-                        self.cold.push(slot);
+                Polled::Quiet => self.turn += 1,
+                Polled::Active => {
+                    self.turn += 1;
+                    if out.len() >= end {
+                        return;
                     }
                 }
-                Polled::Active => {
-                    qp.idle = 0;
-                    self.turn += 1;
+                Polled::Idle => {
+                    self.hot.swap_remove(self.turn);
+                    self.cold.push(slot);
                 }
                 Polled::Dead => {
                     self.hot.swap_remove(self.turn);
+                    if out.len() >= end {
+                        return;
+                    }
                 }
-            }
-            if out.len() >= end {
-                return;
             }
         }
     }
@@ -166,7 +168,7 @@ impl SoftwareFabric {
             }
             let Some(&slot) = self.cold.get(self.cold_turn) else { return };
             match self.table.at(slot).map_or(Polled::Dead, |qp| qp.poll(&mut self.common, out, end)) {
-                Polled::Quiet => self.cold_turn += 1,
+                Polled::Quiet | Polled::Idle => self.cold_turn += 1,
                 Polled::Active => {
                     self.cold.swap_remove(self.cold_turn);
                     self.warm(slot);
@@ -241,11 +243,11 @@ impl Fabric for SoftwareFabric {
         match qp.state {
             State::Up => {
                 qp.state = State::Closing;
-                qp.deadline = Some(Instant::now() + self.common.config.linger);
+                qp.deadline = Some(connect::now() + self.common.config.linger);
                 self.common.attention.push(qp.id.slot);
             }
             State::Connecting => {
-                qp.deadline = Some(Instant::now());
+                qp.deadline = Some(connect::now());
                 self.common.attention.push(qp.id.slot);
             }
             State::Closing | State::Draining | State::Error => {}

@@ -11,6 +11,7 @@ use super::doorbell::{Doorbell, Waits};
 use super::memory::{Layout, Memory, Side};
 use super::message::{Message, Received};
 use super::region::{PeerMemory, Regions, Shown};
+use super::retire::RetireQueue;
 use super::ring::{Consumer, Producer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::fabric::{
@@ -51,17 +52,6 @@ pub(super) enum State {
     Error,
 }
 
-/// A request that was carried out and waits for its turn to be reported.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Retire {
-    pub(super) wr_id: u64,
-    /// Reported once the peer has taken everything before this position.
-    pub(super) end: u32,
-    pub(super) opcode: Opcode,
-    pub(super) signalled: bool,
-    pub(super) status: Status,
-}
-
 /// Receives that one queue pair keeps for itself.
 #[derive(Debug)]
 pub(super) struct OwnReceives {
@@ -75,23 +65,22 @@ pub(super) struct Qp {
     // What every poll looks at.
     pub(super) ring: PeerMapping,
     pub(super) rx: Consumer,
-    /// Something waits: reports, completions, requests.
+    /// The next poll has something to do even if no message is there.
     pub(super) chores: bool,
+    /// Something is to be done now and then: acknowledgements in either direction.
+    pub(super) later: bool,
     pub(super) state: State,
     /// A request has failed: nothing behind it is carried out.
     pub(super) halted: bool,
-    /// The peer asked to hear soon of what was taken.
-    pub(super) ack_soon: bool,
     /// The first request waits for room in the ring, and for nothing else.
     pub(super) needs_room: bool,
     pub(super) peer_may_sleep: bool,
-    /// Polls in a row without a message, for the report; and without anything, for the cold list.
-    pub(super) quiet: u32,
+    /// Polls since the last message.
     pub(super) idle: u32,
     pub(super) id: QpId,
     pub(super) tx: Producer,
     pub(super) max_message: u32,
-    pub(super) retire: VecDeque<Retire>,
+    pub(super) retire: RetireQueue,
     pub(super) pending: VecDeque<Posting>,
     pub(super) depth: usize,
     pub(super) own_receives: Option<OwnReceives>,
@@ -115,7 +104,7 @@ pub(super) struct Qp {
 
 /// Why a receiver does not take a record; travels in its report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
+#[repr(u64)]
 pub(super) enum Refusal {
     NotReady = 1,
     InvalidRequest = 2,
@@ -123,7 +112,7 @@ pub(super) enum Refusal {
 
 impl Refusal {
     /// What the sender's request ends with. The word is the peer's: anything is possible.
-    fn status(code: u32) -> Option<Status> {
+    fn status(code: u64) -> Option<Status> {
         match code {
             0 => None,
             1 => Some(Status::RnrRetryExceeded),
@@ -154,17 +143,16 @@ impl Qp {
             ring,
             rx: Consumer::new(layout.ring(side.other())),
             chores: false,
+            later: false,
             state: State::Connecting,
             halted: false,
-            ack_soon: false,
             needs_room: false,
             peer_may_sleep: true,
-            quiet: 0,
             idle: 0,
             id,
             tx: Producer::new(layout.ring(side)),
             max_message,
-            retire: VecDeque::with_capacity(depth + 1),
+            retire: RetireQueue::new(depth),
             pending: VecDeque::new(),
             depth,
             own_receives: params
@@ -197,11 +185,12 @@ impl Qp {
 
     /// Tells the peer how far we have come, and wakes it if it waits for that.
     pub(super) fn report(&mut self) {
-        self.quiet = 0;
-        self.ack_soon = false;
-        let head = u64::from(self.rx.tell());
-        // Pairs with the load in `settle_reported` at the other side.
-        self.ring.publish(self.own_report, head | self.refused.map_or(0, |r| (r as u64) << 32));
+        // Pair with the loads in `settle_reported` and `refusal` at the other side: who finds a refusal finds the head
+        // that it is about.
+        self.ring.publish(self.own_report, self.rx.tell());
+        if let Some(refused) = self.refused {
+            self.ring.publish(self.own_report + 8, refused as u64);
+        }
         if self.peer_may_sleep && self.peer_bell.take_if_anything(&self.ring) {
             self.wake_peer();
         }
@@ -209,6 +198,7 @@ impl Qp {
 
     /// Rings. A full socket has bells in it already; a closed one has nobody behind it.
     #[cold]
+    #[inline(never)]
     pub(super) fn wake_peer(&self) {
         if let Some(socket) = self.socket() {
             let _ = Message::Bell.send(socket, &[]);
@@ -223,7 +213,7 @@ impl Qp {
         if self.rx.untold() != 0 {
             self.report();
         }
-        let waiting = !self.pending.is_empty() || self.retire.iter().any(|r| r.signalled);
+        let waiting = !self.pending.is_empty() || self.retire.has_signalled();
         self.own_bell.set(&self.ring, if waiting { Waits::Anything } else { Waits::Message });
     }
 
@@ -237,30 +227,37 @@ impl Qp {
     /// Whether there is work that no bell will announce: a copy in slices, a window that the peer is busy with, a
     /// message that waits for a Receive.
     pub(super) fn needs_polls(&self) -> bool {
-        self.is_live() && (self.rnr_polls != 0 || !self.pending.is_empty() && !self.needs_room)
+        self.is_live()
+            && (self.rnr_polls != 0 && self.rnr_retry < 7 || !self.pending.is_empty() && !self.needs_room)
     }
 
-    /// Refuses the record at the head of the ring: both sides go to error.
+    /// Refuses the record at the head of the ring: both sides go to error. False: it is over.
     #[cold]
-    pub(super) fn refuse(&mut self, common: &mut Common, why: Refusal, reason: &str) {
+    #[inline(never)]
+    pub(super) fn refuse(&mut self, common: &mut Common, why: Refusal, reason: &str) -> bool {
         self.refused = Some(why);
         self.fail(common, reason.to_owned());
+        false
     }
 
-    /// The peer does what no correct one does.
+    /// The peer does what no correct one does. False: it is over.
     #[cold]
-    pub(super) fn violation(&mut self, common: &mut Common, what: &str) {
+    #[inline(never)]
+    pub(super) fn violation(&mut self, common: &mut Common, what: &str) -> bool {
         common.stats.peer_violations += 1;
         self.fail(common, format!("the peer broke the rules of the fabric: {what}"));
+        false
     }
 
     /// The end: whatever is still posted is flushed.
     #[cold]
+    #[inline(never)]
     pub(super) fn fail(&mut self, common: &mut Common, reason: String) {
         if self.state == State::Error {
             return;
         }
         let told = self.state != State::Connecting;
+        let refused = self.refusal();
         if told {
             self.report();
             self.settle_reported();
@@ -268,7 +265,7 @@ impl Qp {
         self.state = State::Error;
         // The next poll finds it, and drops it from its lists.
         self.chores = true;
-        self.flush(common);
+        self.flush(common, refused);
         common.attention.push(self.id.slot);
         if told {
             log::debug!("{:?}: {reason}", self.id);
@@ -280,19 +277,19 @@ impl Qp {
     #[inline]
     pub(super) fn settle_reported(&mut self) -> bool {
         // Pairs with the publication in `report` at the other side.
-        self.tx.acknowledge(self.ring.load(self.peer_report) as u32)
+        self.tx.acknowledge(self.ring.load(self.peer_report))
     }
 
     /// What the peer says of the first record that it has not taken.
     #[inline]
     pub(super) fn refusal(&self) -> Option<Status> {
-        Refusal::status((self.ring.load(self.peer_report) >> 32) as u32)
+        // Pairs with the publication in `report` at the other side.
+        Refusal::status(self.ring.load(self.peer_report + 8))
     }
 
     /// Ends all that is posted: what the peer has taken is done, the record that it refused says why, the rest is flushed.
-    fn flush(&mut self, common: &mut Common) {
-        let mut refused = self.refusal();
-        for r in self.retire.drain(..) {
+    fn flush(&mut self, common: &mut Common, mut refused: Option<Status>) {
+        while let Some(r) = self.retire.pop() {
             let status =
                 if self.tx.is_acked(r.end) { r.status } else { refused.take().unwrap_or(Status::Flushed) };
             if r.signalled || !status.is_ok() {

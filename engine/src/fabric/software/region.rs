@@ -68,6 +68,11 @@ impl Regions {
     /// Whether memory of this arena may be used in work requests. On the path of every message.
     #[inline]
     pub(super) fn contains(&self, arena: ArenaId) -> bool {
+        self.list.first().is_some_and(|r| r.arena == arena) || self.is_further_down(arena)
+    }
+
+    #[inline(never)]
+    fn is_further_down(&self, arena: ArenaId) -> bool {
         self.list.iter().any(|r| r.arena == arena)
     }
 
@@ -94,19 +99,18 @@ impl PeerMemory {
             return Ok(mapping);
         }
         self.by_inode.retain(|_, mapping| mapping.strong_count() > 0);
-        let mapping = Rc::new(map(fd, bytes)?);
+        let max = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than can be mapped"))?;
+        // Only our own user and root get this far: whoever takes hugetlb pages back under us could as well kill us.
+        let mapping = Rc::new(PeerMapping::map_trusted(fd, max).map_err(|e| e.to_string())?);
         self.by_inode.insert(key, Rc::downgrade(&mapping));
         Ok(mapping)
     }
 }
 
-/// Maps a descriptor of exactly `bytes` that is sealed against shrinking.
-pub(super) fn map(fd: OwnedFd, bytes: u64) -> Result<PeerMapping, String> {
-    let max =
-        usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than this machine can map"))?;
-    // Only our own user and root get this far: whoever takes hugetlb pages back under us could as well kill us.
-    let mapping = PeerMapping::map_trusted(fd, max).map_err(|e| e.to_string())?;
-    if mapping.len() as u64 != bytes {
+/// Maps memory of a connection itself, of exactly `bytes`: sealed against shrinking, in small pages.
+pub(super) fn map(fd: OwnedFd, bytes: usize) -> Result<PeerMapping, String> {
+    let mapping = PeerMapping::map(fd, bytes).map_err(|e| e.to_string())?;
+    if mapping.len() != bytes {
         return Err(format!("memory of {} bytes where {bytes} were announced", mapping.len()));
     }
     Ok(mapping)

@@ -16,58 +16,67 @@ use super::memory::Memory;
 /// Bytes that records are aligned to, one cache line.
 pub(super) const LINE: u32 = 64;
 /// Bytes of a record's header.
-pub(super) const HEADER: u32 = 16;
+pub(super) const HEADER: usize = 16;
 
-/// The first word of a header, 0 while there is no record.
+/// The two words of a header: how long the payload is and what to do with it, how far the sender has come in the other
+/// direction's ring, and a key. The first is 0 while there is no record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Word(pub(super) u64);
+pub(super) struct Header {
+    first: u64,
+    second: u64,
+}
 
-impl Word {
-    const PRESENT: u64 = 1 << 32;
-    const INVALIDATE: u64 = 1 << 33;
-    const WANTS_ACK: u64 = 1 << 34;
-    const KNOWN: u64 = Self::PRESENT | Self::INVALIDATE | Self::WANTS_ACK;
+impl Header {
+    const LEN: u64 = (1 << 24) - 1;
+    const PRESENT: u64 = 1 << 24;
+    const INVALIDATE: u64 = 1 << 25;
+    const UNKNOWN: u64 = 0b1111_1100 << 24;
 
-    /// A message of `len` bytes; whether it names a key to invalidate, whether its sender waits to hear of it.
+    /// A message of `len` bytes; the key that it invalidates; the head of the other direction.
     #[inline]
-    pub(super) fn message(len: u32, invalidate: bool, wants_ack: bool) -> Self {
-        Self(
-            u64::from(len)
-                | Self::PRESENT
-                | if invalidate { Self::INVALIDATE } else { 0 }
-                | if wants_ack { Self::WANTS_ACK } else { 0 },
-        )
+    pub(super) fn message(len: u32, invalidate: Option<u32>, head: u64) -> Self {
+        let first = u64::from(len)
+            | Self::PRESENT
+            | if invalidate.is_some() { Self::INVALIDATE } else { 0 }
+            | head << 32;
+        Self { first, second: u64::from(invalidate.unwrap_or(0)) | head >> 32 << 32 }
+    }
+
+    /// As they lie in memory.
+    #[cfg(test)]
+    pub(super) fn words(self) -> (u64, u64) {
+        (self.first, self.second)
     }
 
     /// Payload bytes.
     #[inline]
     pub(super) fn len(self) -> u32 {
-        self.0 as u32
+        (self.first & Self::LEN) as u32
     }
 
-    /// The header names a key to invalidate.
+    /// The key to invalidate.
     #[inline]
-    pub(super) fn invalidates(self) -> bool {
-        self.0 & Self::INVALIDATE != 0
+    pub(super) fn invalidate(self) -> Option<u32> {
+        (self.first & Self::INVALIDATE != 0).then_some(self.second as u32)
     }
 
-    /// The sender has asked for a completion.
+    /// How far the sender has come in the other direction's ring.
     #[inline]
-    pub(super) fn wants_ack(self) -> bool {
-        self.0 & Self::WANTS_ACK != 0
+    pub(super) fn head(self) -> u64 {
+        self.first >> 32 | self.second >> 32 << 32
     }
 
     /// Whether a correct producer may have written it.
     #[inline]
     pub(super) fn is_valid(self, max_message: u32) -> bool {
-        self.0 >> 32 & !(Self::KNOWN >> 32) == 0 && self.0 & Self::PRESENT != 0 && self.len() <= max_message
+        self.first & (Self::UNKNOWN | Self::PRESENT) == Self::PRESENT && self.len() <= max_message
     }
 }
 
 /// Bytes that a record with this payload takes.
 #[inline]
-fn record_bytes(len: u32) -> u32 {
-    (HEADER + len + (LINE - 1)) & !(LINE - 1)
+fn record_bytes(len: u32) -> u64 {
+    u64::from((HEADER as u32 + len + (LINE - 1)) & !(LINE - 1))
 }
 
 /// Where a ring lies in its mapping.
@@ -81,40 +90,42 @@ pub(super) struct Span {
 
 impl Span {
     #[inline]
-    fn at(self, position: u32) -> usize {
-        self.base + (position & (self.bytes - 1)) as usize
+    fn at(self, position: u64) -> usize {
+        self.base + (position & u64::from(self.bytes - 1)) as usize
     }
 
-    /// The ring's bytes from `position` on: how many there are before the end, at most `len`.
+    /// Of `len` payload bytes behind the header at `at`, those before the end of the ring.
     #[inline]
-    fn before_end(self, position: u32, len: usize) -> usize {
-        len.min((self.bytes - (position & (self.bytes - 1))) as usize)
+    fn before_end(self, at: usize, len: usize) -> usize {
+        len.min(self.base + self.bytes as usize - at - HEADER)
     }
 }
 
-/// The sending end. Positions count bytes since the beginning, modulo 2^32.
+/// The sending end. Positions count bytes since the beginning.
 #[derive(Debug)]
 pub(super) struct Producer {
     span: Span,
-    sent: u32,
-    acked: u32,
+    /// Where `sent` lies.
+    at: usize,
+    sent: u64,
+    acked: u64,
 }
 
 impl Producer {
     pub(super) fn new(span: Span) -> Self {
-        Self { span, sent: 0, acked: 0 }
+        Self { span, at: span.base, sent: 0, acked: 0 }
     }
 
     /// End of what was published.
     #[inline]
-    pub(super) fn sent(&self) -> u32 {
+    pub(super) fn sent(&self) -> u64 {
         self.sent
     }
 
     /// Whether the consumer has taken everything before `position`.
     #[inline]
-    pub(super) fn is_acked(&self, position: u32) -> bool {
-        (self.acked.wrapping_sub(position) as i32) >= 0
+    pub(super) fn is_acked(&self, position: u64) -> bool {
+        position <= self.acked
     }
 
     /// Whether everything that was published has been taken.
@@ -126,38 +137,37 @@ impl Producer {
     /// Whether a record with this payload fits now; the word behind it has to fit too.
     #[inline]
     pub(super) fn has_room(&self, len: u32) -> bool {
-        self.span.bytes - self.sent.wrapping_sub(self.acked) >= record_bytes(len) + LINE
+        self.sent - self.acked + record_bytes(len) + u64::from(LINE) <= u64::from(self.span.bytes)
     }
 
     /// Publishes one record. The caller has asked [`has_room`](Self::has_room).
     #[inline]
-    pub(super) fn push(&mut self, memory: &impl Memory, word: Word, tail: u64, payload: &[u8]) {
-        let header = self.span.at(self.sent);
-        let end = self.sent.wrapping_add(record_bytes(word.len()));
-        memory.store_relaxed(self.span.at(end), 0);
-        memory.store_relaxed(header + 8, tail);
-        let body = self.sent.wrapping_add(HEADER);
-        let first = self.span.before_end(body, payload.len());
+    pub(super) fn push(&mut self, memory: &impl Memory, header: Header, payload: &[u8]) {
+        let at = self.at;
+        self.sent += record_bytes(header.len());
+        self.at = self.span.at(self.sent);
+        memory.store_relaxed(self.at, 0);
+        memory.store_relaxed(at + 8, header.second);
+        let first = self.span.before_end(at, payload.len());
         if first == payload.len() {
-            memory.write(header + HEADER as usize, payload);
+            memory.write(at + HEADER, payload);
         } else {
-            memory.write(header + HEADER as usize, &payload[..first]);
+            memory.write(at + HEADER, &payload[..first]);
             memory.write(self.span.base, &payload[first..]);
         }
         // Pairs with the load in `Consumer::peek`: who sees the word sees the record and the zero behind it.
-        memory.publish(header, word.0);
-        self.sent = end;
+        memory.publish(at, header.first);
     }
 
-    /// Takes the consumer's word for how far it has come. False if that cannot be.
+    /// Takes the consumer's word for how far it has come. False if that cannot be. The two ways that heads travel
+    /// may overtake each other: an old one is no lie.
     #[inline]
-    pub(super) fn acknowledge(&mut self, head: u32) -> bool {
-        if head.wrapping_sub(self.acked) <= self.sent.wrapping_sub(self.acked) {
-            self.acked = head;
-            return true;
+    pub(super) fn acknowledge(&mut self, head: u64) -> bool {
+        if head > self.sent {
+            return false;
         }
-        // The two ways that heads travel may overtake each other: an old one is no lie.
-        (self.acked.wrapping_sub(head) as i32) >= 0
+        self.acked = self.acked.max(head);
+        true
     }
 }
 
@@ -165,43 +175,39 @@ impl Producer {
 #[derive(Debug)]
 pub(super) struct Consumer {
     span: Span,
-    head: u32,
-    told: u32,
+    /// Where `head` lies.
+    at: usize,
+    head: u64,
+    told: u64,
 }
 
 impl Consumer {
     pub(super) fn new(span: Span) -> Self {
-        Self { span, head: 0, told: 0 }
+        Self { span, at: span.base, head: 0, told: 0 }
     }
 
-    /// The word that the next record begins with, or 0.
+    /// The first word of the next record's header, or 0.
     #[inline]
-    pub(super) fn peek(&self, memory: &impl Memory) -> Word {
+    pub(super) fn peek(&self, memory: &impl Memory) -> u64 {
         // Pairs with the publication in `Producer::push`.
-        Word(memory.load(self.span.at(self.head)))
+        memory.load(self.at)
     }
 
-    /// Whether everything published has been taken.
-    pub(super) fn is_empty(&self, memory: &impl Memory) -> bool {
-        self.peek(memory) == Word(0)
-    }
-
-    /// The second word of the record that `peek` has found.
+    /// The header of the record that `peek` has found.
     #[inline]
-    pub(super) fn tail(&self, memory: &impl Memory) -> u64 {
-        memory.load_relaxed(self.span.at(self.head) + 8)
+    pub(super) fn header(&self, memory: &impl Memory, first: u64) -> Header {
+        Header { first, second: memory.load_relaxed(self.at + 8) }
     }
 
     /// Copies the payload of the record that `peek` has found; its length is the checked one.
     #[inline]
     pub(super) fn copy(&self, memory: &impl Memory, to: &mut [u8]) {
-        let header = self.span.at(self.head);
-        let first = self.span.before_end(self.head.wrapping_add(HEADER), to.len());
+        let first = self.span.before_end(self.at, to.len());
         if first == to.len() {
-            memory.read(header + HEADER as usize, to);
+            memory.read(self.at + HEADER, to);
         } else {
             let (front, back) = to.split_at_mut(first);
-            memory.read(header + HEADER as usize, front);
+            memory.read(self.at + HEADER, front);
             memory.read(self.span.base, back);
         }
     }
@@ -209,25 +215,26 @@ impl Consumer {
     /// Steps over the record.
     #[inline]
     pub(super) fn advance(&mut self, len: u32) {
-        self.head = self.head.wrapping_add(record_bytes(len));
+        self.head += record_bytes(len);
+        self.at = self.span.at(self.head);
     }
 
     /// How far it has come, to be told to the producer by whoever asks.
     #[inline]
-    pub(super) fn tell(&mut self) -> u32 {
+    pub(super) fn tell(&mut self) -> u64 {
         self.told = self.head;
         self.head
     }
 
     /// Bytes taken that the producer has not been told of.
     #[inline]
-    pub(super) fn untold(&self) -> u32 {
-        self.head.wrapping_sub(self.told)
+    pub(super) fn untold(&self) -> u64 {
+        self.head - self.told
     }
 
-    /// Size of the ring.
+    /// Whether so much is untold that the producer may run out of room.
     #[inline]
-    pub(super) fn bytes(&self) -> u32 {
-        self.span.bytes
+    pub(super) fn owes_report(&self) -> bool {
+        self.untold() > u64::from(self.span.bytes) / 4
     }
 }

@@ -4,8 +4,9 @@
 use rpcrdma_mempool::{Lent, PeerMapping};
 
 use super::message::Message;
-use super::qp::{Common, Qp, Retire, State, ended, opcode};
-use super::ring::Word;
+use super::qp::{Common, Qp, State, ended, opcode};
+use super::retire::Retire;
+use super::ring::Header;
 use super::window::{Exposure, Revoked};
 use crate::fabric::{
     Access, Completion, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest,
@@ -13,6 +14,9 @@ use crate::fabric::{
 
 /// Bytes that one queue pair may copy per post or poll, so that the others get their turn.
 const COPY_BUDGET: usize = 1 << 20;
+
+const FOREIGN: &str = "memory that is not registered with this fabric";
+const BOUNDS: &str = "bytes outside of the buffer";
 
 /// How far a work request came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,15 +31,14 @@ impl Qp {
     /// Posts a chain; see [`Fabric::post_send`](crate::fabric::Fabric::post_send).
     #[inline]
     pub(super) fn post(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        if !matches!(self.state, State::Up | State::Closing) || !self.pending.is_empty() || self.halted {
+        if self.state != State::Up || !self.pending.is_empty() || self.halted {
             return self.post_behind(common, chain, 0);
         }
         let before = self.tx.sent();
         let mut budget = COPY_BUDGET;
         let mut result = Ok(());
-        let mut done = 0;
-        let mut waits = false;
-        while let Some(posting) = chain.get_mut(done) {
+        let (mut done, mut signalled) = (0, 0);
+        for posting in chain.iter_mut() {
             if self.retire.len() >= self.depth {
                 result = Err(PostError::QueueFull);
                 break;
@@ -45,33 +48,62 @@ impl Qp {
                 break;
             }
             if self.step(common, posting, &mut budget) == Step::Wait {
-                waits = true;
-                break;
+                return self.post_waits(common, chain, done, before);
             }
-            common.stats.signalled += u64::from(posting.signalled);
+            signalled += u64::from(posting.signalled);
             done += 1;
             if self.halted {
                 break;
             }
         }
         common.stats.posts += done as u64;
-        // What was sent goes home here.
-        chain.drain(..done);
-        if waits || self.halted {
-            result = result.and_then(|()| self.post_behind(common, chain, usize::from(waits)));
+        common.stats.signalled += signalled;
+        self.chores |= signalled != 0 || self.halted;
+        self.later = true;
+        if done == chain.len() {
+            // What was sent goes home here.
+            chain.clear();
+        } else {
+            chain.drain(..done);
+            if self.halted {
+                result = self.post_behind(common, chain, 0);
+            }
         }
-        self.chores = true;
+        self.tell_peer(common, before);
+        result
+    }
+
+    /// Ends a post whose element `done` cannot be carried out yet.
+    #[cold]
+    #[inline(never)]
+    fn post_waits(
+        &mut self,
+        common: &mut Common,
+        chain: &mut Vec<Posting>,
+        done: usize,
+        before: u64,
+    ) -> Result<(), PostError> {
+        common.stats.posts += done as u64;
+        common.stats.signalled += chain.drain(..done).filter(|p| p.signalled).count() as u64;
+        let result = self.post_behind(common, chain, 1);
+        self.tell_peer(common, before);
+        result
+    }
+
+    /// Wakes the peer if it sleeps and something was published since `before`.
+    #[inline]
+    fn tell_peer(&self, common: &mut Common, before: u64) {
         if self.tx.sent() != before {
             common.stats.doorbells += 1;
             if self.peer_may_sleep && self.peer_bell.take(&self.ring) {
                 self.wake_peer();
             }
         }
-        result
     }
 
     /// Queues a chain behind what waits already. The first `checked` of it were looked at before.
     #[cold]
+    #[inline(never)]
     fn post_behind(
         &mut self,
         common: &mut Common,
@@ -113,17 +145,19 @@ impl Qp {
     /// What a NIC's driver checks before it takes a request.
     #[inline]
     fn check(&mut self, common: &Common, posting: &Posting) -> Result<(), &'static str> {
-        const FOREIGN: &str = "memory that is not registered with this fabric";
-        const BOUNDS: &str = "bytes outside of the buffer";
+        let WorkRequest::Send { buf, .. } = &posting.wr else { return self.check_memory(common, posting) };
+        if buf.len() > self.max_message as usize {
+            return Err("a message longer than max_message of the two sides");
+        }
+        if common.regions.contains(buf.arena()) { Ok(()) } else { Err(FOREIGN) }
+    }
+
+    #[inline(never)]
+    fn check_memory(&mut self, common: &Common, posting: &Posting) -> Result<(), &'static str> {
         let inside =
             |offset: usize, len: usize, all: usize| offset.checked_add(len).is_some_and(|end| end <= all);
         match &posting.wr {
-            WorkRequest::Send { buf, .. } => {
-                if buf.len() > self.max_message as usize {
-                    return Err("a message longer than max_message of the two sides");
-                }
-                if common.regions.contains(buf.arena()) { Ok(()) } else { Err(FOREIGN) }
-            }
+            WorkRequest::Send { .. } => Ok(()),
             WorkRequest::Write { src, offset, len, .. } => {
                 let (arena, all) = match src {
                     Source::Lent(lent) => (lent.arena(), lent.len()),
@@ -173,32 +207,33 @@ impl Qp {
     /// Carries a request out, as far as room and budget allow.
     #[inline]
     fn step(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> Step {
-        let (wr_id, signalled) = (posting.wr_id, posting.signalled);
-        if let WorkRequest::Send { buf, invalidate, .. } = &posting.wr {
-            let len = buf.len() as u32;
-            if !self.tx.has_room(len) {
-                self.needs_room = true;
-                return Step::Wait;
-            }
-            self.needs_room = false;
-            if *budget < buf.len() {
-                return Step::Wait;
-            }
-            *budget -= buf.len();
-            let word = Word::message(len, invalidate.is_some(), signalled);
-            let tail = u64::from(self.rx.tell()) | u64::from(invalidate.unwrap_or(0)) << 32;
-            self.tx.push(&self.ring, word, tail, buf);
-            let end = self.tx.sent();
-            self.retire.push_back(Retire {
-                wr_id,
-                end,
-                opcode: Opcode::Send,
-                signalled,
-                status: Status::Success,
-            });
-            return Step::Done;
+        let WorkRequest::Send { buf, invalidate, .. } = &posting.wr else {
+            return self.step_memory(common, posting, budget);
+        };
+        let len = buf.len() as u32;
+        let room = self.tx.has_room(len);
+        // The first of a turn may be longer than the budget: else it would never go.
+        if !room || *budget < buf.len() && *budget < COPY_BUDGET {
+            self.needs_room = !room;
+            return Step::Wait;
         }
-        let opcode = opcode(&posting.wr);
+        *budget = budget.saturating_sub(buf.len());
+        let header = Header::message(len, *invalidate, self.rx.tell());
+        self.tx.push(&self.ring, header, buf);
+        self.retire.push(Retire {
+            wr_id: posting.wr_id,
+            end: self.tx.sent(),
+            opcode: Opcode::Send,
+            signalled: posting.signalled,
+            status: Status::Success,
+        });
+        Step::Done
+    }
+
+    /// The same, for all but Sends.
+    #[inline(never)]
+    fn step_memory(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> Step {
+        let (wr_id, signalled, opcode) = (posting.wr_id, posting.signalled, opcode(&posting.wr));
         self.needs_room = false;
         let status = match &mut posting.wr {
             WorkRequest::Send { .. } => Status::Success,
@@ -240,7 +275,7 @@ impl Qp {
         };
         if signalled || !status.is_ok() {
             let end = self.tx.sent();
-            self.retire.push_back(Retire { wr_id, end, opcode, signalled, status });
+            self.retire.push(Retire { wr_id, end, opcode, signalled, status });
         }
         self.halted = !status.is_ok();
         Step::Done
@@ -316,41 +351,48 @@ impl Qp {
             pending.pop_front();
         }
         self.pending = pending;
-        if self.tx.sent() != before {
-            common.stats.doorbells += 1;
-            if self.peer_may_sleep && self.peer_bell.take(&self.ring) {
-                self.wake_peer();
-            }
-        }
+        self.tell_peer(common, before);
     }
 
-    /// Reports what the peer has taken.
+    /// Ends the queue pair for a request that we, or the peer, could not carry out.
+    #[cold]
+    #[inline(never)]
+    fn fail_request(&mut self, common: &mut Common, failed: Option<Retire>) -> bool {
+        let reason = match failed {
+            Some(r) => format!("{:?} {:#x} failed: {:?}", r.opcode, r.wr_id, r.status),
+            None => "the peer refused a message".to_owned(),
+        };
+        self.fail(common, reason);
+        false
+    }
+
+    /// Reports what the peer has taken. False if the queue pair ends by that.
     #[inline]
-    pub(super) fn reap(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) {
+    pub(super) fn reap(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> bool {
         if !self.tx.is_idle() {
             if !self.settle_reported() {
                 return self.violation(common, "it takes what was never sent");
             }
             if self.refusal().is_some() {
-                return self.fail(common, "the peer refused a message".to_owned());
+                return self.fail_request(common, None);
             }
         }
-        while let Some(r) = self.retire.front() {
-            if !self.tx.is_acked(r.end) {
-                return;
-            }
+        while let Some(r) = self.retire.front()
+            && self.tx.is_acked(r.end)
+        {
             if !r.status.is_ok() {
-                let reason = format!("{:?} {:#x} failed: {:?}", r.opcode, r.wr_id, r.status);
-                return self.fail(common, reason);
+                let failed = *r;
+                return self.fail_request(common, Some(failed));
             }
             if r.signalled {
-                if out.len() == end {
-                    return;
+                if out.len() >= end {
+                    break;
                 }
                 out.push(ended(self.id, r.wr_id, r.opcode, Status::Success));
             }
-            self.retire.pop_front();
+            self.retire.pop();
         }
+        true
     }
 }
 

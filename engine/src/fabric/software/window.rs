@@ -105,7 +105,7 @@ impl OwnWindows {
             return None;
         }
         let bits = index_bits(self.limit);
-        let high = if bits == 24 { 0 } else { self.tag >> 8 >> bits << bits };
+        let high = self.tag >> 8 >> bits << bits;
         // The generation starts anywhere, so that the first key is no easier to guess than the others.
         let rkey = (high | index) << 8 | self.tag.rotate_left(index) & 0xff;
         self.windows.push(Window { rkey, posted: rkey, posted_bound: false, mem: None, bound: false });
@@ -292,5 +292,51 @@ impl Entry {
     fn release(self, table: &impl Memory) {
         // Pairs with `revoke`.
         table.mask(self.at(), !BUSY);
+    }
+}
+
+/// One entry for the model: its fields follow from the key, so that a claim can check them.
+#[cfg(all(test, loom))]
+pub(super) mod model {
+    use super::super::model::Words;
+    use super::*;
+
+    pub(in super::super) struct WindowModel(Words);
+
+    impl WindowModel {
+        pub(in super::super) fn new() -> Self {
+            Self(Words::new(ENTRY))
+        }
+
+        fn fields(rkey: u32) -> Fields {
+            Fields {
+                region: rkey,
+                access: Access::REMOTE,
+                address: u64::from(rkey) * 100,
+                len: u64::from(rkey),
+            }
+        }
+
+        pub(in super::super) fn bind(&self, rkey: u32) {
+            Entry(0).bind(&self.0, rkey, Self::fields(rkey));
+        }
+
+        pub(in super::super) fn revoke(&self) -> bool {
+            Entry(0).revoke(&self.0)
+        }
+
+        pub(in super::super) fn claim(&self, rkey: u32) -> bool {
+            match Entry(0).claim(&self.0, rkey) {
+                None => false,
+                Some(fields) => {
+                    assert_eq!(fields, Self::fields(rkey), "the fields of another bind");
+                    true
+                }
+            }
+        }
+
+        pub(in super::super) fn release(&self) {
+            Entry(0).release(&self.0);
+        }
     }
 }

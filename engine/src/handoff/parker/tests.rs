@@ -87,48 +87,52 @@ mod model {
     use loom::sync::atomic::{AtomicUsize, Ordering};
     use loom::thread;
 
+    use crate::handoff::explore;
     use crate::handoff::parker::{Sleeper, Wake};
 
-    /// A lost wake-up is a deadlock of the model.
-    #[test]
-    fn loom_no_wake_up_is_lost() {
-        loom::model(|| {
+    /// One sleeper that waits for `items` in all, and `notifiers` that each send one after the other. A lost wake-up is a
+    /// deadlock of the model.
+    ///
+    /// The sleeper is a thread of its own that blocks in nothing but its sleep: to loom, an `unpark` that comes late
+    /// would end any other wait, too.
+    fn deliver(notifiers: usize, each: usize) {
+        explore(move || {
             let mut sleeper = Sleeper::new(Wake::Thread);
-            let signal = sleeper.signal();
             let items = Arc::new(AtomicUsize::new(0));
-            let sent = Arc::clone(&items);
-            let thread = thread::spawn(move || {
-                for n in 1..=2 {
-                    // As weak as can be: the fences alone must do it.
-                    sent.store(n, Ordering::Relaxed);
-                    signal.notify();
+            let threads: Vec<_> = (0..notifiers)
+                .map(|_| {
+                    let (signal, items) = (sleeper.signal(), Arc::clone(&items));
+                    thread::spawn(move || {
+                        for _ in 0..each {
+                            // As weak as can be: the fences alone must do it.
+                            items.fetch_add(1, Ordering::Relaxed);
+                            signal.notify();
+                        }
+                    })
+                })
+                .collect();
+            let sleeper = thread::spawn(move || {
+                let all = notifiers * each;
+                loop {
+                    let before = items.load(Ordering::Relaxed);
+                    if before == all {
+                        break;
+                    }
+                    sleeper.sleep_unless(|| items.load(Ordering::Relaxed) != before, None);
                 }
             });
-            for n in 1..=2 {
-                while items.load(Ordering::Relaxed) < n {
-                    sleeper.sleep_unless(|| items.load(Ordering::Relaxed) >= n, None);
-                }
-            }
-            thread.join().unwrap();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            sleeper.join().unwrap();
         });
     }
 
     #[test]
+    fn loom_no_wake_up_is_lost() {
+        deliver(1, 2);
+    }
+
+    #[test]
     fn loom_two_notifiers_wake_one_sleeper() {
-        loom::model(|| {
-            let mut sleeper = Sleeper::new(Wake::Thread);
-            let items = Arc::new(AtomicUsize::new(0));
-            let threads = [(); 2].map(|()| {
-                let (signal, items) = (sleeper.signal(), Arc::clone(&items));
-                thread::spawn(move || {
-                    items.fetch_add(1, Ordering::Relaxed);
-                    signal.notify();
-                })
-            });
-            while items.load(Ordering::Relaxed) < 2 {
-                sleeper.sleep_unless(|| items.load(Ordering::Relaxed) == 2, None);
-            }
-            threads.map(|thread| thread.join().unwrap());
-        });
+        deliver(2, 1);
     }
 }

@@ -167,16 +167,34 @@ mod real {
 
 #[cfg(loom)]
 mod model {
-    use loom::future::block_on;
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicUsize, Ordering};
     use loom::thread;
     use std::future::Future;
     use std::pin::Pin;
-    use std::task::{Context, Poll, Waker};
+    use std::task::{Context, Poll, Wake, Waker};
 
+    use crate::handoff::explore;
     use crate::handoff::idle::IdlePolicy;
-    use crate::handoff::slot::{Lost, SlotTable};
+    use crate::handoff::slot::{Lost, SlotTable, Ticket};
+
+    struct Unpark(thread::Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    fn block_on<T>(mut ticket: Ticket<T>) -> Result<T, Lost> {
+        let waker = Waker::from(std::sync::Arc::new(Unpark(thread::current())));
+        loop {
+            match Pin::new(&mut ticket).poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(result) => return result,
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
 
     struct Counted(Arc<AtomicUsize>);
 
@@ -186,9 +204,14 @@ mod model {
         }
     }
 
+    /// Uses the slot again and writes both its cells: a late access of the former use would race with these.
     fn reuse(table: &mut SlotTable<Counted>, dropped: &Arc<AtomicUsize>) {
-        // Both cells are written again: a late access of the former use would race with these.
-        let (mut ticket, completer) = table.acquire().expect("it came home");
+        let (mut ticket, completer) = loop {
+            if let Some(ends) = table.acquire() {
+                break ends;
+            }
+            thread::yield_now();
+        };
         let mut cx = Context::from_waker(Waker::noop());
         assert!(Pin::new(&mut ticket).poll(&mut cx).is_pending());
         completer.complete(Counted(Arc::clone(dropped)));
@@ -197,7 +220,7 @@ mod model {
 
     #[test]
     fn loom_complete_against_wait() {
-        loom::model(|| {
+        explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(1);
             let (mut ticket, completer) = table.acquire().unwrap();
@@ -214,7 +237,7 @@ mod model {
 
     #[test]
     fn loom_complete_against_await() {
-        loom::model(|| {
+        explore(|| {
             let mut table = SlotTable::new(1);
             let (ticket, completer) = table.acquire().unwrap();
             let thread = thread::spawn(move || completer.complete(Box::new(7)));
@@ -226,7 +249,7 @@ mod model {
 
     #[test]
     fn loom_complete_against_drop() {
-        loom::model(|| {
+        explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(1);
             let (ticket, completer) = table.acquire().unwrap();
@@ -242,7 +265,7 @@ mod model {
     /// Polls with one waker, then with another, then gives up: every step may meet the completion.
     #[test]
     fn loom_complete_against_polls_and_drop() {
-        loom::model(|| {
+        explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(1);
             let (mut ticket, completer) = table.acquire().unwrap();
@@ -265,7 +288,7 @@ mod model {
     /// One slot, used again as soon as it is home: the completer may still be on its way out of the first use.
     #[test]
     fn loom_a_slot_comes_home_only_when_both_ends_are_through() {
-        loom::model(|| {
+        explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(1);
             let (mut ticket, completer) = table.acquire().unwrap();
@@ -277,22 +300,32 @@ mod model {
                     thread::yield_now();
                 }
             }
-            loop {
-                if let Some((ticket, completer)) = table.acquire() {
-                    drop(completer);
-                    drop(ticket);
-                    break;
-                }
-                thread::yield_now();
-            }
+            reuse(&mut table, &dropped);
             thread.join().unwrap();
-            assert_eq!(dropped.load(Ordering::Relaxed), 1);
+            assert_eq!(dropped.load(Ordering::Relaxed), 2);
+        });
+    }
+
+    /// The ticket is dropped, with a waiter left behind, and the slot is used again at once.
+    #[test]
+    fn loom_an_abandoned_slot_comes_home_only_when_both_ends_are_through() {
+        explore(|| {
+            let dropped = Arc::new(AtomicUsize::new(0));
+            let mut table = SlotTable::new(1);
+            let (mut ticket, completer) = table.acquire().unwrap();
+            let value = Counted(Arc::clone(&dropped));
+            let thread = thread::spawn(move || completer.complete(value));
+            let _ = Pin::new(&mut ticket).poll(&mut Context::from_waker(Waker::noop()));
+            drop(ticket);
+            reuse(&mut table, &dropped);
+            thread.join().unwrap();
+            assert_eq!(dropped.load(Ordering::Relaxed), 2);
         });
     }
 
     #[test]
     fn loom_a_lost_call_wakes_its_waiter() {
-        loom::model(|| {
+        explore(|| {
             let mut table = SlotTable::<u8>::new(1);
             let (mut ticket, completer) = table.acquire().unwrap();
             let thread = thread::spawn(move || drop(completer));
@@ -304,14 +337,16 @@ mod model {
     /// Three threads leave: owner, ticket, completer. Exactly one frees the table, after all are through.
     #[test]
     fn loom_the_last_one_out_frees_the_table() {
-        loom::model(|| {
+        explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(2);
             let (ticket, completer) = table.acquire().unwrap();
             let (spare, lost) = table.acquire().unwrap();
             let value = Counted(Arc::clone(&dropped));
             let shard = thread::spawn(move || completer.complete(value));
-            let app = thread::spawn(move || drop((ticket, spare, lost)));
+            // Nothing after the ticket's drop orders this thread with the others.
+            let app = thread::spawn(move || drop(ticket));
+            drop((spare, lost));
             drop(table);
             shard.join().unwrap();
             app.join().unwrap();

@@ -135,7 +135,8 @@ mod model {
         assert_eq!(consumer.pop().unwrap().0, 1, "closing is no end: what came before can be taken");
         drop(consumer);
         assert!(producer.is_abandoned());
-        assert_eq!(Rc::strong_count(&alive), 1, "the consumer drops what it finds");
+        assert_eq!(Rc::strong_count(&alive), 2, "a closed consumer leaves the rest");
+        assert_eq!(producer.reclaim().unwrap().0, 2);
         producer.push((7, Rc::clone(&alive))).unwrap();
         producer.stage((8, Rc::clone(&alive))).unwrap();
         producer.stage((9, Rc::clone(&alive))).unwrap();
@@ -143,6 +144,16 @@ mod model {
         assert_eq!((producer.len(), Rc::strong_count(&alive)), (1, 2));
         drop(producer);
         assert_eq!(Rc::strong_count(&alive), 1);
+    }
+
+    #[test]
+    fn a_dropped_consumer_drops_what_it_finds() {
+        let alive = Rc::new(());
+        let (mut producer, consumer) = ring(4);
+        (0..3).for_each(|_| producer.push(Rc::clone(&alive)).unwrap());
+        drop(consumer);
+        assert_eq!((Rc::strong_count(&alive), producer.len()), (1, 0));
+        assert!(producer.is_closed() && producer.reclaim().is_none());
     }
 
     #[test]
@@ -187,6 +198,7 @@ mod model {
     use loom::sync::atomic::{AtomicUsize, Ordering, fence};
     use loom::thread;
 
+    use crate::handoff::explore;
     use crate::handoff::spsc::{Consumer, ring};
 
     fn pop_wait<T>(consumer: &mut Consumer<T>) -> Option<T> {
@@ -204,7 +216,7 @@ mod model {
     /// Boxes, so that an item seen before it is written is an invalid access, not just a wrong number.
     #[test]
     fn loom_items_arrive_whole_and_in_order() {
-        loom::model(|| {
+        explore(|| {
             let (mut producer, mut consumer) = ring(2);
             let thread = thread::spawn(move || {
                 for n in 0..3 {
@@ -225,7 +237,7 @@ mod model {
 
     #[test]
     fn loom_batches_publish_once() {
-        loom::model(|| {
+        explore(|| {
             let (mut producer, mut consumer) = ring(2);
             let thread = thread::spawn(move || {
                 producer.stage(Box::new(0)).unwrap();
@@ -261,7 +273,7 @@ mod model {
 
     #[test]
     fn loom_a_closing_consumer_takes_each_item_or_leaves_it_to_be_reclaimed() {
-        loom::model(|| {
+        explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let (mut producer, consumer) = ring(2);
             let thread = thread::spawn(move || drop(consumer));
@@ -283,7 +295,7 @@ mod model {
 
     #[test]
     fn loom_the_last_end_drops_what_is_left() {
-        loom::model(|| {
+        explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let (mut producer, mut consumer) = ring(2);
             let counter = Arc::clone(&dropped);

@@ -1,0 +1,179 @@
+//! What the tests of calls take, and their server.
+#![forbid(unsafe_code)]
+
+use clap::{Args, ValueEnum};
+use rpcrdma::Scheme;
+
+use super::{CommonArgs, EXIT_CODES, LatencyArgs, ThroughputArgs};
+use crate::failure::Failure;
+
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct LatArgs {
+    /// The operation
+    #[arg(long, value_enum, default_value_t = RpcOp::Echo)]
+    pub(crate) op: RpcOp,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) latency: LatencyArgs,
+    /// Calls under way at a time, of each connection
+    #[arg(short = 't', long, value_name = "N", default_value_t = 1, value_parser = outstanding())]
+    pub(crate) outstanding: u32,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct RateArgs {
+    /// The operation
+    #[arg(long, value_enum, default_value_t = RpcOp::Echo)]
+    pub(crate) op: RpcOp,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// Calls under way at a time, of each connection
+    #[arg(short = 't', long, value_name = "N", default_value_t = 64, value_parser = outstanding())]
+    pub(crate) outstanding: u32,
+    #[command(flatten)]
+    pub(crate) throughput: ThroughputArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct BwArgs {
+    /// The operation
+    #[arg(long, value_enum, default_value_t = RpcOp::Read)]
+    pub(crate) op: RpcOp,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// Calls under way at a time, of each connection; fewer if their payload is more than 32 MiB. Each has a buffer of
+    /// its own: few of them stay in a core's cache, as perftest's one does
+    #[arg(short = 't', long, value_name = "N", default_value_t = 8, value_parser = outstanding())]
+    pub(crate) outstanding: u32,
+    #[command(flatten)]
+    pub(crate) throughput: ThroughputArgs,
+}
+
+/// As many calls as the largest receive window has replies for.
+pub(super) fn outstanding() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=16_383)
+}
+
+/// How the engine runs, at both ends. Both must be given the same version and scheme: nothing is negotiated.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct EngineArgs {
+    /// Protocol version; both ends alike
+    #[arg(long, id = "protocol", long = "version", value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub(crate) protocol: u8,
+    /// Credit scheme of version 2; both ends alike (default: windowed)
+    #[arg(long, value_enum)]
+    pub(crate) credit_scheme: Option<CreditScheme>,
+    /// Receive window: messages that the peer may have under way (default: 64, or twice -t)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..=32_767))]
+    pub(crate) credits: Option<u32>,
+    /// Connections of -q that take calls; the others stay open and idle (default: all)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) active: Option<u32>,
+    /// Inline threshold: the longest message; both ends alike
+    #[arg(long, value_name = "BYTES", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1024..=1 << 20))]
+    pub(crate) inline: u32,
+    /// Threads that run the procedures; 0: the shard itself does
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=256))]
+    pub(crate) workers: u32,
+    /// Grant credits for each message, rather than for half a window
+    #[arg(long)]
+    pub(crate) no_coalesce: bool,
+    /// Revoke exposed memory at the client, rather than by Send With Invalidate
+    #[arg(long)]
+    pub(crate) no_remote_invalidate: bool,
+    /// One signalled Send in so many
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    pub(crate) signal_every: u32,
+}
+
+impl EngineArgs {
+    /// Version and credit scheme.
+    pub(crate) fn scheme(&self) -> Result<Scheme, Failure> {
+        match (self.protocol, self.credit_scheme) {
+            (1, None) => Ok(Scheme::V1),
+            (1, Some(_)) => Err(Failure::Usage(
+                "--credit-scheme: version 1 has one scheme only, that of RFC 8166 section 3.3".to_owned(),
+            )),
+            (_, None | Some(CreditScheme::Windowed)) => Ok(Scheme::V2Windowed),
+            (_, Some(CreditScheme::Incremental)) => Ok(Scheme::V2Incremental),
+        }
+    }
+
+    /// The same options, for the command line of a server.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let mut out: Vec<String> = Vec::new();
+        let mut option = |name: &str, value: String| out.extend([name.to_owned(), value]);
+        option("--version", self.protocol.to_string());
+        if let Some(scheme) = self.credit_scheme {
+            option("--credit-scheme", scheme.name().to_owned());
+        }
+        if let Some(credits) = self.credits {
+            option("--credits", credits.to_string());
+        }
+        option("--inline", self.inline.to_string());
+        option("--workers", self.workers.to_string());
+        option("--signal-every", self.signal_every.to_string());
+        out.extend(self.no_coalesce.then(|| "--no-coalesce".to_owned()));
+        out.extend(self.no_remote_invalidate.then(|| "--no-remote-invalidate".to_owned()));
+        out
+    }
+}
+
+/// How version 2 counts credits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CreditScheme {
+    /// Each header says how many messages were received, and the window beyond them
+    Windowed,
+    /// Each header grants some more
+    Incremental,
+}
+
+impl CreditScheme {
+    /// As it is given on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Windowed => "windowed",
+            Self::Incremental => "incremental",
+        }
+    }
+}
+
+/// A procedure of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RpcOp {
+    /// No arguments, no results
+    Null,
+    /// The payload inline, and back inline
+    Echo,
+    /// The payload from the server, by RDMA Write
+    Read,
+    /// The payload to the server, by RDMA Read
+    Write,
+}
+
+impl RpcOp {
+    /// As it is given on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Echo => "echo",
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+
+    /// The payload travels by RDMA, apart from the messages.
+    pub(crate) fn is_bulk(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
+}

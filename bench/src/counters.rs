@@ -1,0 +1,144 @@
+//! What an engine counted during a measurement, warm-up included.
+#![forbid(unsafe_code)]
+
+use rpcrdma::stats::ShardStats;
+use serde::{Deserialize, Serialize};
+
+/// Counts of one side since it started; or, as a difference, of a part of that time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Counters {
+    /// Turns of the loop.
+    pub(crate) polls: u64,
+    /// Turns that found nothing to do.
+    pub(crate) idle_polls: u64,
+    /// Completions.
+    pub(crate) completions: u64,
+    /// Times the side slept.
+    pub(crate) sleeps: u64,
+    /// Work requests posted.
+    pub(crate) posts: u64,
+    /// Times that the device was told of them.
+    pub(crate) doorbells: u64,
+    /// Work requests posted that asked for a completion.
+    pub(crate) signalled: u64,
+    /// Receives posted.
+    pub(crate) recv_posts: u64,
+    /// Messages that met no Receive.
+    pub(crate) receiver_not_ready: u64,
+    /// Messages sent.
+    pub(crate) messages_sent: u64,
+    /// Messages received.
+    pub(crate) messages_received: u64,
+    /// Messages that granted credits beside their payload.
+    pub(crate) grants_piggybacked: u64,
+    /// Messages that did nothing but grant credits.
+    pub(crate) grants_pure: u64,
+    /// Calls made, or answered.
+    pub(crate) calls: u64,
+    /// Calls that failed, or were refused.
+    pub(crate) calls_failed: u64,
+    /// Times that a full worker ring held a call back.
+    pub(crate) backpressure: u64,
+    /// Times that a pool was empty.
+    pub(crate) pool_empty: u64,
+}
+
+impl From<&ShardStats> for Counters {
+    fn from(stats: &ShardStats) -> Self {
+        Self {
+            polls: stats.polls,
+            idle_polls: stats.idle_polls,
+            completions: stats.completions,
+            sleeps: stats.sleeps,
+            posts: stats.fabric.posts,
+            doorbells: stats.fabric.doorbells,
+            signalled: stats.fabric.signalled,
+            recv_posts: stats.fabric.recv_posts,
+            receiver_not_ready: stats.fabric.receiver_not_ready,
+            messages_sent: stats.messages.sent,
+            messages_received: stats.messages.received,
+            grants_piggybacked: stats.messages.grants_piggybacked,
+            grants_pure: stats.messages.grants_pure,
+            calls: stats.calls,
+            calls_failed: stats.calls_failed,
+            backpressure: stats.backpressure,
+            pool_empty: stats.pool_empty,
+        }
+    }
+}
+
+impl Counters {
+    /// What was counted since `before`.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        Self {
+            polls: self.polls - before.polls,
+            idle_polls: self.idle_polls - before.idle_polls,
+            completions: self.completions - before.completions,
+            sleeps: self.sleeps - before.sleeps,
+            posts: self.posts - before.posts,
+            doorbells: self.doorbells - before.doorbells,
+            signalled: self.signalled - before.signalled,
+            recv_posts: self.recv_posts - before.recv_posts,
+            receiver_not_ready: self.receiver_not_ready - before.receiver_not_ready,
+            messages_sent: self.messages_sent - before.messages_sent,
+            messages_received: self.messages_received - before.messages_received,
+            grants_piggybacked: self.grants_piggybacked - before.grants_piggybacked,
+            grants_pure: self.grants_pure - before.grants_pure,
+            calls: self.calls - before.calls,
+            calls_failed: self.calls_failed - before.calls_failed,
+            backpressure: self.backpressure - before.backpressure,
+            pool_empty: self.pool_empty - before.pool_empty,
+        }
+    }
+
+    /// With the ratios that matter.
+    pub(crate) fn usage(self) -> Usage {
+        let per = |count: u64, of: u64| (of > 0).then(|| count as f64 / of as f64);
+        Usage {
+            work_requests_per_call: per(self.posts, self.calls),
+            doorbells_per_call: per(self.doorbells, self.calls),
+            work_requests_per_doorbell: per(self.posts, self.doorbells),
+            signalled_per_call: per(self.signalled, self.calls),
+            pure_grants_per_call: per(self.grants_pure, self.calls),
+            piggybacked_grants_per_call: per(self.grants_piggybacked, self.calls),
+            counted: self,
+        }
+    }
+}
+
+/// One side's engine during a measurement, warm-up included.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Usage {
+    /// Work requests for a call: the Send, and what binds, copies and revokes its chunks.
+    pub(crate) work_requests_per_call: Option<f64>,
+    /// Doorbells for a call.
+    pub(crate) doorbells_per_call: Option<f64>,
+    /// Work requests that one doorbell told of.
+    pub(crate) work_requests_per_doorbell: Option<f64>,
+    /// Completions asked for, for a call.
+    pub(crate) signalled_per_call: Option<f64>,
+    /// Messages for credits alone, for a call.
+    pub(crate) pure_grants_per_call: Option<f64>,
+    /// Grants that rode on other messages, for a call.
+    pub(crate) piggybacked_grants_per_call: Option<f64>,
+    /// The counts themselves.
+    #[serde(flatten)]
+    pub(crate) counted: Counters,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_and_ratios() {
+        let before = Counters { posts: 10, calls: 5, doorbells: 1, ..Counters::default() };
+        let after = Counters { posts: 50, calls: 25, doorbells: 11, grants_pure: 5, ..Counters::default() };
+        let usage = after.since(&before).usage();
+        assert_eq!((usage.work_requests_per_call, usage.work_requests_per_doorbell), (Some(2.0), Some(4.0)));
+        assert_eq!((usage.pure_grants_per_call, usage.counted.calls), (Some(0.25), 20));
+        assert_eq!(Counters::default().usage().signalled_per_call, None);
+        let text = serde_json::to_string(&after).unwrap();
+        assert_eq!(serde_json::from_str::<Counters>(&text).unwrap(), after);
+    }
+}

@@ -1,0 +1,221 @@
+//! The program that `serve` serves calls of.
+#![forbid(unsafe_code)]
+
+use rpcrdma::mempool::{Arena, ArenaConfig, Class, Frozen, Pool, PoolConfig};
+use rpcrdma::{Procedure, Refusal, ServerCall, Services};
+
+use super::config::Load;
+use crate::cli::Idle;
+use crate::failure::Failure;
+
+/// Of the range that anyone may use (RFC 5531 §14.3).
+pub(crate) const PROGRAM: u32 = 0x2052_5046;
+/// Sides of different versions refuse each other.
+pub(crate) const VERSION: u32 = 1;
+
+/// Nothing there, nothing back.
+pub(crate) const NULL: u32 = 0;
+/// The arguments come back as results; at most [`SMALL`] bytes.
+pub(crate) const ECHO_SMALL: u32 = 1;
+/// As [`ECHO_SMALL`], as long as a message may be.
+pub(crate) const ECHO: u32 = 2;
+/// One Write chunk is filled with [`pattern`]. Results: its length.
+pub(crate) const READ: u32 = 3;
+/// Arguments: the length of one opaque, which is a Read chunk at position 4. Results: that length, and [`tail`] of what came.
+pub(crate) const WRITE: u32 = 4;
+/// Results: [`Info`].
+pub(crate) const INFO: u32 = 5;
+
+/// Results of up to this many bytes are made in small buffers.
+pub(crate) const SMALL: usize = 256;
+
+/// What a server says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Info {
+    /// The core that its shard runs on.
+    pub(crate) core: u32,
+    /// What it does when there is nothing to do.
+    pub(crate) idle: Idle,
+    /// Threads that run the procedures.
+    pub(crate) workers: u32,
+    /// Its receive window.
+    pub(crate) window: u32,
+    /// Its inline threshold.
+    pub(crate) inline: u32,
+    /// What it has memory for.
+    pub(crate) load: Load,
+}
+
+/// Bytes of an [`Info`].
+const INFO_BYTES: usize = 32;
+/// The order of these is their code on the wire.
+const IDLE_CODES: [Idle; 3] = [Idle::Poll, Idle::Adaptive, Idle::Event];
+
+impl Info {
+    fn encode(&self) -> [u8; INFO_BYTES] {
+        let idle = IDLE_CODES.iter().position(|&idle| idle == self.idle).unwrap_or_default() as u32;
+        let Load { connections, outstanding, bulk } = self.load;
+        let words = [
+            self.core,
+            idle,
+            self.workers,
+            self.window,
+            self.inline,
+            connections as u32,
+            outstanding as u32,
+            bulk as u32,
+        ];
+        let mut out = [0; INFO_BYTES];
+        for (bytes, word) in out.chunks_exact_mut(4).zip(words) {
+            bytes.copy_from_slice(&word.to_be_bytes());
+        }
+        out
+    }
+
+    /// Reads what a server answered.
+    pub(crate) fn decode(data: &[u8]) -> Result<Self, String> {
+        let (words, rest) = data.as_chunks::<4>();
+        let words: Vec<u32> = words.iter().map(|bytes| u32::from_be_bytes(*bytes)).collect();
+        let &[core, idle, workers, window, inline, connections, outstanding, bulk] = words.as_slice() else {
+            return Err(format!("the server says of itself {} bytes instead of {INFO_BYTES}", data.len()));
+        };
+        let idle = IDLE_CODES.get(idle as usize).filter(|_| rest.is_empty());
+        let idle = *idle.ok_or("the server has an idle policy that is not known here")?;
+        let load = Load {
+            connections: connections.max(1) as usize,
+            outstanding: outstanding as usize,
+            bulk: bulk as usize,
+        };
+        Ok(Self { core, idle, workers, window, inline, load })
+    }
+}
+
+/// The procedures, and the memory that READ sends from.
+pub(crate) struct Program {
+    /// For the server.
+    pub(crate) services: Services,
+    /// For its configuration.
+    pub(crate) arena: Option<Arena>,
+}
+
+/// Makes the program of a server that says `info` of itself.
+pub(crate) fn program(info: &Info) -> Result<Program, Failure> {
+    let on_workers = info.workers > 0;
+    let placed = |procedure: Procedure| if on_workers { procedure.on_workers() } else { procedure };
+    let mut services = Services::new();
+    let mut add = |number, procedure: Procedure| {
+        services.add(PROGRAM, VERSION, number, placed(procedure));
+    };
+    add(NULL, Procedure::new(|_| Ok(())));
+    add(ECHO_SMALL, Procedure::new(echo).max_reply(SMALL));
+    add(ECHO, Procedure::new(echo).max_reply(info.inline as usize));
+    let says = info.encode();
+    add(INFO, Procedure::new(move |call| reply(call, &says)));
+    let bulk = info.load.bulk;
+    let mut arena = None;
+    if bulk > 0 {
+        let content = content(bulk)?;
+        arena = Some(content.0);
+        let content = content.1;
+        let read = Procedure::new(move |call| read(call, &content));
+        add(READ, read.write_chunks(1, bulk).results_from_handler());
+        add(WRITE, Procedure::new(write).read_chunks(1, bulk));
+    }
+    Ok(Program { services, arena })
+}
+
+fn echo(call: &mut ServerCall) -> Result<(), Refusal> {
+    let len = call.args().len();
+    let (args, results) = call.args_and_reply(len).ok_or(Refusal::GarbageArguments)?;
+    results.copy_from_slice(args);
+    Ok(())
+}
+
+fn read(call: &mut ServerCall, content: &Frozen) -> Result<(), Refusal> {
+    let len = call.write_chunk_capacity(0).filter(|&len| len <= content.len());
+    let len = len.ok_or(Refusal::GarbageArguments)?;
+    if !call.set_result(0, content.part(0, len)) {
+        return Err(Refusal::SystemError);
+    }
+    reply(call, &(len as u32).to_be_bytes())
+}
+
+fn write(call: &mut ServerCall) -> Result<(), Refusal> {
+    let chunk = call.read_chunk(0).ok_or(Refusal::GarbageArguments)?;
+    let len = (chunk.len() as u32).to_be_bytes();
+    if call.args() != len {
+        return Err(Refusal::GarbageArguments);
+    }
+    let mut results = [0; 8];
+    results[..4].copy_from_slice(&len);
+    results[4..].copy_from_slice(&tail(chunk).to_be_bytes());
+    reply(call, &results)
+}
+
+fn reply(call: &mut ServerCall, results: &[u8]) -> Result<(), Refusal> {
+    call.reply_mut(results.len()).ok_or(Refusal::SystemError)?.copy_from_slice(results);
+    Ok(())
+}
+
+/// `len` bytes of [`pattern`] that are never written again.
+fn content(len: usize) -> Result<(Arena, Frozen), Failure> {
+    let arena = ArenaConfig { bytes: 0, name: "rpcperf-content", ..ArenaConfig::default() };
+    let pool = Pool::new(&PoolConfig { classes: vec![Class { size: len, count: 1 }], arena })
+        .map_err(|e| Failure::run(format!("memory for {len} bytes to be read"), e))?;
+    let mut buf = pool.alloc(len).ok_or_else(|| Failure::Run(format!("no buffer of {len} bytes")))?;
+    buf.iter_mut().enumerate().for_each(|(at, byte)| *byte = pattern(at));
+    Ok((pool.arena().clone(), buf.freeze()))
+}
+
+/// The byte at `at` of everything that is read or written. Never 0, so that memory nobody wrote to is not taken for it.
+pub(crate) fn pattern(at: usize) -> u8 {
+    (at % 251) as u8 + 1
+}
+
+/// The last four bytes, or as many as there are: what was copied in order is whole if its end is there.
+#[inline]
+pub(crate) fn tail(bytes: &[u8]) -> u32 {
+    match bytes.last_chunk() {
+        Some(last) => u32::from_be_bytes(*last),
+        None => bytes.iter().fold(0, |tail, &byte| tail << 8 | u32::from(byte)),
+    }
+}
+
+/// Makes `stamp` the [`tail`] of some bytes; returns as much of it as there was room for.
+#[inline]
+pub(crate) fn stamp(bytes: &mut [u8], stamp: u32) -> u32 {
+    if let Some(last) = bytes.last_chunk_mut() {
+        *last = stamp.to_be_bytes();
+        return stamp;
+    }
+    let room = bytes.len();
+    bytes.copy_from_slice(&stamp.to_be_bytes()[4 - room..]);
+    tail(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn info_there_and_back() {
+        let load = Load { connections: 4, outstanding: 16, bulk: 1 << 20 };
+        for idle in IDLE_CODES {
+            let info = Info { core: 3, idle, workers: 2, window: 64, inline: 4096, load };
+            assert_eq!(Info::decode(&info.encode()), Ok(info));
+            assert!(Info::decode(&info.encode()[..28]).is_err());
+        }
+        assert!(Info::decode(&[9; INFO_BYTES]).unwrap_err().contains("idle"));
+    }
+
+    #[test]
+    fn a_stamp_is_the_tail() {
+        for len in 0..9 {
+            let mut bytes = vec![0xEE; len];
+            let stamped = stamp(&mut bytes, 0x0102_0304);
+            assert_eq!(tail(&bytes), stamped);
+            assert_eq!(stamped, [0, 4, 0x0304, 0x0002_0304, 0x0102_0304][len.min(4)]);
+            assert!(bytes.iter().rev().skip(4).all(|&byte| byte == 0xEE));
+        }
+    }
+}

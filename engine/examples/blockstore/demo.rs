@@ -1,0 +1,147 @@
+//! Everything at once: a server in a second process, a file copied to it, read back and compared.
+#![forbid(unsafe_code)]
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use rpcrdma::Address;
+use rustix::process::{Pid, Signal};
+
+use crate::client::BlockClient;
+use crate::{READY, Shape, report, say, size};
+
+#[derive(Debug, Args)]
+pub(crate) struct Demo {
+    /// Bytes of the file.
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
+    size: u64,
+    /// Where the file and the store are made, and removed. Twice the size is needed. Default: the system's directory
+    /// for temporary files.
+    #[arg(long, value_name = "PATH")]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    shape: Shape,
+    /// Gives the content of the file, and the order in which it is read back.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// As for `serve`.
+    #[arg(long, value_name = "LIST")]
+    cores: Option<String>,
+    /// As for `serve`.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    workers: usize,
+}
+
+pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
+    let Demo { size, shape: Shape { block, depth }, .. } = *options;
+    say(&format!(
+        "{size} bytes in blocks of {block}, {depth} calls under way; software fabric: shared memory, no network"
+    ));
+    let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let dir = tempfile::Builder::new().prefix("blockstore-").tempdir_in(&parent);
+    let dir = dir.with_context(|| format!("a directory in {}", parent.display()))?;
+    let source = pseudo_random(dir.path().join("source"), size, options.seed)?;
+    let address: Address = format!("soft:blockstore-{}", std::process::id()).parse()?;
+    let server = ServerProcess::start(&address, dir.path().join("store"), options)?;
+    // Both processes have the files open, and nobody else needs their names: nothing is left however this ends.
+    dir.close().context("the temporary directory")?;
+
+    let mut client = BlockClient::connect(&address, block, depth.into())?;
+    ensure!(client.info().size == size, "the store holds {} bytes", client.info().size);
+    report("copied", &client.copy(&source, size)?);
+    say(&format!("flushed in {:.3} s", client.flush()?.as_secs_f64()));
+    let (figures, sum) = client.verify(&source, size, options.seed)?;
+    report("verified, in random order,", &figures);
+    say(&format!("crc32 {sum:08x}, equal to the source's"));
+    drop(client);
+    server.stop()
+}
+
+/// A file of `size` bytes that `seed` gives.
+fn pseudo_random(path: PathBuf, size: u64, seed: u64) -> anyhow::Result<File> {
+    let write = || {
+        let mut file = File::options().read(true).write(true).create_new(true).open(&path)?;
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut chunk = vec![0; 1 << 20];
+        let mut left = size;
+        while left > 0 {
+            let len = left.min(chunk.len() as u64);
+            rng.fill(&mut chunk[..len as usize]);
+            file.write_all(&chunk[..len as usize])?;
+            left -= len;
+        }
+        Ok::<_, std::io::Error>(file)
+    };
+    write().with_context(|| format!("{}: writing {size} bytes (see `df {0}`)", path.display()))
+}
+
+/// Tells this process to stop when the one that started it ends, however that ends.
+pub(crate) fn stop_with(parent: u32) -> anyhow::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
+        .context("prctl(PR_SET_PDEATHSIG)")?;
+    // It may have ended before the call: then nobody will ever send the signal.
+    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
+    ensure!(now == Some(parent), "process {parent}, which started this one, is gone already");
+    Ok(())
+}
+
+/// A server that this process started; killed when dropped.
+struct ServerProcess {
+    child: Child,
+    /// What it says; held open, so that it never writes into a closed pipe.
+    says: BufReader<ChildStdout>,
+}
+
+impl ServerProcess {
+    fn start(address: &Address, store: PathBuf, options: &Demo) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("our own executable")?;
+        let mut command = Command::new(program);
+        command.args([
+            "serve",
+            "--parent",
+            &std::process::id().to_string(),
+            "--listen",
+            &address.to_string(),
+        ]);
+        command.arg("--file").arg(store).args(["--size", &options.size.to_string()]);
+        command.args(["--workers", &options.workers.to_string()]);
+        if let Some(cores) = &options.cores {
+            command.args(["--cores", cores]);
+        }
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("the server's process")?;
+        let says = child.stdout.take().context("the server's output")?;
+        let mut this = Self { child, says: BufReader::new(says) };
+        let ready = this.line()?;
+        ensure!(ready.starts_with(READY), "the server did not start; it said why above");
+        say(&format!("server: {ready}"));
+        Ok(this)
+    }
+
+    fn line(&mut self) -> anyhow::Result<String> {
+        let mut line = String::new();
+        self.says.read_line(&mut line).context("the server's output")?;
+        Ok(line.trim_end().to_owned())
+    }
+
+    /// Asks it to end, and waits until it has.
+    fn stop(mut self) -> anyhow::Result<()> {
+        rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).context("kill")?;
+        say(&format!("server: {}", self.line()?));
+        let status = self.child.wait()?;
+        ensure!(status.success(), "the server ended with {status}");
+        Ok(())
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        // Both fail only if it is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,35 @@
+//! The smallest server and client, in one process: a procedure that sends its arguments back.
+//!
+//! `cargo run --release --example hello`
+
+use rpcrdma::client::{ClientConfig, LocalClient};
+use rpcrdma::server::ServerConfig;
+use rpcrdma::{Address, Procedure, Refusal, Server, Services};
+
+/// Program numbers from 0x20000000 to 0x3fffffff are everybody's own (RFC 5531 §13).
+const PROGRAM: u32 = 0x2000_0001;
+const ECHO: u32 = 1;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let address: Address = format!("soft:hello-{}", std::process::id()).parse()?;
+
+    // The server has a thread for each shard; this procedure runs on the shard that received the call.
+    let echo = Procedure::new(|call| {
+        let len = call.args().len();
+        let (args, results) = call.args_and_reply(len).ok_or(Refusal::GarbageArguments)?;
+        results.copy_from_slice(args);
+        Ok(())
+    });
+    let mut services = Services::new();
+    services.add(PROGRAM, 1, ECHO, echo);
+    let _server = Server::start(&address, services, &ServerConfig::default())?;
+
+    // The client is polled by this thread; the arguments are written where they are sent from.
+    let mut client = LocalClient::connect(&address, ClientConfig::new(PROGRAM, 1))?;
+    let text = b"hello, world";
+    let mut call = client.prepare(ECHO, text.len())?;
+    call.args_mut().copy_from_slice(text);
+    let reply = client.call(call)?;
+    println!("{}", String::from_utf8_lossy(reply.results()));
+    Ok(())
+}

@@ -1,0 +1,361 @@
+//! A wrapper that makes any fabric misbehave, within what its contract allows: requests fail, connections break,
+//! completions come late, and those of different queue pairs in another order.
+//!
+//! The same seed over the same calls makes the same trouble. Nothing is ever lost: what chaos fails is reported like
+//! any failure, in order, with its memory given back behind it.
+
+#![forbid(unsafe_code)]
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
+
+use super::{
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
+    FabricStats, Opcode, PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
+};
+
+/// How much trouble. Each knob is a chance per mille, 0 by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChaosConfig {
+    /// Where the sequence of troubles begins.
+    pub seed: u64,
+    /// Per Send posted: the peer had no Receive, for longer than its retries allow.
+    pub receiver_not_ready: u16,
+    /// Per request posted: the queue pair goes to error.
+    pub flush: u16,
+    /// Per Read or Write posted: the peer's key refuses it.
+    pub rights: u16,
+    /// Per completion: it comes 1 to 64 polls late, and with it those behind it of the same queue pair.
+    pub delay: u16,
+    /// Per poll: its completions come in another order, each queue pair's own kept.
+    pub reorder: u16,
+    /// Per `poll_control`: one connection breaks.
+    pub disconnect: u16,
+}
+
+/// What was done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChaosStats {
+    /// Requests that were failed, with all behind them.
+    pub failed: u64,
+    /// Completions that came late.
+    pub delayed: u64,
+    /// Polls whose completions were put into another order.
+    pub reordered: u64,
+    /// Connections that were broken.
+    pub disconnected: u64,
+}
+
+/// Makes trouble.
+#[derive(Debug)]
+pub struct Chaos<F> {
+    inner: F,
+    config: ChaosConfig,
+    random: Xorshift,
+    stats: ChaosStats,
+    /// Queue pairs that are connected, as far as is known.
+    live: Vec<QpId>,
+    /// Queue pairs with a request that was failed here.
+    doomed: HashMap<QpId, Doomed>,
+    /// Completions that come late, in order of arrival.
+    late: VecDeque<Late>,
+    polls: u64,
+}
+
+/// A queue pair that the inner fabric is being made to end; what was posted since waits for its turn.
+#[derive(Debug, Default)]
+struct Doomed {
+    postings: Vec<(Posting, Status)>,
+    /// The inner fabric has said that it is over.
+    over: bool,
+}
+
+#[derive(Debug)]
+struct Late {
+    until: u64,
+    completion: Completion,
+}
+
+impl<F: Fabric> Chaos<F> {
+    /// Wraps a fabric.
+    pub fn new(inner: F, config: ChaosConfig) -> Self {
+        Self {
+            inner,
+            config,
+            random: Xorshift::new(config.seed),
+            stats: ChaosStats::default(),
+            live: Vec::new(),
+            doomed: HashMap::new(),
+            late: VecDeque::new(),
+            polls: 0,
+        }
+    }
+
+    /// What was done so far.
+    pub fn chaos_stats(&self) -> ChaosStats {
+        self.stats
+    }
+
+    /// The fabric itself.
+    pub fn inner(&mut self) -> &mut F {
+        &mut self.inner
+    }
+
+    /// Whether, and how, to fail this request.
+    fn fate(&mut self, wr: &WorkRequest) -> Option<Status> {
+        let trouble = match wr {
+            WorkRequest::Send { .. } if self.random.chance(self.config.receiver_not_ready) => {
+                Some(Status::RnrRetryExceeded)
+            }
+            WorkRequest::Write { .. } | WorkRequest::Read { .. }
+                if self.random.chance(self.config.rights) =>
+            {
+                Some(Status::RemoteAccess)
+            }
+            _ => None,
+        };
+        trouble.or_else(|| self.random.chance(self.config.flush).then_some(Status::Flushed))
+    }
+
+    /// Reports what was failed, once the inner fabric has reported all that came before.
+    fn end_doomed(&mut self, out: &mut Vec<Completion>, end: usize) {
+        for (&qp, doomed) in self.doomed.iter_mut().filter(|(_, d)| d.over) {
+            let n = doomed.postings.len().min(end.saturating_sub(out.len()));
+            out.extend(doomed.postings.drain(..n).map(|(posting, status)| ended(qp, &posting, status)));
+        }
+        // The inner queue pair is in error by now, and flushes by itself.
+        self.doomed.retain(|_, d| !d.over || !d.postings.is_empty());
+    }
+
+    fn delay(&mut self, out: &mut Vec<Completion>, before: usize) {
+        if self.config.delay == 0 && self.late.is_empty() {
+            return;
+        }
+        for completion in out.drain(before..) {
+            let behind =
+                self.late.iter().rev().find(|l| l.completion.qp == completion.qp).map_or(0, |l| l.until);
+            let own = if self.random.chance(self.config.delay) {
+                self.stats.delayed += 1;
+                self.polls + 1 + self.random.below(64)
+            } else {
+                self.polls
+            };
+            self.late.push_back(Late { until: own.max(behind), completion });
+        }
+    }
+
+    fn hand_out(&mut self, out: &mut Vec<Completion>, end: usize) {
+        let mut kept = VecDeque::with_capacity(self.late.len());
+        for late in self.late.drain(..) {
+            if late.until <= self.polls && out.len() < end {
+                out.push(late.completion);
+            } else {
+                kept.push_back(late);
+            }
+        }
+        self.late = kept;
+    }
+
+    fn reorder(&mut self, batch: &mut [Completion]) {
+        if batch.len() > 1 && self.random.chance(self.config.reorder) {
+            self.stats.reordered += 1;
+            let salt = self.random.next();
+            // Stable: a queue pair's own completions stay in order.
+            batch.sort_by_key(|c| (u64::from(c.qp.slot) + 1).wrapping_mul(salt | 1) >> 32);
+        }
+    }
+}
+
+fn ended(qp: QpId, posting: &Posting, status: Status) -> Completion {
+    let opcode = match posting.wr {
+        WorkRequest::Send { .. } => Opcode::Send,
+        WorkRequest::Write { .. } => Opcode::Write,
+        WorkRequest::Read { .. } => Opcode::Read,
+        WorkRequest::Bind { .. } => Opcode::Bind,
+        WorkRequest::LocalInvalidate { .. } => Opcode::LocalInvalidate,
+    };
+    Completion { wr_id: posting.wr_id, qp, opcode, status, buf: None, invalidated: None }
+}
+
+impl<F: Fabric> Fabric for Chaos<F> {
+    type Listener = F::Listener;
+
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn stats(&self) -> FabricStats {
+        self.inner.stats()
+    }
+
+    fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
+        self.inner.register(arena, access)
+    }
+
+    fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
+        self.inner.deregister(arena)
+    }
+
+    fn bind(address: &FabricAddress) -> Result<Self::Listener, FabricError> {
+        F::bind(address)
+    }
+
+    fn listen(&mut self, listener: &Self::Listener) -> Result<(), FabricError> {
+        self.inner.listen(listener)
+    }
+
+    fn unlisten(&mut self) {
+        self.inner.unlisten();
+    }
+
+    fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
+        self.inner.connect(address, params)
+    }
+
+    fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
+        self.inner.accept(request, params)
+    }
+
+    fn reject(&mut self, request: RequestId, private_data: &[u8]) {
+        self.inner.reject(request, private_data);
+    }
+
+    fn disconnect(&mut self, qp: QpId) {
+        self.inner.disconnect(qp);
+    }
+
+    fn destroy_qp(&mut self, qp: QpId) {
+        self.live.retain(|&id| id != qp);
+        self.inner.destroy_qp(qp);
+        if let Some(doomed) = self.doomed.get_mut(&qp) {
+            // Nothing of the inner fabric comes any more that was not flushed just now.
+            doomed.over = true;
+        }
+    }
+
+    fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
+        let before = events.len();
+        self.inner.poll_control(events);
+        for event in &events[before..] {
+            match event {
+                ControlEvent::Established { qp, .. } => self.live.push(*qp),
+                ControlEvent::Disconnected { qp, .. } => {
+                    self.live.retain(|id| id != qp);
+                    if let Some(doomed) = self.doomed.get_mut(qp) {
+                        doomed.over = true;
+                    }
+                }
+                _ => {}
+            }
+        }
+        if !self.live.is_empty() && self.random.chance(self.config.disconnect) {
+            let victim = self.random.below(self.live.len() as u64) as usize;
+            self.stats.disconnected += 1;
+            self.inner.disconnect(self.live.swap_remove(victim));
+        }
+    }
+
+    fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
+        self.inner.alloc_window(qp)
+    }
+
+    fn next_rkey(&self, window: WindowId) -> u32 {
+        self.inner.next_rkey(window)
+    }
+
+    fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
+        self.inner.remote_address(mem, offset)
+    }
+
+    fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
+        self.inner.post_recv(qp, bufs)
+    }
+
+    fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        if let Some(doomed) = self.doomed.get_mut(&qp) {
+            doomed.postings.extend(chain.drain(..).map(|posting| (posting, Status::Flushed)));
+            return Ok(());
+        }
+        let mut failed = None;
+        if self.live.contains(&qp) {
+            for (at, posting) in chain.iter().enumerate() {
+                if let Some(status) = self.fate(&posting.wr) {
+                    failed = Some((at, status));
+                    break;
+                }
+            }
+        }
+        let Some((at, status)) = failed else { return self.inner.post_send(qp, chain) };
+        let mut rest = chain.split_off(at);
+        let result = self.inner.post_send(qp, chain);
+        if result.is_err() {
+            // It did not get that far.
+            chain.append(&mut rest);
+            return result;
+        }
+        self.stats.failed += 1;
+        let mut doomed = Doomed::default();
+        doomed.postings.extend(rest.into_iter().enumerate().map(|(i, posting)| {
+            let status = if i == 0 { status } else { Status::Flushed };
+            (posting, status)
+        }));
+        self.doomed.insert(qp, doomed);
+        self.inner.disconnect(qp);
+        Ok(())
+    }
+
+    fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        let before = out.len();
+        let end = before.saturating_add(max);
+        self.polls += 1;
+        let n = self.inner.poll_cq(out, max);
+        if n < max {
+            self.end_doomed(out, end);
+        }
+        self.delay(out, before);
+        self.hand_out(out, end);
+        self.reorder(&mut out[before..]);
+        out.len() - before
+    }
+
+    fn arm(&mut self) {
+        self.inner.arm();
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) {
+        let busy = !self.late.is_empty() || self.doomed.values().any(|d| d.over);
+        self.inner.wait(if busy { Some(Duration::ZERO) } else { timeout });
+    }
+
+    fn waker(&self) -> Waker {
+        self.inner.waker()
+    }
+}
+
+/// Marsaglia's xorshift64*: small, and good enough to choose troubles.
+#[derive(Debug)]
+struct Xorshift(u64);
+
+impl Xorshift {
+    fn new(seed: u64) -> Self {
+        // Zero would stay zero.
+        Self(seed ^ 0x9e37_79b9_7f4a_7c15 | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n.max(1)
+    }
+
+    fn chance(&mut self, per_mille: u16) -> bool {
+        per_mille > 0 && self.below(1000) < u64::from(per_mille)
+    }
+}

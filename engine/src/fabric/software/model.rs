@@ -1,0 +1,227 @@
+//! The protocols between two processes, explored by loom: `RUSTFLAGS="--cfg loom" cargo test -p rpcrdma --release --lib model`.
+
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU64;
+use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use loom::thread;
+
+use super::doorbell::{Doorbell, Waits};
+use super::memory::Memory;
+use super::ring::{Consumer, Header, Producer, Span};
+use super::window::model::WindowModel;
+
+/// Shared memory of which loom watches every word.
+pub(super) struct Words(Vec<AtomicU64>);
+
+impl Words {
+    pub(super) fn new(bytes: usize) -> Self {
+        Self((0..bytes / 8).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        assert_eq!(at % 8, 0, "a word at {at}");
+        &self.0[at / 8]
+    }
+}
+
+impl Memory for Words {
+    fn load(&self, at: usize) -> u64 {
+        self.word(at).load(Acquire)
+    }
+
+    fn load_relaxed(&self, at: usize) -> u64 {
+        self.word(at).load(Relaxed)
+    }
+
+    fn store_relaxed(&self, at: usize, value: u64) {
+        self.word(at).store(value, Relaxed);
+    }
+
+    fn publish(&self, at: usize, value: u64) {
+        self.word(at).store(value, Release);
+    }
+
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.word(at).swap(value, AcqRel)
+    }
+
+    fn exchange(&self, at: usize, from: u64, to: u64) -> bool {
+        self.word(at).compare_exchange(from, to, AcqRel, Relaxed).is_ok()
+    }
+
+    fn mask(&self, at: usize, bits: u64) -> u64 {
+        self.word(at).fetch_and(bits, AcqRel)
+    }
+
+    fn read(&self, at: usize, to: &mut [u8]) {
+        for (i, chunk) in to.chunks_mut(8).enumerate() {
+            chunk.copy_from_slice(&self.load_relaxed(at + 8 * i).to_le_bytes()[..chunk.len()]);
+        }
+    }
+
+    fn write(&self, at: usize, from: &[u8]) {
+        for (i, chunk) in from.chunks(8).enumerate() {
+            let mut bytes = [0; 8];
+            bytes[..chunk.len()].copy_from_slice(chunk);
+            self.store_relaxed(at + 8 * i, u64::from_le_bytes(bytes));
+        }
+    }
+}
+
+/// The word for the consumer's head lies behind the smallest ring that has room for two records.
+const RING: Span = Span { base: 0, bytes: 256 };
+const REPORT: usize = 256;
+const BELL: usize = 264;
+const BYTES: usize = 272;
+
+fn explore(test: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(test);
+}
+
+/// Whoever sees a record sees all of it, and nothing but zero behind it; room is only used again once it is free.
+#[test]
+fn ring() {
+    const RECORDS: u64 = 5;
+    explore(|| {
+        let memory = Arc::new(Words::new(BYTES));
+        let other = Arc::clone(&memory);
+        let producer = thread::spawn(move || {
+            let mut tx = Producer::new(RING);
+            for i in 0..RECORDS {
+                while !tx.has_room(8) {
+                    assert!(tx.acknowledge(other.load(REPORT)), "a head that cannot be");
+                    thread::yield_now();
+                }
+                tx.push(&*other, Header::message(8, None, i), &(i + 100).to_le_bytes());
+            }
+        });
+        let mut rx = Consumer::new(RING);
+        for i in 0..RECORDS {
+            let first = loop {
+                match rx.peek(&*memory) {
+                    0 => thread::yield_now(),
+                    first => break first,
+                }
+            };
+            let header = rx.header(&*memory, first);
+            assert!(header.is_valid(8), "{header:?}");
+            assert_eq!((header.len(), header.head()), (8, i));
+            let mut payload = [0; 8];
+            rx.copy(&*memory, &mut payload);
+            assert_eq!(u64::from_le_bytes(payload), i + 100);
+            rx.advance(8);
+            memory.publish(REPORT, rx.tell());
+        }
+        producer.join().expect("producer");
+        assert_eq!(rx.peek(&*memory), 0, "a record that nobody sent");
+    });
+}
+
+/// News that come while the other side falls asleep are seen by it, or it is woken: also in the second sleep.
+#[test]
+fn doorbell() {
+    explore(|| {
+        let memory = Arc::new(Words::new(BYTES));
+        let other = Arc::clone(&memory);
+        let bell = Doorbell(BELL);
+        let sender = thread::spawn(move || {
+            let mut rings = 0;
+            let mut tx = Producer::new(RING);
+            for _ in 0..2 {
+                tx.push(&*other, Header::message(0, None, 0), &[]);
+                rings += u32::from(bell.take(&*other));
+            }
+            rings
+        });
+        // A first sleep that ends by itself, then the one that counts.
+        bell.set(&*memory, Waits::Message);
+        bell.clear(&*memory);
+        bell.set(&*memory, Waits::Message);
+        let mut rx = Consumer::new(RING);
+        let mut seen = 0;
+        while seen < 2 && rx.peek(&*memory) != 0 {
+            rx.advance(0);
+            seen += 1;
+        }
+        let rings = sender.join().expect("sender");
+        assert!(seen == 2 || rings > 0, "asleep with {seen} of 2 messages seen");
+    });
+}
+
+/// A report wakes only who waits for it, and who waits for messages only is still woken by the next one.
+#[test]
+fn doorbell_of_reports() {
+    for waits in [Waits::Message, Waits::Anything] {
+        explore(move || {
+            let memory = Arc::new(Words::new(BYTES));
+            let other = Arc::clone(&memory);
+            let bell = Doorbell(BELL);
+            let peer = thread::spawn(move || {
+                other.publish(REPORT, 64);
+                let for_report = bell.take_if_anything(&*other);
+                let mut tx = Producer::new(RING);
+                tx.push(&*other, Header::message(0, None, 0), &[]);
+                (for_report, bell.take(&*other))
+            });
+            bell.set(&*memory, waits);
+            let reported = memory.load(REPORT) != 0;
+            let rx = Consumer::new(RING);
+            let message = rx.peek(&*memory) != 0;
+            let (for_report, for_message) = peer.join().expect("peer");
+            assert!(message || for_report || for_message, "asleep with a message");
+            assert!(waits == Waits::Message || reported || for_report || for_message, "asleep with a report");
+            assert!(waits == Waits::Anything || !for_report, "woken for a report that nobody waits for");
+        });
+    }
+}
+
+/// Once a revocation is done, the peer's copy is over, and no other begins.
+#[test]
+fn window() {
+    explore(|| {
+        let window = Arc::new(WindowModel::new());
+        let exposed = Arc::new(loom::cell::UnsafeCell::new(0u32));
+        window.bind(7);
+        let (peer_window, peer_exposed) = (Arc::clone(&window), Arc::clone(&exposed));
+        let peer = thread::spawn(move || {
+            for _ in 0..2 {
+                if peer_window.claim(7) {
+                    peer_exposed.with_mut(|_| ());
+                    peer_window.release();
+                }
+            }
+        });
+        while !window.revoke() {
+            thread::yield_now();
+        }
+        // The memory is ours again: loom objects if the peer's access may happen at the same time.
+        exposed.with_mut(|_| ());
+        peer.join().expect("peer");
+        assert!(!window.claim(7), "a revoked key still works");
+    });
+}
+
+/// Who finds a key finds what was bound with it, also when the window is bound anew.
+#[test]
+fn window_fields() {
+    explore(|| {
+        let window = Arc::new(WindowModel::new());
+        let other = Arc::clone(&window);
+        let owner = thread::spawn(move || {
+            other.bind(1);
+            while !other.revoke() {
+                thread::yield_now();
+            }
+            other.bind(2);
+        });
+        for rkey in [1, 2] {
+            if window.claim(rkey) {
+                window.release();
+            }
+        }
+        owner.join().expect("owner");
+        assert!(window.claim(2), "the last key does not work");
+    });
+}

@@ -1,0 +1,139 @@
+//! Connect requests: from a connection that somebody started to one that waits for its owner's answer.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+use rpcrdma_mempool::PeerMapping;
+
+use super::address::SoftwareListener;
+use super::config::{RING_BYTES, SoftwareConfig};
+use super::connect::{Connections, Token, now, table_bytes};
+use super::memory::Layout;
+use super::message::{Descriptors, Message, Received};
+use super::region;
+use crate::fabric::{ControlEvent, RequestId};
+
+/// A connection that somebody else has started.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) id: RequestId,
+    pub(super) socket: OwnedFd,
+    pub(super) peer: String,
+    pub(super) deadline: Instant,
+    /// What was said, once it was; from then on it is the owner's turn.
+    pub(super) offer: Option<Offer>,
+}
+
+/// A Hello that was found good.
+#[derive(Debug)]
+pub(super) struct Offer {
+    pub(super) layout: Layout,
+    pub(super) ring: PeerMapping,
+    pub(super) table: PeerMapping,
+    pub(super) windows: u32,
+    pub(super) max_message: u32,
+    pub(super) may_sleep: bool,
+}
+
+impl Connections {
+    /// Takes connections of the listeners, and reads what they say at once: an honest one has said it already.
+    pub(super) fn accept_sockets(&mut self, config: &SoftwareConfig, events: &mut impl Extend<ControlEvent>) {
+        // Bounded, so that a storm of connections leaves time for those that are there.
+        for _ in 0..config.max_handshakes {
+            let Some((socket, peer)) = self.listeners.iter().find_map(SoftwareListener::accept) else {
+                return;
+            };
+            if self.requests.len() >= config.max_handshakes && !self.drop_oldest_silent() {
+                log::warn!(
+                    "software fabric: {peer} refused: {} requests wait for an answer",
+                    self.requests.len()
+                );
+                continue;
+            }
+            let id = RequestId(self.next_request);
+            self.next_request += 1;
+            if let Err(error) = self.watch(socket.as_fd(), Token::Request(id.0)) {
+                log::warn!("software fabric: {peer} refused: {error}");
+                continue;
+            }
+            let deadline = now() + config.handshake_timeout;
+            self.requests.push(Request { id, socket, peer, deadline, offer: None });
+            self.read_request(id, config, events);
+        }
+    }
+
+    fn drop_oldest_silent(&mut self) -> bool {
+        let silent = self.requests.iter().enumerate().filter(|(_, r)| r.offer.is_none());
+        let oldest = silent.min_by_key(|(_, r)| r.deadline).map(|(at, _)| at);
+        oldest.map(|at| self.requests.swap_remove(at)).is_some()
+    }
+
+    pub(super) fn read_request(
+        &mut self,
+        id: RequestId,
+        config: &SoftwareConfig,
+        events: &mut impl Extend<ControlEvent>,
+    ) {
+        let Some(at) = self.requests.iter().position(|r| r.id == id) else { return };
+        let request = &mut self.requests[at];
+        let refused = match (Message::receive(request.socket.as_fd()), request.offer.is_some()) {
+            (Received::Empty, _) => return,
+            (
+                Received::Message(
+                    Message::Hello { may_sleep, ring_bytes, max_message, windows, private_data },
+                    fds,
+                ),
+                false,
+            ) => match Offer::check(config, may_sleep, ring_bytes, max_message, windows, fds) {
+                Ok(offer) => {
+                    request.offer = Some(offer);
+                    let peer = request.peer.clone();
+                    events.extend([ControlEvent::ConnectRequest { request: id, private_data, peer }]);
+                    return;
+                }
+                Err(why) => why,
+            },
+            (Received::Message(..), _) => "a message out of turn".to_owned(),
+            (Received::Closed, _) => "it closed the connection".to_owned(),
+            (Received::Garbage(why), _) => why.to_owned(),
+        };
+        log::info!("software fabric: connect request of {}: {refused}", request.peer);
+        self.requests.swap_remove(at);
+    }
+}
+
+impl Offer {
+    fn check(
+        config: &SoftwareConfig,
+        may_sleep: bool,
+        ring_bytes: u32,
+        max_message: u32,
+        windows: u32,
+        fds: Descriptors,
+    ) -> Result<Self, String> {
+        let [ring, table] =
+            fds.into_inner().map_err(|fds| format!("{} descriptors instead of 2", fds.len()))?;
+        if !ring_bytes.is_power_of_two() || !RING_BYTES.contains(&(ring_bytes as usize)) {
+            return Err(format!("rings of {ring_bytes} bytes"));
+        }
+        if max_message == 0 || max_message > ring_bytes / 2 {
+            return Err(format!("messages of {max_message} bytes in rings of {ring_bytes}"));
+        }
+        let layout = Layout::new(ring_bytes);
+        let mapped = layout.bytes() as u64 + table_bytes(windows)? as u64;
+        if mapped > config.max_mapped_per_peer {
+            return Err(format!(
+                "{mapped} bytes to map; max_mapped_per_peer is {}",
+                config.max_mapped_per_peer
+            ));
+        }
+        Ok(Self {
+            layout,
+            ring: region::map(ring, layout.bytes())?,
+            table: region::map(table, table_bytes(windows)?)?,
+            windows,
+            max_message,
+            may_sleep,
+        })
+    }
+}

@@ -1,0 +1,65 @@
+//! What is counted on a connection.
+
+use super::Rejected;
+
+/// What happened on a connection; summed over connections by the shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Messages received.
+    pub received: u64,
+    /// Messages sent.
+    pub sent: u64,
+    /// Messages that granted credits beside their payload.
+    pub grants_piggybacked: u64,
+    /// Messages that did nothing but grant credits.
+    pub grants_pure: u64,
+    /// Messages of less than a fixed header.
+    pub rejected_short: u64,
+    /// Messages answered with a transport error.
+    pub rejected_answered: u64,
+    /// Malformed messages to a requester.
+    pub rejected_dropped: u64,
+    /// Replies to calls that had ended.
+    pub rejected_late: u64,
+    /// Replies to calls that were never made.
+    pub rejected_unknown_xid: u64,
+    /// Messages that make no sense in their direction.
+    pub rejected_unexpected: u64,
+}
+
+impl Counters {
+    pub(super) fn reject(&mut self, why: &Rejected) {
+        *match why {
+            Rejected::TooShort => &mut self.rejected_short,
+            Rejected::Answered(_) => &mut self.rejected_answered,
+            Rejected::Dropped(_) => &mut self.rejected_dropped,
+            Rejected::Late => &mut self.rejected_late,
+            Rejected::UnknownXid => &mut self.rejected_unknown_xid,
+            Rejected::Unexpected => &mut self.rejected_unexpected,
+        } += 1;
+    }
+
+    /// All messages that were dropped or answered with a transport error.
+    pub fn rejected(&self) -> u64 {
+        self.rejected_short
+            + self.rejected_answered
+            + self.rejected_dropped
+            + self.rejected_late
+            + self.rejected_unknown_xid
+            + self.rejected_unexpected
+    }
+
+    /// Adds another connection's counts.
+    pub fn add(&mut self, other: &Self) {
+        self.received += other.received;
+        self.sent += other.sent;
+        self.grants_piggybacked += other.grants_piggybacked;
+        self.grants_pure += other.grants_pure;
+        self.rejected_short += other.rejected_short;
+        self.rejected_answered += other.rejected_answered;
+        self.rejected_dropped += other.rejected_dropped;
+        self.rejected_late += other.rejected_late;
+        self.rejected_unknown_xid += other.rejected_unknown_xid;
+        self.rejected_unexpected += other.rejected_unexpected;
+    }
+}

@@ -1,0 +1,70 @@
+//! The memory that goes with a call as chunks: boxed, because most calls have none, and kept for reuse by each
+//! thread, so that none is allocated per call.
+
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::Buf;
+
+use crate::server::MAX_CHUNKS;
+
+/// Boxes that a thread keeps.
+const KEPT: usize = 1024;
+
+thread_local! {
+    #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
+    static SPARE: RefCell<Vec<Box<Memory>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Buffers of one call.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    /// Read chunks: position in the RPC message, and data.
+    pub(crate) send: ArrayVec<(u32, Buf), MAX_CHUNKS>,
+    /// Write chunks.
+    pub(crate) receive: ArrayVec<Buf, MAX_CHUNKS>,
+}
+
+/// A box of them.
+#[derive(Debug)]
+pub(crate) struct ChunkMemory(Option<Box<Memory>>);
+
+impl ChunkMemory {
+    /// An empty one.
+    pub(crate) fn new() -> Self {
+        let spare = SPARE.with_borrow_mut(Vec::pop);
+        Self(Some(spare.unwrap_or_default()))
+    }
+}
+
+impl Deref for ChunkMemory {
+    type Target = Memory;
+
+    fn deref(&self) -> &Memory {
+        // Only `drop` takes it.
+        self.0.as_ref().expect("present until dropped")
+    }
+}
+
+impl DerefMut for ChunkMemory {
+    fn deref_mut(&mut self) -> &mut Memory {
+        self.0.as_mut().expect("present until dropped")
+    }
+}
+
+impl Drop for ChunkMemory {
+    fn drop(&mut self) {
+        if let Some(mut memory) = self.0.take() {
+            memory.send.clear();
+            memory.receive.clear();
+            // A thread that is ending keeps nothing.
+            let _ = SPARE.try_with(|spare| {
+                let mut spare = spare.borrow_mut();
+                if spare.len() < KEPT {
+                    spare.push(memory);
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Completing a call uses its completer up.
+
+fn main() {
+    let mut table = rpcrdma::handoff::slot::SlotTable::<u8>::new(1);
+    let (_ticket, completer) = table.acquire().unwrap();
+    completer.complete(1);
+    completer.complete(2);
+}

@@ -1,0 +1,109 @@
+//! The hand-off allocates nothing per call once it runs. One test in this file: the count is of the whole process.
+#![cfg(not(loom))]
+#![expect(unsafe_code, reason = "a counting allocator is an unsafe trait")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use rpcrdma::handoff::idle::IdlePolicy;
+use rpcrdma::handoff::mailbox::Mailbox;
+use rpcrdma::handoff::parker::{Sleeper, Wake};
+use rpcrdma::handoff::slot::{Completer, SlotTable};
+use rpcrdma::handoff::workers::{WorkerConfig, WorkerPool};
+
+struct Counting;
+
+static COUNTS: AtomicBool = AtomicBool::new(false);
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: it hands every call on to `System` unchanged, so it keeps what `System` promises.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if COUNTS.load(Ordering::Relaxed) {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller keeps `GlobalAlloc::alloc`'s conditions.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: `ptr` came from `System` with this layout, by `alloc` above.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static GLOBAL: Counting = Counting;
+
+/// An application thread calls, a shard takes the calls to a worker and completes them.
+#[test]
+fn a_call_allocates_nothing_in_the_steady_state() {
+    type Call = (u64, Completer<u64>);
+    let config = WorkerConfig { idle: IdlePolicy::Event, ring_capacity: 16, ..WorkerConfig::default() };
+    let pool = WorkerPool::new(&config, |n: u64| n + 1).unwrap();
+    let mut sleeper = Sleeper::new(Wake::Thread);
+    let mut mailbox = Mailbox::<Call>::new(sleeper.signal());
+    let mut port = pool.attach_shard(&sleeper.signal());
+    let mut sender = mailbox.connector().connect(16);
+    let shard = std::thread::spawn(move || {
+        let mut queue = VecDeque::with_capacity(64);
+        let mut known = false;
+        loop {
+            let mut work = mailbox.poll(8, |(n, completer)| queue.push_back((completer, n)));
+            known |= mailbox.senders() > 0;
+            while let Some((completer, n)) = queue.pop_front() {
+                if let Err(back) = port.dispatch(completer, n) {
+                    queue.push_front(back);
+                    break;
+                }
+            }
+            work += port.collect(8, |completer, result| match result {
+                Ok(n) => completer.complete(n),
+                Err(error) => panic!("{error}"),
+            });
+            if work == 0 && known && mailbox.senders() == 0 && port.outstanding() == 0 {
+                break;
+            }
+            if work == 0 {
+                sleeper.sleep_unless(|| mailbox.has_work() || port.has_done(), None);
+            }
+        }
+    });
+    let mut table = SlotTable::new(16);
+    let mut run = |calls: u64| {
+        for n in 0..calls {
+            let (mut blocking, first) = table.acquire().unwrap();
+            let (mut polled, second) = table.acquire().unwrap();
+            let (abandoned, third) = table.acquire().unwrap();
+            sender.stage((n, first)).ok().unwrap();
+            sender.stage((n + 10, second)).ok().unwrap();
+            sender.flush();
+            let sent = sender.send((n, third));
+            drop(abandoned);
+            assert!(sent.is_ok());
+            let early = Pin::new(&mut polled).poll(&mut Context::from_waker(Waker::noop()));
+            assert_eq!(blocking.wait_with(IdlePolicy::Event, None), Some(Ok(n + 1)));
+            let mut late = || polled.wait_with(IdlePolicy::Event, None).unwrap();
+            let second = if let Poll::Ready(result) = early { result } else { late() };
+            assert_eq!(second, Ok(n + 11));
+        }
+    };
+    // Threads make their own first-use allocations, and every path has been gone once.
+    run(200);
+    COUNTS.store(true, Ordering::Relaxed);
+    run(5_000);
+    COUNTS.store(false, Ordering::Relaxed);
+    let allocations = ALLOCATIONS.load(Ordering::Relaxed);
+    // Prove that the counter counts.
+    COUNTS.store(true, Ordering::Relaxed);
+    drop(std::hint::black_box(Box::new(1)));
+    COUNTS.store(false, Ordering::Relaxed);
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), allocations + 1);
+    assert_eq!(allocations, 0, "in 15000 calls");
+    drop(sender);
+    shard.join().unwrap();
+}

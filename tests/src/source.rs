@@ -1,0 +1,273 @@
+//! Reading this repository's own sources: what is code in them, and what it names.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// The root of the repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the repository").into()
+}
+
+/// Reads a file, named from the root of the repository.
+///
+/// # Panics
+/// If it cannot be read.
+pub fn read(path: impl AsRef<Path>) -> String {
+    let path = path.as_ref();
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All files below a directory whose names end like this, as paths from the root of the repository, in order.
+///
+/// # Panics
+/// If a directory cannot be read.
+pub fn files(directory: &str, ending: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut open = vec![root().join(directory)];
+    while let Some(directory) = open.pop() {
+        let entries =
+            std::fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+        for path in entries.map(|entry| entry.expect("a directory entry").path()) {
+            if path.is_dir() {
+                let name = path.file_name().unwrap_or_default();
+                if name != "target" && !name.to_string_lossy().starts_with('.') {
+                    open.push(path);
+                }
+            } else if path.to_string_lossy().ends_with(ending) {
+                let path = path.strip_prefix(root()).expect("below the root");
+                found.push(path.to_string_lossy().into_owned());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Whether a source file holds nothing but tests.
+pub fn is_test(path: &str) -> bool {
+    let in_directory = path.contains("/tests/") || path.starts_with("tests/");
+    let name = path.rsplit('/').next().unwrap_or(path);
+    in_directory || name.starts_with("tests") || name.ends_with("_tests.rs") || name.ends_with("model.rs")
+}
+
+/// A source without comments, and with empty string and character literals.
+pub fn code(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(first) = rest.chars().next() {
+        let skipped = match first {
+            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
+            '/' if rest.starts_with("/*") => block_comment(rest),
+            '"' => {
+                out.push_str("\"\"");
+                string(rest)
+            }
+            'r' if !out.ends_with(is_word) => match raw_string(rest) {
+                Some(len) => {
+                    out.push_str("\"\"");
+                    len
+                }
+                None => 0,
+            },
+            '\'' => character(rest),
+            _ => 0,
+        };
+        if skipped == 0 {
+            out.push(first);
+            rest = &rest[first.len_utf8()..];
+        } else {
+            rest = &rest[skipped..];
+        }
+    }
+    out
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+fn block_comment(text: &str) -> usize {
+    let (mut depth, mut at) = (0, 0);
+    while at < text.len() {
+        if text[at..].starts_with("/*") {
+            depth += 1;
+            at += 2;
+        } else if text[at..].starts_with("*/") {
+            depth -= 1;
+            at += 2;
+            if depth == 0 {
+                return at;
+            }
+        } else {
+            at += text[at..].chars().next().map_or(1, char::len_utf8);
+        }
+    }
+    text.len()
+}
+
+fn string(text: &str) -> usize {
+    let mut escaped = false;
+    for (at, c) in text.char_indices().skip(1) {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '"' => return at + 1,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+fn raw_string(text: &str) -> Option<usize> {
+    let hashes = text[1..].bytes().take_while(|&b| b == b'#').count();
+    let open = 1 + hashes;
+    text[open..].strip_prefix('"')?;
+    let end = format!("\"{}", "#".repeat(hashes));
+    Some(text[open + 1..].find(&end).map_or(text.len(), |at| open + 1 + at + end.len()))
+}
+
+/// The length of a character literal; 0 for a lifetime.
+fn character(text: &str) -> usize {
+    let mut chars = text.char_indices().skip(1);
+    match chars.next() {
+        Some((_, '\\')) => chars.skip(1).find(|&(_, c)| c == '\'').map_or(0, |(at, _)| at + 1),
+        Some(_) => chars.next().filter(|&(_, c)| c == '\'').map_or(0, |(at, _)| at + 1),
+        None => 0,
+    }
+}
+
+/// [`code`] without the items that are compiled for tests only.
+pub fn code_without_tests(source: &str) -> String {
+    let mut code = code(source);
+    while let Some(start) = test_attribute(&code) {
+        let end = item_end(&code, start);
+        code.replace_range(start..end, "");
+    }
+    code
+}
+
+/// Where the next `#[cfg(…)]` starts whose condition asks for tests.
+fn test_attribute(code: &str) -> Option<usize> {
+    code.match_indices("#[cfg(").map(|(at, _)| at).find(|&at| {
+        let condition = &code[at..at + code[at..].find(']').unwrap_or(0)];
+        let words: Vec<&str> = condition.split(|c| !is_word(c)).collect();
+        words.contains(&"test") && !condition.contains("not(test)") && !words.contains(&"any")
+    })
+}
+
+/// Where the item ends whose first attribute is at `start`.
+fn item_end(code: &str, start: usize) -> usize {
+    let mut depth = 0;
+    for (at, c) in code[start..].char_indices() {
+        match c {
+            '{' | '(' | '[' => depth += 1,
+            '}' | ')' | ']' => {
+                depth -= 1;
+                if c == '}' && depth == 0 {
+                    return start + at + 1;
+                }
+            }
+            ';' if depth == 0 => return start + at + 1,
+            _ => {}
+        }
+    }
+    code.len()
+}
+
+/// All identifiers and keywords of a piece of [`code`].
+pub fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|c| !is_word(c)).filter(|word| !word.is_empty())
+}
+
+/// What follows each `prefix::` in a piece of [`code`]: two steps of each path, with groups taken apart. `crate::a::{B, c::D}`
+/// gives `("a", "B")` and `("a", "c")`.
+pub fn paths(code: &str, prefix: &str) -> BTreeSet<(String, String)> {
+    let start = format!("{prefix}::");
+    let mut found = BTreeSet::new();
+    for (at, _) in code.match_indices(&start) {
+        let before = &code[..at];
+        if before.ends_with(is_word) || before.ends_with("::") {
+            continue;
+        }
+        for path in branches(&code[at + start.len()..]) {
+            let (first, rest) = path.split_once("::").unwrap_or((path.as_str(), ""));
+            let nested = if rest.is_empty() { vec![String::new()] } else { branches(rest) };
+            for second in nested {
+                let second = second.split("::").next().unwrap_or_default();
+                found.insert((first.to_owned(), second.to_owned()));
+            }
+        }
+    }
+    found
+}
+
+/// The paths that a path or a group begins with.
+fn branches(text: &str) -> Vec<String> {
+    let text = text.trim_start();
+    let Some(group) = text.strip_prefix('{') else {
+        return vec![one_path(text)];
+    };
+    let (mut depth, mut start, mut out) = (0, 0, Vec::new());
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            ',' | '}' if depth == 0 => {
+                let part = group[start..at].trim();
+                if !part.is_empty() {
+                    out.push(one_path(part));
+                }
+                start = at + 1;
+                if c == '}' {
+                    break;
+                }
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+/// A path up to its end, or up to and with the group that it ends in.
+fn one_path(text: &str) -> String {
+    let end = text.find(|c: char| !is_word(c) && c != ':' && c != '*').unwrap_or(text.len());
+    if text[end..].starts_with('{') && text[..end].ends_with("::") {
+        let mut depth = 0;
+        for (at, c) in text[end..].char_indices() {
+            depth += i32::from(c == '{') - i32::from(c == '}');
+            if depth == 0 {
+                return text[..=end + at].to_owned();
+            }
+        }
+    }
+    text[..end].trim_end_matches(':').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_and_literals_are_no_code() {
+        let source =
+            "a // unsafe\n/* b /* c */ d */ e(\"f // \\\" g\", r#\"h \" i\"#, 'j', '\\'', '\\u{1F600}') <'k>";
+        let found: Vec<_> = words(&code(source)).map(str::to_owned).collect();
+        assert_eq!(found, ["a", "e", "k"]);
+    }
+
+    #[test]
+    fn items_for_tests_are_cut_out() {
+        let source = "a; #[cfg(test)] mod t { fn f() { x } } b; #[cfg(all(test, not(loom)))] #[path = \"m\"] mod u; c; #[cfg(not(test))] d;";
+        let found = code_without_tests(source);
+        let found: Vec<_> = words(&found).collect();
+        assert_eq!(found, ["a", "b", "c", "cfg", "not", "test", "d"]);
+    }
+
+    #[test]
+    fn paths_are_taken_apart() {
+        let source = "use crate::a::{B, c::D, e::{F, G}}; use crate::{h::I, j}; crate::k::l(); mycrate::m; x::crate::n; crate::o;";
+        let found = paths(source, "crate");
+        let found: Vec<_> = found.iter().map(|(a, b)| format!("{a}/{b}")).collect();
+        assert_eq!(found, ["a/B", "a/c", "a/e", "h/I", "j/", "k/l", "o/"]);
+    }
+}

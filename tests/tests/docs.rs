@@ -1,0 +1,252 @@
+//! The documents say what is so: their links lead somewhere, and their tables are those of the code.
+
+use std::collections::BTreeSet;
+
+use rpcrdma::wire::properties::PropertyId;
+use rpcrdma::wire::{ErrorBody, HeaderType, Revision, Version};
+use rpcrdma_tests::source::{code, files, read, root, words};
+
+/// The structs whose fields are knobs: each has a section of this name in `tuning.md`, with a table of its fields.
+const KNOBS: &[(&str, &str)] = &[
+    ("Config", "engine/src/config.rs"),
+    ("ServerConfig", "engine/src/server/mod.rs"),
+    ("WorkerConfig", "engine/src/handoff/workers.rs"),
+    ("ClientConfig", "engine/src/client/mod.rs"),
+    ("SoftwareConfig", "engine/src/fabric/software/config.rs"),
+    ("ArenaConfig", "mempool/src/config.rs"),
+];
+
+/// The public fields of a struct, in order.
+fn fields(file: &str, name: &str) -> Vec<String> {
+    let code = code(&read(file));
+    let start =
+        code.find(&format!("pub struct {name} {{")).unwrap_or_else(|| panic!("{file} has no struct {name}"));
+    let body = &code[start..];
+    let body = &body[..body.find("\n}").expect("the struct ends")];
+    let field = |line: &str| Some(line.trim().strip_prefix("pub ")?.split_once(':')?.0.to_owned());
+    body.lines().skip(1).filter_map(field).collect()
+}
+
+/// The part of a document below a heading, up to the next one of the same or a higher level.
+fn section(document: &str, heading: &str) -> String {
+    let level = heading.bytes().take_while(|&b| b == b'#').count();
+    let ends = |line: &str| line.starts_with('#') && line.bytes().take_while(|&b| b == b'#').count() <= level;
+    let mut lines = document.lines().skip_while(|line| *line != heading);
+    assert!(lines.next().is_some(), "there is no heading {heading:?}");
+    lines.take_while(|line| !ends(line)).collect::<Vec<_>>().join("\n")
+}
+
+/// The rows of the tables in a text, without their heads: cells, trimmed.
+fn rows(text: &str) -> Vec<Vec<String>> {
+    let cells = |line: &str| line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect();
+    let mut rows = Vec::new();
+    let mut in_table = false;
+    for line in text.lines() {
+        if line.starts_with("| ---") {
+            in_table = true;
+        } else if !line.starts_with('|') {
+            in_table = false;
+        } else if in_table {
+            rows.push(cells(line));
+        }
+    }
+    rows
+}
+
+fn number(text: &str) -> u32 {
+    match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16),
+        None => text.parse(),
+    }
+    .unwrap_or_else(|_| panic!("{text:?} is no number"))
+}
+
+#[test]
+fn tuning_names_every_knob_and_no_other() {
+    let document = read("tuning.md");
+    for &(name, file) in KNOBS {
+        let fields = fields(file, name);
+        assert!(fields.len() > 3, "{name}: {fields:?}");
+        let rows = rows(&section(&document, &format!("### `{name}`")));
+        let named: Vec<String> = rows.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
+        assert_eq!(named, fields, "the table of {name} in tuning.md (left) and its fields, in order (right)");
+        for row in rows {
+            assert!(
+                row.len() >= 5 && row.iter().all(|cell| !cell.is_empty()),
+                "a cell of {name} is empty: {row:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_error_codes_are_those_of_the_codec() {
+    let all = [
+        ErrorBody::Vers { low: 0, high: 0 },
+        ErrorBody::BadXdr,
+        ErrorBody::InvalHtype,
+        ErrorBody::InvalFlag,
+        ErrorBody::ReadChunks { max: 0 },
+        ErrorBody::WriteChunks { max: 0 },
+        ErrorBody::Segments { max: 0 },
+        ErrorBody::WriteResource { chunk_index: 0, length_needed: 0 },
+        ErrorBody::ReplyResource { length_needed: 0 },
+        ErrorBody::System,
+    ];
+    let rows = rows(&section(&read("engine/PROTOCOL.md"), "## Error codes"));
+    assert_eq!(rows.len(), all.len());
+    for (row, error) in rows.iter().zip(all) {
+        let code = |revision| error.code(Version::V2, revision);
+        assert_eq!(row[0], error.name());
+        assert_eq!(number(&row[1]), code(Revision::Ietf00), "{row:?}");
+        assert_eq!(number(&row[2]), code(Revision::Cel09), "{row:?}");
+    }
+}
+
+#[test]
+fn the_properties_are_those_of_the_codec() {
+    let rows = rows(&section(&read("engine/PROTOCOL.md"), "## Properties"));
+    assert_eq!(rows.len(), PropertyId::ALL.len());
+    for (row, property) in rows.iter().zip(PropertyId::ALL) {
+        let code = |cell: &String| (cell != "–").then(|| number(cell));
+        assert_eq!(row[0], property.name());
+        assert_eq!(code(&row[1]), property.which(Revision::Ietf00), "{row:?}");
+        assert_eq!(code(&row[2]), property.which(Revision::Cel09), "{row:?}");
+    }
+}
+
+#[test]
+fn the_header_types_are_those_of_the_codec() {
+    let rows = rows(&section(&read("engine/PROTOCOL.md"), "## Headers"));
+    let rows: Vec<_> =
+        rows.iter().filter(|row| HeaderType::ALL.iter().any(|htype| htype.name() == row[1])).collect();
+    assert_eq!(rows.len(), HeaderType::ALL.len());
+    for (row, htype) in rows.iter().zip(HeaderType::ALL) {
+        assert_eq!((number(&row[0]), row[1].as_str()), (htype.code(), htype.name()));
+        let has = |version| HeaderType::of_version(htype.code(), version).is_some();
+        let versions = match (has(Version::V1), has(Version::V2)) {
+            (true, true) => "both",
+            (true, false) => "1",
+            _ => "2",
+        };
+        assert_eq!(row[2], versions, "{htype}");
+    }
+}
+
+/// The names of all tests.
+fn tests() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for path in
+        ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs"))
+    {
+        let code = code(&read(&path));
+        // Attributes of other kinds may stand between; what follows `#[test]` and names a function is the test.
+        for (at, marker) in code.match_indices("#[test]") {
+            let mut words = words(&code[at + marker.len()..]);
+            if words.by_ref().take(12).any(|word| word == "fn") {
+                found.extend(words.next().map(str::to_owned));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn what_is_said_to_prove_a_rule_is_a_test() {
+    let tests = tests();
+    assert!(tests.contains("what_is_said_to_prove_a_rule_is_a_test"), "{} tests were found", tests.len());
+    let rows = rows(&section(&read("engine/PROTOCOL.md"), "## What proves it"));
+    assert!(rows.len() >= 25, "only {} rules have a proof", rows.len());
+    for row in rows {
+        let named: Vec<&str> = row[2].split(", ").map(|name| name.trim_matches('`')).collect();
+        assert!(!named.is_empty() && !row[0].is_empty() && !row[1].is_empty(), "{row:?}");
+        for name in named {
+            assert!(tests.contains(name), "no test is named {name:?}, which is to prove: {}", row[1]);
+        }
+    }
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut seen = 0;
+    for document in files(".", ".md") {
+        let document = document.trim_start_matches("./");
+        let text = read(document);
+        let folder = root().join(document).parent().expect("a file is in a folder").to_owned();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link) {
+            if link.contains("://") {
+                continue;
+            }
+            seen += 1;
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { root().join(document) } else { folder.join(file) };
+            assert!(target.exists(), "{document} links to {link}, which is not there");
+            if !heading.is_empty() {
+                let text = std::fs::read_to_string(&target).expect("a heading is in a text");
+                assert!(
+                    text.lines().any(|line| anchor(line).as_deref() == Some(heading)),
+                    "{document}: no heading for {link}"
+                );
+            }
+        }
+    }
+    assert!(seen > 10, "only {seen} links were found");
+}
+
+/// How a heading is named in links.
+fn anchor(line: &str) -> Option<String> {
+    let text = line.strip_prefix('#')?.trim_start_matches('#').trim().to_lowercase();
+    let kept = |c: char| c.is_alphanumeric() || c == ' ' || c == '-' || c == '_';
+    Some(text.chars().filter(|&c| kept(c)).map(|c| if c == ' ' { '-' } else { c }).collect())
+}
+
+/// The way of a call is told with the functions that it goes through: they are in the files that stand in front of them.
+#[test]
+fn the_way_of_a_call_is_through_functions_that_there_are() {
+    let mut seen = 0;
+    for row in rows(&section(&read("engine/README.md"), "## One call, out and home")) {
+        let mut file = String::new();
+        for name in row[1..].join(" ").split('`').skip(1).step_by(2) {
+            if name.ends_with(".rs") {
+                file = code(&read(format!("engine/{name}")));
+            } else if name.chars().all(|c| c.is_ascii_lowercase() || c == '_') {
+                let names: Vec<&str> = words(&file).collect();
+                let defined = names.windows(2).any(|pair| pair == ["fn", name]);
+                // `a` of `file`: the file may also stand behind.
+                let elsewhere =
+                    row[2].split_once(&format!("`{name}` of `")).and_then(|(_, rest)| rest.split_once('`'));
+                let elsewhere = elsewhere
+                    .is_some_and(|(path, _)| read(format!("engine/{path}")).contains(&format!("fn {name}(")));
+                assert!(defined || elsewhere, "step {} names {name}, which is not there", row[0]);
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 20, "only {seen} functions were named");
+}
+
+/// Files that documents name without linking to them.
+#[test]
+fn files_that_are_named_are_there() {
+    let mut seen = 0;
+    for document in [
+        "README.md",
+        "engine/README.md",
+        "engine/PROTOCOL.md",
+        "mempool/README.md",
+        "tests/README.md",
+        "tuning.md",
+    ] {
+        let folder = root().join(document).parent().expect("a file is in a folder").to_owned();
+        for name in read(document).split('`').skip(1).step_by(2) {
+            let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-./".contains(&b));
+            if plain && name.contains('/') && name.ends_with(".rs") {
+                seen += 1;
+                let found =
+                    [&folder, &folder.join("src"), &root()].iter().any(|base| base.join(name).exists());
+                assert!(found, "{document} names {name}, which is not there");
+            }
+        }
+    }
+    assert!(seen > 10, "only {seen} names of files were found");
+}

@@ -1,0 +1,282 @@
+//! The house keeps its shape: which layer may name which, where `unsafe` may be, and how long a file may get.
+
+use std::collections::BTreeSet;
+
+use rpcrdma_tests::source::{code, code_without_tests, files, is_test, paths, read, words};
+
+/// A layer of the engine.
+struct Layer {
+    name: &'static str,
+    /// Its files and directories, below `engine/src/`.
+    places: &'static [&'static str],
+    /// The layers that it names. Exactly these: an arrow that is no longer needed must go from here too.
+    uses: &'static [&'static str],
+    /// It names no clock, no thread, no atomic.
+    pure: bool,
+    /// Crates that it may name beside `std` and `core`.
+    crates: &'static [&'static str],
+}
+
+const MEMPOOL: &str = "rpcrdma_mempool";
+
+/// From the bottom to the top: a layer uses only layers above it in this table.
+///
+/// `service` is what services are written with: calls, procedures, handlers. Shards run them, so they lie below `shard`; the
+/// server that owns shards lies above. Both are in the folder `server/`, as they are one thing to those who use it.
+const LAYERS: &[Layer] = &[
+    Layer { name: "wire", places: &["wire/"], uses: &[], pure: true, crates: &["thiserror"] },
+    Layer { name: "proto", places: &["proto/"], uses: &["wire"], pure: true, crates: &["thiserror"] },
+    Layer {
+        name: "fabric",
+        places: &["fabric/"],
+        uses: &[],
+        pure: false,
+        crates: &[MEMPOOL, "arrayvec", "log", "rustix", "thiserror"],
+    },
+    Layer {
+        name: "handoff",
+        places: &["handoff/"],
+        uses: &["fabric"],
+        pure: false,
+        crates: &[MEMPOOL, "core_affinity", "crossbeam_utils", "log", "loom", "rustix", "thiserror"],
+    },
+    Layer {
+        name: "service",
+        places: &["server/call.rs", "server/service.rs"],
+        uses: &["fabric", "proto", "wire"],
+        pure: false,
+        crates: &[MEMPOOL, "arrayvec"],
+    },
+    Layer {
+        name: "config",
+        places: &["config.rs"],
+        uses: &["fabric", "handoff", "proto", "wire"],
+        pure: true,
+        crates: &[MEMPOOL, "thiserror"],
+    },
+    Layer {
+        name: "stats",
+        places: &["stats.rs"],
+        uses: &["fabric", "proto"],
+        pure: true,
+        crates: &[MEMPOOL, "hdrhistogram"],
+    },
+    Layer { name: "address", places: &["address.rs"], uses: &["fabric"], pure: true, crates: &["thiserror"] },
+    Layer {
+        name: "shard",
+        places: &["shard/"],
+        uses: &["config", "fabric", "handoff", "proto", "service", "stats", "wire"],
+        pure: false,
+        crates: &[MEMPOOL, "arrayvec", "log", "thiserror"],
+    },
+    Layer {
+        name: "client",
+        places: &["client/"],
+        uses: &["address", "config", "fabric", "handoff", "proto", "service", "shard", "stats", "wire"],
+        pure: false,
+        crates: &[MEMPOOL, "arrayvec", "log", "thiserror"],
+    },
+    Layer {
+        name: "server",
+        places: &["server/mod.rs"],
+        uses: &["address", "config", "fabric", "handoff", "shard", "stats"],
+        pure: false,
+        crates: &[MEMPOOL, "log", "thiserror"],
+    },
+];
+
+/// Words that name a clock, a thread or an atomic.
+const IMPURE: &[&str] =
+    &["time", "Instant", "SystemTime", "thread", "thread_local", "sync", "atomic", "Arc", "Mutex"];
+
+/// The source files that have `unsafe` code; all others have none. Tests may have it where they say why.
+const UNSAFE: &[&str] = &[
+    "engine/examples/blockstore/store.rs",
+    "engine/src/handoff/slot.rs",
+    "engine/src/handoff/spsc.rs",
+    "mempool/src/buf.rs",
+    "mempool/src/core.rs",
+    "mempool/src/map.rs",
+    "mempool/src/pool.rs",
+    "mempool/src/shared.rs",
+];
+
+/// The most lines of a source file.
+const LONGEST: usize = 700;
+
+fn sources() -> Vec<String> {
+    let all: Vec<_> = ["bench", "engine", "mempool", "tests", "tools"]
+        .iter()
+        .flat_map(|crate_| files(crate_, ".rs"))
+        .collect();
+    assert!(all.len() > 100, "only {} source files were found", all.len());
+    all
+}
+
+/// The layer that a file of `engine/src/` belongs to; `lib.rs` is above all.
+fn layer_of(file: &str) -> Option<&'static Layer> {
+    LAYERS.iter().find(|layer| {
+        layer.places.iter().any(|place| file == *place || place.ends_with('/') && file.starts_with(place))
+    })
+}
+
+/// The modules that a file is in, from the crate's root.
+fn module_of(file: &str) -> Vec<&str> {
+    let mut steps: Vec<&str> = file.trim_end_matches(".rs").split('/').collect();
+    if steps.last() == Some(&"mod") {
+        steps.pop();
+    }
+    steps
+}
+
+/// The names that `server/mod.rs` itself declares: those of the server, the others are of the services.
+fn server_names() -> BTreeSet<String> {
+    let code = code_without_tests(&read("engine/src/server/mod.rs"));
+    let all: Vec<&str> = words(&code).collect();
+    all.windows(2)
+        .filter(|pair| ["struct", "enum"].contains(&pair[0]))
+        .map(|pair| pair[1].to_owned())
+        .collect()
+}
+
+/// The layers that a file names, with the path that does so.
+fn arrows(file: &str, code: &str, server: &BTreeSet<String>) -> Vec<(String, String)> {
+    let mut found: Vec<(String, String)> = paths(code, "crate").into_iter().collect();
+    // A path that climbs up to the root of the crate.
+    let climb = vec!["super"; module_of(file).len()].join("::");
+    found.extend(paths(code, &climb).into_iter().filter(|(first, _)| first != "super" && first != "*"));
+    let layer = |(first, second): (String, String)| {
+        let path = format!("crate::{first}::{second}");
+        match first.as_str() {
+            "server" if server.contains(&second) => ("server".to_owned(), path),
+            "server" => ("service".to_owned(), path),
+            _ => (first, path),
+        }
+    };
+    found.into_iter().map(layer).collect()
+}
+
+#[test]
+fn arrows_point_down() {
+    let server = server_names();
+    assert!(server.contains("Server") && !server.contains("ServerCall"), "{server:?}");
+    let mut wrong = Vec::new();
+    let mut used = vec![BTreeSet::new(); LAYERS.len()];
+    for path in files("engine/src", ".rs").iter().filter(|path| !is_test(path)) {
+        let file = &path["engine/src/".len()..];
+        if file == "lib.rs" {
+            continue;
+        }
+        let Some(layer) = layer_of(file) else {
+            wrong.push(format!("{path} belongs to no layer"));
+            continue;
+        };
+        let place = LAYERS.iter().position(|other| other.name == layer.name).expect("it is from the table");
+        for (target, named) in arrows(file, &code_without_tests(&read(path)), &server) {
+            if target == layer.name {
+                continue;
+            }
+            if !layer.uses.contains(&target.as_str()) {
+                wrong.push(format!("{path} names {named}: {} does not use {target}", layer.name));
+            }
+            used[place].insert(target);
+        }
+    }
+    for (place, layer) in LAYERS.iter().enumerate() {
+        for target in layer.uses {
+            if !LAYERS[..place].iter().any(|lower| lower.name == *target) {
+                wrong.push(format!("the table lets {} use {target}, which is not above it", layer.name));
+            }
+            if !used[place].contains(*target) {
+                wrong.push(format!("the table lets {} use {target}, and it does not", layer.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn layers_name_only_their_crates() {
+    let manifest = read("engine/Cargo.toml");
+    let dependencies: BTreeSet<String> = manifest
+        .lines()
+        .filter_map(|line| line.split_once(".workspace"))
+        .map(|(name, _)| name.trim().replace('-', "_"))
+        .filter(|name| !["version", "edition", "rust_version", "license", "publish"].contains(&name.as_str()))
+        .collect();
+    assert!(dependencies.contains(MEMPOOL) && dependencies.contains("rustix"), "{dependencies:?}");
+    let mut wrong = Vec::new();
+    for path in files("engine/src", ".rs").iter().filter(|path| !is_test(path)) {
+        let Some(layer) = layer_of(&path["engine/src/".len()..]) else { continue };
+        let code = code_without_tests(&read(path));
+        for name in words(&code).filter(|word| dependencies.contains(*word)) {
+            if !layer.crates.contains(&name) {
+                wrong.push(format!("{path} names the crate {name}, which {} does not use", layer.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn pure_layers_know_no_clock_thread_or_atomic() {
+    let mut wrong = Vec::new();
+    let mut seen = 0;
+    for path in files("engine/src", ".rs").iter().filter(|path| !is_test(path)) {
+        let Some(layer) = layer_of(&path["engine/src/".len()..]) else { continue };
+        if !layer.pure {
+            continue;
+        }
+        seen += 1;
+        let code = code_without_tests(&read(path));
+        for word in words(&code).filter(|word| IMPURE.contains(word) || word.starts_with("Atomic")) {
+            wrong.push(format!("{path} names {word}"));
+        }
+    }
+    assert!(seen > 20, "only {seen} files are of pure layers");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn unsafe_code_is_where_it_is_said_to_be() {
+    let mut wrong = Vec::new();
+    let mut found = BTreeSet::new();
+    for path in sources() {
+        let code = code(&read(&path));
+        if !words(&code).any(|word| word == "unsafe") {
+            continue;
+        }
+        let squeezed: String = code.split_whitespace().collect();
+        if is_test(&path) {
+            if !squeezed.contains("expect(unsafe_code,reason=\"\"") {
+                wrong.push(format!(
+                    "{path} does not say why it has unsafe code: expect(unsafe_code, reason = \"…\")"
+                ));
+            }
+            continue;
+        }
+        if !UNSAFE.contains(&path.as_str()) {
+            wrong.push(format!("{path} has unsafe code and is not listed"));
+        }
+        if !squeezed.starts_with("#![expect(unsafe_code,reason=\"\"") {
+            wrong.push(format!("{path} does not start with #![expect(unsafe_code, reason = \"…\")]"));
+        }
+        found.insert(path);
+    }
+    for path in UNSAFE.iter().filter(|path| !found.contains(**path)) {
+        wrong.push(format!("{path} is listed and has no unsafe code"));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_file_is_too_long() {
+    let lines = |path: &String| read(path).lines().count();
+    let long: Vec<_> = sources()
+        .into_iter()
+        .filter(|path| !is_test(path))
+        .map(|path| (lines(&path), path))
+        .filter(|(lines, _)| *lines > LONGEST)
+        .collect();
+    assert!(long.is_empty(), "more than {LONGEST} lines: {long:?}");
+}
