@@ -8,7 +8,7 @@ use rpcrdma_mempool::{Buf, Lent};
 use super::Shard;
 use super::conn::{Conn, PendingReads, Stage};
 use super::outgoing::headroom;
-use crate::config::{POLL_BATCH, RECEIVE_LOW_WATER};
+use crate::config::{HEADROOM_CHUNKS, POLL_BATCH, RECEIVE_LOW_WATER};
 use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, Source, WorkRequest};
 use crate::handoff::workers::JobError;
 use crate::proto::{Connection, Form, InboundId, Outgoing, Refusal};
@@ -202,7 +202,10 @@ impl<F: Fabric> Shard<F> {
             return self.reject(conn, call, reject);
         }
         let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
-        if len + reply_header_len(&conn.proto, &call) > self.config.inline {
+        // The exact length matters only near the limit.
+        if len + HEADROOM_CHUNKS > self.config.inline
+            && len + reply_header_len(&conn.proto, &call) > self.config.inline
+        {
             let error = ErrorBody::ReplyResource { length_needed: len as u32 };
             return self.reject(conn, call, Reject::Transport(error));
         }
