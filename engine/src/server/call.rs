@@ -239,7 +239,7 @@ impl ServerCall {
     }
 
     /// Room for `len` bytes of inline results, where they are sent from. Each use starts again. `None` if that is
-    /// more than the procedure declared ([`Procedure::max_reply`](super::Procedure::max_reply)).
+    /// more than the buffer holds: it holds what the procedure declared ([`Procedure::max_reply`](super::Procedure::max_reply)), or a little more.
     #[inline]
     pub fn reply_mut(&mut self, len: usize) -> Option<&mut [u8]> {
         let buf = self.reply.as_mut()?;
