@@ -14,8 +14,8 @@ const PAUSE: u32 = 30;
 const PAUSED: u64 = MOST;
 /// It is in the middle of one.
 static PAUSES: AtomicBool = AtomicBool::new(false);
-/// Calls under way at a time.
-const MOST: u64 = 32;
+/// Calls under way at a time: fewer than the credits that a busy server leaves its client, half of its window.
+const MOST: u64 = 24;
 
 struct Counting;
 
