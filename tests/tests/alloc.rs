@@ -14,8 +14,10 @@ const PAUSE: u32 = 30;
 const PAUSED: u64 = MOST;
 /// It is in the middle of one.
 static PAUSES: AtomicBool = AtomicBool::new(false);
-/// Calls under way at a time.
-const MOST: u64 = 32;
+/// Calls under way at a time: fewer than the credits that a busy server leaves its client, half of its window.
+const MOST: u64 = 24;
+/// Bulk calls under way at a time.
+const MOST_BULK: u64 = 7;
 
 struct Counting;
 
@@ -92,21 +94,31 @@ fn start(client: &mut LocalClient, token: u64) {
     client.start(first, call, token);
 }
 
+fn start_bulk(client: &mut LocalClient, token: u64) {
+    let first = client.first();
+    let mut call = client.prepare_with_chunks(MIRROR, 0).expect("a buffer");
+    let mut data = client.alloc(first, 9000).expect("a buffer");
+    data.fill(token as u8);
+    call.send_chunk(0, data).expect("room");
+    call.receive_chunk(client.alloc(first, 9000).expect("a buffer")).expect("room");
+    client.start(first, call, token);
+}
+
 /// Makes the server's shard find as many calls at once as it will ever find.
-fn crowd(client: &mut LocalClient) {
+fn crowd(client: &mut LocalClient, count: u64, start: fn(&mut LocalClient, u64)) {
     let first = client.first();
     let pause = client.prepare(PAUSE, 0).expect("a buffer");
     client.start(first, pause, PAUSED);
     while !PAUSES.load(Ordering::Acquire) {
         client.poll(|_| {});
     }
-    for token in 0..MOST {
+    for token in 0..count {
         start(client, token);
     }
     client.poll(|_| {});
     PAUSES.store(false, Ordering::Release);
     let mut ended = 0;
-    while ended <= MOST {
+    while ended <= count {
         client.poll(|done| {
             done.result.expect("a reply");
             ended += 1;
@@ -135,16 +147,10 @@ fn calls(client: &mut LocalClient, count: u64, depth: u64) {
 
 /// Memory there and back, `depth` at a time.
 fn bulk_calls(client: &mut LocalClient, count: u64, depth: u64) {
-    let first = client.first();
     let (mut started, mut ended) = (0, 0);
     while ended < count {
         while started < count && started - ended < depth {
-            let mut call = client.prepare_with_chunks(MIRROR, 0).expect("a buffer");
-            let mut data = client.alloc(first, 9000).expect("a buffer");
-            data.fill(started as u8);
-            call.send_chunk(0, data).expect("room");
-            call.receive_chunk(client.alloc(first, 9000).expect("a buffer")).expect("room");
-            client.start(first, call, started);
+            start_bulk(client, started);
             started += 1;
         }
         let busy = client.poll(|done| {
@@ -168,13 +174,14 @@ fn a_warm_engine_allocates_nothing() {
             let config = rpcrdma::server::ServerConfig { shard: shard.clone(), ..small_server() };
             let address = world.serve_with(config, services());
             let mut client = world.client(&address, shard);
-            for depth in [1, 7] {
+            for depth in [1, MOST_BULK] {
                 calls(&mut client, 1000, depth);
                 bulk_calls(&mut client, 200, depth);
             }
-            crowd(&mut client);
+            crowd(&mut client, MOST, start);
+            crowd(&mut client, MOST_BULK, start_bulk);
             COUNTS.store(true, Ordering::Relaxed);
-            for depth in [1, 7] {
+            for depth in [1, MOST_BULK] {
                 calls(&mut client, 1000, depth);
                 bulk_calls(&mut client, 200, depth);
             }

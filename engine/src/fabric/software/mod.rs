@@ -188,6 +188,8 @@ impl SoftwareFabric {
         if let Some(qp) = self.table.at(slot) {
             qp.idle = 0;
             self.hot.push(slot);
+            // All of them may turn cold, and none of that allocates.
+            self.cold.reserve(self.hot.len());
         }
     }
 }
@@ -350,7 +352,7 @@ impl Fabric for SoftwareFabric {
     fn arm(&mut self) {
         self.common.rung = false;
         // Whoever sleeps is in no hurry: the look before sleeping is at all of them.
-        for slot in std::mem::take(&mut self.cold) {
+        while let Some(slot) = self.cold.pop() {
             self.warm(slot);
         }
         for qp in self.table.iter_mut() {
