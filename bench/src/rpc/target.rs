@@ -138,21 +138,21 @@ impl RpcTarget {
         Ok(Self { client, op: spec.op, size: spec.size, args, procedure, lanes, stamp: 0, idle })
     }
 
-    /// A call of the lane, its payload stamped.
+    /// An inline call of the lane, its payload stamped.
     #[inline]
-    fn prepare(&mut self, token: u32) -> Result<PreparedCall, CallError> {
+    fn prepare_inline(&mut self, token: u32) -> Result<PreparedCall, CallError> {
+        let mut call = self.client.prepare(self.procedure, self.args)?;
+        self.stamp = self.stamp.wrapping_add(1);
+        self.lanes[token as usize].expected = service::stamp(call.args_mut(), self.stamp);
+        Ok(call)
+    }
+
+    /// A call of the lane whose payload travels by RDMA, stamped.
+    fn prepare_bulk(&mut self, token: u32) -> Result<PreparedCall, CallError> {
+        let mut call = self.client.prepare_with_chunks(self.procedure, self.args)?;
         self.stamp = self.stamp.wrapping_add(1);
         let lane = &mut self.lanes[token as usize];
-        let chunks = self.op.is_bulk();
-        let mut call = if chunks {
-            self.client.prepare_with_chunks(self.procedure, self.args)?
-        } else {
-            self.client.prepare(self.procedure, self.args)?
-        };
-        let Some(mut payload) = lane.payload.take() else {
-            lane.expected = service::stamp(call.args_mut(), self.stamp);
-            return Ok(call);
-        };
+        let mut payload = lane.payload.take().ok_or(CallError::TooMany)?;
         let refused = if self.op == RpcOp::Read {
             // Whatever is there must not be taken for what comes.
             service::stamp(&mut payload, 0);
@@ -233,7 +233,8 @@ impl Target for RpcTarget {
 
     #[inline]
     fn start(&mut self, token: u32) -> Result<(), Failure> {
-        let call = self.prepare(token).map_err(|error| failed(&error))?;
+        let call = if self.op.is_bulk() { self.prepare_bulk(token) } else { self.prepare_inline(token) };
+        let call = call.map_err(|error| failed(&error))?;
         let connection = self.lanes[token as usize].connection;
         // A call that cannot be started is told by the next poll, like any other end.
         self.client.start(connection, call, u64::from(token));

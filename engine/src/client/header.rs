@@ -32,6 +32,8 @@ impl Credential {
 #[derive(Clone, Debug)]
 pub(super) struct Template(Vec<u8>);
 
+/// Length of a header with `AUTH_NONE`.
+const AUTH_NONE_LEN: usize = 40;
 /// Where the procedure number is.
 const PROCEDURE_AT: usize = 20;
 
@@ -61,7 +63,11 @@ impl Template {
     /// Writes the header to the start of `out`; the XID stays blank.
     #[inline]
     pub(super) fn write(&self, out: &mut [u8], procedure: u32) {
-        out[..self.0.len()].copy_from_slice(&self.0);
+        match (out.first_chunk_mut::<AUTH_NONE_LEN>(), self.0.first_chunk()) {
+            // The usual length, known beforehand, is copied without a call.
+            (Some(out), Some(template)) if self.0.len() == AUTH_NONE_LEN => *out = *template,
+            _ => out[..self.0.len()].copy_from_slice(&self.0),
+        }
         out[PROCEDURE_AT..PROCEDURE_AT + 4].copy_from_slice(&procedure.to_be_bytes());
     }
 }
