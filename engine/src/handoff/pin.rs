@@ -4,7 +4,8 @@
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use core_affinity::CoreId;
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 /// A thread could not be pinned. The text names what is allowed and the command that allows more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,7 +25,7 @@ pub enum PinError {
     },
     /// The system refused although the core is allowed.
     #[error(
-        "sched_setaffinity of this thread to core {core}: {errno} (allowed to this process: {allowed}); \
+        "sched_setaffinity of this thread to core {core}: {reason} (allowed to this process: {allowed}); \
          see that the core is online: `cat /sys/devices/system/cpu/online`"
     )]
     Refused {
@@ -33,7 +34,7 @@ pub enum PinError {
         /// The cores allowed, as `taskset` writes them.
         allowed: String,
         /// The system's answer.
-        errno: rustix::io::Errno,
+        reason: String,
     },
 }
 
@@ -53,13 +54,12 @@ pub fn allowed_cores() -> &'static [usize] {
 /// Binds the calling thread to one core.
 pub fn pin_current_thread(core: usize) -> Result<(), PinError> {
     check_core(core)?;
-    let mut set = CpuSet::new();
-    set.set(core);
-    sched_setaffinity(None, &set).map_err(|errno| PinError::Refused {
-        core,
-        allowed: as_list(allowed_cores()),
-        errno,
-    })
+    if core_affinity::set_for_current(CoreId { id: core }) {
+        return Ok(());
+    }
+    // It says no more than no; the system's reason is still there.
+    let reason = std::io::Error::last_os_error().to_string();
+    Err(PinError::Refused { core, allowed: as_list(allowed_cores()), reason })
 }
 
 /// Refuses a core that this process may not use.
@@ -123,8 +123,7 @@ mod tests {
             text.contains(&format!(" {}`", std::process::id())) && text.contains("taskset -cp"),
             "{text}"
         );
-        let refused =
-            PinError::Refused { core: 3, allowed: "0-3".into(), errno: rustix::io::Errno::INVAL }.to_string();
+        let refused = PinError::Refused { core: 3, allowed: "0-3".into(), reason: "no".into() }.to_string();
         assert!(refused.starts_with("sched_setaffinity of this thread to core 3:"), "{refused}");
     }
 }
