@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 
 mod balance;
-mod chaos;
 mod child;
 mod data;
 mod raw;
@@ -12,7 +11,6 @@ pub mod source;
 mod world;
 
 pub use balance::{open_descriptors, settles, shard_leak};
-pub use chaos::{Chaos, ChaosFabric};
 pub use child::{CHILD_TEST, Child, child_role};
 pub use data::{Random, pattern, patterned};
 pub use raw::{Message, RawListener, RawPeer, call_bytes, reply_bytes};

@@ -33,6 +33,10 @@ pub struct ChaosConfig {
     pub reorder: u16,
     /// Per `poll_control`: one connection breaks.
     pub disconnect: u16,
+    /// Per chain posted: the send queue is full after a part of it.
+    pub queue_full: u16,
+    /// Per chain of Receives posted: the queue takes a part of it only.
+    pub receives_refused: u16,
 }
 
 /// What was done so far.
@@ -46,6 +50,8 @@ pub struct ChaosStats {
     pub reordered: u64,
     /// Connections that were broken.
     pub disconnected: u64,
+    /// Posts, of requests or of Receives, that were cut short.
+    pub cut_short: u64,
 }
 
 /// Makes trouble.
@@ -127,6 +133,19 @@ impl<F: Fabric> Chaos<F> {
         }
         // The inner queue pair is in error by now, and flushes by itself.
         self.doomed.retain(|_, d| !d.over || !d.postings.is_empty());
+    }
+
+    /// Posts a chain with which nothing is wrong, but for which there may not be room.
+    fn post_some(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        if !self.random.chance(self.config.queue_full) {
+            return self.inner.post_send(qp, chain);
+        }
+        let mut rest = chain.split_off(self.random.below(chain.len() as u64 + 1) as usize);
+        let result = self.inner.post_send(qp, chain);
+        let full = !rest.is_empty();
+        self.stats.cut_short += u64::from(full);
+        chain.append(&mut rest);
+        result.and(if full { Err(PostError::QueueFull) } else { Ok(()) })
     }
 
     fn delay(&mut self, out: &mut Vec<Completion>, before: usize) {
@@ -270,7 +289,14 @@ impl<F: Fabric> Fabric for Chaos<F> {
     }
 
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
-        self.inner.post_recv(qp, bufs)
+        if !self.random.chance(self.config.receives_refused) {
+            return self.inner.post_recv(qp, bufs);
+        }
+        self.stats.cut_short += 1;
+        let mut kept = bufs.split_off(self.random.below(bufs.len() as u64 + 1) as usize);
+        let taken = self.inner.post_recv(qp, bufs);
+        bufs.append(&mut kept);
+        taken
     }
 
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
@@ -287,7 +313,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
                 }
             }
         }
-        let Some((at, status)) = failed else { return self.inner.post_send(qp, chain) };
+        let Some((at, status)) = failed else { return self.post_some(qp, chain) };
         let mut rest = chain.split_off(at);
         let result = self.inner.post_send(qp, chain);
         if result.is_err() {
