@@ -183,7 +183,7 @@ impl Conn {
     }
 
     /// Ends a call's record: who is to be told, what it exposes, when it was started if it is timed.
-    #[inline]
+    #[inline(always)]
     pub(super) fn end_call(&mut self, call: CallId) -> (Sink, Option<u32>, Option<u64>) {
         let slot = self.proto.call_slot(call);
         let out = &mut self.calls[slot];

@@ -233,14 +233,14 @@ impl<F: Fabric> Shard<F> {
         conn.proto.emit_before(out, &Form { chunks, external: false }, receives_ok, message.full_mut(), at)
     }
 
-    /// A reply has come: checks it, and tells the caller, at once or when nothing is exposed any more.
-    #[inline]
+    /// A reply has come, and was read: tells the caller, at once or when nothing is exposed any more.
+    #[inline(always)]
     pub(super) fn replied(
         &mut self,
         conn: &mut Conn,
         call: CallId,
         token: u64,
-        reply: ParsedReply,
+        read: ReadReply,
         message: Buf,
         invalidated: Option<u32>,
     ) {
@@ -248,13 +248,16 @@ impl<F: Fabric> Shard<F> {
         if let Some(started) = started {
             let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
         }
-        let result = reply.results.map(|results| Reply { message, results, memory: None });
-        match exposure {
-            None => self.tell(sink, token, result),
-            Some(index) => {
-                let written = reply.written;
+        let result = read.results.map(|results| Reply { message, results, memory: None });
+        match (exposure, read.written) {
+            (Some(index), Some(written)) => {
+                let (result, written) = match written {
+                    Ok(written) => (result, written),
+                    Err(error) => (Err(error), ArrayVec::new()),
+                };
                 self.conclude(conn, index, invalidated, Some(Ending { sink, token, result, written }));
             }
+            _ => self.tell(sink, token, result),
         }
     }
 
@@ -343,7 +346,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Tells how a call ended.
-    #[inline]
+    #[inline(always)]
     pub(super) fn tell(&mut self, sink: Sink, token: u64, result: CallResult) {
         self.stats.calls_failed += u64::from(result.is_err());
         match sink {
@@ -354,60 +357,62 @@ impl<F: Fabric> Shard<F> {
 }
 
 /// What the shard needs of a reply, free of the message's borrow.
-#[derive(Debug)]
-pub(super) struct ParsedReply {
-    /// The results within the message, or why there are none.
+pub(super) struct ReadReply {
+    /// Where the results are within the message, or why there are none.
     results: Result<std::ops::Range<u32>, CallError>,
-    /// Bytes in each Write chunk.
-    written: ArrayVec<u32, MAX_CHUNKS>,
+    /// Of a call that exposes memory: bytes in each Write chunk.
+    written: Option<Result<ArrayVec<u32, MAX_CHUNKS>, CallError>>,
 }
 
-impl ParsedReply {
-    /// Reads a reply's RPC header and Write list. `offered` are the Write chunks of its call.
-    #[inline]
-    pub(super) fn read(view: &View<'_>, message_len: usize, offered: Option<&Exposure>) -> Self {
-        let mut written = ArrayVec::new();
-        let results = Self::check(view, message_len, offered, &mut written);
-        Self { results, written }
-    }
+/// Reads a reply's RPC header, and its Write list against what its call exposes.
+#[inline(always)]
+pub(super) fn read_reply(view: &View<'_>, message_len: usize, exposure: Option<&Exposure>) -> ReadReply {
+    let written = exposure.map(|exposure| written_of(view, exposure));
+    let results = if view.has_chunks() && written.is_none() && returns_anything(view) {
+        Err(CallError::MalformedReply("it returns chunks that were not offered"))
+    } else {
+        results_of(view, message_len)
+    };
+    ReadReply { results, written }
+}
 
-    #[inline]
-    fn check(
-        view: &View<'_>,
-        message_len: usize,
-        offered: Option<&Exposure>,
-        written: &mut ArrayVec<u32, MAX_CHUNKS>,
-    ) -> Result<std::ops::Range<u32>, CallError> {
-        if view.has_chunks() || offered.is_some() {
-            let offered = offered.map_or(&[][..], Exposure::writes);
-            let mut expected = offered.iter();
-            for chunk in view.writes() {
-                let Some(part) = expected.next() else {
-                    return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
-                };
-                if chunk.total_length() > u64::from(part.segment.length) {
-                    return Err(CallError::MalformedReply(
-                        "it says more was written than there was room for",
-                    ));
-                }
-                written.push(chunk.total_length() as u32);
-            }
-            if view.reply_chunk().is_some_and(|chunk| chunk.total_length() > 0) {
-                return Err(CallError::MalformedReply("it uses a Reply chunk that was not offered"));
-            }
-        }
-        let start = view.payload_offset();
-        match rpc::ReplyHeader::parse(view.payload()) {
-            Ok((reply, _)) if reply.xid != view.xid() => {
-                Err(CallError::MalformedReply("its two XIDs differ"))
-            }
-            Ok((reply, len)) => match refusal(&reply) {
-                None => Ok((start + len) as u32..message_len as u32),
-                Some(refusal) => Err(CallError::Refused(refusal)),
-            },
-            Err(_) => Err(CallError::MalformedReply("its RPC header cannot be decoded")),
-        }
+/// Where the results are within a reply, or why there are none.
+#[inline]
+fn results_of(view: &View<'_>, message_len: usize) -> Result<std::ops::Range<u32>, CallError> {
+    let start = view.payload_offset();
+    match rpc::ReplyHeader::parse(view.payload()) {
+        Ok((reply, _)) if reply.xid != view.xid() => Err(CallError::MalformedReply("its two XIDs differ")),
+        Ok((reply, len)) => match refusal(&reply) {
+            None => Ok((start + len) as u32..message_len as u32),
+            Some(refusal) => Err(CallError::Refused(refusal)),
+        },
+        Err(_) => Err(CallError::MalformedReply("its RPC header cannot be decoded")),
     }
+}
+
+/// Bytes that a reply says were written into each Write chunk of its call.
+fn written_of(view: &View<'_>, offered: &Exposure) -> Result<ArrayVec<u32, MAX_CHUNKS>, CallError> {
+    let mut written = ArrayVec::new();
+    let mut expected = offered.writes().iter();
+    for chunk in view.writes() {
+        let Some(part) = expected.next() else {
+            return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
+        };
+        if chunk.total_length() > u64::from(part.segment.length) {
+            return Err(CallError::MalformedReply("it says more was written than there was room for"));
+        }
+        written.push(chunk.total_length() as u32);
+    }
+    if view.reply_chunk().is_some_and(|chunk| chunk.total_length() > 0) {
+        return Err(CallError::MalformedReply("it uses a Reply chunk that was not offered"));
+    }
+    Ok(written)
+}
+
+/// Whether a reply speaks of Write chunks, or of a Reply chunk that was used.
+#[cold]
+fn returns_anything(view: &View<'_>) -> bool {
+    view.writes().next().is_some() || view.reply_chunk().is_some_and(|chunk| chunk.total_length() > 0)
 }
 
 #[inline]

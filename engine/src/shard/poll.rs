@@ -3,7 +3,7 @@
 use rpcrdma_mempool::Buf;
 
 use super::conn::{Conn, Stage};
-use super::outgoing::ParsedReply;
+use super::outgoing::read_reply;
 use super::serving::read_call;
 use super::{MAX_BATCH, Shard};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
@@ -152,8 +152,8 @@ impl<F: Fabric> Shard<F> {
                 self.serve(conn, call, read);
             }
             (Ok(Event::Reply { call, token }), Ok(view)) => {
-                let reply = ParsedReply::read(view, message.len(), conn.exposure_of(call));
-                self.replied(conn, call, token, reply, message, invalidated);
+                let read = read_reply(view, message.len(), conn.exposure_of(call));
+                self.replied(conn, call, token, read, message, invalidated);
             }
             (Ok(Event::Failed { call, token, error }), _) => {
                 self.failed(conn, call, token, error, invalidated)
