@@ -139,7 +139,7 @@ impl RpcTarget {
     }
 
     /// An inline call of the lane, its payload stamped.
-    #[inline]
+    #[inline(always)]
     fn prepare_inline(&mut self, token: u32) -> Result<PreparedCall, CallError> {
         let mut call = self.client.prepare(self.procedure, self.args)?;
         self.stamp = self.stamp.wrapping_add(1);
@@ -176,9 +176,9 @@ impl RpcTarget {
 }
 
 /// Holds a reply against its call, and takes the payload's memory back.
-#[inline]
-fn check(op: RpcOp, size: usize, lane: &mut Lane, mut reply: Reply) -> Result<(), Failure> {
-    let right = match op {
+#[inline(always)]
+fn is_right(op: RpcOp, size: usize, lane: &mut Lane, reply: &mut Reply) -> bool {
+    match op {
         RpcOp::Null => reply.results().is_empty(),
         RpcOp::Echo => {
             let results = reply.results();
@@ -195,8 +195,7 @@ fn check(op: RpcOp, size: usize, lane: &mut Lane, mut reply: Reply) -> Result<()
             let (len, tail) = ((size as u32).to_be_bytes(), lane.expected.to_be_bytes());
             reply.results().split_first_chunk() == Some((&len, &tail[..]))
         }
-    };
-    if right { Ok(()) } else { Err(wrong(op, reply.results())) }
+    }
 }
 
 #[inline]
@@ -250,16 +249,18 @@ impl Target for RpcTarget {
     #[inline]
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
         let Self { client, lanes, op, size, .. } = self;
-        let mut outcome = Ok(());
-        let busy = client.poll(|ended| {
+        let mut failure = None;
+        let busy = client.poll(|mut ended| {
             let token = ended.token as u32;
-            let checked = match ended.result {
-                Ok(reply) => check(*op, *size, &mut lanes[token as usize], reply),
-                Err(error) => Err(failed(&error)),
-            };
-            match checked {
-                Ok(()) => done.push(token),
-                Err(failure) => outcome = Err(failure),
+            match &mut ended.result {
+                Ok(reply) => {
+                    if is_right(*op, *size, &mut lanes[token as usize], reply) {
+                        done.push(token);
+                    } else {
+                        failure = Some(wrong(*op, reply.results()));
+                    }
+                }
+                Err(error) => failure = Some(failed(error)),
             }
         });
         if busy {
@@ -267,7 +268,7 @@ impl Target for RpcTarget {
         } else {
             self.idle();
         }
-        outcome
+        failure.map_or(Ok(()), Err)
     }
 
     fn counters(&mut self) -> Option<Counters> {

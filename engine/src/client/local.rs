@@ -216,7 +216,7 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// [`CallError::NoMemory`] while the pool has no buffer for it: poll, and try again.
-    #[inline]
+    #[inline(always)]
     pub fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<PreparedCall, CallError> {
         self.prepare_in(procedure, args_len, false)
     }
@@ -233,7 +233,7 @@ impl<F: Fabric> LocalClient<F> {
         self.prepare_in(procedure, args_len, true)
     }
 
-    #[inline]
+    #[inline(always)]
     fn prepare_in(
         &mut self,
         procedure: u32,
@@ -258,7 +258,7 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has ended already.
-    #[inline]
+    #[inline(always)]
     pub fn start(&mut self, connection: Connection, call: PreparedCall, token: u64) -> Option<CallId> {
         let PreparedCall { message, memory, deadline, .. } = call;
         // A connection that is not this client's is refused as a closed one.

@@ -37,7 +37,7 @@ struct Slot {
 /// What a reply's XID turned out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Match {
-    /// A call that waits for it; the caller's token.
+    /// A call that waited for it; the caller's token.
     Call(CallId, u64),
     /// A call that was given up; its slot is free now.
     Late(CallId),
@@ -94,12 +94,16 @@ impl CallTable {
         self.live(call).map(|slot| slot.state = State::Sent).is_some()
     }
 
-    /// What an incoming XID means. A match stays in the table until [`remove`](Self::remove).
-    #[inline]
-    pub(super) fn find(&mut self, xid: u32) -> Match {
+    /// What the XID of an answer means. The call that it answers is over.
+    #[inline(always)]
+    pub(super) fn answered(&mut self, xid: u32) -> Match {
         let slot = &mut self.slots[(xid & self.mask) as usize];
         match slot.state {
-            State::Sent if slot.xid == xid => Match::Call(CallId(xid), slot.token),
+            State::Sent if slot.xid == xid => {
+                slot.state = State::Free;
+                self.free.push(xid & self.mask);
+                Match::Call(CallId(xid), slot.token)
+            }
             State::Forsaken if slot.xid == xid => {
                 slot.state = State::Free;
                 self.free.push(xid & self.mask);
@@ -192,9 +196,9 @@ mod tests {
         let second = table.insert(2, u64::MAX).unwrap();
         assert!(table.insert(3, u64::MAX).is_none(), "the slot of the given up call is not free");
         assert!(table.mark_sent(second));
-        assert_eq!(table.find(first.xid()), Match::Late(first));
-        assert_eq!(table.find(first.xid()), Match::Unknown, "one reply is owed, not two");
-        assert_eq!(table.find(second.xid()), Match::Call(second, 2));
+        assert_eq!(table.answered(first.xid()), Match::Late(first));
+        assert_eq!(table.answered(first.xid()), Match::Unknown, "one reply is owed, not two");
+        assert_eq!(table.answered(second.xid()), Match::Call(second, 2));
         assert_ne!(table.insert(3, u64::MAX).unwrap().xid(), first.xid());
     }
 
@@ -202,9 +206,9 @@ mod tests {
     fn a_reply_to_an_unsent_or_future_call_is_unknown() {
         let mut table = CallTable::new(4, 7);
         let call = table.insert(1, u64::MAX).unwrap();
-        assert_eq!(table.find(call.xid()), Match::Unknown);
+        assert_eq!(table.answered(call.xid()), Match::Unknown);
         assert!(table.mark_sent(call));
-        assert_eq!(table.find(call.xid().wrapping_add(4)), Match::Unknown);
+        assert_eq!(table.answered(call.xid().wrapping_add(4)), Match::Unknown);
     }
 
     #[test]

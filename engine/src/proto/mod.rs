@@ -297,9 +297,8 @@ impl Connection {
 
     #[inline]
     fn replied(&mut self, view: &View<'_>) -> Event {
-        match self.calls.find(view.xid()) {
+        match self.calls.answered(view.xid()) {
             Match::Call(call, token) => {
-                self.calls.remove(call, false);
                 if view.has_chunks() && view.reads().next().is_some() {
                     return Event::Failed {
                         call,
@@ -320,11 +319,8 @@ impl Connection {
         if self.config.server {
             return self.reject(Rejected::Unexpected);
         }
-        match self.calls.find(view.xid()) {
-            Match::Call(call, token) => {
-                self.calls.remove(call, false);
-                Event::Failed { call, token, error: CallError::Transport(error) }
-            }
+        match self.calls.answered(view.xid()) {
+            Match::Call(call, token) => Event::Failed { call, token, error: CallError::Transport(error) },
             Match::Late(call) => self.late(call),
             Match::Unknown => self.reject(Rejected::UnknownXid),
         }
@@ -383,9 +379,8 @@ impl Connection {
             });
         }
         // Errors never flow from requester to responder: the call that it speaks of ends, if there is one.
-        Ok(match self.calls.find(xid) {
+        Ok(match self.calls.answered(xid) {
             Match::Call(call, token) => {
-                self.calls.remove(call, false);
                 self.credits.on_answered();
                 self.counters.reject(&Rejected::Dropped(kind));
                 Event::Failed { call, token, error: CallError::MalformedReply(kind.name()) }
@@ -469,7 +464,7 @@ impl Connection {
     ///
     /// # Errors
     /// As [`start_call`](Self::start_call).
-    #[inline]
+    #[inline(always)]
     pub fn start_call_now(
         &mut self,
         token: u64,
@@ -486,7 +481,7 @@ impl Connection {
         Ok((call, now))
     }
 
-    #[inline]
+    #[inline(always)]
     fn new_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
         if self.closing || self.config.server {
             return Err(CallError::Closed);

@@ -130,11 +130,13 @@ impl<F: Fabric> Shard<F> {
             conn.doomed.get_or_insert_with(|| format!("{opcode:?} failed: {status:?}"));
             return;
         }
-        match (opcode, buf) {
-            (Opcode::Recv, Some(message)) => self.received(conn, message, invalidated),
-            (Opcode::Read, _) => self.fetched(conn, wr_id as usize),
-            (Opcode::LocalInvalidate, _) => self.revoked(conn, wr_id as u32),
-            _ => {}
+        if let Some(message) = buf {
+            return self.received(conn, message, invalidated);
+        }
+        match opcode {
+            Opcode::Read => self.fetched(conn, wr_id as usize),
+            Opcode::LocalInvalidate => self.revoked(conn, wr_id as u32),
+            Opcode::Recv | Opcode::Send | Opcode::Write | Opcode::Bind => {}
         }
     }
 

@@ -157,7 +157,7 @@ pub const fn msg_len(version: Version, received: bool) -> usize {
 ///
 /// # Panics
 /// If `out` is shorter than [`msg_len`].
-#[inline]
+#[inline(always)]
 pub fn emit_msg(
     out: &mut [u8],
     version: Version,
@@ -175,7 +175,7 @@ pub fn emit_msg(
     }
 }
 
-#[inline]
+#[inline(always)]
 fn put<const N: usize>(out: &mut [u8], common: [u32; 4], tail: [u32; N]) -> usize {
     let len = COMMON_LEN + 4 * N;
     let out = &mut out[..len];
