@@ -1,7 +1,7 @@
 //! Shared memory as the protocols of this fabric see it, and where things lie in it.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU64, fence};
 
 use rpcrdma_mempool::PeerMapping;
 
@@ -22,8 +22,8 @@ pub(super) trait Memory {
     fn publish(&self, at: usize, value: u64);
     /// Acquire-release exchange.
     fn swap(&self, at: usize, value: u64) -> u64;
-    /// Acquire-release exchange if the word is `from`.
-    fn exchange(&self, at: usize, from: u64, to: u64) -> bool;
+    /// Between a store and a load of another word: of two sides that both do this, one at least sees the other's store.
+    fn settle(&self);
     /// Acquire-release: keeps only these bits; says what was there.
     fn mask(&self, at: usize, bits: u64) -> u64;
     /// Copies bytes out.
@@ -59,8 +59,8 @@ impl Memory for PeerMapping {
     }
 
     #[inline]
-    fn exchange(&self, at: usize, from: u64, to: u64) -> bool {
-        self.atomic_u64(at).is_some_and(|w| w.compare_exchange(from, to, AcqRel, Relaxed).is_ok())
+    fn settle(&self) {
+        fence(SeqCst);
     }
 
     #[inline]

@@ -1,8 +1,8 @@
 //! The protocols between two processes, explored by loom: `RUSTFLAGS="--cfg loom" cargo test -p rpcrdma --release --lib model`.
 
 use loom::sync::Arc;
-use loom::sync::atomic::AtomicU64;
-use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use loom::sync::atomic::{AtomicU64, fence};
 use loom::thread;
 
 use super::doorbell::{Doorbell, Waits};
@@ -45,8 +45,8 @@ impl Memory for Words {
         self.word(at).swap(value, AcqRel)
     }
 
-    fn exchange(&self, at: usize, from: u64, to: u64) -> bool {
-        self.word(at).compare_exchange(from, to, AcqRel, Relaxed).is_ok()
+    fn settle(&self) {
+        fence(SeqCst);
     }
 
     fn mask(&self, at: usize, bits: u64) -> u64 {
@@ -193,7 +193,7 @@ fn window() {
                 }
             }
         });
-        while !window.revoke() {
+        while !window.revoke(7) {
             thread::yield_now();
         }
         // The memory is ours again: loom objects if the peer's access may happen at the same time.
@@ -211,7 +211,7 @@ fn window_fields() {
         let other = Arc::clone(&window);
         let owner = thread::spawn(move || {
             other.bind(1);
-            while !other.revoke() {
+            while !other.revoke(1) {
                 thread::yield_now();
             }
             other.bind(2);

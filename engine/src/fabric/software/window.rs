@@ -1,15 +1,18 @@
 //! Memory windows: the table in which a side says what the peer may reach, and the two ways of using it.
 //!
 //! The owner of a table writes its entries and revokes them; the peer claims an entry for the time of a copy.
-//! One word per entry holds the key, VALID and BUSY, so that a claim checks all of it in one step:
+//! Each side writes one word of the entry that the other reads, the owner the key, the peer BUSY, each before it looks
+//! at the other's, with a full fence between. So of a revocation and a claim that meet, one at least sees the other:
 //!
 //! | owner | peer |
 //! |---|---|
-//! | bind: write the fields, publish key + VALID | claim: compare-exchange key + VALID → key + VALID + BUSY |
-//! | revoke: clear VALID; done if not BUSY, else wait | copy, then clear BUSY |
+//! | bind: write the fields, publish key + VALID | claim: set BUSY, fence, read the key; if another, clear BUSY |
+//! | revoke: clear VALID, fence, read BUSY; done if clear, else wait | copy, then clear BUSY |
+//!
+//! A claim that fails shows as BUSY for a moment; the owner then asks once more than it need.
 //!
 //! The table belongs to a process that may be hostile, whichever side looks at it: the owner keeps its own record of
-//! what is bound, and takes from the table only the BUSY bit; the peer checks what it reads against what it has mapped.
+//! what is bound, and takes from the table only BUSY; the peer checks what it reads against what it has mapped.
 //!
 //! A steering tag is 24 bits that name the window, some of them random, and 8 bits that change at each bind.
 
@@ -23,9 +26,10 @@ pub(super) const ENTRY: usize = 64;
 const PLACE: usize = 8;
 const ADDRESS: usize = 16;
 const LEN: usize = 24;
+/// Not zero while the peer copies.
+pub(super) const BUSY: usize = 32;
 
 const VALID: u64 = 1;
-const BUSY: u64 = 2;
 const READ: u64 = 1 << 32;
 const WRITE: u64 = 1 << 33;
 
@@ -162,7 +166,7 @@ impl OwnWindows {
             return Revoked::NotBound;
         }
         window.bound = false;
-        if !Entry(index as usize).revoke(&self.table) {
+        if !Entry(index as usize).revoke(&self.table, window.rkey) {
             return Revoked::Busy;
         }
         window.mem = None;
@@ -264,20 +268,26 @@ impl Entry {
         table.store_relaxed(self.at() + PLACE, u64::from(fields.region) | rights);
         table.store_relaxed(self.at() + ADDRESS, fields.address);
         table.store_relaxed(self.at() + LEN, fields.len);
-        // Pairs with the exchange in `claim`: who finds the key finds the fields.
+        // Pairs with the load in `claim`: who finds the key finds the fields.
         table.publish(self.at(), u64::from(rkey) << 32 | VALID);
     }
 
     /// False while the peer copies.
-    fn revoke(self, table: &impl Memory) -> bool {
-        // Release: no claim that finds the window gone comes before this. Acquire pairs with `release`: the copy is over.
-        table.mask(self.at(), !VALID) & BUSY == 0
+    fn revoke(self, table: &impl Memory, rkey: u32) -> bool {
+        table.store_relaxed(self.at(), u64::from(rkey) << 32);
+        // Pairs with the fence in `claim`: we see its BUSY, or it sees that the key is gone.
+        table.settle();
+        // Pairs with `release`: the copy is over.
+        table.load(self.at() + BUSY) == 0
     }
 
     fn claim(self, table: &impl Memory, rkey: u32) -> Option<Fields> {
-        let valid = u64::from(rkey) << 32 | VALID;
+        table.store_relaxed(self.at() + BUSY, 1);
+        // Pairs with the fence in `revoke`.
+        table.settle();
         // Pairs with the publication in `bind`.
-        if !table.exchange(self.at(), valid, valid | BUSY) {
+        if table.load(self.at()) != u64::from(rkey) << 32 | VALID {
+            self.release(table);
             return None;
         }
         let place = table.load_relaxed(self.at() + PLACE);
@@ -290,8 +300,8 @@ impl Entry {
     }
 
     fn release(self, table: &impl Memory) {
-        // Pairs with `revoke`.
-        table.mask(self.at(), !BUSY);
+        // Pairs with the load in `revoke`.
+        table.publish(self.at() + BUSY, 0);
     }
 }
 
@@ -321,8 +331,8 @@ pub(super) mod model {
             Entry(0).bind(&self.0, rkey, Self::fields(rkey));
         }
 
-        pub(in super::super) fn revoke(&self) -> bool {
-            Entry(0).revoke(&self.0)
+        pub(in super::super) fn revoke(&self, rkey: u32) -> bool {
+            Entry(0).revoke(&self.0, rkey)
         }
 
         pub(in super::super) fn claim(&self, rkey: u32) -> bool {
