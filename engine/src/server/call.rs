@@ -225,8 +225,8 @@ impl ServerCall {
         }
     }
 
-    /// Sends memory of the service's own, without a copy. The arena that it is from must be among those given to the
-    /// server. False if there is no such Write chunk, or it is too small.
+    /// Sends memory of the service's own, without a copy. The arena that it is from must be the shard's own or
+    /// one of [`Config::arenas`](crate::Config::arenas): else the caller gets SYSTEM_ERR, and the log says why. False if there is no such Write chunk, or it is too small.
     pub fn set_result(&mut self, index: usize, bytes: Frozen) -> bool {
         match self.results.get_mut(index) {
             Some(result) if bytes.len() <= result.capacity as usize => {

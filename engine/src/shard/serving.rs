@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use arrayvec::ArrayVec;
-use rpcrdma_mempool::{Buf, Lent};
+use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::Shard;
 use super::conn::{Conn, PendingReads, Stage};
@@ -197,9 +197,16 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         self.stats.calls += 1;
-        let refused = call.outcome.err().map(|refusal| Reject::Rpc(reply_body(refusal)));
-        if let Some(reject) = refused {
-            return self.reject(conn, call, reject);
+        if let Err(refusal) = call.outcome {
+            return self.reject(conn, call, Reject::Rpc(reply_body(refusal)));
+        }
+        if let Some(arena) = call.results.iter().find_map(|result| self.foreign_arena(result)) {
+            log::error!(
+                "procedure {} of program {}: a result is in arena {arena}, which is not among Config::arenas",
+                call.procedure,
+                call.program
+            );
+            return self.reject(conn, call, Reject::Rpc(reply_body(Refusal::SystemError)));
         }
         let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
         // The exact length matters only near the limit.
@@ -210,6 +217,14 @@ impl<F: Fabric> Shard<F> {
             return self.reject(conn, call, Reject::Transport(error));
         }
         self.answer(conn, call);
+    }
+
+    /// The arena of a handler's own memory that this shard's fabric does not know: it would end the connection.
+    fn foreign_arena(&self, result: &ResultChunk) -> Option<ArenaId> {
+        let ResultBytes::Shared(bytes) = &result.bytes else { return None };
+        let known = |arena: &Arena| arena.id() == bytes.arena();
+        let ours = known(self.pool.arena()) || self.config.arenas.iter().any(known);
+        (!ours).then(|| bytes.arena())
     }
 
     /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's chain is posted.

@@ -263,6 +263,35 @@ fn results_of_the_handlers_own_memory_are_shared() {
     }));
 }
 
+/// The fabric would refuse to send from it, and end the connection: the call is refused instead.
+#[test]
+fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
+    let mut world = World::new("foreign");
+    let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "foreign", ..ArenaConfig::default() };
+    let pool = Pool::new(&PoolConfig { classes: vec![Class { size: 4096, count: 1 }], arena }).unwrap();
+    let shared = Mutex::new(Some(pool.alloc(4096).unwrap().freeze()));
+    let mut services = standard_services();
+    let handler = move |call: &mut rpcrdma::ServerCall| {
+        let bytes = shared.lock().unwrap().take().ok_or(Refusal::GarbageArguments)?;
+        assert!(call.set_result(0, bytes));
+        Ok(())
+    };
+    services.add(PROGRAM, VERSION, 20, Procedure::new(handler).write_chunks(1, 4096).results_from_handler());
+    let address = world.serve_with(ServerConfig { shard: small(), ..ServerConfig::default() }, services);
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    // The second call finds the same connection alive, and the handler without memory to give.
+    for refusal in [Refusal::SystemError, Refusal::GarbageArguments] {
+        let mut call = client.prepare_with_chunks(20, 0).unwrap();
+        call.receive_chunk(client.alloc(first, 4096).unwrap()).unwrap();
+        assert_eq!(client.call(call).map(drop), Err(CallError::Refused(refusal)));
+    }
+    drop(client);
+    world.server_balances();
+    pool.drain_remote();
+    assert_eq!(pool.stats().classes[0].outstanding, 0);
+}
+
 #[test]
 fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
     let mut world = World::new("late");

@@ -52,7 +52,7 @@ impl Doorbell {
     /// P2, behind a report of consumption: whether to ring.
     #[inline]
     pub(super) fn take_if_anything(self, memory: &impl Memory) -> bool {
-        // Pairs with `set`. All bits are kept: the word must stay for the next message if only that is waited for.
-        memory.mask(self.0, u64::MAX) == Waits::Anything as u64 && memory.swap(self.0, 0) != 0
+        // Pairs with `set`. An exchange for itself: the word must stay for the next message if only that is waited for.
+        memory.newest(self.0) == Waits::Anything as u64 && memory.swap(self.0, 0) != 0
     }
 }

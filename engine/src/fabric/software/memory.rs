@@ -24,8 +24,8 @@ pub(super) trait Memory {
     fn swap(&self, at: usize, value: u64) -> u64;
     /// Between a store and a load of another word: of two sides that both do this, one at least sees the other's store.
     fn settle(&self);
-    /// Acquire-release: keeps only these bits; says what was there.
-    fn mask(&self, at: usize, bits: u64) -> u64;
+    /// Acquire-release exchange of the word for itself: what is there now, in one order with the other side's exchanges.
+    fn newest(&self, at: usize) -> u64;
     /// Copies bytes out.
     fn read(&self, at: usize, to: &mut [u8]);
     /// Copies bytes in.
@@ -64,8 +64,8 @@ impl Memory for PeerMapping {
     }
 
     #[inline]
-    fn mask(&self, at: usize, bits: u64) -> u64 {
-        self.atomic_u64(at).map_or(0, |w| w.fetch_and(bits, AcqRel))
+    fn newest(&self, at: usize) -> u64 {
+        self.atomic_u64(at).map_or(0, |w| w.fetch_and(u64::MAX, AcqRel))
     }
 
     #[inline]

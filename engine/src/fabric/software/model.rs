@@ -49,8 +49,8 @@ impl Memory for Words {
         fence(SeqCst);
     }
 
-    fn mask(&self, at: usize, bits: u64) -> u64 {
-        self.word(at).fetch_and(bits, AcqRel)
+    fn newest(&self, at: usize) -> u64 {
+        self.word(at).fetch_and(u64::MAX, AcqRel)
     }
 
     fn read(&self, at: usize, to: &mut [u8]) {
