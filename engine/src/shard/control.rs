@@ -113,8 +113,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Receives for one more connection: what is configured, but no more than its share of what is left.
     fn share(&self) -> Option<u32> {
-        let reverse = if self.services.is_some() { self.config.reverse_window as usize } else { 0 };
-        let left = self.config.receives.saturating_sub(RECEIVE_MARGIN + self.reserved + reverse);
+        let left = self.config.receives.saturating_sub(RECEIVE_MARGIN + self.reserved);
         let most = (left / SHARE).max(MIN_WINDOW as usize).min(left.saturating_sub(1)) as u32;
         (most >= MIN_WINDOW).then(|| self.config.window.min(most))
     }
@@ -124,7 +123,9 @@ impl<F: Fabric> Shard<F> {
         let config = &self.config;
         let serves = self.services.is_some();
         let largest = config.bulk_buffers.iter().map(|&(size, _)| size).max().unwrap_or(0);
-        let reverse_calls = config.reverse_window as usize;
+        // A connection that gets a small share gives little of it to the reverse direction.
+        let reverse_window = config.reverse_window.min(window / 4);
+        let reverse_calls = reverse_window as usize;
         ConnConfig {
             scheme: config.scheme,
             version_1: config.version_1,
@@ -132,7 +133,7 @@ impl<F: Fabric> Shard<F> {
             server,
             takes_calls: serves,
             window,
-            reverse_window: config.reverse_window,
+            reverse_window,
             max_calls: if server { reverse_calls } else { config.max_calls },
             reverse: if serves { config.reverse } else { ReverseSupport::None },
             coalesce_grants: config.coalesce_grants,
