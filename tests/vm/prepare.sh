@@ -2,7 +2,7 @@
 # $logs. Everything made here stays in $cache, and is made by one process at a time.
 
 # In the host's root, which is the guest's root too.
-packages=(qemu-system-x86 busybox-static cpio kmod zstd rdma-core ibverbs-providers ibverbs-utils rdmacm-utils
+packages=(qemu-system-x86 busybox-static cpio kmod rdma-core ibverbs-providers ibverbs-utils rdmacm-utils
     libibverbs-dev librdmacm-dev perftest iproute2)
 # In the guest only: on the host their packages would start servers.
 guest_packages=(nfs-common nfs-kernel-server rpcbind)
@@ -39,7 +39,7 @@ install_packages() {
     done
     ((${#absent[@]} == 0)) && return
     local said
-    said=$(apt "${absent[@]}" 2>&1) || unable "the virtual machine lacks ${absent[*]}: $said"
+    said=$(apt "${absent[@]}" 2>&1) || unable "the virtual machine lacks ${absent[*]}: ${said##*$'\n'}"
     echo "$said" >&2
 }
 
