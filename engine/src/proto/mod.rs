@@ -17,6 +17,7 @@
 mod calls;
 mod counters;
 mod credits;
+pub mod exchange;
 mod fault;
 mod inbound;
 #[cfg(test)]
