@@ -14,6 +14,7 @@
 //! Memory is the owner's: the connection names calls ([`CallId`]) and served calls ([`InboundId`]), and the owner
 //! keeps their buffers and exposed memory beside those names.
 
+pub mod auth;
 mod calls;
 mod counters;
 mod credits;
