@@ -19,6 +19,7 @@
 //! properties and payload travel as before, so whoever can change traffic on the fabric can take the connection over
 //! afterwards, relay the exchange to another holder of the same key, or (with [`AuthPolicy::Optional`]) strip it. Against those, isolate the
 //! fabric or encrypt below; for payloads there is RPCSEC_GSS.
+#![forbid(unsafe_code)]
 
 mod psk;
 #[cfg(test)]

@@ -20,6 +20,7 @@
 //! §3 allows for any reason; an update of what was said never to change is believed, because the peer knows best what it
 //! does; INITXCH may come again and is then the same as updates. Memory is bounded: at most six characteristics are ever
 //! remembered of a message, and few answers wait to be sent.
+#![forbid(unsafe_code)]
 
 mod characteristic;
 #[cfg(test)]
