@@ -60,10 +60,10 @@ impl<F: Fabric> Shard<F> {
         let entry = services.entry(call.entry);
         let room = headroom(!call.results.is_empty());
         call.results_at = room + rpc::ACCEPTED_REPLY_LEN;
-        call.reply = self.pool.alloc((call.results_at + entry.max_reply).max(room + REFUSAL_LEN));
+        call.reply = self.pool.alloc((call.results_at + entry.binding.max_reply).max(room + REFUSAL_LEN));
         let mut enough = call.reply.is_some();
         for result in &mut call.results {
-            result.capacity = result.capacity.min(entry.write_chunk_len as u32);
+            result.capacity = result.capacity.min(entry.binding.results.max_len as u32);
             if entry.result_memory == ResultMemory::Pool && result.capacity > 0 {
                 match self.pool.alloc(result.capacity as usize) {
                     Some(buf) => result.bytes = ResultBytes::Pool(buf),
@@ -455,8 +455,8 @@ fn read_reads(
             position = Some(read.position);
             chunk_len = 0;
             chunks += 1;
-            if chunks > entry.read_chunks {
-                return Err(ErrorBody::ReadChunks { max: entry.read_chunks as u32 });
+            if chunks > entry.binding.arguments.count {
+                return Err(ErrorBody::ReadChunks { max: entry.binding.arguments.count as u32 });
             }
             let at = u64::from(read.position);
             if !read.position.is_multiple_of(4) || at < earliest || at > inline as u64 + inserted {
@@ -464,7 +464,7 @@ fn read_reads(
             }
         }
         chunk_len += u64::from(read.target.length);
-        if chunk_len > entry.read_chunk_len as u64 || read.target.length == 0 {
+        if chunk_len > entry.binding.arguments.max_len as u64 || read.target.length == 0 {
             return Err(ErrorBody::BadXdr);
         }
         fetch
@@ -476,8 +476,8 @@ fn read_reads(
 
 fn read_writes(view: &View<'_>, entry: &Procedure, call: &mut ServerCall) -> Result<(), ErrorBody> {
     for chunk in view.writes() {
-        if call.results.len() == entry.write_chunks {
-            return Err(ErrorBody::WriteChunks { max: entry.write_chunks as u32 });
+        if call.results.len() == entry.binding.results.count {
+            return Err(ErrorBody::WriteChunks { max: entry.binding.results.count as u32 });
         }
         let capacity = chunk.total_length().min(u64::from(u32::MAX)) as u32;
         let segments = chunk.len() as u32;
