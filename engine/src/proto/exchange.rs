@@ -23,6 +23,8 @@
 #![forbid(unsafe_code)]
 
 mod characteristic;
+mod error;
+mod message;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
@@ -33,11 +35,14 @@ use std::collections::VecDeque;
 use arrayvec::ArrayVec;
 
 use crate::wire::optional::{Operation, OperationCode};
-use crate::wire::properties::{Builder, Properties, PropertyId, PropertySet, Subset};
-use crate::wire::{BadXdr, ErrorBody, Flags, Revision};
+use crate::wire::properties::{Properties, PropertyId, PropertySet, Subset};
+use crate::wire::{ErrorBody, Flags, Revision};
 
 pub use characteristic::Characteristic;
 use characteristic::{COUNT, IdSet};
+pub use error::{ChangeError, ExchangeError};
+use message::Message;
+pub use message::Outgoing;
 
 /// Most properties that one request of the peer may list, known or not. Its answer then takes less than 150 bytes.
 pub const MAX_REQUESTED: usize = 256;
@@ -87,99 +92,6 @@ pub enum Verdict {
     Rejected,
     /// Perhaps later: [`Exchange::settle`] ends it.
     Pending,
-}
-
-/// An operation to be sent: an OPTIONAL header with these fields.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outgoing {
-    /// `rdma_xid`: the request's for REQXCH and RESPXCH, else 0.
-    pub xid: u32,
-    /// [`Flags::RESPONSE`] with RESPXCH, whose XID is the receiver's.
-    pub flags: Flags,
-    /// `rdma_opttype`.
-    pub code: OperationCode,
-    /// `rdma_optinfo`; below 200 bytes, so that it fits the smallest Receive.
-    pub optinfo: Vec<u8>,
-}
-
-/// Why a received operation was not carried out. Nothing of it has taken effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ExchangeError {
-    /// Not one of the four.
-    #[error("unknown optional operation {0}")]
-    UnknownOperation(u32),
-    /// It, or the value of a property that we know, is not valid XDR.
-    #[error(transparent)]
-    BadXdr(#[from] BadXdr),
-    /// A subset names a property that is not in its set.
-    #[error("{0} names a property beyond the end of the set")]
-    SubsetTooLong(&'static str),
-    /// RESPONSE is set on what is none.
-    #[error("{} with flag RESPONSE", .0.name())]
-    WrongFlag(OperationCode),
-    /// More properties than [`MAX_REQUESTED`].
-    #[error("request for {0} properties, at most {MAX_REQUESTED} are taken")]
-    TooManyProperties(usize),
-    /// More requests than answers could be sent.
-    #[error("more than {MAX_ANSWERS} requests without taking the answers")]
-    TooManyRequests,
-    /// An answer to a request never made.
-    #[error("answer to no request, XID {0:#x}")]
-    NotRequested(u32),
-    /// An answer that is no partition of the request, lacks the flag RESPONSE, or cannot be read. All that was requested counts
-    /// as rejected.
-    #[error("malformed answer to a request")]
-    BadAnswer,
-}
-
-impl ExchangeError {
-    /// The error to be reported (XC §2.1, §4); `None` for silence, because it would answer an answer.
-    pub const fn answer(&self) -> Option<ErrorBody> {
-        match self {
-            ExchangeError::UnknownOperation(_) => Some(ErrorBody::InvalHtype),
-            ExchangeError::BadXdr(_) | ExchangeError::SubsetTooLong(_) => Some(ErrorBody::BadXdr),
-            ExchangeError::WrongFlag(_) => Some(ErrorBody::InvalFlag),
-            ExchangeError::TooManyProperties(_) | ExchangeError::TooManyRequests => Some(ErrorBody::System),
-            ExchangeError::NotRequested(_) | ExchangeError::BadAnswer => None,
-        }
-    }
-}
-
-/// Why this end may not request or announce a change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChangeError {
-    /// The peer does not know these operations.
-    #[error("the peer does not take changes of characteristics")]
-    Unsupported,
-    /// The last request is not answered yet.
-    #[error("a request is under way")]
-    Busy,
-    /// A request for nothing.
-    #[error("nothing was requested")]
-    Empty,
-    /// Twice in one request.
-    #[error("{0} was requested twice")]
-    Twice(PropertyId),
-    /// An earlier request for it is pending.
-    #[error("{0} is pending at the peer")]
-    Pending(PropertyId),
-    /// Said never to change, or never stated: then it may not be requested (version 2 §6.4.4).
-    #[error("{0} does not change")]
-    Constant(PropertyId),
-    /// The peer does not wait for it.
-    #[error("{0} is not pending here")]
-    NotPending(PropertyId),
-    /// This revision of the protocol does not have it.
-    #[error("{0} is not in this revision")]
-    NotInRevision(PropertyId),
-}
-
-#[derive(Clone, Debug)]
-enum Message {
-    Initial,
-    Request { xid: u32, wanted: List },
-    Answer { xid: u32, count: usize, done: ArrayVec<usize, COUNT>, pending: ArrayVec<usize, COUNT> },
-    Update { now: Characteristic, clears_pending: bool },
 }
 
 /// A request of the peer's that the owner has not decided.
@@ -565,63 +477,8 @@ impl Exchange {
     /// The next operation to be sent. It counts as sent: ask only when a message may go out.
     pub fn poll_transmit(&mut self) -> Option<Outgoing> {
         let message = self.queue.pop_front()?;
-        Some(match message {
-            Message::Initial => {
-                let all: List = Characteristic::all(&self.local)
-                    .into_iter()
-                    .filter(|value| value.id().which(self.revision).is_some())
-                    .collect();
-                let constant = (0..all.len()).filter(|at| self.local_constant.contains(all[*at].id()));
-                let (mut bytes, mut words) = ([0; SET_LEN], [0; 4]);
-                let start = self.set(&all, &mut bytes);
-                let constant = subset(constant, &mut words);
-                outgoing(0, Operation::Initial { start, constant })
-            }
-            Message::Request { xid, wanted } => {
-                outgoing(xid, Operation::Request { want: self.set(&wanted, &mut [0; SET_LEN]) })
-            }
-            Message::Answer { xid, count, done, pending } => {
-                let rejected = (0..count).filter(|at| !done.contains(at) && !pending.contains(at));
-                let mut words = [[0; MAX_REQUESTED / 8]; 3];
-                let [a, b, c] = &mut words;
-                let rejected = subset(rejected, a);
-                let done = subset(done.iter().copied(), b);
-                let pending = subset(pending.iter().copied(), c);
-                outgoing(xid, Operation::Respond { done, rejected, pending })
-            }
-            Message::Update { now, clears_pending } => {
-                let mut bytes = [0; SET_LEN];
-                let set = self.set(&[now], &mut bytes);
-                let now = set.iter().next()?;
-                outgoing(0, Operation::Update { now, clears_pending })
-            }
-        })
+        message.encode(self.revision, &self.local, self.local_constant)
     }
-
-    fn set<'b>(&self, values: &[Characteristic], buffer: &'b mut [u8; SET_LEN]) -> PropertySet<'b> {
-        let mut builder = Builder::new(buffer);
-        for value in values {
-            if let Some(which) = value.id().which(self.revision) {
-                builder = builder.uint32(which, value.word()).expect("room for every characteristic");
-            }
-        }
-        builder.finish()
-    }
-}
-
-/// Bytes of a set of all characteristics, without its count.
-const SET_LEN: usize = 12 * COUNT;
-
-fn subset(positions: impl IntoIterator<Item = usize>, buffer: &mut [u8]) -> Subset<'_> {
-    Subset::encode(positions, buffer).expect("room for every position")
-}
-
-fn outgoing(xid: u32, operation: Operation<'_>) -> Outgoing {
-    let mut optinfo = vec![0; operation.encoded_len()];
-    operation.emit(&mut optinfo).expect("room for its own length");
-    let code = operation.code();
-    let flags = if code == OperationCode::Respond { Flags::RESPONSE } else { Flags::NONE };
-    Outgoing { xid, flags, code, optinfo }
 }
 
 /// Whether each property requested is in exactly one subset, and nothing else is in any.

@@ -1,7 +1,8 @@
 //! Each rule of the exchange, one test.
 
+use super::message::{outgoing, subset};
 use super::*;
-use crate::wire::properties::{Property, ReverseSupport};
+use crate::wire::properties::{Builder, Property, ReverseSupport};
 use Characteristic::{ReceiveSize, RemoteInvalidation, ReverseSupport as Reverse, SegmentCount, SendSize};
 
 const REVISION: Revision = Revision::Ietf00;
