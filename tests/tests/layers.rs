@@ -44,7 +44,7 @@ const LAYERS: &[Layer] = &[
         places: &["proto/"],
         uses: &["binding", "wire"],
         pure: true,
-        crates: &["thiserror"],
+        crates: &["arrayvec", "thiserror"],
     },
     Layer {
         name: "fabric",
@@ -65,7 +65,7 @@ const LAYERS: &[Layer] = &[
         places: &["server/call.rs", "server/service.rs", "server/reply_cache.rs", "server/reply_cache/"],
         uses: &["binding", "fabric", "proto", "wire"],
         pure: false,
-        crates: &[MEMPOOL, "arrayvec"],
+        crates: &[MEMPOOL, "arrayvec", "sha2", "thiserror"],
     },
     Layer {
         name: "config",
