@@ -128,7 +128,7 @@ impl<F: Fabric> LocalClient<F> {
     /// See [`OpenError`].
     pub fn open(fabric: F, config: ClientConfig) -> Result<Self, OpenError> {
         let template = Template::new(config.program, config.version, &config.credential);
-        let shard = Shard::open(fabric, config.shard.clone(), None)?;
+        let shard = Shard::open(fabric, config.shard.clone(), config.services.clone())?;
         Ok(Self { shard, connections: Vec::new(), closed: Vec::new(), template, waiting: Vec::new(), config })
     }
 

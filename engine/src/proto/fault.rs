@@ -128,6 +128,9 @@ pub enum CallError {
     /// A Read chunk's position in the RPC message is no multiple of 4, or lies before the end of the chunk in front of it.
     #[error("no Read chunk can be at position {0}: a multiple of 4, behind the chunk in front of it")]
     Position(u32),
+    /// The peer takes no calls in this direction, or none that this side may make.
+    #[error("the peer takes no calls in the reverse direction")]
+    NoReverse,
     /// It breaks the binding of its procedure.
     #[error("not as its binding has it: {0}")]
     Binding(BindingError),

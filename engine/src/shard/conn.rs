@@ -6,6 +6,7 @@ use rpcrdma_mempool::{Buf, Lent, Pool};
 use crate::fabric::{Posting, QpId, WindowId, WorkRequest};
 use crate::proto::{CallError, CallId, Connection, Outgoing, Phase};
 use crate::server::{MAX_CHUNKS, ServerCall};
+use crate::wire::properties::ReverseSupport;
 use crate::wire::{self, ErrorBody, Segment};
 
 use super::chunks::ChunkMemory;
@@ -202,10 +203,16 @@ impl Conn {
         }
     }
 
+    /// Whether the peer takes calls of this side.
+    pub(super) fn calls_are_taken(&self) -> bool {
+        let config = self.proto.config();
+        config.max_calls > 0 && (!config.server || self.proto.terms().reverse != ReverseSupport::None)
+    }
+
     /// The connection's terms may have changed: says again what needs no thought.
     pub(super) fn refresh(&mut self) {
         let (call, reply) = match (self.stage, self.proto.phase()) {
-            (Stage::Open, Phase::Settled) => {
+            (Stage::Open, Phase::Settled) if self.calls_are_taken() => {
                 let terms = self.proto.terms();
                 let header = wire::msg_len(terms.version, true);
                 (terms.send_inline - header, terms.receive_inline - header)

@@ -239,6 +239,11 @@ impl<F: Fabric> Shard<F> {
         Ok(shard)
     }
 
+    /// Which of its server's shards it is.
+    pub(crate) fn set_index(&mut self, index: u32) {
+        self.boxes.shard = index;
+    }
+
     /// The device.
     pub fn fabric(&self) -> &F {
         &self.fabric

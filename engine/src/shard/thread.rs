@@ -144,6 +144,11 @@ impl ShardHandle {
         &self.connector
     }
 
+    /// The same shard, which goes on when this handle is dropped.
+    pub(crate) fn share(&self) -> Self {
+        Self { connector: self.connector.clone(), thread: None }
+    }
+
     /// Asks something, and waits for the answer; `None` when the shard has stopped.
     pub(crate) fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> Command) -> Option<T> {
         let (answer, answered) = mpsc::channel();

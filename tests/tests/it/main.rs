@@ -15,4 +15,5 @@ mod hostile_client;
 mod hostile_server;
 mod killed;
 mod lifecycle;
+mod reverse;
 mod threads;
