@@ -9,6 +9,7 @@
 use std::error::Error;
 
 use rpcrdma::Scheme;
+use rpcrdma::auth::AuthPolicy;
 use rpcrdma::proto::{ConnConfig, Connection, Event, Form, InboundId, Outgoing};
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::wire::{Chunks, ReadSegment, Revision, Segment, View};
@@ -43,6 +44,7 @@ fn config(scheme: Scheme, server: bool) -> ConnConfig {
         continue_up_to: 16384,
         reassemble_up_to: 1 << 20,
         remote_invalidation: true,
+        auth: AuthPolicy::Off,
         private_data: None,
     }
 }

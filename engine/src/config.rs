@@ -2,6 +2,7 @@
 
 use rpcrdma_mempool::{Arena, PagePolicy};
 
+use crate::auth::AuthPolicy;
 use crate::fabric::software::SoftwareConfig;
 use crate::handoff::idle::IdlePolicy;
 use crate::proto::{MAX_WINDOW, MIN_WINDOW, Scheme};
@@ -37,6 +38,8 @@ pub struct Config {
     pub reverse_window: u32,
     /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default any.
     pub reverse: ReverseSupport,
+    /// Whether peers must prove who they are, in version 2. Default off. A shard's connections in both roles follow it.
+    pub host_auth: AuthPolicy,
     /// Keeps a copy of each call until its reply has come, so that it can be sent again on a new connection. Default false.
     pub retransmit: bool,
     /// How long a client waits for the answer to its first message, in milliseconds; then it tries again in version 1.
@@ -96,6 +99,7 @@ impl Default for Config {
             reassemble_up_to: 1 << 20,
             reverse_window: 8,
             reverse: ReverseSupport::General,
+            host_auth: AuthPolicy::Off,
             retransmit: false,
             negotiation_timeout_ms: 1000,
             window: 64,

@@ -42,7 +42,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "proto",
         places: &["proto/"],
-        uses: &["binding", "wire"],
+        uses: &["auth", "binding", "wire"],
         pure: true,
         crates: &["arrayvec", "thiserror"],
     },
@@ -70,7 +70,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "config",
         places: &["config.rs"],
-        uses: &["fabric", "handoff", "proto", "wire"],
+        uses: &["auth", "fabric", "handoff", "proto", "wire"],
         pure: true,
         crates: &[MEMPOOL, "thiserror"],
     },

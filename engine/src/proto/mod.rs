@@ -21,6 +21,7 @@
 //! | `receive` | what a message means |
 //! | `transmit` | what goes out next, and its header |
 //! | `negotiate` | version and terms |
+//! | `introduce` | CONNPROP: properties, and host authentication with them |
 //! | `credits` | who may send how much |
 //! | `calls`, `inbound` | the calls of this side, and those of the peer |
 //! | `sequence` | messages that come in parts |
@@ -34,6 +35,7 @@ pub mod exchange;
 mod fault;
 mod form;
 mod inbound;
+mod introduce;
 mod negotiate;
 mod receive;
 mod sequence;
@@ -55,6 +57,7 @@ pub use negotiate::{FIRST_MESSAGE_LEN, Phase, Terms, connect_data};
 use sequence::Sequence;
 pub use transmit::Form;
 
+use crate::auth::{AuthPolicy, HostAuth, Role};
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 use crate::wire::{ErrorBody, Flags, Revision, Version};
@@ -96,6 +99,8 @@ pub struct ConnConfig {
     pub reassemble_up_to: usize,
     /// Replies may come, and go, as Send With Invalidate.
     pub remote_invalidation: bool,
+    /// Who the peer may be.
+    pub auth: AuthPolicy,
     /// What the peer's connect message said (RFC 8797).
     pub private_data: Option<PrivateData>,
 }
@@ -246,6 +251,15 @@ pub struct Connection {
     sequence: Option<Sequence>,
     /// What has come of a CONNPROP in parts.
     connprop: Vec<u8>,
+    /// What is left of a CONNPROP that goes out in parts.
+    connprop_rest: Vec<u8>,
+    auth: HostAuth,
+    /// For the next CONNPROP.
+    auth_message: Option<Vec<u8>>,
+    /// Calls of the peer are taken: they are at all, and it is who it has to be.
+    serves: bool,
+    /// A client may call.
+    open: bool,
 }
 
 impl Connection {
@@ -279,16 +293,30 @@ impl Connection {
             peer_windowed: false,
             sequence: None,
             connprop: Vec::new(),
+            connprop_rest: Vec::new(),
+            auth: HostAuth::new(&config.auth, if config.server { Role::Server } else { Role::Client }),
+            auth_message: None,
+            serves: false,
+            open: false,
             config,
         };
-        if !connection.config.server {
-            match version {
-                // Version 1 has nothing to agree on.
-                Version::V1 => connection.phase = Phase::Settled,
-                Version::V2 => connection.introduce(),
-            }
-        }
+        connection.begin();
         connection
+    }
+
+    /// Who the peer is. If it has [failed](HostAuth::failure) when the connection is made, that is of no use.
+    pub fn auth(&self) -> &HostAuth {
+        &self.auth
+    }
+
+    /// A client may call: the version is settled, and the server is who it has to be.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// This side may call, as far as version and authentication go.
+    pub fn may_call(&self) -> bool {
+        self.phase == Phase::Settled && self.auth.may_go_on() && (self.open || self.config.server)
     }
 
     /// What the peer's connect message said, which a client hears with the connection. It sets the terms of version 1.

@@ -7,8 +7,8 @@
 use super::form::FormLimits;
 use super::{ConnConfig, Scheme};
 use crate::wire::private_data::{self, PrivateData};
-use crate::wire::properties::{Properties, PropertySet, ReverseSupport};
-use crate::wire::{NoSpace, Revision, Version};
+use crate::wire::properties::{Properties, ReverseSupport};
+use crate::wire::{Revision, Version};
 
 /// Longest first message of a client: what every receiver of version 1 has room for (version 2 §4.3.3).
 pub const FIRST_MESSAGE_LEN: usize = 1024;
@@ -106,9 +106,9 @@ impl Terms {
     }
 }
 
-/// Writes this side's properties.
-pub(super) fn properties<'b>(config: &ConnConfig, buffer: &'b mut [u8]) -> Result<PropertySet<'b>, NoSpace> {
-    let properties = Properties {
+/// This side's properties.
+pub(super) fn properties(config: &ConnConfig) -> Properties<'static> {
+    Properties {
         send_size: config.inline as u32,
         receive_size: config.inline as u32,
         segment_size: config.segment_size,
@@ -118,8 +118,7 @@ pub(super) fn properties<'b>(config: &ConnConfig, buffer: &'b mut [u8]) -> Resul
         windowed_credits: config.scheme == Scheme::V2Windowed,
         optional_type: false,
         remote_invalidation: false,
-    };
-    properties.emit(buffer, config.revision)
+    }
 }
 
 /// What this side says in the private data of its connect message.

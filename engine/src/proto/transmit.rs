@@ -1,10 +1,7 @@
 //! What goes out next, and its header.
 
-use super::{Connection, CreditWords, InboundId, Outgoing, Scheme, negotiate};
+use super::{Connection, CreditWords, InboundId, Outgoing, Scheme};
 use crate::wire::{self, Body, Chunks, Flags, Header, Version};
-
-/// Room for this side's properties.
-const PROPERTIES_LEN: usize = 512;
 
 /// How an outgoing message's payload travels, if not simply inline.
 #[derive(Clone, Copy, Debug, Default)]
@@ -146,21 +143,20 @@ impl Connection {
         buf: &mut [u8],
         end: usize,
     ) -> Option<usize> {
-        let mut properties = [0; PROPERTIES_LEN];
+        if out == Outgoing::Connprop {
+            return self.emit_connprop(receives_ok, buf, end);
+        }
         let (xid, flags, counted) = match out {
             Outgoing::WrongVersion { xid, .. } => (xid, Flags::NONE, false),
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
             Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
             Outgoing::Error { xid, .. } => (xid, Flags::RESPONSE, false),
-            // The XID of a CONNPROP names nothing; the client's own lets an ERR_VERS be matched.
-            Outgoing::Connprop => (self.config.xid_seed, Flags::NONE, false),
             Outgoing::Grant => (0, Flags::NONE, false),
-            Outgoing::Continue => return None,
+            Outgoing::Connprop | Outgoing::Continue => return None,
         };
         let body = match out {
             Outgoing::Error { error, .. } => Body::Error(error),
             Outgoing::Grant => Body::Nomsg(Chunks::NONE),
-            Outgoing::Connprop => Body::Connprop(negotiate::properties(&self.config, &mut properties).ok()?),
             _ if form.external => Body::Nomsg(form.chunks),
             _ => Body::Msg(form.chunks),
         };
@@ -180,15 +176,12 @@ impl Connection {
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
         let start = end.checked_sub(header.encoded_len(self.version, self.config.revision))?;
         header.emit(buf.get_mut(start..end)?, self.version, self.config.revision).ok()?;
-        if out == Outgoing::Connprop {
-            self.agree_on_windows();
-        }
         Some(start)
     }
 
     /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts.
     #[inline(always)]
-    fn account(&mut self, call: bool, receives_ok: bool) -> CreditWords {
+    pub(super) fn account(&mut self, call: bool, receives_ok: bool) -> CreditWords {
         self.spoke = true;
         self.counters.sent += 1;
         self.counters.grants_piggybacked += u64::from(self.credits.wants_report());

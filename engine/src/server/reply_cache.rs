@@ -58,7 +58,7 @@ impl Default for ReplyCacheConfig {
 }
 
 /// Who calls. It must be the same after a reconnect, and different clients must have different ones: an identifier
-/// of the upper layer, or the name that [host authentication](crate::proto::auth) proved; not the connection.
+/// of the upper layer, or the name that [host authentication](crate::auth) proved; not the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client([u8; 32]);
 

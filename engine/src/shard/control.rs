@@ -4,7 +4,7 @@ use super::conn::{Conn, Stage};
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
-use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, Phase, connect_data};
+use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, PeerFault, connect_data};
 use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
@@ -144,6 +144,7 @@ impl<F: Fabric> Shard<F> {
             continue_up_to: config.continue_up_to,
             reassemble_up_to: config.reassemble_up_to,
             remote_invalidation: config.remote_invalidate,
+            auth: config.host_auth.clone(),
             private_data: peer,
         }
     }
@@ -156,9 +157,13 @@ impl<F: Fabric> Shard<F> {
         if self.conns.len() <= slot {
             self.conns.resize_with(slot + 1, || None);
         }
+        let failure = proto.auth().failure();
         self.conns[slot] = Some(Box::new(Conn::new(qp, proto)));
         self.stats.connections_total += 1;
         self.refill();
+        if let Some(error) = failure {
+            self.doom(qp, PeerFault::NotAuthenticated(error).to_string());
+        }
     }
 
     /// Step 5 of a turn.
@@ -199,7 +204,7 @@ impl<F: Fabric> Shard<F> {
                 self.notices.push(Notice::Open(ConnRef(qp)));
             } else {
                 conn.proto.set_private_data(PrivateData::parse(private_data));
-                if conn.proto.phase() == Phase::Settled {
+                if conn.proto.is_open() {
                     self.settled(&mut conn);
                 } else {
                     conn.stage = Stage::Negotiating;

@@ -6,7 +6,7 @@ use super::answered::read_reply;
 use super::conn::{Conn, Stage};
 use super::reading::read_call;
 use super::{MAX_BATCH, Shard};
-use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN, SMALL_BUFFER};
+use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
 use crate::fabric::{Completion, Fabric, Opcode, PostError, Status};
 use crate::proto::{CallError, CallId, Event, Form, Outgoing, PeerFault};
 use crate::wire::{HeaderType, View};
@@ -327,7 +327,7 @@ impl<F: Fabric> Shard<F> {
 
     /// A message that is nothing but a header.
     fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) {
-        let end = if out == Outgoing::Connprop { SMALL_BUFFER } else { HEADROOM_PLAIN };
+        let end = if out == Outgoing::Connprop { conn.proto.connprop_room() } else { HEADROOM_PLAIN };
         let Some(mut buf) = self.alloc(end) else {
             // Not said: the peer learns of its credits, or of its error, never. It is the pool that is too small.
             conn.doomed.get_or_insert_with(|| "no buffer for a control message: raise small_buffers".into());

@@ -30,14 +30,25 @@ impl<F: Fabric> Shard<F> {
         if self.sampled() {
             conn.arrivals[call.id.index()] = Some(self.clock.read());
         }
-        // A server that drains ends what it has begun, and begins nothing.
-        let refused =
-            if conn.stage == Stage::Draining { Err(Reject::Transport(ErrorBody::System)) } else { read };
-        match refused.and_then(|()| self.prepare(&mut call)) {
+        let read = if conn.plain_serving { read } else { Self::look_twice(conn, &mut call, read) };
+        match read.and_then(|()| self.prepare(&mut call)) {
             Ok(()) if self.fetch.is_empty() => self.run(conn, call),
             Ok(()) => self.fetch(conn, call),
             Err(reject) => self.reject(conn, call, reject),
         }
+    }
+
+    /// A call on a connection that drains, or whose peer has a name.
+    #[cold]
+    fn look_twice(conn: &Conn, call: &mut ServerCall, read: Result<(), Reject>) -> Result<(), Reject> {
+        // A server that drains ends what it has begun, and begins nothing.
+        if conn.stage == Stage::Draining {
+            return Err(Reject::Transport(ErrorBody::System));
+        }
+        if let Some(peer) = &conn.peer {
+            call.name_peer(peer);
+        }
+        read
     }
 
     /// Gives the call the memory that its procedure declared.

@@ -11,6 +11,7 @@ fn child_process() {
 mod calls;
 mod chunks;
 mod faults;
+mod host_auth;
 mod hostile_client;
 mod hostile_server;
 mod killed;
