@@ -37,12 +37,21 @@ impl<F: Fabric> Shard<F> {
         let deadline = self.clock.after(deadline);
         self.next_deadline = self.next_deadline.min(deadline);
         let started = self.sampled().then(|| self.clock.read());
-        let Some(mut conn) = self.take(conn.0) else { return self.refuse(sink, token, CallError::Closed) };
+        let Some(mut conn) = self.take_ref(conn) else {
+            return self.refuse(sink, token, CallError::Closed);
+        };
         let receives_ok = self.posted >= self.reserved;
         let (mut message, mut memory) = (message, memory);
         let plain = memory.is_none() && message.len() <= conn.plain_call && max_reply <= conn.plain_reply;
-        let shaped = if plain { Ok(()) } else { self.shape(&mut conn, &mut message, &mut memory, max_reply) };
-        let result = shaped.and_then(|()| conn.proto.start_call_now(token, deadline, receives_ok));
+        let result = if plain {
+            conn.proto.start_call_now(token, deadline, receives_ok)
+        } else if conn.is_reviving() {
+            // It gets its form when the connection is open again.
+            conn.proto.start_call(token, deadline).map(|call| (call, false))
+        } else {
+            let shaped = self.shape(&mut conn, &mut message, &mut memory, max_reply);
+            shaped.and_then(|()| conn.proto.start_call_now(token, deadline, receives_ok))
+        };
         let started = match result {
             Ok((call, now)) => {
                 let at = conn.proto.call_slot(call);
@@ -85,7 +94,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Gives up a call. Its memory comes home when the peer can no longer reach it.
     pub(crate) fn cancel_call(&mut self, conn: ConnRef, call: CallId) {
-        let Some(mut conn) = self.take(conn.0) else { return };
+        let Some(mut conn) = self.take_ref(conn) else { return };
         if let Some((token, error)) = conn.proto.cancel(call) {
             self.forsake(&mut conn, call, token, error);
         }
@@ -108,7 +117,7 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::Closed`] without a connection.
     pub(crate) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
-        let Some(mut conn) = self.take(conn.0) else { return Err(CallError::Closed) };
+        let Some(mut conn) = self.take_ref(conn) else { return Err(CallError::Closed) };
         let result = self.alloc_for(&mut conn, len);
         self.put(conn);
         result

@@ -15,5 +15,6 @@ mod hostile_client;
 mod hostile_server;
 mod killed;
 mod lifecycle;
+mod reconnect;
 mod reverse;
 mod threads;

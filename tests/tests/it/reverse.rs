@@ -131,4 +131,3 @@ fn reverse_calls_end_with_the_connection() {
     assert!(matches!(error, Some(CallError::Closed | CallError::ConnectionLost { .. })), "{error:?}");
     drop(reverse);
 }
-
