@@ -45,6 +45,8 @@ pub(super) struct OutCall {
     pub(super) kept: Option<Buf>,
     /// Most bytes of inline results.
     pub(super) max_reply: usize,
+    /// It is over when it is sent: no reply comes.
+    pub(super) call_only: bool,
     /// How often it was sent again.
     pub(super) retries: u8,
 }

@@ -8,6 +8,7 @@ fn child_process() {
     }
 }
 
+mod call_only;
 mod calls;
 mod chunks;
 mod faults;
