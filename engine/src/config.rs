@@ -28,6 +28,14 @@ pub struct Config {
     /// Size of each Receive, and the longest Send, in bytes; the inline thresholds are the least of both ends. Version 2 needs
     /// 4096 at least. Default 4096.
     pub inline: usize,
+    /// The most that `inline` may be changed to while connected ([`Shard::change_receive_size`](crate::shard::Shard::change_receive_size)),
+    /// and the longest Send to a peer that takes so much; bytes. Less than `inline` counts as `inline`. Default 0.
+    pub max_inline: usize,
+    /// Offers to peers that either end may change its characteristics while connected, in version 2. Default true.
+    pub optional_operations: bool,
+    /// Changes the size of the shard's Receives when a peer asks for it, within 4096 and `max_inline`: for peers that are trusted, because it is the
+    /// same for all of them. Default false.
+    pub resize_on_request: bool,
     /// RPC messages up to this length are continued in several messages rather than sent as a chunk, where the peer has version 2; bytes.
     /// Default 16384.
     pub continue_up_to: usize,
@@ -40,6 +48,10 @@ pub struct Config {
     pub reverse: ReverseSupport,
     /// Whether peers must prove who they are, in version 2. Default off. A shard's connections in both roles follow it.
     pub host_auth: AuthPolicy,
+    /// How often a client's connection that was lost is tried to be made again, before it is given up; 0 for never. Default 0.
+    pub reconnect_attempts: u32,
+    /// How long the first of these attempts waits, and the longest: the wait doubles each time; milliseconds. Default 10 and 1000.
+    pub reconnect_backoff_ms: (u64, u64),
     /// Keeps a copy of each call until its reply has come, so that it can be sent again on a new connection. Default false.
     pub retransmit: bool,
     /// How long a client waits for the answer to its first message, in milliseconds; then it tries again in version 1.
@@ -95,11 +107,16 @@ impl Default for Config {
             version_1: true,
             revision: Revision::Ietf00,
             inline: 4096,
+            max_inline: 0,
+            optional_operations: true,
+            resize_on_request: false,
             continue_up_to: 16 << 10,
             reassemble_up_to: 1 << 20,
             reverse_window: 8,
             reverse: ReverseSupport::General,
             host_auth: AuthPolicy::Off,
+            reconnect_attempts: 0,
+            reconnect_backoff_ms: (10, 1000),
             retransmit: false,
             negotiation_timeout_ms: 1000,
             window: 64,
@@ -140,11 +157,16 @@ impl Config {
     /// The software fabric for a shard like this.
     pub fn software(&self) -> SoftwareConfig {
         SoftwareConfig {
-            max_message: self.inline,
+            max_message: self.longest_message(),
             shared_receives: self.receives + RECEIVE_MARGIN,
             may_sleep: self.idle != IdlePolicy::Poll,
             ..SoftwareConfig::default()
         }
+    }
+
+    /// Longest message that is ever sent or received, bytes.
+    pub(crate) fn longest_message(&self) -> usize {
+        self.inline.max(self.max_inline)
     }
 
     /// Checks what the types do not.
@@ -162,6 +184,13 @@ impl Config {
             "inline",
             self.inline,
             "at least 4096 bytes in version 2 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.2)",
+        )?;
+        let most = self.max_inline;
+        check(
+            most <= 1 << 20 && most.is_multiple_of(4),
+            "max_inline",
+            most,
+            "up to 1048576, a multiple of 4",
         )?;
         check(self.reassemble_up_to <= 1 << 30, "reassemble_up_to", self.reassemble_up_to, "at most 1 GiB")?;
         let reverse = self.reverse_window;

@@ -85,7 +85,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "shard",
         places: &["shard/"],
-        uses: &["binding", "config", "fabric", "handoff", "proto", "service", "stats", "wire"],
+        uses: &["auth", "binding", "config", "fabric", "handoff", "proto", "service", "stats", "wire"],
         pure: false,
         crates: &[MEMPOOL, "arrayvec", "log", "thiserror"],
     },

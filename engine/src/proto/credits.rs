@@ -64,6 +64,8 @@ pub struct Credits {
     unreported: u32,
     /// Those of them that were more than a pure grant.
     unreported_payload: u32,
+    /// Incremental: what the peer last said may be outstanding at most.
+    peer_window: u32,
     /// Payload-bearing messages after which a pure grant is due.
     grant_after: u32,
 }
@@ -84,6 +86,7 @@ impl Credits {
             answered: 0,
             unreported: 0,
             unreported_payload: 0,
+            peer_window: MAX_WINDOW,
             grant_after: if coalesce { window / 2 } else { 1 },
         }
     }
@@ -194,6 +197,7 @@ impl Credits {
             }
             (Scheme::V2Windowed | Scheme::V2Incremental, None) => {
                 let newly = words.credit & 0xFFFF;
+                self.peer_window = words.credit >> 16;
                 // More than 2^16 ahead is no promise that a peer could keep; beyond it the sum would wrap.
                 if self.available() + newly <= 2 * MAX_WINDOW {
                     self.limit = self.limit.wrapping_add(newly);
@@ -251,6 +255,27 @@ impl Credits {
     #[inline]
     pub fn wants_report(&self) -> bool {
         self.unreported_payload > 0
+    }
+
+    /// Messages sent so far, modulo 2^32: names the last one.
+    pub fn sent(&self) -> u32 {
+        self.sent
+    }
+
+    /// Whether the peer is known to have received this side's first `sent` messages (version 2): it counts them, or it has granted
+    /// more than it may without having received so many.
+    pub fn is_received(&self, sent: u32) -> bool {
+        let received = match self.scheme {
+            Scheme::V2Windowed => self.acknowledged,
+            Scheme::V2Incremental => self.limit.wrapping_sub(self.peer_window),
+            Scheme::V1 => return false,
+        };
+        received.wrapping_sub(sent) as i32 >= 0
+    }
+
+    /// The peer waits to hear that the message which has just come was received.
+    pub fn report_soon(&mut self) {
+        self.unreported_payload = self.unreported_payload.max(self.grant_after);
     }
 
     /// Version 1: one of our calls was answered (or can no longer be), which frees what it used.

@@ -43,6 +43,7 @@ impl Connection {
             self.terms = Terms::from_properties(&self.config, &properties);
             self.introduce();
             self.agree_on_windows();
+            self.start_exchange(&set);
         }
         self.authenticate(properties.host_auth)?;
         Ok(Event::Grant)

@@ -20,6 +20,7 @@
 //! |---|---|
 //! | `receive` | what a message means |
 //! | `transmit` | what goes out next, and its header |
+//! | `characteristics` | what changes while connected, by the rules of `exchange` |
 //! | `negotiate` | version and terms |
 //! | `introduce` | CONNPROP: properties, and host authentication with them |
 //! | `credits` | who may send how much |
@@ -29,6 +30,7 @@
 //! | `fault` | what a peer can do wrong, how a call can end |
 
 mod calls;
+mod characteristics;
 mod counters;
 mod credits;
 pub mod exchange;
@@ -49,6 +51,7 @@ pub use calls::CallId;
 use calls::CallTable;
 pub use counters::Counters;
 pub use credits::{CreditWords, Credits, MAX_WINDOW, MIN_WINDOW, Scheme};
+use exchange::Exchange;
 pub use fault::{CallError, PeerFault, Refusal, Rejected};
 pub use form::{CallForm, CallPlan, FormLimits, ReplyForm, choose_call, choose_reply};
 pub use inbound::InboundId;
@@ -87,8 +90,14 @@ pub struct ConnConfig {
     pub coalesce_grants: bool,
     /// Where XIDs start: differs from connection to connection.
     pub xid_seed: u32,
-    /// Bytes of each Receive, and of the longest Send.
+    /// Bytes of each Receive.
     pub inline: usize,
+    /// Bytes of the longest Send.
+    pub longest_send: usize,
+    /// Characteristics may change while connected, if the peer offers that too (version 2).
+    pub optional_operations: bool,
+    /// Sizes of Receives that the peer may ask for, least and most; the owner then brings them about.
+    pub receive_sizes: Option<(usize, usize)>,
     /// Longest segment that this end handles, in bytes.
     pub segment_size: u32,
     /// Most segments in one header that this end handles.
@@ -109,6 +118,12 @@ impl ConnConfig {
     /// Receives that must be in reserve for such a connection, whatever its version turns out to be.
     pub fn reserve(&self) -> u32 {
         self.window + 1 + if self.takes_calls && self.max_calls > 0 { self.reverse_window } else { 0 }
+    }
+
+    /// Changes of characteristics are offered. The older revision has no continuation, without which a message that waits could not get
+    /// through when the peer's Receives shrink.
+    fn optional(&self) -> bool {
+        self.optional_operations && self.scheme != Scheme::V1 && self.revision == Revision::Ietf00
     }
 
     fn credits(&self, version: Version) -> Credits {
@@ -176,6 +191,8 @@ pub enum Event {
     Settled,
     /// Flow control, or terms.
     Grant,
+    /// Characteristics: see [`Connection::poll_change`]. The terms may have changed.
+    Changed,
     /// Dropped, or to be answered with an error that is queued already.
     Rejected(Rejected),
 }
@@ -191,6 +208,8 @@ pub enum Outgoing {
     Continue,
     /// This side's properties; header only.
     Connprop,
+    /// An operation on characteristics; header only.
+    Optional,
     /// A transport error about the message with this XID; header only.
     Error {
         /// Of the message that it answers.
@@ -260,6 +279,18 @@ pub struct Connection {
     serves: bool,
     /// A client may call.
     open: bool,
+    /// Both ends have offered to change characteristics while connected.
+    exchange: Option<Box<Exchange>>,
+    /// What it led to, for the owner.
+    changes: VecDeque<exchange::Event>,
+    /// The last operation that went out was this side's message of this number.
+    told: Option<u32>,
+    /// Largest Receives that the peer may rely on, in bytes.
+    promised: usize,
+    /// Requests for changes so far.
+    requests: u32,
+    /// Calls of ours offer a handle for invalidation.
+    offers_invalidation: bool,
 }
 
 impl Connection {
@@ -298,6 +329,12 @@ impl Connection {
             auth_message: None,
             serves: false,
             open: false,
+            exchange: None,
+            changes: VecDeque::new(),
+            told: None,
+            promised: config.inline,
+            requests: 0,
+            offers_invalidation: config.remote_invalidation,
             config,
         };
         connection.begin();
@@ -409,6 +446,29 @@ impl Connection {
         let call = self.calls.any()?;
         let (token, sent) = self.calls.remove(call, false)?;
         Some((call, token, CallError::ConnectionLost { sent }))
+    }
+
+    /// The connection is gone, and will be made again: the calls that are not over, and whether each had been sent. They are queued
+    /// again, under their XIDs; nothing else is.
+    pub fn interrupt(&mut self) -> Vec<(CallId, bool)> {
+        let calls = self.calls.interrupt();
+        self.reply_queue.clear();
+        self.errors_queued = 0;
+        self.call_queue.clear();
+        self.call_queue.extend(calls.iter().map(|&(call, _)| call));
+        calls
+    }
+
+    /// Starts again on a new connection, with the calls that were [interrupted](Self::interrupt) and those queued since.
+    pub fn restart(&mut self, config: ConnConfig) {
+        let fresh = Self::new(ConnConfig { max_calls: self.config.max_calls, ..config });
+        let old = std::mem::replace(self, fresh);
+        (self.calls, self.call_queue, self.closing) = (old.calls, old.call_queue, old.closing);
+    }
+
+    /// Calls that wait to be sent, oldest first.
+    pub fn queued(&self) -> Vec<CallId> {
+        self.call_queue.iter().copied().filter(|&call| self.calls.is_queued(call)).collect()
     }
 
     // ---- commands

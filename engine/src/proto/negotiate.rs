@@ -56,7 +56,7 @@ impl Terms {
         Self {
             version: Version::V2,
             // A peer that cannot receive even a first message cannot be talked to; it is its own loss.
-            send_inline: config.inline.min((peer.receive_size as usize).max(FIRST_MESSAGE_LEN)),
+            send_inline: config.longest_send.min((peer.receive_size as usize).max(FIRST_MESSAGE_LEN)),
             receive_inline: config.inline.min((peer.send_size as usize).max(FIRST_MESSAGE_LEN)),
             segment_size: peer.segment_size.max(4096),
             segment_count: peer.segment_count.max(1),
@@ -65,6 +65,18 @@ impl Terms {
             windowed: peer.windowed_credits,
             optional: peer.optional_type,
         }
+    }
+
+    /// After changes: what either end says now.
+    pub(super) fn changed(self, config: &ConnConfig, local: &Properties<'_>, peer: &Properties<'_>) -> Self {
+        let ours = ConnConfig {
+            longest_send: config.longest_send.min((local.send_size as usize).max(FIRST_MESSAGE_LEN)),
+            inline: local.receive_size as usize,
+            ..config.clone()
+        };
+        let (windowed, optional) = (self.windowed, self.optional);
+        let remote_invalidation = config.remote_invalidation && peer.remote_invalidation;
+        Self { windowed, optional, remote_invalidation, ..Self::from_properties(&ours, peer) }
     }
 
     /// Version 1: what the peer's private data says, or its absence.
@@ -108,16 +120,18 @@ impl Terms {
 
 /// This side's properties.
 pub(super) fn properties(config: &ConnConfig) -> Properties<'static> {
+    let optional_type = config.optional();
     Properties {
-        send_size: config.inline as u32,
+        send_size: config.longest_send as u32,
         receive_size: config.inline as u32,
         segment_size: config.segment_size,
         segment_count: config.segment_count,
         reverse_support: config.reverse,
         host_auth: None,
         windowed_credits: config.scheme == Scheme::V2Windowed,
-        optional_type: false,
-        remote_invalidation: false,
+        optional_type,
+        // Without the operations, each call says by itself what may be invalidated.
+        remote_invalidation: optional_type && config.remote_invalidation,
     }
 }
 

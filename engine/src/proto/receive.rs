@@ -105,6 +105,7 @@ impl Connection {
             HeaderType::Msg | HeaderType::Nomsg if is_response(view) => Ok(self.replied(view)),
             HeaderType::Msg | HeaderType::Nomsg => self.called(view),
             HeaderType::Error => Ok(self.failed(view)),
+            HeaderType::Optional if self.exchange.is_some() => Ok(self.operation(view)),
             _ if is_response(view) => Ok(self.reject(Rejected::Unexpected)),
             _ => Ok(self.answer(view.xid(), ErrorBody::InvalHtype)),
         }
@@ -347,6 +348,9 @@ impl Connection {
     #[cold]
     fn failed(&mut self, view: &View<'_>) -> Event {
         let ViewBody::Error(error) = view.body() else { return self.reject(Rejected::Unexpected) };
+        if self.operation_failed(view.xid(), &error) {
+            return Event::Changed;
+        }
         let curable = matches!(
             error,
             ErrorBody::ReadChunks { .. } | ErrorBody::WriteResource { .. } | ErrorBody::ReplyResource { .. }
@@ -437,7 +441,7 @@ impl Connection {
     }
 
     #[cold]
-    fn reject(&mut self, why: Rejected) -> Event {
+    pub(super) fn reject(&mut self, why: Rejected) -> Event {
         self.counters.reject(&why);
         Event::Rejected(why)
     }

@@ -143,8 +143,10 @@ impl Connection {
         buf: &mut [u8],
         end: usize,
     ) -> Option<usize> {
-        if out == Outgoing::Connprop {
-            return self.emit_connprop(receives_ok, buf, end);
+        match out {
+            Outgoing::Connprop => return self.emit_connprop(receives_ok, buf, end),
+            Outgoing::Optional => return self.emit_operation(receives_ok, buf, end),
+            _ => {}
         }
         let (xid, flags, counted) = match out {
             Outgoing::WrongVersion { xid, .. } => (xid, Flags::NONE, false),
@@ -152,7 +154,7 @@ impl Connection {
             Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
             Outgoing::Error { xid, .. } => (xid, Flags::RESPONSE, false),
             Outgoing::Grant => (0, Flags::NONE, false),
-            Outgoing::Connprop | Outgoing::Continue => return None,
+            Outgoing::Connprop | Outgoing::Optional | Outgoing::Continue => return None,
         };
         let body = match out {
             Outgoing::Error { error, .. } => Body::Error(error),

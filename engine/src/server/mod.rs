@@ -17,7 +17,9 @@ use crate::config::Config;
 use crate::fabric::software::SoftwareFabric;
 use crate::fabric::{Fabric, FabricError};
 use crate::handoff::workers::{PoolError, WorkerConfig};
-use crate::shard::{Command, ConnRef, OpenError, Shard, ShardHandle, SpawnError, Workers, spawn};
+use crate::shard::{
+    Command, ConnRef, OpenError, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn,
+};
 use crate::stats::ShardStats;
 
 /// How a server runs.
@@ -130,6 +132,16 @@ impl Server {
     /// What each shard did so far.
     pub fn stats(&self) -> Vec<ShardStats> {
         self.shards.iter().filter_map(|shard| shard.ask(Command::Stats)).collect()
+    }
+
+    /// Changes the size of the Receives of every shard, while calls run; see
+    /// [`Shard::change_receive_size`](crate::shard::Shard::change_receive_size).
+    ///
+    /// # Errors
+    /// Of the first shard that cannot: those before it have begun.
+    pub fn change_receive_size(&self, bytes: usize) -> Result<(), ResizeError> {
+        let ask = |shard: &ShardHandle| shard.ask(|answer| Command::Resize(bytes, answer));
+        self.shards.iter().try_for_each(|shard| ask(shard).unwrap_or(Err(ResizeError::Stopped)))
     }
 
     /// Takes no more connections, lets the calls under way end, and stops; after `timeout` without regard to them.

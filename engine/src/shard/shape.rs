@@ -182,7 +182,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// A message with room in front for any header.
-    fn roomy(&mut self, message: Buf) -> Option<Buf> {
+    pub(super) fn roomy(&mut self, message: Buf) -> Option<Buf> {
         if message.start() == HEADROOM_CHUNKS {
             return Some(message);
         }

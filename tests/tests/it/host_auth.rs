@@ -176,8 +176,9 @@ fn policy_decides_about_an_unauthenticated_peer() {
         (&required, &off, Err("server")),
         (&off, &required, Err("client")),
     ] {
-        let address = serve(&mut world, with(server.clone()));
-        let result = LocalClient::connect(&address, small_client(with(client.clone())));
+        let only_2 = |host_auth: &AuthPolicy| Config { version_1: false, ..with(host_auth.clone()) };
+        let address = serve(&mut world, only_2(server));
+        let result = LocalClient::connect(&address, small_client(only_2(client)));
         match outcome {
             Ok(name) => assert_eq!(who(&mut result.expect("a connection")), [name; 2]),
             Err("client") => assert!(refusal(result).contains(&missing)),

@@ -8,7 +8,9 @@ fn child_process() {
     }
 }
 
+mod call_only;
 mod calls;
+mod characteristics;
 mod chunks;
 mod faults;
 mod host_auth;
@@ -16,5 +18,6 @@ mod hostile_client;
 mod hostile_server;
 mod killed;
 mod lifecycle;
+mod reconnect;
 mod reverse;
 mod threads;
