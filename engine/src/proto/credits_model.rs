@@ -20,6 +20,7 @@ struct End {
     posted: u32,
     arriving: VecDeque<Message>,
     to_send: u32,
+    resized: bool,
 }
 
 /// Both ends; 0 calls, 1 answers each call with `replies` messages.
@@ -32,6 +33,8 @@ struct Model {
     replies: u32,
     /// Version 1: replies and their calls pay together, and nothing is granted by itself.
     v1: bool,
+    /// The second end changes its window once, at any time, to this.
+    resize: Option<u32>,
 }
 
 impl World {
@@ -43,7 +46,7 @@ impl World {
                 _ => Credits::new(scheme, window, coalesce),
             };
             credits.start_at(mine, theirs);
-            End { posted: credits.reserve(), credits, arriving: VecDeque::new(), to_send }
+            End { posted: credits.reserve(), credits, arriving: VecDeque::new(), to_send, resized: false }
         };
         Self { ends: [end(calls, counter, !counter), end(0, !counter, counter)] }
     }
@@ -100,9 +103,16 @@ impl Model {
                 }
                 next.push(after);
             }
+            if let (Some(window), 1, false) = (self.resize, end, me.resized) {
+                let mut after = world.clone();
+                let me = &mut after.ends[end];
+                me.credits.set_window(window);
+                me.resized = true;
+                next.push(after);
+            }
             if !world.refilled(end) {
                 let mut after = world.clone();
-                after.ends[end].posted = me.credits.reserve();
+                after.ends[end].posted = me.posted.max(me.credits.reserve());
                 next.push(after);
             }
         }
@@ -140,7 +150,21 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
         for coalesce in [true, false] {
             for (replies, calls) in [(1, 4), (2, 2), (0, 6)] {
                 let start = World::new(scheme, MIN_WINDOW, coalesce, calls, NEAR_WRAP);
-                worlds += Model { replies, v1: false }.explore(start);
+                worlds += Model { replies, v1: false, resize: None }.explore(start);
+            }
+        }
+    }
+    assert!(worlds > 10_000, "only {worlds} worlds were visited");
+}
+
+#[test]
+fn no_interleaving_of_changed_windows_overruns_or_deadlocks() {
+    let mut worlds = 0;
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        for (from, to) in [(MIN_WINDOW, MIN_WINDOW + 2), (MIN_WINDOW + 2, MIN_WINDOW)] {
+            for (replies, calls) in [(1, 4), (0, 6)] {
+                let start = World::new(scheme, from, true, calls, NEAR_WRAP);
+                worlds += Model { replies, v1: false, resize: Some(to) }.explore(start);
             }
         }
     }
@@ -149,8 +173,13 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
 
 #[test]
 fn no_interleaving_of_version_1_overruns_or_deadlocks() {
-    let worlds =
-        Model { replies: 1, v1: true }.explore(World::new(Scheme::V1, MIN_WINDOW, true, 8, NEAR_WRAP));
+    let worlds = Model { replies: 1, v1: true, resize: None }.explore(World::new(
+        Scheme::V1,
+        MIN_WINDOW,
+        true,
+        8,
+        NEAR_WRAP,
+    ));
     assert!(worlds > 500, "only {worlds} worlds were visited");
 }
 

@@ -49,7 +49,9 @@ impl Connection {
             }
         }
         let silent = !std::mem::replace(&mut self.spoke, false);
-        (silent && self.credits.wants_grant(replenished)).then_some(Outgoing::Grant)
+        let due = self.credits.wants_grant(replenished) || (self.ping && self.credits.may_grant());
+        self.ping = false;
+        (silent && due).then_some(Outgoing::Grant)
     }
 
     /// More parts of the message that is going out will follow: nothing else may be sent before, but grants.
@@ -166,6 +168,7 @@ impl Connection {
         };
         // What an error says of credits is ignored, so it promises nothing.
         let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
+        let piggybacked = self.counters.grants_piggybacked;
         let words = self.account(counted, receives_ok && !(error && self.version == Version::V2));
         if let Outgoing::WrongVersion { xid, vers } = out {
             let start = end.checked_sub(wire::ERR_VERS_LEN)?;
@@ -175,7 +178,7 @@ impl Connection {
         }
         if matches!(out, Outgoing::Grant) {
             self.counters.grants_pure += 1;
-            self.counters.grants_piggybacked -= 1;
+            self.counters.grants_piggybacked = piggybacked;
         }
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
         let start = end.checked_sub(header.encoded_len(self.version, self.config.revision))?;

@@ -168,14 +168,14 @@ impl<F: Fabric> Shard<F> {
     /// A new connection; `address` is where a client's leads.
     fn add(&mut self, qp: QpId, window: u32, peer: Option<PrivateData>, address: Option<FabricAddress>) {
         let config = self.conn_config(window, address.is_none(), peer, false);
-        self.reserved += config.reserve() as usize;
         let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
         conn.address = address;
         self.insert(conn);
     }
 
     /// Puts a connection into the table that has a queue pair now.
-    pub(super) fn insert(&mut self, conn: Box<Conn>) {
+    pub(super) fn insert(&mut self, mut conn: Box<Conn>) {
+        self.rebalance(&mut conn);
         let slot = conn.qp.slot as usize;
         if self.conns.len() <= slot {
             self.conns.resize_with(slot + 1, || None);
@@ -193,8 +193,9 @@ impl<F: Fabric> Shard<F> {
             self.control_event(event);
         }
         self.events = events;
+        self.next_control = u64::MAX;
+        self.adapt();
         if self.negotiating > 0 || !self.limbo.is_empty() {
-            self.next_control = u64::MAX;
             self.check_negotiations();
             self.revive();
         }
@@ -349,7 +350,8 @@ impl<F: Fabric> Shard<F> {
             self.boxes.put(pending.call);
         }
         self.stats.messages.add(conn.proto.counters());
-        self.reserved -= conn.proto.config().reserve() as usize;
+        self.reserved -= conn.reserve as usize;
+        conn.reserve = 0;
         if conn.stage == Stage::Negotiating {
             self.negotiating -= 1;
         }

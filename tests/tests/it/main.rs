@@ -19,3 +19,4 @@ mod lifecycle;
 mod reconnect;
 mod reverse;
 mod threads;
+mod windows;
