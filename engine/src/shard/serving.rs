@@ -403,7 +403,8 @@ pub(super) fn read_call(
     fetch: &mut Fetch,
 ) -> Result<(), Reject> {
     fetch.clear();
-    call.xid = view.xid();
+    // Also for a call that is refused: what the box held before was another call's.
+    (call.xid, call.inv_handle) = (view.xid(), view.inv_handle());
     let payload = view.payload();
     if view.htype() == HeaderType::Nomsg {
         // A call in a Position Zero Read chunk: not taken yet.
@@ -423,7 +424,6 @@ pub(super) fn read_call(
     let base = view.payload_offset();
     (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
     call.flavor = header.credential.flavor;
-    call.inv_handle = view.inv_handle();
     // The credential's body stands behind the six words of the call and its own two.
     let credential_at = base + 32;
     call.credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
