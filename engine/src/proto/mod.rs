@@ -568,7 +568,11 @@ impl Connection {
             }
         }
         let silent = !std::mem::replace(&mut self.spoke, false);
-        (silent && self.credits.wants_grant(replenished)).then_some(Outgoing::Grant)
+        let due = match receives_ok && !replenished {
+            true => self.credits.wants_grant_crowded(),
+            false => self.credits.wants_grant(replenished),
+        };
+        (silent && due).then_some(Outgoing::Grant)
     }
 
     /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls.
@@ -632,6 +636,7 @@ impl Connection {
             _ if form.external => Body::Nomsg(form.chunks),
             _ => Body::Msg(form.chunks),
         };
+        let piggybacked = self.counters.grants_piggybacked;
         let words = self.account(counted, receives_ok);
         if let Outgoing::WrongVersion { xid, vers } = out {
             let start = end.checked_sub(wire::ERR_VERS_LEN)?;
@@ -641,7 +646,7 @@ impl Connection {
         }
         if matches!(out, Outgoing::Grant) {
             self.counters.grants_pure += 1;
-            self.counters.grants_piggybacked -= 1;
+            self.counters.grants_piggybacked = piggybacked;
         }
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
         let start = end.checked_sub(header.encoded_len(self.version, self.config.revision))?;
@@ -656,6 +661,10 @@ impl Connection {
         self.counters.sent += 1;
         self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
         let counted = call || self.version == Version::V2;
-        self.credits.on_send(counted, self.replenished(receives_ok))
+        let replenished = self.replenished(receives_ok);
+        if receives_ok && !replenished {
+            return self.credits.on_send_crowded(counted);
+        }
+        self.credits.on_send(counted, replenished)
     }
 }
