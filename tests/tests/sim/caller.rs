@@ -6,12 +6,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::time::Duration;
 
-use rpcrdma::client::{Connection, LocalClient};
+use rpcrdma::client::{Connection, LocalClient, PreparedCall};
 use rpcrdma::proto::CallId;
 use rpcrdma::shard::{Done, SimulatedTime};
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::{Address, CallError, Reply};
-use rpcrdma_tests::{Random, shard_leak, small_client};
+use rpcrdma_tests::{ECHO, Random, shard_leak, small_client};
 
 use crate::forms::{Draw, Expect, Shape};
 use crate::host::receives;
@@ -37,6 +37,9 @@ pub(crate) struct Caller {
     calls: BTreeMap<u64, Call>,
     /// Replies, and what is in them.
     kept: Vec<(Reply, u64)>,
+    /// Calls that are prepared and never made: they have all buffers, for so many turns.
+    hoard: Vec<PreparedCall>,
+    hoarding: usize,
     next_token: u64,
     reconnects: usize,
     /// Calls that were not answered for want of a server's memory, or because it drains, by group.
@@ -94,7 +97,7 @@ impl Caller {
         let journal = journal.of(&format!("client{index}"));
         let plan::Caller { config, software, chaos, links, .. } = &plan.callers[index];
         let hostile = Some(&addresses.hostile);
-        let fabric = device(software, *chaos, &journal, plan.revision, hostile);
+        let fabric = device(config, software, *chaos, &journal, hostile);
         let mut client = LocalClient::open(fabric, small_client(config.clone())).expect("a client");
         client.simulate(time);
         let mut caller = Self {
@@ -108,6 +111,8 @@ impl Caller {
             links: Vec::new(),
             calls: BTreeMap::new(),
             kept: Vec::new(),
+            hoard: Vec::new(),
+            hoarding: 0,
             next_token: 0,
             reconnects: 0,
             turned_away: vec![0; plan.groups.len()],
@@ -153,6 +158,7 @@ impl Caller {
         if self.me().cancel != 0 && self.random.once_in(3 * self.me().cancel) {
             self.cancel();
         }
+        self.hoard();
         if self.kept.len() > 3 || self.random.once_in(20) {
             self.let_go(1);
         }
@@ -164,6 +170,29 @@ impl Caller {
             self.connect(group);
         }
         self.turn();
+    }
+
+    /// Takes all buffers that are as long as messages, as soon as they are free; or gives them back.
+    fn hoard(&mut self) {
+        if self.hoarding == 0 {
+            self.hoard.clear();
+            if self.random.once_in(self.me().hoard) {
+                self.hoarding = self.random.below(600);
+                self.journal.count("times that a client took all buffers", 1);
+            }
+            return;
+        }
+        self.hoarding -= 1;
+        while let Ok(call) = self.client.prepare(ECHO, 600) {
+            self.hoard.push(call);
+        }
+        let (promised, receives) = self.client.shard().fabric().promises();
+        self.journal.count("turns with few Receives", u64::from(promised > 0 && receives < promised + 64));
+    }
+
+    /// From now on it lets go of what it does not need.
+    pub(crate) fn calm_down(&mut self) {
+        self.hoard.clear();
     }
 
     /// Calls that are not made yet.

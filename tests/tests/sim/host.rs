@@ -37,7 +37,7 @@ impl Host {
     ) -> Self {
         let crate::plan::Group { config, software, chaos, .. } = &plan.groups[group];
         let chaos = rpcrdma::fabric::chaos::ChaosConfig { seed: chaos.seed ^ generation << 8, ..*chaos };
-        let fabric = device(software, chaos, &journal, plan.revision, None);
+        let fabric = device(config, software, chaos, &journal, None);
         let services = Some(Arc::new(services_for(plan.inline)));
         let mut shard = Shard::open(fabric, config.clone(), services).expect("a server");
         shard.simulate(time);

@@ -330,7 +330,7 @@ impl HostileServer {
                 while let Some(message) = peer.take_message() {
                     there = there && self.answer(&mut peer, &message.bytes);
                 }
-                if there && self.mind.random.once_in(40) {
+                if there && self.mind.random.once_in(15) {
                     self.meddle(&mut peer);
                 }
                 if there { State::Up(peer) } else { State::Away }

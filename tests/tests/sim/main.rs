@@ -54,6 +54,8 @@ const COVERED: &[&str] = &[
     "late replies",
     "pure grants",
     "client pools dry",
+    "times that a client took all buffers",
+    "turns with few Receives",
     "server pools dry",
     "connections lost",
     "servers drained",

@@ -60,6 +60,8 @@ pub(crate) struct Caller {
     pub(crate) deadline: usize,
     pub(crate) cancel: usize,
     pub(crate) keep: usize,
+    /// Turns, once in which it takes all buffers that there are, for a while; 0 for never.
+    pub(crate) hoard: usize,
 }
 
 /// How it ends when all calls have ended.
@@ -112,13 +114,16 @@ impl Plan {
                 }
                 let (config, software) = shape.config(r);
                 let chaos = shape.chaos(r, hostile);
+                // Receives run short only after many messages.
+                let hoard = if r.once_in(10) { 5 + r.below(50) } else { 0 };
                 Caller {
                     depth: 1 + r.below(config.max_calls + 2),
                     config,
                     software,
                     chaos,
                     links,
-                    calls: 20 + r.below(60),
+                    calls: 20 + r.below(60) + if hoard != 0 { 300 } else { 0 },
+                    hoard,
                     deadline: pick(r, &[0, 0, 4, 20]),
                     cancel: pick(r, &[0, 0, 5, 20]),
                     keep: pick(r, &[0, 2, 10]),

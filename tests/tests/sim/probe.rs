@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use rpcrdma::Config;
 use rpcrdma::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
     FabricStats, Opcode, PostError, Posting, QpId, RequestId, Waker, WindowId, WorkRequest,
@@ -50,6 +51,8 @@ pub(crate) struct Probe<F> {
     inner: F,
     journal: Journal,
     revision: Revision,
+    /// Messages that a peer may have under way, at most.
+    window: u32,
     /// Connections to this address are to somebody who keeps to no rule.
     hostile: Option<FabricAddress>,
     seen: Vec<Seen>,
@@ -61,13 +64,10 @@ pub(crate) struct Probe<F> {
 
 impl<F: Fabric> Probe<F> {
     /// Looks on.
-    pub(crate) fn new(
-        inner: F,
-        journal: Journal,
-        revision: Revision,
-        hostile: Option<FabricAddress>,
-    ) -> Self {
-        Self { inner, journal, revision, hostile, seen: Vec::new(), connected: Vec::new(), receives: 0 }
+    pub(crate) fn new(inner: F, journal: Journal, config: &Config, hostile: Option<FabricAddress>) -> Self {
+        let Config { revision, window, .. } = *config;
+        let (seen, connected) = (Vec::new(), Vec::new());
+        Self { inner, journal, revision, window, hostile, seen, connected, receives: 0 }
     }
 
     /// The device itself.
@@ -142,10 +142,23 @@ impl<F: Fabric> Probe<F> {
         seen.posted.push_back(request);
     }
 
-    /// What was promised to all peers must be there.
+    /// Messages that may come from all peers together, and Receives for them.
+    pub(crate) fn promises(&self) -> (u32, u32) {
+        (self.seen.iter().map(|seen| seen.flow.promised()).sum(), self.receives)
+    }
+
+    /// What was promised to each peer, and to all, must be there.
     fn check_promises(&self) {
-        let promised: u32 = self.seen.iter().map(|seen| seen.flow.promised()).sum();
+        let (promised, _) = self.promises();
         let who = self.journal.who();
+        for Seen { qp, flow, .. } in &self.seen {
+            let may_come = flow.promised();
+            assert!(
+                may_come <= self.window + 1,
+                "{who} {qp:?}: {may_come} messages in a window of {}",
+                self.window
+            );
+        }
         assert!(
             promised <= self.receives,
             "{who}: {promised} messages may come, for {} Receives",

@@ -8,8 +8,7 @@ use rpcrdma::fabric::FabricAddress;
 use rpcrdma::fabric::chaos::{Chaos, ChaosConfig};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
 use rpcrdma::shard::SimulatedTime;
-use rpcrdma::wire::Revision;
-use rpcrdma::{Address, Scheme};
+use rpcrdma::{Address, Config, Scheme};
 use rpcrdma_tests::Random;
 
 use crate::caller::{Addresses, Caller};
@@ -29,14 +28,14 @@ const STALL: usize = 120;
 
 /// Opens a device with an onlooker.
 pub(crate) fn device(
+    config: &Config,
     software: &SoftwareConfig,
     chaos: ChaosConfig,
     journal: &Journal,
-    revision: Revision,
     hostile: Option<&Address>,
 ) -> Device {
     let fabric = SoftwareFabric::new(software.clone()).expect("a device");
-    Probe::new(Chaos::new(fabric, chaos), journal.clone(), revision, hostile.map(fabric_address))
+    Probe::new(Chaos::new(fabric, chaos), journal.clone(), config, hostile.map(fabric_address))
 }
 
 /// What the fabric calls an address.
@@ -229,6 +228,7 @@ impl World {
                 self.upset();
             }
         }
+        self.callers.iter_mut().for_each(Caller::calm_down);
         self.until("calls do not end", |world| world.callers.iter().all(|caller| caller.under_way() == 0));
     }
 
