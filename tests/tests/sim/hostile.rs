@@ -13,7 +13,7 @@ use crate::journal::Journal;
 use crate::plan::{Plan, pick};
 
 /// Connections that one makes, one after the other.
-const LIVES: usize = 4;
+const LIVES: usize = 6;
 /// Memory that one exposes at most.
 const EXPOSURES: usize = 12;
 /// Messages that are remembered, to be said again.
@@ -330,7 +330,7 @@ impl HostileServer {
                 while let Some(message) = peer.take_message() {
                     there = there && self.answer(&mut peer, &message.bytes);
                 }
-                if there && self.mind.random.once_in(15) {
+                if there && self.mind.random.once_in(8) {
                     self.meddle(&mut peer);
                 }
                 if there { State::Up(peer) } else { State::Away }
@@ -351,6 +351,11 @@ impl HostileServer {
         let results = reply_bytes(xid, b"whatever it is");
         let good = mind.message(peer, xid, Flags::RESPONSE, Body::Msg(list), &results);
         match mind.random.below(20) {
+            // As it should be.
+            0..=3 if view.inv_handle() != 0 => {
+                mind.journal.note(format_args!("a reply that invalidates what was offered"));
+                peer.send_invalidating(&good, Some(view.inv_handle()));
+            }
             0..=5 => mind.send(peer, "a reply", &good),
             6 => {
                 mind.send(peer, "a reply", &good);
@@ -380,13 +385,13 @@ impl HostileServer {
                 let bytes = mind.message(peer, xid, Flags::RESPONSE, body, &results);
                 mind.send(peer, "a reply with a Read list", &bytes);
             }
-            13 | 14 if !self.known.is_empty() => {
+            13 if !self.known.is_empty() => {
                 // What is offered, or what was.
                 let key = self.known[mind.random.below(self.known.len())].handle;
                 mind.journal.note(format_args!("a reply that invalidates"));
                 peer.send_invalidating(&good, Some(key));
             }
-            15 | 16 => {
+            14..=16 => {
                 for segment in &writes {
                     let bytes = vec![0x33; (segment.length as usize).min(3000)];
                     let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
@@ -421,7 +426,9 @@ impl HostileServer {
         if self.known.is_empty() {
             return;
         }
-        let at = self.mind.random.below(self.known.len());
+        // What it was given last, sometimes.
+        let last = if self.mind.random.once_in(2) { 4 } else { self.known.len() };
+        let at = self.known.len() - 1 - self.mind.random.below(last.min(self.known.len()));
         let segment = self.known[at];
         let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
         self.mind.journal.note(format_args!("writes to what it once was given"));

@@ -90,7 +90,7 @@ impl Plan {
         let slow = r.once_in(2);
         let breaking = r.once_in(3);
         let hostile_clients = if r.once_in(4) { 1 + r.below(2) } else { 0 };
-        let hostile_server = r.once_in(6);
+        let hostile_server = r.once_in(5);
         let restart = if r.once_in(5) { 150 + r.below(600) } else { 0 };
         let shape = Shape { scheme, revision, inline, longest_chunk, slow, breaking };
 
