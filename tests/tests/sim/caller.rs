@@ -14,7 +14,7 @@ use rpcrdma::{Address, CallError, Reply};
 use rpcrdma_tests::{ECHO, Random, shard_leak, small_client};
 
 use crate::forms::{Draw, Expect, Shape};
-use crate::host::receives;
+use crate::host::{NO_BUFFER, receives};
 use crate::journal::Journal;
 use crate::plan::{self, Plan};
 use crate::probe::Place;
@@ -209,12 +209,14 @@ impl Caller {
 
     fn start(&mut self) {
         let link = self.random.below(self.links.len().max(1));
-        let Some(Link { connection, opened, under_way, .. }) = self.links.get(link) else { return };
-        // Now and then on one that is not open, too.
-        if *under_way >= self.me().depth || !opened && !self.random.clone().once_in(50) {
+        let Some(&Link { connection, opened, over, under_way, .. }) = self.links.get(link) else { return };
+        if under_way >= self.me().depth {
             return;
         }
-        let connection = *connection;
+        // Now and then on one that is not open.
+        if (!opened || over) && !self.random.once_in(20) {
+            return;
+        }
         let plan = Rc::clone(&self.plan);
         let shape = Shape::draw(&mut Draw { random: &mut self.random, plan: &plan });
         self.call(link, connection, shape);
@@ -307,7 +309,10 @@ impl Caller {
         let probe = self.client.shard().fabric();
         let qp = probe.connected(index_of(link.connection, &self.links));
         let broken = qp.is_some_and(|qp| probe.inner().broken().contains(&qp));
-        if !(self.links[index].closing || full || broken) {
+        // Its own pool is dry: that costs it the connection, and nobody else anything.
+        let dry = reason.contains(NO_BUFFER);
+        self.journal.count("connections lost for want of a buffer", u64::from(dry));
+        if !(self.links[index].closing || full || broken || dry) {
             let opened = self.links[index].opened;
             *if opened { &mut self.lost[group] } else { &mut self.missed[group] } += 1;
         }

@@ -14,6 +14,9 @@ use crate::journal::Journal;
 use crate::plan::Plan;
 use crate::world::{Device, device, fabric_address};
 
+/// Why a shard ends a connection of its own when its pool is dry.
+pub(crate) const NO_BUFFER: &str = "no buffer for a control message";
+
 /// One server shard.
 pub(crate) struct Host {
     shard: Shard<Device>,
@@ -53,6 +56,7 @@ impl Host {
                 Notice::Open(conn) => self.journal.note(format_args!("{conn:?} is open")),
                 Notice::Closed { conn, reason } => {
                     self.journal.note(format_args!("{conn:?} is over: {reason}"));
+                    self.forgiven += u64::from(reason.contains(NO_BUFFER));
                 }
             }
         }

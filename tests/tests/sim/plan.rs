@@ -176,7 +176,7 @@ impl Shape {
         let bulk_buffers = if tight {
             vec![(2048, 1 + r.below(4)), (longest, 1 + r.below(5))]
         } else {
-            vec![(2048, 24), (longest, 24)]
+            vec![(2048, 16), (longest, 12)]
         };
         let (window, max_calls) = (pick(r, &[1, 6, 30]), pick(r, &[3, 16, 40]));
         let config = Config {
