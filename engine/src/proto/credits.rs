@@ -177,6 +177,26 @@ impl Credits {
             self.unreported = 0;
             self.unreported_payload = 0;
         }
+        self.words(before)
+    }
+
+    /// As [`on_send`](Self::on_send), while there are Receives but no room for more calls. The peer is told of no more than it
+    /// used, but of all of that: so it may send one more grant, without which the answers that make room could not go out.
+    pub fn on_send_crowded(&mut self, counted: bool) -> CreditWords {
+        if self.scheme == Scheme::V1 {
+            return self.on_send(counted, true);
+        }
+        self.sent = self.sent.wrapping_add(u32::from(counted));
+        let before = self.told_limit;
+        if (self.received.wrapping_sub(before) as i32) > 0 {
+            self.told_limit = self.received;
+        }
+        self.words(before)
+    }
+
+    /// What a header says; the peer was told `before` earlier.
+    #[inline]
+    fn words(&self, before: u32) -> CreditWords {
         if self.scheme == Scheme::V2Windowed {
             let window = self.told_limit.wrapping_sub(self.received) as i32;
             if window < 0 {
@@ -299,6 +319,14 @@ impl Credits {
     #[inline]
     pub fn may_grant(&self) -> bool {
         (self.limit.wrapping_sub(self.sent) as i32) >= 0
+    }
+
+    /// As [`wants_grant`](Self::wants_grant), while there are Receives but no room for more calls: only a peer that has used its one grant
+    /// beyond the limit needs to hear of it.
+    #[inline]
+    pub fn wants_grant_crowded(&self) -> bool {
+        let beyond = self.received.wrapping_sub(self.told_limit) as i32 > 0;
+        self.scheme != Scheme::V1 && beyond && (self.limit.wrapping_sub(self.sent) as i32) >= 0
     }
 
     /// Starts the counters elsewhere, to test wrap-around.

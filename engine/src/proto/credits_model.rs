@@ -27,6 +27,8 @@ struct End {
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct World {
     ends: [End; 2],
+    /// Answers that end 1 owes at most while it takes more calls.
+    room: u32,
 }
 
 struct Model {
@@ -48,7 +50,12 @@ impl World {
             credits.start_at(mine, theirs);
             End { posted: credits.reserve(), credits, arriving: VecDeque::new(), to_send, resized: false }
         };
-        Self { ends: [end(calls, counter, !counter), end(0, !counter, counter)] }
+        let ends = [end(calls, counter, !counter), end(0, !counter, counter)];
+        Self { ends, room: u32::MAX }
+    }
+
+    fn crowded(&self, end: usize) -> bool {
+        end == 1 && self.ends[1].to_send > self.room
     }
 
     fn refilled(&self, end: usize) -> bool {
@@ -57,7 +64,13 @@ impl World {
 
     fn send(&mut self, from: usize, payload: bool, counted: bool) {
         let refilled = self.refilled(from);
-        let words = self.ends[from].credits.on_send(counted, refilled);
+        let crowded = self.crowded(from);
+        let credits = &mut self.ends[from].credits;
+        let words = if refilled && crowded {
+            credits.on_send_crowded(counted)
+        } else {
+            credits.on_send(counted, refilled)
+        };
         self.ends[1 - from].arriving.push_back(Message { words, payload });
         let to = &self.ends[1 - from];
         assert!(
@@ -81,7 +94,11 @@ impl Model {
                 after.send(end, true, !free);
                 next.push(after);
             }
-            if me.credits.wants_grant(world.refilled(end)) {
+            let due = match world.refilled(end) && world.crowded(end) {
+                true => me.credits.wants_grant_crowded(),
+                false => me.credits.wants_grant(world.refilled(end)),
+            };
+            if due {
                 let mut after = world.clone();
                 after.send(end, false, true);
                 next.push(after);
@@ -167,6 +184,16 @@ fn no_interleaving_of_changed_windows_overruns_or_deadlocks() {
                 worlds += Model { replies, v1: false, resize: Some(to) }.explore(start);
             }
         }
+    }
+    assert!(worlds > 10_000, "only {worlds} worlds were visited");
+}
+
+#[test]
+fn no_interleaving_deadlocks_while_a_server_has_no_room_for_more_calls() {
+    let mut worlds = 0;
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let start = World { room: 0, ..World::new(scheme, MIN_WINDOW, true, 5, NEAR_WRAP) };
+        worlds += Model { replies: 2, v1: false, resize: None }.explore(start);
     }
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }

@@ -49,7 +49,11 @@ impl Connection {
             }
         }
         let silent = !std::mem::replace(&mut self.spoke, false);
-        let due = self.credits.wants_grant(replenished) || (self.ping && self.credits.may_grant());
+        let due = match receives_ok && !replenished {
+            true => self.credits.wants_grant_crowded(),
+            false => self.credits.wants_grant(replenished),
+        };
+        let due = due || (self.ping && self.credits.may_grant());
         self.ping = false;
         (silent && due).then_some(Outgoing::Grant)
     }
@@ -196,6 +200,10 @@ impl Connection {
         self.counters.sent += 1;
         self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
         let counted = call || self.version == Version::V2;
-        self.credits.on_send(counted, self.replenished(receives_ok))
+        let replenished = self.replenished(receives_ok);
+        if receives_ok && !replenished {
+            return self.credits.on_send_crowded(counted);
+        }
+        self.credits.on_send(counted, replenished)
     }
 }

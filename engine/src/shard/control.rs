@@ -5,7 +5,7 @@ use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
 use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, Phase, Scheme, connect_data};
-use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
+use crate::server::MAX_SEGMENTS;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 
@@ -116,10 +116,11 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Windows that a connection may need at once: one for each chunk of each call, each of which has a buffer.
+    /// Windows that a connection may need at once: one for each buffer that it may expose. The number of calls is no bound:
+    /// one that was answered keeps its windows until they are revoked, and by then others may have taken its place.
     fn windows(&self) -> u32 {
         let buffers: usize = self.config.bulk_buffers.iter().map(|&(_, count)| count).sum();
-        buffers.min(self.config.max_calls * 2 * MAX_CHUNKS).clamp(1, MOST_WINDOWS) as u32
+        buffers.clamp(1, MOST_WINDOWS) as u32
     }
 
     /// Receives for one more connection: what is configured, but no more than its share of what is left.

@@ -57,6 +57,7 @@ use crate::stats::ShardStats;
 
 pub(crate) use chunks::ChunkMemory;
 use clock::Clock;
+pub use clock::SimulatedTime;
 use conn::Conn;
 pub use conn_ref::ConnRef;
 pub(crate) use outcome::Sink;
