@@ -263,6 +263,10 @@ impl<F: Fabric> Shard<F> {
         let now = self.clock.read();
         for slot in 0..self.conns.len() {
             let Some(mut conn) = self.conns[slot].take() else { continue };
+            if conn.stage == Stage::Negotiating && conn.proto.phase() == Phase::Settled {
+                // By a message that was something else, too.
+                self.settled(&mut conn);
+            }
             if conn.stage == Stage::Negotiating {
                 self.next_control = self.next_control.min(conn.settle_by.max(now));
                 if conn.settle_by <= now {
