@@ -67,11 +67,10 @@ impl Connection {
         if self.open || self.config.server || self.phase != Phase::Settled || !over {
             return event;
         }
+        self.open = true;
         match event {
-            Event::Grant | Event::Settled => {
-                self.open = true;
-                Event::Settled
-            }
+            Event::Grant => Event::Settled,
+            // The owner asks [`is_open`](Self::is_open) now and then.
             other => other,
         }
     }

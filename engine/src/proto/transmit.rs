@@ -46,7 +46,13 @@ impl Connection {
             }
         }
         let silent = !std::mem::replace(&mut self.spoke, false);
-        (silent && self.credits.wants_grant(replenished)).then_some(Outgoing::Grant)
+        let due = match receives_ok && !replenished {
+            true => self.credits.wants_grant_crowded(),
+            false => self.credits.wants_grant(replenished),
+        };
+        let due = due || (self.ping && self.credits.may_grant());
+        self.ping = false;
+        (silent && due).then_some(Outgoing::Grant)
     }
 
     /// More parts of the message that is going out will follow: nothing else may be sent before, but grants.
@@ -164,6 +170,7 @@ impl Connection {
         };
         // What an error says of credits is ignored, so it promises nothing.
         let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
+        let piggybacked = self.counters.grants_piggybacked;
         let words = self.account(counted, receives_ok && !(error && self.version == Version::V2));
         if let Outgoing::WrongVersion { xid, vers } = out {
             let start = end.checked_sub(wire::ERR_VERS_LEN)?;
@@ -173,7 +180,7 @@ impl Connection {
         }
         if matches!(out, Outgoing::Grant) {
             self.counters.grants_pure += 1;
-            self.counters.grants_piggybacked -= 1;
+            self.counters.grants_piggybacked = piggybacked;
         }
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
         let start = end.checked_sub(header.encoded_len(self.version, self.config.revision))?;
@@ -188,6 +195,10 @@ impl Connection {
         self.counters.sent += 1;
         self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
         let counted = call || self.version == Version::V2;
-        self.credits.on_send(counted, self.replenished(receives_ok))
+        let replenished = self.replenished(receives_ok);
+        if receives_ok && !replenished {
+            return self.credits.on_send_crowded(counted);
+        }
+        self.credits.on_send(counted, replenished)
     }
 }

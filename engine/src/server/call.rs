@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Frozen};
 
+use super::reply_cache::Ticket;
 use crate::fabric::QpId;
 use crate::proto::{InboundId, Refusal};
 use crate::wire::{ReadSegment, Segment};
@@ -92,6 +93,8 @@ pub struct ServerCall {
     pub(crate) outcome: Result<(), Refusal>,
     /// The name that the caller's host has proved.
     peer: Option<Arc<str>>,
+    /// It is to be remembered.
+    ticket: Option<Ticket>,
     /// There is more to be cleared for the next call than there always is.
     pub(crate) unusual: bool,
 }
@@ -159,6 +162,7 @@ impl ServerCall {
             results_len: 0,
             outcome: Ok(()),
             peer: None,
+            ticket: None,
             unusual: false,
         }
     }
@@ -166,7 +170,7 @@ impl ServerCall {
     #[cold]
     fn clear(&mut self) {
         self.unusual = false;
-        self.peer = None;
+        (self.peer, self.ticket) = (None, None);
         self.reads.clear();
         self.results.clear();
         self.segments.clear();
@@ -179,6 +183,27 @@ impl ServerCall {
     pub(crate) fn name_peer(&mut self, peer: &Arc<str>) {
         self.unusual = true;
         self.peer = Some(Arc::clone(peer));
+    }
+
+    /// It is new, and to be remembered.
+    pub(crate) fn set_ticket(&mut self, ticket: Ticket) {
+        self.unusual = true;
+        self.ticket = Some(ticket);
+    }
+
+    /// It has run: keeps its reply for when it comes again.
+    pub(crate) fn remember(&mut self) {
+        let Some(ticket) = self.ticket.take() else { return };
+        match self.outcome {
+            Ok(()) => {
+                let results = self.results_at..self.results_at + self.results_len;
+                let results = self.reply.as_mut().and_then(|buf| buf.full_mut().get(results));
+                ticket.finish(results.unwrap_or_default());
+            }
+            // Nobody knows what was done.
+            Err(Refusal::SystemError | Refusal::NoReply) => drop(ticket),
+            Err(_) => ticket.forget(),
+        }
     }
 
     fn part(&self, range: &Range<u32>) -> &[u8] {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
-pub use service::{Handler, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
+pub use service::{Handler, Identify, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
 
 use crate::address::Address;
 use crate::client::{Client, ClientConfig};
@@ -80,8 +80,7 @@ impl Server {
             Some(worker_config) => {
                 let services = Arc::clone(&services);
                 Some(Arc::new(Workers::new(worker_config, move |mut call: Box<ServerCall>| {
-                    let entry = services.entry(call.entry);
-                    call.outcome = (entry.handler)(&mut call);
+                    services.entry(call.entry).run(&mut call);
                     call
                 })?))
             }

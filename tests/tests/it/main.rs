@@ -19,5 +19,7 @@ mod hostile_server;
 mod killed;
 mod lifecycle;
 mod reconnect;
+mod reply_cache;
 mod reverse;
 mod threads;
+mod windows;
