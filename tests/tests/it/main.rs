@@ -15,4 +15,6 @@ mod hostile_client;
 mod hostile_server;
 mod killed;
 mod lifecycle;
+mod rules_of_clients;
+mod rules_of_servers;
 mod threads;
