@@ -53,6 +53,7 @@ pub struct PreparedCall {
     message: Buf,
     args_at: usize,
     memory: Option<ChunkMemory>,
+    max_reply: usize,
     deadline: Option<Duration>,
 }
 
@@ -91,6 +92,12 @@ impl PreparedCall {
             }
             _ => Err(room),
         }
+    }
+
+    /// Says that the inline results may come to so many bytes, so that there is room for them however they travel. Not needed for
+    /// results that fit one message.
+    pub fn expect_reply(&mut self, bytes: usize) {
+        self.max_reply = bytes;
     }
 
     /// Gives the call up after this time from its start.
@@ -245,7 +252,13 @@ impl<F: Fabric> LocalClient<F> {
         let mut message = self.shard.alloc(room + args_at + args_len).ok_or(CallError::NoMemory)?;
         message.set_window(room, args_at + args_len);
         self.template.write(&mut message, procedure);
-        Ok(PreparedCall { message, args_at, memory: chunks.then(ChunkMemory::new), deadline: None })
+        Ok(PreparedCall {
+            message,
+            args_at,
+            memory: chunks.then(ChunkMemory::new),
+            max_reply: 0,
+            deadline: None,
+        })
     }
 
     /// Memory for a chunk of a call on a connection: only that connection's peer is ever given access to it.
@@ -260,10 +273,11 @@ impl<F: Fabric> LocalClient<F> {
     /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has ended already.
     #[inline(always)]
     pub fn start(&mut self, connection: Connection, call: PreparedCall, token: u64) -> Option<CallId> {
-        let PreparedCall { message, memory, deadline, .. } = call;
+        let PreparedCall { message, memory, max_reply, deadline, .. } = call;
         // A connection that is not this client's is refused as a closed one.
         let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);
-        self.shard.start_call(conn, CallRequest { message, memory, deadline, token, sink: Sink::Polled })
+        let sink = Sink::Polled;
+        self.shard.start_call(conn, CallRequest { message, memory, max_reply, deadline, token, sink })
     }
 
     /// Posts the calls that were started since the last [`poll`](Self::poll): now, instead of in the next. Worth it before anything

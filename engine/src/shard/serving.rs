@@ -11,17 +11,19 @@ use super::outgoing::headroom;
 use crate::config::{HEADROOM_CHUNKS, POLL_BATCH, RECEIVE_LOW_WATER};
 use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, Source, WorkRequest};
 use crate::handoff::workers::JobError;
-use crate::proto::{Connection, Form, InboundId, Outgoing, Refusal};
+use crate::proto::{Connection, Form, InboundId, Outgoing, Refusal, ReplyForm, choose_reply};
 use crate::server::{
     MAX_CHUNKS, MAX_SEGMENTS, Placement, Procedure, ReadArgument, ResultBytes, ResultChunk, ResultMemory,
     ServerCall, Services,
 };
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody, ReplyHeader};
 use crate::wire::xdr::padded;
-use crate::wire::{Chunks, ErrorBody, HeaderType, Segment, View, WriteList};
+use crate::wire::{Chunks, ErrorBody, HeaderType, ReadSegment, Segment, View, WriteList};
 
 /// The longest RPC reply header that is not a success: accepted with a range, and no verifier.
 const REFUSAL_LEN: usize = 64;
+/// Room for the header of a long reply, with as many segments as a call may have.
+const LONG_HEADER: usize = 1024;
 
 /// Why a call is not run.
 pub(super) enum Reject {
@@ -58,7 +60,7 @@ impl<F: Fabric> Shard<F> {
     fn prepare(&mut self, call: &mut ServerCall) -> Result<(), Reject> {
         let Some(services) = self.services.as_ref() else { return Err(Reject::NotACall) };
         let entry = services.entry(call.entry);
-        let room = headroom(!call.results.is_empty());
+        let room = headroom(call.returns);
         call.results_at = room + rpc::ACCEPTED_REPLY_LEN;
         call.reply = self.pool.alloc((call.results_at + entry.max_reply).max(room + REFUSAL_LEN));
         let mut enough = call.reply.is_some();
@@ -97,7 +99,10 @@ impl<F: Fabric> Shard<F> {
                     conn.chain.truncate(before);
                     return self.reject(conn, call, Reject::Transport(ErrorBody::System));
                 };
-                call.reads.push(ReadArgument { at, buf: None });
+                // A long call's message is no argument.
+                if call.message.is_some() {
+                    call.reads.push(ReadArgument { at, buf: None });
+                }
                 landing.push(lent);
                 filled = 0;
             }
@@ -120,6 +125,9 @@ impl<F: Fabric> Shard<F> {
         else {
             return;
         };
+        if call.message.is_none() {
+            return self.long_call_fetched(conn, call, landing);
+        }
         for (read, lent) in call.reads.iter_mut().zip(landing) {
             read.buf = lent.reclaim().ok();
         }
@@ -127,6 +135,51 @@ impl<F: Fabric> Shard<F> {
             return self.reject(conn, call, Reject::Transport(ErrorBody::System));
         }
         self.run(conn, call);
+    }
+
+    /// The RPC message of a long call has come: it is read as one that came inline.
+    #[cold]
+    fn long_call_fetched(
+        &mut self,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        landing: ArrayVec<Lent, MAX_CHUNKS>,
+    ) {
+        let landed = landing.into_iter().next().and_then(|lent| lent.reclaim().ok());
+        let Some(message) = landed else {
+            return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+        };
+        let services = self.services.clone();
+        let read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
+        call.message = Some(message);
+        self.serve(conn, call, read);
+    }
+
+    /// A call has arrived whose RPC message is in a chunk, or came in parts.
+    #[cold]
+    pub(super) fn serve_unusual(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, view: &View<'_>) {
+        self.fetch.clear();
+        call.xid = view.xid();
+        call.inv_handle = view.inv_handle();
+        let mut read = if view.has_chunks() { read_lists(view, &mut call) } else { Ok(()) };
+        if view.htype() == HeaderType::Nomsg {
+            let longest = self.config.reassemble_up_to as u64;
+            let read = read.and_then(|()| read_position_zero(&mut call, &mut self.fetch, longest));
+            return match read {
+                Ok(()) => self.fetch(conn, call),
+                Err(reject) => self.reject(conn, call, reject),
+            };
+        }
+        self.assemble(conn, view.payload());
+        let Some(message) = conn.assembly.take() else {
+            return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+        };
+        if read.is_ok() {
+            let services = self.services.clone();
+            read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
+        }
+        call.message = Some(message);
+        self.serve(conn, call, read);
     }
 
     /// Runs a call, here or on a worker.
@@ -210,8 +263,8 @@ impl<F: Fabric> Shard<F> {
         }
         let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
         // The exact length matters only near the limit.
-        if len + HEADROOM_CHUNKS > self.config.inline
-            && len + reply_header_len(&conn.proto, &call) > self.config.inline
+        if len + HEADROOM_CHUNKS > conn.proto.terms().send_inline
+            && reply_form(conn, &call, len) == ReplyForm::TooLong
         {
             let error = ErrorBody::ReplyResource { length_needed: len as u32 };
             return self.reject(conn, call, Reject::Transport(error));
@@ -263,7 +316,7 @@ impl<F: Fabric> Shard<F> {
         }
         call.results.iter_mut().for_each(|result| result.len = 0);
         let header = ReplyHeader { xid: call.xid, body };
-        let at = headroom(!call.results.is_empty());
+        let at = headroom(call.returns);
         let written = call.reply.as_mut().and_then(|buf| {
             let len = header.emit(buf.full_mut().get_mut(at..)?).ok()?;
             buf.set_window(at, len);
@@ -303,16 +356,70 @@ impl<F: Fabric> Shard<F> {
         if let Some(started) = conn.arrivals[id.index()].take() {
             let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
         }
-        let invalidate = (call.inv_handle != 0 && self.config.remote_invalidate).then_some(call.inv_handle);
-        let start = if call.results.is_empty() {
-            conn.proto.emit_plain(Outgoing::Reply(id), receives_ok, buf.full_mut(), at)
+        buf.set_window(at, len);
+        if len + HEADROOM_CHUNKS > conn.proto.terms().send_inline {
+            match reply_form(conn, &call, len) {
+                ReplyForm::Inline => {}
+                ReplyForm::ReplyChunk => return self.transmit_long_reply(conn, call, buf, receives_ok),
+                ReplyForm::Continued | ReplyForm::TooLong => {
+                    let of = Outgoing::Reply(id);
+                    return self.start_parts(conn, of, buf, None, Some(call), receives_ok);
+                }
+            }
+        }
+        self.transmit_reply_message(conn, call, buf, receives_ok);
+    }
+
+    /// Sends a reply that is in `buf`, or what is left of it: queues the RDMA Writes, writes the header, queues the Send.
+    #[inline(always)]
+    pub(super) fn transmit_reply_message(
+        &mut self,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        mut buf: Buf,
+        receives_ok: bool,
+    ) {
+        let (at, len) = (buf.start(), buf.len());
+        let start = if call.returns {
+            Self::emit_written(conn, &mut call, None, receives_ok, &mut buf, at)
         } else {
-            Self::emit_written(conn, &mut call, receives_ok, &mut buf, at)
+            conn.proto.emit_plain(Outgoing::Reply(call.id), receives_ok, buf.full_mut(), at)
         };
-        match start {
-            Some(start) if len + at - start <= self.config.inline => {
-                buf.set_window(start, len + at - start);
-                conn.push_send(buf, invalidate, self.config.signal_every);
+        self.push_reply(conn, call, buf, start.map(|start| (start, len + at - start)));
+    }
+
+    /// Sends a reply by RDMA Write into the Reply chunk of its call, and its header behind it.
+    #[cold]
+    fn transmit_long_reply(
+        &mut self,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        reply: Buf,
+        receives_ok: bool,
+    ) {
+        let Some(mut buf) = self.alloc(LONG_HEADER) else {
+            conn.proto.reply_error(call.id, ErrorBody::System);
+            Self::make_ready(&mut self.ready, conn);
+            return self.boxes.put(call);
+        };
+        let start = Self::emit_written(conn, &mut call, Some(reply), receives_ok, &mut buf, LONG_HEADER);
+        self.push_reply(conn, call, buf, start.map(|start| (start, LONG_HEADER - start)));
+    }
+
+    /// Queues the Send of a reply whose header is written.
+    #[inline(always)]
+    fn push_reply(
+        &mut self,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        mut buf: Buf,
+        window: Option<(usize, usize)>,
+    ) {
+        let offered = call.inv_handle != 0 && self.config.remote_invalidate;
+        match window {
+            Some((start, len)) if len <= conn.proto.terms().send_inline => {
+                buf.set_window(start, len);
+                conn.push_send(buf, offered.then_some(call.inv_handle), self.config.signal_every);
             }
             _ => {
                 conn.doomed.get_or_insert_with(|| "a reply could not be sent".into());
@@ -321,6 +428,7 @@ impl<F: Fabric> Shard<F> {
         // The buffer that the call came in goes back to where it came from.
         if let Some(message) = call.message.take()
             && self.receives.len() < RECEIVE_LOW_WATER
+            && message.capacity() == self.receive_size
         {
             self.receives.push(message);
         }
@@ -331,51 +439,75 @@ impl<F: Fabric> Shard<F> {
     fn emit_written(
         conn: &mut Conn,
         call: &mut ServerCall,
+        long: Option<Buf>,
         receives_ok: bool,
         buf: &mut Buf,
         at: usize,
     ) -> Option<usize> {
         let mut counts = ArrayVec::<u32, MAX_CHUNKS>::new();
-        let mut segments = call.segments.iter_mut();
+        let mut segments = &mut call.segments[..];
         for result in call.results.drain(..) {
             counts.push(result.segments);
-            let mut left = result.len;
-            let lent = match result.bytes {
+            let (mine, rest) = std::mem::take(&mut segments).split_at_mut(result.segments as usize);
+            segments = rest;
+            let source = match result.bytes {
                 ResultBytes::Pool(buf) => Some(Source::Lent(buf.lend().ok()?)),
                 ResultBytes::Shared(bytes) => Some(Source::Frozen(bytes)),
                 ResultBytes::Empty => None,
             };
-            let mut offset = 0;
-            for segment in segments.by_ref().take(result.segments as usize) {
-                let len = segment.length.min(left);
-                let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
-                segment.length = len;
-                if let (Some(src), true) = (&lent, len > 0) {
-                    let src = match src {
-                        Source::Lent(lent) => Source::Lent(lent.clone()),
-                        Source::Frozen(bytes) => Source::Frozen(bytes.clone()),
-                    };
-                    conn.push(WorkRequest::Write { src, offset, len: len as usize, remote });
-                }
-                offset += len as usize;
-                left -= len;
-            }
+            fill(conn, mine, source.as_ref(), result.len);
         }
+        let external = long.is_some();
+        let len = long.as_ref().map_or(0, |reply| reply.len());
+        let source = match long {
+            Some(reply) => Some(Source::Lent(reply.lend().ok()?)),
+            None => None,
+        };
+        fill(conn, &mut call.reply_chunk, source.as_ref(), len as u32);
         let writes = WriteList { counts: &counts, segments: &call.segments };
-        let form = Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false };
+        // A Reply chunk that was offered comes back, used or not (RFC 8166 §4.4.3).
+        let reply = (!call.reply_chunk.is_empty()).then_some(&call.reply_chunk[..]);
+        let form = Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external };
         conn.proto.emit_before(Outgoing::Reply(call.id), &form, receives_ok, buf.full_mut(), at)
     }
 }
 
+/// Queues the RDMA Writes that fill a chunk's segments in order, and says in each how much went into it.
+fn fill(conn: &mut Conn, segments: &mut [Segment], source: Option<&Source>, len: u32) {
+    let (mut offset, mut left) = (0, len);
+    for segment in segments {
+        let len = segment.length.min(left);
+        let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
+        segment.length = len;
+        if let (Some(source), true) = (source, len > 0) {
+            let src = match source {
+                Source::Lent(lent) => Source::Lent(lent.clone()),
+                Source::Frozen(bytes) => Source::Frozen(bytes.clone()),
+            };
+            conn.push(WorkRequest::Write { src, offset, len: len as usize, remote });
+        }
+        offset += len as usize;
+        left -= len;
+    }
+}
+
+/// How a reply of `len` bytes travels.
+#[cold]
+fn reply_form(conn: &Conn, call: &ServerCall, len: usize) -> ReplyForm {
+    let room = (!call.reply_chunk.is_empty())
+        .then(|| call.reply_chunk.iter().map(|segment| u64::from(segment.length)).sum());
+    choose_reply(&conn.proto.form_limits(), reply_header_len(&conn.proto, call), len, room)
+}
+
 /// Bytes of the transport header of a reply.
-#[inline]
-fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
-    if call.results.is_empty() {
+pub(super) fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
+    if !call.returns {
         return proto.header_len(None);
     }
     let counts: ArrayVec<u32, MAX_CHUNKS> = call.results.iter().map(|result| result.segments).collect();
     let writes = WriteList { counts: &counts, segments: &call.segments };
-    proto.header_len(Some(&Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false }))
+    let reply = (!call.reply_chunk.is_empty()).then_some(&call.reply_chunk[..]);
+    proto.header_len(Some(&Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external: false }))
 }
 
 /// What a handler's refusal is on the wire (RFC 5531 §9).
@@ -404,40 +536,101 @@ pub(super) fn read_call(
 ) -> Result<(), Reject> {
     fetch.clear();
     call.xid = view.xid();
-    let payload = view.payload();
-    if view.htype() == HeaderType::Nomsg {
-        // A call in a Position Zero Read chunk: not taken yet.
-        return Err(Reject::Transport(ErrorBody::ReadChunks { max: 0 }));
+    call.inv_handle = view.inv_handle();
+    if view.has_chunks() {
+        read_lists(view, call)?;
     }
+    read_rpc(view.payload(), view.payload_offset(), services, call, fetch)
+}
+
+/// Reads the RPC message of a call, which starts at byte `base` of the call's buffer, and holds its chunks against what the procedure
+/// declares.
+#[inline(always)]
+fn read_rpc(
+    payload: &[u8],
+    base: usize,
+    services: Option<&Services>,
+    call: &mut ServerCall,
+    fetch: &mut Fetch,
+) -> Result<(), Reject> {
     let (header, args_at) = match rpc::CallHeader::parse(payload) {
         Ok(parsed) => parsed,
         Err(error) => return Err(error.answer().map_or(Reject::NotACall, Reject::Rpc)),
     };
-    if header.xid != view.xid() {
+    if header.xid != call.xid {
         // RFC 8166 §4.1: they are the same; a reply could not be matched.
         return Err(Reject::Transport(ErrorBody::BadXdr));
     }
     let Some(services) = services else { return Err(Reject::NotACall) };
     let found = services.find(header.program, header.version, header.procedure);
     call.entry = found.map_err(|refusal| Reject::Rpc(reply_body(refusal)))?;
-    let base = view.payload_offset();
     (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
     call.flavor = header.credential.flavor;
-    call.inv_handle = view.inv_handle();
     // The credential's body stands behind the six words of the call and its own two.
     let credential_at = base + 32;
     call.credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
     call.args = (base + args_at) as u32..(base + payload.len()) as u32;
-    if view.has_chunks() {
+    if call.returns || !call.asked.is_empty() {
         let entry = services.entry(call.entry);
-        read_reads(view, entry, args_at, payload.len(), fetch).map_err(Reject::Transport)?;
-        read_writes(view, entry, call).map_err(Reject::Transport)?;
+        check_reads(&call.asked, entry, args_at, payload.len(), fetch).map_err(Reject::Transport)?;
+        check_writes(entry, call).map_err(Reject::Transport)?;
     }
     Ok(())
 }
 
-fn read_reads(
-    view: &View<'_>,
+/// Takes over the chunk lists of a call, bounded.
+fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), Reject> {
+    let too_many = Reject::Transport(ErrorBody::Segments { max: MAX_SEGMENTS as u32 });
+    for read in view.reads() {
+        if call.asked.try_push(read).is_err() {
+            return Err(too_many);
+        }
+    }
+    for chunk in view.writes() {
+        call.returns = true;
+        let capacity = chunk.total_length().min(u64::from(u32::MAX)) as u32;
+        let count = chunk.len() as u32;
+        let result = ResultChunk { capacity, len: 0, bytes: ResultBytes::Empty, segments: count };
+        if call.results.try_push(result).is_err() {
+            return Err(Reject::Transport(ErrorBody::WriteChunks { max: MAX_CHUNKS as u32 }));
+        }
+        for segment in chunk.segments() {
+            if call.segments.try_push(segment).is_err() {
+                return Err(too_many);
+            }
+        }
+    }
+    if let Some(chunk) = view.reply_chunk() {
+        call.returns = true;
+        for segment in chunk.segments() {
+            if call.reply_chunk.try_push(segment).is_err() {
+                return Err(too_many);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes the Position Zero Read chunk, which holds the RPC message, from the front of the Read list.
+fn read_position_zero(call: &mut ServerCall, fetch: &mut Fetch, longest: u64) -> Result<(), Reject> {
+    let count = call.asked.iter().take_while(|read| read.position == 0).count();
+    let mut total = 0;
+    for read in call.asked.drain(..count) {
+        total += u64::from(read.target.length);
+        if read.target.length > 0 {
+            // As many as the list has.
+            let _ = fetch.try_push((0, read.target));
+        }
+    }
+    match total {
+        0 => Err(Reject::Transport(ErrorBody::BadXdr)),
+        _ if total > longest => Err(Reject::Transport(ErrorBody::ReadChunks { max: 0 })),
+        _ => Ok(()),
+    }
+}
+
+fn check_reads(
+    asked: &[ReadSegment],
     entry: &Procedure,
     args_at: usize,
     inline: usize,
@@ -448,7 +641,7 @@ fn read_reads(
     let (mut earliest, mut inserted) = (args_at as u64, 0u64);
     let mut position = None;
     let mut chunk_len = 0u64;
-    for read in view.reads() {
+    for read in asked {
         if position != Some(read.position) {
             inserted += padded(chunk_len as usize) as u64;
             earliest = earliest.max(position.map_or(0, |at: u32| u64::from(at) + chunk_len));
@@ -474,17 +667,15 @@ fn read_reads(
     Ok(())
 }
 
-fn read_writes(view: &View<'_>, entry: &Procedure, call: &mut ServerCall) -> Result<(), ErrorBody> {
-    for chunk in view.writes() {
-        if call.results.len() == entry.write_chunks {
-            return Err(ErrorBody::WriteChunks { max: entry.write_chunks as u32 });
+fn check_writes(entry: &Procedure, call: &ServerCall) -> Result<(), ErrorBody> {
+    match (call.results.len(), entry.write_chunks) {
+        (0, _) => Ok(()),
+        // Who handles none asks for a Reply chunk instead (version 2 §6.4.3).
+        (_, 0) => {
+            let length_needed = (rpc::ACCEPTED_REPLY_LEN + entry.max_reply) as u32;
+            Err(ErrorBody::ReplyResource { length_needed })
         }
-        let capacity = chunk.total_length().min(u64::from(u32::MAX)) as u32;
-        let segments = chunk.len() as u32;
-        call.results.push(ResultChunk { capacity, len: 0, bytes: ResultBytes::Empty, segments });
-        for segment in chunk.segments() {
-            call.segments.try_push(segment).map_err(|_| ErrorBody::Segments { max: MAX_SEGMENTS as u32 })?;
-        }
+        (chunks, most) if chunks > most => Err(ErrorBody::WriteChunks { max: most as u32 }),
+        _ => Ok(()),
     }
-    Ok(())
 }
