@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::header::Template;
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
+use crate::binding::BindingError;
 use crate::fabric::Fabric;
 use crate::fabric::software::SoftwareFabric;
 use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
+use crate::server::MAX_CHUNKS;
 use crate::shard::{
     CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, Sink, headroom,
 };
@@ -53,6 +56,7 @@ pub struct PreparedCall {
     message: Buf,
     args_at: usize,
     memory: Option<ChunkMemory>,
+    procedure: u32,
     max_reply: usize,
     deadline: Option<Duration>,
 }
@@ -256,6 +260,7 @@ impl<F: Fabric> LocalClient<F> {
             message,
             args_at,
             memory: chunks.then(ChunkMemory::new),
+            procedure,
             max_reply: 0,
             deadline: None,
         })
@@ -273,11 +278,25 @@ impl<F: Fabric> LocalClient<F> {
     /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has ended already.
     #[inline(always)]
     pub fn start(&mut self, connection: Connection, call: PreparedCall, token: u64) -> Option<CallId> {
+        if call.memory.is_some()
+            && let Err(error) = self.check(&call)
+        {
+            self.shard.refuse(Sink::Polled, token, CallError::Binding(error));
+            return None;
+        }
         let PreparedCall { message, memory, max_reply, deadline, .. } = call;
         // A connection that is not this client's is refused as a closed one.
         let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);
         let sink = Sink::Polled;
         self.shard.start_call(conn, CallRequest { message, memory, max_reply, deadline, token, sink })
+    }
+
+    /// Holds a call with chunks against the binding.
+    fn check(&self, call: &PreparedCall) -> Result<(), BindingError> {
+        let Some(memory) = &call.memory else { return Ok(()) };
+        let reads: ArrayVec<usize, MAX_CHUNKS> = memory.send.iter().map(|(_, buf)| buf.len()).collect();
+        let writes: ArrayVec<usize, MAX_CHUNKS> = memory.receive.iter().map(|buf| buf.len()).collect();
+        self.config.check_binding(call.procedure, call.message.len() - call.args_at, &reads, &writes)
     }
 
     /// Posts the calls that were started since the last [`poll`](Self::poll): now, instead of in the next. Worth it before anything

@@ -187,6 +187,14 @@ impl Client {
     /// [`CallError::TooMany`] when this client has as many calls under way as
     /// [`Config::max_calls`](crate::Config::max_calls); [`CallError::Closed`] when the shard has stopped.
     pub fn start(&mut self, call: ClientCall) -> Result<Pending, CallError> {
+        if !call.send.is_empty() || !call.receive.is_empty() {
+            let reads: ArrayVec<usize, MAX_CHUNKS> = call.send.iter().map(|(_, buf)| buf.len()).collect();
+            let writes: ArrayVec<usize, MAX_CHUNKS> = call.receive.iter().map(|&len| len as usize).collect();
+            let config = &self.shared.config;
+            config
+                .check_binding(call.procedure, call.args.len(), &reads, &writes)
+                .map_err(CallError::Binding)?;
+        }
         let (ticket, completer) = self.slots.acquire().ok_or(CallError::TooMany)?;
         let template = &self.shared.template;
         let header = template.len();

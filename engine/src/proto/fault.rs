@@ -1,5 +1,6 @@
 //! What a peer can do wrong, and how a call can end: one place for both.
 
+use crate::binding::BindingError;
 use crate::wire::{ErrorBody, WireErrorKind};
 
 /// The peer broke a rule that the connection cannot outlive.
@@ -127,6 +128,9 @@ pub enum CallError {
     /// A Read chunk's position in the RPC message is no multiple of 4, or lies before the end of the chunk in front of it.
     #[error("no Read chunk can be at position {0}: a multiple of 4, behind the chunk in front of it")]
     Position(u32),
+    /// It breaks the binding of its procedure.
+    #[error("not as its binding has it: {0}")]
+    Binding(BindingError),
     /// It has chunks, and goes in a direction in which the peer takes none.
     #[error("the peer takes no chunks in this direction")]
     NoChunks,

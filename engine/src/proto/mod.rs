@@ -30,6 +30,7 @@
 mod calls;
 mod counters;
 mod credits;
+pub mod exchange;
 mod fault;
 mod form;
 mod inbound;

@@ -13,7 +13,9 @@
 //! | `shape` | the form that a call takes, and the chunks that go with it |
 //! | `answered` | the end of our calls: match the reply, revoke, tell, or send again |
 //! | `parts` | messages that go out in several |
-//! | `serving` | calls of the peer: check, read chunks, run, write chunks, reply |
+//! | `serving` | calls of the peer: fetch what they bring, run them |
+//! | `reading` | what a call says, held against what its procedure declares |
+//! | `replying` | replies: RDMA Writes, header, Send |
 //! | `control` | connect, listen, accept, drain, break |
 //! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
@@ -29,6 +31,8 @@ mod outcome;
 mod outgoing;
 mod parts;
 mod poll;
+mod reading;
+mod replying;
 mod serving;
 mod shape;
 mod thread;
@@ -54,7 +58,7 @@ pub use conn_ref::ConnRef;
 pub(crate) use outcome::Sink;
 pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outgoing::{CallRequest, headroom};
-use serving::Fetch;
+use reading::Fetch;
 pub use thread::SpawnError;
 pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
 

@@ -71,7 +71,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     #[cold]
-    fn refuse(&mut self, sink: Sink, token: u64, error: CallError) -> Option<CallId> {
+    pub(crate) fn refuse(&mut self, sink: Sink, token: u64, error: CallError) -> Option<CallId> {
         self.tell(sink, token, Err(error));
         None
     }

@@ -35,7 +35,7 @@ impl<F: Fabric> Shard<F> {
         receives_ok: bool,
     ) {
         let last_header = match &call {
-            Some(call) => super::serving::reply_header_len(&conn.proto, call),
+            Some(call) => super::replying::reply_header_len(&conn.proto, call),
             None => call_header(conn, exposure),
         };
         conn.parts = Some(Parts { of, message, exposure, call, last_header });

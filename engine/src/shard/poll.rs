@@ -4,7 +4,7 @@ use rpcrdma_mempool::Buf;
 
 use super::answered::read_reply;
 use super::conn::{Conn, Stage};
-use super::serving::read_call;
+use super::reading::read_call;
 use super::{MAX_BATCH, Shard};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN, SMALL_BUFFER};
 use crate::fabric::{Completion, Fabric, Opcode, PostError, Status};

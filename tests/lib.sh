@@ -1,0 +1,24 @@
+# What tests/run and tests/vm/run share. Sourced, by bash. Whoever sources it sets $logs, a directory.
+
+# apt PACKAGE…: installs what is missing, if that is possible without asking; says so if not.
+apt() {
+    local as=()
+    if ((EUID != 0)); then as=(sudo -n); fi
+    if ! command -v apt-get >/dev/null || { ((EUID != 0)) && ! sudo -n true 2>/dev/null; }; then
+        echo "cannot install $* (no apt-get, or neither root nor sudo)"
+        return 1
+    fi
+    echo "installing $*"
+    local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@")
+    if ! timeout 300 "${as[@]}" "${install[@]}" >"$logs/apt.log" 2>&1; then
+        timeout 120 "${as[@]}" apt-get update >>"$logs/apt.log" 2>&1 || true
+        timeout 300 "${as[@]}" "${install[@]}" >>"$logs/apt.log" 2>&1 || { echo "apt-get failed: see $logs/apt.log"; return 1; }
+    fi
+}
+
+# apt_update: gets the lists of packages, if that is possible without asking.
+apt_update() {
+    local as=()
+    if ((EUID != 0)); then as=(sudo -n); fi
+    timeout 120 "${as[@]}" apt-get update
+}

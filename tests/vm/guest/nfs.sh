@@ -1,0 +1,30 @@
+# The Linux kernel's NFS client and server, over RDMA to each other: a file written through a mount is the one the server
+# has, and is read back the same; its bytes went by RDMA. So the peers this engine is to be tried against are real.
+# limit: 200
+source "$(dirname "$0")/../lib.sh"
+
+"$(dirname "$0")/../nfsd-up" /srv/nfs
+trap 'umount -l /mnt 2>/dev/null || true' EXIT
+head -c 3000001 /dev/urandom >/run/file
+sum=$(sha256sum </run/file)
+
+# round OPTIONS PATH: mounts the path, writes the file, reads it back in a mount that has nothing of it in memory.
+round() {
+    local mount=(mount -t nfs -o "proto=rdma,port=20049,$1" "10.0.0.1:$2" /mnt)
+    "${mount[@]}"
+    cp /run/file /mnt/file
+    umount /mnt
+    [[ $(sha256sum </srv/nfs/file) == "$sum" ]] || fail "$1: the server has another file than was written"
+    "${mount[@]}"
+    [[ $(sha256sum </mnt/file) == "$sum" ]] || fail "$1: another file was read than the server has"
+    # The 15th figure behind the word rdma: bytes that replies brought in chunks.
+    grep '^[[:space:]]*xprt:' /proc/self/mountstats
+    awk '$1 == "xprt:" && $2 == "rdma" { rdma = $17 } END { exit !(rdma >= 3000001) }' /proc/self/mountstats ||
+        fail "$1: the file did not come by RDMA"
+    umount /mnt
+    rm /srv/nfs/file
+    echo "$1: ok"
+}
+
+round vers=3,mountproto=tcp,mountport=20048,nolock /srv/nfs
+round vers=4.1 /

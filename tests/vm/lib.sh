@@ -1,0 +1,27 @@
+# What the scripts of tests/vm/guest share. Sourced, by bash, in the guest.
+set -euo pipefail
+
+# What a script starts ends with it.
+trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done' EXIT
+
+# fail WHY: ends the test.
+fail() {
+    echo "$*" >&2
+    exit 1
+}
+
+# await SECONDS COMMAND…: waits until the command succeeds.
+await() {
+    local limit=$1 end=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        ((SECONDS <= end)) || fail "not so within $limit s: $*"
+        sleep 0.1
+    done
+}
+
+# listening PORT: whether something accepts TCP connections there.
+listening() { ss -Hltn "sport = :$1" | grep -q .; }
+
+# listening_rdma PORT: whether something accepts RDMA connections there.
+listening_rdma() { rdma resource show cm_id | grep -q "state LISTEN.*:$1 "; }

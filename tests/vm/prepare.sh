@@ -1,0 +1,131 @@
+# What a virtual machine needs: packages, a kernel, an initramfs. Sourced by tests/vm/run, which sets $cache, $vm and
+# $logs. Everything made here stays in $cache, and is made by one process at a time.
+
+# In the host's root, which is the guest's root too.
+packages=(qemu-system-x86 busybox-static cpio kmod rdma-core ibverbs-providers ibverbs-utils rdmacm-utils
+    libibverbs-dev librdmacm-dev perftest iproute2)
+# In the guest only: on the host their packages would start servers.
+guest_packages=(nfs-common nfs-kernel-server rpcbind)
+
+# What the initramfs loads; others are where modprobe looks for them. crc32_generic: rdma_rxe asks the kernel's crypto for
+# it by name, so that it is not among its dependencies.
+boot_modules=(virtio_pci 9pnet_virtio 9p overlay veth crc32_generic ib_uverbs rdma_ucm rdma_rxe)
+# What is kept of the kernel package, which is ten times as large.
+kept=(arch crypto fs lib net drivers/block drivers/char drivers/infiniband drivers/virtio
+    drivers/net/veth.ko drivers/net/virtio_net.ko drivers/net/net_failover.ko drivers/net/dummy.ko drivers/net/bonding)
+
+# unable WHY: there is no virtual machine to be had here, which is not a failure of what it is to test.
+unable() {
+    echo "not run: $*" >&2
+    exit 77
+}
+
+# prepare: sets $kernel (its directory in $cache), $initramfs and $accelerator.
+prepare() {
+    [[ $(uname -m) == x86_64 ]] || unable "the virtual machine needs an x86_64 host"
+    mkdir -p "$cache" "$logs"
+    exec {lock}>"$cache/lock"
+    flock -w 600 "$lock" || { echo "tests/vm/run: another one has held $cache/lock for 10 minutes" >&2; exit 1; }
+    install_packages
+    unpack_kernel
+    build_initramfs
+    choose_accelerator
+    exec {lock}>&-
+}
+
+install_packages() {
+    local absent=() package
+    for package in "${packages[@]}"; do
+        [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || absent+=("$package")
+    done
+    ((${#absent[@]} == 0)) && return
+    local said
+    said=$(apt "${absent[@]}" 2>&1) || unable "the virtual machine lacks ${absent[*]}: ${said##*$'\n'}"
+    echo "$said" >&2
+}
+
+# The package that linux-image-amd64 stands for today.
+kernel_package() {
+    { apt-cache depends linux-image-amd64 2>/dev/null || true; } | sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n 1
+}
+
+# The distribution's own kernel, as it is; unpacked, not installed.
+unpack_kernel() {
+    kernel=$(find "$cache" -maxdepth 1 -name 'kernel-*' | sort -V | tail -n 1)
+    [[ -n $kernel ]] && return
+    local work=$cache/unpacking name
+    rm -rf "$work"
+    mkdir -p "$work"/{debs/partial,extra/usr/{bin,sbin,lib,lib64}}
+    name=$(kernel_package)
+    if [[ -z $name ]]; then
+        apt_update >"$logs/kernel.log" 2>&1 || true
+        name=$(kernel_package)
+    fi
+    [[ -n $name ]] || unable "the package linux-image-amd64 is not known to apt"
+    echo "unpacking $name" >&2
+    (
+        cd "$work/debs"
+        # The second attempt is for lists of packages that are out of date; without a lock on them, as nothing changes.
+        fetch() {
+            timeout 300 apt-get download "$name" &&
+                timeout 300 apt-get install -y --download-only --no-install-recommends -o Debug::NoLocking=1 \
+                    -o Dir::Cache::archives="$PWD" "${guest_packages[@]}"
+        }
+        fetch || { apt_update; fetch; }
+    ) >"$logs/kernel.log" 2>&1 || unable "the packages $name ${guest_packages[*]} cannot be had: see $logs/kernel.log"
+
+    # Links where the host has them, so that nothing of the host's root is hidden.
+    for name in bin sbin lib lib64; do ln -s "usr/$name" "$work/extra/$name"; done
+    local deb tree
+    for deb in "$work"/debs/*.deb; do
+        tree=()
+        if [[ $deb == */linux-image-* ]]; then
+            tree=(--wildcards ./boot/vmlinuz-* './lib/modules/*/modules.*' "${kept[@]/#/./lib/modules/*/kernel/}")
+        fi
+        dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$work/extra" --keep-directory-symlink --no-same-owner "${tree[@]}"
+    done
+    version=$(basename "$work"/extra/lib/modules/*)
+    mv "$work"/extra/boot/vmlinuz-* "$work/vmlinuz"
+    rm -r "$work/debs" "$work/extra/boot"
+    PATH=$PATH:/sbin:/usr/sbin depmod -b "$work/extra" "$version" 2>>"$logs/kernel.log"
+    kernel=$cache/kernel-$version
+    mv "$work" "$kernel"
+}
+
+build_initramfs() {
+    local version=${kernel##*/kernel-} work=$cache/initramfs module
+    # A new one for each kernel and each change of what is in it.
+    initramfs=$kernel/initramfs-$(cat "$vm/init" "$vm/prepare.sh" | sha256sum | cut -c 1-16)
+    [[ -e $initramfs ]] && return
+    rm -rf "$work"
+    mkdir -p "$work"/{bin,dev,proc,sys,host,extra,job,memory,root,modules}
+    cp "$(command -v busybox)" "$work/bin/busybox"
+    cp "$vm/init" "$work/init"
+    chmod 755 "$work/init"
+    # modprobe names each module behind what it depends on.
+    PATH=$PATH:/sbin:/usr/sbin modprobe -d "$kernel/extra" -S "$version" --show-depends -a "${boot_modules[@]}" |
+        awk '$1 == "insmod" && !seen[$2]++ { print $2 }' |
+        while read -r module; do
+            cp "$module" "$work/modules/"
+            basename "$module"
+        done >"$work/modules/order"
+    (cd "$work" && find . | cpio --quiet -o -H newc) | gzip -1 >"$initramfs.new"
+    mv "$initramfs.new" "$initramfs"
+    rm -rf "$work"
+    find "$kernel" -maxdepth 1 -name 'initramfs-*' -mmin +60 ! -path "$initramfs" -delete
+}
+
+# /dev/kvm may be there and yet not run a guest, where the host is itself a guest: so it is tried, once.
+choose_accelerator() {
+    if [[ ! -e $cache/accelerator ]]; then
+        accelerator=tcg
+        if [[ -r /dev/kvm && -w /dev/kvm ]]; then
+            accelerator=kvm
+            local command=(true) limit=10 boot_limit=15
+            new_job
+            boot >/dev/null 2>&1 || accelerator=tcg
+        fi
+        echo "$accelerator" >"$cache/accelerator"
+    fi
+    accelerator=$(<"$cache/accelerator")
+}
