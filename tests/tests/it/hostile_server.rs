@@ -21,14 +21,26 @@ struct Call {
 pub(super) struct Server(Option<std::thread::JoinHandle<()>>);
 
 impl Server {
+    /// One that has exchanged properties with its client.
     pub(super) fn start(address: &Address, script: impl FnOnce(&mut RawPeer) + Send + 'static) -> Self {
+        Self::listen(address, |listener| script(&mut listener.accept()))
+    }
+
+    /// One that has said nothing yet.
+    pub(super) fn start_silently(
+        address: &Address,
+        script: impl FnOnce(&mut RawPeer) + Send + 'static,
+    ) -> Self {
+        Self::listen(address, |listener| script(&mut listener.accept_silently()))
+    }
+
+    fn listen(address: &Address, script: impl FnOnce(RawListener) + Send + 'static) -> Self {
         let (ready, is_ready) = mpsc::channel();
         let address = address.clone();
         let thread = std::thread::spawn(move || {
             let listener = RawListener::bind(&address);
             ready.send(()).expect("somebody waits");
-            let mut peer = listener.accept();
-            script(&mut peer);
+            script(listener);
         });
         is_ready.recv().expect("it listens");
         Self(Some(thread))

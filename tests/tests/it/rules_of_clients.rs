@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 
 use rpcrdma::wire::rpc::CallHeader;
-use rpcrdma::wire::{Chunks, Flags, HeaderType, Revision, Version, View};
+use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, Revision, Version, View};
 use rpcrdma::{CallError, Config, Scheme};
 use rpcrdma_tests::*;
 
@@ -26,9 +26,10 @@ fn calls_offer_items_without_padding_at_their_positions() {
         let world = World::new("calls");
         let address = world.address();
         let (said, says) = mpsc::channel();
-        let server = Server::start(&address, move |peer| {
-            if scheme == Scheme::V1 {
-                peer.version = Version::V1;
+        let server = Server::start_silently(&address, move |peer| {
+            match scheme {
+                Scheme::V1 => peer.version = Version::V1,
+                _ => peer.welcome(),
             }
             let bytes = next(peer).expect("a call");
             let xid = View::check(&bytes, Revision::Ietf00).expect("a header").xid();
@@ -82,7 +83,7 @@ fn calls_offer_items_without_padding_at_their_positions() {
 fn clients_say_nothing_to_what_they_cannot_use() {
     let world = World::new("nothing-said");
     let address = world.address();
-    let server = Server::start(&address, |peer| {
+    let server = Server::start_silently(&address, |peer| {
         peer.version = Version::V1;
         // Nothing but calls comes from the client, whatever it is sent.
         let next_xid = |peer: &mut RawPeer| {
@@ -95,6 +96,10 @@ fn clients_say_nothing_to_what_they_cannot_use() {
         let stranger = xid ^ 0x8000_0000;
         let useless = [
             be(&[xid, 1, 9, 2, 4, 1024, 0, 0, 0, xid, 1, 0, 0, 0, 0]),
+            // Less than a header: not even the call that they name is touched.
+            be(&[xid, 1, 9, 4]),
+            be(&[xid, 1, 9, 4, 1]),
+            be(&[xid, 1, 9, 0, 1, 0]),
             be(&[xid, 1, 9, 3, 0, 0, 0]),
             be(&[stranger, 1, 9, 4]),
             be(&[stranger, 1, 9, 4, 1, 1]),
@@ -108,8 +113,8 @@ fn clients_say_nothing_to_what_they_cannot_use() {
             peer.send(bytes);
         }
         reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
-        // An error that is cut off, and a reply that is: they name a call, which ends.
-        for words in [&[1, 9, 4][..], &[1, 9, 0, 1, 0]] {
+        // Replies that are cut off, and of no known type: they name a call, which ends.
+        for words in [&[1, 9, 0, 1, 0, 0][..], &[1, 9, 77, 0, 0, 0]] {
             let xid = next_xid(peer).expect("a call");
             peer.send(&be(&[&[xid], words].concat()));
         }
@@ -124,6 +129,37 @@ fn clients_say_nothing_to_what_they_cannot_use() {
     }
     for _ in 0..5 {
         assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
+    }
+    drop(client);
+    server.join();
+}
+
+/// An error that asks for more than can be given ends its call, with what it says.
+#[test]
+fn errors_that_cannot_be_obeyed_end_their_call_with_what_they_say() {
+    let errors = [
+        // There is one Write chunk, and it is counted from 1.
+        ErrorBody::WriteResource { chunk_index: 0, length_needed: 100 },
+        ErrorBody::WriteResource { chunk_index: 2, length_needed: 100 },
+    ];
+    let world = World::new("hopeless");
+    let address = world.address();
+    let server = Server::start(&address, move |peer| {
+        for error in errors {
+            let bytes = next(peer).expect("a call");
+            let xid = View::check(&bytes, Revision::Ietf00).expect("a header").xid();
+            let bytes = peer.message(xid, Flags::RESPONSE, Body::Error(error), b"");
+            peer.send(&bytes);
+        }
+        while next(peer).is_some() {}
+    });
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    for error in errors {
+        let mut call = client.prepare_with_chunks(LOAD, 8).expect("a buffer");
+        call.receive_chunk(client.alloc(first, 10).expect("a buffer")).expect("room");
+        assert_eq!(client.call(call).map(drop), Err(CallError::Transport(error)));
+        assert_eq!(client.stats().exposed_buffers, 0);
     }
     drop(client);
     server.join();

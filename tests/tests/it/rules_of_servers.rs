@@ -8,8 +8,7 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::properties::{Builder, Property};
 use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{
-    Body, Chunks, ErrorBody, Flags, Header, HeaderType, ReadSegment, Revision, Segment, Version, View,
-    WriteList,
+    Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
 };
 use rpcrdma::{Address, Config, Procedure, Scheme};
 use rpcrdma_tests::*;
@@ -24,30 +23,22 @@ const XID: u32 = 0x0102_0304;
 /// A client without an engine that keeps to a scheme.
 struct Client {
     peer: RawPeer,
-    scheme: Scheme,
-    revision: Revision,
 }
 
 impl Client {
     fn connect(address: &Address, scheme: Scheme, revision: Revision) -> Self {
-        let mut peer = RawPeer::connect(address);
-        if scheme == Scheme::V1 {
-            peer.version = Version::V1;
+        let mut peer = RawPeer::connect_silently(address);
+        peer.revision = revision;
+        match scheme {
+            Scheme::V1 => peer.version = Version::V1,
+            _ => peer.introduce(),
         }
-        Self { peer, scheme, revision }
-    }
-
-    fn message(&self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
-        let received = (self.scheme == Scheme::V2Windowed).then_some(self.peer.received);
-        let header = Header { xid, credit: self.peer.credit, received, flags, body };
-        let mut bytes = vec![0; header.encoded_len(self.peer.version, self.revision)];
-        header.emit(&mut bytes, self.peer.version, self.revision).expect("as long as it says");
-        bytes.extend_from_slice(payload);
-        bytes
+        assert_eq!(peer.windowed, scheme == Scheme::V2Windowed);
+        Self { peer }
     }
 
     fn send(&mut self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) {
-        let bytes = self.message(xid, flags, body, payload);
+        let bytes = self.peer.message(xid, flags, body, payload);
         self.peer.send(&bytes);
     }
 
@@ -60,7 +51,7 @@ impl Client {
     fn answer(&mut self) -> Message {
         loop {
             let message = self.peer.receive().expect("the connection goes on");
-            let view = View::check(&message.bytes, self.revision).expect("a header");
+            let view = View::check(&message.bytes, self.peer.revision).expect("a header");
             let grant = view.htype() == HeaderType::Nomsg && view.xid() == 0;
             if !grant && view.htype() != HeaderType::Connprop {
                 return message;
@@ -69,7 +60,7 @@ impl Client {
     }
 
     fn error(&mut self) -> (u32, ErrorBody) {
-        error_of(&self.answer().bytes, self.revision)
+        error_of(&self.answer().bytes, self.peer.revision)
     }
 
     /// The connection goes on, and nothing was said that is not known here.
@@ -77,7 +68,7 @@ impl Client {
         let call = call_bytes(7, PROGRAM, VERSION, ECHO, b"ping");
         self.send(7, Flags::NONE, Body::Msg(Chunks::NONE), &call);
         let message = self.answer();
-        let view = View::check(&message.bytes, self.revision).expect("a header");
+        let view = View::check(&message.bytes, self.peer.revision).expect("a header");
         assert_eq!((view.xid(), view.payload()), (7, &reply_bytes(7, b"ping")[..]));
     }
 }
@@ -243,7 +234,7 @@ fn an_operation_that_is_not_supported_gets_inval_htype() {
             assert_eq!(client.error(), (XID, ErrorBody::InvalHtype), "{scheme:?} {opttype}");
         }
         for htype in [2u32, 3, 6, 0xFFFF_FF04] {
-            let mut bytes = client.message(XID, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
+            let mut bytes = client.peer.message(XID, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
             bytes[12..16].copy_from_slice(&htype.to_be_bytes());
             client.peer.send(&bytes);
             assert_eq!(client.error(), (XID, ErrorBody::InvalHtype), "{scheme:?} {htype}");
@@ -286,7 +277,7 @@ fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
     let mut client = Client::connect(&address, Scheme::V2Windowed, Revision::Ietf00);
     let mut buffer = [0; 64];
     let set = Builder::new(&mut buffer).uint32(2, 4096).expect("space").finish();
-    let bytes = client.message(XID, Flags::NONE, Body::Connprop(set), b"");
+    let bytes = client.peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
     client.peer.send(&bytes[..bytes.len() - 4]);
     assert_eq!(client.error(), (XID, ErrorBody::BadXdr));
     client.ping();
