@@ -37,6 +37,10 @@ pub struct Config {
     pub reverse_window: u32,
     /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default any.
     pub reverse: ReverseSupport,
+    /// How often a client's connection that was lost is tried to be made again, before it is given up; 0 for never. Default 0.
+    pub reconnect_attempts: u32,
+    /// How long the first of these attempts waits, and the longest: the wait doubles each time; milliseconds. Default 10 and 1000.
+    pub reconnect_backoff_ms: (u64, u64),
     /// Keeps a copy of each call until its reply has come, so that it can be sent again on a new connection. Default false.
     pub retransmit: bool,
     /// How long a client waits for the answer to its first message, in milliseconds; then it tries again in version 1.
@@ -96,6 +100,8 @@ impl Default for Config {
             reassemble_up_to: 1 << 20,
             reverse_window: 8,
             reverse: ReverseSupport::General,
+            reconnect_attempts: 0,
+            reconnect_backoff_ms: (10, 1000),
             retransmit: false,
             negotiation_timeout_ms: 1000,
             window: 64,

@@ -57,6 +57,7 @@ pub struct PreparedCall {
     args_at: usize,
     memory: Option<ChunkMemory>,
     procedure: u32,
+    call_only: bool,
     max_reply: usize,
     deadline: Option<Duration>,
 }
@@ -104,6 +105,12 @@ impl PreparedCall {
         self.max_reply = bytes;
     }
 
+    /// Makes it a call without a reply, of a [call-only](crate::Procedure::call_only) procedure: it has ended, well, when it is sent, and
+    /// nothing says whether it was carried out. In version 2 only, and without chunks.
+    pub fn call_only(&mut self) {
+        self.call_only = true;
+    }
+
     /// Gives the call up after this time from its start.
     pub fn deadline(&mut self, time: Duration) {
         self.deadline = Some(time);
@@ -128,7 +135,7 @@ impl<F: Fabric> LocalClient<F> {
     /// See [`OpenError`].
     pub fn open(fabric: F, config: ClientConfig) -> Result<Self, OpenError> {
         let template = Template::new(config.program, config.version, &config.credential);
-        let shard = Shard::open(fabric, config.shard.clone(), None)?;
+        let shard = Shard::open(fabric, config.shard.clone(), config.services.clone())?;
         Ok(Self { shard, connections: Vec::new(), closed: Vec::new(), template, waiting: Vec::new(), config })
     }
 
@@ -261,6 +268,7 @@ impl<F: Fabric> LocalClient<F> {
             args_at,
             memory: chunks.then(ChunkMemory::new),
             procedure,
+            call_only: false,
             max_reply: 0,
             deadline: None,
         })
@@ -284,11 +292,15 @@ impl<F: Fabric> LocalClient<F> {
             self.shard.refuse(Sink::Polled, token, CallError::Binding(error));
             return None;
         }
-        let PreparedCall { message, memory, max_reply, deadline, .. } = call;
+        let PreparedCall { message, memory, call_only, max_reply, deadline, .. } = call;
         // A connection that is not this client's is refused as a closed one.
         let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);
         let sink = Sink::Polled;
-        self.shard.start_call(conn, CallRequest { message, memory, max_reply, deadline, token, sink })
+        let request = CallRequest { message, memory, max_reply, deadline, token, sink };
+        if call_only {
+            return self.shard.start_call_only(conn, request);
+        }
+        self.shard.start_call(conn, request)
     }
 
     /// Holds a call with chunks against the binding.

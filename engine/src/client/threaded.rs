@@ -139,10 +139,10 @@ impl Client {
     /// # Errors
     /// See [`ConnectError`].
     pub fn connect(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
-        let shard_config = config.shard.clone();
+        let (shard_config, services) = (config.shard.clone(), config.services.clone());
         let make = move || {
             let fabric = SoftwareFabric::new(shard_config.software()).map_err(OpenError::Fabric)?;
-            Shard::open(fabric, shard_config, None)
+            Shard::open(fabric, shard_config, services)
         };
         let shard = spawn("rpcrdma-client".into(), &config.shard, make)?;
         let Address::Soft(fabric_address) = address;
@@ -159,6 +159,12 @@ impl Client {
         };
         let template = Template::new(config.program, config.version, &config.credential);
         Ok(Self::of(Arc::new(Shared { shard, conn, template, config })))
+    }
+
+    /// Calls in the reverse direction, on a connection that a server's shard has accepted.
+    pub(crate) fn reverse(shard: ShardHandle, conn: ConnRef, config: ClientConfig) -> Self {
+        let template = Template::new(config.program, config.version, &config.credential);
+        Self::of(Arc::new(Shared { shard, conn, template, config }))
     }
 
     fn of(shared: Arc<Shared>) -> Self {

@@ -128,6 +128,13 @@ pub enum CallError {
     /// A Read chunk's position in the RPC message is no multiple of 4, or lies before the end of the chunk in front of it.
     #[error("no Read chunk can be at position {0}: a multiple of 4, behind the chunk in front of it")]
     Position(u32),
+    /// The peer takes no calls in this direction, or none that this side may make.
+    #[error("the peer takes no calls in the reverse direction")]
+    NoReverse,
+    /// A call without a reply cannot be made here: version 1 counts its credits by replies, and what has chunks must say when it is done
+    /// with them.
+    #[error("a call without a reply needs version 2, and has no chunks")]
+    NotCallOnly,
     /// It breaks the binding of its procedure.
     #[error("not as its binding has it: {0}")]
     Binding(BindingError),
@@ -177,6 +184,9 @@ pub enum Refusal {
         /// Highest version.
         high: u32,
     },
+    /// Nothing is answered: the procedure is [call-only](crate::Procedure::call_only).
+    #[error("no reply")]
+    NoReply,
     /// The credential was refused; the `auth_stat` of RFC 5531 §9.
     #[error("authentication refused, auth_stat {0}")]
     Authentication(u32),

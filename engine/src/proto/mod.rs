@@ -383,6 +383,29 @@ impl Connection {
         Some((call, token, CallError::ConnectionLost { sent }))
     }
 
+    /// The connection is gone, and will be made again: the calls that are not over, and whether each had been sent. They are queued
+    /// again, under their XIDs; nothing else is.
+    pub fn interrupt(&mut self) -> Vec<(CallId, bool)> {
+        let calls = self.calls.interrupt();
+        self.reply_queue.clear();
+        self.errors_queued = 0;
+        self.call_queue.clear();
+        self.call_queue.extend(calls.iter().map(|&(call, _)| call));
+        calls
+    }
+
+    /// Starts again on a new connection, with the calls that were [interrupted](Self::interrupt) and those queued since.
+    pub fn restart(&mut self, config: ConnConfig) {
+        let fresh = Self::new(ConnConfig { max_calls: self.config.max_calls, ..config });
+        let old = std::mem::replace(self, fresh);
+        (self.calls, self.call_queue, self.closing) = (old.calls, old.call_queue, old.closing);
+    }
+
+    /// Calls that wait to be sent, oldest first.
+    pub fn queued(&self) -> Vec<CallId> {
+        self.call_queue.iter().copied().filter(|&call| self.calls.is_queued(call)).collect()
+    }
+
     // ---- commands
 
     /// Queues a call. `token` is the caller's own name for it; `deadline` is in nanoseconds, `u64::MAX` for none.

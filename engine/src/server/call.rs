@@ -14,6 +14,14 @@ pub const MAX_CHUNKS: usize = 4;
 /// Segments that the chunks of one call may have in each direction, in all.
 pub const MAX_SEGMENTS: usize = 16;
 
+/// Who called: a connection of a server, to [call it back](crate::Server::call_back) by. It names that connection only, for as long as
+/// it lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Caller {
+    pub(crate) shard: u32,
+    pub(crate) qp: QpId,
+}
+
 /// An argument that came by RDMA Read.
 #[derive(Debug)]
 pub(crate) struct ReadArgument {
@@ -50,6 +58,8 @@ pub(crate) struct ResultChunk {
 #[derive(Debug)]
 pub struct ServerCall {
     pub(crate) qp: QpId,
+    /// Index of the server's shard that took the call.
+    pub(crate) shard: u32,
     pub(crate) id: InboundId,
     pub(crate) xid: u32,
     pub(crate) program: u32,
@@ -83,21 +93,24 @@ pub struct ServerCall {
 
 /// Keeps the boxes of served calls for reuse: none is allocated per call.
 #[derive(Debug, Default)]
-pub(crate) struct CallBoxes(
-    #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")] Vec<Box<ServerCall>>,
-);
+pub(crate) struct CallBoxes {
+    #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
+    spare: Vec<Box<ServerCall>>,
+    /// Index of the shard that they are of.
+    pub(crate) shard: u32,
+}
 
 impl CallBoxes {
     #[inline]
     pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Box<ServerCall> {
-        match self.0.pop() {
+        match self.spare.pop() {
             Some(mut call) => {
                 call.qp = qp;
                 call.id = id;
                 call.results_len = 0;
                 call
             }
-            None => Box::new(ServerCall::blank(qp, id)),
+            None => Box::new(ServerCall::blank(self.shard, qp, id)),
         }
     }
 
@@ -109,15 +122,16 @@ impl CallBoxes {
         if call.returns || !call.asked.is_empty() {
             call.clear_chunks();
         }
-        self.0.push(call);
+        self.spare.push(call);
     }
 }
 
 impl ServerCall {
     #[cold]
-    fn blank(qp: QpId, id: InboundId) -> Self {
+    fn blank(shard: u32, qp: QpId, id: InboundId) -> Self {
         Self {
             qp,
+            shard,
             id,
             xid: 0,
             program: 0,
@@ -157,6 +171,11 @@ impl ServerCall {
             .as_deref()
             .and_then(|bytes| bytes.get(range.start as usize..range.end as usize))
             .unwrap_or(&[])
+    }
+
+    /// Who called.
+    pub fn caller(&self) -> Caller {
+        Caller { shard: self.shard, qp: self.qp }
     }
 
     /// The RPC transaction's identifier.

@@ -8,15 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
-pub use call::{MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
+pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
 pub use service::{Handler, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
 
 use crate::address::Address;
+use crate::client::{Client, ClientConfig};
 use crate::config::Config;
 use crate::fabric::software::SoftwareFabric;
 use crate::fabric::{Fabric, FabricError};
 use crate::handoff::workers::{PoolError, WorkerConfig};
-use crate::shard::{Command, OpenError, Shard, ShardHandle, SpawnError, Workers, spawn};
+use crate::shard::{Command, ConnRef, OpenError, Shard, ShardHandle, SpawnError, Workers, spawn};
 use crate::stats::ShardStats;
 
 /// How a server runs.
@@ -58,6 +59,7 @@ pub enum ServerError {
 /// A running server. Dropping it ends all connections at once; [`drain`](Self::drain) lets them finish first.
 pub struct Server {
     shards: Vec<ShardHandle>,
+    reverse_window: u32,
     // After the shards: they give their jobs to it.
     _workers: Option<Arc<Workers>>,
 }
@@ -98,6 +100,7 @@ impl Server {
             let make = move || {
                 let fabric = SoftwareFabric::new(own.software()).map_err(OpenError::Fabric)?;
                 let mut shard = Shard::open(fabric, own, Some(services))?;
+                shard.set_index(index as u32);
                 if let Some(workers) = workers {
                     shard.use_workers(&workers);
                 }
@@ -106,7 +109,22 @@ impl Server {
             };
             shards.push(spawn(format!("rpcrdma-shard{index}"), &shard_config, make)?);
         }
-        Ok(Self { shards, _workers: workers })
+        Ok(Self { shards, reverse_window: config.shard.reverse_window, _workers: workers })
+    }
+
+    /// A client of a connected client: it makes calls in the reverse direction (RFC 8167), on the connection that `caller` called on,
+    /// as whatever `config` says but for its `shard`. At most [`Config::reverse_window`] of them are under way. Every call ends with
+    /// an error once the connection is gone.
+    ///
+    /// Version 1 has no word for it that a client is ready to be called: the upper layer must have said so (RFC 8167 §6).
+    /// In version 2 each call is held against what the client's properties say.
+    ///
+    /// `None` for a caller of another server.
+    pub fn call_back(&self, caller: Caller, config: ClientConfig) -> Option<Client> {
+        let shard = self.shards.get(caller.shard as usize)?;
+        let shard_config = Config { max_calls: (self.reverse_window as usize).max(1), ..config.shard };
+        let config = ClientConfig { shard: shard_config, ..config };
+        Some(Client::reverse(shard.share(), ConnRef(caller.qp), config))
     }
 
     /// What each shard did so far.

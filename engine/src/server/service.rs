@@ -72,6 +72,14 @@ impl Procedure {
         &self.binding
     }
 
+    /// A procedure that is not answered: callers make [call-only](crate::client::PreparedCall::call_only) calls of it.
+    pub fn call_only(handler: impl Fn(&mut ServerCall) + Send + Sync + 'static) -> Self {
+        Self::new(move |call| {
+            handler(call);
+            Err(Refusal::NoReply)
+        })
+    }
+
     /// Runs it on workers.
     pub fn on_workers(mut self) -> Self {
         self.placement = Placement::Workers;

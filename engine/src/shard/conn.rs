@@ -3,9 +3,10 @@
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
-use crate::fabric::{Posting, QpId, WindowId, WorkRequest};
+use crate::fabric::{FabricAddress, Posting, QpId, WindowId, WorkRequest};
 use crate::proto::{CallError, CallId, Connection, Outgoing, Phase};
 use crate::server::{MAX_CHUNKS, ServerCall};
+use crate::wire::properties::ReverseSupport;
 use crate::wire::{self, ErrorBody, Segment};
 
 use super::chunks::ChunkMemory;
@@ -24,6 +25,8 @@ pub(super) enum Stage {
     Draining,
     /// The last one has ended; over when the peer has taken everything.
     Closing,
+    /// Lost, and to be made again.
+    Limbo,
 }
 
 /// A call of ours whose message waits to be sent, or for its reply: a slot, used again and again.
@@ -42,6 +45,8 @@ pub(super) struct OutCall {
     pub(super) kept: Option<Buf>,
     /// Most bytes of inline results.
     pub(super) max_reply: usize,
+    /// It is over when it is sent: no reply comes.
+    pub(super) call_only: bool,
     /// How often it was sent again.
     pub(super) retries: u8,
 }
@@ -169,6 +174,16 @@ pub(super) struct Conn {
     pub(super) plain_reply: usize,
     /// Of a client that negotiates: until when, in nanoseconds.
     pub(super) settle_by: u64,
+    /// Of a client: where it leads.
+    pub(super) address: Option<FabricAddress>,
+    /// The queue pair that it had first: its owner's name for it.
+    pub(super) origin: QpId,
+    /// Times that it was made again since it was open.
+    pub(super) attempts: u32,
+    /// In limbo: when the next attempt is due, in nanoseconds.
+    pub(super) retry_at: u64,
+    /// Its server does not speak version 2.
+    pub(super) version_1_only: bool,
     /// End the connection, though the loop is in the middle of it: why.
     pub(super) doomed: Option<String>,
 }
@@ -198,14 +213,50 @@ impl Conn {
             plain_call: 0,
             plain_reply: 0,
             settle_by: u64::MAX,
+            address: None,
+            origin: qp,
+            attempts: 0,
+            retry_at: 0,
+            version_1_only: false,
             doomed: None,
         }
+    }
+
+    /// It was lost, and is not open again yet.
+    pub(super) fn is_reviving(&self) -> bool {
+        self.attempts > 0 && matches!(self.stage, Stage::Limbo | Stage::Connecting | Stage::Negotiating)
+    }
+
+    /// The device is gone, with all that it held.
+    pub(super) fn forget_device(&mut self) {
+        self.chain.clear();
+        self.free_windows.clear();
+        self.exposures.clear();
+        self.free_exposures.clear();
+        (self.unsignalled, self.at_workers) = (0, 0);
+        (self.assembly, self.parts) = (None, None);
+        (self.plain_call, self.plain_reply) = (0, 0);
+        self.arrivals.fill(None);
+    }
+
+    /// As many slots for calls of the peer as the protocol has.
+    pub(super) fn fit(&mut self) {
+        let inbound = self.proto.inbound_slots();
+        self.replies.resize_with(inbound, || None);
+        self.pending.resize_with(inbound, || None);
+        self.arrivals.resize(inbound, None);
+    }
+
+    /// Whether the peer takes calls of this side.
+    pub(super) fn calls_are_taken(&self) -> bool {
+        let config = self.proto.config();
+        config.max_calls > 0 && (!config.server || self.proto.terms().reverse != ReverseSupport::None)
     }
 
     /// The connection's terms may have changed: says again what needs no thought.
     pub(super) fn refresh(&mut self) {
         let (call, reply) = match (self.stage, self.proto.phase()) {
-            (Stage::Open, Phase::Settled) => {
+            (Stage::Open, Phase::Settled) if self.calls_are_taken() => {
                 let terms = self.proto.terms();
                 let header = wire::msg_len(terms.version, true);
                 (terms.send_inline - header, terms.receive_inline - header)

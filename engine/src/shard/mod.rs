@@ -16,6 +16,7 @@
 //! | `serving` | calls of the peer: fetch what they bring, run them |
 //! | `reading` | what a call says, held against what its procedure declares |
 //! | `replying` | replies: RDMA Writes, header, Send |
+//! | `revive` | connections that are made again |
 //! | `control` | connect, listen, accept, drain, break |
 //! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
@@ -33,6 +34,7 @@ mod parts;
 mod poll;
 mod reading;
 mod replying;
+mod revive;
 mod serving;
 mod shape;
 mod thread;
@@ -163,6 +165,12 @@ pub struct Shard<F: Fabric> {
     fetch: Fetch,
     /// Clients that wait for the answer to their first message.
     negotiating: usize,
+    /// Connections that wait to be made again. Each is doomed, so that it comes back here whenever it is put.
+    limbo: Vec<Box<Conn>>,
+    /// Connections that were made again: the queue pair that they had first, and the one that they have.
+    aliases: Vec<(QpId, QpId)>,
+    /// When `control` has something to do by itself, in nanoseconds.
+    next_control: u64,
     /// Capacity of a Receive's buffer.
     receive_size: usize,
 }
@@ -231,12 +239,20 @@ impl<F: Fabric> Shard<F> {
             batches: Box::new([0; MAX_BATCH + 1]),
             fetch: Fetch::new(),
             negotiating: 0,
+            limbo: Vec::new(),
+            aliases: Vec::new(),
+            next_control: u64::MAX,
             receive_size,
             fabric,
             config,
         };
         shard.refill();
         Ok(shard)
+    }
+
+    /// Which of its server's shards it is.
+    pub(crate) fn set_index(&mut self, index: u32) {
+        self.boxes.shard = index;
     }
 
     /// The device.

@@ -262,6 +262,14 @@ impl<F: Fabric> Shard<F> {
             next = next.min(conn.proto.next_timeout());
             self.put(conn);
         }
+        // Those that wait to be made again are not in the table.
+        for mut conn in std::mem::take(&mut self.limbo) {
+            while let Some((call, token, error)) = conn.proto.handle_timeout(now) {
+                self.forsake(&mut conn, call, token, error);
+            }
+            next = next.min(conn.proto.next_timeout());
+            self.limbo.push(conn);
+        }
         self.next_deadline = next;
     }
 

@@ -29,7 +29,8 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
         Refusal::ProgramMismatch { low, high } => AcceptStat::ProgMismatch { low, high },
         Refusal::ProcedureUnavailable => AcceptStat::ProcUnavail,
         Refusal::GarbageArguments => AcceptStat::GarbageArgs,
-        Refusal::SystemError => AcceptStat::SystemErr,
+        // Those that get no reply do not come here.
+        Refusal::SystemError | Refusal::NoReply => AcceptStat::SystemErr,
         Refusal::RpcMismatch { low, high } => {
             return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
         }

@@ -17,8 +17,8 @@ use crate::proto::{InboundId, Refusal, ReplyForm};
 use crate::server::{
     MAX_CHUNKS, Placement, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall,
 };
-use crate::wire::rpc::{self, ReplyHeader};
-use crate::wire::{ErrorBody, HeaderType, View};
+use crate::wire::rpc::{self, ReplyBody, ReplyHeader};
+use crate::wire::{ErrorBody, HeaderType, Version, View};
 
 /// The longest RPC reply header that is not a success: accepted with a range, and no verifier.
 const REFUSAL_LEN: usize = 64;
@@ -237,6 +237,9 @@ impl<F: Fabric> Shard<F> {
     fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         self.stats.calls += 1;
         if let Err(refusal) = call.outcome {
+            if refusal == Refusal::NoReply {
+                return self.end_call_only(conn, call);
+            }
             return self.reject(conn, call, Reject::Rpc(reply_body(refusal)));
         }
         if let Some(arena) = call.results.iter().find_map(|result| self.foreign_arena(result)) {
@@ -256,6 +259,20 @@ impl<F: Fabric> Shard<F> {
             return self.reject(conn, call, Reject::Transport(error));
         }
         self.answer(conn, call);
+    }
+
+    /// A call that is not answered is over. In version 1 its caller would wait for the credit for ever.
+    #[cold]
+    fn end_call_only(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+        if conn.proto.terms().version == Version::V1 {
+            let nothing = ReplyBody::SUCCESS;
+            return self.reject(conn, call, Reject::Rpc(nothing));
+        }
+        conn.proto.forget(call.id);
+        conn.arrivals[call.id.index()] = None;
+        self.boxes.put(call);
+        // Its place is free: the peer may be told.
+        Self::make_ready(&mut self.ready, conn);
     }
 
     /// The arena of a handler's own memory that this shard's fabric does not know: it would end the connection.

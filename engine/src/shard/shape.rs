@@ -8,7 +8,7 @@ use super::chunks::{ChunkMemory, Memory};
 use super::conn::{Conn, Exposed, Exposure, Stage};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
-use crate::proto::{CallError, CallForm, CallId, Form, Terms, choose_call};
+use crate::proto::{CallError, CallForm, CallId, Form, Phase, Terms, choose_call};
 use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::xdr::padded;
@@ -30,13 +30,11 @@ impl<F: Fabric> Shard<F> {
         memory: &mut Option<ChunkMemory>,
         max_reply: usize,
     ) -> Result<(), CallError> {
-        let ready = match conn.stage {
-            Stage::Open => true,
-            // A client's reverse direction opens with the first message.
-            Stage::Connecting | Stage::Negotiating | Stage::Draining | Stage::Closing => false,
-        };
-        if !ready {
+        if conn.stage != Stage::Open {
             return Err(CallError::Closed);
+        }
+        if conn.proto.phase() != Phase::Settled || !conn.calls_are_taken() {
+            return Err(CallError::NoReverse);
         }
         if let Some(memory) = memory.as_deref() {
             conn.check_memory(memory, message.len())?;
@@ -181,7 +179,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// A message with room in front for any header.
-    fn roomy(&mut self, message: Buf) -> Option<Buf> {
+    pub(super) fn roomy(&mut self, message: Buf) -> Option<Buf> {
         if message.start() == HEADROOM_CHUNKS {
             return Some(message);
         }

@@ -144,6 +144,11 @@ impl ShardHandle {
         &self.connector
     }
 
+    /// The same shard, which goes on when this handle is dropped.
+    pub(crate) fn share(&self) -> Self {
+        Self { connector: self.connector.clone(), thread: None }
+    }
+
     /// Asks something, and waits for the answer; `None` when the shard has stopped.
     pub(crate) fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> Command) -> Option<T> {
         let (answer, answered) = mpsc::channel();
@@ -214,7 +219,8 @@ impl<F: Fabric> Shard<F> {
         if !self.poll_once() {
             self.stats.sleeps += 1;
             let now = self.clock.read();
-            let timeout = Duration::from_nanos(self.next_deadline.saturating_sub(now)).min(longest);
+            let next = self.next_deadline.min(self.next_attempt());
+            let timeout = Duration::from_nanos(next.saturating_sub(now)).min(longest);
             self.fabric.wait(Some(timeout));
             self.clock.read();
             self.control_due = 0;

@@ -8,6 +8,7 @@ fn child_process() {
     }
 }
 
+mod call_only;
 mod calls;
 mod chunks;
 mod faults;
@@ -15,6 +16,8 @@ mod hostile_client;
 mod hostile_server;
 mod killed;
 mod lifecycle;
+mod reconnect;
+mod reverse;
 mod rules_of_clients;
 mod rules_of_servers;
 mod threads;
