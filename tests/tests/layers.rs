@@ -101,7 +101,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "server",
         places: &["server/mod.rs"],
-        uses: &["address", "config", "fabric", "handoff", "shard", "stats"],
+        uses: &["address", "client", "config", "fabric", "handoff", "shard", "stats"],
         pure: false,
         crates: &[MEMPOOL, "log", "thiserror"],
     },

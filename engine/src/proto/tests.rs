@@ -421,6 +421,18 @@ fn a_changed_version_ends_the_connection() {
 }
 
 #[test]
+fn a_windowed_header_without_the_count_is_a_fault() {
+    let mut pair = Pair::new(Scheme::V2Windowed);
+    pair.client.start_call(1, u64::MAX).unwrap();
+    pair.turn();
+    let fault = take(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).unwrap_err();
+    assert_eq!(fault, PeerFault::CreditWordMissing);
+    // Before its first windowed header a peer may still send what it sent before it had the other's offer.
+    let mut pair = Pair::new(Scheme::V2Windowed);
+    assert!(take(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).is_ok());
+}
+
+#[test]
 fn a_peer_that_sends_nonsense_and_reads_nothing_costs_a_bounded_amount() {
     for scheme in ALL {
         let mut server = Connection::new(config(scheme, true));
