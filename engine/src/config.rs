@@ -49,6 +49,12 @@ pub struct Config {
     /// Receives kept for each connection: messages that its peer may have under way. 4 to 32767. Default 64.
     /// Each costs `inline` bytes. A new connection gets at most an eighth of what `receives` has left.
     pub window: u32,
+    /// What the window of a connection may grow to that uses all of it; `window` or more. Windows shrink again when Receives get short.
+    /// Default 256.
+    pub max_window: u32,
+    /// How long a connection of version 2 may be silent before a pure grant is sent that keeps it alive, and finds out whether it is;
+    /// milliseconds, 0 for never. Default 0.
+    pub keep_alive_ms: u64,
     /// Receives of the shard in all: bounds receive memory whatever the number of connections. Default 4096.
     pub receives: usize,
     /// Calls that a client connection may have outstanding. Default 128. Each costs about 100 bytes.
@@ -105,6 +111,8 @@ impl Default for Config {
             retransmit: false,
             negotiation_timeout_ms: 1000,
             window: 64,
+            max_window: 256,
+            keep_alive_ms: 0,
             receives: 4096,
             max_calls: 128,
             small_buffers: 2048,
@@ -170,6 +178,8 @@ impl Config {
         check(reverse <= MAX_WINDOW, "reverse_window", reverse as usize, "at most 32767")?;
         let window = self.window;
         check((MIN_WINDOW..=MAX_WINDOW).contains(&window), "window", window as usize, "4 to 32767")?;
+        let most = self.max_window;
+        check((MIN_WINDOW..=MAX_WINDOW).contains(&most), "max_window", most as usize, "4 to 32767")?;
         check(
             (2 * RECEIVE_MARGIN..=1 << 20).contains(&self.receives),
             "receives",

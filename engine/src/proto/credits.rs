@@ -66,6 +66,8 @@ pub struct Credits {
     unreported_payload: u32,
     /// Payload-bearing messages after which a pure grant is due.
     grant_after: u32,
+    /// Grants wait for half a window.
+    coalesce: bool,
 }
 
 impl Credits {
@@ -85,6 +87,7 @@ impl Credits {
             unreported: 0,
             unreported_payload: 0,
             grant_after: if coalesce { window / 2 } else { 1 },
+            coalesce,
         }
     }
 
@@ -115,8 +118,23 @@ impl Credits {
     pub fn reserve(&self) -> u32 {
         match self.scheme {
             Scheme::V1 => self.window + self.made + 1,
-            Scheme::V2Windowed | Scheme::V2Incremental => self.window + 1,
+            // What was told is not taken back when the window shrinks.
+            Scheme::V2Windowed | Scheme::V2Incremental => self.window.max(self.left()) + 1,
         }
+    }
+
+    /// What the peer may still send, as far as it was told.
+    #[inline]
+    fn left(&self) -> u32 {
+        (self.told_limit.wrapping_sub(self.received) as i32).max(0) as u32
+    }
+
+    /// Offers more Receives from now on, or fewer, within [`MIN_WINDOW`] and [`MAX_WINDOW`]. What the peer was told before holds. Version 1 only
+    /// grows: a grant that is lower than calls under way could not be held against them.
+    pub fn set_window(&mut self, window: u32) {
+        let window = window.clamp(MIN_WINDOW, MAX_WINDOW);
+        self.window = if self.scheme == Scheme::V1 { self.window.max(window) } else { window };
+        self.grant_after = if self.coalesce { self.window / 2 } else { 1 };
     }
 
     /// Messages (version 1: calls) that may be sent now.
@@ -153,10 +171,32 @@ impl Credits {
         }
         let before = self.told_limit;
         if replenished {
-            self.told_limit = self.received.wrapping_add(self.window);
+            // Never back behind what was told.
+            let limit = self.received.wrapping_add(self.window);
+            self.told_limit = if (limit.wrapping_sub(before) as i32) > 0 { limit } else { before };
             self.unreported = 0;
             self.unreported_payload = 0;
         }
+        self.words(before)
+    }
+
+    /// As [`on_send`](Self::on_send), while there are Receives but no room for more calls. The peer is told of no more than it
+    /// used, but of all of that: so it may send one more grant, without which the answers that make room could not go out.
+    pub fn on_send_crowded(&mut self, counted: bool) -> CreditWords {
+        if self.scheme == Scheme::V1 {
+            return self.on_send(counted, true);
+        }
+        self.sent = self.sent.wrapping_add(u32::from(counted));
+        let before = self.told_limit;
+        if (self.received.wrapping_sub(before) as i32) > 0 {
+            self.told_limit = self.received;
+        }
+        self.words(before)
+    }
+
+    /// What a header says; the peer was told `before` earlier.
+    #[inline]
+    fn words(&self, before: u32) -> CreditWords {
         if self.scheme == Scheme::V2Windowed {
             let window = self.told_limit.wrapping_sub(self.received) as i32;
             if window < 0 {
@@ -272,7 +312,21 @@ impl Credits {
         // peers would thank each other for ever.
         let left = self.told_limit.wrapping_sub(self.received) as i32;
         let due = self.unreported_payload >= self.grant_after || left <= (self.window / 2) as i32;
-        due && self.unreported > 0 && (self.limit.wrapping_sub(self.sent) as i32) >= 0
+        due && self.unreported > 0 && self.may_grant()
+    }
+
+    /// A pure grant may be sent: it may exceed the limit by one.
+    #[inline]
+    pub fn may_grant(&self) -> bool {
+        (self.limit.wrapping_sub(self.sent) as i32) >= 0
+    }
+
+    /// As [`wants_grant`](Self::wants_grant), while there are Receives but no room for more calls: only a peer that has used its one grant
+    /// beyond the limit needs to hear of it.
+    #[inline]
+    pub fn wants_grant_crowded(&self) -> bool {
+        let beyond = self.received.wrapping_sub(self.told_limit) as i32 > 0;
+        self.scheme != Scheme::V1 && beyond && (self.limit.wrapping_sub(self.sent) as i32) >= 0
     }
 
     /// Starts the counters elsewhere, to test wrap-around.

@@ -184,6 +184,15 @@ pub enum Refusal {
         /// Highest version.
         high: u32,
     },
+    /// A Write chunk of the caller is too small for its result: answered with the transport's own error, and the caller may come again with more
+    /// room.
+    #[error("Write chunk {index} is too small, {needed} bytes are needed")]
+    ShortChunk {
+        /// Which, counted from 0.
+        index: u32,
+        /// Bytes of the result.
+        needed: u32,
+    },
     /// Nothing is answered: the procedure is [call-only](crate::Procedure::call_only).
     #[error("no reply")]
     NoReply,

@@ -231,6 +231,8 @@ pub struct Connection {
     errors_queued: usize,
     /// A message went out since the last pure-grant decision.
     spoke: bool,
+    /// A pure grant is to be sent, though nothing needs one.
+    ping: bool,
     closing: bool,
     counters: Counters,
     config: ConnConfig,
@@ -266,6 +268,7 @@ impl Connection {
             reply_queue: VecDeque::with_capacity(2 * max_inbound.max(MIN_ERRORS)),
             errors_queued: 0,
             spoke: false,
+            ping: false,
             // Without slots there is nothing to be taken.
             closing: config.max_calls == 0,
             counters: Counters::default(),
@@ -318,6 +321,28 @@ impl Connection {
     /// What decides about the form of this side's messages.
     pub fn form_limits(&self) -> FormLimits {
         self.terms.form_limits(&self.config)
+    }
+
+    /// Receives that must be in reserve for this connection.
+    pub fn reserve(&self) -> u32 {
+        self.config.reserve().max(self.credits.reserve())
+    }
+
+    /// Offers the peer another window; see [`Credits::set_window`].
+    pub fn set_window(&mut self, window: u32) {
+        self.credits.set_window(window);
+        self.config.window = self.credits.window().max(MIN_WINDOW);
+        if self.config.takes_calls {
+            let slots = self.config.window as usize + 1;
+            self.inbound.grow(2 * slots);
+            self.inbound_room = slots;
+        }
+    }
+
+    /// Says something, if nothing else is said in this turn: a pure grant that keeps a quiet connection alive (version 2
+    /// §4.3.1.2). Version 1 has no such message.
+    pub fn keep_alive(&mut self) {
+        self.ping = self.version == Version::V2 && self.phase == Phase::Settled;
     }
 
     /// What happened so far.

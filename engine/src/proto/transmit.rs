@@ -49,7 +49,13 @@ impl Connection {
             }
         }
         let silent = !std::mem::replace(&mut self.spoke, false);
-        (silent && self.credits.wants_grant(replenished)).then_some(Outgoing::Grant)
+        let due = match receives_ok && !replenished {
+            true => self.credits.wants_grant_crowded(),
+            false => self.credits.wants_grant(replenished),
+        };
+        let due = due || (self.ping && self.credits.may_grant());
+        self.ping = false;
+        (silent && due).then_some(Outgoing::Grant)
     }
 
     /// More parts of the message that is going out will follow: nothing else may be sent before, but grants.
@@ -167,6 +173,7 @@ impl Connection {
         // What an error says of credits is ignored in version 2, so it promises nothing, and a grant may still be due behind it.
         let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
         let grants = !error || self.version == Version::V1;
+        let piggybacked = self.counters.grants_piggybacked;
         let words = self.account(counted, grants, receives_ok);
         if let Outgoing::WrongVersion { xid, vers } = out {
             let start = end.checked_sub(wire::ERR_VERS_LEN)?;
@@ -176,7 +183,7 @@ impl Connection {
         }
         if matches!(out, Outgoing::Grant) {
             self.counters.grants_pure += 1;
-            self.counters.grants_piggybacked -= 1;
+            self.counters.grants_piggybacked = piggybacked;
         }
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
         let start = end.checked_sub(header.encoded_len(self.version, self.config.revision))?;
@@ -195,6 +202,10 @@ impl Connection {
         self.counters.sent += 1;
         self.counters.grants_piggybacked += u64::from(grants && self.credits.wants_report());
         let counted = call || self.version == Version::V2;
-        self.credits.on_send(counted, grants && self.replenished(receives_ok))
+        let replenished = grants && self.replenished(receives_ok);
+        if grants && receives_ok && !replenished {
+            return self.credits.on_send_crowded(counted);
+        }
+        self.credits.on_send(counted, replenished)
     }
 }

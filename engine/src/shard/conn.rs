@@ -174,6 +174,12 @@ pub(super) struct Conn {
     pub(super) plain_reply: usize,
     /// Of a client that negotiates: until when, in nanoseconds.
     pub(super) settle_by: u64,
+    /// Receives that the shard keeps for it.
+    pub(super) reserve: u32,
+    /// Messages that it had sent and received when it was last looked at, and since when it has sent none, in nanoseconds.
+    pub(super) last_sent: u64,
+    pub(super) last_received: u64,
+    pub(super) quiet_since: u64,
     /// Of a client: where it leads.
     pub(super) address: Option<FabricAddress>,
     /// The queue pair that it had first: its owner's name for it.
@@ -213,6 +219,10 @@ impl Conn {
             plain_call: 0,
             plain_reply: 0,
             settle_by: u64::MAX,
+            reserve: 0,
+            last_sent: 0,
+            last_received: 0,
+            quiet_since: 0,
             address: None,
             origin: qp,
             attempts: 0,
@@ -241,7 +251,7 @@ impl Conn {
 
     /// As many slots for calls of the peer as the protocol has.
     pub(super) fn fit(&mut self) {
-        let inbound = self.proto.inbound_slots();
+        let inbound = self.proto.inbound_slots().max(self.replies.len());
         self.replies.resize_with(inbound, || None);
         self.pending.resize_with(inbound, || None);
         self.arrivals.resize(inbound, None);

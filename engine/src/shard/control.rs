@@ -5,7 +5,7 @@ use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
 use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, Phase, Scheme, connect_data};
-use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
+use crate::server::MAX_SEGMENTS;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 
@@ -116,10 +116,11 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Windows that a connection may need at once: one for each chunk of each call, each of which has a buffer.
+    /// Windows that a connection may need at once: one for each buffer that it may expose. The number of calls is no bound:
+    /// one that was answered keeps its windows until they are revoked, and by then others may have taken its place.
     fn windows(&self) -> u32 {
         let buffers: usize = self.config.bulk_buffers.iter().map(|&(_, count)| count).sum();
-        buffers.min(self.config.max_calls * 2 * MAX_CHUNKS).clamp(1, MOST_WINDOWS) as u32
+        buffers.clamp(1, MOST_WINDOWS) as u32
     }
 
     /// Receives for one more connection: what is configured, but no more than its share of what is left.
@@ -168,14 +169,14 @@ impl<F: Fabric> Shard<F> {
     /// A new connection; `address` is where a client's leads.
     fn add(&mut self, qp: QpId, window: u32, peer: Option<PrivateData>, address: Option<FabricAddress>) {
         let config = self.conn_config(window, address.is_none(), peer, false);
-        self.reserved += config.reserve() as usize;
         let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
         conn.address = address;
         self.insert(conn);
     }
 
     /// Puts a connection into the table that has a queue pair now.
-    pub(super) fn insert(&mut self, conn: Box<Conn>) {
+    pub(super) fn insert(&mut self, mut conn: Box<Conn>) {
+        self.rebalance(&mut conn);
         let slot = conn.qp.slot as usize;
         if self.conns.len() <= slot {
             self.conns.resize_with(slot + 1, || None);
@@ -193,8 +194,9 @@ impl<F: Fabric> Shard<F> {
             self.control_event(event);
         }
         self.events = events;
+        self.next_control = u64::MAX;
+        self.adapt();
         if self.negotiating > 0 || !self.limbo.is_empty() {
-            self.next_control = u64::MAX;
             self.check_negotiations();
             self.revive();
         }
@@ -261,6 +263,10 @@ impl<F: Fabric> Shard<F> {
         let now = self.clock.read();
         for slot in 0..self.conns.len() {
             let Some(mut conn) = self.conns[slot].take() else { continue };
+            if conn.stage == Stage::Negotiating && conn.proto.phase() == Phase::Settled {
+                // By a message that was something else, too.
+                self.settled(&mut conn);
+            }
             if conn.stage == Stage::Negotiating {
                 self.next_control = self.next_control.min(conn.settle_by.max(now));
                 if conn.settle_by <= now {
@@ -349,7 +355,8 @@ impl<F: Fabric> Shard<F> {
             self.boxes.put(pending.call);
         }
         self.stats.messages.add(conn.proto.counters());
-        self.reserved -= conn.proto.config().reserve() as usize;
+        self.reserved -= conn.reserve as usize;
+        conn.reserve = 0;
         if conn.stage == Stage::Negotiating {
             self.negotiating -= 1;
         }

@@ -18,6 +18,7 @@
 //! | `replying` | replies: RDMA Writes, header, Send |
 //! | `revive` | connections that are made again |
 //! | `control` | connect, listen, accept, drain, break |
+//! | `windows` | receive windows that follow the load, keep-alive |
 //! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
 //! | `clock` | the only reader of the clock |
@@ -38,6 +39,7 @@ mod revive;
 mod serving;
 mod shape;
 mod thread;
+mod windows;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
@@ -55,6 +57,7 @@ use crate::stats::ShardStats;
 
 pub(crate) use chunks::ChunkMemory;
 use clock::Clock;
+pub use clock::SimulatedTime;
 use conn::Conn;
 pub use conn_ref::ConnRef;
 pub(crate) use outcome::Sink;
@@ -166,9 +169,12 @@ pub struct Shard<F: Fabric> {
     /// Clients that wait for the answer to their first message.
     negotiating: usize,
     /// Connections that wait to be made again. Each is doomed, so that it comes back here whenever it is put.
+    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
     limbo: Vec<Box<Conn>>,
     /// Connections that were made again: the queue pair that they had first, and the one that they have.
     aliases: Vec<(QpId, QpId)>,
+    /// Counts looks at the control plane.
+    adaptations: u32,
     /// When `control` has something to do by itself, in nanoseconds.
     next_control: u64,
     /// Capacity of a Receive's buffer.
@@ -241,6 +247,7 @@ impl<F: Fabric> Shard<F> {
             negotiating: 0,
             limbo: Vec::new(),
             aliases: Vec::new(),
+            adaptations: 0,
             next_control: u64::MAX,
             receive_size,
             fabric,

@@ -29,8 +29,8 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
         Refusal::ProgramMismatch { low, high } => AcceptStat::ProgMismatch { low, high },
         Refusal::ProcedureUnavailable => AcceptStat::ProcUnavail,
         Refusal::GarbageArguments => AcceptStat::GarbageArgs,
-        // Those that get no reply do not come here.
-        Refusal::SystemError | Refusal::NoReply => AcceptStat::SystemErr,
+        // Those that are not answered by RPC do not come here.
+        Refusal::SystemError | Refusal::NoReply | Refusal::ShortChunk { .. } => AcceptStat::SystemErr,
         Refusal::RpcMismatch { low, high } => {
             return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
         }

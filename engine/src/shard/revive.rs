@@ -155,8 +155,8 @@ impl<F: Fabric> Shard<F> {
         match made {
             Ok((qp, window)) => {
                 let config = self.conn_config(window, false, None, conn.version_1_only);
-                self.reserved += config.reserve() as usize;
                 conn.proto.restart(config);
+                (conn.last_sent, conn.last_received) = (0, 0);
                 conn.fit();
                 conn.qp = qp;
                 conn.stage = Stage::Connecting;

@@ -237,8 +237,13 @@ impl<F: Fabric> Shard<F> {
     fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         self.stats.calls += 1;
         if let Err(refusal) = call.outcome {
-            if refusal == Refusal::NoReply {
-                return self.end_call_only(conn, call);
+            match refusal {
+                Refusal::NoReply => return self.end_call_only(conn, call),
+                Refusal::ShortChunk { index, needed } => {
+                    let error = ErrorBody::WriteResource { chunk_index: index + 1, length_needed: needed };
+                    return self.reject(conn, call, Reject::Transport(error));
+                }
+                _ => {}
             }
             return self.reject(conn, call, Reject::Rpc(reply_body(refusal)));
         }

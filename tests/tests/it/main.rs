@@ -21,3 +21,4 @@ mod reverse;
 mod rules_of_clients;
 mod rules_of_servers;
 mod threads;
+mod windows;

@@ -240,18 +240,15 @@ impl Fabric for SoftwareFabric {
         self.connections.reject(request, private_data);
     }
 
-    fn disconnect(&mut self, qp: QpId) {
-        let Some(qp) = self.table.get(qp) else { return };
+    fn disconnect(&mut self, id: QpId) {
+        let Some(qp) = self.table.get(id) else { return };
         match qp.state {
             State::Up => {
                 qp.state = State::Closing;
                 qp.deadline = Some(connect::now() + self.common.config.linger);
                 self.common.attention.push(qp.id.slot);
             }
-            State::Connecting => {
-                qp.deadline = Some(connect::now());
-                self.common.attention.push(qp.id.slot);
-            }
+            State::Connecting => self.abandon(id),
             State::Closing | State::Draining | State::Error => {}
         }
     }
