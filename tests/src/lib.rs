@@ -5,6 +5,7 @@
 mod balance;
 mod child;
 mod data;
+pub mod document;
 mod raw;
 mod services;
 pub mod source;

@@ -210,7 +210,7 @@ impl Connection {
     /// Writes the next operation in front of `end` of `buf`.
     pub(super) fn emit_operation(&mut self, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let operation = self.exchange.as_mut()?.poll_transmit()?;
-        let words = self.account(false, receives_ok);
+        let words = self.account(false, true, receives_ok);
         self.told = Some(self.credits.sent());
         let body = Body::Optional { opttype: operation.code.code(), optinfo: &operation.optinfo };
         let (xid, flags) = (operation.xid, operation.flags);
