@@ -150,6 +150,7 @@ impl Connection {
         }
         sequence.add(view.payload().len(), self.config.reassemble_up_to);
         if more {
+            self.counters.parts_received += 1;
             self.sequence = Some(sequence);
             return Ok(Event::Part { first, kept: sequence.kept });
         }
@@ -356,18 +357,26 @@ impl Connection {
     fn replied(&mut self, view: &View<'_>) -> Event {
         match self.calls.answered(view.xid()) {
             Match::Call(call, token) => {
-                if view.has_chunks() && view.reads().next().is_some() {
-                    return Event::Failed {
-                        call,
-                        token,
-                        error: CallError::MalformedReply("it has a Read list"),
-                    };
+                if view.has_chunks() {
+                    self.count_form(view);
+                    if view.reads().next().is_some() {
+                        let error = CallError::MalformedReply("it has a Read list");
+                        return Event::Failed { call, token, error };
+                    }
                 }
                 Event::Reply { call, token }
             }
             Match::Late(call) => self.late(call),
             Match::Unknown => self.reject(Rejected::UnknownXid),
         }
+    }
+
+    /// Counts a call or reply that has chunk lists.
+    fn count_form(&mut self, view: &View<'_>) {
+        *match view.htype() {
+            HeaderType::Nomsg => &mut self.counters.long_received,
+            _ => &mut self.counters.chunked_received,
+        } += 1;
     }
 
     #[cold]
@@ -394,9 +403,12 @@ impl Connection {
         if !self.config.takes_calls {
             return Ok(self.reject(Rejected::Unexpected));
         }
-        if view.has_chunks() && !self.config.server && self.config.reverse != ReverseSupport::General {
-            // Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3).
-            return Ok(self.answer(view.xid(), ErrorBody::ReadChunks { max: 0 }));
+        if view.has_chunks() {
+            if !self.config.server && self.config.reverse != ReverseSupport::General {
+                // Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3).
+                return Ok(self.answer(view.xid(), ErrorBody::ReadChunks { max: 0 }));
+            }
+            self.count_form(view);
         }
         match self.inbound.insert(view.xid()) {
             Some(id) => Ok(Event::Call { id }),

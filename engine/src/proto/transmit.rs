@@ -129,6 +129,7 @@ impl Connection {
             Outgoing::Reply(id) => (self.inbound.get(id)?.xid, Flags::MORE.with(Flags::RESPONSE)),
             _ => return None,
         };
+        self.counters.parts_sent += 1;
         self.emit_msg(xid, flags, true, receives_ok, buf, end)
     }
 
@@ -161,8 +162,14 @@ impl Connection {
             Outgoing::Error { error, .. } => Body::Error(error),
             Outgoing::Grant => Body::Nomsg(Chunks::NONE),
             Outgoing::Connprop => Body::Connprop(negotiate::properties(&self.config, &mut properties).ok()?),
-            _ if form.external => Body::Nomsg(form.chunks),
-            _ => Body::Msg(form.chunks),
+            _ if form.external => {
+                self.counters.long_sent += 1;
+                Body::Nomsg(form.chunks)
+            }
+            _ => {
+                self.counters.chunked_sent += 1;
+                Body::Msg(form.chunks)
+            }
         };
         // What an error says of credits is ignored, so it promises nothing.
         let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
