@@ -27,7 +27,7 @@ impl Connection {
             Err(error) => return self.malformed(error),
         };
         if view.flags().0 & PLAIN_FLAGS != self.plain || view.htype() != HeaderType::Msg {
-            return self.handle_rare(view);
+            return if self.version == Version::V1 { self.handle_v1(view) } else { self.handle_rare(view) };
         }
         self.credits.on_receive(words(view), true, true)?;
         if view.flags().contains(Flags::RESPONSE) { Ok(self.replied(view)) } else { Ok(self.called(view)?) }
@@ -39,11 +39,8 @@ impl Connection {
         !self.connprop.is_empty()
     }
 
-    /// All but a version 2 message of one piece.
+    /// What is more than a version 2 message of one piece.
     fn handle_rare(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
-        if self.version == Version::V1 {
-            return self.handle_v1(view);
-        }
         if let ViewBody::Error(ErrorBody::Vers { low, high }) = view.body() {
             return self.versions_refused(view, low, high);
         }
@@ -398,7 +395,7 @@ impl Connection {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn called(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if !self.config.takes_calls {
             return Ok(self.reject(Rejected::Unexpected));
