@@ -66,6 +66,7 @@ impl CallServer {
             workers: args.engine.workers,
             window: shared.window,
             inline: shared.inline as u32,
+            scheme: shared.scheme,
             load,
         };
         // As many calls in the reverse direction as the engine gives to a connection with a full window.
@@ -255,6 +256,13 @@ impl Plan<'_> {
 
     /// What the server can do, and we want.
     fn agree(&self, travel: &Travel, serving: &Info, sizes: &mut Vec<usize>) -> Result<(), Failure> {
+        if serving.scheme != travel.scheme {
+            // The engine would settle it; the figures would be of something else than was asked for.
+            let theirs = config::scheme_name(serving.scheme);
+            return Err(Failure::Usage(format!(
+                "the server was started for {theirs}: say the same --version and --credit-scheme at both ends"
+            )));
+        }
         let inline = self.engine.inline & !3;
         if serving.inline != inline {
             let theirs = serving.inline;
@@ -346,6 +354,7 @@ impl Plan<'_> {
                 workers: 0,
                 window: config.window,
                 inline: config.inline as u32,
+                scheme: config.scheme,
                 load,
             };
             (run, info)

@@ -47,8 +47,7 @@ impl Load {
     /// Sizes and numbers of buffers for RPC messages: a call's and a reply's for each call, or a call's and its copy; and two in which
     /// messages are put together.
     fn long_buffers(&self) -> Vec<(usize, usize)> {
-        let sizes = steps(self.message).map(|size| (size + SLACK, 2 * self.affordable(size) + 2));
-        sizes.collect()
+        steps(self.message).map(|size| (size + SLACK, 2 * self.affordable(size) + 2)).collect()
     }
 
     /// Sizes and numbers of buffers that the peer is given access to, for RPC messages in chunks: two for each call.

@@ -3,7 +3,7 @@
 
 use rpcrdma::mempool::{Arena, ArenaConfig, Class, Frozen, Pool, PoolConfig};
 use rpcrdma::wire::xdr::padded;
-use rpcrdma::{Procedure, Refusal, ServerCall, Services};
+use rpcrdma::{Procedure, Refusal, Scheme, ServerCall, Services};
 
 use super::config::Load;
 use super::reverse::Reverser;
@@ -57,12 +57,16 @@ pub(crate) struct Info {
     pub(crate) window: u32,
     /// Its inline threshold.
     pub(crate) inline: u32,
+    /// The version and credit scheme that it prefers.
+    pub(crate) scheme: Scheme,
     /// What it has memory for.
     pub(crate) load: Load,
 }
 
 /// Bytes of an [`Info`].
-const INFO_BYTES: usize = 40;
+const INFO_BYTES: usize = 44;
+/// The order of these is their code on the wire.
+const SCHEME_CODES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
 /// The order of these is their code on the wire.
 const FORM_CODES: [Form; 4] = [Form::Inline, Form::Continued, Form::Chunk, Form::Long];
 /// The order of these is their code on the wire.
@@ -72,6 +76,7 @@ impl Info {
     fn encode(&self) -> [u8; INFO_BYTES] {
         let idle = IDLE_CODES.iter().position(|&idle| idle == self.idle).unwrap_or_default() as u32;
         let Load { connections, outstanding, bulk, message, form } = self.load;
+        let scheme = SCHEME_CODES.iter().position(|&code| code == self.scheme).unwrap_or_default() as u32;
         let form = FORM_CODES.iter().position(|&code| code == form).unwrap_or_default() as u32;
         let words = [
             self.core,
@@ -84,6 +89,7 @@ impl Info {
             bulk as u32,
             message as u32,
             form,
+            scheme,
         ];
         let mut out = [0; INFO_BYTES];
         for (bytes, word) in out.chunks_exact_mut(4).zip(words) {
@@ -96,7 +102,7 @@ impl Info {
     pub(crate) fn decode(data: &[u8]) -> Result<Self, String> {
         let (words, rest) = data.as_chunks::<4>();
         let words: Vec<u32> = words.iter().map(|bytes| u32::from_be_bytes(*bytes)).collect();
-        let &[core, idle, workers, window, inline, connections, outstanding, bulk, message, form] =
+        let &[core, idle, workers, window, inline, connections, outstanding, bulk, message, form, scheme] =
             words.as_slice()
         else {
             return Err(format!("the server says of itself {} bytes instead of {INFO_BYTES}", data.len()));
@@ -111,7 +117,9 @@ impl Info {
             message: message as usize,
             form,
         };
-        Ok(Self { core, idle, workers, window, inline, load })
+        let scheme =
+            *SCHEME_CODES.get(scheme as usize).ok_or("the server has a version that is not known here")?;
+        Ok(Self { core, idle, workers, window, inline, scheme, load })
     }
 }
 
@@ -265,7 +273,7 @@ mod tests {
             Load { connections: 4, outstanding: 16, bulk: 1 << 20, message: 70_000, form: Form::Continued };
         for (idle, form) in IDLE_CODES.into_iter().zip(FORM_CODES) {
             let load = Load { form, ..load };
-            let info = Info { core: 3, idle, workers: 2, window: 64, inline: 4096, load };
+            let info = Info { core: 3, idle, workers: 2, window: 64, inline: 4096, scheme: Scheme::V1, load };
             assert_eq!(Info::decode(&info.encode()), Ok(info));
             assert!(Info::decode(&info.encode()[..28]).is_err());
         }
