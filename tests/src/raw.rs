@@ -43,6 +43,7 @@ pub struct RawPeer {
     pub failures: Vec<(Opcode, Status)>,
     /// Signalled work requests that have completed.
     pub completed: usize,
+    up: bool,
     over: Option<String>,
     /// Protocol version of the headers that it makes.
     pub version: Version,
@@ -64,7 +65,10 @@ fn pool(size: usize, count: usize) -> Pool {
 }
 
 fn device() -> (SoftwareFabric, Pool, Pool) {
-    let mut fabric = SoftwareFabric::new(SoftwareConfig::default()).expect("a fabric");
+    // Whatever takes long is the tests' to notice.
+    let config =
+        SoftwareConfig { linger: 100 * PATIENCE, handshake_timeout: 100 * PATIENCE, ..Default::default() };
+    let mut fabric = SoftwareFabric::new(config).expect("a fabric");
     let (messages, exposed) = (pool(RECEIVE, 4 * RECEIVES), pool(1 << 16, 32));
     fabric.register(messages.arena(), Access::LOCAL).expect("registered");
     fabric.register(exposed.arena(), Access::REMOTE).expect("registered");
@@ -138,12 +142,20 @@ impl RawPeer {
     /// # Errors
     /// Why it was refused, in words.
     pub fn try_connect(address: &Address, private_data: &[u8]) -> Result<Self, String> {
+        let mut peer = Self::begin(address, private_data)?;
+        peer.establish()?;
+        Ok(peer)
+    }
+
+    /// Starts to connect as a client, and returns at once: [take turns](Self::turn) until it [is up](Self::is_up) or over.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub fn begin(address: &Address, private_data: &[u8]) -> Result<Self, String> {
         let (mut fabric, messages, exposed) = device();
         let qp =
             fabric.connect(&fabric_address(address), &params(private_data)).map_err(|e| e.to_string())?;
-        let mut peer = Self::new(fabric, messages, exposed, qp);
-        peer.establish()?;
-        Ok(peer)
+        Ok(Self::new(fabric, messages, exposed, qp))
     }
 
     fn new(fabric: SoftwareFabric, messages: Pool, exposed: Pool, qp: QpId) -> Self {
@@ -156,6 +168,7 @@ impl RawPeer {
             received: 0,
             failures: Vec::new(),
             completed: 0,
+            up: false,
             over: None,
             version: Version::V2,
             credit: 64,
@@ -172,25 +185,17 @@ impl RawPeer {
 
     fn establish(&mut self) -> Result<(), String> {
         let start = Instant::now();
-        let mut events = Vec::new();
-        loop {
-            self.fabric.poll_control(&mut events);
-            for event in events.drain(..) {
-                match event {
-                    ControlEvent::Established { .. } => return Ok(()),
-                    ControlEvent::Rejected { private_data, .. } => {
-                        return Err(String::from_utf8_lossy(&private_data).into_owned());
-                    }
-                    ControlEvent::ConnectFailed { error, .. } => return Err(error.to_string()),
-                    ControlEvent::Disconnected { reason, .. } => return Err(reason),
-                    ControlEvent::ConnectRequest { .. } => {}
-                }
+        while !self.up {
+            self.turn();
+            if let Some(reason) = &self.over {
+                return Err(reason.clone());
             }
             if start.elapsed() > PATIENCE {
                 return Err("nothing was heard".into());
             }
             std::thread::yield_now();
         }
+        Ok(())
     }
 
     /// Takes what there is.
@@ -203,10 +208,30 @@ impl RawPeer {
             self.complete(completion);
         }
         for event in events {
-            if let ControlEvent::Disconnected { reason, .. } = event {
-                self.over.get_or_insert(reason);
-            }
+            let reason = match event {
+                ControlEvent::Established { .. } => {
+                    self.up = true;
+                    continue;
+                }
+                ControlEvent::ConnectRequest { .. } => continue,
+                ControlEvent::Rejected { private_data, .. } => {
+                    String::from_utf8_lossy(&private_data).into_owned()
+                }
+                ControlEvent::ConnectFailed { error, .. } => error.to_string(),
+                ControlEvent::Disconnected { reason, .. } => reason,
+            };
+            self.over.get_or_insert(reason);
         }
+    }
+
+    /// The connection has been there, as far as is known.
+    pub fn is_up(&self) -> bool {
+        self.up
+    }
+
+    /// The next message, if one has been taken.
+    pub fn take_message(&mut self) -> Option<Message> {
+        self.inbox.pop_front()
     }
 
     fn complete(&mut self, completion: Completion) {
@@ -357,22 +382,37 @@ impl RawListener {
     }
 
     /// Takes the first connection; there is no second.
-    pub fn accept_silently(mut self) -> RawPeer {
+    pub fn accept_silently(self) -> RawPeer {
         let start = Instant::now();
-        let mut events = Vec::new();
+        let mut listener = Box::new(self);
         loop {
-            self.fabric.poll_control(&mut events);
-            for event in events.drain(..) {
-                if let ControlEvent::ConnectRequest { request, .. } = event {
-                    let qp = self.fabric.accept(request, &params(b"")).expect("accepted");
-                    let mut peer = RawPeer::new(self.fabric, self.messages, self.exposed, qp);
+            match listener.try_accept() {
+                Ok(mut peer) => {
                     peer.establish().expect("established");
                     return peer;
                 }
+                Err(still) => listener = still,
             }
             assert!(start.elapsed() < PATIENCE, "nobody connects");
             std::thread::yield_now();
         }
+    }
+
+    /// Takes the first connection if it is asked for, as [`RawPeer::begin`] does at the other side.
+    ///
+    /// # Errors
+    /// The listener back: nobody asks.
+    pub fn try_accept(mut self: Box<Self>) -> Result<RawPeer, Box<Self>> {
+        let mut events = Vec::new();
+        self.fabric.poll_control(&mut events);
+        for event in events {
+            if let ControlEvent::ConnectRequest { request, .. } = event
+                && let Ok(qp) = self.fabric.accept(request, &params(b""))
+            {
+                return Ok(RawPeer::new(self.fabric, self.messages, self.exposed, qp));
+            }
+        }
+        Err(self)
     }
 }
 

@@ -1,5 +1,7 @@
 //! A client that its caller polls: no thread, no ring, nothing between the caller and the device.
 
+mod changes;
+
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -15,7 +17,8 @@ use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
 use crate::server::MAX_CHUNKS;
 use crate::shard::{
-    CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, Sink, headroom,
+    CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, SimulatedTime, Sink,
+    headroom,
 };
 use crate::stats::ShardStats;
 
@@ -183,6 +186,14 @@ impl<F: Fabric> LocalClient<F> {
         Ok(connection)
     }
 
+    /// Takes no more calls on a connection, and returns at once: it ends when those under way have ended, and then there is a
+    /// [reason](Self::closed_because).
+    pub fn begin_close(&mut self, connection: Connection) {
+        if let Some(&conn) = self.connections.get(connection.0) {
+            self.shard.close(conn);
+        }
+    }
+
     /// Why a connection is over; `None` while it is not.
     pub fn closed_because(&self, connection: Connection) -> Option<&str> {
         let conn = self.connections.get(connection.0)?;
@@ -213,6 +224,11 @@ impl<F: Fabric> LocalClient<F> {
     /// The shard, for its configuration and its memory.
     pub fn shard(&self) -> &Shard<F> {
         &self.shard
+    }
+
+    /// Lives in simulated time from now on; see [`Shard::simulate`].
+    pub fn simulate(&mut self, time: &SimulatedTime) {
+        self.shard.simulate(time);
     }
 
     /// What happened so far.

@@ -1,5 +1,6 @@
 //! What a peer can do wrong, and how a call can end: one place for both.
 
+use crate::auth::AuthError;
 use crate::binding::BindingError;
 use crate::wire::{ErrorBody, WireErrorKind};
 
@@ -54,6 +55,9 @@ pub enum PeerFault {
     /// A reply says that chunks were filled which were never offered, or beyond their length.
     #[error("reply does not fit the chunks of its call: {0}")]
     ChunksChanged(&'static str),
+    /// It has not proved who it is, and policy asks for it; or it tried, and failed.
+    #[error("host authentication: {0}")]
+    NotAuthenticated(#[from] AuthError),
     /// Key, bound or right refused what the peer asked our device to do.
     #[error("peer made the device refuse: {0}")]
     Device(&'static str),
@@ -183,6 +187,15 @@ pub enum Refusal {
         low: u32,
         /// Highest version.
         high: u32,
+    },
+    /// A Write chunk of the caller is too small for its result: answered with the transport's own error, and the caller may come again with more
+    /// room.
+    #[error("Write chunk {index} is too small, {needed} bytes are needed")]
+    ShortChunk {
+        /// Which, counted from 0.
+        index: u32,
+        /// Bytes of the result.
+        needed: u32,
     },
     /// Nothing is answered: the procedure is [call-only](crate::Procedure::call_only).
     #[error("no reply")]

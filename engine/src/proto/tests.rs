@@ -39,11 +39,15 @@ pub(super) fn config(scheme: Scheme, server: bool) -> ConnConfig {
         coalesce_grants: true,
         xid_seed: 0xFFFF_FFF0,
         inline: 4096,
+        longest_send: 4096,
+        optional_operations: false,
+        receive_sizes: None,
         segment_size: 1 << 20,
         segment_count: 16,
         continue_up_to: 16384,
         reassemble_up_to: 1 << 20,
         remote_invalidation: true,
+        auth: AuthPolicy::Off,
         private_data: None,
     }
 }

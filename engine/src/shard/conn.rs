@@ -1,10 +1,12 @@
 //! What the shard keeps for one connection, beside the protocol's own state.
 
+use std::sync::Arc;
+
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
 use crate::fabric::{FabricAddress, Posting, QpId, WindowId, WorkRequest};
-use crate::proto::{CallError, CallId, Connection, Outgoing, Phase};
+use crate::proto::{CallError, CallId, Connection, Outgoing};
 use crate::server::{MAX_CHUNKS, ServerCall};
 use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
@@ -174,8 +176,18 @@ pub(super) struct Conn {
     /// results.
     pub(super) plain_call: usize,
     pub(super) plain_reply: usize,
+    /// The name that the peer has proved.
+    pub(super) peer: Option<Arc<str>>,
+    /// Calls of the peer need no thought before they are run: it is open, and nobody in particular.
+    pub(super) plain_serving: bool,
     /// Of a client that negotiates: until when, in nanoseconds.
     pub(super) settle_by: u64,
+    /// Receives that the shard keeps for it.
+    pub(super) reserve: u32,
+    /// Messages that it had sent and received when it was last looked at, and since when it has sent none, in nanoseconds.
+    pub(super) last_sent: u64,
+    pub(super) last_received: u64,
+    pub(super) quiet_since: u64,
     /// Of a client: where it leads.
     pub(super) address: Option<FabricAddress>,
     /// The queue pair that it had first: its owner's name for it.
@@ -214,7 +226,13 @@ impl Conn {
             parts: None,
             plain_call: 0,
             plain_reply: 0,
+            peer: None,
+            plain_serving: false,
             settle_by: u64::MAX,
+            reserve: 0,
+            last_sent: 0,
+            last_received: 0,
+            quiet_since: 0,
             address: None,
             origin: qp,
             attempts: 0,
@@ -231,6 +249,7 @@ impl Conn {
 
     /// The device is gone, with all that it held.
     pub(super) fn forget_device(&mut self) {
+        self.peer = None;
         self.chain.clear();
         self.free_windows.clear();
         self.exposures.clear();
@@ -243,7 +262,7 @@ impl Conn {
 
     /// As many slots for calls of the peer as the protocol has.
     pub(super) fn fit(&mut self) {
-        let inbound = self.proto.inbound_slots();
+        let inbound = self.proto.inbound_slots().max(self.replies.len());
         self.replies.resize_with(inbound, || None);
         self.pending.resize_with(inbound, || None);
         self.arrivals.resize(inbound, None);
@@ -257,8 +276,8 @@ impl Conn {
 
     /// The connection's terms may have changed: says again what needs no thought.
     pub(super) fn refresh(&mut self) {
-        let (call, reply) = match (self.stage, self.proto.phase()) {
-            (Stage::Open, Phase::Settled) if self.calls_are_taken() => {
+        let (call, reply) = match self.stage {
+            Stage::Open if self.proto.may_call() && self.calls_are_taken() => {
                 let terms = self.proto.terms();
                 let header = wire::msg_len(terms.version, true);
                 (terms.send_inline - header, terms.receive_inline - header - ACCEPTED_REPLY_LEN)
@@ -266,6 +285,10 @@ impl Conn {
             _ => (0, 0),
         };
         (self.plain_call, self.plain_reply) = (call, reply);
+        if self.peer.is_none() {
+            self.peer = self.proto.auth().peer().map(Arc::from);
+        }
+        self.plain_serving = self.stage == Stage::Open && self.peer.is_none();
     }
 
     /// Queues a work request of which nothing need be heard unless it fails.

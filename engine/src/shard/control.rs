@@ -4,8 +4,8 @@ use super::conn::{Conn, Stage};
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
-use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, Phase, Scheme, connect_data};
-use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
+use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, PeerFault, Scheme, connect_data};
+use crate::server::MAX_SEGMENTS;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 
@@ -111,15 +111,16 @@ impl<F: Fabric> Shard<F> {
             responder_resources: read_depth,
             windows: self.windows(),
             // Means nothing to version 2, and thresholds to version 1 (RFC 8797).
-            private_data: connect_data(self.config.inline, self.config.remote_invalidate).to_vec(),
+            private_data: connect_data(self.sizing.announced(), self.config.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
     }
 
-    /// Windows that a connection may need at once: one for each chunk of each call, each of which has a buffer.
+    /// Windows that a connection may need at once: one for each buffer that it may expose. The number of calls is no bound:
+    /// one that was answered keeps its windows until they are revoked, and by then others may have taken its place.
     fn windows(&self) -> u32 {
         let buffers: usize = self.config.bulk_buffers.iter().map(|&(_, count)| count).sum();
-        buffers.min(self.config.max_calls * 2 * MAX_CHUNKS).clamp(1, MOST_WINDOWS) as u32
+        buffers.clamp(1, MOST_WINDOWS) as u32
     }
 
     /// Receives for one more connection: what is configured, but no more than its share of what is left.
@@ -155,12 +156,16 @@ impl<F: Fabric> Shard<F> {
             reverse: if serves { config.reverse } else { ReverseSupport::None },
             coalesce_grants: config.coalesce_grants,
             xid_seed: self.next_seed,
-            inline: config.inline,
+            inline: self.sizing.announced(),
+            longest_send: config.longest_message(),
+            optional_operations: config.optional_operations,
+            receive_sizes: self.sizes_for_peers(),
             segment_size: largest.max(1 << 20) as u32,
             segment_count: MAX_SEGMENTS as u32,
             continue_up_to: config.continue_up_to,
             reassemble_up_to: config.reassemble_up_to,
             remote_invalidation: config.remote_invalidate,
+            auth: config.host_auth.clone(),
             private_data: peer,
         }
     }
@@ -168,21 +173,25 @@ impl<F: Fabric> Shard<F> {
     /// A new connection; `address` is where a client's leads.
     fn add(&mut self, qp: QpId, window: u32, peer: Option<PrivateData>, address: Option<FabricAddress>) {
         let config = self.conn_config(window, address.is_none(), peer, false);
-        self.reserved += config.reserve() as usize;
         let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
         conn.address = address;
         self.insert(conn);
     }
 
     /// Puts a connection into the table that has a queue pair now.
-    pub(super) fn insert(&mut self, conn: Box<Conn>) {
+    pub(super) fn insert(&mut self, mut conn: Box<Conn>) {
+        self.rebalance(&mut conn);
         let slot = conn.qp.slot as usize;
         if self.conns.len() <= slot {
             self.conns.resize_with(slot + 1, || None);
         }
+        let (qp, failure) = (conn.qp, conn.proto.auth().failure());
         self.conns[slot] = Some(conn);
         self.stats.connections_total += 1;
         self.refill();
+        if let Some(error) = failure {
+            self.doom(qp, PeerFault::NotAuthenticated(error).to_string());
+        }
     }
 
     /// Step 5 of a turn.
@@ -193,8 +202,10 @@ impl<F: Fabric> Shard<F> {
             self.control_event(event);
         }
         self.events = events;
+        self.next_control = u64::MAX;
+        self.resize();
+        self.adapt();
         if self.negotiating > 0 || !self.limbo.is_empty() {
-            self.next_control = u64::MAX;
             self.check_negotiations();
             self.revive();
         }
@@ -225,7 +236,7 @@ impl<F: Fabric> Shard<F> {
                 self.notices.push(Notice::Open(ConnRef(qp)));
             } else {
                 conn.proto.set_private_data(PrivateData::parse(private_data));
-                if conn.proto.phase() == Phase::Settled {
+                if conn.proto.is_open() {
                     self.settled(&mut conn);
                 } else {
                     conn.stage = Stage::Negotiating;
@@ -261,6 +272,10 @@ impl<F: Fabric> Shard<F> {
         let now = self.clock.read();
         for slot in 0..self.conns.len() {
             let Some(mut conn) = self.conns[slot].take() else { continue };
+            if conn.stage == Stage::Negotiating && conn.proto.is_open() {
+                // By a message that was something else, too.
+                self.settled(&mut conn);
+            }
             if conn.stage == Stage::Negotiating {
                 self.next_control = self.next_control.min(conn.settle_by.max(now));
                 if conn.settle_by <= now {
@@ -349,7 +364,8 @@ impl<F: Fabric> Shard<F> {
             self.boxes.put(pending.call);
         }
         self.stats.messages.add(conn.proto.counters());
-        self.reserved -= conn.proto.config().reserve() as usize;
+        self.reserved -= conn.reserve as usize;
+        conn.reserve = 0;
         if conn.stage == Stage::Negotiating {
             self.negotiating -= 1;
         }

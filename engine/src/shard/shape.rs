@@ -8,7 +8,7 @@ use super::chunks::{ChunkMemory, Memory};
 use super::conn::{Conn, Exposed, Exposure, Stage};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
-use crate::proto::{CallError, CallForm, CallId, Form, Phase, Terms, choose_call};
+use crate::proto::{CallError, CallForm, CallId, Form, Terms, choose_call};
 use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::xdr::padded;
@@ -33,7 +33,7 @@ impl<F: Fabric> Shard<F> {
         if conn.stage != Stage::Open {
             return Err(CallError::Closed);
         }
-        if conn.proto.phase() != Phase::Settled || !conn.calls_are_taken() {
+        if !conn.proto.may_call() || !conn.calls_are_taken() {
             return Err(CallError::NoReverse);
         }
         if let Some(memory) = memory.as_deref() {

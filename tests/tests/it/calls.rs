@@ -125,6 +125,20 @@ fn what_the_server_does_not_have_is_refused_as_rfc_5531_says() {
 }
 
 #[test]
+fn a_refusal_invalidates_nothing_that_its_call_did_not_offer() {
+    let mut world = World::new("refusal-invalidates");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    for seed in 0..5 {
+        // This one offers a handle; the next, which the server keeps its books of in the same place, none.
+        mirror(&mut client, seed, &[100]).unwrap();
+        let call = client.prepare(999, 0).unwrap();
+        let expected = CallError::Refused(Refusal::ProcedureUnavailable);
+        assert_eq!(client.call(call).unwrap_err(), expected);
+    }
+}
+
+#[test]
 fn what_a_handler_refuses_reaches_the_caller() {
     let mut world = World::new("refuse");
     let address = world.serve(small_server());

@@ -40,6 +40,32 @@ fn as_many_chunks_as_there_may_be() {
 }
 
 #[test]
+fn a_call_may_take_the_place_of_one_whose_memory_is_not_revoked_yet() {
+    let mut world = World::new("successor");
+    let address = world.serve(small_server());
+    let config = Config { max_calls: 1, remote_invalidate: false, ..small() };
+    let mut client = world.client(&address, config);
+    let first = client.first();
+    let (mut started, mut ended) = (0, 0);
+    assert!(settles(|| {
+        // As soon as the one before has been answered there is a place.
+        if started < 20 {
+            let mut call = client.prepare_with_chunks(MIRROR, 0).unwrap();
+            for n in 0..MAX_CHUNKS {
+                call.send_chunk(40 * n, client.alloc(first, 40).unwrap()).unwrap();
+                call.receive_chunk(client.alloc(first, 40).unwrap()).unwrap();
+            }
+            started += u64::from(client.start(first, call, started).is_some());
+        }
+        client.poll(|done| match done.result {
+            Ok(_) => ended += 1,
+            Err(error) => assert_eq!(error, CallError::TooMany),
+        });
+        ended == 20
+    }));
+}
+
+#[test]
 fn short_and_unused_results_leave_the_rest_alone() {
     let mut world = World::new("short");
     let address = world.serve(small_server());
