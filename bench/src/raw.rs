@@ -12,17 +12,18 @@ use std::path::Path;
 
 use rpcrdma::fabric::{Fabric, FabricAddress};
 
-use crate::cli::{CommonArgs, RawBwArgs, RawLatArgs, RawOp};
+use crate::cli::{CommonArgs, Direction, RawBwArgs, RawLatArgs, RawOp};
 use crate::env::Machine;
 use crate::fabrics::{self, Address};
 use crate::failure::Failure;
+use crate::figures::Test;
 use crate::idle::Idler;
 use crate::limits::Limits;
 use crate::output::Output;
 use crate::pin::{self, Placement};
 use crate::process::ServerProcess;
 use crate::report::TestInfo;
-use crate::suite::{Suite, Test};
+use crate::suite::Suite;
 use crate::table::Kind;
 use crate::target::Length;
 
@@ -85,7 +86,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let address = common.address.clone().unwrap_or_else(ServerProcess::own_address);
     let raw = Address::parse(&address)?.raw();
     let several = plan.sizes.len() > 1;
-    let output = Output::new(plan.kind, common.json.as_deref(), plan.hgrm, several)?;
+    let output = Output::new(plan.kind, Direction::Forward, common.json.as_deref(), plan.hgrm, several)?;
     let server = if common.loopback {
         let cores = format!("{},{}", placement.client, placement.server);
         let arguments = ["--only", "raw", "--cores", &cores, "--idle", common.idle.name()].map(str::to_owned);

@@ -164,7 +164,7 @@ impl Credits {
     /// A message goes out. `counted` is false for version 1 replies and errors, which their call paid for.
     /// With `replenished` the receive queue holds the full reserve, so that the peer may be told everything that
     /// arrived; without, it is told what it could know before.
-    #[inline]
+    #[inline(always)]
     pub fn on_send(&mut self, counted: bool, replenished: bool) -> CreditWords {
         self.sent = self.sent.wrapping_add(u32::from(counted));
         if self.scheme == Scheme::V1 {

@@ -27,7 +27,7 @@ impl Connection {
             Err(error) => return self.malformed(error),
         };
         if view.flags().0 & PLAIN_FLAGS != self.plain || view.htype() != HeaderType::Msg {
-            return self.handle_rare(view);
+            return if self.version == Version::V1 { self.handle_v1(view) } else { self.handle_rare(view) };
         }
         self.credits.on_receive(words(view), true, true)?;
         if view.flags().contains(Flags::RESPONSE) { Ok(self.replied(view)) } else { Ok(self.called(view)?) }
@@ -39,11 +39,8 @@ impl Connection {
         !self.connprop.is_empty()
     }
 
-    /// All but a version 2 message of one piece.
+    /// What is more than a version 2 message of one piece.
     fn handle_rare(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
-        if self.version == Version::V1 {
-            return self.handle_v1(view);
-        }
         if let ViewBody::Error(ErrorBody::Vers { low, high }) = view.body() {
             return self.versions_refused(view, low, high);
         }
@@ -150,6 +147,7 @@ impl Connection {
         }
         sequence.add(view.payload().len(), self.config.reassemble_up_to);
         if more {
+            self.counters.parts_received += 1;
             self.sequence = Some(sequence);
             return Ok(Event::Part { first, kept: sequence.kept });
         }
@@ -331,18 +329,26 @@ impl Connection {
     fn replied(&mut self, view: &View<'_>) -> Event {
         match self.calls.answered(view.xid()) {
             Match::Call(call, token) => {
-                if view.has_chunks() && view.reads().next().is_some() {
-                    return Event::Failed {
-                        call,
-                        token,
-                        error: CallError::MalformedReply("it has a Read list"),
-                    };
+                if view.has_chunks() {
+                    self.count_form(view);
+                    if view.reads().next().is_some() {
+                        let error = CallError::MalformedReply("it has a Read list");
+                        return Event::Failed { call, token, error };
+                    }
                 }
                 Event::Reply { call, token }
             }
             Match::Late(call) => self.late(call),
             Match::Unknown => self.reject(Rejected::UnknownXid),
         }
+    }
+
+    /// Counts a call or reply that has chunk lists.
+    fn count_form(&mut self, view: &View<'_>) {
+        *match view.htype() {
+            HeaderType::Nomsg => &mut self.counters.long_received,
+            _ => &mut self.counters.chunked_received,
+        } += 1;
     }
 
     #[cold]
@@ -367,14 +373,17 @@ impl Connection {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn called(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if !self.serves {
             return Ok(self.unserved(view));
         }
-        if view.has_chunks() && !self.config.server && self.config.reverse != ReverseSupport::General {
-            // Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3).
-            return Ok(self.answer(view.xid(), ErrorBody::ReadChunks { max: 0 }));
+        if view.has_chunks() {
+            if !self.config.server && self.config.reverse != ReverseSupport::General {
+                // Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3).
+                return Ok(self.answer(view.xid(), ErrorBody::ReadChunks { max: 0 }));
+            }
+            self.count_form(view);
         }
         match self.inbound.insert(view.xid()) {
             Some(id) => Ok(Event::Call { id }),

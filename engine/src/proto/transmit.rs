@@ -132,6 +132,7 @@ impl Connection {
             Outgoing::Reply(id) => (self.inbound.get(id)?.xid, Flags::MORE.with(Flags::RESPONSE)),
             _ => return None,
         };
+        self.counters.parts_sent += 1;
         self.emit_msg(xid, flags, true, receives_ok, buf, end)
     }
 
@@ -165,8 +166,14 @@ impl Connection {
         let body = match out {
             Outgoing::Error { error, .. } => Body::Error(error),
             Outgoing::Grant => Body::Nomsg(Chunks::NONE),
-            _ if form.external => Body::Nomsg(form.chunks),
-            _ => Body::Msg(form.chunks),
+            _ if form.external => {
+                self.counters.long_sent += 1;
+                Body::Nomsg(form.chunks)
+            }
+            _ => {
+                self.counters.chunked_sent += 1;
+                Body::Msg(form.chunks)
+            }
         };
         // What an error says of credits is ignored in version 2, so it promises nothing, and a grant may still be due behind it.
         let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });

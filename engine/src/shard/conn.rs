@@ -9,6 +9,7 @@ use crate::fabric::{FabricAddress, Posting, QpId, WindowId, WorkRequest};
 use crate::proto::{CallError, CallId, Connection, Outgoing};
 use crate::server::{MAX_CHUNKS, ServerCall};
 use crate::wire::properties::ReverseSupport;
+use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::{self, ErrorBody, Segment};
 
 use super::chunks::ChunkMemory;
@@ -171,7 +172,8 @@ pub(super) struct Conn {
     pub(super) assembly: Option<Buf>,
     /// The message that goes out in parts, if one does.
     pub(super) parts: Option<Parts>,
-    /// Calls of ours up to this length, with replies up to that length, need no thought about their form: bytes of RPC message.
+    /// Calls of ours up to this length, with results up to that length, need no thought about their form: bytes of RPC message, and of
+    /// results.
     pub(super) plain_call: usize,
     pub(super) plain_reply: usize,
     /// The name that the peer has proved.
@@ -278,7 +280,7 @@ impl Conn {
             Stage::Open if self.proto.may_call() && self.calls_are_taken() => {
                 let terms = self.proto.terms();
                 let header = wire::msg_len(terms.version, true);
-                (terms.send_inline - header, terms.receive_inline - header)
+                (terms.send_inline - header, terms.receive_inline - header - ACCEPTED_REPLY_LEN)
             }
             _ => (0, 0),
         };

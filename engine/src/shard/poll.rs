@@ -183,9 +183,12 @@ impl<F: Fabric> Shard<F> {
                 }
                 if let (true, Ok(view)) = (kept, View::check(message, self.config.revision)) {
                     if first {
-                        conn.assembly = self.alloc(2 * self.config.inline);
-                        if let Some(buf) = &mut conn.assembly {
-                            buf.set_window(0, 0);
+                        let roomy = self.pool.alloc(2 * self.config.inline);
+                        conn.assembly = roomy.or_else(|| self.alloc(view.payload().len()));
+                        match &mut conn.assembly {
+                            Some(buf) => buf.set_window(0, 0),
+                            // Else the last part would be taken for the whole.
+                            None => conn.proto.spoil_sequence(),
                         }
                     }
                     self.assemble(conn, view.payload());

@@ -25,8 +25,13 @@ use crate::wire::{ErrorBody, HeaderType, Version, View};
 const REFUSAL_LEN: usize = 64;
 
 impl<F: Fabric> Shard<F> {
+    /// As [`serve`](Self::serve), for calls that did not come in one message.
+    fn serve_whole(&mut self, conn: &mut Conn, call: Box<ServerCall>, read: Result<(), Reject>) {
+        self.serve(conn, call, read);
+    }
+
     /// A call has arrived, and has been read.
-    #[inline]
+    #[inline(always)]
     pub(super) fn serve(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, read: Result<(), Reject>) {
         if self.sampled() {
             conn.arrivals[call.id.index()] = Some(self.clock.read());
@@ -53,7 +58,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Gives the call the memory that its procedure declared.
-    #[inline]
+    #[inline(always)]
     fn prepare(&mut self, call: &mut ServerCall) -> Result<(), Reject> {
         let Some(services) = self.services.as_ref() else { return Err(Reject::NotACall) };
         let entry = services.entry(call.entry);
@@ -150,7 +155,7 @@ impl<F: Fabric> Shard<F> {
         let services = self.services.clone();
         let read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
         call.message = Some(message);
-        self.serve(conn, call, read);
+        self.serve_whole(conn, call, read);
     }
 
     /// A call has arrived whose RPC message is in a chunk, or came in parts.
@@ -177,7 +182,7 @@ impl<F: Fabric> Shard<F> {
             read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
         }
         call.message = Some(message);
-        self.serve(conn, call, read);
+        self.serve_whole(conn, call, read);
     }
 
     /// Runs a call, here or on a worker.
@@ -285,7 +290,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// The handler is through: queues the reply.
-    #[inline]
+    #[inline(always)]
     fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         self.stats.calls += 1;
         if let Err(refusal) = call.outcome {
@@ -341,7 +346,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's chain is posted.
-    #[inline]
+    #[inline(always)]
     fn answer(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         let receives_ok = self.posted >= self.reserved;
         if conn.proto.reply_now(call.id, receives_ok) {

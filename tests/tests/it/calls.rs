@@ -76,6 +76,17 @@ fn a_message_of_any_length_passes() {
     }
 }
 
+#[test]
+fn a_reply_in_parts_that_no_buffer_holds_is_not_mistaken_for_its_last_part() {
+    let mut world = World::new("no-room");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, Config { long_buffers: vec![], ..small() });
+    let longest = 4096 - WINDOWED.header - REPLY_HEADER;
+    let error = reply_of(&mut client, longest + 1).unwrap_err();
+    assert_eq!(error, CallError::MalformedReply("longer than this side puts together"));
+    echo(&mut client, b"the connection lives on").unwrap();
+}
+
 /// Calls for a reply of so many bytes; the length of what came.
 fn reply_of(client: &mut LocalClient, len: usize) -> Result<usize, CallError> {
     let mut call = client.prepare(REPLY, 4).unwrap();
