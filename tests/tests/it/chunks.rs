@@ -1,6 +1,6 @@
 //! Calls with memory: Read chunks, Write chunks, what a binding allows, and memory that outlives its call.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use rpcrdma::server::{MAX_CHUNKS, ServerConfig};
@@ -330,8 +330,10 @@ fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
 fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
     let mut world = World::new("late");
     let mut services = standard_services();
-    let handler = |call: &mut rpcrdma::ServerCall| {
-        std::thread::sleep(Duration::from_millis(20));
+    let (go, wait) = mpsc::channel();
+    let wait = Mutex::new(wait);
+    let handler = move |call: &mut rpcrdma::ServerCall| {
+        let () = wait.lock().unwrap().recv().map_err(|_| Refusal::SystemError)?;
         let n = call.result_mut(0).ok_or(Refusal::SystemError)?.len();
         pattern(9, call.result_mut(0).ok_or(Refusal::SystemError)?);
         call.set_result_len(0, n);
@@ -364,6 +366,7 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
                 ends == 1
             }));
             assert_eq!(client.stats().exposed_buffers, 2, "the server may still write");
+            go.send(()).unwrap();
             assert!(settles(|| {
                 client.poll(|_| panic!("it ends once"));
                 client.stats().exposed_buffers == 0
