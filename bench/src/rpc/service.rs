@@ -192,7 +192,7 @@ fn write(call: &mut ServerCall) -> Result<(), Refusal> {
 }
 
 fn read_message(call: &mut ServerCall, content: &[u8]) -> Result<(), Refusal> {
-    let len = call.args().as_array().map(|word| u32::from_be_bytes(*word) as usize);
+    let len = call.args().first_chunk().map(|word| u32::from_be_bytes(*word) as usize);
     let content = len.and_then(|len| content.get(..len)).ok_or(Refusal::GarbageArguments)?;
     let results = call.reply_mut(4 + padded(content.len())).ok_or(Refusal::SystemError)?;
     let (len, opaque) = results.split_at_mut(4);
