@@ -5,7 +5,7 @@ use std::time::Duration;
 use rpcrdma::client::{ClientConfig, Credential, LocalClient};
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::wire::rpc::AuthSys;
-use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, Server};
+use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, Server, ServerCall};
 use rpcrdma_tests::*;
 
 const WINDOWED: Case = Case { scheme: Scheme::V2Windowed, header: 40 };
@@ -79,12 +79,21 @@ fn a_message_of_any_length_passes() {
 #[test]
 fn a_reply_in_parts_that_no_buffer_holds_is_not_mistaken_for_its_last_part() {
     let mut world = World::new("no-room");
-    let address = world.serve(small_server());
+    let mut services = standard_services();
+    for (procedure, len) in [(20, 6000), (21, 10_000)] {
+        let long = move |call: &mut ServerCall| call.reply_mut(len).map(|_| ()).ok_or(Refusal::SystemError);
+        services.add(PROGRAM, VERSION, procedure, Procedure::new(long).max_reply(len));
+    }
+    let address = world.serve_with(small_server(), services);
+    // The first part fits a buffer for messages; the second, which may be the last, does not fit behind it.
     let mut client = world.client(&address, Config { long_buffers: vec![], ..small() });
-    let longest = 4096 - WINDOWED.header - REPLY_HEADER;
-    let error = reply_of(&mut client, longest + 1).unwrap_err();
-    assert_eq!(error, CallError::MalformedReply("longer than this side puts together"));
-    echo(&mut client, b"the connection lives on").unwrap();
+    for (procedure, error) in
+        [(20, CallError::NoMemory), (21, CallError::MalformedReply("longer than this side puts together"))]
+    {
+        let call = client.prepare(procedure, 0).unwrap();
+        assert_eq!(client.call(call).map(drop), Err(error));
+        echo(&mut client, b"the connection lives on").unwrap();
+    }
 }
 
 /// Calls for a reply of so many bytes; the length of what came.
