@@ -37,7 +37,7 @@ pub struct Config {
     /// same for all of them. Default false.
     pub resize_on_request: bool,
     /// RPC messages up to this length are continued in several messages rather than sent as a chunk, where the peer has version 2; bytes.
-    /// Default 16384.
+    /// Default 8192: what two or three messages hold; from there on a chunk is cheaper (`tuning.md`).
     pub continue_up_to: usize,
     /// Longest RPC message that is put together from parts, or fetched as a long call; bytes. Default 1 MiB.
     pub reassemble_up_to: usize,
@@ -116,7 +116,7 @@ impl Default for Config {
             max_inline: 0,
             optional_operations: true,
             resize_on_request: false,
-            continue_up_to: 16 << 10,
+            continue_up_to: 8 << 10,
             reassemble_up_to: 1 << 20,
             reverse_window: 8,
             reverse: ReverseSupport::General,

@@ -97,8 +97,7 @@ impl Reverser {
 
     /// [`service::OUTCOME`].
     pub(crate) fn tell(&self, call: &mut ServerCall) -> Result<(), Refusal> {
-        let at = call.args().first_chunk().map(|word| u32::from_be_bytes(*word) as usize);
-        let at = at.ok_or(Refusal::GarbageArguments)?;
+        let at = service::word(call.args()).ok_or(Refusal::GarbageArguments)? as usize;
         let state = locked(&self.state);
         let State::Done(outcome) = &*state else { return service::reply(call, &0u32.to_be_bytes()) };
         let rest = outcome.get(at..).unwrap_or_default();

@@ -192,8 +192,8 @@ fn write(call: &mut ServerCall) -> Result<(), Refusal> {
 }
 
 fn read_message(call: &mut ServerCall, content: &[u8]) -> Result<(), Refusal> {
-    let len = call.args().first_chunk().map(|word| u32::from_be_bytes(*word) as usize);
-    let content = len.and_then(|len| content.get(..len)).ok_or(Refusal::GarbageArguments)?;
+    let len = word(call.args());
+    let content = len.and_then(|len| content.get(..len as usize)).ok_or(Refusal::GarbageArguments)?;
     let results = call.reply_mut(4 + padded(content.len())).ok_or(Refusal::SystemError)?;
     let (len, opaque) = results.split_at_mut(4);
     len.copy_from_slice(&(content.len() as u32).to_be_bytes());
@@ -235,6 +235,11 @@ fn content(len: usize) -> Result<(Arena, Frozen), Failure> {
 /// The byte at `at` of everything that is read or written. Never 0, so that memory nobody wrote to is not taken for it.
 pub(crate) fn pattern(at: usize) -> u8 {
     (at % 251) as u8 + 1
+}
+
+/// The number that is all there is.
+pub(crate) fn word(bytes: &[u8]) -> Option<u32> {
+    bytes.try_into().ok().map(u32::from_be_bytes)
 }
 
 /// Fills memory with [`pattern`].

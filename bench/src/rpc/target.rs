@@ -96,7 +96,7 @@ pub(crate) fn connect(
     call.deadline(PATIENCE);
     let reply = client.call(call).map_err(|error| {
         Failure::Run(format!(
-            "asking {address} who it is, by {}: {error}; is it an rpcperf?",
+            "asking {address} who it is, by {}: {error}; is it an rpcperf, with the same --version and --credit-scheme?",
             super::config::scheme_name(scheme)
         ))
     })?;
@@ -329,7 +329,7 @@ impl Target for RpcTarget {
         text.resize(text.len().next_multiple_of(4), b' ');
         let wanted = run.outstanding as u32;
         let reply = self.ask(service::START_REVERSE, &text)?;
-        match reply.results().first_chunk().map(|word| u32::from_be_bytes(*word)) {
+        match service::word(reply.results()) {
             Some(0) => Err(Failure::Run("the server calls another client already".to_owned())),
             Some(most) if most >= wanted => Ok(()),
             most => {
