@@ -20,7 +20,10 @@
 pub mod chaos;
 pub mod contract;
 pub mod software;
+mod table;
 pub mod trace;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 
 use std::fmt;
 use std::time::Duration;
@@ -71,6 +74,9 @@ pub struct Capabilities {
     /// Whoever holds a connection can reach all memory exposed on it, windows or not: memory that is exposed must
     /// come from an arena that serves no other peer.
     pub exposure_needs_own_arena: bool,
+    /// The bounds of a window are checked at each access. Without that a peer reaches the whole arena in which a window of its
+    /// connection is bound, as long as it is.
+    pub checks_window_bounds: bool,
     /// There is a shared receive queue.
     pub shared_receive_queue: bool,
 }
@@ -88,6 +94,7 @@ impl Default for Capabilities {
             max_read_depth: 16,
             remote_invalidate: true,
             exposure_needs_own_arena: false,
+            checks_window_bounds: true,
             shared_receive_queue: true,
         }
     }
