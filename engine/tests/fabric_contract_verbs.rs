@@ -34,8 +34,28 @@ fn only(name: &str) -> bool {
     std::env::var("RPCRDMA_CASE").map_or(true, |wanted| name.contains(&wanted))
 }
 
+/// Prints what is logged, for whoever looks into a failure.
+struct Printer(std::sync::OnceLock<std::time::Instant>);
+
+static PRINTER: Printer = Printer(std::sync::OnceLock::new());
+
+impl log::Log for Printer {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let since = self.0.get_or_init(std::time::Instant::now).elapsed().as_secs_f64();
+        println!("{since:9.3} {} {}", record.level(), record.args());
+    }
+
+    fn flush(&self) {}
+}
+
 #[test]
 fn verbs() {
+    log::set_logger(&PRINTER).expect("the only logger");
+    log::set_max_level(log::LevelFilter::Debug);
     static PORT: AtomicU16 = AtomicU16::new(20100);
     for host in hosts() {
         let next = || SocketAddr::new(host, PORT.fetch_add(1, Ordering::Relaxed)).to_string();

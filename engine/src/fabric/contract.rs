@@ -82,6 +82,7 @@ pub fn run_with<F: Fabric>(
 ) -> Report {
     let mut report = Report::default();
     for case in cases {
+        log::debug!("case: {}", case.name);
         let world = make().and_then(|(client, server, address)| {
             let nowhere = nowhere(&address);
             World::new(client, server, address, nowhere)
