@@ -147,8 +147,13 @@ pub struct World<F: Fabric> {
 impl<F: Fabric> End<F> {
     fn new(mut fabric: F) -> Result<Self, FabricError> {
         let pool = |name, count| {
-            let arena =
-                ArenaConfig { name, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+            let arena = ArenaConfig {
+                bytes: 0,
+                name,
+                pages: PagePolicy::Small,
+                prefault: false,
+                ..ArenaConfig::default()
+            };
             let classes = vec![Class { size: RECEIVE, count }, Class { size: 4 << 20, count: 2 }];
             Pool::new(&PoolConfig { classes, arena })
                 .map_err(|e| FabricError::System { call: "Pool::new".into(), detail: e.to_string() })

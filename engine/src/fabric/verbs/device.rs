@@ -15,6 +15,9 @@ use crate::fabric::FabricError;
 /// Where the kernel describes RDMA devices.
 const SYSFS: &str = "/sys/class/infiniband";
 
+/// Free places in a row after which a table of GIDs has no more: places are filled from the front.
+const MOST_HOLES: usize = 32;
+
 /// An address of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Gid {
@@ -110,17 +113,23 @@ fn ports_in(root: &Path) -> Vec<Port> {
 }
 
 fn gids(port: &Path) -> Vec<Gid> {
-    let mut gids: Vec<Gid> = names(&port.join("gids"))
-        .into_iter()
-        .filter_map(|index| {
-            let value: Ipv6Addr = text(&port.join("gids").join(&index)).parse().ok()?;
-            let attribute = |name: &str| text(&port.join("gid_attrs").join(name).join(&index));
-            let (kind, netdev) = (attribute("types"), attribute("ndevs"));
-            let index = index.parse().ok()?;
-            (!value.is_unspecified()).then_some(Gid { index, value, kind, netdev })
-        })
-        .collect();
-    gids.sort_by_key(|gid| gid.index);
+    let mut gids = Vec::new();
+    let mut holes = 0;
+    for index in 0.. {
+        let name = index.to_string();
+        // The table ends, or goes on with nothing but free places: rxe's has a thousand.
+        let value = text(&port.join("gids").join(&name)).parse().unwrap_or(Ipv6Addr::UNSPECIFIED);
+        if value.is_unspecified() {
+            holes += 1;
+            if holes == MOST_HOLES {
+                break;
+            }
+            continue;
+        }
+        holes = 0;
+        let attribute = |kind: &str| text(&port.join("gid_attrs").join(kind).join(&name));
+        gids.push(Gid { index, value, kind: attribute("types"), netdev: attribute("ndevs") });
+    }
     gids
 }
 
