@@ -10,10 +10,11 @@ use std::error::Error;
 
 use rpcrdma::Scheme;
 use rpcrdma::proto::{ConnConfig, Connection, Event, Form, InboundId, Outgoing};
+use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::wire::{Chunks, ReadSegment, Revision, Segment, View};
 
 /// Where the payload starts in a message buffer; headers are written before it.
-const HEADROOM: usize = 128;
+const HEADROOM: usize = 256;
 
 fn main() -> Result<(), Box<dyn Error>> {
     for scheme in [Scheme::V1, Scheme::V2Windowed] {
@@ -26,12 +27,23 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn config(scheme: Scheme, server: bool) -> ConnConfig {
     ConnConfig {
         scheme,
+        version_1: true,
         revision: Revision::Ietf00,
         server,
+        takes_calls: server,
         window: 4,
-        max_calls: 8,
+        reverse_window: 0,
+        max_calls: if server { 0 } else { 8 },
+        reverse: ReverseSupport::None,
         coalesce_grants: true,
         xid_seed: 100,
+        inline: 4096,
+        segment_size: 1 << 20,
+        segment_count: 16,
+        continue_up_to: 16384,
+        reassemble_up_to: 1 << 20,
+        remote_invalidation: true,
+        private_data: None,
     }
 }
 
@@ -49,7 +61,7 @@ fn exchange(scheme: Scheme) -> Result<(), Box<dyn Error>> {
     while answered < 6 {
         // As many calls go out as the server has granted: the first goes alone, for nothing is granted yet.
         let mut served: Vec<InboundId> = Vec::new();
-        for message in transmit(&mut client, b"a call..", chunks)? {
+        for message in transmit(&mut client, b"a ca\0\0\0\0", chunks)? {
             let view = View::check(&message, Revision::Ietf00);
             println!("  client -> {}", view.as_ref().map_err(|error| error.to_string())?);
             if let Event::Call { id, .. } = server.handle_message(&view)? {
@@ -58,7 +70,7 @@ fn exchange(scheme: Scheme) -> Result<(), Box<dyn Error>> {
         }
         // The server may answer in any order; here the youngest first.
         served.into_iter().rev().for_each(|id| server.reply(id));
-        for message in transmit(&mut server, b"a reply.", |_| &[])? {
+        for message in transmit(&mut server, b"repl\0\0\0\x01", |_| &[])? {
             let view = View::check(&message, Revision::Ietf00);
             println!("  server -> {}", view.as_ref().map_err(|error| error.to_string())?);
             if let Event::Reply { token, .. } = client.handle_message(&view)? {

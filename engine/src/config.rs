@@ -6,6 +6,7 @@ use crate::fabric::software::SoftwareConfig;
 use crate::handoff::idle::IdlePolicy;
 use crate::proto::{MAX_WINDOW, MIN_WINDOW, Scheme};
 use crate::wire::Revision;
+use crate::wire::properties::ReverseSupport;
 
 /// Bytes in front of a message for a transport header without chunks.
 pub(crate) const HEADROOM_PLAIN: usize = 64;
@@ -14,15 +15,33 @@ pub(crate) const HEADROOM_CHUNKS: usize = 512;
 /// Size class of buffers for short messages, headroom included.
 pub(crate) const SMALL_BUFFER: usize = 512;
 
-/// How a shard behaves. Both ends of a connection must agree on `scheme` and `revision`: nothing is negotiated.
+/// How a shard behaves. Both ends of a connection must agree on `revision`; versions, credits and thresholds are negotiated.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Protocol version and credit scheme. Default: version 2, windowed.
+    /// Protocol version and credit scheme that this end prefers. Default: version 2, windowed.
     pub scheme: Scheme,
+    /// Goes on in version 1 with a peer that does not speak version 2; a server also takes peers that start in it. Default true.
+    pub version_1: bool,
     /// Code points of version 2. Default: draft-ietf-nfsv4-rpcrdma-version-two-00.
     pub revision: Revision,
-    /// Inline threshold of both directions, in bytes: the size of each Receive, and the longest Send. Default 4096.
+    /// Size of each Receive, and the longest Send, in bytes; the inline thresholds are the least of both ends. Version 2 needs
+    /// 4096 at least. Default 4096.
     pub inline: usize,
+    /// RPC messages up to this length are continued in several messages rather than sent as a chunk, where the peer has version 2; bytes.
+    /// Default 16384.
+    pub continue_up_to: usize,
+    /// Longest RPC message that is put together from parts, or fetched as a long call; bytes. Default 1 MiB.
+    pub reassemble_up_to: usize,
+    /// Calls in the reverse direction that may be under way in version 1, which counts the directions apart: a client with
+    /// services keeps Receives for so many, a server for so many replies. Default 8.
+    pub reverse_window: u32,
+    /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default any.
+    pub reverse: ReverseSupport,
+    /// Keeps a copy of each call until its reply has come, so that it can be sent again on a new connection. Default false.
+    pub retransmit: bool,
+    /// How long a client waits for the answer to its first message, in milliseconds; then it tries again in version 1.
+    /// Default 1000.
+    pub negotiation_timeout_ms: u64,
     /// Receives kept for each connection: messages that its peer may have under way. 4 to 32767. Default 64.
     /// Each costs `inline` bytes. A new connection gets at most an eighth of what `receives` has left.
     pub window: u32,
@@ -38,6 +57,9 @@ pub struct Config {
     /// Buffers for bulk data: bytes and number of each class. A server reads and writes chunks through them; a client
     /// connection has its own set, made when it is first used. Default 32 of 64 KiB and 8 of 1 MiB.
     pub bulk_buffers: Vec<(usize, usize)>,
+    /// Buffers for RPC messages that are longer than one Send: to be sent, put together or fetched; bytes and number of each class.
+    /// Default 16 of 32 KiB and 2 of 1 MiB.
+    pub long_buffers: Vec<(usize, usize)>,
     /// Pages that the pools are made of. Default: the largest that there are.
     pub pages: PagePolicy,
     /// NUMA node of the pools. Default: where the shard runs.
@@ -67,14 +89,22 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             scheme: Scheme::V2Windowed,
+            version_1: true,
             revision: Revision::Ietf00,
             inline: 4096,
+            continue_up_to: 16 << 10,
+            reassemble_up_to: 1 << 20,
+            reverse_window: 8,
+            reverse: ReverseSupport::General,
+            retransmit: false,
+            negotiation_timeout_ms: 1000,
             window: 64,
             receives: 4096,
             max_calls: 128,
             small_buffers: 2048,
             message_buffers: 512,
             bulk_buffers: vec![(64 << 10, 32), (1 << 20, 8)],
+            long_buffers: vec![(32 << 10, 16), (1 << 20, 2)],
             pages: PagePolicy::Auto,
             numa_node: None,
             arenas: Vec::new(),
@@ -123,6 +153,15 @@ impl Config {
         };
         check((1024..=1 << 20).contains(&self.inline), "inline", self.inline, "1024 to 1048576 bytes")?;
         check(self.inline.is_multiple_of(4), "inline", self.inline, "a multiple of 4")?;
+        check(
+            self.scheme == Scheme::V1 || self.inline >= 4096,
+            "inline",
+            self.inline,
+            "at least 4096 bytes in version 2 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.2)",
+        )?;
+        check(self.reassemble_up_to <= 1 << 30, "reassemble_up_to", self.reassemble_up_to, "at most 1 GiB")?;
+        let reverse = self.reverse_window;
+        check(reverse <= MAX_WINDOW, "reverse_window", reverse as usize, "at most 32767")?;
         let window = self.window;
         check((MIN_WINDOW..=MAX_WINDOW).contains(&window), "window", window as usize, "4 to 32767")?;
         check(
@@ -141,10 +180,10 @@ impl Config {
             sample as usize,
             "0 or a power of two",
         )?;
-        for &(size, count) in &self.bulk_buffers {
+        for &(size, count) in self.bulk_buffers.iter().chain(&self.long_buffers) {
             check(
                 (1..=1 << 30).contains(&size) && count > 0,
-                "bulk_buffers",
+                "bulk_buffers, long_buffers",
                 size,
                 "1 byte to 1 GiB, and some of them",
             )?;

@@ -13,6 +13,8 @@
 //! Arrows point down only. Start at [`server::Server`] and [`client::LocalClient`]; `PROTOCOL.md` beside this crate says what
 //! is on the wire, and `README.md` how a call goes through the code.
 
+pub mod auth;
+pub mod binding;
 pub mod client;
 pub mod config;
 pub mod fabric;

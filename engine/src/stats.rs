@@ -31,6 +31,8 @@ pub struct ShardStats {
     pub calls: u64,
     /// Calls that ended without a reply, or were refused.
     pub calls_failed: u64,
+    /// Calls of ours that were sent again.
+    pub calls_again: u64,
     /// Times that a full worker ring held a call back.
     pub backpressure: u64,
     /// Times that a pool had no buffer for what was to be done; it was done later, or refused.
@@ -65,6 +67,7 @@ impl ShardStats {
             peer_faults: 0,
             calls: 0,
             calls_failed: 0,
+            calls_again: 0,
             backpressure: 0,
             pool_empty: 0,
             worker_depth: 0,

@@ -9,8 +9,9 @@ use rpcrdma::fabric::{
     Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, Opcode, Posting, QpId,
     RemoteMemory, Source, Status, WorkRequest,
 };
+use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::rpc::{CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
-use rpcrdma::wire::{Body, Flags, Header, Revision, Segment, Version};
+use rpcrdma::wire::{Body, Flags, Header, Revision, Segment, Version, View, ViewBody};
 use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
 
 /// Bounds hangs, measures nothing.
@@ -47,6 +48,8 @@ pub struct RawPeer {
     pub version: Version,
     /// Their credit word.
     pub credit: u32,
+    /// They are windowed: they have the count of messages received.
+    pub windowed: bool,
 }
 
 fn pool(size: usize, count: usize) -> Pool {
@@ -83,9 +86,51 @@ fn fabric_address(address: &Address) -> FabricAddress {
 }
 
 impl RawPeer {
-    /// Connects as a client; panics if it is refused.
+    /// Connects as a client that offers windowed credits; panics if it is refused.
     pub fn connect(address: &Address) -> Self {
+        let mut peer = Self::connect_silently(address);
+        peer.introduce();
+        peer
+    }
+
+    /// Connects as a client of this version; panics if it is refused.
+    pub fn connect_as(address: &Address, version: Version) -> Self {
+        let mut peer = Self::connect_silently(address);
+        peer.version = version;
+        if version == Version::V2 {
+            peer.introduce();
+        }
+        peer
+    }
+
+    /// Connects as a client that says nothing yet; panics if it is refused.
+    pub fn connect_silently(address: &Address) -> Self {
         Self::try_connect(address, b"").expect("a connection")
+    }
+
+    /// Exchanges properties with a server.
+    pub fn introduce(&mut self) {
+        self.send_properties();
+        let answer = self.receive().expect("the server's properties");
+        self.take_properties(&answer.bytes);
+    }
+
+    /// Sends a CONNPROP that offers windowed credits.
+    pub fn send_properties(&mut self) {
+        let mut buffer = [0; 256];
+        let properties =
+            Properties { receive_size: RECEIVE as u32, windowed_credits: true, ..Properties::default() };
+        let set = properties.emit(&mut buffer, Revision::Ietf00).expect("space");
+        let message = self.message(7, Flags::NONE, Body::Connprop(set), &[]);
+        self.send(&message);
+    }
+
+    /// Takes the other side's CONNPROP.
+    pub fn take_properties(&mut self, message: &[u8]) {
+        let view = View::check(message, Revision::Ietf00).expect("a header");
+        let ViewBody::Connprop(set) = view.body() else { panic!("no CONNPROP: {view}") };
+        let properties = Properties::from_set(&set, Revision::Ietf00).expect("properties");
+        self.windowed = properties.windowed_credits;
     }
 
     /// Connects as a client, with private data.
@@ -114,6 +159,7 @@ impl RawPeer {
             over: None,
             version: Version::V2,
             credit: 64,
+            windowed: false,
         };
         peer.refill(RECEIVES);
         peer
@@ -265,9 +311,10 @@ impl RawPeer {
         (Segment { handle, length: bytes.len() as u32, offset }, mem)
     }
 
-    /// Header and payload as a correct peer would send them now, of version 2 with windowed credits.
+    /// Header and payload as a correct peer would send them now.
     pub fn message(&self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
-        let header = Header { xid, credit: self.credit, received: Some(self.received), flags, body };
+        let received = self.windowed.then_some(self.received);
+        let header = Header { xid, credit: self.credit, received, flags, body };
         let mut bytes = vec![0; header.encoded_len(self.version, Revision::Ietf00)];
         header.emit(&mut bytes, self.version, Revision::Ietf00).expect("as long as it says");
         bytes.extend_from_slice(payload);
@@ -300,8 +347,17 @@ impl RawListener {
         Self { fabric, messages, exposed, _listener: listener }
     }
 
+    /// Takes the first connection, and exchanges properties with the client; there is no second.
+    pub fn accept(self) -> RawPeer {
+        let mut peer = self.accept_silently();
+        let hello = peer.receive().expect("the client's properties");
+        peer.send_properties();
+        peer.take_properties(&hello.bytes);
+        peer
+    }
+
     /// Takes the first connection; there is no second.
-    pub fn accept(mut self) -> RawPeer {
+    pub fn accept_silently(mut self) -> RawPeer {
         let start = Instant::now();
         let mut events = Vec::new();
         loop {

@@ -25,7 +25,27 @@ const MEMPOOL: &str = "rpcrdma_mempool";
 /// server that owns shards lies above. Both are in the folder `server/`, as they are one thing to those who use it.
 const LAYERS: &[Layer] = &[
     Layer { name: "wire", places: &["wire/"], uses: &[], pure: true, crates: &["thiserror"] },
-    Layer { name: "proto", places: &["proto/"], uses: &["wire"], pure: true, crates: &["thiserror"] },
+    Layer {
+        name: "auth",
+        places: &["auth/"],
+        uses: &[],
+        pure: false,
+        crates: &["getrandom", "hmac", "sha2", "thiserror"],
+    },
+    Layer {
+        name: "binding",
+        places: &["binding.rs", "binding/"],
+        uses: &["wire"],
+        pure: true,
+        crates: &["thiserror"],
+    },
+    Layer {
+        name: "proto",
+        places: &["proto/"],
+        uses: &["binding", "wire"],
+        pure: true,
+        crates: &["arrayvec", "thiserror"],
+    },
     Layer {
         name: "fabric",
         places: &["fabric/"],
@@ -42,10 +62,10 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "service",
-        places: &["server/call.rs", "server/service.rs"],
-        uses: &["fabric", "proto", "wire"],
+        places: &["server/call.rs", "server/service.rs", "server/reply_cache.rs", "server/reply_cache/"],
+        uses: &["binding", "fabric", "proto", "wire"],
         pure: false,
-        crates: &[MEMPOOL, "arrayvec"],
+        crates: &[MEMPOOL, "arrayvec", "sha2", "thiserror"],
     },
     Layer {
         name: "config",
@@ -65,14 +85,16 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "shard",
         places: &["shard/"],
-        uses: &["config", "fabric", "handoff", "proto", "service", "stats", "wire"],
+        uses: &["binding", "config", "fabric", "handoff", "proto", "service", "stats", "wire"],
         pure: false,
         crates: &[MEMPOOL, "arrayvec", "log", "thiserror"],
     },
     Layer {
         name: "client",
         places: &["client/"],
-        uses: &["address", "config", "fabric", "handoff", "proto", "service", "shard", "stats", "wire"],
+        uses: &[
+            "address", "binding", "config", "fabric", "handoff", "proto", "service", "shard", "stats", "wire",
+        ],
         pure: false,
         crates: &[MEMPOOL, "arrayvec", "log", "thiserror"],
     },

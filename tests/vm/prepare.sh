@@ -44,6 +44,11 @@ install_packages() {
     echo "$said" >&2
 }
 
+# The package that linux-image-amd64 stands for today.
+kernel_package() {
+    { apt-cache depends linux-image-amd64 2>/dev/null || true; } | sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n 1
+}
+
 # The distribution's own kernel, as it is; unpacked, not installed.
 unpack_kernel() {
     kernel=$(find "$cache" -maxdepth 1 -name 'kernel-*' | sort -V | tail -n 1)
@@ -51,7 +56,11 @@ unpack_kernel() {
     local work=$cache/unpacking name
     rm -rf "$work"
     mkdir -p "$work"/{debs/partial,extra/usr/{bin,sbin,lib,lib64}}
-    name=$(apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n 1)
+    name=$(kernel_package)
+    if [[ -z $name ]]; then
+        apt_update >"$logs/kernel.log" 2>&1 || true
+        name=$(kernel_package)
+    fi
     [[ -n $name ]] || unable "the package linux-image-amd64 is not known to apt"
     echo "unpacking $name" >&2
     (

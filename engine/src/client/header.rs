@@ -28,6 +28,21 @@ impl Credential {
     }
 }
 
+impl Credential {
+    /// A credential of any flavor, as it is on the wire.
+    pub fn opaque(flavor: u32, body: Vec<u8>) -> Self {
+        Self { flavor, body }
+    }
+
+    pub(super) fn flavor(&self) -> u32 {
+        self.flavor
+    }
+
+    pub(super) fn body(&self) -> &[u8] {
+        &self.body
+    }
+}
+
 /// The header, encoded once.
 #[derive(Clone, Debug)]
 pub(super) struct Template(Vec<u8>);

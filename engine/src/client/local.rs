@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::header::Template;
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
+use crate::binding::BindingError;
 use crate::fabric::Fabric;
 use crate::fabric::software::SoftwareFabric;
 use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
+use crate::server::MAX_CHUNKS;
 use crate::shard::{
     CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, Sink, headroom,
 };
@@ -53,6 +56,8 @@ pub struct PreparedCall {
     message: Buf,
     args_at: usize,
     memory: Option<ChunkMemory>,
+    procedure: u32,
+    max_reply: usize,
     deadline: Option<Duration>,
 }
 
@@ -91,6 +96,12 @@ impl PreparedCall {
             }
             _ => Err(room),
         }
+    }
+
+    /// Says that the inline results may come to so many bytes, so that there is room for them however they travel. Not needed for
+    /// results that fit one message.
+    pub fn expect_reply(&mut self, bytes: usize) {
+        self.max_reply = bytes;
     }
 
     /// Gives the call up after this time from its start.
@@ -245,7 +256,14 @@ impl<F: Fabric> LocalClient<F> {
         let mut message = self.shard.alloc(room + args_at + args_len).ok_or(CallError::NoMemory)?;
         message.set_window(room, args_at + args_len);
         self.template.write(&mut message, procedure);
-        Ok(PreparedCall { message, args_at, memory: chunks.then(ChunkMemory::new), deadline: None })
+        Ok(PreparedCall {
+            message,
+            args_at,
+            memory: chunks.then(ChunkMemory::new),
+            procedure,
+            max_reply: 0,
+            deadline: None,
+        })
     }
 
     /// Memory for a chunk of a call on a connection: only that connection's peer is ever given access to it.
@@ -260,10 +278,25 @@ impl<F: Fabric> LocalClient<F> {
     /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has ended already.
     #[inline(always)]
     pub fn start(&mut self, connection: Connection, call: PreparedCall, token: u64) -> Option<CallId> {
-        let PreparedCall { message, memory, deadline, .. } = call;
+        if call.memory.is_some()
+            && let Err(error) = self.check(&call)
+        {
+            self.shard.refuse(Sink::Polled, token, CallError::Binding(error));
+            return None;
+        }
+        let PreparedCall { message, memory, max_reply, deadline, .. } = call;
         // A connection that is not this client's is refused as a closed one.
         let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);
-        self.shard.start_call(conn, CallRequest { message, memory, deadline, token, sink: Sink::Polled })
+        let sink = Sink::Polled;
+        self.shard.start_call(conn, CallRequest { message, memory, max_reply, deadline, token, sink })
+    }
+
+    /// Holds a call with chunks against the binding.
+    fn check(&self, call: &PreparedCall) -> Result<(), BindingError> {
+        let Some(memory) = &call.memory else { return Ok(()) };
+        let reads: ArrayVec<usize, MAX_CHUNKS> = memory.send.iter().map(|(_, buf)| buf.len()).collect();
+        let writes: ArrayVec<usize, MAX_CHUNKS> = memory.receive.iter().map(|buf| buf.len()).collect();
+        self.config.check_binding(call.procedure, call.message.len() - call.args_at, &reads, &writes)
     }
 
     /// Posts the calls that were started since the last [`poll`](Self::poll): now, instead of in the next. Worth it before anything

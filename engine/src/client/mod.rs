@@ -5,6 +5,9 @@ mod header;
 mod local;
 mod threaded;
 
+use std::sync::Arc;
+
+use crate::binding::{BindingError, Bindings, reduction_allowed};
 use crate::config::Config;
 use crate::fabric::FabricError;
 use crate::shard::{OpenError, SpawnError};
@@ -24,6 +27,9 @@ pub struct ClientConfig {
     pub version: u32,
     /// Default: `AUTH_NONE`.
     pub credential: Credential,
+    /// What may be placed directly: calls that break it are not sent. `None`: the server alone decides. RPCSEC_GSS integrity and privacy are heeded
+    /// in any case.
+    pub bindings: Option<Arc<Bindings>>,
     /// How long connecting may take. Default 5 s.
     pub connect_timeout: std::time::Duration,
 }
@@ -36,6 +42,7 @@ impl ClientConfig {
             program,
             version,
             credential: Credential::default(),
+            bindings: None,
             connect_timeout: std::time::Duration::from_secs(5),
         }
     }
@@ -69,4 +76,25 @@ pub enum ConnectError {
         /// What was waited.
         timeout: std::time::Duration,
     },
+}
+
+impl ClientConfig {
+    /// Holds a call with chunks against the binding. `reads` and `writes` are the lengths of its chunks.
+    fn check_binding(
+        &self,
+        procedure: u32,
+        inline: usize,
+        reads: &[usize],
+        writes: &[usize],
+    ) -> Result<(), BindingError> {
+        let reduction = reduction_allowed(self.credential.flavor(), self.credential.body());
+        let binding = self.bindings.as_ref().map(|all| all.get(self.program, self.version, procedure));
+        match binding {
+            Some(Some(binding)) => binding.check_call(inline, reads, writes, reduction),
+            // The table names all that may be reduced.
+            Some(None) if !reads.is_empty() || !writes.is_empty() => Err(BindingError::ReductionOff),
+            _ if !reduction && (!reads.is_empty() || !writes.is_empty()) => Err(BindingError::ReductionOff),
+            _ => Ok(()),
+        }
+    }
 }

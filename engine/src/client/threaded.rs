@@ -49,6 +49,7 @@ pub struct ClientCall {
     args: Vec<u8>,
     send: ArrayVec<(usize, Buf), MAX_CHUNKS>,
     receive: ArrayVec<u32, MAX_CHUNKS>,
+    max_reply: usize,
     deadline: Option<Duration>,
 }
 
@@ -80,6 +81,13 @@ impl ClientCall {
     /// With more than [`MAX_CHUNKS`].
     pub fn receive_chunk(mut self, len: u32) -> Self {
         self.receive.push(len);
+        self
+    }
+
+    /// Says that the inline results may come to so many bytes, so that there is room for them however they travel. Not needed for
+    /// results that fit one message.
+    pub fn expect_reply(mut self, bytes: usize) -> Self {
+        self.max_reply = bytes;
         self
     }
 
@@ -179,6 +187,14 @@ impl Client {
     /// [`CallError::TooMany`] when this client has as many calls under way as
     /// [`Config::max_calls`](crate::Config::max_calls); [`CallError::Closed`] when the shard has stopped.
     pub fn start(&mut self, call: ClientCall) -> Result<Pending, CallError> {
+        if !call.send.is_empty() || !call.receive.is_empty() {
+            let reads: ArrayVec<usize, MAX_CHUNKS> = call.send.iter().map(|(_, buf)| buf.len()).collect();
+            let writes: ArrayVec<usize, MAX_CHUNKS> = call.receive.iter().map(|&len| len as usize).collect();
+            let config = &self.shared.config;
+            config
+                .check_binding(call.procedure, call.args.len(), &reads, &writes)
+                .map_err(CallError::Binding)?;
+        }
         let (ticket, completer) = self.slots.acquire().ok_or(CallError::TooMany)?;
         let template = &self.shared.template;
         let header = template.len();
@@ -191,8 +207,9 @@ impl Client {
         if let Some(memory) = &mut memory {
             memory.send.extend(call.send.into_iter().map(|(at, data)| ((header + at) as u32, data)));
         }
-        let (receive, deadline) = (call.receive, call.deadline);
-        let call = RemoteCall { conn: self.shared.conn, message, memory, receive, deadline, completer };
+        let (receive, max_reply, deadline) = (call.receive, call.max_reply, call.deadline);
+        let conn = self.shared.conn;
+        let call = RemoteCall { conn, message, memory, receive, max_reply, deadline, completer };
         match self.sender.send(Command::Call(call)) {
             Ok(()) => Ok(Pending { ticket, idle: self.shared.config.shard.idle }),
             Err(_) if self.sender.is_closed() => Err(CallError::Closed),

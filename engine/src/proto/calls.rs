@@ -113,6 +113,27 @@ impl CallTable {
         }
     }
 
+    /// Whether the answer to this XID is awaited.
+    pub(super) fn is_sent(&self, xid: u32) -> bool {
+        let slot = &self.slots[(xid & self.mask) as usize];
+        slot.state == State::Sent && slot.xid == xid
+    }
+
+    /// A call was answered, but not carried out, and may be sent again: it keeps its slot. The call and its token.
+    pub(super) fn refused(&mut self, xid: u32) -> Option<(CallId, u64)> {
+        let slot = &mut self.slots[(xid & self.mask) as usize];
+        (slot.state == State::Sent && slot.xid == xid).then(|| {
+            slot.state = State::Queued;
+            (CallId(xid), slot.token)
+        })
+    }
+
+    /// Whether a call has not ended, and waits to be sent.
+    pub(super) fn is_queued(&self, call: CallId) -> bool {
+        let slot = &self.slots[(call.0 & self.mask) as usize];
+        slot.state == State::Queued && slot.xid == call.0
+    }
+
     /// Ends a call. `None` if it has ended before; else its token, and whether it had been sent. With `reply_owed`
     /// its reply may still come, and will be [`Match::Late`].
     #[inline]

@@ -54,8 +54,10 @@ pub struct Credits {
     received: u32,
     /// The peer may send up to here, as far as it can know.
     told_limit: u32,
-    /// Receives that this side offers: config, within [`MIN_WINDOW`] and [`MAX_WINDOW`].
+    /// Receives that this side offers: config, within [`MIN_WINDOW`] and [`MAX_WINDOW`]. Version 1: calls of the peer that it takes.
     window: u32,
+    /// Version 1: Receives that this side keeps for the replies to its own calls.
+    made: u32,
     /// Version 1 requester: calls answered (or known never to be).
     answered: u32,
     /// Messages received since the peer was last told.
@@ -78,6 +80,7 @@ impl Credits {
             received: 0,
             told_limit: 1,
             window,
+            made: window,
             answered: 0,
             unreported: 0,
             unreported_payload: 0,
@@ -85,14 +88,35 @@ impl Credits {
         }
     }
 
-    /// The scheme in use.
+    /// A connection of version 1, whose directions are counted apart (RFC 8167 §4.1): `taken` calls of the peer at a time, and
+    /// up to `made` of this side's own. Either may be 0.
+    pub fn version_1(taken: u32, made: u32) -> Self {
+        Self { window: taken.min(MAX_WINDOW), made: made.min(MAX_WINDOW), ..Self::new(Scheme::V1, 0, false) }
+    }
+
+    /// The scheme in use: of what this side sends.
+    #[inline]
     pub fn scheme(&self) -> Scheme {
         self.scheme
     }
 
-    /// Receives that must be in reserve for this connection: the window, and one for a pure grant.
+    /// From the next message on, this side's headers are windowed. Counts and limits mean the same in both schemes of version 2.
+    pub fn go_windowed(&mut self) {
+        self.scheme = Scheme::V2Windowed;
+    }
+
+    /// Messages of the peer (version 1: calls) that this side takes at a time.
+    #[inline]
+    pub fn window(&self) -> u32 {
+        self.window
+    }
+
+    /// Receives that must be in reserve for these promises, and one more: in version 2 for a pure grant.
     pub fn reserve(&self) -> u32 {
-        self.window + 1
+        match self.scheme {
+            Scheme::V1 => self.window + self.made + 1,
+            Scheme::V2Windowed | Scheme::V2Incremental => self.window + 1,
+        }
     }
 
     /// Messages (version 1: calls) that may be sent now.
@@ -123,7 +147,9 @@ impl Credits {
     pub fn on_send(&mut self, counted: bool, replenished: bool) -> CreditWords {
         self.sent = self.sent.wrapping_add(u32::from(counted));
         if self.scheme == Scheme::V1 {
-            return CreditWords { credit: self.window, received: None };
+            // A call asks for credits, a reply grants them.
+            let credit = if counted { self.made } else { self.window };
+            return CreditWords { credit, received: None };
         }
         let before = self.told_limit;
         if replenished {
@@ -157,9 +183,8 @@ impl Credits {
         }
         self.unreported += u32::from(counted);
         self.unreported_payload += u32::from(payload && counted);
-        match self.scheme {
-            Scheme::V2Windowed => {
-                let Some(acknowledged) = words.received else { return Err(PeerFault::CreditWordMissing) };
+        match (self.scheme, words.received) {
+            (Scheme::V2Windowed | Scheme::V2Incremental, Some(acknowledged)) => {
                 let outstanding = self.sent.wrapping_sub(self.acknowledged);
                 if acknowledged.wrapping_sub(self.acknowledged) > outstanding {
                     return Err(PeerFault::AcknowledgedTooMuch { acknowledged, sent: self.sent });
@@ -167,7 +192,7 @@ impl Credits {
                 self.acknowledged = acknowledged;
                 self.limit = acknowledged.wrapping_add(words.credit.min(MAX_WINDOW));
             }
-            Scheme::V2Incremental => {
+            (Scheme::V2Windowed | Scheme::V2Incremental, None) => {
                 let newly = words.credit & 0xFFFF;
                 // More than 2^16 ahead is no promise that a peer could keep; beyond it the sum would wrap.
                 if self.available() + newly <= 2 * MAX_WINDOW {
@@ -176,14 +201,30 @@ impl Credits {
                     return Err(PeerFault::GrantedTooMuch { available: self.available(), newly });
                 }
             }
-            Scheme::V1 => {
+            (Scheme::V1, _) => {
                 // A grant of 0 would be a deadlock (RFC 8166 §3.3.1): read it as 1, as deployed peers do.
                 // More outstanding calls than Receives for their replies are no use either.
                 // Only what answers our calls speaks of our calls.
                 if !counted {
-                    self.limit = self.answered.wrapping_add(words.credit.clamp(1, self.window));
+                    self.limit = self.answered.wrapping_add(words.credit.clamp(1, self.made.max(1)));
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// A version 2 ERROR came in: its credit word means nothing (version 2 §6.4.3), and its count of messages what it always does.
+    ///
+    /// # Errors
+    /// As [`on_receive`](Self::on_receive).
+    #[cold]
+    pub fn on_receive_error(&mut self, received: Option<u32>) -> Result<(), PeerFault> {
+        self.count_unreadable()?;
+        if let Some(acknowledged) = received {
+            if acknowledged.wrapping_sub(self.acknowledged) > self.sent.wrapping_sub(self.acknowledged) {
+                return Err(PeerFault::AcknowledgedTooMuch { acknowledged, sent: self.sent });
+            }
+            self.acknowledged = acknowledged;
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! What a peer can do wrong, and how a call can end: one place for both.
 
+use crate::binding::BindingError;
 use crate::wire::{ErrorBody, WireErrorKind};
 
 /// The peer broke a rule that the connection cannot outlive.
@@ -38,6 +39,14 @@ pub enum PeerFault {
         available: u32,
         /// Added by this message.
         newly: u32,
+    },
+    /// It speaks none of the versions that this end does.
+    #[error("peer speaks versions {low} to {high}, none of which this end is configured for")]
+    NoCommonVersion {
+        /// Its lowest.
+        low: u32,
+        /// Its highest.
+        high: u32,
     },
     /// It changed the protocol version in the middle of the connection.
     #[error("peer changed to protocol version {0}")]
@@ -116,6 +125,15 @@ pub enum CallError {
     /// A chunk of no bytes: there is nothing to expose.
     #[error("a chunk of the call has no bytes")]
     EmptyChunk,
+    /// A Read chunk's position in the RPC message is no multiple of 4, or lies before the end of the chunk in front of it.
+    #[error("no Read chunk can be at position {0}: a multiple of 4, behind the chunk in front of it")]
+    Position(u32),
+    /// It breaks the binding of its procedure.
+    #[error("not as its binding has it: {0}")]
+    Binding(BindingError),
+    /// It has chunks, and goes in a direction in which the peer takes none.
+    #[error("the peer takes no chunks in this direction")]
+    NoChunks,
     /// No memory in the pool that the call needs; the text of [`Shard`](crate::shard::Shard) statistics says which.
     #[error("buffer pool is empty")]
     NoMemory,

@@ -43,6 +43,11 @@ impl InboundTable {
         Some(InboundId { index, generation })
     }
 
+    pub(super) fn get(&self, id: InboundId) -> Option<&Inbound> {
+        let slot = self.slots.get(id.index as usize)?;
+        (slot.live && slot.generation == id.generation).then_some(slot)
+    }
+
     #[inline]
     pub(super) fn remove(&mut self, id: InboundId) -> Option<Inbound> {
         let slot = self.slots.get_mut(id.index as usize)?;

@@ -11,49 +11,113 @@
 //!    payload; it ends with the pure grant,
 //!    if one is due.
 //!
+//! Either end may call, and either may serve: [`ConnConfig::max_calls`] and [`ConnConfig::takes_calls`] say which it does.
+//!
 //! Memory is the owner's: the connection names calls ([`CallId`]) and served calls ([`InboundId`]), and the owner
 //! keeps their buffers and exposed memory beside those names.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `receive` | what a message means |
+//! | `transmit` | what goes out next, and its header |
+//! | `negotiate` | version and terms |
+//! | `credits` | who may send how much |
+//! | `calls`, `inbound` | the calls of this side, and those of the peer |
+//! | `sequence` | messages that come in parts |
+//! | `form` | which form a message travels in |
+//! | `fault` | what a peer can do wrong, how a call can end |
 
 mod calls;
 mod counters;
 mod credits;
+pub mod exchange;
 mod fault;
+mod form;
 mod inbound;
+mod negotiate;
+mod receive;
+mod sequence;
 #[cfg(test)]
 mod tests;
+mod transmit;
 
 use std::collections::VecDeque;
 
 pub use calls::CallId;
-use calls::{CallTable, Match};
+use calls::CallTable;
 pub use counters::Counters;
 pub use credits::{CreditWords, Credits, MAX_WINDOW, MIN_WINDOW, Scheme};
 pub use fault::{CallError, PeerFault, Refusal, Rejected};
+pub use form::{CallForm, CallPlan, FormLimits, ReplyForm, choose_call, choose_reply};
 pub use inbound::InboundId;
 use inbound::InboundTable;
+pub use negotiate::{FIRST_MESSAGE_LEN, Phase, Terms, connect_data};
+use sequence::Sequence;
+pub use transmit::Form;
 
-use crate::wire::{
-    self, Body, Chunks, ErrorBody, Flags, Header, HeaderType, Revision, Version, View, ViewBody, WireError,
-    WireErrorKind,
-};
+use crate::wire::private_data::PrivateData;
+use crate::wire::properties::ReverseSupport;
+use crate::wire::{ErrorBody, Flags, Revision, Version};
 
-/// What a connection is configured to be. It negotiates nothing: both ends must be configured alike.
+/// What a connection is configured to be, and what is known of its peer when it is made.
 #[derive(Clone, Debug)]
 pub struct ConnConfig {
-    /// Protocol version and credit scheme.
+    /// The version and credit scheme that this end prefers. [`Scheme::V1`]: version 1 only.
     pub scheme: Scheme,
+    /// Goes on in version 1 with a peer that has no version 2.
+    pub version_1: bool,
     /// Code points of version 2.
     pub revision: Revision,
-    /// This end answers calls, and does not make any; else the other way round.
+    /// This end has accepted the connection: the peer speaks first.
     pub server: bool,
+    /// This end answers calls of the peer.
+    pub takes_calls: bool,
     /// Receives that are kept for this connection, beside one for a pure grant.
     pub window: u32,
-    /// Calls of this end that may be outstanding or queued.
+    /// Receives of version 1 for calls in the reverse direction (client) or for the replies to them (server).
+    pub reverse_window: u32,
+    /// Calls of this end that may be outstanding or queued; 0 for none.
     pub max_calls: usize,
+    /// Which calls in the reverse direction this end takes, as a client.
+    pub reverse: ReverseSupport,
     /// Pure grants wait for half a window, and for nothing else to carry them; without, each message is reported at once.
     pub coalesce_grants: bool,
     /// Where XIDs start: differs from connection to connection.
     pub xid_seed: u32,
+    /// Bytes of each Receive, and of the longest Send.
+    pub inline: usize,
+    /// Longest segment that this end handles, in bytes.
+    pub segment_size: u32,
+    /// Most segments in one header that this end handles.
+    pub segment_count: u32,
+    /// RPC messages up to this length are continued rather than sent as a chunk, in bytes.
+    pub continue_up_to: usize,
+    /// Longest RPC message that is put together from parts, in bytes.
+    pub reassemble_up_to: usize,
+    /// Replies may come, and go, as Send With Invalidate.
+    pub remote_invalidation: bool,
+    /// What the peer's connect message said (RFC 8797).
+    pub private_data: Option<PrivateData>,
+}
+
+impl ConnConfig {
+    /// Receives that must be in reserve for such a connection, whatever its version turns out to be.
+    pub fn reserve(&self) -> u32 {
+        self.window + 1 + if self.takes_calls && self.max_calls > 0 { self.reverse_window } else { 0 }
+    }
+
+    fn credits(&self, version: Version) -> Credits {
+        let (taken, made) =
+            if self.server { (self.window, self.reverse_window) } else { (self.reverse_window, self.window) };
+        match version {
+            Version::V1 => Credits::version_1(
+                if self.takes_calls { taken } else { 0 },
+                if self.max_calls > 0 { made } else { 0 },
+            ),
+            // Windowed only when both ends have said so.
+            Version::V2 => Credits::new(Scheme::V2Incremental, self.window, self.coalesce_grants),
+        }
+    }
 }
 
 /// What a message turned out to be.
@@ -75,6 +139,16 @@ pub enum Event {
         /// Why.
         error: CallError,
     },
+    /// A call of ours was answered with an error that more resources may cure. It was not carried out, and is still in the table:
+    /// [`Connection::resend`] it, or [`Connection::give_up`].
+    Refused {
+        /// Which.
+        call: CallId,
+        /// The caller's own name for it.
+        token: u64,
+        /// Why.
+        error: ErrorBody,
+    },
     /// The peer calls: end it with [`Connection::reply`] or [`Connection::reply_error`].
     Call {
         /// Our name for it.
@@ -85,7 +159,17 @@ pub enum Event {
         /// Which.
         call: CallId,
     },
-    /// Flow control only.
+    /// A part of a message that will be a [`Call`](Self::Call) or [`Reply`](Self::Reply) when its last part has come: the owner keeps
+    /// the payload.
+    Part {
+        /// It is the first part.
+        first: bool,
+        /// The payload is of use.
+        kept: bool,
+    },
+    /// The version is settled, and with it the [terms](Connection::terms).
+    Settled,
+    /// Flow control, or terms.
     Grant,
     /// Dropped, or to be answered with an error that is queued already.
     Rejected(Rejected),
@@ -98,6 +182,10 @@ pub enum Outgoing {
     Call(CallId),
     /// The reply to a peer's call.
     Reply(InboundId),
+    /// The next part of the message that [`Connection::hold_queue`] was called for.
+    Continue,
+    /// This side's properties; header only.
+    Connprop,
     /// A transport error about the message with this XID; header only.
     Error {
         /// Of the message that it answers.
@@ -116,29 +204,28 @@ pub enum Outgoing {
     Grant,
 }
 
-/// How an outgoing message's payload travels, if not simply inline.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Form<'a> {
-    /// Chunk lists.
-    pub chunks: Chunks<'a>,
-    /// The payload is not in the message (`RDMA_NOMSG`).
-    pub external: bool,
-}
+/// The value of `Connection::plain` that no message has.
+const NEVER_PLAIN: u32 = u32::MAX;
+/// The flags that `Connection::plain` is about.
+const PLAIN_FLAGS: u32 = Flags::MORE.0 | Flags::RECEIVED.0;
+/// Errors that wait to be sent, at least.
+const MIN_ERRORS: usize = 4;
 
 /// One connection. See the module page for how to drive it.
 #[derive(Debug)]
 pub struct Connection {
-    config: ConnConfig,
+    /// MORE and RECEIVED as they are in a message of one piece that needs no further thought; [`NEVER_PLAIN`] while
+    /// every message does.
+    plain: u32,
+    version: Version,
     credits: Credits,
     calls: CallTable,
     inbound: InboundTable,
     /// Slots of `inbound` that must be free for the peer to be granted more.
     inbound_room: usize,
-    /// The version of `config.scheme`.
-    version: Version,
     /// Calls that wait for a credit, oldest first. May name calls that have ended.
     call_queue: VecDeque<CallId>,
-    /// Replies and errors, oldest first. Version 1 sends them without a credit.
+    /// Replies, errors and properties, oldest first. Version 1 sends them without a credit.
     reply_queue: VecDeque<Outgoing>,
     /// Errors in `reply_queue`: each takes the place of a served call until it is sent.
     errors_queued: usize,
@@ -146,34 +233,91 @@ pub struct Connection {
     spoke: bool,
     closing: bool,
     counters: Counters,
+    config: ConnConfig,
+    phase: Phase,
+    terms: Terms,
+    /// A CONNPROP of this side has gone out, or waits to.
+    introduced: bool,
+    /// The peer's CONNPROP has come.
+    peer_introduced: bool,
+    /// The peer has sent a windowed header: all that follow are.
+    peer_windowed: bool,
+    /// A message of the peer that is coming in parts.
+    sequence: Option<Sequence>,
+    /// What has come of a CONNPROP in parts.
+    connprop: Vec<u8>,
 }
 
 impl Connection {
     /// A connection that has just been established.
     pub fn new(config: ConnConfig) -> Self {
-        let credits = Credits::new(config.scheme, config.window, config.coalesce_grants);
-        let max_inbound = if config.server { 2 * credits.reserve() as usize } else { 0 };
-        let max_calls = if config.server { 1 } else { config.max_calls };
-        let calls = CallTable::new(max_calls, config.xid_seed);
-        Self {
+        let version = if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 };
+        let window = config.window.clamp(MIN_WINDOW, MAX_WINDOW);
+        let config = ConnConfig { window, ..config };
+        let max_inbound = if config.takes_calls { 2 * (window as usize + 1) } else { 0 };
+        let mut connection = Self {
+            plain: NEVER_PLAIN,
+            version,
+            credits: config.credits(version),
+            calls: CallTable::new(config.max_calls, config.xid_seed),
             inbound: InboundTable::new(max_inbound),
             inbound_room: max_inbound / 2,
-            version: if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 },
-            call_queue: VecDeque::with_capacity(max_calls + 1),
-            reply_queue: VecDeque::with_capacity(2 * max_inbound),
+            call_queue: VecDeque::with_capacity(config.max_calls + 1),
+            reply_queue: VecDeque::with_capacity(2 * max_inbound.max(MIN_ERRORS)),
             errors_queued: 0,
-            calls,
-            credits,
-            config,
             spoke: false,
-            closing: false,
+            // Without slots there is nothing to be taken.
+            closing: config.max_calls == 0,
             counters: Counters::default(),
+            phase: Phase::Hello,
+            terms: match version {
+                Version::V1 => Terms::version_1(&config),
+                Version::V2 => Terms::version_2(&config),
+            },
+            introduced: false,
+            peer_introduced: false,
+            peer_windowed: false,
+            sequence: None,
+            connprop: Vec::new(),
+            config,
+        };
+        if !connection.config.server {
+            match version {
+                // Version 1 has nothing to agree on.
+                Version::V1 => connection.phase = Phase::Settled,
+                Version::V2 => connection.introduce(),
+            }
+        }
+        connection
+    }
+
+    /// What the peer's connect message said, which a client hears with the connection. It sets the terms of version 1.
+    pub fn set_private_data(&mut self, peer: Option<PrivateData>) {
+        self.config.private_data = peer;
+        if self.version == Version::V1 {
+            self.terms = Terms::version_1(&self.config);
         }
     }
 
     /// The configuration that it was made with.
     pub fn config(&self) -> &ConnConfig {
         &self.config
+    }
+
+    /// What this side may send, as far as it is known.
+    #[inline]
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Where it is in agreeing on the version.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// What decides about the form of this side's messages.
+    pub fn form_limits(&self) -> FormLimits {
+        self.terms.form_limits(&self.config)
     }
 
     /// What happened so far.
@@ -212,214 +356,7 @@ impl Connection {
         self.inbound.capacity()
     }
 
-    // ---- input
-
-    /// Takes a received message, as [`View::check`] read it.
-    ///
-    /// # Errors
-    /// The peer broke a rule that the connection cannot outlive: end it.
-    #[inline]
-    pub fn handle_message(&mut self, message: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
-        self.counters.received += 1;
-        let view = match message {
-            Ok(view) if view.version() == self.version => view,
-            Ok(view) => return self.wrong_version(view.xid(), view.version().code()),
-            Err(error) => return self.malformed(error),
-        };
-        let words = CreditWords { credit: view.credit(), received: view.received() };
-        if self.config.scheme == Scheme::V1 {
-            return self.handle_v1(view, words);
-        }
-        if view.htype() != HeaderType::Msg || view.flags().contains(Flags::MORE) {
-            return self.handle_rare(view, words);
-        }
-        self.credits.on_receive(words, true, true)?;
-        if view.flags().contains(Flags::RESPONSE) { Ok(self.replied(view)) } else { self.called(view) }
-    }
-
-    /// Version 2: all but a message of one piece.
-    fn handle_rare(&mut self, view: &View<'_>, words: CreditWords) -> Result<Event, PeerFault> {
-        if view.htype() == HeaderType::Error && matches!(view.body(), ViewBody::Error(ErrorBody::Vers { .. }))
-        {
-            // The layout that all versions share says nothing of credits.
-            self.credits.count_unreadable()?;
-            return Ok(self.failed(view));
-        }
-        let grant = view.htype() == HeaderType::Nomsg && !view.has_chunks() && view.xid() == 0;
-        self.credits.on_receive(words, !grant, true)?;
-        match view.htype() {
-            _ if grant => Ok(Event::Grant),
-            // Continued messages are not taken yet.
-            _ if view.flags().contains(Flags::MORE) => Ok(self.answer(view.xid(), ErrorBody::InvalFlag)),
-            HeaderType::Nomsg if view.flags().contains(Flags::RESPONSE) => Ok(self.replied(view)),
-            HeaderType::Nomsg => self.called(view),
-            HeaderType::Error => Ok(self.failed(view)),
-            // Properties are all optional to heed (draft-ietf-nfsv4-rpcrdma-version-two-00 §6.4.4).
-            HeaderType::Connprop => Ok(Event::Grant),
-            _ => Ok(self.answer(view.xid(), ErrorBody::InvalHtype)),
-        }
-    }
-
-    fn handle_v1(&mut self, view: &View<'_>, words: CreditWords) -> Result<Event, PeerFault> {
-        if self.config.server {
-            self.credits.on_receive(words, true, true)?;
-            self.check_overrun()?;
-            return match view.htype() {
-                HeaderType::Msg | HeaderType::Nomsg => self.called(view),
-                // Dropped silently, as deployed servers do.
-                HeaderType::Done | HeaderType::Error => Ok(self.reject(Rejected::Unexpected)),
-                _ => Ok(self.answer(view.xid(), ErrorBody::BadXdr)),
-            };
-        }
-        let event = match view.htype() {
-            HeaderType::Msg | HeaderType::Nomsg => self.replied(view),
-            HeaderType::Error => self.failed(view),
-            _ => self.reject(Rejected::Unexpected),
-        };
-        match event {
-            Event::Reply { .. } | Event::Failed { .. } | Event::Late { .. } => {
-                self.credits.on_answered();
-                self.credits.on_receive(words, true, false)?;
-            }
-            // What answers no call of ours grants nothing.
-            _ => {}
-        }
-        Ok(event)
-    }
-
-    /// Version 1 counts no messages, but calls under way: no more of them than were granted.
-    #[inline]
-    fn check_overrun(&self) -> Result<(), PeerFault> {
-        let limit = self.credits.reserve();
-        let under_way = self.inbound.len() + self.errors_queued;
-        if under_way >= limit as usize { Err(PeerFault::TooManyCalls { limit }) } else { Ok(()) }
-    }
-
-    #[inline]
-    fn replied(&mut self, view: &View<'_>) -> Event {
-        match self.calls.answered(view.xid()) {
-            Match::Call(call, token) => {
-                if view.has_chunks() && view.reads().next().is_some() {
-                    return Event::Failed {
-                        call,
-                        token,
-                        error: CallError::MalformedReply("it has a Read list"),
-                    };
-                }
-                Event::Reply { call, token }
-            }
-            Match::Late(call) => self.late(call),
-            Match::Unknown => self.reject(Rejected::UnknownXid),
-        }
-    }
-
-    #[cold]
-    fn failed(&mut self, view: &View<'_>) -> Event {
-        let ViewBody::Error(error) = view.body() else { return self.reject(Rejected::Unexpected) };
-        if self.config.server {
-            return self.reject(Rejected::Unexpected);
-        }
-        match self.calls.answered(view.xid()) {
-            Match::Call(call, token) => Event::Failed { call, token, error: CallError::Transport(error) },
-            Match::Late(call) => self.late(call),
-            Match::Unknown => self.reject(Rejected::UnknownXid),
-        }
-    }
-
-    #[inline]
-    fn called(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
-        if !self.config.server {
-            return Ok(self.reject(Rejected::Unexpected));
-        }
-        match self.inbound.insert(view.xid()) {
-            Some(id) => Ok(Event::Call { id }),
-            None => Err(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 }),
-        }
-    }
-
-    #[cold]
-    fn wrong_version(&mut self, xid: u32, vers: u32) -> Result<Event, PeerFault> {
-        if self.counters.received > 1 && self.config.server {
-            return Err(PeerFault::VersionChanged(vers));
-        }
-        self.unusable(Some(xid), WireErrorKind::UnsupportedVersion { vers }, Some(self.version_error()))
-    }
-
-    fn version_error(&self) -> ErrorBody {
-        let version = self.version.code();
-        ErrorBody::Vers { low: version, high: version }
-    }
-
-    /// A message that cannot be read.
-    #[cold]
-    fn malformed(&mut self, error: &WireError) -> Result<Event, PeerFault> {
-        let version = self.version;
-        self.unusable(error.xid(), error.kind, error.answer((version, version)))
-    }
-
-    /// A message that is no use still took a Receive, and must be counted as the peer counts it.
-    #[cold]
-    fn unusable(
-        &mut self,
-        xid: Option<u32>,
-        kind: WireErrorKind,
-        answer: Option<ErrorBody>,
-    ) -> Result<Event, PeerFault> {
-        self.credits.count_unreadable()?;
-        let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
-        if self.config.server {
-            if self.config.scheme == Scheme::V1 {
-                self.check_overrun()?;
-            }
-            return Ok(match kind {
-                WireErrorKind::UnsupportedVersion { vers } => {
-                    self.answer_with(Outgoing::WrongVersion { xid, vers }, answer)
-                }
-                _ => self.answer(xid, answer),
-            });
-        }
-        // Errors never flow from requester to responder: the call that it speaks of ends, if there is one.
-        Ok(match self.calls.answered(xid) {
-            Match::Call(call, token) => {
-                self.credits.on_answered();
-                self.counters.reject(&Rejected::Dropped(kind));
-                Event::Failed { call, token, error: CallError::MalformedReply(kind.name()) }
-            }
-            Match::Late(call) => self.late(call),
-            Match::Unknown => self.reject(Rejected::Dropped(kind)),
-        })
-    }
-
-    #[cold]
-    fn reject(&mut self, why: Rejected) -> Event {
-        self.counters.reject(&why);
-        Event::Rejected(why)
-    }
-
-    #[cold]
-    fn late(&mut self, call: CallId) -> Event {
-        self.counters.reject(&Rejected::Late);
-        Event::Late { call }
-    }
-
-    /// Answers with a transport error, if this end may.
-    #[cold]
-    fn answer(&mut self, xid: u32, error: ErrorBody) -> Event {
-        self.answer_with(Outgoing::Error { xid, error }, error)
-    }
-
-    #[cold]
-    fn answer_with(&mut self, out: Outgoing, error: ErrorBody) -> Event {
-        if !self.config.server {
-            return self.reject(Rejected::Unexpected);
-        }
-        // A peer that keeps to its credits never meets this bound: it is told of no more Receives before.
-        if self.errors_queued < self.inbound.capacity() {
-            self.errors_queued += 1;
-            self.reply_queue.push_back(out);
-        }
-        self.reject(Rejected::Answered(error))
-    }
+    // ---- time and loss
 
     /// The earliest time, in nanoseconds, at which [`handle_timeout`](Self::handle_timeout) may have something to do;
     /// `u64::MAX` for never.
@@ -472,7 +409,10 @@ impl Connection {
         receives_ok: bool,
     ) -> Result<(CallId, bool), CallError> {
         let call = self.new_call(token, deadline)?;
-        let now = self.call_queue.is_empty() && self.credits.may_send(true, receives_ok);
+        // What waits to be sent goes first: a message in parts must not be interrupted.
+        let now = self.call_queue.is_empty()
+            && self.reply_queue.is_empty()
+            && self.credits.may_send(true, receives_ok);
         if now {
             self.calls.mark_sent(call);
         } else {
@@ -483,10 +423,29 @@ impl Connection {
 
     #[inline(always)]
     fn new_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
-        if self.closing || self.config.server {
+        if self.closing {
             return Err(CallError::Closed);
         }
         self.calls.insert(token, deadline).ok_or(CallError::TooMany)
+    }
+
+    /// Queues a call that was [refused](Event::Refused) once more, under its XID. False if it has ended meanwhile.
+    pub fn resend(&mut self, call: CallId) -> bool {
+        let live = self.calls.is_queued(call);
+        if live {
+            self.call_queue.push_back(call);
+        }
+        live
+    }
+
+    /// Whether a call has not ended, and waits to be sent.
+    pub fn is_waiting(&self, call: CallId) -> bool {
+        self.calls.is_queued(call)
+    }
+
+    /// Ends a call that was [refused](Event::Refused). `None` if it has ended meanwhile, else its token.
+    pub fn give_up(&mut self, call: CallId) -> Option<u64> {
+        self.calls.remove(call, false).map(|(token, _)| token)
     }
 
     /// As [`reply`](Self::reply); true if the reply may go out at once: then it is not queued, and its header must be
@@ -524,6 +483,14 @@ impl Connection {
         self.inbound.remove(id);
     }
 
+    /// The message that is coming in parts cannot be kept: there is no memory for it. Its remaining parts are dropped, and it is
+    /// answered with an error.
+    pub fn spoil_sequence(&mut self) {
+        if let Some(sequence) = &mut self.sequence {
+            sequence.kept = false;
+        }
+    }
+
     /// Takes no more calls of ours; those under way go on.
     pub fn close(&mut self) {
         self.closing = true;
@@ -532,130 +499,5 @@ impl Connection {
     /// Nothing is under way in either direction.
     pub fn is_idle(&self) -> bool {
         self.calls.is_empty() && self.inbound.is_empty() && self.reply_queue.is_empty()
-    }
-
-    // ---- output
-
-    /// Whether [`poll_transmit`](Self::poll_transmit) may have something: to be asked after input.
-    #[inline]
-    pub fn has_output(&self, receives_ok: bool) -> bool {
-        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || self.credits.wants_grant(receives_ok)
-    }
-
-    /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due.
-    #[inline]
-    pub fn must_be_asked(&mut self) -> bool {
-        let silent = !std::mem::replace(&mut self.spoke, false);
-        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || silent
-    }
-
-    /// The next message that may go out. `receives_ok` says that the receive queue holds the reserves of all its
-    /// connections. Each message must then be written by [`emit_before`](Self::emit_before).
-    #[inline]
-    pub fn poll_transmit(&mut self, receives_ok: bool) -> Option<Outgoing> {
-        let replenished = self.replenished(receives_ok);
-        if self.credits.may_send(false, replenished)
-            && let Some(out) = self.reply_queue.pop_front()
-        {
-            self.errors_queued -= usize::from(!matches!(out, Outgoing::Reply(_)));
-            return Some(out);
-        }
-        if self.credits.may_send(true, replenished) {
-            while let Some(call) = self.call_queue.pop_front() {
-                if self.calls.mark_sent(call) {
-                    return Some(Outgoing::Call(call));
-                }
-            }
-        }
-        let silent = !std::mem::replace(&mut self.spoke, false);
-        (silent && self.credits.wants_grant(replenished)).then_some(Outgoing::Grant)
-    }
-
-    /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls.
-    #[inline]
-    fn replenished(&self, receives_ok: bool) -> bool {
-        receives_ok && self.inbound.free() >= self.inbound_room + self.errors_queued
-    }
-
-    /// Bytes of header that a message in this form has; `None` for one without chunks.
-    #[inline]
-    pub fn header_len(&self, form: Option<&Form<'_>>) -> usize {
-        let version = self.version;
-        let windowed = self.config.scheme == Scheme::V2Windowed;
-        let Some(form) = form else { return wire::msg_len(version, windowed) };
-        let body = if form.external { Body::Nomsg(form.chunks) } else { Body::Msg(form.chunks) };
-        let header = Header { xid: 0, credit: 0, received: windowed.then_some(0), flags: Flags::NONE, body };
-        header.encoded_len(version, self.config.revision)
-    }
-
-    /// Writes the header of a call or reply without chunks in front of `end` of `buf`, and returns where it starts. The message is
-    /// then on its way as far as the connection is concerned. `None` if it does not fit before `end` (the caller's fault) or names
-    /// a served call that is gone.
-    #[inline(always)]
-    pub fn emit_plain(
-        &mut self,
-        out: Outgoing,
-        receives_ok: bool,
-        buf: &mut [u8],
-        end: usize,
-    ) -> Option<usize> {
-        let (xid, flags, counted) = match out {
-            Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
-            Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
-            Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Grant => return None,
-        };
-        let words = self.account(counted, receives_ok);
-        let start = end.checked_sub(wire::msg_len(self.version, words.received.is_some()))?;
-        wire::emit_msg(buf.get_mut(start..end)?, self.version, xid, words.credit, words.received, flags);
-        Some(start)
-    }
-
-    /// As [`emit_plain`](Self::emit_plain), for messages in other forms; `form` means nothing for errors and grants.
-    pub fn emit_before(
-        &mut self,
-        out: Outgoing,
-        form: &Form<'_>,
-        receives_ok: bool,
-        buf: &mut [u8],
-        end: usize,
-    ) -> Option<usize> {
-        let (xid, flags, counted) = match out {
-            Outgoing::WrongVersion { xid, .. } => (xid, Flags::NONE, false),
-            Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
-            Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
-            Outgoing::Error { xid, .. } => (xid, Flags::RESPONSE, false),
-            Outgoing::Grant => (0, Flags::NONE, false),
-        };
-        let body = match out {
-            Outgoing::Error { error, .. } => Body::Error(error),
-            Outgoing::Grant => Body::Nomsg(Chunks::NONE),
-            _ if form.external => Body::Nomsg(form.chunks),
-            _ => Body::Msg(form.chunks),
-        };
-        let words = self.account(counted, receives_ok);
-        if let Outgoing::WrongVersion { xid, vers } = out {
-            let start = end.checked_sub(wire::ERR_VERS_LEN)?;
-            let versions = (self.version, self.version);
-            wire::emit_err_vers(buf.get_mut(start..end)?, xid, vers, words.credit, versions).ok()?;
-            return Some(start);
-        }
-        if matches!(out, Outgoing::Grant) {
-            self.counters.grants_pure += 1;
-            self.counters.grants_piggybacked -= 1;
-        }
-        let header = Header { xid, credit: words.credit, received: words.received, flags, body };
-        let start = end.checked_sub(header.encoded_len(self.version, self.config.revision))?;
-        header.emit(buf.get_mut(start..end)?, self.version, self.config.revision).ok()?;
-        Some(start)
-    }
-
-    /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts.
-    #[inline(always)]
-    fn account(&mut self, call: bool, receives_ok: bool) -> CreditWords {
-        self.spoke = true;
-        self.counters.sent += 1;
-        self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
-        let counted = call || self.version == Version::V2;
-        self.credits.on_send(counted, self.replenished(receives_ok))
     }
 }

@@ -7,7 +7,7 @@ use rpcrdma_mempool::{Buf, Frozen};
 
 use crate::fabric::QpId;
 use crate::proto::{InboundId, Refusal};
-use crate::wire::Segment;
+use crate::wire::{ReadSegment, Segment};
 
 /// Chunks that one call may have in each direction.
 pub const MAX_CHUNKS: usize = 4;
@@ -68,6 +68,12 @@ pub struct ServerCall {
     pub(crate) results: ArrayVec<ResultChunk, MAX_CHUNKS>,
     /// The caller's Write list, flat.
     pub(crate) segments: ArrayVec<Segment, MAX_SEGMENTS>,
+    /// The caller's Read list.
+    pub(crate) asked: ArrayVec<ReadSegment, MAX_SEGMENTS>,
+    /// The caller's Reply chunk.
+    pub(crate) reply_chunk: ArrayVec<Segment, MAX_SEGMENTS>,
+    /// The reply returns a Write list or a Reply chunk.
+    pub(crate) returns: bool,
     pub(crate) reply: Option<Buf>,
     /// First byte of the results in `reply`, behind room for both headers.
     pub(crate) results_at: usize,
@@ -100,7 +106,7 @@ impl CallBoxes {
     pub(crate) fn put(&mut self, mut call: Box<ServerCall>) {
         call.message = None;
         call.reply = None;
-        if !call.reads.is_empty() || !call.results.is_empty() || !call.segments.is_empty() {
+        if call.returns || !call.asked.is_empty() {
             call.clear_chunks();
         }
         self.0.push(call);
@@ -126,6 +132,9 @@ impl ServerCall {
             reads: ArrayVec::new(),
             results: ArrayVec::new(),
             segments: ArrayVec::new(),
+            asked: ArrayVec::new(),
+            reply_chunk: ArrayVec::new(),
+            returns: false,
             reply: None,
             results_at: 0,
             results_len: 0,
@@ -138,6 +147,9 @@ impl ServerCall {
         self.reads.clear();
         self.results.clear();
         self.segments.clear();
+        self.asked.clear();
+        self.reply_chunk.clear();
+        self.returns = false;
     }
 
     fn part(&self, range: &Range<u32>) -> &[u8] {

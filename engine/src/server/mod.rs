@@ -1,6 +1,7 @@
 //! The public face for those who serve: [`Services`] say what, [`Server`] runs it on shards and workers.
 
 mod call;
+pub mod reply_cache;
 mod service;
 
 use std::sync::Arc;

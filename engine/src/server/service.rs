@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::call::{MAX_CHUNKS, ServerCall};
+use crate::binding::Binding;
 use crate::proto::Refusal;
 
 /// What runs for a call: fills in the reply, or refuses.
@@ -35,33 +36,40 @@ pub enum ResultMemory {
 pub struct Procedure {
     pub(crate) handler: Arc<Handler>,
     pub(crate) placement: Placement,
-    pub(crate) read_chunks: usize,
-    pub(crate) read_chunk_len: usize,
-    pub(crate) write_chunks: usize,
-    pub(crate) write_chunk_len: usize,
+    pub(crate) binding: Binding,
     pub(crate) result_memory: ResultMemory,
-    pub(crate) max_reply: usize,
 }
 
 impl fmt::Debug for Procedure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Procedure").field("placement", &self.placement).finish_non_exhaustive()
+        f.debug_struct("Procedure")
+            .field("placement", &self.placement)
+            .field("binding", &self.binding)
+            .finish_non_exhaustive()
     }
 }
 
 impl Procedure {
     /// A procedure that runs on the shard, takes and gives everything inline, and replies with up to 256 bytes.
     pub fn new(handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static) -> Self {
-        Self {
-            handler: Arc::new(handler),
-            placement: Placement::Shard,
-            read_chunks: 0,
-            read_chunk_len: 0,
-            write_chunks: 0,
-            write_chunk_len: 0,
-            result_memory: ResultMemory::Pool,
-            max_reply: 256,
-        }
+        Self::bound(Binding::inline(usize::MAX, 256), handler)
+    }
+
+    /// A procedure that runs on the shard and takes and gives what its binding says. Of items that may be reduced, up to
+    /// [`MAX_CHUNKS`] each way are.
+    pub fn bound(
+        mut binding: Binding,
+        handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static,
+    ) -> Self {
+        binding.arguments.count = binding.arguments.count.min(MAX_CHUNKS);
+        binding.results.count = binding.results.count.min(MAX_CHUNKS);
+        let (placement, result_memory) = Default::default();
+        Self { handler: Arc::new(handler), placement, binding, result_memory }
+    }
+
+    /// What may be reduced, and how long it may be.
+    pub fn binding(&self) -> &Binding {
+        &self.binding
     }
 
     /// Runs it on workers.
@@ -73,15 +81,13 @@ impl Procedure {
     /// Arguments that may be reduced: how many, and the most bytes of each. A call with more is refused with the transport's own
     /// error, and nothing of it is read.
     pub fn read_chunks(mut self, count: usize, max_len: usize) -> Self {
-        self.read_chunks = count.min(MAX_CHUNKS);
-        self.read_chunk_len = max_len;
+        self.binding = self.binding.arguments(count.min(MAX_CHUNKS), max_len);
         self
     }
 
     /// Results that may be reduced: how many, and the most bytes of each. Room beyond `max_len` that a caller offers stays unused.
     pub fn write_chunks(mut self, count: usize, max_len: usize) -> Self {
-        self.write_chunks = count.min(MAX_CHUNKS);
-        self.write_chunk_len = max_len;
+        self.binding = self.binding.results(count.min(MAX_CHUNKS), max_len);
         self
     }
 
@@ -93,7 +99,7 @@ impl Procedure {
 
     /// Most bytes of inline results. The buffer of each reply has room for so many.
     pub fn max_reply(mut self, bytes: usize) -> Self {
-        self.max_reply = bytes;
+        self.binding.max_reply = bytes;
         self
     }
 }
@@ -180,6 +186,18 @@ impl Services {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::binding::nfs3::{self, Sizes};
+
+    #[test]
+    fn a_bound_procedure_declares_nothing_twice() {
+        let write = nfs3::binding(7, &Sizes::default()).expect("WRITE");
+        assert_eq!(*Procedure::bound(write, |_| Ok(())).binding(), write);
+        let step_by_step = Procedure::new(|_| Ok(())).read_chunks(1, 1 << 20).max_reply(136);
+        assert_eq!(step_by_step.binding().arguments, write.arguments);
+        assert_eq!(step_by_step.binding().max_reply, write.max_reply);
+        let many = Procedure::bound(Binding::inline(0, 0).arguments(9, 1).results(9, 1), |_| Ok(()));
+        assert_eq!((many.binding().arguments.count, many.binding().results.count), (MAX_CHUNKS, MAX_CHUNKS));
+    }
 
     #[test]
     fn what_is_not_there_is_refused_as_rfc_5531_says() {

@@ -24,6 +24,17 @@ pub(crate) struct Memory {
     pub(crate) send: ArrayVec<(u32, Buf), MAX_CHUNKS>,
     /// Write chunks.
     pub(crate) receive: ArrayVec<Buf, MAX_CHUNKS>,
+    /// The RPC message of a long call: its Position Zero Read chunk.
+    pub(crate) call: Option<Buf>,
+    /// The Reply chunk.
+    pub(crate) reply: Option<Buf>,
+}
+
+impl Memory {
+    /// There is nothing to expose.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.send.is_empty() && self.receive.is_empty() && self.call.is_none() && self.reply.is_none()
+    }
 }
 
 /// A box of them.
@@ -58,6 +69,7 @@ impl Drop for ChunkMemory {
         if let Some(mut memory) = self.0.take() {
             memory.send.clear();
             memory.receive.clear();
+            (memory.call, memory.reply) = (None, None);
             // A thread that is ending keeps nothing.
             let _ = SPARE.try_with(|spare| {
                 let mut spare = spare.borrow_mut();

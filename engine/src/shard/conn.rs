@@ -4,9 +4,9 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
 use crate::fabric::{Posting, QpId, WindowId, WorkRequest};
-use crate::proto::{CallId, Connection};
+use crate::proto::{CallError, CallId, Connection, Outgoing, Phase};
 use crate::server::{MAX_CHUNKS, ServerCall};
-use crate::wire::Segment;
+use crate::wire::{self, ErrorBody, Segment};
 
 use super::chunks::ChunkMemory;
 use super::outcome::{CallResult, Sink};
@@ -16,6 +16,8 @@ use super::outcome::{CallResult, Sink};
 pub(super) enum Stage {
     /// The fabric has not said `Established` yet.
     Connecting,
+    /// A client waits for the answer to its first message.
+    Negotiating,
     /// Messages flow.
     Open,
     /// No new calls in either direction; those under way end.
@@ -36,6 +38,12 @@ pub(super) struct OutCall {
     pub(super) exposure: Option<u32>,
     /// When it was started, in nanoseconds, if it is one of those that are timed.
     pub(super) started: Option<u64>,
+    /// A copy of the message, to send it again.
+    pub(super) kept: Option<Buf>,
+    /// Most bytes of inline results.
+    pub(super) max_reply: usize,
+    /// How often it was sent again.
+    pub(super) retries: u8,
 }
 
 /// One piece of exposed memory: a chunk of one segment.
@@ -53,10 +61,13 @@ pub(super) struct Exposed {
 /// the connection's, used again and again.
 #[derive(Debug, Default)]
 pub(super) struct Exposure {
-    /// Read chunks first, then Write chunks. Empty while the slot is free.
-    pub(super) parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS }>,
+    /// Read chunks first, that of position zero before all, then Write chunks, then the Reply chunk. Empty while the slot is
+    /// free.
+    pub(super) parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
     /// How many of `parts` are Read chunks.
     pub(super) reads: usize,
+    /// How many are Write chunks.
+    pub(super) writes: usize,
     /// What the buffers go back into.
     pub(super) memory: Option<ChunkMemory>,
     /// The call's outcome, which waits for the last revocation.
@@ -66,7 +77,12 @@ pub(super) struct Exposure {
 impl Exposure {
     /// The Write chunks.
     pub(super) fn writes(&self) -> &[Exposed] {
-        self.parts.get(self.reads..).unwrap_or_default()
+        self.parts.get(self.reads..self.reads + self.writes).unwrap_or_default()
+    }
+
+    /// The Reply chunk.
+    pub(super) fn reply(&self) -> Option<&Exposed> {
+        self.parts.get(self.reads + self.writes)
     }
 }
 
@@ -78,6 +94,37 @@ pub(super) struct Ending {
     pub(super) result: CallResult,
     /// Bytes that the peer wrote into each Write chunk.
     pub(super) written: ArrayVec<u32, MAX_CHUNKS>,
+    /// Length of the RPC reply that is in the Reply chunk, if it is there.
+    pub(super) long: Option<u32>,
+    /// The call is to be sent again, for this reason, rather than to be told.
+    pub(super) again: Option<(CallId, ErrorBody)>,
+}
+
+impl Ending {
+    /// Without results.
+    pub(super) fn error(sink: Sink, token: u64, error: CallError) -> Self {
+        Self { sink, token, result: Err(error), written: ArrayVec::new(), long: None, again: None }
+    }
+
+    /// The call is sent again; its sink stays with it.
+    pub(super) fn again(token: u64, call: CallId, error: ErrorBody) -> Self {
+        Self { again: Some((call, error)), ..Self::error(Sink::Polled, token, CallError::Transport(error)) }
+    }
+}
+
+/// A message that goes out in parts.
+#[derive(Debug)]
+pub(super) struct Parts {
+    /// Whose it is: a call or a reply.
+    pub(super) of: Outgoing,
+    /// Its window is what is left.
+    pub(super) message: Buf,
+    /// Of a call: what it exposes.
+    pub(super) exposure: Option<u32>,
+    /// Of a reply: its call.
+    pub(super) call: Option<Box<ServerCall>>,
+    /// Bytes of the last part's header.
+    pub(super) last_header: usize,
 }
 
 /// A served call that waits for its RDMA Reads.
@@ -113,6 +160,15 @@ pub(super) struct Conn {
     pub(super) pending: Vec<Option<PendingReads>>,
     /// Calls given to workers and not back yet.
     pub(super) at_workers: u32,
+    /// What has come of a message in parts.
+    pub(super) assembly: Option<Buf>,
+    /// The message that goes out in parts, if one does.
+    pub(super) parts: Option<Parts>,
+    /// Calls of ours up to this length, with replies up to that length, need no thought about their form: bytes of RPC message.
+    pub(super) plain_call: usize,
+    pub(super) plain_reply: usize,
+    /// Of a client that negotiates: until when, in nanoseconds.
+    pub(super) settle_by: u64,
     /// End the connection, though the loop is in the middle of it: why.
     pub(super) doomed: Option<String>,
 }
@@ -137,8 +193,26 @@ impl Conn {
             arrivals: vec![None; inbound],
             pending: (0..inbound).map(|_| None).collect(),
             at_workers: 0,
+            assembly: None,
+            parts: None,
+            plain_call: 0,
+            plain_reply: 0,
+            settle_by: u64::MAX,
             doomed: None,
         }
+    }
+
+    /// The connection's terms may have changed: says again what needs no thought.
+    pub(super) fn refresh(&mut self) {
+        let (call, reply) = match (self.stage, self.proto.phase()) {
+            (Stage::Open, Phase::Settled) => {
+                let terms = self.proto.terms();
+                let header = wire::msg_len(terms.version, true);
+                (terms.send_inline - header, terms.receive_inline - header)
+            }
+            _ => (0, 0),
+        };
+        (self.plain_call, self.plain_reply) = (call, reply);
     }
 
     /// Queues a work request of which nothing need be heard unless it fails.
@@ -187,8 +261,8 @@ impl Conn {
     pub(super) fn end_call(&mut self, call: CallId) -> (Sink, Option<u32>, Option<u64>) {
         let slot = self.proto.call_slot(call);
         let out = &mut self.calls[slot];
-        if out.message.is_some() {
-            (out.message, out.memory) = (None, None);
+        if out.message.is_some() || out.kept.is_some() {
+            (out.message, out.memory, out.kept) = (None, None, None);
         }
         (std::mem::take(&mut out.sink), out.exposure.take(), out.started.take())
     }

@@ -4,8 +4,10 @@ use super::conn::{Conn, Stage};
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
-use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW};
-use crate::server::MAX_CHUNKS;
+use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, Phase, connect_data};
+use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
+use crate::wire::private_data::PrivateData;
+use crate::wire::properties::ReverseSupport;
 
 /// Windows that every fabric gives to a connection, if asked.
 const MOST_WINDOWS: usize = 1 << 16;
@@ -29,7 +31,7 @@ impl<F: Fabric> Shard<F> {
         let Some(window) = self.share() else { return Err(no_receives(self.config.receives)) };
         let params = self.params();
         let qp = self.fabric.connect(address, &params)?;
-        self.add(qp, window, false);
+        self.add(qp, window, false, None);
         Ok(ConnRef(qp))
     }
 
@@ -48,9 +50,13 @@ impl<F: Fabric> Shard<F> {
 
     fn start_drain(&mut self, conn: &mut Conn) {
         conn.proto.close();
+        if conn.stage == Stage::Negotiating {
+            self.negotiating -= 1;
+        }
         if conn.stage != Stage::Closing {
             conn.stage = Stage::Draining;
         }
+        conn.refresh();
         Self::make_ready(&mut self.ready, conn);
     }
 
@@ -93,6 +99,8 @@ impl<F: Fabric> Shard<F> {
             initiator_depth: read_depth,
             responder_resources: read_depth,
             windows: self.windows(),
+            // Means nothing to version 2, and thresholds to version 1 (RFC 8797).
+            private_data: connect_data(self.config.inline, self.config.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
     }
@@ -110,18 +118,40 @@ impl<F: Fabric> Shard<F> {
         (most >= MIN_WINDOW).then(|| self.config.window.min(most))
     }
 
-    fn add(&mut self, qp: QpId, window: u32, server: bool) {
+    fn conn_config(&mut self, window: u32, server: bool, peer: Option<PrivateData>) -> ConnConfig {
         self.next_seed = self.next_seed.wrapping_mul(0x0019_660D).wrapping_add(0x3C6E_F35F);
-        let proto = Connection::new(ConnConfig {
-            scheme: self.config.scheme,
-            revision: self.config.revision,
+        let config = &self.config;
+        let serves = self.services.is_some();
+        let largest = config.bulk_buffers.iter().map(|&(size, _)| size).max().unwrap_or(0);
+        // A connection that gets a small share gives little of it to the reverse direction.
+        let reverse_window = config.reverse_window.min(window / 4);
+        let reverse_calls = reverse_window as usize;
+        ConnConfig {
+            scheme: config.scheme,
+            version_1: config.version_1,
+            revision: config.revision,
             server,
+            takes_calls: serves,
             window,
-            max_calls: self.config.max_calls,
-            coalesce_grants: self.config.coalesce_grants,
+            reverse_window,
+            max_calls: if server { reverse_calls } else { config.max_calls },
+            reverse: if serves { config.reverse } else { ReverseSupport::None },
+            coalesce_grants: config.coalesce_grants,
             xid_seed: self.next_seed,
-        });
-        self.reserved += proto.credits().reserve() as usize;
+            inline: config.inline,
+            segment_size: largest.max(1 << 20) as u32,
+            segment_count: MAX_SEGMENTS as u32,
+            continue_up_to: config.continue_up_to,
+            reassemble_up_to: config.reassemble_up_to,
+            remote_invalidation: config.remote_invalidate,
+            private_data: peer,
+        }
+    }
+
+    fn add(&mut self, qp: QpId, window: u32, server: bool, peer: Option<PrivateData>) {
+        let config = self.conn_config(window, server, peer);
+        self.reserved += config.reserve() as usize;
+        let proto = Connection::new(config);
         let slot = qp.slot as usize;
         if self.conns.len() <= slot {
             self.conns.resize_with(slot + 1, || None);
@@ -139,21 +169,17 @@ impl<F: Fabric> Shard<F> {
             self.control_event(event);
         }
         self.events = events;
+        if self.negotiating > 0 {
+            self.check_negotiations();
+        }
     }
 
     fn control_event(&mut self, event: ControlEvent) {
         match event {
-            ControlEvent::ConnectRequest { request, peer, .. } => self.requested(request, &peer),
-            ControlEvent::Established { qp, .. } => {
-                let Some(mut conn) = self.take(qp) else { return };
-                if conn.stage == Stage::Connecting {
-                    conn.stage = Stage::Open;
-                    // A message may have come before this event.
-                    Self::make_ready(&mut self.ready, &mut conn);
-                    self.notices.push(Notice::Open(ConnRef(qp)));
-                }
-                self.put(conn);
+            ControlEvent::ConnectRequest { request, private_data, peer } => {
+                self.requested(request, &private_data, &peer);
             }
+            ControlEvent::Established { qp, private_data } => self.established(qp, &private_data),
             ControlEvent::Rejected { qp, private_data } => {
                 self.doom(qp, format!("refused by the peer: {}", String::from_utf8_lossy(&private_data)));
             }
@@ -162,7 +188,56 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    fn requested(&mut self, request: RequestId, peer: &str) {
+    fn established(&mut self, qp: QpId, private_data: &[u8]) {
+        let Some(mut conn) = self.take(qp) else { return };
+        if conn.stage == Stage::Connecting {
+            // A message may have come before this event.
+            Self::make_ready(&mut self.ready, &mut conn);
+            if conn.proto.config().server {
+                conn.stage = Stage::Open;
+                conn.refresh();
+                self.notices.push(Notice::Open(ConnRef(qp)));
+            } else {
+                conn.proto.set_private_data(PrivateData::parse(private_data));
+                if conn.proto.phase() == Phase::Settled {
+                    self.settled(&mut conn);
+                } else {
+                    conn.stage = Stage::Negotiating;
+                    conn.settle_by = self.clock.read() + self.config.negotiation_timeout_ms * 1_000_000;
+                    self.negotiating += 1;
+                }
+            }
+        }
+        self.put(conn);
+    }
+
+    /// A client knows the version and the terms: calls may be started.
+    #[cold]
+    pub(super) fn settled(&mut self, conn: &mut Conn) {
+        if conn.stage == Stage::Negotiating {
+            self.negotiating -= 1;
+        }
+        if matches!(conn.stage, Stage::Connecting | Stage::Negotiating) {
+            conn.stage = Stage::Open;
+            conn.settle_by = u64::MAX;
+            self.notices.push(Notice::Open(ConnRef(conn.qp)));
+        }
+        conn.refresh();
+    }
+
+    /// Ends the connections whose first message was not answered in time.
+    fn check_negotiations(&mut self) {
+        let now = self.clock.read();
+        for slot in 0..self.conns.len() {
+            let Some(mut conn) = self.conns[slot].take() else { continue };
+            if conn.stage == Stage::Negotiating && conn.settle_by <= now {
+                conn.doomed.get_or_insert_with(|| "the peer does not answer the first message".into());
+            }
+            self.put(conn);
+        }
+    }
+
+    fn requested(&mut self, request: RequestId, private_data: &[u8], peer: &str) {
         if self.draining || self.services.is_none() {
             return self.fabric.reject(request, b"closed");
         }
@@ -171,7 +246,7 @@ impl<F: Fabric> Shard<F> {
             return self.fabric.reject(request, b"no receives left");
         };
         match self.fabric.accept(request, &self.params()) {
-            Ok(qp) => self.add(qp, window, true),
+            Ok(qp) => self.add(qp, window, true, PrivateData::parse(private_data)),
             Err(error) => log::warn!("connection of {peer} not accepted: {error}"),
         }
     }
@@ -205,6 +280,9 @@ impl<F: Fabric> Shard<F> {
                 self.tell(ending.sink, ending.token, result);
             }
         }
+        if let Some(call) = conn.parts.take().and_then(|parts| parts.call) {
+            self.boxes.put(call);
+        }
         for call in conn.replies.iter_mut().filter_map(Option::take) {
             self.boxes.put(call);
         }
@@ -212,7 +290,10 @@ impl<F: Fabric> Shard<F> {
             self.boxes.put(pending.call);
         }
         self.stats.messages.add(conn.proto.counters());
-        self.reserved -= conn.proto.credits().reserve() as usize;
+        self.reserved -= conn.proto.config().reserve() as usize;
+        if conn.stage == Stage::Negotiating {
+            self.negotiating -= 1;
+        }
         if let Some(pool) = conn.exposed.take()
             && let Err(error) = self.fabric.deregister(pool.arena().id())
         {

@@ -9,22 +9,32 @@
 //! |---|---|
 //! | `poll` | the turn: six steps, in order |
 //! | `conn` | what is kept for a connection |
-//! | `outgoing` | calls of ours: start, expose, send, match the reply, revoke, tell |
-//! | `serving` | calls of the peer: check, read chunks, run, write chunks, reply |
+//! | `outgoing` | calls of ours: start, expose, send |
+//! | `shape` | the form that a call takes, and the chunks that go with it |
+//! | `answered` | the end of our calls: match the reply, revoke, tell, or send again |
+//! | `parts` | messages that go out in several |
+//! | `serving` | calls of the peer: fetch what they bring, run them |
+//! | `reading` | what a call says, held against what its procedure declares |
+//! | `replying` | replies: RDMA Writes, header, Send |
 //! | `control` | connect, listen, accept, drain, break |
 //! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
 //! | `clock` | the only reader of the clock |
 //! | `thread` | a shard on a thread of its own: placement, idling |
 
+mod answered;
 mod chunks;
 mod clock;
 mod conn;
 mod control;
 mod outcome;
 mod outgoing;
+mod parts;
 mod poll;
+mod reading;
+mod replying;
 mod serving;
+mod shape;
 mod thread;
 
 use std::collections::VecDeque;
@@ -48,7 +58,7 @@ pub use conn_ref::ConnRef;
 pub(crate) use outcome::Sink;
 pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outgoing::{CallRequest, headroom};
-use serving::Fetch;
+use reading::Fetch;
 pub use thread::SpawnError;
 pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
 
@@ -151,6 +161,10 @@ pub struct Shard<F: Fabric> {
     batches: Box<[u64; MAX_BATCH + 1]>,
     /// Read segments of the call that is being read.
     fetch: Fetch,
+    /// Clients that wait for the answer to their first message.
+    negotiating: usize,
+    /// Capacity of a Receive's buffer.
+    receive_size: usize,
 }
 
 impl<F: Fabric> Shard<F> {
@@ -165,6 +179,7 @@ impl<F: Fabric> Shard<F> {
             Class { size: config.inline, count: config.receives + config.message_buffers },
             Class { size: config.inline + HEADROOM_CHUNKS, count: config.message_buffers },
         ];
+        classes.extend(config.long_buffers.iter().map(|&(size, count)| Class { size, count }));
         if services.is_some() {
             classes.extend(config.bulk_buffers.iter().map(|&(size, count)| Class { size, count }));
         }
@@ -175,6 +190,8 @@ impl<F: Fabric> Shard<F> {
             kept.count += if same { next.count } else { 0 };
             same
         });
+        let receive_size =
+            classes.iter().map(|class| class.size).find(|&size| size >= config.inline).unwrap_or(0);
         let pool = Pool::new(&PoolConfig { classes, arena: arena_config(&config) })?;
         log::debug!("shard pool: {}", pool.arena().report());
         fabric.register(pool.arena(), Access::LOCAL)?;
@@ -213,6 +230,8 @@ impl<F: Fabric> Shard<F> {
             stats,
             batches: Box::new([0; MAX_BATCH + 1]),
             fetch: Fetch::new(),
+            negotiating: 0,
+            receive_size,
             fabric,
             config,
         };

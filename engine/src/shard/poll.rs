@@ -2,14 +2,14 @@
 
 use rpcrdma_mempool::Buf;
 
+use super::answered::read_reply;
 use super::conn::{Conn, Stage};
-use super::outgoing::read_reply;
-use super::serving::read_call;
+use super::reading::read_call;
 use super::{MAX_BATCH, Shard};
-use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN};
+use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN, SMALL_BUFFER};
 use crate::fabric::{Completion, Fabric, Opcode, PostError, Status};
-use crate::proto::{Event, Form, Outgoing, PeerFault};
-use crate::wire::View;
+use crate::proto::{CallError, CallId, Event, Form, Outgoing, PeerFault};
+use crate::wire::{HeaderType, View};
 
 /// Whether a work request failed because of what the peer said or sent.
 fn is_peer_fault(status: Status) -> bool {
@@ -145,26 +145,100 @@ impl<F: Fabric> Shard<F> {
         if conn.stage == Stage::Closing {
             return;
         }
-        let view = View::check(&message, self.config.revision);
+        let view = if conn.proto.expects_properties() {
+            View::check_part(&message, self.config.revision)
+        } else {
+            View::check(&message, self.config.revision)
+        };
         match (conn.proto.handle_message(&view), &view) {
             (Ok(Event::Call { id }), Ok(view)) => {
                 let mut call = self.boxes.take(conn.qp, id);
+                if conn.assembly.is_some() || view.htype() != HeaderType::Msg {
+                    return self.serve_unusual(conn, call, view);
+                }
                 let read = read_call(view, self.services.as_deref(), &mut call, &mut self.fetch);
                 call.message = Some(message);
                 self.serve(conn, call, read);
             }
             (Ok(Event::Reply { call, token }), Ok(view)) => {
-                let read = read_reply(view, message.len(), conn.exposure_of(call));
+                if conn.assembly.is_some() {
+                    return self.reply_in_parts(conn, call, token, message, invalidated);
+                }
+                let (payload, base) = (view.payload(), view.payload_offset());
+                let read = read_reply(view, payload, base, conn.exposure_of(call));
                 self.replied(conn, call, token, read, message, invalidated);
             }
-            (Ok(Event::Failed { call, token, error }), _) => {
-                self.failed(conn, call, token, error, invalidated)
-            }
-            (Ok(Event::Late { call }), _) => self.late(conn, call, invalidated),
-            // Calls and replies are never made of what could not be read.
-            (Ok(_), _) => {}
+            (Ok(event), _) => self.unusual(conn, event, &message, invalidated),
             (Err(fault), _) => self.fault(conn, fault),
         }
+    }
+
+    /// All that is neither a call nor a reply.
+    #[cold]
+    fn unusual(&mut self, conn: &mut Conn, event: Event, message: &Buf, invalidated: Option<u32>) {
+        match event {
+            Event::Part { first, kept } => {
+                if first {
+                    conn.assembly = None;
+                }
+                if let (true, Ok(view)) = (kept, View::check(message, self.config.revision)) {
+                    if first {
+                        conn.assembly = self.alloc(2 * self.config.inline);
+                        if let Some(buf) = &mut conn.assembly {
+                            buf.set_window(0, 0);
+                        }
+                    }
+                    self.assemble(conn, view.payload());
+                }
+                return;
+            }
+            Event::Settled => self.settled(conn),
+            Event::Grant => return conn.refresh(),
+            Event::Failed { call, token, error } => self.failed(conn, call, token, error, invalidated),
+            Event::Refused { call, token, error } => self.refused(conn, call, token, error, invalidated),
+            Event::Late { call } => self.late(conn, call, invalidated),
+            // Calls and replies are never made of what could not be read.
+            Event::Rejected(_) | Event::Call { .. } | Event::Reply { .. } => {}
+        }
+        conn.assembly = None;
+    }
+
+    /// Appends a part to what has come of a message.
+    #[cold]
+    pub(super) fn assemble(&mut self, conn: &mut Conn, part: &[u8]) {
+        let Some(mut buf) = conn.assembly.take() else { return };
+        let len = buf.len();
+        if len + part.len() > buf.capacity() {
+            let Some(mut larger) =
+                self.alloc(2 * (len + part.len())).or_else(|| self.alloc(len + part.len()))
+            else {
+                return conn.proto.spoil_sequence();
+            };
+            larger.full_mut()[..len].copy_from_slice(&buf);
+            buf = larger;
+        }
+        buf.set_window(0, len + part.len());
+        buf[len..].copy_from_slice(part);
+        conn.assembly = Some(buf);
+    }
+
+    /// The last part of a reply has come.
+    #[cold]
+    fn reply_in_parts(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        token: u64,
+        message: Buf,
+        invalidated: Option<u32>,
+    ) {
+        let Ok(view) = View::check(&message, self.config.revision) else { return };
+        self.assemble(conn, view.payload());
+        let Some(whole) = conn.assembly.take() else {
+            return self.failed(conn, call, token, CallError::NoMemory, invalidated);
+        };
+        let read = read_reply(&view, &whole, 0, conn.exposure_of(call));
+        self.replied(conn, call, token, read, whole, invalidated);
     }
 
     #[cold]
@@ -229,9 +303,15 @@ impl<F: Fabric> Shard<F> {
             match out {
                 Outgoing::Call(call) => self.transmit_queued(conn, call, receives_ok),
                 Outgoing::Reply(id) => self.transmit_waiting(conn, id, receives_ok),
-                Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Grant => {
-                    self.transmit_header(conn, out, receives_ok);
+                Outgoing::Continue => {
+                    if !self.next_part(conn, receives_ok) {
+                        break;
+                    }
                 }
+                Outgoing::Error { .. }
+                | Outgoing::WrongVersion { .. }
+                | Outgoing::Connprop
+                | Outgoing::Grant => self.transmit_header(conn, out, receives_ok),
             }
             if !self.config.batch {
                 self.post_chain(conn);
@@ -247,12 +327,12 @@ impl<F: Fabric> Shard<F> {
 
     /// A message that is nothing but a header.
     fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) {
-        let Some(mut buf) = self.alloc(HEADROOM_PLAIN) else {
+        let end = if out == Outgoing::Connprop { SMALL_BUFFER } else { HEADROOM_PLAIN };
+        let Some(mut buf) = self.alloc(end) else {
             // Not said: the peer learns of its credits, or of its error, never. It is the pool that is too small.
             conn.doomed.get_or_insert_with(|| "no buffer for a control message: raise small_buffers".into());
             return;
         };
-        let end = HEADROOM_PLAIN;
         match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
             Some(start) => {
                 buf.set_window(start, end - start);

@@ -8,33 +8,20 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 use super::Shard;
 use super::conn::{Conn, PendingReads, Stage};
 use super::outgoing::headroom;
-use crate::config::{HEADROOM_CHUNKS, POLL_BATCH, RECEIVE_LOW_WATER};
-use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, Source, WorkRequest};
+use super::reading::{Reject, read_lists, read_position_zero, read_rpc, reply_body};
+use super::replying::reply_form;
+use crate::config::{HEADROOM_CHUNKS, POLL_BATCH};
+use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, WorkRequest};
 use crate::handoff::workers::JobError;
-use crate::proto::{Connection, Form, InboundId, Outgoing, Refusal};
+use crate::proto::{InboundId, Refusal, ReplyForm};
 use crate::server::{
-    MAX_CHUNKS, MAX_SEGMENTS, Placement, Procedure, ReadArgument, ResultBytes, ResultChunk, ResultMemory,
-    ServerCall, Services,
+    MAX_CHUNKS, Placement, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall,
 };
-use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody, ReplyHeader};
-use crate::wire::xdr::padded;
-use crate::wire::{Chunks, ErrorBody, HeaderType, Segment, View, WriteList};
+use crate::wire::rpc::{self, ReplyHeader};
+use crate::wire::{ErrorBody, HeaderType, View};
 
 /// The longest RPC reply header that is not a success: accepted with a range, and no verifier.
 const REFUSAL_LEN: usize = 64;
-
-/// Why a call is not run.
-pub(super) enum Reject {
-    /// It is no RPC call at all: nothing is answered.
-    NotACall,
-    /// The RPC layer answers.
-    Rpc(ReplyBody<'static>),
-    /// The transport answers.
-    Transport(ErrorBody),
-}
-
-/// The Read chunks of a call, as they are to be fetched.
-pub(super) type Fetch = ArrayVec<(u32, Segment), MAX_SEGMENTS>;
 
 impl<F: Fabric> Shard<F> {
     /// A call has arrived, and has been read.
@@ -58,12 +45,13 @@ impl<F: Fabric> Shard<F> {
     fn prepare(&mut self, call: &mut ServerCall) -> Result<(), Reject> {
         let Some(services) = self.services.as_ref() else { return Err(Reject::NotACall) };
         let entry = services.entry(call.entry);
-        let room = headroom(!call.results.is_empty());
+        let room = headroom(call.returns);
         call.results_at = room + rpc::ACCEPTED_REPLY_LEN;
-        call.reply = self.pool.alloc((call.results_at + entry.max_reply).max(room + REFUSAL_LEN));
+        call.reply = self.pool.alloc((call.results_at + entry.binding.max_reply).max(room + REFUSAL_LEN));
         let mut enough = call.reply.is_some();
         for result in &mut call.results {
-            result.capacity = result.capacity.min(entry.write_chunk_len as u32);
+            result.capacity =
+                result.capacity.min(u32::try_from(entry.binding.results.max_len).unwrap_or(u32::MAX));
             if entry.result_memory == ResultMemory::Pool && result.capacity > 0 {
                 match self.pool.alloc(result.capacity as usize) {
                     Some(buf) => result.bytes = ResultBytes::Pool(buf),
@@ -97,7 +85,10 @@ impl<F: Fabric> Shard<F> {
                     conn.chain.truncate(before);
                     return self.reject(conn, call, Reject::Transport(ErrorBody::System));
                 };
-                call.reads.push(ReadArgument { at, buf: None });
+                // A long call's message is no argument.
+                if call.message.is_some() {
+                    call.reads.push(ReadArgument { at, buf: None });
+                }
                 landing.push(lent);
                 filled = 0;
             }
@@ -120,6 +111,9 @@ impl<F: Fabric> Shard<F> {
         else {
             return;
         };
+        if call.message.is_none() {
+            return self.long_call_fetched(conn, call, landing);
+        }
         for (read, lent) in call.reads.iter_mut().zip(landing) {
             read.buf = lent.reclaim().ok();
         }
@@ -127,6 +121,51 @@ impl<F: Fabric> Shard<F> {
             return self.reject(conn, call, Reject::Transport(ErrorBody::System));
         }
         self.run(conn, call);
+    }
+
+    /// The RPC message of a long call has come: it is read as one that came inline.
+    #[cold]
+    fn long_call_fetched(
+        &mut self,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        landing: ArrayVec<Lent, MAX_CHUNKS>,
+    ) {
+        let landed = landing.into_iter().next().and_then(|lent| lent.reclaim().ok());
+        let Some(message) = landed else {
+            return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+        };
+        let services = self.services.clone();
+        let read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
+        call.message = Some(message);
+        self.serve(conn, call, read);
+    }
+
+    /// A call has arrived whose RPC message is in a chunk, or came in parts.
+    #[cold]
+    pub(super) fn serve_unusual(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, view: &View<'_>) {
+        self.fetch.clear();
+        call.xid = view.xid();
+        call.inv_handle = view.inv_handle();
+        let mut read = if view.has_chunks() { read_lists(view, &mut call) } else { Ok(()) };
+        if view.htype() == HeaderType::Nomsg {
+            let longest = self.config.reassemble_up_to as u64;
+            let read = read.and_then(|()| read_position_zero(&mut call, &mut self.fetch, longest));
+            return match read {
+                Ok(()) => self.fetch(conn, call),
+                Err(reject) => self.reject(conn, call, reject),
+            };
+        }
+        self.assemble(conn, view.payload());
+        let Some(message) = conn.assembly.take() else {
+            return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+        };
+        if read.is_ok() {
+            let services = self.services.clone();
+            read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
+        }
+        call.message = Some(message);
+        self.serve(conn, call, read);
     }
 
     /// Runs a call, here or on a worker.
@@ -210,8 +249,8 @@ impl<F: Fabric> Shard<F> {
         }
         let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
         // The exact length matters only near the limit.
-        if len + HEADROOM_CHUNKS > self.config.inline
-            && len + reply_header_len(&conn.proto, &call) > self.config.inline
+        if len + HEADROOM_CHUNKS > conn.proto.terms().send_inline
+            && reply_form(conn, &call, len) == ReplyForm::TooLong
         {
             let error = ErrorBody::ReplyResource { length_needed: len as u32 };
             return self.reject(conn, call, Reject::Transport(error));
@@ -263,7 +302,7 @@ impl<F: Fabric> Shard<F> {
         }
         call.results.iter_mut().for_each(|result| result.len = 0);
         let header = ReplyHeader { xid: call.xid, body };
-        let at = headroom(!call.results.is_empty());
+        let at = headroom(call.returns);
         let written = call.reply.as_mut().and_then(|buf| {
             let len = header.emit(buf.full_mut().get_mut(at..)?).ok()?;
             buf.set_window(at, len);
@@ -278,213 +317,4 @@ impl<F: Fabric> Shard<F> {
             }
         }
     }
-
-    /// Sends a reply that waited for its credit.
-    pub(super) fn transmit_waiting(&mut self, conn: &mut Conn, id: InboundId, receives_ok: bool) {
-        if let Some(call) = conn.replies[id.index()].take() {
-            self.transmit_reply(conn, call, receives_ok);
-        }
-    }
-
-    /// Sends a reply: writes its headers, queues the RDMA Writes and the Send behind them.
-    #[inline(always)]
-    fn transmit_reply(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, receives_ok: bool) {
-        let id = call.id;
-        let Some(mut buf) = call.reply.take() else { return };
-        let (mut at, mut len) = (buf.start(), buf.len());
-        if call.outcome.is_ok() {
-            // The handler's results are in place: the RPC header goes in front of them.
-            at = call.results_at - rpc::ACCEPTED_REPLY_LEN;
-            len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
-            if let Some(header) = buf.full_mut().get_mut(at..call.results_at) {
-                rpc::emit_accepted_success(header, call.xid);
-            }
-        }
-        if let Some(started) = conn.arrivals[id.index()].take() {
-            let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
-        }
-        let invalidate = (call.inv_handle != 0 && self.config.remote_invalidate).then_some(call.inv_handle);
-        let start = if call.results.is_empty() {
-            conn.proto.emit_plain(Outgoing::Reply(id), receives_ok, buf.full_mut(), at)
-        } else {
-            Self::emit_written(conn, &mut call, receives_ok, &mut buf, at)
-        };
-        match start {
-            Some(start) if len + at - start <= self.config.inline => {
-                buf.set_window(start, len + at - start);
-                conn.push_send(buf, invalidate, self.config.signal_every);
-            }
-            _ => {
-                conn.doomed.get_or_insert_with(|| "a reply could not be sent".into());
-            }
-        }
-        // The buffer that the call came in goes back to where it came from.
-        if let Some(message) = call.message.take()
-            && self.receives.len() < RECEIVE_LOW_WATER
-        {
-            self.receives.push(message);
-        }
-        self.boxes.put(call);
-    }
-
-    /// Queues the RDMA Writes of a reply, and writes the header that says how much went into each segment.
-    fn emit_written(
-        conn: &mut Conn,
-        call: &mut ServerCall,
-        receives_ok: bool,
-        buf: &mut Buf,
-        at: usize,
-    ) -> Option<usize> {
-        let mut counts = ArrayVec::<u32, MAX_CHUNKS>::new();
-        let mut segments = call.segments.iter_mut();
-        for result in call.results.drain(..) {
-            counts.push(result.segments);
-            let mut left = result.len;
-            let lent = match result.bytes {
-                ResultBytes::Pool(buf) => Some(Source::Lent(buf.lend().ok()?)),
-                ResultBytes::Shared(bytes) => Some(Source::Frozen(bytes)),
-                ResultBytes::Empty => None,
-            };
-            let mut offset = 0;
-            for segment in segments.by_ref().take(result.segments as usize) {
-                let len = segment.length.min(left);
-                let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
-                segment.length = len;
-                if let (Some(src), true) = (&lent, len > 0) {
-                    let src = match src {
-                        Source::Lent(lent) => Source::Lent(lent.clone()),
-                        Source::Frozen(bytes) => Source::Frozen(bytes.clone()),
-                    };
-                    conn.push(WorkRequest::Write { src, offset, len: len as usize, remote });
-                }
-                offset += len as usize;
-                left -= len;
-            }
-        }
-        let writes = WriteList { counts: &counts, segments: &call.segments };
-        let form = Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false };
-        conn.proto.emit_before(Outgoing::Reply(call.id), &form, receives_ok, buf.full_mut(), at)
-    }
-}
-
-/// Bytes of the transport header of a reply.
-#[inline]
-fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
-    if call.results.is_empty() {
-        return proto.header_len(None);
-    }
-    let counts: ArrayVec<u32, MAX_CHUNKS> = call.results.iter().map(|result| result.segments).collect();
-    let writes = WriteList { counts: &counts, segments: &call.segments };
-    proto.header_len(Some(&Form { chunks: Chunks { writes, ..Chunks::NONE }, external: false }))
-}
-
-/// What a handler's refusal is on the wire (RFC 5531 §9).
-fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
-    ReplyBody::accepted(match refusal {
-        Refusal::ProgramUnavailable => AcceptStat::ProgUnavail,
-        Refusal::ProgramMismatch { low, high } => AcceptStat::ProgMismatch { low, high },
-        Refusal::ProcedureUnavailable => AcceptStat::ProcUnavail,
-        Refusal::GarbageArguments => AcceptStat::GarbageArgs,
-        Refusal::SystemError => AcceptStat::SystemErr,
-        Refusal::RpcMismatch { low, high } => {
-            return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
-        }
-        Refusal::Authentication(stat) => return ReplyBody::Denied(RejectStat::AuthError(stat)),
-    })
-}
-
-/// Reads a call's RPC header and chunk lists into `call` and `fetch`, and holds them against what the procedure
-/// declares. Nothing of a length, count or position is used before it is bounded here.
-#[inline]
-pub(super) fn read_call(
-    view: &View<'_>,
-    services: Option<&Services>,
-    call: &mut ServerCall,
-    fetch: &mut Fetch,
-) -> Result<(), Reject> {
-    fetch.clear();
-    call.xid = view.xid();
-    let payload = view.payload();
-    if view.htype() == HeaderType::Nomsg {
-        // A call in a Position Zero Read chunk: not taken yet.
-        return Err(Reject::Transport(ErrorBody::ReadChunks { max: 0 }));
-    }
-    let (header, args_at) = match rpc::CallHeader::parse(payload) {
-        Ok(parsed) => parsed,
-        Err(error) => return Err(error.answer().map_or(Reject::NotACall, Reject::Rpc)),
-    };
-    if header.xid != view.xid() {
-        // RFC 8166 §4.1: they are the same; a reply could not be matched.
-        return Err(Reject::Transport(ErrorBody::BadXdr));
-    }
-    let Some(services) = services else { return Err(Reject::NotACall) };
-    let found = services.find(header.program, header.version, header.procedure);
-    call.entry = found.map_err(|refusal| Reject::Rpc(reply_body(refusal)))?;
-    let base = view.payload_offset();
-    (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
-    call.flavor = header.credential.flavor;
-    call.inv_handle = view.inv_handle();
-    // The credential's body stands behind the six words of the call and its own two.
-    let credential_at = base + 32;
-    call.credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
-    call.args = (base + args_at) as u32..(base + payload.len()) as u32;
-    if view.has_chunks() {
-        let entry = services.entry(call.entry);
-        read_reads(view, entry, args_at, payload.len(), fetch).map_err(Reject::Transport)?;
-        read_writes(view, entry, call).map_err(Reject::Transport)?;
-    }
-    Ok(())
-}
-
-fn read_reads(
-    view: &View<'_>,
-    entry: &Procedure,
-    args_at: usize,
-    inline: usize,
-    fetch: &mut Fetch,
-) -> Result<(), ErrorBody> {
-    let mut chunks = 0;
-    // Where the next chunk may start at the earliest, and how many bytes earlier chunks have put in front of it.
-    let (mut earliest, mut inserted) = (args_at as u64, 0u64);
-    let mut position = None;
-    let mut chunk_len = 0u64;
-    for read in view.reads() {
-        if position != Some(read.position) {
-            inserted += padded(chunk_len as usize) as u64;
-            earliest = earliest.max(position.map_or(0, |at: u32| u64::from(at) + chunk_len));
-            position = Some(read.position);
-            chunk_len = 0;
-            chunks += 1;
-            if chunks > entry.read_chunks {
-                return Err(ErrorBody::ReadChunks { max: entry.read_chunks as u32 });
-            }
-            let at = u64::from(read.position);
-            if !read.position.is_multiple_of(4) || at < earliest || at > inline as u64 + inserted {
-                return Err(ErrorBody::BadXdr);
-            }
-        }
-        chunk_len += u64::from(read.target.length);
-        if chunk_len > entry.read_chunk_len as u64 || read.target.length == 0 {
-            return Err(ErrorBody::BadXdr);
-        }
-        fetch
-            .try_push((read.position - args_at as u32, read.target))
-            .map_err(|_| ErrorBody::Segments { max: MAX_SEGMENTS as u32 })?;
-    }
-    Ok(())
-}
-
-fn read_writes(view: &View<'_>, entry: &Procedure, call: &mut ServerCall) -> Result<(), ErrorBody> {
-    for chunk in view.writes() {
-        if call.results.len() == entry.write_chunks {
-            return Err(ErrorBody::WriteChunks { max: entry.write_chunks as u32 });
-        }
-        let capacity = chunk.total_length().min(u64::from(u32::MAX)) as u32;
-        let segments = chunk.len() as u32;
-        call.results.push(ResultChunk { capacity, len: 0, bytes: ResultBytes::Empty, segments });
-        for segment in chunk.segments() {
-            call.segments.try_push(segment).map_err(|_| ErrorBody::Segments { max: MAX_SEGMENTS as u32 })?;
-        }
-    }
-    Ok(())
 }

@@ -4,8 +4,11 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::codes::{Revision, Version};
-use super::xdr::{BadXdr, NoSpace, Reader, Writer};
+use super::codes::{Flags, Revision, Version};
+use super::xdr::{BadXdr, NoSpace, Reader, Writer, word};
+
+/// Bytes of the shortest version 1 header of a call or reply.
+const MIN_V1_LEN: usize = 28;
 
 /// A received header that cannot be used: what is wrong, and what is needed to answer it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -17,6 +20,9 @@ pub struct WireError {
     pub(super) xid: u32,
     /// `rdma_vers`, 0 if it is cut off.
     pub(super) vers: u32,
+    /// `rdma_flags` of version 2, 0 if they are cut off.
+    flags: u32,
+    len: usize,
 }
 
 /// The ways in which a header can be wrong.
@@ -90,6 +96,26 @@ impl WireError {
             WireErrorKind::TooShort { .. } => None,
             _ => Some(self.vers),
         }
+    }
+
+    /// What is wrong with the header at the start of `bytes`.
+    pub(super) fn new(kind: WireErrorKind, bytes: &[u8]) -> WireError {
+        let vers = word(bytes, 4);
+        let flags = if vers == Version::V2.code() { word(bytes, 16) } else { 0 };
+        WireError { kind, xid: word(bytes, 0), vers, flags, len: bytes.len() }
+    }
+
+    /// Whether the message is shorter than any call or reply of its version, and so to be dropped without a word (RFC 8166 §4.5).
+    pub const fn is_too_short(&self) -> bool {
+        match self.version() {
+            Some(Version::V1) => self.len < MIN_V1_LEN,
+            _ => matches!(self.kind, WireErrorKind::TooShort { .. }),
+        }
+    }
+
+    /// Whether it says that it is a reply, or an error; false in version 1, where headers do not tell.
+    pub const fn is_response(&self) -> bool {
+        Flags(self.flags).contains(Flags::RESPONSE)
     }
 
     /// The version of the header, if it is one of ours.

@@ -178,6 +178,14 @@ impl<'a> PropertySet<'a> {
         Ok(PropertySet { count, bytes: rest.get(..reader.at() - start).unwrap_or_default() })
     }
 
+    /// Reads a set that is all of `bytes`, and checks that known properties have the form that this revision gives them.
+    pub fn parse(bytes: &'a [u8], revision: Revision) -> Result<PropertySet<'a>, BadXdr> {
+        let mut reader = Reader::new(bytes);
+        let set = PropertySet::read(&mut reader)?;
+        set.check_known(revision, 0)?;
+        Ok(set)
+    }
+
     /// Checks that known properties have the form that this revision gives them. `at` is where the set starts; errors
     /// name the start of the property.
     pub(super) fn check_known(&self, revision: Revision, mut at: usize) -> Result<(), BadXdr> {

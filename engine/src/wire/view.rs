@@ -101,14 +101,17 @@ impl<'a> View<'a> {
     }
 
     fn check_any(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
-        Self::parse(bytes, revision).map_err(|kind| WireError {
-            kind,
-            xid: word(bytes, 0),
-            vers: word(bytes, 4),
-        })
+        Self::parse(bytes, revision, false).map_err(|kind| WireError::new(kind, bytes))
     }
 
-    fn parse(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireErrorKind> {
+    /// As [`check`](Self::check), while a CONNPROP is coming in parts: those are no property sets, and stay
+    /// [as they came](Self::properties_part).
+    #[cold]
+    pub fn check_part(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
+        Self::parse(bytes, revision, true).map_err(|kind| WireError::new(kind, bytes))
+    }
+
+    fn parse(bytes: &'a [u8], revision: Revision, parts: bool) -> Result<View<'a>, WireErrorKind> {
         if bytes.len() < COMMON_LEN {
             return Err(WireErrorKind::TooShort { len: bytes.len() });
         }
@@ -141,6 +144,7 @@ impl<'a> View<'a> {
                 return Err(WireErrorKind::InvalidFlag { flags: flags.0 });
             }
             HeaderType::Error => _ = ErrorBody::read(&mut reader, view.layout(), revision)?,
+            HeaderType::Connprop if parts || flags.contains(Flags::MORE) => {}
             HeaderType::Connprop => PropertySet::read(&mut reader)?.check_known(revision, body)?,
             HeaderType::Optional => {
                 reader.u32("rdma_opttype")?;
@@ -284,6 +288,14 @@ impl<'a> View<'a> {
                     .opaque(usize::MAX, "rdma_optinfo")
                     .unwrap_or_default(),
             },
+        }
+    }
+
+    /// The body of a CONNPROP that is a part of a longer one, as it came.
+    pub fn properties_part(&self) -> &'a [u8] {
+        match self.htype {
+            HeaderType::Connprop => self.bytes.get(self.body_at()..).unwrap_or_default(),
+            _ => &[],
         }
     }
 

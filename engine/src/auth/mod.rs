@@ -1,0 +1,236 @@
+//! Host authentication: who the other end of a connection is (version 2 §5.2.6, §10.4).
+//!
+//! The base text gives the messages a place, the property [`PropertyId::HostAuth`](crate::wire::properties::PropertyId::HostAuth)
+//! in CONNPROP messages, and leaves open what is in them. Here a [`Mechanism`] says that; [`PreSharedKey`] is one. A
+//! [`HostAuth`] carries one connection through the exchange:
+//!
+//! | client | CONNPROP | server |
+//! | --- | --- | --- |
+//! | [`open`](HostAuth::open) | message 1 → | [`receive`](HostAuth::receive) |
+//! | [`receive`](HostAuth::receive) | ← message 2 | |
+//! | | message 3 … → | [`receive`](HostAuth::receive) |
+//!
+//! Both ends speak in turn, one message per CONNPROP, the client first and in its first CONNPROP. A CONNPROP without a
+//! message means that the peer does not authenticate, or goes no further; so does version 1, which has no properties.
+//! What then becomes of the connection is the [`AuthPolicy`]'s to say.
+//!
+//! # What it protects, and what not
+//! It tells which key the peer holds at the time of the exchange. It does **not** protect what follows: headers, chunk lists,
+//! properties and payload travel as before, so whoever can change traffic on the fabric can take the connection over
+//! afterwards, relay the exchange to another holder of the same key, or (with [`AuthPolicy::Optional`]) strip it. Against those, isolate the
+//! fabric or encrypt below; for payloads there is RPCSEC_GSS.
+#![forbid(unsafe_code)]
+
+mod psk;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use psk::{KeyError, MAX_KEY_ID, MIN_KEY, PreSharedKey};
+
+/// Longest message of an exchange, bytes. It must also fit the peer's Receive, or be continued.
+pub const MAX_MESSAGE: usize = 16 * 1024;
+/// Longest opening message, bytes: with the other properties it must fit the first CONNPROP, which has 1024.
+pub const MAX_OPENING: usize = 512;
+/// Most messages that are taken from a peer before it is done.
+pub const MAX_STEPS: u32 = 8;
+
+/// Which end of the connection this is, for its lifetime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// It made the connection, and speaks first.
+    Client,
+    /// It accepted the connection.
+    Server,
+}
+
+/// A way to prove who one is. Shared by all connections.
+pub trait Mechanism: fmt::Debug + Send + Sync {
+    /// Starts an exchange, for one connection.
+    fn begin(&self, role: Role) -> Box<dyn Handshake>;
+}
+
+/// One end of one exchange.
+pub trait Handshake: fmt::Debug + Send {
+    /// Takes the peer's message and says what to do. `None` only as a client's first step, which no message precedes. The
+    /// message is up to [`MAX_MESSAGE`] bytes of anything.
+    fn step(&mut self, message: Option<&[u8]>) -> Step;
+}
+
+/// What a step led to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Send this, and wait for the peer's answer.
+    Continue(Vec<u8>),
+    /// The peer has proved who it is.
+    Done {
+        /// The name that it has proved.
+        peer: String,
+        /// To be sent still, if the peer waits for it.
+        last: Option<Vec<u8>>,
+    },
+    /// It has not.
+    Failed(AuthError),
+}
+
+/// Whether peers must, may or need not authenticate.
+#[derive(Clone, Debug, Default)]
+pub enum AuthPolicy {
+    /// Messages of the peer are ignored, and none is sent.
+    #[default]
+    Off,
+    /// A peer that says nothing may go on; one that tries and fails may not, because its configuration is wrong or it is a
+    /// stranger.
+    Optional(Arc<dyn Mechanism>),
+    /// Only an authenticated peer may go on; version 1 peers cannot.
+    Required(Arc<dyn Mechanism>),
+}
+
+/// Why a peer is not authenticated. The peer is told nothing: its connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AuthError {
+    /// The policy asks for it, and the peer did not, or stopped half-way.
+    #[error("peer does not authenticate itself, which the policy requires")]
+    Missing,
+    /// A message that is none of this mechanism's, or out of turn.
+    #[error("malformed message of host authentication")]
+    Malformed,
+    /// It names a key that this end does not have.
+    #[error("peer uses a key that is not known here")]
+    UnknownKey,
+    /// Its proof is wrong: another key, or a message that was not made for this exchange.
+    #[error("peer's proof is wrong")]
+    WrongProof,
+    /// A message after the end of the exchange.
+    #[error("message of host authentication after its end")]
+    Unexpected,
+    /// Longer than [`MAX_MESSAGE`], or an opening of our own longer than [`MAX_OPENING`].
+    #[error("message of host authentication of {0} bytes")]
+    TooLong(usize),
+    /// More than [`MAX_STEPS`] messages.
+    #[error("host authentication takes more than {MAX_STEPS} messages")]
+    TooManySteps,
+    /// The system has no random numbers.
+    #[error("getrandom: no random numbers from the system")]
+    NoRandom,
+}
+
+#[derive(Debug)]
+enum State {
+    Off,
+    /// Not started, or under way.
+    Running(Box<dyn Handshake>),
+    Authenticated(String),
+    /// The peer chose not to, and the policy allows it.
+    Unauthenticated,
+    Failed(AuthError),
+}
+
+/// One connection's host authentication.
+#[derive(Debug)]
+pub struct HostAuth {
+    role: Role,
+    required: bool,
+    state: State,
+    /// Messages taken from the peer.
+    steps: u32,
+}
+
+impl HostAuth {
+    /// At the start of a connection.
+    pub fn new(policy: &AuthPolicy, role: Role) -> Self {
+        let (required, state) = match policy {
+            AuthPolicy::Off => (false, State::Off),
+            AuthPolicy::Optional(mechanism) => (false, State::Running(mechanism.begin(role))),
+            AuthPolicy::Required(mechanism) => (true, State::Running(mechanism.begin(role))),
+        };
+        Self { role, required, state, steps: 0 }
+    }
+
+    /// The message for the client's first CONNPROP; `None` for a server, and without authentication. To be asked once.
+    ///
+    /// # Errors
+    /// The connection is of no use.
+    pub fn open(&mut self) -> Result<Option<Vec<u8>>, AuthError> {
+        if self.role == Role::Server {
+            return Ok(None);
+        }
+        let State::Running(handshake) = &mut self.state else { return Ok(None) };
+        match handshake.step(None) {
+            Step::Continue(message) if message.len() <= MAX_OPENING => Ok(Some(message)),
+            Step::Continue(message) => self.fail(AuthError::TooLong(message.len())),
+            Step::Failed(error) => self.fail(error),
+            // Nobody has proved anything.
+            Step::Done { .. } => self.fail(AuthError::Malformed),
+        }
+    }
+
+    /// Takes the peer's message; to be told once for each whole CONNPROP, and once with `None` if the connection turns out to be of version 1. What
+    /// it returns is to be sent in a CONNPROP.
+    ///
+    /// # Errors
+    /// The connection is to be ended.
+    pub fn receive(&mut self, message: Option<&[u8]>) -> Result<Option<Vec<u8>>, AuthError> {
+        let handshake = match (&mut self.state, message) {
+            (State::Off, _) | (State::Authenticated(_) | State::Unauthenticated, None) => return Ok(None),
+            (State::Failed(error), _) => return Err(*error),
+            (State::Authenticated(_) | State::Unauthenticated, Some(_)) => {
+                return self.fail(AuthError::Unexpected);
+            }
+            (State::Running(_), None) if self.required => return self.fail(AuthError::Missing),
+            (State::Running(_), None) => {
+                self.state = State::Unauthenticated;
+                return Ok(None);
+            }
+            (State::Running(handshake), Some(_)) => handshake,
+        };
+        self.steps += 1;
+        let too_long = message.map(<[u8]>::len).filter(|len| *len > MAX_MESSAGE);
+        let step = match too_long {
+            Some(len) => Step::Failed(AuthError::TooLong(len)),
+            None if self.steps > MAX_STEPS => Step::Failed(AuthError::TooManySteps),
+            None => handshake.step(message),
+        };
+        match step {
+            Step::Continue(answer) if answer.len() <= MAX_MESSAGE => Ok(Some(answer)),
+            Step::Continue(answer) => self.fail(AuthError::TooLong(answer.len())),
+            Step::Done { peer, last } => {
+                self.state = State::Authenticated(peer);
+                Ok(last)
+            }
+            Step::Failed(error) => self.fail(error),
+        }
+    }
+
+    #[cold]
+    fn fail<T>(&mut self, error: AuthError) -> Result<T, AuthError> {
+        self.state = State::Failed(error);
+        Err(error)
+    }
+
+    /// Whether a client must wait with its first call: the exchange is not over.
+    pub fn in_progress(&self) -> bool {
+        matches!(self.state, State::Running(_))
+    }
+
+    /// Whether calls of the peer may be served, and calls to it made, as things stand. A server asks it at each
+    /// first call: a client that has not waited is not authenticated.
+    pub fn may_go_on(&self) -> bool {
+        match self.state {
+            State::Off | State::Authenticated(_) => true,
+            State::Running(_) | State::Unauthenticated => !self.required,
+            State::Failed(_) => false,
+        }
+    }
+
+    /// The name that the peer has proved.
+    pub fn peer(&self) -> Option<&str> {
+        match &self.state {
+            State::Authenticated(peer) => Some(peer),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! What an honest pair, a wrong key and an attacker get.
+
+use super::*;
+
+const KEY: &[u8] = &[0x5A; 32];
+
+fn keys() -> PreSharedKey {
+    PreSharedKey::new("host-a", KEY).expect("long enough")
+}
+
+fn required(keys: PreSharedKey) -> AuthPolicy {
+    AuthPolicy::Required(Arc::new(keys))
+}
+
+fn client(keys: PreSharedKey) -> HostAuth {
+    HostAuth::new(&required(keys), Role::Client)
+}
+
+fn server(keys: PreSharedKey) -> HostAuth {
+    HostAuth::new(&required(keys), Role::Server)
+}
+
+fn open(client: &mut HostAuth) -> Vec<u8> {
+    client.open().expect("random numbers").expect("an opening")
+}
+
+fn answer(end: &mut HostAuth, message: &[u8]) -> Vec<u8> {
+    end.receive(Some(message)).expect("goes well").expect("an answer")
+}
+
+#[test]
+fn both_ends_prove_that_they_have_the_key() {
+    let (mut client, mut server) = (client(keys()), server(keys()));
+    assert_eq!(server.open(), Ok(None), "the client speaks first");
+    let one = open(&mut client);
+    assert!(!server.may_go_on() && !client.may_go_on());
+    let two = answer(&mut server, &one);
+    assert!(!server.may_go_on(), "the client has proved nothing yet");
+    let three = answer(&mut client, &two);
+    assert_eq!((client.may_go_on(), client.peer()), (true, Some("host-a")));
+    assert_eq!(server.receive(Some(&three)), Ok(None));
+    assert_eq!((server.may_go_on(), server.peer()), (true, Some("host-a")));
+    assert!(!server.in_progress() && !client.in_progress());
+    assert!([one, two, three].iter().all(|message| message.len() <= MAX_OPENING));
+}
+
+#[test]
+fn other_properties_may_be_told_after_authentication() {
+    let (mut client, mut server) = (client(keys()), server(keys()));
+    let two = answer(&mut server, &open(&mut client));
+    let three = answer(&mut client, &two);
+    assert_eq!(server.receive(Some(&three)), Ok(None));
+    assert_eq!(server.receive(None), Ok(None), "CONNPROP without a message");
+    assert!(server.may_go_on());
+    assert_eq!(server.receive(Some(&three)), Err(AuthError::Unexpected), "but no second exchange");
+    assert!(!server.may_go_on());
+}
+
+#[test]
+fn a_server_takes_any_of_its_keys() {
+    let both = || keys().and("host-b", &[9; 16]).expect("long enough");
+    let (mut client, mut server) =
+        (client(PreSharedKey::new("host-b", &[9; 16]).expect("long enough")), server(both()));
+    let two = answer(&mut server, &open(&mut client));
+    let three = answer(&mut client, &two);
+    assert_eq!(server.receive(Some(&three)), Ok(None));
+    assert_eq!(server.peer(), Some("host-b"));
+}
+
+#[test]
+fn a_wrong_key_is_found_out_by_either_end() {
+    let wrong = || PreSharedKey::new("host-a", &[0x5B; 32]).expect("long enough");
+    let (mut honest, mut impostor) = (client(keys()), server(wrong()));
+    let two = answer(&mut impostor, &open(&mut honest));
+    assert_eq!(honest.receive(Some(&two)), Err(AuthError::WrongProof));
+    assert!(!honest.may_go_on());
+    assert_eq!(honest.receive(None), Err(AuthError::WrongProof), "for good");
+
+    let (mut honest, mut impostor) = (server(keys()), client(wrong()));
+    answer(&mut honest, &open(&mut impostor));
+    // It cannot check the server's proof either; it goes on all the same.
+    let mut three = vec![3];
+    three.extend_from_slice(&[0; 32]);
+    assert_eq!(honest.receive(Some(&three)), Err(AuthError::WrongProof));
+    assert!(!honest.may_go_on());
+}
+
+#[test]
+fn an_unknown_key_is_refused() {
+    let (mut client, mut server) =
+        (client(PreSharedKey::new("host-c", KEY).expect("long enough")), server(keys()));
+    assert_eq!(server.receive(Some(&open(&mut client))), Err(AuthError::UnknownKey));
+}
+
+#[test]
+fn what_an_end_has_sent_cannot_be_sent_back_to_it() {
+    // An attacker without the key answers the client with the client's own messages.
+    let mut victim = client(keys());
+    let one = open(&mut victim);
+    assert_eq!(victim.receive(Some(&one)), Err(AuthError::Malformed));
+    // It makes the server prove the server's own nonce: the proof names its maker, so it is none of a client's.
+    let mut victim = server(keys());
+    let two = answer(&mut victim, &open(&mut client(keys())));
+    let mut three = vec![3];
+    three.extend_from_slice(&two[33..]);
+    assert_eq!(victim.receive(Some(&three)), Err(AuthError::WrongProof));
+    // The same with the nonces chosen alike, by a second connection to the same server.
+    let mut first = server(keys());
+    let mut client = client(keys());
+    let two = answer(&mut first, &open(&mut client));
+    let mut opening = vec![1, 1, 6];
+    opening.extend_from_slice(b"host-a");
+    opening.extend_from_slice(&two[1..33]);
+    let mut second = server(keys());
+    let oracle = answer(&mut second, &opening);
+    let mut three = vec![3];
+    three.extend_from_slice(&oracle[33..]);
+    assert_eq!(first.receive(Some(&three)), Err(AuthError::WrongProof));
+}
+
+#[test]
+fn replayed_messages_fit_no_other_exchange() {
+    let (mut a, mut b) = (client(keys()), server(keys()));
+    let one = open(&mut a);
+    let two = answer(&mut b, &one);
+    let three = answer(&mut a, &two);
+    // To a server: the recorded client speaks again.
+    let mut again = server(keys());
+    let fresh = answer(&mut again, &one);
+    assert_ne!(fresh, two, "nonces are fresh");
+    assert_eq!(again.receive(Some(&three)), Err(AuthError::WrongProof));
+    // To a client: the recorded server.
+    let mut again = client(keys());
+    assert_ne!(open(&mut again), one, "nonces are fresh");
+    assert_eq!(again.receive(Some(&two)), Err(AuthError::WrongProof));
+}
+
+#[test]
+fn every_cut_and_every_flipped_bit_is_refused() {
+    let (mut a, mut b) = (client(keys()), server(keys()));
+    let one = open(&mut a);
+    for len in 0..one.len() {
+        assert!(server(keys()).receive(Some(&one[..len])).is_err(), "opening of {len} bytes");
+    }
+    let two = answer(&mut b, &one);
+    for len in 0..two.len() {
+        let mut end = client(keys());
+        open(&mut end);
+        assert_eq!(end.receive(Some(&two[..len])), Err(AuthError::Malformed));
+    }
+    let three = answer(&mut a, &two);
+    for at in 0..three.len() {
+        let mut end = server(keys());
+        answer(&mut end, &one);
+        assert_eq!(end.receive(Some(&three[..at])), Err(AuthError::Malformed));
+    }
+    // The exchange itself, with one bit of the last message changed.
+    let mut changed = three.clone();
+    changed[20] ^= 1;
+    assert_eq!(b.receive(Some(&changed)), Err(AuthError::WrongProof));
+    assert_eq!(b.receive(Some(&three)), Err(AuthError::WrongProof), "no second try");
+    // Longer ones, and nothing at all.
+    let mut longer = one.clone();
+    longer.push(0);
+    assert_eq!(server(keys()).receive(Some(&longer)), Err(AuthError::Malformed));
+    assert_eq!(server(keys()).receive(Some(&[])), Err(AuthError::Malformed));
+}
+
+#[test]
+fn the_policy_decides_whether_an_unauthenticated_peer_may_go_on() {
+    // Version 1, or a CONNPROP without the property.
+    let policies = |role| {
+        let mechanism: Arc<dyn Mechanism> = Arc::new(keys());
+        let all =
+            [AuthPolicy::Off, AuthPolicy::Optional(Arc::clone(&mechanism)), AuthPolicy::Required(mechanism)];
+        all.map(|policy| HostAuth::new(&policy, role))
+    };
+    for role in [Role::Client, Role::Server] {
+        let [mut off, mut optional, mut required] = policies(role);
+        assert_eq!((off.receive(None), off.may_go_on()), (Ok(None), true));
+        assert_eq!((optional.receive(None), optional.may_go_on()), (Ok(None), true));
+        assert_eq!((required.receive(None), required.may_go_on()), (Err(AuthError::Missing), false));
+        assert_eq!(optional.peer(), None);
+        // Calls before any property.
+        let [off, optional, required] = policies(role);
+        assert_eq!([off.may_go_on(), optional.may_go_on(), required.may_go_on()], [true, true, false]);
+        assert_eq!([off.in_progress(), optional.in_progress()], [false, true]);
+    }
+    let [mut off, mut optional, _] = policies(Role::Server);
+    assert_eq!(off.receive(Some(b"whatever")), Ok(None), "ignored, as an unknown property is");
+    assert_eq!(optional.receive(Some(b"whatever")), Err(AuthError::Malformed), "tried and failed");
+    assert!(!optional.may_go_on());
+    let [mut off, ..] = policies(Role::Client);
+    assert_eq!(off.open(), Ok(None));
+}
+
+#[test]
+fn a_peer_that_stops_half_way_is_not_authenticated() {
+    let mut end = server(keys());
+    answer(&mut end, &open(&mut client(keys())));
+    assert_eq!(end.receive(None), Err(AuthError::Missing));
+    let mut end = HostAuth::new(&AuthPolicy::Optional(Arc::new(keys())), Role::Server);
+    answer(&mut end, &open(&mut client(keys())));
+    assert_eq!(end.receive(None), Ok(None));
+    assert_eq!((end.may_go_on(), end.peer()), (true, None));
+}
+
+/// Never done, and long-winded if told so.
+#[derive(Clone, Debug)]
+struct Talker(usize);
+
+impl Mechanism for Talker {
+    fn begin(&self, _: Role) -> Box<dyn Handshake> {
+        Box::new(self.clone())
+    }
+}
+
+impl Handshake for Talker {
+    fn step(&mut self, _: Option<&[u8]>) -> Step {
+        Step::Continue(vec![0; self.0])
+    }
+}
+
+#[test]
+fn messages_and_steps_are_bounded() {
+    let talker = |len, role| HostAuth::new(&AuthPolicy::Required(Arc::new(Talker(len))), role);
+    let mut end = talker(1, Role::Server);
+    for _ in 0..MAX_STEPS {
+        assert_eq!(end.receive(Some(&[1])), Ok(Some(vec![0])));
+    }
+    assert_eq!(end.receive(Some(&[1])), Err(AuthError::TooManySteps));
+    let mut end = talker(1, Role::Server);
+    assert_eq!(end.receive(Some(&[0; MAX_MESSAGE])), Ok(Some(vec![0])));
+    assert_eq!(end.receive(Some(&[0; MAX_MESSAGE + 1])), Err(AuthError::TooLong(MAX_MESSAGE + 1)));
+    assert_eq!(talker(MAX_OPENING, Role::Client).open(), Ok(Some(vec![0; MAX_OPENING])));
+    let too_long = MAX_OPENING + 1;
+    assert_eq!(talker(too_long, Role::Client).open(), Err(AuthError::TooLong(too_long)));
+}
+
+#[test]
+fn weak_keys_are_refused_and_no_key_is_shown() {
+    assert_eq!(PreSharedKey::new("a", &[0; 15]).err(), Some(KeyError::TooShort(15)));
+    assert_eq!(PreSharedKey::new("", KEY).err(), Some(KeyError::BadName(0)));
+    assert_eq!(keys().and(&"n".repeat(65), KEY).err(), Some(KeyError::BadName(65)));
+    assert_eq!(format!("{:?}", keys()), r#"PreSharedKey { keys: [Key("host-a")] }"#);
+}
+
+#[test]
+fn the_proof_is_hmac_sha256_of_label_maker_name_and_nonces() {
+    // The server's proof for a recorded opening, computed apart from the mechanism.
+    use hmac::{Hmac, KeyInit, Mac};
+    let mut opening = vec![1, 1, 6];
+    opening.extend_from_slice(b"host-a");
+    opening.extend_from_slice(&[0x11; 32]);
+    let two = answer(&mut server(keys()), &opening);
+    let mut mac = Hmac::<sha2::Sha256>::new_from_slice(KEY).expect("any length");
+    mac.update(b"rpcrdma host authentication psk 1\x02\x06host-a");
+    mac.update(&[0x11; 32]);
+    mac.update(&two[1..33]);
+    assert_eq!(two[33..], mac.finalize().into_bytes()[..]);
+}

@@ -1,0 +1,175 @@
+//! The rules of RFC 8166 §6 and §8.2.2, and the rows of RFC 8267 §4.
+
+use super::nfs3::{PATH_MAX, PROGRAM, Sizes, VERSION};
+use super::*;
+
+const RPCSEC_GSS: u32 = 6;
+const ONE_EACH: Binding = Binding::inline(100, 200).arguments(1, 4096).results(1, 8192);
+
+#[test]
+fn rfc_8166_6_1_only_eligible_items_may_be_reduced() {
+    assert_eq!(ONE_EACH.check_call(100, &[4096], &[8192], true), Ok(()));
+    let error = ONE_EACH.check_call(100, &[1, 1], &[], true).expect_err("two arguments");
+    assert_eq!(error, BindingError::TooManyArguments { found: 2, max: 1 });
+    assert_eq!(error.answer(), Some(ErrorBody::ReadChunks { max: 1 }));
+    let error = ONE_EACH.check_call(100, &[], &[1, 1], true).expect_err("two results");
+    assert!(matches!(error, BindingError::TooManyResults { found: 2, max: 1, .. }));
+    assert_eq!(error.answer(), Some(ErrorBody::WriteChunks { max: 1 }));
+    let error = ONE_EACH.check_call(100, &[4097], &[], true).expect_err("too long");
+    assert_eq!(error, BindingError::ArgumentTooLong { index: 0, len: 4097, max: 4096 });
+    assert_eq!(error.answer(), Some(ErrorBody::BadXdr), "ERR_CHUNK in version 1");
+    assert_eq!(ONE_EACH.check_call(100, &[], &[1 << 20], true), Ok(()), "room to spare is no harm");
+    assert_eq!(ONE_EACH.check_call(100, &[], &[0], true), Ok(()), "an empty chunk asks for inline");
+}
+
+#[test]
+fn v2_6_4_3_no_eligible_argument_is_zero_read_chunks_and_no_eligible_result_asks_for_a_reply_chunk() {
+    let inline = Binding::inline(100, 200);
+    let error = inline.check_call(0, &[1], &[], true).expect_err("none is eligible");
+    assert_eq!(error.answer(), Some(ErrorBody::ReadChunks { max: 0 }));
+    let error = inline.check_call(0, &[], &[1], true).expect_err("none is eligible");
+    assert_eq!(error.answer(), Some(ErrorBody::ReplyResource { length_needed: 24 + 200 }));
+}
+
+#[test]
+fn rfc_8166_6_2_sizes_follow_from_what_is_reduced() {
+    let odd = Binding::inline(100, 200).arguments(2, 5).results(1, 1001);
+    assert_eq!([0, 1, 2, 3].map(|reduced| odd.call_len(reduced)), [116, 108, 100, 100]);
+    assert_eq!([0, 1].map(|reduced| odd.reply_len(reduced)), [1204, 200]);
+    assert_eq!(ONE_EACH.check_call(100 + 4096, &[], &[], true), Ok(()), "all inline");
+    let error = ONE_EACH.check_call(101, &[4096], &[], true).expect_err("more than there is");
+    assert_eq!((error, error.answer()), (BindingError::CallTooLong { len: 101, max: 100 }, None));
+    let unbounded = Binding::inline(usize::MAX, 0).arguments(3, usize::MAX - 3);
+    assert_eq!(unbounded.check_call(usize::MAX, &[], &[], true), Ok(()), "no overflow");
+}
+
+#[test]
+fn rfc_8166_8_2_2_nothing_is_reduced_when_the_credential_forbids_it() {
+    assert_eq!(ONE_EACH.check_call(4196, &[], &[], false), Ok(()));
+    for (reads, writes) in [(&[4096][..], &[][..]), (&[], &[8192])] {
+        let error = ONE_EACH.check_call(100, reads, writes, false).expect_err("reduced");
+        assert_eq!((error, error.answer()), (BindingError::ReductionOff, Some(ErrorBody::BadXdr)));
+    }
+}
+
+/// An RPCSEC_GSS credential (RFC 2203 §5.3.1).
+fn credential(version: u32, gss_proc: u32, service: u32, handle: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for word in [version, gss_proc, 7, service, handle.len() as u32] {
+        body.extend_from_slice(&word.to_be_bytes());
+    }
+    body.extend_from_slice(handle);
+    body.resize(body.len().next_multiple_of(4), 0);
+    body
+}
+
+#[test]
+fn rfc_8166_8_2_2_2_plain_authentication_changes_nothing() {
+    assert!(reduction_allowed(0, &[]), "AUTH_NONE");
+    assert!(reduction_allowed(1, &[0xFF; 20]), "AUTH_SYS, whatever is in it");
+    for version in 1..=3 {
+        assert!(reduction_allowed(RPCSEC_GSS, &credential(version, 0, 1, b"context")));
+    }
+    assert!(reduction_allowed(RPCSEC_GSS, &credential(1, 0, 1, b"")));
+}
+
+#[test]
+fn rfc_8166_8_2_2_3_integrity_and_privacy_switch_reduction_off() {
+    for service in [0, 2, 3, 4, u32::MAX] {
+        assert!(!reduction_allowed(RPCSEC_GSS, &credential(1, 0, service, b"context")), "{service}");
+    }
+}
+
+#[test]
+fn rfc_8166_8_2_2_control_messages_are_never_reduced() {
+    for gss_proc in [1, 2, 3, 4, 5] {
+        assert!(!reduction_allowed(RPCSEC_GSS, &credential(1, gss_proc, 1, b"")), "{gss_proc}");
+    }
+}
+
+#[test]
+fn a_credential_that_cannot_be_read_allows_nothing() {
+    let whole = credential(1, 0, 1, b"context");
+    for len in 0..whole.len() {
+        assert!(!reduction_allowed(RPCSEC_GSS, &whole[..len]), "{len}");
+    }
+    let mut longer = whole.clone();
+    longer.extend_from_slice(&[0; 4]);
+    assert!(!reduction_allowed(RPCSEC_GSS, &longer));
+    let mut endless = credential(1, 0, 1, b"");
+    endless[16..20].fill(0xFF);
+    assert!(!reduction_allowed(RPCSEC_GSS, &endless));
+    assert!(!reduction_allowed(RPCSEC_GSS, &credential(4, 0, 1, b"")), "a version not known");
+    assert!(!reduction_allowed(RPCSEC_GSS, &credential(0, 0, 1, b"")));
+}
+
+#[test]
+fn what_has_no_binding_is_not_found() {
+    let mut bindings = Bindings::new();
+    bindings.add(9, 1, 5, ONE_EACH).add(9, 1, 2, Binding::inline(0, 0)).add(8, 4, 5, ONE_EACH);
+    assert_eq!(bindings.get(9, 1, 5), Some(&ONE_EACH));
+    assert_eq!([bindings.get(9, 1, 4), bindings.get(9, 2, 5), bindings.get(7, 1, 5)], [None; 3]);
+    bindings.add(9, 1, 5, Binding::inline(1, 1));
+    assert_eq!(bindings.get(9, 1, 5), Some(&Binding::inline(1, 1)), "replaced");
+    assert_eq!(bindings.of(9, 1).map(|(procedure, _)| procedure).collect::<Vec<_>>(), [2, 5]);
+}
+
+#[test]
+fn rfc_8267_4_four_items_of_nfs_3_may_be_reduced_and_no_others() {
+    let sizes = Sizes::default();
+    let bindings = nfs3::bindings(&sizes);
+    assert_eq!(bindings.of(PROGRAM, VERSION).count(), 22);
+    for (procedure, binding) in bindings.of(PROGRAM, VERSION) {
+        let (arguments, results) = match procedure {
+            5 => ((0, 0), (1, PATH_MAX)),       // the path that READLINK gives
+            6 => ((0, 0), (1, sizes.transfer)), // the data that READ gives
+            7 => ((1, sizes.transfer), (0, 0)), // the data that WRITE takes
+            10 => ((1, PATH_MAX), (0, 0)),      // the path that SYMLINK takes
+            _ => ((0, 0), (0, 0)),
+        };
+        let of = |items: &Eligible| (items.count, items.max_len);
+        assert_eq!((of(&binding.arguments), of(&binding.results)), (arguments, results), "{procedure}");
+    }
+    let read = bindings.get(PROGRAM, VERSION, 6).expect("READ");
+    assert_eq!(read.check_call(80, &[], &[65536], true), Ok(()));
+    assert!(read.check_call(80, &[65536], &[], true).is_err(), "READ takes no data");
+    let readdir = bindings.get(PROGRAM, VERSION, 16).expect("READDIR");
+    assert!(readdir.check_call(88, &[], &[65536], true).is_err(), "entries are not eligible");
+}
+
+#[test]
+fn rfc_8267_4_1_reply_sizes_of_nfs_3_follow_from_rfc_1813() {
+    let sizes = Sizes { transfer: 65536, directory: 8192 };
+    let sizes_of = |procedure| {
+        nfs3::binding(procedure, &sizes).map(|binding| (binding.call_len(0), binding.reply_len(0)))
+    };
+    // Added up by hand from the XDR of RFC 1813 §3.3, with handles of 64 bytes and names of 255.
+    let expected = [
+        (0, 0),
+        (68, 88),
+        (140, 120),
+        (328, 248),
+        (72, 96),
+        (68, 96 + 1024),
+        (80, 104 + 65536),
+        (88 + 65536, 136),
+        (392, 280),
+        (388, 280),
+        (392 + 1024, 280),
+        (400, 280),
+        (328, 120),
+        (328, 120),
+        (656, 236),
+        (396, 208),
+        (88, 92 + 8192),
+        (92, 92 + 8192),
+        (68, 144),
+        (68, 140),
+        (68, 116),
+        (80, 128),
+    ];
+    for (procedure, expected) in expected.into_iter().enumerate() {
+        assert_eq!(sizes_of(procedure as u32), Some(expected), "{procedure}");
+    }
+    assert_eq!(sizes_of(22), None);
+}

@@ -1,0 +1,490 @@
+//! Changing characteristics of a running connection (draft-dnoveck-nfsv4-rpcrdma-xcharext-02, called XC below).
+//!
+//! One [`Exchange`] per end of a connection whose peer offered
+//! [`PropertyId::OptionalType`]. It starts with what CONNPROP said ([`advertised`](Exchange::advertised)), states all of this end
+//! once (INITXCH), and from then on:
+//!
+//! | this end | on the wire | the peer's end |
+//! | --- | --- | --- |
+//! | [`request`](Exchange::request) | REQXCH → | [`Event::Asked`], then [`answer`](Exchange::answer) |
+//! | [`Event::Answer`] | ← RESPXCH: done, rejected, pending | |
+//! | [`Event::Peer`] | ← UPDXCH | [`update`](Exchange::update) |
+//! | [`Event::Peer`], [`Event::Answer`] | ← UPDXCH that ends what was pending | [`settle`](Exchange::settle) |
+//!
+//! The owner gives each OPTIONAL message to [`handle`](Exchange::handle), each error that speaks of one to
+//! [`failed`](Exchange::failed), takes the [events](Exchange::poll_event) after each, and sends what
+//! [`poll_transmit`](Exchange::poll_transmit) has.
+//!
+//! Decisions where the text is silent: one request at a time per end, because nothing ties an update to its request
+//! (XC §4.4); a second request of the peer, and one for what is still pending, is rejected whole or in that part, as XC
+//! §3 allows for any reason; an update of what was said never to change is believed, because the peer knows best what it
+//! does; INITXCH may come again and is then the same as updates. Memory is bounded: at most six characteristics are ever
+//! remembered of a message, and few answers wait to be sent.
+#![forbid(unsafe_code)]
+
+mod characteristic;
+mod error;
+mod message;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use arrayvec::ArrayVec;
+
+use crate::wire::optional::{Operation, OperationCode};
+use crate::wire::properties::{Properties, PropertyId, PropertySet, Subset};
+use crate::wire::{ErrorBody, Flags, Revision};
+
+pub use characteristic::Characteristic;
+use characteristic::{COUNT, IdSet};
+pub use error::{ChangeError, ExchangeError};
+use message::Message;
+pub use message::Outgoing;
+
+/// Most properties that one request of the peer may list, known or not. Its answer then takes less than 150 bytes.
+pub const MAX_REQUESTED: usize = 256;
+/// Answers that may wait to be sent: a peer that asks on, and grants nothing, gets errors beyond.
+pub const MAX_ANSWERS: usize = 4;
+
+/// Characteristics of one message.
+pub type List = ArrayVec<Characteristic, COUNT>;
+
+/// What the owner must know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A value of the peer's changed to this.
+    Peer(Characteristic),
+    /// The peer asks this end for these values: decide by [`Exchange::answer`], now or later.
+    Asked(List),
+    /// What became of a value that this end requested. After [`Outcome::Pending`] a second answer follows.
+    Answer {
+        /// As it was requested.
+        wanted: Characteristic,
+        /// What became of it.
+        outcome: Outcome,
+    },
+    /// The peer does not know these operations: there will be no more changes, its values stay as they are.
+    Unsupported,
+}
+
+/// What became of a requested value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The peer has it.
+    Done,
+    /// The peer keeps what it had.
+    Rejected,
+    /// The peer may change it later.
+    Pending,
+    /// The peer went some of the way, to this.
+    Partial(Characteristic),
+}
+
+/// This end's decision about a value that the peer asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It holds already, before the answer goes out: the peer relies on it at once.
+    Done,
+    /// No.
+    Rejected,
+    /// Perhaps later: [`Exchange::settle`] ends it.
+    Pending,
+}
+
+/// A request of the peer's that the owner has not decided.
+#[derive(Clone, Debug)]
+struct Asked {
+    xid: u32,
+    count: usize,
+    /// With their positions in the request; the other positions are rejected.
+    open: ArrayVec<(usize, Characteristic), COUNT>,
+}
+
+/// A value requested, and the one before.
+#[derive(Clone, Copy, Debug)]
+struct Awaited {
+    wanted: Characteristic,
+    before: Characteristic,
+}
+
+/// One end's part; see the module page.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    revision: Revision,
+    local: Properties<'static>,
+    local_constant: IdSet,
+    peer: Properties<'static>,
+    peer_constant: IdSet,
+    peer_stated: IdSet,
+    /// Of this end, not answered yet.
+    request: Option<(u32, List)>,
+    /// Of this end, answered with pending.
+    awaited: ArrayVec<Awaited, COUNT>,
+    asked: Option<Asked>,
+    /// This end said pending to the peer.
+    owed: IdSet,
+    queue: VecDeque<Message>,
+    events: VecDeque<Event>,
+    supported: bool,
+    unexpected: u64,
+}
+
+impl Exchange {
+    /// An end that is as `local` says, of which `constant` will not change; what is no characteristic is ignored. INITXCH is
+    /// queued.
+    pub fn new(revision: Revision, local: &Properties<'_>, constant: &[PropertyId]) -> Self {
+        Self {
+            revision,
+            local: characteristic::detached(local),
+            local_constant: constant.iter().copied().collect(),
+            peer: Properties::default(),
+            peer_constant: IdSet::default(),
+            peer_stated: IdSet::default(),
+            request: None,
+            awaited: ArrayVec::new(),
+            asked: None,
+            owed: IdSet::default(),
+            queue: VecDeque::from([Message::Initial]),
+            events: VecDeque::new(),
+            supported: true,
+            unexpected: 0,
+        }
+    }
+
+    /// Takes over what the peer's CONNPROP said. No events: the owner has seen it.
+    pub fn advertised(&mut self, properties: &PropertySet<'_>) {
+        for property in properties.iter() {
+            if let Ok(Some(value)) = Characteristic::read(&property, self.revision) {
+                value.store(&mut self.peer);
+                self.peer_stated.insert(value.id());
+            }
+        }
+    }
+
+    /// What this end has told.
+    pub const fn local(&self) -> &Properties<'static> {
+        &self.local
+    }
+
+    /// What the peer has told, defaults where it has not.
+    pub const fn peer(&self) -> &Properties<'static> {
+        &self.peer
+    }
+
+    /// Harmless things that a correct peer does not do: changing what it had said never to change, and ending requests
+    /// that were not pending.
+    pub const fn unexpected(&self) -> u64 {
+        self.unexpected
+    }
+
+    // ---- input
+
+    /// Takes an OPTIONAL message: its XID, flags, `rdma_opttype` and `rdma_optinfo`.
+    ///
+    /// # Errors
+    /// Nothing of it took effect; [`ExchangeError::answer`] is to be sent with the same XID.
+    pub fn handle(
+        &mut self,
+        xid: u32,
+        flags: Flags,
+        opttype: u32,
+        optinfo: &[u8],
+    ) -> Result<(), ExchangeError> {
+        let code = OperationCode::from_code(opttype).ok_or(ExchangeError::UnknownOperation(opttype))?;
+        let response = flags.contains(Flags::RESPONSE);
+        if code == OperationCode::Respond {
+            let wanted = match &self.request {
+                Some((expected, _)) if *expected == xid => self.request.take().map(|(_, wanted)| wanted),
+                _ => None,
+            };
+            let wanted = wanted.ok_or(ExchangeError::NotRequested(xid))?;
+            let answer = Operation::parse(code, optinfo).ok().filter(|_| response);
+            return self.answered(wanted, answer);
+        }
+        if response {
+            return Err(ExchangeError::WrongFlag(code));
+        }
+        match Operation::parse(code, optinfo)? {
+            Operation::Initial { start, constant } => self.stated(&start, &constant),
+            Operation::Request { want } => self.asked(xid, &want),
+            Operation::Update { now, clears_pending } => {
+                if let Some(value) = Characteristic::read(&now, self.revision)? {
+                    self.updated(value, clears_pending);
+                }
+                Ok(())
+            }
+            Operation::Respond { .. } => Ok(()),
+        }
+    }
+
+    /// Takes an error that the peer reported with this XID. True if it was about an operation of this end.
+    pub fn failed(&mut self, xid: u32, error: &ErrorBody) -> bool {
+        let request = self.request.take_if(|(expected, _)| *expected == xid);
+        let ours = request.is_some() || (xid == 0 && *error == ErrorBody::InvalHtype);
+        for wanted in request.into_iter().flat_map(|(_, wanted)| wanted) {
+            self.events.push_back(Event::Answer { wanted, outcome: Outcome::Rejected });
+        }
+        if ours && *error == ErrorBody::InvalHtype && std::mem::replace(&mut self.supported, false) {
+            self.queue.clear();
+            self.events.push_back(Event::Unsupported);
+        }
+        ours
+    }
+
+    /// INITXCH (XC §4.1).
+    fn stated(&mut self, start: &PropertySet<'_>, constant: &Subset<'_>) -> Result<(), ExchangeError> {
+        if constant.iter().any(|position| position >= start.len()) {
+            return Err(ExchangeError::SubsetTooLong("optixch_nochg"));
+        }
+        for property in start.iter() {
+            property.check(self.revision)?;
+        }
+        let earlier = self.peer;
+        for (position, property) in start.iter().enumerate() {
+            let Some(value) = Characteristic::read(&property, self.revision)? else { continue };
+            let id = value.id();
+            let changed = value.replaced_in(&mut self.peer);
+            self.unexpected += u64::from(changed && self.peer_constant.contains(id));
+            self.peer_stated.insert(id);
+            if constant.contains(position) {
+                self.peer_constant.insert(id);
+            }
+        }
+        for now in Characteristic::all(&self.peer) {
+            if now.kept_in(&earlier) != now {
+                self.events.push_back(Event::Peer(now));
+            }
+        }
+        Ok(())
+    }
+
+    /// REQXCH (XC §4.2).
+    fn asked(&mut self, xid: u32, want: &PropertySet<'_>) -> Result<(), ExchangeError> {
+        let count = want.len();
+        if count > MAX_REQUESTED {
+            return Err(ExchangeError::TooManyProperties(count));
+        }
+        let busy = self.asked.is_some();
+        let answers = self.queue.iter().filter(|message| matches!(message, Message::Answer { .. })).count();
+        if answers + usize::from(busy) >= MAX_ANSWERS {
+            return Err(ExchangeError::TooManyRequests);
+        }
+        let mut open = ArrayVec::<_, COUNT>::new();
+        let mut seen = IdSet::default();
+        for (position, property) in want.iter().enumerate() {
+            let Some(value) = Characteristic::read(&property, self.revision)? else { continue };
+            let id = value.id();
+            let again = !seen.insert(id);
+            if !(again || busy || self.local_constant.contains(id) || self.owed.contains(id)) {
+                open.push((position, value));
+            }
+        }
+        if open.is_empty() {
+            let (done, pending) = Default::default();
+            self.queue.push_back(Message::Answer { xid, count, done, pending });
+        } else {
+            self.events.push_back(Event::Asked(open.iter().map(|(_, value)| *value).collect()));
+            self.asked = Some(Asked { xid, count, open });
+        }
+        Ok(())
+    }
+
+    /// RESPXCH (XC §4.3). `answer` is what could be read of it.
+    fn answered(&mut self, wanted: List, answer: Option<Operation<'_>>) -> Result<(), ExchangeError> {
+        let subsets = match answer {
+            Some(Operation::Respond { done, rejected, pending })
+                if partition(&wanted, done, rejected, pending) =>
+            {
+                Some((done, pending))
+            }
+            _ => None,
+        };
+        let (done, pending) = subsets.unwrap_or_default();
+        for (position, wanted) in wanted.into_iter().enumerate() {
+            let outcome = if done.contains(position) {
+                self.believe(wanted);
+                Outcome::Done
+            } else if pending.contains(position) {
+                self.awaited.push(Awaited { wanted, before: wanted.kept_in(&self.peer) });
+                Outcome::Pending
+            } else {
+                Outcome::Rejected
+            };
+            self.events.push_back(Event::Answer { wanted, outcome });
+        }
+        subsets.map(|_| ()).ok_or(ExchangeError::BadAnswer)
+    }
+
+    /// UPDXCH (XC §4.4).
+    fn updated(&mut self, now: Characteristic, clears_pending: bool) {
+        let id = now.id();
+        let promised = self.peer_constant.contains(id) || !self.peer_stated.contains(id);
+        let changed = self.believe(now);
+        self.unexpected += u64::from(promised && changed);
+        if !clears_pending {
+            return;
+        }
+        let Some(index) = self.awaited.iter().position(|awaited| awaited.wanted.id() == id) else {
+            self.unexpected += 1;
+            return;
+        };
+        let Awaited { wanted, before } = self.awaited.remove(index);
+        let outcome = match now {
+            _ if now == wanted => Outcome::Done,
+            _ if now == before => Outcome::Rejected,
+            _ => Outcome::Partial(now),
+        };
+        self.events.push_back(Event::Answer { wanted, outcome });
+    }
+
+    /// The peer says so; true if it is new.
+    fn believe(&mut self, value: Characteristic) -> bool {
+        let changed = value.replaced_in(&mut self.peer);
+        if changed {
+            self.events.push_back(Event::Peer(value));
+        }
+        changed
+    }
+
+    /// What the last input led to, oldest first. To be emptied after each input.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    // ---- commands
+
+    /// Asks the peer for these values, under an XID that no other request of this end has. Answers come as
+    /// [`Event::Answer`], one for each.
+    ///
+    /// # Errors
+    /// Nothing was requested.
+    pub fn request(&mut self, xid: u32, wanted: &[Characteristic]) -> Result<(), ChangeError> {
+        if !self.supported {
+            return Err(ChangeError::Unsupported);
+        }
+        if self.request.is_some() {
+            return Err(ChangeError::Busy);
+        }
+        if wanted.is_empty() {
+            return Err(ChangeError::Empty);
+        }
+        let mut seen = IdSet::default();
+        for value in wanted {
+            let id = self.in_revision(*value)?;
+            if !seen.insert(id) {
+                return Err(ChangeError::Twice(id));
+            }
+            if self.peer_constant.contains(id) || !self.peer_stated.contains(id) {
+                return Err(ChangeError::Constant(id));
+            }
+            if self.awaited.iter().any(|awaited| awaited.wanted.id() == id) {
+                return Err(ChangeError::Pending(id));
+            }
+        }
+        // No more than there are kinds: none came twice.
+        let wanted: List = wanted.iter().copied().collect();
+        self.queue.push_back(Message::Request { xid, wanted: wanted.clone() });
+        self.request = Some((xid, wanted));
+        Ok(())
+    }
+
+    /// Decides what the peer [asked](Event::Asked) for. [`Verdict::Done`] must be true already. False if nothing was asked.
+    pub fn answer(&mut self, mut decide: impl FnMut(Characteristic) -> Verdict) -> bool {
+        let Some(Asked { xid, count, open }) = self.asked.take() else { return false };
+        let (mut done, mut pending) = (ArrayVec::new(), ArrayVec::new());
+        for (position, value) in open {
+            match decide(value) {
+                Verdict::Done => {
+                    value.store(&mut self.local);
+                    done.push(position);
+                }
+                Verdict::Pending => {
+                    self.owed.insert(value.id());
+                    pending.push(position);
+                }
+                Verdict::Rejected => {}
+            }
+        }
+        self.queue.push_back(Message::Answer { xid, count, done, pending });
+        true
+    }
+
+    /// Tells the peer that a value of this end is now this; nothing, if it was told so before. An update of the same
+    /// value that was not sent yet is replaced. For the order of telling and doing see [`Characteristic::told_first`].
+    ///
+    /// # Errors
+    /// The peer was not told.
+    pub fn update(&mut self, now: Characteristic) -> Result<(), ChangeError> {
+        let id = self.may_change(now)?;
+        if now.replaced_in(&mut self.local) {
+            self.tell(id, now, false);
+        }
+        Ok(())
+    }
+
+    /// Ends what this end had answered with [`Verdict::Pending`]: with the value asked for, the old one, or one between.
+    ///
+    /// # Errors
+    /// The peer was not told.
+    pub fn settle(&mut self, now: Characteristic) -> Result<(), ChangeError> {
+        let id = self.may_change(now)?;
+        if !self.owed.remove(id) {
+            return Err(ChangeError::NotPending(id));
+        }
+        now.store(&mut self.local);
+        self.tell(id, now, true);
+        Ok(())
+    }
+
+    fn may_change(&self, value: Characteristic) -> Result<PropertyId, ChangeError> {
+        if !self.supported {
+            return Err(ChangeError::Unsupported);
+        }
+        let id = self.in_revision(value)?;
+        if self.local_constant.contains(id) { Err(ChangeError::Constant(id)) } else { Ok(id) }
+    }
+
+    fn in_revision(&self, value: Characteristic) -> Result<PropertyId, ChangeError> {
+        let id = value.id();
+        id.which(self.revision).map(|_| id).ok_or(ChangeError::NotInRevision(id))
+    }
+
+    fn tell(&mut self, id: PropertyId, now: Characteristic, clears_pending: bool) {
+        let update = Message::Update { now, clears_pending };
+        // Not across an answer: that may say another value.
+        let unsent = self
+            .queue
+            .iter_mut()
+            .rev()
+            .take_while(|message| !matches!(message, Message::Answer { .. }))
+            .find(|message| matches!(message, Message::Update { now, .. } if now.id() == id));
+        match unsent {
+            Some(unsent @ Message::Update { clears_pending: false, .. }) => *unsent = update,
+            _ => self.queue.push_back(update),
+        }
+    }
+
+    // ---- output
+
+    /// Whether [`poll_transmit`](Self::poll_transmit) has something.
+    pub fn has_output(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// The next operation to be sent. It counts as sent: ask only when a message may go out.
+    pub fn poll_transmit(&mut self) -> Option<Outgoing> {
+        let message = self.queue.pop_front()?;
+        message.encode(self.revision, &self.local, self.local_constant)
+    }
+}
+
+/// Whether each property requested is in exactly one subset, and nothing else is in any.
+fn partition(wanted: &List, done: Subset<'_>, rejected: Subset<'_>, pending: Subset<'_>) -> bool {
+    let subsets = [done, rejected, pending];
+    let inside = |subset: &Subset<'_>| subset.iter().all(|position| position < wanted.len());
+    let once = |at: usize| subsets.iter().filter(|subset| subset.contains(at)).count() == 1;
+    subsets.iter().all(inside) && (0..wanted.len()).all(once)
+}

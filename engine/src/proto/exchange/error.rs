@@ -1,0 +1,78 @@
+//! What the peer, and what the owner, can do wrong.
+
+use super::{MAX_ANSWERS, MAX_REQUESTED};
+use crate::wire::optional::OperationCode;
+use crate::wire::properties::PropertyId;
+use crate::wire::{BadXdr, ErrorBody};
+
+/// Why a received operation was not carried out. Nothing of it has taken effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExchangeError {
+    /// Not one of the four.
+    #[error("unknown optional operation {0}")]
+    UnknownOperation(u32),
+    /// It, or the value of a property that we know, is not valid XDR.
+    #[error(transparent)]
+    BadXdr(#[from] BadXdr),
+    /// A subset names a property that is not in its set.
+    #[error("{0} names a property beyond the end of the set")]
+    SubsetTooLong(&'static str),
+    /// RESPONSE is set on what is none.
+    #[error("{} with flag RESPONSE", .0.name())]
+    WrongFlag(OperationCode),
+    /// More properties than [`MAX_REQUESTED`].
+    #[error("request for {0} properties, at most {MAX_REQUESTED} are taken")]
+    TooManyProperties(usize),
+    /// More requests than answers could be sent.
+    #[error("more than {MAX_ANSWERS} requests without taking the answers")]
+    TooManyRequests,
+    /// An answer to a request never made.
+    #[error("answer to no request, XID {0:#x}")]
+    NotRequested(u32),
+    /// An answer that is no partition of the request, lacks the flag RESPONSE, or cannot be read. All that was requested counts
+    /// as rejected.
+    #[error("malformed answer to a request")]
+    BadAnswer,
+}
+
+impl ExchangeError {
+    /// The error to be reported (XC §2.1, §4); `None` for silence, because it would answer an answer.
+    pub const fn answer(&self) -> Option<ErrorBody> {
+        match self {
+            ExchangeError::UnknownOperation(_) => Some(ErrorBody::InvalHtype),
+            ExchangeError::BadXdr(_) | ExchangeError::SubsetTooLong(_) => Some(ErrorBody::BadXdr),
+            ExchangeError::WrongFlag(_) => Some(ErrorBody::InvalFlag),
+            ExchangeError::TooManyProperties(_) | ExchangeError::TooManyRequests => Some(ErrorBody::System),
+            ExchangeError::NotRequested(_) | ExchangeError::BadAnswer => None,
+        }
+    }
+}
+
+/// Why this end may not request or announce a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    /// The peer does not know these operations.
+    #[error("the peer does not take changes of characteristics")]
+    Unsupported,
+    /// The last request is not answered yet.
+    #[error("a request is under way")]
+    Busy,
+    /// A request for nothing.
+    #[error("nothing was requested")]
+    Empty,
+    /// Twice in one request.
+    #[error("{0} was requested twice")]
+    Twice(PropertyId),
+    /// An earlier request for it is pending.
+    #[error("{0} is pending at the peer")]
+    Pending(PropertyId),
+    /// Said never to change, or never stated: then it may not be requested (version 2 §6.4.4).
+    #[error("{0} does not change")]
+    Constant(PropertyId),
+    /// The peer does not wait for it.
+    #[error("{0} is not pending here")]
+    NotPending(PropertyId),
+    /// This revision of the protocol does not have it.
+    #[error("{0} is not in this revision")]
+    NotInRevision(PropertyId),
+}

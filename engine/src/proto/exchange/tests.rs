@@ -1,0 +1,439 @@
+//! Each rule of the exchange, one test.
+
+use super::message::{outgoing, subset};
+use super::*;
+use crate::wire::properties::{Builder, Property, ReverseSupport};
+use Characteristic::{ReceiveSize, RemoteInvalidation, ReverseSupport as Reverse, SegmentCount, SendSize};
+
+const REVISION: Revision = Revision::Ietf00;
+
+fn end() -> Exchange {
+    Exchange::new(REVISION, &Properties::default(), &[])
+}
+
+/// Moves everything from one end to the other.
+fn deliver(from: &mut Exchange, to: &mut Exchange) {
+    while let Some(out) = from.poll_transmit() {
+        to.handle(out.xid, out.flags, out.code.code(), &out.optinfo).expect("an end understands its like");
+    }
+}
+
+fn events(of: &mut Exchange) -> Vec<Event> {
+    std::iter::from_fn(|| of.poll_event()).collect()
+}
+
+/// Two ends that have stated what they are.
+fn pair() -> (Exchange, Exchange) {
+    let (mut a, mut b) = (end(), end());
+    deliver(&mut a, &mut b);
+    deliver(&mut b, &mut a);
+    assert_eq!((events(&mut a), events(&mut b)), (vec![], vec![]), "defaults are no news");
+    (a, b)
+}
+
+/// Gives `to` an operation that no [`Exchange`] would send.
+fn give(to: &mut Exchange, xid: u32, operation: Operation<'_>) -> Result<(), ExchangeError> {
+    let out = outgoing(xid, operation);
+    to.handle(xid, out.flags, out.code.code(), &out.optinfo)
+}
+
+fn request(to: &mut Exchange, xid: u32, wanted: &[(u32, &[u8])]) -> Result<(), ExchangeError> {
+    let mut bytes = vec![0; 16 * wanted.len()];
+    let mut builder = Builder::new(&mut bytes);
+    for (which, data) in wanted {
+        builder = builder.property(Property { which: *which, data }).expect("room");
+    }
+    give(to, xid, Operation::Request { want: builder.finish() })
+}
+
+/// `done`, `rejected`, `pending` of the next operation to be sent.
+fn next_answer(of: &mut Exchange) -> (u32, [Vec<usize>; 3]) {
+    let out = of.poll_transmit().expect("an answer");
+    assert_eq!(out.flags, Flags::RESPONSE);
+    match Operation::parse(out.code, &out.optinfo) {
+        Ok(Operation::Respond { done, rejected, pending }) => {
+            (out.xid, [done, rejected, pending].map(|subset| subset.iter().collect()))
+        }
+        other => panic!("not an answer: {other:?}"),
+    }
+}
+
+fn respond(
+    to: &mut Exchange,
+    xid: u32,
+    [done, rejected, pending]: [&[usize]; 3],
+) -> Result<(), ExchangeError> {
+    let mut words = [[0; 8]; 3];
+    let [a, b, c] = &mut words;
+    let operation = Operation::Respond {
+        done: subset(done.iter().copied(), a),
+        rejected: subset(rejected.iter().copied(), b),
+        pending: subset(pending.iter().copied(), c),
+    };
+    give(to, xid, operation)
+}
+
+fn answer(wanted: Characteristic, outcome: Outcome) -> Event {
+    Event::Answer { wanted, outcome }
+}
+
+#[test]
+fn the_initial_statement_fits_the_smallest_receive_and_tells_all() {
+    let local = Properties { receive_size: 65536, remote_invalidation: true, ..Properties::default() };
+    let mut a = Exchange::new(REVISION, &local, &[PropertyId::RemoteInvalidation]);
+    let out = a.poll_transmit().expect("INITXCH");
+    assert_eq!((out.xid, out.flags, out.code), (0, Flags::NONE, OperationCode::Initial));
+    assert!(out.optinfo.len() < 200);
+    let mut b = end();
+    b.handle(out.xid, out.flags, out.code.code(), &out.optinfo).expect("taken");
+    assert_eq!(
+        events(&mut b),
+        [Event::Peer(ReceiveSize(65536)), Event::Peer(RemoteInvalidation(true))],
+        "what differs from the defaults"
+    );
+    assert_eq!(b.peer(), &local);
+    assert_eq!(
+        b.request(1, &[RemoteInvalidation(false)]),
+        Err(ChangeError::Constant(PropertyId::RemoteInvalidation)),
+        "said never to change"
+    );
+    assert_eq!(a.poll_transmit(), None);
+}
+
+#[test]
+fn the_older_revision_states_only_what_it_has() {
+    let mut a = Exchange::new(Revision::Cel09, &Properties::default(), &[]);
+    let out = a.poll_transmit().expect("INITXCH");
+    let Ok(Operation::Initial { start, .. }) = Operation::parse(out.code, &out.optinfo) else {
+        panic!("not INITXCH")
+    };
+    let which: Vec<u32> = start.iter().map(|property| property.which).collect();
+    assert_eq!(which, [1, 2, 0xFFFF_FF02]);
+    assert_eq!(a.update(SegmentCount(4)), Err(ChangeError::NotInRevision(PropertyId::SegmentCount)));
+    assert_eq!(a.update(ReceiveSize(8192)), Ok(()));
+}
+
+#[test]
+fn what_connprop_said_is_where_it_starts() {
+    let mut a = end();
+    let mut buffer = [0; 64];
+    let set = Builder::new(&mut buffer).uint32(PropertyId::ReceiveSize.code(), 16384).expect("room").finish();
+    a.advertised(&set);
+    assert_eq!((a.peer().receive_size, a.peer().send_size), (16384, 4096));
+    assert_eq!(a.poll_event(), None);
+    assert_eq!(a.request(1, &[ReceiveSize(32768)]), Ok(()));
+    // Properties that were left out do not change (version 2 §6.4.4).
+    let mut b = end();
+    assert_eq!(b.request(1, &[SendSize(1)]), Err(ChangeError::Constant(PropertyId::SendSize)));
+}
+
+#[test]
+fn unknown_properties_are_passed_over_without_an_error() {
+    let mut a = end();
+    let mut buffer = [0; 64];
+    let start = Builder::new(&mut buffer)
+        .uint32(0x1234, 7)
+        .and_then(|set| set.uint32(PropertyId::ReceiveSize.code(), 8192))
+        .expect("room")
+        .finish();
+    assert_eq!(give(&mut a, 0, Operation::Initial { start, constant: Subset::default() }), Ok(()));
+    let now = Property { which: 0x1234, data: &[1, 2, 3] };
+    assert_eq!(give(&mut a, 0, Operation::Update { now, clears_pending: true }), Ok(()));
+    assert_eq!(events(&mut a), [Event::Peer(ReceiveSize(8192))]);
+}
+
+#[test]
+fn a_request_is_done_rejected_or_pending_each_by_itself() {
+    let (mut a, mut b) = pair();
+    let wanted = [SegmentCount(8), ReceiveSize(8192), Reverse(ReverseSupport::General)];
+    assert_eq!(a.request(77, &wanted), Ok(()));
+    deliver(&mut a, &mut b);
+    assert_eq!(events(&mut b), [Event::Asked(wanted.iter().copied().collect())]);
+    assert!(!b.has_output(), "nothing is answered before it is decided");
+    assert!(b.answer(|value| match value {
+        SegmentCount(_) => Verdict::Done,
+        ReceiveSize(_) => Verdict::Pending,
+        _ => Verdict::Rejected,
+    }));
+    assert!(!b.answer(|_| Verdict::Done), "once");
+    assert_eq!((b.local().segment_count, b.local().receive_size), (8, 4096));
+    assert_eq!(next_answer(&mut b.clone()), (77, [vec![0], vec![2], vec![1]]));
+    deliver(&mut b, &mut a);
+    assert_eq!(
+        events(&mut a),
+        [
+            Event::Peer(SegmentCount(8)),
+            answer(wanted[0], Outcome::Done),
+            answer(wanted[1], Outcome::Pending),
+            answer(wanted[2], Outcome::Rejected),
+        ]
+    );
+    assert_eq!((a.peer().segment_count, a.peer().receive_size), (8, 4096));
+}
+
+#[test]
+fn a_pending_request_ends_by_the_update_that_clears_it() {
+    let ends = [
+        (ReceiveSize(8192), Outcome::Done),
+        (ReceiveSize(4096), Outcome::Rejected),
+        (ReceiveSize(6000), Outcome::Partial(ReceiveSize(6000))),
+    ];
+    for (last, outcome) in ends {
+        let (mut a, mut b) = pair();
+        a.request(1, &[ReceiveSize(8192)]).expect("may be asked");
+        deliver(&mut a, &mut b);
+        assert!(b.answer(|_| Verdict::Pending));
+        // A value on the way is good to rely on, and leaves the request open.
+        b.update(ReceiveSize(5000)).expect("may change");
+        deliver(&mut b, &mut a);
+        assert_eq!(
+            events(&mut a),
+            [answer(ReceiveSize(8192), Outcome::Pending), Event::Peer(ReceiveSize(5000))]
+        );
+        assert_eq!(a.request(2, &[ReceiveSize(9000)]), Err(ChangeError::Pending(PropertyId::ReceiveSize)));
+        b.settle(last).expect("is pending");
+        assert_eq!(b.settle(last), Err(ChangeError::NotPending(PropertyId::ReceiveSize)), "once");
+        deliver(&mut b, &mut a);
+        assert_eq!(events(&mut a), [Event::Peer(last), answer(ReceiveSize(8192), outcome)]);
+        assert_eq!(a.request(2, &[ReceiveSize(9000)]), Ok(()), "free again");
+    }
+}
+
+#[test]
+fn an_unsolicited_update_never_clears_pending() {
+    let (mut a, mut b) = pair();
+    b.update(ReceiveSize(8192)).expect("may change");
+    let out = b.poll_transmit().expect("UPDXCH");
+    assert_eq!((out.xid, out.flags), (0, Flags::NONE));
+    assert!(matches!(
+        Operation::parse(out.code, &out.optinfo),
+        Ok(Operation::Update { clears_pending: false, now: Property { data: [0, 0, 32, 0], .. } })
+    ));
+    a.handle(out.xid, out.flags, out.code.code(), &out.optinfo).expect("taken");
+    assert_eq!(events(&mut a), [Event::Peer(ReceiveSize(8192))]);
+    b.update(ReceiveSize(8192)).expect("no change");
+    assert!(!b.has_output(), "nothing new");
+    // From the peer, all the same: the value counts, the flag does not.
+    let now = Property { which: PropertyId::ReceiveSize.code(), data: &[0, 0, 48, 0] };
+    assert_eq!(give(&mut a, 0, Operation::Update { now, clears_pending: true }), Ok(()));
+    assert_eq!(events(&mut a), [Event::Peer(ReceiveSize(12288))]);
+    assert_eq!(a.unexpected(), 1);
+}
+
+#[test]
+fn one_request_at_a_time() {
+    let (mut a, mut b) = pair();
+    assert_eq!(a.request(1, &[]), Err(ChangeError::Empty));
+    assert_eq!(a.request(1, &[SendSize(1), SendSize(2)]), Err(ChangeError::Twice(PropertyId::SendSize)));
+    assert_eq!(a.request(1, &[SendSize(8192)]), Ok(()));
+    assert_eq!(a.request(2, &[SegmentCount(2)]), Err(ChangeError::Busy));
+    deliver(&mut a, &mut b);
+    assert_eq!(a.request(2, &[SegmentCount(2)]), Err(ChangeError::Busy), "until it is answered");
+    assert!(b.answer(|_| Verdict::Rejected));
+    deliver(&mut b, &mut a);
+    assert_eq!(events(&mut a), [answer(SendSize(8192), Outcome::Rejected)]);
+    assert_eq!(a.request(2, &[SegmentCount(2)]), Ok(()));
+}
+
+#[test]
+fn a_second_request_of_the_peer_is_rejected_while_the_first_is_open() {
+    let (_, mut b) = pair();
+    let size: (u32, &[u8]) = (PropertyId::ReceiveSize.code(), &[0, 1, 0, 0]);
+    assert_eq!(request(&mut b, 1, &[size]), Ok(()));
+    assert_eq!(request(&mut b, 2, &[size]), Ok(()));
+    assert_eq!(next_answer(&mut b), (2, [vec![], vec![0], vec![]]));
+    assert!(b.answer(|_| Verdict::Pending));
+    assert_eq!(next_answer(&mut b), (1, [vec![], vec![], vec![0]]));
+    // What is pending is not asked for again: an update could not say which of the two it ends.
+    assert_eq!(request(&mut b, 3, &[size]), Ok(()));
+    assert_eq!(next_answer(&mut b), (3, [vec![], vec![0], vec![]]));
+    assert_eq!(events(&mut b).len(), 1, "the owner was asked once");
+}
+
+#[test]
+fn what_cannot_be_changed_is_rejected_without_asking() {
+    let mut b = Exchange::new(REVISION, &Properties::default(), &[PropertyId::SegmentSize]);
+    assert!(b.poll_transmit().is_some());
+    let wanted: [(u32, &[u8]); 5] = [
+        (0x1234, &[9]),
+        (PropertyId::SegmentSize.code(), &[0, 0, 16, 0]),
+        (PropertyId::SegmentCount.code(), &[0, 0, 0, 4]),
+        (PropertyId::SegmentCount.code(), &[0, 0, 0, 5]),
+        (PropertyId::HostAuth.code(), &[]),
+    ];
+    assert_eq!(request(&mut b, 9, &wanted), Ok(()));
+    assert_eq!(events(&mut b), [Event::Asked([SegmentCount(4)].into_iter().collect())]);
+    assert!(b.answer(|_| Verdict::Done));
+    assert_eq!(next_answer(&mut b), (9, [vec![2], vec![0, 1, 3, 4], vec![]]));
+    assert_eq!(b.update(Characteristic::SegmentSize(1)), Err(ChangeError::Constant(PropertyId::SegmentSize)));
+    // No data asks for the default.
+    assert_eq!(request(&mut b, 10, &[(PropertyId::SegmentCount.code(), &[])]), Ok(()));
+    assert_eq!(events(&mut b), [Event::Asked([SegmentCount(16)].into_iter().collect())]);
+}
+
+#[test]
+fn a_long_request_is_answered_bit_by_bit_and_a_longer_one_with_an_error() {
+    let (_, mut b) = pair();
+    let unknown: Vec<(u32, &[u8])> = vec![(0x1234, &[]); MAX_REQUESTED];
+    assert_eq!(request(&mut b, 1, &unknown), Ok(()));
+    assert_eq!(next_answer(&mut b), (1, [vec![], (0..MAX_REQUESTED).collect(), vec![]]));
+    let unknown: Vec<(u32, &[u8])> = vec![(0x1234, &[]); MAX_REQUESTED + 1];
+    let error = request(&mut b, 2, &unknown).expect_err("too long");
+    assert_eq!(error, ExchangeError::TooManyProperties(MAX_REQUESTED + 1));
+    assert_eq!(error.answer(), Some(ErrorBody::System));
+}
+
+#[test]
+fn a_peer_that_asks_on_and_takes_no_answers_costs_a_bounded_amount() {
+    let (_, mut b) = pair();
+    let size: (u32, &[u8]) = (PropertyId::ReceiveSize.code(), &[0, 1, 0, 0]);
+    let refused = (0..100).filter(|xid| request(&mut b, *xid, &[size]).is_err()).count();
+    assert_eq!(refused, 100 - MAX_ANSWERS);
+    assert_eq!(request(&mut b, 1, &[size]), Err(ExchangeError::TooManyRequests));
+    assert_eq!(b.queue.len() + usize::from(b.asked.is_some()), MAX_ANSWERS);
+}
+
+#[test]
+fn an_answer_must_be_a_partition_of_the_request() {
+    let bad: [[&[usize]; 3]; 4] = [
+        [&[0], &[], &[]],      // not complete
+        [&[0, 1], &[1], &[]],  // not disjoint
+        [&[0], &[1], &[2]],    // beyond the end
+        [&[0, 1], &[40], &[]], // far beyond it
+    ];
+    for subsets in bad {
+        let (mut a, _) = pair();
+        a.request(5, &[ReceiveSize(8192), SendSize(8192)]).expect("may be asked");
+        let error = respond(&mut a, 5, subsets).expect_err("no partition");
+        assert_eq!((error, error.answer()), (ExchangeError::BadAnswer, None), "an answer is not answered");
+        let rejected = [ReceiveSize(8192), SendSize(8192)].map(|value| answer(value, Outcome::Rejected));
+        assert_eq!(events(&mut a), rejected, "the request is over");
+        assert_eq!(a.peer(), &Properties::default());
+    }
+}
+
+#[test]
+fn an_answer_carries_the_xid_of_its_request_and_the_response_flag() {
+    let (mut a, _) = pair();
+    assert_eq!(respond(&mut a, 5, [&[], &[0], &[]]), Err(ExchangeError::NotRequested(5)));
+    a.request(5, &[SendSize(8192)]).expect("may be asked");
+    assert_eq!(respond(&mut a, 6, [&[0], &[], &[]]), Err(ExchangeError::NotRequested(6)));
+    assert_eq!(a.poll_event(), None, "the request is still open");
+    let optinfo = [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(a.clone().handle(5, Flags::NONE, 3, &optinfo), Err(ExchangeError::BadAnswer));
+    assert_eq!(a.handle(5, Flags::RESPONSE, 3, &optinfo), Ok(()));
+    assert_eq!(events(&mut a).last(), Some(&answer(SendSize(8192), Outcome::Done)));
+    assert_eq!(a.handle(5, Flags::RESPONSE, 3, &optinfo), Err(ExchangeError::NotRequested(5)), "once");
+}
+
+#[test]
+fn malformed_operations_get_the_error_that_the_text_asks_for() {
+    let size = PropertyId::ReceiveSize.code() as u8;
+    let (yes, no) = (Some(ErrorBody::BadXdr), Flags::NONE);
+    let cases: [(u32, Flags, &[u8], Option<ErrorBody>); 10] = [
+        (0, no, &[], Some(ErrorBody::InvalHtype)),
+        (5, no, &[], Some(ErrorBody::InvalHtype)),
+        (1, Flags::RESPONSE, &[0; 8], Some(ErrorBody::InvalFlag)),
+        (2, Flags::RESPONSE, &[0; 4], Some(ErrorBody::InvalFlag)),
+        (1, no, &[0; 4], yes),
+        (2, no, &[0; 8], yes),
+        // Data beyond the end of the message.
+        (2, no, &[0, 0, 0, 1, 0, 0, 0, size, 0, 0, 0, 4], yes),
+        // A known property with data of the wrong length.
+        (4, no, &[0, 0, 0, size, 0, 0, 0, 2, 1, 1, 0, 0, 0, 0, 0, 0], yes),
+        // A boolean that is none.
+        (4, no, &[0, 0, 0, size, 0, 0, 0, 4, 0, 1, 0, 0, 0, 0, 0, 2], yes),
+        // A constant that is not in the set.
+        (1, no, &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1], yes),
+    ];
+    for (code, flags, optinfo, expected) in cases {
+        let (mut a, _) = pair();
+        let error = a.handle(3, flags, code, optinfo).expect_err("malformed");
+        assert_eq!(error.answer(), expected, "{code} {optinfo:?}: {error}");
+        assert_eq!((*a.peer(), a.poll_event(), a.has_output()), (Properties::default(), None, false));
+    }
+}
+
+#[test]
+fn a_malformed_value_anywhere_undoes_the_whole_operation() {
+    let (mut a, _) = pair();
+    let wanted: [(u32, &[u8]); 2] =
+        [(PropertyId::ReceiveSize.code(), &[0, 1, 0, 0]), (PropertyId::SendSize.code(), &[1, 2])];
+    assert!(request(&mut a, 1, &wanted).is_err());
+    let mut bytes = [0; 64];
+    let mut start = Builder::new(&mut bytes);
+    for (which, data) in wanted {
+        start = start.property(Property { which, data }).expect("room");
+    }
+    let statement = Operation::Initial { start: start.finish(), constant: Subset::default() };
+    assert_eq!(give(&mut a, 0, statement).map_err(|error| error.answer()), Err(Some(ErrorBody::BadXdr)));
+    assert_eq!((*a.peer(), a.poll_event(), a.has_output()), (Properties::default(), None, false));
+}
+
+#[test]
+fn a_peer_that_does_not_know_the_operations_is_left_alone() {
+    let (mut a, _) = pair();
+    a.request(5, &[SendSize(8192)]).expect("may be asked");
+    a.poll_transmit().expect("REQXCH");
+    a.update(ReceiveSize(8192)).expect("may change");
+    assert!(!a.failed(4, &ErrorBody::BadXdr), "not ours");
+    assert!(a.failed(5, &ErrorBody::InvalHtype));
+    assert_eq!(events(&mut a), [answer(SendSize(8192), Outcome::Rejected), Event::Unsupported]);
+    assert!(!a.has_output());
+    assert_eq!(a.request(6, &[SendSize(1)]), Err(ChangeError::Unsupported));
+    assert_eq!(a.update(ReceiveSize(1)), Err(ChangeError::Unsupported));
+
+    let mut b = end();
+    b.poll_transmit().expect("INITXCH");
+    assert!(b.failed(0, &ErrorBody::InvalHtype), "the statement itself was refused");
+    assert_eq!(events(&mut b), [Event::Unsupported]);
+}
+
+#[test]
+fn an_error_to_a_request_ends_only_that_request() {
+    let (mut a, _) = pair();
+    a.request(5, &[SendSize(8192)]).expect("may be asked");
+    assert!(a.failed(5, &ErrorBody::System));
+    assert_eq!(events(&mut a), [answer(SendSize(8192), Outcome::Rejected)]);
+    assert_eq!(a.request(6, &[SendSize(8192)]), Ok(()));
+}
+
+#[test]
+fn what_was_said_never_to_change_is_believed_and_counted() {
+    let mut a = end();
+    let mut b = Exchange::new(REVISION, &Properties::default(), &[PropertyId::ReceiveSize]);
+    deliver(&mut b, &mut a);
+    let now = Property { which: PropertyId::ReceiveSize.code(), data: &[0, 0, 4, 0] };
+    assert_eq!(give(&mut a, 0, Operation::Update { now, clears_pending: false }), Ok(()));
+    assert_eq!(events(&mut a), [Event::Peer(ReceiveSize(1024))]);
+    assert_eq!(a.unexpected(), 1);
+}
+
+#[test]
+fn unsent_updates_of_one_value_become_one() {
+    let (mut a, mut b) = pair();
+    for size in (8192..=65536).step_by(4096) {
+        b.update(ReceiveSize(size)).expect("may change");
+    }
+    b.update(SendSize(8192)).expect("may change");
+    assert_eq!(b.queue.len(), 2);
+    deliver(&mut b, &mut a);
+    assert_eq!(events(&mut a), [Event::Peer(ReceiveSize(65536)), Event::Peer(SendSize(8192))]);
+    // But not across an answer, which speaks of another value.
+    b.update(ReceiveSize(10)).expect("may change");
+    request(&mut b, 7, &[(PropertyId::ReceiveSize.code(), &[0, 0, 0, 11])]).expect("taken");
+    assert!(b.answer(|_| Verdict::Done));
+    b.update(ReceiveSize(12)).expect("may change");
+    assert_eq!(b.queue.len(), 3);
+}
+
+#[test]
+fn a_shrinking_promise_is_told_first_and_a_growing_one_kept_first() {
+    assert!(ReceiveSize(1024).told_first(ReceiveSize(4096)));
+    assert!(!ReceiveSize(8192).told_first(ReceiveSize(4096)));
+    assert!(SendSize(8192).told_first(SendSize(4096)), "the peer sizes its Receives by it");
+    assert!(!SendSize(1024).told_first(SendSize(4096)));
+    assert!(RemoteInvalidation(false).told_first(RemoteInvalidation(true)));
+    assert!(!RemoteInvalidation(true).told_first(RemoteInvalidation(false)));
+    assert!(Reverse(ReverseSupport::None).told_first(Reverse(ReverseSupport::Inline)));
+}

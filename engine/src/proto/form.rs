@@ -1,0 +1,158 @@
+//! Which form a message travels in: a pure function of sizes, limits and what the other side offers (version 2 §4.5 and §6.5,
+//! RFC 8166 §3.5).
+
+use super::CallError;
+
+/// What decides about the form of a message: the limits of one direction of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FormLimits {
+    /// Longest message, header included, that may be sent.
+    pub send_inline: usize,
+    /// Longest message, header included, that the peer will send.
+    pub receive_inline: usize,
+    /// Messages may be continued: version 2 has that, its predecessor and version 1 do not.
+    pub continuation: bool,
+    /// RPC messages up to this length are continued rather than sent as a chunk, where both can be; bytes.
+    pub continue_up_to: usize,
+    /// Longest RPC message that this side puts together from parts; bytes.
+    pub reassemble_up_to: usize,
+    /// Calls of this direction may have chunks.
+    pub chunks: bool,
+}
+
+/// How a call travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallForm {
+    /// In one message.
+    Inline,
+    /// In several messages, the last of which has the chunk lists.
+    Continued,
+    /// In a Position Zero Read chunk.
+    Long,
+}
+
+/// How a call travels, and what it offers for its reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallPlan {
+    /// The form.
+    pub form: CallForm,
+    /// It offers a Reply chunk.
+    pub reply_chunk: bool,
+}
+
+/// The requester's choice. `header` is the length of the transport header with the call's own chunks, `call` and `reply` are the
+/// lengths of the reduced RPC messages, the reply's being the most that it may come to; `plain_header` is a header without chunks.
+///
+/// # Errors
+/// [`CallError::TooLong`] when no form can carry the call, or none its reply.
+pub fn choose_call(
+    limits: &FormLimits,
+    header: usize,
+    call: usize,
+    reply: usize,
+    plain_header: usize,
+) -> Result<CallPlan, CallError> {
+    let too_long = |needed| CallError::TooLong { needed, limit: limits.send_inline };
+    let form = if header + call <= limits.send_inline {
+        CallForm::Inline
+    } else if limits.continuation && (call <= limits.continue_up_to || !limits.chunks) {
+        CallForm::Continued
+    } else if limits.chunks {
+        CallForm::Long
+    } else {
+        return Err(too_long(header + call));
+    };
+    let fits = plain_header + reply <= limits.receive_inline;
+    let continued = limits.continuation && reply <= limits.continue_up_to.min(limits.reassemble_up_to);
+    let reply_chunk = !fits && !continued;
+    if reply_chunk && !limits.chunks && !(limits.continuation && reply <= limits.reassemble_up_to) {
+        return Err(too_long(plain_header + reply));
+    }
+    Ok(CallPlan { form, reply_chunk: reply_chunk && limits.chunks })
+}
+
+/// How a reply travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyForm {
+    /// In one message.
+    Inline,
+    /// In the Reply chunk of its call.
+    ReplyChunk,
+    /// In several messages.
+    Continued,
+    /// In none: the requester must offer more.
+    TooLong,
+}
+
+/// The responder's choice. `header` is the length of the transport header with the Write chunks that are returned, `reply` that of
+/// the reduced RPC message, `room` that of the Reply chunk, if the call offered one.
+pub fn choose_reply(limits: &FormLimits, header: usize, reply: usize, room: Option<u64>) -> ReplyForm {
+    if header + reply <= limits.send_inline {
+        ReplyForm::Inline
+    } else if room.is_some_and(|room| reply as u64 <= room) {
+        // With a Reply chunk that is large enough there is no choice (version 2 §4.5.4).
+        ReplyForm::ReplyChunk
+    } else if limits.continuation {
+        ReplyForm::Continued
+    } else {
+        ReplyForm::TooLong
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V2: FormLimits = FormLimits {
+        send_inline: 4096,
+        receive_inline: 4096,
+        continuation: true,
+        continue_up_to: 16384,
+        reassemble_up_to: 1 << 20,
+        chunks: true,
+    };
+    const V1: FormLimits = FormLimits { continuation: false, ..V2 };
+
+    fn call(limits: &FormLimits, call: usize, reply: usize) -> Result<(CallForm, bool), CallError> {
+        choose_call(limits, 40, call, reply, 40).map(|plan| (plan.form, plan.reply_chunk))
+    }
+
+    #[test]
+    fn the_form_of_a_call_follows_from_its_length() {
+        assert_eq!(call(&V2, 4056, 0), Ok((CallForm::Inline, false)));
+        assert_eq!(call(&V2, 4057, 0), Ok((CallForm::Continued, false)));
+        assert_eq!(call(&V2, 16384, 0), Ok((CallForm::Continued, false)));
+        assert_eq!(call(&V2, 16385, 0), Ok((CallForm::Long, false)));
+        assert_eq!(call(&V1, 4056, 0), Ok((CallForm::Inline, false)));
+        assert_eq!(call(&V1, 4057, 0), Ok((CallForm::Long, false)));
+    }
+
+    #[test]
+    fn a_reply_chunk_is_offered_when_the_reply_might_not_come_otherwise() {
+        assert_eq!(call(&V2, 100, 4056), Ok((CallForm::Inline, false)));
+        assert_eq!(call(&V2, 100, 4057), Ok((CallForm::Inline, false)), "it can be continued");
+        assert_eq!(call(&V2, 100, 16385), Ok((CallForm::Inline, true)));
+        assert_eq!(call(&V1, 100, 4056), Ok((CallForm::Inline, false)));
+        assert_eq!(call(&V1, 100, 4057), Ok((CallForm::Inline, true)));
+        assert_eq!(call(&V1, 5000, 5000), Ok((CallForm::Long, true)));
+    }
+
+    #[test]
+    fn without_chunks_a_direction_has_what_fits_inline_or_can_be_continued() {
+        let (v1, v2) = (FormLimits { chunks: false, ..V1 }, FormLimits { chunks: false, ..V2 });
+        assert!(matches!(call(&v1, 4057, 0), Err(CallError::TooLong { needed: 4097, limit: 4096 })));
+        assert!(call(&v1, 100, 4057).is_err());
+        assert_eq!(call(&v2, 1 << 19, 1 << 20), Ok((CallForm::Continued, false)));
+        assert!(call(&v2, 100, (1 << 20) + 1).is_err());
+    }
+
+    #[test]
+    fn a_reply_goes_inline_else_into_its_chunk_else_in_parts() {
+        assert_eq!(choose_reply(&V2, 40, 4056, Some(1 << 20)), ReplyForm::Inline);
+        assert_eq!(choose_reply(&V2, 40, 4057, Some(4057)), ReplyForm::ReplyChunk);
+        assert_eq!(choose_reply(&V2, 40, 4057, Some(4056)), ReplyForm::Continued);
+        assert_eq!(choose_reply(&V2, 40, 4057, None), ReplyForm::Continued);
+        assert_eq!(choose_reply(&V1, 40, 4057, Some(4056)), ReplyForm::TooLong);
+        assert_eq!(choose_reply(&V1, 40, 4057, None), ReplyForm::TooLong);
+    }
+}

@@ -1,0 +1,132 @@
+//! What two ends agree on: the protocol version, and the terms of it.
+//!
+//! A client that prefers version 2 starts with a CONNPROP and says nothing else until it was answered (version 2 §4.3.3). A
+//! server follows the version of the first message that it can read. In version 1 the terms are those of the private data of
+//! the connect messages (RFC 8797); in version 2 those of the CONNPROPs, or its defaults.
+
+use super::form::FormLimits;
+use super::{ConnConfig, Scheme};
+use crate::wire::private_data::{self, PrivateData};
+use crate::wire::properties::{Properties, PropertySet, ReverseSupport};
+use crate::wire::{NoSpace, Revision, Version};
+
+/// Longest first message of a client: what every receiver of version 1 has room for (version 2 §4.3.3).
+pub const FIRST_MESSAGE_LEN: usize = 1024;
+
+/// Where a connection is in finding out what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Nothing was agreed yet. A client has sent its CONNPROP, or will; a server waits for a message.
+    Hello,
+    /// The version is settled, for good.
+    Settled,
+}
+
+/// The terms of a connection: what either side may send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Protocol version.
+    pub version: Version,
+    /// Longest message that this side may send, in bytes: the least of what it sends and what the peer receives.
+    pub send_inline: usize,
+    /// Longest message that the peer will send, in bytes.
+    pub receive_inline: usize,
+    /// Longest segment that the peer handles, in bytes.
+    pub segment_size: u32,
+    /// Most segments in one header that the peer handles.
+    pub segment_count: u32,
+    /// Calls that the peer takes from this side, if this side is the server: in the reverse direction.
+    pub reverse: ReverseSupport,
+    /// This side's replies may be sent with invalidation. In version 2 each call says so by itself.
+    pub remote_invalidation: bool,
+    /// The peer offered windowed credits.
+    pub windowed: bool,
+    /// The peer understands OPTIONAL headers.
+    pub optional: bool,
+}
+
+impl Terms {
+    /// What holds in version 2 before, or without, a CONNPROP.
+    pub(super) fn version_2(config: &ConnConfig) -> Self {
+        Self::from_properties(config, &Properties::default())
+    }
+
+    /// What the peer's CONNPROP says.
+    pub(super) fn from_properties(config: &ConnConfig, peer: &Properties<'_>) -> Self {
+        Self {
+            version: Version::V2,
+            // A peer that cannot receive even a first message cannot be talked to; it is its own loss.
+            send_inline: config.inline.min((peer.receive_size as usize).max(FIRST_MESSAGE_LEN)),
+            receive_inline: config.inline.min((peer.send_size as usize).max(FIRST_MESSAGE_LEN)),
+            segment_size: peer.segment_size.max(4096),
+            segment_count: peer.segment_count.max(1),
+            reverse: peer.reverse_support,
+            remote_invalidation: config.remote_invalidation,
+            windowed: peer.windowed_credits,
+            optional: peer.optional_type,
+        }
+    }
+
+    /// Version 1: what the peer's private data says, or its absence.
+    pub(super) fn version_1(config: &ConnConfig) -> Self {
+        let peer = config.private_data.unwrap_or_default();
+        // RFC 8166 §3.3.2: without word of more, both thresholds are 1024 bytes.
+        let (sent, received) = match config.private_data {
+            Some(_) => {
+                // What was said is in multiples of 1024.
+                let said = (config.inline & !1023).min(private_data::MAX_INLINE as usize);
+                (said, config.inline)
+            }
+            None => (FIRST_MESSAGE_LEN, FIRST_MESSAGE_LEN),
+        };
+        Self {
+            version: Version::V1,
+            send_inline: sent.min(peer.receive_size as usize),
+            receive_inline: received.min(peer.send_size as usize),
+            segment_size: u32::MAX,
+            segment_count: 16,
+            reverse: ReverseSupport::Inline,
+            remote_invalidation: config.remote_invalidation && peer.remote_invalidation,
+            windowed: false,
+            optional: false,
+        }
+    }
+
+    /// What decides about the form of this side's messages.
+    pub fn form_limits(&self, config: &ConnConfig) -> FormLimits {
+        FormLimits {
+            send_inline: self.send_inline,
+            receive_inline: self.receive_inline,
+            continuation: self.version == Version::V2 && config.revision == Revision::Ietf00,
+            continue_up_to: config.continue_up_to,
+            reassemble_up_to: config.reassemble_up_to,
+            // In the reverse direction the peer may not be ready for chunks.
+            chunks: !config.server || self.reverse == ReverseSupport::General,
+        }
+    }
+}
+
+/// Writes this side's properties.
+pub(super) fn properties<'b>(config: &ConnConfig, buffer: &'b mut [u8]) -> Result<PropertySet<'b>, NoSpace> {
+    let properties = Properties {
+        send_size: config.inline as u32,
+        receive_size: config.inline as u32,
+        segment_size: config.segment_size,
+        segment_count: config.segment_count,
+        reverse_support: config.reverse,
+        host_auth: None,
+        windowed_credits: config.scheme == Scheme::V2Windowed,
+        optional_type: false,
+        remote_invalidation: false,
+    };
+    properties.emit(buffer, config.revision)
+}
+
+/// What this side says in the private data of its connect message.
+pub fn connect_data(inline: usize, remote_invalidation: bool) -> [u8; private_data::LEN] {
+    let data = PrivateData { remote_invalidation, send_size: inline as u32, receive_size: inline as u32 };
+    let mut bytes = [0; private_data::LEN];
+    // As long as the message is.
+    let _ = data.emit(&mut bytes);
+    bytes
+}

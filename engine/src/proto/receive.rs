@@ -1,0 +1,496 @@
+//! What a received message means.
+
+use super::calls::Match;
+use super::negotiate::Terms;
+use super::{
+    CallError, Connection, CreditWords, Event, MIN_ERRORS, NEVER_PLAIN, Outgoing, PLAIN_FLAGS, PeerFault,
+    Phase, Rejected, Scheme, Sequence,
+};
+use crate::wire::properties::{Properties, PropertySet, ReverseSupport};
+use crate::wire::{ErrorBody, Flags, HeaderType, Version, View, ViewBody, WireError, WireErrorKind};
+
+/// Longest CONNPROP that is put together from parts, in bytes.
+const LONGEST_CONNPROP: usize = 64 << 10;
+
+impl Connection {
+    /// Takes a received message, as [`View::check`] read it; [`View::check_part`] while
+    /// [a CONNPROP is coming in parts](Self::expects_properties).
+    ///
+    /// # Errors
+    /// The peer broke a rule that the connection cannot outlive: end it.
+    #[inline]
+    pub fn handle_message(&mut self, message: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
+        self.counters.received += 1;
+        let view = match message {
+            Ok(view) if view.version() == self.version => view,
+            Ok(view) => return self.other_version(view),
+            Err(error) => return self.malformed(error),
+        };
+        if view.flags().0 & PLAIN_FLAGS != self.plain || view.htype() != HeaderType::Msg {
+            return self.handle_rare(view);
+        }
+        self.credits.on_receive(words(view), true, true)?;
+        if view.flags().contains(Flags::RESPONSE) { Ok(self.replied(view)) } else { Ok(self.called(view)?) }
+    }
+
+    /// A CONNPROP is coming in parts: the next message is no whole set.
+    #[inline]
+    pub fn expects_properties(&self) -> bool {
+        !self.connprop.is_empty()
+    }
+
+    /// All but a version 2 message of one piece.
+    fn handle_rare(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
+        if self.version == Version::V1 {
+            return self.handle_v1(view);
+        }
+        if let ViewBody::Error(ErrorBody::Vers { low, high }) = view.body() {
+            return self.versions_refused(view, low, high);
+        }
+        let windowed = view.received().is_some();
+        if windowed && !self.may_be_windowed() {
+            return self.unusable(
+                Some(view.xid()),
+                WireErrorKind::InvalidFlag { flags: view.flags().0 },
+                Some(ErrorBody::InvalFlag),
+                is_response(view),
+            );
+        }
+        if self.peer_windowed && !windowed {
+            return Err(PeerFault::CreditWordMissing);
+        }
+        self.peer_windowed = windowed;
+        let grant = view.htype() == HeaderType::Nomsg && !view.has_chunks() && view.xid() == 0;
+        if view.htype() == HeaderType::Error {
+            self.credits.on_receive_error(view.received())?;
+        } else {
+            self.credits.on_receive(words(view), !grant, true)?;
+        }
+        self.settle_server(Version::V2);
+        let settled = self.phase == Phase::Hello && view.htype() != HeaderType::Error;
+        if settled {
+            self.phase = Phase::Settled;
+        }
+        let event = self.understand(view, grant)?;
+        self.expect_plain();
+        // A client's first answer is a grant, or properties: else the owner sees by the phase that it may go on.
+        Ok(if settled && matches!(event, Event::Grant) { Event::Settled } else { event })
+    }
+
+    fn understand(&mut self, view: &View<'_>, grant: bool) -> Result<Event, PeerFault> {
+        // A grant may come between the parts of a message: two peers that both continue would starve else.
+        if grant {
+            return Ok(Event::Grant);
+        }
+        if let Some(sequence) = self.sequence {
+            if !sequence.continues_with(view) {
+                return Ok(self.broken(sequence, view));
+            }
+            return self.part(sequence, view);
+        }
+        let more = view.flags().contains(Flags::MORE);
+        match view.htype() {
+            HeaderType::Connprop if more => {
+                self.connprop.clear();
+                self.part(Sequence::new(view, true), view)
+            }
+            HeaderType::Connprop => match view.body() {
+                ViewBody::Connprop(properties) => Ok(self.properties(view.xid(), properties)),
+                _ => Ok(self.answer(view.xid(), ErrorBody::BadXdr)),
+            },
+            HeaderType::Msg if more => {
+                let wanted =
+                    if is_response(view) { self.calls.is_sent(view.xid()) } else { self.config.takes_calls };
+                self.part(Sequence::new(view, wanted), view)
+            }
+            HeaderType::Msg | HeaderType::Nomsg if is_response(view) => Ok(self.replied(view)),
+            HeaderType::Msg | HeaderType::Nomsg => self.called(view),
+            HeaderType::Error => Ok(self.failed(view)),
+            _ if is_response(view) => Ok(self.reject(Rejected::Unexpected)),
+            _ => Ok(self.answer(view.xid(), ErrorBody::InvalHtype)),
+        }
+    }
+
+    /// Whether the peer may send windowed headers: both ends have offered them.
+    fn may_be_windowed(&self) -> bool {
+        self.peer_introduced && self.terms.windowed && self.config.scheme == Scheme::V2Windowed
+    }
+
+    /// Which messages need no further thought from now on.
+    fn expect_plain(&mut self) {
+        self.plain = match (&self.sequence, self.phase) {
+            (None, Phase::Settled) if self.peer_windowed => Flags::RECEIVED.0,
+            // Until the first windowed header each is looked at.
+            (None, Phase::Settled) if !self.may_be_windowed() => Flags::NONE.0,
+            _ => NEVER_PLAIN,
+        };
+    }
+
+    // ---- messages in parts
+
+    fn part(&mut self, mut sequence: Sequence, view: &View<'_>) -> Result<Event, PeerFault> {
+        let first = self.sequence.is_none();
+        let more = view.flags().contains(Flags::MORE);
+        if view.htype() == HeaderType::Connprop {
+            let bytes = view.properties_part();
+            sequence.add(bytes.len(), LONGEST_CONNPROP);
+            if sequence.kept {
+                self.connprop.extend_from_slice(bytes);
+            }
+            if more {
+                self.sequence = Some(sequence);
+                return Ok(Event::Grant);
+            }
+            self.sequence = None;
+            let bytes = std::mem::take(&mut self.connprop);
+            return Ok(match PropertySet::parse(&bytes, self.config.revision) {
+                Ok(properties) if sequence.kept => self.properties(view.xid(), properties),
+                _ => self.answer(view.xid(), ErrorBody::BadXdr),
+            });
+        }
+        sequence.add(view.payload().len(), self.config.reassemble_up_to);
+        if more {
+            self.sequence = Some(sequence);
+            return Ok(Event::Part { first, kept: sequence.kept });
+        }
+        self.sequence = None;
+        match (sequence.response, sequence.kept) {
+            (true, true) => Ok(self.replied(view)),
+            (false, true) => self.called(view),
+            (true, false) => Ok(self.end_call(view.xid(), "longer than this side puts together")),
+            (false, false) if self.config.takes_calls => Ok(self.answer(view.xid(), ErrorBody::System)),
+            (false, false) => Ok(self.reject(Rejected::Unexpected)),
+        }
+    }
+
+    /// Something else came where the next part was due: both messages are lost.
+    #[cold]
+    fn broken(&mut self, sequence: Sequence, view: &View<'_>) -> Event {
+        self.sequence = None;
+        self.connprop = Vec::new();
+        if !sequence.response {
+            self.answer(sequence.xid, ErrorBody::InvalFlag);
+        }
+        if is_response(view) {
+            return self.end_call(view.xid(), "it came between the parts of another message");
+        }
+        self.answer(view.xid(), ErrorBody::InvalFlag)
+    }
+
+    /// Ends the call that a useless reply was for.
+    #[cold]
+    fn end_call(&mut self, xid: u32, why: &'static str) -> Event {
+        match self.calls.answered(xid) {
+            Match::Call(call, token) => Event::Failed { call, token, error: CallError::MalformedReply(why) },
+            Match::Late(call) => self.late(call),
+            Match::Unknown => self.reject(Rejected::UnknownXid),
+        }
+    }
+
+    // ---- negotiation
+
+    /// Takes the peer's properties. A second set changes nothing (version 2 §6.4.4).
+    fn properties(&mut self, xid: u32, set: PropertySet<'_>) -> Event {
+        let Ok(properties) = Properties::from_set(&set, self.config.revision) else {
+            return self.answer(xid, ErrorBody::BadXdr);
+        };
+        if !self.peer_introduced {
+            self.peer_introduced = true;
+            self.terms = Terms::from_properties(&self.config, &properties);
+            self.introduce();
+            self.agree_on_windows();
+        }
+        Event::Grant
+    }
+
+    /// Queues this side's properties, once, in front of everything else.
+    pub(super) fn introduce(&mut self) {
+        if !std::mem::replace(&mut self.introduced, true) {
+            self.reply_queue.push_front(Outgoing::Connprop);
+        }
+    }
+
+    /// Windowed headers from now on, if both ends have offered them and this side's offer has gone out.
+    pub(super) fn agree_on_windows(&mut self) {
+        let waiting = self.reply_queue.contains(&Outgoing::Connprop);
+        if self.may_be_windowed() && self.introduced && !waiting {
+            self.credits.go_windowed();
+        }
+    }
+
+    /// A server's first message that it can read decides about the version.
+    fn settle_server(&mut self, version: Version) {
+        if self.config.server && self.phase == Phase::Hello {
+            self.phase = Phase::Settled;
+            if version == Version::V2 {
+                self.introduce();
+            }
+        }
+    }
+
+    fn go_version_1(&mut self) {
+        self.version = Version::V1;
+        self.credits = self.config.credits(Version::V1);
+        self.terms = Terms::version_1(&self.config);
+        self.phase = Phase::Settled;
+        self.plain = NEVER_PLAIN;
+        self.reply_queue.retain(|out| *out != Outgoing::Connprop);
+    }
+
+    /// The server does not speak our version, and says which it does.
+    #[cold]
+    fn versions_refused(&mut self, view: &View<'_>, low: u32, high: u32) -> Result<Event, PeerFault> {
+        // The layout that all versions share says nothing of credits.
+        self.credits.count_unreadable()?;
+        if self.config.server || self.phase == Phase::Settled {
+            return Ok(self.failed(view));
+        }
+        if !self.config.version_1 || !(low..=high).contains(&Version::V1.code()) {
+            return Err(PeerFault::NoCommonVersion { low, high });
+        }
+        self.go_version_1();
+        Ok(Event::Settled)
+    }
+
+    #[cold]
+    fn other_version(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
+        let vers = view.version();
+        // An ERR_VERS may come under the number of the version that its sender has.
+        if let (ViewBody::Error(ErrorBody::Vers { low, high }), false) = (view.body(), self.config.server) {
+            return self.versions_refused(view, low, high);
+        }
+        if self.config.server && self.phase == Phase::Hello && vers == Version::V1 && self.config.version_1 {
+            self.go_version_1();
+            return self.handle_v1(view);
+        }
+        self.wrong_version(view.xid(), vers.code())
+    }
+
+    #[cold]
+    fn wrong_version(&mut self, xid: u32, vers: u32) -> Result<Event, PeerFault> {
+        if self.config.server && self.phase == Phase::Settled {
+            return Err(PeerFault::VersionChanged(vers));
+        }
+        self.unusable(
+            Some(xid),
+            WireErrorKind::UnsupportedVersion { vers },
+            Some(self.version_error()),
+            false,
+        )
+    }
+
+    /// The versions that this end speaks.
+    pub(super) fn versions(&self) -> (Version, Version) {
+        let low = if self.config.version_1 { Version::V1 } else { Version::V2 };
+        match self.config.scheme {
+            Scheme::V1 => (Version::V1, Version::V1),
+            Scheme::V2Windowed | Scheme::V2Incremental => (low, Version::V2),
+        }
+    }
+
+    fn version_error(&self) -> ErrorBody {
+        let (low, high) = self.versions();
+        ErrorBody::Vers { low: low.code(), high: high.code() }
+    }
+
+    // ---- version 1
+
+    fn handle_v1(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
+        let response = match view.htype() {
+            // The two directions are told apart by the RPC message itself (RFC 8167 §5).
+            HeaderType::Msg => match view.payload().get(4..8) {
+                Some(msg_type) => msg_type == 1u32.to_be_bytes(),
+                None => !self.config.server,
+            },
+            // There are no long messages in the reverse direction, and errors answer calls.
+            HeaderType::Nomsg => !self.config.server,
+            HeaderType::Error => true,
+            _ => !self.config.server,
+        };
+        if response { self.handle_v1_reply(view) } else { self.handle_v1_call(view) }
+    }
+
+    fn handle_v1_call(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
+        if !self.config.takes_calls {
+            return Ok(self.reject(Rejected::Unexpected));
+        }
+        self.settle_server(Version::V1);
+        self.credits.on_receive(words(view), true, true)?;
+        self.check_overrun()?;
+        match view.htype() {
+            HeaderType::Msg | HeaderType::Nomsg => self.called(view),
+            // Dropped silently, as deployed servers do.
+            HeaderType::Done | HeaderType::Error => Ok(self.reject(Rejected::Unexpected)),
+            _ => Ok(self.answer(view.xid(), ErrorBody::BadXdr)),
+        }
+    }
+
+    fn handle_v1_reply(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
+        let event = match view.htype() {
+            HeaderType::Msg | HeaderType::Nomsg => self.replied(view),
+            HeaderType::Error => self.failed(view),
+            _ => self.reject(Rejected::Unexpected),
+        };
+        match event {
+            Event::Reply { .. } | Event::Failed { .. } | Event::Refused { .. } | Event::Late { .. } => {
+                self.credits.on_answered();
+                self.credits.on_receive(words(view), true, false)?;
+            }
+            // What answers no call of ours grants nothing.
+            _ => {}
+        }
+        Ok(event)
+    }
+
+    /// Version 1 counts no messages, but calls under way: no more of them than were granted.
+    #[inline]
+    fn check_overrun(&self) -> Result<(), PeerFault> {
+        let limit = self.credits.window() + 1;
+        let under_way = self.inbound.len() + self.errors_queued;
+        if under_way >= limit as usize { Err(PeerFault::TooManyCalls { limit }) } else { Ok(()) }
+    }
+
+    // ---- both versions
+
+    #[inline]
+    fn replied(&mut self, view: &View<'_>) -> Event {
+        match self.calls.answered(view.xid()) {
+            Match::Call(call, token) => {
+                if view.has_chunks() && view.reads().next().is_some() {
+                    return Event::Failed {
+                        call,
+                        token,
+                        error: CallError::MalformedReply("it has a Read list"),
+                    };
+                }
+                Event::Reply { call, token }
+            }
+            Match::Late(call) => self.late(call),
+            Match::Unknown => self.reject(Rejected::UnknownXid),
+        }
+    }
+
+    #[cold]
+    fn failed(&mut self, view: &View<'_>) -> Event {
+        let ViewBody::Error(error) = view.body() else { return self.reject(Rejected::Unexpected) };
+        let curable = matches!(
+            error,
+            ErrorBody::ReadChunks { .. } | ErrorBody::WriteResource { .. } | ErrorBody::ReplyResource { .. }
+        );
+        if curable && let Some((call, token)) = self.calls.refused(view.xid()) {
+            return Event::Refused { call, token, error };
+        }
+        match self.calls.answered(view.xid()) {
+            Match::Call(call, token) => Event::Failed { call, token, error: CallError::Transport(error) },
+            Match::Late(call) => self.late(call),
+            // Errors never flow from requester to responder.
+            Match::Unknown if self.config.max_calls == 0 => self.reject(Rejected::Unexpected),
+            Match::Unknown => self.reject(Rejected::UnknownXid),
+        }
+    }
+
+    #[inline]
+    fn called(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
+        if !self.config.takes_calls {
+            return Ok(self.reject(Rejected::Unexpected));
+        }
+        if view.has_chunks() && !self.config.server && self.config.reverse != ReverseSupport::General {
+            // Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3).
+            return Ok(self.answer(view.xid(), ErrorBody::ReadChunks { max: 0 }));
+        }
+        match self.inbound.insert(view.xid()) {
+            Some(id) => Ok(Event::Call { id }),
+            None => Err(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 }),
+        }
+    }
+
+    /// A message that cannot be read.
+    #[cold]
+    fn malformed(&mut self, error: &WireError) -> Result<Event, PeerFault> {
+        if let WireErrorKind::UnsupportedVersion { vers } = error.kind
+            && self.config.server
+            && self.phase == Phase::Settled
+        {
+            return Err(PeerFault::VersionChanged(vers));
+        }
+        let xid = error.xid().filter(|_| !error.is_too_short());
+        self.unusable(xid, error.kind, error.answer(self.versions()), error.is_response())
+    }
+
+    /// A message that is no use still took a Receive, and must be counted as the peer counts it.
+    #[cold]
+    fn unusable(
+        &mut self,
+        xid: Option<u32>,
+        kind: WireErrorKind,
+        answer: Option<ErrorBody>,
+        response: bool,
+    ) -> Result<Event, PeerFault> {
+        self.credits.count_unreadable()?;
+        let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
+        // In version 1 a malformed message to a client is taken for a reply: nothing in it says otherwise.
+        let about_a_call = !response && (self.config.server || self.version == Version::V2);
+        if about_a_call && self.config.takes_calls {
+            if self.version == Version::V1 {
+                self.check_overrun()?;
+            }
+            return Ok(match kind {
+                WireErrorKind::UnsupportedVersion { vers } => {
+                    self.answer_with(Outgoing::WrongVersion { xid, vers }, answer)
+                }
+                _ => self.answer(xid, answer),
+            });
+        }
+        // Errors never flow from requester to responder: the call that it speaks of ends, if there is one.
+        Ok(match self.calls.answered(xid) {
+            Match::Call(call, token) => {
+                self.credits.on_answered();
+                self.counters.reject(&Rejected::Dropped(kind));
+                Event::Failed { call, token, error: CallError::MalformedReply(kind.name()) }
+            }
+            Match::Late(call) => self.late(call),
+            Match::Unknown => self.reject(Rejected::Dropped(kind)),
+        })
+    }
+
+    #[cold]
+    fn reject(&mut self, why: Rejected) -> Event {
+        self.counters.reject(&why);
+        Event::Rejected(why)
+    }
+
+    #[cold]
+    fn late(&mut self, call: super::CallId) -> Event {
+        self.counters.reject(&Rejected::Late);
+        Event::Late { call }
+    }
+
+    /// Answers with a transport error.
+    #[cold]
+    pub(super) fn answer(&mut self, xid: u32, error: ErrorBody) -> Event {
+        self.answer_with(Outgoing::Error { xid, error }, error)
+    }
+
+    #[cold]
+    fn answer_with(&mut self, out: Outgoing, error: ErrorBody) -> Event {
+        if !self.config.takes_calls && self.version == Version::V1 {
+            return self.reject(Rejected::Unexpected);
+        }
+        // A peer that keeps to its credits never meets this bound: it is told of no more Receives before.
+        if self.errors_queued < self.inbound.capacity().max(MIN_ERRORS) {
+            self.errors_queued += 1;
+            self.reply_queue.push_back(out);
+        }
+        self.reject(Rejected::Answered(error))
+    }
+}
+
+#[inline]
+fn words(view: &View<'_>) -> CreditWords {
+    CreditWords { credit: view.credit(), received: view.received() }
+}
+
+#[inline]
+fn is_response(view: &View<'_>) -> bool {
+    view.flags().contains(Flags::RESPONSE)
+}

@@ -1,0 +1,198 @@
+//! What goes out next, and its header.
+
+use super::{Connection, CreditWords, InboundId, Outgoing, Scheme, negotiate};
+use crate::wire::{self, Body, Chunks, Flags, Header, Version};
+
+/// Room for this side's properties.
+const PROPERTIES_LEN: usize = 512;
+
+/// How an outgoing message's payload travels, if not simply inline.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Form<'a> {
+    /// Chunk lists.
+    pub chunks: Chunks<'a>,
+    /// The payload is not in the message (`RDMA_NOMSG`).
+    pub external: bool,
+}
+
+impl Connection {
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have something: to be asked after input.
+    #[inline]
+    pub fn has_output(&self, receives_ok: bool) -> bool {
+        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || self.credits.wants_grant(receives_ok)
+    }
+
+    /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due.
+    #[inline]
+    pub fn must_be_asked(&mut self) -> bool {
+        let silent = !std::mem::replace(&mut self.spoke, false);
+        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || silent
+    }
+
+    /// The next message that may go out. `receives_ok` says that the receive queue holds the reserves of all its
+    /// connections. Each message must then be written by [`emit_before`](Self::emit_before).
+    #[inline]
+    pub fn poll_transmit(&mut self, receives_ok: bool) -> Option<Outgoing> {
+        let replenished = self.replenished(receives_ok);
+        if self.credits.may_send(false, replenished)
+            && let Some(out) = self.reply_queue.pop_front()
+        {
+            let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
+            self.errors_queued -= usize::from(error);
+            return Some(out);
+        }
+        if self.reply_queue.is_empty() && self.credits.may_send(true, replenished) {
+            while let Some(call) = self.call_queue.pop_front() {
+                if self.calls.mark_sent(call) {
+                    return Some(Outgoing::Call(call));
+                }
+            }
+        }
+        let silent = !std::mem::replace(&mut self.spoke, false);
+        (silent && self.credits.wants_grant(replenished)).then_some(Outgoing::Grant)
+    }
+
+    /// More parts of the message that is going out will follow: nothing else may be sent before, but grants.
+    /// [`poll_transmit`](Self::poll_transmit) says [`Outgoing::Continue`] when the next one may go.
+    pub fn hold_queue(&mut self) {
+        self.reply_queue.push_front(Outgoing::Continue);
+    }
+
+    /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls.
+    #[inline]
+    pub(super) fn replenished(&self, receives_ok: bool) -> bool {
+        receives_ok
+            && self.inbound.free() >= self.inbound_room + self.inbound.capacity().min(self.errors_queued)
+    }
+
+    fn windowed(&self) -> bool {
+        self.credits.scheme() == Scheme::V2Windowed
+    }
+
+    /// Bytes of header that a message in this form has; `None` for one without chunks.
+    #[inline]
+    pub fn header_len(&self, form: Option<&Form<'_>>) -> usize {
+        let version = self.version;
+        let windowed = self.windowed();
+        let Some(form) = form else { return wire::msg_len(version, windowed) };
+        let body = if form.external { Body::Nomsg(form.chunks) } else { Body::Msg(form.chunks) };
+        let header = Header { xid: 0, credit: 0, received: windowed.then_some(0), flags: Flags::NONE, body };
+        header.encoded_len(version, self.config.revision)
+    }
+
+    /// Writes the header of a call or reply without chunks in front of `end` of `buf`, and returns where it starts. The message is
+    /// then on its way as far as the connection is concerned. `None` if it does not fit before `end` (the caller's fault) or names
+    /// a served call that is gone.
+    #[inline(always)]
+    pub fn emit_plain(
+        &mut self,
+        out: Outgoing,
+        receives_ok: bool,
+        buf: &mut [u8],
+        end: usize,
+    ) -> Option<usize> {
+        let (xid, flags, counted) = match out {
+            Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
+            Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
+            _ => return None,
+        };
+        self.emit_msg(xid, flags, counted, receives_ok, buf, end)
+    }
+
+    #[inline(always)]
+    fn emit_msg(
+        &mut self,
+        xid: u32,
+        flags: Flags,
+        counted: bool,
+        receives_ok: bool,
+        buf: &mut [u8],
+        end: usize,
+    ) -> Option<usize> {
+        let words = self.account(counted, receives_ok);
+        let start = end.checked_sub(wire::msg_len(self.version, words.received.is_some()))?;
+        wire::emit_msg(buf.get_mut(start..end)?, self.version, xid, words.credit, words.received, flags);
+        Some(start)
+    }
+
+    /// Writes the header of a part of a call or reply that is not the last, as [`emit_plain`](Self::emit_plain). The last part is written
+    /// by that or by [`emit_before`](Self::emit_before).
+    pub fn emit_part(
+        &mut self,
+        out: Outgoing,
+        receives_ok: bool,
+        buf: &mut [u8],
+        end: usize,
+    ) -> Option<usize> {
+        let (xid, flags) = match out {
+            Outgoing::Call(call) => (call.xid(), Flags::MORE),
+            Outgoing::Reply(id) => (self.inbound.get(id)?.xid, Flags::MORE.with(Flags::RESPONSE)),
+            _ => return None,
+        };
+        self.emit_msg(xid, flags, true, receives_ok, buf, end)
+    }
+
+    /// The XID of a peer's call.
+    pub fn xid_of(&self, id: InboundId) -> Option<u32> {
+        self.inbound.get(id).map(|inbound| inbound.xid)
+    }
+
+    /// As [`emit_plain`](Self::emit_plain), for messages in other forms; `form` means nothing for errors, properties and grants.
+    pub fn emit_before(
+        &mut self,
+        out: Outgoing,
+        form: &Form<'_>,
+        receives_ok: bool,
+        buf: &mut [u8],
+        end: usize,
+    ) -> Option<usize> {
+        let mut properties = [0; PROPERTIES_LEN];
+        let (xid, flags, counted) = match out {
+            Outgoing::WrongVersion { xid, .. } => (xid, Flags::NONE, false),
+            Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
+            Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
+            Outgoing::Error { xid, .. } => (xid, Flags::RESPONSE, false),
+            // The XID of a CONNPROP names nothing; the client's own lets an ERR_VERS be matched.
+            Outgoing::Connprop => (self.config.xid_seed, Flags::NONE, false),
+            Outgoing::Grant => (0, Flags::NONE, false),
+            Outgoing::Continue => return None,
+        };
+        let body = match out {
+            Outgoing::Error { error, .. } => Body::Error(error),
+            Outgoing::Grant => Body::Nomsg(Chunks::NONE),
+            Outgoing::Connprop => Body::Connprop(negotiate::properties(&self.config, &mut properties).ok()?),
+            _ if form.external => Body::Nomsg(form.chunks),
+            _ => Body::Msg(form.chunks),
+        };
+        // What an error says of credits is ignored, so it promises nothing.
+        let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
+        let words = self.account(counted, receives_ok && !(error && self.version == Version::V2));
+        if let Outgoing::WrongVersion { xid, vers } = out {
+            let start = end.checked_sub(wire::ERR_VERS_LEN)?;
+            let versions = self.versions();
+            wire::emit_err_vers(buf.get_mut(start..end)?, xid, vers, words.credit, versions).ok()?;
+            return Some(start);
+        }
+        if matches!(out, Outgoing::Grant) {
+            self.counters.grants_pure += 1;
+            self.counters.grants_piggybacked -= 1;
+        }
+        let header = Header { xid, credit: words.credit, received: words.received, flags, body };
+        let start = end.checked_sub(header.encoded_len(self.version, self.config.revision))?;
+        header.emit(buf.get_mut(start..end)?, self.version, self.config.revision).ok()?;
+        if out == Outgoing::Connprop {
+            self.agree_on_windows();
+        }
+        Some(start)
+    }
+
+    /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts.
+    #[inline(always)]
+    fn account(&mut self, call: bool, receives_ok: bool) -> CreditWords {
+        self.spoke = true;
+        self.counters.sent += 1;
+        self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
+        let counted = call || self.version == Version::V2;
+        self.credits.on_send(counted, self.replenished(receives_ok))
+    }
+}

@@ -1,0 +1,294 @@
+//! Replies kept for a while, so that a call which comes twice runs once.
+//!
+//! A client whose connection is lost sends its unanswered calls again, with the same XIDs. For a procedure that must not
+//! run twice (one that appends, renames, removes) the service asks the
+//! cache first:
+//!
+//! ```
+//! # use std::sync::Arc;
+//! use rpcrdma::server::reply_cache::{CallKey, Client, Lookup, ReplyCache, ReplyCacheConfig};
+//! let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
+//! let key = CallKey::new(Client::number(7), 0x1234, 100003, 3, 12, b"arguments");
+//! match cache.begin(key) {
+//!     Lookup::New(ticket) => ticket.finish(b"results"), // after running it
+//!     Lookup::InProgress => {}                          // drop it: the first one will be answered
+//!     Lookup::Done(reply) => drop(reply),               // send this
+//!     Lookup::Lost | Lookup::Full => {}                 // answer SYSTEM_ERR
+//! }
+//! assert!(matches!(cache.begin(key), Lookup::Done(reply) if &reply[..] == b"results"));
+//! ```
+//!
+//! One cache serves all shards and workers: the new connection may well land on another shard than the old one, so a
+//! cache per shard would miss just what it is there for. It is cut into parts, each with its own lock, held for a lookup and never while a call
+//! runs. Calls that use it are not the ones for which a lock would show.
+//!
+//! What it is not: it is in memory, so it does not outlive the server; it is bounded, so a reply may be gone when it is asked for,
+//! soonest when clients that call much push it out; and it keeps inline results only, so a procedure whose results go into Write chunks has
+//! no use for it (those read, and may run twice).
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sha2::{Digest, Sha256};
+
+/// Bytes of the arguments that the key's checksum covers.
+pub const CHECKSUMMED: usize = 256;
+/// Memory of an entry beside its reply, bytes, about: key, state, and its place in the queue.
+pub const ENTRY_LEN: usize = 2 * (size_of::<CallKey>() + size_of::<State>());
+
+/// What the cache may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplyCacheConfig {
+    /// Most calls, in progress or finished. Each takes about [`ENTRY_LEN`] bytes.
+    pub entries: usize,
+    /// Most bytes of replies. The longest that is kept is one part's share: [`ReplyCache::longest_reply`].
+    pub bytes: usize,
+}
+
+/// 4096 calls and 16 MiB of replies.
+impl Default for ReplyCacheConfig {
+    fn default() -> Self {
+        Self { entries: 4096, bytes: 16 << 20 }
+    }
+}
+
+/// Who calls. It must be the same after a reconnect, and different clients must have different ones: an identifier
+/// of the upper layer, or the name that [host authentication](crate::proto::auth) proved; not the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Client([u8; 32]);
+
+impl Client {
+    /// A client that the service knows by number.
+    pub const fn number(number: u64) -> Self {
+        let mut id = [0; 32];
+        let (_, tail) = id.split_at_mut(24);
+        tail.copy_from_slice(&number.to_be_bytes());
+        Client(id)
+    }
+
+    /// A client that the service knows by some bytes, of any length; a digest of them is kept.
+    pub fn named(name: &[u8]) -> Self {
+        Client(Sha256::digest(name).into())
+    }
+}
+
+/// What makes two calls the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallKey {
+    client: Client,
+    xid: u32,
+    program: u32,
+    version: u32,
+    procedure: u32,
+    len: u64,
+    checksum: u64,
+}
+
+impl CallKey {
+    /// The key of a call with these arguments: those that came inline, without RPC header, whose credential may differ
+    /// when the call comes again. The first [`CHECKSUMMED`] bytes count, and the length: a client that uses an XID
+    /// anew soon, for another call, gets no old reply.
+    pub fn new(client: Client, xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> Self {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(&args[..args.len().min(CHECKSUMMED)]);
+        Self { client, xid, program, version, procedure, len: args.len() as u64, checksum: hasher.finish() }
+    }
+}
+
+/// What is known of a call.
+#[derive(Debug)]
+#[must_use = "a call that came twice must not run"]
+pub enum Lookup {
+    /// It is new: run it, then [finish](Ticket::finish) the ticket.
+    New(Ticket),
+    /// It runs right now: drop this one, the first is answered. (On the connection that this one came by, if that is not the
+    /// first one's, the client asks again.)
+    InProgress,
+    /// It ran: send this reply.
+    Done(Arc<[u8]>),
+    /// It ran, or began to, but its reply is not there: too long, or its handler never gave one. It must not run again.
+    Lost,
+    /// Every entry is in progress: it cannot be told whether this call is. It must not run.
+    Full,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    InProgress,
+    /// `None` for [`Lookup::Lost`].
+    Finished(Option<Arc<[u8]>>),
+}
+
+/// Counters since the start, and what is held now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplyCacheStats {
+    /// Calls that were answered from the cache.
+    pub hits: u64,
+    /// Calls that were new.
+    pub misses: u64,
+    /// Calls that came again while they ran.
+    pub dropped: u64,
+    /// Calls that came again and whose reply was not there.
+    pub lost: u64,
+    /// Calls for which there was no room.
+    pub full: u64,
+    /// Finished calls that were forgotten for others.
+    pub evictions: u64,
+    /// Calls held, in progress and finished.
+    pub entries: u64,
+    /// Bytes of replies held.
+    pub bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Part {
+    calls: HashMap<CallKey, State>,
+    /// Finished calls, the longest finished first.
+    finished: VecDeque<CallKey>,
+    stats: ReplyCacheStats,
+}
+
+/// A bounded memory of calls and their replies; see the module page.
+#[derive(Debug)]
+pub struct ReplyCache {
+    parts: Box<[Mutex<Part>]>,
+    hasher: RandomState,
+    /// Of each part.
+    limits: ReplyCacheConfig,
+}
+
+impl ReplyCache {
+    /// Empty. At least one entry is held.
+    pub fn new(config: ReplyCacheConfig) -> Self {
+        // Few enough that each part holds its share of calls whatever their keys are.
+        let parts = (config.entries / 64).clamp(1, 16);
+        Self {
+            parts: (0..parts).map(|_| Mutex::default()).collect(),
+            hasher: RandomState::new(),
+            limits: ReplyCacheConfig {
+                entries: (config.entries / parts).max(1),
+                bytes: config.bytes / parts,
+            },
+        }
+    }
+
+    /// The longest reply that is kept; a longer one makes its call [`Lookup::Lost`].
+    pub fn longest_reply(&self) -> usize {
+        self.limits.bytes
+    }
+
+    /// Looks a call up, and enters it if it is new. The oldest finished call is forgotten for it, if need be.
+    pub fn begin(self: &Arc<Self>, key: CallKey) -> Lookup {
+        let part = &mut *self.part(&key);
+        match part.calls.get(&key) {
+            Some(State::InProgress) => {
+                part.stats.dropped += 1;
+                return Lookup::InProgress;
+            }
+            Some(State::Finished(Some(reply))) => {
+                part.stats.hits += 1;
+                return Lookup::Done(Arc::clone(reply));
+            }
+            Some(State::Finished(None)) => {
+                part.stats.lost += 1;
+                return Lookup::Lost;
+            }
+            None => {}
+        }
+        while part.calls.len() >= self.limits.entries {
+            if !part.evict() {
+                part.stats.full += 1;
+                return Lookup::Full;
+            }
+        }
+        part.stats.misses += 1;
+        part.calls.insert(key, State::InProgress);
+        Lookup::New(Ticket { cache: Arc::clone(self), key, over: false })
+    }
+
+    /// What happened so far, of all parts.
+    pub fn stats(&self) -> ReplyCacheStats {
+        let mut sum = ReplyCacheStats::default();
+        for part in &self.parts {
+            let part = lock(part);
+            let stats = &part.stats;
+            sum.hits += stats.hits;
+            sum.misses += stats.misses;
+            sum.dropped += stats.dropped;
+            sum.lost += stats.lost;
+            sum.full += stats.full;
+            sum.evictions += stats.evictions;
+            sum.entries += part.calls.len() as u64;
+            sum.bytes += stats.bytes;
+        }
+        sum
+    }
+
+    fn part(&self, key: &CallKey) -> MutexGuard<'_, Part> {
+        let at = self.hasher.hash_one(key) as usize % self.parts.len();
+        lock(&self.parts[at])
+    }
+
+    fn finish(&self, key: &CallKey, reply: Option<&[u8]>) {
+        let reply = reply.filter(|reply| reply.len() <= self.limits.bytes).map(Arc::<[u8]>::from);
+        let len = reply.as_deref().map_or(0, <[u8]>::len) as u64;
+        let part = &mut *self.part(key);
+        while part.stats.bytes + len > self.limits.bytes as u64 && part.evict() {}
+        part.stats.bytes += len;
+        part.calls.insert(*key, State::Finished(reply));
+        part.finished.push_back(*key);
+    }
+}
+
+impl Part {
+    /// Forgets the call that finished longest ago; false if none has.
+    fn evict(&mut self) -> bool {
+        let Some(key) = self.finished.pop_front() else { return false };
+        if let Some(State::Finished(Some(reply))) = self.calls.remove(&key) {
+            self.stats.bytes -= reply.len() as u64;
+        }
+        self.stats.evictions += 1;
+        true
+    }
+}
+
+/// Goes on after a panic of another holder: nothing is left half done that another could see.
+fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
+    part.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A call that runs. Dropped without a word, as when its handler panics, it counts as finished without a reply: part of it
+/// may have been done.
+#[derive(Debug)]
+pub struct Ticket {
+    cache: Arc<ReplyCache>,
+    key: CallKey,
+    over: bool,
+}
+
+impl Ticket {
+    /// It ran: from now on this is the answer, for as long as there is room. To be said before the reply is sent.
+    pub fn finish(mut self, reply: &[u8]) {
+        self.over = true;
+        self.cache.finish(&self.key, Some(reply));
+    }
+
+    /// It did not run, and did nothing: when it comes again it is new.
+    pub fn forget(mut self) {
+        self.over = true;
+        self.cache.part(&self.key).calls.remove(&self.key);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if !self.over {
+            self.cache.finish(&self.key, None);
+        }
+    }
+}

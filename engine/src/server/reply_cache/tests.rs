@@ -1,0 +1,226 @@
+//! At most once, in bounded memory.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn cache(entries: usize, bytes: usize) -> Arc<ReplyCache> {
+    Arc::new(ReplyCache::new(ReplyCacheConfig { entries, bytes }))
+}
+
+fn key(xid: u32) -> CallKey {
+    CallKey::new(Client::number(1), xid, 100, 3, 9, b"arguments")
+}
+
+fn new(cache: &Arc<ReplyCache>, key: CallKey) -> Ticket {
+    match cache.begin(key) {
+        Lookup::New(ticket) => ticket,
+        other => panic!("not new: {other:?}"),
+    }
+}
+
+fn reply(cache: &Arc<ReplyCache>, key: CallKey) -> Option<Vec<u8>> {
+    match cache.begin(key) {
+        Lookup::Done(reply) => Some(reply.to_vec()),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_call_runs_once_and_is_answered_again() {
+    let cache = cache(8, 1024);
+    let ticket = new(&cache, key(1));
+    assert!(matches!(cache.begin(key(1)), Lookup::InProgress));
+    ticket.finish(b"results");
+    assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]));
+    assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]), "as often as it is asked for");
+    let expected =
+        ReplyCacheStats { hits: 2, misses: 1, dropped: 1, entries: 1, bytes: 7, ..Default::default() };
+    assert_eq!(cache.stats(), expected);
+}
+
+#[test]
+fn calls_that_differ_in_anything_are_different_calls() {
+    let args = [7; 300];
+    let of = |client, xid, program, version, procedure, args: &[u8]| {
+        CallKey::new(client, xid, program, version, procedure, args)
+    };
+    let one = Client::number(1);
+    let mut early = args;
+    early[255] = 8;
+    let mut late = args;
+    late[256] = 8;
+    let first = of(one, 1, 100, 3, 9, &args);
+    let others = [
+        of(Client::number(2), 1, 100, 3, 9, &args),
+        of(Client::named(b"one"), 1, 100, 3, 9, &args),
+        of(one, 2, 100, 3, 9, &args),
+        of(one, 1, 101, 3, 9, &args),
+        of(one, 1, 100, 4, 9, &args),
+        of(one, 1, 100, 3, 10, &args),
+        of(one, 1, 100, 3, 9, &args[..299]),
+        of(one, 1, 100, 3, 9, &early),
+    ];
+    assert!(others.iter().all(|other| *other != first));
+    assert_eq!(of(one, 1, 100, 3, 9, &late), first, "only the beginning is looked at");
+    assert_ne!(Client::named(&[]), Client::number(0));
+    let cache = cache(64, 1024);
+    new(&cache, first).finish(b"first");
+    for other in others {
+        new(&cache, other).finish(b"other");
+    }
+    assert_eq!(reply(&cache, first).as_deref(), Some(&b"first"[..]));
+}
+
+#[test]
+fn the_call_that_finished_longest_ago_goes_first() {
+    let cache = cache(3, 1024);
+    let slow = new(&cache, key(0));
+    new(&cache, key(1)).finish(b"1");
+    new(&cache, key(2)).finish(b"2");
+    slow.finish(b"0");
+    new(&cache, key(3)).finish(b"3");
+    assert_eq!(cache.stats().evictions, 1);
+    assert_eq!(reply(&cache, key(0)).as_deref(), Some(&b"0"[..]), "begun first, but finished late");
+    assert_eq!(reply(&cache, key(2)).as_deref(), Some(&b"2"[..]));
+    drop(new(&cache, key(1)));
+}
+
+#[test]
+fn calls_in_progress_are_never_forgotten() {
+    let cache = cache(3, 1024);
+    let tickets: Vec<Ticket> = (0..3).map(|xid| new(&cache, key(xid))).collect();
+    assert!(matches!(cache.begin(key(9)), Lookup::Full));
+    assert!((0..3).all(|xid| matches!(cache.begin(key(xid)), Lookup::InProgress)));
+    tickets.into_iter().for_each(|ticket| ticket.finish(b"done"));
+    new(&cache, key(9)).finish(b"9");
+    assert_eq!((cache.stats().entries, cache.stats().full), (3, 1));
+}
+
+#[test]
+fn replies_beyond_the_bytes_push_out_older_ones() {
+    let cache = cache(16, 100);
+    assert_eq!(cache.longest_reply(), 100);
+    new(&cache, key(1)).finish(&[1; 60]);
+    new(&cache, key(2)).finish(&[2; 40]);
+    assert_eq!((cache.stats().entries, cache.stats().bytes), (2, 100));
+    new(&cache, key(3)).finish(&[3; 50]);
+    assert_eq!((cache.stats().entries, cache.stats().bytes), (2, 90));
+    assert_eq!(reply(&cache, key(2)), Some(vec![2; 40]));
+}
+
+#[test]
+fn a_reply_that_is_too_long_is_not_kept_but_its_call_does_not_run_again() {
+    let cache = cache(16, 100);
+    new(&cache, key(1)).finish(&[1; 60]);
+    new(&cache, key(2)).finish(&[2; 101]);
+    assert!(matches!(cache.begin(key(2)), Lookup::Lost));
+    assert_eq!(reply(&cache, key(1)), Some(vec![1; 60]), "nothing was pushed out for it");
+    assert_eq!((cache.stats().lost, cache.stats().bytes), (1, 60));
+}
+
+#[test]
+fn a_handler_that_panics_leaves_a_call_that_does_not_run_again() {
+    let cache = cache(16, 100);
+    let ticket = new(&cache, key(1));
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+        let _ticket = ticket;
+        std::panic::resume_unwind(Box::new("as the test wants"));
+    }));
+    assert!(panicked.is_err());
+    assert!(matches!(cache.begin(key(1)), Lookup::Lost));
+}
+
+#[test]
+fn a_call_that_did_nothing_may_come_again() {
+    let cache = cache(16, 100);
+    new(&cache, key(1)).forget();
+    assert_eq!(cache.stats().entries, 0);
+    new(&cache, key(1)).finish(b"second time");
+    assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"second time"[..]));
+}
+
+#[test]
+fn many_threads_run_each_call_once() {
+    let cache = cache(4096, 1 << 20);
+    let runs: Vec<AtomicU32> = (0..200).map(|_| AtomicU32::new(0)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for (xid, runs) in runs.iter().enumerate() {
+                    match cache.begin(key(xid as u32)) {
+                        Lookup::New(ticket) => {
+                            runs.fetch_add(1, Ordering::Relaxed);
+                            ticket.finish(&(xid as u32).to_be_bytes());
+                        }
+                        Lookup::Done(reply) => assert_eq!(&reply[..], (xid as u32).to_be_bytes()),
+                        Lookup::InProgress => {}
+                        other => panic!("{other:?}"),
+                    }
+                }
+            });
+        }
+    });
+    assert!(runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 1));
+    let stats = cache.stats();
+    assert_eq!((stats.misses, stats.hits + stats.dropped), (200, 600));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Against a model that forgets nothing: the cache may forget finished calls, and nothing else; its bounds hold.
+    #[test]
+    fn it_forgets_only_finished_calls_and_keeps_its_bounds(
+        steps in prop::collection::vec((0u32..12, 0u8..4, 0usize..60), 0..200),
+    ) {
+        let cache = cache(6, 100);
+        let mut running: HashMap<u32, Ticket> = HashMap::new();
+        let mut finished: HashMap<u32, Option<Vec<u8>>> = HashMap::new();
+        for (xid, action, len) in steps {
+            match action {
+                0 | 1 => match cache.begin(key(xid)) {
+                    Lookup::New(ticket) => {
+                        prop_assert!(running.insert(xid, ticket).is_none());
+                        finished.remove(&xid);
+                    }
+                    Lookup::InProgress => prop_assert!(running.contains_key(&xid)),
+                    Lookup::Done(reply) => {
+                        prop_assert_eq!(finished.get(&xid), Some(&Some(reply.to_vec())));
+                    }
+                    Lookup::Lost => prop_assert_eq!(finished.get(&xid), Some(&None)),
+                    Lookup::Full => prop_assert!(running.len() == 6),
+                },
+                2 => if let Some(ticket) = running.remove(&xid) {
+                    let reply = vec![xid as u8; len];
+                    ticket.finish(&reply);
+                    finished.insert(xid, Some(reply));
+                },
+                _ => if let Some(ticket) = running.remove(&xid) {
+                    if len < 30 {
+                        ticket.forget();
+                    } else {
+                        drop(ticket);
+                        finished.insert(xid, None);
+                    }
+                },
+            }
+            let stats = cache.stats();
+            prop_assert!(stats.entries <= 6 && stats.bytes <= 100);
+            prop_assert!(stats.entries >= running.len() as u64);
+        }
+        drop(running);
+        let held: u64 = cache.parts.iter().map(|part| {
+            let part = lock(part);
+            assert_eq!(part.finished.len(), part.calls.len());
+            part.calls.values().map(|state| match state {
+                State::Finished(Some(reply)) => reply.len() as u64,
+                _ => 0,
+            }).sum::<u64>()
+        }).sum();
+        prop_assert_eq!(held, cache.stats().bytes);
+    }
+}

@@ -1,0 +1,285 @@
+//! The end of our calls: match the reply, revoke, tell, or send again.
+
+use std::ops::Range;
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::Buf;
+
+use super::Shard;
+use super::conn::{Conn, Ending, Exposure};
+use super::outcome::{CallResult, Done, Reply, Sink};
+use crate::fabric::{Fabric, Posting, WorkRequest};
+use crate::proto::{CallError, CallId, Refusal};
+use crate::server::MAX_CHUNKS;
+use crate::wire::{HeaderType, View, rpc};
+
+impl<F: Fabric> Shard<F> {
+    /// A reply has come, and was read: tells the caller, at once or when nothing is exposed any more.
+    #[inline(always)]
+    pub(super) fn replied(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        token: u64,
+        read: ReadReply,
+        message: Buf,
+        invalidated: Option<u32>,
+    ) {
+        let (sink, exposure, started) = conn.end_call(call);
+        if let Some(started) = started {
+            let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
+        }
+        let result = read.results.map(|results| Reply { message, results, memory: None });
+        match (exposure, read.written) {
+            (Some(index), Some(written)) => {
+                let (result, written) = match written {
+                    Ok(written) => (result, written),
+                    Err(error) => (Err(error), ArrayVec::new()),
+                };
+                let ending = Ending { sink, token, result, written, long: read.long, again: None };
+                self.conclude(conn, index, invalidated, Some(ending));
+            }
+            _ => self.tell(sink, token, result),
+        }
+    }
+
+    /// The call will get no results: told when nothing is exposed any more.
+    pub(super) fn failed(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        token: u64,
+        error: CallError,
+        invalidated: Option<u32>,
+    ) {
+        let (sink, exposure, _) = conn.end_call(call);
+        match exposure {
+            None => self.tell(sink, token, Err(error)),
+            Some(index) => {
+                let ending = Ending::error(sink, token, error);
+                self.conclude(conn, index, invalidated, Some(ending));
+            }
+        }
+    }
+
+    /// The reply to a forsaken call has come: what it exposes can be revoked now.
+    pub(super) fn late(&mut self, conn: &mut Conn, call: CallId, invalidated: Option<u32>) {
+        if let (_, Some(index), _) = conn.end_call(call) {
+            self.conclude(conn, index, invalidated, None);
+        }
+    }
+
+    /// Revokes what the peer has not revoked itself; tells the ending when that is proved.
+    pub(super) fn conclude(
+        &mut self,
+        conn: &mut Conn,
+        index: u32,
+        invalidated: Option<u32>,
+        ending: Option<Ending>,
+    ) {
+        let Conn { exposures, chain, .. } = conn;
+        let exposure = &mut exposures[index as usize];
+        exposure.ending = ending;
+        for part in &mut exposure.parts {
+            part.revoked = Some(part.segment.handle) == invalidated;
+        }
+        let left = exposure.parts.iter().filter(|part| !part.revoked).count();
+        let windows = exposure.parts.iter().filter(|part| !part.revoked).map(|part| part.window);
+        for (n, window) in windows.enumerate() {
+            // They complete in order: the last one speaks for all.
+            let signalled = n + 1 == left;
+            chain.push(Posting {
+                wr_id: u64::from(index),
+                signalled,
+                wr: WorkRequest::LocalInvalidate { window },
+            });
+        }
+        if left == 0 {
+            return self.revoked(conn, index);
+        }
+        Self::make_ready(&mut self.ready, conn);
+    }
+
+    /// Nothing of the exposure can be reached any more: its memory is the caller's again.
+    pub(super) fn revoked(&mut self, conn: &mut Conn, index: u32) {
+        let Some(exposure) = conn.exposures.get_mut(index as usize) else { return };
+        let (ending, memory) = (exposure.ending.take(), exposure.memory.take());
+        let (reads, writes) = (exposure.reads, exposure.writes);
+        let again = ending.as_ref().and_then(|ending| ending.again);
+        let mut wanted = ending.as_ref().is_some_and(|ending| ending.result.is_ok() || again.is_some());
+        let mut memory = memory.filter(|_| wanted);
+        for (n, part) in exposure.parts.drain(..).enumerate() {
+            conn.free_windows.push(part.window);
+            let (Some(ending), Some(memory)) = (&ending, &mut memory) else { continue };
+            match part.mem.reclaim() {
+                Ok(buf) if n < reads && part.position == 0 => memory.call = Some(buf),
+                Ok(buf) if n < reads => memory.send.push((part.position, buf)),
+                Ok(buf) if n == reads + writes => memory.reply = Some(buf),
+                Ok(mut buf) => {
+                    if again.is_none() {
+                        let (start, len) = (buf.start(), ending.written.get(n - reads).copied().unwrap_or(0));
+                        buf.set_window(start, len as usize);
+                    }
+                    memory.receive.push(buf);
+                }
+                // The device says that it is revoked, and holds it still.
+                Err(_) => wanted = false,
+            }
+        }
+        conn.free_exposures.push(index);
+        // A connection that is closing waits for this.
+        Self::make_ready(&mut self.ready, conn);
+        let Some(Ending { sink, token, result, long, .. }) = ending else { return };
+        let result = match (result, memory) {
+            (_, Some(memory)) if again.is_some() && wanted => {
+                if let Some((call, error)) = again {
+                    self.send_again(conn, call, error, memory);
+                }
+                return;
+            }
+            (Err(error), _) => Err(error),
+            (Ok(_), _) if !wanted => {
+                Err(CallError::MalformedReply("its memory is still in use by the device"))
+            }
+            (Ok(reply), Some(mut memory)) => match (long, memory.reply.take()) {
+                (Some(len), Some(buf)) => {
+                    long_reply(reply, buf, len).map(|reply| Reply { memory: Some(memory), ..reply })
+                }
+                _ => Ok(Reply { memory: Some(memory), ..reply }),
+            },
+            (Ok(reply), None) => Ok(reply),
+        };
+        if let Some((call, _)) = again {
+            // It cannot be sent again after all.
+            return self.abandon(conn, call);
+        }
+        self.tell(sink, token, result);
+    }
+
+    /// Tells how a call ended.
+    #[inline(always)]
+    pub(super) fn tell(&mut self, sink: Sink, token: u64, result: CallResult) {
+        self.stats.calls_failed += u64::from(result.is_err());
+        match sink {
+            Sink::Polled => self.done.push(Done { token, result }),
+            Sink::Thread(completer) => completer.complete(result),
+        }
+    }
+}
+
+/// What the shard needs of a reply, free of the message's borrow.
+pub(super) struct ReadReply {
+    /// Where the results are within the message, or why there are none.
+    results: Result<Range<u32>, CallError>,
+    /// Of a call that exposes memory: bytes in each Write chunk.
+    written: Option<Result<ArrayVec<u32, MAX_CHUNKS>, CallError>>,
+    /// Of a long reply: its length in the Reply chunk. Its results are known when that is the caller's again.
+    long: Option<u32>,
+}
+
+/// Reads a reply's RPC header, and its Write list against what its call exposes. `payload` is the RPC message, which starts at
+/// `base` of the message.
+#[inline(always)]
+pub(super) fn read_reply(
+    view: &View<'_>,
+    payload: &[u8],
+    base: usize,
+    exposure: Option<&Exposure>,
+) -> ReadReply {
+    if view.htype() != HeaderType::Msg {
+        return read_long_reply(view, exposure);
+    }
+    let written = exposure.map(|exposure| written_of(view, exposure, false));
+    let results = if view.has_chunks() && written.is_none() && returns_anything(view) {
+        Err(CallError::MalformedReply("it returns chunks that were not offered"))
+    } else {
+        results_of(view.xid(), payload, base)
+    };
+    ReadReply { results, written, long: None }
+}
+
+/// Reads a reply that says that the RPC message is in the Reply chunk.
+#[cold]
+fn read_long_reply(view: &View<'_>, exposure: Option<&Exposure>) -> ReadReply {
+    let len = view.reply_chunk().map_or(0, |chunk| chunk.total_length());
+    let room = exposure.and_then(Exposure::reply).map(|part| u64::from(part.segment.length));
+    let results = match room {
+        Some(room) if len > 0 && len <= room => Ok(0..0),
+        Some(_) => Err(CallError::MalformedReply("its length does not fit the Reply chunk")),
+        None => Err(CallError::MalformedReply("it uses a Reply chunk that was not offered")),
+    };
+    let long = results.is_ok().then_some(len as u32);
+    ReadReply { results, written: exposure.map(|exposure| written_of(view, exposure, true)), long }
+}
+
+/// The reply that was written into the Reply chunk, which nobody else can reach any more.
+#[cold]
+fn long_reply(reply: Reply, mut buf: Buf, len: u32) -> CallResult {
+    let start = buf.start();
+    buf.set_window(start, len as usize);
+    // Its transport header came in the other message.
+    let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
+    let results = results_of(xid, &buf, 0)?;
+    Ok(Reply { message: buf, results, memory: None })
+}
+
+/// Where the results are within a reply, or why there are none.
+#[inline]
+fn results_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallError> {
+    match rpc::ReplyHeader::parse(payload) {
+        Ok((reply, _)) if reply.xid != xid => Err(CallError::MalformedReply("its two XIDs differ")),
+        Ok((reply, len)) => match refusal(&reply) {
+            None => Ok((base + len) as u32..(base + payload.len()) as u32),
+            Some(refusal) => Err(CallError::Refused(refusal)),
+        },
+        Err(_) => Err(CallError::MalformedReply("its RPC header cannot be decoded")),
+    }
+}
+
+/// Bytes that a reply says were written into each Write chunk of its call.
+fn written_of(
+    view: &View<'_>,
+    offered: &Exposure,
+    long: bool,
+) -> Result<ArrayVec<u32, MAX_CHUNKS>, CallError> {
+    let mut written = ArrayVec::new();
+    let mut expected = offered.writes().iter();
+    for chunk in view.writes() {
+        let Some(part) = expected.next() else {
+            return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
+        };
+        if chunk.total_length() > u64::from(part.segment.length) {
+            return Err(CallError::MalformedReply("it says more was written than there was room for"));
+        }
+        written.push(chunk.total_length() as u32);
+    }
+    if !long && view.reply_chunk().is_some_and(|chunk| chunk.total_length() > 0) {
+        return Err(CallError::MalformedReply("it has results inline, and in the Reply chunk"));
+    }
+    Ok(written)
+}
+
+/// Whether a reply speaks of Write chunks, or of a Reply chunk that was used.
+#[cold]
+fn returns_anything(view: &View<'_>) -> bool {
+    view.writes().next().is_some() || view.reply_chunk().is_some_and(|chunk| chunk.total_length() > 0)
+}
+
+#[inline]
+fn refusal(reply: &rpc::ReplyHeader<'_>) -> Option<Refusal> {
+    use rpc::{AcceptStat, RejectStat, ReplyBody};
+    match &reply.body {
+        ReplyBody::Accepted { stat, .. } => match *stat {
+            AcceptStat::Success => None,
+            AcceptStat::ProgUnavail => Some(Refusal::ProgramUnavailable),
+            AcceptStat::ProgMismatch { low, high } => Some(Refusal::ProgramMismatch { low, high }),
+            AcceptStat::ProcUnavail => Some(Refusal::ProcedureUnavailable),
+            AcceptStat::GarbageArgs => Some(Refusal::GarbageArguments),
+            AcceptStat::SystemErr => Some(Refusal::SystemError),
+        },
+        ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => {
+            Some(Refusal::RpcMismatch { low: *low, high: *high })
+        }
+        ReplyBody::Denied(RejectStat::AuthError(stat)) => Some(Refusal::Authentication(*stat)),
+    }
+}

@@ -1,0 +1,101 @@
+//! Messages that go out in parts (version 2 §4.5.2).
+
+use rpcrdma_mempool::Buf;
+
+use super::Shard;
+use super::conn::{Conn, Parts};
+use super::shape::Lists;
+use crate::config::HEADROOM_PLAIN;
+use crate::fabric::Fabric;
+use crate::proto::{CallId, Form, Outgoing};
+use crate::server::ServerCall;
+
+impl<F: Fabric> Shard<F> {
+    /// Whether a call is too long for one message.
+    #[cold]
+    pub(super) fn starts_parts(
+        &self,
+        conn: &Conn,
+        _call: CallId,
+        message: &Buf,
+        exposure: Option<u32>,
+    ) -> bool {
+        call_header(conn, exposure) + message.len() > conn.proto.terms().send_inline
+    }
+
+    /// Sends the first part of a call or reply; its window is what goes in parts.
+    #[cold]
+    pub(super) fn start_parts(
+        &mut self,
+        conn: &mut Conn,
+        of: Outgoing,
+        message: Buf,
+        exposure: Option<u32>,
+        call: Option<Box<ServerCall>>,
+        receives_ok: bool,
+    ) {
+        let last_header = match &call {
+            Some(call) => super::replying::reply_header_len(&conn.proto, call),
+            None => call_header(conn, exposure),
+        };
+        conn.parts = Some(Parts { of, message, exposure, call, last_header });
+        self.next_part(conn, receives_ok);
+    }
+
+    /// Sends one more part. False if there was no memory for it: it is tried again in the next turn.
+    pub(super) fn next_part(&mut self, conn: &mut Conn, receives_ok: bool) -> bool {
+        let Some(mut parts) = conn.parts.take() else { return true };
+        let limit = conn.proto.terms().send_inline;
+        let left = parts.message.len();
+        if parts.last_header + left <= limit {
+            self.last_part(conn, parts, receives_ok);
+            return true;
+        }
+        // The last part is never empty, and parts end where XDR words do.
+        let room = (limit - conn.proto.header_len(None)) & !3;
+        let take = if room < left { room } else { (left / 2) & !3 };
+        let sent = self.alloc(HEADROOM_PLAIN + take).is_some_and(|mut buf| {
+            let end = HEADROOM_PLAIN + take;
+            let bytes = parts.message.get(..take).unwrap_or_default();
+            buf.full_mut()[HEADROOM_PLAIN..end].copy_from_slice(bytes);
+            match conn.proto.emit_part(parts.of, receives_ok, buf.full_mut(), HEADROOM_PLAIN) {
+                Some(start) => {
+                    buf.set_window(start, end - start);
+                    conn.push_send(buf, None, self.config.signal_every);
+                }
+                None => {
+                    conn.doomed.get_or_insert_with(|| "a part of a message could not be sent".into());
+                }
+            }
+            true
+        });
+        if sent {
+            let start = parts.message.start();
+            parts.message.set_window(start + take, left - take);
+        }
+        conn.parts = Some(parts);
+        conn.proto.hold_queue();
+        Self::make_ready(&mut self.ready, conn);
+        sent
+    }
+
+    fn last_part(&mut self, conn: &mut Conn, parts: Parts, receives_ok: bool) {
+        match (parts.of, parts.exposure, parts.call) {
+            (_, _, Some(call)) => self.transmit_reply_message(conn, call, parts.message, receives_ok),
+            (Outgoing::Call(call), Some(index), None) => {
+                self.transmit_exposed(conn, call, parts.message, index, receives_ok);
+            }
+            (Outgoing::Call(call), None, None) => self.transmit_plain(conn, call, parts.message, receives_ok),
+            _ => {}
+        }
+    }
+}
+
+/// Bytes of a call's header.
+fn call_header(conn: &Conn, exposure: Option<u32>) -> usize {
+    let Some(exposure) = exposure.and_then(|index| conn.exposures.get(index as usize)) else {
+        return conn.proto.header_len(None);
+    };
+    let lists = Lists::of(exposure, conn.proto.terms());
+    conn.proto.header_len(Some(&Form { chunks: lists.chunks(), external: false }))
+}

@@ -1,0 +1,218 @@
+//! Reads calls of the peer: RPC header and chunk lists, held against what the procedure declares.
+
+use arrayvec::ArrayVec;
+
+use crate::binding::reduction_allowed;
+use crate::proto::Refusal;
+use crate::server::{MAX_CHUNKS, MAX_SEGMENTS, Procedure, ResultBytes, ResultChunk, ServerCall, Services};
+use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
+use crate::wire::xdr::padded;
+use crate::wire::{ErrorBody, ReadSegment, Segment, View};
+
+/// Why a call is not run.
+pub(super) enum Reject {
+    /// It is no RPC call at all: nothing is answered.
+    NotACall,
+    /// The RPC layer answers.
+    Rpc(ReplyBody<'static>),
+    /// The transport answers.
+    Transport(ErrorBody),
+}
+
+/// The Read chunks of a call, as they are to be fetched.
+pub(super) type Fetch = ArrayVec<(u32, Segment), MAX_SEGMENTS>;
+
+/// What a handler's refusal is on the wire (RFC 5531 §9).
+pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
+    ReplyBody::accepted(match refusal {
+        Refusal::ProgramUnavailable => AcceptStat::ProgUnavail,
+        Refusal::ProgramMismatch { low, high } => AcceptStat::ProgMismatch { low, high },
+        Refusal::ProcedureUnavailable => AcceptStat::ProcUnavail,
+        Refusal::GarbageArguments => AcceptStat::GarbageArgs,
+        Refusal::SystemError => AcceptStat::SystemErr,
+        Refusal::RpcMismatch { low, high } => {
+            return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
+        }
+        Refusal::Authentication(stat) => return ReplyBody::Denied(RejectStat::AuthError(stat)),
+    })
+}
+
+/// Reads a call's RPC header and chunk lists into `call` and `fetch`, and holds them against what the procedure
+/// declares. Nothing of a length, count or position is used before it is bounded here.
+#[inline]
+pub(super) fn read_call(
+    view: &View<'_>,
+    services: Option<&Services>,
+    call: &mut ServerCall,
+    fetch: &mut Fetch,
+) -> Result<(), Reject> {
+    fetch.clear();
+    call.xid = view.xid();
+    call.inv_handle = view.inv_handle();
+    if view.has_chunks() {
+        read_lists(view, call)?;
+    }
+    read_rpc(view.payload(), view.payload_offset(), services, call, fetch)
+}
+
+/// Reads the RPC message of a call, which starts at byte `base` of the call's buffer, and holds its chunks against what the procedure
+/// declares.
+#[inline(always)]
+pub(super) fn read_rpc(
+    payload: &[u8],
+    base: usize,
+    services: Option<&Services>,
+    call: &mut ServerCall,
+    fetch: &mut Fetch,
+) -> Result<(), Reject> {
+    let (header, args_at) = match rpc::CallHeader::parse(payload) {
+        Ok(parsed) => parsed,
+        Err(error) => return Err(error.answer().map_or(Reject::NotACall, Reject::Rpc)),
+    };
+    if header.xid != call.xid {
+        // RFC 8166 §4.1: they are the same; a reply could not be matched.
+        return Err(Reject::Transport(ErrorBody::BadXdr));
+    }
+    let Some(services) = services else { return Err(Reject::NotACall) };
+    let found = services.find(header.program, header.version, header.procedure);
+    call.entry = found.map_err(|refusal| Reject::Rpc(reply_body(refusal)))?;
+    (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
+    call.flavor = header.credential.flavor;
+    // The credential's body stands behind the six words of the call and its own two.
+    let credential_at = base + 32;
+    call.credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
+    call.args = (base + args_at) as u32..(base + payload.len()) as u32;
+    if call.returns || !call.asked.is_empty() {
+        let entry = services.entry(call.entry);
+        check_reduction(&header.credential, entry, call).map_err(Reject::Transport)?;
+        check_reads(&call.asked, entry, args_at, payload.len(), fetch).map_err(Reject::Transport)?;
+        check_writes(entry, call).map_err(Reject::Transport)?;
+    }
+    Ok(())
+}
+
+/// Takes over the chunk lists of a call, bounded.
+pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), Reject> {
+    let too_many = Reject::Transport(ErrorBody::Segments { max: MAX_SEGMENTS as u32 });
+    for read in view.reads() {
+        if call.asked.try_push(read).is_err() {
+            return Err(too_many);
+        }
+    }
+    for chunk in view.writes() {
+        call.returns = true;
+        let capacity = chunk.total_length().min(u64::from(u32::MAX)) as u32;
+        let count = chunk.len() as u32;
+        let result = ResultChunk { capacity, len: 0, bytes: ResultBytes::Empty, segments: count };
+        if call.results.try_push(result).is_err() {
+            return Err(Reject::Transport(ErrorBody::WriteChunks { max: MAX_CHUNKS as u32 }));
+        }
+        for segment in chunk.segments() {
+            if call.segments.try_push(segment).is_err() {
+                return Err(too_many);
+            }
+        }
+    }
+    if let Some(chunk) = view.reply_chunk() {
+        call.returns = true;
+        for segment in chunk.segments() {
+            if call.reply_chunk.try_push(segment).is_err() {
+                return Err(too_many);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Under RPCSEC_GSS integrity or privacy nothing of a call is reduced, nor of its reply (version 2 §10.2.2).
+#[cold]
+fn check_reduction(
+    credential: &rpc::OpaqueAuth<'_>,
+    entry: &Procedure,
+    call: &ServerCall,
+) -> Result<(), ErrorBody> {
+    if reduction_allowed(credential.flavor, credential.body) {
+        return Ok(());
+    }
+    if !call.asked.is_empty() {
+        return Err(ErrorBody::ReadChunks { max: 0 });
+    }
+    if !call.results.is_empty() {
+        let length_needed = rpc::ACCEPTED_REPLY_LEN + entry.binding.reply_len(0);
+        return Err(ErrorBody::ReplyResource { length_needed: length_needed as u32 });
+    }
+    Ok(())
+}
+
+/// Takes the Position Zero Read chunk, which holds the RPC message, from the front of the Read list.
+pub(super) fn read_position_zero(
+    call: &mut ServerCall,
+    fetch: &mut Fetch,
+    longest: u64,
+) -> Result<(), Reject> {
+    let count = call.asked.iter().take_while(|read| read.position == 0).count();
+    let mut total = 0;
+    for read in call.asked.drain(..count) {
+        total += u64::from(read.target.length);
+        if read.target.length > 0 {
+            // As many as the list has.
+            let _ = fetch.try_push((0, read.target));
+        }
+    }
+    match total {
+        0 => Err(Reject::Transport(ErrorBody::BadXdr)),
+        _ if total > longest => Err(Reject::Transport(ErrorBody::ReadChunks { max: 0 })),
+        _ => Ok(()),
+    }
+}
+
+fn check_reads(
+    asked: &[ReadSegment],
+    entry: &Procedure,
+    args_at: usize,
+    inline: usize,
+    fetch: &mut Fetch,
+) -> Result<(), ErrorBody> {
+    let mut chunks = 0;
+    // Where the next chunk may start at the earliest, and how many bytes earlier chunks have put in front of it.
+    let (mut earliest, mut inserted) = (args_at as u64, 0u64);
+    let mut position = None;
+    let mut chunk_len = 0u64;
+    for read in asked {
+        if position != Some(read.position) {
+            inserted += padded(chunk_len as usize) as u64;
+            earliest = earliest.max(position.map_or(0, |at: u32| u64::from(at) + chunk_len));
+            position = Some(read.position);
+            chunk_len = 0;
+            chunks += 1;
+            if chunks > entry.binding.arguments.count {
+                return Err(ErrorBody::ReadChunks { max: entry.binding.arguments.count as u32 });
+            }
+            let at = u64::from(read.position);
+            if !read.position.is_multiple_of(4) || at < earliest || at > inline as u64 + inserted {
+                return Err(ErrorBody::BadXdr);
+            }
+        }
+        chunk_len += u64::from(read.target.length);
+        if chunk_len > entry.binding.arguments.max_len as u64 || read.target.length == 0 {
+            return Err(ErrorBody::BadXdr);
+        }
+        fetch
+            .try_push((read.position - args_at as u32, read.target))
+            .map_err(|_| ErrorBody::Segments { max: MAX_SEGMENTS as u32 })?;
+    }
+    Ok(())
+}
+
+fn check_writes(entry: &Procedure, call: &ServerCall) -> Result<(), ErrorBody> {
+    match (call.results.len(), entry.binding.results.count) {
+        (0, _) => Ok(()),
+        // Who handles none asks for a Reply chunk instead (version 2 §6.4.3).
+        (_, 0) => {
+            let length_needed = (rpc::ACCEPTED_REPLY_LEN + entry.binding.max_reply) as u32;
+            Err(ErrorBody::ReplyResource { length_needed })
+        }
+        (chunks, most) if chunks > most => Err(ErrorBody::WriteChunks { max: most as u32 }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,194 @@
+//! Replies to calls of the peer: their form, the RDMA Writes, the header, the Send.
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::Buf;
+
+use super::Shard;
+use super::conn::Conn;
+use crate::config::{HEADROOM_CHUNKS, RECEIVE_LOW_WATER};
+use crate::fabric::{Fabric, RemoteMemory, Source, WorkRequest};
+use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
+use crate::server::{MAX_CHUNKS, ResultBytes, ServerCall};
+use crate::wire::{Chunks, ErrorBody, Segment, WriteList, rpc};
+
+/// Room for the header of a long reply, with as many segments as a call may have.
+const LONG_HEADER: usize = 1024;
+
+impl<F: Fabric> Shard<F> {
+    /// Sends a reply that waited for its credit.
+    pub(super) fn transmit_waiting(&mut self, conn: &mut Conn, id: InboundId, receives_ok: bool) {
+        if let Some(call) = conn.replies[id.index()].take() {
+            self.transmit_reply(conn, call, receives_ok);
+        }
+    }
+
+    /// Sends a reply: writes its headers, queues the RDMA Writes and the Send behind them.
+    #[inline(always)]
+    pub(super) fn transmit_reply(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, receives_ok: bool) {
+        let id = call.id;
+        let Some(mut buf) = call.reply.take() else { return };
+        let (mut at, mut len) = (buf.start(), buf.len());
+        if call.outcome.is_ok() {
+            // The handler's results are in place: the RPC header goes in front of them.
+            at = call.results_at - rpc::ACCEPTED_REPLY_LEN;
+            len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
+            if let Some(header) = buf.full_mut().get_mut(at..call.results_at) {
+                rpc::emit_accepted_success(header, call.xid);
+            }
+        }
+        if let Some(started) = conn.arrivals[id.index()].take() {
+            let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
+        }
+        buf.set_window(at, len);
+        if len + HEADROOM_CHUNKS > conn.proto.terms().send_inline {
+            match reply_form(conn, &call, len) {
+                ReplyForm::Inline => {}
+                ReplyForm::ReplyChunk => return self.transmit_long_reply(conn, call, buf, receives_ok),
+                ReplyForm::Continued | ReplyForm::TooLong => {
+                    let of = Outgoing::Reply(id);
+                    return self.start_parts(conn, of, buf, None, Some(call), receives_ok);
+                }
+            }
+        }
+        self.transmit_reply_message(conn, call, buf, receives_ok);
+    }
+
+    /// Sends a reply that is in `buf`, or what is left of it: queues the RDMA Writes, writes the header, queues the Send.
+    #[inline(always)]
+    pub(super) fn transmit_reply_message(
+        &mut self,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        mut buf: Buf,
+        receives_ok: bool,
+    ) {
+        let (at, len) = (buf.start(), buf.len());
+        let start = if call.returns {
+            Self::emit_written(conn, &mut call, None, receives_ok, &mut buf, at)
+        } else {
+            conn.proto.emit_plain(Outgoing::Reply(call.id), receives_ok, buf.full_mut(), at)
+        };
+        self.push_reply(conn, call, buf, start.map(|start| (start, len + at - start)));
+    }
+
+    /// Sends a reply by RDMA Write into the Reply chunk of its call, and its header behind it.
+    #[cold]
+    fn transmit_long_reply(
+        &mut self,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        reply: Buf,
+        receives_ok: bool,
+    ) {
+        let Some(mut buf) = self.alloc(LONG_HEADER) else {
+            conn.proto.reply_error(call.id, ErrorBody::System);
+            Self::make_ready(&mut self.ready, conn);
+            return self.boxes.put(call);
+        };
+        let start = Self::emit_written(conn, &mut call, Some(reply), receives_ok, &mut buf, LONG_HEADER);
+        self.push_reply(conn, call, buf, start.map(|start| (start, LONG_HEADER - start)));
+    }
+
+    /// Queues the Send of a reply whose header is written.
+    #[inline(always)]
+    fn push_reply(
+        &mut self,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        mut buf: Buf,
+        window: Option<(usize, usize)>,
+    ) {
+        let offered = call.inv_handle != 0 && self.config.remote_invalidate;
+        match window {
+            Some((start, len)) if len <= conn.proto.terms().send_inline => {
+                buf.set_window(start, len);
+                conn.push_send(buf, offered.then_some(call.inv_handle), self.config.signal_every);
+            }
+            _ => {
+                conn.doomed.get_or_insert_with(|| "a reply could not be sent".into());
+            }
+        }
+        // The buffer that the call came in goes back to where it came from.
+        if let Some(message) = call.message.take()
+            && self.receives.len() < RECEIVE_LOW_WATER
+            && message.capacity() == self.receive_size
+        {
+            self.receives.push(message);
+        }
+        self.boxes.put(call);
+    }
+
+    /// Queues the RDMA Writes of a reply, and writes the header that says how much went into each segment.
+    fn emit_written(
+        conn: &mut Conn,
+        call: &mut ServerCall,
+        long: Option<Buf>,
+        receives_ok: bool,
+        buf: &mut Buf,
+        at: usize,
+    ) -> Option<usize> {
+        let mut counts = ArrayVec::<u32, MAX_CHUNKS>::new();
+        let mut segments = &mut call.segments[..];
+        for result in call.results.drain(..) {
+            counts.push(result.segments);
+            let (mine, rest) = std::mem::take(&mut segments).split_at_mut(result.segments as usize);
+            segments = rest;
+            let source = match result.bytes {
+                ResultBytes::Pool(buf) => Some(Source::Lent(buf.lend().ok()?)),
+                ResultBytes::Shared(bytes) => Some(Source::Frozen(bytes)),
+                ResultBytes::Empty => None,
+            };
+            fill(conn, mine, source.as_ref(), result.len);
+        }
+        let external = long.is_some();
+        let len = long.as_ref().map_or(0, |reply| reply.len());
+        let source = match long {
+            Some(reply) => Some(Source::Lent(reply.lend().ok()?)),
+            None => None,
+        };
+        fill(conn, &mut call.reply_chunk, source.as_ref(), len as u32);
+        let writes = WriteList { counts: &counts, segments: &call.segments };
+        // A Reply chunk that was offered comes back, used or not (RFC 8166 §4.4.3).
+        let reply = (!call.reply_chunk.is_empty()).then_some(&call.reply_chunk[..]);
+        let form = Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external };
+        conn.proto.emit_before(Outgoing::Reply(call.id), &form, receives_ok, buf.full_mut(), at)
+    }
+}
+
+/// Queues the RDMA Writes that fill a chunk's segments in order, and says in each how much went into it.
+fn fill(conn: &mut Conn, segments: &mut [Segment], source: Option<&Source>, len: u32) {
+    let (mut offset, mut left) = (0, len);
+    for segment in segments {
+        let len = segment.length.min(left);
+        let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
+        segment.length = len;
+        if let (Some(source), true) = (source, len > 0) {
+            let src = match source {
+                Source::Lent(lent) => Source::Lent(lent.clone()),
+                Source::Frozen(bytes) => Source::Frozen(bytes.clone()),
+            };
+            conn.push(WorkRequest::Write { src, offset, len: len as usize, remote });
+        }
+        offset += len as usize;
+        left -= len;
+    }
+}
+
+/// How a reply of `len` bytes travels.
+#[cold]
+pub(super) fn reply_form(conn: &Conn, call: &ServerCall, len: usize) -> ReplyForm {
+    let room = (!call.reply_chunk.is_empty())
+        .then(|| call.reply_chunk.iter().map(|segment| u64::from(segment.length)).sum());
+    choose_reply(&conn.proto.form_limits(), reply_header_len(&conn.proto, call), len, room)
+}
+
+/// Bytes of the transport header of a reply.
+pub(super) fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
+    if !call.returns {
+        return proto.header_len(None);
+    }
+    let counts: ArrayVec<u32, MAX_CHUNKS> = call.results.iter().map(|result| result.segments).collect();
+    let writes = WriteList { counts: &counts, segments: &call.segments };
+    let reply = (!call.reply_chunk.is_empty()).then_some(&call.reply_chunk[..]);
+    proto.header_len(Some(&Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external: false }))
+}

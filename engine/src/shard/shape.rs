@@ -1,0 +1,413 @@
+//! The form of our calls: what of them goes into chunks, what is offered for the reply, what is sent again when it was refused.
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::Buf;
+
+use super::Shard;
+use super::chunks::{ChunkMemory, Memory};
+use super::conn::{Conn, Exposed, Exposure, Stage};
+use crate::config::HEADROOM_CHUNKS;
+use crate::fabric::Fabric;
+use crate::proto::{CallError, CallForm, CallId, Form, Terms, choose_call};
+use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
+use crate::wire::rpc::ACCEPTED_REPLY_LEN;
+use crate::wire::xdr::padded;
+use crate::wire::{Chunks, ErrorBody, ReadSegment, Segment, WriteList};
+
+/// How often a call is sent again because it was refused.
+const MAX_RETRIES: u8 = 2;
+
+impl<F: Fabric> Shard<F> {
+    /// Chooses the form of a call that is not plain, and gets the memory that the form takes.
+    ///
+    /// # Errors
+    /// Why it cannot be sent.
+    #[cold]
+    pub(super) fn shape(
+        &mut self,
+        conn: &mut Conn,
+        message: &mut Buf,
+        memory: &mut Option<ChunkMemory>,
+        max_reply: usize,
+    ) -> Result<(), CallError> {
+        let ready = match conn.stage {
+            Stage::Open => true,
+            // A client's reverse direction opens with the first message.
+            Stage::Connecting | Stage::Negotiating | Stage::Draining | Stage::Closing => false,
+        };
+        if !ready {
+            return Err(CallError::Closed);
+        }
+        if let Some(memory) = memory.as_deref() {
+            conn.check_memory(memory)?;
+        }
+        let limits = conn.proto.form_limits();
+        let header = Lists::measure(memory.as_deref(), None, conn.proto.terms())?;
+        let header = conn.proto.header_len(Some(&Form { chunks: header.chunks(), external: false }));
+        let plain = conn.proto.header_len(None);
+        let reply = ACCEPTED_REPLY_LEN + max_reply;
+        if memory.as_deref().is_some_and(|memory| !memory.is_empty()) && !limits.chunks {
+            return Err(CallError::NoChunks);
+        }
+        let mut plan = choose_call(&limits, header, message.len(), reply, plain)?;
+        if memory.as_deref().is_some_and(|memory| memory.reply.is_some()) {
+            // A larger one, from the last attempt.
+            plan.reply_chunk = false;
+        }
+        if plan.form != CallForm::Long && !plan.reply_chunk {
+            return Ok(());
+        }
+        let had_room = memory.is_some();
+        let memory = memory.get_or_insert_with(ChunkMemory::new);
+        if plan.reply_chunk {
+            memory.reply = Some(self.alloc_for(conn, padded(reply))?);
+        }
+        if plan.form == CallForm::Long {
+            let mut long = self.alloc_for(conn, message.len())?;
+            long.copy_from_slice(message);
+            memory.call = Some(long);
+        }
+        if plan.form == CallForm::Long || !had_room {
+            // The header grows, and needs more room in front.
+            let len = if plan.form == CallForm::Long { 0 } else { message.len() };
+            let mut roomy = self.alloc(HEADROOM_CHUNKS + len).ok_or(CallError::NoMemory)?;
+            roomy.set_window(HEADROOM_CHUNKS, len);
+            if len > 0 {
+                roomy.copy_from_slice(message);
+            }
+            *message = roomy;
+        }
+        Lists::measure(Some(memory), None, conn.proto.terms()).map(|_| ())
+    }
+
+    /// Keeps a copy of a call's message, so that it can be sent again.
+    #[cold]
+    pub(super) fn keep(
+        &mut self,
+        conn: &mut Conn,
+        slot: usize,
+        message: &Buf,
+        memory: Option<&ChunkMemory>,
+        max_reply: usize,
+    ) {
+        // The message of a long call is in its chunk, and comes back with it.
+        let long = memory.is_some_and(|memory| memory.call.is_some());
+        let copy = if long { None } else { self.alloc(HEADROOM_CHUNKS + message.len()) };
+        let kept = copy.map(|mut copy| {
+            copy.set_window(HEADROOM_CHUNKS, message.len());
+            copy.copy_from_slice(message);
+            copy
+        });
+        let out = &mut conn.calls[slot];
+        (out.kept, out.max_reply, out.retries) = (kept, max_reply, 0);
+    }
+
+    /// A call was answered with an error that more resources may cure: sends it again, once nothing of it is exposed any more, or
+    /// ends it.
+    #[cold]
+    pub(super) fn refused(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        token: u64,
+        error: ErrorBody,
+        invalidated: Option<u32>,
+    ) {
+        let slot = conn.proto.call_slot(call);
+        let out = &mut conn.calls[slot];
+        let long = out.exposure.is_some_and(|index| {
+            conn.exposures[index as usize].parts.first().is_some_and(|part| part.position == 0)
+        });
+        let out = &mut conn.calls[slot];
+        // A long call that cannot be read will not be read the next time either (version 2 §6.4.3).
+        let hopeless = long && matches!(error, ErrorBody::ReadChunks { .. });
+        if out.retries >= MAX_RETRIES || hopeless || (out.kept.is_none() && !long) {
+            conn.proto.give_up(call);
+            return self.failed(conn, call, token, CallError::Transport(error), invalidated);
+        }
+        out.retries += 1;
+        self.stats.calls_again += 1;
+        match out.exposure.take() {
+            Some(index) => {
+                let ending = super::conn::Ending::again(token, call, error);
+                self.conclude(conn, index, invalidated, Some(ending));
+            }
+            None => self.send_again(conn, call, error, ChunkMemory::new()),
+        }
+    }
+
+    /// Queues a call again, with what its refusal asked for.
+    pub(super) fn send_again(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        error: ErrorBody,
+        mut memory: ChunkMemory,
+    ) {
+        let slot = conn.proto.call_slot(call);
+        let retries = conn.calls[slot].retries;
+        if !conn.proto.is_waiting(call) {
+            // Its deadline passed, or it was cancelled.
+            return;
+        }
+        let Some(message) = conn.calls[slot].kept.take().or_else(|| memory.call.take()) else {
+            return self.abandon(conn, call);
+        };
+        let enlarged = self.enlarge(conn, &mut memory, &message, error, retries);
+        let message = match enlarged {
+            Ok(Some(message)) => message,
+            Ok(None) => message,
+            Err(_) => return self.abandon(conn, call),
+        };
+        let max_reply = conn.calls[slot].max_reply;
+        let mut message = match self.roomy(message) {
+            Some(message) => message,
+            None => return self.abandon(conn, call),
+        };
+        let mut memory = Some(memory);
+        if self.shape(conn, &mut message, &mut memory, max_reply).is_err() {
+            return self.abandon(conn, call);
+        }
+        if !message.is_empty() {
+            let again = self.alloc(HEADROOM_CHUNKS + message.len()).map(|mut copy| {
+                copy.set_window(HEADROOM_CHUNKS, message.len());
+                copy.copy_from_slice(&message);
+                copy
+            });
+            conn.calls[slot].kept = again;
+        }
+        let out = &mut conn.calls[slot];
+        (out.message, out.memory, out.exposure) =
+            (Some(message), memory.filter(|memory| !memory.is_empty()), None);
+        conn.proto.resend(call);
+        Self::make_ready(&mut self.ready, conn);
+    }
+
+    /// A message with room in front for any header.
+    fn roomy(&mut self, message: Buf) -> Option<Buf> {
+        if message.start() == HEADROOM_CHUNKS {
+            return Some(message);
+        }
+        let mut roomy = self.alloc(HEADROOM_CHUNKS + message.len())?;
+        roomy.set_window(HEADROOM_CHUNKS, message.len());
+        roomy.copy_from_slice(&message);
+        Some(roomy)
+    }
+
+    /// Gets what the refusal asked for. Another message, if the call is no longer reduced.
+    fn enlarge(
+        &mut self,
+        conn: &mut Conn,
+        memory: &mut Memory,
+        message: &Buf,
+        error: ErrorBody,
+        retries: u8,
+    ) -> Result<Option<Buf>, CallError> {
+        match error {
+            ErrorBody::ReplyResource { length_needed } => {
+                if retries > 1 {
+                    // The responder cannot use the Write chunks: everything inline (version 2 §6.4.3).
+                    memory.receive.clear();
+                }
+                let needed = (length_needed as usize).max(self.config.inline);
+                memory.reply = Some(self.alloc_for(conn, padded(needed))?);
+                Ok(None)
+            }
+            ErrorBody::WriteResource { chunk_index, length_needed } => {
+                let index = (chunk_index as usize).checked_sub(1).ok_or(CallError::Transport(error))?;
+                let chunk = memory.receive.get_mut(index).ok_or(CallError::Transport(error))?;
+                *chunk = self.alloc_for(conn, length_needed as usize)?;
+                Ok(None)
+            }
+            ErrorBody::ReadChunks { .. } => {
+                let total =
+                    message.len() + memory.send.iter().map(|(_, buf)| padded(buf.len())).sum::<usize>();
+                let mut whole = self.alloc_for(conn, total)?;
+                unreduce(message, memory, &mut whole);
+                memory.send.clear();
+                Ok(Some(whole))
+            }
+            _ => Err(CallError::Transport(error)),
+        }
+    }
+
+    /// A call that cannot be sent again ends with the error that refused it.
+    pub(super) fn abandon(&mut self, conn: &mut Conn, call: CallId) {
+        if let Some(token) = conn.proto.give_up(call) {
+            let (sink, ..) = conn.end_call(call);
+            self.tell(sink, token, Err(CallError::NoMemory));
+        }
+    }
+}
+
+/// Puts the data of Read chunks back where it belongs, with its XDR round-up.
+fn unreduce(message: &[u8], memory: &Memory, whole: &mut [u8]) {
+    let (mut from, mut to) = (0, 0);
+    for (position, data) in &memory.send {
+        // Positions are those of the unreduced message.
+        let inline = (*position as usize).saturating_sub(to).min(message.len() - from);
+        whole[to..to + inline].copy_from_slice(&message[from..from + inline]);
+        (from, to) = (from + inline, to + inline);
+        whole[to..to + data.len()].copy_from_slice(data);
+        whole[to + data.len()..to + padded(data.len())].fill(0);
+        to += padded(data.len());
+    }
+    whole[to..].copy_from_slice(&message[from..]);
+}
+
+/// The chunk lists of a call, cut into segments of the length that the peer handles.
+#[derive(Debug)]
+pub(super) struct Lists {
+    reads: ArrayVec<ReadSegment, MAX_SEGMENTS>,
+    counts: ArrayVec<u32, MAX_CHUNKS>,
+    writes: ArrayVec<Segment, MAX_SEGMENTS>,
+    reply: ArrayVec<Segment, MAX_SEGMENTS>,
+    has_reply: bool,
+    /// The handle that the peer may invalidate.
+    pub(super) offer: u32,
+}
+
+impl Lists {
+    /// Of memory that is exposed.
+    pub(super) fn of(exposure: &Exposure, terms: &Terms) -> Self {
+        let mut lists = Self::new();
+        for (n, part) in exposure.parts.iter().enumerate() {
+            let kind = match n {
+                _ if n < exposure.reads => Kind::Read(part.position),
+                _ if n < exposure.reads + exposure.writes => Kind::Write,
+                _ => Kind::Reply,
+            };
+            // There are not too many: that was measured when the call was shaped.
+            let _ = lists.add(kind, part.segment, terms);
+        }
+        lists.offer = exposure.parts.last().map_or(0, |part: &Exposed| part.segment.handle);
+        lists
+    }
+
+    /// Of memory that is yet to be exposed: right in its lengths. `long` is the RPC message of a long call.
+    pub(super) fn measure(
+        memory: Option<&Memory>,
+        long: Option<usize>,
+        terms: &Terms,
+    ) -> Result<Self, CallError> {
+        let mut lists = Self::new();
+        let Some(memory) = memory else { return Ok(lists) };
+        let segment = |len: usize| Segment { length: len as u32, ..Segment::default() };
+        let long = long.or(memory.call.as_ref().map(|buf| buf.len()));
+        let reads = memory.send.iter().map(|(position, buf)| (*position, buf.len()));
+        for (position, len) in long.map(|len| (0, len)).into_iter().chain(reads) {
+            lists.add(Kind::Read(position), segment(len), terms)?;
+        }
+        for buf in &memory.receive {
+            lists.add(Kind::Write, segment(buf.len()), terms)?;
+        }
+        if let Some(buf) = &memory.reply {
+            lists.add(Kind::Reply, segment(buf.len()), terms)?;
+        }
+        Ok(lists)
+    }
+
+    fn new() -> Self {
+        Self {
+            reads: ArrayVec::new(),
+            counts: ArrayVec::new(),
+            writes: ArrayVec::new(),
+            reply: ArrayVec::new(),
+            has_reply: false,
+            offer: 0,
+        }
+    }
+
+    fn add(&mut self, kind: Kind, whole: Segment, terms: &Terms) -> Result<(), CallError> {
+        let size = terms.segment_size;
+        let mut rest = whole;
+        let mut count = 0;
+        while rest.length > 0 {
+            let length = rest.length.min(size);
+            let segment = Segment { length, ..rest };
+            rest.length -= length;
+            rest.offset += u64::from(length);
+            count += 1;
+            match kind {
+                Kind::Read(position) => {
+                    self.reads
+                        .try_push(ReadSegment { position, target: segment })
+                        .map_err(|_| CallError::TooMany)?;
+                }
+                Kind::Write => self.writes.try_push(segment).map_err(|_| CallError::TooMany)?,
+                Kind::Reply => self.reply.try_push(segment).map_err(|_| CallError::TooMany)?,
+            }
+        }
+        match kind {
+            Kind::Read(_) => {}
+            Kind::Write => self.counts.push(count),
+            Kind::Reply => self.has_reply = true,
+        }
+        let segments = self.reads.len() + self.writes.len() + self.reply.len();
+        if segments > terms.segment_count as usize { Err(CallError::TooMany) } else { Ok(()) }
+    }
+
+    /// As they go into a header.
+    pub(super) fn chunks(&self) -> Chunks<'_> {
+        Chunks {
+            inv_handle: self.offer,
+            reads: &self.reads,
+            writes: WriteList { counts: &self.counts, segments: &self.writes },
+            reply: self.has_reply.then_some(&self.reply[..]),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Read(u32),
+    Write,
+    Reply,
+}
+
+impl Conn {
+    /// Whose memory the chunks of a call are, and whether there is any.
+    fn check_memory(&self, memory: &Memory) -> Result<(), CallError> {
+        let mine = self.exposed.as_ref().map(|pool| pool.arena().id());
+        let bufs = memory.send.iter().map(|(_, buf)| buf).chain(&memory.receive);
+        if bufs.clone().any(|buf| Some(buf.arena()) != mine) {
+            return Err(CallError::ForeignMemory);
+        }
+        if bufs.clone().any(|buf| buf.is_empty()) {
+            return Err(CallError::EmptyChunk);
+        }
+        // Position zero is the message itself; the others are in order, as the chunks' data is.
+        let mut earliest = 4;
+        for (position, buf) in &memory.send {
+            if !position.is_multiple_of(4) || *position < earliest {
+                return Err(CallError::Position(*position));
+            }
+            earliest = position.saturating_add(padded(buf.len()) as u32);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rpcrdma_mempool::{ArenaConfig, Class, Pool, PoolConfig};
+
+    #[test]
+    fn an_unreduced_message_has_its_chunks_and_their_round_up_in_place() {
+        let classes = vec![Class { size: 64, count: 4 }];
+        let pool = Pool::new(&PoolConfig { classes, arena: ArenaConfig::default() }).unwrap();
+        let buf = |bytes: &[u8]| {
+            let mut buf = pool.alloc(bytes.len()).unwrap();
+            buf.copy_from_slice(bytes);
+            buf
+        };
+        let mut memory = Memory::default();
+        memory.send.push((8, buf(b"abcde")));
+        memory.send.push((20, buf(b"xyz!")));
+        // Eight bytes, the first chunk up to 16, four bytes, the second chunk up to 24, the rest.
+        let mut whole = [0xFF; 28];
+        unreduce(b"head1234mid.tail", &memory, &mut whole);
+        assert_eq!(&whole, b"head1234abcde\0\0\0mid.xyz!tail");
+    }
+}
