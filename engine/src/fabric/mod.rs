@@ -17,6 +17,7 @@
 //!    the queue pair.
 //! 4. Flushed work requests keep to the same rules: the completion comes first, the memory after it.
 
+pub mod any;
 pub mod chaos;
 pub mod contract;
 pub mod software;
@@ -53,6 +54,8 @@ pub struct FabricAddress(pub String);
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
+    /// The fabric: the word before the colon of its addresses.
+    pub scheme: &'static str,
     /// Human-readable device name.
     pub device: String,
     /// Work requests that may be outstanding on the send queue of one queue pair.
@@ -84,6 +87,7 @@ pub struct Capabilities {
 impl Default for Capabilities {
     fn default() -> Self {
         Self {
+            scheme: "",
             device: String::new(),
             max_send_wr: 1024,
             max_recv_wr: 4096,

@@ -82,10 +82,14 @@ pub struct SoftwareFabric {
 }
 
 impl SoftwareFabric {
+    /// The word before the colon of its addresses.
+    pub const SCHEME: &'static str = "soft";
+
     /// Opens the fabric for one shard.
     pub fn new(config: SoftwareConfig) -> Result<Self, FabricError> {
         config.check()?;
         let capabilities = Capabilities {
+            scheme: Self::SCHEME,
             device: "software (shared memory)".to_owned(),
             max_send_wr: 1 << 16,
             max_recv_wr: config.shared_receives as u32,

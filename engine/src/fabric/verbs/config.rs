@@ -27,8 +27,8 @@ pub struct VerbsConfig {
     pub address: Option<FabricAddress>,
     /// Receives that the shared queue holds. Default 4096.
     pub shared_receives: u32,
-    /// Completions that the shard's queue holds, for its Receives and for all that is posted at a time. Default 32768, 64 bytes
-    /// each; a device with smaller queues gives what it has. A post that finds no room is refused with
+    /// Work requests that all queue pairs together may have posted at a time. Default 32768; each costs 64 bytes for its completion, and so
+    /// does each Receive. A device with smaller completion queues gives what it has. A post that finds no room is refused with
     /// [`PostError::QueueFull`](crate::fabric::PostError::QueueFull).
     pub completions: u32,
     /// Longest Send that is copied into its work request, in bytes, if the device can. Default 220: the largest that most
@@ -79,10 +79,10 @@ impl VerbsConfig {
             }
         };
         check(
-            (1..=1 << 20).contains(&self.shared_receives),
+            (1..=1 << 21).contains(&self.shared_receives),
             "shared_receives",
             self.shared_receives,
-            "1 to 1048576",
+            "1 to 2097152",
         )?;
         check((64..=1 << 22).contains(&self.completions), "completions", self.completions, "64 to 4194304")?;
         check(self.inline <= 4096, "inline", self.inline, "at most 4096")?;

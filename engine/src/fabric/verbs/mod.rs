@@ -95,6 +95,9 @@ pub struct VerbsFabric {
 }
 
 impl VerbsFabric {
+    /// The word before the colon of its addresses.
+    pub const SCHEME: &'static str = "verbs";
+
     /// Opens the fabric for one shard.
     ///
     /// # Errors
@@ -112,10 +115,20 @@ impl VerbsFabric {
         let pd = ProtectionDomain::new(&context).map_err(|e| explain::pinning("ibv_alloc_pd", &e))?;
         let completions =
             CompletionChannel::new(&context).map_err(|e| explain::pinning("ibv_create_comp_channel", &e))?;
-        let entries = config.completions.min(attributes.max_cqe);
+        let receives = config.shared_receives;
+        let entries = config.completions.saturating_add(receives).min(attributes.max_cqe);
+        if receives > attributes.max_srq_wr || receives > entries / 2 {
+            let most = attributes.max_srq_wr.min(attributes.max_cqe / 2);
+            return Err(FabricError::System {
+                call: format!("ibv_create_srq of {receives} Receives"),
+                detail: format!(
+                    "{} takes at most {most} of them: lower `receives`, or use more shards",
+                    choice.device
+                ),
+            });
+        }
         let cq = CompletionQueue::new(&context, &completions, entries)
             .map_err(|e| explain::pinning(format!("ibv_create_cq of {entries} entries"), &e))?;
-        let receives = config.shared_receives.min(attributes.max_srq_wr);
         let srq = SharedReceiveQueue::new(&pd, receives)
             .map_err(|e| explain::pinning(format!("ibv_create_srq of {receives} Receives"), &e))?;
         let sleeper = Sleeper::new().and_then(|sleeper| {
@@ -132,6 +145,7 @@ impl VerbsFabric {
             Switch::Off => false,
         };
         let capabilities = Capabilities {
+            scheme: Self::SCHEME,
             device: describe(&choice, &port, &quirks),
             max_send_wr: attributes.max_qp_wr.saturating_sub(1).min(entries / 2),
             max_recv_wr: attributes.max_qp_wr.min(attributes.max_srq_wr).min(entries / 2),
