@@ -54,6 +54,34 @@ pub fn open(address: &Address) -> AnyFabric {
     }
 }
 
+/// Prints what is logged, if `RPCRDMA_LOG` is set: for whoever looks into a failure.
+struct Printer(std::time::Instant);
+
+impl log::Log for Printer {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let thread = std::thread::current();
+        let (since, name) = (self.0.elapsed().as_secs_f64(), thread.name().unwrap_or_default());
+        println!("{since:9.4} {name} {} {}", record.level(), record.args());
+    }
+
+    fn flush(&self) {}
+}
+
+/// Starts to print what is logged, if that is wished.
+pub fn print_logs() {
+    static PRINTER: std::sync::OnceLock<Printer> = std::sync::OnceLock::new();
+    if let Some(level) = std::env::var("RPCRDMA_LOG").ok().and_then(|level| level.parse().ok()) {
+        // Another test may have done it.
+        if log::set_logger(PRINTER.get_or_init(|| Printer(std::time::Instant::now()))).is_ok() {
+            log::set_max_level(level);
+        }
+    }
+}
+
 /// Opens what libraries keep open for the life of the process.
 pub fn warm_up() {
     static ONCE: std::sync::Once = std::sync::Once::new();

@@ -320,6 +320,11 @@ impl RawPeer {
     /// Leaves without a word: as a process that ends.
     pub fn vanish(self) {}
 
+    /// Whether its device checks the bounds of the windows that it opens.
+    pub fn checks_window_bounds(&self) -> bool {
+        self.fabric.capabilities().checks_window_bounds
+    }
+
     /// Leaves in order.
     pub fn leave(mut self) {
         self.fabric.disconnect(self.qp);

@@ -29,6 +29,7 @@ impl World {
     /// Waits for its turn. `name` is for messages and addresses.
     pub fn new(name: &'static str) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        place::print_logs();
         place::warm_up();
         Self { name, descriptors: open_descriptors(), servers: Vec::new(), _turn: turn }
     }

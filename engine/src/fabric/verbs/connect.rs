@@ -394,6 +394,7 @@ impl VerbsFabric {
                 if let Err(error) = qp.cm.notify_established() {
                     log::debug!("{id:?}: rdma_notify: {error}");
                 }
+                self.established(id, Vec::new());
             }
         }
     }

@@ -385,7 +385,7 @@ impl Fabric for VerbsFabric {
     #[inline]
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         let Book { table, stats, room, .. } = &mut self.book;
-        let Some(qp) = table.get(qp).filter(|qp| matches!(qp.state, State::Up | State::Over)) else {
+        let Some(qp) = table.get(qp).filter(|qp| qp.takes_requests()) else {
             return Err(PostError::NotConnected);
         };
         let before = chain.len();

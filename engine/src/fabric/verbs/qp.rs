@@ -58,6 +58,12 @@ impl Qp {
         }
     }
 
+    /// Requests are taken, if only to be flushed. Whoever has heard from its peer may answer.
+    #[inline]
+    pub(super) fn takes_requests(&self) -> bool {
+        matches!(self.state, State::Up | State::Over) || self.state == State::Accepting && self.is_early
+    }
+
     fn access(&self) -> u32 {
         let read =
             if self.params.responder_resources > 0 { ibv_access_flags::IBV_ACCESS_REMOTE_READ.0 } else { 0 };
