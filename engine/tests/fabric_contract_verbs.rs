@@ -30,11 +30,12 @@ fn open(address: &FabricAddress) -> VerbsFabric {
     VerbsFabric::new(config).expect("open")
 }
 
+/// Cases to leave the others out for.
 fn only(name: &str) -> bool {
     std::env::var("RPCRDMA_CASE").map_or(true, |wanted| name.contains(&wanted))
 }
 
-/// Prints what is logged, for whoever looks into a failure.
+/// Prints what is logged, if `RPCRDMA_LOG` is set: for whoever looks into a failure.
 struct Printer(std::sync::OnceLock<std::time::Instant>);
 
 static PRINTER: Printer = Printer(std::sync::OnceLock::new());
@@ -54,8 +55,10 @@ impl log::Log for Printer {
 
 #[test]
 fn verbs() {
-    log::set_logger(&PRINTER).expect("the only logger");
-    log::set_max_level(log::LevelFilter::Debug);
+    if let Some(level) = std::env::var("RPCRDMA_LOG").ok().and_then(|level| level.parse().ok()) {
+        log::set_logger(&PRINTER).expect("the only logger");
+        log::set_max_level(level);
+    }
     static PORT: AtomicU16 = AtomicU16::new(20100);
     for host in hosts() {
         let next = || SocketAddr::new(host, PORT.fetch_add(1, Ordering::Relaxed)).to_string();

@@ -134,7 +134,7 @@ fn failed(qp: &mut Qp, attention: &mut Vec<u32>, what: &str, status: Status, ven
 
 /// The fabric's name of a device's status.
 #[inline]
-fn status(code: u32) -> Status {
+pub(super) fn status(code: u32) -> Status {
     match code {
         0 => Status::Success,
         1 => Status::LocalLength,

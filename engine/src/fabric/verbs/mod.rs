@@ -24,6 +24,7 @@ mod endpoint;
 mod explain;
 mod listener;
 mod map;
+mod probe;
 mod qp;
 mod quirks;
 mod reaper;
@@ -111,7 +112,13 @@ impl VerbsFabric {
             .map_err(|e| explain::opening(format!("ibv_open_device {}", choice.device), &e))?;
         let attributes = context.attributes().map_err(|e| explain::calling("ibv_query_device", &e))?;
         let port = context.port(choice.port).map_err(|e| explain::calling("ibv_query_port", &e))?;
-        let quirks = Quirks::of(&choice.device, &attributes);
+        let mut quirks = Quirks::of(&choice.device, &attributes);
+        if quirks.has_windows
+            && let Some(found) = probe::findings(&context, &choice, &port, &quirks)
+        {
+            quirks.remote_invalidate &= found.remote_invalidate;
+            quirks.checks_window_bounds &= found.checks_window_bounds;
+        }
         let channel = EventChannel::new().map_err(|e| explain::opening("rdma_create_event_channel", &e))?;
         let pd = ProtectionDomain::new(&context).map_err(|e| explain::pinning("ibv_alloc_pd", &e))?;
         let completions =

@@ -43,6 +43,10 @@ pub(crate) struct PortAttributes {
     pub(crate) max_message: u32,
     /// Bytes of a packet's payload.
     pub(crate) mtu: u32,
+    /// The device's code for it.
+    pub(crate) mtu_code: u32,
+    /// Of InfiniBand links.
+    pub(crate) lid: u16,
 }
 
 /// Something happened that no work request asked for. Codes are those of `ibv_event_type`; a device may know more of them.
@@ -139,6 +143,8 @@ impl Context {
         let attr = unsafe { attr.assume_init() };
         Ok(PortAttributes {
             max_message: attr.max_msg_sz,
+            mtu_code: attr.active_mtu,
+            lid: attr.lid,
             // 1 is 256, 5 is 4096; anything else is a code of the future.
             mtu: 128u32.checked_shl(attr.active_mtu).filter(|mtu| (256..=1 << 20).contains(mtu)).unwrap_or(0),
         })
