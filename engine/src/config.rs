@@ -2,6 +2,7 @@
 
 use rpcrdma_mempool::{Arena, PagePolicy};
 
+use crate::auth::AuthPolicy;
 use crate::fabric::software::SoftwareConfig;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::VerbsConfig;
@@ -29,6 +30,14 @@ pub struct Config {
     /// Size of each Receive, and the longest Send, in bytes; the inline thresholds are the least of both ends. Version 2 needs
     /// 4096 at least. Default 4096.
     pub inline: usize,
+    /// The most that `inline` may be changed to while connected ([`Shard::change_receive_size`](crate::shard::Shard::change_receive_size)),
+    /// and the longest Send to a peer that takes so much; bytes. Less than `inline` counts as `inline`. Default 0.
+    pub max_inline: usize,
+    /// Offers to peers that either end may change its characteristics while connected, in version 2. Default true.
+    pub optional_operations: bool,
+    /// Changes the size of the shard's Receives when a peer asks for it, within 4096 and `max_inline`: for peers that are trusted, because it is the
+    /// same for all of them. Default false.
+    pub resize_on_request: bool,
     /// RPC messages up to this length are continued in several messages rather than sent as a chunk, where the peer has version 2; bytes.
     /// Default 16384.
     pub continue_up_to: usize,
@@ -39,6 +48,12 @@ pub struct Config {
     pub reverse_window: u32,
     /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default any.
     pub reverse: ReverseSupport,
+    /// Whether peers must prove who they are, in version 2. Default off. A shard's connections in both roles follow it.
+    pub host_auth: AuthPolicy,
+    /// How often a client's connection that was lost is tried to be made again, before it is given up; 0 for never. Default 0.
+    pub reconnect_attempts: u32,
+    /// How long the first of these attempts waits, and the longest: the wait doubles each time; milliseconds. Default 10 and 1000.
+    pub reconnect_backoff_ms: (u64, u64),
     /// Keeps a copy of each call until its reply has come, so that it can be sent again on a new connection. Default false.
     pub retransmit: bool,
     /// How long a client waits for the answer to its first message, in milliseconds; then it tries again in version 1.
@@ -47,6 +62,12 @@ pub struct Config {
     /// Receives kept for each connection: messages that its peer may have under way. 4 to 32767. Default 64.
     /// Each costs `inline` bytes. A new connection gets at most an eighth of what `receives` has left.
     pub window: u32,
+    /// What the window of a connection may grow to that uses all of it; `window` or more. Windows shrink again when Receives get short.
+    /// Default 256.
+    pub max_window: u32,
+    /// How long a connection of version 2 may be silent before a pure grant is sent that keeps it alive, and finds out whether it is;
+    /// milliseconds, 0 for never. Default 0.
+    pub keep_alive_ms: u64,
     /// Receives of the shard in all: bounds receive memory whatever the number of connections. Default 4096.
     pub receives: usize,
     /// Calls that a client connection may have outstanding. Default 128. Each costs about 100 bytes.
@@ -96,13 +117,21 @@ impl Default for Config {
             version_1: true,
             revision: Revision::Ietf00,
             inline: 4096,
+            max_inline: 0,
+            optional_operations: true,
+            resize_on_request: false,
             continue_up_to: 16 << 10,
             reassemble_up_to: 1 << 20,
             reverse_window: 8,
             reverse: ReverseSupport::General,
+            host_auth: AuthPolicy::Off,
+            reconnect_attempts: 0,
+            reconnect_backoff_ms: (10, 1000),
             retransmit: false,
             negotiation_timeout_ms: 1000,
             window: 64,
+            max_window: 256,
+            keep_alive_ms: 0,
             receives: 4096,
             max_calls: 128,
             small_buffers: 2048,
@@ -141,7 +170,7 @@ impl Config {
     /// The software fabric for a shard like this.
     pub fn software(&self) -> SoftwareConfig {
         SoftwareConfig {
-            max_message: self.inline,
+            max_message: self.longest_message(),
             shared_receives: self.receives + RECEIVE_MARGIN,
             may_sleep: self.idle != IdlePolicy::Poll,
             ..SoftwareConfig::default()
@@ -156,6 +185,11 @@ impl Config {
             shared_receives: (self.receives + RECEIVE_MARGIN) as u32,
             ..VerbsConfig::default()
         }
+    }
+
+    /// Longest message that is ever sent or received, bytes.
+    pub(crate) fn longest_message(&self) -> usize {
+        self.inline.max(self.max_inline)
     }
 
     /// Checks what the types do not.
@@ -174,11 +208,20 @@ impl Config {
             self.inline,
             "at least 4096 bytes in version 2 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.2)",
         )?;
+        let most = self.max_inline;
+        check(
+            most <= 1 << 20 && most.is_multiple_of(4),
+            "max_inline",
+            most,
+            "up to 1048576, a multiple of 4",
+        )?;
         check(self.reassemble_up_to <= 1 << 30, "reassemble_up_to", self.reassemble_up_to, "at most 1 GiB")?;
         let reverse = self.reverse_window;
         check(reverse <= MAX_WINDOW, "reverse_window", reverse as usize, "at most 32767")?;
         let window = self.window;
         check((MIN_WINDOW..=MAX_WINDOW).contains(&window), "window", window as usize, "4 to 32767")?;
+        let most = self.max_window;
+        check((MIN_WINDOW..=MAX_WINDOW).contains(&most), "max_window", most as usize, "4 to 32767")?;
         check(
             (2 * RECEIVE_MARGIN..=1 << 20).contains(&self.receives),
             "receives",

@@ -1,6 +1,7 @@
 //! Where tests serve: on the software fabric, or on an RDMA device where `RPCRDMA_FABRIC` is `verbs`.
 
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
 
 use rpcrdma::Address;
 use rpcrdma::fabric::any::AnyFabric;
@@ -44,11 +45,13 @@ fn device_address(_: u16) -> String {
     panic!("{FABRIC} is set, and the tests were built without `--features verbs`")
 }
 
-/// Opens the fabric of an address as its defaults are.
+/// Opens the fabric of an address as its defaults are, but patient: whatever takes long is the tests' to notice.
 pub fn open(address: &Address) -> AnyFabric {
+    const LONG: Duration = Duration::from_secs(2000);
     match address {
         Address::Soft(_) => {
-            AnyFabric::Software(SoftwareFabric::new(SoftwareConfig::default()).expect("a fabric"))
+            let config = SoftwareConfig { linger: LONG, handshake_timeout: LONG, ..Default::default() };
+            AnyFabric::Software(SoftwareFabric::new(config).expect("a fabric"))
         }
         _ => address.open(&rpcrdma::Config::default()).expect("a fabric"),
     }

@@ -44,6 +44,7 @@ pub struct RawPeer {
     pub failures: Vec<(Opcode, Status)>,
     /// Signalled work requests that have completed.
     pub completed: usize,
+    up: bool,
     over: Option<String>,
     /// Protocol version of the headers that it makes.
     pub version: Version,
@@ -51,6 +52,8 @@ pub struct RawPeer {
     pub credit: u32,
     /// They are windowed: they have the count of messages received.
     pub windowed: bool,
+    /// Their code points.
+    pub revision: Revision,
 }
 
 fn pool(size: usize, count: usize) -> Pool {
@@ -111,21 +114,28 @@ impl RawPeer {
         self.take_properties(&answer.bytes);
     }
 
+    /// Exchanges properties with a client.
+    pub fn welcome(&mut self) {
+        let hello = self.receive().expect("the client's properties");
+        self.send_properties();
+        self.take_properties(&hello.bytes);
+    }
+
     /// Sends a CONNPROP that offers windowed credits.
     pub fn send_properties(&mut self) {
         let mut buffer = [0; 256];
         let properties =
             Properties { receive_size: RECEIVE as u32, windowed_credits: true, ..Properties::default() };
-        let set = properties.emit(&mut buffer, Revision::Ietf00).expect("space");
+        let set = properties.emit(&mut buffer, self.revision).expect("space");
         let message = self.message(7, Flags::NONE, Body::Connprop(set), &[]);
         self.send(&message);
     }
 
     /// Takes the other side's CONNPROP.
     pub fn take_properties(&mut self, message: &[u8]) {
-        let view = View::check(message, Revision::Ietf00).expect("a header");
+        let view = View::check(message, self.revision).expect("a header");
         let ViewBody::Connprop(set) = view.body() else { panic!("no CONNPROP: {view}") };
-        let properties = Properties::from_set(&set, Revision::Ietf00).expect("properties");
+        let properties = Properties::from_set(&set, self.revision).expect("properties");
         self.windowed = properties.windowed_credits;
     }
 
@@ -134,12 +144,20 @@ impl RawPeer {
     /// # Errors
     /// Why it was refused, in words.
     pub fn try_connect(address: &Address, private_data: &[u8]) -> Result<Self, String> {
+        let mut peer = Self::begin(address, private_data)?;
+        peer.establish()?;
+        Ok(peer)
+    }
+
+    /// Starts to connect as a client, and returns at once: [take turns](Self::turn) until it [is up](Self::is_up) or over.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub fn begin(address: &Address, private_data: &[u8]) -> Result<Self, String> {
         let (mut fabric, messages, exposed) = device(address);
         let qp =
             fabric.connect(address.fabric_address(), &params(private_data)).map_err(|e| e.to_string())?;
-        let mut peer = Self::new(fabric, messages, exposed, qp);
-        peer.establish()?;
-        Ok(peer)
+        Ok(Self::new(fabric, messages, exposed, qp))
     }
 
     fn new(fabric: AnyFabric, messages: Pool, exposed: Pool, qp: QpId) -> Self {
@@ -152,10 +170,12 @@ impl RawPeer {
             received: 0,
             failures: Vec::new(),
             completed: 0,
+            up: false,
             over: None,
             version: Version::V2,
             credit: 64,
             windowed: false,
+            revision: Revision::Ietf00,
         };
         peer.refill(RECEIVES);
         peer
@@ -168,25 +188,17 @@ impl RawPeer {
 
     fn establish(&mut self) -> Result<(), String> {
         let start = Instant::now();
-        let mut events = Vec::new();
-        loop {
-            self.fabric.poll_control(&mut events);
-            for event in events.drain(..) {
-                match event {
-                    ControlEvent::Established { .. } => return Ok(()),
-                    ControlEvent::Rejected { private_data, .. } => {
-                        return Err(String::from_utf8_lossy(&private_data).into_owned());
-                    }
-                    ControlEvent::ConnectFailed { error, .. } => return Err(error.to_string()),
-                    ControlEvent::Disconnected { reason, .. } => return Err(reason),
-                    ControlEvent::ConnectRequest { .. } => {}
-                }
+        while !self.up {
+            self.turn();
+            if let Some(reason) = &self.over {
+                return Err(reason.clone());
             }
             if start.elapsed() > PATIENCE {
                 return Err("nothing was heard".into());
             }
             std::thread::yield_now();
         }
+        Ok(())
     }
 
     /// Takes what there is.
@@ -199,10 +211,30 @@ impl RawPeer {
             self.complete(completion);
         }
         for event in events {
-            if let ControlEvent::Disconnected { reason, .. } = event {
-                self.over.get_or_insert(reason);
-            }
+            let reason = match event {
+                ControlEvent::Established { .. } => {
+                    self.up = true;
+                    continue;
+                }
+                ControlEvent::ConnectRequest { .. } => continue,
+                ControlEvent::Rejected { private_data, .. } => {
+                    String::from_utf8_lossy(&private_data).into_owned()
+                }
+                ControlEvent::ConnectFailed { error, .. } => error.to_string(),
+                ControlEvent::Disconnected { reason, .. } => reason,
+            };
+            self.over.get_or_insert(reason);
         }
+    }
+
+    /// The connection has been there, as far as is known.
+    pub fn is_up(&self) -> bool {
+        self.up
+    }
+
+    /// The next message, if one has been taken.
+    pub fn take_message(&mut self) -> Option<Message> {
+        self.inbox.pop_front()
     }
 
     fn complete(&mut self, completion: Completion) {
@@ -311,8 +343,8 @@ impl RawPeer {
     pub fn message(&self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
         let received = self.windowed.then_some(self.received);
         let header = Header { xid, credit: self.credit, received, flags, body };
-        let mut bytes = vec![0; header.encoded_len(self.version, Revision::Ietf00)];
-        header.emit(&mut bytes, self.version, Revision::Ietf00).expect("as long as it says");
+        let mut bytes = vec![0; header.encoded_len(self.version, self.revision)];
+        header.emit(&mut bytes, self.version, self.revision).expect("as long as it says");
         bytes.extend_from_slice(payload);
         bytes
     }
@@ -351,29 +383,42 @@ impl RawListener {
     /// Takes the first connection, and exchanges properties with the client; there is no second.
     pub fn accept(self) -> RawPeer {
         let mut peer = self.accept_silently();
-        let hello = peer.receive().expect("the client's properties");
-        peer.send_properties();
-        peer.take_properties(&hello.bytes);
+        peer.welcome();
         peer
     }
 
     /// Takes the first connection; there is no second.
-    pub fn accept_silently(mut self) -> RawPeer {
+    pub fn accept_silently(self) -> RawPeer {
         let start = Instant::now();
-        let mut events = Vec::new();
+        let mut listener = Box::new(self);
         loop {
-            self.fabric.poll_control(&mut events);
-            for event in events.drain(..) {
-                if let ControlEvent::ConnectRequest { request, .. } = event {
-                    let qp = self.fabric.accept(request, &params(b"")).expect("accepted");
-                    let mut peer = RawPeer::new(self.fabric, self.messages, self.exposed, qp);
+            match listener.try_accept() {
+                Ok(mut peer) => {
                     peer.establish().expect("established");
                     return peer;
                 }
+                Err(still) => listener = still,
             }
             assert!(start.elapsed() < PATIENCE, "nobody connects");
             std::thread::yield_now();
         }
+    }
+
+    /// Takes the first connection if it is asked for, as [`RawPeer::begin`] does at the other side.
+    ///
+    /// # Errors
+    /// The listener back: nobody asks.
+    pub fn try_accept(mut self: Box<Self>) -> Result<RawPeer, Box<Self>> {
+        let mut events = Vec::new();
+        self.fabric.poll_control(&mut events);
+        for event in events {
+            if let ControlEvent::ConnectRequest { request, .. } = event
+                && let Ok(qp) = self.fabric.accept(request, &params(b""))
+            {
+                return Ok(RawPeer::new(self.fabric, self.messages, self.exposed, qp));
+            }
+        }
+        Err(self)
     }
 }
 

@@ -31,6 +31,8 @@ pub const PANIC: u32 = 8;
 /// Arguments: bytes of the reply.
 pub const REPLY: u32 = 9;
 
+/// Bytes that [`REPLY`] is willing to answer with beyond what a message holds.
+pub const LONGER: usize = 404;
 /// Longest sleep that they are talked into, in microseconds.
 const LONGEST_SLEEP: u32 = 200_000;
 /// Longest chunk that the procedures take.
@@ -38,10 +40,15 @@ const LONGEST: usize = 1 << 20;
 
 /// The program.
 pub fn standard_services() -> Services {
+    services_for(4096)
+}
+
+/// The program, for messages of so many bytes.
+pub fn services_for(inline: usize) -> Services {
     let mut services = Services::new();
     let chunked = |handler: fn(&mut ServerCall) -> Result<(), Refusal>| Procedure::new(handler);
     services
-        .add(PROGRAM, VERSION, ECHO, Procedure::new(echo).max_reply(4096))
+        .add(PROGRAM, VERSION, ECHO, Procedure::new(echo).max_reply(inline))
         .add(PROGRAM, VERSION, STORE, chunked(store).read_chunks(MAX_CHUNKS, LONGEST))
         .add(PROGRAM, VERSION, LOAD, chunked(load).write_chunks(MAX_CHUNKS, LONGEST))
         .add(
@@ -52,10 +59,10 @@ pub fn standard_services() -> Services {
         )
         .add(PROGRAM, VERSION, REFUSE, Procedure::new(refuse))
         .add(PROGRAM, VERSION, CREDENTIAL, Procedure::new(credential).max_reply(512))
-        .add(PROGRAM, VERSION, WORKER_ECHO, Procedure::new(worker_echo).max_reply(4096).on_workers())
+        .add(PROGRAM, VERSION, WORKER_ECHO, Procedure::new(worker_echo).max_reply(inline).on_workers())
         .add(PROGRAM, VERSION, PANIC, Procedure::new(|_| panic!("as the test wants")).on_workers())
-        .add(PROGRAM, VERSION, REPLY, Procedure::new(reply).max_reply(4500))
-        .add(PROGRAM, 5, ECHO, Procedure::new(echo).max_reply(4096));
+        .add(PROGRAM, VERSION, REPLY, Procedure::new(reply).max_reply(inline + LONGER))
+        .add(PROGRAM, 5, ECHO, Procedure::new(echo).max_reply(inline));
     services
 }
 

@@ -1,5 +1,7 @@
 //! A client that its caller polls: no thread, no ring, nothing between the caller and the device.
 
+mod changes;
+
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -15,7 +17,8 @@ use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
 use crate::server::MAX_CHUNKS;
 use crate::shard::{
-    CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, Sink, headroom,
+    CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, SimulatedTime, Sink,
+    headroom,
 };
 use crate::stats::ShardStats;
 
@@ -57,6 +60,7 @@ pub struct PreparedCall {
     args_at: usize,
     memory: Option<ChunkMemory>,
     procedure: u32,
+    call_only: bool,
     max_reply: usize,
     deadline: Option<Duration>,
 }
@@ -104,6 +108,12 @@ impl PreparedCall {
         self.max_reply = bytes;
     }
 
+    /// Makes it a call without a reply, of a [call-only](crate::Procedure::call_only) procedure: it has ended, well, when it is sent, and
+    /// nothing says whether it was carried out. In version 2 only, and without chunks.
+    pub fn call_only(&mut self) {
+        self.call_only = true;
+    }
+
     /// Gives the call up after this time from its start.
     pub fn deadline(&mut self, time: Duration) {
         self.deadline = Some(time);
@@ -127,7 +137,7 @@ impl<F: Fabric> LocalClient<F> {
     /// See [`OpenError`].
     pub fn open(fabric: F, config: ClientConfig) -> Result<Self, OpenError> {
         let template = Template::new(config.program, config.version, &config.credential);
-        let shard = Shard::open(fabric, config.shard.clone(), None)?;
+        let shard = Shard::open(fabric, config.shard.clone(), config.services.clone())?;
         Ok(Self { shard, connections: Vec::new(), closed: Vec::new(), template, waiting: Vec::new(), config })
     }
 
@@ -175,6 +185,14 @@ impl<F: Fabric> LocalClient<F> {
         Ok(connection)
     }
 
+    /// Takes no more calls on a connection, and returns at once: it ends when those under way have ended, and then there is a
+    /// [reason](Self::closed_because).
+    pub fn begin_close(&mut self, connection: Connection) {
+        if let Some(&conn) = self.connections.get(connection.0) {
+            self.shard.close(conn);
+        }
+    }
+
     /// Why a connection is over; `None` while it is not.
     pub fn closed_because(&self, connection: Connection) -> Option<&str> {
         let conn = self.connections.get(connection.0)?;
@@ -205,6 +223,11 @@ impl<F: Fabric> LocalClient<F> {
     /// The shard, for its configuration and its memory.
     pub fn shard(&self) -> &Shard<F> {
         &self.shard
+    }
+
+    /// Lives in simulated time from now on; see [`Shard::simulate`].
+    pub fn simulate(&mut self, time: &SimulatedTime) {
+        self.shard.simulate(time);
     }
 
     /// What happened so far.
@@ -260,6 +283,7 @@ impl<F: Fabric> LocalClient<F> {
             args_at,
             memory: chunks.then(ChunkMemory::new),
             procedure,
+            call_only: false,
             max_reply: 0,
             deadline: None,
         })
@@ -283,11 +307,15 @@ impl<F: Fabric> LocalClient<F> {
             self.shard.refuse(Sink::Polled, token, CallError::Binding(error));
             return None;
         }
-        let PreparedCall { message, memory, max_reply, deadline, .. } = call;
+        let PreparedCall { message, memory, call_only, max_reply, deadline, .. } = call;
         // A connection that is not this client's is refused as a closed one.
         let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);
         let sink = Sink::Polled;
-        self.shard.start_call(conn, CallRequest { message, memory, max_reply, deadline, token, sink })
+        let request = CallRequest { message, memory, max_reply, deadline, token, sink };
+        if call_only {
+            return self.shard.start_call_only(conn, request);
+        }
+        self.shard.start_call(conn, request)
     }
 
     /// Holds a call with chunks against the binding.

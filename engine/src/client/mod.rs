@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::binding::{BindingError, Bindings, reduction_allowed};
 use crate::config::Config;
 use crate::fabric::FabricError;
+use crate::server::Services;
 use crate::shard::{OpenError, SpawnError};
 
 pub use header::Credential;
@@ -27,6 +28,8 @@ pub struct ClientConfig {
     pub version: u32,
     /// Default: `AUTH_NONE`.
     pub credential: Credential,
+    /// What the client serves to its server, in the reverse direction (RFC 8167): on its shard, whatever placement the procedures ask for. Default: nothing.
+    pub services: Option<Arc<Services>>,
     /// What may be placed directly: calls that break it are not sent. `None`: the server alone decides. RPCSEC_GSS integrity and privacy are heeded
     /// in any case.
     pub bindings: Option<Arc<Bindings>>,
@@ -42,6 +45,7 @@ impl ClientConfig {
             program,
             version,
             credential: Credential::default(),
+            services: None,
             bindings: None,
             connect_timeout: std::time::Duration::from_secs(5),
         }

@@ -138,8 +138,9 @@ impl Client {
     /// # Errors
     /// See [`ConnectError`].
     pub fn connect(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
-        let (shard_config, opened) = (config.shard.clone(), address.clone());
-        let make = move || Shard::open(opened.open(&shard_config)?, shard_config, None);
+        let (shard_config, services) = (config.shard.clone(), config.services.clone());
+        let opened = address.clone();
+        let make = move || Shard::open(opened.open(&shard_config)?, shard_config, services);
         let shard = spawn("rpcrdma-client".into(), &config.shard, make)?;
         let (answer, answered) = mpsc::channel();
         shard.tell(Command::Connect(address.fabric_address().clone(), answer));
@@ -154,6 +155,12 @@ impl Client {
         };
         let template = Template::new(config.program, config.version, &config.credential);
         Ok(Self::of(Arc::new(Shared { shard, conn, template, config })))
+    }
+
+    /// Calls in the reverse direction, on a connection that a server's shard has accepted.
+    pub(crate) fn reverse(shard: ShardHandle, conn: ConnRef, config: ClientConfig) -> Self {
+        let template = Template::new(config.program, config.version, &config.credential);
+        Self::of(Arc::new(Shared { shard, conn, template, config }))
     }
 
     fn of(shared: Arc<Shared>) -> Self {

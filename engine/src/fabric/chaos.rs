@@ -6,7 +6,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
@@ -63,16 +63,19 @@ pub struct Chaos<F> {
     stats: ChaosStats,
     /// Queue pairs that are connected, as far as is known.
     live: Vec<QpId>,
-    /// Queue pairs with a request that was failed here.
-    doomed: HashMap<QpId, Doomed>,
+    /// Queue pairs with a request that was failed here, in the order in which that happened.
+    doomed: Vec<Doomed>,
+    /// Queue pairs that were broken here, oldest first.
+    broken: Vec<QpId>,
     /// Completions that come late, in order of arrival.
     late: VecDeque<Late>,
     polls: u64,
 }
 
 /// A queue pair that the inner fabric is being made to end; what was posted since waits for its turn.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Doomed {
+    qp: QpId,
     postings: Vec<(Posting, Status)>,
     /// The inner fabric has said that it is over.
     over: bool,
@@ -93,7 +96,8 @@ impl<F: Fabric> Chaos<F> {
             random: Xorshift::new(config.seed),
             stats: ChaosStats::default(),
             live: Vec::new(),
-            doomed: HashMap::new(),
+            doomed: Vec::new(),
+            broken: Vec::new(),
             late: VecDeque::new(),
             polls: 0,
         }
@@ -102,6 +106,11 @@ impl<F: Fabric> Chaos<F> {
     /// What was done so far.
     pub fn chaos_stats(&self) -> ChaosStats {
         self.stats
+    }
+
+    /// The connections that were broken so far, oldest first: any other that is lost was not lost here.
+    pub fn broken(&self) -> &[QpId] {
+        &self.broken
     }
 
     /// The fabric itself.
@@ -127,12 +136,17 @@ impl<F: Fabric> Chaos<F> {
 
     /// Reports what was failed, once the inner fabric has reported all that came before.
     fn end_doomed(&mut self, out: &mut Vec<Completion>, end: usize) {
-        for (&qp, doomed) in self.doomed.iter_mut().filter(|(_, d)| d.over) {
+        for doomed in self.doomed.iter_mut().filter(|d| d.over) {
+            let qp = doomed.qp;
             let n = doomed.postings.len().min(end.saturating_sub(out.len()));
             out.extend(doomed.postings.drain(..n).map(|(posting, status)| ended(qp, &posting, status)));
         }
         // The inner queue pair is in error by now, and flushes by itself.
-        self.doomed.retain(|_, d| !d.over || !d.postings.is_empty());
+        self.doomed.retain(|d| !d.over || !d.postings.is_empty());
+    }
+
+    fn failed_here(&mut self, qp: QpId) -> Option<&mut Doomed> {
+        self.doomed.iter_mut().find(|d| d.qp == qp)
     }
 
     /// Posts a chain with which nothing is wrong, but for which there may not be room.
@@ -248,7 +262,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
     fn destroy_qp(&mut self, qp: QpId) {
         self.live.retain(|&id| id != qp);
         self.inner.destroy_qp(qp);
-        if let Some(doomed) = self.doomed.get_mut(&qp) {
+        if let Some(doomed) = self.failed_here(qp) {
             // Nothing of the inner fabric comes any more that was not flushed just now.
             doomed.over = true;
         }
@@ -262,7 +276,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
                 ControlEvent::Established { qp, .. } => self.live.push(*qp),
                 ControlEvent::Disconnected { qp, .. } => {
                     self.live.retain(|id| id != qp);
-                    if let Some(doomed) = self.doomed.get_mut(qp) {
+                    if let Some(doomed) = self.failed_here(*qp) {
                         doomed.over = true;
                     }
                 }
@@ -271,8 +285,10 @@ impl<F: Fabric> Fabric for Chaos<F> {
         }
         if !self.live.is_empty() && self.random.chance(self.config.disconnect) {
             let victim = self.random.below(self.live.len() as u64) as usize;
+            let victim = self.live.swap_remove(victim);
             self.stats.disconnected += 1;
-            self.inner.disconnect(self.live.swap_remove(victim));
+            self.broken.push(victim);
+            self.inner.disconnect(victim);
         }
     }
 
@@ -288,6 +304,10 @@ impl<F: Fabric> Fabric for Chaos<F> {
         self.inner.remote_address(mem, offset)
     }
 
+    fn fence_receives(&mut self) {
+        self.inner.fence_receives();
+    }
+
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
         if !self.random.chance(self.config.receives_refused) {
             return self.inner.post_recv(qp, bufs);
@@ -300,7 +320,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
     }
 
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        if let Some(doomed) = self.doomed.get_mut(&qp) {
+        if let Some(doomed) = self.failed_here(qp) {
             doomed.postings.extend(chain.drain(..).map(|posting| (posting, Status::Flushed)));
             return Ok(());
         }
@@ -322,12 +342,10 @@ impl<F: Fabric> Fabric for Chaos<F> {
             return result;
         }
         self.stats.failed += 1;
-        let mut doomed = Doomed::default();
-        doomed.postings.extend(rest.into_iter().enumerate().map(|(i, posting)| {
-            let status = if i == 0 { status } else { Status::Flushed };
-            (posting, status)
-        }));
-        self.doomed.insert(qp, doomed);
+        let status_of = |i| if i == 0 { status } else { Status::Flushed };
+        let postings = rest.into_iter().enumerate().map(|(i, posting)| (posting, status_of(i))).collect();
+        self.doomed.push(Doomed { qp, postings, over: false });
+        self.broken.push(qp);
         self.inner.disconnect(qp);
         Ok(())
     }
@@ -351,7 +369,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) {
-        let busy = !self.late.is_empty() || self.doomed.values().any(|d| d.over);
+        let busy = !self.late.is_empty() || self.doomed.iter().any(|d| d.over);
         self.inner.wait(if busy { Some(Duration::ZERO) } else { timeout });
     }
 

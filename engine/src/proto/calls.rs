@@ -128,6 +128,26 @@ impl CallTable {
         })
     }
 
+    /// The connection is gone: all calls that are not over are to be sent again; those given up are over. Which, and whether they
+    /// had been sent.
+    pub(super) fn interrupt(&mut self) -> Vec<(CallId, bool)> {
+        let mut calls = Vec::new();
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            match slot.state {
+                State::Free => {}
+                State::Forsaken => {
+                    slot.state = State::Free;
+                    self.free.push(index as u32);
+                }
+                State::Queued | State::Sent => {
+                    calls.push((CallId(slot.xid), slot.state == State::Sent));
+                    slot.state = State::Queued;
+                }
+            }
+        }
+        calls
+    }
+
     /// Whether a call has not ended, and waits to be sent.
     pub(super) fn is_queued(&self, call: CallId) -> bool {
         let slot = &self.slots[(call.0 & self.mask) as usize];

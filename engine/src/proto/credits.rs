@@ -64,8 +64,12 @@ pub struct Credits {
     unreported: u32,
     /// Those of them that were more than a pure grant.
     unreported_payload: u32,
+    /// Incremental: what the peer surely had received when it last granted more.
+    reached: u32,
     /// Payload-bearing messages after which a pure grant is due.
     grant_after: u32,
+    /// Grants wait for half a window.
+    coalesce: bool,
 }
 
 impl Credits {
@@ -84,7 +88,9 @@ impl Credits {
             answered: 0,
             unreported: 0,
             unreported_payload: 0,
+            reached: 0,
             grant_after: if coalesce { window / 2 } else { 1 },
+            coalesce,
         }
     }
 
@@ -115,8 +121,23 @@ impl Credits {
     pub fn reserve(&self) -> u32 {
         match self.scheme {
             Scheme::V1 => self.window + self.made + 1,
-            Scheme::V2Windowed | Scheme::V2Incremental => self.window + 1,
+            // What was told is not taken back when the window shrinks.
+            Scheme::V2Windowed | Scheme::V2Incremental => self.window.max(self.left()) + 1,
         }
+    }
+
+    /// What the peer may still send, as far as it was told.
+    #[inline]
+    fn left(&self) -> u32 {
+        (self.told_limit.wrapping_sub(self.received) as i32).max(0) as u32
+    }
+
+    /// Offers more Receives from now on, or fewer, within [`MIN_WINDOW`] and [`MAX_WINDOW`]. What the peer was told before holds. Version 1 only
+    /// grows: a grant that is lower than calls under way could not be held against them.
+    pub fn set_window(&mut self, window: u32) {
+        let window = window.clamp(MIN_WINDOW, MAX_WINDOW);
+        self.window = if self.scheme == Scheme::V1 { self.window.max(window) } else { window };
+        self.grant_after = if self.coalesce { self.window / 2 } else { 1 };
     }
 
     /// Messages (version 1: calls) that may be sent now.
@@ -153,10 +174,32 @@ impl Credits {
         }
         let before = self.told_limit;
         if replenished {
-            self.told_limit = self.received.wrapping_add(self.window);
+            // Never back behind what was told.
+            let limit = self.received.wrapping_add(self.window);
+            self.told_limit = if (limit.wrapping_sub(before) as i32) > 0 { limit } else { before };
             self.unreported = 0;
             self.unreported_payload = 0;
         }
+        self.words(before)
+    }
+
+    /// As [`on_send`](Self::on_send), while there are Receives but no room for more calls. The peer is told of no more than it
+    /// used, but of all of that: so it may send one more grant, without which the answers that make room could not go out.
+    pub fn on_send_crowded(&mut self, counted: bool) -> CreditWords {
+        if self.scheme == Scheme::V1 {
+            return self.on_send(counted, true);
+        }
+        self.sent = self.sent.wrapping_add(u32::from(counted));
+        let before = self.told_limit;
+        if (self.received.wrapping_sub(before) as i32) > 0 {
+            self.told_limit = self.received;
+        }
+        self.words(before)
+    }
+
+    /// What a header says; the peer was told `before` earlier.
+    #[inline]
+    fn words(&self, before: u32) -> CreditWords {
         if self.scheme == Scheme::V2Windowed {
             let window = self.told_limit.wrapping_sub(self.received) as i32;
             if window < 0 {
@@ -197,6 +240,10 @@ impl Credits {
                 // More than 2^16 ahead is no promise that a peer could keep; beyond it the sum would wrap.
                 if self.available() + newly <= 2 * MAX_WINDOW {
                     self.limit = self.limit.wrapping_add(newly);
+                    if newly > 0 {
+                        // No more may be outstanding than it says now.
+                        self.reached = self.limit.wrapping_sub(words.credit >> 16);
+                    }
                 } else {
                     return Err(PeerFault::GrantedTooMuch { available: self.available(), newly });
                 }
@@ -253,6 +300,27 @@ impl Credits {
         self.unreported_payload > 0
     }
 
+    /// Messages sent so far, modulo 2^32: names the last one.
+    pub fn sent(&self) -> u32 {
+        self.sent
+    }
+
+    /// Whether the peer is known to have received this side's first `sent` messages (version 2): it counts them, or it has granted
+    /// more than it may without having received so many.
+    pub fn is_received(&self, sent: u32) -> bool {
+        let received = match self.scheme {
+            Scheme::V2Windowed => self.acknowledged,
+            Scheme::V2Incremental => self.reached,
+            Scheme::V1 => return false,
+        };
+        received.wrapping_sub(sent) as i32 >= 0
+    }
+
+    /// The peer waits to hear that the message which has just come was received.
+    pub fn report_soon(&mut self) {
+        self.unreported_payload = self.unreported_payload.max(self.grant_after);
+    }
+
     /// Version 1: one of our calls was answered (or can no longer be), which frees what it used.
     pub fn on_answered(&mut self) {
         if self.scheme == Scheme::V1 {
@@ -272,7 +340,21 @@ impl Credits {
         // peers would thank each other for ever.
         let left = self.told_limit.wrapping_sub(self.received) as i32;
         let due = self.unreported_payload >= self.grant_after || left <= (self.window / 2) as i32;
-        due && self.unreported > 0 && (self.limit.wrapping_sub(self.sent) as i32) >= 0
+        due && self.unreported > 0 && self.may_grant()
+    }
+
+    /// A pure grant may be sent: it may exceed the limit by one.
+    #[inline]
+    pub fn may_grant(&self) -> bool {
+        (self.limit.wrapping_sub(self.sent) as i32) >= 0
+    }
+
+    /// As [`wants_grant`](Self::wants_grant), while there are Receives but no room for more calls: only a peer that has used its one grant
+    /// beyond the limit needs to hear of it.
+    #[inline]
+    pub fn wants_grant_crowded(&self) -> bool {
+        let beyond = self.received.wrapping_sub(self.told_limit) as i32 > 0;
+        self.scheme != Scheme::V1 && beyond && (self.limit.wrapping_sub(self.sent) as i32) >= 0
     }
 
     /// Starts the counters elsewhere, to test wrap-around.
@@ -281,6 +363,7 @@ impl Credits {
         self.sent = mine;
         self.limit = mine.wrapping_add(1);
         self.acknowledged = mine;
+        self.reached = mine;
         self.answered = mine;
         self.received = theirs;
         self.told_limit = theirs.wrapping_add(1);

@@ -20,18 +20,23 @@ struct End {
     posted: u32,
     arriving: VecDeque<Message>,
     to_send: u32,
+    resized: bool,
 }
 
 /// Both ends; 0 calls, 1 answers each call with `replies` messages.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct World {
     ends: [End; 2],
+    /// Answers that end 1 owes at most while it takes more calls.
+    room: u32,
 }
 
 struct Model {
     replies: u32,
     /// Version 1: replies and their calls pay together, and nothing is granted by itself.
     v1: bool,
+    /// The second end changes its window once, at any time, to this.
+    resize: Option<u32>,
 }
 
 impl World {
@@ -43,9 +48,14 @@ impl World {
                 _ => Credits::new(scheme, window, coalesce),
             };
             credits.start_at(mine, theirs);
-            End { posted: credits.reserve(), credits, arriving: VecDeque::new(), to_send }
+            End { posted: credits.reserve(), credits, arriving: VecDeque::new(), to_send, resized: false }
         };
-        Self { ends: [end(calls, counter, !counter), end(0, !counter, counter)] }
+        let ends = [end(calls, counter, !counter), end(0, !counter, counter)];
+        Self { ends, room: u32::MAX }
+    }
+
+    fn crowded(&self, end: usize) -> bool {
+        end == 1 && self.ends[1].to_send > self.room
     }
 
     fn refilled(&self, end: usize) -> bool {
@@ -54,7 +64,13 @@ impl World {
 
     fn send(&mut self, from: usize, payload: bool, counted: bool) {
         let refilled = self.refilled(from);
-        let words = self.ends[from].credits.on_send(counted, refilled);
+        let crowded = self.crowded(from);
+        let credits = &mut self.ends[from].credits;
+        let words = if refilled && crowded {
+            credits.on_send_crowded(counted)
+        } else {
+            credits.on_send(counted, refilled)
+        };
         self.ends[1 - from].arriving.push_back(Message { words, payload });
         let to = &self.ends[1 - from];
         assert!(
@@ -78,7 +94,11 @@ impl Model {
                 after.send(end, true, !free);
                 next.push(after);
             }
-            if me.credits.wants_grant(world.refilled(end)) {
+            let due = match world.refilled(end) && world.crowded(end) {
+                true => me.credits.wants_grant_crowded(),
+                false => me.credits.wants_grant(world.refilled(end)),
+            };
+            if due {
                 let mut after = world.clone();
                 after.send(end, false, true);
                 next.push(after);
@@ -100,9 +120,16 @@ impl Model {
                 }
                 next.push(after);
             }
+            if let (Some(window), 1, false) = (self.resize, end, me.resized) {
+                let mut after = world.clone();
+                let me = &mut after.ends[end];
+                me.credits.set_window(window);
+                me.resized = true;
+                next.push(after);
+            }
             if !world.refilled(end) {
                 let mut after = world.clone();
-                after.ends[end].posted = me.credits.reserve();
+                after.ends[end].posted = me.posted.max(me.credits.reserve());
                 next.push(after);
             }
         }
@@ -140,7 +167,7 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
         for coalesce in [true, false] {
             for (replies, calls) in [(1, 4), (2, 2), (0, 6)] {
                 let start = World::new(scheme, MIN_WINDOW, coalesce, calls, NEAR_WRAP);
-                worlds += Model { replies, v1: false }.explore(start);
+                worlds += Model { replies, v1: false, resize: None }.explore(start);
             }
         }
     }
@@ -148,9 +175,38 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
 }
 
 #[test]
+fn no_interleaving_of_changed_windows_overruns_or_deadlocks() {
+    let mut worlds = 0;
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        for (from, to) in [(MIN_WINDOW, MIN_WINDOW + 2), (MIN_WINDOW + 2, MIN_WINDOW)] {
+            for (replies, calls) in [(1, 4), (0, 6)] {
+                let start = World::new(scheme, from, true, calls, NEAR_WRAP);
+                worlds += Model { replies, v1: false, resize: Some(to) }.explore(start);
+            }
+        }
+    }
+    assert!(worlds > 10_000, "only {worlds} worlds were visited");
+}
+
+#[test]
+fn no_interleaving_deadlocks_while_a_server_has_no_room_for_more_calls() {
+    let mut worlds = 0;
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let start = World { room: 0, ..World::new(scheme, MIN_WINDOW, true, 5, NEAR_WRAP) };
+        worlds += Model { replies: 2, v1: false, resize: None }.explore(start);
+    }
+    assert!(worlds > 10_000, "only {worlds} worlds were visited");
+}
+
+#[test]
 fn no_interleaving_of_version_1_overruns_or_deadlocks() {
-    let worlds =
-        Model { replies: 1, v1: true }.explore(World::new(Scheme::V1, MIN_WINDOW, true, 8, NEAR_WRAP));
+    let worlds = Model { replies: 1, v1: true, resize: None }.explore(World::new(
+        Scheme::V1,
+        MIN_WINDOW,
+        true,
+        8,
+        NEAR_WRAP,
+    ));
     assert!(worlds > 500, "only {worlds} worlds were visited");
 }
 

@@ -1,5 +1,6 @@
 //! What a peer can do wrong, and how a call can end: one place for both.
 
+use crate::auth::AuthError;
 use crate::binding::BindingError;
 use crate::wire::{ErrorBody, WireErrorKind};
 
@@ -54,6 +55,9 @@ pub enum PeerFault {
     /// A reply says that chunks were filled which were never offered, or beyond their length.
     #[error("reply does not fit the chunks of its call: {0}")]
     ChunksChanged(&'static str),
+    /// It has not proved who it is, and policy asks for it; or it tried, and failed.
+    #[error("host authentication: {0}")]
+    NotAuthenticated(#[from] AuthError),
     /// Key, bound or right refused what the peer asked our device to do.
     #[error("peer made the device refuse: {0}")]
     Device(&'static str),
@@ -128,6 +132,13 @@ pub enum CallError {
     /// A Read chunk's position in the RPC message is no multiple of 4, or lies before the end of the chunk in front of it.
     #[error("no Read chunk can be at position {0}: a multiple of 4, behind the chunk in front of it")]
     Position(u32),
+    /// The peer takes no calls in this direction, or none that this side may make.
+    #[error("the peer takes no calls in the reverse direction")]
+    NoReverse,
+    /// A call without a reply cannot be made here: version 1 counts its credits by replies, and what has chunks must say when it is done
+    /// with them.
+    #[error("a call without a reply needs version 2, and has no chunks")]
+    NotCallOnly,
     /// It breaks the binding of its procedure.
     #[error("not as its binding has it: {0}")]
     Binding(BindingError),
@@ -177,6 +188,18 @@ pub enum Refusal {
         /// Highest version.
         high: u32,
     },
+    /// A Write chunk of the caller is too small for its result: answered with the transport's own error, and the caller may come again with more
+    /// room.
+    #[error("Write chunk {index} is too small, {needed} bytes are needed")]
+    ShortChunk {
+        /// Which, counted from 0.
+        index: u32,
+        /// Bytes of the result.
+        needed: u32,
+    },
+    /// Nothing is answered: the procedure is [call-only](crate::Procedure::call_only).
+    #[error("no reply")]
+    NoReply,
     /// The credential was refused; the `auth_stat` of RFC 5531 §9.
     #[error("authentication refused, auth_stat {0}")]
     Authentication(u32),

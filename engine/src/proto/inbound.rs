@@ -59,6 +59,15 @@ impl InboundTable {
         Some(*slot)
     }
 
+    /// Makes it at least so large.
+    pub(super) fn grow(&mut self, capacity: usize) {
+        let old = self.slots.len();
+        if capacity > old {
+            self.slots.resize(capacity, Inbound::default());
+            self.free.extend((old as u32..capacity as u32).rev());
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }

@@ -1,10 +1,12 @@
 //! One call as the service sees it: arguments and chunks in place, results written where they are sent from.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Frozen};
 
+use super::reply_cache::Ticket;
 use crate::fabric::QpId;
 use crate::proto::{InboundId, Refusal};
 use crate::wire::{ReadSegment, Segment};
@@ -13,6 +15,14 @@ use crate::wire::{ReadSegment, Segment};
 pub const MAX_CHUNKS: usize = 4;
 /// Segments that the chunks of one call may have in each direction, in all.
 pub const MAX_SEGMENTS: usize = 16;
+
+/// Who called: a connection of a server, to [call it back](crate::Server::call_back) by. It names that connection only, for as long as
+/// it lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Caller {
+    pub(crate) shard: u32,
+    pub(crate) qp: QpId,
+}
 
 /// An argument that came by RDMA Read.
 #[derive(Debug)]
@@ -50,6 +60,8 @@ pub(crate) struct ResultChunk {
 #[derive(Debug)]
 pub struct ServerCall {
     pub(crate) qp: QpId,
+    /// Index of the server's shard that took the call.
+    pub(crate) shard: u32,
     pub(crate) id: InboundId,
     pub(crate) xid: u32,
     pub(crate) program: u32,
@@ -79,25 +91,34 @@ pub struct ServerCall {
     pub(crate) results_at: usize,
     pub(crate) results_len: usize,
     pub(crate) outcome: Result<(), Refusal>,
+    /// The name that the caller's host has proved.
+    peer: Option<Arc<str>>,
+    /// It is to be remembered.
+    ticket: Option<Ticket>,
+    /// There is more to be cleared for the next call than there always is.
+    pub(crate) unusual: bool,
 }
 
 /// Keeps the boxes of served calls for reuse: none is allocated per call.
 #[derive(Debug, Default)]
-pub(crate) struct CallBoxes(
-    #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")] Vec<Box<ServerCall>>,
-);
+pub(crate) struct CallBoxes {
+    #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
+    spare: Vec<Box<ServerCall>>,
+    /// Index of the shard that they are of.
+    pub(crate) shard: u32,
+}
 
 impl CallBoxes {
     #[inline]
     pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Box<ServerCall> {
-        match self.0.pop() {
+        match self.spare.pop() {
             Some(mut call) => {
                 call.qp = qp;
                 call.id = id;
                 call.results_len = 0;
                 call
             }
-            None => Box::new(ServerCall::blank(qp, id)),
+            None => Box::new(ServerCall::blank(self.shard, qp, id)),
         }
     }
 
@@ -106,18 +127,19 @@ impl CallBoxes {
     pub(crate) fn put(&mut self, mut call: Box<ServerCall>) {
         call.message = None;
         call.reply = None;
-        if call.returns || !call.asked.is_empty() {
-            call.clear_chunks();
+        if call.unusual {
+            call.clear();
         }
-        self.0.push(call);
+        self.spare.push(call);
     }
 }
 
 impl ServerCall {
     #[cold]
-    fn blank(qp: QpId, id: InboundId) -> Self {
+    fn blank(shard: u32, qp: QpId, id: InboundId) -> Self {
         Self {
             qp,
+            shard,
             id,
             xid: 0,
             program: 0,
@@ -139,11 +161,16 @@ impl ServerCall {
             results_at: 0,
             results_len: 0,
             outcome: Ok(()),
+            peer: None,
+            ticket: None,
+            unusual: false,
         }
     }
 
     #[cold]
-    fn clear_chunks(&mut self) {
+    fn clear(&mut self) {
+        self.unusual = false;
+        (self.peer, self.ticket) = (None, None);
         self.reads.clear();
         self.results.clear();
         self.segments.clear();
@@ -152,11 +179,49 @@ impl ServerCall {
         self.returns = false;
     }
 
+    /// The peer has proved this name.
+    pub(crate) fn name_peer(&mut self, peer: &Arc<str>) {
+        self.unusual = true;
+        self.peer = Some(Arc::clone(peer));
+    }
+
+    /// It is new, and to be remembered.
+    pub(crate) fn set_ticket(&mut self, ticket: Ticket) {
+        self.unusual = true;
+        self.ticket = Some(ticket);
+    }
+
+    /// It has run: keeps its reply for when it comes again.
+    pub(crate) fn remember(&mut self) {
+        let Some(ticket) = self.ticket.take() else { return };
+        match self.outcome {
+            Ok(()) => {
+                let results = self.results_at..self.results_at + self.results_len;
+                let results = self.reply.as_mut().and_then(|buf| buf.full_mut().get(results));
+                ticket.finish(results.unwrap_or_default());
+            }
+            // Nobody knows what was done.
+            Err(Refusal::SystemError | Refusal::NoReply) => drop(ticket),
+            Err(_) => ticket.forget(),
+        }
+    }
+
     fn part(&self, range: &Range<u32>) -> &[u8] {
         self.message
             .as_deref()
             .and_then(|bytes| bytes.get(range.start as usize..range.end as usize))
             .unwrap_or(&[])
+    }
+
+    /// Who called.
+    pub fn caller(&self) -> Caller {
+        Caller { shard: self.shard, qp: self.qp }
+    }
+
+    /// The name that the caller's host has proved, if it has proved one: see [`auth`](crate::auth), and for how
+    /// far that is to be trusted, too. It is the host's, not the user's: that one is in the [credential](Self::credential).
+    pub fn peer_identity(&self) -> Option<&str> {
+        self.peer.as_deref()
     }
 
     /// The RPC transaction's identifier.

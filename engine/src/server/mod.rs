@@ -8,14 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
-pub use call::{MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
-pub use service::{Handler, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
+pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
+pub use service::{Handler, Identify, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
 
 use crate::address::Address;
+use crate::client::{Client, ClientConfig};
 use crate::config::Config;
 use crate::fabric::FabricError;
 use crate::handoff::workers::{PoolError, WorkerConfig};
-use crate::shard::{Command, Shard, ShardHandle, SpawnError, Workers, spawn};
+use crate::shard::{Command, ConnRef, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn};
 use crate::stats::ShardStats;
 
 /// How a server runs.
@@ -57,6 +58,7 @@ pub enum ServerError {
 /// A running server. Dropping it ends all connections at once; [`drain`](Self::drain) lets them finish first.
 pub struct Server {
     shards: Vec<ShardHandle>,
+    reverse_window: u32,
     // After the shards: they give their jobs to it.
     _workers: Option<Arc<Workers>>,
 }
@@ -74,8 +76,7 @@ impl Server {
             Some(worker_config) => {
                 let services = Arc::clone(&services);
                 Some(Arc::new(Workers::new(worker_config, move |mut call: Box<ServerCall>| {
-                    let entry = services.entry(call.entry);
-                    call.outcome = (entry.handler)(&mut call);
+                    services.entry(call.entry).run(&mut call);
                     call
                 })?))
             }
@@ -96,6 +97,7 @@ impl Server {
             let make = move || {
                 let fabric = address.open(&own)?;
                 let mut shard = Shard::open(fabric, own, Some(services))?;
+                shard.set_index(index as u32);
                 if let Some(workers) = workers {
                     shard.use_workers(&workers);
                 }
@@ -104,12 +106,37 @@ impl Server {
             };
             shards.push(spawn(format!("rpcrdma-shard{index}"), &shard_config, make)?);
         }
-        Ok(Self { shards, _workers: workers })
+        Ok(Self { shards, reverse_window: config.shard.reverse_window, _workers: workers })
+    }
+
+    /// A client of a connected client: it makes calls in the reverse direction (RFC 8167), on the connection that `caller` called on,
+    /// as whatever `config` says but for its `shard`. At most [`Config::reverse_window`] of them are under way. Every call ends with
+    /// an error once the connection is gone.
+    ///
+    /// Version 1 has no word for it that a client is ready to be called: the upper layer must have said so (RFC 8167 §6).
+    /// In version 2 each call is held against what the client's properties say.
+    ///
+    /// `None` for a caller of another server.
+    pub fn call_back(&self, caller: Caller, config: ClientConfig) -> Option<Client> {
+        let shard = self.shards.get(caller.shard as usize)?;
+        let shard_config = Config { max_calls: (self.reverse_window as usize).max(1), ..config.shard };
+        let config = ClientConfig { shard: shard_config, ..config };
+        Some(Client::reverse(shard.share(), ConnRef(caller.qp), config))
     }
 
     /// What each shard did so far.
     pub fn stats(&self) -> Vec<ShardStats> {
         self.shards.iter().filter_map(|shard| shard.ask(Command::Stats)).collect()
+    }
+
+    /// Changes the size of the Receives of every shard, while calls run; see
+    /// [`Shard::change_receive_size`](crate::shard::Shard::change_receive_size).
+    ///
+    /// # Errors
+    /// Of the first shard that cannot: those before it have begun.
+    pub fn change_receive_size(&self, bytes: usize) -> Result<(), ResizeError> {
+        let ask = |shard: &ShardHandle| shard.ask(|answer| Command::Resize(bytes, answer));
+        self.shards.iter().try_for_each(|shard| ask(shard).unwrap_or(Err(ResizeError::Stopped)))
     }
 
     /// Takes no more connections, lets the calls under way end, and stops; after `timeout` without regard to them.

@@ -1,22 +1,58 @@
 //! The only reader of the clock.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
+
+use super::Shard;
+use crate::fabric::Fabric;
 
 /// Turns between two looks at the clock.
 const TURNS: u32 = 16;
 
+/// Time that passes only when it is told to, for simulations: the same for all shards of a thread that
+/// [use it](Shard::simulate). Clones are the same time.
+#[derive(Clone, Debug, Default)]
+pub struct SimulatedTime(Rc<Cell<u64>>);
+
+impl SimulatedTime {
+    /// Stands at 0.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Nanoseconds that have passed.
+    pub fn now(&self) -> u64 {
+        self.0.get()
+    }
+
+    /// Lets time pass.
+    pub fn advance(&self, time: Duration) {
+        self.0.set(self.0.get().saturating_add(nanoseconds(time)));
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Real(Instant),
+    Simulated(SimulatedTime),
+}
+
 /// Nanoseconds since the shard was made.
 #[derive(Clone, Debug)]
 pub(super) struct Clock {
-    start: Instant,
+    source: Source,
     now: u64,
     turns: u32,
 }
 
 impl Clock {
     pub(super) fn real() -> Self {
-        let start = Instant::now();
-        Self { start, now: 0, turns: 0 }
+        Self { source: Source::Real(Instant::now()), now: 0, turns: 0 }
+    }
+
+    fn simulated(time: &SimulatedTime) -> Self {
+        Self { source: Source::Simulated(time.clone()), now: time.now(), turns: 0 }
     }
 
     /// The time as of some turns ago.
@@ -29,7 +65,10 @@ impl Clock {
     /// The time now.
     #[inline]
     pub(super) fn read(&mut self) -> u64 {
-        self.now = self.start.elapsed().as_nanos() as u64;
+        self.now = match &self.source {
+            Source::Real(start) => nanoseconds(start.elapsed()),
+            Source::Simulated(time) => time.now(),
+        };
         self.now
     }
 
@@ -38,7 +77,21 @@ impl Clock {
     pub(super) fn after(&mut self, time: Option<Duration>) -> u64 {
         match time {
             None => u64::MAX,
-            Some(time) => self.read().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+            Some(time) => self.read().saturating_add(nanoseconds(time)),
         }
+    }
+}
+
+#[inline]
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl<F: Fabric> Shard<F> {
+    /// Lives in simulated time from now on, and starts its XIDs at a fixed number: what it does then follows from its
+    /// calls and its fabric alone. Call it before the first connection.
+    pub fn simulate(&mut self, time: &SimulatedTime) {
+        self.clock = Clock::simulated(time);
+        self.next_seed = 1;
     }
 }

@@ -1,11 +1,14 @@
 //! What the shard keeps for one connection, beside the protocol's own state.
 
+use std::sync::Arc;
+
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
-use crate::fabric::{Posting, QpId, WindowId, WorkRequest};
-use crate::proto::{CallError, CallId, Connection, Outgoing, Phase};
+use crate::fabric::{FabricAddress, Posting, QpId, WindowId, WorkRequest};
+use crate::proto::{CallError, CallId, Connection, Outgoing};
 use crate::server::{MAX_CHUNKS, ServerCall};
+use crate::wire::properties::ReverseSupport;
 use crate::wire::{self, ErrorBody, Segment};
 
 use super::chunks::ChunkMemory;
@@ -24,6 +27,8 @@ pub(super) enum Stage {
     Draining,
     /// The last one has ended; over when the peer has taken everything.
     Closing,
+    /// Lost, and to be made again.
+    Limbo,
 }
 
 /// A call of ours whose message waits to be sent, or for its reply: a slot, used again and again.
@@ -42,6 +47,8 @@ pub(super) struct OutCall {
     pub(super) kept: Option<Buf>,
     /// Most bytes of inline results.
     pub(super) max_reply: usize,
+    /// It is over when it is sent: no reply comes.
+    pub(super) call_only: bool,
     /// How often it was sent again.
     pub(super) retries: u8,
 }
@@ -167,8 +174,28 @@ pub(super) struct Conn {
     /// Calls of ours up to this length, with replies up to that length, need no thought about their form: bytes of RPC message.
     pub(super) plain_call: usize,
     pub(super) plain_reply: usize,
+    /// The name that the peer has proved.
+    pub(super) peer: Option<Arc<str>>,
+    /// Calls of the peer need no thought before they are run: it is open, and nobody in particular.
+    pub(super) plain_serving: bool,
     /// Of a client that negotiates: until when, in nanoseconds.
     pub(super) settle_by: u64,
+    /// Receives that the shard keeps for it.
+    pub(super) reserve: u32,
+    /// Messages that it had sent and received when it was last looked at, and since when it has sent none, in nanoseconds.
+    pub(super) last_sent: u64,
+    pub(super) last_received: u64,
+    pub(super) quiet_since: u64,
+    /// Of a client: where it leads.
+    pub(super) address: Option<FabricAddress>,
+    /// The queue pair that it had first: its owner's name for it.
+    pub(super) origin: QpId,
+    /// Times that it was made again since it was open.
+    pub(super) attempts: u32,
+    /// In limbo: when the next attempt is due, in nanoseconds.
+    pub(super) retry_at: u64,
+    /// Its server does not speak version 2.
+    pub(super) version_1_only: bool,
     /// End the connection, though the loop is in the middle of it: why.
     pub(super) doomed: Option<String>,
 }
@@ -197,15 +224,58 @@ impl Conn {
             parts: None,
             plain_call: 0,
             plain_reply: 0,
+            peer: None,
+            plain_serving: false,
             settle_by: u64::MAX,
+            reserve: 0,
+            last_sent: 0,
+            last_received: 0,
+            quiet_since: 0,
+            address: None,
+            origin: qp,
+            attempts: 0,
+            retry_at: 0,
+            version_1_only: false,
             doomed: None,
         }
     }
 
+    /// It was lost, and is not open again yet.
+    pub(super) fn is_reviving(&self) -> bool {
+        self.attempts > 0 && matches!(self.stage, Stage::Limbo | Stage::Connecting | Stage::Negotiating)
+    }
+
+    /// The device is gone, with all that it held.
+    pub(super) fn forget_device(&mut self) {
+        self.peer = None;
+        self.chain.clear();
+        self.free_windows.clear();
+        self.exposures.clear();
+        self.free_exposures.clear();
+        (self.unsignalled, self.at_workers) = (0, 0);
+        (self.assembly, self.parts) = (None, None);
+        (self.plain_call, self.plain_reply) = (0, 0);
+        self.arrivals.fill(None);
+    }
+
+    /// As many slots for calls of the peer as the protocol has.
+    pub(super) fn fit(&mut self) {
+        let inbound = self.proto.inbound_slots().max(self.replies.len());
+        self.replies.resize_with(inbound, || None);
+        self.pending.resize_with(inbound, || None);
+        self.arrivals.resize(inbound, None);
+    }
+
+    /// Whether the peer takes calls of this side.
+    pub(super) fn calls_are_taken(&self) -> bool {
+        let config = self.proto.config();
+        config.max_calls > 0 && (!config.server || self.proto.terms().reverse != ReverseSupport::None)
+    }
+
     /// The connection's terms may have changed: says again what needs no thought.
     pub(super) fn refresh(&mut self) {
-        let (call, reply) = match (self.stage, self.proto.phase()) {
-            (Stage::Open, Phase::Settled) => {
+        let (call, reply) = match self.stage {
+            Stage::Open if self.proto.may_call() && self.calls_are_taken() => {
                 let terms = self.proto.terms();
                 let header = wire::msg_len(terms.version, true);
                 (terms.send_inline - header, terms.receive_inline - header)
@@ -213,6 +283,10 @@ impl Conn {
             _ => (0, 0),
         };
         (self.plain_call, self.plain_reply) = (call, reply);
+        if self.peer.is_none() {
+            self.peer = self.proto.auth().peer().map(Arc::from);
+        }
+        self.plain_serving = self.stage == Stage::Open && self.peer.is_none();
     }
 
     /// Queues a work request of which nothing need be heard unless it fails.

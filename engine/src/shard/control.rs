@@ -4,8 +4,8 @@ use super::conn::{Conn, Stage};
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
-use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, Phase, connect_data};
-use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
+use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, PeerFault, Scheme, connect_data};
+use crate::server::MAX_SEGMENTS;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 
@@ -31,19 +31,20 @@ impl<F: Fabric> Shard<F> {
         let Some(window) = self.share() else { return Err(no_receives(self.config.receives)) };
         let params = self.params();
         let qp = self.fabric.connect(address, &params)?;
-        self.add(qp, window, false, None);
+        self.add(qp, window, None, Some(address.clone()));
         Ok(ConnRef(qp))
     }
 
     /// True while calls may be started on it.
     pub fn is_open(&self, conn: ConnRef) -> bool {
-        let entry = self.conns.get(conn.0.slot as usize).and_then(Option::as_ref);
-        entry.is_some_and(|entry| entry.qp == conn.0 && entry.stage == Stage::Open)
+        let qp = self.resolve(conn);
+        let entry = self.conns.get(qp.slot as usize).and_then(Option::as_ref);
+        entry.is_some_and(|entry| entry.qp == qp && entry.stage == Stage::Open)
     }
 
     /// Takes no more calls on a connection, and ends it when those under way have ended.
     pub fn close(&mut self, conn: ConnRef) {
-        let Some(mut conn) = self.take(conn.0) else { return };
+        let Some(mut conn) = self.take_ref(conn) else { return };
         self.start_drain(&mut conn);
         self.put(conn);
     }
@@ -70,11 +71,20 @@ impl<F: Fabric> Shard<F> {
                 self.put(conn);
             }
         }
+        self.end_limbo();
+    }
+
+    /// Ends what waits to be made again.
+    fn end_limbo(&mut self) {
+        for mut conn in std::mem::take(&mut self.limbo) {
+            conn.stage = Stage::Closing;
+            self.put(conn);
+        }
     }
 
     /// No connection is left.
     pub fn is_drained(&self) -> bool {
-        self.conns.iter().all(Option::is_none)
+        self.limbo.is_empty() && self.conns.iter().all(Option::is_none)
     }
 
     /// Ends every connection now.
@@ -87,9 +97,10 @@ impl<F: Fabric> Shard<F> {
                 self.put(conn);
             }
         }
+        self.end_limbo();
     }
 
-    fn params(&self) -> ConnectParams {
+    pub(super) fn params(&self) -> ConnectParams {
         // Each call may cost a bind for each chunk, the Send, and as many invalidations. What does not fit waits.
         let capabilities = self.fabric.capabilities();
         let send_queue_depth = capabilities.max_send_wr.min(4096);
@@ -102,25 +113,32 @@ impl<F: Fabric> Shard<F> {
             // Receives are shared: a peer that keeps to its credits must not lose its connection to one that does not.
             rnr_retry: 7,
             // Means nothing to version 2, and thresholds to version 1 (RFC 8797).
-            private_data: connect_data(self.config.inline, self.config.remote_invalidate).to_vec(),
+            private_data: connect_data(self.sizing.announced(), self.config.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
     }
 
-    /// Windows that a connection may need at once: one for each chunk of each call, each of which has a buffer.
+    /// Windows that a connection may need at once: one for each buffer that it may expose. The number of calls is no bound:
+    /// one that was answered keeps its windows until they are revoked, and by then others may have taken its place.
     fn windows(&self) -> u32 {
         let buffers: usize = self.config.bulk_buffers.iter().map(|&(_, count)| count).sum();
-        buffers.min(self.config.max_calls * 2 * MAX_CHUNKS).clamp(1, MOST_WINDOWS) as u32
+        buffers.clamp(1, MOST_WINDOWS) as u32
     }
 
     /// Receives for one more connection: what is configured, but no more than its share of what is left.
-    fn share(&self) -> Option<u32> {
+    pub(super) fn share(&self) -> Option<u32> {
         let left = self.config.receives.saturating_sub(RECEIVE_MARGIN + self.reserved);
         let most = (left / SHARE).max(MIN_WINDOW as usize).min(left.saturating_sub(1)) as u32;
         (most >= MIN_WINDOW).then(|| self.config.window.min(most))
     }
 
-    fn conn_config(&mut self, window: u32, server: bool, peer: Option<PrivateData>) -> ConnConfig {
+    pub(super) fn conn_config(
+        &mut self,
+        window: u32,
+        server: bool,
+        peer: Option<PrivateData>,
+        version_1_only: bool,
+    ) -> ConnConfig {
         self.next_seed = self.next_seed.wrapping_mul(0x0019_660D).wrapping_add(0x3C6E_F35F);
         let config = &self.config;
         let serves = self.services.is_some();
@@ -129,7 +147,7 @@ impl<F: Fabric> Shard<F> {
         let reverse_window = config.reverse_window.min(window / 4);
         let reverse_calls = reverse_window as usize;
         ConnConfig {
-            scheme: config.scheme,
+            scheme: if version_1_only { Scheme::V1 } else { config.scheme },
             version_1: config.version_1,
             revision: config.revision,
             server,
@@ -140,27 +158,42 @@ impl<F: Fabric> Shard<F> {
             reverse: if serves { config.reverse } else { ReverseSupport::None },
             coalesce_grants: config.coalesce_grants,
             xid_seed: self.next_seed,
-            inline: config.inline,
+            inline: self.sizing.announced(),
+            longest_send: config.longest_message(),
+            optional_operations: config.optional_operations,
+            receive_sizes: self.sizes_for_peers(),
             segment_size: largest.max(1 << 20) as u32,
             segment_count: MAX_SEGMENTS as u32,
             continue_up_to: config.continue_up_to,
             reassemble_up_to: config.reassemble_up_to,
             remote_invalidation: config.remote_invalidate,
+            auth: config.host_auth.clone(),
             private_data: peer,
         }
     }
 
-    fn add(&mut self, qp: QpId, window: u32, server: bool, peer: Option<PrivateData>) {
-        let config = self.conn_config(window, server, peer);
-        self.reserved += config.reserve() as usize;
-        let proto = Connection::new(config);
-        let slot = qp.slot as usize;
+    /// A new connection; `address` is where a client's leads.
+    fn add(&mut self, qp: QpId, window: u32, peer: Option<PrivateData>, address: Option<FabricAddress>) {
+        let config = self.conn_config(window, address.is_none(), peer, false);
+        let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
+        conn.address = address;
+        self.insert(conn);
+    }
+
+    /// Puts a connection into the table that has a queue pair now.
+    pub(super) fn insert(&mut self, mut conn: Box<Conn>) {
+        self.rebalance(&mut conn);
+        let slot = conn.qp.slot as usize;
         if self.conns.len() <= slot {
             self.conns.resize_with(slot + 1, || None);
         }
-        self.conns[slot] = Some(Box::new(Conn::new(qp, proto)));
+        let (qp, failure) = (conn.qp, conn.proto.auth().failure());
+        self.conns[slot] = Some(conn);
         self.stats.connections_total += 1;
         self.refill();
+        if let Some(error) = failure {
+            self.doom(qp, PeerFault::NotAuthenticated(error).to_string());
+        }
     }
 
     /// Step 5 of a turn.
@@ -171,8 +204,12 @@ impl<F: Fabric> Shard<F> {
             self.control_event(event);
         }
         self.events = events;
-        if self.negotiating > 0 {
+        self.next_control = u64::MAX;
+        self.resize();
+        self.adapt();
+        if self.negotiating > 0 || !self.limbo.is_empty() {
             self.check_negotiations();
+            self.revive();
         }
     }
 
@@ -201,11 +238,12 @@ impl<F: Fabric> Shard<F> {
                 self.notices.push(Notice::Open(ConnRef(qp)));
             } else {
                 conn.proto.set_private_data(PrivateData::parse(private_data));
-                if conn.proto.phase() == Phase::Settled {
+                if conn.proto.is_open() {
                     self.settled(&mut conn);
                 } else {
                     conn.stage = Stage::Negotiating;
                     conn.settle_by = self.clock.read() + self.config.negotiation_timeout_ms * 1_000_000;
+                    self.next_control = self.next_control.min(conn.settle_by);
                     self.negotiating += 1;
                 }
             }
@@ -222,7 +260,11 @@ impl<F: Fabric> Shard<F> {
         if matches!(conn.stage, Stage::Connecting | Stage::Negotiating) {
             conn.stage = Stage::Open;
             conn.settle_by = u64::MAX;
-            self.notices.push(Notice::Open(ConnRef(conn.qp)));
+            conn.refresh();
+            if conn.attempts > 0 {
+                self.revived(conn);
+            }
+            self.notices.push(Notice::Open(ConnRef(conn.origin)));
         }
         conn.refresh();
     }
@@ -232,8 +274,15 @@ impl<F: Fabric> Shard<F> {
         let now = self.clock.read();
         for slot in 0..self.conns.len() {
             let Some(mut conn) = self.conns[slot].take() else { continue };
-            if conn.stage == Stage::Negotiating && conn.settle_by <= now {
-                conn.doomed.get_or_insert_with(|| "the peer does not answer the first message".into());
+            if conn.stage == Stage::Negotiating && conn.proto.is_open() {
+                // By a message that was something else, too.
+                self.settled(&mut conn);
+            }
+            if conn.stage == Stage::Negotiating {
+                self.next_control = self.next_control.min(conn.settle_by.max(now));
+                if conn.settle_by <= now {
+                    conn.doomed.get_or_insert_with(|| "the peer does not answer the first message".into());
+                }
             }
             self.put(conn);
         }
@@ -248,7 +297,7 @@ impl<F: Fabric> Shard<F> {
             return self.fabric.reject(request, b"no receives left");
         };
         match self.fabric.accept(request, &self.params()) {
-            Ok(qp) => self.add(qp, window, true, PrivateData::parse(private_data)),
+            Ok(qp) => self.add(qp, window, PrivateData::parse(private_data), None),
             Err(error) => log::warn!("connection of {peer} not accepted: {error}"),
         }
     }
@@ -261,13 +310,18 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// The end of a connection: every call of it ends here, everything that it held goes home.
+    /// The end of a connection: every call of it ends here, everything that it held goes home. Or it is to be made again.
     #[cold]
     pub(super) fn end(&mut self, mut conn: Box<Conn>) {
+        if conn.stage == Stage::Limbo {
+            return self.limbo.push(conn);
+        }
+        if self.may_revive(&conn) {
+            return self.lose(conn);
+        }
         let reason = conn.doomed.take().unwrap_or_default();
-        let qp = conn.qp;
-        // What the device held is given back here: only then may anything else be done with that memory.
-        self.fabric.destroy_qp(qp);
+        let origin = conn.origin;
+        self.let_go(&mut conn);
         while let Some((call, token, error)) = conn.proto.lost() {
             let (sink, ..) = conn.end_call(call);
             self.tell(sink, token, Err(error));
@@ -282,6 +336,26 @@ impl<F: Fabric> Shard<F> {
                 self.tell(ending.sink, ending.token, result);
             }
         }
+        if let Some(pool) = conn.exposed.take()
+            && let Err(error) = self.fabric.deregister(pool.arena().id())
+        {
+            log::error!("memory of a closed connection: {error}");
+        }
+        log::debug!("{origin:?} closed: {reason}");
+        self.aliases.retain(|(first, _)| *first != origin);
+        self.notices.push(Notice::Closed { conn: ConnRef(origin), reason });
+    }
+
+    /// Gives a queue pair back to the device, and ends what the peer had asked for.
+    pub(super) fn let_go(&mut self, conn: &mut Conn) {
+        if conn.qp == ConnRef::NONE.0 {
+            return;
+        }
+        // What the device held is given back here: only then may anything else be done with that memory.
+        self.fabric.destroy_qp(conn.qp);
+        conn.qp = ConnRef::NONE.0;
+        // What has no queue pair has nothing to say.
+        conn.ready = true;
         if let Some(call) = conn.parts.take().and_then(|parts| parts.call) {
             self.boxes.put(call);
         }
@@ -292,17 +366,11 @@ impl<F: Fabric> Shard<F> {
             self.boxes.put(pending.call);
         }
         self.stats.messages.add(conn.proto.counters());
-        self.reserved -= conn.proto.config().reserve() as usize;
+        self.reserved -= conn.reserve as usize;
+        conn.reserve = 0;
         if conn.stage == Stage::Negotiating {
             self.negotiating -= 1;
         }
-        if let Some(pool) = conn.exposed.take()
-            && let Err(error) = self.fabric.deregister(pool.arena().id())
-        {
-            log::error!("memory of a closed connection: {error}");
-        }
-        log::debug!("{qp:?} closed: {reason}");
-        self.notices.push(Notice::Closed { conn: ConnRef(qp), reason });
     }
 
     /// Runs procedures on these workers from now on.

@@ -16,7 +16,10 @@
 //! | `serving` | calls of the peer: fetch what they bring, run them |
 //! | `reading` | what a call says, held against what its procedure declares |
 //! | `replying` | replies: RDMA Writes, header, Send |
+//! | `revive` | connections that are made again |
 //! | `control` | connect, listen, accept, drain, break |
+//! | `resize` | Receives of another size while calls run, and other changes of characteristics |
+//! | `windows` | receive windows that follow the load, keep-alive |
 //! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
 //! | `clock` | the only reader of the clock |
@@ -33,9 +36,12 @@ mod parts;
 mod poll;
 mod reading;
 mod replying;
+mod resize;
+mod revive;
 mod serving;
 mod shape;
 mod thread;
+mod windows;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
@@ -47,18 +53,21 @@ use crate::fabric::{Access, Completion, ControlEvent, Fabric, FabricError, QpId}
 use crate::handoff::mailbox::Mailbox;
 use crate::handoff::parker::{Signal, Sleeper, Wake};
 use crate::handoff::workers::{JobResult, ShardPort, WorkerPool};
-use crate::proto::InboundId;
+use crate::proto::{InboundId, exchange};
 use crate::server::{CallBoxes, ServerCall, Services};
 use crate::stats::ShardStats;
 
 pub(crate) use chunks::ChunkMemory;
 use clock::Clock;
+pub use clock::SimulatedTime;
 use conn::Conn;
 pub use conn_ref::ConnRef;
 pub(crate) use outcome::Sink;
 pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outgoing::{CallRequest, headroom};
 use reading::Fetch;
+pub use resize::ResizeError;
+use resize::Sizing;
 pub use thread::SpawnError;
 pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
 
@@ -163,8 +172,22 @@ pub struct Shard<F: Fabric> {
     fetch: Fetch,
     /// Clients that wait for the answer to their first message.
     negotiating: usize,
+    /// Connections that wait to be made again. Each is doomed, so that it comes back here whenever it is put.
+    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
+    limbo: Vec<Box<Conn>>,
+    /// Connections that were made again: the queue pair that they had first, and the one that they have.
+    aliases: Vec<(QpId, QpId)>,
+    /// Counts looks at the control plane.
+    adaptations: u32,
+    /// When `control` has something to do by itself, in nanoseconds.
+    next_control: u64,
     /// Capacity of a Receive's buffer.
     receive_size: usize,
+    /// That of one of the configured size.
+    configured_receive: usize,
+    sizing: Sizing,
+    /// What peers have told of their characteristics, for the application.
+    changes: VecDeque<(ConnRef, exchange::Event)>,
 }
 
 impl<F: Fabric> Shard<F> {
@@ -184,6 +207,10 @@ impl<F: Fabric> Shard<F> {
             Class { size: config.inline, count: config.receives + config.message_buffers },
             Class { size: config.inline + HEADROOM_CHUNKS, count: config.message_buffers },
         ];
+        if config.longest_message() > config.inline {
+            let size = config.longest_message() + HEADROOM_CHUNKS;
+            classes.push(Class { size, count: config.message_buffers });
+        }
         classes.extend(config.long_buffers.iter().map(|&(size, count)| Class { size, count }));
         if services.is_some() {
             classes.extend(config.bulk_buffers.iter().map(|&(size, count)| Class { size, count }));
@@ -236,12 +263,24 @@ impl<F: Fabric> Shard<F> {
             batches: Box::new([0; MAX_BATCH + 1]),
             fetch: Fetch::new(),
             negotiating: 0,
+            limbo: Vec::new(),
+            aliases: Vec::new(),
+            adaptations: 0,
+            next_control: u64::MAX,
             receive_size,
+            configured_receive: receive_size,
+            sizing: Sizing::new(config.inline),
+            changes: VecDeque::new(),
             fabric,
             config,
         };
         shard.refill();
         Ok(shard)
+    }
+
+    /// Which of its server's shards it is.
+    pub(crate) fn set_index(&mut self, index: u32) {
+        self.boxes.shard = index;
     }
 
     /// The device.
@@ -273,6 +312,9 @@ impl<F: Fabric> Shard<F> {
         }
         stats.fabric = self.fabric.stats();
         stats.pool = self.pool.stats();
+        self.sizing.drain_remote();
+        stats.pool.classes.extend(self.sizing.pools().flat_map(|pool| pool.stats().classes));
+        (stats.receive_size, stats.receive_size_posted) = (self.sizing.announced(), self.sizing.filled());
         self.pool.reset_low_water();
         for conn in self.conns.iter().flatten() {
             stats.messages.add(conn.proto.counters());

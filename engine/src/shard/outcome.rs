@@ -18,6 +18,12 @@ pub struct Reply {
 }
 
 impl Reply {
+    /// What a call without a reply comes to.
+    pub(super) fn empty(mut message: Buf) -> Self {
+        message.set_window(0, 0);
+        Self { message, results: 0..0, memory: None }
+    }
+
     /// The results that came inline, in the buffer that they arrived in.
     #[inline]
     pub fn results(&self) -> &[u8] {

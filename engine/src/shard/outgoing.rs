@@ -6,13 +6,13 @@ use rpcrdma_mempool::{Buf, Class, Pool, PoolConfig};
 
 use super::chunks::{ChunkMemory, Memory};
 use super::conn::{Conn, Exposed};
-use super::outcome::Sink;
+use super::outcome::{Reply, Sink};
 use super::shape::Lists;
 use super::{ConnRef, Shard, arena_config};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::{Access, Fabric, FabricError, WorkRequest};
 use crate::proto::{CallError, CallId, Form, Outgoing};
-use crate::wire::{Chunks, Segment};
+use crate::wire::{Chunks, Segment, Version};
 
 /// A call with all its memory, ready to start.
 #[derive(Debug)]
@@ -29,6 +29,51 @@ pub(crate) struct CallRequest {
 }
 
 impl<F: Fabric> Shard<F> {
+    /// Starts a call that gets no reply: it has ended, well, when it is sent.
+    #[cold]
+    pub(crate) fn start_call_only(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
+        let CallRequest { mut message, mut memory, deadline, token, sink, .. } = request;
+        let Some(mut conn) = self.take_ref(conn) else {
+            return self.refuse(sink, token, CallError::Closed);
+        };
+        let deadline = self.clock.after(deadline);
+        let allowed = memory.is_none() && conn.proto.terms().version == Version::V2;
+        let shaped = if allowed {
+            self.shape(&mut conn, &mut message, &mut memory, 0)
+        } else {
+            Err(CallError::NotCallOnly)
+        };
+        // A chunk would have to be revoked, and nobody says when.
+        let shaped = shaped.and(if memory.is_none() { Ok(()) } else { Err(CallError::NotCallOnly) });
+        let started = match shaped.and_then(|()| conn.proto.start_call(token, deadline)) {
+            Ok(call) => {
+                self.stats.calls += 1;
+                self.next_deadline = self.next_deadline.min(deadline);
+                let at = conn.proto.call_slot(call);
+                let out = &mut conn.calls[at];
+                (out.sink, out.message, out.memory, out.exposure) = (sink, Some(message), None, None);
+                out.call_only = true;
+                Self::make_ready(&mut self.ready, &mut conn);
+                Some(call)
+            }
+            Err(error) => self.refuse(sink, token, error),
+        };
+        self.put(conn);
+        started
+    }
+
+    /// A call that gets no reply is on its way.
+    #[cold]
+    fn sent_call_only(&mut self, conn: &mut Conn, call: CallId) {
+        let slot = conn.proto.call_slot(call);
+        conn.calls[slot].call_only = false;
+        let (sink, ..) = conn.end_call(call);
+        if let Some(token) = conn.proto.give_up(call) {
+            let result = self.alloc(0).map(Reply::empty).ok_or(CallError::NoMemory);
+            self.tell(sink, token, result);
+        }
+    }
+
     /// Starts a call. How it ends is told to its sink, exactly once; an error here included.
     #[inline(always)]
     pub(crate) fn start_call(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
@@ -37,12 +82,21 @@ impl<F: Fabric> Shard<F> {
         let deadline = self.clock.after(deadline);
         self.next_deadline = self.next_deadline.min(deadline);
         let started = self.sampled().then(|| self.clock.read());
-        let Some(mut conn) = self.take(conn.0) else { return self.refuse(sink, token, CallError::Closed) };
+        let Some(mut conn) = self.take_ref(conn) else {
+            return self.refuse(sink, token, CallError::Closed);
+        };
         let receives_ok = self.posted >= self.reserved;
         let (mut message, mut memory) = (message, memory);
         let plain = memory.is_none() && message.len() <= conn.plain_call && max_reply <= conn.plain_reply;
-        let shaped = if plain { Ok(()) } else { self.shape(&mut conn, &mut message, &mut memory, max_reply) };
-        let result = shaped.and_then(|()| conn.proto.start_call_now(token, deadline, receives_ok));
+        let result = if plain {
+            conn.proto.start_call_now(token, deadline, receives_ok)
+        } else if conn.is_reviving() {
+            // It gets its form when the connection is open again.
+            conn.proto.start_call(token, deadline).map(|call| (call, false))
+        } else {
+            let shaped = self.shape(&mut conn, &mut message, &mut memory, max_reply);
+            shaped.and_then(|()| conn.proto.start_call_now(token, deadline, receives_ok))
+        };
         let started = match result {
             Ok((call, now)) => {
                 let at = conn.proto.call_slot(call);
@@ -85,7 +139,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Gives up a call. Its memory comes home when the peer can no longer reach it.
     pub(crate) fn cancel_call(&mut self, conn: ConnRef, call: CallId) {
-        let Some(mut conn) = self.take(conn.0) else { return };
+        let Some(mut conn) = self.take_ref(conn) else { return };
         if let Some((token, error)) = conn.proto.cancel(call) {
             self.forsake(&mut conn, call, token, error);
         }
@@ -108,7 +162,7 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::Closed`] without a connection.
     pub(crate) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
-        let Some(mut conn) = self.take(conn.0) else { return Err(CallError::Closed) };
+        let Some(mut conn) = self.take_ref(conn) else { return Err(CallError::Closed) };
         let result = self.alloc_for(&mut conn, len);
         self.put(conn);
         result
@@ -142,6 +196,9 @@ impl<F: Fabric> Shard<F> {
         let out = &mut conn.calls[slot];
         let (Some(message), memory) = (out.message.take(), out.memory.take()) else { return };
         conn.calls[slot].exposure = self.transmit_call(conn, call, message, memory, receives_ok);
+        if conn.calls[slot].call_only {
+            self.sent_call_only(conn, call);
+        }
     }
 
     /// Sends a call: writes its header, exposes its memory, queues the work requests. Returns its exposure, if it has one.
@@ -213,7 +270,7 @@ impl<F: Fabric> Shard<F> {
     ) {
         let (at, len) = (message.start(), message.len());
         let lists = Lists::of(&conn.exposures[index as usize], conn.proto.terms());
-        let offer = if self.config.remote_invalidate { lists.offer } else { 0 };
+        let offer = if conn.proto.offers_invalidation() { lists.offer } else { 0 };
         let chunks = Chunks { inv_handle: offer, ..lists.chunks() };
         // A long call is in a chunk itself.
         let form = Form { chunks, external: len == 0 };

@@ -29,7 +29,8 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
         Refusal::ProgramMismatch { low, high } => AcceptStat::ProgMismatch { low, high },
         Refusal::ProcedureUnavailable => AcceptStat::ProcUnavail,
         Refusal::GarbageArguments => AcceptStat::GarbageArgs,
-        Refusal::SystemError => AcceptStat::SystemErr,
+        // Those that are not answered by RPC do not come here.
+        Refusal::SystemError | Refusal::NoReply | Refusal::ShortChunk { .. } => AcceptStat::SystemErr,
         Refusal::RpcMismatch { low, high } => {
             return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
         }
@@ -93,6 +94,7 @@ pub(super) fn read_rpc(
 
 /// Takes over the chunk lists of a call, bounded.
 pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), Reject> {
+    call.unusual = true;
     let too_many = Reject::Transport(ErrorBody::Segments { max: MAX_SEGMENTS as u32 });
     for read in view.reads() {
         if call.asked.try_push(read).is_err() {

@@ -14,11 +14,12 @@ use crate::config::{HEADROOM_CHUNKS, POLL_BATCH};
 use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, WorkRequest};
 use crate::handoff::workers::JobError;
 use crate::proto::{InboundId, Refusal, ReplyForm};
+use crate::server::reply_cache::Lookup;
 use crate::server::{
     MAX_CHUNKS, Placement, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall,
 };
-use crate::wire::rpc::{self, ReplyHeader};
-use crate::wire::{ErrorBody, HeaderType, View};
+use crate::wire::rpc::{self, ReplyBody, ReplyHeader};
+use crate::wire::{ErrorBody, HeaderType, Version, View};
 
 /// The longest RPC reply header that is not a success: accepted with a range, and no verifier.
 const REFUSAL_LEN: usize = 64;
@@ -30,14 +31,25 @@ impl<F: Fabric> Shard<F> {
         if self.sampled() {
             conn.arrivals[call.id.index()] = Some(self.clock.read());
         }
-        // A server that drains ends what it has begun, and begins nothing.
-        let refused =
-            if conn.stage == Stage::Draining { Err(Reject::Transport(ErrorBody::System)) } else { read };
-        match refused.and_then(|()| self.prepare(&mut call)) {
+        let read = if conn.plain_serving { read } else { Self::look_twice(conn, &mut call, read) };
+        match read.and_then(|()| self.prepare(&mut call)) {
             Ok(()) if self.fetch.is_empty() => self.run(conn, call),
             Ok(()) => self.fetch(conn, call),
             Err(reject) => self.reject(conn, call, reject),
         }
+    }
+
+    /// A call on a connection that drains, or whose peer has a name.
+    #[cold]
+    fn look_twice(conn: &Conn, call: &mut ServerCall, read: Result<(), Reject>) -> Result<(), Reject> {
+        // A server that drains ends what it has begun, and begins nothing.
+        if conn.stage == Stage::Draining {
+            return Err(Reject::Transport(ErrorBody::System));
+        }
+        if let Some(peer) = &conn.peer {
+            call.name_peer(peer);
+        }
+        read
     }
 
     /// Gives the call the memory that its procedure declared.
@@ -173,16 +185,56 @@ impl<F: Fabric> Shard<F> {
     fn run(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let Some(services) = self.services.as_ref() else { return };
         let entry = services.entry(call.entry);
-        match entry.placement {
-            Placement::Workers if self.workers.is_some() => {
-                conn.at_workers += 1;
-                self.backlog.push_back(call);
-            }
-            _ => {
-                // As on a worker: a handler that panics costs its call, and nobody else's.
-                let run = AssertUnwindSafe(|| (entry.handler)(&mut call));
-                call.outcome = catch_unwind(run).unwrap_or(Err(Refusal::SystemError));
+        if !entry.plain {
+            return self.run_elsewhere(conn, call);
+        }
+        // As on a worker: a handler that panics costs its call, and nobody else's.
+        let run = AssertUnwindSafe(|| (entry.handler)(&mut call));
+        call.outcome = catch_unwind(run).unwrap_or(Err(Refusal::SystemError));
+        self.finish(conn, call);
+    }
+
+    /// Runs a call of a procedure that runs on workers, or once.
+    fn run_elsewhere(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+        let Some(services) = self.services.as_ref() else { return };
+        let entry = services.entry(call.entry);
+        if let Some(known) = entry.once.as_ref().and_then(|once| once.look_up(&mut call)) {
+            let silent = entry.silent;
+            return self.run_before(conn, call, known, silent);
+        }
+        if entry.placement == Placement::Workers && self.workers.is_some() {
+            conn.at_workers += 1;
+            return self.backlog.push_back(call);
+        }
+        if catch_unwind(AssertUnwindSafe(|| entry.run(&mut call))).is_err() {
+            call.outcome = Err(Refusal::SystemError);
+            call.remember();
+        }
+        self.finish(conn, call);
+    }
+
+    /// A call has come that came before: it must not run again.
+    fn run_before(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, known: Lookup, silent: bool) {
+        match known {
+            Lookup::Done(reply) => {
+                call.outcome = match call.reply_mut(reply.len()) {
+                    Some(results) => {
+                        results.copy_from_slice(&reply);
+                        Ok(())
+                    }
+                    None => Err(Refusal::SystemError),
+                };
                 self.finish(conn, call);
+            }
+            Lookup::Lost | Lookup::Full if !silent => {
+                self.reject(conn, call, Reject::Rpc(reply_body(Refusal::SystemError)));
+            }
+            // The first one will be answered, or nobody waits for an answer. (It is not new: that was seen to before.)
+            Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::New(_) => {
+                conn.proto.forget(call.id);
+                conn.arrivals[call.id.index()] = None;
+                self.boxes.put(call);
+                Self::make_ready(&mut self.ready, conn);
             }
         }
     }
@@ -237,6 +289,14 @@ impl<F: Fabric> Shard<F> {
     fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         self.stats.calls += 1;
         if let Err(refusal) = call.outcome {
+            match refusal {
+                Refusal::NoReply => return self.end_call_only(conn, call),
+                Refusal::ShortChunk { index, needed } => {
+                    let error = ErrorBody::WriteResource { chunk_index: index + 1, length_needed: needed };
+                    return self.reject(conn, call, Reject::Transport(error));
+                }
+                _ => {}
+            }
             return self.reject(conn, call, Reject::Rpc(reply_body(refusal)));
         }
         if let Some(arena) = call.results.iter().find_map(|result| self.foreign_arena(result)) {
@@ -256,6 +316,20 @@ impl<F: Fabric> Shard<F> {
             return self.reject(conn, call, Reject::Transport(error));
         }
         self.answer(conn, call);
+    }
+
+    /// A call that is not answered is over. In version 1 its caller would wait for the credit for ever.
+    #[cold]
+    fn end_call_only(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+        if conn.proto.terms().version == Version::V1 {
+            let nothing = ReplyBody::SUCCESS;
+            return self.reject(conn, call, Reject::Rpc(nothing));
+        }
+        conn.proto.forget(call.id);
+        conn.arrivals[call.id.index()] = None;
+        self.boxes.put(call);
+        // Its place is free: the peer may be told.
+        Self::make_ready(&mut self.ready, conn);
     }
 
     /// The arena of a handler's own memory that this shard's fabric does not know: it would end the connection.

@@ -10,6 +10,7 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "private data travels both ways", check: private_data },
         Case { name: "a rejected connection says why", check: rejected },
         Case { name: "a disconnect is seen at both ends", check: disconnect },
+        Case { name: "a disconnect before the answer is not forgotten", check: disconnect_early },
         Case { name: "what was sent before a disconnect arrives", check: sent_before_disconnect },
         Case { name: "a disconnect flushes in order and gives memory back", check: flush_order },
         Case { name: "a destroyed queue pair is forgotten, its work flushed", check: destroy_with_work },
@@ -77,6 +78,25 @@ fn disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
         w.server.fabric.destroy_qp(s);
     }
     Ok(())
+}
+
+fn disconnect_early<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let params = ConnectParams::default();
+    let c = w.client.fabric.connect(&w.address, &params).map_err(|e| e.to_string())?;
+    w.client.qps.push(c);
+    let (request, _) = w.request()?;
+    let s = w.server.fabric.accept(request, &params).map_err(|e| e.to_string())?;
+    w.server.qps.push(s);
+    // The answer is there, and was not heard.
+    w.client.fabric.disconnect(c);
+    w.until("the client hears of the end", |w| {
+        let over = |e: &ControlEvent| match e {
+            ControlEvent::ConnectFailed { qp, .. } | ControlEvent::Disconnected { qp, .. } => *qp == c,
+            _ => false,
+        };
+        w.client.events.iter().any(over).then_some(())
+    })?;
+    w.server_disconnected(s)
 }
 
 fn sent_before_disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {

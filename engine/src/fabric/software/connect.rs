@@ -416,6 +416,16 @@ impl SoftwareFabric {
         self.give_up(slot);
     }
 
+    /// Its owner does not want it any more, whatever the answer would have been.
+    pub(super) fn abandon(&mut self, qp: QpId) {
+        self.connections.dials.retain(|d| d.qp != qp);
+        let error = FabricError::Peer("disconnected before it answered".to_owned());
+        self.common.events.push_back(ControlEvent::ConnectFailed { qp, error });
+        self.give_up(qp.slot);
+        // Now: an answer that is there already must not be read as a message out of turn.
+        self.tend_qp(qp.slot, now());
+    }
+
     /// Ends a queue pair that was never connected; the event is sent already.
     fn give_up(&mut self, slot: u32) {
         if let Some(qp) = self.table.at(slot) {

@@ -1,0 +1,229 @@
+//! Connections that are made again: after a loss, by policy; and in version 1, when version 2 was not answered.
+//!
+//! A connection that waits to be made again is in *limbo*: out of the table, without a queue pair. Its calls wait with it, and
+//! go out under their XIDs when it is open again. Its owner's name for it stays that of its first queue pair.
+
+use super::conn::{Conn, Stage};
+use super::{ConnRef, Shard};
+use crate::auth::AuthPolicy;
+use crate::fabric::{Fabric, QpId};
+use crate::proto::{CallError, CallId, Phase};
+use crate::wire::Version;
+
+impl<F: Fabric> Shard<F> {
+    /// Takes a connection by the name that its owner has for it.
+    #[inline]
+    pub(super) fn take_ref(&mut self, conn: ConnRef) -> Option<Box<Conn>> {
+        match self.take(conn.0) {
+            None => self.take_revived(conn.0),
+            taken => taken,
+        }
+    }
+
+    #[cold]
+    fn take_revived(&mut self, origin: QpId) -> Option<Box<Conn>> {
+        if let Some(at) = self.limbo.iter().position(|conn| conn.origin == origin) {
+            return Some(self.limbo.swap_remove(at));
+        }
+        let &(_, now) = self.aliases.iter().find(|(first, _)| *first == origin)?;
+        self.take(now)
+    }
+
+    /// The queue pair that a connection has now.
+    pub(super) fn resolve(&self, conn: ConnRef) -> QpId {
+        let alias = self.aliases.iter().find(|(first, _)| *first == conn.0);
+        alias.map_or(conn.0, |&(_, now)| now)
+    }
+
+    /// Whether a connection that has ended is to be made again.
+    pub(super) fn may_revive(&self, conn: &Conn) -> bool {
+        if conn.address.is_none() || self.draining {
+            return false;
+        }
+        let more = conn.attempts < self.config.reconnect_attempts;
+        match conn.stage {
+            Stage::Negotiating => self.wants_version_1(conn) || more,
+            Stage::Open => self.refused_and_lost(conn) || more,
+            // Who never was connected is told so.
+            Stage::Connecting => conn.attempts > 0 && more,
+            Stage::Draining | Stage::Closing | Stage::Limbo => false,
+        }
+    }
+
+    /// The first message was lost, or not answered: the server may know version 1 only (version 2 §4.3.3).
+    fn wants_version_1(&self, conn: &Conn) -> bool {
+        // Which cannot authenticate.
+        let allowed = self.config.version_1 && !matches!(self.config.host_auth, AuthPolicy::Required(_));
+        allowed && !conn.version_1_only && conn.proto.phase() == Phase::Hello
+    }
+
+    /// The connection was lost right behind the word that version 2 is not spoken.
+    fn refused_and_lost(&self, conn: &Conn) -> bool {
+        !conn.version_1_only
+            && conn.proto.terms().version == Version::V1
+            && conn.proto.config().scheme != crate::proto::Scheme::V1
+            && conn.proto.counters().received == 1
+    }
+
+    /// A connection is gone that will be made again.
+    #[cold]
+    pub(super) fn lose(&mut self, mut conn: Box<Conn>) {
+        let version_1 = self.wants_version_1(&conn) || self.refused_and_lost(&conn);
+        conn.version_1_only |= version_1;
+        log::info!("{:?} lost, to be made again: {}", conn.qp, conn.doomed.as_deref().unwrap_or_default());
+        self.let_go(&mut conn);
+        // What has come and was only to be revoked ends as it would have: the device holds nothing any more.
+        for index in 0..conn.exposures.len() as u32 {
+            if conn.exposures[index as usize].ending.is_some() {
+                self.revoked(&mut conn, index);
+            }
+        }
+        for (call, sent) in conn.proto.interrupt() {
+            self.bring_home(&mut conn, call);
+            let slot = conn.proto.call_slot(call);
+            let out = &mut conn.calls[slot];
+            if out.message.is_none() {
+                out.message = out.kept.take().filter(|_| self.config.retransmit);
+            }
+            let long = out.memory.as_ref().is_some_and(|memory| memory.call.is_some());
+            if out.message.is_some() || (long && (self.config.retransmit || !sent)) {
+                continue;
+            }
+            if let Some(token) = conn.proto.give_up(call) {
+                let (sink, ..) = conn.end_call(call);
+                self.tell(sink, token, Err(CallError::ConnectionLost { sent }));
+            }
+        }
+        conn.forget_device();
+        conn.stage = Stage::Limbo;
+        conn.retry_at = match version_1 {
+            true => 0,
+            false => self.clock.read() + self.backoff(conn.attempts),
+        };
+        conn.attempts += 1;
+        self.next_control = self.next_control.min(conn.retry_at);
+        self.limbo.push(conn);
+    }
+
+    /// Takes back what a call exposes.
+    fn bring_home(&mut self, conn: &mut Conn, call: CallId) {
+        let slot = conn.proto.call_slot(call);
+        let Some(index) = conn.calls[slot].exposure.take() else { return };
+        let exposure = &mut conn.exposures[index as usize];
+        let (reads, writes) = (exposure.reads, exposure.writes);
+        let Some(mut memory) = exposure.memory.take() else { return };
+        for (n, part) in exposure.parts.drain(..).enumerate() {
+            let Ok(buf) = part.mem.reclaim() else { return };
+            match n {
+                _ if n < reads && part.position == 0 => memory.call = Some(buf),
+                _ if n < reads => memory.send.push((part.position, buf)),
+                _ if n == reads + writes => memory.reply = Some(buf),
+                _ => memory.receive.push(buf),
+            }
+        }
+        conn.calls[slot].memory = Some(memory);
+    }
+
+    /// Nanoseconds to wait before the next attempt.
+    fn backoff(&self, attempts: u32) -> u64 {
+        let (first, longest) = self.config.reconnect_backoff_ms;
+        (first << attempts.min(20)).min(longest) * 1_000_000
+    }
+
+    /// Makes connections again whose time has come.
+    pub(super) fn revive(&mut self) {
+        let now = self.clock.read();
+        for _ in 0..self.limbo.len() {
+            let conn = self.limbo.remove(0);
+            if conn.retry_at > now {
+                self.next_control = self.next_control.min(conn.retry_at);
+                self.limbo.push(conn);
+            } else {
+                self.try_again(conn, now);
+            }
+        }
+    }
+
+    fn try_again(&mut self, mut conn: Box<Conn>, now: u64) {
+        let made = match (&conn.address, self.share()) {
+            (Some(address), Some(window)) => {
+                let params = self.params();
+                self.fabric
+                    .connect(address, &params)
+                    .map(|qp| (qp, window))
+                    .map_err(|error| error.to_string())
+            }
+            _ => Err("no Receives are left".into()),
+        };
+        match made {
+            Ok((qp, window)) => {
+                let config = self.conn_config(window, false, None, conn.version_1_only);
+                conn.proto.restart(config);
+                (conn.last_sent, conn.last_received) = (0, 0);
+                conn.fit();
+                conn.qp = qp;
+                conn.stage = Stage::Connecting;
+                conn.ready = false;
+                conn.doomed = None;
+                self.aliases.retain(|(origin, _)| *origin != conn.origin);
+                self.aliases.push((conn.origin, qp));
+                self.insert(conn);
+            }
+            Err(why) if conn.attempts < self.config.reconnect_attempts => {
+                conn.attempts += 1;
+                conn.retry_at = now + self.backoff(conn.attempts);
+                conn.doomed = Some(why);
+                self.next_control = self.next_control.min(conn.retry_at);
+                self.limbo.push(conn);
+            }
+            Err(why) => {
+                conn.doomed = Some(why);
+                conn.stage = Stage::Closing;
+                self.put(conn);
+            }
+        }
+    }
+
+    /// The connection is open again: what waits gets the form that its terms ask for.
+    #[cold]
+    pub(super) fn revived(&mut self, conn: &mut Conn) {
+        conn.attempts = 0;
+        for call in conn.proto.queued() {
+            let slot = conn.proto.call_slot(call);
+            let out = &mut conn.calls[slot];
+            let (message, mut memory, max_reply) = (out.message.take(), out.memory.take(), out.max_reply);
+            // The chunks that its last form had.
+            let long = memory.as_mut().and_then(|memory| {
+                memory.reply = None;
+                memory.call.take()
+            });
+            let message = message.filter(|message| !message.is_empty()).or(long);
+            let ready = message.and_then(|message| self.roomy(message)).ok_or(CallError::NoMemory);
+            let memory = memory.filter(|memory| !memory.is_empty());
+            let shaped = ready.and_then(|mut message| {
+                let mut memory = memory;
+                self.shape(conn, &mut message, &mut memory, max_reply)?;
+                Ok((message, memory))
+            });
+            match shaped {
+                Ok((message, memory)) => {
+                    self.keep(conn, slot, &message, memory.as_ref(), max_reply);
+                    let out = &mut conn.calls[slot];
+                    (out.message, out.memory) = (Some(message), memory);
+                    self.stats.calls_again += 1;
+                }
+                Err(error) => {
+                    if let Some(token) = conn.proto.give_up(call) {
+                        let (sink, ..) = conn.end_call(call);
+                        self.tell(sink, token, Err(error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// When something is to be done that neither a message nor a deadline asks for, in nanoseconds.
+    pub(super) fn next_attempt(&mut self) -> u64 {
+        self.next_control
+    }
+}

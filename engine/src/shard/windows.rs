@@ -1,0 +1,84 @@
+//! Receive windows that follow the load: those of busy connections grow while Receives are plenty, and shrink to an equal share when
+//! they get short. And pure grants that keep quiet connections alive.
+//!
+//! Whether a peer waits for credits is not to be seen from here: a receiver that keeps up replenishes each message at once. So a
+//! window grows where it is turned over often, and only as far as half of the shard's Receives go: they are posted anyway.
+
+use super::Shard;
+use super::conn::{Conn, Stage};
+use crate::config::RECEIVE_MARGIN;
+use crate::fabric::Fabric;
+use crate::proto::MIN_WINDOW;
+
+/// Looks at the control plane between two looks at the windows.
+const EVERY: u32 = 8;
+/// How often a window is turned over between two looks by a connection that is busy.
+const TURNOVERS: u64 = 8;
+
+impl<F: Fabric> Shard<F> {
+    /// Part of step 5 of a turn: fits windows to their use, now and then, and keeps connections alive.
+    pub(super) fn adapt(&mut self) {
+        self.adaptations = self.adaptations.wrapping_add(1);
+        let windows = self.adaptations.is_multiple_of(EVERY);
+        let keep_alive = self.config.keep_alive_ms > 0;
+        if !windows && !keep_alive {
+            return;
+        }
+        let open = self.conns.iter().flatten().count();
+        for slot in 0..self.conns.len() {
+            let Some(mut conn) = self.conns[slot].take() else { continue };
+            if windows {
+                self.fit_window(&mut conn, open);
+            }
+            if keep_alive && conn.stage == Stage::Open {
+                self.keep_alive(&mut conn);
+            }
+            self.put(conn);
+        }
+        self.refill();
+    }
+
+    fn fit_window(&mut self, conn: &mut Conn, open: usize) {
+        let received = conn.proto.counters().received;
+        let turned = received - std::mem::replace(&mut conn.last_received, received);
+        let total = self.config.receives.saturating_sub(RECEIVE_MARGIN);
+        let free = total.saturating_sub(self.reserved);
+        let window = conn.proto.credits().window();
+        let share = (total / open.max(1)).saturating_sub(2) as u32;
+        let wanted = if free < total / 8 {
+            window.min(share)
+        } else if turned >= TURNOVERS * u64::from(window) && free > total / 2 {
+            window.saturating_add(window.min((free / 4) as u32)).min(self.config.max_window.max(window))
+        } else {
+            window
+        };
+        let wanted = wanted.max(MIN_WINDOW);
+        // Version 1 of a side that takes no calls has none.
+        if wanted != window && window != 0 && conn.stage == Stage::Open {
+            conn.proto.set_window(wanted);
+            conn.fit();
+        }
+        self.rebalance(conn);
+    }
+
+    /// Counts what a connection was promised as it is now.
+    pub(super) fn rebalance(&mut self, conn: &mut Conn) {
+        let reserve = conn.proto.reserve();
+        self.reserved = self.reserved + reserve as usize - conn.reserve as usize;
+        conn.reserve = reserve;
+    }
+
+    fn keep_alive(&mut self, conn: &mut Conn) {
+        let now = self.clock.read();
+        let every = self.config.keep_alive_ms * 1_000_000;
+        let sent = conn.proto.counters().sent;
+        if sent != conn.last_sent {
+            (conn.last_sent, conn.quiet_since) = (sent, now);
+        } else if now - conn.quiet_since >= every {
+            conn.quiet_since = now;
+            conn.proto.keep_alive();
+            Self::make_ready(&mut self.ready, conn);
+        }
+        self.next_control = self.next_control.min(conn.quiet_since + every);
+    }
+}

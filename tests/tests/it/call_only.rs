@@ -1,0 +1,76 @@
+//! Calls that get no reply.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rpcrdma::{CallError, Config, Procedure, Scheme};
+use rpcrdma_tests::{PROGRAM, VERSION, World, echo, settles, small, small_server, standard_services};
+
+const NOTE: u32 = 60;
+
+#[test]
+fn calls_without_a_reply_run_in_order_and_cost_the_window_nothing() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut world = World::new("call-only");
+        let sum = Arc::new(AtomicU64::new(0));
+        let noted = Arc::clone(&sum);
+        let note = Procedure::call_only(move |call| {
+            let len = call.args().len() as u64;
+            // Order matters to this function.
+            let _ = noted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| {
+                Some(sum.wrapping_mul(31).wrapping_add(len))
+            });
+        });
+        let mut services = standard_services();
+        services.add(PROGRAM, VERSION, NOTE, note);
+        let address = world.serve_with(small_server(), services);
+        let mut client = world.client(&address, Config { scheme, ..small() });
+        let (first, mut expected, mut ended) = (client.first(), 0u64, 0);
+        for n in 0..2000u64 {
+            // Now and then one that is continued.
+            let len = if n % 100 == 99 { 6000 } else { 4 * (n % 20) as usize };
+            let mut call = loop {
+                match client.prepare(NOTE, len) {
+                    Ok(call) => break call,
+                    Err(_) => drop(client.poll(|done| ended += u64::from(done.result.is_ok()))),
+                }
+            };
+            call.args_mut().fill(n as u8);
+            call.call_only();
+            assert!(client.start(first, call, n).is_some(), "call {n} was not started");
+            expected = expected.wrapping_mul(31).wrapping_add(len as u64);
+            // No more than there are slots for.
+            while n + 1 - ended >= 100 {
+                client.poll(|done| ended += u64::from(done.result.is_ok()));
+            }
+        }
+        assert!(settles(|| {
+            client.poll(|done| ended += u64::from(done.result.is_ok()));
+            ended == 2000
+        }));
+        // In order behind the last of them.
+        echo(&mut client, b"done").unwrap();
+        assert_eq!(sum.load(Ordering::Relaxed), expected, "{scheme:?}");
+    }
+}
+
+#[test]
+fn version_1_and_chunks_have_no_calls_without_a_reply() {
+    let mut world = World::new("call-only-not");
+    let mut services = standard_services();
+    services.add(PROGRAM, VERSION, NOTE, Procedure::call_only(|_| {}));
+    let address = world.serve_with(small_server(), services);
+    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
+    let mut call = client.prepare(NOTE, 0).unwrap();
+    call.call_only();
+    assert_eq!(client.call(call).map(drop), Err(CallError::NotCallOnly));
+    // Whoever waits for a reply gets one there, as credits are counted by replies.
+    let call = client.prepare(NOTE, 0).unwrap();
+    client.call(call).unwrap();
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    let mut call = client.prepare_with_chunks(NOTE, 0).unwrap();
+    call.receive_chunk(client.alloc(first, 100).unwrap()).unwrap();
+    call.call_only();
+    assert_eq!(client.call(call).map(drop), Err(CallError::NotCallOnly));
+}

@@ -1,0 +1,127 @@
+//! Connections that are made again, and calls that are sent again (RFC 5531 §4; RFC 8167 §5.4).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rpcrdma::client::LocalClient;
+use rpcrdma::{CallError, Config, Procedure, Scheme, Services};
+use rpcrdma_tests::{PROGRAM, VERSION, World, echo, load, settles, small, small_client, small_server, store};
+
+const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+
+fn persistent(scheme: Scheme) -> Config {
+    Config { scheme, reconnect_attempts: 1000, reconnect_backoff_ms: (1, 10), ..small() }
+}
+
+/// Turns until as many calls have ended.
+fn ends(client: &mut LocalClient, count: usize) -> Vec<(u64, Result<Vec<u8>, CallError>)> {
+    let mut ended = Vec::new();
+    assert!(settles(|| {
+        client.poll(|done| {
+            ended.push((done.token, done.result.map(|reply| reply.results().to_vec())));
+        });
+        ended.len() >= count
+    }));
+    ended
+}
+
+#[test]
+fn calls_go_to_the_next_server_under_their_xids() {
+    for scheme in SCHEMES {
+        let mut world = World::new("again");
+        let address = world.serve(small_server());
+        let mut client = world.client(&address, Config { retransmit: true, ..persistent(scheme) });
+        let first = client.first();
+        for round in 0..3u64 {
+            echo(&mut client, b"before").unwrap();
+            drop(world.take_server());
+            // Some are started before the loss is known, some while there is no connection; short, long, and with chunks.
+            for token in 0..20 {
+                let len = [4, 400, 6000][token as usize % 3];
+                let mut call = client.prepare(rpcrdma_tests::ECHO, len).unwrap();
+                call.args_mut().fill(token as u8);
+                call.expect_reply(len);
+                client.start(first, call, token);
+                client.poll(|done| panic!("{done:?} without a server"));
+            }
+            world.serve_at(&address, small_server(), again_services());
+            let mut ended = ends(&mut client, 20);
+            ended.sort_by_key(|&(token, _)| token);
+            for (n, (token, result)) in ended.into_iter().enumerate() {
+                let len = [4, 400, 6000][n % 3];
+                assert_eq!((token, result), (n as u64, Ok(vec![n as u8; len])), "{scheme:?}, round {round}");
+            }
+            store(&mut client, 1, &[50_000, 3]).unwrap();
+            load(&mut client, 1, &[(50_000, 50_000), (10, 10)]).unwrap();
+        }
+        assert!(client.stats().calls_again >= 60, "{scheme:?}");
+    }
+}
+
+fn again_services() -> Services {
+    let mut services = rpcrdma_tests::standard_services();
+    let longer = Procedure::new(|call| {
+        let args = call.args().to_vec();
+        call.reply_mut(args.len()).ok_or(rpcrdma::Refusal::SystemError)?.copy_from_slice(&args);
+        Ok(())
+    });
+    services.add(PROGRAM, VERSION, rpcrdma_tests::ECHO, longer.max_reply(8000));
+    services
+}
+
+#[test]
+fn without_retransmission_a_call_says_whether_it_may_have_run() {
+    for scheme in SCHEMES {
+        let mut world = World::new("lost");
+        let runs = Arc::new(AtomicU32::new(0));
+        let slow = {
+            let runs = Arc::clone(&runs);
+            Procedure::new(move |_| {
+                runs.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(200));
+                Ok(())
+            })
+        };
+        let mut services = rpcrdma_tests::standard_services();
+        services.add(PROGRAM, VERSION, 50, slow.on_workers());
+        let mut config = small_server();
+        config.workers = Some(rpcrdma::handoff::workers::WorkerConfig::default());
+        let address = world.serve_with(config, services);
+        let mut client = world.client(&address, persistent(scheme));
+        let call = client.prepare(50, 0).unwrap();
+        let first = client.first();
+        client.start(first, call, 7);
+        assert!(settles(|| {
+            client.poll(|done| panic!("{done:?}"));
+            runs.load(Ordering::Relaxed) == 1
+        }));
+        drop(world.take_server());
+        assert_eq!(ends(&mut client, 1), [(7, Err(CallError::ConnectionLost { sent: true }))], "{scheme:?}");
+        // The connection comes back by itself, and so does a call that was started meanwhile.
+        let mut call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();
+        call.args_mut().copy_from_slice(b"four");
+        client.start(first, call, 8);
+        world.serve_at(&address, small_server(), rpcrdma_tests::standard_services());
+        assert_eq!(ends(&mut client, 1), [(8, Ok(b"four".to_vec()))], "{scheme:?}");
+    }
+}
+
+#[test]
+fn attempts_end_and_deadlines_hold_while_there_is_no_connection() {
+    let mut world = World::new("in-vain");
+    let address = world.serve(small_server());
+    let config = Config { reconnect_attempts: 40, retransmit: true, ..persistent(Scheme::V2Windowed) };
+    let mut client = LocalClient::connect(&address, small_client(config)).unwrap();
+    let first = client.first();
+    drop(world.take_server());
+    let mut call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();
+    call.deadline(Duration::from_millis(20));
+    client.start(first, call, 1);
+    let call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();
+    client.start(first, call, 2);
+    let ended = ends(&mut client, 2);
+    assert!(matches!(ended[0], (1, Err(CallError::DeadlinePassed { .. }))), "{ended:?}");
+    assert!(matches!(ended[1], (2, Err(CallError::ConnectionLost { .. }))), "{ended:?}");
+    assert!(client.closed_because(first).is_some());
+}

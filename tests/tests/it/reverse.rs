@@ -1,0 +1,133 @@
+//! Calls in the reverse direction (RFC 8167; version 2 §5.2.5): a server calls its client, on the connection that the client made.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rpcrdma::client::{Client, ClientCall, ClientConfig};
+use rpcrdma::server::Caller;
+use rpcrdma::wire::properties::ReverseSupport;
+use rpcrdma::{CallError, Config, Procedure, Scheme, Services};
+use rpcrdma_tests::{
+    ECHO, LOAD, PROGRAM, VERSION, World, small, small_client, small_server, standard_services,
+};
+
+const HELLO: u32 = 100;
+const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+
+/// The standard services, and one that tells who calls.
+fn telling_services() -> (Services, Receiver<Caller>) {
+    let (tell, told) = channel();
+    let tell = Mutex::new(tell);
+    let mut services = standard_services();
+    let hello = Procedure::new(move |call| {
+        let told = tell.lock().map(|tell| tell.send(call.caller()));
+        told.is_ok().then_some(()).ok_or(rpcrdma::Refusal::SystemError)
+    });
+    services.add(PROGRAM, VERSION, HELLO, hello);
+    (services, told)
+}
+
+fn serving_client(shard: Config) -> ClientConfig {
+    ClientConfig { services: Some(Arc::new(standard_services())), ..small_client(shard) }
+}
+
+/// A client that serves, and the server's way to call it.
+fn both_ways(world: &mut World, server: Config, client: Config) -> (Client, Client) {
+    let (services, told) = telling_services();
+    let config = rpcrdma::server::ServerConfig { shard: server, ..small_server() };
+    let address = world.serve_with(config, services);
+    let mut forward = Client::connect(&address, serving_client(client)).unwrap();
+    forward.call(ClientCall::new(HELLO)).unwrap();
+    let caller = told.recv().unwrap();
+    let reverse = world.server().call_back(caller, small_client(small())).unwrap();
+    (forward, reverse)
+}
+
+fn echo(client: &mut Client, args: &[u8]) -> Result<Vec<u8>, CallError> {
+    client.call(ClientCall::new(ECHO).args(args)).map(|reply| reply.results().to_vec())
+}
+
+#[test]
+fn both_directions_at_once_in_each_version() {
+    for scheme in SCHEMES {
+        let mut world = World::new("both-ways");
+        let config = Config { scheme, ..small() };
+        let (mut forward, mut reverse) = both_ways(&mut world, config.clone(), config);
+        let other = std::thread::spawn(move || {
+            for n in 0..2000u32 {
+                assert_eq!(echo(&mut reverse, &n.to_be_bytes()), Ok(n.to_be_bytes().to_vec()), "{scheme:?}");
+            }
+            reverse
+        });
+        for n in 0..2000u32 {
+            let args = (!n).to_be_bytes();
+            assert_eq!(echo(&mut forward, &args), Ok(args.to_vec()), "{scheme:?}");
+        }
+        drop(other.join().unwrap());
+        let served = forward.stats().unwrap().calls;
+        assert!(served >= 4001, "{scheme:?}: {served} calls made and served by the client");
+        drop(forward);
+    }
+}
+
+#[test]
+fn reverse_calls_of_any_length_and_with_chunks() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut world = World::new("reverse-forms");
+        let config = Config { scheme, ..small() };
+        let (forward, mut reverse) = both_ways(&mut world, config.clone(), config);
+        for len in [0, 4, 3000] {
+            let args = vec![7; len];
+            assert_eq!(echo(&mut reverse, &args).unwrap(), args, "{scheme:?}");
+        }
+        let args = [1u32, 5, 5, 0, 0].map(u32::to_be_bytes).concat();
+        let reply = reverse.call(ClientCall::new(LOAD).args(args).receive_chunk(5000)).unwrap();
+        assert!(reply.chunk(0).is_some());
+        drop((reverse, forward));
+    }
+}
+
+#[test]
+fn reverse_calls_keep_to_the_level_of_the_client() {
+    let mut world = World::new("reverse-levels");
+    for (level, inline, chunks) in [
+        (ReverseSupport::None, Err(CallError::NoReverse), Err(CallError::NoReverse)),
+        (ReverseSupport::Inline, Ok(()), Err(CallError::NoChunks)),
+        (ReverseSupport::General, Ok(()), Ok(())),
+    ] {
+        let client = Config { reverse: level, ..small() };
+        let (forward, mut reverse) = both_ways(&mut world, small(), client);
+        assert_eq!(echo(&mut reverse, b"four").map(drop), inline, "{level:?}");
+        let args = [1u32, 5, 5, 0, 0].map(u32::to_be_bytes).concat();
+        let load = ClientCall::new(LOAD).args(args).receive_chunk(5000);
+        assert_eq!(reverse.call(load).map(drop), chunks, "{level:?}");
+        drop((reverse, forward));
+    }
+}
+
+#[test]
+fn a_client_without_services_is_not_called() {
+    let mut world = World::new("reverse-none");
+    let (services, told) = telling_services();
+    let address = world.serve_with(small_server(), services);
+    let mut forward = Client::connect(&address, small_client(small())).unwrap();
+    forward.call(ClientCall::new(HELLO)).unwrap();
+    let mut reverse = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
+    assert_eq!(echo(&mut reverse, b"four"), Err(CallError::NoReverse));
+    assert_eq!(echo(&mut forward, b"four").unwrap(), b"four");
+}
+
+#[test]
+fn reverse_calls_end_with_the_connection() {
+    let mut world = World::new("reverse-end");
+    let (forward, mut reverse) = both_ways(&mut world, small(), small());
+    assert_eq!(echo(&mut reverse, b"four").unwrap(), b"four");
+    drop(forward);
+    let error = (0..1000).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        echo(&mut reverse, b"four").err()
+    });
+    assert!(matches!(error, Some(CallError::Closed | CallError::ConnectionLost { .. })), "{error:?}");
+    drop(reverse);
+}

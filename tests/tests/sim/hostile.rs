@@ -1,0 +1,438 @@
+//! Peers that keep to no rule: a client, and a server. What they do is drawn; what becomes of their own connections is
+//! their own business, as long as nobody else notices.
+
+use rpcrdma::fabric::{Access, RemoteMemory};
+use rpcrdma::wire::{
+    Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList,
+};
+use rpcrdma::{Address, Scheme};
+use rpcrdma_mempool::Lent;
+use rpcrdma_tests::*;
+
+use crate::journal::Journal;
+use crate::plan::{Plan, pick};
+
+/// Connections that one makes, one after the other.
+const LIVES: usize = 6;
+/// Memory that one exposes at most.
+const EXPOSURES: usize = 12;
+/// Messages that are remembered, to be said again.
+const MEMORY: usize = 16;
+
+/// What both kinds have.
+struct Mind {
+    random: Random,
+    journal: Journal,
+    scheme: Scheme,
+    revision: Revision,
+    inline: usize,
+    remembered: Vec<Vec<u8>>,
+    exposed: Vec<Lent>,
+    xid: u32,
+}
+
+impl Mind {
+    fn new(plan: &Plan, index: usize, journal: Journal) -> Self {
+        Self {
+            random: Random::new(plan.seed ^ (index as u64 + 100) << 40),
+            journal,
+            scheme: plan.scheme,
+            revision: plan.revision,
+            inline: plan.inline,
+            remembered: Vec::new(),
+            exposed: Vec::new(),
+            xid: 1,
+        }
+    }
+
+    /// A number as a peer that tries its luck would have it.
+    fn odd(&mut self) -> u32 {
+        match self.random.below(6) {
+            0 => 0,
+            1 => u32::MAX,
+            2 => 1 << 31,
+            3 => self.random.draw() as u32,
+            _ => self.random.below(300) as u32,
+        }
+    }
+
+    fn segment(&mut self) -> Segment {
+        Segment { handle: self.odd(), length: self.odd(), offset: u64::from(self.odd()) }
+    }
+
+    /// A message as a correct peer would have it, but for what is given.
+    fn message(&mut self, peer: &RawPeer, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
+        let version = if self.scheme == Scheme::V1 { Version::V1 } else { Version::V2 };
+        let honest = !self.random.once_in(8);
+        let credit = if honest { 20 << 16 | 1 } else { self.odd() };
+        let credit = if honest && self.scheme != Scheme::V2Incremental { 20 } else { credit };
+        let received = if self.random.once_in(12) { self.odd() } else { peer.received };
+        let received = (self.scheme == Scheme::V2Windowed).then_some(received);
+        let header = Header { xid, credit, received, flags, body };
+        let mut bytes = vec![0; header.encoded_len(version, self.revision)];
+        if header.emit(&mut bytes, version, self.revision).is_err() {
+            bytes.clear();
+        }
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    fn call(&mut self, peer: &RawPeer, chunks: Chunks<'_>, procedure: u32, args: &[u8]) -> Vec<u8> {
+        self.xid += 1;
+        let call = call_bytes(self.xid, PROGRAM, VERSION, procedure, args);
+        self.message(peer, self.xid, Flags::NONE, Body::Msg(chunks), &call)
+    }
+
+    /// Something that is not quite a message any more.
+    fn spoil(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
+        match self.random.below(4) {
+            0 => {
+                let len = self.random.below(bytes.len() + 1);
+                bytes.truncate(len);
+            }
+            1 => bytes.extend((0..self.random.below(40)).map(|n| n as u8)),
+            _ => {
+                for _ in 0..1 + self.random.below(4) {
+                    // Headers are where it matters.
+                    let len = bytes.len().min(100);
+                    if let Some(byte) = bytes.get_mut(self.random.below(len.max(1))) {
+                        *byte ^= 1 << self.random.below(8);
+                    }
+                }
+            }
+        }
+        bytes
+    }
+
+    fn noise(&mut self) -> Vec<u8> {
+        let len = self.random.below(self.inline);
+        (0..len).map(|_| self.random.draw() as u8).collect()
+    }
+
+    fn expose(&mut self, peer: &mut RawPeer, bytes: &[u8], access: Access) -> Option<Segment> {
+        if self.exposed.len() >= EXPOSURES {
+            return None;
+        }
+        let (segment, mem) = peer.expose(bytes, access);
+        self.exposed.push(mem);
+        Some(segment)
+    }
+
+    fn send(&mut self, peer: &mut RawPeer, what: &'static str, bytes: &[u8]) {
+        self.journal.note(format_args!("{what}: {} bytes", bytes.len()));
+        self.journal.count("hostile messages", 1);
+        if self.remembered.len() < MEMORY {
+            self.remembered.push(bytes.to_vec());
+        }
+        peer.send(bytes);
+    }
+
+    /// Any error.
+    fn error(&mut self) -> ErrorBody {
+        let n = self.odd();
+        pick(
+            &mut self.random,
+            &[
+                ErrorBody::Vers { low: 1, high: 2 },
+                ErrorBody::BadXdr,
+                ErrorBody::InvalHtype,
+                ErrorBody::InvalFlag,
+                ErrorBody::ReadChunks { max: n },
+                ErrorBody::WriteChunks { max: n },
+                ErrorBody::Segments { max: n },
+                ErrorBody::ReplyResource { length_needed: n },
+                ErrorBody::System,
+            ],
+        )
+    }
+}
+
+/// A client.
+pub(crate) struct HostileClient {
+    mind: Mind,
+    address: Address,
+    peer: Option<RawPeer>,
+    lives: usize,
+}
+
+impl HostileClient {
+    /// It begins with its first turn.
+    pub(crate) fn new(plan: &Plan, index: usize, address: Address, journal: Journal) -> Self {
+        Self { mind: Mind::new(plan, index, journal), address, peer: None, lives: LIVES }
+    }
+
+    /// One turn.
+    pub(crate) fn turn(&mut self) {
+        let Some(mut peer) = self.peer.take() else {
+            if self.lives > 0 && self.mind.random.once_in(10) {
+                self.lives -= 1;
+                self.mind.exposed.clear();
+                self.peer = RawPeer::begin(&self.address, b"").ok();
+                self.mind.journal.note(format_args!("connects: {}", self.peer.is_some()));
+            }
+            return;
+        };
+        // Now and then it looks at nothing.
+        if !self.mind.random.once_in(3) {
+            peer.turn();
+        }
+        while let Some(message) = peer.take_message() {
+            if self.mind.remembered.len() < MEMORY {
+                self.mind.remembered.push(message.bytes);
+            }
+        }
+        if peer.is_over() && self.mind.random.once_in(3) {
+            return;
+        }
+        if peer.is_up() && self.mind.random.once_in(3) && !self.act(&mut peer) {
+            return;
+        }
+        self.peer = Some(peer);
+    }
+
+    /// Does something. False: it is gone.
+    fn act(&mut self, peer: &mut RawPeer) -> bool {
+        let mind = &mut self.mind;
+        let what = mind.random.below(20);
+        match what {
+            0..=4 => {
+                let bytes = mind.call(peer, Chunks::NONE, ECHO, b"as it should be!");
+                mind.send(peer, "a call", &bytes);
+            }
+            5 => {
+                let bytes = mind.noise();
+                mind.send(peer, "noise", &bytes);
+            }
+            6 | 7 => {
+                let bytes = mind.call(peer, Chunks::NONE, ECHO, b"not as it should be!");
+                let bytes = mind.spoil(bytes);
+                mind.send(peer, "a spoilt call", &bytes);
+            }
+            8 if !mind.remembered.is_empty() => {
+                let bytes = mind.remembered[mind.random.below(mind.remembered.len())].clone();
+                mind.send(peer, "once more", &bytes);
+            }
+            9 => {
+                let reads = [ReadSegment { position: 44, target: mind.segment() }];
+                let bytes =
+                    mind.call(peer, Chunks { reads: &reads, ..Chunks::NONE }, STORE, &1u32.to_be_bytes());
+                mind.send(peer, "a call with a Read chunk of anything", &bytes);
+            }
+            10 => {
+                let segments = [mind.segment(), mind.segment()];
+                let writes = WriteList { counts: &[2], segments: &segments };
+                let bytes =
+                    mind.call(peer, Chunks { writes, ..Chunks::NONE }, LOAD, &[0, 0, 0, 1, 0, 0, 2, 0]);
+                mind.send(peer, "a call with a Write chunk of anything", &bytes);
+            }
+            11 | 12 => {
+                let mut data = vec![0; 1 + mind.random.below(2000)];
+                pattern(1, &mut data);
+                // The wrong right, sometimes.
+                let access =
+                    pick(&mut mind.random, &[Access::REMOTE_READ, Access::REMOTE_READ, Access::REMOTE_WRITE]);
+                if let Some(target) = mind.expose(peer, &data, access) {
+                    let reads = [ReadSegment { position: 44, target }];
+                    let inv_handle = if mind.random.once_in(2) { target.handle } else { 0 };
+                    let chunks = Chunks { inv_handle, reads: &reads, ..Chunks::NONE };
+                    let bytes = mind.call(peer, chunks, STORE, &1u32.to_be_bytes());
+                    mind.send(peer, "a call with a Read chunk", &bytes);
+                }
+            }
+            13 => {
+                for _ in 0..10 + mind.random.below(60) {
+                    let bytes = mind.call(peer, Chunks::NONE, ECHO, b"again and again.");
+                    peer.send(&bytes);
+                }
+                mind.journal.note(format_args!("calls beyond its credits"));
+            }
+            14 => {
+                let (error, xid) = (mind.error(), mind.odd());
+                let bytes = mind.message(peer, xid, Flags::RESPONSE, Body::Error(error), &[]);
+                mind.send(peer, "an error", &bytes);
+            }
+            15 => {
+                let xid = mind.odd();
+                let bytes = mind.message(
+                    peer,
+                    xid,
+                    Flags::RESPONSE,
+                    Body::Msg(Chunks::NONE),
+                    &reply_bytes(xid, b"what?"),
+                );
+                mind.send(peer, "a reply", &bytes);
+            }
+            16 => {
+                let (key, bytes) = (mind.odd(), mind.call(peer, Chunks::NONE, ECHO, b"invalidates."));
+                mind.journal.note(format_args!("invalidates what it does not know"));
+                peer.send_invalidating(&bytes, Some(key));
+            }
+            17 => {
+                let bytes = mind.message(peer, 0, Flags::NONE, Body::Nomsg(Chunks::NONE), &[]);
+                mind.send(peer, "a grant", &bytes);
+            }
+            18 => {
+                let remote = RemoteMemory { rkey: mind.odd(), address: u64::from(mind.odd()) };
+                mind.journal.note(format_args!("writes anywhere"));
+                peer.write(b"anything", remote);
+            }
+            _ => {
+                mind.journal.note(format_args!("vanishes"));
+                return !mind.random.once_in(2);
+            }
+        }
+        true
+    }
+}
+
+/// A server.
+pub(crate) struct HostileServer {
+    mind: Mind,
+    address: Address,
+    state: State,
+    lives: usize,
+    /// Memory of the client that it was once given.
+    known: Vec<Segment>,
+}
+
+enum State {
+    Away,
+    Listening(Box<RawListener>),
+    Up(Box<RawPeer>),
+}
+
+impl HostileServer {
+    /// Listens.
+    pub(crate) fn new(plan: &Plan, address: Address, journal: Journal) -> Self {
+        let state = State::Listening(Box::new(RawListener::bind(&address)));
+        Self { mind: Mind::new(plan, 50, journal), address, state, lives: LIVES, known: Vec::new() }
+    }
+
+    /// One turn.
+    pub(crate) fn turn(&mut self) {
+        self.state = match std::mem::replace(&mut self.state, State::Away) {
+            State::Away if self.lives > 0 && self.mind.random.once_in(10) => {
+                self.lives -= 1;
+                State::Listening(Box::new(RawListener::bind(&self.address)))
+            }
+            State::Away => State::Away,
+            State::Listening(listener) => match listener.try_accept() {
+                Ok(peer) => {
+                    self.mind.journal.note(format_args!("accepts"));
+                    (self.known, self.mind.exposed) = (Vec::new(), Vec::new());
+                    State::Up(Box::new(peer))
+                }
+                Err(listener) => State::Listening(listener),
+            },
+            State::Up(mut peer) => {
+                peer.turn();
+                let mut there = !peer.is_over();
+                while let Some(message) = peer.take_message() {
+                    there = there && self.answer(&mut peer, &message.bytes);
+                }
+                if there && self.mind.random.once_in(8) {
+                    self.meddle(&mut peer);
+                }
+                if there { State::Up(peer) } else { State::Away }
+            }
+        }
+    }
+
+    /// Answers a call, somehow. False: it is gone.
+    fn answer(&mut self, peer: &mut RawPeer, call: &[u8]) -> bool {
+        let mind = &mut self.mind;
+        let Ok(view) = View::check(call, mind.revision) else { return true };
+        let xid = view.xid();
+        let writes: Vec<Segment> = view.writes().flat_map(|chunk| chunk.segments()).collect();
+        let reads: Vec<Segment> = view.reads().map(|read| read.target).collect();
+        self.known.extend(writes.iter().chain(&reads));
+        let counts = vec![1; writes.len()];
+        let list = Chunks { writes: WriteList { counts: &counts, segments: &writes }, ..Chunks::NONE };
+        let results = reply_bytes(xid, b"whatever it is");
+        let good = mind.message(peer, xid, Flags::RESPONSE, Body::Msg(list), &results);
+        match mind.random.below(20) {
+            // As it should be.
+            0..=3 if view.inv_handle() != 0 => {
+                mind.journal.note(format_args!("a reply that invalidates what was offered"));
+                peer.send_invalidating(&good, Some(view.inv_handle()));
+            }
+            0..=5 => mind.send(peer, "a reply", &good),
+            6 => {
+                mind.send(peer, "a reply", &good);
+                mind.send(peer, "the same reply", &good);
+            }
+            7 => mind.journal.note(format_args!("says nothing")),
+            8 => {
+                let error = mind.error();
+                let bytes = mind.message(peer, xid, Flags::RESPONSE, Body::Error(error), &[]);
+                mind.send(peer, "an error", &bytes);
+            }
+            9 | 10 => {
+                let bytes = mind.spoil(good);
+                mind.send(peer, "a spoilt reply", &bytes);
+            }
+            11 => {
+                let segments: Vec<_> =
+                    writes.iter().map(|s| Segment { length: s.length + 1, ..*s }).collect();
+                let writes = WriteList { counts: &counts, segments: &segments };
+                let body = Body::Msg(Chunks { writes, ..Chunks::NONE });
+                let bytes = mind.message(peer, xid, Flags::RESPONSE, body, &results);
+                mind.send(peer, "a reply that has written too much", &bytes);
+            }
+            12 => {
+                let reads = [ReadSegment { position: 0, target: mind.segment() }];
+                let body = Body::Msg(Chunks { reads: &reads, ..Chunks::NONE });
+                let bytes = mind.message(peer, xid, Flags::RESPONSE, body, &results);
+                mind.send(peer, "a reply with a Read list", &bytes);
+            }
+            13 if !self.known.is_empty() => {
+                // What is offered, or what was.
+                let key = self.known[mind.random.below(self.known.len())].handle;
+                mind.journal.note(format_args!("a reply that invalidates"));
+                peer.send_invalidating(&good, Some(key));
+            }
+            14..=16 => {
+                for segment in &writes {
+                    let bytes = vec![0x33; (segment.length as usize).min(3000)];
+                    let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
+                    peer.write(&bytes, remote);
+                }
+                mind.send(peer, "a reply with results", &good);
+            }
+            17 => {
+                for n in 0..10 + mind.random.below(30) as u32 {
+                    let odd = mind.odd();
+                    let bytes = reply_bytes(odd, b"nobody asked");
+                    let flags = if n % 2 == 0 { Flags::RESPONSE } else { Flags::NONE };
+                    let bytes = mind.message(peer, odd, flags, Body::Msg(Chunks::NONE), &bytes);
+                    peer.send(&bytes);
+                }
+                mind.journal.note(format_args!("replies that nobody asked for"));
+            }
+            18 => {
+                let bytes = mind.noise();
+                mind.send(peer, "noise", &bytes);
+            }
+            _ => {
+                mind.journal.note(format_args!("vanishes"));
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Tries to get at memory that it was once given.
+    fn meddle(&mut self, peer: &mut RawPeer) {
+        if self.known.is_empty() {
+            return;
+        }
+        // What it was given last, sometimes.
+        let last = if self.mind.random.once_in(2) { 4 } else { self.known.len() };
+        let at = self.known.len() - 1 - self.mind.random.below(last.min(self.known.len()));
+        let segment = self.known[at];
+        let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
+        self.mind.journal.note(format_args!("writes to what it once was given"));
+        self.mind.journal.count("hostile writes", 1);
+        peer.write(&vec![0xBA; (segment.length as usize).min(100)], remote);
+    }
+}

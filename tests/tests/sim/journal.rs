@@ -1,0 +1,110 @@
+//! What happened in a run, as one number: two runs of a seed are the same if these are. And, if asked for, in words.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::rc::Rc;
+
+use rpcrdma::fabric::chaos::ChaosStats;
+use rpcrdma::shard::SimulatedTime;
+
+/// One participant's pen for the journal of a run. Keys of memory windows are random and never go in.
+#[derive(Clone, Debug)]
+pub(crate) struct Journal {
+    who: Rc<str>,
+    shared: Rc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    time: SimulatedTime,
+    trace: bool,
+    events: Cell<u64>,
+    digest: Cell<u64>,
+    tally: RefCell<Tally>,
+}
+
+/// How often what happened.
+pub(crate) type Tally = BTreeMap<&'static str, u64>;
+
+impl Journal {
+    /// An empty one. With `trace`, each event is also printed.
+    pub(crate) fn new(time: SimulatedTime, trace: bool) -> Self {
+        let shared = Shared {
+            time,
+            trace,
+            events: Cell::new(0),
+            digest: Cell::new(0xcbf2_9ce4_8422_2325),
+            tally: RefCell::default(),
+        };
+        Self { who: "world".into(), shared: Rc::new(shared) }
+    }
+
+    /// A pen for somebody else.
+    pub(crate) fn of(&self, who: &str) -> Self {
+        Self { who: who.into(), shared: Rc::clone(&self.shared) }
+    }
+
+    /// Whose pen it is.
+    pub(crate) fn who(&self) -> &str {
+        &self.who
+    }
+
+    /// Writes down an event.
+    pub(crate) fn note(&self, what: fmt::Arguments<'_>) {
+        let Shared { time, trace, events, digest, .. } = &*self.shared;
+        let mut hash = Fnv(digest.get());
+        // It takes every text.
+        let _ = write!(hash, "{} {} {what}", time.now(), self.who);
+        digest.set(hash.0);
+        events.set(events.get() + 1);
+        if *trace {
+            println!("{:>10} {:<8} {what}", time.now(), self.who);
+        }
+    }
+
+    /// Prints more of the last event, if anything is printed; it does not count.
+    pub(crate) fn trace(&self, what: impl FnOnce() -> String) {
+        if self.shared.trace {
+            println!("{:>19}   {}", "", what());
+        }
+    }
+
+    /// Counts what the coverage of the whole is judged by.
+    pub(crate) fn count(&self, what: &'static str, times: u64) {
+        if times != 0 {
+            *self.shared.tally.borrow_mut().entry(what).or_default() += times;
+        }
+    }
+
+    /// Counts what a device did wrong on purpose.
+    pub(crate) fn chaos(&self, stats: &ChaosStats) {
+        self.count("chaos: requests failed", stats.failed);
+        self.count("chaos: completions late", stats.delayed);
+        self.count("chaos: polls in another order", stats.reordered);
+        self.count("chaos: connections broken", stats.disconnected);
+        self.count("chaos: posts cut short", stats.cut_short);
+    }
+
+    /// Number of events, and a hash of all of them.
+    pub(crate) fn digest(&self) -> (u64, u64) {
+        (self.shared.events.get(), self.shared.digest.get())
+    }
+
+    /// What was counted.
+    pub(crate) fn tally(&self) -> Tally {
+        self.shared.tally.borrow().clone()
+    }
+}
+
+/// FNV-1a.
+struct Fnv(u64);
+
+impl Write for Fnv {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for byte in text.bytes() {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+        Ok(())
+    }
+}

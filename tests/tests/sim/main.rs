@@ -1,0 +1,152 @@
+//! Deterministic simulation: servers, clients and peers that keep to no rule, many connections and several shards, on one
+//! thread, in simulated time. One seed is one schedule, to the last event.
+//!
+//! ```text
+//!  caller.rs  makes calls (forms.rs), checks replies     host.rs  serves them     hostile.rs  does what it wants
+//!      │ LocalClient                                        │ Shard                  │ RawPeer
+//!    probe.rs   looks on: what is exposed, what was promised (flow.rs), what happened (journal.rs)
+//!      │
+//!    Chaos      delays, another order, requests that fail, connections that break
+//!      │
+//!    SoftwareFabric
+//! ```
+//!
+//! `plan.rs` says what a seed means, and `world.rs` gives the turns. What must hold is asserted where it is seen.
+//!
+//! Variables of the environment: `SIM_SEEDS` (how many, 2000), `SIM_FIRST` (from which, 0), `SIM_SEED` (this one only),
+//! `SIM_TRACE` (print its events).
+
+mod caller;
+mod flow;
+mod forms;
+mod host;
+mod hostile;
+mod journal;
+mod plan;
+mod probe;
+mod world;
+
+use std::panic::catch_unwind;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use journal::Tally;
+use rpcrdma_tests::open_descriptors;
+
+/// Seeds of a run that is not told how many.
+const SEEDS: u64 = 2000;
+/// Seeds from which on everything must have happened that can happen.
+const ENOUGH: u64 = 500;
+
+/// What must happen in a run of many seeds, or the simulation does not test what it says.
+const COVERED: &[&str] = &[
+    "runs of version 1",
+    "runs of version 2, incremental",
+    "runs of version 2, windowed",
+    "calm runs",
+    "calls that succeeded",
+    "calls lost",
+    "calls cancelled",
+    "deadlines passed",
+    "calls turned away",
+    "too many calls",
+    "calls on closed connections",
+    "late replies",
+    "pure grants",
+    "client pools dry",
+    "times that a client took all buffers",
+    "turns with few Receives",
+    "server pools dry",
+    "connections lost",
+    "servers drained",
+    "servers aborted",
+    "clients that died",
+    "hostile messages",
+    "hostile writes",
+    "messages that were rejected",
+    "peer faults",
+    "chaos: requests failed",
+    "chaos: completions late",
+    "chaos: polls in another order",
+    "chaos: connections broken",
+    "chaos: posts cut short",
+];
+
+fn variable(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
+}
+
+/// Runs a seed. False: something was not as it must be, and how to see it again was printed.
+fn run(seed: u64, total: &Mutex<Tally>) -> bool {
+    let trace = std::env::var_os("SIM_TRACE").is_some();
+    let Ok(outcome) = catch_unwind(|| world::run(seed, trace)) else {
+        eprintln!("seed {seed} failed; to see it again:");
+        eprintln!(
+            "    SIM_SEED={seed} SIM_TRACE=1 cargo test -p rpcrdma-tests --test sim seeds -- --nocapture"
+        );
+        return false;
+    };
+    let mut total = total.lock().expect("nobody panics with it");
+    for (what, times) in outcome.tally {
+        *total.entry(what).or_default() += times;
+    }
+    let (events, digest) = outcome.digest;
+    *total.entry("events").or_default() += events;
+    let all = total.entry("digest of all").or_default();
+    *all = all.wrapping_add(digest);
+    true
+}
+
+/// The tests take turns: descriptors are counted per process.
+static TURN: Mutex<()> = Mutex::new(());
+
+#[test]
+fn seeds() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let only = variable("SIM_SEED");
+    let first = only.or_else(|| variable("SIM_FIRST")).unwrap_or(0);
+    let count = only.map_or_else(|| variable("SIM_SEEDS").unwrap_or(SEEDS), |_| 1);
+    let before = open_descriptors();
+    let (next, failed, total) = (AtomicU64::new(first), Mutex::new(Vec::new()), Mutex::new(Tally::new()));
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64).min(count);
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= first + count || failed.lock().expect("nobody panics with it").len() >= 10 {
+                return;
+            }
+            if !run(seed, &total) {
+                failed.lock().expect("nobody panics with it").push(seed);
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let failed = failed.into_inner().expect("nobody panics with it");
+    assert!(failed.is_empty(), "seeds {failed:?} failed");
+    let total = total.into_inner().expect("nobody panics with it");
+    for (what, times) in &total {
+        println!("{times:>10} {what}");
+    }
+    if count >= ENOUGH {
+        let forms = forms::FORMS.iter().map(|&(form, ..)| form);
+        let missing: Vec<_> =
+            COVERED.iter().copied().chain(forms).filter(|what| !total.contains_key(what)).collect();
+        assert!(missing.is_empty(), "in {count} runs these never happened: {missing:?}");
+    }
+    assert_eq!(open_descriptors(), before, "descriptors are left open");
+}
+
+#[test]
+fn one_seed_is_one_schedule() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut digests = Vec::new();
+    for seed in 0..40 {
+        let digest = world::run(seed, false).digest;
+        assert_eq!(world::run(seed, false).digest, digest, "seed {seed} went two ways");
+        digests.push(digest);
+    }
+    digests.sort_unstable();
+    digests.dedup();
+    assert_eq!(digests.len(), 40, "two seeds are one");
+}

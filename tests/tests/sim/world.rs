@@ -1,0 +1,319 @@
+//! One run: everybody takes turns on one thread, in an order and at times that follow from the seed.
+
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rpcrdma::fabric::FabricAddress;
+use rpcrdma::fabric::chaos::{Chaos, ChaosConfig};
+use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
+use rpcrdma::shard::SimulatedTime;
+use rpcrdma::{Address, Config, Scheme};
+use rpcrdma_tests::Random;
+
+use crate::caller::{Addresses, Caller};
+use crate::host::{Host, listener};
+use crate::hostile::{HostileClient, HostileServer};
+use crate::journal::{Journal, Tally};
+use crate::plan::{Ending, Plan};
+use crate::probe::Probe;
+
+/// What every shard of a run drives.
+pub(crate) type Device = Probe<Chaos<SoftwareFabric>>;
+
+/// Rounds after which whatever is waited for does not come any more.
+const PATIENCE: u64 = 60_000;
+/// Rounds that somebody who stands still stands still for.
+const STALL: usize = 120;
+
+/// Opens a device with an onlooker.
+pub(crate) fn device(
+    config: &Config,
+    software: &SoftwareConfig,
+    chaos: ChaosConfig,
+    journal: &Journal,
+    hostile: Option<&Address>,
+) -> Device {
+    let fabric = SoftwareFabric::new(software.clone()).expect("a device");
+    Probe::new(Chaos::new(fabric, chaos), journal.clone(), config, hostile.map(fabric_address))
+}
+
+/// What the fabric calls an address.
+pub(crate) fn fabric_address(address: &Address) -> FabricAddress {
+    FabricAddress(address.to_string().trim_start_matches("soft:").into())
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// Number of events, and their hash.
+    pub(crate) digest: (u64, u64),
+    pub(crate) tally: Tally,
+}
+
+/// Runs a seed to its end. Panics if anything is not as it must be.
+pub(crate) fn run(seed: u64, trace: bool) -> Outcome {
+    let mut world = World::new(Plan::of(seed), trace);
+    world.work();
+    world.settle();
+    world.end();
+    Outcome { digest: world.journal.digest(), tally: world.journal.tally() }
+}
+
+struct World {
+    plan: Rc<Plan>,
+    journal: Journal,
+    time: SimulatedTime,
+    random: Random,
+    listeners: Vec<SoftwareListener>,
+    hosts: Vec<Host>,
+    callers: Vec<Caller>,
+    hostile_clients: Vec<HostileClient>,
+    hostile_server: Option<HostileServer>,
+    /// By participant: rounds that it still stands still.
+    stalled: Vec<usize>,
+    hosts_so_far: u64,
+    /// By group, of those that are gone.
+    forgiven: Vec<u64>,
+    pool_empty: Vec<u64>,
+    drained: Vec<bool>,
+    lost: Vec<u64>,
+    missed: Vec<u64>,
+    turned_away: Vec<u64>,
+}
+
+/// Addresses that no other run uses, whichever process it is in.
+fn address() -> Address {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("soft:sim-{}-{number}", std::process::id()).parse().expect("a name")
+}
+
+impl World {
+    fn new(plan: Plan, trace: bool) -> Self {
+        let time = SimulatedTime::new();
+        let journal = Journal::new(time.clone(), trace);
+        journal.trace(|| format!("{plan:#?}"));
+        let plan = Rc::new(plan);
+        let groups = plan.groups.len();
+        let addresses =
+            Rc::new(Addresses { groups: (0..groups).map(|_| address()).collect(), hostile: address() });
+        let mut world = Self {
+            random: Random::new(plan.seed ^ 77 << 40),
+            listeners: addresses.groups.iter().map(listener).collect(),
+            hosts: Vec::new(),
+            callers: Vec::new(),
+            hostile_clients: Vec::new(),
+            hostile_server: plan
+                .hostile_server
+                .then(|| HostileServer::new(&plan, addresses.hostile.clone(), journal.of("badsrv"))),
+            stalled: Vec::new(),
+            hosts_so_far: 0,
+            forgiven: vec![0; groups],
+            pool_empty: vec![0; groups],
+            drained: vec![false; groups],
+            lost: vec![0; groups],
+            missed: vec![0; groups],
+            turned_away: vec![0; groups],
+            plan: Rc::clone(&plan),
+            journal,
+            time,
+        };
+        for (group, shards) in plan.groups.iter().map(|group| group.shards).enumerate() {
+            (0..shards).for_each(|_| world.open_host(group));
+        }
+        for index in 0..plan.callers.len() {
+            world.callers.push(Caller::new(&plan, index, &addresses, &world.journal, &world.time));
+        }
+        for (index, &group) in plan.hostile_clients.iter().enumerate() {
+            let journal = world.journal.of(&format!("bad{index}"));
+            let address = addresses.groups[group].clone();
+            world.hostile_clients.push(HostileClient::new(&plan, index, address, journal));
+        }
+        let scheme = match plan.scheme {
+            Scheme::V2Windowed => "runs of version 2, windowed",
+            Scheme::V2Incremental => "runs of version 2, incremental",
+            Scheme::V1 => "runs of version 1",
+        };
+        world.journal.count(scheme, 1);
+        world.journal.count("calm runs", u64::from(plan.calm()));
+        world
+    }
+
+    fn open_host(&mut self, group: usize) {
+        let journal = self.journal.of(&format!("server{}", self.hosts_so_far));
+        self.hosts_so_far += 1;
+        let listener = &self.listeners[group];
+        let host = Host::new(&self.plan, group, listener, journal, &self.time, self.hosts_so_far);
+        self.hosts.push(host);
+    }
+
+    /// Everybody takes a turn, or not, in any order; time passes.
+    fn round(&mut self, working: bool) {
+        self.time.advance(Duration::from_nanos(1 + self.random.below(self.plan.tick as usize) as u64));
+        let (hosts, callers, bad) = (self.hosts.len(), self.callers.len(), self.hostile_clients.len());
+        let all = hosts + callers + bad + 1;
+        self.stalled.resize(all, 0);
+        if working && self.plan.stall != 0 && self.random.once_in(self.plan.stall) {
+            let who = self.random.below(all);
+            self.stalled[who] = self.random.below(STALL);
+        }
+        let first = self.random.below(all);
+        for step in 0..all {
+            let who = (first + step) % all;
+            if self.stalled[who] > 0 && working {
+                self.stalled[who] -= 1;
+                continue;
+            }
+            if self.random.below(100) < self.plan.idle {
+                continue;
+            }
+            if who < hosts {
+                self.hosts[who].turn();
+            } else if who < hosts + callers {
+                let caller = &mut self.callers[who - hosts];
+                if working { caller.work() } else { caller.turn() }
+            } else if who < hosts + callers + bad {
+                self.hostile_clients[who - hosts - callers].turn();
+            } else if let Some(server) = &mut self.hostile_server {
+                server.turn();
+            }
+        }
+        self.bury();
+    }
+
+    /// Lets retired servers go whose last connection has ended.
+    fn bury(&mut self) {
+        let mut index = 0;
+        while index < self.hosts.len() {
+            if self.hosts[index].retired && self.hosts[index].is_closed() && self.random.once_in(30) {
+                let mut host = self.hosts.swap_remove(index);
+                // What is late is still to come.
+                (0..80).for_each(|_| host.turn());
+                self.close_books(host);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    fn close_books(&mut self, mut host: Host) {
+        let group = host.group;
+        host.check_balance(self.plan.calm(), !self.plan.hostile_clients.is_empty());
+        self.forgiven[group] += host.may_lose();
+        self.pool_empty[group] += host.pool_empty();
+    }
+
+    /// Rounds, until something is so.
+    fn until(&mut self, what: &str, mut so: impl FnMut(&mut Self) -> bool) {
+        for _ in 0..PATIENCE {
+            if so(self) {
+                return;
+            }
+            self.round(false);
+        }
+        let callers: Vec<_> = self.callers.iter_mut().map(Caller::waits_for).collect();
+        let hosts: Vec<_> = self.hosts.iter_mut().map(Host::waits_for).collect();
+        panic!("stuck: {what}: {callers:?}, {hosts:?}");
+    }
+
+    /// Calls are made, and things go wrong.
+    fn work(&mut self) {
+        for _ in 0..PATIENCE {
+            if self.callers.iter().all(|caller| caller.remaining() == 0) {
+                break;
+            }
+            self.round(true);
+            if self.plan.restart != 0 && self.random.once_in(self.plan.restart) {
+                self.upset();
+            }
+        }
+        self.callers.iter_mut().for_each(Caller::calm_down);
+        self.until("calls do not end", |world| world.callers.iter().all(|caller| caller.under_way() == 0));
+    }
+
+    /// Somebody goes, and somebody else comes.
+    fn upset(&mut self) {
+        if self.random.once_in(4) && self.callers.len() > 1 {
+            let at = self.random.below(self.callers.len());
+            let caller = self.callers.swap_remove(at);
+            self.settle_accounts(&caller);
+            caller.die();
+            return;
+        }
+        let at = self.random.below(self.hosts.len());
+        let host = &mut self.hosts[at];
+        if host.retired {
+            return;
+        }
+        let group = host.group;
+        if self.random.once_in(2) {
+            host.drain();
+        } else {
+            host.abort();
+        }
+        self.drained[group] = true;
+        self.open_host(group);
+    }
+
+    fn settle_accounts(&mut self, caller: &Caller) {
+        for group in 0..self.plan.groups.len() {
+            self.lost[group] += caller.lost[group];
+            self.missed[group] += caller.missed[group];
+            self.turned_away[group] += caller.turned_away[group];
+        }
+    }
+
+    /// All calls have ended: nothing may be left of them, and every connection must still be good for one more.
+    fn settle(&mut self) {
+        self.hostile_clients.clear();
+        self.hostile_server = None;
+        self.until("memory stays exposed", |world| world.callers.iter_mut().all(Caller::is_quiet));
+        self.callers.iter_mut().for_each(Caller::ping);
+        self.until("connections do not work any more", |world| {
+            world.callers.iter().all(|caller| caller.under_way() == 0)
+        });
+    }
+
+    /// Everything is closed; all memory is where it was, and whoever lost a connection can say why.
+    fn end(&mut self) {
+        match self.plan.ending {
+            Ending::Close => self.callers.iter_mut().for_each(Caller::close),
+            Ending::Drain | Ending::Abort => {
+                self.drained.fill(true);
+                // Nobody will ever take the connections that wait there.
+                self.listeners.clear();
+                for host in self.hosts.iter_mut().filter(|host| !host.retired) {
+                    if self.plan.ending == Ending::Drain { host.drain() } else { host.abort() }
+                }
+            }
+        }
+        self.until("connections do not end", |world| {
+            world.callers.iter().all(Caller::is_closed) && world.hosts.iter().all(Host::is_closed)
+        });
+        // What is late is still to come.
+        for _ in 0..80 {
+            self.hosts.iter_mut().for_each(Host::turn);
+            self.callers.iter_mut().for_each(Caller::turn);
+        }
+        for mut caller in std::mem::take(&mut self.callers) {
+            caller.check_balance(self.plan.calm());
+            self.settle_accounts(&caller);
+        }
+        for host in std::mem::take(&mut self.hosts) {
+            self.close_books(host);
+        }
+        for group in 0..self.plan.groups.len() {
+            // Those that asked a server that went away were not promised anything.
+            let missed = if self.drained[group] { 0 } else { self.missed[group] };
+            let (lost, forgiven) = (self.lost[group] + missed, self.forgiven[group]);
+            assert!(lost <= forgiven, "group {group}: {lost} connections were lost, {forgiven} were broken");
+            let (away, empty) = (self.turned_away[group], self.pool_empty[group]);
+            let drained = self.drained[group];
+            assert!(
+                drained || away <= empty,
+                "group {group}: {away} calls turned away, {empty} times no memory"
+            );
+        }
+    }
+}
