@@ -30,7 +30,11 @@ fn server_side(server: &mut Server) -> bool {
 
 /// Starts `depth` calls, as one batch.
 #[inline(never)]
-fn client_side_start(client: &mut LocalClient, depth: u64, number: &mut u32) -> Result<(), Box<dyn Error>> {
+fn client_side_start(
+    client: &mut LocalClient<SoftwareFabric>,
+    depth: u64,
+    number: &mut u32,
+) -> Result<(), Box<dyn Error>> {
     let connection = client.first();
     for token in 0..depth {
         let mut call = client.prepare(ECHO, PAYLOAD)?;
@@ -46,7 +50,7 @@ fn client_side_start(client: &mut LocalClient, depth: u64, number: &mut u32) -> 
 
 /// One turn; returns how many calls ended well.
 #[inline(never)]
-fn client_side_poll(client: &mut LocalClient) -> u64 {
+fn client_side_poll(client: &mut LocalClient<SoftwareFabric>) -> u64 {
     let mut ended = 0;
     client.poll(|done| {
         ended += u64::from(done.result.is_ok_and(|reply| reply.results().len() == PAYLOAD));

@@ -11,15 +11,16 @@ mod target;
 use std::path::Path;
 use std::sync::Arc;
 
+use rpcrdma::Config;
 use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::{Server, ServerConfig};
-use rpcrdma::{Address, Config};
 
 use crate::cli::{
     BwArgs, CommonArgs, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, ServeArgs, TravelArgs,
 };
 use crate::counters::Counters;
 use crate::env::Machine;
+use crate::fabrics;
 use crate::failure::Failure;
 use crate::figures::Test;
 use crate::limits::Limits;
@@ -48,7 +49,7 @@ pub(crate) struct CallServer {
 impl CallServer {
     /// Serves calls at an address, on a shard on `core`.
     pub(crate) fn start(args: &ServeArgs, core: usize, placement: &Placement) -> Result<Self, Failure> {
-        let address = parse(&args.listen)?;
+        let address = fabrics::parse(&args.listen)?;
         // What is not said is what servers of old were ready for.
         let form = args.form.unwrap_or(Form::Chunk);
         let long = matches!(form, Form::Continued | Form::Long);
@@ -188,7 +189,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let direction = plan.travel.direction();
     let mut placement = Placement::decide(common.cores)?;
     let text = common.address.clone().unwrap_or_else(ServerProcess::own_address);
-    let address = parse(&text)?;
+    let address = fabrics::parse(&text)?;
     let travel = plan.travels()?;
     let mut sizes = plan.sizes(&travel)?;
     let probing = Load { connections: 1, outstanding: 1, bulk: 0, message: 0, form: Form::Inline };
@@ -212,16 +213,13 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     }
     let specs: Vec<Spec> =
         sizes.iter().map(|&size| plan.spec(&travel, size, &serving, &placement)).collect::<Result<_, _>>()?;
-    let info = plan.info(&text, device, &placement, &serving, &specs[0]);
+    let fabric = (fabrics::name(&address), device);
+    let info = plan.info(&text, fabric, &placement, &serving, &specs[0]);
     let suite = Suite::new(placement, server, plan.test, plan.length, plan.limits, output, info);
     suite.in_direction(direction).run(&sizes, |size| {
         let spec = specs.iter().find(|spec| spec.size == size).unwrap_or(&specs[0]);
         RpcTarget::connect(&address, spec)
     })
-}
-
-fn parse(address: &str) -> Result<Address, Failure> {
-    address.parse().map_err(|e: rpcrdma::AddressError| Failure::Usage(e.to_string()))
 }
 
 impl Plan<'_> {
@@ -365,7 +363,7 @@ impl Plan<'_> {
     fn info(
         &self,
         address: &str,
-        device: String,
+        (fabric, device): (&str, String),
         placement: &Placement,
         serving: &Info,
         spec: &Spec,
@@ -376,7 +374,7 @@ impl Plan<'_> {
             test: self.name.to_owned(),
             op: self.op.name().to_owned(),
             method: method(self.op, spec.travel.form).to_owned(),
-            fabric: "software".to_owned(),
+            fabric: fabric.to_owned(),
             device,
             address: address.to_owned(),
             loopback: common.loopback,

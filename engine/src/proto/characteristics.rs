@@ -88,6 +88,8 @@ impl Connection {
     }
 
     fn tell(&mut self, now: Characteristic, settle: bool) -> Result<(), ChangeError> {
+        // What the peer was told so far counts until it is known to have read this, too.
+        self.promised_receive();
         let exchange = self.exchange.as_mut().ok_or(ChangeError::Unsupported)?;
         match if settle { exchange.settle(now) } else { Err(ChangeError::NotPending(now.id())) } {
             Err(ChangeError::NotPending(_)) => exchange.update(now)?,
@@ -208,7 +210,7 @@ impl Connection {
     /// Writes the next operation in front of `end` of `buf`.
     pub(super) fn emit_operation(&mut self, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let operation = self.exchange.as_mut()?.poll_transmit()?;
-        let words = self.account(false, receives_ok);
+        let words = self.account(false, true, receives_ok);
         self.told = Some(self.credits.sent());
         let body = Body::Optional { opttype: operation.code.code(), optinfo: &operation.optinfo };
         let (xid, flags) = (operation.xid, operation.flags);
@@ -217,5 +219,63 @@ impl Connection {
         header.emit(buf.get_mut(start..end)?, Version::V2, self.config.revision).ok()?;
         self.queue_operations();
         Some(start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::config;
+    use super::super::{ConnConfig, Form, Scheme};
+    use super::*;
+    use crate::wire::Revision;
+
+    /// Sends all that may be sent.
+    fn transmit(from: &mut Connection) -> Vec<Vec<u8>> {
+        let mut messages = Vec::new();
+        while let Some(out) = from.poll_transmit(true) {
+            let mut buf = vec![0; 512];
+            let start = from.emit_before(out, &Form::default(), true, &mut buf, 512).unwrap();
+            messages.push(buf[start..].to_vec());
+        }
+        messages
+    }
+
+    fn deliver(messages: Vec<Vec<u8>>, to: &mut Connection) {
+        for message in messages {
+            let event = to.handle_message(&View::check(&message, Revision::Ietf00)).unwrap();
+            assert!(matches!(event, Event::Grant | Event::Settled | Event::Changed), "{event:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_promised_counts_until_the_peer_has_received_less() {
+        for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+            let end = |server| {
+                let config = config(scheme, server);
+                Connection::new(ConnConfig { optional_operations: true, longest_send: 16384, ..config })
+            };
+            let (mut client, mut server) = (end(false), end(true));
+            for _ in 0..4 {
+                deliver(transmit(&mut client), &mut server);
+                deliver(transmit(&mut server), &mut client);
+            }
+            assert!(client.exchange().is_some() && server.exchange().is_some());
+            assert_eq!(server.promised_receive(), 4096);
+            server.tell_receive_size(8192).unwrap();
+            let mut under_way = transmit(&mut server);
+            server.tell_receive_size(4096).unwrap();
+            assert_eq!(server.promised_receive(), 8192, "it may have read that, and nothing else");
+            under_way.extend(transmit(&mut server));
+            let last = under_way.pop().unwrap();
+            deliver(under_way, &mut client);
+            assert_eq!(client.terms().send_inline, 8192);
+            deliver(transmit(&mut client), &mut server);
+            assert_eq!(server.promised_receive(), 8192, "{scheme:?}");
+            deliver(vec![last], &mut client);
+            assert_eq!(client.terms().send_inline, 4096);
+            // An operation is acknowledged by itself.
+            deliver(transmit(&mut client), &mut server);
+            assert_eq!(server.promised_receive(), 4096, "{scheme:?}");
+        }
     }
 }

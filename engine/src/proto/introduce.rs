@@ -102,7 +102,7 @@ impl Connection {
         if self.connprop_rest.is_empty() {
             self.connprop_rest = self.own_properties()?;
         }
-        let words = self.account(false, receives_ok);
+        let words = self.account(false, true, receives_ok);
         let room = end.min(self.terms.send_inline).checked_sub(wire::connprop_len(words.received, 0))? & !3;
         let len = self.connprop_rest.len().min(room);
         let flags = if len < self.connprop_rest.len() { Flags::MORE } else { Flags::NONE };

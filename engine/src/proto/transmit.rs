@@ -112,7 +112,7 @@ impl Connection {
         buf: &mut [u8],
         end: usize,
     ) -> Option<usize> {
-        let words = self.account(counted, receives_ok);
+        let words = self.account(counted, true, receives_ok);
         let start = end.checked_sub(wire::msg_len(self.version, words.received.is_some()))?;
         wire::emit_msg(buf.get_mut(start..end)?, self.version, xid, words.credit, words.received, flags);
         Some(start)
@@ -175,10 +175,11 @@ impl Connection {
                 Body::Msg(form.chunks)
             }
         };
-        // What an error says of credits is ignored, so it promises nothing.
+        // What an error says of credits is ignored in version 2, so it promises nothing, and a grant may still be due behind it.
         let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
+        let grants = !error || self.version == Version::V1;
         let piggybacked = self.counters.grants_piggybacked;
-        let words = self.account(counted, receives_ok && !(error && self.version == Version::V2));
+        let words = self.account(counted, grants, receives_ok);
         if let Outgoing::WrongVersion { xid, vers } = out {
             let start = end.checked_sub(wire::ERR_VERS_LEN)?;
             let versions = self.versions();
@@ -195,15 +196,16 @@ impl Connection {
         Some(start)
     }
 
-    /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts.
+    /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts; a message that `grants`
+    /// nothing tells nothing new.
     #[inline(always)]
-    pub(super) fn account(&mut self, call: bool, receives_ok: bool) -> CreditWords {
-        self.spoke = true;
+    pub(super) fn account(&mut self, call: bool, grants: bool, receives_ok: bool) -> CreditWords {
+        self.spoke |= grants;
         self.counters.sent += 1;
-        self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
+        self.counters.grants_piggybacked += u64::from(grants && self.credits.wants_report());
         let counted = call || self.version == Version::V2;
-        let replenished = self.replenished(receives_ok);
-        if receives_ok && !replenished {
+        let replenished = grants && self.replenished(receives_ok);
+        if grants && receives_ok && !replenished {
             return self.credits.on_send_crowded(counted);
         }
         self.credits.on_send(counted, replenished)

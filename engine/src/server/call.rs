@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Frozen};
 
-use super::reply_cache::Ticket;
+use super::reply_cache::Claim;
 use crate::fabric::QpId;
 use crate::proto::{InboundId, Refusal};
 use crate::wire::{ReadSegment, Segment};
@@ -94,7 +94,7 @@ pub struct ServerCall {
     /// The name that the caller's host has proved.
     peer: Option<Arc<str>>,
     /// It is to be remembered.
-    ticket: Option<Ticket>,
+    claim: Option<Claim>,
     /// There is more to be cleared for the next call than there always is.
     pub(crate) unusual: bool,
 }
@@ -162,7 +162,7 @@ impl ServerCall {
             results_len: 0,
             outcome: Ok(()),
             peer: None,
-            ticket: None,
+            claim: None,
             unusual: false,
         }
     }
@@ -170,7 +170,7 @@ impl ServerCall {
     #[cold]
     fn clear(&mut self) {
         self.unusual = false;
-        (self.peer, self.ticket) = (None, None);
+        (self.peer, self.claim) = (None, None);
         self.reads.clear();
         self.results.clear();
         self.segments.clear();
@@ -186,23 +186,23 @@ impl ServerCall {
     }
 
     /// It is new, and to be remembered.
-    pub(crate) fn set_ticket(&mut self, ticket: Ticket) {
+    pub(crate) fn set_claim(&mut self, claim: Claim) {
         self.unusual = true;
-        self.ticket = Some(ticket);
+        self.claim = Some(claim);
     }
 
     /// It has run: keeps its reply for when it comes again.
     pub(crate) fn remember(&mut self) {
-        let Some(ticket) = self.ticket.take() else { return };
+        let Some(claim) = self.claim.take() else { return };
         match self.outcome {
             Ok(()) => {
                 let results = self.results_at..self.results_at + self.results_len;
                 let results = self.reply.as_mut().and_then(|buf| buf.full_mut().get(results));
-                ticket.finish(results.unwrap_or_default());
+                claim.finish(results.unwrap_or_default());
             }
             // Nobody knows what was done.
-            Err(Refusal::SystemError | Refusal::NoReply) => drop(ticket),
-            Err(_) => ticket.forget(),
+            Err(Refusal::SystemError | Refusal::NoReply) => drop(claim),
+            Err(_) => claim.forget(),
         }
     }
 

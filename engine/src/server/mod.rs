@@ -14,12 +14,9 @@ pub use service::{Handler, Identify, MAX_PROCEDURE, Placement, Procedure, Result
 use crate::address::Address;
 use crate::client::{Client, ClientConfig};
 use crate::config::Config;
-use crate::fabric::software::SoftwareFabric;
-use crate::fabric::{Fabric, FabricError};
+use crate::fabric::FabricError;
 use crate::handoff::workers::{PoolError, WorkerConfig};
-use crate::shard::{
-    Command, ConnRef, OpenError, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn,
-};
+use crate::shard::{Command, ConnRef, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn};
 use crate::stats::ShardStats;
 
 /// How a server runs.
@@ -72,8 +69,7 @@ impl Server {
     /// # Errors
     /// What failed, the limit that was met, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, ServerError> {
-        let Address::Soft(address) = address;
-        let listener = SoftwareFabric::bind(address)?;
+        let listener = address.bind()?;
         let services = Arc::new(services);
         let workers = match &config.workers {
             None => None,
@@ -97,9 +93,9 @@ impl Server {
                 shard_config.core = Some(cores[index]);
             }
             let (listener, services, workers) = (listener.clone(), Arc::clone(&services), workers.clone());
-            let own = shard_config.clone();
+            let (own, address) = (shard_config.clone(), address.clone());
             let make = move || {
-                let fabric = SoftwareFabric::new(own.software()).map_err(OpenError::Fabric)?;
+                let fabric = address.open(&own)?;
                 let mut shard = Shard::open(fabric, own, Some(services))?;
                 shard.set_index(index as u32);
                 if let Some(workers) = workers {

@@ -10,7 +10,7 @@
 //! let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
 //! let key = CallKey::new(Client::number(7), 0x1234, 100003, 3, 12, b"arguments");
 //! match cache.begin(key) {
-//!     Lookup::New(ticket) => ticket.finish(b"results"), // after running it
+//!     Lookup::New(claim) => claim.finish(b"results"), // after running it
 //!     Lookup::InProgress => {}                          // drop it: the first one will be answered
 //!     Lookup::Done(reply) => drop(reply),               // send this
 //!     Lookup::Lost | Lookup::Full => {}                 // answer SYSTEM_ERR
@@ -119,8 +119,8 @@ impl CallKey {
 #[derive(Debug)]
 #[must_use = "a call that came twice must not run"]
 pub enum Lookup {
-    /// It is new: run it, then [finish](Ticket::finish) the ticket.
-    New(Ticket),
+    /// It is new: run it, then [finish](Claim::finish) the claim.
+    New(Claim),
     /// It runs right now: drop this one, the first is answered. (On the connection that this one came by, if that is not the
     /// first one's, the client asks again.)
     InProgress,
@@ -223,7 +223,7 @@ impl ReplyCache {
         }
         part.stats.misses += 1;
         part.calls.insert(key, State::InProgress);
-        Lookup::New(Ticket { cache: Arc::clone(self), key, over: false })
+        Lookup::New(Claim { cache: Arc::clone(self), key, over: false })
     }
 
     /// What happened so far, of all parts.
@@ -280,13 +280,13 @@ fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
 /// A call that runs. Dropped without a word, as when its handler panics, it counts as finished without a reply: part of it
 /// may have been done.
 #[derive(Debug)]
-pub struct Ticket {
+pub struct Claim {
     cache: Arc<ReplyCache>,
     key: CallKey,
     over: bool,
 }
 
-impl Ticket {
+impl Claim {
     /// It ran: from now on this is the answer, for as long as there is room. To be said before the reply is sent.
     pub fn finish(mut self, reply: &[u8]) {
         self.over = true;
@@ -300,7 +300,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for Claim {
     fn drop(&mut self) {
         if !self.over {
             self.cache.finish(&self.key, None);

@@ -63,7 +63,7 @@ impl Once {
         let key = CallKey::new(client, call.xid, call.program, call.version, call.procedure, call.args());
         match self.cache.begin(key) {
             Lookup::New(ticket) => {
-                call.set_ticket(ticket);
+                call.set_claim(ticket);
                 None
             }
             known => Some(known),

@@ -151,8 +151,10 @@ pub(super) struct Conn {
     pub(super) chain: Vec<Posting>,
     /// In the shard's list of connections with something to say.
     pub(super) ready: bool,
-    /// Sends since the last signalled one.
-    pub(super) unsignalled: u32,
+    /// Sends so far; which of them was the last signalled one, and the last that is known to have left. They wrap.
+    sends: u32,
+    signalled: u32,
+    left: u32,
     /// By call slot.
     pub(super) calls: Vec<OutCall>,
     pub(super) free_windows: Vec<WindowId>,
@@ -212,7 +214,9 @@ impl Conn {
             proto,
             chain: Vec::with_capacity(64),
             ready: false,
-            unsignalled: 0,
+            sends: 0,
+            signalled: 0,
+            left: 0,
             calls: (0..calls).map(|_| OutCall::default()).collect(),
             free_windows: Vec::new(),
             exposures: Vec::new(),
@@ -254,7 +258,7 @@ impl Conn {
         self.free_windows.clear();
         self.exposures.clear();
         self.free_exposures.clear();
-        (self.unsignalled, self.at_workers) = (0, 0);
+        (self.signalled, self.left, self.at_workers) = (self.sends, self.sends, 0);
         (self.assembly, self.parts) = (None, None);
         (self.plain_call, self.plain_reply) = (0, 0);
         self.arrivals.fill(None);
@@ -300,16 +304,30 @@ impl Conn {
     /// Queues a Send; one in `signal_every` is signalled.
     #[inline]
     pub(super) fn push_send(&mut self, buf: Buf, invalidate: Option<u32>, signal_every: u32) {
-        self.unsignalled += 1;
-        let signalled = self.unsignalled >= signal_every;
+        self.sends = self.sends.wrapping_add(1);
+        let signalled = self.sends.wrapping_sub(self.signalled) >= signal_every;
         if signalled {
-            self.unsignalled = 0;
+            self.signalled = self.sends;
         }
         self.chain.push(Posting {
-            wr_id: 0,
+            wr_id: u64::from(self.sends),
             signalled,
             wr: WorkRequest::Send { buf, invalidate, fence: false },
         });
+    }
+
+    /// A signalled Send has left, and all before it.
+    #[inline]
+    pub(super) fn has_left(&mut self, send: u64) {
+        self.left = send as u32;
+    }
+
+    /// More is on its way than a peer that takes what it is sent can be behind with: replies wait. Else a peer that reads nothing, or claims
+    /// more credits than it has, would have all the buffers of the shard in its queue.
+    #[inline]
+    pub(super) fn is_clogged(&self, signal_every: u32) -> bool {
+        let under_way = self.proto.credits().window().max(self.proto.call_slots() as u32);
+        self.sends.wrapping_sub(self.left) >= under_way.saturating_add(signal_every)
     }
 
     /// A free exposure; its index names it in work requests.

@@ -136,7 +136,8 @@ impl<F: Fabric> Shard<F> {
         match opcode {
             Opcode::Read => self.fetched(conn, wr_id as usize),
             Opcode::LocalInvalidate => self.revoked(conn, wr_id as u32),
-            Opcode::Recv | Opcode::Send | Opcode::Write | Opcode::Bind => {}
+            Opcode::Send => conn.has_left(wr_id),
+            Opcode::Recv | Opcode::Write | Opcode::Bind => {}
         }
     }
 
@@ -310,6 +311,11 @@ impl<F: Fabric> Shard<F> {
         }
         let mut more = true;
         for _ in 0..TRANSMIT_BATCH {
+            if conn.is_clogged(self.config.signal_every) {
+                // It goes on when something has left.
+                more = false;
+                break;
+            }
             let Some(out) = conn.proto.poll_transmit(receives_ok) else {
                 more = false;
                 break;

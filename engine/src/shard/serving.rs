@@ -349,7 +349,11 @@ impl<F: Fabric> Shard<F> {
     #[inline(always)]
     fn answer(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         let receives_ok = self.posted >= self.reserved;
-        if conn.proto.reply_now(call.id, receives_ok) {
+        let clogged = conn.is_clogged(self.config.signal_every);
+        if clogged {
+            conn.proto.reply(call.id);
+        }
+        if !clogged && conn.proto.reply_now(call.id, receives_ok) {
             self.transmit_reply(conn, call, receives_ok);
         } else {
             let index = call.id.index();

@@ -29,7 +29,7 @@ fn services() -> Services {
 
 /// Sizes may grow to [`MOST`], and there is memory for long messages.
 fn config() -> Config {
-    Config { max_inline: MOST, long_buffers: vec![(32 << 10, 120)], resize_on_request: true, ..small() }
+    Config { max_inline: MOST, long_buffers: vec![(32 << 10, 400)], resize_on_request: true, ..small() }
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
@@ -533,13 +533,23 @@ fn resize_under_load(world: &mut World, scheme: Scheme) {
                 started += 1;
                 under_way[n] += 1;
             }
+            let mut lost = None;
             client.poll(|done| {
                 let (seed, len) = ((done.token >> 32) as u32, done.token as u32 as usize);
-                let reply = done.result.unwrap_or_else(|error| panic!("call {seed} of {len} bytes: {error}"));
-                assert!(reply.results().len() == len && patterned(seed, reply.results()), "call {seed}");
+                match done.result {
+                    Ok(reply) => {
+                        let same = reply.results().len() == len && patterned(seed, reply.results());
+                        assert!(same, "call {seed} of {len} bytes");
+                    }
+                    Err(error) => lost = Some((seed, len, error)),
+                }
                 under_way[n] -= 1;
                 ended += 1;
             });
+            if let Some((seed, len, error)) = lost {
+                let reason = client.closed_because(client.first());
+                panic!("call {seed} of {len} bytes: {error}; {reason:?}; {client_steps:?} {server_step}");
+            }
             let stats = client.stats();
             if stats.receive_size == stats.receive_size_posted && client_steps[n] < sizes.len() {
                 client.change_receive_size(sizes[client_steps[n]]).expect("a size that is configured");

@@ -21,5 +21,7 @@ mod lifecycle;
 mod reconnect;
 mod reply_cache;
 mod reverse;
+mod rules_of_clients;
+mod rules_of_servers;
 mod threads;
 mod windows;
