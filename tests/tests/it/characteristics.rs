@@ -29,7 +29,7 @@ fn services() -> Services {
 
 /// Sizes may grow to [`MOST`], and there is memory for long messages.
 fn config() -> Config {
-    Config { max_inline: MOST, long_buffers: vec![(32 << 10, 120)], resize_on_request: true, ..small() }
+    Config { max_inline: MOST, long_buffers: vec![(32 << 10, 400)], resize_on_request: true, ..small() }
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
