@@ -268,6 +268,7 @@ impl Connection {
 
     // ---- version 1
 
+    #[inline(always)]
     fn handle_v1(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         let response = match view.htype() {
             // The two directions are told apart by the RPC message itself (RFC 8167 §5).
@@ -283,6 +284,7 @@ impl Connection {
         if response { self.handle_v1_reply(view) } else { self.handle_v1_call(view) }
     }
 
+    #[inline(always)]
     fn handle_v1_call(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if !self.config.takes_calls {
             return Ok(self.reject(Rejected::Unexpected));
