@@ -254,11 +254,12 @@ impl Plan<'_> {
 
     /// What the server can do, and we want.
     fn agree(&self, travel: &Travel, serving: &Info, sizes: &mut Vec<usize>) -> Result<(), Failure> {
-        if serving.scheme != travel.scheme {
-            // The engine would settle it; the figures would be of something else than was asked for.
-            let theirs = config::scheme_name(serving.scheme);
+        let agreed = config::agreed(travel.scheme, serving.scheme);
+        if agreed != travel.scheme {
+            // Calls would be made all the same, but not as was asked for.
             return Err(Failure::Usage(format!(
-                "the server was started for {theirs}: say the same --version and --credit-scheme at both ends"
+                "with this server the two ends agree on {}: say so by --version and --credit-scheme, or start it with others",
+                config::scheme_name(agreed)
             )));
         }
         let inline = self.engine.inline & !3;

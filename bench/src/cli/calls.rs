@@ -157,10 +157,10 @@ impl Form {
 /// How the engine runs, at both ends.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct EngineArgs {
-    /// Protocol version; both ends alike
+    /// Protocol version: the lower one of both ends' is used
     #[arg(long, id = "protocol", long = "version", value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) protocol: u8,
-    /// Credit scheme of version 2; both ends alike (default: windowed)
+    /// Credit scheme of version 2; incremental, if either end wants that (default: windowed)
     #[arg(long, value_enum)]
     pub(crate) credit_scheme: Option<CreditScheme>,
     /// Receive window: messages that the peer may have under way (default: 64, or twice -t)

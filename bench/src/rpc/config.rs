@@ -131,6 +131,15 @@ pub(crate) fn policy(idle: Idle) -> IdlePolicy {
     }
 }
 
+/// What two ends that prefer these agree on: the lesser of both.
+pub(crate) fn agreed(one: Scheme, other: Scheme) -> Scheme {
+    match (one, other) {
+        (Scheme::V1, _) | (_, Scheme::V1) => Scheme::V1,
+        (Scheme::V2Incremental, _) | (_, Scheme::V2Incremental) => Scheme::V2Incremental,
+        (Scheme::V2Windowed, Scheme::V2Windowed) => Scheme::V2Windowed,
+    }
+}
+
 /// Version and scheme in words.
 pub(crate) fn scheme_name(scheme: Scheme) -> &'static str {
     match scheme {
@@ -143,6 +152,16 @@ pub(crate) fn scheme_name(scheme: Scheme) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_lesser_is_agreed_on() {
+        let all = [Scheme::V1, Scheme::V2Incremental, Scheme::V2Windowed];
+        for (n, &one) in all.iter().enumerate() {
+            for (m, &other) in all.iter().enumerate() {
+                assert_eq!(agreed(one, other), all[n.min(m)]);
+            }
+        }
+    }
 
     #[test]
     fn memory_for_payloads_is_bounded() {
