@@ -53,9 +53,24 @@ impl Connection {
             true => self.credits.wants_grant_crowded(),
             false => self.credits.wants_grant(replenished),
         };
-        let due = due || (self.ping && self.credits.may_grant());
+        // What keeps alive says nothing new: it must not use up the one message beyond the limit, which may be needed to say something.
+        let due = due || (self.ping && self.credits.may_send(false, replenished));
         self.ping = false;
         (silent && due).then_some(Outgoing::Grant)
+    }
+
+    /// A message that [`poll_transmit`](Self::poll_transmit) gave cannot be sent now, and is nothing but a header: it is the next that
+    /// will be given again.
+    #[cold]
+    pub fn take_back(&mut self, out: Outgoing) {
+        match out {
+            Outgoing::Grant => self.ping = true,
+            Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Connprop => {
+                self.errors_queued += usize::from(out != Outgoing::Connprop);
+                self.reply_queue.push_front(out);
+            }
+            Outgoing::Call(_) | Outgoing::Reply(_) | Outgoing::Continue => {}
+        }
     }
 
     /// More parts of the message that is going out will follow: nothing else may be sent before, but grants.
@@ -172,8 +187,13 @@ impl Connection {
         };
         // What an error says of credits is ignored, so it promises nothing.
         let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
-        let piggybacked = self.counters.grants_piggybacked;
-        let words = self.account(counted, receives_ok && !(error && self.version == Version::V2));
+        let says_nothing = error && self.version == Version::V2;
+        let (piggybacked, spoke) = (self.counters.grants_piggybacked, self.spoke);
+        let words = self.account(counted, receives_ok && !says_nothing);
+        if says_nothing {
+            // A grant may be due all the same.
+            self.spoke = spoke;
+        }
         if let Outgoing::WrongVersion { xid, vers } = out {
             let start = end.checked_sub(wire::ERR_VERS_LEN)?;
             let versions = self.versions();

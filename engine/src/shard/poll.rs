@@ -184,8 +184,9 @@ impl<F: Fabric> Shard<F> {
                 if let (true, Ok(view)) = (kept, View::check(message, self.config.revision)) {
                     if first {
                         conn.assembly = self.alloc(2 * self.config.inline);
-                        if let Some(buf) = &mut conn.assembly {
-                            buf.set_window(0, 0);
+                        match &mut conn.assembly {
+                            Some(buf) => buf.set_window(0, 0),
+                            None => conn.proto.spoil_sequence(),
                         }
                     }
                     self.assemble(conn, view.payload());
@@ -201,6 +202,9 @@ impl<F: Fabric> Shard<F> {
             Event::Rejected(_) | Event::Call { .. } | Event::Reply { .. } => {}
         }
         conn.assembly = None;
+        if let Some(orphan) = conn.proto.broken_off() {
+            self.unusual(conn, orphan, message, None);
+        }
     }
 
     /// Appends a part to what has come of a message.
@@ -319,7 +323,11 @@ impl<F: Fabric> Shard<F> {
                 Outgoing::Error { .. }
                 | Outgoing::WrongVersion { .. }
                 | Outgoing::Connprop
-                | Outgoing::Grant => self.transmit_header(conn, out, receives_ok),
+                | Outgoing::Grant => {
+                    if !self.transmit_header(conn, out, receives_ok) {
+                        break;
+                    }
+                }
             }
             if !self.config.batch {
                 self.post_chain(conn);
@@ -333,13 +341,13 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// A message that is nothing but a header.
-    fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) {
+    /// A message that is nothing but a header. False if there was no buffer for it: it is tried again in the next turn, before
+    /// anything else.
+    fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) -> bool {
         let end = if out == Outgoing::Connprop { SMALL_BUFFER } else { HEADROOM_PLAIN };
         let Some(mut buf) = self.alloc(end) else {
-            // Not said: the peer learns of its credits, or of its error, never. It is the pool that is too small.
-            conn.doomed.get_or_insert_with(|| "no buffer for a control message: raise small_buffers".into());
-            return;
+            conn.proto.take_back(out);
+            return false;
         };
         match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
             Some(start) => {
@@ -350,6 +358,7 @@ impl<F: Fabric> Shard<F> {
                 conn.doomed.get_or_insert_with(|| "a control message could not be written".into());
             }
         }
+        true
     }
 
     #[inline]

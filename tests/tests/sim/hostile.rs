@@ -36,9 +36,9 @@ impl Mind {
         Self {
             random: Random::new(plan.seed ^ (index as u64 + 100) << 40),
             journal,
-            scheme: plan.scheme,
+            scheme: plan.callers[0].config.scheme,
             revision: plan.revision,
-            inline: plan.inline,
+            inline: 4096,
             remembered: Vec::new(),
             exposed: Vec::new(),
             xid: 1,

@@ -17,6 +17,8 @@
 //! `SIM_TRACE` (print its events).
 
 mod caller;
+mod census;
+mod desk;
 mod flow;
 mod forms;
 mod host;
@@ -24,6 +26,7 @@ mod hostile;
 mod journal;
 mod plan;
 mod probe;
+mod service;
 mod world;
 
 use std::panic::catch_unwind;
