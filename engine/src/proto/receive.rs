@@ -159,7 +159,8 @@ impl Connection {
             (false, true) => self.called(view),
             (true, false) if sequence.starved => Ok(self.end_call(view.xid(), CallError::NoMemory)),
             (true, false) => {
-                Ok(self.end_call(view.xid(), CallError::MalformedReply("longer than this side puts together")))
+                Ok(self
+                    .end_call(view.xid(), CallError::MalformedReply("longer than this side puts together")))
             }
             (false, false) if self.config.takes_calls => Ok(self.answer(view.xid(), ErrorBody::System)),
             (false, false) => Ok(self.reject(Rejected::Unexpected)),

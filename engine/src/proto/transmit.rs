@@ -22,11 +22,12 @@ impl Connection {
         !self.reply_queue.is_empty() || !self.call_queue.is_empty() || self.credits.wants_grant(receives_ok)
     }
 
-    /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due.
+    /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due; or one is due in spite of what
+    /// was sent, which may have been long ago.
     #[inline]
-    pub fn must_be_asked(&mut self) -> bool {
+    pub fn must_be_asked(&mut self, receives_ok: bool) -> bool {
         let silent = !std::mem::replace(&mut self.spoke, false);
-        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || silent
+        silent || self.has_output(receives_ok)
     }
 
     /// The next message that may go out. `receives_ok` says that the receive queue holds the reserves of all its

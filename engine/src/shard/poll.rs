@@ -117,7 +117,7 @@ impl<F: Fabric> Shard<F> {
         if asks || (!only_one && !conn.chain.is_empty()) {
             Self::make_ready(&mut self.ready, conn);
         } else if !conn.chain.is_empty() && !conn.ready {
-            conn.proto.must_be_asked();
+            conn.proto.must_be_asked(self.posted >= self.reserved);
             self.post_chain(conn);
         }
     }
@@ -287,7 +287,7 @@ impl<F: Fabric> Shard<F> {
             let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
             conn.ready = false;
             if conn.stage != Stage::Connecting {
-                if conn.proto.must_be_asked() || conn.stage == Stage::Draining {
+                if conn.proto.must_be_asked(receives_ok) || conn.stage == Stage::Draining {
                     self.say(&mut conn, receives_ok);
                 }
                 self.post_chain(&mut conn);

@@ -31,7 +31,9 @@ impl Census {
         }
         let (more, grant) = (view.flags().contains(Flags::MORE), view.xid() == 0 && !view.has_chunks());
         if view.htype() == HeaderType::Nomsg && grant {
-            return if self.continued { see("grants between the parts of a message") };
+            return if self.continued {
+                see("grants between the parts of a message")
+            };
         }
         let was_continued = std::mem::replace(&mut self.continued, more);
         if more {

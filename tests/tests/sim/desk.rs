@@ -262,7 +262,9 @@ impl Desk {
                     matches!(error, CallError::DeadlinePassed { .. } | CallError::Cancelled { .. });
                 if given_up {
                     self.links[call.link].given_up += 1;
-                } else if call.id.is_some() && !self.calls.values().any(|call| call.shape.replaced()) && !self.reconnects
+                } else if call.id.is_some()
+                    && !self.calls.values().any(|call| call.shape.replaced())
+                    && !self.reconnects
                 {
                     // Else other calls may have that memory by now.
                     self.check_unexposed(client, token, &call);
@@ -310,7 +312,9 @@ impl Desk {
                 ("calls turned away", true)
             }
             CallError::Transport(
-                ErrorBody::ReadChunks { .. } | ErrorBody::ReplyResource { .. } | ErrorBody::WriteResource { .. },
+                ErrorBody::ReadChunks { .. }
+                | ErrorBody::ReplyResource { .. }
+                | ErrorBody::WriteResource { .. },
             ) => ("calls that could not be sent again", client.stats().pool_empty > 0),
             _ => ("", false),
         };

@@ -77,8 +77,8 @@ impl Flow {
             let start = &message[..message.len().min(80)];
             format!("it sends what cannot be read: {e:?}: {start:02x?}")
         })?;
-        if !self.server && self.ours.count == 0 && !self.settled {
-            // Whoever was not understood begins in version 1.
+        if self.hostile || (!self.server && self.ours.count == 0 && !self.settled) {
+            // Whoever was not understood begins in version 1. What somebody hostile settles for is not to be seen from here.
             self.version = view.version();
         }
         if view.version() != self.version {
@@ -133,7 +133,9 @@ impl Flow {
             self.refused(first);
             return;
         }
-        let Ok(view) = View::check(message, revision) else {
+        // A count of messages was not offered yet.
+        let view = View::check(message, revision).ok().filter(|view| !(first && view.received().is_some()));
+        let Some(view) = view else {
             // It takes a Receive, and a server still waits for what it can read.
             self.settled = !(first && self.server);
             if self.version == Version::V2 {

@@ -76,10 +76,14 @@ impl Terms {
         let clients = || plan.callers.iter().map(|caller| &caller.config);
         let one = |config: &Config| config.scheme == Scheme::V1;
         let versions = [
-            one(server) || clients().any(|config| one(config) || config.negotiation_timeout_ms < PATIENT) || !plan.calm(),
+            one(server)
+                || clients().any(|config| one(config) || config.negotiation_timeout_ms < PATIENT)
+                || !plan.calm(),
             !one(server) && !clients().all(one),
         ];
-        let inline = clients().map(|config| config.inline).fold(server.inline, usize::min);
+        // The older text has no word for what an end sends at most.
+        let least = if plan.revision == Revision::Cel09 { 4096 } else { server.inline };
+        let inline = clients().map(|config| config.inline).fold(least.min(server.inline), usize::min);
         Self { reverse: true, versions, inline, most: server.inline }
     }
 }
@@ -251,9 +255,8 @@ fn no_form(error: &CallError) -> bool {
 /// The peer's transport has refused it, for good; or it could never have been sent.
 fn not_so(error: &CallError) -> bool {
     use ErrorBody::{BadXdr, ReadChunks, ReplyResource, WriteResource};
-    let known = |e: &ErrorBody| {
-        matches!(e, BadXdr | ReadChunks { .. } | ReplyResource { .. } | WriteResource { .. })
-    };
+    let known =
+        |e: &ErrorBody| matches!(e, BadXdr | ReadChunks { .. } | ReplyResource { .. } | WriteResource { .. });
     no_form(error) || matches!(error, CallError::Transport(body) if known(body))
 }
 
@@ -297,13 +300,14 @@ impl Draw<'_> {
     /// Bytes of a message: short, about as long as may be in one, or in several.
     fn length(&mut self) -> usize {
         let (inline, longest) = (self.terms.inline, self.plan.longest_message);
-        match self.random.below(8) {
-            0 => (inline - 120 + self.random.below(60)).min(longest),
+        let length = match self.random.below(8) {
+            0 => inline - 120 + self.random.below(60),
             1 => self.random.below(inline),
-            2 => inline.min(longest) + self.random.below(longest.saturating_sub(inline).max(1)),
+            2 => inline + self.random.below(longest.saturating_sub(inline).max(1)),
             3 => longest - self.random.below(100),
             _ => self.random.below(200),
-        }
+        };
+        length.min(longest)
     }
 
     /// Read chunks one behind the other, behind so many bytes of arguments.
@@ -435,7 +439,7 @@ fn mix(draw: &mut Draw<'_>) -> Shape {
     let filling = draw.length().saturating_sub(head);
     args.extend(patterned_bytes(filler(seed), filling));
     // Within the filler, or behind it.
-    let at = head + if draw.random.once_in(2) { filling / 2 & !3 } else { 0 };
+    let at = head + if draw.random.once_in(2) { (filling / 2) & !3 } else { 0 };
     let sends = draw.sends(seed, &lens, at);
     let chunks = wanted.iter().enumerate().map(|(n, &len)| (seed + 1 + n as u32, len)).collect();
     let has_chunks = !lens.is_empty() || !wanted.is_empty();
@@ -467,12 +471,7 @@ fn give(draw: &mut Draw<'_>) -> Shape {
     let [one, two] = both(plain_size, draw.carried(args.len(), announced.unwrap_or(0), false));
     let one = if one == Says::No && announced.is_some() { Says::Either } else { one };
     // One that is refused has run by then.
-    Shape {
-        announced,
-        succeeds: [one, two],
-        error: not_so,
-        ..plain(GIVE, args, patterned_bytes(seed, len))
-    }
+    Shape { announced, succeeds: [one, two], error: not_so, ..plain(GIVE, args, patterned_bytes(seed, len)) }
 }
 
 fn tell(draw: &mut Draw<'_>) -> Shape {
@@ -517,10 +516,7 @@ fn grow(draw: &mut Draw<'_>) -> Shape {
     let mut args = words(draw.name().into_iter().chain([seed as usize]).chain(list(&wanted)));
     args.extend(patterned_bytes(filler(seed), filling.saturating_sub(args.len())));
     let chunks = wanted.iter().enumerate().map(|(n, &len)| (seed + n as u32, len)).collect();
-    let enough = [
-        if cut { Says::No } else { Says::Yes },
-        if left { Says::Yes } else { Says::Either },
-    ];
+    let enough = [if cut { Says::No } else { Says::Yes }, if left { Says::Yes } else { Says::Either }];
     let succeeds = both(draw.carried(args.len(), 8, true), enough);
     let results = patterned_bytes(seed, 8);
     Shape { noted: true, rooms, chunks, succeeds, error: not_so, ..plain(GROW, args, results) }

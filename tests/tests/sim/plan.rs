@@ -105,7 +105,12 @@ impl Plan {
             longest_message: pick(r, &[6000, 9000, 9000, 30_000]),
             reverse: pick(
                 r,
-                &[ReverseSupport::None, ReverseSupport::Inline, ReverseSupport::General, ReverseSupport::General],
+                &[
+                    ReverseSupport::None,
+                    ReverseSupport::Inline,
+                    ReverseSupport::General,
+                    ReverseSupport::General,
+                ],
             ),
             tick: pick(r, &[200, 2_000, 20_000]),
             slow: r.once_in(2),
@@ -115,24 +120,31 @@ impl Plan {
         let hostile_clients = if r.once_in(4) { 1 + r.below(2) } else { 0 };
         let hostile_server = r.once_in(5);
 
-        let group_count = 1 + usize::from(r.once_in(3));
+        // Many connections of one shard: their windows have to shrink.
+        let crowd = r.once_in(12);
+        let group_count = 1 + usize::from(r.once_in(3) && !crowd);
         let hostile_clients: Vec<usize> = (0..hostile_clients).map(|_| r.below(group_count)).collect();
         let groups: Vec<Group> = (0..group_count)
             .map(|index| {
                 let hostile = hostile_clients.contains(&index);
-                let (config, software) = shape.config(r, false);
+                let (mut config, mut software) = shape.config(r, false);
+                if crowd {
+                    (config.receives, config.window, config.max_window) = (256, 32, 64);
+                    software.shared_receives = config.software().shared_receives;
+                }
                 let chaos = shape.chaos(r, hostile);
                 let calls = shape.reverse_calls(r);
                 // Somebody hostile may never answer.
                 let deadline = if hostile { 1 } else { pick(r, &[0, 0, 4]) };
                 let habits = Habits { deadline, ..habits(r, calls, 8) };
-                Group { config, software, chaos, shards: 1 + usize::from(r.once_in(3)), habits }
+                Group { config, software, chaos, shards: 1 + usize::from(r.once_in(3) && !crowd), habits }
             })
             .collect();
-        let caller_count = 1 + r.below(3);
+        let caller_count = if crowd { 3 } else { 1 + r.below(3) };
         let callers = (0..caller_count)
             .map(|index| {
-                let mut links: Vec<_> = (0..1 + r.below(4)).map(|_| Some(r.below(group_count))).collect();
+                let count = if crowd { 7 } else { 1 + r.below(4) };
+                let mut links: Vec<_> = (0..count).map(|_| Some(r.below(group_count))).collect();
                 let hostile = hostile_server && (index == 0 || r.once_in(3));
                 if hostile {
                     links.push(None);

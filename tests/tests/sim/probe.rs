@@ -4,12 +4,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use rpcrdma::{Config, Scheme};
 use rpcrdma::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
     FabricStats, Opcode, PostError, Posting, QpId, RequestId, Waker, WindowId, WorkRequest,
 };
 use rpcrdma::wire::{Revision, Version, View};
+use rpcrdma::{Config, Scheme};
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use crate::caller::Addresses;
@@ -258,11 +258,7 @@ impl<F: Fabric> Probe<F> {
         let who = self.journal.who();
         for Seen { qp, flow, .. } in &self.seen {
             let may_come = flow.promised();
-            assert!(
-                may_come <= self.most,
-                "{who} {qp:?}: {may_come} messages in a window of {}",
-                self.most
-            );
+            assert!(may_come <= self.most, "{who} {qp:?}: {may_come} messages in a window of {}", self.most);
         }
         assert!(
             promised <= self.receives,

@@ -56,14 +56,17 @@ pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
     let mut add = |procedure: u32, entry: Procedure| _ = services.add(PROGRAM, VERSION, procedure, entry);
     add(NOTE, recorded(runs, note).max_reply(longest));
     let told = runs.clone();
-    add(TELL, Procedure::call_only(move |call| {
-        if let Ok(mut words) = Words::of(call)
-            && let Ok(name) = words.name()
-            && patterned(name.1, words.rest())
-        {
-            told.add(name);
-        }
-    }));
+    add(
+        TELL,
+        Procedure::call_only(move |call| {
+            if let Ok(mut words) = Words::of(call)
+                && let Ok(name) = words.name()
+                && patterned(name.1, words.rest())
+            {
+                told.add(name);
+            }
+        }),
+    );
     let both = recorded(runs, mix).read_chunks(MAX_CHUNKS, chunk).write_chunks(MAX_CHUNKS, chunk);
     add(MIX, both.max_reply(longest));
     add(FLAT, recorded(runs, flat));
