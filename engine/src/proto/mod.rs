@@ -270,6 +270,8 @@ pub struct Connection {
     peer_windowed: bool,
     /// A message of the peer that is coming in parts.
     sequence: Option<Sequence>,
+    /// What the last message meant beside the event that it was.
+    also: Option<Event>,
     /// What has come of a CONNPROP in parts.
     connprop: Vec<u8>,
     /// What is left of a CONNPROP that goes out in parts.
@@ -326,6 +328,7 @@ impl Connection {
             peer_introduced: false,
             peer_windowed: false,
             sequence: None,
+            also: None,
             connprop: Vec::new(),
             connprop_rest: Vec::new(),
             auth: HostAuth::new(&config.auth, if config.server { Role::Server } else { Role::Client }),

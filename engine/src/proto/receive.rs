@@ -33,6 +33,12 @@ impl Connection {
         if view.flags().contains(Flags::RESPONSE) { Ok(self.replied(view)) } else { Ok(self.called(view)?) }
     }
 
+    /// What else the last message meant, if it meant two things: to be asked after each that was neither a call nor a reply.
+    #[cold]
+    pub fn also(&mut self) -> Option<Event> {
+        self.also.take()
+    }
+
     /// A CONNPROP is coming in parts: the next message is no whole set.
     #[inline]
     pub fn expects_properties(&self) -> bool {
@@ -166,13 +172,15 @@ impl Connection {
     fn broken(&mut self, sequence: Sequence, view: &View<'_>) -> Event {
         self.sequence = None;
         self.connprop = Vec::new();
-        if !sequence.response {
-            self.answer(sequence.xid, ErrorBody::InvalFlag);
-        }
-        if is_response(view) {
-            return self.end_call(view.xid(), "it came between the parts of another message");
-        }
-        self.answer(view.xid(), ErrorBody::InvalFlag)
+        let first = match sequence.response {
+            true => self.end_call(sequence.xid, "another message came between its parts"),
+            false => self.answer(sequence.xid, ErrorBody::InvalFlag),
+        };
+        self.also = Some(match is_response(view) {
+            true => self.end_call(view.xid(), "it came between the parts of another message"),
+            false => self.answer(view.xid(), ErrorBody::InvalFlag),
+        });
+        first
     }
 
     /// Ends the call that a useless reply was for.

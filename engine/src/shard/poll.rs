@@ -208,6 +208,9 @@ impl<F: Fabric> Shard<F> {
             Event::Rejected(_) | Event::Call { .. } | Event::Reply { .. } => {}
         }
         conn.assembly = None;
+        if let Some(event) = conn.proto.also() {
+            self.unusual(conn, event, message, invalidated);
+        }
     }
 
     /// Appends a part to what has come of a message.
