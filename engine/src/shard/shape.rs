@@ -47,7 +47,13 @@ impl<F: Fabric> Shard<F> {
         if memory.as_deref().is_some_and(|memory| !memory.is_empty()) && !limits.chunks {
             return Err(CallError::NoChunks);
         }
-        let mut plan = choose_call(&limits, header, message.len(), reply, plain)?;
+        let mut plan = choose_call(&limits, header(&lists), message.len(), reply, plain)?;
+        if plan.reply_chunk && !lists.has_reply {
+            // It makes the header longer.
+            let whole = Segment { length: padded(reply) as u32, ..Segment::default() };
+            lists.add(Kind::Reply, whole, conn.proto.terms())?;
+            plan = choose_call(&limits, header(&lists), message.len(), reply, plain)?;
+        }
         if memory.as_deref().is_some_and(|memory| memory.reply.is_some()) {
             // A larger one, from the last attempt.
             plan.reply_chunk = false;
