@@ -40,8 +40,9 @@ impl<F: Fabric> Shard<F> {
             conn.check_memory(memory, message.len())?;
         }
         let limits = conn.proto.form_limits();
-        let header = Lists::measure(memory.as_deref(), None, conn.proto.terms())?;
-        let header = conn.proto.header_len(Some(&Form { chunks: header.chunks(), external: false }));
+        let mut lists = Lists::measure(memory.as_deref(), None, conn.proto.terms())?;
+        let header =
+            |lists: &Lists| conn.proto.header_len(Some(&Form { chunks: lists.chunks(), external: false }));
         let plain = conn.proto.header_len(None);
         let reply = ACCEPTED_REPLY_LEN + max_reply;
         if memory.as_deref().is_some_and(|memory| !memory.is_empty()) && !limits.chunks {
@@ -209,6 +210,7 @@ impl<F: Fabric> Shard<F> {
                 if retries > 1 {
                     // The responder cannot use the Write chunks: everything inline (version 2 §6.4.3).
                     memory.receive.clear();
+                    memory.most_results = None;
                 }
                 let needed = (length_needed as usize).max(self.config.inline);
                 memory.reply = Some(self.alloc_for(conn, padded(needed))?);
