@@ -116,7 +116,7 @@ pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), R
         }
     }
     if let Some(chunk) = view.reply_chunk() {
-        call.returns = true;
+        (call.returns, call.reply_offered) = (true, true);
         for segment in chunk.segments() {
             if call.reply_chunk.try_push(segment).is_err() {
                 return Err(too_many);
