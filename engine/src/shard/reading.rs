@@ -196,7 +196,9 @@ fn check_reads(
             }
         }
         chunk_len += u64::from(read.target.length);
-        if chunk_len > entry.binding.arguments.max_len as u64 || read.target.length == 0 {
+        // Its padding may come with it (RFC 8166 §3.4.5.2).
+        let longest = (entry.binding.arguments.max_len as u64).checked_next_multiple_of(4);
+        if longest.is_some_and(|longest| chunk_len > longest) || read.target.length == 0 {
             return Err(ErrorBody::BadXdr);
         }
         fetch
