@@ -7,7 +7,7 @@ use crate::proto::Refusal;
 use crate::server::{MAX_CHUNKS, MAX_SEGMENTS, Procedure, ResultBytes, ResultChunk, ServerCall, Services};
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
-use crate::wire::{ErrorBody, ReadSegment, Segment, View};
+use crate::wire::{ErrorBody, ReadSegment, Segment, Version, View};
 
 /// Why a call is not run.
 pub(super) enum Reject {
@@ -123,7 +123,16 @@ pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), R
             }
         }
     }
+    if view.version() == Version::V1 {
+        call.inv_handle = any_handle(call);
+    }
     Ok(())
+}
+
+/// A handle of the call, 0 for none: version 1 has no field for the one to invalidate, so the responder chooses (RFC 8797 §4.1).
+fn any_handle(call: &ServerCall) -> u32 {
+    let written = call.reply_chunk.last().or(call.segments.last());
+    written.or(call.asked.last().map(|read| &read.target)).map_or(0, |segment| segment.handle)
 }
 
 /// Under RPCSEC_GSS integrity or privacy nothing of a call is reduced, nor of its reply (version 2 §10.2.2).
