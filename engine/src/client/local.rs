@@ -313,9 +313,9 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has ended already.
     #[inline(always)]
-    pub fn start(&mut self, connection: Connection, call: PreparedCall, token: u64) -> Option<CallId> {
+    pub fn start(&mut self, connection: Connection, mut call: PreparedCall, token: u64) -> Option<CallId> {
         if call.memory.is_some()
-            && let Err(error) = self.check(&call)
+            && let Err(error) = self.check(&mut call)
         {
             self.shard.refuse(Sink::Polled, token, CallError::Binding(error));
             return None;
@@ -332,11 +332,13 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Holds a call with chunks against the binding.
-    fn check(&self, call: &PreparedCall) -> Result<(), BindingError> {
-        let Some(memory) = &call.memory else { return Ok(()) };
+    fn check(&self, call: &mut PreparedCall) -> Result<(), BindingError> {
+        let Some(memory) = &mut call.memory else { return Ok(()) };
         let reads: ArrayVec<usize, MAX_CHUNKS> = memory.send.iter().map(|(_, buf)| buf.len()).collect();
         let writes: ArrayVec<usize, MAX_CHUNKS> = memory.receive.iter().map(|buf| buf.len()).collect();
-        self.config.check_binding(call.procedure, call.message.len() - call.args_at, &reads, &writes)
+        let inline = call.message.len() - call.args_at;
+        memory.most_results = self.config.check_binding(call.procedure, inline, &reads, &writes)?;
+        Ok(())
     }
 
     /// Posts the calls that were started since the last [`poll`](Self::poll): now, instead of in the next. Worth it before anything

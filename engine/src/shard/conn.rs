@@ -269,6 +269,8 @@ impl Conn {
         self.peer = None;
         self.chain.clear();
         self.free_windows.clear();
+        // Calls that were given up have kept theirs until now.
+        self.calls.iter_mut().for_each(|out| out.exposure = None);
         self.exposures.clear();
         self.free_exposures.clear();
         (self.signalled, self.left, self.at_workers) = (self.sends, self.sends, 0);

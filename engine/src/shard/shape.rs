@@ -214,6 +214,7 @@ impl<F: Fabric> Shard<F> {
                 if retries > 1 {
                     // The responder cannot use the Write chunks: everything inline (version 2 §6.4.3).
                     memory.receive.clear();
+                    memory.most_results = None;
                 }
                 let needed = (length_needed as usize).max(self.config.inline);
                 memory.reply = Some(self.alloc_for(conn, padded(needed))?);
