@@ -54,6 +54,10 @@ pub struct RawPeer {
     pub windowed: bool,
     /// Their code points.
     pub revision: Revision,
+    /// What its CONNPROP says.
+    pub offers: Properties<'static>,
+    /// What the other side's connect message said.
+    pub private_data: Vec<u8>,
 }
 
 fn pool(size: usize, count: usize) -> Pool {
@@ -121,12 +125,10 @@ impl RawPeer {
         self.take_properties(&hello.bytes);
     }
 
-    /// Sends a CONNPROP that offers windowed credits.
+    /// Sends a CONNPROP that says what this side [offers](Self::offers).
     pub fn send_properties(&mut self) {
         let mut buffer = [0; 256];
-        let properties =
-            Properties { receive_size: RECEIVE as u32, windowed_credits: true, ..Properties::default() };
-        let set = properties.emit(&mut buffer, self.revision).expect("space");
+        let set = self.offers.emit(&mut buffer, self.revision).expect("space");
         let message = self.message(7, Flags::NONE, Body::Connprop(set), &[]);
         self.send(&message);
     }
@@ -136,7 +138,7 @@ impl RawPeer {
         let view = View::check(message, self.revision).expect("a header");
         let ViewBody::Connprop(set) = view.body() else { panic!("no CONNPROP: {view}") };
         let properties = Properties::from_set(&set, self.revision).expect("properties");
-        self.windowed = properties.windowed_credits;
+        self.windowed = properties.windowed_credits && self.offers.windowed_credits;
     }
 
     /// Connects as a client, with private data.
@@ -176,6 +178,12 @@ impl RawPeer {
             credit: 64,
             windowed: false,
             revision: Revision::Ietf00,
+            offers: Properties {
+                receive_size: RECEIVE as u32,
+                windowed_credits: true,
+                ..Properties::default()
+            },
+            private_data: Vec::new(),
         };
         peer.refill(RECEIVES);
         peer
@@ -212,8 +220,11 @@ impl RawPeer {
         }
         for event in events {
             let reason = match event {
-                ControlEvent::Established { .. } => {
+                ControlEvent::Established { private_data, .. } => {
                     self.up = true;
+                    if self.private_data.is_empty() {
+                        self.private_data = private_data;
+                    }
                     continue;
                 }
                 ControlEvent::ConnectRequest { .. } => continue,
@@ -368,7 +379,10 @@ pub struct RawListener {
     fabric: AnyFabric,
     messages: Pool,
     exposed: Pool,
-    _listener: AnyListener,
+    address: Address,
+    listener: AnyListener,
+    /// What it says when it accepts.
+    pub private_data: Vec<u8>,
 }
 
 impl RawListener {
@@ -377,7 +391,8 @@ impl RawListener {
         let (mut fabric, messages, exposed) = device(address);
         let listener = address.bind().expect("a free address");
         fabric.listen(&listener).expect("listening");
-        Self { fabric, messages, exposed, _listener: listener }
+        let address = address.clone();
+        Self { fabric, messages, exposed, address, listener, private_data: Vec::new() }
     }
 
     /// Takes the first connection, and exchanges properties with the client; there is no second.
@@ -409,16 +424,48 @@ impl RawListener {
     /// # Errors
     /// The listener back: nobody asks.
     pub fn try_accept(mut self: Box<Self>) -> Result<RawPeer, Box<Self>> {
+        match self.take_request() {
+            Some((qp, private_data)) => {
+                let mut peer = RawPeer::new(self.fabric, self.messages, self.exposed, qp);
+                peer.private_data = private_data;
+                Ok(peer)
+            }
+            None => Err(self),
+        }
+    }
+
+    /// Takes the next connection, and goes on listening.
+    pub fn accept_next(&mut self) -> RawPeer {
+        let start = Instant::now();
+        loop {
+            if let Some((qp, private_data)) = self.take_request() {
+                self.fabric.unlisten();
+                let (mut fabric, messages, exposed) = device(&self.address);
+                fabric.listen(&self.listener).expect("listening");
+                let fabric = std::mem::replace(&mut self.fabric, fabric);
+                let messages = std::mem::replace(&mut self.messages, messages);
+                let exposed = std::mem::replace(&mut self.exposed, exposed);
+                let mut peer = RawPeer::new(fabric, messages, exposed, qp);
+                peer.private_data = private_data;
+                peer.establish().expect("established");
+                return peer;
+            }
+            assert!(start.elapsed() < PATIENCE, "nobody connects");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Accepts a connection that is asked for; with what the other side says.
+    fn take_request(&mut self) -> Option<(QpId, Vec<u8>)> {
         let mut events = Vec::new();
         self.fabric.poll_control(&mut events);
-        for event in events {
-            if let ControlEvent::ConnectRequest { request, .. } = event
-                && let Ok(qp) = self.fabric.accept(request, &params(b""))
-            {
-                return Ok(RawPeer::new(self.fabric, self.messages, self.exposed, qp));
+        events.into_iter().find_map(|event| match event {
+            ControlEvent::ConnectRequest { request, private_data, .. } => {
+                let qp = self.fabric.accept(request, &params(&self.private_data)).ok()?;
+                Some((qp, private_data))
             }
-        }
-        Err(self)
+            _ => None,
+        })
     }
 }
 

@@ -225,6 +225,19 @@ impl<F: Fabric> LocalClient<F> {
         &self.shard
     }
 
+    /// The shard, to be driven by its owner: what it [tells](Shard::take_notices) and what [ended](Shard::take_done) is then the owner's to
+    /// take, rather than [`poll`](Self::poll)'s to give.
+    pub fn shard_mut(&mut self) -> &mut Shard<F> {
+        &mut self.shard
+    }
+
+    /// Takes in a connection that the [shard](Self::shard_mut) has accepted, to call back on it (RFC 8167). A client that serves, and
+    /// listens, is a server that is polled by its caller.
+    pub fn adopt(&mut self, conn: ConnRef) -> Connection {
+        self.connections.push(conn);
+        Connection(self.connections.len() - 1)
+    }
+
     /// Lives in simulated time from now on; see [`Shard::simulate`].
     pub fn simulate(&mut self, time: &SimulatedTime) {
         self.shard.simulate(time);
@@ -300,9 +313,9 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has ended already.
     #[inline(always)]
-    pub fn start(&mut self, connection: Connection, call: PreparedCall, token: u64) -> Option<CallId> {
+    pub fn start(&mut self, connection: Connection, mut call: PreparedCall, token: u64) -> Option<CallId> {
         if call.memory.is_some()
-            && let Err(error) = self.check(&call)
+            && let Err(error) = self.check(&mut call)
         {
             self.shard.refuse(Sink::Polled, token, CallError::Binding(error));
             return None;
@@ -319,11 +332,13 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Holds a call with chunks against the binding.
-    fn check(&self, call: &PreparedCall) -> Result<(), BindingError> {
-        let Some(memory) = &call.memory else { return Ok(()) };
+    fn check(&self, call: &mut PreparedCall) -> Result<(), BindingError> {
+        let Some(memory) = &mut call.memory else { return Ok(()) };
         let reads: ArrayVec<usize, MAX_CHUNKS> = memory.send.iter().map(|(_, buf)| buf.len()).collect();
         let writes: ArrayVec<usize, MAX_CHUNKS> = memory.receive.iter().map(|buf| buf.len()).collect();
-        self.config.check_binding(call.procedure, call.message.len() - call.args_at, &reads, &writes)
+        let inline = call.message.len() - call.args_at;
+        memory.most_results = self.config.check_binding(call.procedure, inline, &reads, &writes)?;
+        Ok(())
     }
 
     /// Posts the calls that were started since the last [`poll`](Self::poll): now, instead of in the next. Worth it before anything

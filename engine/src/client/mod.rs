@@ -83,22 +83,26 @@ pub enum ConnectError {
 }
 
 impl ClientConfig {
-    /// Holds a call with chunks against the binding. `reads` and `writes` are the lengths of its chunks.
+    /// Holds a call with chunks against the binding. `reads` and `writes` are the lengths of its chunks. The most bytes of inline results
+    /// that its reply may have if each result goes into the Write chunk that there is for it; `None` if that is not known.
     fn check_binding(
         &self,
         procedure: u32,
         inline: usize,
         reads: &[usize],
         writes: &[usize],
-    ) -> Result<(), BindingError> {
+    ) -> Result<Option<usize>, BindingError> {
         let reduction = reduction_allowed(self.credential.flavor(), self.credential.body());
         let binding = self.bindings.as_ref().map(|all| all.get(self.program, self.version, procedure));
         match binding {
-            Some(Some(binding)) => binding.check_call(inline, reads, writes, reduction),
+            Some(Some(binding)) => {
+                binding.check_call(inline, reads, writes, reduction)?;
+                Ok((!writes.is_empty()).then(|| binding.reply_len(writes.len())))
+            }
             // The table names all that may be reduced.
             Some(None) if !reads.is_empty() || !writes.is_empty() => Err(BindingError::ReductionOff),
             _ if !reduction && (!reads.is_empty() || !writes.is_empty()) => Err(BindingError::ReductionOff),
-            _ => Ok(()),
+            _ => Ok(None),
         }
     }
 }

@@ -189,11 +189,13 @@ impl Client {
     /// [`CallError::TooMany`] when this client has as many calls under way as
     /// [`Config::max_calls`](crate::Config::max_calls); [`CallError::Closed`] when the shard has stopped.
     pub fn start(&mut self, call: ClientCall) -> Result<Pending, CallError> {
-        if !call.send.is_empty() || !call.receive.is_empty() {
+        let chunks = !call.send.is_empty() || !call.receive.is_empty();
+        let mut most_results = None;
+        if chunks {
             let reads: ArrayVec<usize, MAX_CHUNKS> = call.send.iter().map(|(_, buf)| buf.len()).collect();
             let writes: ArrayVec<usize, MAX_CHUNKS> = call.receive.iter().map(|&len| len as usize).collect();
             let config = &self.shared.config;
-            config
+            most_results = config
                 .check_binding(call.procedure, call.args.len(), &reads, &writes)
                 .map_err(CallError::Binding)?;
         }
@@ -204,9 +206,9 @@ impl Client {
             template.write(out, call.procedure);
             out[header..].copy_from_slice(&call.args);
         });
-        let chunks = !call.send.is_empty() || !call.receive.is_empty();
         let mut memory = chunks.then(ChunkMemory::new);
         if let Some(memory) = &mut memory {
+            memory.most_results = most_results;
             memory.send.extend(call.send.into_iter().map(|(at, data)| ((header + at) as u32, data)));
         }
         let (receive, max_reply, deadline) = (call.receive, call.max_reply, call.deadline);

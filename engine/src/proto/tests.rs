@@ -173,6 +173,56 @@ fn the_first_message_goes_alone() {
     }
 }
 
+/// A message of version 2 to a client.
+fn to_client(credit: u32, flags: Flags, body: Body<'_>) -> Vec<u8> {
+    let header = Header { xid: 0x1234, credit, received: None, flags, body };
+    let mut bytes = vec![0; header.encoded_len(Version::V2, Revision::Ietf00)];
+    header.emit(&mut bytes, Version::V2, Revision::Ietf00).unwrap();
+    bytes
+}
+
+#[test]
+fn an_error_opens_no_window() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut pair = Pair::strangers(config(scheme, false), config(scheme, true));
+        for token in 0..4 {
+            pair.client.start_call(token, u64::MAX).unwrap();
+        }
+        Pair::transmit(&mut pair.client, &mut pair.to_server);
+        for error in [ErrorBody::BadXdr, ErrorBody::InvalHtype, ErrorBody::System] {
+            let bytes = to_client(64, Flags::RESPONSE, Body::Error(error));
+            take(&mut pair.client, &bytes).unwrap();
+            assert_eq!(pair.client.credits().available(), 0, "{scheme:?} {error:?}");
+            assert!(!pair.client.is_open() && pair.client.poll_transmit(true).is_none(), "{scheme:?}");
+        }
+        // Anything else does, as far as it grants.
+        let bytes = to_client(3, Flags::NONE, Body::Nomsg(Chunks::NONE));
+        assert!(matches!(
+            take(&mut pair.client, &bytes),
+            Ok(Event::Rejected(_) | Event::Settled | Event::Call { .. })
+        ));
+        assert_eq!(pair.client.credits().available(), 3, "{scheme:?}");
+    }
+}
+
+#[test]
+fn the_credit_word_of_an_error_is_ignored() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut pair = Pair::new(scheme);
+        for (connection, credit) in [(&mut pair.client, 0), (&mut pair.server, 1000)] {
+            let before = connection.credits().available();
+            let windowed = connection.credits().scheme() == Scheme::V2Windowed;
+            let body = Body::Error(ErrorBody::System);
+            let header =
+                Header { xid: 7, credit, received: windowed.then_some(1), flags: Flags::RESPONSE, body };
+            let mut bytes = vec![0; header.encoded_len(Version::V2, Revision::Ietf00)];
+            header.emit(&mut bytes, Version::V2, Revision::Ietf00).unwrap();
+            assert!(matches!(take(connection, &bytes), Ok(Event::Rejected(_))), "{scheme:?}");
+            assert_eq!(connection.credits().available(), before, "{scheme:?}");
+        }
+    }
+}
+
 #[test]
 fn grants_ride_on_replies_and_need_no_messages_of_their_own() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {

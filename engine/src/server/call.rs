@@ -84,6 +84,8 @@ pub struct ServerCall {
     pub(crate) asked: ArrayVec<ReadSegment, MAX_SEGMENTS>,
     /// The caller's Reply chunk.
     pub(crate) reply_chunk: ArrayVec<Segment, MAX_SEGMENTS>,
+    /// It offered one, if only of no segments.
+    pub(crate) reply_offered: bool,
     /// The reply returns a Write list or a Reply chunk.
     pub(crate) returns: bool,
     pub(crate) reply: Option<Buf>,
@@ -156,6 +158,7 @@ impl ServerCall {
             segments: ArrayVec::new(),
             asked: ArrayVec::new(),
             reply_chunk: ArrayVec::new(),
+            reply_offered: false,
             returns: false,
             reply: None,
             results_at: 0,
@@ -176,6 +179,7 @@ impl ServerCall {
         self.segments.clear();
         self.asked.clear();
         self.reply_chunk.clear();
+        self.reply_offered = false;
         self.returns = false;
     }
 

@@ -141,12 +141,21 @@ impl<F: Fabric> Shard<F> {
             (Ok(_), _) if !wanted => {
                 Err(CallError::MalformedReply("its memory is still in use by the device"))
             }
-            (Ok(reply), Some(mut memory)) => match (long, memory.reply.take()) {
-                (Some(len), Some(buf)) => {
-                    long_reply(reply, buf, len).map(|reply| Reply { memory: Some(memory), ..reply })
+            (Ok(reply), Some(mut memory)) => {
+                let reply = match (long, memory.reply.take()) {
+                    (Some(len), Some(buf)) => long_reply(reply, buf, len),
+                    _ => Ok(reply),
+                };
+                // By the binding, one of them belongs into a Write chunk (RFC 8166 §6.1).
+                let most = memory.most_results.unwrap_or(usize::MAX);
+                match reply {
+                    Ok(reply) if reply.results.len() > most => {
+                        Err(CallError::MalformedReply("a result is not in the Write chunk that it was given"))
+                    }
+                    Ok(reply) => Ok(Reply { memory: Some(memory), ..reply }),
+                    error => error,
                 }
-                _ => Ok(Reply { memory: Some(memory), ..reply }),
-            },
+            }
             (Ok(reply), None) => Ok(reply),
         };
         if let Some((call, error)) = again {

@@ -28,6 +28,8 @@ pub(crate) struct Memory {
     pub(crate) call: Option<Buf>,
     /// The Reply chunk.
     pub(crate) reply: Option<Buf>,
+    /// Most bytes of inline results that the binding leaves beside the Write chunks, if it is known.
+    pub(crate) most_results: Option<usize>,
 }
 
 impl Memory {
@@ -69,7 +71,7 @@ impl Drop for ChunkMemory {
         if let Some(mut memory) = self.0.take() {
             memory.send.clear();
             memory.receive.clear();
-            (memory.call, memory.reply) = (None, None);
+            (memory.call, memory.reply, memory.most_results) = (None, None, None);
             // A thread that is ending keeps nothing.
             let _ = SPARE.try_with(|spare| {
                 let mut spare = spare.borrow_mut();

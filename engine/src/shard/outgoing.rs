@@ -194,7 +194,7 @@ impl<F: Fabric> Shard<F> {
         let slot = conn.proto.call_slot(call);
         let out = &mut conn.calls[slot];
         let sink = std::mem::replace(&mut out.sink, Sink::Polled);
-        (out.message, out.memory) = (None, None);
+        out.forget();
         self.tell(sink, token, Err(error));
     }
 
@@ -340,7 +340,7 @@ impl<F: Fabric> Shard<F> {
         if let Some(word) = memory.call.as_mut().and_then(|buf| buf.first_chunk_mut()) {
             *word = call.xid().to_be_bytes();
         }
-        let Memory { send, receive, call, reply } = &mut *memory;
+        let Memory { send, receive, call, reply, .. } = &mut *memory;
         let long = call.take().map(|buf| (0, buf, Access::REMOTE_READ));
         let (reads, writes) = (send.len() + usize::from(long.is_some()), receive.len());
         let send = send.drain(..).map(|(position, buf)| (position, buf, Access::REMOTE_READ));

@@ -7,7 +7,7 @@ use crate::proto::Refusal;
 use crate::server::{MAX_CHUNKS, MAX_SEGMENTS, Procedure, ResultBytes, ResultChunk, ServerCall, Services};
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
-use crate::wire::{ErrorBody, ReadSegment, Segment, View};
+use crate::wire::{ErrorBody, ReadSegment, Segment, Version, View};
 
 /// Why a call is not run.
 pub(super) enum Reject {
@@ -116,14 +116,23 @@ pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), R
         }
     }
     if let Some(chunk) = view.reply_chunk() {
-        call.returns = true;
+        (call.returns, call.reply_offered) = (true, true);
         for segment in chunk.segments() {
             if call.reply_chunk.try_push(segment).is_err() {
                 return Err(too_many);
             }
         }
     }
+    if view.version() == Version::V1 {
+        call.inv_handle = any_handle(call);
+    }
     Ok(())
+}
+
+/// A handle of the call, 0 for none: version 1 has no field for the one to invalidate, so the responder chooses (RFC 8797 §4.1).
+fn any_handle(call: &ServerCall) -> u32 {
+    let written = call.reply_chunk.last().or(call.segments.last());
+    written.or(call.asked.last().map(|read| &read.target)).map_or(0, |segment| segment.handle)
 }
 
 /// Under RPCSEC_GSS integrity or privacy nothing of a call is reduced, nor of its reply (version 2 §10.2.2).
@@ -196,7 +205,9 @@ fn check_reads(
             }
         }
         chunk_len += u64::from(read.target.length);
-        if chunk_len > entry.binding.arguments.max_len as u64 || read.target.length == 0 {
+        // Its padding may come with it (RFC 8166 §3.4.5.2).
+        let longest = (entry.binding.arguments.max_len as u64).checked_next_multiple_of(4);
+        if longest.is_some_and(|longest| chunk_len > longest) || read.target.length == 0 {
             return Err(ErrorBody::BadXdr);
         }
         fetch

@@ -149,7 +149,7 @@ impl<F: Fabric> Shard<F> {
         fill(conn, &mut call.reply_chunk, source.as_ref(), len as u32);
         let writes = WriteList { counts: &counts, segments: &call.segments };
         // A Reply chunk that was offered comes back, used or not (RFC 8166 §4.4.3).
-        let reply = (!call.reply_chunk.is_empty()).then_some(&call.reply_chunk[..]);
+        let reply = call.reply_offered.then_some(&call.reply_chunk[..]);
         let form = Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external };
         conn.proto.emit_before(Outgoing::Reply(call.id), &form, receives_ok, buf.full_mut(), at)
     }
@@ -177,8 +177,8 @@ fn fill(conn: &mut Conn, segments: &mut [Segment], source: Option<&Source>, len:
 /// How a reply of `len` bytes travels.
 #[cold]
 pub(super) fn reply_form(conn: &Conn, call: &ServerCall, len: usize) -> ReplyForm {
-    let room = (!call.reply_chunk.is_empty())
-        .then(|| call.reply_chunk.iter().map(|segment| u64::from(segment.length)).sum());
+    let room =
+        call.reply_offered.then(|| call.reply_chunk.iter().map(|segment| u64::from(segment.length)).sum());
     choose_reply(&conn.proto.form_limits(), reply_header_len(&conn.proto, call), len, room)
 }
 
@@ -189,6 +189,6 @@ pub(super) fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
     }
     let counts: ArrayVec<u32, MAX_CHUNKS> = call.results.iter().map(|result| result.segments).collect();
     let writes = WriteList { counts: &counts, segments: &call.segments };
-    let reply = (!call.reply_chunk.is_empty()).then_some(&call.reply_chunk[..]);
+    let reply = call.reply_offered.then_some(&call.reply_chunk[..]);
     proto.header_len(Some(&Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external: false }))
 }

@@ -131,8 +131,13 @@ impl<F: Fabric> Shard<F> {
         if call.message.is_none() {
             return self.long_call_fetched(conn, call, landing);
         }
+        let longest = self.services.as_ref().map_or(0, |all| all.entry(call.entry).binding.arguments.max_len);
         for (read, lent) in call.reads.iter_mut().zip(landing) {
             read.buf = lent.reclaim().ok();
+            // What is more than the item can have is its padding.
+            if let Some(buf) = read.buf.as_mut().filter(|buf| buf.len() > longest) {
+                buf.set_window(buf.start(), longest);
+            }
         }
         if call.reads.iter().any(|read| read.buf.is_none()) {
             return self.reject(conn, call, Reject::Transport(ErrorBody::System));
@@ -152,6 +157,8 @@ impl<F: Fabric> Shard<F> {
         let Some(message) = landed else {
             return self.reject(conn, call, Reject::Transport(ErrorBody::System));
         };
+        // What a call that was refused has left there is not this one's.
+        self.fetch.clear();
         let services = self.services.clone();
         let read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
         call.message = Some(message);

@@ -34,7 +34,7 @@ impl Server {
         Self::listen(address, |listener| script(&mut listener.accept_silently()))
     }
 
-    fn listen(address: &Address, script: impl FnOnce(RawListener) + Send + 'static) -> Self {
+    pub(super) fn listen(address: &Address, script: impl FnOnce(RawListener) + Send + 'static) -> Self {
         let (ready, is_ready) = mpsc::channel();
         let address = address.clone();
         let thread = std::thread::spawn(move || {

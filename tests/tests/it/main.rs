@@ -8,6 +8,7 @@ fn child_process() {
     }
 }
 
+mod bindings;
 mod call_only;
 mod calls;
 mod characteristics;
@@ -18,9 +19,15 @@ mod hostile_client;
 mod hostile_server;
 mod killed;
 mod lifecycle;
+mod long_messages;
+mod negotiation;
+mod parts;
+mod private_data;
 mod reconnect;
 mod reply_cache;
+mod resources;
 mod reverse;
+mod reverse_rules;
 mod rules_of_clients;
 mod rules_of_servers;
 mod threads;

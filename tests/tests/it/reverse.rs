@@ -12,11 +12,11 @@ use rpcrdma_tests::{
     ECHO, LOAD, PROGRAM, VERSION, World, small, small_client, small_server, standard_services,
 };
 
-const HELLO: u32 = 100;
+pub(super) const HELLO: u32 = 100;
 const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
 
 /// The standard services, and one that tells who calls.
-fn telling_services() -> (Services, Receiver<Caller>) {
+pub(super) fn telling_services() -> (Services, Receiver<Caller>) {
     let (tell, told) = channel();
     let tell = Mutex::new(tell);
     let mut services = standard_services();
@@ -28,12 +28,12 @@ fn telling_services() -> (Services, Receiver<Caller>) {
     (services, told)
 }
 
-fn serving_client(shard: Config) -> ClientConfig {
+pub(super) fn serving_client(shard: Config) -> ClientConfig {
     ClientConfig { services: Some(Arc::new(standard_services())), ..small_client(shard) }
 }
 
 /// A client that serves, and the server's way to call it.
-fn both_ways(world: &mut World, server: Config, client: Config) -> (Client, Client) {
+pub(super) fn both_ways(world: &mut World, server: Config, client: Config) -> (Client, Client) {
     let (services, told) = telling_services();
     let config = rpcrdma::server::ServerConfig { shard: server, ..small_server() };
     let address = world.serve_with(config, services);

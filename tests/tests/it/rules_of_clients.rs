@@ -11,7 +11,7 @@ use super::hostile_client::be;
 use super::hostile_server::{Server, plain, reply};
 
 /// The next message that is more than a grant.
-fn next(peer: &mut RawPeer) -> Option<Vec<u8>> {
+pub(super) fn next(peer: &mut RawPeer) -> Option<Vec<u8>> {
     loop {
         let bytes = peer.receive()?.bytes;
         if View::check(&bytes, Revision::Ietf00).expect("clients send good headers").xid() != 0 {

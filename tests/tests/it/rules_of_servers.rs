@@ -15,18 +15,18 @@ use rpcrdma_tests::*;
 
 use super::hostile_client::{be, error_of};
 
-const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+pub(super) const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
 /// Bytes of the RPC header of the calls here: where their arguments start.
-const ARGS_AT: u32 = 40;
-const XID: u32 = 0x0102_0304;
+pub(super) const ARGS_AT: u32 = 40;
+pub(super) const XID: u32 = 0x0102_0304;
 
 /// A client without an engine that keeps to a scheme.
-struct Client {
-    peer: RawPeer,
+pub(super) struct Client {
+    pub(super) peer: RawPeer,
 }
 
 impl Client {
-    fn connect(address: &Address, scheme: Scheme, revision: Revision) -> Self {
+    pub(super) fn connect(address: &Address, scheme: Scheme, revision: Revision) -> Self {
         let mut peer = RawPeer::connect_silently(address);
         peer.revision = revision;
         match scheme {
@@ -37,18 +37,18 @@ impl Client {
         Self { peer }
     }
 
-    fn send(&mut self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) {
+    pub(super) fn send(&mut self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) {
         let bytes = self.peer.message(xid, flags, body, payload);
         self.peer.send(&bytes);
     }
 
-    fn call(&mut self, procedure: u32, chunks: Chunks<'_>, args: &[u8]) {
+    pub(super) fn call(&mut self, procedure: u32, chunks: Chunks<'_>, args: &[u8]) {
         let call = call_bytes(XID, PROGRAM, VERSION, procedure, args);
         self.send(XID, Flags::NONE, Body::Msg(chunks), &call);
     }
 
     /// The next message that is about one of this client's.
-    fn answer(&mut self) -> Message {
+    pub(super) fn answer(&mut self) -> Message {
         loop {
             let message = self.peer.receive().expect("the connection goes on");
             let view = View::check(&message.bytes, self.peer.revision).expect("a header");
@@ -59,12 +59,12 @@ impl Client {
         }
     }
 
-    fn error(&mut self) -> (u32, ErrorBody) {
+    pub(super) fn error(&mut self) -> (u32, ErrorBody) {
         error_of(&self.answer().bytes, self.peer.revision)
     }
 
     /// The connection goes on, and nothing was said that is not known here.
-    fn ping(&mut self) {
+    pub(super) fn ping(&mut self) {
         let call = call_bytes(7, PROGRAM, VERSION, ECHO, b"ping");
         self.send(7, Flags::NONE, Body::Msg(Chunks::NONE), &call);
         let message = self.answer();
@@ -73,23 +73,23 @@ impl Client {
     }
 }
 
-fn server_of(scheme: Scheme) -> ServerConfig {
+pub(super) fn server_of(scheme: Scheme) -> ServerConfig {
     ServerConfig { shard: Config { scheme, ..small() }, ..small_server() }
 }
 
 /// A server and a client of it.
-fn pair(name: &'static str, scheme: Scheme) -> (World, Address, Client) {
+pub(super) fn pair(name: &'static str, scheme: Scheme) -> (World, Address, Client) {
     let mut world = World::new(name);
     let address = world.serve(server_of(scheme));
     let client = Client::connect(&address, scheme, Revision::Ietf00);
     (world, address, client)
 }
 
-fn reads(list: &[ReadSegment]) -> Chunks<'_> {
+pub(super) fn reads(list: &[ReadSegment]) -> Chunks<'_> {
     Chunks { reads: list, ..Chunks::NONE }
 }
 
-fn segment(length: u32) -> Segment {
+pub(super) fn segment(length: u32) -> Segment {
     Segment { handle: 1, length, offset: 0 }
 }
 
@@ -368,7 +368,7 @@ fn a_server_invalidates_what_a_call_offers_and_nothing_else() {
 }
 
 /// The errors of version 1, which are all the same one: XID, version, credits, ERROR, ERR_CHUNK.
-fn assert_err_chunk(client: &mut Client, what: &str) {
+pub(super) fn assert_err_chunk(client: &mut Client, what: &str) {
     let bytes = client.answer().bytes;
     assert_eq!(bytes.len(), 20, "{what}");
     assert_eq!((&bytes[..8], &bytes[12..]), (&be(&[XID, 1])[..], &be(&[4, 2])[..]), "{what}");

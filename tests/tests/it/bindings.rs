@@ -1,0 +1,419 @@
+//! What may travel apart, and where: upper-layer bindings, items in chunks, RPCSEC_GSS (version 2 §4.4; RFC 8166 §3.4, §6, §8.2.2).
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use rpcrdma::binding::{Binding, BindingError, Bindings, nfs3};
+use rpcrdma::client::{ClientConfig, Credential, LocalClient};
+use rpcrdma::fabric::{Access, RemoteMemory};
+use rpcrdma::wire::rpc::{AcceptStat, CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
+use rpcrdma::wire::{
+    Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, WriteList,
+};
+use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, Services};
+use rpcrdma_tests::*;
+
+use super::hostile_client::be;
+use super::hostile_server::{Server, reply};
+use super::rules_of_clients::next;
+use super::rules_of_servers::{ARGS_AT, Client, SCHEMES, XID, assert_err_chunk, pair, reads, server_of};
+
+fn view(bytes: &[u8]) -> View<'_> {
+    View::check(bytes, Revision::Ietf00).expect("a header")
+}
+
+fn bound(bindings: &[(u32, Binding)], scheme: Scheme) -> ClientConfig {
+    let mut all = Bindings::new();
+    for &(procedure, binding) in bindings {
+        all.add(PROGRAM, VERSION, procedure, binding);
+    }
+    ClientConfig { bindings: Some(Arc::new(all)), ..small_client(Config { scheme, ..small() }) }
+}
+
+/// A call with chunks of these lengths behind four bytes of arguments.
+fn chunked(
+    client: &mut LocalClient,
+    procedure: u32,
+    sent: &[usize],
+    room: &[usize],
+) -> Result<Vec<u8>, CallError> {
+    let first = client.first();
+    let mut call = client.prepare_with_chunks(procedure, 4)?;
+    let mut at = 4;
+    for &len in sent {
+        call.send_chunk(at, client.alloc(first, len)?).expect("room");
+        at += len.next_multiple_of(4);
+    }
+    for &len in room {
+        call.receive_chunk(client.alloc(first, len)?).expect("room");
+    }
+    client.call(call).map(|reply| reply.results().to_vec())
+}
+
+#[test]
+fn a_client_does_not_reduce_what_its_binding_does_not_name() {
+    for scheme in SCHEMES {
+        let mut world = World::new("binding");
+        let address = world.serve(server_of(scheme));
+        let table = [
+            (ECHO, Binding::inline(100, 100)),
+            (STORE, Binding::inline(100, 100).arguments(1, 500)),
+            (LOAD, Binding::inline(100, 100).results(1, 500)),
+        ];
+        let mut client = LocalClient::connect(&address, bound(&table, scheme)).expect("a connection");
+        let broken = |error| Err(CallError::Binding(error));
+        let too_many = |found, max| broken(BindingError::TooManyArguments { found, max });
+        assert_eq!(chunked(&mut client, ECHO, &[8], &[]), too_many(1, 0));
+        assert_eq!(chunked(&mut client, STORE, &[8, 8], &[]), too_many(2, 1));
+        let longer = BindingError::ArgumentTooLong { index: 0, len: 501, max: 500 };
+        assert_eq!(chunked(&mut client, STORE, &[501], &[]), broken(longer));
+        for (procedure, room) in [(ECHO, &[8][..]), (STORE, &[8]), (LOAD, &[8, 8])] {
+            let result = chunked(&mut client, procedure, &[], room);
+            assert!(matches!(result, Err(CallError::Binding(BindingError::TooManyResults { .. }))));
+        }
+        // The table names all that may be reduced.
+        assert_eq!(chunked(&mut client, MIRROR, &[8], &[]), broken(BindingError::ReductionOff));
+        assert_eq!(world.server().stats()[0].calls, 0, "nothing of that was sent");
+        echo(&mut client, b"four").expect("an echo");
+        store(&mut client, 1, &[500]).expect("what may be reduced");
+        assert_eq!(client.stats().exposed_buffers, 0);
+    }
+}
+
+#[test]
+fn a_result_that_missed_its_write_chunk_ends_the_call() {
+    for scheme in SCHEMES {
+        let world = World::new("missed");
+        let address = world.address();
+        let server = Server::start_silently(&address, move |peer| {
+            match scheme {
+                Scheme::V1 => peer.version = rpcrdma::wire::Version::V1,
+                _ => peer.welcome(),
+            }
+            for inline in [4 + 504, 4] {
+                let bytes = next(peer).expect("a call");
+                let xid = view(&bytes).xid();
+                let room =
+                    view(&bytes).writes().next().expect("a chunk").segments().next().expect("a segment");
+                let used = Segment { length: if inline == 4 { 504 } else { 0 }, ..room };
+                peer.write(&vec![1; 504], RemoteMemory { rkey: room.handle, address: room.offset });
+                let writes = WriteList { counts: &[1], segments: &[used] };
+                reply(
+                    peer,
+                    xid,
+                    Chunks { writes, ..Chunks::NONE },
+                    &reply_bytes(xid, &vec![0; inline]),
+                    None,
+                );
+            }
+            while peer.receive().is_some() {}
+        });
+        let table = [(LOAD, Binding::inline(100, 4).results(1, 504))];
+        let mut client = LocalClient::connect(&address, bound(&table, scheme)).expect("a connection");
+        let error = chunked(&mut client, LOAD, &[], &[504]).expect_err("the item is inline");
+        assert!(matches!(error, CallError::MalformedReply(_)), "{scheme:?}: {error}");
+        assert_eq!(chunked(&mut client, LOAD, &[], &[504]), Ok(vec![0; 4]), "{scheme:?}");
+        assert_eq!(client.stats().exposed_buffers, 0);
+        drop(client);
+        server.join();
+    }
+}
+
+/// Bytes of file data that the READ of the test gives.
+const FILE: usize = 5001;
+
+/// NFS version 3 READ (RFC 1813 §3.3.6), as its binding has it, of a file that has [`FILE`] bytes or is not there.
+fn nfs() -> Services {
+    let read = nfs3::binding(6, &nfs3::Sizes::default()).expect("READ");
+    let procedure = Procedure::bound(read, |call| {
+        let found = call.args().first() == Some(&0);
+        if !found {
+            // The arm of the union that has no data: status, attributes that are not there.
+            call.reply_mut(8).ok_or(Refusal::SystemError)?.copy_from_slice(&be(&[2, 0]));
+            return Ok(());
+        }
+        let len = FILE as u32;
+        let room = call.result_mut(0).ok_or(Refusal::GarbageArguments)?;
+        pattern(1, &mut room[..FILE]);
+        call.set_result_len(0, FILE);
+        // Status, no attributes, count, end of file, length of the data.
+        call.reply_mut(20).ok_or(Refusal::SystemError)?.copy_from_slice(&be(&[0, 0, len, 1, len]));
+        Ok(())
+    });
+    let mut services = Services::new();
+    services.add(nfs3::PROGRAM, nfs3::VERSION, 6, procedure);
+    services
+}
+
+#[test]
+fn nfs3_counts_stay_in_the_message_and_bytes_go_to_the_chunk() {
+    for scheme in SCHEMES {
+        let mut world = World::new("nfs3");
+        let address = world.serve_with(server_of(scheme), nfs());
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        for found in [true, false] {
+            let (room, memory) = client.peer.expose(&[0xEE; 8192], Access::REMOTE_WRITE);
+            let writes = WriteList { counts: &[1], segments: &[room] };
+            let args = [u8::from(!found); 20];
+            let call = call_bytes(XID, nfs3::PROGRAM, nfs3::VERSION, 6, &args);
+            client.send(XID, Flags::NONE, Body::Msg(Chunks { writes, ..Chunks::NONE }), &call);
+            let bytes = client.answer().bytes;
+            let (written, results) = match found {
+                // The length word, and no byte of the data.
+                true => (FILE, be(&[0, 0, FILE as u32, 1, FILE as u32])),
+                // Of the other arm of the union nothing is reduced.
+                false => (0, be(&[2, 0])),
+            };
+            assert_eq!(view(&bytes).payload(), reply_bytes(XID, &results), "{scheme:?}");
+            let lens: Vec<_> = view(&bytes).writes().map(|chunk| chunk.total_length()).collect();
+            assert_eq!(lens, [written as u64], "{scheme:?}");
+            let mut now = [0; 8192];
+            assert!(memory.read_at(0, &mut now) && patterned(1, &now[..written]));
+            assert!(now[written..].iter().all(|&byte| byte == 0xEE), "{scheme:?}");
+        }
+    }
+}
+
+#[test]
+fn read_chunks_with_their_padding_are_taken() {
+    for scheme in SCHEMES {
+        let mut world = World::new("with-padding");
+        let mut services = standard_services();
+        let lens = Procedure::new(|call| {
+            let mut lens = Vec::new();
+            for n in 0..call.read_chunks() {
+                let data = call.read_chunk(n).ok_or(Refusal::SystemError)?;
+                let item = data.get(..data.len().min(501)).filter(|item| patterned(n as u32, item));
+                lens.extend((item.ok_or(Refusal::GarbageArguments)?.len() as u32).to_be_bytes());
+            }
+            call.reply_mut(lens.len()).ok_or(Refusal::SystemError)?.copy_from_slice(&lens);
+            Ok(())
+        });
+        services.add(PROGRAM, VERSION, 20, lens.read_chunks(2, 501));
+        let address = world.serve_with(server_of(scheme), services);
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        let mut data = [[0; 504]; 2];
+        for (n, data) in data.iter_mut().enumerate() {
+            pattern(n as u32, &mut data[..501]);
+        }
+        let (first, _one) = client.peer.expose(&data[0], Access::REMOTE_READ);
+        let (second, _two) = client.peer.expose(&data[1], Access::REMOTE_READ);
+        // Both with, the first with, none with. The second always stands behind the first and its padding.
+        for lens in [[504, 504], [504, 501], [501, 501]] {
+            let read = |position, target: Segment, length| ReadSegment {
+                position,
+                target: Segment { length, ..target },
+            };
+            let list = [read(ARGS_AT + 4, first, lens[0]), read(ARGS_AT + 4 + 504, second, lens[1])];
+            client.call(20, reads(&list), &be(&[0]));
+            let bytes = client.answer().bytes;
+            assert_eq!(view(&bytes).payload(), reply_bytes(XID, &be(&[501, 501])), "{scheme:?} {lens:?}");
+        }
+        // More than that is too long.
+        let list = [ReadSegment { position: ARGS_AT + 4, target: Segment { length: 505, ..first } }];
+        client.call(20, reads(&list), &be(&[0]));
+        match scheme {
+            Scheme::V1 => assert_err_chunk(&mut client, "an item that is too long"),
+            _ => assert_eq!(client.error(), (XID, ErrorBody::BadXdr)),
+        }
+    }
+}
+
+#[test]
+fn refusals_return_write_chunks_unused() {
+    for scheme in SCHEMES {
+        let (_world, _, mut client) = pair("refused-chunks", scheme);
+        let (one, memory) = client.peer.expose(&[0xEE; 600], Access::REMOTE_WRITE);
+        let (two, _other) = client.peer.expose(&[0xEE; 8], Access::REMOTE_WRITE);
+        let half = |skip: u64| Segment { length: 300, offset: one.offset + skip, ..one };
+        let segments = [half(0), half(300), two];
+        let writes = WriteList { counts: &[2, 1], segments: &segments };
+        // Garbage arguments; a version, and a procedure, that is not there.
+        let calls = [
+            (call_bytes(XID, PROGRAM, VERSION, LOAD, b""), AcceptStat::GarbageArgs),
+            (call_bytes(XID, PROGRAM, 9, LOAD, b""), AcceptStat::ProgMismatch { low: VERSION, high: 5 }),
+            (call_bytes(XID, PROGRAM, VERSION, 999, b""), AcceptStat::ProcUnavail),
+        ];
+        for (call, stat) in calls {
+            client.send(XID, Flags::NONE, Body::Msg(Chunks { writes, ..Chunks::NONE }), &call);
+            let bytes = client.answer().bytes;
+            assert_eq!(view(&bytes).htype(), HeaderType::Msg);
+            let (header, _) = ReplyHeader::parse(view(&bytes).payload()).expect("an RPC reply");
+            assert_eq!(header.body, ReplyBody::accepted(stat), "{scheme:?}");
+            let returned: Vec<Vec<Segment>> =
+                view(&bytes).writes().map(|chunk| chunk.segments().collect()).collect();
+            let unused = segments.map(|segment| Segment { length: 0, ..segment });
+            assert_eq!(returned, [unused[..2].to_vec(), unused[2..].to_vec()], "{scheme:?} {stat:?}");
+        }
+        let mut now = [0; 600];
+        assert!(memory.read_at(0, &mut now) && now == [0xEE; 600]);
+        client.ping();
+    }
+}
+
+#[test]
+fn an_empty_write_chunk_brings_its_result_inline() {
+    for scheme in SCHEMES {
+        let mut world = World::new("empty-write");
+        let mut services = standard_services();
+        // Two items of opaque data: each in its chunk, or inline where that is empty.
+        let items = Procedure::new(|call| {
+            let mut inline = Vec::new();
+            for n in 0..2 {
+                inline.extend(be(&[8]));
+                match call.write_chunk_capacity(n) {
+                    Some(0) | None => inline.extend([n as u8; 8]),
+                    Some(_) => {
+                        call.result_mut(n).ok_or(Refusal::SystemError)?[..8].fill(n as u8);
+                        call.set_result_len(n, 8);
+                    }
+                }
+            }
+            call.reply_mut(inline.len()).ok_or(Refusal::SystemError)?.copy_from_slice(&inline);
+            Ok(())
+        });
+        services.add(PROGRAM, VERSION, 20, items.write_chunks(2, 8));
+        let address = world.serve_with(server_of(scheme), services);
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        let (room, memory) = client.peer.expose(&[0xEE; 8], Access::REMOTE_WRITE);
+        let segments = [room];
+        // The first inline and the second in its chunk; both inline.
+        for (counts, segments) in [(&[0, 1][..], &segments[..]), (&[0, 0], &[])] {
+            let writes = WriteList { counts, segments };
+            client.call(20, Chunks { writes, ..Chunks::NONE }, b"");
+            let bytes = client.answer().bytes;
+            let returned: Vec<_> = view(&bytes).writes().map(|chunk| chunk.len() as u32).collect();
+            assert_eq!(returned, counts, "{scheme:?}: an empty chunk comes back as it is");
+            let mut results = [be(&[8]), vec![0; 8], be(&[8])].concat();
+            if segments.is_empty() {
+                results.extend([1; 8]);
+            }
+            assert_eq!(view(&bytes).payload(), reply_bytes(XID, &results), "{scheme:?}");
+        }
+        let mut now = [0; 8];
+        assert!(memory.read_at(0, &mut now) && now == [1; 8]);
+        client.ping();
+    }
+}
+
+// ---- RPCSEC_GSS
+
+/// Flavor of RPCSEC_GSS.
+const GSS: u32 = 6;
+const DATA: u32 = 0;
+
+/// A credential (RFC 2203 §5): version 1, procedure, sequence number, service, a handle of four bytes.
+fn gss(procedure: u32, service: u32) -> Vec<u8> {
+    be(&[1, procedure, 7, service, 4, 0xABCD])
+}
+
+fn call_of(credential: &[u8], procedure: u32, args: &[u8]) -> Vec<u8> {
+    let credential = OpaqueAuth { flavor: GSS, body: credential };
+    let verifier = OpaqueAuth::NONE;
+    let header = CallHeader { xid: XID, program: PROGRAM, version: VERSION, procedure, credential, verifier };
+    let mut bytes = vec![0; header.encoded_len()];
+    header.emit(&mut bytes).expect("as long as it says");
+    bytes.extend_from_slice(args);
+    bytes
+}
+
+/// What a server says to a call with this credential whose argument, or result, is reduced.
+fn server_takes(client: &mut Client, scheme: Scheme, credential: &[u8], allowed: bool) {
+    let mut data = [0; 64];
+    pattern(0, &mut data);
+    let (read, _from) = client.peer.expose(&data, Access::REMOTE_READ);
+    let (write, _to) = client.peer.expose(&data, Access::REMOTE_WRITE);
+    let store = call_of(credential, STORE, &be(&[0]));
+    let list = [ReadSegment { position: store.len() as u32, target: read }];
+    let load = call_of(credential, LOAD, &be(&[0, 64]));
+    let writes = WriteList { counts: &[1], segments: &[write] };
+    let cases = [(store, reads(&list)), (load, Chunks { writes, ..Chunks::NONE })];
+    for (n, (call, chunks)) in cases.into_iter().enumerate() {
+        client.send(XID, Flags::NONE, Body::Msg(chunks), &call);
+        match (allowed, scheme) {
+            (true, _) => assert_eq!(view(&client.answer().bytes).htype(), HeaderType::Msg),
+            (false, Scheme::V1) => assert_err_chunk(client, "reduced under RPCSEC_GSS"),
+            (false, _) if n == 0 => assert_eq!(client.error(), (XID, ErrorBody::ReadChunks { max: 0 })),
+            (false, _) => assert!(matches!(client.error(), (XID, ErrorBody::ReplyResource { .. }))),
+        }
+    }
+    // Inline it is like any other.
+    client.send(XID, Flags::NONE, Body::Msg(Chunks::NONE), &call_of(credential, ECHO, b"four"));
+    assert_eq!(view(&client.answer().bytes).payload(), reply_bytes(XID, b"four"));
+}
+
+/// What a client with this credential does with a call that is to be reduced.
+fn client_reduces(credential: &[u8]) -> bool {
+    let world = World::new("gss-client");
+    let address = world.address();
+    let (tell, told) = channel();
+    let server = Server::start(&address, move |peer| {
+        while let Some(bytes) = next(peer) {
+            let (xid, chunks) = (view(&bytes).xid(), view(&bytes).has_chunks());
+            tell.send(chunks).expect("somebody listens");
+            reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
+        }
+    });
+    let credential = Credential::opaque(GSS, credential.to_vec());
+    let config = ClientConfig { credential, ..small_client(small()) };
+    let mut client = LocalClient::connect(&address, config).expect("a connection");
+    let results = [chunked(&mut client, STORE, &[8], &[]), chunked(&mut client, LOAD, &[], &[8])];
+    let call = client.prepare(ECHO, 4).expect("a buffer");
+    client.call(call).expect("inline it is like any other");
+    drop(client);
+    server.join();
+    let sent: Vec<bool> = told.try_iter().collect();
+    if results.iter().all(Result::is_ok) {
+        assert_eq!(sent, [true, true, false]);
+        return true;
+    }
+    let refused = Err(CallError::Binding(BindingError::ReductionOff));
+    assert_eq!(results, [refused.clone(), refused]);
+    assert_eq!(sent, [false], "no message of a call that was refused");
+    false
+}
+
+#[test]
+fn gss_integrity_and_privacy_switch_reduction_off() {
+    for scheme in SCHEMES {
+        let (_world, _, mut client) = pair("gss-services", scheme);
+        for (service, allowed) in [(1, true), (2, false), (3, false), (9, false)] {
+            server_takes(&mut client, scheme, &gss(DATA, service), allowed);
+        }
+    }
+    assert!(client_reduces(&gss(DATA, 1)));
+    assert!(!client_reduces(&gss(DATA, 2)));
+    assert!(!client_reduces(&gss(DATA, 3)));
+}
+
+#[test]
+fn gss_control_messages_are_never_reduced() {
+    for scheme in SCHEMES {
+        let (_world, _, mut client) = pair("gss-control", scheme);
+        for procedure in [1, 2, 3] {
+            server_takes(&mut client, scheme, &gss(procedure, 1), false);
+        }
+    }
+    for procedure in [1, 2, 3] {
+        assert!(!client_reduces(&gss(procedure, 1)));
+    }
+}
+
+/// Long calls are no reduction: they are allowed with any credential.
+#[test]
+fn gss_messages_may_be_long() {
+    for scheme in SCHEMES {
+        let mut world = World::new("gss-long");
+        let address = world.serve_with(server_of(scheme), services_for(8192));
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        let call = call_of(&gss(DATA, 3), ECHO, &[5; 6000]);
+        let (whole, _call) = client.peer.expose(&call, Access::REMOTE_READ);
+        let (room, memory) = client.peer.expose(&[0; 6024], Access::REMOTE_WRITE);
+        let list = [ReadSegment { position: 0, target: whole }];
+        let chunks = Chunks { reads: &list, reply: Some(&[room]), ..Chunks::NONE };
+        client.send(XID, Flags::NONE, Body::Nomsg(chunks), b"");
+        assert_eq!(view(&client.answer().bytes).htype(), HeaderType::Nomsg, "{scheme:?}");
+        let mut now = [0; 6024];
+        assert!(memory.read_at(0, &mut now) && now[..] == reply_bytes(XID, &[5; 6000]));
+    }
+}

@@ -1,0 +1,370 @@
+//! RPC messages that travel as a whole in a chunk: Position Zero Read chunks and Reply chunks (version 2 §4.5.4; RFC 8166 §3.5.3).
+
+use std::sync::mpsc::channel;
+
+use rpcrdma::fabric::{Access, RemoteMemory};
+use rpcrdma::server::ServerConfig;
+use rpcrdma::wire::properties::Properties;
+use rpcrdma::wire::rpc::CallHeader;
+use rpcrdma::wire::{
+    Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
+};
+use rpcrdma::{CallError, Config, Scheme};
+use rpcrdma_tests::*;
+
+use super::hostile_client::be;
+use super::hostile_server::{Server, reply};
+use super::rules_of_clients::next;
+use super::rules_of_servers::{ARGS_AT, Client, SCHEMES, XID, assert_err_chunk, reads};
+
+fn view(bytes: &[u8]) -> View<'_> {
+    View::check(bytes, Revision::Ietf00).expect("a header")
+}
+
+/// A server of long replies, and a client of it.
+fn pair(name: &'static str, scheme: Scheme) -> (World, Client) {
+    let mut world = World::new(name);
+    let shard = Config { scheme, ..small() };
+    let address = world.serve_with(ServerConfig { shard, ..small_server() }, services_for(16 << 10));
+    let client = Client::connect(&address, scheme, Revision::Ietf00);
+    (world, client)
+}
+
+/// Segments of these lengths, one behind the other.
+fn cut(whole: Segment, lens: &[u32]) -> Vec<Segment> {
+    let mut offset = whole.offset;
+    let next = |&length: &u32| {
+        let segment = Segment { length, offset, ..whole };
+        offset += u64::from(length);
+        segment
+    };
+    lens.iter().map(next).collect()
+}
+
+fn at(position: u32, segments: &[Segment]) -> Vec<ReadSegment> {
+    segments.iter().map(|&target| ReadSegment { position, target }).collect()
+}
+
+fn assert_refused(client: &mut Client, scheme: Scheme, what: &str) {
+    match scheme {
+        Scheme::V1 => assert_err_chunk(client, what),
+        _ => assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{scheme:?}: {what}"),
+    }
+    client.ping();
+}
+
+#[test]
+fn a_long_call_is_read_and_answered() {
+    for scheme in SCHEMES {
+        let (_world, mut client) = pair("long-call", scheme);
+        let mut args = vec![0; 9000];
+        pattern(1, &mut args);
+        let message = call_bytes(XID, PROGRAM, VERSION, ECHO, &args);
+        let (whole, _memory) = client.peer.expose(&message, Access::REMOTE_READ);
+        let (room, replied) = client.peer.expose(&[0; 9024], Access::REMOTE_WRITE);
+        // Segments end anywhere.
+        let list = at(0, &cut(whole, &[1, 38, 3, 5001, 3997]));
+        let chunks = Chunks { reads: &list, reply: Some(&[room]), ..Chunks::NONE };
+        client.send(XID, Flags::NONE, Body::Nomsg(chunks), b"");
+        assert_eq!(view(&client.answer().bytes).htype(), HeaderType::Nomsg, "{scheme:?}");
+        let mut bytes = [0; 9024];
+        assert!(replied.read_at(0, &mut bytes) && bytes[..] == reply_bytes(XID, &args), "{scheme:?}");
+        // Others stand behind it, at their positions in the whole.
+        let (mut first, mut second) = ([0; 501], [0; 8]);
+        pattern(5, &mut first);
+        pattern(6, &mut second);
+        let message = call_bytes(XID, PROGRAM, VERSION, STORE, &be(&[5]));
+        let (whole, _memory) = client.peer.expose(&message, Access::REMOTE_READ);
+        let (first, _one) = client.peer.expose(&first, Access::REMOTE_READ);
+        let (second, _two) = client.peer.expose(&second, Access::REMOTE_READ);
+        let mut list = at(0, &cut(whole, &[40, 4]));
+        list.extend(at(ARGS_AT + 4, &cut(first, &[500, 1])));
+        list.extend(at(ARGS_AT + 4 + 504, &[second]));
+        client.send(XID, Flags::NONE, Body::Nomsg(reads(&list)), b"");
+        assert_eq!(view(&client.answer().bytes).payload(), reply_bytes(XID, &be(&[501, 8])), "{scheme:?}");
+        client.ping();
+    }
+}
+
+#[test]
+fn a_long_call_whose_two_xids_differ_is_refused() {
+    for scheme in SCHEMES {
+        let (_world, mut client) = pair("long-xids", scheme);
+        client.ping();
+        let message = call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"");
+        let (whole, _memory) = client.peer.expose(&message, Access::REMOTE_READ);
+        client.send(XID, Flags::NONE, Body::Nomsg(reads(&at(0, &[whole]))), b"");
+        assert_refused(&mut client, scheme, "two XIDs");
+    }
+}
+
+#[test]
+fn a_nomsg_without_its_payload_chunk_is_refused() {
+    for scheme in SCHEMES {
+        let (_world, mut client) = pair("no-payload", scheme);
+        client.ping();
+        let (memory, _memory) = client.peer.expose(&[0; 64], Access::REMOTE);
+        let list = at(40, &[memory]);
+        let empty = at(0, &cut(memory, &[0]));
+        let writes = WriteList { counts: &[1], segments: &[memory] };
+        let cases = [
+            ("Write chunks", Chunks { writes, ..Chunks::NONE }),
+            ("a Reply chunk", Chunks { reply: Some(&[memory]), ..Chunks::NONE }),
+            ("a Read chunk at another position", reads(&list)),
+            ("an empty chunk", reads(&empty)),
+        ];
+        for (what, chunks) in cases {
+            client.send(XID, Flags::NONE, Body::Nomsg(chunks), b"");
+            assert_refused(&mut client, scheme, what);
+        }
+    }
+    // Nor is a reply of that kind of any use.
+    for scheme in SCHEMES {
+        let world = World::new("no-payload-2");
+        let address = world.address();
+        let server = Server::start_silently(&address, move |peer| {
+            welcome(peer, scheme);
+            for used in [false, true] {
+                let bytes = next(peer).expect("a call");
+                let room = view(&bytes).reply_chunk().expect("room").segments().next().expect("a segment");
+                let empty = [Segment { length: 0, ..room }];
+                let chunk = if used { Some(&empty[..]) } else { None };
+                // With the pure grant's XID it would be one.
+                let chunks = Chunks { reply: chunk, ..Chunks::NONE };
+                long_reply(peer, view(&bytes).xid(), chunks);
+            }
+            while peer.receive().is_some() {}
+        });
+        let mut client = world.client(&address, Config { scheme, ..small() });
+        for _ in 0..2 {
+            let error = with_room(&mut client).expect_err("no reply");
+            assert!(matches!(error, CallError::MalformedReply(_)), "{scheme:?}: {error}");
+            assert_eq!(client.stats().exposed_buffers, 0);
+        }
+        drop(client);
+        server.join();
+    }
+}
+
+/// A raw server's first words.
+fn welcome(peer: &mut RawPeer, scheme: Scheme) {
+    match scheme {
+        Scheme::V1 => peer.version = Version::V1,
+        _ => peer.welcome(),
+    }
+}
+
+fn long_reply(peer: &mut RawPeer, xid: u32, chunks: Chunks<'_>) {
+    let bytes = match (peer.version, chunks.reply) {
+        // Version 1 knows no NOMSG without chunks: an empty Reply chunk is the least.
+        (Version::V1, None) => {
+            peer.message(xid, Flags::NONE, Body::Nomsg(Chunks { reply: Some(&[]), ..chunks }), b"")
+        }
+        _ => peer.message(xid, Flags::RESPONSE, Body::Nomsg(chunks), b""),
+    };
+    peer.send(&bytes);
+}
+
+/// A call whose reply may come to 20000 bytes.
+fn with_room(client: &mut rpcrdma::client::LocalClient) -> Result<Vec<u8>, CallError> {
+    let mut call = client.prepare(ECHO, 4)?;
+    call.expect_reply(20_000);
+    client.call(call).map(|reply| reply.results().to_vec())
+}
+
+#[test]
+fn a_long_reply_whose_two_xids_differ_ends_its_call() {
+    for scheme in SCHEMES {
+        let world = World::new("long-reply-xids");
+        let address = world.address();
+        let server = Server::start_silently(&address, move |peer| {
+            welcome(peer, scheme);
+            for wrong in [1, 0] {
+                let bytes = next(peer).expect("a call");
+                let xid = view(&bytes).xid();
+                let room = view(&bytes).reply_chunk().expect("room").segments().next().expect("a segment");
+                let message = reply_bytes(xid ^ wrong, &[9; 12_000]);
+                peer.write(&message, RemoteMemory { rkey: room.handle, address: room.offset });
+                let used = [Segment { length: message.len() as u32, ..room }];
+                long_reply(peer, xid, Chunks { reply: Some(&used), ..Chunks::NONE });
+            }
+            while peer.receive().is_some() {}
+        });
+        let mut client = world.client(&address, Config { scheme, continue_up_to: 0, ..small() });
+        let error = with_room(&mut client).expect_err("another XID");
+        assert!(matches!(error, CallError::MalformedReply(_)), "{scheme:?}: {error}");
+        assert_eq!(with_room(&mut client), Ok(vec![9; 12_000]), "{scheme:?}");
+        assert_eq!(client.stats().exposed_buffers, 0);
+        drop(client);
+        server.join();
+    }
+}
+
+/// What a raw server sees of a long call with this many bytes of arguments, and a Read chunk behind them.
+struct LongCall {
+    bytes: Vec<u8>,
+    /// The RPC message, read from where the Read list says.
+    message: Vec<u8>,
+}
+
+fn long_call(scheme: Scheme, segment_size: u32, args: usize, chunk: Option<usize>) -> LongCall {
+    let world = World::new("long-calls");
+    let address = world.address();
+    let (tell, told) = channel();
+    let server = Server::start_silently(&address, move |peer| {
+        peer.offers = Properties { segment_size, ..peer.offers };
+        welcome(peer, scheme);
+        let bytes = next(peer).expect("a call");
+        let mut message = Vec::new();
+        for read in view(&bytes).reads().filter(|read| read.position == 0) {
+            let remote = RemoteMemory { rkey: read.target.handle, address: read.target.offset };
+            message.extend(peer.read(remote, read.target.length as usize).expect("it is offered"));
+        }
+        let xid = view(&bytes).xid();
+        tell.send(LongCall { bytes, message }).expect("somebody listens");
+        reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
+        while peer.receive().is_some() {}
+    });
+    let mut client = world.client(&address, Config { scheme, continue_up_to: 0, ..small() });
+    let mut call = client.prepare_with_chunks(STORE, args).expect("a buffer");
+    pattern(3, call.args_mut());
+    let first = client.first();
+    if let Some(len) = chunk {
+        call.send_chunk(args, client.alloc(first, len).expect("a buffer")).expect("room");
+    }
+    client.call(call).expect("a reply");
+    assert_eq!(client.stats().exposed_buffers, 0);
+    drop(client);
+    server.join();
+    told.recv().expect("the server has spoken")
+}
+
+#[test]
+fn version_1_sends_what_does_not_fit_as_a_long_message() {
+    for (args, chunk) in [(956, false), (960, true), (60_000, true)] {
+        let LongCall { bytes, message } = long_call(Scheme::V1, 0, args, None);
+        let (header, htype) = (view(&bytes), if chunk { HeaderType::Nomsg } else { HeaderType::Msg });
+        assert_eq!((header.htype(), header.version(), header.has_chunks()), (htype, Version::V1, chunk));
+        if chunk {
+            assert!(header.payload().is_empty());
+            let (call, args_at) = CallHeader::parse(&message).expect("an RPC call");
+            assert_eq!((call.xid, call.procedure, message.len()), (header.xid(), STORE, args_at + args));
+            assert!(patterned(3, &message[args_at..]));
+        }
+    }
+}
+
+#[test]
+fn a_long_call_has_position_0_in_every_segment() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let LongCall { bytes, message } = long_call(scheme, 4096, 20_000, Some(5000));
+        let reads: Vec<_> = view(&bytes).reads().map(|read| (read.position, read.target.length)).collect();
+        let at = ARGS_AT + 20_000;
+        let expected = [(0, 4096), (0, 4096), (0, 4096), (0, 4096), (0, 3656), (at, 4096), (at, 904)];
+        assert_eq!(reads, expected, "{scheme:?}");
+        assert!(message.len() == at as usize && patterned(3, &message[ARGS_AT as usize..]));
+    }
+    // The first of them may be read alone; a call of version 1 has one.
+    let LongCall { bytes, .. } = long_call(Scheme::V1, 0, 20_000, Some(5000));
+    let reads: Vec<_> = view(&bytes).reads().map(|read| (read.position, read.target.length)).collect();
+    assert_eq!(reads, [(0, ARGS_AT + 20_000), (ARGS_AT + 20_000, 5000)]);
+}
+
+#[test]
+fn a_reply_that_does_not_fit_inline_uses_the_reply_chunk() {
+    for scheme in SCHEMES {
+        let (_world, mut client) = pair("reply-chunk", scheme);
+        let (room, memory) = client.peer.expose(&[0xEE; 10_000], Access::REMOTE_WRITE);
+        let segments = cut(room, &[4000, 1, 5000, 999]);
+        let chunks = Chunks { reply: Some(&segments), ..Chunks::NONE };
+        client.call(REPLY, chunks, &be(&[6000]));
+        let bytes = client.answer().bytes;
+        assert_eq!((view(&bytes).htype(), view(&bytes).payload()), (HeaderType::Nomsg, &b""[..]));
+        let used: Vec<_> = view(&bytes).reply_chunk().expect("it comes back").segments().collect();
+        let lens: Vec<_> = used.iter().map(|segment| segment.length).collect();
+        assert_eq!(lens, [4000, 1, 2023, 0], "{scheme:?}");
+        assert!(
+            used.iter()
+                .zip(&segments)
+                .all(|(used, given)| { (used.handle, used.offset) == (given.handle, given.offset) })
+        );
+        let mut written = [0; 10_000];
+        assert!(memory.read_at(0, &mut written));
+        assert!(written[..24] == reply_bytes(XID, b"") && patterned(6000, &written[24..6024]), "{scheme:?}");
+        assert!(written[6024..].iter().all(|&byte| byte == 0xEE), "{scheme:?}: more was written");
+        client.ping();
+    }
+}
+
+#[test]
+fn a_reply_chunk_comes_back_used_and_unused() {
+    for scheme in SCHEMES {
+        let (_world, mut client) = pair("comes-back", scheme);
+        let (room, _memory) = client.peer.expose(&[0; 9000], Access::REMOTE_WRITE);
+        let segments = cut(room, &[5000, 4000]);
+        // Used; not needed; not needed by a refusal; of no segments.
+        let cases: [(u32, u32, &[Segment], &[u32]); 4] = [
+            (REPLY, 8000, &segments, &[5000, 3024]),
+            (REPLY, 16, &segments, &[0, 0]),
+            (REFUSE, 0, &segments, &[0, 0]),
+            (REPLY, 16, &[], &[]),
+        ];
+        for (procedure, word, offered, lens) in cases {
+            client.call(procedure, Chunks { reply: Some(offered), ..Chunks::NONE }, &be(&[word]));
+            let bytes = client.answer().bytes;
+            let used = view(&bytes).reply_chunk().expect("it comes back");
+            let used: Vec<_> = used.segments().map(|segment| segment.length).collect();
+            assert_eq!(used, lens, "{scheme:?}, {procedure}, {word}");
+        }
+        client.call(REPLY, Chunks::NONE, &be(&[16]));
+        assert!(view(&client.answer().bytes).reply_chunk().is_none(), "{scheme:?}: none was offered");
+    }
+}
+
+#[test]
+fn a_long_reply_has_its_padding() {
+    for scheme in SCHEMES {
+        let (_world, mut client) = pair("padded-reply", scheme);
+        // Opaque data of 5001 bytes, as XDR has it.
+        let mut item = be(&[5001]);
+        item.resize(4 + 5001, 0x55);
+        item.resize(4 + 5004, 0);
+        let message = call_bytes(XID, PROGRAM, VERSION, ECHO, &item);
+        let (whole, _call) = client.peer.expose(&message, Access::REMOTE_READ);
+        let (room, memory) = client.peer.expose(&[0xEE; 6000], Access::REMOTE_WRITE);
+        let list = at(0, &[whole]);
+        let chunks = Chunks { reads: &list, reply: Some(&[room]), ..Chunks::NONE };
+        client.send(XID, Flags::NONE, Body::Nomsg(chunks), b"");
+        let bytes = client.answer().bytes;
+        assert_eq!(view(&bytes).reply_chunk().expect("used").total_length(), 24 + 5008, "{scheme:?}");
+        let mut written = [0; 6000];
+        assert!(memory.read_at(0, &mut written) && written[24..5032] == item, "{scheme:?}");
+        assert_eq!(written[5032], 0xEE, "{scheme:?}");
+    }
+}
+
+#[test]
+fn version_1_offers_a_reply_chunk_when_a_reply_may_not_fit() {
+    let world = World::new("offers");
+    let address = world.address();
+    let (tell, told) = channel();
+    let server = Server::start_silently(&address, move |peer| {
+        peer.version = Version::V1;
+        while let Some(bytes) = next(peer) {
+            let (xid, offered) = (view(&bytes).xid(), view(&bytes).reply_chunk());
+            tell.send(offered.map(|chunk| chunk.total_length())).expect("somebody listens");
+            reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
+        }
+    });
+    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
+    for (expected, offered) in [(0, false), (972, false), (973, true), (10_001, true), (60_000, true)] {
+        let mut call = client.prepare(ECHO, 4).expect("a buffer");
+        call.expect_reply(expected);
+        client.call(call).expect("a reply");
+        let room = told.recv().expect("the server speaks");
+        assert_eq!(room.is_some(), offered, "{expected}");
+        assert!(room.is_none_or(|room| room >= 24 + expected as u64), "{expected}: {room:?}");
+    }
+    drop(client);
+    server.join();
+}

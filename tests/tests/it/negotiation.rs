@@ -1,0 +1,441 @@
+//! How two ends come to a version and to terms (version 2 §4.3.3, §5.2), each seen from the other end of the wire.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use rpcrdma::auth::{AuthPolicy, PreSharedKey};
+use rpcrdma::client::LocalClient;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::wire::properties::{Builder, Properties};
+use rpcrdma::wire::{Body, Chunks, Flags, HeaderType, Revision, Version, View, ViewBody};
+use rpcrdma::{Address, CallError, Config, Scheme};
+use rpcrdma_tests::*;
+
+use super::hostile_client::be;
+use super::hostile_server::{Server, behave, plain, reply};
+use super::rules_of_clients::next;
+use super::rules_of_servers::{Client, XID};
+
+/// Bytes of headers: of an RPC call, and of an RPC reply.
+const RPC_CALL: usize = 40;
+const RPC_REPLY: usize = 24;
+
+fn view(bytes: &[u8]) -> View<'_> {
+    View::check(bytes, Revision::Ietf00).expect("a header")
+}
+
+/// Large messages, and nothing is continued that can be a chunk.
+fn large(scheme: Scheme) -> Config {
+    Config { scheme, inline: 8192, continue_up_to: 0, long_buffers: vec![(32 << 10, 8)], ..small() }
+}
+
+fn serve(world: &mut World, shard: Config) -> Address {
+    let services = services_for(shard.inline);
+    world.serve_with(ServerConfig { shard, ..small_server() }, services)
+}
+
+#[test]
+fn the_first_message_is_a_connprop_of_at_most_1024_bytes() {
+    let key = || Arc::new(PreSharedKey::new("one", b"a key of some length, as keys are").expect("a key"));
+    for (revision, host_auth) in [
+        (Revision::Ietf00, AuthPolicy::Off),
+        (Revision::Cel09, AuthPolicy::Off),
+        (Revision::Ietf00, AuthPolicy::Optional(key())),
+    ] {
+        let world = World::new("first-message");
+        let address = world.address();
+        let server = Server::start_silently(&address, move |peer| {
+            peer.revision = revision;
+            let hello = peer.receive().expect("a first message").bytes;
+            assert!(hello.len() <= 1024, "{} bytes", hello.len());
+            let header = View::check(&hello, revision).expect("a header");
+            assert_eq!((header.version(), header.htype()), (Version::V2, HeaderType::Connprop));
+            assert_eq!(header.flags(), Flags::NONE);
+            peer.send_properties();
+            peer.take_properties(&hello);
+            behave(peer);
+        });
+        let mut client = world.client(&address, Config { revision, host_auth, ..small() });
+        assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
+        drop(client);
+        server.join();
+    }
+}
+
+#[test]
+fn both_ends_send_connprop_and_obey_the_other() {
+    let mut world = World::new("obeyed");
+    let address = serve(&mut world, large(Scheme::V2Windowed));
+    let mut peer = RawPeer::connect_silently(&address);
+    peer.send_properties();
+    // Its properties come before anything else.
+    let answer = peer.receive().expect("the server's properties").bytes;
+    let ViewBody::Connprop(set) = view(&answer).body() else { panic!("no CONNPROP: {}", view(&answer)) };
+    let said = Properties::from_set(&set, Revision::Ietf00).expect("properties");
+    assert_eq!((said.receive_size, said.send_size), (8192, 8192));
+    // It fits the Receives that a peer has before it has read it.
+    assert!(answer.len() <= 1024);
+    peer.take_properties(&answer);
+    let mut client = Client { peer };
+    client.ping();
+    // What the peer says of itself holds: see the tests of each property for the others.
+    client.call(REPLY, Chunks::NONE, &be(&[8192 - 40 - RPC_REPLY as u32]));
+    assert_eq!(client.answer().bytes.len(), 8192);
+}
+
+/// Bytes of each message that a call of this procedure is answered in.
+fn lengths(client: &mut Client, len: usize) -> Vec<usize> {
+    client.call(REPLY, Chunks::NONE, &be(&[len as u32]));
+    let mut lengths = Vec::new();
+    loop {
+        let bytes = client.answer().bytes;
+        lengths.push(bytes.len());
+        if !view(&bytes).flags().contains(Flags::MORE) {
+            return lengths;
+        }
+    }
+}
+
+fn assert_longest_message(client: &mut Client, header: usize, longest: usize) {
+    assert_eq!(lengths(client, longest - header - RPC_REPLY), [longest]);
+    let parts = lengths(client, longest - header - RPC_REPLY + 4);
+    assert!(parts.len() == 2 && parts.iter().all(|&len| len <= longest), "{parts:?}");
+}
+
+/// What the client of a raw server says inline, and for which replies it offers no Reply chunk: the longest.
+fn assert_thresholds_of_calls(
+    header: usize,
+    script: impl FnOnce(&mut RawPeer) + Send + 'static,
+    call: usize,
+    reply_len: usize,
+) {
+    let world = World::new("call-terms");
+    let address = world.address();
+    let (tell, told) = channel();
+    let server = Server::start_silently(&address, move |peer| {
+        script(peer);
+        while let Some(bytes) = next(peer) {
+            let (xid, htype) = (view(&bytes).xid(), view(&bytes).htype());
+            tell.send((bytes.len(), htype, view(&bytes).reply_chunk().is_some())).expect("somebody listens");
+            reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
+        }
+    });
+    let mut client = world.client(&address, large(Scheme::V2Windowed));
+    let mut sent = |args: usize, results: usize| {
+        let mut call = client.prepare(ECHO, args).expect("a buffer");
+        call.expect_reply(results);
+        client.call(call).expect("a reply");
+        told.recv().expect("the server speaks")
+    };
+    assert_eq!(sent(call - header - RPC_CALL, 0), (call, HeaderType::Msg, false));
+    assert_eq!(sent(call - header - RPC_CALL + 4, 0).1, HeaderType::Nomsg);
+    assert!(!sent(0, reply_len - header - RPC_REPLY).2);
+    assert!(sent(0, reply_len - header - RPC_REPLY + 4).2);
+    // With a Reply chunk the header is longer.
+    let with_room = header + 4 + 16;
+    assert_eq!(sent(call - with_room - RPC_CALL, 8192), (call, HeaderType::Msg, true));
+    assert_eq!(sent(call - with_room - RPC_CALL + 4, 8192).1, HeaderType::Nomsg);
+    drop(client);
+    server.join();
+}
+
+#[test]
+fn thresholds_follow_the_properties_in_each_direction() {
+    let mut world = World::new("terms");
+    let address = serve(&mut world, large(Scheme::V2Windowed));
+    for (receive_size, longest) in [(5000, 5000), (2048, 2048), (1 << 20, 8192)] {
+        let mut peer = RawPeer::connect_silently(&address);
+        peer.offers = Properties { receive_size, ..peer.offers };
+        peer.introduce();
+        assert_longest_message(&mut Client { peer }, 40, longest);
+    }
+    drop(world);
+    for (receive_size, send_size, call, reply_len) in [(5000, 6000, 5000, 6000), (1 << 20, 2048, 8192, 2048)]
+    {
+        let says = move |peer: &mut RawPeer| {
+            peer.offers = Properties { receive_size, send_size, ..peer.offers };
+            peer.welcome();
+        };
+        assert_thresholds_of_calls(40, says, call, reply_len);
+    }
+}
+
+#[test]
+fn without_connprop_both_thresholds_are_4096() {
+    let mut world = World::new("no-connprop");
+    let address = serve(&mut world, large(Scheme::V2Windowed));
+    // It starts with a call, which is answered behind the server's own properties.
+    let mut client = Client { peer: RawPeer::connect_silently(&address) };
+    assert_longest_message(&mut client, 36, 4096);
+    // It takes messages of so many bytes.
+    client.call(STORE, Chunks::NONE, &[0; 4096 - 36 - RPC_CALL]);
+    assert_eq!(view(&client.answer().bytes).htype(), HeaderType::Msg);
+    drop(client);
+    drop(world);
+    let says = |peer: &mut RawPeer| {
+        let _ = peer.receive().expect("the client's properties");
+        let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
+        peer.send(&grant);
+    };
+    assert_thresholds_of_calls(36, says, 4096, 4096);
+}
+
+#[test]
+fn properties_left_out_keep_their_defaults() {
+    let mut world = World::new("left-out");
+    let address = serve(&mut world, large(Scheme::V2Windowed));
+    let mut peer = RawPeer::connect_silently(&address);
+    let mut buffer = [0; 64];
+    // Nothing but the largest segment.
+    let set = Builder::new(&mut buffer).uint32(3, 1 << 20).expect("space").finish();
+    let hello = peer.message(7, Flags::NONE, Body::Connprop(set), b"");
+    peer.send(&hello);
+    assert_eq!(view(&peer.receive().expect("the server's").bytes).htype(), HeaderType::Connprop);
+    let mut client = Client { peer };
+    assert_longest_message(&mut client, 36, 4096);
+    // They last: a second set says nothing that counts.
+    client.peer.send_properties();
+    assert_longest_message(&mut client, 36, 4096);
+}
+
+#[test]
+fn flag_4_goes_to_peers_only_that_offered_it() {
+    for offered in [false, true] {
+        let mut world = World::new("flag-4");
+        let address = serve(&mut world, large(Scheme::V2Windowed));
+        let mut peer = RawPeer::connect_silently(&address);
+        peer.offers = Properties { windowed_credits: offered, ..peer.offers };
+        peer.introduce();
+        let mut client = Client { peer };
+        for _ in 0..3 {
+            client.call(ECHO, Chunks::NONE, b"any!");
+            assert_eq!(view(&client.answer().bytes).received().is_some(), offered);
+        }
+        let address = world.address();
+        let server = Server::start_silently(&address, move |peer| {
+            peer.offers = Properties { windowed_credits: offered, ..peer.offers };
+            let hello = peer.receive().expect("the client's properties").bytes;
+            assert_eq!(view(&hello).received(), None, "nothing was offered yet");
+            peer.send_properties();
+            peer.take_properties(&hello);
+            while let Some(message) = peer.receive() {
+                let header = view(&message.bytes);
+                assert_eq!(header.received().is_some(), offered);
+                reply(peer, header.xid(), Chunks::NONE, &reply_bytes(header.xid(), b"fine"), None);
+            }
+        });
+        let mut client = world.client(&address, small());
+        for _ in 0..3 {
+            assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
+        }
+        drop(client);
+        server.join();
+    }
+}
+
+#[test]
+fn a_server_stays_with_the_version_of_the_first_message() {
+    let mut world = World::new("stays");
+    let address = serve(&mut world, small());
+    for (first, other) in [(Version::V1, Version::V2), (Version::V2, Version::V1)] {
+        let mut peer = RawPeer::connect_as(&address, first);
+        let ping = |peer: &mut RawPeer| {
+            let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"ping");
+            let bytes = peer.message(XID, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+            peer.send(&bytes);
+            next(peer).map(|bytes| view(&bytes).version())
+        };
+        for _ in 0..3 {
+            assert_eq!(ping(&mut peer), Some(first));
+        }
+        (peer.version, peer.windowed) = (other, false);
+        assert_eq!(ping(&mut peer), None, "the connection is over");
+    }
+    // One that has version 2 only says so.
+    let address = serve(&mut world, Config { version_1: false, ..small() });
+    let mut peer = RawPeer::connect_as(&address, Version::V1);
+    peer.send(&be(&[XID, 1, 9, 0, 0, 0, 0]));
+    let bytes = peer.receive().expect("an answer").bytes;
+    assert_eq!((&bytes[..8], &bytes[12..]), (&be(&[XID, 1])[..], &be(&[4, 1, 2, 2])[..]));
+}
+
+/// A raw server's word that it has versions `low` to `high` only.
+fn err_vers(hello: &[u8], vers: u32, low: u32, high: u32) -> Vec<u8> {
+    be(&[view(hello).xid(), vers, 16, 4, 1, low, high])
+}
+
+/// Speaks version 1, and nothing else is heard.
+fn behave_in_version_1(peer: &mut RawPeer) {
+    peer.version = Version::V1;
+    while let Some(bytes) = next(peer) {
+        let (xid, version) = (view(&bytes).xid(), view(&bytes).version());
+        assert_eq!((version, view(&bytes).htype()), (Version::V1, HeaderType::Msg));
+        reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
+    }
+}
+
+#[test]
+fn after_err_vers_the_client_goes_on_in_version_1() {
+    // Under the number of the version that was asked for, or of the one that its sender has.
+    for vers in [2, 1] {
+        for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+            let world = World::new("goes-on");
+            let address = world.address();
+            let server = Server::start_silently(&address, move |peer| {
+                let hello = peer.receive().expect("a first message").bytes;
+                peer.send(&err_vers(&hello, vers, 1, 1));
+                behave_in_version_1(peer);
+            });
+            let mut client = world.client(&address, Config { scheme, ..small() });
+            for _ in 0..20 {
+                assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
+            }
+            drop(client);
+            server.join();
+        }
+    }
+    // With a range in which there is none of ours, and with a client that is told to have version 2 only, it is over.
+    for (high, version_1) in [(0, true), (1, false), (3, true)] {
+        let world = World::new("no-version");
+        let address = world.address();
+        let server = Server::start_silently(&address, move |peer| {
+            let hello = peer.receive().expect("a first message").bytes;
+            peer.send(&err_vers(&hello, 2, high, high));
+            peer.wait_until_over();
+        });
+        let refused = LocalClient::connect(&address, small_client(Config { version_1, ..small() }));
+        assert!(refused.is_err_and(|error| error.to_string().contains("version")));
+        server.join();
+    }
+}
+
+#[test]
+fn a_connection_lost_behind_err_vers_is_made_again_in_version_1() {
+    let world = World::new("lost-behind");
+    let address = world.address();
+    let server = Server::listen(&address, |mut listener| {
+        let mut peer = listener.accept_next();
+        let hello = peer.receive().expect("a first message").bytes;
+        peer.send(&err_vers(&hello, 2, 1, 1));
+        peer.leave();
+        behave_in_version_1(&mut listener.accept_next());
+    });
+    let mut client = world.client(&address, Config { retransmit: true, ..small() });
+    for _ in 0..3 {
+        assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
+    }
+    drop(client);
+    server.join();
+}
+
+#[test]
+fn a_first_message_without_an_answer_leads_to_version_1() {
+    for lost in [true, false] {
+        let world = World::new("no-answer");
+        let address = world.address();
+        let server = Server::listen(&address, move |mut listener| {
+            let mut peer = listener.accept_next();
+            let hello = peer.receive().expect("a first message").bytes;
+            assert_eq!(view(&hello).version(), Version::V2);
+            if lost {
+                peer.vanish();
+            } else {
+                peer.wait_until_over();
+            }
+            behave_in_version_1(&mut listener.accept_next());
+        });
+        let mut client = world.client(&address, Config { negotiation_timeout_ms: 50, ..small() });
+        for _ in 0..3 {
+            assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
+        }
+        drop(client);
+        server.join();
+    }
+    // A client that has version 2 only is told.
+    let world = World::new("no-answer-2");
+    let address = world.address();
+    let server = Server::start_silently(&address, |peer| drop(peer.wait_until_over()));
+    let config = Config { version_1: false, negotiation_timeout_ms: 50, ..small() };
+    assert!(LocalClient::connect(&address, small_client(config)).is_err());
+    server.join();
+}
+
+/// A call with these Read chunks and Write chunks: the segments of each, as a raw server with these limits sees them.
+fn segments(
+    offers: impl Fn(Properties<'static>) -> Properties<'static> + Send + 'static,
+    config: Config,
+    chunks: &[(&[usize], &[usize])],
+) -> Vec<Result<Vec<Vec<u32>>, CallError>> {
+    let world = World::new("segments");
+    let address = world.address();
+    let (tell, told) = channel();
+    let server = Server::start_silently(&address, move |peer| {
+        peer.offers = offers(peer.offers);
+        peer.welcome();
+        while let Some(bytes) = next(peer) {
+            let header = view(&bytes);
+            let mut all: Vec<Vec<u32>> = Vec::new();
+            let (mut last, mut end) = (None, 0);
+            for read in header.reads() {
+                let (at, target) = ((read.position, read.target.handle), read.target);
+                if last == Some(at) {
+                    assert_eq!(target.offset, end, "they follow each other");
+                    all.last_mut().expect("a chunk").push(target.length);
+                } else {
+                    all.push(vec![target.length]);
+                }
+                (last, end) = (Some(at), target.offset + u64::from(target.length));
+            }
+            all.extend(header.writes().map(|chunk| chunk.segments().map(|one| one.length).collect()));
+            tell.send(all).expect("somebody listens");
+            let xid = header.xid();
+            reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
+        }
+    });
+    let mut client = world.client(&address, config);
+    let first = client.first();
+    let seen = chunks
+        .iter()
+        .map(|(sent, room)| {
+            let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
+            let mut at = 4;
+            for &len in *sent {
+                call.send_chunk(at, client.alloc(first, len).expect("a buffer")).expect("room");
+                at += len.next_multiple_of(4);
+            }
+            for &len in *room {
+                call.receive_chunk(client.alloc(first, len).expect("a buffer")).expect("room");
+            }
+            client.call(call).map(|_| told.recv().expect("the server speaks"))
+        })
+        .collect();
+    drop(client);
+    server.join();
+    assert!(told.try_recv().is_err(), "nothing was sent of a call that was refused");
+    seen
+}
+
+#[test]
+fn segments_are_cut_to_what_the_peer_handles() {
+    let offers = |offers| Properties { segment_size: 8192, ..offers };
+    let seen = segments(offers, small(), &[(&[20_000, 5], &[8193, 8192])]);
+    let expected = vec![vec![8192, 8192, 3616], vec![5], vec![8192, 1], vec![8192]];
+    assert_eq!(seen, [Ok(expected)]);
+}
+
+#[test]
+fn no_call_has_more_segments_than_the_peer_handles() {
+    let offers = |offers| Properties { segment_size: 4096, segment_count: 3, ..offers };
+    let cases: [(&[usize], &[usize]); 5] =
+        [(&[12288], &[]), (&[12289], &[]), (&[8], &[4096, 8]), (&[8], &[4097, 8]), (&[], &[1, 1, 1, 1])];
+    let seen = segments(offers, small(), &cases);
+    let full = vec![4096; 3];
+    let expected = [
+        Ok(vec![full]),
+        Err(CallError::TooMany),
+        Ok(vec![vec![8], vec![4096], vec![8]]),
+        Err(CallError::TooMany),
+        Err(CallError::TooMany),
+    ];
+    assert_eq!(seen, expected);
+}

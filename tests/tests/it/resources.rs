@@ -1,0 +1,333 @@
+//! Calls that ask for more, or offer less, than the other end has (version 2 §6.4.3): what is answered, and what is tried then.
+
+use std::sync::mpsc::channel;
+
+use rpcrdma::client::LocalClient;
+use rpcrdma::fabric::{Access, RemoteMemory};
+use rpcrdma::server::ServerConfig;
+use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, Revision, Segment, View, WriteList};
+use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, Services};
+use rpcrdma_tests::*;
+
+use super::hostile_client::be;
+use super::hostile_server::{Server, reply};
+use super::rules_of_clients::next;
+use super::rules_of_servers::{Client, SCHEMES, XID, assert_err_chunk};
+
+/// Results: two Write chunks, the second of [`NEEDED`] bytes.
+const TWO: u32 = 80;
+const NEEDED: usize = 5000;
+
+fn services() -> Services {
+    let mut services = services_for(16 << 10);
+    let two = Procedure::new(|call| {
+        for (n, needed) in [(0, 8), (1, NEEDED)] {
+            match call.result_mut(n) {
+                Some(room) if room.len() >= needed => pattern(n as u32, &mut room[..needed]),
+                _ => return Err(Refusal::ShortChunk { index: n as u32, needed: needed as u32 }),
+            }
+            call.set_result_len(n, needed);
+        }
+        Ok(())
+    });
+    services.add(PROGRAM, VERSION, TWO, two.write_chunks(2, 1 << 16));
+    services
+}
+
+fn serve(world: &mut World, shard: Config) -> rpcrdma::Address {
+    world.serve_with(ServerConfig { shard, ..small_server() }, services())
+}
+
+fn with(scheme: Scheme, revision: Revision) -> Config {
+    Config { scheme, revision, ..small() }
+}
+
+#[test]
+fn too_short_a_write_chunk_gets_write_resource_with_index_and_length() {
+    for scheme in SCHEMES {
+        let mut world = World::new("short-chunk");
+        let address = serve(&mut world, with(scheme, Revision::Ietf00));
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        let (memory, untouched) = client.peer.expose(&[0xEE; 6000], Access::REMOTE_WRITE);
+        let segment = |length| Segment { length, ..memory };
+        // The second, and the first of two.
+        for (lens, index, needed) in [([8, 4999], 2, NEEDED as u32), ([7, 10], 1, 8)] {
+            let segments = lens.map(segment);
+            let writes = WriteList { counts: &[1, 1], segments: &segments };
+            client.call(TWO, Chunks { writes, ..Chunks::NONE }, b"");
+            match scheme {
+                Scheme::V1 => assert_err_chunk(&mut client, "a short Write chunk"),
+                _ => {
+                    let error = ErrorBody::WriteResource { chunk_index: index, length_needed: needed };
+                    assert_eq!(client.error(), (XID, error), "{scheme:?}");
+                }
+            }
+            client.ping();
+        }
+        let mut now = [0; 6000];
+        assert!(untouched.read_at(0, &mut now) && now == [0xEE; 6000], "{scheme:?}");
+    }
+}
+
+/// Calls [`TWO`] with room of these lengths.
+fn two(client: &mut LocalClient, room: [usize; 2]) -> Result<(), CallError> {
+    let first = client.first();
+    let mut call = client.prepare_with_chunks(TWO, 0)?;
+    for len in room {
+        call.receive_chunk(client.alloc(first, len)?).expect("room");
+    }
+    let reply = client.call(call)?;
+    for (n, len) in [8, NEEDED].into_iter().enumerate() {
+        let got = reply.chunk(n).expect("a chunk");
+        assert!(got.len() == len && patterned(n as u32, got));
+    }
+    Ok(())
+}
+
+#[test]
+fn write_resource_makes_the_client_call_again_with_more_room() {
+    for scheme in SCHEMES {
+        let mut world = World::new("more-room");
+        let address = serve(&mut world, with(scheme, Revision::Ietf00));
+        let mut client = world.client(&address, with(scheme, Revision::Ietf00));
+        assert_eq!(two(&mut client, [8, NEEDED]), Ok(()), "{scheme:?}");
+        assert_eq!(client.stats().calls_again, 0);
+        for (room, attempts) in [([8, 100], 1), ([4, NEEDED], 1), ([1, 1], 2)] {
+            let before = client.stats().calls_again;
+            let result = two(&mut client, room);
+            if scheme == Scheme::V1 {
+                // It has one error for all, which says nothing of what is needed.
+                assert!(matches!(result, Err(CallError::Transport(_))), "{result:?}");
+            } else {
+                assert_eq!(result, Ok(()), "{scheme:?} {room:?}");
+                assert_eq!(client.stats().calls_again - before, attempts, "{scheme:?} {room:?}");
+            }
+            assert_eq!(client.stats().exposed_buffers, 0);
+        }
+    }
+}
+
+#[test]
+fn too_short_a_reply_chunk_gets_reply_resource_with_the_length() {
+    // Where a reply cannot be continued.
+    for (scheme, revision) in [
+        (Scheme::V2Windowed, Revision::Cel09),
+        (Scheme::V2Incremental, Revision::Cel09),
+        (Scheme::V1, Revision::Ietf00),
+    ] {
+        let mut world = World::new("short-reply-chunk");
+        let address = serve(&mut world, with(scheme, revision));
+        let mut client = Client::connect(&address, scheme, revision);
+        let (room, memory) = client.peer.expose(&[0xEE; 6023], Access::REMOTE_WRITE);
+        for chunk in [Some(&[room][..]), Some(&[][..]), None] {
+            client.call(REPLY, Chunks { reply: chunk, ..Chunks::NONE }, &be(&[6000]));
+            match scheme {
+                Scheme::V1 => assert_err_chunk(&mut client, "a short Reply chunk"),
+                _ => {
+                    let error = ErrorBody::ReplyResource { length_needed: 6024 };
+                    assert_eq!(client.error(), (XID, error), "{scheme:?} {chunk:?}");
+                }
+            }
+            client.ping();
+        }
+        let mut now = [0; 6023];
+        assert!(memory.read_at(0, &mut now) && now == [0xEE; 6023], "{scheme:?}");
+    }
+}
+
+#[test]
+fn reply_resource_makes_the_client_call_again_with_more_room() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut world = World::new("more-reply-room");
+        let config = with(scheme, Revision::Cel09);
+        let address = serve(&mut world, config.clone());
+        let mut client = world.client(&address, config);
+        for (expected, again) in [(10_000, 0), (4500, 1)] {
+            let before = client.stats().calls_again;
+            let mut call = client.prepare(REPLY, 4).expect("a buffer");
+            call.args_mut().copy_from_slice(&be(&[10_000]));
+            call.expect_reply(expected);
+            let reply = client.call(call).expect("a reply");
+            assert!(reply.results().len() == 10_000 && patterned(10_000, reply.results()), "{scheme:?}");
+            assert_eq!(client.stats().calls_again - before, again, "{scheme:?}");
+        }
+    }
+}
+
+#[test]
+fn a_procedure_without_write_chunks_answers_reply_resource() {
+    for scheme in SCHEMES {
+        let mut world = World::new("no-write-chunks");
+        let address = serve(&mut world, with(scheme, Revision::Ietf00));
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        let (room, _memory) = client.peer.expose(&[0; 64], Access::REMOTE_WRITE);
+        let writes = WriteList { counts: &[1], segments: &[room] };
+        client.call(ECHO, Chunks { writes, ..Chunks::NONE }, b"");
+        match scheme {
+            Scheme::V1 => assert_err_chunk(&mut client, "a Write chunk"),
+            _ => {
+                let length_needed = 24 + (16 << 10);
+                assert_eq!(client.error(), (XID, ErrorBody::ReplyResource { length_needed }), "{scheme:?}");
+            }
+        }
+        client.ping();
+    }
+}
+
+/// A raw server's answer to the call in `bytes`.
+fn refuse(peer: &mut RawPeer, bytes: &[u8], error: ErrorBody) -> u32 {
+    let xid = view(bytes).xid();
+    let answer = peer.message(xid, Flags::RESPONSE, Body::Error(error), b"");
+    peer.send(&answer);
+    xid
+}
+
+fn view(bytes: &[u8]) -> View<'_> {
+    View::check(bytes, Revision::Ietf00).expect("a header")
+}
+
+#[test]
+fn a_client_whose_write_chunks_are_refused_offers_a_reply_chunk_instead() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let world = World::new("instead");
+        let address = world.address();
+        let (tell, told) = channel();
+        let server = Server::start(&address, move |peer| {
+            let mut xids = Vec::new();
+            for attempt in 0..3 {
+                let bytes = next(peer).expect("a call");
+                let room = view(&bytes).reply_chunk().map(|chunk| chunk.total_length());
+                tell.send((view(&bytes).writes().count(), room)).expect("somebody listens");
+                xids.push(view(&bytes).xid());
+                if attempt < 2 {
+                    refuse(peer, &bytes, ErrorBody::ReplyResource { length_needed: 9000 });
+                } else {
+                    reply(peer, xids[2], Chunks::NONE, &reply_bytes(xids[2], b"all of it"), None);
+                }
+            }
+            assert!(xids[0] == xids[1] && xids[1] == xids[2], "each attempt is the same call");
+            while peer.receive().is_some() {}
+        });
+        let mut client = world.client(&address, Config { scheme, ..small() });
+        let first = client.first();
+        let mut call = client.prepare_with_chunks(LOAD, 4).expect("a buffer");
+        call.receive_chunk(client.alloc(first, 100).expect("a buffer")).expect("room");
+        assert_eq!(client.call(call).expect("a reply").results(), b"all of it");
+        let seen = [0; 3].map(|_| told.recv().expect("the server speaks"));
+        assert_eq!(seen.map(|(writes, _)| writes), [1, 1, 0], "{scheme:?}");
+        assert!(
+            seen[0].1.is_none() && seen[1..].iter().all(|(_, room)| room.is_some_and(|room| room >= 9000))
+        );
+        assert_eq!(client.stats().exposed_buffers, 0);
+        drop(client);
+        server.join();
+    }
+}
+
+#[test]
+fn read_chunks_error_makes_the_client_send_a_long_call() {
+    for (scheme, max) in [(Scheme::V2Windowed, 0), (Scheme::V2Incremental, 1)] {
+        let world = World::new("whole");
+        let address = world.address();
+        let (tell, told) = channel();
+        let server = Server::start(&address, move |peer| {
+            let bytes = next(peer).expect("a call");
+            assert_eq!(view(&bytes).reads().count(), 2);
+            let xid = refuse(peer, &bytes, ErrorBody::ReadChunks { max });
+            let bytes = next(peer).expect("the call again");
+            assert_eq!((view(&bytes).xid(), view(&bytes).htype()), (xid, HeaderType::Nomsg));
+            let reads: Vec<_> = view(&bytes).reads().collect();
+            assert!(reads.iter().all(|read| read.position == 0), "{reads:?}");
+            let mut message = Vec::new();
+            for read in reads {
+                let remote = RemoteMemory { rkey: read.target.handle, address: read.target.offset };
+                message.extend(peer.read(remote, read.target.length as usize).expect("it is offered"));
+            }
+            tell.send((xid, message)).expect("somebody listens");
+            reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
+            while peer.receive().is_some() {}
+        });
+        let mut client = world.client(&address, Config { scheme, continue_up_to: 0, ..small() });
+        let first = client.first();
+        let mut call = client.prepare_with_chunks(STORE, 12).expect("a buffer");
+        call.args_mut().copy_from_slice(&be(&[5001, 7, 0xAAAA]));
+        for (at, len) in [(4, 5001), (4 + 5004 + 4, 7)] {
+            let mut data = client.alloc(first, len).expect("a buffer");
+            pattern(len as u32, &mut data);
+            call.send_chunk(at, data).expect("room");
+        }
+        client.call(call).expect("a reply");
+        // All of it is there, with the padding of both items.
+        let (xid, message) = told.recv().expect("the server speaks");
+        let mut args = be(&[5001]);
+        args.resize(4 + 5001, 0);
+        pattern(5001, &mut args[4..]);
+        args.resize(4 + 5004, 0);
+        args.extend(be(&[7]));
+        let at = args.len();
+        args.resize(at + 7, 0);
+        pattern(7, &mut args[at..]);
+        args.push(0);
+        args.extend(be(&[0xAAAA]));
+        assert!(message == call_bytes(xid, PROGRAM, VERSION, STORE, &args), "{scheme:?}");
+        assert_eq!(client.stats().exposed_buffers, 0);
+        drop(client);
+        server.join();
+    }
+}
+
+#[test]
+fn read_chunks_error_to_a_long_call_ends_it() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let world = World::new("hopeless-long");
+        let address = world.address();
+        let server = Server::start(&address, |peer| {
+            let bytes = next(peer).expect("a call");
+            assert_eq!(view(&bytes).htype(), HeaderType::Nomsg);
+            refuse(peer, &bytes, ErrorBody::ReadChunks { max: 0 });
+            super::hostile_server::behave(peer);
+        });
+        let mut client = world.client(&address, Config { scheme, continue_up_to: 0, ..small() });
+        let call = client.prepare(ECHO, 20_000).expect("a buffer");
+        let error = ErrorBody::ReadChunks { max: 0 };
+        assert_eq!(client.call(call).map(drop), Err(CallError::Transport(error)), "{scheme:?}");
+        let stats = client.stats();
+        assert_eq!((stats.calls_again, stats.exposed_buffers), (0, 0));
+        assert_eq!(super::hostile_server::plain(&mut client), Ok(b"fine".to_vec()));
+        drop(client);
+        server.join();
+    }
+}
+
+/// WRITE_CHUNKS and SEGMENTS say what there is no way around: they end their call, and no other.
+#[test]
+fn what_cannot_be_cured_by_more_ends_its_call() {
+    let errors = [
+        ErrorBody::WriteChunks { max: 1 },
+        ErrorBody::Segments { max: 1 },
+        ErrorBody::System,
+        ErrorBody::BadXdr,
+        ErrorBody::InvalFlag,
+        ErrorBody::InvalHtype,
+    ];
+    let world = World::new("no-cure");
+    let address = world.address();
+    let server = Server::start(&address, move |peer| {
+        for error in errors {
+            let bytes = next(peer).expect("a call");
+            refuse(peer, &bytes, error);
+        }
+        super::hostile_server::behave(peer);
+    });
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    for error in errors {
+        let mut call = client.prepare_with_chunks(LOAD, 8).expect("a buffer");
+        call.receive_chunk(client.alloc(first, 10).expect("a buffer")).expect("room");
+        assert_eq!(client.call(call).map(drop), Err(CallError::Transport(error)));
+        assert_eq!(client.stats().exposed_buffers, 0);
+    }
+    assert_eq!(super::hostile_server::plain(&mut client), Ok(b"fine".to_vec()));
+    drop(client);
+    server.join();
+}

@@ -1,0 +1,457 @@
+//! What the texts require of calls in the reverse direction (RFC 8167; version 2 §5.2.5), each end seen from the other.
+
+use std::sync::mpsc::Receiver;
+
+use rpcrdma::client::{Client as Caller, ClientCall, Pending};
+use rpcrdma::fabric::Access;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::wire::private_data::PrivateData;
+use rpcrdma::wire::properties::{Properties, ReverseSupport};
+use rpcrdma::wire::{
+    Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Version, View, WriteList,
+};
+use rpcrdma::{CallError, Config, Scheme};
+use rpcrdma_tests::*;
+
+use super::hostile_client::{be, error_of};
+use super::hostile_server::Server;
+use super::reverse::{HELLO, both_ways, serving_client, telling_services};
+use super::rules_of_servers::{ARGS_AT, Client, SCHEMES, XID, segment};
+
+fn view(bytes: &[u8]) -> View<'_> {
+    View::check(bytes, Revision::Ietf00).expect("a header")
+}
+
+/// A raw client, and the server's way to call it.
+struct Called {
+    raw: Client,
+    reverse: Caller,
+    told: Receiver<rpcrdma::server::Caller>,
+    address: rpcrdma::Address,
+    world: World,
+}
+
+impl Called {
+    fn new(name: &'static str, scheme: Scheme, server: Config) -> Self {
+        Self::by(name, server, |address| Client::connect(address, scheme, Revision::Ietf00))
+    }
+
+    fn by(name: &'static str, server: Config, connect: impl FnOnce(&rpcrdma::Address) -> Client) -> Self {
+        let mut world = World::new(name);
+        let (services, told) = telling_services();
+        let address = world.serve_with(ServerConfig { shard: server, ..small_server() }, services);
+        let mut raw = connect(&address);
+        raw.call(HELLO, Chunks::NONE, b"");
+        raw.answer();
+        let caller = told.recv().expect("it was called");
+        let reverse = world.server().call_back(caller, small_client(small())).expect("of this server");
+        Self { raw, reverse, told, address, world }
+    }
+
+    fn start(&mut self, args: &[u8]) -> Pending {
+        self.reverse.start(ClientCall::new(ECHO).args(args)).expect("a slot")
+    }
+
+    /// Answers a reverse call.
+    fn reply(&mut self, xid: u32, results: &[u8]) {
+        let bytes = reply_bytes(xid, results);
+        self.raw.send(xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &bytes);
+    }
+
+    /// The next message, which is a call.
+    fn next_call(&mut self) -> u32 {
+        let bytes = self.raw.answer().bytes;
+        assert_eq!(view(&bytes).payload()[4..8], be(&[0]), "CALL");
+        view(&bytes).xid()
+    }
+}
+
+fn results(pending: Pending) -> Result<Vec<u8>, CallError> {
+    pending.wait().map(|reply| reply.results().to_vec())
+}
+
+#[test]
+fn reverse_messages_have_version_xid_and_type_of_their_own() {
+    for scheme in SCHEMES {
+        // A server's call.
+        let config = Config { scheme, ..small() };
+        let mut called = Called::new("reverse-call", scheme, config.clone());
+        let pending = called.start(b"four");
+        let bytes = called.raw.answer().bytes;
+        let header = view(&bytes);
+        assert_eq!((header.version(), header.htype()), (called.raw.peer.version, HeaderType::Msg));
+        assert!(!header.flags().contains(Flags::RESPONSE) && !header.has_chunks());
+        assert_eq!(header.payload(), call_bytes(header.xid(), PROGRAM, VERSION, ECHO, b"four"));
+        called.reply(header.xid(), b"good");
+        assert_eq!(results(pending), Ok(b"good".to_vec()), "{scheme:?}");
+        drop(called);
+        // A client's reply.
+        let world = World::new("reverse-reply");
+        let address = world.address();
+        let server = Server::start_silently(&address, move |peer| {
+            welcome(peer, scheme);
+            for xid in [XID, 5, u32::MAX] {
+                send(peer, xid, Chunks::NONE, &call_bytes(xid, PROGRAM, VERSION, ECHO, b"four"));
+                let bytes = answer(peer).bytes;
+                let header = view(&bytes);
+                assert_eq!((header.version(), header.xid()), (peer.version, xid), "{scheme:?}");
+                assert_eq!(header.flags().contains(Flags::RESPONSE), scheme != Scheme::V1);
+                assert_eq!(header.payload(), reply_bytes(xid, b"four"), "{scheme:?}");
+            }
+        });
+        let client = Caller::connect(&address, serving_client(config)).expect("a connection");
+        server.join();
+        drop(client);
+    }
+}
+
+/// A raw server's first words.
+fn welcome(peer: &mut RawPeer, scheme: Scheme) {
+    match scheme {
+        Scheme::V1 => peer.version = Version::V1,
+        _ => peer.welcome(),
+    }
+}
+
+fn send(peer: &mut RawPeer, xid: u32, chunks: Chunks<'_>, payload: &[u8]) {
+    let bytes = peer.message(xid, Flags::NONE, Body::Msg(chunks), payload);
+    peer.send(&bytes);
+}
+
+/// The next message that is more than a grant.
+fn answer(peer: &mut RawPeer) -> Message {
+    loop {
+        let message = peer.receive().expect("the connection goes on");
+        if view(&message.bytes).xid() != 0 {
+            return message;
+        }
+    }
+}
+
+#[test]
+fn both_directions_use_one_xid_at_once() {
+    for scheme in SCHEMES {
+        let mut called = Called::new("one-xid", scheme, Config { scheme, ..small() });
+        for _ in 0..5 {
+            let pending = called.start(b"four");
+            let xid = called.next_call();
+            // A call of the other direction under the same XID, before the first is answered.
+            let call = call_bytes(xid, PROGRAM, VERSION, ECHO, b"mine");
+            called.raw.send(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+            let bytes = called.raw.answer().bytes;
+            assert_eq!((view(&bytes).xid(), view(&bytes).payload()), (xid, &reply_bytes(xid, b"mine")[..]));
+            called.reply(xid, b"yours");
+            assert_eq!(results(pending), Ok(b"yours".to_vec()), "{scheme:?}");
+        }
+    }
+}
+
+/// Version 2 tells whose XID it is by a flag, whatever else the message is like.
+#[test]
+fn the_response_flag_tells_whose_xid_it_is() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut called = Called::new("whose", scheme, Config { scheme, ..small() });
+        let pending = called.start(b"four");
+        let xid = called.next_call();
+        // A reply under its XID, but for the flag: it is not about the server's call. Nor is one that has the flag and another XID.
+        called.raw.send(xid, Flags::NONE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"nobody's"));
+        called.raw.send(!xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(!xid, b"nobody's"));
+        // An answer of the server has it, an error too: the XID is the client's.
+        let bad = [ReadSegment { position: 2, target: segment(8) }];
+        called.raw.call(STORE, Chunks { reads: &bad, ..Chunks::NONE }, &[0; 4]);
+        let bytes = called.raw.answer().bytes;
+        assert_eq!(error_of(&bytes, Revision::Ietf00), (XID, ErrorBody::BadXdr));
+        assert!(view(&bytes).flags().contains(Flags::RESPONSE));
+        called.raw.call(ECHO, Chunks::NONE, b"");
+        assert!(view(&called.raw.answer().bytes).flags().contains(Flags::RESPONSE));
+        called.reply(xid, b"mine");
+        assert_eq!(results(pending), Ok(b"mine".to_vec()), "{scheme:?}");
+        called.raw.ping();
+    }
+}
+
+#[test]
+fn version_1_counts_the_directions_apart() {
+    let server = Config { scheme: Scheme::V1, reverse_window: 2, ..small() };
+    let mut called = Called::new("apart", Scheme::V1, server);
+    let mut pending: Vec<_> = (0..2).map(|_| called.start(b"four")).collect();
+    // Before a reply has said more, there is one; and what calls of the other direction say is about that one.
+    let first = called.next_call();
+    for _ in 0..10 {
+        called.raw.ping();
+    }
+    called.reply(first, b"one");
+    let second = called.next_call();
+    called.reply(second, b"two");
+    for (pending, expected) in pending.drain(..).zip([b"one", b"two"]) {
+        assert_eq!(results(pending), Ok(expected.to_vec()));
+    }
+    // As many as the server keeps Receives for, though the client grants 64.
+    let mut xids = Vec::new();
+    let pending: Vec<_> = (0..2).map(|_| called.start(b"four")).collect();
+    xids.extend([called.next_call(), called.next_call()]);
+    // No less is there for the calls of the client.
+    for xid in 100..140 {
+        let call = call_bytes(xid, PROGRAM, VERSION, ECHO, b"");
+        called.raw.send(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+    }
+    for xid in 100..140 {
+        assert_eq!(view(&called.raw.answer().bytes).xid(), xid);
+    }
+    for xid in xids {
+        called.reply(xid, b"late");
+    }
+    for pending in pending {
+        assert_eq!(results(pending), Ok(b"late".to_vec()));
+    }
+}
+
+#[test]
+fn version_1_ignores_credits_of_no_known_direction() {
+    let server = Config { scheme: Scheme::V1, reverse_window: 8, ..small() };
+    let mut called = Called::new("no-direction", Scheme::V1, server);
+    let pending: Vec<_> = (0..3).map(|_| called.start(b"four")).collect();
+    let first = called.next_call();
+    // Each offers 64 credits, and is a reply to nobody, of no direction, or cannot be read.
+    let stranger = first ^ 0x4000_0000;
+    let mut reply_to_nobody = be(&[stranger, 1, 64, 0, 0, 0, 0]);
+    reply_to_nobody.extend(reply_bytes(stranger, b""));
+    let useless = [
+        reply_to_nobody,
+        be(&[stranger, 1, 64, 3, 0, 0, 0]),
+        be(&[stranger, 1, 64, 4, 2, 0, 0]),
+        be(&[stranger, 1, 64]),
+    ];
+    for bytes in &useless {
+        called.raw.peer.send(bytes);
+    }
+    // Nothing but what is asked for comes: there is one credit, and it is used.
+    called.raw.ping();
+    called.reply(first, b"one");
+    let (second, third) = (called.next_call(), called.next_call());
+    called.reply(second, b"two");
+    called.reply(third, b"three");
+    for (pending, expected) in pending.into_iter().zip([&b"one"[..], b"two", b"three"]) {
+        assert_eq!(results(pending), Ok(expected.to_vec()));
+    }
+}
+
+fn said(inline: u32) -> Vec<u8> {
+    let mut bytes = vec![0; 8];
+    let data = PrivateData { remote_invalidation: false, send_size: inline, receive_size: inline };
+    data.emit(&mut bytes).expect("space");
+    bytes
+}
+
+#[test]
+fn reverse_calls_keep_to_the_thresholds_of_the_connection() {
+    // Calls of a server: to what its client receives, as its replies.
+    let server = Config { scheme: Scheme::V1, ..small() };
+    let mut called = Called::by("reverse-terms", server, |address| {
+        let mut peer = RawPeer::try_connect(address, &said(2048)).expect("a connection");
+        peer.version = Version::V1;
+        Client { peer }
+    });
+    let longest = 2048 - 28 - ARGS_AT as usize;
+    let pending = called.start(&vec![0; longest]);
+    let bytes = called.raw.answer().bytes;
+    assert_eq!(bytes.len(), 2048);
+    called.reply(view(&bytes).xid(), b"");
+    assert_eq!(results(pending), Ok(Vec::new()));
+    let pending = called.start(&vec![0; longest + 4]);
+    assert!(matches!(results(pending), Err(CallError::TooLong { needed: 2052, limit: 2048 })));
+    called.raw.ping();
+    drop(called);
+    // Replies of a client: to what its server receives, as its calls.
+    let world = World::new("reverse-terms-2");
+    let address = world.address();
+    let server = Server::listen(&address, |mut listener| {
+        listener.private_data = said(2048);
+        let mut peer = listener.accept_silently();
+        peer.version = Version::V1;
+        let longest = 2048 - 28 - 24;
+        let mut reply_of = |len: u32| {
+            send(&mut peer, XID, Chunks::NONE, &call_bytes(XID, PROGRAM, VERSION, REPLY, &be(&[len])));
+            answer(&mut peer).bytes
+        };
+        assert_eq!(reply_of(longest).len(), 2048);
+        assert_eq!(reply_of(longest + 4)[12..], be(&[4, 2]), "ERR_CHUNK");
+        assert_eq!(reply_of(4).len(), 28 + 24 + 4);
+    });
+    let client = Caller::connect(&address, serving_client(Config { scheme: Scheme::V1, ..small() }));
+    server.join();
+    drop(client);
+}
+
+#[test]
+fn chunks_in_a_reverse_call_get_err_chunk_where_there_are_none() {
+    for scheme in SCHEMES {
+        for reverse in [ReverseSupport::Inline, ReverseSupport::General] {
+            let world = World::new("reverse-chunks");
+            let address = world.address();
+            let server = Server::start_silently(&address, move |peer| {
+                welcome(peer, scheme);
+                let mut data = [0; 64];
+                pattern(0, &mut data);
+                for _ in 0..3 {
+                    let (read, _memory) = peer.expose(&data, Access::REMOTE_READ);
+                    let list = [ReadSegment { position: ARGS_AT + 4, target: read }];
+                    let chunks = Chunks { reads: &list, ..Chunks::NONE };
+                    send(peer, XID, chunks, &call_bytes(XID, PROGRAM, VERSION, STORE, &be(&[0])));
+                    let bytes = answer(peer).bytes;
+                    match (reverse, scheme) {
+                        (ReverseSupport::General, _) => {
+                            assert_eq!(view(&bytes).payload(), reply_bytes(XID, &be(&[64])), "{scheme:?}");
+                        }
+                        (_, Scheme::V1) => {
+                            assert_eq!((&bytes[..8], &bytes[12..]), (&be(&[XID, 1])[..], &be(&[4, 2])[..]));
+                        }
+                        _ => assert_eq!(
+                            error_of(&bytes, Revision::Ietf00),
+                            (XID, ErrorBody::ReadChunks { max: 0 })
+                        ),
+                    }
+                    // Without them it is served.
+                    send(peer, 9, Chunks::NONE, &call_bytes(9, PROGRAM, VERSION, ECHO, b"four"));
+                    assert_eq!(view(&answer(peer).bytes).payload(), reply_bytes(9, b"four"));
+                }
+            });
+            let config = Config { scheme, reverse, ..small() };
+            let client = Caller::connect(&address, serving_client(config)).expect("a connection");
+            server.join();
+            drop(client);
+        }
+    }
+}
+
+#[test]
+fn a_client_invalidates_what_a_reverse_call_offers() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let world = World::new("reverse-invalidates");
+        let address = world.address();
+        let server = Server::start(&address, move |peer| {
+            for offer in [true, false, true] {
+                let (write, memory) = peer.expose(&[0; 64], Access::REMOTE_WRITE);
+                let inv_handle = if offer { write.handle } else { 0 };
+                let writes = WriteList { counts: &[1], segments: &[write] };
+                let chunks = Chunks { inv_handle, writes, ..Chunks::NONE };
+                send(peer, XID, chunks, &call_bytes(XID, PROGRAM, VERSION, LOAD, &be(&[3, 64])));
+                let message = answer(peer);
+                assert_eq!(message.invalidated, offer.then_some(write.handle), "{scheme:?}");
+                let mut now = [0; 64];
+                assert!(memory.read_at(0, &mut now) && patterned(3, &now));
+            }
+        });
+        let client = Caller::connect(&address, serving_client(Config { scheme, ..small() }));
+        server.join();
+        drop(client);
+    }
+}
+
+#[test]
+fn no_reverse_call_before_the_upper_layer_says_so() {
+    // In version 1 it is the application that says so: until then nothing comes but replies.
+    let mut world = World::new("not-yet-ready");
+    let (services, told) = telling_services();
+    let shard = Config { scheme: Scheme::V1, keep_alive_ms: 1, ..small() };
+    let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
+    let mut raw = Client::connect(&address, Scheme::V1, Revision::Ietf00);
+    for _ in 0..50 {
+        raw.ping();
+    }
+    raw.call(HELLO, Chunks::NONE, b"");
+    raw.answer();
+    let mut reverse = world
+        .server()
+        .call_back(told.recv().expect("it was called"), small_client(small()))
+        .expect("of this server");
+    raw.ping();
+    let pending = reverse.start(ClientCall::new(ECHO).args(b"four")).expect("a slot");
+    let xid = view(&raw.answer().bytes).xid();
+    raw.send(xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"now"));
+    assert_eq!(results(pending), Ok(b"now".to_vec()));
+    drop((reverse, raw));
+    drop(world);
+    // In version 2 the client's properties say so, and a call that is against them is not sent.
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut called = Called::by("never-ready", Config { scheme, ..small() }, |address| {
+            let mut peer = RawPeer::connect_silently(address);
+            let windowed_credits = scheme == Scheme::V2Windowed;
+            let reverse_support = ReverseSupport::None;
+            peer.offers = Properties { windowed_credits, reverse_support, ..peer.offers };
+            peer.introduce();
+            Client { peer }
+        });
+        let pending = called.start(b"four");
+        assert_eq!(results(pending), Err(CallError::NoReverse), "{scheme:?}");
+        called.raw.ping();
+    }
+}
+
+#[test]
+fn a_client_that_serves_keeps_its_connection_up() {
+    for scheme in SCHEMES {
+        let world = World::new("kept-up");
+        let address = world.address();
+        let server = Server::listen(&address, move |mut listener| {
+            for round in 0..3 {
+                // The client has nothing to call: it comes back for those who may call it.
+                let mut peer = listener.accept_next();
+                welcome(&mut peer, scheme);
+                send(&mut peer, XID, Chunks::NONE, &call_bytes(XID, PROGRAM, VERSION, ECHO, b"there?"));
+                assert_eq!(view(&answer(&mut peer).bytes).payload(), reply_bytes(XID, b"there?"));
+                if round % 2 == 0 { peer.vanish() } else { peer.leave() }
+            }
+        });
+        let config = Config { scheme, reconnect_attempts: 10_000, reconnect_backoff_ms: (1, 5), ..small() };
+        let client = Caller::connect(&address, serving_client(config)).expect("a connection");
+        server.join();
+        drop(client);
+    }
+}
+
+#[test]
+fn a_reverse_call_can_be_made_again_when_the_client_has_come_back() {
+    for scheme in SCHEMES {
+        let mut called = Called::new("come-back", scheme, Config { scheme, ..small() });
+        let pending = called.start(b"four");
+        called.next_call();
+        let Called { raw, mut reverse, told, world, address } = called;
+        raw.peer.vanish();
+        // It ends, and says that it may have run.
+        assert_eq!(results(pending), Err(CallError::ConnectionLost { sent: true }), "{scheme:?}");
+        assert!(reverse.call(ClientCall::new(ECHO)).is_err(), "nothing leads there");
+        drop(reverse);
+        // The client is back, and has said so.
+        let mut raw = Client::connect(&address, scheme, Revision::Ietf00);
+        raw.call(HELLO, Chunks::NONE, b"");
+        raw.answer();
+        let caller = told.recv().expect("it was called");
+        let reverse = world.server().call_back(caller, small_client(small())).expect("of this server");
+        let mut called = Called { raw, reverse, told, world, address };
+        let pending = called.start(b"four");
+        let xid = called.next_call();
+        called.reply(xid, b"once more");
+        assert_eq!(results(pending), Ok(b"once more".to_vec()), "{scheme:?}");
+    }
+}
+
+#[test]
+fn reverse_calls_of_the_older_revision() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut world = World::new("older");
+        let config = Config { scheme, revision: Revision::Cel09, ..small() };
+        let (mut forward, mut reverse) = both_ways(&mut world, config.clone(), config);
+        for n in 0..50u32 {
+            for client in [&mut forward, &mut reverse] {
+                let reply = client.call(ClientCall::new(ECHO).args(n.to_be_bytes())).expect("a reply");
+                assert_eq!(reply.results(), n.to_be_bytes(), "{scheme:?}");
+            }
+        }
+        let args = be(&[1, 5, 5, 0, 0]);
+        let reply = reverse.call(ClientCall::new(LOAD).args(args).receive_chunk(5)).expect("a reply");
+        assert!(patterned(1, reply.chunk(0).expect("a chunk")));
+        drop(reply);
+        drop((reverse, forward));
+    }
+}
