@@ -226,7 +226,7 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
             Box::new(move |peer| reads(peer, &[read(44, huge); 20]))
         }),
         ("a list in which each says that one more follows", Error(ErrorBody::BadXdr), {
-            Box::new(|_| [raw(&[XID, 2, 9, 0, 4, 0, 0]), vec![0, 0, 0, 1].repeat(900)].concat())
+            Box::new(|_| [raw(&[XID, 2, 9, 0, 4, 0, 0]), [0, 0, 0, 1].repeat(900)].concat())
         }),
         ("no payload under an XID", Error(ErrorBody::BadXdr), {
             Box::new(|peer| peer.message(XID, WINDOWED, Body::Nomsg(Chunks::NONE), b""))
