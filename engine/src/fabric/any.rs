@@ -140,6 +140,10 @@ impl Fabric for AnyFabric {
         each!(self, fabric => fabric.post_recv(qp, bufs))
     }
 
+    fn fence_receives(&mut self) {
+        each!(self, fabric => fabric.fence_receives())
+    }
+
     #[inline]
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         each!(self, fabric => fabric.post_send(qp, chain))
