@@ -218,6 +218,36 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
         ("100 Write chunks of nothing", Error(ErrorBody::WriteChunks { max: 4 }), {
             Box::new(|peer| writes(peer, &[0; 100], 0))
         }),
+        ("a Reply chunk of 17 segments", Error(ErrorBody::Segments { max: 16 }), {
+            Box::new(|peer| msg(peer, Chunks { reply: Some(&[good; 17]), ..Chunks::NONE }, ECHO))
+        }),
+        ("segments that are 4 GiB in all", Error(ErrorBody::Segments { max: 16 }), {
+            let huge = segment(1, u32::MAX, u64::MAX);
+            Box::new(move |peer| reads(peer, &[read(44, huge); 20]))
+        }),
+        ("a list in which each says that one more follows", Error(ErrorBody::BadXdr), {
+            Box::new(|_| [raw(&[XID, 2, 9, 0, 4, 0, 0]), [0, 0, 0, 1].repeat(900)].concat())
+        }),
+        ("no payload under an XID", Error(ErrorBody::BadXdr), {
+            Box::new(|peer| peer.message(XID, WINDOWED, Body::Nomsg(Chunks::NONE), b""))
+        }),
+        ("no payload that goes on", Error(ErrorBody::InvalFlag), {
+            Box::new(|peer| peer.message(XID, Flags::MORE, Body::Nomsg(Chunks::NONE), b""))
+        }),
+        ("an operation that was not offered", Error(ErrorBody::InvalHtype), {
+            Box::new(|peer| peer.message(XID, WINDOWED, Body::Optional { opttype: 2, optinfo: b"" }, b""))
+        }),
+        ("properties that are garbage", Error(ErrorBody::BadXdr), {
+            Box::new(|_| raw(&[XID, 2, 9, 5, 4, 0, 7, 0xFFFF_FFFF, 1, 2]))
+        }),
+        ("a property that is longer than the message", Error(ErrorBody::BadXdr), {
+            Box::new(|_| raw(&[XID, 2, 9, 5, 4, 0, 1, 2, 4000, 4096]))
+        }),
+        ("an error that has no flag", Silence, {
+            Box::new(|peer| peer.message(XID, WINDOWED, Body::Error(ErrorBody::BadXdr), b""))
+        }),
+        ("another version", End, Box::new(|_| [be(&[XID, 3, 9, 0, 0, 0, 0]), nul(XID)].concat())),
+        ("version 1", End, Box::new(|_| [be(&[XID, 1, 9, 0, 0, 0, 0]), nul(XID)].concat())),
         ("a Read of memory that is not there", End, Box::new(|peer| reads(peer, &[read(44, good)]))),
     ];
     for (name, fate, make) in cases {
@@ -246,11 +276,11 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
         unharmed(&mut witness);
     }
     let (messages, faults) = counters(&world);
-    assert_eq!(faults, 4);
+    assert_eq!(faults, 6);
     // Those that the procedure's declaration refuses are failed calls; the others are rejected messages.
     assert_eq!(
         (messages.rejected_short, messages.rejected_unknown_xid, messages.rejected_unexpected),
-        (2, 2, 0)
+        (2, 3, 0)
     );
     assert!(messages.rejected_answered >= 20, "{messages:?}");
 }

@@ -101,7 +101,7 @@ fn parts_of_a_continued_message_go_out_in_order_and_together() {
             }
             while peer.receive().is_some() {}
         });
-        let mut client = world.client(&address, Config { scheme, ..small() });
+        let mut client = world.client(&address, Config { scheme, continue_up_to: 16 << 10, ..small() });
         let first = client.first();
         let lens = [10_000, 9_000, 8];
         for (token, len) in lens.into_iter().enumerate() {

@@ -3,7 +3,9 @@
 use std::sync::mpsc;
 
 use rpcrdma::wire::rpc::CallHeader;
-use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, Revision, Version, View};
+use rpcrdma::wire::{
+    Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
+};
 use rpcrdma::{CallError, Config, Scheme};
 use rpcrdma_tests::*;
 
@@ -160,6 +162,87 @@ fn errors_that_cannot_be_obeyed_end_their_call_with_what_they_say() {
         call.receive_chunk(client.alloc(first, 10).expect("a buffer")).expect("room");
         assert_eq!(client.call(call).map(drop), Err(CallError::Transport(error)));
         assert_eq!(client.stats().exposed_buffers, 0);
+    }
+    drop(client);
+    server.join();
+}
+
+/// As `bad_replies_end_their_call_with_a_cause`, in the version whose replies name no direction.
+#[test]
+fn bad_replies_of_version_1_end_their_call_with_a_cause() {
+    let segment = Segment { length: 501, ..Segment::default() };
+    let huge = Segment { length: u32::MAX, ..segment };
+    let reads = [ReadSegment { position: 0, target: segment }];
+    let writes = |counts: &'static [u32], segments: &'static [Segment]| WriteList { counts, segments };
+    type Make = Box<dyn Fn(&RawPeer, u32) -> Vec<u8> + Send>;
+    let msg = |chunks: Chunks<'static>| -> Make {
+        Box::new(move |peer, xid| peer.message(xid, Flags::NONE, Body::Msg(chunks), &reply_bytes(xid, b"")))
+    };
+    let words = |rest: &'static [u32]| -> Make { Box::new(move |_, xid| be(&[&[xid], rest].concat())) };
+    const LONG: &[Segment] = &[Segment { handle: 0, length: 501, offset: 0 }];
+    const HUGE: &[Segment] = &[Segment { handle: 0, length: u32::MAX, offset: 0 }; 2];
+    assert_eq!((LONG[0], HUGE[0]), (segment, huge));
+    let cases: Vec<(&str, Make)> = vec![
+        ("no RPC message", words(&[1, 9, 0, 0, 0, 0])),
+        (
+            "half an RPC header",
+            Box::new(|peer, xid| {
+                peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"")[..13])
+            }),
+        ),
+        (
+            "two XIDs",
+            Box::new(|peer, xid| {
+                peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &reply_bytes(xid ^ 1, b""))
+            }),
+        ),
+        (
+            "a Read list",
+            Box::new(move |peer, xid| {
+                let chunks = Chunks { reads: &reads, ..Chunks::NONE };
+                peer.message(xid, Flags::NONE, Body::Msg(chunks), &reply_bytes(xid, b""))
+            }),
+        ),
+        ("more Write chunks than were offered", msg(Chunks { writes: writes(&[0, 0], &[]), ..Chunks::NONE })),
+        ("more bytes than there is room for", msg(Chunks { writes: writes(&[1], LONG), ..Chunks::NONE })),
+        ("8 GiB", msg(Chunks { writes: writes(&[2], HUGE), ..Chunks::NONE })),
+        ("a Reply chunk that was not offered", msg(Chunks { reply: Some(LONG), ..Chunks::NONE })),
+        (
+            "a long reply without room for it",
+            Box::new(|peer, xid| {
+                peer.message(xid, Flags::NONE, Body::Nomsg(Chunks { reply: Some(LONG), ..Chunks::NONE }), b"")
+            }),
+        ),
+        ("NOMSG without chunks", words(&[1, 9, 1, 0, 0, 0])),
+        ("a boolean of 2", words(&[1, 9, 0, 0, 2, 0])),
+        ("a list that is cut off", words(&[1, 9, 0, 0, 1, 1])),
+        ("an unknown type", words(&[1, 9, 77, 0, 0, 0])),
+        ("a type of version 2", words(&[1, 9, 5, 0, 0, 0])),
+    ];
+    let names: Vec<_> = cases.iter().map(|(name, _)| *name).collect();
+    let world = World::new("bad-v1");
+    let address = world.address();
+    let server = Server::start_silently(&address, move |peer| {
+        peer.version = Version::V1;
+        for (_, make) in cases {
+            let bytes = next(peer).expect("a call");
+            let bytes = make(peer, View::check(&bytes, Revision::Ietf00).expect("a header").xid());
+            peer.send(&bytes);
+            let bytes = next(peer).expect("one more");
+            let xid = View::check(&bytes, Revision::Ietf00).expect("a header").xid();
+            reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
+        }
+        while peer.receive().is_some() {}
+    });
+    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
+    let first = client.first();
+    for name in names {
+        let mut call = client.prepare_with_chunks(LOAD, 8).expect("a buffer");
+        call.receive_chunk(client.alloc(first, 500).expect("a buffer")).expect("room");
+        let error = client.call(call).expect_err(name);
+        assert!(matches!(error, CallError::MalformedReply(_)), "{name}: {error}");
+        assert_eq!(client.stats().exposed_buffers, 0, "{name}");
+        assert_eq!(plain(&mut client), Ok(b"fine".to_vec()), "{name}: the connection lives on");
     }
     drop(client);
     server.join();

@@ -13,7 +13,7 @@ use rpcrdma::wire::{
 use rpcrdma::{Address, Config, Procedure, Scheme};
 use rpcrdma_tests::*;
 
-use super::hostile_client::{be, error_of};
+use super::hostile_client::{be, error_of, unharmed};
 
 pub(super) const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
 /// Bytes of the RPC header of the calls here: where their arguments start.
@@ -377,7 +377,8 @@ pub(super) fn assert_err_chunk(client: &mut Client, what: &str) {
 
 #[test]
 fn version_1_errors_repeat_xid_and_version_and_say_err_chunk() {
-    let (_world, _, mut client) = pair("err-chunk", Scheme::V1);
+    let (world, address, mut client) = pair("err-chunk", Scheme::V1);
+    let mut witness = world.client(&address, Config { scheme: Scheme::V1, ..small() });
     client.ping();
     let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"");
     let cases: [(&str, Vec<u8>); 7] = [
@@ -396,6 +397,7 @@ fn version_1_errors_repeat_xid_and_version_and_say_err_chunk() {
         client.peer.send(&bytes);
         assert_err_chunk(&mut client, what);
         client.ping();
+        unharmed(&mut witness);
     }
 }
 
@@ -422,6 +424,57 @@ fn version_1_servers_drop_done_and_error_in_silence() {
     for words in [&[XID, 1, 9, 3, 0, 0, 0][..], &[XID, 1, 9, 4, 2, 0, 0], &[XID, 1, 9, 4, 1, 1, 1]] {
         client.peer.send(&be(words));
         client.ping();
+    }
+}
+
+#[test]
+fn version_1_drops_what_is_shorter_than_28_bytes() {
+    let (world, address, mut client) = pair("too-short", Scheme::V1);
+    let mut witness = world.client(&address, Config { scheme: Scheme::V1, ..small() });
+    client.ping();
+    // Whatever type they say that they are of.
+    let mut sent = 0;
+    for htype in [0, 1, 2, 3, 4, 9] {
+        let whole = be(&[XID, 1, 9, htype, 0, 0, 0]);
+        for len in [1, 3, 4, 15, 16, 19, 20, 24, 27] {
+            // An ERROR and a DONE have fewer words: those are no shorter than they should be.
+            if htype == 3 && len >= 16 || htype == 4 && len >= 20 {
+                continue;
+            }
+            client.peer.send(&whole[..len]);
+            client.ping();
+            sent += 1;
+        }
+        unharmed(&mut witness);
+    }
+    assert_eq!(world.server().stats()[0].messages.rejected_short, sent);
+}
+
+/// A server tells calls apart by their order alone: each is run and answered.
+#[test]
+fn calls_that_share_an_xid_are_all_answered() {
+    for scheme in SCHEMES {
+        let mut world = World::new("shared-xid");
+        let workers = Some(rpcrdma::handoff::workers::WorkerConfig { count: 1, ..Default::default() });
+        let address = world.serve(ServerConfig { workers, ..server_of(scheme) });
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        client.ping();
+        for procedure in [ECHO, WORKER_ECHO] {
+            for n in 0..10 {
+                client.call(procedure, Chunks::NONE, &be(&[n]));
+            }
+            let mut answers: Vec<_> = (0..10)
+                .map(|_| {
+                    let bytes = client.answer().bytes;
+                    let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+                    assert_eq!(view.xid(), XID);
+                    view.payload().to_vec()
+                })
+                .collect();
+            answers.sort();
+            let expected: Vec<_> = (0..10).map(|n| reply_bytes(XID, &be(&[n]))).collect();
+            assert_eq!(answers, expected, "{scheme:?}");
+        }
     }
 }
 
