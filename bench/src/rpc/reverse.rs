@@ -107,7 +107,7 @@ impl Reverser {
 }
 
 impl Orders {
-    /// Carries out the orders on a thread, which lives as long as the server's procedures do.
+    /// Carries out the orders on a thread, as long as the process lives.
     pub(crate) fn carry_out(self, server: Arc<Server>) -> Result<(), Failure> {
         let work = move || {
             let clock = Clock::new();

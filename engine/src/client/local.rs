@@ -225,6 +225,19 @@ impl<F: Fabric> LocalClient<F> {
         &self.shard
     }
 
+    /// The shard, to be driven by its owner: what it [tells](Shard::take_notices) and what [ended](Shard::take_done) is then the owner's to
+    /// take, rather than [`poll`](Self::poll)'s to give.
+    pub fn shard_mut(&mut self) -> &mut Shard<F> {
+        &mut self.shard
+    }
+
+    /// Takes in a connection that the [shard](Self::shard_mut) has accepted, to call back on it (RFC 8167). A client that serves, and
+    /// listens, is a server that is polled by its caller.
+    pub fn adopt(&mut self, conn: ConnRef) -> Connection {
+        self.connections.push(conn);
+        Connection(self.connections.len() - 1)
+    }
+
     /// Lives in simulated time from now on; see [`Shard::simulate`].
     pub fn simulate(&mut self, time: &SimulatedTime) {
         self.shard.simulate(time);

@@ -77,6 +77,8 @@ pub struct Chaos<F> {
 struct Doomed {
     qp: QpId,
     postings: Vec<(Posting, Status)>,
+    /// The same of a queue pair that was destroyed: what they held was given back.
+    ended: Vec<Completion>,
     /// The inner fabric has said that it is over.
     over: bool,
 }
@@ -138,11 +140,13 @@ impl<F: Fabric> Chaos<F> {
     fn end_doomed(&mut self, out: &mut Vec<Completion>, end: usize) {
         for doomed in self.doomed.iter_mut().filter(|d| d.over) {
             let qp = doomed.qp;
+            let n = doomed.ended.len().min(end.saturating_sub(out.len()));
+            out.extend(doomed.ended.drain(..n));
             let n = doomed.postings.len().min(end.saturating_sub(out.len()));
             out.extend(doomed.postings.drain(..n).map(|(posting, status)| ended(qp, &posting, status)));
         }
         // The inner queue pair is in error by now, and flushes by itself.
-        self.doomed.retain(|d| !d.over || !d.postings.is_empty());
+        self.doomed.retain(|d| !d.over || !d.postings.is_empty() || !d.ended.is_empty());
     }
 
     fn failed_here(&mut self, qp: QpId) -> Option<&mut Doomed> {
@@ -265,6 +269,8 @@ impl<F: Fabric> Fabric for Chaos<F> {
         if let Some(doomed) = self.failed_here(qp) {
             // Nothing of the inner fabric comes any more that was not flushed just now.
             doomed.over = true;
+            let postings = doomed.postings.drain(..);
+            doomed.ended.extend(postings.map(|(posting, status)| ended(qp, &posting, status)));
         }
     }
 
@@ -344,7 +350,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
         self.stats.failed += 1;
         let status_of = |i| if i == 0 { status } else { Status::Flushed };
         let postings = rest.into_iter().enumerate().map(|(i, posting)| (posting, status_of(i))).collect();
-        self.doomed.push(Doomed { qp, postings, over: false });
+        self.doomed.push(Doomed { qp, postings, ended: Vec::new(), over: false });
         self.broken.push(qp);
         self.inner.disconnect(qp);
         Ok(())

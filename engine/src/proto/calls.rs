@@ -30,6 +30,8 @@ enum State {
 struct Slot {
     xid: u32,
     state: State,
+    /// It was sent before, on a connection that was lost or to be refused: it may have been carried out.
+    tried: bool,
     token: u64,
     deadline: u64,
 }
@@ -60,8 +62,13 @@ impl CallTable {
     /// connection are not those of the next.
     pub(super) fn new(capacity: usize, seed: u32) -> Self {
         let size = capacity.clamp(1, 1 << 16).next_power_of_two() as u32;
-        let slot =
-            |i: u32| Slot { xid: (seed & !(size - 1)) | i, state: State::Free, token: 0, deadline: u64::MAX };
+        let slot = |i: u32| Slot {
+            xid: (seed & !(size - 1)) | i,
+            state: State::Free,
+            tried: false,
+            token: 0,
+            deadline: u64::MAX,
+        };
         Self {
             slots: (0..size).map(slot).collect(),
             free: (0..size).rev().collect(),
@@ -77,6 +84,7 @@ impl CallTable {
         let slot = &mut self.slots[index as usize];
         slot.xid = slot.xid.wrapping_add(self.mask + 1);
         slot.state = State::Queued;
+        slot.tried = false;
         slot.token = token;
         slot.deadline = deadline;
         self.earliest = self.earliest.min(deadline);
@@ -119,11 +127,17 @@ impl CallTable {
         slot.state == State::Sent && slot.xid == xid
     }
 
+    /// Whether the answer to a call has not come, wanted or not.
+    pub(super) fn is_owed(&self, call: CallId) -> bool {
+        let slot = &self.slots[(call.0 & self.mask) as usize];
+        matches!(slot.state, State::Sent | State::Forsaken) && slot.xid == call.0
+    }
+
     /// A call was answered, but not carried out, and may be sent again: it keeps its slot. The call and its token.
     pub(super) fn refused(&mut self, xid: u32) -> Option<(CallId, u64)> {
         let slot = &mut self.slots[(xid & self.mask) as usize];
         (slot.state == State::Sent && slot.xid == xid).then(|| {
-            slot.state = State::Queued;
+            (slot.state, slot.tried) = (State::Queued, true);
             (CallId(xid), slot.token)
         })
     }
@@ -140,7 +154,8 @@ impl CallTable {
                     self.free.push(index as u32);
                 }
                 State::Queued | State::Sent => {
-                    calls.push((CallId(slot.xid), slot.state == State::Sent));
+                    slot.tried |= slot.state == State::Sent;
+                    calls.push((CallId(slot.xid), slot.tried));
                     slot.state = State::Queued;
                 }
             }
@@ -154,14 +169,14 @@ impl CallTable {
         slot.state == State::Queued && slot.xid == call.0
     }
 
-    /// Ends a call. `None` if it has ended before; else its token, and whether it had been sent. With `reply_owed`
+    /// Ends a call. `None` if it has ended before; else its token, and whether it had ever been sent. With `reply_owed`
     /// its reply may still come, and will be [`Match::Late`].
     #[inline]
     pub(super) fn remove(&mut self, call: CallId, reply_owed: bool) -> Option<(u64, bool)> {
         let slot = self.live(call)?;
-        let sent = slot.state == State::Sent;
-        let token = slot.token;
-        if sent && reply_owed {
+        let owed = slot.state == State::Sent;
+        let (token, sent) = (slot.token, owed || slot.tried);
+        if owed && reply_owed {
             slot.state = State::Forsaken;
         } else {
             slot.state = State::Free;

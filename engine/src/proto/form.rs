@@ -40,19 +40,36 @@ pub struct CallPlan {
     pub reply_chunk: bool,
 }
 
-/// The requester's choice. `header` is the length of the transport header with the call's own chunks, `call` and `reply` are the
-/// lengths of the reduced RPC messages, the reply's being the most that it may come to; `plain_header` is a header without chunks.
+/// Bytes of what goes into a call, and of what comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallLengths {
+    /// The transport header, with the call's own chunks.
+    pub header: usize,
+    /// What a Reply chunk adds to it.
+    pub reply_chunk: usize,
+    /// The reduced RPC message.
+    pub call: usize,
+    /// The transport header of the reply, with the Write chunks that it returns.
+    pub reply_header: usize,
+    /// The most that the reduced RPC reply may come to.
+    pub reply: usize,
+}
+
+/// The requester's choice.
 ///
 /// # Errors
 /// [`CallError::TooLong`] when no form can carry the call, or none its reply.
-pub fn choose_call(
-    limits: &FormLimits,
-    header: usize,
-    call: usize,
-    reply: usize,
-    plain_header: usize,
-) -> Result<CallPlan, CallError> {
+pub fn choose_call(limits: &FormLimits, lengths: &CallLengths) -> Result<CallPlan, CallError> {
+    let &CallLengths { header, reply_chunk: extra, call, reply_header, reply } = lengths;
     let too_long = |needed| CallError::TooLong { needed, limit: limits.send_inline };
+    let fits = reply_header + reply <= limits.receive_inline;
+    let continued = limits.continuation && reply <= limits.continue_up_to.min(limits.reassemble_up_to);
+    let reply_chunk = !fits && !continued;
+    if reply_chunk && !limits.chunks && !(limits.continuation && reply <= limits.reassemble_up_to) {
+        return Err(too_long(reply_header + reply));
+    }
+    let reply_chunk = reply_chunk && limits.chunks;
+    let header = header + if reply_chunk { extra } else { 0 };
     let form = if header + call <= limits.send_inline {
         CallForm::Inline
     } else if limits.continuation && (call <= limits.continue_up_to || !limits.chunks) {
@@ -62,13 +79,7 @@ pub fn choose_call(
     } else {
         return Err(too_long(header + call));
     };
-    let fits = plain_header + reply <= limits.receive_inline;
-    let continued = limits.continuation && reply <= limits.continue_up_to.min(limits.reassemble_up_to);
-    let reply_chunk = !fits && !continued;
-    if reply_chunk && !limits.chunks && !(limits.continuation && reply <= limits.reassemble_up_to) {
-        return Err(too_long(plain_header + reply));
-    }
-    Ok(CallPlan { form, reply_chunk: reply_chunk && limits.chunks })
+    Ok(CallPlan { form, reply_chunk })
 }
 
 /// How a reply travels.
@@ -114,7 +125,8 @@ mod tests {
     const V1: FormLimits = FormLimits { continuation: false, ..V2 };
 
     fn call(limits: &FormLimits, call: usize, reply: usize) -> Result<(CallForm, bool), CallError> {
-        choose_call(limits, 40, call, reply, 40).map(|plan| (plan.form, plan.reply_chunk))
+        let lengths = CallLengths { header: 40, reply_chunk: 20, call, reply_header: 40, reply };
+        choose_call(limits, &lengths).map(|plan| (plan.form, plan.reply_chunk))
     }
 
     #[test]
@@ -135,6 +147,13 @@ mod tests {
         assert_eq!(call(&V1, 100, 4056), Ok((CallForm::Inline, false)));
         assert_eq!(call(&V1, 100, 4057), Ok((CallForm::Inline, true)));
         assert_eq!(call(&V1, 5000, 5000), Ok((CallForm::Long, true)));
+    }
+
+    #[test]
+    fn what_a_reply_chunk_adds_to_the_header_counts() {
+        assert_eq!(call(&V1, 4036, 5000), Ok((CallForm::Inline, true)));
+        assert_eq!(call(&V1, 4037, 5000), Ok((CallForm::Long, true)));
+        assert_eq!(call(&V1, 4037, 4056), Ok((CallForm::Inline, false)));
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub use counters::Counters;
 pub use credits::{CreditWords, Credits, MAX_WINDOW, MIN_WINDOW, Scheme};
 use exchange::Exchange;
 pub use fault::{CallError, PeerFault, Refusal, Rejected};
-pub use form::{CallForm, CallPlan, FormLimits, ReplyForm, choose_call, choose_reply};
+pub use form::{CallForm, CallLengths, CallPlan, FormLimits, ReplyForm, choose_call, choose_reply};
 pub use inbound::InboundId;
 use inbound::InboundTable;
 pub use negotiate::{FIRST_MESSAGE_LEN, Phase, Terms, connect_data};
@@ -293,6 +293,8 @@ pub struct Connection {
     requests: u32,
     /// Calls of ours offer a handle for invalidation.
     offers_invalidation: bool,
+    /// The XID of a reply in parts that was broken off.
+    orphan: Option<u32>,
 }
 
 impl Connection {
@@ -338,6 +340,7 @@ impl Connection {
             promised: config.inline,
             requests: 0,
             offers_invalidation: config.remote_invalidation,
+            orphan: None,
             config,
         };
         connection.begin();
@@ -600,8 +603,20 @@ impl Connection {
     /// answered with an error.
     pub fn spoil_sequence(&mut self) {
         if let Some(sequence) = &mut self.sequence {
-            sequence.kept = false;
+            (sequence.kept, sequence.starved) = (false, true);
         }
+    }
+
+    /// The call whose reply was broken off by the last message, if that was so: to be asked after each [`Event::Failed`] and
+    /// [`Event::Rejected`].
+    pub fn broken_off(&mut self) -> Option<Event> {
+        let xid = self.orphan.take()?;
+        Some(self.end_call(xid, CallError::MalformedReply("something else came between its parts")))
+    }
+
+    /// Whether the answer to a call that was sent has not come: also if nobody waits for it.
+    pub fn is_owed(&self, call: CallId) -> bool {
+        self.calls.is_owed(call)
     }
 
     /// Takes no more calls of ours; those under way go on.

@@ -83,18 +83,15 @@ impl Terms {
     pub(super) fn version_1(config: &ConnConfig) -> Self {
         let peer = config.private_data.unwrap_or_default();
         // RFC 8166 §3.3.2: without word of more, both thresholds are 1024 bytes.
-        let (sent, received) = match config.private_data {
-            Some(_) => {
-                // What was said is in multiples of 1024.
-                let said = (config.inline & !1023).min(private_data::MAX_INLINE as usize);
-                (said, config.inline)
-            }
-            None => (FIRST_MESSAGE_LEN, FIRST_MESSAGE_LEN),
+        let said = match config.private_data {
+            // What was said, of both directions, is in multiples of 1024.
+            Some(_) => (config.inline & !1023).min(private_data::MAX_INLINE as usize),
+            None => FIRST_MESSAGE_LEN,
         };
         Self {
             version: Version::V1,
-            send_inline: sent.min(peer.receive_size as usize),
-            receive_inline: received.min(peer.send_size as usize),
+            send_inline: said.min(peer.receive_size as usize),
+            receive_inline: said.min(peer.send_size as usize),
             segment_size: u32::MAX,
             segment_count: 16,
             reverse: ReverseSupport::Inline,

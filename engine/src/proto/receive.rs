@@ -155,7 +155,11 @@ impl Connection {
         match (sequence.response, sequence.kept) {
             (true, true) => Ok(self.replied(view)),
             (false, true) => self.called(view),
-            (true, false) => Ok(self.end_call(view.xid(), "longer than this side puts together")),
+            (true, false) if sequence.starved => Ok(self.end_call(view.xid(), CallError::NoMemory)),
+            (true, false) => {
+                Ok(self
+                    .end_call(view.xid(), CallError::MalformedReply("longer than this side puts together")))
+            }
             (false, false) if self.config.takes_calls => Ok(self.answer(view.xid(), ErrorBody::System)),
             (false, false) => Ok(self.reject(Rejected::Unexpected)),
         }
@@ -164,22 +168,31 @@ impl Connection {
     /// Something else came where the next part was due: both messages are lost.
     #[cold]
     fn broken(&mut self, sequence: Sequence, view: &View<'_>) -> Event {
-        self.sequence = None;
-        self.connprop = Vec::new();
-        if !sequence.response {
-            self.answer(sequence.xid, ErrorBody::InvalFlag);
-        }
+        self.break_off(sequence);
         if is_response(view) {
-            return self.end_call(view.xid(), "it came between the parts of another message");
+            let why = "it came between the parts of another message";
+            return self.end_call(view.xid(), CallError::MalformedReply(why));
         }
         self.answer(view.xid(), ErrorBody::InvalFlag)
     }
 
+    /// The rest of a message in parts will not come.
+    #[cold]
+    fn break_off(&mut self, sequence: Sequence) {
+        self.sequence = None;
+        self.connprop = Vec::new();
+        if sequence.response {
+            self.orphan = Some(sequence.xid);
+        } else {
+            self.answer(sequence.xid, ErrorBody::InvalFlag);
+        }
+    }
+
     /// Ends the call that a useless reply was for.
     #[cold]
-    fn end_call(&mut self, xid: u32, why: &'static str) -> Event {
+    pub(super) fn end_call(&mut self, xid: u32, error: CallError) -> Event {
         match self.calls.answered(xid) {
-            Match::Call(call, token) => Event::Failed { call, token, error: CallError::MalformedReply(why) },
+            Match::Call(call, token) => Event::Failed { call, token, error },
             Match::Late(call) => self.late(call),
             Match::Unknown => self.reject(Rejected::UnknownXid),
         }
@@ -423,6 +436,9 @@ impl Connection {
         response: bool,
     ) -> Result<Event, PeerFault> {
         self.credits.count_unreadable()?;
+        if let Some(sequence) = self.sequence {
+            self.break_off(sequence);
+        }
         let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
         // In version 1 a malformed message to a client is taken for a reply: nothing in it says otherwise.
         let about_a_call = !response && (self.config.server || self.version == Version::V2);

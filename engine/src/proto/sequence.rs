@@ -12,6 +12,8 @@ pub(super) struct Sequence {
     bytes: usize,
     /// The payload is of use: it answers a call of ours or is one for us, and is not too long so far.
     pub(super) kept: bool,
+    /// There was no memory for it.
+    pub(super) starved: bool,
 }
 
 impl Sequence {
@@ -23,6 +25,7 @@ impl Sequence {
             response: view.flags().contains(Flags::RESPONSE),
             bytes: 0,
             kept: wanted,
+            starved: false,
         }
     }
 

@@ -19,11 +19,12 @@ impl Connection {
         !self.reply_queue.is_empty() || !self.call_queue.is_empty() || self.credits.wants_grant(receives_ok)
     }
 
-    /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due.
+    /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due; or one is due in spite of what
+    /// was sent, which may have been long ago.
     #[inline]
-    pub fn must_be_asked(&mut self) -> bool {
+    pub fn must_be_asked(&mut self, receives_ok: bool) -> bool {
         let silent = !std::mem::replace(&mut self.spoke, false);
-        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || silent
+        silent || self.has_output(receives_ok)
     }
 
     /// The next message that may go out. `receives_ok` says that the receive queue holds the reserves of all its
@@ -50,9 +51,28 @@ impl Connection {
             true => self.credits.wants_grant_crowded(),
             false => self.credits.wants_grant(replenished),
         };
-        let due = due || (self.ping && self.credits.may_grant());
+        // What keeps alive says nothing new: it must not use up the one message beyond the limit, which may be needed to say something.
+        let due = due || (self.ping && self.credits.may_send(false, replenished));
         self.ping = false;
         (silent && due).then_some(Outgoing::Grant)
+    }
+
+    /// A message that [`poll_transmit`](Self::poll_transmit) gave cannot be sent now, and is nothing but a header: it is the next that
+    /// will be given again.
+    #[cold]
+    pub fn take_back(&mut self, out: Outgoing) {
+        match out {
+            Outgoing::Grant => self.ping = true,
+            Outgoing::Error { .. }
+            | Outgoing::WrongVersion { .. }
+            | Outgoing::Connprop
+            | Outgoing::Optional => {
+                let error = !matches!(out, Outgoing::Connprop | Outgoing::Optional);
+                self.errors_queued += usize::from(error);
+                self.reply_queue.push_front(out);
+            }
+            Outgoing::Call(_) | Outgoing::Reply(_) | Outgoing::Continue => {}
+        }
     }
 
     /// More parts of the message that is going out will follow: nothing else may be sent before, but grants.

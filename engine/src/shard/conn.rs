@@ -54,6 +54,14 @@ pub(super) struct OutCall {
     pub(super) retries: u8,
 }
 
+impl OutCall {
+    /// It will not be sent, or not again.
+    #[cold]
+    pub(super) fn forget(&mut self) {
+        (self.message, self.memory, self.kept, self.call_only) = (None, None, None, false);
+    }
+}
+
 /// One piece of exposed memory: a chunk of one segment.
 #[derive(Debug)]
 pub(super) struct Exposed {
@@ -83,6 +91,11 @@ pub(super) struct Exposure {
 }
 
 impl Exposure {
+    /// The RPC message is in a Position Zero Read chunk.
+    pub(super) fn is_long(&self) -> bool {
+        self.reads > 0 && self.parts.first().is_some_and(|part| part.position == 0)
+    }
+
     /// The Write chunks.
     pub(super) fn writes(&self) -> &[Exposed] {
         self.parts.get(self.reads..self.reads + self.writes).unwrap_or_default()
@@ -345,6 +358,13 @@ impl Conn {
         self.exposures.get(index as usize)
     }
 
+    /// Whether an exposure is still that of a call.
+    #[cold]
+    pub(super) fn exposes(&self, call: CallId, index: u32) -> bool {
+        let slot = self.proto.call_slot(call);
+        self.proto.is_owed(call) && self.calls.get(slot).is_some_and(|out| out.exposure == Some(index))
+    }
+
     /// Nothing is under way that the protocol does not know of.
     pub(super) fn is_idle(&self) -> bool {
         self.at_workers == 0 && self.exposures.len() == self.free_exposures.len()
@@ -355,8 +375,8 @@ impl Conn {
     pub(super) fn end_call(&mut self, call: CallId) -> (Sink, Option<u32>, Option<u64>) {
         let slot = self.proto.call_slot(call);
         let out = &mut self.calls[slot];
-        if out.message.is_some() || out.kept.is_some() {
-            (out.message, out.memory, out.kept) = (None, None, None);
+        if out.message.is_some() || out.kept.is_some() || out.memory.is_some() || out.call_only {
+            out.forget();
         }
         (std::mem::take(&mut out.sink), out.exposure.take(), out.started.take())
     }

@@ -54,9 +54,15 @@ impl<F: Fabric> Shard<F> {
         if conn.stage == Stage::Negotiating {
             self.negotiating -= 1;
         }
-        if conn.stage != Stage::Closing {
-            conn.stage = Stage::Draining;
-        }
+        conn.stage = match conn.stage {
+            // Nothing can be sent on it yet.
+            Stage::Connecting => {
+                conn.doomed.get_or_insert_with(|| "closed by this side".into());
+                Stage::Closing
+            }
+            Stage::Closing => Stage::Closing,
+            _ => Stage::Draining,
+        };
         conn.refresh();
         Self::make_ready(&mut self.ready, conn);
     }
@@ -327,7 +333,8 @@ impl<F: Fabric> Shard<F> {
             self.tell(sink, token, Err(error));
         }
         for exposure in std::mem::take(&mut conn.exposures) {
-            if let Some(ending) = exposure.ending {
+            // One that was to be sent again has ended with the others.
+            if let Some(ending) = exposure.ending.filter(|ending| ending.again.is_none()) {
                 // Its reply had come; only the revocation was owed, and that is done.
                 let result = match ending.result {
                     Ok(_) => Err(CallError::ConnectionLost { sent: true }),

@@ -194,7 +194,7 @@ impl<F: Fabric> Shard<F> {
         let slot = conn.proto.call_slot(call);
         let out = &mut conn.calls[slot];
         let sink = std::mem::replace(&mut out.sink, Sink::Polled);
-        (out.message, out.memory) = (None, None);
+        out.forget();
         self.tell(sink, token, Err(error));
     }
 

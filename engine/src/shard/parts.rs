@@ -38,6 +38,10 @@ impl<F: Fabric> Shard<F> {
             Some(call) => super::replying::reply_header_len(&conn.proto, call),
             None => call_header(conn, exposure),
         };
+        if let (Outgoing::Call(call), Some(_)) = (of, exposure) {
+            let slot = conn.proto.call_slot(call);
+            conn.calls[slot].exposure = exposure;
+        }
         conn.parts = Some(Parts { of, message, exposure, call, last_header });
         self.next_part(conn, receives_ok);
     }
@@ -45,6 +49,13 @@ impl<F: Fabric> Shard<F> {
     /// Sends one more part. False if there was no memory for it: it is tried again in the next turn.
     pub(super) fn next_part(&mut self, conn: &mut Conn, receives_ok: bool) -> bool {
         let Some(mut parts) = conn.parts.take() else { return true };
+        if let (Outgoing::Call(call), Some(index)) = (parts.of, parts.exposure)
+            && !conn.exposes(call, index)
+        {
+            // It was answered before it was complete: what it exposed is others' now. The rest still goes out, or what follows would
+            // be taken for it.
+            (parts.exposure, parts.last_header) = (None, call_header(conn, None));
+        }
         let limit = conn.proto.terms().send_inline;
         let left = parts.message.len();
         if parts.last_header + left <= limit {

@@ -117,7 +117,7 @@ impl<F: Fabric> Shard<F> {
         if asks || (!only_one && !conn.chain.is_empty()) {
             Self::make_ready(&mut self.ready, conn);
         } else if !conn.chain.is_empty() && !conn.ready {
-            conn.proto.must_be_asked();
+            conn.proto.must_be_asked(self.posted >= self.reserved);
             self.post_chain(conn);
         }
     }
@@ -208,6 +208,9 @@ impl<F: Fabric> Shard<F> {
             Event::Rejected(_) | Event::Call { .. } | Event::Reply { .. } => {}
         }
         conn.assembly = None;
+        if let Some(orphan) = conn.proto.broken_off() {
+            self.unusual(conn, orphan, message, None);
+        }
     }
 
     /// Appends a part to what has come of a message.
@@ -290,7 +293,7 @@ impl<F: Fabric> Shard<F> {
             let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
             conn.ready = false;
             if conn.stage != Stage::Connecting {
-                if conn.proto.must_be_asked() || conn.stage == Stage::Draining {
+                if conn.proto.must_be_asked(receives_ok) || conn.stage == Stage::Draining {
                     self.say(&mut conn, receives_ok);
                 }
                 self.post_chain(&mut conn);
@@ -332,7 +335,11 @@ impl<F: Fabric> Shard<F> {
                 | Outgoing::WrongVersion { .. }
                 | Outgoing::Connprop
                 | Outgoing::Optional
-                | Outgoing::Grant => self.transmit_header(conn, out, receives_ok),
+                | Outgoing::Grant => {
+                    if !self.transmit_header(conn, out, receives_ok) {
+                        break;
+                    }
+                }
             }
             if !self.config.batch {
                 self.post_chain(conn);
@@ -346,17 +353,17 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// A message that is nothing but a header.
-    fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) {
+    /// A message that is nothing but a header. False if there was no buffer for it: it is tried again in the next turn, before
+    /// anything else.
+    fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) -> bool {
         let end = match out {
             Outgoing::Connprop => conn.proto.connprop_room(),
             Outgoing::Optional => SMALL_BUFFER,
             _ => HEADROOM_PLAIN,
         };
         let Some(mut buf) = self.alloc(end) else {
-            // Not said: the peer learns of its credits, or of its error, never. It is the pool that is too small.
-            conn.doomed.get_or_insert_with(|| "no buffer for a control message: raise small_buffers".into());
-            return;
+            conn.proto.take_back(out);
+            return false;
         };
         match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
             Some(start) => {
@@ -367,6 +374,7 @@ impl<F: Fabric> Shard<F> {
                 conn.doomed.get_or_insert_with(|| "a control message could not be written".into());
             }
         }
+        true
     }
 
     #[inline]

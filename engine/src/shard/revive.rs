@@ -79,14 +79,14 @@ impl<F: Fabric> Shard<F> {
             }
         }
         for (call, sent) in conn.proto.interrupt() {
-            self.bring_home(&mut conn, call);
+            let whole = bring_home(&mut conn, call);
             let slot = conn.proto.call_slot(call);
             let out = &mut conn.calls[slot];
             if out.message.is_none() {
                 out.message = out.kept.take().filter(|_| self.config.retransmit);
             }
             let long = out.memory.as_ref().is_some_and(|memory| memory.call.is_some());
-            if out.message.is_some() || (long && (self.config.retransmit || !sent)) {
+            if whole && (out.message.is_some() || (long && (self.config.retransmit || !sent))) {
                 continue;
             }
             if let Some(token) = conn.proto.give_up(call) {
@@ -103,25 +103,6 @@ impl<F: Fabric> Shard<F> {
         conn.attempts += 1;
         self.next_control = self.next_control.min(conn.retry_at);
         self.limbo.push(conn);
-    }
-
-    /// Takes back what a call exposes.
-    fn bring_home(&mut self, conn: &mut Conn, call: CallId) {
-        let slot = conn.proto.call_slot(call);
-        let Some(index) = conn.calls[slot].exposure.take() else { return };
-        let exposure = &mut conn.exposures[index as usize];
-        let (reads, writes) = (exposure.reads, exposure.writes);
-        let Some(mut memory) = exposure.memory.take() else { return };
-        for (n, part) in exposure.parts.drain(..).enumerate() {
-            let Ok(buf) = part.mem.reclaim() else { return };
-            match n {
-                _ if n < reads && part.position == 0 => memory.call = Some(buf),
-                _ if n < reads => memory.send.push((part.position, buf)),
-                _ if n == reads + writes => memory.reply = Some(buf),
-                _ => memory.receive.push(buf),
-            }
-        }
-        conn.calls[slot].memory = Some(memory);
     }
 
     /// Nanoseconds to wait before the next attempt.
@@ -192,6 +173,7 @@ impl<F: Fabric> Shard<F> {
             let slot = conn.proto.call_slot(call);
             let out = &mut conn.calls[slot];
             let (message, mut memory, max_reply) = (out.message.take(), out.memory.take(), out.max_reply);
+            let call_only = out.call_only;
             // The chunks that its last form had.
             let long = memory.as_mut().and_then(|memory| {
                 memory.reply = None;
@@ -203,6 +185,9 @@ impl<F: Fabric> Shard<F> {
             let shaped = ready.and_then(|mut message| {
                 let mut memory = memory;
                 self.shape(conn, &mut message, &mut memory, max_reply)?;
+                if call_only && (memory.is_some() || conn.proto.terms().version == Version::V1) {
+                    return Err(CallError::NotCallOnly);
+                }
                 Ok((message, memory))
             });
             match shaped {
@@ -226,4 +211,24 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn next_attempt(&mut self) -> u64 {
         self.next_control
     }
+}
+
+/// Takes back what a call exposes. False if it cannot be had: then the call cannot be sent again.
+fn bring_home(conn: &mut Conn, call: CallId) -> bool {
+    let slot = conn.proto.call_slot(call);
+    let Some(index) = conn.calls[slot].exposure.take() else { return true };
+    let exposure = &mut conn.exposures[index as usize];
+    let (reads, writes) = (exposure.reads, exposure.writes);
+    let Some(mut memory) = exposure.memory.take() else { return false };
+    for (n, part) in exposure.parts.drain(..).enumerate() {
+        let Ok(buf) = part.mem.reclaim() else { return false };
+        match n {
+            _ if n < reads && part.position == 0 => memory.call = Some(buf),
+            _ if n < reads => memory.send.push((part.position, buf)),
+            _ if n == reads + writes => memory.reply = Some(buf),
+            _ => memory.receive.push(buf),
+        }
+    }
+    conn.calls[slot].memory = Some(memory);
+    true
 }

@@ -152,6 +152,8 @@ impl<F: Fabric> Shard<F> {
         let Some(message) = landed else {
             return self.reject(conn, call, Reject::Transport(ErrorBody::System));
         };
+        // What a call that was refused has left there is not this one's.
+        self.fetch.clear();
         let services = self.services.clone();
         let read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
         call.message = Some(message);

@@ -8,7 +8,7 @@ use super::chunks::{ChunkMemory, Memory};
 use super::conn::{Conn, Exposed, Exposure, Stage};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
-use crate::proto::{CallError, CallForm, CallId, Form, Terms, choose_call};
+use crate::proto::{CallError, CallForm, CallId, CallLengths, Form, Terms, choose_call};
 use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::xdr::padded;
@@ -30,7 +30,8 @@ impl<F: Fabric> Shard<F> {
         memory: &mut Option<ChunkMemory>,
         max_reply: usize,
     ) -> Result<(), CallError> {
-        if conn.stage != Stage::Open {
+        // One that drains ends what it has begun, and takes no new call.
+        if !matches!(conn.stage, Stage::Open | Stage::Draining) {
             return Err(CallError::Closed);
         }
         if !conn.proto.may_call() || !conn.calls_are_taken() {
@@ -40,14 +41,23 @@ impl<F: Fabric> Shard<F> {
             conn.check_memory(memory, message.len())?;
         }
         let limits = conn.proto.form_limits();
-        let header = Lists::measure(memory.as_deref(), None, conn.proto.terms())?;
-        let header = conn.proto.header_len(Some(&Form { chunks: header.chunks(), external: false }));
-        let plain = conn.proto.header_len(None);
+        let lists = Lists::measure(memory.as_deref(), None, conn.proto.terms())?;
+        let header = conn.proto.header_len(Some(&Form { chunks: lists.chunks(), external: false }));
+        // The reply returns the Write chunks.
+        let returned = Chunks { writes: lists.chunks().writes, ..Chunks::NONE };
+        let reply_header = conn.proto.header_len(Some(&Form { chunks: returned, external: false }));
         let reply = ACCEPTED_REPLY_LEN + max_reply;
         if memory.as_deref().is_some_and(|memory| !memory.is_empty()) && !limits.chunks {
             return Err(CallError::NoChunks);
         }
-        let mut plan = choose_call(&limits, header, message.len(), reply, plain)?;
+        let lengths = CallLengths {
+            header,
+            reply_chunk: lists.reply_chunk_len(padded(reply), conn.proto.terms()),
+            call: message.len(),
+            reply_header,
+            reply,
+        };
+        let mut plan = choose_call(&limits, &lengths)?;
         if memory.as_deref().is_some_and(|memory| memory.reply.is_some()) {
             // A larger one, from the last attempt.
             plan.reply_chunk = false;
@@ -113,12 +123,13 @@ impl<F: Fabric> Shard<F> {
     ) {
         let slot = conn.proto.call_slot(call);
         let out = &mut conn.calls[slot];
-        let long = out.exposure.is_some_and(|index| {
-            conn.exposures[index as usize].parts.first().is_some_and(|part| part.position == 0)
-        });
+        let exposure = out.exposure.map(|index| &conn.exposures[index as usize]);
+        let long = exposure.is_some_and(Exposure::is_long);
+        // A long call that cannot be read will not be read the next time either (version 2 §6.4.3), unless it was for other chunks.
+        let hopeless = long
+            && matches!(error, ErrorBody::ReadChunks { .. })
+            && exposure.is_some_and(|exposure| exposure.reads == 1);
         let out = &mut conn.calls[slot];
-        // A long call that cannot be read will not be read the next time either (version 2 §6.4.3).
-        let hopeless = long && matches!(error, ErrorBody::ReadChunks { .. });
         if out.retries >= MAX_RETRIES || hopeless || (out.kept.is_none() && !long) {
             conn.proto.give_up(call);
             return self.failed(conn, call, token, CallError::Transport(error), invalidated);
@@ -340,6 +351,12 @@ impl Lists {
         }
         let segments = self.reads.len() + self.writes.len() + self.reply.len();
         if segments > terms.segment_count as usize { Err(CallError::TooMany) } else { Ok(()) }
+    }
+
+    /// Bytes that a Reply chunk of so many bytes would add to a header; none if there is one.
+    fn reply_chunk_len(&self, len: usize, terms: &Terms) -> usize {
+        let segments = len.div_ceil(terms.segment_size as usize);
+        if self.has_reply { 0 } else { 4 + segments * size_of::<Segment>() }
     }
 
     /// As they go into a header.

@@ -29,7 +29,10 @@ fn services() -> Services {
 
 /// Sizes may grow to [`MOST`], and there is memory for long messages.
 fn config() -> Config {
-    Config { max_inline: MOST, long_buffers: vec![(32 << 10, 120)], resize_on_request: true, ..small() }
+    // A long echo exposes two buffers: its call's, and its reply's.
+    let bulk_buffers = vec![(64 << 10, 64), (1 << 20, 5)];
+    let long_buffers = vec![(32 << 10, 400)];
+    Config { max_inline: MOST, bulk_buffers, long_buffers, resize_on_request: true, ..small() }
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {

@@ -11,19 +11,54 @@ pub(crate) struct Flow {
     server: bool,
     /// The peer keeps to no rule: what it grants means nothing.
     hostile: bool,
-    version_1: bool,
-    /// Messages sent, and how far the peer has said that they may go (version 1: calls).
-    sent: u32,
+    /// This side takes calls.
+    serves: bool,
+    version: Version,
+    /// A message that can be read has come, or gone.
+    settled: bool,
+    /// What this side sends: all messages, or calls in version 1.
+    ours: Direction,
+    /// What the peer sends.
+    theirs: Direction,
+    /// Version 1: replies sent, and replies received.
+    replied: u32,
+    answered: u32,
+}
+
+/// How much has gone one way, and how much may.
+#[derive(Clone, Copy, Debug)]
+struct Direction {
+    count: u32,
     limit: u32,
-    /// Messages received, and how far this side has said that they may go (version 1: calls, or replies).
-    received: u32,
-    told: u32,
+}
+
+impl Direction {
+    /// One message is free.
+    const START: Self = Self { count: 0, limit: 1 };
+
+    fn add(&mut self) {
+        self.count = self.count.wrapping_add(1);
+    }
+
+    /// Messages beyond what is allowed, or negative: how many are left.
+    fn beyond(&self) -> i32 {
+        self.count.wrapping_sub(self.limit) as i32
+    }
+}
+
+/// What a message is, as far as flow control goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Call,
+    Reply,
+    Grant,
 }
 
 impl Flow {
-    /// A new connection: one message each way is free.
-    pub(crate) fn new(server: bool, hostile: bool) -> Self {
-        Self { server, hostile, version_1: false, sent: 0, limit: 1, received: 0, told: 1 }
+    /// A new connection. `version` is the one that this side begins with.
+    pub(crate) fn new(server: bool, hostile: bool, serves: bool, version: Version) -> Self {
+        let (ours, theirs) = (Direction::START, Direction::START);
+        Self { server, hostile, serves, version, settled: false, ours, theirs, replied: 0, answered: 0 }
     }
 
     /// A message goes out.
@@ -32,85 +67,161 @@ impl Flow {
     /// What is wrong with that.
     pub(crate) fn send(&mut self, message: &[u8], revision: Revision) -> Result<(), String> {
         if is_err_vers(message, revision) {
-            self.sent = self.sent.wrapping_add(1);
+            if self.version == Version::V2 {
+                self.ours.add();
+            }
             return Ok(());
         }
         let view = View::check(message, revision);
-        let view = view.map_err(|e| format!("it sends what cannot be read: {e:?}"))?;
-        if view.version() == Version::V1 {
+        let view = view.map_err(|e| {
+            let start = &message[..message.len().min(80)];
+            format!("it sends what cannot be read: {e:?}: {start:02x?}")
+        })?;
+        if self.hostile || (!self.server && self.ours.count == 0 && !self.settled) {
+            // Whoever was not understood begins in version 1. What somebody hostile settles for is not to be seen from here.
+            self.version = view.version();
+        }
+        if view.version() != self.version {
+            return Err(format!("it sends version {:?} after {:?}", view.version(), self.version));
+        }
+        if self.version == Version::V1 {
             return self.send_1(&view);
         }
-        let pure = view.htype() == HeaderType::Nomsg && view.xid() == 0 && !view.has_chunks();
-        self.sent = self.sent.wrapping_add(1);
-        let beyond = self.sent.wrapping_sub(self.limit) as i32;
-        if beyond > i32::from(pure) && !self.hostile {
-            return Err(format!("it sends message {} with a limit of {}", self.sent, self.limit));
+        self.ours.add();
+        let pure = kind(&view, self.server) == Kind::Grant;
+        if self.ours.beyond() > i32::from(pure) && !self.hostile {
+            return Err(format!("it sends message {} with a limit of {}", self.ours.count, self.ours.limit));
+        }
+        if let Some(received) = view.received()
+            && (received.wrapping_sub(self.theirs.count) as i32) > 0
+        {
+            return Err(format!("it says that {received} have come, of {}", self.theirs.count));
+        }
+        // An error promises nothing (version 2 §6.4.3).
+        if view.htype() == HeaderType::Error {
+            return Ok(());
         }
         let told = match view.received() {
-            Some(received) => {
-                if (received.wrapping_sub(self.received) as i32) > 0 {
-                    return Err(format!("it says that {received} have come, of {}", self.received));
-                }
-                received.wrapping_add(view.credit())
-            }
-            None => self.told.wrapping_add(view.credit() & 0xFFFF),
+            Some(received) => received.wrapping_add(view.credit()),
+            None => self.theirs.limit.wrapping_add(view.credit() & 0xFFFF),
         };
-        if (told.wrapping_sub(self.told) as i32) < 0 {
-            return Err(format!("it takes back what it granted: {told} after {}", self.told));
+        if (told.wrapping_sub(self.theirs.limit) as i32) < 0 {
+            return Err(format!("it takes back what it granted: {told} after {}", self.theirs.limit));
         }
-        self.told = told;
+        self.theirs.limit = told;
         Ok(())
     }
 
     /// The same in version 1, where only calls count.
     fn send_1(&mut self, view: &View<'_>) -> Result<(), String> {
-        self.version_1 = true;
-        if self.server {
-            // The reply makes room for one more call.
-            self.told = self.sent.wrapping_add(1).wrapping_add(view.credit());
+        if kind(view, self.server) == Kind::Reply {
+            self.replied = self.replied.wrapping_add(1);
+            self.theirs.limit = self.replied.wrapping_add(view.credit().max(1));
+            return Ok(());
         }
-        self.sent = self.sent.wrapping_add(1);
-        let beyond = self.sent.wrapping_sub(self.limit) as i32;
-        if !self.server && beyond > 0 && !self.hostile {
-            return Err(format!("it makes call {} with a limit of {}", self.sent, self.limit));
+        self.ours.add();
+        if self.ours.beyond() > 0 && !self.hostile {
+            return Err(format!("it makes call {} with a limit of {}", self.ours.count, self.ours.limit));
         }
         Ok(())
     }
 
     /// A message has come.
     pub(crate) fn receive(&mut self, message: &[u8], revision: Revision) {
-        self.received = self.received.wrapping_add(1);
+        let first = !std::mem::replace(&mut self.settled, true);
         if is_err_vers(message, revision) {
+            self.refused(first);
             return;
         }
-        let Ok(view) = View::check(message, revision) else { return };
-        let limit = match (view.version(), view.received()) {
-            (Version::V1, _) => {
-                self.version_1 = true;
-                self.received.wrapping_add(view.credit().clamp(1, PLENTY))
+        // A count of messages was not offered yet.
+        let view = View::check(message, revision).ok().filter(|view| !(first && view.received().is_some()));
+        let Some(view) = view else {
+            // It takes a Receive, and a server still waits for what it can read.
+            self.settled = !(first && self.server);
+            if self.version == Version::V2 {
+                self.theirs.add();
             }
+            return;
+        };
+        if first && self.server && view.version() == Version::V1 {
+            self.version = Version::V1;
+        }
+        if view.version() != self.version {
+            self.settled = !first;
+            if self.version == Version::V2 {
+                self.theirs.add();
+            }
+            return;
+        }
+        if self.version == Version::V1 {
+            return self.receive_1(&view);
+        }
+        self.theirs.add();
+        let limit = match view.received() {
+            _ if view.htype() == HeaderType::Error => return,
             // It says that more has come than was sent.
-            (_, Some(received)) if self.sent.wrapping_sub(received) > PLENTY => return,
-            (_, Some(received)) => received.wrapping_add(view.credit().min(PLENTY)),
-            (_, None) => self.limit.wrapping_add(view.credit() & 0xFFFF),
+            Some(received) if self.ours.count.wrapping_sub(received) > PLENTY => return,
+            Some(received) => received.wrapping_add(view.credit().min(PLENTY)),
+            None => self.ours.limit.wrapping_add(view.credit() & 0xFFFF),
         };
         // Nobody honest takes back what was granted. Of others, an earlier message may be believed still: it was handed out in
         // the same poll.
-        if (limit.wrapping_sub(self.limit) as i32) > 0 {
-            self.limit = limit;
+        if (limit.wrapping_sub(self.ours.limit) as i32) > 0 {
+            self.ours.limit = limit;
+        }
+    }
+
+    fn receive_1(&mut self, view: &View<'_>) {
+        match kind(view, !self.server) {
+            Kind::Reply => {
+                self.answered = self.answered.wrapping_add(1);
+                self.ours.limit = self.answered.wrapping_add(view.credit().clamp(1, PLENTY));
+            }
+            _ => self.theirs.add(),
+        }
+    }
+
+    /// The peer does not speak the version that was tried: a client starts anew in version 1.
+    fn refused(&mut self, first: bool) {
+        if first && !self.server {
+            *self = Self { settled: true, ..Self::new(false, self.hostile, self.serves, Version::V1) };
+        } else if self.version == Version::V2 {
+            self.theirs.add();
         }
     }
 
     /// Messages that the peer may still send: each must find a Receive.
     pub(crate) fn promised(&self) -> u32 {
-        let may_come = match (self.version_1, self.server) {
-            // Every call is answered once.
-            (true, false) => self.sent.wrapping_sub(self.received),
-            (true, true) => self.told.wrapping_sub(self.received),
+        let left = (-self.theirs.beyond()).max(0) as u32;
+        match self.version {
             // One more, for a pure grant.
-            (false, _) => self.told.wrapping_sub(self.received).wrapping_add(1),
-        };
-        (may_come as i32).max(0) as u32
+            Version::V2 => (1 - self.theirs.beyond()).max(0) as u32,
+            // Every call is answered once.
+            Version::V1 => {
+                let owed = self.ours.count.wrapping_sub(self.answered) as i32;
+                owed.max(0) as u32 + if self.serves { left } else { 0 }
+            }
+        }
+    }
+}
+
+/// What a message is that comes from a server, or from a client.
+fn kind(view: &View<'_>, server: bool) -> Kind {
+    match view.version() {
+        Version::V2 => match view.htype() {
+            HeaderType::Nomsg if view.xid() == 0 && !view.has_chunks() => Kind::Grant,
+            _ => Kind::Call,
+        },
+        Version::V1 => {
+            // The RPC message says what it is.
+            let said = view.payload().get(4..8).map(|word| word == 1u32.to_be_bytes());
+            let reply = match view.htype() {
+                HeaderType::Error => true,
+                HeaderType::Msg => said.unwrap_or(server),
+                _ => server,
+            };
+            if reply { Kind::Reply } else { Kind::Call }
+        }
     }
 }
 

@@ -2,12 +2,14 @@
 //! A new form is one more function, and its row in [`FORMS`].
 
 use rpcrdma::client::{Connection, LocalClient, PreparedCall};
-use rpcrdma::wire::{ErrorBody, Version, msg_len};
-use rpcrdma::{CallError, Refusal, Reply, Scheme};
+use rpcrdma::wire::properties::ReverseSupport;
+use rpcrdma::wire::{ErrorBody, Revision};
+use rpcrdma::{CallError, Config, Refusal, Reply, Scheme};
 use rpcrdma_tests::*;
 
-use crate::plan::{Plan, pick};
+use crate::plan::{PATIENT, Plan, pick};
 use crate::probe::Place;
+use crate::service::{FLAT, GIVE, GROW, MIX, NOTE, Name, TELL, filler};
 use crate::world::Device;
 
 /// A call, and its reply: a function of the call.
@@ -20,22 +22,78 @@ pub(crate) struct Shape {
     sends: Vec<(usize, u32, usize)>,
     /// Write chunks: room.
     rooms: Vec<usize>,
-    pub(crate) expect: Expect,
+    /// What it says of the length of its results, if anything.
+    announced: Option<usize>,
+    pub(crate) call_only: bool,
+    /// What comes back inline, and in each Write chunk: the seed of its pattern, and its length.
+    results: Vec<u8>,
+    chunks: Vec<(u32, usize)>,
+    /// Whether it succeeds in version 1, and in version 2.
+    succeeds: [Says; 2],
+    /// An error that it may end with if it does not.
+    error: fn(&CallError) -> bool,
+    /// It is one of those that are written down when they run.
+    pub(crate) noted: bool,
 }
 
-/// What comes back.
-#[derive(Debug)]
-pub(crate) enum Expect {
-    /// Inline results; of each Write chunk the seed of its pattern, and its length.
-    Results { inline: Vec<u8>, chunks: Vec<(u32, usize)> },
-    /// An error for which this is true.
-    Error(fn(&CallError) -> bool),
+/// Whether a call succeeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Says {
+    Yes,
+    No,
+    /// That depends on what cannot be seen from here.
+    Either,
+}
+
+/// What is known of a connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    /// Calls go from the server to the client.
+    pub(crate) reverse: bool,
+    /// It may be of version 1, and of version 2.
+    pub(crate) versions: [bool; 2],
+    /// Least size of messages of both ends; and what it may be, if that is not known.
+    pub(crate) inline: usize,
+    pub(crate) most: usize,
+}
+
+impl Terms {
+    /// Of a client's connection to a group, or to the hostile server.
+    pub(crate) fn forward(plan: &Plan, client: &Config, group: Option<usize>) -> Self {
+        let Some(group) = group.map(|group| &plan.groups[group].config) else {
+            return Self { reverse: false, versions: [true; 2], inline: client.inline, most: client.inline };
+        };
+        let one = [client, group].iter().any(|config| config.scheme == Scheme::V1);
+        // Who is lost while it negotiates comes again in version 1.
+        let late = client.negotiation_timeout_ms < PATIENT;
+        let versions = [one || late || !plan.calm(), !one];
+        let inline = client.inline.min(group.inline);
+        Self { reverse: false, versions, inline, most: inline }
+    }
+
+    /// Of a server's connections, whoever is at their other end.
+    pub(crate) fn back(plan: &Plan, server: &Config) -> Self {
+        let clients = || plan.callers.iter().map(|caller| &caller.config);
+        let one = |config: &Config| config.scheme == Scheme::V1;
+        let versions = [
+            one(server)
+                || clients().any(|config| one(config) || config.negotiation_timeout_ms < PATIENT)
+                || !plan.calm(),
+            !one(server) && !clients().all(one),
+        ];
+        // The older text has no word for what an end sends at most.
+        let least = if plan.revision == Revision::Cel09 { 4096 } else { server.inline };
+        let inline = clients().map(|config| config.inline).fold(least.min(server.inline), usize::min);
+        Self { reverse: true, versions, inline, most: server.inline }
+    }
 }
 
 /// What calls are drawn from.
 pub(crate) struct Draw<'a> {
     pub(crate) random: &'a mut Random,
     pub(crate) plan: &'a Plan,
+    pub(crate) terms: &'a Terms,
+    pub(crate) name: Name,
 }
 
 /// A form: its name, how often it is drawn, and what draws a call of it.
@@ -44,15 +102,19 @@ type Form = (&'static str, usize, fn(&mut Draw<'_>) -> Shape);
 /// All forms.
 pub(crate) const FORMS: &[Form] = &[
     ("null", 4, null),
-    ("echo", 30, echo),
-    ("read chunks", 16, read_chunks),
-    ("write chunks", 16, write_chunks),
-    ("both chunks", 16, both_chunks),
-    ("reply near the limit", 6, reply_near_the_limit),
-    ("call beyond the limit", 2, call_beyond_the_limit),
+    ("note", 30, note),
+    ("long note", 16, long_note),
+    ("read chunks", 12, read_chunks),
+    ("write chunks", 12, write_chunks),
+    ("both chunks", 10, both_chunks),
+    ("a bit of everything", 16, mix),
+    ("results unannounced", 8, give),
+    ("no reply", 6, tell),
+    ("items that are not to be reduced", 5, flat),
+    ("results that need more room", 6, grow),
+    ("results that are not to be reduced", 4, unreduced),
     ("refused", 3, refused),
     ("no such procedure", 2, no_such_procedure),
-    ("unwanted chunk", 3, unwanted_chunk),
 ];
 
 impl Shape {
@@ -90,6 +152,12 @@ impl Shape {
             false => client.prepare(self.procedure, len)?,
         };
         call.args_mut().copy_from_slice(&self.args);
+        if let Some(bytes) = self.announced {
+            call.expect_reply(bytes);
+        }
+        if self.call_only {
+            call.call_only();
+        }
         let mut places = Vec::new();
         for &(at, seed, len) in &self.sends {
             let mut buf = client.alloc(connection, len)?;
@@ -103,23 +171,50 @@ impl Shape {
             places.push((buf.arena(), buf.base_offset()));
             call.receive_chunk(buf).expect("at most MAX_CHUNKS");
         }
+        if self.replaced() {
+            // Other calls may have that memory before this one ends.
+            places.clear();
+        }
         Ok((call, places))
+    }
+
+    /// Whether it may succeed, and whether it may fail, by itself on such a connection.
+    pub(crate) fn may(&self, terms: &Terms) -> (bool, bool) {
+        let says = self.succeeds.iter().zip(terms.versions).filter(|(_, possible)| *possible);
+        let has = |what: Says| says.clone().any(|(&says, _)| says == what || says == Says::Either);
+        (has(Says::Yes), has(Says::No))
+    }
+
+    /// Whether it may end with this error, by itself.
+    pub(crate) fn fails_with(&self, error: &CallError, terms: &Terms) -> bool {
+        self.may(terms).1 && (self.error)(error)
+    }
+
+    /// It may be sent again with other memory.
+    pub(crate) fn replaced(&self) -> bool {
+        matches!(self.procedure, FLAT | GROW | GIVE)
     }
 
     /// Whether a reply is what it must be.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(crate) fn check(&self, reply: &mut Reply) -> Result<(), String> {
-        let Expect::Results { inline, chunks } = &self.expect else {
+    pub(crate) fn check(&self, reply: &mut Reply, terms: &Terms) -> Result<(), String> {
+        if !self.may(terms).0 {
             return Err("a reply to a call that must fail".into());
-        };
-        if reply.results() != inline {
+        }
+        if reply.results() != self.results {
             return Err(format!("{} bytes of wrong results", reply.results().len()));
         }
-        self.check_chunks(chunks, reply)?;
+        for (n, &(seed, len)) in self.chunks.iter().enumerate() {
+            let Some(got) = reply.chunk(n) else { return Err(format!("chunk {n} is missing")) };
+            if got.len() != len || !patterned(seed, got) {
+                return Err(format!("chunk {n}: {} bytes, {len} expected; or others", got.len()));
+            }
+        }
         let sent: Vec<_> = reply.take_sent().collect();
-        if sent.len() != self.sends.len() {
+        // What was sent again as a whole does not come home in pieces.
+        if sent.len() != self.sends.len() && self.procedure != FLAT {
             return Err(format!("{} of {} Read chunks came home", sent.len(), self.sends.len()));
         }
         for (n, (buf, &(_, seed, len))) in sent.iter().zip(&self.sends).enumerate() {
@@ -129,34 +224,65 @@ impl Shape {
         }
         Ok(())
     }
+}
 
-    fn check_chunks(&self, chunks: &[(u32, usize)], reply: &Reply) -> Result<(), String> {
-        for (n, &(seed, len)) in chunks.iter().enumerate() {
-            let Some(got) = reply.chunk(n) else { return Err(format!("chunk {n} is missing")) };
-            if got.len() != len || !patterned(seed, got) {
-                return Err(format!("chunk {n}: {} bytes, {len} expected; or others", got.len()));
-            }
-        }
-        Ok(())
+fn plain(procedure: u32, args: Vec<u8>, results: Vec<u8>) -> Shape {
+    Shape {
+        form: "",
+        procedure,
+        args,
+        sends: Vec::new(),
+        rooms: Vec::new(),
+        announced: None,
+        call_only: false,
+        results,
+        chunks: Vec::new(),
+        succeeds: [Says::Yes; 2],
+        error: no_form,
+        noted: false,
     }
 }
 
-fn plain(procedure: u32, args: Vec<u8>, inline: Vec<u8>) -> Shape {
-    let expect = Expect::Results { inline, chunks: Vec::new() };
-    Shape { form: "", procedure, args, sends: Vec::new(), rooms: Vec::new(), expect }
+fn failing(procedure: u32, args: Vec<u8>, error: fn(&CallError) -> bool) -> Shape {
+    Shape { succeeds: [Says::No; 2], error, ..plain(procedure, args, Vec::new()) }
 }
 
-fn failing(procedure: u32, args: Vec<u8>, error: fn(&CallError) -> bool) -> Shape {
-    Shape { expect: Expect::Error(error), ..plain(procedure, args, Vec::new()) }
+/// There is no way to carry it in this direction.
+fn no_form(error: &CallError) -> bool {
+    matches!(error, CallError::NoChunks | CallError::TooLong { .. } | CallError::NotCallOnly)
+}
+
+/// The peer's transport has refused it, for good; or it could never have been sent.
+fn not_so(error: &CallError) -> bool {
+    use ErrorBody::{BadXdr, ReadChunks, ReplyResource, WriteResource};
+    let known =
+        |e: &ErrorBody| matches!(e, BadXdr | ReadChunks { .. } | ReplyResource { .. } | WriteResource { .. });
+    no_form(error) || matches!(error, CallError::Transport(body) if known(body))
 }
 
 fn words(values: impl IntoIterator<Item = usize>) -> Vec<u8> {
     values.into_iter().flat_map(|value| (value as u32).to_be_bytes()).collect()
 }
 
+fn patterned_bytes(seed: u32, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    pattern(seed, &mut bytes);
+    bytes
+}
+
+/// Bytes of an RPC call header, and of a reply header.
+const CALL: usize = 40;
+const REPLY_HEADER: usize = 24;
+/// Bytes of transport header of a message without chunks, in version 1 and at most in version 2.
+const HEADERS: [usize; 2] = [28, 40];
+
 impl Draw<'_> {
     fn seed(&mut self) -> u32 {
         self.random.draw() as u32 >> 8
+    }
+
+    fn name(&self) -> [usize; 2] {
+        [self.name.0 as usize, self.name.1 as usize]
     }
 
     /// Lengths of one to four chunks: short, odd, or as long as may be.
@@ -171,13 +297,17 @@ impl Draw<'_> {
             .collect()
     }
 
-    /// Bytes of transport header of a message without chunks.
-    fn header(&self) -> usize {
-        match self.plan.scheme {
-            Scheme::V2Windowed => msg_len(Version::V2, true),
-            Scheme::V2Incremental => msg_len(Version::V2, false),
-            Scheme::V1 => msg_len(Version::V1, false),
-        }
+    /// Bytes of a message: short, about as long as may be in one, or in several.
+    fn length(&mut self) -> usize {
+        let (inline, longest) = (self.terms.inline, self.plan.longest_message);
+        let length = match self.random.below(8) {
+            0 => inline - 120 + self.random.below(60),
+            1 => self.random.below(inline),
+            2 => inline + self.random.below(longest.saturating_sub(inline).max(1)),
+            3 => longest - self.random.below(100),
+            _ => self.random.below(200),
+        };
+        length.min(longest)
     }
 
     /// Read chunks one behind the other, behind so many bytes of arguments.
@@ -190,32 +320,80 @@ impl Draw<'_> {
         };
         lens.iter().enumerate().map(place).collect()
     }
+
+    fn continues(&self) -> bool {
+        self.plan.revision == Revision::Ietf00
+    }
+
+    /// Whether a message of so many bytes, of a call and its reply, can be carried without chunks, in version 1 and in version 2.
+    fn without_chunks(&self, call: usize, reply: usize) -> [Says; 2] {
+        let longest = (CALL + call).max(REPLY_HEADER + reply);
+        let fits = |least: usize, most: usize| match longest {
+            _ if longest <= least => Says::Yes,
+            _ if longest <= most => Says::Either,
+            _ => Says::No,
+        };
+        let Terms { inline, most, .. } = *self.terms;
+        let said = |bytes: usize| (bytes & !1023).max(1024) - HEADERS[0];
+        // A windowed header is a little longer.
+        let two = if self.continues() { Says::Yes } else { fits(inline - HEADERS[1], most - HEADERS[1] + 4) };
+        [fits(said(inline), said(most)), two]
+    }
+
+    /// A call that any server answers, if it can be carried; `chunks` if it has some.
+    fn carried(&self, call: usize, reply: usize, chunks: bool) -> [Says; 2] {
+        if !self.terms.reverse {
+            return [Says::Yes; 2];
+        }
+        let [one, two] = match chunks {
+            true => [Says::No; 2],
+            false => self.without_chunks(call, reply),
+        };
+        [one, if self.plan.reverse == ReverseSupport::General { Says::Yes } else { two }]
+    }
 }
 
-/// Bytes of an RPC call header, and of a reply header.
-const CALL: usize = 40;
-const REPLY_HEADER: usize = 24;
+/// What the sender of a call says of it, and then of itself: both must be.
+fn both(a: [Says; 2], b: [Says; 2]) -> [Says; 2] {
+    let one = |a: Says, b: Says| match (a, b) {
+        (Says::No, _) | (_, Says::No) => Says::No,
+        (Says::Yes, Says::Yes) => Says::Yes,
+        _ => Says::Either,
+    };
+    [one(a[0], b[0]), one(a[1], b[1])]
+}
 
 fn null(_: &mut Draw<'_>) -> Shape {
     plain(0, Vec::new(), Vec::new())
 }
 
-fn echo(draw: &mut Draw<'_>) -> Shape {
-    let longest = draw.plan.inline - draw.header() - CALL;
-    let len = match draw.random.below(6) {
-        0 => longest - draw.random.below(9),
-        1 => draw.random.below(longest),
+fn noted(draw: &Draw<'_>, len: usize) -> Shape {
+    let mut args = words(draw.name());
+    args.extend(patterned_bytes(draw.name.1, len.saturating_sub(8)));
+    let succeeds = draw.carried(args.len(), args.len(), false);
+    let announced = Some(args.len());
+    Shape { noted: true, announced, succeeds, ..plain(NOTE, args.clone(), args) }
+}
+
+fn note(draw: &mut Draw<'_>) -> Shape {
+    let len = match draw.random.below(5) {
+        0 => draw.terms.inline - HEADERS[1] - CALL - draw.random.below(9),
         _ => draw.random.below(200),
     };
-    let mut args = vec![0; len];
-    pattern(draw.seed(), &mut args);
-    plain(ECHO, args.clone(), args)
+    let len = len.min(draw.plan.longest_message);
+    noted(draw, len)
+}
+
+fn long_note(draw: &mut Draw<'_>) -> Shape {
+    let len = draw.length();
+    noted(draw, len)
 }
 
 fn read_chunks(draw: &mut Draw<'_>) -> Shape {
     let (seed, lens) = (draw.seed(), draw.lens());
     let sends = draw.sends(seed, &lens, 4);
-    Shape { sends, ..plain(STORE, words([seed as usize]), words(lens)) }
+    let succeeds = draw.carried(4, 16, true);
+    Shape { sends, succeeds, ..plain(STORE, words([seed as usize]), words(lens)) }
 }
 
 fn write_chunks(draw: &mut Draw<'_>) -> Shape {
@@ -232,8 +410,8 @@ fn write_chunks(draw: &mut Draw<'_>) -> Shape {
     let args = words([seed as usize].into_iter().chain(wanted.iter().copied()));
     let lens = wanted.iter().zip(&rooms).map(|(&wanted, &room)| wanted.min(room));
     let chunks = lens.enumerate().map(|(n, len)| (seed + n as u32, len)).collect();
-    let expect = Expect::Results { inline: words(rooms.iter().copied()), chunks };
-    Shape { rooms, expect, ..plain(LOAD, args, Vec::new()) }
+    let (results, succeeds) = (words(rooms.iter().copied()), draw.carried(20, 16, true));
+    Shape { rooms, chunks, succeeds, ..plain(LOAD, args, results) }
 }
 
 fn both_chunks(draw: &mut Draw<'_>) -> Shape {
@@ -242,32 +420,116 @@ fn both_chunks(draw: &mut Draw<'_>) -> Shape {
     let rooms = lens.iter().map(|&len| len + draw.random.below(2) * draw.random.below(9)).collect::<Vec<_>>();
     let rooms = rooms.into_iter().map(|room| room.min(draw.plan.longest_chunk)).collect();
     let chunks = lens.iter().enumerate().map(|(n, &len)| (seed + n as u32, len)).collect();
-    let expect = Expect::Results { inline: Vec::new(), chunks };
-    Shape { sends, rooms, expect, ..plain(MIRROR, words([seed as usize]), Vec::new()) }
+    let succeeds = draw.carried(4, 0, true);
+    Shape { sends, rooms, chunks, succeeds, ..plain(MIRROR, words([seed as usize]), Vec::new()) }
 }
 
-fn reply_near_the_limit(draw: &mut Draw<'_>) -> Shape {
-    let most = draw.plan.inline - draw.header() - REPLY_HEADER;
-    let len = match draw.random.below(3) {
-        0 => most,
-        1 => most - draw.random.below(100),
-        _ => most + 1 + draw.random.below(draw.plan.inline + LONGER - most),
+/// A list of lengths as procedures read it.
+fn list(lens: &[usize]) -> impl Iterator<Item = usize> {
+    lens.iter().map(|len| len + 1).chain([0])
+}
+
+fn mix(draw: &mut Draw<'_>) -> Shape {
+    let (seed, inline) = (draw.seed(), draw.length());
+    let lens = if draw.random.once_in(3) { Vec::new() } else { draw.lens() };
+    let wanted = if draw.random.once_in(3) { Vec::new() } else { draw.lens() };
+    let rooms: Vec<usize> = wanted.iter().map(|&len| len + draw.random.below(2)).collect();
+    let mut args = words(draw.name().into_iter().chain([seed as usize, inline]).chain(list(&wanted)));
+    let head = args.len();
+    let filling = draw.length().saturating_sub(head);
+    args.extend(patterned_bytes(filler(seed), filling));
+    // Within the filler, or behind it.
+    let at = head + if draw.random.once_in(2) { (filling / 2) & !3 } else { 0 };
+    let sends = draw.sends(seed, &lens, at);
+    let chunks = wanted.iter().enumerate().map(|(n, &len)| (seed + 1 + n as u32, len)).collect();
+    let has_chunks = !lens.is_empty() || !wanted.is_empty();
+    let succeeds = draw.carried(args.len(), inline, has_chunks);
+    let announced = Some(inline + draw.random.below(2) * draw.random.below(300));
+    let announced = announced.map(|bytes| bytes.min(draw.plan.longest_message));
+    // What is announced must be possible.
+    let succeeds = both(succeeds, draw.carried(args.len(), announced.unwrap_or(0), has_chunks));
+    let results = patterned_bytes(seed, inline);
+    Shape { noted: true, sends, rooms, chunks, announced, succeeds, ..plain(MIX, args, results) }
+}
+
+/// Results that may be longer than was announced.
+fn give(draw: &mut Draw<'_>) -> Shape {
+    let (seed, len) = (draw.seed(), draw.length());
+    let announced = (!draw.random.once_in(2)).then(|| draw.random.below(2 * len + 1));
+    let announced = announced.map(|bytes| bytes.min(draw.plan.longest_message));
+    let args = words(draw.name().into_iter().chain([seed as usize, len]));
+    let enough = announced.is_some_and(|bytes| bytes >= len);
+    let [one, two] = draw.without_chunks(args.len(), len);
+    let general = !draw.terms.reverse || draw.plan.reverse == ReverseSupport::General;
+    // Of one that was as plain as can be no copy is kept, that could be sent again.
+    let resent = match two {
+        Says::No | Says::Either if general => Says::Either,
+        two => two,
     };
-    if len > most {
-        let too_long = |error: &CallError| {
-            matches!(error, CallError::Transport(ErrorBody::ReplyResource { .. } | ErrorBody::BadXdr))
-        };
-        return failing(REPLY, words([len]), too_long);
-    }
-    let mut results = vec![0; len];
-    pattern(len as u32, &mut results);
-    plain(REPLY, words([len]), results)
+    let plain_size = if enough { draw.carried(args.len(), len, false) } else { [one, resent] };
+    // A Reply chunk may be longer than was asked for, and takes what is a little longer than announced.
+    let [one, two] = both(plain_size, draw.carried(args.len(), announced.unwrap_or(0), false));
+    let one = if one == Says::No && announced.is_some() { Says::Either } else { one };
+    // One that is refused has run by then.
+    Shape { announced, succeeds: [one, two], error: not_so, ..plain(GIVE, args, patterned_bytes(seed, len)) }
 }
 
-fn call_beyond_the_limit(draw: &mut Draw<'_>) -> Shape {
-    let most = draw.plan.inline - draw.header() - CALL;
-    let args = vec![7; most + 1 + draw.random.below(40)];
-    failing(ECHO, args, |error| matches!(error, CallError::TooLong { .. }))
+fn tell(draw: &mut Draw<'_>) -> Shape {
+    let len = if draw.random.once_in(3) { draw.length() } else { draw.random.below(200) };
+    let mut args = words(draw.name());
+    args.extend(patterned_bytes(draw.name.1, len));
+    let two = match CALL + args.len() + HEADERS[1] <= draw.terms.inline {
+        true => Says::Yes,
+        false => Says::Either,
+    };
+    Shape { noted: true, call_only: true, succeeds: [Says::No, two], ..plain(TELL, args, Vec::new()) }
+}
+
+fn flat(draw: &mut Draw<'_>) -> Shape {
+    let seed = draw.seed();
+    let most = (draw.plan.longest_message / 5).min(draw.plan.longest_chunk);
+    let lens: Vec<usize> = (0..1 + draw.random.below(4)).map(|_| 1 + draw.random.below(most)).collect();
+    let mut args = words(draw.name().into_iter().chain([seed as usize]).chain(list(&lens)));
+    let sends = draw.sends(seed, &lens, args.len());
+    let filling = draw.random.below(most);
+    args.extend(patterned_bytes(filler(seed), filling));
+    let succeeds = both(draw.carried(args.len(), 16, true), [Says::No, Says::Yes]);
+    let results = patterned_bytes(seed, 4 * lens.len());
+    Shape { noted: true, sends, succeeds, error: not_so, ..plain(FLAT, args, results) }
+}
+
+fn grow(draw: &mut Draw<'_>) -> Shape {
+    let (seed, wanted) = (draw.seed(), draw.lens());
+    // It is sent again twice at most.
+    let mut short = draw.random.below(4);
+    let left = short <= 2;
+    let rooms: Vec<usize> = wanted
+        .iter()
+        .map(|&len| {
+            let cut = short > 0 && len > 1;
+            short -= usize::from(cut);
+            if cut { 1 + draw.random.below(len - 1) } else { len }
+        })
+        .collect();
+    let cut = rooms != wanted;
+    let filling = if draw.random.once_in(3) { draw.length() } else { 0 };
+    let mut args = words(draw.name().into_iter().chain([seed as usize]).chain(list(&wanted)));
+    args.extend(patterned_bytes(filler(seed), filling.saturating_sub(args.len())));
+    let chunks = wanted.iter().enumerate().map(|(n, &len)| (seed + n as u32, len)).collect();
+    let enough = [if cut { Says::No } else { Says::Yes }, if left { Says::Yes } else { Says::Either }];
+    let succeeds = both(draw.carried(args.len(), 8, true), enough);
+    let results = patterned_bytes(seed, 8);
+    Shape { noted: true, rooms, chunks, succeeds, error: not_so, ..plain(GROW, args, results) }
+}
+
+/// Write chunks for a procedure that uses none.
+fn unreduced(draw: &mut Draw<'_>) -> Shape {
+    let (seed, len) = (draw.seed(), draw.length());
+    let rooms = draw.lens();
+    let args = words(draw.name().into_iter().chain([seed as usize, len]));
+    let succeeds = both(draw.carried(args.len(), len, true), [Says::No, Says::Yes]);
+    let results = patterned_bytes(seed, len);
+    Shape { noted: true, rooms, succeeds, error: not_so, ..plain(GIVE, args, results) }
 }
 
 fn refused(draw: &mut Draw<'_>) -> Shape {
@@ -286,20 +548,4 @@ fn refused(draw: &mut Draw<'_>) -> Shape {
 fn no_such_procedure(draw: &mut Draw<'_>) -> Shape {
     let procedure = 500 + draw.random.below(1 << 20) as u32;
     failing(procedure, Vec::new(), |error| *error == CallError::Refused(Refusal::ProcedureUnavailable))
-}
-
-fn unwanted_chunk(draw: &mut Draw<'_>) -> Shape {
-    let error = |error: &CallError| {
-        let known = |e: &ErrorBody| {
-            matches!(
-                e,
-                ErrorBody::WriteChunks { max: 0 } | ErrorBody::ReadChunks { max: 0 } | ErrorBody::BadXdr
-            )
-        };
-        matches!(error, CallError::Transport(body) if known(body))
-    };
-    let len = 1 + draw.random.below(2000);
-    let (sends, rooms) =
-        if draw.random.once_in(2) { (vec![(8, 1, len)], vec![]) } else { (vec![], vec![len]) };
-    Shape { sends, rooms, ..failing(ECHO, vec![0; 8], error) }
 }

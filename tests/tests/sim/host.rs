@@ -1,31 +1,38 @@
-//! The server shards of one address.
+//! The server shards of one address: they serve, and call their clients back (`desk.rs`).
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use rpcrdma::Address;
+use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::software::{SoftwareFabric, SoftwareListener};
-use rpcrdma::shard::{Notice, Shard, SimulatedTime};
+use rpcrdma::shard::{ConnRef, Notice, SimulatedTime};
 use rpcrdma::stats::ShardStats;
-use rpcrdma_tests::{services_for, shard_leak};
+use rpcrdma_tests::{shard_leak, small_client};
 
+use crate::desk::{Desk, Link, Seat};
+use crate::forms::Terms;
 use crate::journal::Journal;
 use crate::plan::Plan;
+use crate::service::{Runs, services};
 use crate::world::{Device, device, fabric_address};
 
-/// Why a shard ends a connection of its own when its pool is dry.
-pub(crate) const NO_BUFFER: &str = "no buffer for a control message";
+/// Servers' calls have names from here on.
+const FIRST_NAME: u32 = 1000;
 
 /// One server shard.
 pub(crate) struct Host {
-    shard: Shard<Device>,
-    journal: Journal,
+    client: LocalClient<Device>,
+    pub(crate) desk: Desk,
+    plan: Rc<Plan>,
     pub(crate) group: usize,
+    /// Connections, as they are in the desk.
+    conns: Vec<ConnRef>,
     /// It takes no more connections: another one has taken its place.
     pub(crate) retired: bool,
-    /// Connections that it may lose: it has broken them itself.
-    pub(crate) forgiven: u64,
+    /// Connections that it may lose: it has ended them itself.
+    forgiven: u64,
 }
 
 impl Host {
@@ -35,97 +42,161 @@ impl Host {
         group: usize,
         listener: &SoftwareListener,
         journal: Journal,
-        time: &SimulatedTime,
-        generation: u64,
+        (time, runs): (&SimulatedTime, &Runs),
+        generation: u32,
     ) -> Self {
-        let crate::plan::Group { config, software, chaos, .. } = &plan.groups[group];
-        let chaos = rpcrdma::fabric::chaos::ChaosConfig { seed: chaos.seed ^ generation << 8, ..*chaos };
-        let fabric = device(config, software, chaos, &journal, None);
-        let services = Some(Arc::new(services_for(plan.inline)));
-        let mut shard = Shard::open(fabric, config.clone(), services).expect("a server");
-        shard.simulate(time);
-        shard.listen(listener).expect("listening");
-        Self { shard, journal, group, retired: false, forgiven: 0 }
+        let crate::plan::Group { config, software, chaos, habits, .. } = &plan.groups[group];
+        let seed = chaos.seed ^ u64::from(generation) << 8;
+        let chaos = rpcrdma::fabric::chaos::ChaosConfig { seed, ..*chaos };
+        let fabric = device(config, software, chaos, &journal, None, true);
+        let services = Some(Arc::new(services(plan, runs)));
+        let client = ClientConfig { services, ..small_client(config.clone()) };
+        let mut client = LocalClient::open(fabric, client).expect("a server");
+        client.simulate(time);
+        client.shard_mut().listen(listener).expect("listening");
+        let who = FIRST_NAME + generation;
+        let seat = Seat { plan, journal, time, runs, who, habits: habits.clone() };
+        let (desk, plan) = (Desk::new(seat, config), Rc::clone(plan));
+        Self { client, desk, plan, group, conns: Vec::new(), retired: false, forgiven: 0 }
+    }
+
+    /// A turn in which clients are called back.
+    pub(crate) fn work(&mut self) {
+        if !self.retired {
+            self.desk.work(&mut self.client);
+        }
+        self.turn();
     }
 
     /// One turn.
     pub(crate) fn turn(&mut self) {
-        self.shard.poll_once();
-        for notice in self.shard.take_notices() {
+        self.client.shard_mut().poll_once();
+        let notices: Vec<_> = self.client.shard_mut().take_notices().collect();
+        for notice in notices {
             match notice {
-                Notice::Open(conn) => self.journal.note(format_args!("{conn:?} is open")),
+                Notice::Open(conn) => self.opened(conn),
                 Notice::Closed { conn, reason } => {
-                    self.journal.note(format_args!("{conn:?} is over: {reason}"));
-                    self.forgiven += u64::from(reason.contains(NO_BUFFER));
+                    self.desk.journal.note(format_args!("{conn:?} is over: {reason}"));
+                    let link = self.conns.iter().position(|&known| known == conn);
+                    if let Some(link) = link {
+                        self.desk.links[link].over = true;
+                    }
                 }
             }
         }
+        let ended: Vec<_> = self.client.shard_mut().take_done().collect();
+        for done in ended {
+            self.desk.ended(&mut self.client, done);
+        }
+    }
+
+    fn opened(&mut self, conn: ConnRef) {
+        self.desk.journal.note(format_args!("{conn:?} is open"));
+        let config = &self.plan.groups[self.group].config;
+        self.conns.push(conn);
+        self.desk.links.push(Link {
+            connection: self.client.adopt(conn),
+            group: Some(self.group),
+            terms: Terms::back(&self.plan, config),
+            hostile: self.plan.hostile_clients.contains(&self.group),
+            closing: false,
+            over: false,
+            opened: true,
+            proved: false,
+            // The least that the smallest window leaves for this direction.
+            room: config.reverse_window.min(1) as usize,
+            under_way: 0,
+            given_up: 0,
+        });
     }
 
     /// Takes nothing new, and ends what it has begun.
     pub(crate) fn drain(&mut self) {
-        self.journal.note(format_args!("drains"));
-        self.journal.count("servers drained", 1);
+        self.desk.journal.note(format_args!("drains"));
+        self.desk.journal.count("servers drained", 1);
         self.retire();
-        self.shard.drain();
+        self.client.shard_mut().drain();
     }
 
     /// Ends at once.
     pub(crate) fn abort(&mut self) {
-        self.journal.note(format_args!("aborts"));
-        self.journal.count("servers aborted", 1);
+        self.desk.journal.note(format_args!("aborts"));
+        self.desk.journal.count("servers aborted", 1);
         self.retire();
-        self.shard.abort();
+        self.client.shard_mut().abort();
     }
 
     fn retire(&mut self) {
         self.retired = true;
-        self.forgiven += self.shard.stats().connections;
+        self.desk.links.iter_mut().for_each(|link| link.closing = true);
+        self.forgiven += self.client.stats().connections;
     }
 
     /// No connection is left.
     pub(crate) fn is_closed(&self) -> bool {
-        self.shard.is_drained()
+        self.client.shard().is_drained()
     }
 
     /// Connections that others may lose by its doing.
     pub(crate) fn may_lose(&self) -> u64 {
-        self.forgiven + self.shard.fabric().inner().broken().len() as u64
+        self.forgiven + self.client.shard().fabric().inner().broken().len() as u64
     }
 
     /// Times that it had no memory for a call, at least.
     pub(crate) fn pool_empty(&mut self) -> u64 {
-        self.shard.stats().pool_empty
+        self.client.stats().pool_empty
     }
 
     /// Everything is where it was.
     pub(crate) fn check_balance(&mut self, calm: bool, hostile: bool) {
-        let who = self.journal.who();
-        let stats = self.shard.stats();
+        self.desk.let_go(usize::MAX);
+        let journal = self.desk.journal.clone();
+        let who = journal.who();
+        assert_eq!(self.desk.under_way(), 0, "{who}: {}", self.desk.waits_for());
+        let stats = self.client.stats();
         assert_eq!(shard_leak(&stats), None, "{who}");
         assert_eq!(stats.fabric.receiver_not_ready, 0, "{who}: a message met no Receive");
-        let fabric = self.shard.fabric();
-        assert_eq!(fabric.windows(), 0, "{who}: windows are still bound");
+        let probe = self.client.shard().fabric();
+        assert_eq!(probe.windows(), 0, "{who}: windows are still bound");
         if calm && !hostile {
             assert_eq!(stats.peer_faults, 0, "{who}: a peer is said to have broken a rule");
             assert_eq!(stats.fabric.access_refused + stats.fabric.peer_violations, 0, "{who}");
         }
         let messages = stats.messages;
         if !hostile {
-            let odd = messages.rejected_short + messages.rejected_dropped + messages.rejected_unexpected;
+            if !self.retired {
+                assert_eq!(probe.given_up(), 0, "{who}: it ended connections that were in order");
+            }
+            let unknown = messages.rejected_unknown_xid.saturating_sub(self.desk.told);
+            let odd =
+                messages.rejected_short + messages.rejected_dropped + unknown + messages.rejected_unexpected;
             assert_eq!(odd, 0, "{who}: {messages:?}");
         }
-        self.journal.count("messages that were rejected", messages.rejected());
-        self.journal.count("server pools dry", stats.pool_empty);
-        self.journal.count("peer faults", stats.peer_faults);
-        self.journal.count("pure grants", messages.grants_pure);
-        self.journal.chaos(&fabric.inner().chaos_stats());
+        journal.count("messages that were rejected", messages.rejected());
+        journal.count("server pools dry", stats.pool_empty);
+        journal.count("peer faults", stats.peer_faults);
+        journal.count("pure grants", messages.grants_pure);
+        journal.count("late replies to servers", messages.rejected_late);
+        journal.chaos(&probe.inner().chaos_stats());
     }
 
     /// What it waits for, in words.
     pub(crate) fn waits_for(&mut self) -> String {
-        let stats = self.shard.stats();
-        format!("{}: {}", self.journal.who(), receives(&stats))
+        let stats = self.client.stats();
+        format!("{}: {}, {}", self.desk.journal.who(), self.desk.waits_for(), receives(&stats))
+    }
+
+    /// Nothing that it exposes to its clients is still exposed.
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        self.desk.let_go(usize::MAX);
+        self.client.shard().fabric().windows() == 0 && self.client.stats().exposed_buffers == 0
+    }
+
+    /// Calls every client once more.
+    pub(crate) fn ping(&mut self) {
+        if !self.retired && self.plan.reverse != rpcrdma::wire::properties::ReverseSupport::None {
+            self.desk.ping(&mut self.client);
+        }
     }
 }
 

@@ -1,11 +1,13 @@
 //! Peers that keep to no rule: a client, and a server. What they do is drawn; what becomes of their own connections is
 //! their own business, as long as nobody else notices.
 
+use rpcrdma::Address;
 use rpcrdma::fabric::{Access, RemoteMemory};
+use rpcrdma::wire::properties::{Properties, ReverseSupport};
 use rpcrdma::wire::{
-    Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList,
+    Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, ViewBody,
+    WriteList,
 };
-use rpcrdma::{Address, Scheme};
 use rpcrdma_mempool::Lent;
 use rpcrdma_tests::*;
 
@@ -23,12 +25,15 @@ const MEMORY: usize = 16;
 struct Mind {
     random: Random,
     journal: Journal,
-    scheme: Scheme,
+    /// The version that it speaks.
+    version: Version,
     revision: Revision,
     inline: usize,
     remembered: Vec<Vec<u8>>,
     exposed: Vec<Lent>,
     xid: u32,
+    /// It has offered windowed credits.
+    offers: bool,
 }
 
 impl Mind {
@@ -36,12 +41,13 @@ impl Mind {
         Self {
             random: Random::new(plan.seed ^ (index as u64 + 100) << 40),
             journal,
-            scheme: plan.scheme,
+            version: Version::V2,
             revision: plan.revision,
-            inline: plan.inline,
+            inline: 4096,
             remembered: Vec::new(),
             exposed: Vec::new(),
             xid: 1,
+            offers: false,
         }
     }
 
@@ -62,19 +68,91 @@ impl Mind {
 
     /// A message as a correct peer would have it, but for what is given.
     fn message(&mut self, peer: &RawPeer, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
-        let version = if self.scheme == Scheme::V1 { Version::V1 } else { Version::V2 };
         let honest = !self.random.once_in(8);
-        let credit = if honest { 20 << 16 | 1 } else { self.odd() };
-        let credit = if honest && self.scheme != Scheme::V2Incremental { 20 } else { credit };
+        let credit = match honest {
+            true if self.version == Version::V2 && !peer.windowed => 20 << 16 | 1,
+            true => 20,
+            false => self.odd(),
+        };
         let received = if self.random.once_in(12) { self.odd() } else { peer.received };
-        let received = (self.scheme == Scheme::V2Windowed).then_some(received);
+        let received = (peer.windowed && self.version == Version::V2).then_some(received);
         let header = Header { xid, credit, received, flags, body };
-        let mut bytes = vec![0; header.encoded_len(version, self.revision)];
-        if header.emit(&mut bytes, version, self.revision).is_err() {
+        let mut bytes = vec![0; header.encoded_len(self.version, self.revision)];
+        if header.emit(&mut bytes, self.version, self.revision).is_err() {
             bytes.clear();
         }
         bytes.extend_from_slice(payload);
         bytes
+    }
+
+    /// Says who it is: as it should be, or not quite.
+    fn introduce(&mut self, peer: &mut RawPeer) {
+        let odd = self.random.once_in(4);
+        let mut value = |usual: u32| if odd && self.random.once_in(2) { self.odd() } else { usual };
+        let properties = Properties {
+            send_size: value(8192),
+            receive_size: value(8192),
+            segment_size: value(1 << 20),
+            segment_count: value(16),
+            reverse_support: ReverseSupport::General,
+            windowed_credits: self.random.once_in(2),
+            ..Properties::default()
+        };
+        let mut buffer = [0; 256];
+        let set = properties.emit(&mut buffer, self.revision).expect("space");
+        self.version = Version::V2;
+        let bytes = self.message(peer, 7, Flags::NONE, Body::Connprop(set), &[]);
+        self.offers = properties.windowed_credits;
+        let bytes = if self.random.once_in(10) { self.spoil(bytes) } else { bytes };
+        self.send(peer, "properties", &bytes);
+        self.journal.count("hostile introductions", 1);
+    }
+
+    /// Takes the other side's properties into account.
+    fn heed(&mut self, peer: &mut RawPeer, message: &[u8]) {
+        let Ok(view) = View::check(message, self.revision) else { return };
+        if let ViewBody::Connprop(set) = view.body() {
+            let peers = Properties::from_set(&set, self.revision).is_ok_and(|peer| peer.windowed_credits);
+            // And now and then not.
+            peer.windowed = peers && self.offers && !self.random.once_in(20);
+        }
+    }
+
+    /// A message in parts, somehow.
+    fn parts(&mut self, peer: &mut RawPeer, xid: u32, response: bool, message: &[u8]) {
+        let flags = if response { Flags::RESPONSE } else { Flags::NONE };
+        let more = flags.with(Flags::MORE);
+        let what = self.random.below(8);
+        let (one, two) = message.split_at((message.len() / 2) & !3);
+        let mut say = |mind: &mut Self, xid, flags, payload: &[u8]| {
+            let bytes = mind.message(peer, xid, flags, Body::Msg(Chunks::NONE), payload);
+            mind.send(peer, "a part", &bytes);
+        };
+        self.journal.count("hostile messages in parts", 1);
+        say(self, xid, more, one);
+        match what {
+            // As it should be.
+            0 | 1 => say(self, xid, flags, two),
+            // Something else comes.
+            2 => {
+                let other = call_bytes(xid + 1, PROGRAM, VERSION, ECHO, b"in between");
+                say(self, xid + 1, Flags::NONE, &other);
+            }
+            3 => say(self, xid ^ 5, more, two),
+            // It never ends.
+            4 => (0..4 + self.random.below(20)).for_each(|_| say(self, xid, more, &[9; 4000])),
+            // The other direction, another type, or nothing that can be read.
+            5 => say(self, xid, Flags::NONE.with(if response { Flags::NONE } else { Flags::RESPONSE }), two),
+            6 => {
+                let noise = self.noise();
+                self.send(peer, "noise between parts", &noise);
+            }
+            _ => {
+                let body = Body::Error(ErrorBody::System);
+                let bytes = self.message(peer, xid, Flags::RESPONSE, body, &[]);
+                self.send(peer, "an error between parts", &bytes);
+            }
+        }
     }
 
     fn call(&mut self, peer: &RawPeer, chunks: Chunks<'_>, procedure: u32, args: &[u8]) -> Vec<u8> {
@@ -141,6 +219,9 @@ impl Mind {
                 ErrorBody::WriteChunks { max: n },
                 ErrorBody::Segments { max: n },
                 ErrorBody::ReplyResource { length_needed: n },
+                ErrorBody::ReplyResource { length_needed: 2000 },
+                ErrorBody::WriteResource { chunk_index: n % 6, length_needed: n },
+                ErrorBody::WriteResource { chunk_index: 1, length_needed: 1000 },
                 ErrorBody::System,
             ],
         )
@@ -152,13 +233,14 @@ pub(crate) struct HostileClient {
     mind: Mind,
     address: Address,
     peer: Option<RawPeer>,
+    introduced: bool,
     lives: usize,
 }
 
 impl HostileClient {
     /// It begins with its first turn.
     pub(crate) fn new(plan: &Plan, index: usize, address: Address, journal: Journal) -> Self {
-        Self { mind: Mind::new(plan, index, journal), address, peer: None, lives: LIVES }
+        Self { mind: Mind::new(plan, index, journal), address, peer: None, introduced: false, lives: LIVES }
     }
 
     /// One turn.
@@ -168,6 +250,8 @@ impl HostileClient {
                 self.lives -= 1;
                 self.mind.exposed.clear();
                 self.peer = RawPeer::begin(&self.address, b"").ok();
+                self.introduced = false;
+                self.mind.version = if self.mind.random.once_in(4) { Version::V1 } else { Version::V2 };
                 self.mind.journal.note(format_args!("connects: {}", self.peer.is_some()));
             }
             return;
@@ -176,7 +260,14 @@ impl HostileClient {
         if !self.mind.random.once_in(3) {
             peer.turn();
         }
+        if peer.is_up() && !self.introduced {
+            self.introduced = true;
+            if self.mind.version == Version::V2 && !self.mind.random.once_in(4) {
+                self.mind.introduce(&mut peer);
+            }
+        }
         while let Some(message) = peer.take_message() {
+            self.mind.heed(&mut peer, &message.bytes);
             if self.mind.remembered.len() < MEMORY {
                 self.mind.remembered.push(message.bytes);
             }
@@ -193,8 +284,43 @@ impl HostileClient {
     /// Does something. False: it is gone.
     fn act(&mut self, peer: &mut RawPeer) -> bool {
         let mind = &mut self.mind;
-        let what = mind.random.below(20);
+        let what = mind.random.below(26);
         match what {
+            20 | 21 => {
+                mind.xid += 1;
+                let mut args = vec![0; 12 + mind.random.below(6000)];
+                pattern(3, &mut args);
+                let call = call_bytes(mind.xid, PROGRAM, VERSION, ECHO, &args);
+                mind.parts(peer, mind.xid, false, &call);
+            }
+            22 => mind.introduce(peer),
+            23 => {
+                mind.version = if mind.version == Version::V1 { Version::V2 } else { Version::V1 };
+                let mut bytes = mind.call(peer, Chunks::NONE, ECHO, b"another version!");
+                if mind.random.once_in(2) {
+                    bytes[7] = mind.random.below(5) as u8;
+                }
+                mind.send(peer, "another version", &bytes);
+            }
+            24 => {
+                let segments = [mind.segment(), mind.segment()];
+                let count = mind.random.below(3);
+                let chunks = Chunks { reply: Some(&segments[..count]), ..Chunks::NONE };
+                let bytes = mind.call(peer, chunks, REPLY, &2000u32.to_be_bytes());
+                mind.send(peer, "a call with a Reply chunk of anything", &bytes);
+            }
+            25 => {
+                mind.xid += 1;
+                let call = call_bytes(mind.xid, PROGRAM, VERSION, ECHO, b"a long call, or not");
+                let target = mind.expose(peer, &call, Access::REMOTE_READ);
+                let odd = mind.random.once_in(3);
+                let target = target.filter(|_| !odd).unwrap_or_else(|| mind.segment());
+                let reads = [ReadSegment { position: 0, target }, ReadSegment { position: 44, target }];
+                let count = mind.random.below(3);
+                let body = Body::Nomsg(Chunks { reads: &reads[..count], ..Chunks::NONE });
+                let bytes = mind.message(peer, mind.xid, Flags::NONE, body, &[]);
+                mind.send(peer, "a long call", &bytes);
+            }
             0..=4 => {
                 let bytes = mind.call(peer, Chunks::NONE, ECHO, b"as it should be!");
                 mind.send(peer, "a call", &bytes);
@@ -320,6 +446,7 @@ impl HostileServer {
                 Ok(peer) => {
                     self.mind.journal.note(format_args!("accepts"));
                     (self.known, self.mind.exposed) = (Vec::new(), Vec::new());
+                    self.mind.version = Version::V2;
                     State::Up(Box::new(peer))
                 }
                 Err(listener) => State::Listening(listener),
@@ -343,6 +470,26 @@ impl HostileServer {
         let mind = &mut self.mind;
         let Ok(view) = View::check(call, mind.revision) else { return true };
         let xid = view.xid();
+        mind.heed(peer, call);
+        mind.version = view.version();
+        if matches!(view.body(), ViewBody::Connprop(_)) {
+            match mind.random.below(8) {
+                0 => {}
+                1 => {
+                    let error = mind.error();
+                    let bytes = mind.message(peer, xid, Flags::RESPONSE, Body::Error(error), &[]);
+                    mind.send(peer, "an error to properties", &bytes);
+                }
+                2 => {
+                    let range = ErrorBody::Vers { low: mind.random.below(3) as u32, high: 1 };
+                    let bytes = mind.message(peer, xid, Flags::NONE, Body::Error(range), &[]);
+                    mind.send(peer, "versions", &bytes);
+                }
+                _ => mind.introduce(peer),
+            }
+            mind.heed(peer, call);
+            return true;
+        }
         let writes: Vec<Segment> = view.writes().flat_map(|chunk| chunk.segments()).collect();
         let reads: Vec<Segment> = view.reads().map(|read| read.target).collect();
         self.known.extend(writes.iter().chain(&reads));
@@ -350,7 +497,35 @@ impl HostileServer {
         let list = Chunks { writes: WriteList { counts: &counts, segments: &writes }, ..Chunks::NONE };
         let results = reply_bytes(xid, b"whatever it is");
         let good = mind.message(peer, xid, Flags::RESPONSE, Body::Msg(list), &results);
-        match mind.random.below(20) {
+        match mind.random.below(25) {
+            20 | 21 => {
+                let mut results = vec![0; mind.random.below(9000)];
+                pattern(5, &mut results);
+                let reply = reply_bytes(xid, &results);
+                mind.parts(peer, xid, true, &reply);
+            }
+            22 | 23 => {
+                // A long reply, into the Reply chunk that was offered, or into none.
+                let room: Vec<Segment> =
+                    view.reply_chunk().map_or_else(Vec::new, |chunk| chunk.segments().collect());
+                for segment in &room {
+                    let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
+                    peer.write(&results, remote);
+                }
+                let honest = mind.random.once_in(2);
+                let said = if honest { results.len() as u32 } else { mind.odd() };
+                let mut room: Vec<_> = room.iter().map(|s| Segment { length: said, ..*s }).collect();
+                if room.is_empty() {
+                    room.push(mind.segment());
+                }
+                let chunks = Chunks { reply: Some(&room), ..Chunks::NONE };
+                let nomsg = if mind.random.once_in(4) { Body::Msg(chunks) } else { Body::Nomsg(chunks) };
+                let payload = if mind.random.once_in(4) { &results[..] } else { &[] };
+                let bytes = mind.message(peer, xid, Flags::RESPONSE, nomsg, payload);
+                mind.journal.count("hostile long replies", 1);
+                mind.send(peer, "a long reply", &bytes);
+            }
+            24 => mind.introduce(peer),
             // As it should be.
             0..=3 if view.inv_handle() != 0 => {
                 mind.journal.note(format_args!("a reply that invalidates what was offered"));

@@ -2,9 +2,10 @@
 //! thread, in simulated time. One seed is one schedule, to the last event.
 //!
 //! ```text
-//!  caller.rs  makes calls (forms.rs), checks replies     host.rs  serves them     hostile.rs  does what it wants
-//!      │ LocalClient                                        │ Shard                  │ RawPeer
-//!    probe.rs   looks on: what is exposed, what was promised (flow.rs), what happened (journal.rs)
+//!  caller.rs  a client     host.rs  a server: both serve (service.rs) and call     hostile.rs  does what it wants
+//!    desk.rs    makes calls (forms.rs), and holds each to what its end says             │ RawPeer
+//!      │ LocalClient
+//!    probe.rs   looks on: what is exposed, what was promised (flow.rs), what is sent (census.rs), what happens (journal.rs)
 //!      │
 //!    Chaos      delays, another order, requests that fail, connections that break
 //!      │
@@ -17,6 +18,8 @@
 //! `SIM_TRACE` (print its events).
 
 mod caller;
+mod census;
+mod desk;
 mod flow;
 mod forms;
 mod host;
@@ -24,6 +27,7 @@ mod hostile;
 mod journal;
 mod plan;
 mod probe;
+mod service;
 mod world;
 
 use std::panic::catch_unwind;
@@ -40,28 +44,63 @@ const ENOUGH: u64 = 500;
 
 /// What must happen in a run of many seeds, or the simulation does not test what it says.
 const COVERED: &[&str] = &[
-    "runs of version 1",
-    "runs of version 2, incremental",
-    "runs of version 2, windowed",
+    "servers of version 1",
+    "servers of version 2, incremental",
+    "servers of version 2, windowed",
+    "runs with the older code points",
     "calm runs",
+    // Calls, and how they end.
     "calls that succeeded",
+    "reverse calls that succeeded",
+    "clients that are not called",
     "calls lost",
+    "calls lost, connections not",
+    "calls sent again",
     "calls cancelled",
     "deadlines passed",
     "calls turned away",
+    "calls without memory",
     "too many calls",
     "calls on closed connections",
     "late replies",
+    "late replies to servers",
+    // What is on the wire.
+    "CONNPROP",
+    "ERR_VERS",
+    "ERR_READ_CHUNKS",
+    "ERR_REPLY_RESOURCE",
+    "ERR_WRITE_RESOURCE",
+    "ERR_SYSTEM",
+    "messages of version 1",
+    "messages with increments",
+    "messages with windows",
+    "messages of the reverse direction, version 1",
+    "messages of the reverse direction, version 2",
+    "parts of messages",
+    "grants between the parts of a message",
+    "continued calls with chunks",
+    "continued replies with chunks",
+    "calls with several chunks",
+    "long calls",
+    "long calls with chunks",
+    "Reply chunks offered",
+    "Reply chunks that come back unused",
+    "long replies",
     "pure grants",
+    "windows that grow",
+    "windows that shrink",
+    // What goes wrong.
     "client pools dry",
     "times that a client took all buffers",
     "turns with few Receives",
     "server pools dry",
-    "connections lost",
     "servers drained",
     "servers aborted",
     "clients that died",
     "hostile messages",
+    "hostile introductions",
+    "hostile messages in parts",
+    "hostile long replies",
     "hostile writes",
     "messages that were rejected",
     "peer faults",

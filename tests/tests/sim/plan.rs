@@ -3,20 +3,25 @@
 use rpcrdma::fabric::chaos::ChaosConfig;
 use rpcrdma::fabric::software::SoftwareConfig;
 use rpcrdma::wire::Revision;
+use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::{Config, IdlePolicy, Scheme};
 use rpcrdma_mempool::PagePolicy;
 use rpcrdma_tests::Random;
+
+/// Milliseconds that whoever calls somebody who keeps to the rules waits for the first answer: longer than any run.
+pub(crate) const PATIENT: u64 = 10_000;
 
 /// One run.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
-    pub(crate) scheme: Scheme,
     pub(crate) revision: Revision,
-    /// Bytes of a message.
-    pub(crate) inline: usize,
     /// Bytes of the longest chunk.
     pub(crate) longest_chunk: usize,
+    /// Bytes of the longest arguments, and of the longest inline results.
+    pub(crate) longest_message: usize,
+    /// Which calls clients take from their servers.
+    pub(crate) reverse: ReverseSupport,
     /// Most nanoseconds of a round.
     pub(crate) tick: u64,
     /// Per cent of turns that are not taken.
@@ -42,6 +47,8 @@ pub(crate) struct Group {
     pub(crate) software: SoftwareConfig,
     pub(crate) chaos: ChaosConfig,
     pub(crate) shards: usize,
+    /// Calls that each of them makes to its clients.
+    pub(crate) habits: Habits,
 }
 
 /// One client shard.
@@ -52,16 +59,22 @@ pub(crate) struct Caller {
     pub(crate) chaos: ChaosConfig,
     /// Connections, by the group that each goes to; `None` is the hostile server.
     pub(crate) links: Vec<Option<usize>>,
-    /// Calls to make.
+    pub(crate) habits: Habits,
+    /// Turns, once in which it takes all buffers that there are, for a while; 0 for never.
+    pub(crate) hoard: usize,
+}
+
+/// How somebody makes calls.
+#[derive(Clone, Debug)]
+pub(crate) struct Habits {
+    /// How many.
     pub(crate) calls: usize,
-    /// Calls of a connection that are under way at most.
+    /// Those of a connection that are under way at most.
     pub(crate) depth: usize,
     /// One call in so many has a deadline, is cancelled, has its reply kept; 0 for none.
     pub(crate) deadline: usize,
     pub(crate) cancel: usize,
     pub(crate) keep: usize,
-    /// Turns, once in which it takes all buffers that there are, for a while; 0 for never.
-    pub(crate) hoard: usize,
 }
 
 /// How it ends when all calls have ended.
@@ -83,60 +96,74 @@ impl Plan {
         (0..8).for_each(|_| _ = random.draw());
         let r = &mut random;
         let scheme = pick(r, &[Scheme::V2Windowed, Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1]);
-        let other = scheme != Scheme::V1 && r.once_in(6);
-        let revision = if other { Revision::Cel09 } else { Revision::Ietf00 };
-        let inline = pick(r, &[1024, 1024, 1536, 2048, 4096]);
-        let longest_chunk = pick(r, &[3000, 10_000, 10_000, 40_000]);
-        let slow = r.once_in(2);
-        let breaking = r.once_in(3);
+        let restart = if r.once_in(5) { 150 + r.below(600) } else { 0 };
+        let shape = Shape {
+            scheme,
+            mixed: r.once_in(3),
+            revision: if r.once_in(6) { Revision::Cel09 } else { Revision::Ietf00 },
+            longest_chunk: pick(r, &[3000, 10_000, 10_000, 40_000]),
+            longest_message: pick(r, &[6000, 9000, 9000, 30_000]),
+            reverse: pick(
+                r,
+                &[
+                    ReverseSupport::None,
+                    ReverseSupport::Inline,
+                    ReverseSupport::General,
+                    ReverseSupport::General,
+                ],
+            ),
+            tick: pick(r, &[200, 2_000, 20_000]),
+            slow: r.once_in(2),
+            breaking: r.once_in(3),
+            reconnecting: restart != 0 || r.once_in(3),
+        };
         let hostile_clients = if r.once_in(4) { 1 + r.below(2) } else { 0 };
         let hostile_server = r.once_in(5);
-        let restart = if r.once_in(5) { 150 + r.below(600) } else { 0 };
-        let shape = Shape { scheme, revision, inline, longest_chunk, slow, breaking };
 
-        let group_count = 1 + usize::from(r.once_in(3));
+        // Many connections of one shard: their windows have to shrink.
+        let crowd = r.once_in(12);
+        let group_count = 1 + usize::from(r.once_in(3) && !crowd);
         let hostile_clients: Vec<usize> = (0..hostile_clients).map(|_| r.below(group_count)).collect();
         let groups: Vec<Group> = (0..group_count)
             .map(|index| {
                 let hostile = hostile_clients.contains(&index);
-                let (config, software) = shape.config(r);
+                let (mut config, mut software) = shape.config(r, false);
+                if crowd {
+                    (config.receives, config.window, config.max_window) = (256, 32, 64);
+                    software.shared_receives = config.software().shared_receives;
+                }
                 let chaos = shape.chaos(r, hostile);
-                Group { config, software, chaos, shards: 1 + usize::from(r.once_in(3)) }
+                let calls = shape.reverse_calls(r);
+                // Somebody hostile may never answer.
+                let deadline = if hostile { 1 } else { pick(r, &[0, 0, 4]) };
+                let habits = Habits { deadline, ..habits(r, calls, 8) };
+                Group { config, software, chaos, shards: 1 + usize::from(r.once_in(3) && !crowd), habits }
             })
             .collect();
-        let caller_count = 1 + r.below(3);
+        let caller_count = if crowd { 3 } else { 1 + r.below(3) };
         let callers = (0..caller_count)
             .map(|index| {
-                let mut links: Vec<_> = (0..1 + r.below(4)).map(|_| Some(r.below(group_count))).collect();
+                let count = if crowd { 7 } else { 1 + r.below(4) };
+                let mut links: Vec<_> = (0..count).map(|_| Some(r.below(group_count))).collect();
                 let hostile = hostile_server && (index == 0 || r.once_in(3));
                 if hostile {
                     links.push(None);
                 }
-                let (config, software) = shape.config(r);
+                let (config, software) = shape.config(r, hostile);
                 let chaos = shape.chaos(r, hostile);
                 // Receives run short only after many messages.
                 let hoard = if r.once_in(10) { 5 + r.below(50) } else { 0 };
-                Caller {
-                    depth: 1 + r.below(config.max_calls + 2),
-                    config,
-                    software,
-                    chaos,
-                    links,
-                    calls: 20 + r.below(60) + if hoard != 0 { 300 } else { 0 },
-                    hoard,
-                    deadline: pick(r, &[0, 0, 4, 20]),
-                    cancel: pick(r, &[0, 0, 5, 20]),
-                    keep: pick(r, &[0, 2, 10]),
-                }
+                let calls = 20 + r.below(60) + if hoard != 0 { 300 } else { 0 };
+                Caller { habits: habits(r, calls, config.max_calls), config, software, chaos, links, hoard }
             })
             .collect();
         Self {
             seed,
-            scheme,
-            revision,
-            inline,
-            longest_chunk,
-            tick: pick(r, &[200, 2_000, 20_000]),
+            revision: shape.revision,
+            longest_chunk: shape.longest_chunk,
+            longest_message: shape.longest_message,
+            reverse: shape.reverse,
+            tick: shape.tick,
             idle: pick(r, &[0, 20, 60]),
             stall: pick(r, &[0, 0, 100, 30]),
             restart,
@@ -159,36 +186,69 @@ impl Plan {
     }
 }
 
+fn habits(r: &mut Random, calls: usize, most: usize) -> Habits {
+    Habits {
+        calls,
+        depth: 1 + r.below(most + 2),
+        deadline: pick(r, &[0, 0, 4, 20]),
+        cancel: pick(r, &[0, 0, 5, 20]),
+        keep: pick(r, &[0, 2, 10]),
+    }
+}
+
 /// What all shards of a run have in common.
 struct Shape {
     scheme: Scheme,
+    /// Shards prefer what they like.
+    mixed: bool,
     revision: Revision,
-    inline: usize,
     longest_chunk: usize,
+    longest_message: usize,
+    reverse: ReverseSupport,
+    tick: u64,
     slow: bool,
     breaking: bool,
+    /// Clients make lost connections again.
+    reconnecting: bool,
 }
 
 impl Shape {
-    fn config(&self, r: &mut Random) -> (Config, SoftwareConfig) {
+    fn config(&self, r: &mut Random, hostile: bool) -> (Config, SoftwareConfig) {
         let tight = r.once_in(4);
-        let longest = self.longest_chunk.next_multiple_of(4096);
-        let bulk_buffers = if tight {
-            vec![(2048, 1 + r.below(4)), (longest, 1 + r.below(5))]
-        } else {
-            vec![(2048, 16), (longest, 12)]
+        let any = pick(r, &[Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1]);
+        let scheme = if self.mixed { any } else { self.scheme };
+        let inline = match scheme {
+            Scheme::V1 => pick(r, &[1024, 1536, 2048, 4096]),
+            _ => pick(r, &[4096, 4096, 4096, 5000, 8192]),
         };
+        // Headers of long messages need some more.
+        let long = (self.longest_message + 1024).next_multiple_of(4096);
+        let longest = self.longest_chunk.max(long).next_multiple_of(4096);
+        let few = |r: &mut Random, most: usize| if tight { 1 + r.below(4) } else { most };
         let (window, max_calls) = (pick(r, &[1, 6, 30]), pick(r, &[3, 16, 40]));
+        let window = 4 + r.below(window) as u32;
         let config = Config {
-            scheme: self.scheme,
+            scheme,
             revision: self.revision,
-            inline: self.inline,
-            window: 4 + r.below(window) as u32,
+            inline,
+            continue_up_to: pick(r, &[0, 5000, 16 << 10, 16 << 10]),
+            reassemble_up_to: 64 << 10,
+            window,
+            max_window: pick(r, &[window, 4 * window, 256]),
+            reverse_window: pick(r, &[0, 2, 8, 8]),
+            reverse: self.reverse,
+            reconnect_attempts: if self.reconnecting { pick(r, &[0, 2, 5]) } else { 0 },
+            reconnect_backoff_ms: if self.tick < 20_000 { (0, 0) } else { pick(r, &[(0, 1), (1, 1)]) },
+            retransmit: r.once_in(2),
+            // Only who keeps to no rule needs so long.
+            negotiation_timeout_ms: if hostile { 1 } else { PATIENT },
+            keep_alive_ms: if self.tick < 20_000 { 0 } else { pick(r, &[0, 1]) },
             receives: 256 + r.below(200),
             max_calls: 1 + r.below(max_calls),
             small_buffers: if tight { 16 } else { 64 + r.below(64) },
             message_buffers: if tight { 2 + r.below(12) } else { 64 + r.below(64) },
-            bulk_buffers,
+            bulk_buffers: vec![(2048, few(r, 16)), (longest, 1 + few(r, 11))],
+            long_buffers: vec![(12 << 10, few(r, 16)), (2 * long, few(r, 16))],
             pages: PagePolicy::Small,
             idle: if r.once_in(3) { IdlePolicy::Event } else { IdlePolicy::Poll },
             signal_every: pick(r, &[1, 2, 5, 16]),
@@ -199,12 +259,23 @@ impl Shape {
             control_interval_us: 1 + r.below(40) as u64,
             ..Config::default()
         };
-        let ring_bytes = (pick(r, &[2, 4, 32]) * self.inline.next_power_of_two()).max(4096);
+        let ring_bytes = (pick(r, &[2, 4, 32]) * inline.next_power_of_two()).max(4096);
         // Time limits of the fabric are of another clock: none is ever over.
         let hour = std::time::Duration::from_secs(3600);
         let software =
             SoftwareConfig { ring_bytes, linger: hour, handshake_timeout: hour, ..config.software() };
         (config, software)
+    }
+
+    /// Calls that a server makes. In version 1 it is told by others whether its clients take any.
+    fn reverse_calls(&self, r: &mut Random) -> usize {
+        let some = 5 + r.below(40);
+        let one = self.mixed || self.breaking || self.reconnecting || self.scheme == Scheme::V1;
+        match self.reverse {
+            ReverseSupport::None if one => 0,
+            ReverseSupport::None => 5,
+            _ => some,
+        }
     }
 
     /// Whoever has to do with somebody hostile is not slow as well: then others would suffer, on a device too.

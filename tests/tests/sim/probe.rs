@@ -4,16 +4,19 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use rpcrdma::Config;
 use rpcrdma::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
     FabricStats, Opcode, PostError, Posting, QpId, RequestId, Waker, WindowId, WorkRequest,
 };
-use rpcrdma::wire::{Revision, View};
+use rpcrdma::wire::{Revision, Version, View};
+use rpcrdma::{Config, Scheme};
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
+use crate::caller::Addresses;
+use crate::census::Census;
 use crate::flow::Flow;
 use crate::journal::Journal;
+use crate::world::fabric_address;
 
 /// A buffer, whatever its window.
 pub(crate) type Place = (ArenaId, usize);
@@ -27,8 +30,34 @@ struct Seen {
     /// Windows that the peer may use.
     bound: Vec<Bound>,
     flow: Flow,
+    census: Census,
     /// A request has failed: what it posts is not carried out any more.
     failed: bool,
+    /// Of a client: the group that it goes to.
+    group: Option<usize>,
+    up: bool,
+    /// How it ended, if it has.
+    end: Option<End>,
+}
+
+/// How a connection ended, as a device hears of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// This side has ended it, in order.
+    Own,
+    /// The other side, or the way to it, has.
+    Other,
+    /// It was refused for want of Receives.
+    Full,
+}
+
+/// Connections that others have ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Loss {
+    /// After they were up.
+    pub(crate) lost: u64,
+    /// Before.
+    pub(crate) missed: u64,
 }
 
 #[derive(Debug)]
@@ -51,23 +80,54 @@ pub(crate) struct Probe<F> {
     inner: F,
     journal: Journal,
     revision: Revision,
-    /// Messages that a peer may have under way, at most.
+    /// The version that this side prefers.
+    version: Version,
+    /// It takes calls.
+    serves: bool,
+    /// Messages that a peer may have under way, at first and at most.
     window: u32,
+    most: u32,
+    groups: Vec<FabricAddress>,
     /// Connections to this address are to somebody who keeps to no rule.
     hostile: Option<FabricAddress>,
     seen: Vec<Seen>,
-    /// Queue pairs by the order in which they were connected.
-    connected: Vec<QpId>,
     /// Receives that the inner fabric has.
     receives: u32,
+    /// Connections that have ended; and those of them that this side has not, the group of each, and whether it was up.
+    ends: u64,
+    lost: Vec<(QpId, usize, bool)>,
+    /// Connections that were up, and that this side has ended without a word.
+    given_up: u64,
 }
 
 impl<F: Fabric> Probe<F> {
     /// Looks on.
-    pub(crate) fn new(inner: F, journal: Journal, config: &Config, hostile: Option<FabricAddress>) -> Self {
-        let Config { revision, window, .. } = *config;
-        let (seen, connected) = (Vec::new(), Vec::new());
-        Self { inner, journal, revision, window, hostile, seen, connected, receives: 0 }
+    pub(crate) fn new(
+        inner: F,
+        journal: Journal,
+        config: &Config,
+        addresses: Option<&Addresses>,
+        serves: bool,
+    ) -> Self {
+        let groups: Vec<_> =
+            addresses.map_or_else(Vec::new, |all| all.groups.iter().map(fabric_address).collect());
+        Self {
+            inner,
+            journal,
+            revision: config.revision,
+            version: if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 },
+            serves,
+            window: config.window,
+            // Version 1 counts the directions apart.
+            most: config.window.max(config.max_window) + config.reverse_window.max(4) + 1,
+            lost: Vec::new(),
+            groups,
+            hostile: addresses.map(|all| fabric_address(&all.hostile)),
+            seen: Vec::new(),
+            receives: 0,
+            ends: 0,
+            given_up: 0,
+        }
     }
 
     /// The device itself.
@@ -75,9 +135,23 @@ impl<F: Fabric> Probe<F> {
         &self.inner
     }
 
-    /// The queue pair of the connection that was started as number `index`.
-    pub(crate) fn connected(&self, index: usize) -> Option<QpId> {
-        self.connected.get(index).copied()
+    /// Connections that have ended.
+    pub(crate) fn ends(&self) -> u64 {
+        self.ends
+    }
+
+    /// Connections to a group that others have ended: neither this side nor its device, which has broken some.
+    pub(crate) fn losses(&self, group: usize, broken: &[QpId]) -> Loss {
+        let mut loss = Loss::default();
+        for (_, _, up) in self.lost.iter().filter(|(qp, of, _)| *of == group && !broken.contains(qp)) {
+            *if *up { &mut loss.lost } else { &mut loss.missed } += 1;
+        }
+        loss
+    }
+
+    /// Connections that were in order, and that this side has ended without a word.
+    pub(crate) fn given_up(&self) -> u64 {
+        self.given_up
     }
 
     /// Whether a peer may reach this memory.
@@ -94,9 +168,37 @@ impl<F: Fabric> Probe<F> {
         self.seen.iter_mut().find(|seen| seen.qp == qp)
     }
 
-    fn add(&mut self, qp: QpId, flow: Flow) {
-        let seen = Seen { qp, posted: VecDeque::new(), bound: Vec::new(), flow, failed: false };
-        self.seen.push(seen);
+    fn add(&mut self, qp: QpId, server: bool, hostile: bool, group: Option<usize>) {
+        self.seen.push(Seen {
+            qp,
+            posted: VecDeque::new(),
+            bound: Vec::new(),
+            flow: Flow::new(server, hostile, self.serves, self.version),
+            census: Census::new(server, self.window),
+            failed: false,
+            group,
+            up: false,
+            end: None,
+        });
+    }
+
+    /// A connection is gone: who has ended it?
+    fn close_books(&mut self, qp: QpId) {
+        let Some(at) = self.seen.iter().position(|seen| seen.qp == qp) else { return };
+        let Seen { up, end, group, .. } = self.seen.remove(at);
+        self.ends += 1;
+        match (end, group) {
+            (None, _) => self.given_up += u64::from(up),
+            (Some(End::Other), Some(group)) => self.lost.push((qp, group, up)),
+            _ => {}
+        }
+    }
+
+    /// The device says that a connection is over.
+    fn over(&mut self, qp: QpId, end: End) {
+        if let Some(seen) = self.see(qp) {
+            seen.end.get_or_insert(end);
+        }
     }
 
     /// What is to be remembered of a request if it is posted.
@@ -134,7 +236,10 @@ impl<F: Fabric> Probe<F> {
             let known = seen.bound.iter().any(|bound| bound.window == window);
             assert!(known, "{}: it revokes a window that nobody may use", who.who());
         }
-        let told = message.map_or(Ok(()), |message| seen.flow.send(&message, revision));
+        let told = message.map_or(Ok(()), |message| {
+            seen.census.take(&message, revision, &who);
+            seen.flow.send(&message, revision)
+        });
         if let Err(wrong) = told {
             panic!("{} {qp:?}: {wrong}", who.who());
         }
@@ -153,11 +258,7 @@ impl<F: Fabric> Probe<F> {
         let who = self.journal.who();
         for Seen { qp, flow, .. } in &self.seen {
             let may_come = flow.promised();
-            assert!(
-                may_come <= self.window + 1,
-                "{who} {qp:?}: {may_come} messages in a window of {}",
-                self.window
-            );
+            assert!(may_come <= self.most, "{who} {qp:?}: {may_come} messages in a window of {}", self.most);
         }
         assert!(
             promised <= self.receives,
@@ -180,6 +281,7 @@ impl<F: Fabric> Probe<F> {
         let Some(seen) = self.see(*qp) else { return };
         if !status.is_ok() {
             seen.failed = true;
+            seen.end.get_or_insert(End::Other);
         } else if let Some(buf) = buf {
             seen.flow.receive(buf, revision);
             seen.bound.retain(|bound| Some(bound.rkey) != *invalidated);
@@ -240,16 +342,16 @@ impl<F: Fabric> Fabric for Probe<F> {
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
         let qp = self.inner.connect(address, params)?;
         self.journal.note(format_args!("{qp:?} connects"));
-        self.connected.push(qp);
         let hostile = self.hostile.as_ref() == Some(address);
-        self.add(qp, Flow::new(false, hostile));
+        let group = self.groups.iter().position(|group| group == address);
+        self.add(qp, false, hostile, group);
         Ok(qp)
     }
 
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let qp = self.inner.accept(request, params)?;
         self.journal.note(format_args!("{qp:?} accepts"));
-        self.add(qp, Flow::new(true, false));
+        self.add(qp, true, false, None);
         Ok(qp)
     }
 
@@ -260,13 +362,14 @@ impl<F: Fabric> Fabric for Probe<F> {
 
     fn disconnect(&mut self, qp: QpId) {
         self.journal.note(format_args!("{qp:?} disconnect"));
+        self.over(qp, End::Own);
         self.inner.disconnect(qp);
     }
 
     fn destroy_qp(&mut self, qp: QpId) {
         self.journal.note(format_args!("{qp:?} destroy"));
         self.inner.destroy_qp(qp);
-        self.seen.retain(|seen| seen.qp != qp);
+        self.close_books(qp);
     }
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
@@ -278,10 +381,25 @@ impl<F: Fabric> Fabric for Probe<F> {
                 ControlEvent::ConnectRequest { request, .. } => {
                     self.journal.note(format_args!("{request:?} asks"));
                 }
-                ControlEvent::Established { qp, .. } => self.journal.note(format_args!("{qp:?} is up")),
-                ControlEvent::Rejected { qp, .. } => self.journal.note(format_args!("{qp:?} is rejected")),
-                ControlEvent::ConnectFailed { qp, .. } => self.journal.note(format_args!("{qp:?} failed")),
-                ControlEvent::Disconnected { qp, .. } => self.journal.note(format_args!("{qp:?} is over")),
+                ControlEvent::Established { qp, .. } => {
+                    self.journal.note(format_args!("{qp:?} is up"));
+                    if let Some(seen) = self.see(*qp) {
+                        seen.up = true;
+                    }
+                }
+                ControlEvent::Rejected { qp, private_data } => {
+                    self.journal.note(format_args!("{qp:?} is rejected"));
+                    let full = private_data == b"no receives left";
+                    self.over(*qp, if full { End::Full } else { End::Other });
+                }
+                ControlEvent::ConnectFailed { qp, .. } => {
+                    self.journal.note(format_args!("{qp:?} failed"));
+                    self.over(*qp, End::Other);
+                }
+                ControlEvent::Disconnected { qp, .. } => {
+                    self.journal.note(format_args!("{qp:?} is over"));
+                    self.over(*qp, End::Other);
+                }
             }
         }
     }
@@ -308,6 +426,9 @@ impl<F: Fabric> Fabric for Probe<F> {
         let mut looks: Vec<_> = chain.iter().map(|posting| self.look(posting)).collect();
         let count = chain.len();
         let result = self.inner.post_send(qp, chain);
+        if let Err(PostError::NotConnected) = result {
+            self.over(qp, End::Other);
+        }
         looks.truncate(count - chain.len());
         for look in looks {
             self.post(qp, look);

@@ -8,15 +8,18 @@ use rpcrdma::fabric::FabricAddress;
 use rpcrdma::fabric::chaos::{Chaos, ChaosConfig};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
 use rpcrdma::shard::SimulatedTime;
+use rpcrdma::wire::Revision;
 use rpcrdma::{Address, Config, Scheme};
 use rpcrdma_tests::Random;
 
 use crate::caller::{Addresses, Caller};
+use crate::desk::Desk;
 use crate::host::{Host, listener};
 use crate::hostile::{HostileClient, HostileServer};
 use crate::journal::{Journal, Tally};
 use crate::plan::{Ending, Plan};
 use crate::probe::Probe;
+use crate::service::Runs;
 
 /// What every shard of a run drives.
 pub(crate) type Device = Probe<Chaos<SoftwareFabric>>;
@@ -32,10 +35,11 @@ pub(crate) fn device(
     software: &SoftwareConfig,
     chaos: ChaosConfig,
     journal: &Journal,
-    hostile: Option<&Address>,
+    addresses: Option<&Rc<Addresses>>,
+    serves: bool,
 ) -> Device {
     let fabric = SoftwareFabric::new(software.clone()).expect("a device");
-    Probe::new(Chaos::new(fabric, chaos), journal.clone(), config, hostile.map(fabric_address))
+    Probe::new(Chaos::new(fabric, chaos), journal.clone(), config, addresses.map(|all| &**all), serves)
 }
 
 /// What the fabric calls an address.
@@ -72,7 +76,10 @@ struct World {
     hostile_server: Option<HostileServer>,
     /// By participant: rounds that it still stands still.
     stalled: Vec<usize>,
-    hosts_so_far: u64,
+    hosts_so_far: u32,
+    runs: Runs,
+    /// What servers that are gone have called back.
+    old_desks: Vec<Desk>,
     /// By group, of those that are gone.
     forgiven: Vec<u64>,
     pool_empty: Vec<u64>,
@@ -109,6 +116,8 @@ impl World {
                 .then(|| HostileServer::new(&plan, addresses.hostile.clone(), journal.of("badsrv"))),
             stalled: Vec::new(),
             hosts_so_far: 0,
+            runs: Runs::default(),
+            old_desks: Vec::new(),
             forgiven: vec![0; groups],
             pool_empty: vec![0; groups],
             drained: vec![false; groups],
@@ -123,19 +132,30 @@ impl World {
             (0..shards).for_each(|_| world.open_host(group));
         }
         for index in 0..plan.callers.len() {
-            world.callers.push(Caller::new(&plan, index, &addresses, &world.journal, &world.time));
+            world.callers.push(Caller::new(
+                &plan,
+                index,
+                &addresses,
+                &world.journal,
+                &world.time,
+                &world.runs,
+            ));
         }
         for (index, &group) in plan.hostile_clients.iter().enumerate() {
             let journal = world.journal.of(&format!("bad{index}"));
             let address = addresses.groups[group].clone();
             world.hostile_clients.push(HostileClient::new(&plan, index, address, journal));
         }
-        let scheme = match plan.scheme {
-            Scheme::V2Windowed => "runs of version 2, windowed",
-            Scheme::V2Incremental => "runs of version 2, incremental",
-            Scheme::V1 => "runs of version 1",
-        };
-        world.journal.count(scheme, 1);
+        let count = |what, times| world.journal.count(what, times);
+        for config in plan.groups.iter().map(|group| &group.config) {
+            let scheme = match config.scheme {
+                Scheme::V2Windowed => "servers of version 2, windowed",
+                Scheme::V2Incremental => "servers of version 2, incremental",
+                Scheme::V1 => "servers of version 1",
+            };
+            count(scheme, 1);
+        }
+        count("runs with the older code points", u64::from(plan.revision == Revision::Cel09));
         world.journal.count("calm runs", u64::from(plan.calm()));
         world
     }
@@ -144,7 +164,8 @@ impl World {
         let journal = self.journal.of(&format!("server{}", self.hosts_so_far));
         self.hosts_so_far += 1;
         let listener = &self.listeners[group];
-        let host = Host::new(&self.plan, group, listener, journal, &self.time, self.hosts_so_far);
+        let both = (&self.time, &self.runs);
+        let host = Host::new(&self.plan, group, listener, journal, both, self.hosts_so_far);
         self.hosts.push(host);
     }
 
@@ -169,7 +190,8 @@ impl World {
                 continue;
             }
             if who < hosts {
-                self.hosts[who].turn();
+                let host = &mut self.hosts[who];
+                if working { host.work() } else { host.turn() }
             } else if who < hosts + callers {
                 let caller = &mut self.callers[who - hosts];
                 if working { caller.work() } else { caller.turn() }
@@ -202,6 +224,7 @@ impl World {
         host.check_balance(self.plan.calm(), !self.plan.hostile_clients.is_empty());
         self.forgiven[group] += host.may_lose();
         self.pool_empty[group] += host.pool_empty();
+        self.old_desks.push(host.desk);
     }
 
     /// Rounds, until something is so.
@@ -229,7 +252,7 @@ impl World {
             }
         }
         self.callers.iter_mut().for_each(Caller::calm_down);
-        self.until("calls do not end", |world| world.callers.iter().all(|caller| caller.under_way() == 0));
+        self.until("calls do not end", World::is_idle);
     }
 
     /// Somebody goes, and somebody else comes.
@@ -258,9 +281,10 @@ impl World {
 
     fn settle_accounts(&mut self, caller: &Caller) {
         for group in 0..self.plan.groups.len() {
-            self.lost[group] += caller.lost[group];
-            self.missed[group] += caller.missed[group];
-            self.turned_away[group] += caller.turned_away[group];
+            let loss = caller.losses()[group];
+            self.lost[group] += loss.lost;
+            self.missed[group] += loss.missed;
+            self.turned_away[group] += caller.desk.turned_away[group];
         }
     }
 
@@ -268,11 +292,18 @@ impl World {
     fn settle(&mut self) {
         self.hostile_clients.clear();
         self.hostile_server = None;
-        self.until("memory stays exposed", |world| world.callers.iter_mut().all(Caller::is_quiet));
-        self.callers.iter_mut().for_each(Caller::ping);
-        self.until("connections do not work any more", |world| {
-            world.callers.iter().all(|caller| caller.under_way() == 0)
+        self.until("memory stays exposed", |world| {
+            world.callers.iter_mut().all(Caller::is_quiet) && world.hosts.iter_mut().all(Host::is_quiet)
         });
+        self.callers.iter_mut().for_each(Caller::ping);
+        self.hosts.iter_mut().for_each(Host::ping);
+        self.until("connections do not work any more", World::is_idle);
+    }
+
+    /// No call is under way that has not ended for whoever made it.
+    fn is_idle(&mut self) -> bool {
+        let callers = self.callers.iter().map(|caller| &caller.desk);
+        callers.chain(self.hosts.iter().map(|host| &host.desk)).all(|desk| desk.under_way() == 0)
     }
 
     /// Everything is closed; all memory is where it was, and whoever lost a connection can say why.
@@ -303,6 +334,7 @@ impl World {
         for host in std::mem::take(&mut self.hosts) {
             self.close_books(host);
         }
+        self.old_desks.iter_mut().for_each(Desk::check_claims);
         for group in 0..self.plan.groups.len() {
             // Those that asked a server that went away were not promised anything.
             let missed = if self.drained[group] { 0 } else { self.missed[group] };

@@ -1,0 +1,408 @@
+//! The calls that a shard makes, forward or back, each held to its promise: it ends once, with the right reply or with a cause
+//! that is true; then nobody else can reach its memory; and it was carried out as often as its end says.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::rc::Rc;
+use std::time::Duration;
+
+use rpcrdma::client::{Connection, LocalClient};
+use rpcrdma::proto::CallId;
+use rpcrdma::shard::{Done, SimulatedTime};
+use rpcrdma::wire::ErrorBody;
+use rpcrdma::{CallError, Reply};
+use rpcrdma_tests::Random;
+
+use crate::forms::{Draw, Shape, Terms};
+use crate::journal::Journal;
+use crate::plan::{Habits, Plan};
+use crate::probe::Place;
+use crate::service::Runs;
+use crate::world::Device;
+
+/// One shard's calls.
+pub(crate) struct Desk {
+    pub(crate) journal: Journal,
+    pub(crate) random: Random,
+    pub(crate) links: Vec<Link>,
+    time: SimulatedTime,
+    plan: Rc<Plan>,
+    habits: Habits,
+    /// Its first name: that of all its calls.
+    who: u32,
+    /// Calls may be sent again on another connection; and may be carried out twice, then.
+    reconnects: bool,
+    repeats: bool,
+    calls: BTreeMap<u64, Call>,
+    /// Replies, and what is in them.
+    kept: Vec<(Reply, u64)>,
+    next_token: u64,
+    runs: Runs,
+    claims: Vec<(u64, Claim)>,
+    /// Calls without a reply that were sent: errors may come all the same, to nobody.
+    pub(crate) told: u64,
+    /// Calls that were not answered for want of the other side's memory, or because it drains, by group.
+    pub(crate) turned_away: Vec<u64>,
+}
+
+/// A connection, as those who call on it see it.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) connection: Connection,
+    /// The group that it goes to, or is of; `None` for the hostile server.
+    pub(crate) group: Option<usize>,
+    pub(crate) terms: Terms,
+    /// The peer may keep to no rule.
+    pub(crate) hostile: bool,
+    /// This side closes it.
+    pub(crate) closing: bool,
+    pub(crate) over: bool,
+    /// It has been open.
+    pub(crate) opened: bool,
+    /// A call on it has succeeded.
+    pub(crate) proved: bool,
+    /// Calls that there is always room for.
+    pub(crate) room: usize,
+    pub(crate) under_way: usize,
+    /// Calls that were given up after they were sent, as far as their replies have not come.
+    pub(crate) given_up: usize,
+}
+
+struct Call {
+    link: usize,
+    shape: Shape,
+    id: Option<CallId>,
+    deadline: Option<u64>,
+    cancelled: bool,
+    /// There may have been too many calls when it was started.
+    crowded: bool,
+    /// Its link was not open.
+    refused: bool,
+    /// Connections of this side that had ended when it was started.
+    ends: u64,
+    places: Vec<Place>,
+}
+
+/// How often a call was carried out, as its end says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Claim {
+    Never,
+    AtMostOnce,
+    Once,
+    AtLeastOnce,
+}
+
+/// Who a desk is, and what it is given.
+pub(crate) struct Seat<'a> {
+    pub(crate) plan: &'a Rc<Plan>,
+    pub(crate) journal: Journal,
+    pub(crate) time: &'a SimulatedTime,
+    pub(crate) runs: &'a Runs,
+    pub(crate) who: u32,
+    pub(crate) habits: Habits,
+}
+
+impl Desk {
+    /// No calls yet. `config` is that of the shard.
+    pub(crate) fn new(place: Seat<'_>, config: &rpcrdma::Config) -> Self {
+        let Seat { plan, journal, time, runs, who, habits } = place;
+        Self {
+            journal,
+            random: Random::new(plan.seed ^ (u64::from(who) + 1) << 40),
+            links: Vec::new(),
+            time: time.clone(),
+            plan: Rc::clone(plan),
+            habits,
+            who,
+            reconnects: config.reconnect_attempts > 0,
+            repeats: config.reconnect_attempts > 0 && config.retransmit,
+            calls: BTreeMap::new(),
+            kept: Vec::new(),
+            next_token: 0,
+            runs: runs.clone(),
+            claims: Vec::new(),
+            told: 0,
+            turned_away: vec![0; plan.groups.len()],
+        }
+    }
+
+    /// A turn in which calls are made, given up, and replies let go.
+    pub(crate) fn work(&mut self, client: &mut LocalClient<Device>) {
+        for _ in 0..self.random.below(4) {
+            if self.remaining() > 0 {
+                self.start(client);
+            }
+        }
+        if self.habits.cancel != 0 && self.random.once_in(3 * self.habits.cancel) {
+            self.cancel(client);
+        }
+        if self.kept.len() > 3 || self.random.once_in(20) {
+            self.let_go(1);
+        }
+    }
+
+    /// Calls that are not made yet.
+    pub(crate) fn remaining(&self) -> usize {
+        self.habits.calls.saturating_sub(self.next_token as usize)
+    }
+
+    /// Calls that have not ended.
+    pub(crate) fn under_way(&self) -> usize {
+        self.calls.len()
+    }
+
+    fn start(&mut self, client: &mut LocalClient<Device>) {
+        let link = self.random.below(self.links.len().max(1));
+        let Some(&Link { opened, over, under_way, .. }) = self.links.get(link) else { return };
+        if under_way >= self.habits.depth {
+            return;
+        }
+        // Now and then on one that is not open.
+        if (!opened || over) && !self.random.once_in(20) {
+            return;
+        }
+        let plan = Rc::clone(&self.plan);
+        let name = (self.who, self.next_token as u32);
+        let terms = &self.links[link].terms;
+        let shape = Shape::draw(&mut Draw { random: &mut self.random, plan: &plan, terms, name });
+        self.call(client, link, shape);
+    }
+
+    /// Makes a call. False if there is no memory for it.
+    fn call(&mut self, client: &mut LocalClient<Device>, link: usize, shape: Shape) -> bool {
+        let connection = self.links[link].connection;
+        let (mut call, places) = match shape.prepare(client, connection) {
+            Ok(prepared) => prepared,
+            Err(CallError::NoMemory) => {
+                self.journal.count("client pools dry", 1);
+                return false;
+            }
+            Err(CallError::Closed) => {
+                assert!(!client.is_open(connection), "an open connection says that it is closed");
+                return false;
+            }
+            Err(other) => panic!("{}: {other}", self.journal.who()),
+        };
+        let token = self.next_token;
+        self.next_token += 1;
+        let given = self.habits.deadline;
+        // Somebody hostile may never answer.
+        let deadline = (self.links[link].hostile || self.random.once_in(given)).then(|| {
+            let time = 1 + self.random.below(200 * self.plan.tick as usize) as u64;
+            call.deadline(Duration::from_nanos(time));
+            self.time.now() + time
+        });
+        self.journal.note(format_args!("call {token} on {link}: {}", shape.form));
+        let entry = &mut self.links[link];
+        entry.under_way += 1;
+        let crowded = entry.under_way + entry.given_up > entry.room;
+        let refused = !client.is_open(connection);
+        let ends = client.shard().fabric().ends();
+        let id = client.start(connection, call, token);
+        let call = Call { link, shape, id, deadline, cancelled: false, crowded, refused, ends, places };
+        self.calls.insert(token, call);
+        self.journal.count("calls", 1);
+        true
+    }
+
+    fn cancel(&mut self, client: &mut LocalClient<Device>) {
+        if self.calls.is_empty() {
+            return;
+        }
+        let at = self.random.below(self.calls.len());
+        let Some((&token, call)) = self.calls.iter_mut().nth(at) else { return };
+        if let Some(id) = call.id {
+            call.cancelled = true;
+            self.journal.note(format_args!("cancel {token}"));
+            client.cancel(self.links[call.link].connection, id);
+        }
+    }
+
+    /// Checks replies that were kept, and drops them.
+    pub(crate) fn let_go(&mut self, most: usize) {
+        let count = most.min(self.kept.len());
+        for (reply, contents) in self.kept.drain(..count) {
+            assert_eq!(contents_of(&reply), contents, "{}: a reply changes", self.journal.who());
+        }
+    }
+
+    /// A call has ended.
+    pub(crate) fn ended(&mut self, client: &mut LocalClient<Device>, done: Done) {
+        let who = self.journal.clone();
+        let who = who.who();
+        let Done { token, result } = done;
+        let Some(call) = self.calls.remove(&token) else { panic!("{who}: call {token} ends again") };
+        self.links[call.link].under_way -= 1;
+        let link = &self.links[call.link];
+        let (form, hostile) = (call.shape.form, link.hostile);
+        match result {
+            Ok(mut reply) => {
+                self.journal.note(format_args!("end {token}: {} bytes", reply.results().len()));
+                self.check_unexposed(client, token, &call);
+                self.journal.count("calls that succeeded", 1);
+                self.told += u64::from(call.shape.call_only);
+                if !hostile {
+                    if let Err(wrong) = call.shape.check(&mut reply, &link.terms) {
+                        panic!("{who}: call {token}, {form}: {wrong}");
+                    }
+                    self.journal.count(form, 1);
+                    self.journal.count("reverse calls that succeeded", u64::from(link.terms.reverse));
+                    let claim = if call.shape.call_only { Claim::AtMostOnce } else { Claim::Once };
+                    self.claim(token, &call, claim);
+                }
+                self.links[call.link].proved = true;
+                if hostile || self.random.once_in(self.habits.keep) {
+                    let contents = contents_of(&reply);
+                    self.kept.push((reply, contents));
+                }
+            }
+            Err(error) => {
+                self.journal.note(format_args!("end {token}: {error}"));
+                let given_up =
+                    matches!(error, CallError::DeadlinePassed { .. } | CallError::Cancelled { .. });
+                if given_up {
+                    self.links[call.link].given_up += 1;
+                } else if call.id.is_some()
+                    && !self.calls.values().any(|call| call.shape.replaced())
+                    && !self.reconnects
+                {
+                    // Else other calls may have that memory by now.
+                    self.check_unexposed(client, token, &call);
+                }
+                if !hostile {
+                    self.judge(client, token, &call, error);
+                    self.claim(token, &call, claim_of(&error));
+                }
+            }
+        }
+    }
+
+    fn check_unexposed(&self, client: &LocalClient<Device>, token: u64, call: &Call) {
+        let probe = client.shard().fabric();
+        let exposed = call.places.iter().any(|&place| probe.exposes(place));
+        assert!(!exposed, "{}: the memory of call {token} is exposed after its end", self.journal.who());
+    }
+
+    /// Whether an error is true.
+    fn judge(&mut self, client: &mut LocalClient<Device>, token: u64, call: &Call, error: CallError) {
+        let who = self.journal.who();
+        let link = &self.links[call.link];
+        if call.shape.fails_with(&error, &link.terms) {
+            self.journal.count(call.shape.form, 1);
+            return;
+        }
+        let over = link.over || client.closed_because(link.connection).is_some();
+        let (what, is_true) = match error {
+            CallError::ConnectionLost { .. } => {
+                let again = client.shard().fabric().ends() > call.ends;
+                (if again && !over { "calls lost, connections not" } else { "calls lost" }, over || again)
+            }
+            CallError::DeadlinePassed { .. } => {
+                ("deadlines passed", call.deadline.is_some_and(|deadline| deadline <= self.time.now()))
+            }
+            CallError::Cancelled { .. } => ("calls cancelled", call.cancelled),
+            CallError::TooMany => ("too many calls", call.crowded),
+            CallError::Closed => ("calls on closed connections", call.refused || link.closing),
+            CallError::NoReverse => ("clients that are not called", link.terms.reverse && !link.proved),
+            CallError::NoMemory => ("calls without memory", client.stats().pool_empty > 0),
+            CallError::Transport(ErrorBody::System | ErrorBody::BadXdr) => {
+                if let Some(group) = link.group {
+                    self.turned_away[group] += 1;
+                }
+                ("calls turned away", true)
+            }
+            CallError::Transport(
+                ErrorBody::ReadChunks { .. }
+                | ErrorBody::ReplyResource { .. }
+                | ErrorBody::WriteResource { .. },
+            ) => ("calls that could not be sent again", client.stats().pool_empty > 0),
+            _ => ("", false),
+        };
+        assert!(is_true, "{who}: call {token}, {}: {error}", call.shape.form);
+        self.journal.count(what, 1);
+    }
+
+    fn claim(&mut self, token: u64, call: &Call, claim: Claim) {
+        if !call.shape.noted {
+            return;
+        }
+        let claim = match claim {
+            Claim::Once if self.repeats => Claim::AtLeastOnce,
+            Claim::AtMostOnce if self.repeats => return,
+            claim => claim,
+        };
+        self.claims.push((token, claim));
+    }
+
+    /// Calls were carried out as often as was said of them.
+    pub(crate) fn check_claims(&mut self) {
+        for (token, claim) in self.claims.drain(..) {
+            let runs = self.runs.of((self.who, token as u32));
+            let holds = match claim {
+                Claim::Never => runs == 0,
+                Claim::AtMostOnce => runs <= 1,
+                Claim::Once => runs == 1,
+                Claim::AtLeastOnce => runs >= 1,
+            };
+            let who = self.journal.who();
+            assert!(holds, "{who}: call {token} was carried out {runs} times: {claim:?}");
+        }
+    }
+
+    /// Calls once more on every open connection: none has run out of credits.
+    pub(crate) fn ping(&mut self, client: &mut LocalClient<Device>) {
+        for link in 0..self.links.len() {
+            let Link { connection, hostile, room, .. } = self.links[link];
+            if client.is_open(connection) && !hostile && room > 0 {
+                let ping = self.call(client, link, Shape::ping());
+                assert!(ping, "{}: no memory though nothing is under way", self.journal.who());
+            }
+        }
+    }
+
+    /// The shard ends at once: each call has ended all the same.
+    pub(crate) fn die(&mut self, ended: Vec<Done>) {
+        for done in ended {
+            let call = self.calls.remove(&done.token);
+            assert!(call.is_some(), "{}: call {} ends again", self.journal.who(), done.token);
+        }
+        let left: Vec<_> = self.calls.keys().collect();
+        assert!(left.is_empty(), "{}: calls {left:?} never end", self.journal.who());
+    }
+
+    /// What it waits for, in words.
+    pub(crate) fn waits_for(&self) -> String {
+        let calls = self
+            .calls
+            .iter()
+            .map(|(token, call)| format!("call {token} ({}) on link {}", call.shape.form, call.link));
+        let links = self.links.iter().enumerate().filter(|(_, link)| !link.over);
+        let links = links.map(|(index, link)| format!("link {index}: {} given up", link.given_up));
+        let all: Vec<_> = calls.chain(links).collect();
+        all.join(", ")
+    }
+}
+
+/// How often a call that failed so was carried out.
+fn claim_of(error: &CallError) -> Claim {
+    use CallError::{
+        Cancelled, Closed, ConnectionLost, DeadlinePassed, NoChunks, NoReverse, NotCallOnly, TooLong, TooMany,
+    };
+    match error {
+        DeadlinePassed { sent: false } | Cancelled { sent: false } | ConnectionLost { sent: false } => {
+            Claim::Never
+        }
+        Closed | NoChunks | NoReverse | NotCallOnly | TooLong { .. } | TooMany | CallError::Refused(_) => {
+            Claim::Never
+        }
+        _ => Claim::AtMostOnce,
+    }
+}
+
+/// A hash of all that a reply brought.
+fn contents_of(reply: &Reply) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    reply.results().hash(&mut hasher);
+    (0..).map_while(|n| reply.chunk(n)).for_each(|chunk| chunk.hash(&mut hasher));
+    hasher.finish()
+}

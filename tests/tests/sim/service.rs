@@ -1,0 +1,196 @@
+//! What everybody in a simulation serves, beside the program of all tests: procedures for long messages, and for calls that
+//! are refused first. Each checks what it gets, and writes down that it ran.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rpcrdma::server::MAX_CHUNKS;
+use rpcrdma::{Procedure, Refusal, ServerCall, Services};
+use rpcrdma_tests::{PROGRAM, VERSION, pattern, patterned, services_for};
+
+use crate::plan::Plan;
+
+/// Gives its arguments back. They begin with a [`Name`], as those of all that follow.
+pub(crate) const NOTE: u32 = 20;
+/// Is not answered.
+pub(crate) const TELL: u32 = 21;
+/// Then: seed, bytes of inline results, and of each result in a Write chunk; a 0 word; filler. Read chunks: the pattern of
+/// seed, seed + 1, and so on. Results: the pattern of seed; in Write chunks those of seed + 1, and so on.
+pub(crate) const MIX: u32 = 22;
+/// Takes no chunks. Then: seed, bytes of each item, a 0 word, the items with their round-up, filler. Results: their number.
+pub(crate) const FLAT: u32 = 23;
+/// Then: seed, bytes of each result, which is refused if its Write chunk is too small. A 0 word.
+pub(crate) const GROW: u32 = 24;
+/// Gives no chunks. Then: seed, bytes of inline results.
+pub(crate) const GIVE: u32 = 25;
+
+/// Whose call it is, and its number there.
+pub(crate) type Name = (u32, u32);
+
+/// How often each call was carried out.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Runs(Arc<Mutex<BTreeMap<Name, u32>>>);
+
+impl Runs {
+    fn add(&self, name: Name) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;
+    }
+
+    /// Of one call.
+    pub(crate) fn of(&self, name: Name) -> u32 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&name).copied().unwrap_or(0)
+    }
+}
+
+/// The seed of the filler that goes with a seed.
+pub(crate) fn filler(seed: u32) -> u32 {
+    seed ^ 0x00FF_0000
+}
+
+/// The program.
+pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
+    let longest = plan.longest_message;
+    // Declared is what a chunk may come to.
+    let chunk = plan.longest_chunk.max(longest);
+    let mut services = services_for(longest);
+    let mut add = |procedure: u32, entry: Procedure| _ = services.add(PROGRAM, VERSION, procedure, entry);
+    add(NOTE, recorded(runs, note).max_reply(longest));
+    let told = runs.clone();
+    add(
+        TELL,
+        Procedure::call_only(move |call| {
+            if let Ok(mut words) = Words::of(call)
+                && let Ok(name) = words.name()
+                && patterned(name.1, words.rest())
+            {
+                told.add(name);
+            }
+        }),
+    );
+    let both = recorded(runs, mix).read_chunks(MAX_CHUNKS, chunk).write_chunks(MAX_CHUNKS, chunk);
+    add(MIX, both.max_reply(longest));
+    add(FLAT, recorded(runs, flat));
+    add(GROW, recorded(runs, grow).write_chunks(MAX_CHUNKS, chunk));
+    add(GIVE, recorded(runs, give).max_reply(longest));
+    services
+}
+
+type Checked = fn(&mut ServerCall) -> Result<Name, Refusal>;
+
+/// A procedure whose successes are counted.
+fn recorded(runs: &Runs, handler: Checked) -> Procedure {
+    let runs = runs.clone();
+    Procedure::new(move |call| handler(call).map(|name| runs.add(name)))
+}
+
+/// Reads arguments, word by word.
+struct Words<'a>(&'a [u8]);
+
+impl<'a> Words<'a> {
+    fn of(call: &'a ServerCall) -> Result<Self, Refusal> {
+        Ok(Self(call.args()))
+    }
+
+    fn next(&mut self) -> Result<u32, Refusal> {
+        let (word, rest) = self.0.split_first_chunk().ok_or(Refusal::GarbageArguments)?;
+        self.0 = rest;
+        Ok(u32::from_be_bytes(*word))
+    }
+
+    fn name(&mut self) -> Result<Name, Refusal> {
+        Ok((self.next()?, self.next()?))
+    }
+
+    /// Words up to one that is 0. Each is one more than it says.
+    fn list(&mut self) -> Result<Vec<usize>, Refusal> {
+        let mut list = Vec::new();
+        loop {
+            match self.next()? {
+                0 => return Ok(list),
+                _ if list.len() == MAX_CHUNKS => return Err(Refusal::GarbageArguments),
+                length => list.push(length as usize - 1),
+            }
+        }
+    }
+
+    fn rest(&self) -> &'a [u8] {
+        self.0
+    }
+}
+
+fn right(is: bool) -> Result<(), Refusal> {
+    if is { Ok(()) } else { Err(Refusal::GarbageArguments) }
+}
+
+fn results(call: &mut ServerCall, seed: u32, len: usize) -> Result<(), Refusal> {
+    pattern(seed, call.reply_mut(len).ok_or(Refusal::SystemError)?);
+    Ok(())
+}
+
+fn note(call: &mut ServerCall) -> Result<Name, Refusal> {
+    let mut words = Words::of(call)?;
+    let name = words.name()?;
+    right(patterned(name.1, words.rest()))?;
+    let args = call.args().to_vec();
+    call.reply_mut(args.len()).ok_or(Refusal::SystemError)?.copy_from_slice(&args);
+    Ok(name)
+}
+
+fn mix(call: &mut ServerCall) -> Result<Name, Refusal> {
+    let mut words = Words::of(call)?;
+    let (name, seed, inline) = (words.name()?, words.next()?, words.next()? as usize);
+    let wanted = words.list()?;
+    right(patterned(filler(seed), words.rest()))?;
+    for n in 0..call.read_chunks() {
+        right(patterned(seed + n as u32, call.read_chunk(n).ok_or(Refusal::SystemError)?))?;
+    }
+    for (n, &len) in wanted.iter().enumerate() {
+        let room = call.write_chunk_capacity(n).ok_or(Refusal::GarbageArguments)?;
+        let len = len.min(room);
+        if let Some(result) = call.result_mut(n) {
+            pattern(seed + 1 + n as u32, &mut result[..len]);
+        }
+        call.set_result_len(n, len);
+    }
+    results(call, seed, inline)?;
+    Ok(name)
+}
+
+fn flat(call: &mut ServerCall) -> Result<Name, Refusal> {
+    let mut words = Words::of(call)?;
+    let (name, seed) = (words.name()?, words.next()?);
+    let items = words.list()?;
+    let mut rest = words.rest();
+    for (n, &len) in items.iter().enumerate() {
+        let (item, more) = rest.split_at_checked(len.next_multiple_of(4)).ok_or(Refusal::GarbageArguments)?;
+        right(patterned(seed + n as u32, &item[..len]) && item[len..].iter().all(|&byte| byte == 0))?;
+        rest = more;
+    }
+    right(patterned(filler(seed), rest))?;
+    results(call, seed, 4 * items.len())?;
+    Ok(name)
+}
+
+fn grow(call: &mut ServerCall) -> Result<Name, Refusal> {
+    let mut words = Words::of(call)?;
+    let (name, seed) = (words.name()?, words.next()?);
+    let wanted = words.list()?;
+    right(patterned(filler(seed), words.rest()))?;
+    for (n, &len) in wanted.iter().enumerate() {
+        let room = call.write_chunk_capacity(n).ok_or(Refusal::GarbageArguments)?;
+        if room < len {
+            return Err(Refusal::ShortChunk { index: n as u32, needed: len as u32 });
+        }
+        pattern(seed + n as u32, &mut call.result_mut(n).ok_or(Refusal::SystemError)?[..len]);
+        call.set_result_len(n, len);
+    }
+    results(call, seed, 8)?;
+    Ok(name)
+}
+
+fn give(call: &mut ServerCall) -> Result<Name, Refusal> {
+    let mut words = Words::of(call)?;
+    let (name, seed, len) = (words.name()?, words.next()?, words.next()? as usize);
+    results(call, seed, len)?;
+    Ok(name)
+}
