@@ -30,6 +30,8 @@ pub(super) struct Book {
     /// Slots that connection management has to look at.
     pub(super) attention: Vec<u32>,
     pub(super) stats: FabricStats,
+    /// Polls that have found the device's queue empty.
+    pub(super) empty_polls: u64,
     /// Completions that the queue can still be made to hold.
     pub(super) room: usize,
     invalidated_flags: u32,
@@ -45,6 +47,7 @@ impl Book {
             ready: VecDeque::with_capacity(64),
             attention: Vec::new(),
             stats: FabricStats::default(),
+            empty_polls: 0,
             room,
             invalidated_flags: quirks.invalidated_flags,
         }

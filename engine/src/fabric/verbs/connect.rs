@@ -163,6 +163,7 @@ impl VerbsFabric {
                 params: params.clone(),
                 deadline: None,
                 failure: None,
+                farewell: None,
                 is_early: false,
                 last_receive_reached: false,
             })
@@ -265,6 +266,12 @@ impl VerbsFabric {
                     }
                 }
             }
+            // Given up meanwhile: the acceptor has to know.
+            (CmEventKind::ConnectResponse, State::Failed) => {
+                if let Err(error) = qp.cm.reject(&[]) {
+                    log::debug!("{id:?}: rdma_reject: {error}");
+                }
+            }
             // At the connecting side only devices that start queue pairs by themselves (iWARP) say this.
             (CmEventKind::Established, State::Connecting) => self.established(id, event.private_data),
             (CmEventKind::Established, State::Accepting) => self.established(id, Vec::new()),
@@ -365,7 +372,8 @@ impl VerbsFabric {
         }
         qp.stop();
         log::debug!("{id:?}: {reason}");
-        self.events.push(ControlEvent::Disconnected { qp: id, reason });
+        qp.farewell = Some((self.book.empty_polls, reason));
+        self.book.attention.push(id.slot);
     }
 
     /// Starts to leave: what is posted still goes out.
@@ -393,7 +401,13 @@ impl VerbsFabric {
         for slot in std::mem::take(&mut self.book.attention) {
             let Some(qp) = self.book.table.at(slot) else { continue };
             let id = qp.id;
-            if let Some(reason) = qp.failure.take() {
+            if let Some((since, _)) = qp.farewell {
+                if self.book.empty_polls == since {
+                    self.book.attention.push(slot);
+                } else if let Some((_, reason)) = qp.farewell.take() {
+                    self.events.push(ControlEvent::Disconnected { qp: id, reason });
+                }
+            } else if let Some(reason) = qp.failure.take() {
                 self.finish(id, reason);
             } else if qp.state == State::Closing {
                 if qp.endpoint.in_flight() == 0 || qp.deadline.is_some_and(|deadline| deadline <= now()) {
@@ -402,9 +416,8 @@ impl VerbsFabric {
                     self.book.attention.push(slot);
                 }
             } else if qp.state == State::Accepting && qp.is_early {
-                if let Err(error) = qp.cm.notify_established() {
-                    log::debug!("{id:?}: rdma_notify: {error}");
-                }
+                // The connection manager finds out by itself. Being told (rdma_notify) and then closed at once, it forgets in Linux 6.1 to
+                // stop repeating its answer, and holds the identifier until it gives up: for 40 seconds.
                 self.established(id, Vec::new());
             }
         }

@@ -192,13 +192,11 @@ impl VerbsFabric {
         })
     }
 
-    /// Takes up to `max` completions from the device.
+    /// Takes up to `max` completions from the device; returns how many.
     #[inline]
-    fn poll_device(&mut self, out: &mut Vec<Completion>, max: usize) {
+    fn poll_device(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         let book = &mut self.book;
-        if let Err(error) = self.cq.poll(max, |done| book.complete(&done, out)) {
-            unpollable(&error, book);
-        }
+        self.cq.poll(max, |done| book.complete(&done, out)).unwrap_or_else(|error| unpollable(&error, book))
     }
 
     #[cold]
@@ -210,9 +208,10 @@ impl VerbsFabric {
 
 /// The completion queue is beyond use, and with it all that ends in it.
 #[cold]
-fn unpollable(error: &std::io::Error, book: &mut Book) {
+fn unpollable(error: &std::io::Error, book: &mut Book) -> usize {
     let attention = &mut book.attention;
     book.table.iter_mut().for_each(|qp| qp.fail(attention, || format!("ibv_poll_cq: {error}")));
+    0
 }
 
 fn choose(ports: &[device::Port], config: &VerbsConfig) -> Result<Choice, FabricError> {
@@ -411,7 +410,8 @@ impl Fabric for VerbsFabric {
         }
         let room = max - (out.len() - start);
         if room > 0 {
-            self.poll_device(out, room);
+            let taken = self.poll_device(out, room);
+            self.book.empty_polls += u64::from(taken == 0);
         }
         out.len() - start
     }

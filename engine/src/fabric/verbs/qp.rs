@@ -42,6 +42,8 @@ pub(super) struct Qp {
     pub(super) deadline: Option<Instant>,
     /// What a completion or the device said of its end.
     pub(super) failure: Option<String>,
+    /// What to say of its end, and the empty poll after which to say it: messages that came before are told first.
+    pub(super) farewell: Option<(u64, String)>,
     /// A message came before the connection manager's last word.
     pub(super) is_early: bool,
     /// It takes no more of the shared Receives.

@@ -1,7 +1,7 @@
 //! The end of identifiers of the connection manager.
 //!
-//! The kernel waits, when one is destroyed, until its last datagram is done with: mostly microseconds, but half a minute has been seen
-//! on Linux 6.1 when both sides leave at once. No shard waits for that: a thread of the process does, for all of them.
+//! The kernel waits, when one is destroyed, until its last datagram is done with: mostly microseconds, but more than half a minute when it
+//! goes on to repeat one that nobody answers (seen on Linux 6.1). No shard waits for that: a thread of the process does, for all of them.
 
 #![forbid(unsafe_code)]
 

@@ -9,11 +9,11 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_event_type, ibv_qp_state, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_cm_event,
-    rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_event_channel, rdma_create_id,
+    ibv_qp_state, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_cm_event, rdma_cm_event_type,
+    rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_event_channel, rdma_create_id,
     rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect, rdma_establish, rdma_event_channel,
-    rdma_get_cm_event, rdma_init_qp_attr, rdma_listen, rdma_migrate_id, rdma_notify, rdma_port_space,
-    rdma_reject, rdma_resolve_addr, rdma_resolve_route,
+    rdma_get_cm_event, rdma_init_qp_attr, rdma_listen, rdma_migrate_id, rdma_port_space, rdma_reject,
+    rdma_resolve_addr, rdma_resolve_route,
 };
 
 use super::check_errno;
@@ -287,12 +287,6 @@ impl CmId {
     pub(crate) fn disconnect(&self) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         check_errno(unsafe { rdma_disconnect(self.raw()) })
-    }
-
-    /// Tells the connection manager that messages arrive already.
-    pub(crate) fn notify_established(&self) -> io::Result<()> {
-        // SAFETY: the identifier is alive.
-        check_errno(unsafe { rdma_notify(self.raw(), ibv_event_type::IBV_EVENT_COMM_EST) })
     }
 
     /// What the connection manager wants a queue pair to be told on its way to a state.
