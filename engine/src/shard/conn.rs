@@ -7,6 +7,7 @@ use crate::fabric::{FabricAddress, Posting, QpId, WindowId, WorkRequest};
 use crate::proto::{CallError, CallId, Connection, Outgoing, Phase};
 use crate::server::{MAX_CHUNKS, ServerCall};
 use crate::wire::properties::ReverseSupport;
+use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::{self, ErrorBody, Segment};
 
 use super::chunks::ChunkMemory;
@@ -182,7 +183,8 @@ pub(super) struct Conn {
     pub(super) assembly: Option<Buf>,
     /// The message that goes out in parts, if one does.
     pub(super) parts: Option<Parts>,
-    /// Calls of ours up to this length, with replies up to that length, need no thought about their form: bytes of RPC message.
+    /// Calls of ours up to this length, with results up to that length, need no thought about their form: bytes of RPC message, and of
+    /// results.
     pub(super) plain_call: usize,
     pub(super) plain_reply: usize,
     /// Of a client that negotiates: until when, in nanoseconds.
@@ -282,7 +284,7 @@ impl Conn {
             (Stage::Open, Phase::Settled) if self.calls_are_taken() => {
                 let terms = self.proto.terms();
                 let header = wire::msg_len(terms.version, true);
-                (terms.send_inline - header, terms.receive_inline - header)
+                (terms.send_inline - header, terms.receive_inline - header - ACCEPTED_REPLY_LEN)
             }
             _ => (0, 0),
         };
