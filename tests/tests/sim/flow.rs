@@ -129,7 +129,7 @@ impl Flow {
     /// A message has come.
     pub(crate) fn receive(&mut self, message: &[u8], revision: Revision) {
         let first = !std::mem::replace(&mut self.settled, true);
-        if is_err_vers(message, revision) {
+        if !self.server && is_err_vers(message, revision) {
             self.refused(first);
             return;
         }
@@ -183,7 +183,7 @@ impl Flow {
 
     /// The peer does not speak the version that was tried: a client starts anew in version 1.
     fn refused(&mut self, first: bool) {
-        if first && !self.server {
+        if first {
             *self = Self { settled: true, ..Self::new(false, self.hostile, self.serves, Version::V1) };
         } else if self.version == Version::V2 {
             self.theirs.add();
