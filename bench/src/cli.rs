@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::limits::Limits;
@@ -12,7 +13,7 @@ use crate::target::Length;
 
 mod calls;
 
-pub(crate) use calls::{BwArgs, EngineArgs, LatArgs, RateArgs, RpcOp};
+pub(crate) use calls::{BwArgs, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, TravelArgs};
 
 /// Where a server listens unless it is told otherwise.
 pub(crate) const DEFAULT_ADDRESS: &str = "soft:rpcperf";
@@ -72,6 +73,9 @@ pub(crate) struct ServeArgs {
     /// Connections to have memory for
     #[arg(short = 'q', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(crate) qp: u32,
+    /// Have memory for payloads in RPC messages too, as --form continued and long need it; the server's own calls take the same form
+    #[arg(long, value_enum)]
+    pub(crate) form: Option<Form>,
     /// Post and ring for each work request by itself
     #[arg(long)]
     pub(crate) no_batch: bool,
@@ -84,7 +88,11 @@ pub(crate) struct ServeArgs {
 
 impl ServeArgs {
     /// A server for a test that was given no address: its own kind of tests only, and the defaults for the rest.
-    pub(crate) fn of_test(common: &CommonArgs, half: Half, engine: Option<&EngineArgs>) -> Self {
+    pub(crate) fn of_test(
+        common: &CommonArgs,
+        half: Half,
+        calls: Option<(&EngineArgs, &TravelArgs)>,
+    ) -> Self {
         let nothing_given = Cli::try_parse_from(["rpcperf", "serve"]).map(|cli| cli.command);
         let Ok(Command::Serve(mut args)) = nothing_given else {
             unreachable!("`rpcperf serve` needs no arguments")
@@ -95,7 +103,9 @@ impl ServeArgs {
         args.no_batch = common.no_batch;
         args.size = args.size.max(common.size.unwrap_or(0));
         args.qp = args.qp.max(common.qp);
-        args.engine = engine.unwrap_or(&args.engine).clone();
+        if let Some((engine, travel)) = calls {
+            (args.engine, args.form) = (engine.clone(), travel.form);
+        }
         args
     }
 }
@@ -230,7 +240,7 @@ impl ThroughputArgs {
 }
 
 /// What a side does when there is nothing to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Idle {
     /// Poll without end; yield if the other side shares the core
     Poll,
@@ -289,7 +299,12 @@ impl CommonArgs {
 
     /// How long to measure.
     pub(crate) fn length(&self, default_iters: u64) -> Result<Length, Failure> {
-        let Some(seconds) = self.duration else {
+        self.length_or(default_iters, None)
+    }
+
+    /// As [`length`](Self::length), but without -D or -n so many seconds, if there is such a number.
+    pub(crate) fn length_or(&self, default_iters: u64, seconds: Option<f64>) -> Result<Length, Failure> {
+        let Some(seconds) = self.duration.or(seconds) else {
             let counted = self.iters.unwrap_or(default_iters);
             return Ok(Length::Operations { counted, warm_up: self.warmup.unwrap_or(counted / 10) });
         };

@@ -33,6 +33,18 @@ pub(crate) struct Counters {
     pub(crate) grants_piggybacked: u64,
     /// Messages that did nothing but grant credits.
     pub(crate) grants_pure: u64,
+    /// Messages sent that another part of the same call or reply follows.
+    pub(crate) parts_sent: u64,
+    /// Messages received that another part of the same call or reply follows.
+    pub(crate) parts_received: u64,
+    /// Calls and replies sent with chunk lists beside their RPC message.
+    pub(crate) chunked_sent: u64,
+    /// Calls and replies received with chunk lists beside their RPC message.
+    pub(crate) chunked_received: u64,
+    /// Calls and replies sent whose RPC message is in a chunk.
+    pub(crate) long_sent: u64,
+    /// Calls and replies received whose RPC message is in a chunk.
+    pub(crate) long_received: u64,
     /// Calls made, or answered.
     pub(crate) calls: u64,
     /// Calls that failed, or were refused.
@@ -59,6 +71,12 @@ impl From<&ShardStats> for Counters {
             messages_received: stats.messages.received,
             grants_piggybacked: stats.messages.grants_piggybacked,
             grants_pure: stats.messages.grants_pure,
+            parts_sent: stats.messages.parts_sent,
+            parts_received: stats.messages.parts_received,
+            chunked_sent: stats.messages.chunked_sent,
+            chunked_received: stats.messages.chunked_received,
+            long_sent: stats.messages.long_sent,
+            long_received: stats.messages.long_received,
             calls: stats.calls,
             calls_failed: stats.calls_failed,
             backpressure: stats.backpressure,
@@ -84,6 +102,12 @@ impl Counters {
             messages_received: self.messages_received - before.messages_received,
             grants_piggybacked: self.grants_piggybacked - before.grants_piggybacked,
             grants_pure: self.grants_pure - before.grants_pure,
+            parts_sent: self.parts_sent - before.parts_sent,
+            parts_received: self.parts_received - before.parts_received,
+            chunked_sent: self.chunked_sent - before.chunked_sent,
+            chunked_received: self.chunked_received - before.chunked_received,
+            long_sent: self.long_sent - before.long_sent,
+            long_received: self.long_received - before.long_received,
             calls: self.calls - before.calls,
             calls_failed: self.calls_failed - before.calls_failed,
             backpressure: self.backpressure - before.backpressure,
@@ -96,6 +120,7 @@ impl Counters {
         let per = |count: u64, of: u64| (of > 0).then(|| count as f64 / of as f64);
         Usage {
             work_requests_per_call: per(self.posts, self.calls),
+            messages_per_call: per(self.messages_sent + self.messages_received, self.calls),
             doorbells_per_call: per(self.doorbells, self.calls),
             work_requests_per_doorbell: per(self.posts, self.doorbells),
             signalled_per_call: per(self.signalled, self.calls),
@@ -111,6 +136,8 @@ impl Counters {
 pub(crate) struct Usage {
     /// Work requests for a call: the Send, and what binds, copies and revokes its chunks.
     pub(crate) work_requests_per_call: Option<f64>,
+    /// Messages for a call, in both directions, grants among them.
+    pub(crate) messages_per_call: Option<f64>,
     /// Doorbells for a call.
     pub(crate) doorbells_per_call: Option<f64>,
     /// Work requests that one doorbell told of.

@@ -1,7 +1,7 @@
 //! Limits that a run is held to: one that is missed makes exit code 3.
 #![forbid(unsafe_code)]
 
-use crate::report::Entry;
+use crate::report::{Entry, Measured};
 
 /// Each is enforced by itself, for every size.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,8 +17,16 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// One line for each that this result misses.
+    /// One line for each that this result misses, in either direction.
     pub(crate) fn missed(&self, entry: &Entry) -> Vec<String> {
+        let mut missed = self.missed_by(&format!("{} bytes", entry.size), &entry.own);
+        if let Some(reverse) = &entry.reverse {
+            missed.extend(self.missed_by(&format!("{} bytes, in reverse", entry.size), reverse));
+        }
+        missed
+    }
+
+    fn missed_by(&self, what: &str, entry: &Measured) -> Vec<String> {
         let us = |ns: u64| ns as f64 / 1000.0;
         let mib = |bytes: f64| bytes / f64::from(1 << 20);
         let longest = [
@@ -34,18 +42,14 @@ impl Limits {
             if let (Some(limit), Some(found)) = (limit, found)
                 && found > limit
             {
-                missed
-                    .push(format!("{} bytes: {name} is {found:.3} us, the limit is {limit} us", entry.size));
+                missed.push(format!("{what}: {name} is {found:.3} us, the limit is {limit} us"));
             }
         }
         for (name, unit, limit, found) in fewest {
             if let (Some(limit), Some(found)) = (limit, found)
                 && found < limit
             {
-                missed.push(format!(
-                    "{} bytes: {name} is {found:.3} {unit}, the limit is {limit} {unit}",
-                    entry.size
-                ));
+                missed.push(format!("{what}: {name} is {found:.3} {unit}, the limit is {limit} {unit}"));
             }
         }
         missed
@@ -61,13 +65,13 @@ mod tests {
     fn each_alone() {
         let mut samples = Samples::new();
         (0..100).for_each(|i| samples.record(if i < 90 { 1000 } else { 9000 }));
-        let entry = Entry {
-            size: 8,
+        let own = Measured {
             rtt_ns: samples.latency(),
             rps: Some(1e6),
             bytes_per_s: Some(2.0 * 1048576.0),
-            ..Entry::default()
+            ..Measured::default()
         };
+        let entry = Entry { size: 8, own, ..Entry::default() };
         let missed = |limits: Limits| limits.missed(&entry).len();
         assert_eq!(missed(Limits::default()), 0);
         assert_eq!(
@@ -80,5 +84,8 @@ mod tests {
         assert_eq!(missed(Limits { bw_mib: Some(2.1), ..Limits::default() }), 1);
         let text = Limits { p99_us: Some(2.5), ..Limits::default() }.missed(&entry);
         assert_eq!(text, ["8 bytes: p99 is 9.000 us, the limit is 2.5 us"]);
+        let both = Entry { reverse: Some(own), ..entry };
+        let text = Limits { p99_us: Some(2.5), ..Limits::default() }.missed(&both);
+        assert!(text.len() == 2 && text[1].starts_with("8 bytes, in reverse: p99"), "{text:?}");
     }
 }

@@ -7,6 +7,7 @@ mod counters;
 mod env;
 mod fabrics;
 mod failure;
+mod figures;
 mod hgrm;
 mod idle;
 mod latency;
@@ -51,12 +52,18 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Failure> {
     use Command::{Bw, Lat, Rate, RawBw, RawLat, Serve};
     // Without a server to go to, every test serves, as perftest's do.
-    let serve = |common, half, engine| serve::run(&ServeArgs::of_test(common, half, engine));
+    let serve = |common, half, calls| serve::run(&ServeArgs::of_test(common, half, calls));
     match &command {
         Serve(args) => serve::run(args),
-        Lat(args) if !args.common.is_client() => serve(&args.common, Half::Calls, Some(&args.engine)),
-        Rate(args) if !args.common.is_client() => serve(&args.common, Half::Calls, Some(&args.engine)),
-        Bw(args) if !args.common.is_client() => serve(&args.common, Half::Calls, Some(&args.engine)),
+        Lat(args) if !args.common.is_client() => {
+            serve(&args.common, Half::Calls, Some((&args.engine, &args.travel)))
+        }
+        Rate(args) if !args.common.is_client() => {
+            serve(&args.common, Half::Calls, Some((&args.engine, &args.travel)))
+        }
+        Bw(args) if !args.common.is_client() => {
+            serve(&args.common, Half::Calls, Some((&args.engine, &args.travel)))
+        }
         RawLat(args) if !args.common.is_client() => serve(&args.common, Half::Raw, None),
         RawBw(args) if !args.common.is_client() => serve(&args.common, Half::Raw, None),
         Lat(args) => rpc::latency(args),

@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use crate::cli::Direction;
 use crate::failure::Failure;
 use crate::hgrm;
 use crate::report::{Entry, Report, TestInfo};
@@ -14,6 +15,7 @@ use crate::table::{self, Kind};
 /// All outputs of one invocation.
 pub(crate) struct Output {
     kind: Kind,
+    direction: Direction,
     json: Option<Json>,
     hgrm: Option<PathBuf>,
     several_sizes: bool,
@@ -28,6 +30,7 @@ impl Output {
     /// Opens the JSON file now, so that a run of an hour does not end with a wrong path.
     pub(crate) fn new(
         kind: Kind,
+        direction: Direction,
         json: Option<&Path>,
         hgrm: Option<&Path>,
         several_sizes: bool,
@@ -43,7 +46,7 @@ impl Output {
                 ))
             }
         };
-        Ok(Self { kind, json, hgrm: hgrm.map(Path::to_owned), several_sizes })
+        Ok(Self { kind, direction, json, hgrm: hgrm.map(Path::to_owned), several_sizes })
     }
 
     /// JSON has standard output for itself: no table then.
@@ -54,14 +57,16 @@ impl Output {
     /// The banner and the column titles.
     pub(crate) fn begin(&self, info: &TestInfo) {
         if self.tabular() {
-            say(&format!("{}\n{}\n", table::banner(info), self.kind.header()));
+            let directions = self.direction != Direction::Forward;
+            say(&format!("{}\n{}\n", table::banner(info), self.kind.header(directions)));
         }
     }
 
-    /// One row, and its distribution.
+    /// Its rows, and its distribution.
     pub(crate) fn result(&self, entry: &Entry, samples: Option<&Samples>) -> Result<(), Failure> {
         if self.tabular() {
-            say(&format!("{}\n", self.kind.row(entry)));
+            let rows = self.kind.rows(entry, self.direction);
+            rows.iter().for_each(|row| say(&format!("{row}\n")));
         }
         if let (Some(path), Some(samples)) = (&self.hgrm, samples) {
             let path = if self.several_sizes { with_size(path, entry.size) } else { path.clone() };

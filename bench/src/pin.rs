@@ -94,6 +94,15 @@ impl Placement {
     }
 }
 
+impl Placement {
+    /// Where a third thread runs that polls: on a core of its own, or with the client, whose core then has two threads that yield to
+    /// each other.
+    pub(crate) fn third(&self) -> usize {
+        let free = self.allowed.iter().copied().find(|&core| core != self.client && core != self.server);
+        free.unwrap_or(self.client)
+    }
+}
+
 /// Binds the calling thread, and those it starts, to one core.
 pub(crate) fn pin(core: usize) -> Result<(), Failure> {
     let mut set = CpuSet::new();
@@ -140,6 +149,12 @@ mod tests {
         assert_eq!((p.client, p.server, p.shared), (0, 2, false));
         p.server_says(0);
         assert!(p.shared && p.note.contains("share"), "{}", p.note);
+    }
+
+    #[test]
+    fn a_third_thread_disturbs_least() {
+        let third = |allowed| Placement::among(allowed, None).unwrap().third();
+        assert_eq!((third(vec![2, 5, 7]), third(vec![2, 5]), third(vec![3])), (7, 2, 3));
     }
 
     #[test]

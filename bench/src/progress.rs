@@ -20,6 +20,11 @@ impl Progress {
         Self { shown: false, on: std::io::stderr().is_terminal(), due: now_ns + INTERVAL_NS, label }
     }
 
+    /// For a measurement that nobody watches.
+    pub(crate) fn silent() -> Self {
+        Self { shown: false, on: false, due: u64::MAX, label: String::new() }
+    }
+
     /// Says how far it is, if it is time to; true if it was, and so took some.
     #[inline]
     pub(crate) fn tick(&mut self, now_ns: u64, share: f64, operations: u64) -> bool {

@@ -84,6 +84,10 @@ pub(crate) struct TestInfo {
 pub(crate) struct EngineInfo {
     /// Version and credit scheme.
     pub(crate) protocol: &'static str,
+    /// How the payload travels.
+    pub(crate) form: &'static str,
+    /// Who calls: `forward` the client, `reverse` the server, `both` each the other.
+    pub(crate) direction: &'static str,
     /// The client's receive window.
     pub(crate) credits: u32,
     /// The server's.
@@ -100,17 +104,13 @@ pub(crate) struct EngineInfo {
     pub(crate) remote_invalidate: bool,
 }
 
-/// The result of one size.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Entry {
-    /// Bytes of payload.
-    pub(crate) size: usize,
+/// What came out of a run in one direction, or of two at once.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Measured {
     /// Operations that counted.
     pub(crate) iters: u64,
     /// The time that they took.
     pub(crate) seconds: f64,
-    /// Operations under way at a time, of all connections together.
-    pub(crate) outstanding: u32,
     /// Round trips.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rtt_ns: Option<Latency>,
@@ -126,6 +126,24 @@ pub(crate) struct Entry {
     /// The most payload in a slice of 10 ms, as a rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_bytes_per_s: Option<f64>,
+}
+
+/// The result of one size.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Entry {
+    /// Bytes of payload.
+    pub(crate) size: usize,
+    /// Operations under way at a time in each direction, of all connections together.
+    pub(crate) outstanding: u32,
+    /// Of the client's calls; of the server's, where only the server calls.
+    #[serde(flatten)]
+    pub(crate) own: Measured,
+    /// Of the server's calls, where both call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reverse: Option<Measured>,
+    /// Of both together; its round trips are those of all calls.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) sum: Option<Measured>,
     /// What one core copied between two hot buffers of this size, in the same run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memcpy_bytes_per_s: Option<f64>,

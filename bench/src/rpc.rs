@@ -2,43 +2,64 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod form;
+mod payload;
+mod reverse;
 mod service;
 mod target;
 
 use std::path::Path;
+use std::sync::Arc;
 
+use rpcrdma::Config;
 use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::{Server, ServerConfig};
-use rpcrdma::{Address, Config};
 
-use crate::cli::{BwArgs, CommonArgs, EngineArgs, LatArgs, RateArgs, RpcOp, ServeArgs};
+use crate::cli::{
+    BwArgs, CommonArgs, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, ServeArgs, TravelArgs,
+};
 use crate::counters::Counters;
 use crate::env::Machine;
+use crate::fabrics;
 use crate::failure::Failure;
+use crate::figures::Test;
 use crate::limits::Limits;
 use crate::output::Output;
 use crate::pin::{self, Placement};
 use crate::process::ServerProcess;
 use crate::report::{EngineInfo, TestInfo};
-use crate::suite::{Suite, Test};
+use crate::suite::Suite;
 use crate::table::Kind;
 use crate::target::Length;
 
 use config::Load;
+use form::Travel;
+use reverse::{Reverser, Run};
 use service::Info;
 use target::{RpcTarget, Spec};
 
+/// The largest `-t` of a server.
+const MOST_OUTSTANDING: usize = 16_383;
+
 /// A running server of calls.
 pub(crate) struct CallServer {
-    server: Server,
+    server: Arc<Server>,
 }
 
 impl CallServer {
     /// Serves calls at an address, on a shard on `core`.
     pub(crate) fn start(args: &ServeArgs, core: usize, placement: &Placement) -> Result<Self, Failure> {
-        let address = parse(&args.listen)?;
-        let load =
-            Load { connections: args.qp as usize, outstanding: args.outstanding as usize, bulk: args.size };
+        let address = fabrics::parse(&args.listen)?;
+        // What is not said is what servers of old were ready for.
+        let form = args.form.unwrap_or(Form::Chunk);
+        let long = matches!(form, Form::Continued | Form::Long);
+        let load = Load {
+            connections: args.qp as usize,
+            outstanding: args.outstanding as usize,
+            bulk: args.size,
+            message: if long { args.size } else { 0 },
+            form,
+        };
         let shared = config::shared(&args.engine, args.idle, !args.no_batch, &load)?;
         let info = Info {
             core: core as u32,
@@ -46,17 +67,23 @@ impl CallServer {
             workers: args.engine.workers,
             window: shared.window,
             inline: shared.inline as u32,
+            scheme: shared.scheme,
             load,
         };
-        let program = service::program(&info)?;
+        // As many calls in the reverse direction as the engine gives to a connection with a full window.
+        let most = shared.reverse_window.min(shared.window / 4).max(1);
+        let (reverser, orders) = Reverser::new(most as usize);
+        let program = service::program(&info, Some(reverser))?;
         let config = ServerConfig {
-            shard: Config { arenas: program.arena.into_iter().collect(), ..shared },
+            shard: Config { arenas: vec![program.arena], ..shared },
             shards: 1,
             cores: Some(vec![core]),
             workers: workers(args, &load, core, placement),
         };
         let server =
             Server::start(&address, program.services, &config).map_err(|e| Failure::run("serve", e))?;
+        let server = Arc::new(server);
+        orders.carry_out(Arc::clone(&server))?;
         Ok(Self { server })
     }
 
@@ -85,6 +112,7 @@ struct Plan<'a> {
     common: &'a CommonArgs,
     engine: &'a EngineArgs,
     op: RpcOp,
+    travel: &'a TravelArgs,
     outstanding: usize,
     test: Test,
     kind: Kind,
@@ -101,13 +129,14 @@ pub(crate) fn latency(args: &LatArgs) -> Result<(), Failure> {
         common: &args.common,
         engine: &args.engine,
         op: args.op,
+        travel: &args.travel,
         outstanding: args.outstanding as usize,
         test: Test::Latency { rate: args.latency.rate },
         kind: Kind::Latency,
         limits: args.latency.limits(),
         hgrm: args.latency.hgrm.as_deref(),
-        default_size: 64,
-        length: args.common.length(10_000)?,
+        default_size: args.travel.usual_size(64),
+        length: args.common.length_or(10_000, args.travel.seconds())?,
     })
 }
 
@@ -118,13 +147,14 @@ pub(crate) fn rate(args: &RateArgs) -> Result<(), Failure> {
         common: &args.common,
         engine: &args.engine,
         op: args.op,
+        travel: &args.travel,
         outstanding: args.outstanding as usize,
         test: Test::Rate,
         kind: Kind::Rate,
         limits: args.throughput.limits(),
         hgrm: None,
-        default_size: 64,
-        length: args.common.length(1_000_000)?,
+        default_size: args.travel.usual_size(64),
+        length: args.common.length_or(1_000_000, args.travel.seconds())?,
     })
 }
 
@@ -140,53 +170,74 @@ pub(crate) fn bandwidth(args: &BwArgs) -> Result<(), Failure> {
         common: &args.common,
         engine: &args.engine,
         op: args.op,
+        travel: &args.travel,
         outstanding: args.outstanding as usize,
         test: Test::Bandwidth,
         kind: Kind::Bandwidth,
         limits: args.throughput.limits(),
         hgrm: None,
-        default_size: if args.op.is_bulk() { 65536 } else { 2048 },
-        length: args.common.length(5000)?,
+        default_size: args.travel.usual_size(match (args.op, args.travel.form) {
+            (RpcOp::Echo, _) | (_, Some(Form::Inline)) => 2048,
+            _ => 65536,
+        }),
+        length: args.common.length_or(5000, args.travel.seconds())?,
     })
 }
 
 fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let common = plan.common;
+    let direction = plan.travel.direction();
     let mut placement = Placement::decide(common.cores)?;
     let text = common.address.clone().unwrap_or_else(ServerProcess::own_address);
-    let address = parse(&text)?;
-    let mut sizes = plan.sizes()?;
-    let probing = Load { connections: 1, outstanding: 1, bulk: 0 };
+    let address = fabrics::parse(&text)?;
+    let travel = plan.travels()?;
+    let mut sizes = plan.sizes(&travel)?;
+    let probing = Load { connections: 1, outstanding: 1, bulk: 0, message: 0, form: Form::Inline };
     let probing = config::shared(plan.engine, common.idle, !common.no_batch, &probing)?;
-    let output = Output::new(plan.kind, common.json.as_deref(), plan.hgrm, common.all && sizes.len() > 1)?;
+    let several = common.all && sizes.len() > 1;
+    let output = Output::new(plan.kind, direction, common.json.as_deref(), plan.hgrm, several)?;
     let server = if common.loopback { Some(plan.start_server(&text, &placement, &sizes)?) } else { None };
     // Not before the server was started: it would inherit our one core.
     pin::pin(placement.client)?;
     // A first connection finds out who serves there, before anything is measured or printed.
-    let (client, serving) = target::connect(&address, probing)?;
+    let (client, serving) = target::connect(&address, probing, None)?;
     let device = rpcrdma::fabric::Fabric::capabilities(client.shard().fabric()).device.clone();
     drop(client);
-    plan.agree(&serving, &mut sizes)?;
+    plan.agree(&travel, &serving, &mut sizes)?;
     if server.is_none() {
         placement.server_says(serving.core as usize);
     }
+    if direction != Direction::Forward {
+        placement.note =
+            format!("{}; the server's calls are made on core {}", placement.note, placement.third());
+    }
     let specs: Vec<Spec> =
-        sizes.iter().map(|&size| plan.spec(size, &serving, placement.shared)).collect::<Result<_, _>>()?;
-    let info = plan.info(&text, device, &placement, &serving, &specs[0].config);
+        sizes.iter().map(|&size| plan.spec(&travel, size, &serving, &placement)).collect::<Result<_, _>>()?;
+    let fabric = (fabrics::name(&address), device);
+    let info = plan.info(&text, fabric, &placement, &serving, &specs[0]);
     let suite = Suite::new(placement, server, plan.test, plan.length, plan.limits, output, info);
-    suite.run(&sizes, |size| {
+    suite.in_direction(direction).run(&sizes, |size| {
         let spec = specs.iter().find(|spec| spec.size == size).unwrap_or(&specs[0]);
         RpcTarget::connect(&address, spec)
     })
 }
 
-fn parse(address: &str) -> Result<Address, Failure> {
-    address.parse().map_err(|e: rpcrdma::AddressError| Failure::Usage(e.to_string()))
-}
-
 impl Plan<'_> {
+    /// How the payload travels, as far as that can be.
+    fn travels(&self) -> Result<Travel, Failure> {
+        let direction = self.travel.direction();
+        if direction != Direction::Forward && self.common.qp != 1 {
+            return Err(Failure::Usage(format!(
+                "-q {}: --reverse and --both take place on one connection",
+                self.common.qp
+            )));
+        }
+        let inline = self.engine.inline as usize & !3;
+        Travel::new(self.op, self.travel.form, direction, self.engine.scheme()?, inline)
+    }
+
     /// The sizes that the operation can have: all of -a that fit, or an error for the -s that does not.
-    fn sizes(&self) -> Result<Vec<usize>, Failure> {
+    fn sizes(&self, travel: &Travel) -> Result<Vec<usize>, Failure> {
         let common = self.common;
         if self.op == RpcOp::Null {
             if common.all || common.size.is_some() {
@@ -197,21 +248,19 @@ impl Plan<'_> {
             return Ok(vec![0]);
         }
         let mut sizes = common.sizes(self.default_size);
-        if self.op == RpcOp::Echo {
-            let inline = self.engine.inline as usize & !3;
-            let longest = target::longest_echo(self.engine.scheme()?, inline);
-            retain(&mut sizes, longest, || {
-                format!(
-                    "an echo travels inline, and within the inline threshold of {inline} bytes there is room for {longest} \
-                     beside the headers; larger payloads go by --op read or write, or with a larger --inline"
-                )
-            })?;
-        }
+        retain(&mut sizes, |size| travel.carries(size), || travel.explain())?;
         Ok(sizes)
     }
 
     /// What the server can do, and we want.
-    fn agree(&self, serving: &Info, sizes: &mut Vec<usize>) -> Result<(), Failure> {
+    fn agree(&self, travel: &Travel, serving: &Info, sizes: &mut Vec<usize>) -> Result<(), Failure> {
+        if serving.scheme != travel.scheme {
+            // The engine would settle it; the figures would be of something else than was asked for.
+            let theirs = config::scheme_name(serving.scheme);
+            return Err(Failure::Usage(format!(
+                "the server was started for {theirs}: say the same --version and --credit-scheme at both ends"
+            )));
+        }
         let inline = self.engine.inline & !3;
         if serving.inline != inline {
             let theirs = serving.inline;
@@ -219,15 +268,26 @@ impl Plan<'_> {
                 "--inline {inline}: the server's is {theirs}, and both ends must have the same"
             )));
         }
-        if self.op.is_bulk() {
-            let largest = serving.load.bulk;
-            retain(sizes, largest, || {
+        if travel.is_long() && serving.load.form != travel.form {
+            let form = travel.form.name();
+            return Err(Failure::Usage(format!(
+                "--form {form}: the server is not set up for it: start it with --form {form}"
+            )));
+        }
+        let largest = match travel.form {
+            Form::Inline => usize::MAX,
+            Form::Chunk => serving.load.bulk,
+            Form::Continued | Form::Long => serving.load.message,
+        };
+        retain(
+            sizes,
+            |size| size <= largest,
+            || {
                 format!(
                     "the server has memory for payloads of up to {largest} bytes: start it with a larger -s"
                 )
-            })?;
-        }
-        Ok(())
+            },
+        )
     }
 
     fn start_server(
@@ -237,48 +297,84 @@ impl Plan<'_> {
         sizes: &[usize],
     ) -> Result<ServerProcess, Failure> {
         let common = self.common;
-        let largest = if self.op.is_bulk() { sizes.iter().copied().max().unwrap_or(1) } else { 1 };
+        let travel = self.travels()?;
+        let largest = if travel.form == Form::Inline { 1 } else { sizes.iter().copied().max().unwrap_or(1) };
+        // Of a server's window the engine gives a quarter to the reverse direction, and its window is for twice these.
+        let twice = if self.travel.direction() == Direction::Forward { 1 } else { 2 };
         let mut arguments: Vec<String> = Vec::new();
         let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
         option("--only", "calls".to_owned());
         option("--cores", format!("{},{}", placement.client, placement.server));
         option("--idle", common.idle.name().to_owned());
         option("--size", largest.to_string());
-        option("--outstanding", self.outstanding.to_string());
+        option("--outstanding", (twice * self.outstanding).min(MOST_OUTSTANDING).to_string());
         option("--qp", common.qp.to_string());
+        option("--form", travel.form.name().to_owned());
         arguments.extend(common.no_batch.then(|| "--no-batch".to_owned()));
         arguments.extend(self.engine.arguments());
         ServerProcess::start(address, &arguments)
     }
 
-    fn spec(&self, size: usize, serving: &Info, yields: bool) -> Result<Spec, Failure> {
-        let connections = self.common.qp as usize;
-        let bulk = if self.op.is_bulk() { size } else { 0 };
-        let most = if bulk > 0 { serving.load.outstanding_with(size, connections) } else { usize::MAX };
+    fn spec(
+        &self,
+        travel: &Travel,
+        size: usize,
+        serving: &Info,
+        placement: &Placement,
+    ) -> Result<Spec, Failure> {
+        let common = self.common;
+        let connections = common.qp as usize;
+        let bulk = if travel.form == Form::Chunk { size } else { 0 };
+        let message = if travel.is_long() { size } else { 0 };
+        let most =
+            if bulk + message > 0 { serving.load.outstanding_with(size, connections) } else { usize::MAX };
         let outstanding = self.outstanding.min(most);
-        let load = Load { connections, outstanding, bulk };
-        let mut config = config::shared(self.engine, self.common.idle, !self.common.no_batch, &load)?;
+        let load = Load { connections, outstanding, bulk, message, form: travel.form };
+        let mut config = config::shared(self.engine, common.idle, !common.no_batch, &load)?;
         // Each connection has a set of its own.
-        config.bulk_buffers = if bulk > 0 { vec![(size, outstanding)] } else { Vec::new() };
+        config.bulk_buffers = if bulk > 0 { vec![(size, outstanding)] } else { load.exposed_messages() };
         let active = self.engine.active.map_or(connections, |active| connections.min(active as usize));
-        Ok(Spec { op: self.op, size, connections, active, outstanding, yields, config })
+        let called = self.travel.direction() != Direction::Forward;
+        let yields = placement.shared || (called && placement.third() == placement.client);
+        let reverse = called.then(|| {
+            let run = Run {
+                shape: travel.shape(size),
+                outstanding,
+                test: self.test,
+                length: self.length,
+                core: placement.third(),
+                yields: placement.third() == placement.client || placement.third() == placement.server,
+                idle: common.idle,
+            };
+            let info = Info {
+                core: placement.client as u32,
+                idle: common.idle,
+                workers: 0,
+                window: config.window,
+                inline: config.inline as u32,
+                scheme: config.scheme,
+                load,
+            };
+            (run, info)
+        });
+        Ok(Spec { travel: *travel, size, connections, active, outstanding, yields, config, reverse })
     }
 
     fn info(
         &self,
         address: &str,
-        device: String,
+        (fabric, device): (&str, String),
         placement: &Placement,
         serving: &Info,
-        config: &Config,
+        spec: &Spec,
     ) -> TestInfo {
-        let common = self.common;
+        let (common, config) = (self.common, &spec.config);
         TestInfo {
             title: self.title(),
             test: self.name.to_owned(),
             op: self.op.name().to_owned(),
-            method: self.method().to_owned(),
-            fabric: "software".to_owned(),
+            method: method(self.op, spec.travel.form).to_owned(),
+            fabric: fabric.to_owned(),
             device,
             address: address.to_owned(),
             loopback: common.loopback,
@@ -294,6 +390,8 @@ impl Plan<'_> {
             batching: config.batch,
             engine: Some(EngineInfo {
                 protocol: config::scheme_name(config.scheme),
+                form: spec.travel.form.name(),
+                direction: self.travel.direction().name(),
                 credits: config.window,
                 server_credits: serving.window,
                 inline: serving.inline,
@@ -321,24 +419,46 @@ impl Plan<'_> {
             Test::Bandwidth => format!("RPC {op} BW Test"),
         }
     }
+}
 
-    fn method(&self) -> &'static str {
-        match self.op {
-            RpcOp::Null => "call without arguments, reply without results",
-            RpcOp::Echo => "call with the payload inline, reply with it inline",
-            RpcOp::Read => {
-                "call with a Write chunk, RDMA Write of the payload by the server, reply, revocation of the chunk"
-            }
-            RpcOp::Write => {
-                "call with a Read chunk, RDMA Read of the payload by the server, reply, revocation of the chunk"
-            }
+/// What one operation consists of.
+fn method(op: RpcOp, form: Form) -> &'static str {
+    match (op, form) {
+        (RpcOp::Null, _) => "call without arguments, reply without results",
+        (RpcOp::Echo, Form::Inline | Form::Chunk) => "call with the payload inline, reply with it inline",
+        (RpcOp::Echo, Form::Continued) => {
+            "call with the payload, continued in several messages, reply with it, continued"
+        }
+        (RpcOp::Echo, Form::Long) => {
+            "call in a Position Zero Read chunk, RDMA Read of it by the server, RDMA Write of the reply into the Reply chunk, \
+             revocation of both"
+        }
+        (RpcOp::Read, Form::Inline) => "call, reply with the payload inline",
+        (RpcOp::Read, Form::Continued) => "call, reply with the payload, continued in several messages",
+        (RpcOp::Read, Form::Chunk) => {
+            "call with a Write chunk, RDMA Write of the payload by the server, reply, revocation of the chunk"
+        }
+        (RpcOp::Read, Form::Long) => {
+            "call with a Reply chunk, RDMA Write of the reply by the server, a message that says so, revocation of the chunk"
+        }
+        (RpcOp::Write, Form::Inline) => "call with the payload inline, reply",
+        (RpcOp::Write, Form::Continued) => "call with the payload, continued in several messages, reply",
+        (RpcOp::Write, Form::Chunk) => {
+            "call with a Read chunk, RDMA Read of the payload by the server, reply, revocation of the chunk"
+        }
+        (RpcOp::Write, Form::Long) => {
+            "call in a Position Zero Read chunk, RDMA Read of it by the server, reply, revocation of the chunk"
         }
     }
 }
 
-/// Drops the sizes above `longest`; an error if none is left.
-fn retain(sizes: &mut Vec<usize>, longest: usize, why: impl FnOnce() -> String) -> Result<(), Failure> {
-    let smallest = sizes.first().copied().unwrap_or_default();
-    sizes.retain(|&size| size <= longest);
-    if sizes.is_empty() { Err(Failure::Usage(format!("-s {smallest}: {}", why()))) } else { Ok(()) }
+/// Keeps the sizes that will do; an error if there are none.
+fn retain(
+    sizes: &mut Vec<usize>,
+    will_do: impl Fn(usize) -> bool,
+    why: impl FnOnce() -> String,
+) -> Result<(), Failure> {
+    let first = sizes.first().copied().unwrap_or_default();
+    sizes.retain(|&size| will_do(size));
+    if sizes.is_empty() { Err(Failure::Usage(format!("-s {first}: {}", why()))) } else { Ok(()) }
 }

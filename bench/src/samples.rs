@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Longest time that keeps its resolution, in nanoseconds; longer ones are counted there, but still make the maximum.
 const HIGHEST: u64 = 60_000_000_000;
@@ -10,6 +10,8 @@ const HIGHEST: u64 = 60_000_000_000;
 pub(crate) const DIGITS: u8 = 3;
 
 /// Round-trip times in nanoseconds. All memory is taken when it is made; recording never allocates.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(from = "Told", into = "Told")]
 pub(crate) struct Samples {
     histogram: Histogram<u64>,
     min: u64,
@@ -32,6 +34,15 @@ impl Samples {
         self.min = self.min.min(ns);
         self.max = self.max.max(ns);
         self.sum += u128::from(ns);
+    }
+
+    /// Adds those of another run.
+    pub(crate) fn add(&mut self, other: &Self) {
+        // Both have the same bounds.
+        let _ = self.histogram.add(&other.histogram);
+        self.min = self.min.min(other.min);
+        self.max = self.max.max(other.max);
+        self.sum += other.sum;
     }
 
     /// How many.
@@ -75,6 +86,35 @@ impl Samples {
     }
 }
 
+/// [`Samples`] as another process is told of them.
+#[derive(Serialize, Deserialize)]
+struct Told {
+    /// Values and how often they were.
+    buckets: Vec<(u64, u64)>,
+    min: u64,
+    max: u64,
+    sum: u64,
+}
+
+impl From<Samples> for Told {
+    fn from(samples: Samples) -> Self {
+        let recorded = samples.histogram.iter_recorded();
+        let buckets = recorded.map(|it| (it.value_iterated_to(), it.count_at_value())).collect();
+        let sum = samples.sum.try_into().unwrap_or(u64::MAX);
+        Self { buckets, min: samples.min, max: samples.max, sum }
+    }
+}
+
+impl From<Told> for Samples {
+    fn from(told: Told) -> Self {
+        let mut samples = Self::new();
+        for (value, count) in told.buckets {
+            samples.histogram.saturating_record_n(value, count);
+        }
+        Self { min: told.min, max: told.max, sum: told.sum.into(), ..samples }
+    }
+}
+
 /// Round-trip times in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Latency {
@@ -112,6 +152,21 @@ mod tests {
         assert_eq!((latency.min, latency.max), (3, 90_000_000_000));
         assert_eq!(latency.mean, (1_234_567u64 + 3 + 90_000_000_000 + 5000) as f64 / 4.0);
         assert_eq!(latency.p50, 5003, "the upper edge of the bucket that holds 5000");
+    }
+
+    #[test]
+    fn told_and_added() {
+        let mut samples = Samples::new();
+        (0..1000u64).for_each(|n| samples.record(n * n));
+        let text = serde_json::to_string(&samples).unwrap();
+        let mut again: Samples = serde_json::from_str(&text).unwrap();
+        assert_eq!(again.latency(), samples.latency());
+        let mut other = Samples::new();
+        other.record(5_000_000);
+        again.add(&other);
+        let sum = again.latency().unwrap();
+        assert_eq!((again.count(), sum.min, sum.max), (1001, 0, 5_000_000));
+        assert!(sum.mean > samples.mean());
     }
 
     #[test]

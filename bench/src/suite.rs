@@ -1,11 +1,12 @@
 //! One invocation: each size in turn, probed before and after, reported, held to its limits.
 #![forbid(unsafe_code)]
 
+use crate::cli::Direction;
 use crate::clock::Clock;
 use crate::counters::Counters;
 use crate::env;
 use crate::failure::Failure;
-use crate::latency;
+use crate::figures::{Figures, Test};
 use crate::limits::Limits;
 use crate::memcpy;
 use crate::output::Output;
@@ -14,35 +15,7 @@ use crate::probe::{self, Probes};
 use crate::process::ServerProcess;
 use crate::progress::Progress;
 use crate::report::{Entry, Report, SCHEMA, TestInfo};
-use crate::samples::Samples;
 use crate::target::{Length, Target};
-use crate::throughput;
-
-/// What is measured of a target.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Test {
-    /// Round trips; open loop if there is a rate.
-    Latency {
-        /// Operations per second.
-        rate: Option<f64>,
-    },
-    /// Operations per second.
-    Rate,
-    /// Operations and bytes per second.
-    Bandwidth,
-}
-
-impl Test {
-    /// Closed loop or open, in words.
-    pub(crate) fn looped(self) -> String {
-        match self {
-            Self::Latency { rate: Some(rate) } => {
-                format!("open, {rate} operations/s, timed from when they were due")
-            }
-            Self::Latency { rate: None } | Self::Rate | Self::Bandwidth => "closed".to_owned(),
-        }
-    }
-}
 
 /// All that one invocation needs besides the target.
 pub(crate) struct Suite {
@@ -50,6 +23,7 @@ pub(crate) struct Suite {
     placement: Placement,
     server: Option<ServerProcess>,
     test: Test,
+    direction: Direction,
     length: Length,
     limits: Limits,
     output: Output,
@@ -69,7 +43,13 @@ impl Suite {
     ) -> Self {
         let clock = Clock::new();
         info.clock = clock.name().to_owned();
-        Self { clock, placement, server, test, length, limits, output, info }
+        let direction = Direction::Forward;
+        Self { clock, placement, server, test, direction, length, limits, output, info }
+    }
+
+    /// Measures in other directions than forward.
+    pub(crate) fn in_direction(self, direction: Direction) -> Self {
+        Self { direction, ..self }
     }
 
     /// Measures each size with a target of its own.
@@ -115,44 +95,37 @@ impl Suite {
         let mut entry = Entry { size, outstanding: target.depth(), ..Entry::default() };
         let before = self.probe();
         let mut progress = Progress::new(format!("{} bytes", size), self.clock.ns());
-        let mut samples: Option<Samples> = None;
         let counted = [target.counters(), self.server_counters()];
         let preempted = env::preemptions();
-        match self.test {
-            Test::Latency { rate } => {
-                let out = latency::measure(&mut target, &self.clock, self.length, rate, &mut progress)?;
-                entry.iters = out.samples.count();
-                entry.seconds = out.seconds;
-                entry.rtt_ns = out.samples.latency();
-                samples = Some(out.samples);
-            }
-            Test::Rate | Test::Bandwidth => {
-                let out = throughput::measure(&mut target, &self.clock, self.length, &mut progress)?;
-                entry.iters = out.operations;
-                entry.seconds = out.seconds;
-                entry.rps = Some(out.per_second);
-                if let Test::Bandwidth = self.test {
-                    entry.bytes_per_s = Some(out.per_second * size as f64);
-                    entry.peak_bytes_per_s = Some(out.peak_per_second * size as f64);
-                } else {
-                    entry.peak_rps = Some(out.peak_per_second);
-                }
-            }
+        if self.direction != Direction::Forward {
+            target.start_reverse()?;
         }
+        let own = match self.direction {
+            Direction::Reverse => None,
+            _ => Some(self.test.run(&mut target, &self.clock, self.length, &mut progress)?),
+        };
+        let theirs = match self.direction {
+            Direction::Forward => None,
+            _ => Some(target.end_reverse()?),
+        };
         drop(progress);
         entry.preemptions = env::preemptions().zip(preempted).map(|(after, before)| after - before);
         let now = [target.counters(), self.server_counters()];
-        let [client, server] = [0, 1].map(|side| Some(now[side]?.since(&counted[side]?).usage()));
-        (entry.client, entry.server) = (client, server);
+        let counted = [0, 1].map(|side| Some(now[side]?.since(&counted[side]?)));
+        let all = report(&mut entry, self.test, own, theirs);
+        if let Some(counted) = &counted[0] {
+            target.verify(counted, all.operations)?;
+        }
+        [entry.client, entry.server] = counted.map(|side| side.map(Counters::usage));
         entry.probe_rtt_ns = Probes { before, after: self.probe() };
         drop(target);
-        if let Some(rate) = entry.bytes_per_s {
+        if let Some(rate) = entry.own.bytes_per_s {
             let memcpy = memcpy::bytes_per_second(&self.clock, size);
             entry.memcpy_bytes_per_s = Some(memcpy);
             entry.memcpy_ratio = Some(rate / memcpy);
         }
         entry.limits_missed = self.limits.missed(&entry);
-        self.output.result(&entry, samples.as_ref())?;
+        self.output.result(&entry, all.samples.as_ref())?;
         Ok(entry)
     }
 
@@ -175,4 +148,22 @@ impl Suite {
         let server = ended.map_or_else(String::new, |how| format!("; {how}"));
         format!("{size} bytes: {failure}{server}")
     }
+}
+
+/// Enters what was measured in one direction, or in both; returns it all together.
+fn report(entry: &mut Entry, test: Test, own: Option<Figures>, theirs: Option<Figures>) -> Figures {
+    let size = entry.size;
+    let all = match (own, theirs) {
+        (Some(own), Some(theirs)) => {
+            let sum = own.sum(&theirs);
+            entry.own = own.measured(test, size);
+            entry.reverse = Some(theirs.measured(test, size));
+            entry.sum = Some(sum.measured(test, size));
+            return sum;
+        }
+        (Some(one), None) | (None, Some(one)) => one,
+        (None, None) => unreachable!("there is a direction"),
+    };
+    entry.own = all.measured(test, size);
+    all
 }

@@ -5,7 +5,8 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use crate::report::{Entry, TestInfo};
+use crate::cli::Direction;
+use crate::report::{Entry, Measured, TestInfo};
 
 /// As wide as perftest's.
 const DASHES: usize = 87;
@@ -19,7 +20,7 @@ type Column = (&'static str, fn(&Entry) -> String);
 /// never are.
 const LATENCY: &[Column] = &[
     (" #bytes", |e| e.size.to_string()),
-    (" #iterations", |e| e.iters.to_string()),
+    (" #iterations", |e| e.own.iters.to_string()),
     ("    t_min[usec]", |e| us(e, |l| l.min as f64)),
     ("    t_max[usec]", |e| us(e, |l| l.max as f64)),
     ("  t_typical[usec]", |e| us(e, |l| l.p50 as f64)),
@@ -35,10 +36,10 @@ const LATENCY: &[Column] = &[
 /// Bandwidth: perftest's titles, then ours.
 const BANDWIDTH: &[Column] = &[
     (" #bytes", |e| e.size.to_string()),
-    ("     #iterations", |e| e.iters.to_string()),
-    ("    BW peak[MiB/sec]", |e| mib(e.peak_bytes_per_s)),
-    ("    BW average[MiB/sec]", |e| mib(e.bytes_per_s)),
-    ("   MsgRate[Mpps]", |e| mega(e.rps)),
+    ("     #iterations", |e| e.own.iters.to_string()),
+    ("    BW peak[MiB/sec]", |e| mib(e.own.peak_bytes_per_s)),
+    ("    BW average[MiB/sec]", |e| mib(e.own.bytes_per_s)),
+    ("   MsgRate[Mpps]", |e| mega(e.own.rps)),
     ("   memcpy[MiB/sec]", |e| mib(e.memcpy_bytes_per_s)),
     ("   BW/memcpy", |e| e.memcpy_ratio.map_or_else(none, |r| format!("{r:.3}"))),
     ("   probe[nsec]", probes),
@@ -48,12 +49,15 @@ const BANDWIDTH: &[Column] = &[
 /// Calls per second: perftest has no such test; its titles where they fit.
 const RATE: &[Column] = &[
     (" #bytes", |e| e.size.to_string()),
-    ("     #iterations", |e| e.iters.to_string()),
-    ("    peak[Mcalls/sec]", |e| mega(e.peak_rps)),
-    ("    average[Mcalls/sec]", |e| mega(e.rps)),
+    ("     #iterations", |e| e.own.iters.to_string()),
+    ("    peak[Mcalls/sec]", |e| mega(e.own.peak_rps)),
+    ("    average[Mcalls/sec]", |e| mega(e.own.rps)),
     ("   probe[nsec]", probes),
     ("   preempted", |e| e.preemptions.map_or_else(none, |n| n.to_string())),
 ];
+
+/// Title of the column of directions.
+const DIRECTION: &str = "   direction";
 
 /// Which columns a test has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,13 +79,40 @@ impl Kind {
         }
     }
 
-    /// The column titles.
-    pub(crate) fn header(self) -> String {
-        self.columns().iter().map(|(title, _)| *title).collect()
+    /// The column titles; behind them that of [`rows`](Self::rows)' directions.
+    pub(crate) fn header(self, directions: bool) -> String {
+        let titles = self.columns().iter().map(|(title, _)| *title);
+        titles.chain(directions.then_some(DIRECTION)).collect()
+    }
+
+    /// The lines of a result: one, or three if there are two directions.
+    pub(crate) fn rows(self, entry: &Entry, direction: Direction) -> Vec<String> {
+        let of = |measured: Option<Measured>, direction: &str| {
+            let entry = Entry { own: measured?, memcpy_ratio: None, ..entry.clone() };
+            Some(self.labelled(&entry, direction))
+        };
+        match direction {
+            Direction::Forward => vec![self.row(entry)],
+            Direction::Reverse => vec![self.labelled(entry, direction.name())],
+            Direction::Both => [
+                Some(self.labelled(entry, Direction::Forward.name())),
+                of(entry.reverse, Direction::Reverse.name()),
+                of(entry.sum, "sum"),
+            ]
+            .into_iter()
+            .flatten()
+            .collect(),
+        }
+    }
+
+    fn labelled(self, entry: &Entry, direction: &str) -> String {
+        let row = self.row(entry);
+        let pad = (self.header(true).len() - DIRECTION.trim_start().len()).saturating_sub(row.len()).max(1);
+        format!("{row}{:pad$}{direction}", "")
     }
 
     /// One line of results, each value beneath its title.
-    pub(crate) fn row(self, entry: &Entry) -> String {
+    fn row(self, entry: &Entry) -> String {
         let mut line = String::new();
         let mut column = 0;
         for (title, value) in self.columns() {
@@ -141,7 +172,7 @@ pub(crate) fn banner(info: &TestInfo) -> String {
 }
 
 fn us(entry: &Entry, of: fn(&crate::samples::Latency) -> f64) -> String {
-    entry.rtt_ns.as_ref().map_or_else(none, |latency| format!("{:.2}", of(latency) / 1000.0))
+    entry.own.rtt_ns.as_ref().map_or_else(none, |latency| format!("{:.2}", of(latency) / 1000.0))
 }
 
 fn mib(bytes: Option<f64>) -> String {
@@ -173,9 +204,9 @@ mod tests {
     fn titles_begin_as_perftest_has_them() {
         let latency = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    \
                        t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]";
-        assert!(Kind::Latency.header().starts_with(latency));
+        assert!(Kind::Latency.header(false).starts_with(latency));
         let bandwidth = " #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]";
-        assert!(Kind::Bandwidth.header().starts_with(bandwidth));
+        assert!(Kind::Bandwidth.header(false).starts_with(bandwidth));
         assert_eq!(rule().len(), 87);
     }
 
@@ -184,16 +215,35 @@ mod tests {
         let mut samples = Samples::new();
         samples.record(12_340);
         let probe_rtt_ns = Probes { before: Some(110), after: Some(450) };
-        let entry =
-            Entry { size: 64, iters: 1000, rtt_ns: samples.latency(), probe_rtt_ns, ..Entry::default() };
-        let (header, row) = (Kind::Latency.header(), Kind::Latency.row(&entry));
+        let own = Measured { iters: 1000, rtt_ns: samples.latency(), ..Measured::default() };
+        let entry = Entry { size: 64, own, probe_rtt_ns, ..Entry::default() };
+        let (header, row) = (Kind::Latency.header(false), Kind::Latency.row(&entry));
         for (title, value) in [("#bytes", "64"), ("#iter", "1000"), ("t_max", "12.34"), ("probe", "110/450")]
         {
             let at = header.find(title).unwrap();
             assert!(row[at..].starts_with(value), "{title}:\n{header}\n{row}");
         }
-        let wide = Entry { size: 8 << 20, iters: 123_456_789_012_345, ..Entry::default() };
+        let own = Measured { iters: 123_456_789_012_345, ..own };
+        let wide = Entry { size: 8 << 20, own, ..Entry::default() };
         let row = Kind::Latency.row(&wide);
         assert_eq!(row.split_whitespace().count(), Kind::Latency.columns().len(), "{row}");
+    }
+    #[test]
+    fn each_direction_has_a_line() {
+        let own = |iters| Measured { iters, rps: Some(1e6), ..Measured::default() };
+        let entry = Entry { own: own(1), reverse: Some(own(2)), sum: Some(own(3)), ..Entry::default() };
+        let header = Kind::Rate.header(true);
+        let at = header.find("direction").unwrap();
+        let rows = Kind::Rate.rows(&entry, Direction::Both);
+        let labels: Vec<&str> = rows.iter().map(|row| &row[at..]).collect();
+        assert_eq!(labels, ["forward", "reverse", "sum"]);
+        let iterations = header.find("#iter").unwrap();
+        assert!(
+            rows.iter().zip(["1", "2", "3"]).all(|(row, n)| row[iterations..].starts_with(n)),
+            "{rows:?}"
+        );
+        let alone = Entry { reverse: None, sum: None, ..entry };
+        assert!(Kind::Rate.rows(&alone, Direction::Reverse)[0].ends_with("reverse"));
+        assert!(!Kind::Rate.rows(&alone, Direction::Forward)[0].contains("forward"));
     }
 }

@@ -1,8 +1,11 @@
 //! What is measured, as the loops that measure see it.
 #![forbid(unsafe_code)]
 
+use serde::{Deserialize, Serialize};
+
 use crate::counters::Counters;
 use crate::failure::Failure;
+use crate::figures::Figures;
 
 /// Takes operations and completes them: calls, or work requests of the bare fabric.
 ///
@@ -21,10 +24,23 @@ pub(crate) trait Target {
     fn counters(&mut self) -> Option<Counters> {
         None
     }
+    /// Lets the other end begin to measure operations of its own towards this one; they are served while this side
+    /// [polls](Self::poll).
+    fn start_reverse(&mut self) -> Result<(), Failure> {
+        Err(Failure::Run("this side cannot be called".to_owned()))
+    }
+    /// Waits for what the other end has measured.
+    fn end_reverse(&mut self) -> Result<Figures, Failure> {
+        Err(Failure::Run("this side cannot be called".to_owned()))
+    }
+    /// Holds what our side's engine counted during `operations` and more against what was to be done.
+    fn verify(&self, _counted: &Counters, _operations: u64) -> Result<(), Failure> {
+        Ok(())
+    }
 }
 
 /// How long to measure.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Length {
     /// So many operations, after a warm-up of so many.
     Operations {

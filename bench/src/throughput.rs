@@ -10,6 +10,8 @@ use crate::target::{Length, Target};
 const SLICE_NS: u64 = 10_000_000;
 /// Operations between two looks at the clock, unless polls bring more at once.
 const LOOK_EVERY: u64 = 64;
+/// Polls that bring nothing, after which there is time for a look.
+const IDLE_POLLS: u32 = 16;
 
 /// What came out.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +40,7 @@ pub(crate) fn measure(
     let mut free: Vec<u32> = (0..depth).rev().collect();
     let mut done_now = Vec::with_capacity(depth as usize);
     let (mut started, mut done, mut looked) = (0u64, 0u64, 0u64);
+    let mut idle_polls = 0;
     let mut meter = Meter::default();
     let mut elapsed = 0;
     let origin = clock.ns();
@@ -57,11 +60,13 @@ pub(crate) fn measure(
             break;
         }
         target.poll(&mut done_now)?;
+        idle_polls += u32::from(done_now.is_empty());
         done += done_now.len() as u64;
         free.append(&mut done_now);
         let edge = meter.first.is_none() || !length.goes_on(started, elapsed);
-        if done - looked >= LOOK_EVERY || (edge && done > looked) {
-            looked = done;
+        let leisure = edge || idle_polls >= IDLE_POLLS;
+        if done - looked >= LOOK_EVERY || (leisure && done > looked) {
+            (looked, idle_polls) = (done, 0);
             let now = clock.ns();
             elapsed = now - origin;
             if length.counts(done, elapsed) {

@@ -5,6 +5,8 @@
 mod balance;
 mod child;
 mod data;
+pub mod document;
+pub mod place;
 mod raw;
 mod services;
 pub mod source;

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::place;
 use rpcrdma::Address;
-use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
+use rpcrdma::fabric::any::{AnyFabric, AnyListener};
 use rpcrdma::fabric::{
-    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, Opcode, Posting, QpId,
-    RemoteMemory, Source, Status, WorkRequest,
+    Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, Posting, QpId, RemoteMemory, Source,
+    Status, WorkRequest,
 };
 use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::rpc::{CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
@@ -32,7 +33,7 @@ pub struct Message {
 
 /// One end of one connection.
 pub struct RawPeer {
-    fabric: SoftwareFabric,
+    fabric: AnyFabric,
     messages: Pool,
     exposed: Pool,
     qp: QpId,
@@ -51,6 +52,8 @@ pub struct RawPeer {
     pub credit: u32,
     /// They are windowed: they have the count of messages received.
     pub windowed: bool,
+    /// Their code points.
+    pub revision: Revision,
 }
 
 fn pool(size: usize, count: usize) -> Pool {
@@ -64,11 +67,8 @@ fn pool(size: usize, count: usize) -> Pool {
     Pool::new(&PoolConfig { classes: vec![Class { size, count }], arena }).expect("memory")
 }
 
-fn device() -> (SoftwareFabric, Pool, Pool) {
-    // Whatever takes long is the tests' to notice.
-    let config =
-        SoftwareConfig { linger: 100 * PATIENCE, handshake_timeout: 100 * PATIENCE, ..Default::default() };
-    let mut fabric = SoftwareFabric::new(config).expect("a fabric");
+fn device(address: &Address) -> (AnyFabric, Pool, Pool) {
+    let mut fabric = place::open(address);
     let (messages, exposed) = (pool(RECEIVE, 4 * RECEIVES), pool(1 << 16, 32));
     fabric.register(messages.arena(), Access::LOCAL).expect("registered");
     fabric.register(exposed.arena(), Access::REMOTE).expect("registered");
@@ -82,11 +82,6 @@ fn params(private_data: &[u8]) -> ConnectParams {
         rnr_retry: 7,
         ..ConnectParams::default()
     }
-}
-
-fn fabric_address(address: &Address) -> FabricAddress {
-    let text = address.to_string();
-    FabricAddress(text.trim_start_matches("soft:").into())
 }
 
 impl RawPeer {
@@ -119,21 +114,28 @@ impl RawPeer {
         self.take_properties(&answer.bytes);
     }
 
+    /// Exchanges properties with a client.
+    pub fn welcome(&mut self) {
+        let hello = self.receive().expect("the client's properties");
+        self.send_properties();
+        self.take_properties(&hello.bytes);
+    }
+
     /// Sends a CONNPROP that offers windowed credits.
     pub fn send_properties(&mut self) {
         let mut buffer = [0; 256];
         let properties =
             Properties { receive_size: RECEIVE as u32, windowed_credits: true, ..Properties::default() };
-        let set = properties.emit(&mut buffer, Revision::Ietf00).expect("space");
+        let set = properties.emit(&mut buffer, self.revision).expect("space");
         let message = self.message(7, Flags::NONE, Body::Connprop(set), &[]);
         self.send(&message);
     }
 
     /// Takes the other side's CONNPROP.
     pub fn take_properties(&mut self, message: &[u8]) {
-        let view = View::check(message, Revision::Ietf00).expect("a header");
+        let view = View::check(message, self.revision).expect("a header");
         let ViewBody::Connprop(set) = view.body() else { panic!("no CONNPROP: {view}") };
-        let properties = Properties::from_set(&set, Revision::Ietf00).expect("properties");
+        let properties = Properties::from_set(&set, self.revision).expect("properties");
         self.windowed = properties.windowed_credits;
     }
 
@@ -152,13 +154,13 @@ impl RawPeer {
     /// # Errors
     /// Why it cannot be.
     pub fn begin(address: &Address, private_data: &[u8]) -> Result<Self, String> {
-        let (mut fabric, messages, exposed) = device();
+        let (mut fabric, messages, exposed) = device(address);
         let qp =
-            fabric.connect(&fabric_address(address), &params(private_data)).map_err(|e| e.to_string())?;
+            fabric.connect(address.fabric_address(), &params(private_data)).map_err(|e| e.to_string())?;
         Ok(Self::new(fabric, messages, exposed, qp))
     }
 
-    fn new(fabric: SoftwareFabric, messages: Pool, exposed: Pool, qp: QpId) -> Self {
+    fn new(fabric: AnyFabric, messages: Pool, exposed: Pool, qp: QpId) -> Self {
         let mut peer = Self {
             fabric,
             messages,
@@ -173,6 +175,7 @@ impl RawPeer {
             version: Version::V2,
             credit: 64,
             windowed: false,
+            revision: Revision::Ietf00,
         };
         peer.refill(RECEIVES);
         peer
@@ -340,14 +343,19 @@ impl RawPeer {
     pub fn message(&self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
         let received = self.windowed.then_some(self.received);
         let header = Header { xid, credit: self.credit, received, flags, body };
-        let mut bytes = vec![0; header.encoded_len(self.version, Revision::Ietf00)];
-        header.emit(&mut bytes, self.version, Revision::Ietf00).expect("as long as it says");
+        let mut bytes = vec![0; header.encoded_len(self.version, self.revision)];
+        header.emit(&mut bytes, self.version, self.revision).expect("as long as it says");
         bytes.extend_from_slice(payload);
         bytes
     }
 
     /// Leaves without a word: as a process that ends.
     pub fn vanish(self) {}
+
+    /// Whether its device checks the bounds of the windows that it opens.
+    pub fn checks_window_bounds(&self) -> bool {
+        self.fabric.capabilities().checks_window_bounds
+    }
 
     /// Leaves in order.
     pub fn leave(mut self) {
@@ -357,17 +365,17 @@ impl RawPeer {
 
 /// Takes connections as a server.
 pub struct RawListener {
-    fabric: SoftwareFabric,
+    fabric: AnyFabric,
     messages: Pool,
     exposed: Pool,
-    _listener: SoftwareListener,
+    _listener: AnyListener,
 }
 
 impl RawListener {
     /// Binds.
     pub fn bind(address: &Address) -> Self {
-        let (mut fabric, messages, exposed) = device();
-        let listener = SoftwareFabric::bind(&fabric_address(address)).expect("a free address");
+        let (mut fabric, messages, exposed) = device(address);
+        let listener = address.bind().expect("a free address");
         fabric.listen(&listener).expect("listening");
         Self { fabric, messages, exposed, _listener: listener }
     }
@@ -375,9 +383,7 @@ impl RawListener {
     /// Takes the first connection, and exchanges properties with the client; there is no second.
     pub fn accept(self) -> RawPeer {
         let mut peer = self.accept_silently();
-        let hello = peer.receive().expect("the client's properties");
-        peer.send_properties();
-        peer.take_properties(&hello.bytes);
+        peer.welcome();
         peer
     }
 

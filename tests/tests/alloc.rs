@@ -170,7 +170,9 @@ fn a_warm_engine_allocates_nothing() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
         for (remote_invalidate, batch, signal_every) in [(true, true, 16), (false, false, 1)] {
             let mut world = World::new("alloc");
-            let shard = Config { scheme, remote_invalidate, batch, signal_every, ..small() };
+            // A window that grows has larger tables.
+            let max_window = small().window;
+            let shard = Config { scheme, remote_invalidate, batch, signal_every, max_window, ..small() };
             let config = rpcrdma::server::ServerConfig { shard: shard.clone(), ..small_server() };
             let address = world.serve_with(config, services());
             let mut client = world.client(&address, shard);

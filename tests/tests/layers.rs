@@ -42,7 +42,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "proto",
         places: &["proto/"],
-        uses: &["binding", "wire"],
+        uses: &["auth", "binding", "wire"],
         pure: true,
         crates: &["arrayvec", "thiserror"],
     },
@@ -70,7 +70,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "config",
         places: &["config.rs"],
-        uses: &["fabric", "handoff", "proto", "wire"],
+        uses: &["auth", "fabric", "handoff", "proto", "wire"],
         pure: true,
         crates: &[MEMPOOL, "thiserror"],
     },
@@ -81,11 +81,17 @@ const LAYERS: &[Layer] = &[
         pure: true,
         crates: &[MEMPOOL, "hdrhistogram"],
     },
-    Layer { name: "address", places: &["address.rs"], uses: &["fabric"], pure: true, crates: &["thiserror"] },
+    Layer {
+        name: "address",
+        places: &["address.rs"],
+        uses: &["config", "fabric"],
+        pure: true,
+        crates: &["thiserror"],
+    },
     Layer {
         name: "shard",
         places: &["shard/"],
-        uses: &["binding", "config", "fabric", "handoff", "proto", "service", "stats", "wire"],
+        uses: &["auth", "binding", "config", "fabric", "handoff", "proto", "service", "stats", "wire"],
         pure: false,
         crates: &[MEMPOOL, "arrayvec", "log", "thiserror"],
     },
@@ -101,7 +107,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "server",
         places: &["server/mod.rs"],
-        uses: &["address", "config", "fabric", "handoff", "shard", "stats"],
+        uses: &["address", "client", "config", "fabric", "handoff", "shard", "stats"],
         pure: false,
         crates: &[MEMPOOL, "log", "thiserror"],
     },
@@ -114,6 +120,13 @@ const IMPURE: &[&str] =
 /// The source files that have `unsafe` code; all others have none. Tests may have it where they say why.
 const UNSAFE: &[&str] = &[
     "engine/examples/blockstore/store.rs",
+    "engine/src/fabric/verbs/endpoint.rs",
+    "engine/src/fabric/verbs/receives.rs",
+    "engine/src/fabric/verbs/sys/cm.rs",
+    "engine/src/fabric/verbs/sys/device.rs",
+    "engine/src/fabric/verbs/sys/memory.rs",
+    "engine/src/fabric/verbs/sys/queue.rs",
+    "engine/src/fabric/verbs/sys/queue_pair.rs",
     "engine/src/handoff/slot.rs",
     "engine/src/handoff/spsc.rs",
     "mempool/src/buf.rs",

@@ -3,6 +3,7 @@
 
 use clap::{Args, ValueEnum};
 use rpcrdma::Scheme;
+use serde::{Deserialize, Serialize};
 
 use super::{CommonArgs, EXIT_CODES, LatencyArgs, ThroughputArgs};
 use crate::failure::Failure;
@@ -13,6 +14,8 @@ pub(crate) struct LatArgs {
     /// The operation
     #[arg(long, value_enum, default_value_t = RpcOp::Echo)]
     pub(crate) op: RpcOp,
+    #[command(flatten)]
+    pub(crate) travel: TravelArgs,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
     #[command(flatten)]
@@ -31,6 +34,8 @@ pub(crate) struct RateArgs {
     #[arg(long, value_enum, default_value_t = RpcOp::Echo)]
     pub(crate) op: RpcOp,
     #[command(flatten)]
+    pub(crate) travel: TravelArgs,
+    #[command(flatten)]
     pub(crate) common: CommonArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
@@ -48,6 +53,8 @@ pub(crate) struct BwArgs {
     #[arg(long, value_enum, default_value_t = RpcOp::Read)]
     pub(crate) op: RpcOp,
     #[command(flatten)]
+    pub(crate) travel: TravelArgs,
+    #[command(flatten)]
     pub(crate) common: CommonArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
@@ -64,7 +71,90 @@ pub(super) fn outstanding() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=16_383)
 }
 
-/// How the engine runs, at both ends. Both must be given the same version and scheme: nothing is negotiated.
+/// How calls travel, and who makes them.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TravelArgs {
+    /// How the payload travels, of calls and of replies (default: inline; of read and write, chunk)
+    #[arg(long, value_enum)]
+    pub(crate) form: Option<Form>,
+    /// The server calls the client, on the connection that the client made
+    #[arg(long, conflicts_with = "both")]
+    pub(crate) reverse: bool,
+    /// Client and server call each other at once, on one connection, for a time (default: -D 2)
+    #[arg(long, conflicts_with_all = ["iters", "warmup"])]
+    pub(crate) both: bool,
+}
+
+impl TravelArgs {
+    /// The size of a payload that nobody asked for: `usual`, unless the form is one for larger ones.
+    pub(crate) fn usual_size(&self, usual: usize) -> usize {
+        if matches!(self.form, Some(Form::Continued | Form::Long)) { 64 << 10 } else { usual }
+    }
+
+    /// How long to measure without a number of calls or seconds: two directions at once for a time, so that each is measured
+    /// while the other is there.
+    pub(crate) fn seconds(&self) -> Option<f64> {
+        self.both.then_some(2.0)
+    }
+
+    /// Who calls whom.
+    pub(crate) fn direction(&self) -> Direction {
+        match (self.reverse, self.both) {
+            (true, _) => Direction::Reverse,
+            (_, true) => Direction::Both,
+            _ => Direction::Forward,
+        }
+    }
+}
+
+/// Who calls whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// The client, which has made the connection, calls the server.
+    Forward,
+    /// The server calls the client.
+    Reverse,
+    /// Both at once.
+    Both,
+}
+
+impl Direction {
+    /// For reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Reverse => "reverse",
+            Self::Both => "both",
+        }
+    }
+}
+
+/// How a payload travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Form {
+    /// In one message
+    Inline,
+    /// In several messages; version 2
+    Continued,
+    /// Apart from the message, in a Read chunk or a Write chunk
+    Chunk,
+    /// The whole RPC message is in a chunk: that of position zero of a call, the Reply chunk of a reply
+    Long,
+}
+
+impl Form {
+    /// As it is given on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Inline => "inline",
+            Self::Continued => "continued",
+            Self::Chunk => "chunk",
+            Self::Long => "long",
+        }
+    }
+}
+
+/// How the engine runs, at both ends.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct EngineArgs {
     /// Protocol version; both ends alike
@@ -149,7 +239,7 @@ impl CreditScheme {
 }
 
 /// A procedure of the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum RpcOp {
     /// No arguments, no results
     Null,

@@ -3,7 +3,7 @@
 
 use rpcrdma::{Config, IdlePolicy, Scheme};
 
-use crate::cli::{EngineArgs, Idle};
+use crate::cli::{EngineArgs, Form, Idle};
 use crate::failure::Failure;
 
 /// Memory that buffers of one size may take, as far as there is one for each connection.
@@ -12,6 +12,11 @@ const MOST_PER_SIZE: usize = 32 << 20;
 const SPARE_RECEIVES: usize = 256;
 /// A connection gets at most this part of the Receives that are left.
 const SHARE: usize = 8;
+
+/// Calls in the reverse direction that may be under way at least: what the engine has without asking.
+const FEWEST_REVERSE: u32 = 8;
+/// The headers of an RPC message, and room in front of it, within a buffer of the payload's size and this.
+const SLACK: usize = 1024;
 
 /// What a side must be ready for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +27,10 @@ pub(crate) struct Load {
     pub(crate) outstanding: usize,
     /// Bytes of the largest payload that travels by RDMA; 0: none does.
     pub(crate) bulk: usize,
+    /// Bytes of the largest payload that travels in RPC messages which may be longer than a Send; 0: none does.
+    pub(crate) message: usize,
+    /// How they travel: only [`Form::Continued`] and [`Form::Long`] say anything.
+    pub(crate) form: Form,
 }
 
 impl Load {
@@ -32,9 +41,21 @@ impl Load {
 
     /// Sizes and numbers of a server's buffers for payloads.
     pub(crate) fn bulk_buffers(&self) -> Vec<(usize, usize)> {
-        let steps = [64 << 10, 1 << 20, self.bulk];
-        let sizes = steps.into_iter().filter(|&size| size < self.bulk).chain(Some(self.bulk));
-        sizes.filter(|&size| size > 0).map(|size| (size, self.affordable(size))).collect()
+        steps(self.bulk).map(|size| (size, self.affordable(size))).collect()
+    }
+
+    /// Sizes and numbers of buffers for RPC messages: a call's and a reply's for each call, or a call's and its copy; and two in which
+    /// messages are put together.
+    fn long_buffers(&self) -> Vec<(usize, usize)> {
+        steps(self.message).map(|size| (size + SLACK, 2 * self.affordable(size) + 2)).collect()
+    }
+
+    /// Sizes and numbers of buffers that the peer is given access to, for RPC messages in chunks: two for each call.
+    pub(crate) fn exposed_messages(&self) -> Vec<(usize, usize)> {
+        if self.form != Form::Long {
+            return Vec::new();
+        }
+        steps(self.message).map(|size| (size + SLACK, 2 * self.affordable(size))).collect()
     }
 
     /// Buffers for payloads of `size` bytes: one for each call, or as many as their memory allows.
@@ -44,16 +65,36 @@ impl Load {
 
     /// Calls that each of `connections` may have under way with payloads of `size` bytes, when the server is set up for `self`.
     pub(crate) fn outstanding_with(&self, size: usize, connections: usize) -> usize {
-        let class = self.bulk_buffers().into_iter().find(|&(largest, _)| size <= largest);
-        class.map_or(1, |(_, count)| (count / connections).max(1))
+        let class = steps(self.bulk.max(self.message)).find(|&largest| size <= largest);
+        class.map_or(1, |class| (self.affordable(class) / connections).max(1))
     }
+}
+
+/// Buffers for chunks of payloads and of RPC messages, each size once.
+fn merged(load: &Load) -> Vec<(usize, usize)> {
+    let mut all = [load.bulk_buffers(), load.exposed_messages()].concat();
+    all.sort_unstable();
+    all.dedup_by(|next, kept| {
+        let same = next.0 == kept.0;
+        kept.1 += if same { next.1 } else { 0 };
+        same
+    });
+    all
+}
+
+/// Sizes of buffers up to `largest`, smallest first; none for 0.
+fn steps(largest: usize) -> impl Iterator<Item = usize> {
+    let sizes = [64 << 10, 1 << 20].into_iter().filter(move |&size| size < largest).chain(Some(largest));
+    sizes.filter(|&size| size > 0)
 }
 
 /// Everything that both ends share: the options, and memory for so many messages.
 pub(crate) fn shared(args: &EngineArgs, idle: Idle, batch: bool, load: &Load) -> Result<Config, Failure> {
     let usual = if load.connections <= 64 { 64 } else { 16 };
     let window = args.credits.unwrap_or((2 * load.outstanding as u32).clamp(usual, 32_767));
-    let one = window as usize + 1;
+    let reverse_window = (load.outstanding as u32).max(FEWEST_REVERSE);
+    let one = window as usize + 1 + reverse_window as usize;
+    let usual_config = Config::default();
     let sends = load.connections * (2 * load.outstanding + args.signal_every as usize);
     Ok(Config {
         scheme: args.scheme()?,
@@ -63,13 +104,21 @@ pub(crate) fn shared(args: &EngineArgs, idle: Idle, batch: bool, load: &Load) ->
         max_calls: load.outstanding,
         small_buffers: 1024 + sends,
         message_buffers: 256 + sends,
-        bulk_buffers: load.bulk_buffers(),
+        bulk_buffers: merged(load),
+        long_buffers: load.long_buffers(),
+        continue_up_to: match load.form {
+            Form::Continued => usize::MAX,
+            Form::Long => 0,
+            Form::Inline | Form::Chunk => usual_config.continue_up_to,
+        },
+        reassemble_up_to: usual_config.reassemble_up_to.max(load.message + SLACK),
+        reverse_window,
         idle: policy(idle),
         signal_every: args.signal_every,
         batch,
         coalesce_grants: !args.no_coalesce,
         remote_invalidate: !args.no_remote_invalidate,
-        ..Config::default()
+        ..usual_config
     })
 }
 
@@ -97,7 +146,7 @@ mod tests {
 
     #[test]
     fn memory_for_payloads_is_bounded() {
-        let load = Load { connections: 4, outstanding: 16, bulk: 8 << 20 };
+        let load = Load { connections: 4, outstanding: 16, bulk: 8 << 20, message: 0, form: Form::Chunk };
         assert_eq!(load.bulk_buffers(), [(64 << 10, 64), (1 << 20, 32), (8 << 20, 4)]);
         assert_eq!(load.outstanding_with(4096, 1), 64);
         assert_eq!(load.outstanding_with(65537, 4), 8);
@@ -105,5 +154,11 @@ mod tests {
         assert_eq!(load.outstanding_with(1 << 10, 1000), 1);
         assert_eq!(Load { bulk: 64 << 10, ..load }.bulk_buffers(), [(64 << 10, 64)]);
         assert_eq!(Load { bulk: 0, ..load }.bulk_buffers(), []);
+        assert_eq!((load.long_buffers(), load.exposed_messages()), (vec![], vec![]));
+        let long = Load { bulk: 0, message: 8 << 20, form: Form::Long, ..load };
+        assert_eq!(long.outstanding_with(8 << 20, 4), 1);
+        assert_eq!(long.long_buffers().last(), Some(&((8 << 20) + SLACK, 10)));
+        assert_eq!(long.exposed_messages().first(), Some(&((64 << 10) + SLACK, 128)));
+        assert_eq!(Load { form: Form::Continued, ..long }.exposed_messages(), []);
     }
 }

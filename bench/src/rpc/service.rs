@@ -2,16 +2,18 @@
 #![forbid(unsafe_code)]
 
 use rpcrdma::mempool::{Arena, ArenaConfig, Class, Frozen, Pool, PoolConfig};
-use rpcrdma::{Procedure, Refusal, ServerCall, Services};
+use rpcrdma::wire::xdr::padded;
+use rpcrdma::{Procedure, Refusal, Scheme, ServerCall, Services};
 
 use super::config::Load;
-use crate::cli::Idle;
+use super::reverse::Reverser;
+use crate::cli::{Form, Idle};
 use crate::failure::Failure;
 
 /// Of the range that anyone may use (RFC 5531 §14.3).
 pub(crate) const PROGRAM: u32 = 0x2052_5046;
 /// Sides of different versions refuse each other.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// Nothing there, nothing back.
 pub(crate) const NULL: u32 = 0;
@@ -26,6 +28,19 @@ pub(crate) const WRITE: u32 = 4;
 /// Results: [`Info`].
 pub(crate) const INFO: u32 = 5;
 
+/// As [`READ`], without a chunk. Arguments: how many bytes. Results: one opaque.
+pub(crate) const READ_MESSAGE: u32 = 6;
+/// As [`WRITE`], without a chunk. Arguments: one opaque.
+pub(crate) const WRITE_MESSAGE: u32 = 7;
+/// Arguments: a [`Run`](super::reverse::Run), as JSON. The server begins to call its caller. Results: how many calls it has under way at
+/// a time; 0 if it calls somebody else already.
+pub(crate) const START_REVERSE: u32 = 8;
+/// Arguments: a position. Results: how long the outcome of the last run is, as JSON, or 0 as long as there is none; and up to
+/// [`PAGE`] bytes of it, from that position.
+pub(crate) const OUTCOME: u32 = 9;
+
+/// Bytes of results of [`OUTCOME`]: they fit the shortest of messages.
+pub(crate) const PAGE: usize = 512;
 /// Results of up to this many bytes are made in small buffers.
 pub(crate) const SMALL: usize = 256;
 
@@ -42,19 +57,27 @@ pub(crate) struct Info {
     pub(crate) window: u32,
     /// Its inline threshold.
     pub(crate) inline: u32,
+    /// The version and credit scheme that it prefers.
+    pub(crate) scheme: Scheme,
     /// What it has memory for.
     pub(crate) load: Load,
 }
 
 /// Bytes of an [`Info`].
-const INFO_BYTES: usize = 32;
+const INFO_BYTES: usize = 44;
+/// The order of these is their code on the wire.
+const SCHEME_CODES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+/// The order of these is their code on the wire.
+const FORM_CODES: [Form; 4] = [Form::Inline, Form::Continued, Form::Chunk, Form::Long];
 /// The order of these is their code on the wire.
 const IDLE_CODES: [Idle; 3] = [Idle::Poll, Idle::Adaptive, Idle::Event];
 
 impl Info {
     fn encode(&self) -> [u8; INFO_BYTES] {
         let idle = IDLE_CODES.iter().position(|&idle| idle == self.idle).unwrap_or_default() as u32;
-        let Load { connections, outstanding, bulk } = self.load;
+        let Load { connections, outstanding, bulk, message, form } = self.load;
+        let scheme = SCHEME_CODES.iter().position(|&code| code == self.scheme).unwrap_or_default() as u32;
+        let form = FORM_CODES.iter().position(|&code| code == form).unwrap_or_default() as u32;
         let words = [
             self.core,
             idle,
@@ -64,6 +87,9 @@ impl Info {
             connections as u32,
             outstanding as u32,
             bulk as u32,
+            message as u32,
+            form,
+            scheme,
         ];
         let mut out = [0; INFO_BYTES];
         for (bytes, word) in out.chunks_exact_mut(4).zip(words) {
@@ -76,17 +102,24 @@ impl Info {
     pub(crate) fn decode(data: &[u8]) -> Result<Self, String> {
         let (words, rest) = data.as_chunks::<4>();
         let words: Vec<u32> = words.iter().map(|bytes| u32::from_be_bytes(*bytes)).collect();
-        let &[core, idle, workers, window, inline, connections, outstanding, bulk] = words.as_slice() else {
+        let &[core, idle, workers, window, inline, connections, outstanding, bulk, message, form, scheme] =
+            words.as_slice()
+        else {
             return Err(format!("the server says of itself {} bytes instead of {INFO_BYTES}", data.len()));
         };
         let idle = IDLE_CODES.get(idle as usize).filter(|_| rest.is_empty());
         let idle = *idle.ok_or("the server has an idle policy that is not known here")?;
+        let form = *FORM_CODES.get(form as usize).ok_or("the server has a form that is not known here")?;
         let load = Load {
             connections: connections.max(1) as usize,
             outstanding: outstanding as usize,
             bulk: bulk as usize,
+            message: message as usize,
+            form,
         };
-        Ok(Self { core, idle, workers, window, inline, load })
+        let scheme =
+            *SCHEME_CODES.get(scheme as usize).ok_or("the server has a version that is not known here")?;
+        Ok(Self { core, idle, workers, window, inline, scheme, load })
     }
 }
 
@@ -95,11 +128,11 @@ pub(crate) struct Program {
     /// For the server.
     pub(crate) services: Services,
     /// For its configuration.
-    pub(crate) arena: Option<Arena>,
+    pub(crate) arena: Arena,
 }
 
-/// Makes the program of a server that says `info` of itself.
-pub(crate) fn program(info: &Info) -> Result<Program, Failure> {
+/// Makes the program of a side that says `info` of itself; with a `reverser`, it calls whoever asks for it.
+pub(crate) fn program(info: &Info, reverser: Option<Reverser>) -> Result<Program, Failure> {
     let on_workers = info.workers > 0;
     let placed = |procedure: Procedure| if on_workers { procedure.on_workers() } else { procedure };
     let mut services = Services::new();
@@ -108,15 +141,21 @@ pub(crate) fn program(info: &Info) -> Result<Program, Failure> {
     };
     add(NULL, Procedure::new(|_| Ok(())));
     add(ECHO_SMALL, Procedure::new(echo).max_reply(SMALL));
-    add(ECHO, Procedure::new(echo).max_reply(info.inline as usize));
+    let longest = (info.inline as usize).max(info.load.message + 4);
+    add(ECHO, Procedure::new(echo).max_reply(longest));
     let says = info.encode();
     add(INFO, Procedure::new(move |call| reply(call, &says)));
+    if let Some(reverser) = reverser {
+        let starts = reverser.clone();
+        add(START_REVERSE, Procedure::new(move |call| starts.start(call)));
+        add(OUTCOME, Procedure::new(move |call| reverser.tell(call)).max_reply(PAGE));
+    }
     let bulk = info.load.bulk;
-    let mut arena = None;
+    let (arena, content) = content(bulk.max(longest))?;
+    let whole = content.part(0, content.len());
+    add(READ_MESSAGE, Procedure::new(move |call| read_message(call, &whole)).max_reply(longest));
+    add(WRITE_MESSAGE, Procedure::new(write_message));
     if bulk > 0 {
-        let content = content(bulk)?;
-        arena = Some(content.0);
-        let content = content.1;
         let read = Procedure::new(move |call| read(call, &content));
         add(READ, read.write_chunks(1, bulk).results_from_handler());
         add(WRITE, Procedure::new(write).read_chunks(1, bulk));
@@ -152,7 +191,33 @@ fn write(call: &mut ServerCall) -> Result<(), Refusal> {
     reply(call, &results)
 }
 
-fn reply(call: &mut ServerCall, results: &[u8]) -> Result<(), Refusal> {
+fn read_message(call: &mut ServerCall, content: &[u8]) -> Result<(), Refusal> {
+    let len = word(call.args());
+    let content = len.and_then(|len| content.get(..len as usize)).ok_or(Refusal::GarbageArguments)?;
+    let results = call.reply_mut(4 + padded(content.len())).ok_or(Refusal::SystemError)?;
+    let (len, opaque) = results.split_at_mut(4);
+    len.copy_from_slice(&(content.len() as u32).to_be_bytes());
+    let (opaque, padding) = opaque.split_at_mut(content.len());
+    opaque.copy_from_slice(content);
+    padding.fill(0);
+    Ok(())
+}
+
+fn write_message(call: &mut ServerCall) -> Result<(), Refusal> {
+    let opaque = |args: &[u8]| {
+        let (len, rest) = args.split_first_chunk()?;
+        let size = u32::from_be_bytes(*len) as usize;
+        let whole = rest.len() == padded(size);
+        Some((*len, tail(rest.get(..size).filter(|_| whole)?)))
+    };
+    let (len, tail) = opaque(call.args()).ok_or(Refusal::GarbageArguments)?;
+    let mut results = [0; 8];
+    results[..4].copy_from_slice(&len);
+    results[4..].copy_from_slice(&tail.to_be_bytes());
+    reply(call, &results)
+}
+
+pub(super) fn reply(call: &mut ServerCall, results: &[u8]) -> Result<(), Refusal> {
     call.reply_mut(results.len()).ok_or(Refusal::SystemError)?.copy_from_slice(results);
     Ok(())
 }
@@ -163,13 +228,23 @@ fn content(len: usize) -> Result<(Arena, Frozen), Failure> {
     let pool = Pool::new(&PoolConfig { classes: vec![Class { size: len, count: 1 }], arena })
         .map_err(|e| Failure::run(format!("memory for {len} bytes to be read"), e))?;
     let mut buf = pool.alloc(len).ok_or_else(|| Failure::Run(format!("no buffer of {len} bytes")))?;
-    buf.iter_mut().enumerate().for_each(|(at, byte)| *byte = pattern(at));
+    fill(&mut buf);
     Ok((pool.arena().clone(), buf.freeze()))
 }
 
 /// The byte at `at` of everything that is read or written. Never 0, so that memory nobody wrote to is not taken for it.
 pub(crate) fn pattern(at: usize) -> u8 {
     (at % 251) as u8 + 1
+}
+
+/// The number that is all there is.
+pub(crate) fn word(bytes: &[u8]) -> Option<u32> {
+    bytes.try_into().ok().map(u32::from_be_bytes)
+}
+
+/// Fills memory with [`pattern`].
+pub(crate) fn fill(bytes: &mut [u8]) {
+    bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = pattern(at));
 }
 
 /// The last four bytes, or as many as there are: what was copied in order is whole if its end is there.
@@ -199,9 +274,11 @@ mod tests {
 
     #[test]
     fn info_there_and_back() {
-        let load = Load { connections: 4, outstanding: 16, bulk: 1 << 20 };
-        for idle in IDLE_CODES {
-            let info = Info { core: 3, idle, workers: 2, window: 64, inline: 4096, load };
+        let load =
+            Load { connections: 4, outstanding: 16, bulk: 1 << 20, message: 70_000, form: Form::Continued };
+        for (idle, form) in IDLE_CODES.into_iter().zip(FORM_CODES) {
+            let load = Load { form, ..load };
+            let info = Info { core: 3, idle, workers: 2, window: 64, inline: 4096, scheme: Scheme::V1, load };
             assert_eq!(Info::decode(&info.encode()), Ok(info));
             assert!(Info::decode(&info.encode()[..28]).is_err());
         }

@@ -1,30 +1,36 @@
 //! Calls as a [`Target`].
 #![forbid(unsafe_code)]
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rpcrdma::client::{ClientConfig, Connection, LocalClient, PreparedCall};
 use rpcrdma::handoff::idle::{Idle, IdleStep};
-use rpcrdma::mempool::Buf;
-use rpcrdma::wire::{ErrorBody, Version, msg_len, rpc};
-use rpcrdma::{Address, CallError, Config, Reply, Scheme};
+use rpcrdma::wire::ErrorBody;
+use rpcrdma::{Address, CallError, Config, Reply, Services};
 
+use super::form::Travel;
+use super::payload::{Payload, Shape};
+use super::reverse::{Outcome, Run};
 use super::service::{self, Info};
-use crate::cli::RpcOp;
+use crate::cli::{Form, RpcOp};
 use crate::counters::Counters;
 use crate::failure::Failure;
+use crate::figures::Figures;
 use crate::target::Target;
 
 /// Sleeps are no longer than this, whatever happens to a wake-up.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
-/// How long the server may take to say who it is.
-const INFO_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the server may take to answer what is not measured.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Turns between two looks at the clock while nothing but the server's calls is served.
+const TURNS_PER_LOOK: u32 = 256;
 
 /// One size of one test of calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
-    /// The operation.
-    pub(crate) op: RpcOp,
+    /// The operation, and how its payload travels.
+    pub(crate) travel: Travel,
     /// Bytes of payload.
     pub(crate) size: usize,
     /// Connections.
@@ -37,56 +43,57 @@ pub(crate) struct Spec {
     pub(crate) yields: bool,
     /// Of the client's shard.
     pub(crate) config: Config,
-}
-
-/// The longest payload that the arguments of one message hold.
-pub(crate) fn longest_echo(scheme: Scheme, inline: usize) -> usize {
-    let transport = match scheme {
-        Scheme::V1 => msg_len(Version::V1, false),
-        Scheme::V2Incremental => msg_len(Version::V2, false),
-        Scheme::V2Windowed => msg_len(Version::V2, true),
-    };
-    let header = rpc::CallHeader {
-        xid: 0,
-        program: service::PROGRAM,
-        version: service::VERSION,
-        procedure: service::ECHO,
-        credential: rpc::OpaqueAuth::NONE,
-        verifier: rpc::OpaqueAuth::NONE,
-    };
-    (inline - transport - header.encoded_len()) & !3
+    /// What the server does towards us, and what we serve to it.
+    pub(crate) reverse: Option<(Run, Info)>,
 }
 
 /// Connections to a server of calls.
 pub(crate) struct RpcTarget {
     client: LocalClient,
-    op: RpcOp,
-    size: usize,
+    travel: Travel,
+    shape: Shape,
+    kind: Kind,
     /// Bytes of inline arguments.
     args: usize,
+    /// Bytes of inline results that do not go without saying.
+    results: usize,
     procedure: u32,
     lanes: Vec<Lane>,
     stamp: u32,
     idle: Idle,
+    reverse: Option<Run>,
+}
+
+/// How calls are prepared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Arguments, and results, in one message.
+    Plain,
+    /// The payload in a chunk.
+    Chunk,
+    /// The payload among arguments or results, whatever form that takes.
+    Message,
 }
 
 /// The place of one call under way.
 struct Lane {
     connection: Connection,
-    /// The payload's memory, while no call has it: used again for each, and so always hot.
-    payload: Option<Buf>,
-    /// What the end of the payload has to be.
-    expected: u32,
+    payload: Payload,
 }
 
 /// Connects, and asks the server who it is.
-pub(crate) fn connect(address: &Address, config: Config) -> Result<(LocalClient, Info), Failure> {
+pub(crate) fn connect(
+    address: &Address,
+    config: Config,
+    services: Option<Services>,
+) -> Result<(LocalClient, Info), Failure> {
     let scheme = config.scheme;
     let shard = Config { sample_latency: 0, ..config };
-    let config = ClientConfig { shard, ..ClientConfig::new(service::PROGRAM, service::VERSION) };
+    let services = services.map(Arc::new);
+    let config = ClientConfig { shard, services, ..ClientConfig::new(service::PROGRAM, service::VERSION) };
     let mut client = LocalClient::connect(address, config).map_err(|e| Failure::run("connect", e))?;
     let mut call = client.prepare(service::INFO, 0).map_err(|e| Failure::run("call", e))?;
-    call.deadline(INFO_PATIENCE);
+    call.deadline(PATIENCE);
     let reply = client.call(call).map_err(|error| {
         Failure::Run(format!(
             "asking {address} who it is, by {}: {error}; is it an rpcperf, with the same --version and --credit-scheme?",
@@ -100,7 +107,14 @@ pub(crate) fn connect(address: &Address, config: Config) -> Result<(LocalClient,
 impl RpcTarget {
     /// Connects all, and takes all memory.
     pub(crate) fn connect(address: &Address, spec: &Spec) -> Result<Self, Failure> {
-        let (mut client, _) = connect(address, spec.config.clone())?;
+        let mut config = spec.config.clone();
+        let mut services = None;
+        if let Some((_, info)) = &spec.reverse {
+            let program = service::program(info, None)?;
+            config.arenas.push(program.arena);
+            services = Some(program.services);
+        }
+        let (mut client, _) = connect(address, config, services)?;
         let mut connections = vec![client.first()];
         while connections.len() < spec.connections {
             let more = client.add_connection(address).map_err(|error| {
@@ -109,51 +123,68 @@ impl RpcTarget {
             });
             connections.push(more?);
         }
-        let (procedure, args) = match spec.op {
-            RpcOp::Null => (service::NULL, 0),
-            RpcOp::Echo => {
-                let args = spec.size.next_multiple_of(4);
-                (if args <= service::SMALL { service::ECHO_SMALL } else { service::ECHO }, args)
-            }
-            RpcOp::Read => (service::READ, 0),
-            RpcOp::Write => (service::WRITE, 4),
-        };
         connections.truncate(spec.active);
+        let shape = spec.travel.shape(spec.size);
         let mut lanes = Vec::with_capacity(spec.active * spec.outstanding);
         for token in 0..spec.active * spec.outstanding {
             // Neighbouring tokens are on different connections.
             let connection = connections[token % connections.len()];
-            let payload = if spec.op.is_bulk() {
+            let chunk = if shape.sends_chunk() || shape.receives_chunk() {
                 let mut buf = client.alloc(connection, spec.size).map_err(|error| {
                     Failure::Run(format!("memory for payload {token} of {} bytes: {error}", spec.size))
                 })?;
-                buf.iter_mut().enumerate().for_each(|(at, byte)| *byte = service::pattern(at));
+                service::fill(&mut buf);
                 Some(buf)
             } else {
                 None
             };
-            lanes.push(Lane { connection, payload, expected: 0 });
+            lanes.push(Lane { connection, payload: Payload { chunk, expected: 0 } });
         }
-        let idle = Idle::new(spec.config.idle).yield_every(u32::from(spec.yields));
-        Ok(Self { client, op: spec.op, size: spec.size, args, procedure, lanes, stamp: 0, idle })
+        let kind = match (shape.op, shape.form) {
+            (RpcOp::Null, _) | (RpcOp::Echo, Form::Inline) => Kind::Plain,
+            (_, Form::Chunk) => Kind::Chunk,
+            _ => Kind::Message,
+        };
+        Ok(Self {
+            client,
+            travel: spec.travel,
+            shape,
+            kind,
+            args: shape.args(),
+            results: shape.results(),
+            procedure: shape.procedure(),
+            lanes,
+            stamp: 0,
+            idle: Idle::new(spec.config.idle).yield_every(u32::from(spec.yields)),
+            reverse: spec.reverse.as_ref().map(|(run, _)| run.clone()),
+        })
     }
 
     /// An inline call of the lane, its payload stamped.
     #[inline(always)]
-    fn prepare_inline(&mut self, token: u32) -> Result<PreparedCall, CallError> {
+    fn prepare_plain(&mut self, token: u32) -> Result<PreparedCall, CallError> {
         let mut call = self.client.prepare(self.procedure, self.args)?;
         self.stamp = self.stamp.wrapping_add(1);
-        self.lanes[token as usize].expected = service::stamp(call.args_mut(), self.stamp);
+        self.lanes[token as usize].payload.expected = service::stamp(call.args_mut(), self.stamp);
+        Ok(call)
+    }
+
+    /// A call of the lane whose payload is among its arguments or results, stamped.
+    fn prepare_message(&mut self, token: u32) -> Result<PreparedCall, CallError> {
+        let mut call = self.client.prepare(self.procedure, self.args)?;
+        self.stamp = self.stamp.wrapping_add(1);
+        self.lanes[token as usize].payload.expected = self.shape.write_args(call.args_mut(), self.stamp);
+        call.expect_reply(self.results);
         Ok(call)
     }
 
     /// A call of the lane whose payload travels by RDMA, stamped.
-    fn prepare_bulk(&mut self, token: u32) -> Result<PreparedCall, CallError> {
+    fn prepare_chunk(&mut self, token: u32) -> Result<PreparedCall, CallError> {
         let mut call = self.client.prepare_with_chunks(self.procedure, self.args)?;
         self.stamp = self.stamp.wrapping_add(1);
-        let lane = &mut self.lanes[token as usize];
-        let mut payload = lane.payload.take().ok_or(CallError::TooMany)?;
-        let refused = if self.op == RpcOp::Read {
+        let lane = &mut self.lanes[token as usize].payload;
+        let mut payload = lane.chunk.take().ok_or(CallError::TooMany)?;
+        let refused = if self.shape.receives_chunk() {
             // Whatever is there must not be taken for what comes.
             service::stamp(&mut payload, 0);
             call.receive_chunk(payload)
@@ -166,46 +197,59 @@ impl RpcTarget {
         Ok(call)
     }
 
-    fn idle(&mut self) {
+    /// True if it slept.
+    fn idle(&mut self) -> bool {
         match self.idle.next() {
             IdleStep::Spin => {}
             IdleStep::Yield => std::thread::yield_now(),
-            IdleStep::Sleep => self.client.wait(LONGEST_SLEEP),
+            IdleStep::Sleep => {
+                self.client.wait(LONGEST_SLEEP);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Serves for a while.
+    fn serve(&mut self, time: Duration) {
+        let begin = Instant::now();
+        while begin.elapsed() < time {
+            for _ in 0..TURNS_PER_LOOK {
+                if self.client.poll(|_| {}) {
+                    self.idle.reset();
+                } else if self.idle() {
+                    break;
+                }
+            }
         }
     }
-}
 
-/// Holds a reply against its call, and takes the payload's memory back.
-#[inline(always)]
-fn is_right(op: RpcOp, size: usize, lane: &mut Lane, reply: &mut Reply) -> bool {
-    match op {
-        RpcOp::Null => reply.results().is_empty(),
-        RpcOp::Echo => {
-            let results = reply.results();
-            results.len() == size.next_multiple_of(4) && service::tail(results) == lane.expected
-        }
-        RpcOp::Read => {
-            lane.payload = reply.take_chunks().next();
-            let payload = lane.payload.as_deref().unwrap_or(&[]);
-            let len = (size as u32).to_be_bytes();
-            reply.results() == len && payload.len() == size && ends_as_pattern(payload)
-        }
-        RpcOp::Write => {
-            lane.payload = reply.take_sent().next();
-            let (len, tail) = ((size as u32).to_be_bytes(), lane.expected.to_be_bytes());
-            reply.results().split_first_chunk() == Some((&len, &tail[..]))
+    /// A call beside those that are measured.
+    fn ask(&mut self, procedure: u32, args: &[u8]) -> Result<Reply, Failure> {
+        let what = "asking the server for calls of its own";
+        let mut call = self.client.prepare(procedure, args.len()).map_err(|e| Failure::run(what, e))?;
+        call.args_mut().copy_from_slice(args);
+        call.deadline(PATIENCE);
+        self.client.call(call).map_err(|e| Failure::run(what, e))
+    }
+
+    /// The outcome of the server's run, as JSON, as soon as it has one.
+    fn outcome(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+        let mut text: Vec<u8> = Vec::new();
+        loop {
+            let reply = self.ask(service::OUTCOME, &(text.len() as u32).to_be_bytes())?;
+            let (len, page) = reply.results().split_first_chunk().unwrap_or((&[0; 4], &[]));
+            let len = u32::from_be_bytes(*len) as usize;
+            text.extend_from_slice(page);
+            if text.len() >= len || page.is_empty() {
+                return Ok((len > 0).then_some(text));
+            }
         }
     }
-}
-
-#[inline]
-fn ends_as_pattern(payload: &[u8]) -> bool {
-    let start = payload.len().saturating_sub(4);
-    (start..).zip(&payload[start..]).all(|(at, &byte)| byte == service::pattern(at))
 }
 
 #[cold]
-fn wrong(op: RpcOp, results: &[u8]) -> Failure {
+pub(super) fn wrong(op: RpcOp, results: &[u8]) -> Failure {
     let first = &results[..results.len().min(16)];
     Failure::Run(format!(
         "the server answered something else than {} asks for: {} bytes of results, {first:02x?} …",
@@ -215,7 +259,7 @@ fn wrong(op: RpcOp, results: &[u8]) -> Failure {
 }
 
 #[cold]
-fn failed(error: &CallError) -> Failure {
+pub(super) fn failed(error: &CallError) -> Failure {
     let remedy = match error {
         CallError::Transport(ErrorBody::System) => {
             "; the server has no buffer left: start it with the -s, -t and -q of all its clients"
@@ -232,7 +276,11 @@ impl Target for RpcTarget {
 
     #[inline]
     fn start(&mut self, token: u32) -> Result<(), Failure> {
-        let call = if self.op.is_bulk() { self.prepare_bulk(token) } else { self.prepare_inline(token) };
+        let call = match self.kind {
+            Kind::Plain => self.prepare_plain(token),
+            Kind::Chunk => self.prepare_chunk(token),
+            Kind::Message => self.prepare_message(token),
+        };
         let call = call.map_err(|error| failed(&error))?;
         let connection = self.lanes[token as usize].connection;
         // A call that cannot be started is told by the next poll, like any other end.
@@ -248,16 +296,16 @@ impl Target for RpcTarget {
 
     #[inline]
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
-        let Self { client, lanes, op, size, .. } = self;
+        let Self { client, lanes, shape, .. } = self;
         let mut failure = None;
         let busy = client.poll(|mut ended| {
             let token = ended.token as u32;
             match &mut ended.result {
                 Ok(reply) => {
-                    if is_right(*op, *size, &mut lanes[token as usize], reply) {
+                    if shape.is_right(&mut lanes[token as usize].payload, reply) {
                         done.push(token);
                     } else {
-                        failure = Some(wrong(*op, reply.results()));
+                        failure = Some(wrong(shape.op, reply.results()));
                     }
                 }
                 Err(error) => failure = Some(failed(error)),
@@ -273,5 +321,42 @@ impl Target for RpcTarget {
 
     fn counters(&mut self) -> Option<Counters> {
         Some(Counters::from(&self.client.stats()))
+    }
+    fn start_reverse(&mut self) -> Result<(), Failure> {
+        let run = self.reverse.as_ref().ok_or_else(|| Failure::Run("there is no such run".to_owned()))?;
+        let mut text = serde_json::to_vec(run).map_err(|e| Failure::run("the server's run", e))?;
+        // As XDR has it.
+        text.resize(text.len().next_multiple_of(4), b' ');
+        let wanted = run.outstanding as u32;
+        let reply = self.ask(service::START_REVERSE, &text)?;
+        match service::word(reply.results()) {
+            Some(0) => Err(Failure::Run("the server calls another client already".to_owned())),
+            Some(most) if most >= wanted => Ok(()),
+            most => {
+                let most = most.unwrap_or_default();
+                Err(Failure::Run(format!(
+                    "the server has {most} calls of its own under way at a time, and not {wanted}: start it with a larger -t"
+                )))
+            }
+        }
+    }
+
+    fn end_reverse(&mut self) -> Result<Figures, Failure> {
+        let mut patience = Duration::from_millis(1);
+        let text = loop {
+            self.serve(patience);
+            if let Some(text) = self.outcome()? {
+                break text;
+            }
+            // Asking takes time of what is measured.
+            patience = (2 * patience).min(Duration::from_millis(100));
+        };
+        let outcome: Outcome = serde_json::from_slice(&text)
+            .map_err(|e| Failure::run("what the server says of its calls", e))?;
+        outcome.map_err(|why| Failure::Run(format!("the server's calls: {why}")))
+    }
+
+    fn verify(&self, counted: &Counters, operations: u64) -> Result<(), Failure> {
+        self.travel.verify(counted, self.shape.size, operations)
     }
 }

@@ -13,6 +13,18 @@ pub struct Counters {
     pub grants_piggybacked: u64,
     /// Messages that did nothing but grant credits.
     pub grants_pure: u64,
+    /// Messages received that another part of the same call or reply follows.
+    pub parts_received: u64,
+    /// Messages sent that another part of the same call or reply follows.
+    pub parts_sent: u64,
+    /// Calls and replies received that have chunk lists beside their RPC message.
+    pub chunked_received: u64,
+    /// Calls and replies sent that have chunk lists beside their RPC message.
+    pub chunked_sent: u64,
+    /// Calls and replies received whose RPC message is in a chunk.
+    pub long_received: u64,
+    /// Calls and replies sent whose RPC message is in a chunk.
+    pub long_sent: u64,
     /// Messages of less than a fixed header.
     pub rejected_short: u64,
     /// Messages answered with a transport error.
@@ -55,6 +67,12 @@ impl Counters {
         self.sent += other.sent;
         self.grants_piggybacked += other.grants_piggybacked;
         self.grants_pure += other.grants_pure;
+        self.parts_received += other.parts_received;
+        self.parts_sent += other.parts_sent;
+        self.chunked_received += other.chunked_received;
+        self.chunked_sent += other.chunked_sent;
+        self.long_received += other.long_received;
+        self.long_sent += other.long_sent;
         self.rejected_short += other.rejected_short;
         self.rejected_answered += other.rejected_answered;
         self.rejected_dropped += other.rejected_dropped;

@@ -48,7 +48,7 @@ impl InboundTable {
         (slot.live && slot.generation == id.generation).then_some(slot)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn remove(&mut self, id: InboundId) -> Option<Inbound> {
         let slot = self.slots.get_mut(id.index as usize)?;
         if !slot.live || slot.generation != id.generation {

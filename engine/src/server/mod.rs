@@ -9,15 +9,14 @@ use std::time::Duration;
 
 pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
-pub use service::{Handler, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
+pub use service::{Handler, Identify, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
 
 use crate::address::Address;
 use crate::client::{Client, ClientConfig};
 use crate::config::Config;
-use crate::fabric::software::SoftwareFabric;
-use crate::fabric::{Fabric, FabricError};
+use crate::fabric::FabricError;
 use crate::handoff::workers::{PoolError, WorkerConfig};
-use crate::shard::{Command, ConnRef, OpenError, Shard, ShardHandle, SpawnError, Workers, spawn};
+use crate::shard::{Command, ConnRef, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn};
 use crate::stats::ShardStats;
 
 /// How a server runs.
@@ -70,16 +69,14 @@ impl Server {
     /// # Errors
     /// What failed, the limit that was met, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, ServerError> {
-        let Address::Soft(address) = address;
-        let listener = SoftwareFabric::bind(address)?;
+        let listener = address.bind()?;
         let services = Arc::new(services);
         let workers = match &config.workers {
             None => None,
             Some(worker_config) => {
                 let services = Arc::clone(&services);
                 Some(Arc::new(Workers::new(worker_config, move |mut call: Box<ServerCall>| {
-                    let entry = services.entry(call.entry);
-                    call.outcome = (entry.handler)(&mut call);
+                    services.entry(call.entry).run(&mut call);
                     call
                 })?))
             }
@@ -96,9 +93,9 @@ impl Server {
                 shard_config.core = Some(cores[index]);
             }
             let (listener, services, workers) = (listener.clone(), Arc::clone(&services), workers.clone());
-            let own = shard_config.clone();
+            let (own, address) = (shard_config.clone(), address.clone());
             let make = move || {
-                let fabric = SoftwareFabric::new(own.software()).map_err(OpenError::Fabric)?;
+                let fabric = address.open(&own)?;
                 let mut shard = Shard::open(fabric, own, Some(services))?;
                 shard.set_index(index as u32);
                 if let Some(workers) = workers {
@@ -130,6 +127,16 @@ impl Server {
     /// What each shard did so far.
     pub fn stats(&self) -> Vec<ShardStats> {
         self.shards.iter().filter_map(|shard| shard.ask(Command::Stats)).collect()
+    }
+
+    /// Changes the size of the Receives of every shard, while calls run; see
+    /// [`Shard::change_receive_size`](crate::shard::Shard::change_receive_size).
+    ///
+    /// # Errors
+    /// Of the first shard that cannot: those before it have begun.
+    pub fn change_receive_size(&self, bytes: usize) -> Result<(), ResizeError> {
+        let ask = |shard: &ShardHandle| shard.ask(|answer| Command::Resize(bytes, answer));
+        self.shards.iter().try_for_each(|shard| ask(shard).unwrap_or(Err(ResizeError::Stopped)))
     }
 
     /// Takes no more connections, lets the calls under way end, and stops; after `timeout` without regard to them.

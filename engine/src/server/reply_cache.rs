@@ -1,8 +1,8 @@
 //! Replies kept for a while, so that a call which comes twice runs once.
 //!
 //! A client whose connection is lost sends its unanswered calls again, with the same XIDs. For a procedure that must not
-//! run twice (one that appends, renames, removes) the service asks the
-//! cache first:
+//! run twice (one that appends, renames, removes) the
+//! cache is asked first. [`Procedure::once`](super::Procedure::once) does that, for procedures on shards and on workers; what it does is this:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -10,7 +10,7 @@
 //! let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
 //! let key = CallKey::new(Client::number(7), 0x1234, 100003, 3, 12, b"arguments");
 //! match cache.begin(key) {
-//!     Lookup::New(ticket) => ticket.finish(b"results"), // after running it
+//!     Lookup::New(claim) => claim.finish(b"results"), // after running it
 //!     Lookup::InProgress => {}                          // drop it: the first one will be answered
 //!     Lookup::Done(reply) => drop(reply),               // send this
 //!     Lookup::Lost | Lookup::Full => {}                 // answer SYSTEM_ERR
@@ -36,6 +36,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
 
+use super::ServerCall;
+
 /// Bytes of the arguments that the key's checksum covers.
 pub const CHECKSUMMED: usize = 256;
 /// Memory of an entry beside its reply, bytes, about: key, state, and its place in the queue.
@@ -58,7 +60,7 @@ impl Default for ReplyCacheConfig {
 }
 
 /// Who calls. It must be the same after a reconnect, and different clients must have different ones: an identifier
-/// of the upper layer, or the name that [host authentication](crate::proto::auth) proved; not the connection.
+/// of the upper layer, or the name that [host authentication](crate::auth) proved; not the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client([u8; 32]);
 
@@ -75,6 +77,19 @@ impl Client {
     pub fn named(name: &[u8]) -> Self {
         Client(Sha256::digest(name).into())
     }
+}
+
+/// The client whose host has [proved its name](ServerCall::peer_identity). All users of a host are one client then: right if the host
+/// numbers its calls.
+pub fn by_host(call: &ServerCall) -> Option<Client> {
+    call.peer_identity().map(|name| Client::named(name.as_bytes()))
+}
+
+/// The client with this credential: right where a credential names a caller on a host, as AUTH_SYS with machine name and stamp does; `None` for
+/// AUTH_NONE.
+pub fn by_credential(call: &ServerCall) -> Option<Client> {
+    let (flavor, body) = call.credential();
+    (flavor != 0).then(|| Client::named(&[&flavor.to_be_bytes()[..], body].concat()))
 }
 
 /// What makes two calls the same one.
@@ -104,8 +119,8 @@ impl CallKey {
 #[derive(Debug)]
 #[must_use = "a call that came twice must not run"]
 pub enum Lookup {
-    /// It is new: run it, then [finish](Ticket::finish) the ticket.
-    New(Ticket),
+    /// It is new: run it, then [finish](Claim::finish) the claim.
+    New(Claim),
     /// It runs right now: drop this one, the first is answered. (On the connection that this one came by, if that is not the
     /// first one's, the client asks again.)
     InProgress,
@@ -208,7 +223,7 @@ impl ReplyCache {
         }
         part.stats.misses += 1;
         part.calls.insert(key, State::InProgress);
-        Lookup::New(Ticket { cache: Arc::clone(self), key, over: false })
+        Lookup::New(Claim { cache: Arc::clone(self), key, over: false })
     }
 
     /// What happened so far, of all parts.
@@ -265,13 +280,13 @@ fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
 /// A call that runs. Dropped without a word, as when its handler panics, it counts as finished without a reply: part of it
 /// may have been done.
 #[derive(Debug)]
-pub struct Ticket {
+pub struct Claim {
     cache: Arc<ReplyCache>,
     key: CallKey,
     over: bool,
 }
 
-impl Ticket {
+impl Claim {
     /// It ran: from now on this is the answer, for as long as there is room. To be said before the reply is sent.
     pub fn finish(mut self, reply: &[u8]) {
         self.over = true;
@@ -285,7 +300,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for Claim {
     fn drop(&mut self) {
         if !self.over {
             self.cache.finish(&self.key, None);

@@ -151,7 +151,7 @@ impl<F: Fabric> Shard<F> {
         };
         if let Some((call, error)) = again {
             // It cannot be sent again after all.
-            return self.abandon(conn, call, error);
+            return self.abandon(conn, call, CallError::Transport(error));
         }
         self.tell(sink, token, result);
     }

@@ -1,10 +1,12 @@
 //! What the shard keeps for one connection, beside the protocol's own state.
 
+use std::sync::Arc;
+
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
 use crate::fabric::{FabricAddress, Posting, QpId, WindowId, WorkRequest};
-use crate::proto::{CallError, CallId, Connection, Outgoing, Phase};
+use crate::proto::{CallError, CallId, Connection, Outgoing};
 use crate::server::{MAX_CHUNKS, ServerCall};
 use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
@@ -162,8 +164,10 @@ pub(super) struct Conn {
     pub(super) chain: Vec<Posting>,
     /// In the shard's list of connections with something to say.
     pub(super) ready: bool,
-    /// Sends since the last signalled one.
-    pub(super) unsignalled: u32,
+    /// Sends so far; which of them was the last signalled one, and the last that is known to have left. They wrap.
+    sends: u32,
+    signalled: u32,
+    left: u32,
     /// By call slot.
     pub(super) calls: Vec<OutCall>,
     pub(super) free_windows: Vec<WindowId>,
@@ -187,6 +191,10 @@ pub(super) struct Conn {
     /// results.
     pub(super) plain_call: usize,
     pub(super) plain_reply: usize,
+    /// The name that the peer has proved.
+    pub(super) peer: Option<Arc<str>>,
+    /// Calls of the peer need no thought before they are run: it is open, and nobody in particular.
+    pub(super) plain_serving: bool,
     /// Of a client that negotiates: until when, in nanoseconds.
     pub(super) settle_by: u64,
     /// Receives that the shard keeps for it.
@@ -219,7 +227,9 @@ impl Conn {
             proto,
             chain: Vec::with_capacity(64),
             ready: false,
-            unsignalled: 0,
+            sends: 0,
+            signalled: 0,
+            left: 0,
             calls: (0..calls).map(|_| OutCall::default()).collect(),
             free_windows: Vec::new(),
             exposures: Vec::new(),
@@ -233,6 +243,8 @@ impl Conn {
             parts: None,
             plain_call: 0,
             plain_reply: 0,
+            peer: None,
+            plain_serving: false,
             settle_by: u64::MAX,
             reserve: 0,
             last_sent: 0,
@@ -254,11 +266,12 @@ impl Conn {
 
     /// The device is gone, with all that it held.
     pub(super) fn forget_device(&mut self) {
+        self.peer = None;
         self.chain.clear();
         self.free_windows.clear();
         self.exposures.clear();
         self.free_exposures.clear();
-        (self.unsignalled, self.at_workers) = (0, 0);
+        (self.signalled, self.left, self.at_workers) = (self.sends, self.sends, 0);
         (self.assembly, self.parts) = (None, None);
         (self.plain_call, self.plain_reply) = (0, 0);
         self.arrivals.fill(None);
@@ -280,8 +293,8 @@ impl Conn {
 
     /// The connection's terms may have changed: says again what needs no thought.
     pub(super) fn refresh(&mut self) {
-        let (call, reply) = match (self.stage, self.proto.phase()) {
-            (Stage::Open, Phase::Settled) if self.calls_are_taken() => {
+        let (call, reply) = match self.stage {
+            Stage::Open if self.proto.may_call() && self.calls_are_taken() => {
                 let terms = self.proto.terms();
                 let header = wire::msg_len(terms.version, true);
                 (terms.send_inline - header, terms.receive_inline - header - ACCEPTED_REPLY_LEN)
@@ -289,6 +302,10 @@ impl Conn {
             _ => (0, 0),
         };
         (self.plain_call, self.plain_reply) = (call, reply);
+        if self.peer.is_none() {
+            self.peer = self.proto.auth().peer().map(Arc::from);
+        }
+        self.plain_serving = self.stage == Stage::Open && self.peer.is_none();
     }
 
     /// Queues a work request of which nothing need be heard unless it fails.
@@ -300,16 +317,30 @@ impl Conn {
     /// Queues a Send; one in `signal_every` is signalled.
     #[inline]
     pub(super) fn push_send(&mut self, buf: Buf, invalidate: Option<u32>, signal_every: u32) {
-        self.unsignalled += 1;
-        let signalled = self.unsignalled >= signal_every;
+        self.sends = self.sends.wrapping_add(1);
+        let signalled = self.sends.wrapping_sub(self.signalled) >= signal_every;
         if signalled {
-            self.unsignalled = 0;
+            self.signalled = self.sends;
         }
         self.chain.push(Posting {
-            wr_id: 0,
+            wr_id: u64::from(self.sends),
             signalled,
             wr: WorkRequest::Send { buf, invalidate, fence: false },
         });
+    }
+
+    /// A signalled Send has left, and all before it.
+    #[inline]
+    pub(super) fn has_left(&mut self, send: u64) {
+        self.left = send as u32;
+    }
+
+    /// More is on its way than a peer that takes what it is sent can be behind with: replies wait. Else a peer that reads nothing, or claims
+    /// more credits than it has, would have all the buffers of the shard in its queue.
+    #[inline]
+    pub(super) fn is_clogged(&self, signal_every: u32) -> bool {
+        let under_way = self.proto.credits().window().max(self.proto.call_slots() as u32);
+        self.sends.wrapping_sub(self.left) >= under_way.saturating_add(signal_every)
     }
 
     /// A free exposure; its index names it in work requests.

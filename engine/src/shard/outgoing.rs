@@ -85,43 +85,84 @@ impl<F: Fabric> Shard<F> {
         let Some(mut conn) = self.take_ref(conn) else {
             return self.refuse(sink, token, CallError::Closed);
         };
-        let receives_ok = self.posted >= self.reserved;
-        let (mut message, mut memory) = (message, memory);
         let plain = memory.is_none() && message.len() <= conn.plain_call && max_reply <= conn.plain_reply;
-        let result = if plain {
-            conn.proto.start_call_now(token, deadline, receives_ok)
-        } else if conn.is_reviving() {
+        let call = if plain && !self.config.retransmit {
+            self.start_plain(&mut conn, message, token, deadline, sink, started)
+        } else {
+            let request = CallRequest { message, memory, max_reply, deadline: None, token, sink };
+            self.start_shaped(&mut conn, request, deadline, started)
+        };
+        self.put(conn);
+        call
+    }
+
+    /// Starts a call that fits one message, as its reply does, and that is not to be sent again.
+    #[inline(always)]
+    fn start_plain(
+        &mut self,
+        conn: &mut Conn,
+        message: Buf,
+        token: u64,
+        deadline: u64,
+        sink: Sink,
+        started: Option<u64>,
+    ) -> Option<CallId> {
+        let receives_ok = self.posted >= self.reserved;
+        let (call, now) = match conn.proto.start_call_now(token, deadline, receives_ok) {
+            Ok(started) => started,
+            Err(error) => return self.refuse(sink, token, error),
+        };
+        let at = conn.proto.call_slot(call);
+        let out = &mut conn.calls[at];
+        (out.sink, out.started) = (sink, started);
+        if now {
+            self.transmit_plain(conn, call, message, receives_ok);
+            if !self.config.batch {
+                self.post_chain(conn);
+            }
+        } else {
+            out.message = Some(message);
+        }
+        Self::make_ready(&mut self.ready, conn);
+        Some(call)
+    }
+
+    /// Starts any other call; `deadline` is a time, and that of `request` says nothing.
+    fn start_shaped(
+        &mut self,
+        conn: &mut Conn,
+        request: CallRequest,
+        deadline: u64,
+        started: Option<u64>,
+    ) -> Option<CallId> {
+        let CallRequest { mut message, mut memory, max_reply, token, sink, .. } = request;
+        let receives_ok = self.posted >= self.reserved;
+        let result = if conn.is_reviving() {
             // It gets its form when the connection is open again.
             conn.proto.start_call(token, deadline).map(|call| (call, false))
         } else {
-            let shaped = self.shape(&mut conn, &mut message, &mut memory, max_reply);
+            let shaped = self.shape(conn, &mut message, &mut memory, max_reply);
             shaped.and_then(|()| conn.proto.start_call_now(token, deadline, receives_ok))
         };
-        let started = match result {
-            Ok((call, now)) => {
-                let at = conn.proto.call_slot(call);
-                let out = &mut conn.calls[at];
-                (out.sink, out.started) = (sink, started);
-                if !plain || self.config.retransmit {
-                    self.keep(&mut conn, at, &message, memory.as_ref(), max_reply);
-                }
-                let out = &mut conn.calls[at];
-                if now {
-                    let exposure = self.transmit_call(&mut conn, call, message, memory, receives_ok);
-                    conn.calls[at].exposure = exposure;
-                    if !self.config.batch {
-                        self.post_chain(&mut conn);
-                    }
-                } else {
-                    (out.message, out.memory, out.exposure) = (Some(message), memory, None);
-                }
-                Self::make_ready(&mut self.ready, &mut conn);
-                Some(call)
-            }
-            Err(error) => self.refuse(sink, token, error),
+        let (call, now) = match result {
+            Ok(started) => started,
+            Err(error) => return self.refuse(sink, token, error),
         };
-        self.put(conn);
-        started
+        let at = conn.proto.call_slot(call);
+        let out = &mut conn.calls[at];
+        (out.sink, out.started) = (sink, started);
+        self.keep(conn, at, &message, memory.as_ref(), max_reply);
+        if now {
+            conn.calls[at].exposure = self.transmit_call(conn, call, message, memory, receives_ok);
+            if !self.config.batch {
+                self.post_chain(conn);
+            }
+        } else {
+            let out = &mut conn.calls[at];
+            (out.message, out.memory) = (Some(message), memory);
+        }
+        Self::make_ready(&mut self.ready, conn);
+        Some(call)
     }
 
     #[cold]
@@ -202,7 +243,6 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Sends a call: writes its header, exposes its memory, queues the work requests. Returns its exposure, if it has one.
-    #[inline(always)]
     fn transmit_call(
         &mut self,
         conn: &mut Conn,
@@ -211,15 +251,12 @@ impl<F: Fabric> Shard<F> {
         memory: Option<ChunkMemory>,
         receives_ok: bool,
     ) -> Option<u32> {
-        // The XID is the first word of the RPC message, and equal to the transport's (RFC 8166 §4.1).
-        if let Some(word) = message.first_chunk_mut() {
-            *word = call.xid().to_be_bytes();
-        }
+        set_xid(&mut message, call);
         let Some(memory) = memory else {
             if message.len() > conn.plain_call && self.starts_parts(conn, call, &message, None) {
                 self.start_parts(conn, Outgoing::Call(call), message, None, None, receives_ok);
             } else {
-                self.transmit_plain(conn, call, message, receives_ok);
+                self.transmit_rest(conn, call, message, receives_ok);
             }
             return None;
         };
@@ -240,9 +277,16 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Sends a call, or the last part of one, without chunks.
+    /// Sends a call without chunks in one message.
     #[inline(always)]
-    pub(super) fn transmit_plain(
+    fn transmit_plain(&mut self, conn: &mut Conn, call: CallId, mut message: Buf, receives_ok: bool) {
+        set_xid(&mut message, call);
+        self.transmit_rest(conn, call, message, receives_ok);
+    }
+
+    /// Sends a call, or the last part of one, without chunks; its XID is in place.
+    #[inline(always)]
+    pub(super) fn transmit_rest(
         &mut self,
         conn: &mut Conn,
         call: CallId,
@@ -270,7 +314,7 @@ impl<F: Fabric> Shard<F> {
     ) {
         let (at, len) = (message.start(), message.len());
         let lists = Lists::of(&conn.exposures[index as usize], conn.proto.terms());
-        let offer = if self.config.remote_invalidate { lists.offer } else { 0 };
+        let offer = if conn.proto.offers_invalidation() { lists.offer } else { 0 };
         let chunks = Chunks { inv_handle: offer, ..lists.chunks() };
         // A long call is in a chunk itself.
         let form = Form { chunks, external: len == 0 };
@@ -322,6 +366,14 @@ impl<F: Fabric> Shard<F> {
         (exposure.reads, exposure.writes) = (reads, writes);
         exposure.memory = Some(memory);
         Ok(index)
+    }
+}
+
+/// Writes the XID: the first word of the RPC message, and equal to the transport's (RFC 8166 §4.1).
+#[inline(always)]
+fn set_xid(message: &mut Buf, call: CallId) {
+    if let Some(word) = message.first_chunk_mut() {
+        *word = call.xid().to_be_bytes();
     }
 }
 

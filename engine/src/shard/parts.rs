@@ -92,11 +92,14 @@ impl<F: Fabric> Shard<F> {
 
     fn last_part(&mut self, conn: &mut Conn, parts: Parts, receives_ok: bool) {
         match (parts.of, parts.exposure, parts.call) {
-            (_, _, Some(call)) => self.transmit_reply_message(conn, call, parts.message, receives_ok),
+            (_, _, Some(call)) => {
+                let at = (parts.message.start(), parts.message.len());
+                self.transmit_reply_message(conn, call, parts.message, at, receives_ok);
+            }
             (Outgoing::Call(call), Some(index), None) => {
                 self.transmit_exposed(conn, call, parts.message, index, receives_ok);
             }
-            (Outgoing::Call(call), None, None) => self.transmit_plain(conn, call, parts.message, receives_ok),
+            (Outgoing::Call(call), None, None) => self.transmit_rest(conn, call, parts.message, receives_ok),
             _ => {}
         }
     }

@@ -136,7 +136,8 @@ impl<F: Fabric> Shard<F> {
         match opcode {
             Opcode::Read => self.fetched(conn, wr_id as usize),
             Opcode::LocalInvalidate => self.revoked(conn, wr_id as u32),
-            Opcode::Recv | Opcode::Send | Opcode::Write | Opcode::Bind => {}
+            Opcode::Send => conn.has_left(wr_id),
+            Opcode::Recv | Opcode::Write | Opcode::Bind => {}
         }
     }
 
@@ -183,9 +184,11 @@ impl<F: Fabric> Shard<F> {
                 }
                 if let (true, Ok(view)) = (kept, View::check(message, self.config.revision)) {
                     if first {
-                        conn.assembly = self.alloc(2 * self.config.inline);
+                        let roomy = self.pool.alloc(2 * self.config.inline);
+                        conn.assembly = roomy.or_else(|| self.alloc(view.payload().len()));
                         match &mut conn.assembly {
                             Some(buf) => buf.set_window(0, 0),
+                            // Else the last part would be taken for the whole.
                             None => conn.proto.spoil_sequence(),
                         }
                     }
@@ -193,8 +196,11 @@ impl<F: Fabric> Shard<F> {
                 }
                 return;
             }
-            Event::Settled => self.settled(conn),
-            Event::Grant => return conn.refresh(),
+            Event::Settled => {
+                self.settled(conn);
+                self.changed(conn);
+            }
+            Event::Grant | Event::Changed => return self.changed(conn),
             Event::Failed { call, token, error } => self.failed(conn, call, token, error, invalidated),
             Event::Refused { call, token, error } => self.refused(conn, call, token, error, invalidated),
             Event::Late { call } => self.late(conn, call, invalidated),
@@ -308,6 +314,11 @@ impl<F: Fabric> Shard<F> {
         }
         let mut more = true;
         for _ in 0..TRANSMIT_BATCH {
+            if conn.is_clogged(self.config.signal_every) {
+                // It goes on when something has left.
+                more = false;
+                break;
+            }
             let Some(out) = conn.proto.poll_transmit(receives_ok) else {
                 more = false;
                 break;
@@ -323,6 +334,7 @@ impl<F: Fabric> Shard<F> {
                 Outgoing::Error { .. }
                 | Outgoing::WrongVersion { .. }
                 | Outgoing::Connprop
+                | Outgoing::Optional
                 | Outgoing::Grant => {
                     if !self.transmit_header(conn, out, receives_ok) {
                         break;
@@ -344,7 +356,11 @@ impl<F: Fabric> Shard<F> {
     /// A message that is nothing but a header. False if there was no buffer for it: it is tried again in the next turn, before
     /// anything else.
     fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) -> bool {
-        let end = if out == Outgoing::Connprop { SMALL_BUFFER } else { HEADROOM_PLAIN };
+        let end = match out {
+            Outgoing::Connprop => conn.proto.connprop_room(),
+            Outgoing::Optional => SMALL_BUFFER,
+            _ => HEADROOM_PLAIN,
+        };
         let Some(mut buf) = self.alloc(end) else {
             conn.proto.take_back(out);
             return false;
@@ -386,14 +402,17 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn refill(&mut self) {
         let target = self.reserved + RECEIVE_MARGIN;
         let wanted = target.saturating_sub(self.posted + self.receives.len());
+        self.sizing.drain_remote();
         for _ in 0..wanted {
-            match self.alloc(self.config.inline) {
+            match self.alloc_receive() {
                 Some(buf) => self.receives.push(buf),
                 None => break,
             }
         }
         if !self.receives.is_empty() {
-            self.posted += self.fabric.post_recv(None, &mut self.receives);
+            let posted = self.fabric.post_recv(None, &mut self.receives);
+            self.posted += posted;
+            self.sizing.posted(posted);
         }
         if self.starved && self.posted >= self.reserved {
             self.relieved();

@@ -39,8 +39,8 @@ impl<F: Fabric> Shard<F> {
         if let Some(started) = conn.arrivals[id.index()].take() {
             let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
         }
-        buf.set_window(at, len);
         if len + HEADROOM_CHUNKS > conn.proto.terms().send_inline {
+            buf.set_window(at, len);
             match reply_form(conn, &call, len) {
                 ReplyForm::Inline => {}
                 ReplyForm::ReplyChunk => return self.transmit_long_reply(conn, call, buf, receives_ok),
@@ -50,19 +50,19 @@ impl<F: Fabric> Shard<F> {
                 }
             }
         }
-        self.transmit_reply_message(conn, call, buf, receives_ok);
+        self.transmit_reply_message(conn, call, buf, (at, len), receives_ok);
     }
 
-    /// Sends a reply that is in `buf`, or what is left of it: queues the RDMA Writes, writes the header, queues the Send.
+    /// Sends a reply, or what is left of it, which is in `buf` from a byte on, and so long: queues the RDMA Writes, writes the header, queues the Send.
     #[inline(always)]
     pub(super) fn transmit_reply_message(
         &mut self,
         conn: &mut Conn,
         mut call: Box<ServerCall>,
         mut buf: Buf,
+        (at, len): (usize, usize),
         receives_ok: bool,
     ) {
-        let (at, len) = (buf.start(), buf.len());
         let start = if call.returns {
             Self::emit_written(conn, &mut call, None, receives_ok, &mut buf, at)
         } else {
@@ -98,7 +98,7 @@ impl<F: Fabric> Shard<F> {
         mut buf: Buf,
         window: Option<(usize, usize)>,
     ) {
-        let offered = call.inv_handle != 0 && self.config.remote_invalidate;
+        let offered = call.inv_handle != 0 && conn.proto.terms().remote_invalidation;
         match window {
             Some((start, len)) if len <= conn.proto.terms().send_inline => {
                 buf.set_window(start, len);

@@ -14,6 +14,7 @@ use crate::config::{HEADROOM_CHUNKS, POLL_BATCH};
 use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, WorkRequest};
 use crate::handoff::workers::JobError;
 use crate::proto::{InboundId, Refusal, ReplyForm};
+use crate::server::reply_cache::Lookup;
 use crate::server::{
     MAX_CHUNKS, Placement, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall,
 };
@@ -24,24 +25,40 @@ use crate::wire::{ErrorBody, HeaderType, Version, View};
 const REFUSAL_LEN: usize = 64;
 
 impl<F: Fabric> Shard<F> {
+    /// As [`serve`](Self::serve), for calls that did not come in one message.
+    fn serve_whole(&mut self, conn: &mut Conn, call: Box<ServerCall>, read: Result<(), Reject>) {
+        self.serve(conn, call, read);
+    }
+
     /// A call has arrived, and has been read.
-    #[inline]
+    #[inline(always)]
     pub(super) fn serve(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, read: Result<(), Reject>) {
         if self.sampled() {
             conn.arrivals[call.id.index()] = Some(self.clock.read());
         }
-        // A server that drains ends what it has begun, and begins nothing.
-        let refused =
-            if conn.stage == Stage::Draining { Err(Reject::Transport(ErrorBody::System)) } else { read };
-        match refused.and_then(|()| self.prepare(&mut call)) {
+        let read = if conn.plain_serving { read } else { Self::look_twice(conn, &mut call, read) };
+        match read.and_then(|()| self.prepare(&mut call)) {
             Ok(()) if self.fetch.is_empty() => self.run(conn, call),
             Ok(()) => self.fetch(conn, call),
             Err(reject) => self.reject(conn, call, reject),
         }
     }
 
+    /// A call on a connection that drains, or whose peer has a name.
+    #[cold]
+    fn look_twice(conn: &Conn, call: &mut ServerCall, read: Result<(), Reject>) -> Result<(), Reject> {
+        // A server that drains ends what it has begun, and begins nothing.
+        if conn.stage == Stage::Draining {
+            return Err(Reject::Transport(ErrorBody::System));
+        }
+        if let Some(peer) = &conn.peer {
+            call.name_peer(peer);
+        }
+        read
+    }
+
     /// Gives the call the memory that its procedure declared.
-    #[inline]
+    #[inline(always)]
     fn prepare(&mut self, call: &mut ServerCall) -> Result<(), Reject> {
         let Some(services) = self.services.as_ref() else { return Err(Reject::NotACall) };
         let entry = services.entry(call.entry);
@@ -140,7 +157,7 @@ impl<F: Fabric> Shard<F> {
         let services = self.services.clone();
         let read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
         call.message = Some(message);
-        self.serve(conn, call, read);
+        self.serve_whole(conn, call, read);
     }
 
     /// A call has arrived whose RPC message is in a chunk, or came in parts.
@@ -167,7 +184,7 @@ impl<F: Fabric> Shard<F> {
             read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
         }
         call.message = Some(message);
-        self.serve(conn, call, read);
+        self.serve_whole(conn, call, read);
     }
 
     /// Runs a call, here or on a worker.
@@ -175,16 +192,56 @@ impl<F: Fabric> Shard<F> {
     fn run(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let Some(services) = self.services.as_ref() else { return };
         let entry = services.entry(call.entry);
-        match entry.placement {
-            Placement::Workers if self.workers.is_some() => {
-                conn.at_workers += 1;
-                self.backlog.push_back(call);
-            }
-            _ => {
-                // As on a worker: a handler that panics costs its call, and nobody else's.
-                let run = AssertUnwindSafe(|| (entry.handler)(&mut call));
-                call.outcome = catch_unwind(run).unwrap_or(Err(Refusal::SystemError));
+        if !entry.plain {
+            return self.run_elsewhere(conn, call);
+        }
+        // As on a worker: a handler that panics costs its call, and nobody else's.
+        let run = AssertUnwindSafe(|| (entry.handler)(&mut call));
+        call.outcome = catch_unwind(run).unwrap_or(Err(Refusal::SystemError));
+        self.finish(conn, call);
+    }
+
+    /// Runs a call of a procedure that runs on workers, or once.
+    fn run_elsewhere(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+        let Some(services) = self.services.as_ref() else { return };
+        let entry = services.entry(call.entry);
+        if let Some(known) = entry.once.as_ref().and_then(|once| once.look_up(&mut call)) {
+            let silent = entry.silent;
+            return self.run_before(conn, call, known, silent);
+        }
+        if entry.placement == Placement::Workers && self.workers.is_some() {
+            conn.at_workers += 1;
+            return self.backlog.push_back(call);
+        }
+        if catch_unwind(AssertUnwindSafe(|| entry.run(&mut call))).is_err() {
+            call.outcome = Err(Refusal::SystemError);
+            call.remember();
+        }
+        self.finish(conn, call);
+    }
+
+    /// A call has come that came before: it must not run again.
+    fn run_before(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, known: Lookup, silent: bool) {
+        match known {
+            Lookup::Done(reply) => {
+                call.outcome = match call.reply_mut(reply.len()) {
+                    Some(results) => {
+                        results.copy_from_slice(&reply);
+                        Ok(())
+                    }
+                    None => Err(Refusal::SystemError),
+                };
                 self.finish(conn, call);
+            }
+            Lookup::Lost | Lookup::Full if !silent => {
+                self.reject(conn, call, Reject::Rpc(reply_body(Refusal::SystemError)));
+            }
+            // The first one will be answered, or nobody waits for an answer. (It is not new: that was seen to before.)
+            Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::New(_) => {
+                conn.proto.forget(call.id);
+                conn.arrivals[call.id.index()] = None;
+                self.boxes.put(call);
+                Self::make_ready(&mut self.ready, conn);
             }
         }
     }
@@ -235,7 +292,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// The handler is through: queues the reply.
-    #[inline]
+    #[inline(always)]
     fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         self.stats.calls += 1;
         if let Err(refusal) = call.outcome {
@@ -291,10 +348,14 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's chain is posted.
-    #[inline]
+    #[inline(always)]
     fn answer(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         let receives_ok = self.posted >= self.reserved;
-        if conn.proto.reply_now(call.id, receives_ok) {
+        let clogged = conn.is_clogged(self.config.signal_every);
+        if clogged {
+            conn.proto.reply(call.id);
+        }
+        if !clogged && conn.proto.reply_now(call.id, receives_ok) {
             self.transmit_reply(conn, call, receives_ok);
         } else {
             let index = call.id.index();

@@ -1,6 +1,6 @@
 //! Calls with memory: Read chunks, Write chunks, what a binding allows, and memory that outlives its call.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use rpcrdma::server::{MAX_CHUNKS, ServerConfig};
@@ -139,13 +139,18 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
     };
     let transport = |error| Err(CallError::Transport(error));
     assert_eq!(call(20, &[1000, 1000], &[5000]), Ok(()), "room beyond the longest result stays unused");
-    assert_eq!(call(20, &[1, 1, 1], &[]), transport(ErrorBody::ReadChunks { max: 2 }));
     assert_eq!(call(20, &[1001], &[]), transport(ErrorBody::BadXdr));
     assert_eq!(call(20, &[], &[1, 1]), transport(ErrorBody::WriteChunks { max: 1 }));
-    assert_eq!(call(ECHO, &[5], &[]), transport(ErrorBody::ReadChunks { max: 0 }));
-    assert_eq!(call(ECHO, &[], &[5]), transport(ErrorBody::WriteChunks { max: 0 }));
     assert_eq!(call(REFUSE, &[], &[]), Err(CallError::Refused(Refusal::GarbageArguments)));
     assert_eq!(call(999, &[5], &[5]), Err(CallError::Refused(Refusal::ProcedureUnavailable)));
+    // These are refused too, and sent again with nothing reduced.
+    assert_eq!(call(20, &[1, 1, 1], &[]), Ok(()));
+    assert_eq!(call(ECHO, &[5], &[]), Ok(()));
+    assert_eq!(call(ECHO, &[], &[5]), Ok(()));
+    let again = client.stats().calls_again;
+    assert_eq!(again, 1 + 1 + 2, "the Write chunk is tried once more, with a larger Reply chunk");
+    drop(client);
+    assert_eq!(world.server().stats()[0].calls_failed, 4 + again);
 }
 
 #[test]
@@ -154,13 +159,16 @@ fn positions_that_cannot_be_end_their_call_alone() {
     let address = world.serve(small_server());
     let mut client = world.client(&address, small());
     let first = client.first();
-    for positions in [&[3][..], &[8], &[4, 4 + 60], &[1 << 20], &[4, 0]] {
+    // Not a multiple of 4, behind the arguments, within another chunk, in front of another chunk.
+    for positions in [&[3][..], &[8], &[1 << 20], &[4, 4 + 68], &[4, 4 + 60], &[4, 0]] {
         let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
         for &at in positions {
             call.send_chunk(at, client.alloc(first, 64).unwrap()).unwrap();
         }
         let error = client.call(call).map(drop);
-        assert_eq!(error, Err(CallError::Transport(ErrorBody::BadXdr)), "{positions:?}");
+        // Positions count from the start of the RPC message: its header has 40 bytes.
+        let wrong = 40 + *positions.last().unwrap() as u32;
+        assert_eq!(error, Err(CallError::Position(wrong)), "{positions:?}");
         store(&mut client, 1, &[64]).unwrap();
     }
 }
@@ -322,8 +330,10 @@ fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
 fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
     let mut world = World::new("late");
     let mut services = standard_services();
-    let handler = |call: &mut rpcrdma::ServerCall| {
-        std::thread::sleep(Duration::from_millis(20));
+    let (go, wait) = mpsc::channel();
+    let wait = Mutex::new(wait);
+    let handler = move |call: &mut rpcrdma::ServerCall| {
+        let () = wait.lock().unwrap().recv().map_err(|_| Refusal::SystemError)?;
         let n = call.result_mut(0).ok_or(Refusal::SystemError)?.len();
         pattern(9, call.result_mut(0).ok_or(Refusal::SystemError)?);
         call.set_result_len(0, n);
@@ -356,6 +366,7 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
                 ends == 1
             }));
             assert_eq!(client.stats().exposed_buffers, 2, "the server may still write");
+            go.send(()).unwrap();
             assert!(settles(|| {
                 client.poll(|_| panic!("it ends once"));
                 client.stats().exposed_buffers == 0

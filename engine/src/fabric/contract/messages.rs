@@ -9,6 +9,7 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "many messages, through every place of the rings", check: volume },
         Case { name: "a long conversation of short messages", check: conversation },
         Case { name: "a shared receive queue serves all connections", check: shared_queue },
+        Case { name: "Receives behind a fence are taken last", check: fenced_receives },
         Case { name: "a queue pair's own receive queue is its own", check: own_queue },
         Case { name: "a chain is carried out in order", check: chain },
         Case { name: "only signalled requests complete", check: selective_signalling },
@@ -116,6 +117,30 @@ fn shared_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
     Ok(())
 }
 
+fn fenced_receives<F: Fabric>(w: &mut World<F>) -> Outcome {
+    const OLD: usize = 5;
+    let (c, s) = w.connect()?;
+    let larger = |end: &mut End<F>| {
+        let mut one = vec![end.pool.alloc(1 << 20).ok_or("the pool is empty")?];
+        same("Receives posted", end.fabric.post_recv(None, &mut one), 1)
+    };
+    w.client.post_receives(None, OLD)?;
+    w.client.fabric.fence_receives();
+    for i in 0..3 * OLD {
+        // Two of them, in chains of their own; later ones replace them.
+        if i == 0 || i == OLD - 1 || i > OLD {
+            larger(&mut w.client)?;
+        }
+        let send = w.server.quiet_send(0, &pattern(i, 64))?;
+        w.server.post(s, [send])?;
+        let got = w.client_done(c, Opcode::Recv)?;
+        same("message", bytes(&got)?, &pattern(i, 64)[..])?;
+        let old = got.buf.as_ref().is_some_and(|buf| buf.capacity() < 1 << 20);
+        same(&format!("message {i} took an old Receive"), old, i < OLD)?;
+    }
+    Ok(())
+}
+
 fn own_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
     let own = ConnectParams { own_receive_queue: Some(4), rnr_retry: 7, ..ConnectParams::default() };
     let (c, s) = w.connect_with(&ConnectParams::default(), &own)?;
@@ -192,9 +217,14 @@ fn too_long<F: Fabric>(w: &mut World<F>) -> Outcome {
     let send = w.client.send(1, &vec![7; capacity + 1])?;
     w.client.post(c, [send])?;
     let got = w.server_done(s, Opcode::Recv)?;
-    same("receiver", got.status, Status::LocalLength)?;
+    // Some devices (rxe) have another name for it.
+    ensure!(matches!(got.status, Status::LocalLength | Status::LocalQpOperation), "receiver: {got:?}");
     let sent = w.client_done(c, Opcode::Send)?;
-    same("sender", (sent.wr_id, sent.status), (1, Status::RemoteInvalidRequest))?;
+    same("sender", sent.wr_id, 1)?;
+    ensure!(
+        matches!(sent.status, Status::RemoteInvalidRequest | Status::RemoteOperation),
+        "sender: {sent:?}"
+    );
     w.client_disconnected(c)?;
     w.server_disconnected(s)
 }

@@ -41,7 +41,6 @@ mod request;
 mod retire;
 mod ring;
 mod send;
-mod table;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -54,10 +53,10 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 pub use self::address::SoftwareListener;
 pub use self::config::SoftwareConfig;
 use self::connect::Connections;
-use self::qp::{Common, State, flushed_receive};
+use self::qp::{Common, Qp, State, flushed_receive};
 use self::receive::Polled;
 use self::region::{PeerMemory, Regions};
-use self::table::Table;
+use super::table::Table;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
     FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
@@ -70,7 +69,7 @@ const COLD_POLLS: usize = 2;
 #[derive(Debug)]
 pub struct SoftwareFabric {
     common: Common,
-    table: Table,
+    table: Table<Qp>,
     /// Queue pairs that every poll looks at.
     hot: Vec<u32>,
     /// Where the next poll begins in `hot`.
@@ -83,10 +82,14 @@ pub struct SoftwareFabric {
 }
 
 impl SoftwareFabric {
+    /// The word before the colon of its addresses.
+    pub const SCHEME: &'static str = "soft";
+
     /// Opens the fabric for one shard.
     pub fn new(config: SoftwareConfig) -> Result<Self, FabricError> {
         config.check()?;
         let capabilities = Capabilities {
+            scheme: Self::SCHEME,
             device: "software (shared memory)".to_owned(),
             max_send_wr: 1 << 16,
             max_recv_wr: config.shared_receives as u32,
@@ -97,12 +100,14 @@ impl SoftwareFabric {
             max_read_depth: u16::MAX,
             remote_invalidate: true,
             exposure_needs_own_arena: true,
+            checks_window_bounds: true,
             shared_receive_queue: true,
         };
         Ok(Self {
             connections: Connections::new()?,
             common: Common {
                 receives: Vec::with_capacity(config.shared_receives),
+                fenced: None,
                 ready: VecDeque::with_capacity(64),
                 events: VecDeque::new(),
                 stats: FabricStats::default(),
@@ -298,6 +303,10 @@ impl Fabric for SoftwareFabric {
         (mem.offset() + offset) as u64
     }
 
+    fn fence_receives(&mut self) {
+        self.common.fenced = Some(0);
+    }
+
     #[inline]
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
         let (queue, depth, error) = match qp {
@@ -316,6 +325,7 @@ impl Fabric for SoftwareFabric {
         let n = bufs[..room].iter().take_while(|b| regions.contains(b.arena())).count();
         self.common.stats.recv_posts += n as u64;
         match error {
+            None if qp.is_none() && self.common.fenced.is_some() => self.common.post_behind(bufs.drain(..n)),
             None => queue.extend(bufs.drain(..n)),
             Some(id) => self.common.ready.extend(bufs.drain(..n).map(|b| flushed_receive(id, b))),
         }

@@ -15,9 +15,9 @@ fn key(xid: u32) -> CallKey {
     CallKey::new(Client::number(1), xid, 100, 3, 9, b"arguments")
 }
 
-fn new(cache: &Arc<ReplyCache>, key: CallKey) -> Ticket {
+fn new(cache: &Arc<ReplyCache>, key: CallKey) -> Claim {
     match cache.begin(key) {
-        Lookup::New(ticket) => ticket,
+        Lookup::New(claim) => claim,
         other => panic!("not new: {other:?}"),
     }
 }
@@ -32,9 +32,9 @@ fn reply(cache: &Arc<ReplyCache>, key: CallKey) -> Option<Vec<u8>> {
 #[test]
 fn a_call_runs_once_and_is_answered_again() {
     let cache = cache(8, 1024);
-    let ticket = new(&cache, key(1));
+    let claim = new(&cache, key(1));
     assert!(matches!(cache.begin(key(1)), Lookup::InProgress));
-    ticket.finish(b"results");
+    claim.finish(b"results");
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]));
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]), "as often as it is asked for");
     let expected =
@@ -92,10 +92,10 @@ fn the_call_that_finished_longest_ago_goes_first() {
 #[test]
 fn calls_in_progress_are_never_forgotten() {
     let cache = cache(3, 1024);
-    let tickets: Vec<Ticket> = (0..3).map(|xid| new(&cache, key(xid))).collect();
+    let claims: Vec<Claim> = (0..3).map(|xid| new(&cache, key(xid))).collect();
     assert!(matches!(cache.begin(key(9)), Lookup::Full));
     assert!((0..3).all(|xid| matches!(cache.begin(key(xid)), Lookup::InProgress)));
-    tickets.into_iter().for_each(|ticket| ticket.finish(b"done"));
+    claims.into_iter().for_each(|claim| claim.finish(b"done"));
     new(&cache, key(9)).finish(b"9");
     assert_eq!((cache.stats().entries, cache.stats().full), (3, 1));
 }
@@ -125,9 +125,9 @@ fn a_reply_that_is_too_long_is_not_kept_but_its_call_does_not_run_again() {
 #[test]
 fn a_handler_that_panics_leaves_a_call_that_does_not_run_again() {
     let cache = cache(16, 100);
-    let ticket = new(&cache, key(1));
+    let claim = new(&cache, key(1));
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
-        let _ticket = ticket;
+        let _claim = claim;
         std::panic::resume_unwind(Box::new("as the test wants"));
     }));
     assert!(panicked.is_err());
@@ -152,9 +152,9 @@ fn many_threads_run_each_call_once() {
             scope.spawn(|| {
                 for (xid, runs) in runs.iter().enumerate() {
                     match cache.begin(key(xid as u32)) {
-                        Lookup::New(ticket) => {
+                        Lookup::New(claim) => {
                             runs.fetch_add(1, Ordering::Relaxed);
-                            ticket.finish(&(xid as u32).to_be_bytes());
+                            claim.finish(&(xid as u32).to_be_bytes());
                         }
                         Lookup::Done(reply) => assert_eq!(&reply[..], (xid as u32).to_be_bytes()),
                         Lookup::InProgress => {}
@@ -178,13 +178,13 @@ proptest! {
         steps in prop::collection::vec((0u32..12, 0u8..4, 0usize..60), 0..200),
     ) {
         let cache = cache(6, 100);
-        let mut running: HashMap<u32, Ticket> = HashMap::new();
+        let mut running: HashMap<u32, Claim> = HashMap::new();
         let mut finished: HashMap<u32, Option<Vec<u8>>> = HashMap::new();
         for (xid, action, len) in steps {
             match action {
                 0 | 1 => match cache.begin(key(xid)) {
-                    Lookup::New(ticket) => {
-                        prop_assert!(running.insert(xid, ticket).is_none());
+                    Lookup::New(claim) => {
+                        prop_assert!(running.insert(xid, claim).is_none());
                         finished.remove(&xid);
                     }
                     Lookup::InProgress => prop_assert!(running.contains_key(&xid)),
@@ -194,16 +194,16 @@ proptest! {
                     Lookup::Lost => prop_assert_eq!(finished.get(&xid), Some(&None)),
                     Lookup::Full => prop_assert!(running.len() == 6),
                 },
-                2 => if let Some(ticket) = running.remove(&xid) {
+                2 => if let Some(claim) = running.remove(&xid) {
                     let reply = vec![xid as u8; len];
-                    ticket.finish(&reply);
+                    claim.finish(&reply);
                     finished.insert(xid, Some(reply));
                 },
-                _ => if let Some(ticket) = running.remove(&xid) {
+                _ => if let Some(claim) = running.remove(&xid) {
                     if len < 30 {
-                        ticket.forget();
+                        claim.forget();
                     } else {
-                        drop(ticket);
+                        drop(claim);
                         finished.insert(xid, None);
                     }
                 },

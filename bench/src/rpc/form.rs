@@ -1,0 +1,249 @@
+//! The forms in which payloads travel: what each can carry, what a client must be set up with for it, and what its counters say
+//! when it was really used.
+#![forbid(unsafe_code)]
+
+use rpcrdma::Scheme;
+use rpcrdma::wire::rpc::{self, ACCEPTED_REPLY_LEN};
+use rpcrdma::wire::xdr::padded;
+use rpcrdma::wire::{Version, msg_len, private_data};
+
+use super::payload::Shape;
+use super::service;
+use crate::cli::{Direction, Form, RpcOp};
+use crate::counters::Counters;
+use crate::failure::Failure;
+
+/// One operation in one form, under one protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Travel {
+    /// The operation.
+    pub(crate) op: RpcOp,
+    /// How its payload travels; of `null`, which has none, inline.
+    pub(crate) form: Form,
+    /// Version and credit scheme.
+    pub(crate) scheme: Scheme,
+    /// The longest Send, in bytes.
+    pub(crate) inline: usize,
+}
+
+impl Travel {
+    /// `form` as it was asked for, or the operation's usual one.
+    pub(crate) fn new(
+        op: RpcOp,
+        form: Option<Form>,
+        direction: Direction,
+        scheme: Scheme,
+        inline: usize,
+    ) -> Result<Self, Failure> {
+        let usual = if op.is_bulk() { Form::Chunk } else { Form::Inline };
+        let travel = Self { op, form: form.unwrap_or(usual), scheme, inline };
+        let name = travel.form.name();
+        let refused = match (op, travel.form, scheme) {
+            (RpcOp::Null, ..) if form.is_some() => "--op null carries no payload".to_owned(),
+            (RpcOp::Echo, Form::Chunk, _) => {
+                "nothing of an echo may travel apart from its message; see --op read and write".to_owned()
+            }
+            (_, Form::Continued, Scheme::V1) => {
+                "version 1 has one message for a call or a reply; see --version 2".to_owned()
+            }
+            (_, Form::Chunk | Form::Long, Scheme::V1) if direction != Direction::Forward => {
+                "version 1 has no chunks in the reverse direction (RFC 8167 section 5.3); see --form inline and --version 2"
+                    .to_owned()
+            }
+            _ => return Ok(travel),
+        };
+        Err(Failure::Usage(format!("--form {name}: {refused}")))
+    }
+
+    /// The longest Send that the two ends agree on.
+    fn threshold(&self) -> usize {
+        match self.scheme {
+            // Thresholds of version 1 are told in multiples of 1024 (RFC 8797).
+            Scheme::V1 => (self.inline & !1023).min(private_data::MAX_INLINE as usize),
+            Scheme::V2Windowed | Scheme::V2Incremental => self.inline,
+        }
+    }
+
+    /// The longest RPC message that one Send has room for.
+    fn room(&self) -> usize {
+        self.threshold()
+            - match self.scheme {
+                Scheme::V1 => msg_len(Version::V1, false),
+                Scheme::V2Incremental => msg_len(Version::V2, false),
+                Scheme::V2Windowed => msg_len(Version::V2, true),
+            }
+    }
+
+    /// Bytes of the RPC messages that a payload of so many bytes is in: the call's, the reply's; 0 for one that it is not in.
+    fn messages(&self, size: usize) -> [usize; 2] {
+        let call = call_header_len();
+        match self.op {
+            RpcOp::Null => [0, 0],
+            _ if self.form == Form::Chunk => [0, 0],
+            RpcOp::Echo => [call + padded(size), ACCEPTED_REPLY_LEN + padded(size)],
+            RpcOp::Read => [0, ACCEPTED_REPLY_LEN + 4 + padded(size)],
+            RpcOp::Write => [call + 4 + padded(size), 0],
+        }
+    }
+
+    /// Whether payloads of `size` bytes can travel so.
+    pub(crate) fn carries(&self, size: usize) -> bool {
+        let mut messages = self.messages(size).into_iter().filter(|&len| len > 0);
+        match self.form {
+            Form::Chunk => true,
+            Form::Inline => messages.all(|len| len <= self.room()),
+            Form::Continued | Form::Long => messages.all(|len| len > self.room()),
+        }
+    }
+
+    /// Why a size does not do.
+    pub(crate) fn explain(&self) -> String {
+        let (op, threshold, room) = (self.op.name(), self.threshold(), self.room());
+        let headers = self.messages(0).into_iter();
+        match self.form {
+            Form::Chunk => "it may be any".to_owned(),
+            Form::Inline => {
+                let longest = room.saturating_sub(headers.max().unwrap_or(0)) & !3;
+                format!(
+                    "--op {op} travels inline, and within the inline threshold of {threshold} bytes there is room for {longest} \
+                     beside the headers; larger payloads go by --form continued, chunk or long, or with a larger --inline"
+                )
+            }
+            Form::Continued | Form::Long => {
+                let least = headers.filter(|&len| len > 0).min().unwrap_or(0);
+                let longest = room.saturating_sub(least) & !3;
+                format!(
+                    "within the inline threshold of {threshold} bytes up to {longest} travel inline, in whatever form was \
+                     asked for; take more, or a smaller --inline"
+                )
+            }
+        }
+    }
+
+    /// The payload is in RPC messages that may be longer than one Send.
+    pub(crate) fn is_long(&self) -> bool {
+        matches!(self.form, Form::Continued | Form::Long)
+    }
+
+    /// The payload of a call and its reply, of so many bytes.
+    pub(crate) fn shape(&self, size: usize) -> Shape {
+        Shape { op: self.op, form: self.form, size }
+    }
+
+    /// Holds what was counted at one end against `calls` calls, at least, that were made with payloads of `size` bytes.
+    pub(crate) fn verify(&self, counted: &Counters, size: usize, calls: u64) -> Result<(), Failure> {
+        let messages = self.messages(size);
+        let bulk = u64::from(self.op != RpcOp::Null);
+        let part_room = self.room() & !3;
+        // How often each call has each of them, at least; `None` where it may have any number.
+        let (parts, chunked, long) = match self.form {
+            Form::Inline => (Some(0), Some(0), Some(0)),
+            Form::Chunk => (Some(0), Some(bulk), Some(0)),
+            Form::Continued => {
+                let parts: usize = messages.iter().map(|len| len.div_ceil(part_room).saturating_sub(1)).sum();
+                (Some(parts as u64), Some(0), Some(0))
+            }
+            // Of the two messages of a call, the other one may have chunk lists.
+            Form::Long => (Some(0), None, Some(messages.iter().filter(|&&len| len > 0).count() as u64)),
+        };
+        let found = [
+            ("messages with more to follow", counted.parts_sent + counted.parts_received, parts),
+            ("messages with chunk lists", counted.chunked_sent + counted.chunked_received, chunked),
+            ("messages in chunks", counted.long_sent + counted.long_received, long),
+        ];
+        for (what, count, each) in found {
+            let Some(each) = each else { continue };
+            if count < calls * each || (each == 0 && count > 0) {
+                return Err(Failure::Run(format!(
+                    "--form {}: in {calls} calls there were {count} {what}, and each call should have had {each}: they did \
+                     not travel in this form",
+                    self.form.name()
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of the RPC header of a call.
+fn call_header_len() -> usize {
+    let header = rpc::CallHeader {
+        xid: 0,
+        program: service::PROGRAM,
+        version: service::VERSION,
+        procedure: service::ECHO,
+        credential: rpc::OpaqueAuth::NONE,
+        verifier: rpc::OpaqueAuth::NONE,
+    };
+    header.encoded_len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn travel(
+        op: RpcOp,
+        form: Option<Form>,
+        direction: Direction,
+        scheme: Scheme,
+    ) -> Result<Travel, Failure> {
+        Travel::new(op, form, direction, scheme, 4096)
+    }
+
+    #[test]
+    fn what_cannot_be_is_explained() {
+        use Direction::{Both, Forward, Reverse};
+        for (op, form, direction, scheme, said) in [
+            (RpcOp::Null, Form::Inline, Forward, Scheme::V2Windowed, "no payload"),
+            (RpcOp::Echo, Form::Chunk, Forward, Scheme::V2Windowed, "read and write"),
+            (RpcOp::Echo, Form::Continued, Forward, Scheme::V1, "--version 2"),
+            (RpcOp::Read, Form::Chunk, Reverse, Scheme::V1, "RFC 8167"),
+            (RpcOp::Echo, Form::Long, Both, Scheme::V1, "RFC 8167"),
+        ] {
+            let error = travel(op, Some(form), direction, scheme).unwrap_err();
+            assert!(matches!(&error, Failure::Usage(text) if text.contains(said)), "{error}");
+        }
+        assert_eq!(travel(RpcOp::Read, None, Forward, Scheme::V1).unwrap().form, Form::Chunk);
+        assert_eq!(travel(RpcOp::Null, None, Both, Scheme::V1).unwrap().form, Form::Inline);
+    }
+
+    #[test]
+    fn each_form_has_its_sizes() {
+        for (op, least) in [(RpcOp::Echo, 24), (RpcOp::Read, 28), (RpcOp::Write, 44)] {
+            let of = |form| travel(op, Some(form), Direction::Forward, Scheme::V2Windowed).unwrap();
+            let (inline, continued) = (of(Form::Inline), of(Form::Continued));
+            let longest = (1..4096).rev().find(|&size| inline.carries(size)).unwrap();
+            assert!(inline.explain().contains(&format!("room for {longest} ")), "{}", inline.explain());
+            let shortest = (1..9000).find(|&size| continued.carries(size)).unwrap();
+            assert!(
+                continued.explain().contains(&format!("up to {} ", shortest - 1)),
+                "{}",
+                continued.explain()
+            );
+            assert_eq!(shortest - 1, (inline.room() - least) & !3);
+            assert!(of(Form::Long).carries(shortest) && !of(Form::Long).carries(shortest - 1));
+        }
+        let version_1 = Travel::new(RpcOp::Read, Some(Form::Inline), Direction::Forward, Scheme::V1, 5000);
+        assert_eq!(version_1.unwrap().threshold(), 4096);
+    }
+
+    #[test]
+    fn the_counters_must_agree() {
+        let of = |op, form| travel(op, Some(form), Direction::Forward, Scheme::V2Windowed).unwrap();
+        let none = Counters::default();
+        let continued = of(RpcOp::Read, Form::Continued);
+        assert!(continued.verify(&none, 64 << 10, 1).is_err());
+        let parts = Counters { parts_received: 160, ..none };
+        assert!(continued.verify(&parts, 64 << 10, 10).is_ok());
+        assert!(continued.verify(&parts, 64 << 10, 11).is_err());
+        assert!(of(RpcOp::Read, Form::Inline).verify(&none, 64, 1).is_ok());
+        assert!(of(RpcOp::Read, Form::Inline).verify(&parts, 64, 1).is_err());
+        let long = Counters { long_sent: 5, long_received: 5, chunked_sent: 3, ..none };
+        assert!(of(RpcOp::Echo, Form::Long).verify(&long, 64 << 10, 5).is_ok());
+        assert!(of(RpcOp::Echo, Form::Long).verify(&long, 64 << 10, 6).is_err());
+        assert!(of(RpcOp::Write, Form::Chunk).verify(&long, 64 << 10, 1).is_err());
+        let chunks = Counters { chunked_sent: 5, ..none };
+        assert!(of(RpcOp::Write, Form::Chunk).verify(&chunks, 64 << 10, 5).is_ok());
+    }
+}

@@ -1,0 +1,131 @@
+//! What the calls of a test carry, whoever makes them: arguments, results, and what must come back.
+#![forbid(unsafe_code)]
+
+use rpcrdma::Reply;
+use rpcrdma::mempool::Buf;
+use rpcrdma::wire::xdr::padded;
+use serde::{Deserialize, Serialize};
+
+use super::service;
+use crate::cli::{Form, RpcOp};
+
+/// One operation in one form, with payloads of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Shape {
+    /// The operation.
+    pub(crate) op: RpcOp,
+    /// How the payload travels.
+    pub(crate) form: Form,
+    /// Bytes of payload.
+    pub(crate) size: usize,
+}
+
+/// The payload of one call at a time.
+#[derive(Debug)]
+pub(crate) struct Payload {
+    /// The memory of its chunk, while no call has it: used again for each, and so always hot.
+    pub(crate) chunk: Option<Buf>,
+    /// What the end of the payload has to be.
+    pub(crate) expected: u32,
+}
+
+impl Shape {
+    /// The payload goes in a Read chunk of the call.
+    pub(crate) fn sends_chunk(&self) -> bool {
+        self.op == RpcOp::Write && self.form == Form::Chunk
+    }
+
+    /// The payload comes in a Write chunk of the call.
+    pub(crate) fn receives_chunk(&self) -> bool {
+        self.op == RpcOp::Read && self.form == Form::Chunk
+    }
+
+    /// The procedure that does it.
+    pub(crate) fn procedure(&self) -> u32 {
+        match (self.op, self.form) {
+            (RpcOp::Null, _) => service::NULL,
+            (RpcOp::Echo, _) if padded(self.size) <= service::SMALL => service::ECHO_SMALL,
+            (RpcOp::Echo, _) => service::ECHO,
+            (RpcOp::Read, Form::Chunk) => service::READ,
+            (RpcOp::Read, _) => service::READ_MESSAGE,
+            (RpcOp::Write, Form::Chunk) => service::WRITE,
+            (RpcOp::Write, _) => service::WRITE_MESSAGE,
+        }
+    }
+
+    /// Bytes of inline arguments.
+    pub(crate) fn args(&self) -> usize {
+        match self.op {
+            RpcOp::Null => 0,
+            RpcOp::Echo => padded(self.size),
+            RpcOp::Read if self.form == Form::Chunk => 0,
+            RpcOp::Read => 4,
+            RpcOp::Write if self.form == Form::Chunk => 4,
+            RpcOp::Write => 4 + padded(self.size),
+        }
+    }
+
+    /// Bytes of inline results that carry the payload; 0 if they do not.
+    pub(crate) fn results(&self) -> usize {
+        match (self.form, self.op) {
+            (Form::Chunk, _) | (_, RpcOp::Null | RpcOp::Write) => 0,
+            (_, RpcOp::Echo) => padded(self.size),
+            (_, RpcOp::Read) => 4 + padded(self.size),
+        }
+    }
+
+    /// Writes the inline arguments, with `stamp` at the end of the payload if it is among them; returns what of it there was room for.
+    pub(crate) fn write_args(&self, args: &mut [u8], stamp: u32) -> u32 {
+        let len = (self.size as u32).to_be_bytes();
+        match self.op {
+            RpcOp::Null => 0,
+            RpcOp::Echo => service::stamp(args, stamp),
+            RpcOp::Read | RpcOp::Write => {
+                let Some((first, payload)) = args.split_first_chunk_mut() else { return 0 };
+                *first = len;
+                let Some(payload) = payload.get_mut(..self.size) else { return 0 };
+                service::stamp(payload, stamp)
+            }
+        }
+    }
+
+    /// Holds a reply against its call, and takes the chunk's memory back.
+    #[inline(always)]
+    pub(crate) fn is_right(&self, payload: &mut Payload, reply: &mut Reply) -> bool {
+        match self.op {
+            RpcOp::Null => reply.results().is_empty(),
+            RpcOp::Echo => {
+                let results = reply.results();
+                results.len() == padded(self.size) && service::tail(results) == payload.expected
+            }
+            RpcOp::Read => self.is_right_read(payload, reply),
+            RpcOp::Write => {
+                if self.form == Form::Chunk {
+                    payload.chunk = reply.take_sent().next();
+                }
+                let (len, tail) = ((self.size as u32).to_be_bytes(), payload.expected.to_be_bytes());
+                reply.results().split_first_chunk() == Some((&len, &tail[..]))
+            }
+        }
+    }
+
+    fn is_right_read(&self, payload: &mut Payload, reply: &mut Reply) -> bool {
+        let len = (self.size as u32).to_be_bytes();
+        if self.form == Form::Chunk {
+            payload.chunk = reply.take_chunks().next();
+            let came = payload.chunk.as_deref().unwrap_or(&[]);
+            return reply.results() == len && came.len() == self.size && ends_as_pattern(came);
+        }
+        let results = reply.results();
+        let came = results.get(4..4 + self.size);
+        results.len() == 4 + padded(self.size)
+            && results.starts_with(&len)
+            && came.is_some_and(ends_as_pattern)
+    }
+}
+
+#[inline]
+fn ends_as_pattern(payload: &[u8]) -> bool {
+    let start = payload.len().saturating_sub(4);
+    (start..).zip(&payload[start..]).all(|(at, &byte)| byte == service::pattern(at))
+}

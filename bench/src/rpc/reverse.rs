@@ -1,0 +1,249 @@
+//! Calls in the reverse direction: the server calls a client that asked for it, measures, and tells the client what came out.
+//!
+//! The calls are made by a thread of the server's own, beside its shard, as an application would make them.
+#![forbid(unsafe_code)]
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use rpcrdma::client::{Client, ClientCall, ClientConfig, Pending};
+use rpcrdma::handoff::idle::{Idle, IdleStep};
+use rpcrdma::mempool::Buf;
+use rpcrdma::server::Caller;
+use rpcrdma::{CallError, Refusal, Reply, Server, ServerCall};
+use serde::{Deserialize, Serialize};
+
+use super::config;
+use super::payload::{Payload, Shape};
+use super::service::{self, PAGE};
+use super::target::{failed, wrong};
+use crate::cli;
+use crate::clock::Clock;
+use crate::failure::Failure;
+use crate::figures::{Figures, Test};
+use crate::pin;
+use crate::progress::Progress;
+use crate::target::{Length, Target};
+
+/// What a server is to measure towards its client.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Run {
+    /// What travels, and how.
+    pub(crate) shape: Shape,
+    /// Calls under way at a time.
+    pub(crate) outstanding: usize,
+    /// What is measured.
+    pub(crate) test: Test,
+    /// For how long.
+    pub(crate) length: Length,
+    /// Where the calling thread runs.
+    pub(crate) core: usize,
+    /// It shares that core.
+    pub(crate) yields: bool,
+    /// What it does when there is nothing to do.
+    pub(crate) idle: cli::Idle,
+}
+
+/// What a run came to, as it is told to the client.
+pub(crate) type Outcome = Result<Figures, String>;
+
+enum State {
+    /// Nobody is called.
+    Idle,
+    /// A run is under way.
+    Running,
+    /// The last run's [`Outcome`], as JSON.
+    Done(Vec<u8>),
+}
+
+/// The procedures' side: takes orders, and tells what came out.
+#[derive(Clone)]
+pub(crate) struct Reverser {
+    state: Arc<Mutex<State>>,
+    runs: Sender<(Caller, Run)>,
+    /// Most calls that may be under way at a time.
+    most: usize,
+}
+
+/// The orders, for the thread that carries them out.
+pub(crate) struct Orders {
+    state: Arc<Mutex<State>>,
+    runs: Receiver<(Caller, Run)>,
+}
+
+impl Reverser {
+    /// Both ends. No client is to be called with more than `most` calls under way.
+    pub(crate) fn new(most: usize) -> (Self, Orders) {
+        let (send, runs) = channel();
+        let state = Arc::new(Mutex::new(State::Idle));
+        (Self { state: Arc::clone(&state), runs: send, most }, Orders { state, runs })
+    }
+
+    /// [`service::START_REVERSE`].
+    pub(crate) fn start(&self, call: &mut ServerCall) -> Result<(), Refusal> {
+        let run: Run = serde_json::from_slice(call.args()).map_err(|_| Refusal::GarbageArguments)?;
+        let run = Run { outstanding: run.outstanding.clamp(1, self.most), ..run };
+        let mut outstanding = run.outstanding as u32;
+        let mut state = locked(&self.state);
+        if matches!(*state, State::Running) {
+            outstanding = 0;
+        } else {
+            self.runs.send((call.caller(), run)).map_err(|_| Refusal::SystemError)?;
+            *state = State::Running;
+        }
+        service::reply(call, &outstanding.to_be_bytes())
+    }
+
+    /// [`service::OUTCOME`].
+    pub(crate) fn tell(&self, call: &mut ServerCall) -> Result<(), Refusal> {
+        let at = service::word(call.args()).ok_or(Refusal::GarbageArguments)? as usize;
+        let state = locked(&self.state);
+        let State::Done(outcome) = &*state else { return service::reply(call, &0u32.to_be_bytes()) };
+        let rest = outcome.get(at..).unwrap_or_default();
+        let page = &rest[..rest.len().min(PAGE - 4)];
+        service::reply(call, &[&(outcome.len() as u32).to_be_bytes(), page].concat())
+    }
+}
+
+impl Orders {
+    /// Carries out the orders on a thread, as long as the process lives.
+    pub(crate) fn carry_out(self, server: Arc<Server>) -> Result<(), Failure> {
+        let work = move || {
+            let clock = Clock::new();
+            for (caller, run) in &self.runs {
+                let outcome: Outcome =
+                    measure(&server, caller, &run, &clock).map_err(|failure| failure.to_string());
+                let mut told = serde_json::to_vec(&outcome).unwrap_or_default();
+                // As XDR has it.
+                told.resize(told.len().next_multiple_of(4), b' ');
+                *locked(&self.state) = State::Done(told);
+            }
+        };
+        let thread = thread::Builder::new().name("reverse".to_owned()).spawn(work);
+        thread.map(drop).map_err(|e| Failure::run("a thread for calls of the server", e))
+    }
+}
+
+fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn measure(server: &Server, caller: Caller, run: &Run, clock: &Clock) -> Result<Figures, Failure> {
+    pin::pin(run.core)?;
+    let config = ClientConfig::new(service::PROGRAM, service::VERSION);
+    let client = server.call_back(caller, config);
+    let client = client.ok_or_else(|| Failure::Run("the client is not connected here".to_owned()))?;
+    let mut target = ReverseTarget::new(client, run)?;
+    run.test.run(&mut target, clock, run.length, &mut Progress::silent())
+}
+
+/// Calls to a client as a [`Target`].
+struct ReverseTarget {
+    client: Client,
+    shape: Shape,
+    lanes: Vec<Payload>,
+    under_way: Vec<(u32, Pending)>,
+    stamp: u32,
+    idle: Idle,
+}
+
+impl ReverseTarget {
+    fn new(mut client: Client, run: &Run) -> Result<Self, Failure> {
+        let shape = run.shape;
+        let mut lanes = Vec::with_capacity(run.outstanding);
+        for _ in 0..run.outstanding {
+            let sent = shape.sends_chunk().then(|| client.alloc(shape.size)).transpose();
+            let mut sent: Option<Buf> = sent.map_err(|error| {
+                Failure::Run(format!("memory of the server for a payload of {} bytes: {error}", shape.size))
+            })?;
+            if let Some(buf) = &mut sent {
+                service::fill(buf);
+            }
+            lanes.push(Payload { chunk: sent, expected: 0 });
+        }
+        let idle = Idle::new(config::policy(run.idle)).yield_every(u32::from(run.yields));
+        Ok(Self { client, shape, lanes, under_way: Vec::with_capacity(run.outstanding), stamp: 0, idle })
+    }
+
+    fn ended(
+        &mut self,
+        token: u32,
+        result: Result<Reply, CallError>,
+        done: &mut Vec<u32>,
+    ) -> Result<(), Failure> {
+        let mut reply = result.map_err(|error| failed(&error))?;
+        let lane = &mut self.lanes[token as usize];
+        if !self.shape.is_right(lane, &mut reply) {
+            return Err(wrong(self.shape.op, reply.results()));
+        }
+        if !self.shape.sends_chunk()
+            && let Some(mut came) = lane.chunk.take()
+        {
+            // It goes back to the shard, and whoever gets it next must not take what is there for what is to come.
+            service::stamp(&mut came, 0);
+        }
+        done.push(token);
+        Ok(())
+    }
+}
+
+impl Target for ReverseTarget {
+    fn depth(&self) -> u32 {
+        self.lanes.len() as u32
+    }
+
+    fn start(&mut self, token: u32) -> Result<(), Failure> {
+        let shape = self.shape;
+        let lane = &mut self.lanes[token as usize];
+        self.stamp = self.stamp.wrapping_add(1);
+        let mut args = vec![0; shape.args()];
+        lane.expected = shape.write_args(&mut args, self.stamp);
+        let mut call = ClientCall::new(shape.procedure()).args(args).expect_reply(shape.results());
+        if shape.receives_chunk() {
+            call = call.receive_chunk(shape.size as u32);
+        }
+        if let Some(mut sent) = lane.chunk.take() {
+            lane.expected = service::stamp(&mut sent, self.stamp);
+            call = call.send_chunk(4, sent);
+        }
+        let pending = self.client.start(call).map_err(|error| failed(&error))?;
+        self.under_way.push((token, pending));
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
+        let before = done.len();
+        let mut at = 0;
+        while let Some((token, pending)) = self.under_way.get_mut(at) {
+            match pending.try_take() {
+                Some(result) => {
+                    let token = *token;
+                    self.under_way.remove(at);
+                    self.ended(token, result, done)?;
+                }
+                None => at += 1,
+            }
+        }
+        if done.len() > before {
+            self.idle.reset();
+            return Ok(());
+        }
+        match self.idle.next() {
+            IdleStep::Spin => {}
+            IdleStep::Yield => thread::yield_now(),
+            // Whichever was begun first ends first, as a rule.
+            IdleStep::Sleep if !self.under_way.is_empty() => {
+                let (token, pending) = self.under_way.remove(0);
+                let result = pending.wait();
+                self.ended(token, result, done)?;
+            }
+            IdleStep::Sleep => thread::yield_now(),
+        }
+        Ok(())
+    }
+}
