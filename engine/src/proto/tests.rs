@@ -511,3 +511,96 @@ fn a_stale_answer_cannot_answer_a_newer_call() {
     let out = server.poll_transmit(true).unwrap();
     assert_eq!(server.emit_plain(out, true, &mut buf, 64), None);
 }
+
+/// A client whose first call was sent and is not answered yet, settled in version 2 with increments.
+fn settled_client() -> (Connection, CallId) {
+    let mut client = Connection::new(config(Scheme::V2Incremental, false));
+    let mut buf = [0; 512];
+    let hello = client.poll_transmit(true).unwrap();
+    client.emit_before(hello, &Form::default(), true, &mut buf, 512).unwrap();
+    take(&mut client, &words(&[0, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
+    let call = client.start_call(1, u64::MAX).unwrap();
+    assert_eq!(client.poll_transmit(true), Some(Outgoing::Call(call)));
+    client.emit_plain(Outgoing::Call(call), true, &mut buf, 512).unwrap();
+    (client, call)
+}
+
+fn part(xid: u32, flags: Flags) -> Vec<u8> {
+    let body = Body::Msg(Chunks::NONE);
+    let header = Header { xid, credit: 0, received: None, flags: flags.with(Flags::RESPONSE), body };
+    let mut bytes = vec![0; header.encoded_len(Version::V2, Revision::Ietf00)];
+    header.emit(&mut bytes, Version::V2, Revision::Ietf00).unwrap();
+    bytes.extend([7; 16]);
+    bytes
+}
+
+#[test]
+fn a_reply_that_is_broken_off_ends_its_call() {
+    // By another reply, and by what cannot be read.
+    let unreadable = words(&[3, 2, 0, 77, 1, 0, 0, 0, 0]);
+    for other in [part(3, Flags::NONE), unreadable] {
+        let (mut client, call) = settled_client();
+        assert!(matches!(
+            take(&mut client, &part(call.xid(), Flags::MORE)),
+            Ok(Event::Part { first: true, kept: true })
+        ));
+        assert!(matches!(take(&mut client, &other), Ok(Event::Rejected(_))));
+        assert!(matches!(client.broken_off(), Some(Event::Failed { token: 1, .. })));
+        assert!(client.broken_off().is_none(), "it ends once");
+        assert_eq!(client.calls_outstanding(), 0);
+    }
+}
+
+#[test]
+fn a_reply_for_whose_parts_there_is_no_memory_says_so() {
+    let (mut client, call) = settled_client();
+    take(&mut client, &part(call.xid(), Flags::MORE)).unwrap();
+    client.spoil_sequence();
+    let event = take(&mut client, &part(call.xid(), Flags::NONE)).unwrap();
+    assert!(matches!(event, Event::Failed { token: 1, error: CallError::NoMemory, .. }), "{event:?}");
+}
+
+#[test]
+fn what_was_sent_on_an_earlier_connection_was_sent() {
+    let (mut client, call) = settled_client();
+    assert_eq!(client.interrupt(), [(call, true)]);
+    assert_eq!(client.cancel(call), Some((1, CallError::Cancelled { sent: true })));
+}
+
+#[test]
+fn a_header_that_cannot_be_sent_now_is_sent_first_later() {
+    let mut client = Connection::new(config(Scheme::V2Windowed, false));
+    let hello = client.poll_transmit(true);
+    assert_eq!(hello, Some(Outgoing::Connprop));
+    client.take_back(Outgoing::Connprop);
+    assert_eq!(client.poll_transmit(true), hello);
+
+    let mut server = Connection::new(config(Scheme::V2Windowed, true));
+    take(&mut server, &words(&[9, 2, 1, 77, 0])).unwrap();
+    let error = server.poll_transmit(true).unwrap();
+    assert!(matches!(error, Outgoing::Error { xid: 9, .. }), "{error:?}");
+    server.take_back(error);
+    assert_eq!(server.poll_transmit(true), Some(error));
+}
+
+#[test]
+fn thresholds_of_version_1_are_what_was_said_of_them() {
+    let private_data = PrivateData::parse(&connect_data(8192, true));
+    let client = Connection::new(ConnConfig { inline: 1536, private_data, ..config(Scheme::V1, false) });
+    // The message says it in multiples of 1024 bytes: the server will send no more.
+    assert_eq!((client.terms().send_inline, client.terms().receive_inline), (1024, 1024));
+}
+
+#[test]
+fn a_keep_alive_leaves_the_message_beyond_the_limit_to_grants() {
+    let (mut client, _) = settled_client();
+    for token in 2..=8 {
+        let call = client.start_call(token, u64::MAX).unwrap();
+        assert_eq!(client.poll_transmit(true), Some(Outgoing::Call(call)));
+        client.emit_plain(Outgoing::Call(call), true, &mut [0; 512], 512).unwrap();
+    }
+    client.must_be_asked(true);
+    assert_eq!(client.credits().available(), 0);
+    client.keep_alive();
+    assert_eq!(client.poll_transmit(true), None);
+}

@@ -115,7 +115,8 @@ impl Desk {
             habits,
             who,
             reconnects: config.reconnect_attempts > 0,
-            repeats: config.reconnect_attempts > 0 && config.retransmit,
+            // A connection that is lost while it is negotiated is made again in any case.
+            repeats: config.retransmit,
             calls: BTreeMap::new(),
             kept: Vec::new(),
             next_token: 0,
@@ -262,11 +263,7 @@ impl Desk {
                     matches!(error, CallError::DeadlinePassed { .. } | CallError::Cancelled { .. });
                 if given_up {
                     self.links[call.link].given_up += 1;
-                } else if call.id.is_some()
-                    && !self.calls.values().any(|call| call.shape.replaced())
-                    && !self.reconnects
-                {
-                    // Else other calls may have that memory by now.
+                } else if call.id.is_some() && !self.may_reuse(client, hostile) {
                     self.check_unexposed(client, token, &call);
                 }
                 if !hostile {
@@ -275,6 +272,13 @@ impl Desk {
                 }
             }
         }
+    }
+
+    /// Memory of a call that failed may be another call's by now, which was sent again with more of it.
+    fn may_reuse(&self, client: &mut LocalClient<Device>, hostile: bool) -> bool {
+        self.reconnects
+            || self.calls.values().any(|call| call.shape.replaced())
+            || (hostile && client.stats().calls_again > 0)
     }
 
     fn check_unexposed(&self, client: &LocalClient<Device>, token: u64, call: &Call) {
