@@ -1,40 +1,68 @@
 //! Addresses, and the fabrics behind them.
 #![forbid(unsafe_code)]
 
-use rpcrdma::fabric::FabricAddress;
+use rpcrdma::Address;
+use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
+#[cfg(feature = "verbs")]
+use rpcrdma::fabric::verbs::{DEFAULT_PORT, VerbsConfig, VerbsFabric};
+use rpcrdma::fabric::{FabricAddress, FabricError};
 
 use crate::cli::Idle;
 use crate::failure::Failure;
 
-/// An address with the fabric that it belongs to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Address {
-    /// `soft:NAME`: another process of this host.
-    Software(FabricAddress),
+/// Reads an address.
+pub(crate) fn parse(text: &str) -> Result<Address, Failure> {
+    text.parse().map_err(|error| Failure::Usage(format!("{error}")))
 }
 
-impl Address {
-    /// Reads `soft:NAME`.
-    pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
-        match text.split_once(':') {
-            Some(("soft", name)) if !name.is_empty() => Ok(Self::Software(FabricAddress(name.to_owned()))),
-            _ => Err(Failure::Usage(format!("address {text:?}: wanted soft:NAME"))),
-        }
-    }
-
-    /// Where the raw tests of a server are, that serves calls at this address.
-    pub(crate) fn raw(&self) -> Self {
-        match self {
-            Self::Software(FabricAddress(name)) => Self::Software(FabricAddress(format!("{name}.raw"))),
-        }
+/// Where the raw tests of a server are, that serves calls at this address.
+pub(crate) fn raw(address: &Address) -> Result<Address, Failure> {
+    match address {
+        Address::Soft(FabricAddress(name)) => Ok(Address::Soft(FabricAddress(format!("{name}.raw")))),
+        #[cfg(feature = "verbs")]
+        Address::Verbs(FabricAddress(text)) => Ok(Address::Verbs(FabricAddress(next_port(text)?))),
+        other => Err(Failure::Usage(format!("{other}: rpcperf has no tests for this fabric"))),
     }
 }
 
-/// Opens the software fabric as its defaults are, but told whether this side ever sleeps.
-pub(crate) fn software(idle: Idle) -> Result<SoftwareFabric, Failure> {
-    let config = SoftwareConfig { may_sleep: idle != Idle::Poll, ..SoftwareConfig::default() };
-    SoftwareFabric::new(config).map_err(|e| Failure::run("software fabric", e))
+/// The same host, one port further.
+#[cfg(feature = "verbs")]
+fn next_port(text: &str) -> Result<String, Failure> {
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()),
+        _ => (text, Some(DEFAULT_PORT)),
+    };
+    let next = port.and_then(|port: u16| port.checked_add(1));
+    let wrong = || {
+        Failure::Usage(format!("verbs:{text}: wanted a port from 1 to 65534, as raw tests take the next one"))
+    };
+    Ok(format!("{host}:{}", next.ok_or_else(wrong)?))
+}
+
+/// Opens the fabric of an address as its defaults are, but told whether this side ever sleeps.
+pub(crate) fn open(address: &Address, idle: Idle) -> Result<AnyFabric, Failure> {
+    let opened: Result<AnyFabric, FabricError> = match address {
+        Address::Soft(_) => {
+            let config = SoftwareConfig { may_sleep: idle != Idle::Poll, ..SoftwareConfig::default() };
+            SoftwareFabric::new(config).map(AnyFabric::Software)
+        }
+        #[cfg(feature = "verbs")]
+        Address::Verbs(to) => {
+            let config = VerbsConfig { address: Some(to.clone()), ..VerbsConfig::default() };
+            VerbsFabric::new(config).map(AnyFabric::Verbs)
+        }
+        other => return Err(Failure::Usage(format!("{other}: rpcperf has no tests for this fabric"))),
+    };
+    opened.map_err(|e| Failure::run(name(address), e))
+}
+
+/// The fabric's name, for people.
+pub(crate) fn name(address: &Address) -> &'static str {
+    match address {
+        Address::Soft(_) => "software",
+        _ => address.scheme(),
+    }
 }
 
 #[cfg(test)]
@@ -43,11 +71,27 @@ mod tests {
 
     #[test]
     fn forms() {
-        let address = Address::parse("soft:a:b").unwrap();
-        assert_eq!(address, Address::Software(FabricAddress("a:b".into())));
-        assert_eq!(address.raw(), Address::Software(FabricAddress("a:b.raw".into())));
+        let address = parse("soft:a:b").unwrap();
+        assert_eq!(address, Address::Soft(FabricAddress("a:b".into())));
+        assert_eq!(raw(&address).unwrap().to_string(), "soft:a:b.raw");
         for wrong in ["", "soft:", "a", "tcp:a"] {
-            assert!(matches!(Address::parse(wrong), Err(Failure::Usage(_))), "{wrong}");
+            assert!(matches!(parse(wrong), Err(Failure::Usage(_))), "{wrong}");
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "verbs")]
+    fn raw_tests_take_the_next_port() {
+        for (calls, tests) in [
+            ("verbs:host", "verbs:host:20050"),
+            ("verbs:host:7", "verbs:host:8"),
+            ("verbs:[fd00::1]", "verbs:[fd00::1]:20050"),
+            ("verbs:[fd00::1]:7", "verbs:[fd00::1]:8"),
+        ] {
+            assert_eq!(raw(&parse(calls).unwrap()).unwrap().to_string(), tests);
+        }
+        for wrong in ["verbs:host:65535", "verbs:host:x"] {
+            assert!(raw(&parse(wrong).unwrap()).is_err(), "{wrong}");
         }
     }
 }

@@ -10,11 +10,12 @@ mod tests;
 
 use std::path::Path;
 
-use rpcrdma::fabric::{Fabric, FabricAddress};
+use rpcrdma::Address;
+use rpcrdma::fabric::Fabric;
 
 use crate::cli::{CommonArgs, RawBwArgs, RawLatArgs, RawOp};
 use crate::env::Machine;
-use crate::fabrics::{self, Address};
+use crate::fabrics;
 use crate::failure::Failure;
 use crate::idle::Idler;
 use crate::limits::Limits;
@@ -83,7 +84,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let common = plan.common;
     let placement = Placement::decide(common.cores)?;
     let address = common.address.clone().unwrap_or_else(ServerProcess::own_address);
-    let raw = Address::parse(&address)?.raw();
+    let raw = fabrics::raw(&fabrics::parse(&address)?)?;
     let several = plan.sizes.len() > 1;
     let output = Output::new(plan.kind, common.json.as_deref(), plan.hgrm, several)?;
     let server = if common.loopback {
@@ -95,39 +96,26 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     };
     // Not before the server was started: it would inherit our one core.
     pin::pin(placement.client)?;
-    match raw {
-        Address::Software(raw) => measure(
-            plan,
-            &address,
-            "software",
-            || fabrics::software(common.idle),
-            &raw,
-            placement,
-            server,
-            output,
-        ),
-    }
+    measure(plan, &address, &raw, placement, server, output)
 }
 
-/// Everything below the choice of a fabric.
-#[expect(clippy::too_many_arguments, reason = "called once, with the parts of one invocation")]
-fn measure<F: Fabric>(
+fn measure(
     plan: &Plan<'_>,
     address: &str,
-    fabric_name: &str,
-    open: impl Fn() -> Result<F, Failure>,
-    raw: &FabricAddress,
+    raw: &Address,
     mut placement: Placement,
     server: Option<ServerProcess>,
     output: Output,
 ) -> Result<(), Failure> {
     let common = plan.common;
+    let open = || fabrics::open(raw, common.idle);
+    let to = raw.fabric_address();
     let probe_spec = Spec { qps: 1, ..plan.spec(1, 1) };
     let fabric = open()?;
     let capabilities = fabric.capabilities().clone();
     let sizes = plan.sizes_within(capabilities.max_message as usize)?;
     // A first connection finds out who serves there, before anything is measured or printed.
-    let serving = RawTarget::connect(fabric, raw, probe_spec, Idler::new(common.idle, true))?.server();
+    let serving = RawTarget::connect(fabric, to, probe_spec, Idler::new(common.idle, true))?.server();
     if let Some(serving) = serving.filter(|_| server.is_none()) {
         placement.server_says(serving.core as usize);
     }
@@ -136,7 +124,7 @@ fn measure<F: Fabric>(
         test: plan.name.to_owned(),
         op: plan.op.name().to_owned(),
         method: plan.method().to_owned(),
-        fabric: fabric_name.to_owned(),
+        fabric: fabrics::name(raw).to_owned(),
         device: capabilities.device,
         address: address.to_owned(),
         loopback: server.is_some(),
@@ -159,7 +147,7 @@ fn measure<F: Fabric>(
     let suite = Suite::new(placement, server, plan.test, plan.length, plan.limits, output, info);
     suite.run(&sizes, |size| {
         let spec = plan.spec(size, plan.depth).with_affordable_depth();
-        RawTarget::connect(open()?, raw, spec, Idler::new(common.idle, shared))
+        RawTarget::connect(open()?, to, spec, Idler::new(common.idle, shared))
     })
 }
 

@@ -7,13 +7,14 @@ mod target;
 
 use std::path::Path;
 
+use rpcrdma::Config;
 use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::{Server, ServerConfig};
-use rpcrdma::{Address, Config};
 
 use crate::cli::{BwArgs, CommonArgs, EngineArgs, LatArgs, RateArgs, RpcOp, ServeArgs};
 use crate::counters::Counters;
 use crate::env::Machine;
+use crate::fabrics;
 use crate::failure::Failure;
 use crate::limits::Limits;
 use crate::output::Output;
@@ -36,7 +37,7 @@ pub(crate) struct CallServer {
 impl CallServer {
     /// Serves calls at an address, on a shard on `core`.
     pub(crate) fn start(args: &ServeArgs, core: usize, placement: &Placement) -> Result<Self, Failure> {
-        let address = parse(&args.listen)?;
+        let address = fabrics::parse(&args.listen)?;
         let load =
             Load { connections: args.qp as usize, outstanding: args.outstanding as usize, bulk: args.size };
         let shared = config::shared(&args.engine, args.idle, !args.no_batch, &load)?;
@@ -154,7 +155,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let common = plan.common;
     let mut placement = Placement::decide(common.cores)?;
     let text = common.address.clone().unwrap_or_else(ServerProcess::own_address);
-    let address = parse(&text)?;
+    let address = fabrics::parse(&text)?;
     let mut sizes = plan.sizes()?;
     let probing = Load { connections: 1, outstanding: 1, bulk: 0 };
     let probing = config::shared(plan.engine, common.idle, !common.no_batch, &probing)?;
@@ -172,16 +173,13 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     }
     let specs: Vec<Spec> =
         sizes.iter().map(|&size| plan.spec(size, &serving, placement.shared)).collect::<Result<_, _>>()?;
-    let info = plan.info(&text, device, &placement, &serving, &specs[0].config);
+    let fabric = (fabrics::name(&address), device);
+    let info = plan.info(&text, fabric, &placement, &serving, &specs[0].config);
     let suite = Suite::new(placement, server, plan.test, plan.length, plan.limits, output, info);
     suite.run(&sizes, |size| {
         let spec = specs.iter().find(|spec| spec.size == size).unwrap_or(&specs[0]);
         RpcTarget::connect(&address, spec)
     })
-}
-
-fn parse(address: &str) -> Result<Address, Failure> {
-    address.parse().map_err(|e: rpcrdma::AddressError| Failure::Usage(e.to_string()))
 }
 
 impl Plan<'_> {
@@ -267,7 +265,7 @@ impl Plan<'_> {
     fn info(
         &self,
         address: &str,
-        device: String,
+        (fabric, device): (&str, String),
         placement: &Placement,
         serving: &Info,
         config: &Config,
@@ -278,7 +276,7 @@ impl Plan<'_> {
             test: self.name.to_owned(),
             op: self.op.name().to_owned(),
             method: self.method().to_owned(),
-            fabric: "software".to_owned(),
+            fabric: fabric.to_owned(),
             device,
             address: address.to_owned(),
             loopback: common.loopback,

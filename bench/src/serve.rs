@@ -4,10 +4,12 @@
 use std::sync::mpsc;
 use std::thread;
 
-use rpcrdma::fabric::{Fabric, FabricAddress};
+use rpcrdma::Address;
+use rpcrdma::fabric::Fabric;
+use rpcrdma::fabric::any::AnyFabric;
 
 use crate::cli::{Half, Idle, ServeArgs};
-use crate::fabrics::{self, Address};
+use crate::fabrics;
 use crate::failure::Failure;
 use crate::idle::Idler;
 use crate::pin::{self, Placement};
@@ -27,7 +29,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
                 .to_owned(),
         ));
     }
-    let address = Address::parse(&args.listen)?;
+    let address = fabrics::parse(&args.listen)?;
     let placement = Placement::decide(args.cores)?;
     let core = args.cores.map_or(placement.server, |cores| cores.server.unwrap_or(cores.client));
     let calls = match args.only {
@@ -36,7 +38,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     };
     let raw = match args.only {
         Some(Half::Calls) => None,
-        _ => Some(start_raw(address.raw(), args.idle, core, placement.shared)?),
+        _ => Some(start_raw(fabrics::raw(&address)?, args.idle, core, placement.shared)?),
     };
     let what = match (&calls, &raw) {
         (Some(_), Some(_)) => "calls and raw tests",
@@ -56,9 +58,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 fn start_raw(address: Address, idle: Idle, core: usize, shared: bool) -> Result<(), Failure> {
     let (say, said) = mpsc::channel();
     let serve = move || {
-        let listening = pin::pin(core).and_then(|()| match &address {
-            Address::Software(address) => listening(fabrics::software(idle)?, address),
-        });
+        let listening = pin::pin(core).and_then(|()| listening(fabrics::open(&address, idle)?, &address));
         match listening {
             Ok(fabric) => {
                 // Whoever started this waits for it.
@@ -74,8 +74,8 @@ fn start_raw(address: Address, idle: Idle, core: usize, shared: bool) -> Result<
     said.recv().unwrap_or_else(|_| Err(Failure::Run("the thread of raw tests ended".to_owned())))
 }
 
-fn listening<F: Fabric>(mut fabric: F, address: &FabricAddress) -> Result<F, Failure> {
-    let listener = F::bind(address).map_err(|e| Failure::run("listen", e))?;
+fn listening(mut fabric: AnyFabric, address: &Address) -> Result<AnyFabric, Failure> {
+    let listener = address.bind().map_err(|e| Failure::run("listen", e))?;
     fabric.listen(&listener).map_err(|e| Failure::run("listen", e))?;
     Ok(fabric)
 }

@@ -3,24 +3,103 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::fabric::FabricAddress;
+use crate::config::Config;
+use crate::fabric::any::{AnyFabric, AnyListener};
+use crate::fabric::software::SoftwareFabric;
+#[cfg(feature = "verbs")]
+use crate::fabric::verbs::{VerbsConfig, VerbsFabric};
+use crate::fabric::{Capabilities, Fabric, FabricAddress, FabricError};
 
-/// An address with its fabric: `soft:NAME`.
+/// An address with its fabric: `soft:NAME`, or, in builds with the feature `verbs`, `verbs:HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Address {
     /// The software fabric: processes of one host.
     Soft(FabricAddress),
+    /// RDMA devices: `HOST`, `HOST:PORT`, `[IPV6]:PORT`. The port is 20049 unless it is given.
+    #[cfg(feature = "verbs")]
+    Verbs(FabricAddress),
 }
+
+/// What addresses of this build look like.
+const FORMS: &str = if cfg!(feature = "verbs") {
+    "soft:NAME, soft:/path/to/socket, verbs:HOST:PORT or verbs:[IPV6]:PORT"
+} else {
+    "soft:NAME or soft:/path/to/socket"
+};
 
 /// A text that is no address: what is wrong with it, and what addresses look like.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no address: {detail}; addresses look like soft:NAME or soft:/path/to/socket")]
+#[error("{text:?} is no address: {detail}; addresses look like {FORMS}")]
 pub struct AddressError {
     /// As given.
     pub text: String,
     /// What is wrong.
     pub detail: &'static str,
+}
+
+impl Address {
+    /// The word before the colon.
+    pub fn scheme(&self) -> &'static str {
+        match self {
+            Self::Soft(_) => SoftwareFabric::SCHEME,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => VerbsFabric::SCHEME,
+        }
+    }
+
+    /// What is behind the colon.
+    pub fn fabric_address(&self) -> &FabricAddress {
+        match self {
+            Self::Soft(address) => address,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(address) => address,
+        }
+    }
+
+    /// What is behind the colon, for a device that has been opened already.
+    ///
+    /// # Errors
+    /// [`FabricError::Address`] if the address is of another fabric than the device.
+    pub fn of(&self, device: &Capabilities) -> Result<&FabricAddress, FabricError> {
+        if device.scheme.is_empty() || device.scheme == self.scheme() {
+            return Ok(self.fabric_address());
+        }
+        Err(FabricError::Address {
+            address: self.to_string(),
+            detail: format!(
+                "this client has opened a device for addresses that begin with {}:",
+                device.scheme
+            ),
+        })
+    }
+
+    /// Opens the fabric for a shard that listens at this address, or connects to it.
+    ///
+    /// # Errors
+    /// What failed, the limit that was met, and the remedy.
+    pub fn open(&self, config: &Config) -> Result<AnyFabric, FabricError> {
+        match self {
+            Self::Soft(_) => Ok(AnyFabric::Software(SoftwareFabric::new(config.software())?)),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(address) => {
+                let config = VerbsConfig { address: Some(address.clone()), ..config.verbs() };
+                Ok(AnyFabric::Verbs(VerbsFabric::new(config)?))
+            }
+        }
+    }
+
+    /// Binds it.
+    ///
+    /// # Errors
+    /// As [`Fabric::bind`].
+    pub fn bind(&self) -> Result<AnyListener, FabricError> {
+        match self {
+            Self::Soft(address) => Ok(AnyListener::Software(SoftwareFabric::bind(address)?)),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(address) => Ok(AnyListener::Verbs(VerbsFabric::bind(address)?)),
+        }
+    }
 }
 
 impl FromStr for Address {
@@ -34,7 +113,10 @@ impl FromStr for Address {
         }
         match fabric {
             "soft" => Ok(Self::Soft(FabricAddress(rest.into()))),
-            "verbs" => Err(error("this build has no verbs fabric")),
+            #[cfg(feature = "verbs")]
+            "verbs" => Ok(Self::Verbs(FabricAddress(rest.into()))),
+            #[cfg(not(feature = "verbs"))]
+            "verbs" => Err(error("this build has no verbs fabric: build it with `--features verbs`")),
             _ => Err(error("the fabric is unknown")),
         }
     }
@@ -42,8 +124,7 @@ impl FromStr for Address {
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Soft(FabricAddress(name)) = self;
-        write!(f, "soft:{name}")
+        write!(f, "{}:{}", self.scheme(), self.fabric_address().0)
     }
 }
 
@@ -59,12 +140,25 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "verbs")]
+    fn hosts_and_ports_come_back_as_they_were_written() {
+        for text in ["verbs:10.0.0.1:20049", "verbs:[fd00::1]:7", "verbs:storage1"] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!((address.scheme(), address.to_string().as_str()), ("verbs", text));
+        }
+        let soft = SoftwareFabric::new(Config::default().software()).unwrap();
+        let error = "verbs:storage1".parse::<Address>().unwrap().of(soft.capabilities()).unwrap_err();
+        assert!(error.to_string().contains("begin with soft:"), "{error}");
+    }
+
+    #[test]
     fn what_is_no_address_is_explained() {
         for (text, why) in [
             ("", "no fabric"),
             ("soft", "no fabric"),
             ("soft:", "follows"),
             ("tcp:h:1", "unknown"),
+            #[cfg(not(feature = "verbs"))]
             ("verbs:h:1", "no verbs"),
         ] {
             let error = text.parse::<Address>().unwrap_err().to_string();

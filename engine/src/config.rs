@@ -3,6 +3,8 @@
 use rpcrdma_mempool::{Arena, PagePolicy};
 
 use crate::fabric::software::SoftwareConfig;
+#[cfg(feature = "verbs")]
+use crate::fabric::verbs::VerbsConfig;
 use crate::handoff::idle::IdlePolicy;
 use crate::proto::{MAX_WINDOW, MIN_WINDOW, Scheme};
 use crate::wire::Revision;
@@ -78,6 +80,8 @@ pub struct Config {
     pub arenas: Vec<Arena>,
     /// The core that the shard's thread is pinned to. Default: none.
     pub core: Option<usize>,
+    /// The RDMA device, such as `mlx5_0`; of no meaning to the software fabric. Default: the one on the way to the address.
+    pub device: Option<String>,
     /// What the shard's thread does when there is nothing to do. Default adaptive.
     pub idle: IdlePolicy,
     /// Every how many Sends of a queue pair one is signalled. 1 signals each. Default 16.
@@ -123,6 +127,7 @@ impl Default for Config {
             numa_node: None,
             arenas: Vec::new(),
             core: None,
+            device: None,
             idle: IdlePolicy::default(),
             signal_every: 16,
             batch: true,
@@ -154,6 +159,16 @@ impl Config {
             shared_receives: self.receives + RECEIVE_MARGIN,
             may_sleep: self.idle != IdlePolicy::Poll,
             ..SoftwareConfig::default()
+        }
+    }
+
+    /// The verbs fabric for a shard like this.
+    #[cfg(feature = "verbs")]
+    pub fn verbs(&self) -> VerbsConfig {
+        VerbsConfig {
+            device: self.device.clone(),
+            shared_receives: (self.receives + RECEIVE_MARGIN) as u32,
+            ..VerbsConfig::default()
         }
     }
 

@@ -72,7 +72,7 @@ pub struct MemoryLimits {
 
 impl MemoryLimits {
     /// Asks the kernel.
-    pub(crate) fn read() -> Self {
+    pub fn read() -> Self {
         let memlock = getrlimit(Resource::Memlock);
         let cap_ipc_lock = rustix::thread::capabilities(None)
             .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::IPC_LOCK));

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::place;
 use rpcrdma::Address;
-use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
+use rpcrdma::fabric::any::{AnyFabric, AnyListener};
 use rpcrdma::fabric::{
-    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, Opcode, Posting, QpId,
-    RemoteMemory, Source, Status, WorkRequest,
+    Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, Posting, QpId, RemoteMemory, Source,
+    Status, WorkRequest,
 };
 use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::rpc::{CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
@@ -32,7 +33,7 @@ pub struct Message {
 
 /// One end of one connection.
 pub struct RawPeer {
-    fabric: SoftwareFabric,
+    fabric: AnyFabric,
     messages: Pool,
     exposed: Pool,
     qp: QpId,
@@ -64,11 +65,8 @@ fn pool(size: usize, count: usize) -> Pool {
     Pool::new(&PoolConfig { classes: vec![Class { size, count }], arena }).expect("memory")
 }
 
-fn device() -> (SoftwareFabric, Pool, Pool) {
-    // Whatever takes long is the tests' to notice.
-    let config =
-        SoftwareConfig { linger: 100 * PATIENCE, handshake_timeout: 100 * PATIENCE, ..Default::default() };
-    let mut fabric = SoftwareFabric::new(config).expect("a fabric");
+fn device(address: &Address) -> (AnyFabric, Pool, Pool) {
+    let mut fabric = place::open(address);
     let (messages, exposed) = (pool(RECEIVE, 4 * RECEIVES), pool(1 << 16, 32));
     fabric.register(messages.arena(), Access::LOCAL).expect("registered");
     fabric.register(exposed.arena(), Access::REMOTE).expect("registered");
@@ -82,11 +80,6 @@ fn params(private_data: &[u8]) -> ConnectParams {
         rnr_retry: 7,
         ..ConnectParams::default()
     }
-}
-
-fn fabric_address(address: &Address) -> FabricAddress {
-    let text = address.to_string();
-    FabricAddress(text.trim_start_matches("soft:").into())
 }
 
 impl RawPeer {
@@ -152,13 +145,13 @@ impl RawPeer {
     /// # Errors
     /// Why it cannot be.
     pub fn begin(address: &Address, private_data: &[u8]) -> Result<Self, String> {
-        let (mut fabric, messages, exposed) = device();
+        let (mut fabric, messages, exposed) = device(address);
         let qp =
-            fabric.connect(&fabric_address(address), &params(private_data)).map_err(|e| e.to_string())?;
+            fabric.connect(address.fabric_address(), &params(private_data)).map_err(|e| e.to_string())?;
         Ok(Self::new(fabric, messages, exposed, qp))
     }
 
-    fn new(fabric: SoftwareFabric, messages: Pool, exposed: Pool, qp: QpId) -> Self {
+    fn new(fabric: AnyFabric, messages: Pool, exposed: Pool, qp: QpId) -> Self {
         let mut peer = Self {
             fabric,
             messages,
@@ -349,6 +342,11 @@ impl RawPeer {
     /// Leaves without a word: as a process that ends.
     pub fn vanish(self) {}
 
+    /// Whether its device checks the bounds of the windows that it opens.
+    pub fn checks_window_bounds(&self) -> bool {
+        self.fabric.capabilities().checks_window_bounds
+    }
+
     /// Leaves in order.
     pub fn leave(mut self) {
         self.fabric.disconnect(self.qp);
@@ -357,17 +355,17 @@ impl RawPeer {
 
 /// Takes connections as a server.
 pub struct RawListener {
-    fabric: SoftwareFabric,
+    fabric: AnyFabric,
     messages: Pool,
     exposed: Pool,
-    _listener: SoftwareListener,
+    _listener: AnyListener,
 }
 
 impl RawListener {
     /// Binds.
     pub fn bind(address: &Address) -> Self {
-        let (mut fabric, messages, exposed) = device();
-        let listener = SoftwareFabric::bind(&fabric_address(address)).expect("a free address");
+        let (mut fabric, messages, exposed) = device(address);
+        let listener = address.bind().expect("a free address");
         fabric.listen(&listener).expect("listening");
         Self { fabric, messages, exposed, _listener: listener }
     }

@@ -1,6 +1,5 @@
 //! A world of servers and clients that is checked for leaks when it ends.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rpcrdma::client::{ClientConfig, Connection, LocalClient, PreparedCall};
@@ -11,6 +10,7 @@ use rpcrdma_mempool::{Buf, PagePolicy};
 
 use crate::balance::{open_descriptors, settles, shard_leak};
 use crate::data::{pattern, patterned};
+use crate::place;
 use crate::services::{ECHO, LOAD, MIRROR, PROGRAM, STORE, VERSION, standard_services};
 
 /// Worlds take turns: descriptors are counted per process, and two cores serve one world well.
@@ -29,14 +29,14 @@ impl World {
     /// Waits for its turn. `name` is for messages and addresses.
     pub fn new(name: &'static str) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        place::print_logs();
+        place::warm_up();
         Self { name, descriptors: open_descriptors(), servers: Vec::new(), _turn: turn }
     }
 
     /// An address that nobody else uses.
     pub fn address(&self) -> Address {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        format!("soft:it-{}-{}-{number}", std::process::id(), self.name).parse().expect("a name")
+        place::new_address(self.name)
     }
 
     /// Starts a server of the standard services.

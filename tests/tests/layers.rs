@@ -81,7 +81,13 @@ const LAYERS: &[Layer] = &[
         pure: true,
         crates: &[MEMPOOL, "hdrhistogram"],
     },
-    Layer { name: "address", places: &["address.rs"], uses: &["fabric"], pure: true, crates: &["thiserror"] },
+    Layer {
+        name: "address",
+        places: &["address.rs"],
+        uses: &["config", "fabric"],
+        pure: true,
+        crates: &["thiserror"],
+    },
     Layer {
         name: "shard",
         places: &["shard/"],
@@ -114,6 +120,13 @@ const IMPURE: &[&str] =
 /// The source files that have `unsafe` code; all others have none. Tests may have it where they say why.
 const UNSAFE: &[&str] = &[
     "engine/examples/blockstore/store.rs",
+    "engine/src/fabric/verbs/endpoint.rs",
+    "engine/src/fabric/verbs/receives.rs",
+    "engine/src/fabric/verbs/sys/cm.rs",
+    "engine/src/fabric/verbs/sys/device.rs",
+    "engine/src/fabric/verbs/sys/memory.rs",
+    "engine/src/fabric/verbs/sys/queue.rs",
+    "engine/src/fabric/verbs/sys/queue_pair.rs",
     "engine/src/handoff/slot.rs",
     "engine/src/handoff/spsc.rs",
     "mempool/src/buf.rs",

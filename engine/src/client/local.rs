@@ -10,7 +10,7 @@ use super::{ClientConfig, ConnectError};
 use crate::address::Address;
 use crate::binding::BindingError;
 use crate::fabric::Fabric;
-use crate::fabric::software::SoftwareFabric;
+use crate::fabric::any::AnyFabric;
 use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
 use crate::server::MAX_CHUNKS;
@@ -40,7 +40,7 @@ const YIELD_EVERY: u32 = 256;
 /// println!("{} bytes of results", reply.results().len());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct LocalClient<F: Fabric = SoftwareFabric> {
+pub struct LocalClient<F: Fabric = AnyFabric> {
     shard: Shard<F>,
     connections: Vec<ConnRef>,
     /// Connections that are over, and why.
@@ -118,14 +118,13 @@ impl PreparedCall {
     }
 }
 
-impl LocalClient<SoftwareFabric> {
+impl LocalClient<AnyFabric> {
     /// Makes a shard on this thread and connects.
     ///
     /// # Errors
     /// See [`ConnectError`].
     pub fn connect(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
-        let fabric = SoftwareFabric::new(config.shard.software()).map_err(ConnectError::Fabric)?;
-        Self::with_fabric(fabric, address, config)
+        Self::with_fabric(address.open(&config.shard)?, address, config)
     }
 }
 
@@ -156,7 +155,7 @@ impl<F: Fabric> LocalClient<F> {
     /// # Errors
     /// See [`ConnectError`].
     pub fn begin_connect(&mut self, address: &Address) -> Result<Connection, ConnectError> {
-        let Address::Soft(fabric_address) = address;
+        let fabric_address = address.of(self.shard.fabric().capabilities())?;
         self.connections.push(self.shard.connect(fabric_address)?);
         Ok(Connection(self.connections.len() - 1))
     }

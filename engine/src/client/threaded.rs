@@ -12,14 +12,13 @@ use rpcrdma_mempool::Buf;
 use super::header::Template;
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
-use crate::fabric::software::SoftwareFabric;
 use crate::handoff::idle::IdlePolicy;
 use crate::handoff::mailbox::Sender;
 use crate::handoff::slot::{SlotTable, Ticket};
 use crate::proto::CallError;
 use crate::server::MAX_CHUNKS;
 use crate::shard::{
-    CallResult, ChunkMemory, Command, ConnRef, Message, OpenError, RemoteCall, Shard, ShardHandle, spawn,
+    CallResult, ChunkMemory, Command, ConnRef, Message, RemoteCall, Shard, ShardHandle, spawn,
 };
 use crate::stats::ShardStats;
 
@@ -139,15 +138,19 @@ impl Client {
     /// # Errors
     /// See [`ConnectError`].
     pub fn connect(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
+<<<<<<< HEAD
         let (shard_config, services) = (config.shard.clone(), config.services.clone());
         let make = move || {
             let fabric = SoftwareFabric::new(shard_config.software()).map_err(OpenError::Fabric)?;
             Shard::open(fabric, shard_config, services)
         };
+=======
+        let (shard_config, opened) = (config.shard.clone(), address.clone());
+        let make = move || Shard::open(opened.open(&shard_config)?, shard_config, None);
+>>>>>>> verbs
         let shard = spawn("rpcrdma-client".into(), &config.shard, make)?;
-        let Address::Soft(fabric_address) = address;
         let (answer, answered) = mpsc::channel();
-        shard.tell(Command::Connect(fabric_address.clone(), answer));
+        shard.tell(Command::Connect(address.fabric_address().clone(), answer));
         let refused = |reason| ConnectError::Refused { address: address.to_string(), reason };
         let conn = match answered.recv_timeout(config.connect_timeout) {
             Ok(outcome) => outcome.map_err(refused)?,

@@ -54,6 +54,8 @@ pub struct Report {
     pub passed: Vec<&'static str>,
     /// Cases that did not, and why.
     pub failed: Vec<(&'static str, String)>,
+    /// Cases that ask for what the device says it does not have, and what that is.
+    pub skipped: Vec<(&'static str, &'static str)>,
 }
 
 /// All cases.
@@ -67,18 +69,34 @@ pub fn cases<F: Fabric>() -> Vec<Case<F>> {
 /// Runs cases, each in a world of its own.
 pub fn run<F: Fabric>(
     cases: Vec<Case<F>>,
+    make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>,
+) -> Report {
+    run_with(cases, make, |address| FabricAddress(format!("{}-nowhere", address.0)))
+}
+
+/// As [`run`], for fabrics whose addresses are no names: `nowhere` makes of an address another one, where nobody listens.
+pub fn run_with<F: Fabric>(
+    cases: Vec<Case<F>>,
     mut make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>,
+    nowhere: impl Fn(&FabricAddress) -> FabricAddress,
 ) -> Report {
     let mut report = Report::default();
     for case in cases {
-        let world = make().and_then(|(client, server, address)| World::new(client, server, address));
+        log::debug!("case: {}", case.name);
+        let world = make().and_then(|(client, server, address)| {
+            let nowhere = nowhere(&address);
+            World::new(client, server, address, nowhere)
+        });
+        let mut missing = None;
         let outcome = world.map_err(|e| format!("no world: {e}")).and_then(|mut world| {
             let outcome = (case.check)(&mut world);
+            missing = world.missing;
             outcome.and(world.close())
         });
-        match outcome {
-            Ok(()) => report.passed.push(case.name),
-            Err(why) => report.failed.push((case.name, why)),
+        match (outcome, missing) {
+            (Err(why), _) => report.failed.push((case.name, why)),
+            (Ok(()), None) => report.passed.push(case.name),
+            (Ok(()), Some(missing)) => report.skipped.push((case.name, missing)),
         }
     }
     report
@@ -122,13 +140,20 @@ pub struct World<F: Fabric> {
     pub listener: F::Listener,
     /// An address of the right form where nobody listens.
     pub nowhere: FabricAddress,
+    /// What the device says it does not have, if the case asks for that.
+    pub missing: Option<&'static str>,
 }
 
 impl<F: Fabric> End<F> {
     fn new(mut fabric: F) -> Result<Self, FabricError> {
         let pool = |name, count| {
-            let arena =
-                ArenaConfig { name, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+            let arena = ArenaConfig {
+                bytes: 0,
+                name,
+                pages: PagePolicy::Small,
+                prefault: false,
+                ..ArenaConfig::default()
+            };
             let classes = vec![Class { size: RECEIVE, count }, Class { size: 4 << 20, count: 2 }];
             Pool::new(&PoolConfig { classes, arena })
                 .map_err(|e| FabricError::System { call: "Pool::new".into(), detail: e.to_string() })
@@ -253,12 +278,16 @@ impl<F: Fabric> End<F> {
 
 impl<F: Fabric> World<F> {
     /// Registers memory with both, and lets the server listen.
-    pub fn new(client: F, server: F, address: FabricAddress) -> Result<Self, FabricError> {
+    pub fn new(
+        client: F,
+        server: F,
+        address: FabricAddress,
+        nowhere: FabricAddress,
+    ) -> Result<Self, FabricError> {
         let (client, mut server) = (End::new(client)?, End::new(server)?);
         let listener = F::bind(&address)?;
         server.fabric.listen(&listener)?;
-        let nowhere = FabricAddress(format!("{}-nowhere", address.0));
-        Ok(Self { client, server, address, listener, nowhere })
+        Ok(Self { client, server, address, listener, nowhere, missing: None })
     }
 
     /// One turn of both.

@@ -17,10 +17,14 @@
 //!    the queue pair.
 //! 4. Flushed work requests keep to the same rules: the completion comes first, the memory after it.
 
+pub mod any;
 pub mod chaos;
 pub mod contract;
 pub mod software;
+mod table;
 pub mod trace;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 
 use std::fmt;
 use std::time::Duration;
@@ -50,6 +54,8 @@ pub struct FabricAddress(pub String);
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
+    /// The fabric: the word before the colon of its addresses.
+    pub scheme: &'static str,
     /// Human-readable device name.
     pub device: String,
     /// Work requests that may be outstanding on the send queue of one queue pair.
@@ -71,6 +77,9 @@ pub struct Capabilities {
     /// Whoever holds a connection can reach all memory exposed on it, windows or not: memory that is exposed must
     /// come from an arena that serves no other peer.
     pub exposure_needs_own_arena: bool,
+    /// The bounds of a window are checked at each access. Without that a peer reaches the whole arena in which a window of its
+    /// connection is bound, as long as it is.
+    pub checks_window_bounds: bool,
     /// There is a shared receive queue.
     pub shared_receive_queue: bool,
 }
@@ -78,6 +87,7 @@ pub struct Capabilities {
 impl Default for Capabilities {
     fn default() -> Self {
         Self {
+            scheme: "",
             device: String::new(),
             max_send_wr: 1024,
             max_recv_wr: 4096,
@@ -88,6 +98,7 @@ impl Default for Capabilities {
             max_read_depth: 16,
             remote_invalidate: true,
             exposure_needs_own_arena: false,
+            checks_window_bounds: true,
             shared_receive_queue: true,
         }
     }

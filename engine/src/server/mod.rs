@@ -14,10 +14,13 @@ pub use service::{Handler, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Se
 use crate::address::Address;
 use crate::client::{Client, ClientConfig};
 use crate::config::Config;
-use crate::fabric::software::SoftwareFabric;
-use crate::fabric::{Fabric, FabricError};
+use crate::fabric::FabricError;
 use crate::handoff::workers::{PoolError, WorkerConfig};
+<<<<<<< HEAD
 use crate::shard::{Command, ConnRef, OpenError, Shard, ShardHandle, SpawnError, Workers, spawn};
+=======
+use crate::shard::{Command, Shard, ShardHandle, SpawnError, Workers, spawn};
+>>>>>>> verbs
 use crate::stats::ShardStats;
 
 /// How a server runs.
@@ -70,8 +73,7 @@ impl Server {
     /// # Errors
     /// What failed, the limit that was met, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, ServerError> {
-        let Address::Soft(address) = address;
-        let listener = SoftwareFabric::bind(address)?;
+        let listener = address.bind()?;
         let services = Arc::new(services);
         let workers = match &config.workers {
             None => None,
@@ -96,9 +98,9 @@ impl Server {
                 shard_config.core = Some(cores[index]);
             }
             let (listener, services, workers) = (listener.clone(), Arc::clone(&services), workers.clone());
-            let own = shard_config.clone();
+            let (own, address) = (shard_config.clone(), address.clone());
             let make = move || {
-                let fabric = SoftwareFabric::new(own.software()).map_err(OpenError::Fabric)?;
+                let fabric = address.open(&own)?;
                 let mut shard = Shard::open(fabric, own, Some(services))?;
                 shard.set_index(index as u32);
                 if let Some(workers) = workers {

@@ -110,6 +110,8 @@ impl<F: Fabric> Shard<F> {
             initiator_depth: read_depth,
             responder_resources: read_depth,
             windows: self.windows(),
+            // Receives are shared: a peer that keeps to its credits must not lose its connection to one that does not.
+            rnr_retry: 7,
             // Means nothing to version 2, and thresholds to version 1 (RFC 8797).
             private_data: connect_data(self.config.inline, self.config.remote_invalidate).to_vec(),
             ..ConnectParams::default()

@@ -186,8 +186,13 @@ impl<F: Fabric> Shard<F> {
     ///
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
-    pub fn open(mut fabric: F, config: Config, services: Option<Arc<Services>>) -> Result<Self, OpenError> {
+    pub fn open(
+        mut fabric: F,
+        mut config: Config,
+        services: Option<Arc<Services>>,
+    ) -> Result<Self, OpenError> {
         config.validate()?;
+        config.remote_invalidate &= fabric.capabilities().remote_invalidate;
         let mut classes = vec![
             Class { size: SMALL_BUFFER, count: config.small_buffers },
             Class { size: config.inline, count: config.receives + config.message_buffers },

@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rpcrdma::client::LocalClient;
-use rpcrdma::fabric::Fabric;
+use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::chaos::{Chaos, ChaosConfig};
-use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::shard::Shard;
 use rpcrdma::{Address, CallError, Config, Scheme};
 use rpcrdma_tests::*;
@@ -27,13 +26,13 @@ const SLOW: ChaosConfig = ChaosConfig {
 const BROKEN: ChaosConfig =
     ChaosConfig { receiver_not_ready: 1, flush: 1, rights: 1, disconnect: 20, ..SLOW };
 
-fn device(config: &Config, chaos: ChaosConfig, seed: u64) -> Chaos<SoftwareFabric> {
-    Chaos::new(SoftwareFabric::new(config.software()).expect("a device"), ChaosConfig { seed, ..chaos })
+fn device(address: &Address, config: &Config, chaos: ChaosConfig, seed: u64) -> Chaos<AnyFabric> {
+    Chaos::new(address.open(config).expect("a device"), ChaosConfig { seed, ..chaos })
 }
 
 /// Calls and bulk calls, many at a time; reconnects when the connection is lost. Returns how many ended well, and how many
 /// with a cause.
-fn load_up(client: &mut LocalClient<Chaos<SoftwareFabric>>, address: &Address, count: u64) -> (u64, u64) {
+fn load_up(client: &mut LocalClient<Chaos<AnyFabric>>, address: &Address, count: u64) -> (u64, u64) {
     let mut connection = client.first();
     let (mut started, mut well, mut lost) = (0, 0, 0);
     let mut ends = vec![0u8; count as usize];
@@ -105,7 +104,7 @@ fn clients_with_bad_devices() {
             let config = Config { scheme, signal_every: 1 + seed as u32, ..small() };
             let server = rpcrdma::server::ServerConfig { shard: config.clone(), ..small_server() };
             let address = world.serve(server);
-            let fabric = device(&config, chaos, seed);
+            let fabric = device(&address, &config, chaos, seed);
             let Ok(mut client) = LocalClient::with_fabric(fabric, &address, small_client(config)) else {
                 continue;
             };
@@ -122,15 +121,14 @@ fn servers_with_bad_devices() {
             let world = World::new("bad-server-device");
             let config = Config { scheme, ..small() };
             let address = world.address();
-            let Address::Soft(fabric_address) = &address else { unreachable!("a software address") };
-            let listener = SoftwareFabric::bind(fabric_address).expect("a free address");
+            let listener = address.bind().expect("a free address");
             let stop = Arc::new(AtomicBool::new(false));
             let server = {
-                let (stop, config) = (Arc::clone(&stop), config.clone());
+                let (stop, address, config) = (Arc::clone(&stop), address.clone(), config.clone());
                 std::thread::spawn(move || {
                     let services = Some(Arc::new(standard_services()));
-                    let mut shard =
-                        Shard::open(device(&config, chaos, seed), config, services).expect("a shard");
+                    let mut shard = Shard::open(device(&address, &config, chaos, seed), config, services)
+                        .expect("a shard");
                     shard.listen(&listener).expect("listening");
                     while !stop.load(Ordering::Acquire) {
                         if !shard.poll_once() {
@@ -141,7 +139,7 @@ fn servers_with_bad_devices() {
                     shard.stats()
                 })
             };
-            let fabric = device(&config, ChaosConfig::default(), seed);
+            let fabric = device(&address, &config, ChaosConfig::default(), seed);
             let mut client =
                 LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
             let (_, lost) = load_up(&mut client, &address, 1500);

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// How long a client is given to get its connect request to a server that sleeps.
+const STEPS: Duration = Duration::from_millis(200);
+
 pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
     vec![
         Case { name: "private data travels both ways", check: private_data },
@@ -329,8 +332,8 @@ fn wakes_for_completion<F: Fabric>(w: &mut World<F>) -> Outcome {
     let patient = w.server.send(1, b"for the client")?;
     w.client.post_receives(None, 1)?;
     w.quiet();
-    w.server.post(s, [patient])?;
     let slept = sleep(w, |w| {
+        w.server.post(s, [patient])?;
         let mut got = Vec::new();
         let start = now();
         while w.client.take(c, Opcode::Recv).is_none() {
@@ -351,6 +354,11 @@ fn wakes_for_events<F: Fabric>(w: &mut World<F>) -> Outcome {
     let mut asked = Err("not asked".to_owned());
     let slept = sleep(w, |w| {
         asked = w.client.fabric.connect(&w.address, &ConnectParams::default()).map_err(|e| e.to_string());
+        // Some fabrics need several steps until the server can see it.
+        let start = now();
+        while start.elapsed() < STEPS {
+            w.client.turn();
+        }
         Ok(())
     })?;
     woke(slept)?;

@@ -192,9 +192,14 @@ fn too_long<F: Fabric>(w: &mut World<F>) -> Outcome {
     let send = w.client.send(1, &vec![7; capacity + 1])?;
     w.client.post(c, [send])?;
     let got = w.server_done(s, Opcode::Recv)?;
-    same("receiver", got.status, Status::LocalLength)?;
+    // Some devices (rxe) have another name for it.
+    ensure!(matches!(got.status, Status::LocalLength | Status::LocalQpOperation), "receiver: {got:?}");
     let sent = w.client_done(c, Opcode::Send)?;
-    same("sender", (sent.wr_id, sent.status), (1, Status::RemoteInvalidRequest))?;
+    same("sender", sent.wr_id, 1)?;
+    ensure!(
+        matches!(sent.status, Status::RemoteInvalidRequest | Status::RemoteOperation),
+        "sender: {sent:?}"
+    );
     w.client_disconnected(c)?;
     w.server_disconnected(s)
 }

@@ -41,7 +41,6 @@ mod request;
 mod retire;
 mod ring;
 mod send;
-mod table;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -54,10 +53,10 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 pub use self::address::SoftwareListener;
 pub use self::config::SoftwareConfig;
 use self::connect::Connections;
-use self::qp::{Common, State, flushed_receive};
+use self::qp::{Common, Qp, State, flushed_receive};
 use self::receive::Polled;
 use self::region::{PeerMemory, Regions};
-use self::table::Table;
+use super::table::Table;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
     FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
@@ -70,7 +69,7 @@ const COLD_POLLS: usize = 2;
 #[derive(Debug)]
 pub struct SoftwareFabric {
     common: Common,
-    table: Table,
+    table: Table<Qp>,
     /// Queue pairs that every poll looks at.
     hot: Vec<u32>,
     /// Where the next poll begins in `hot`.
@@ -83,10 +82,14 @@ pub struct SoftwareFabric {
 }
 
 impl SoftwareFabric {
+    /// The word before the colon of its addresses.
+    pub const SCHEME: &'static str = "soft";
+
     /// Opens the fabric for one shard.
     pub fn new(config: SoftwareConfig) -> Result<Self, FabricError> {
         config.check()?;
         let capabilities = Capabilities {
+            scheme: Self::SCHEME,
             device: "software (shared memory)".to_owned(),
             max_send_wr: 1 << 16,
             max_recv_wr: config.shared_receives as u32,
@@ -97,6 +100,7 @@ impl SoftwareFabric {
             max_read_depth: u16::MAX,
             remote_invalidate: true,
             exposure_needs_own_arena: true,
+            checks_window_bounds: true,
             shared_receive_queue: true,
         };
         Ok(Self {

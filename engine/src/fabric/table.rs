@@ -1,32 +1,48 @@
 //! The queue pairs of a fabric, by slot and generation.
 
-use super::qp::Qp;
-use crate::fabric::QpId;
+#![forbid(unsafe_code)]
 
-#[derive(Debug, Default)]
-struct Slot {
+use super::QpId;
+
+#[derive(Debug)]
+struct Slot<Qp> {
     generation: u32,
     qp: Option<Box<Qp>>,
 }
 
 /// Slots are reused, each time with a new generation.
-#[derive(Debug, Default)]
-pub(super) struct Table {
-    slots: Vec<Slot>,
+#[derive(Debug)]
+pub(super) struct Table<Qp> {
+    slots: Vec<Slot<Qp>>,
     free: Vec<u32>,
 }
 
-impl Table {
+impl<Qp> Default for Table<Qp> {
+    fn default() -> Self {
+        Self { slots: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<Qp> Table<Qp> {
     /// Puts a queue pair, made for the name that it is given, into a free slot.
     pub(super) fn insert(&mut self, make: impl FnOnce(QpId) -> Qp) -> QpId {
         let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
+            self.slots.push(Slot { generation: 0, qp: None });
             self.slots.len() as u32 - 1
         });
         let place = &mut self.slots[slot as usize];
         let id = QpId { slot, generation: place.generation };
         place.qp = Some(Box::new(make(id)));
         id
+    }
+
+    /// As [`insert`](Self::insert), for what may not come about.
+    #[cfg(feature = "verbs")]
+    pub(super) fn try_insert<E>(&mut self, make: impl FnOnce(QpId) -> Result<Qp, E>) -> Result<QpId, E> {
+        let slot = self.free.last().copied().unwrap_or(self.slots.len() as u32);
+        let id = QpId { slot, generation: self.slots.get(slot as usize).map_or(0, |place| place.generation) };
+        let qp = make(id)?;
+        Ok(self.insert(|_| qp))
     }
 
     pub(super) fn remove(&mut self, id: QpId) -> Option<Box<Qp>> {

@@ -1,0 +1,164 @@
+//! Whichever fabric an address names, chosen when it is opened.
+//!
+//! In a build with one fabric there is nothing to choose, and nothing of this is left in the code.
+
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
+
+use super::software::{SoftwareFabric, SoftwareListener};
+#[cfg(feature = "verbs")]
+use super::verbs::{VerbsFabric, VerbsListener};
+use super::{
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
+    FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
+};
+
+/// One of the fabrics of this build. Addresses are in the form of the one that it is, without the word before the colon; only
+/// [`bind`](Fabric::bind), which cannot know, wants that too.
+pub enum AnyFabric {
+    /// Shared memory.
+    Software(SoftwareFabric),
+    /// libibverbs.
+    #[cfg(feature = "verbs")]
+    Verbs(VerbsFabric),
+}
+
+/// A bound address of an [`AnyFabric`].
+#[derive(Clone, Debug)]
+pub enum AnyListener {
+    /// Shared memory.
+    Software(SoftwareListener),
+    /// libibverbs.
+    #[cfg(feature = "verbs")]
+    Verbs(VerbsListener),
+}
+
+/// Does the same with whichever it is.
+macro_rules! each {
+    ($self:expr, $fabric:ident => $what:expr) => {
+        match $self {
+            Self::Software($fabric) => $what,
+            #[cfg(feature = "verbs")]
+            Self::Verbs($fabric) => $what,
+        }
+    };
+}
+
+impl Fabric for AnyFabric {
+    type Listener = AnyListener;
+
+    #[inline]
+    fn capabilities(&self) -> &Capabilities {
+        each!(self, fabric => fabric.capabilities())
+    }
+
+    fn stats(&self) -> FabricStats {
+        each!(self, fabric => fabric.stats())
+    }
+
+    fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
+        each!(self, fabric => fabric.register(arena, access))
+    }
+
+    fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
+        each!(self, fabric => fabric.deregister(arena))
+    }
+
+    /// Binds an address that begins with its fabric: `soft:NAME`, `verbs:HOST:PORT`.
+    fn bind(address: &FabricAddress) -> Result<AnyListener, FabricError> {
+        let unknown = || FabricError::Address {
+            address: address.0.clone(),
+            detail: "it names no fabric of this build".to_owned(),
+        };
+        let (fabric, rest) = address.0.split_once(':').ok_or_else(unknown)?;
+        let rest = FabricAddress(rest.to_owned());
+        match fabric {
+            SoftwareFabric::SCHEME => Ok(AnyListener::Software(SoftwareFabric::bind(&rest)?)),
+            #[cfg(feature = "verbs")]
+            VerbsFabric::SCHEME => Ok(AnyListener::Verbs(VerbsFabric::bind(&rest)?)),
+            _ => Err(unknown()),
+        }
+    }
+
+    fn listen(&mut self, listener: &AnyListener) -> Result<(), FabricError> {
+        match (self, listener) {
+            (Self::Software(fabric), AnyListener::Software(listener)) => fabric.listen(listener),
+            #[cfg(feature = "verbs")]
+            (Self::Verbs(fabric), AnyListener::Verbs(listener)) => fabric.listen(listener),
+            #[cfg(feature = "verbs")]
+            _ => Err(FabricError::Misuse("the address was bound for another fabric".to_owned())),
+        }
+    }
+
+    fn unlisten(&mut self) {
+        each!(self, fabric => fabric.unlisten())
+    }
+
+    fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
+        each!(self, fabric => fabric.connect(address, params))
+    }
+
+    fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
+        each!(self, fabric => fabric.accept(request, params))
+    }
+
+    fn reject(&mut self, request: RequestId, private_data: &[u8]) {
+        each!(self, fabric => fabric.reject(request, private_data))
+    }
+
+    fn disconnect(&mut self, qp: QpId) {
+        each!(self, fabric => fabric.disconnect(qp))
+    }
+
+    fn destroy_qp(&mut self, qp: QpId) {
+        each!(self, fabric => fabric.destroy_qp(qp))
+    }
+
+    fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
+        each!(self, fabric => fabric.poll_control(events))
+    }
+
+    fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
+        each!(self, fabric => fabric.alloc_window(qp))
+    }
+
+    #[inline]
+    fn next_rkey(&self, window: WindowId) -> u32 {
+        each!(self, fabric => fabric.next_rkey(window))
+    }
+
+    #[inline]
+    fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
+        each!(self, fabric => fabric.remote_address(mem, offset))
+    }
+
+    #[inline]
+    fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
+        each!(self, fabric => fabric.post_recv(qp, bufs))
+    }
+
+    #[inline]
+    fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        each!(self, fabric => fabric.post_send(qp, chain))
+    }
+
+    #[inline]
+    fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        each!(self, fabric => fabric.poll_cq(out, max))
+    }
+
+    fn arm(&mut self) {
+        each!(self, fabric => fabric.arm())
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) {
+        each!(self, fabric => fabric.wait(timeout))
+    }
+
+    fn waker(&self) -> Waker {
+        each!(self, fabric => fabric.waker())
+    }
+}

@@ -1,0 +1,519 @@
+//! How connections begin and end.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::endpoint::{Endpoint, Parts};
+use super::qp::{Qp, State, depth};
+use super::sleep::Source;
+use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel};
+use super::{VerbsFabric, address, explain, wr_id};
+use crate::fabric::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId};
+
+/// Events of one kind that one look takes, so that the others get their turn.
+const MOST_EVENTS: usize = 256;
+/// Set in the numbers of identifiers that are requests, not queue pairs.
+const REQUEST: usize = 1 << (usize::BITS - 1);
+/// Bytes that a request's, and an accept's or reject's, private data may have (InfiniBand; iWARP takes more).
+pub(super) const CONNECT_DATA: usize = 56;
+pub(super) const ACCEPT_DATA: usize = 196;
+pub(super) const REJECT_DATA: usize = 148;
+/// The peer's application has refused (`IB_CM_REJ_CONSUMER_DEFINED`).
+const REJECTED_BY_CONSUMER: i32 = 28;
+/// Nobody listens (`IB_CM_REJ_INVALID_SERVICE_ID`).
+const REJECTED_NO_SERVICE: i32 = 8;
+/// Private data of a reject has no length on the wire: it is padded.
+const PADDING: u8 = 0;
+
+/// A connect request that waits for its answer.
+pub(super) struct Request {
+    number: u64,
+    cm: CmId,
+    responder_resources: u16,
+    initiator_depth: u16,
+}
+
+fn milliseconds(time: Duration) -> i32 {
+    time.as_millis().clamp(1, i32::MAX as u128) as i32
+}
+
+pub(super) fn now() -> Instant {
+    Instant::now()
+}
+
+impl VerbsFabric {
+    pub(super) fn start_connect(
+        &mut self,
+        address: &FabricAddress,
+        params: &ConnectParams,
+    ) -> Result<QpId, FabricError> {
+        let to = address::resolve(address)?;
+        check_data(&params.private_data, CONNECT_DATA)?;
+        let channel = Arc::clone(&self.channel);
+        let id = self.add(params, State::Connecting, |slot| {
+            CmId::new(&channel, slot as usize).map_err(|e| explain::opening("rdma_create_id", &e))
+        })?;
+        let timeout = milliseconds(self.config.resolve_timeout);
+        let result =
+            self.book.table.get(id).map_or(Ok(()), |qp| {
+                qp.open(self.choice.port).and_then(|()| qp.cm.resolve_address(to, timeout))
+            });
+        if let Err(error) = result {
+            self.destroy(id);
+            return Err(self.unreachable(address.0.clone(), format!("rdma_resolve_addr: {error}")));
+        }
+        Ok(id)
+    }
+
+    pub(super) fn accept_request(
+        &mut self,
+        request: RequestId,
+        params: &ConnectParams,
+    ) -> Result<QpId, FabricError> {
+        let gone = || FabricError::Misuse(format!("{request:?} is unknown, or the peer has given it up"));
+        let at = self.requests.iter().position(|waiting| waiting.number == request.0).ok_or_else(gone)?;
+        let Request { mut cm, responder_resources, initiator_depth, .. } = self.requests.swap_remove(at);
+        let mut params = params.clone();
+        params.responder_resources = params.responder_resources.min(responder_resources);
+        params.initiator_depth = params.initiator_depth.min(initiator_depth);
+        check_data(&params.private_data, ACCEPT_DATA)?;
+        self.check_device(&cm)?;
+        let id = self.add(&params, State::Accepting, |slot| {
+            cm.set_cookie(slot as usize);
+            Ok(cm)
+        })?;
+        let result = self.book.table.get(id).map_or(Ok(()), |qp| {
+            qp.start(&self.config, self.is_infiniband)?;
+            qp.cm.accept(&qp.parameters(&self.config))
+        });
+        if let Err(error) = result {
+            self.destroy(id);
+            return Err(explain::calling("rdma_accept", &error));
+        }
+        Ok(id)
+    }
+
+    pub(super) fn reject_request(&mut self, request: RequestId, private_data: &[u8]) {
+        let Some(at) = self.requests.iter().position(|waiting| waiting.number == request.0) else { return };
+        let Request { cm, .. } = self.requests.swap_remove(at);
+        if let Err(error) = cm.reject(&private_data[..private_data.len().min(REJECT_DATA)]) {
+            log::debug!("rdma_reject: {error}");
+        }
+    }
+
+    /// Makes a queue pair, with the identifier that `identify` makes for its slot.
+    fn add(
+        &mut self,
+        params: &ConnectParams,
+        state: State,
+        identify: impl FnOnce(u32) -> Result<CmId, FabricError>,
+    ) -> Result<QpId, FabricError> {
+        let capabilities = &self.capabilities;
+        let bounded = |what: &str, asked: u32, most: u32| {
+            let detail = format!("{what} {asked}: the device takes {most}");
+            if asked <= most { Ok(()) } else { Err(FabricError::Misuse(detail)) }
+        };
+        bounded("send_queue_depth", params.send_queue_depth, capabilities.max_send_wr)?;
+        bounded("own_receive_queue", params.own_receive_queue.unwrap_or(0), capabilities.max_recv_wr)?;
+        bounded("initiator_depth", params.initiator_depth.into(), capabilities.max_read_depth.into())?;
+        bounded(
+            "responder_resources",
+            params.responder_resources.into(),
+            capabilities.max_read_depth.into(),
+        )?;
+        let (pd, cq, srq) = (&self.pd, &self.cq, self.book.shared.queue());
+        let id = self.book.table.try_insert(|id| {
+            if id.slot >= wr_id::MAX_QPS - 1 {
+                return Err(FabricError::Misuse(format!(
+                    "a fabric has at most {} queue pairs",
+                    wr_id::MAX_QPS - 1
+                )));
+            }
+            let parts = Parts {
+                id,
+                pd,
+                cq,
+                srq,
+                send_depth: params.send_queue_depth,
+                own_receives: params.own_receive_queue,
+                inline: capabilities.max_inline,
+                windows: params.windows,
+            };
+            let cm = identify(id.slot)?;
+            let endpoint = Endpoint::new(&parts).map_err(|e| {
+                let (sends, receives) = (parts.send_depth, parts.own_receives.unwrap_or(0));
+                explain::pinning(format!("ibv_create_qp with {sends} sends, {receives} own Receives"), &e)
+            })?;
+            Ok(Qp {
+                id,
+                state,
+                endpoint,
+                cm,
+                params: params.clone(),
+                deadline: None,
+                failure: None,
+                is_early: false,
+                last_receive_reached: false,
+            })
+        })?;
+        if let Some(qp) = self.book.table.peek(id) {
+            let number = qp.endpoint.number();
+            self.book.add_number(number, id.slot);
+        }
+        Ok(id)
+    }
+
+    /// The connection manager must have come to the device that this fabric has opened.
+    fn check_device(&self, cm: &CmId) -> Result<(), FabricError> {
+        match cm.device() {
+            Some(device) if device == self.choice.device => Ok(()),
+            other => Err(FabricError::System {
+                call: "using a connection".to_owned(),
+                detail: format!(
+                    "it goes by device {}, this fabric has opened {}: name the device in the configuration",
+                    other.as_deref().unwrap_or("none"),
+                    self.choice.device
+                ),
+            }),
+        }
+    }
+
+    /// The address was not reached: what devices there are.
+    fn unreachable(&self, address: String, why: String) -> FabricError {
+        let detail = format!("{why}; this fabric is on {}", self.capabilities.device);
+        FabricError::Unreachable { address, detail }
+    }
+
+    /// Takes what the connection manager and the device have to say.
+    pub(super) fn pump(&mut self) {
+        let happened = self.sleeper.wait(Some(Duration::ZERO));
+        if happened[Source::Device as usize] {
+            self.device_events();
+        }
+        if happened[Source::Listener as usize]
+            && let Some(listener) = &self.listener
+        {
+            let channel = Arc::clone(listener.channel());
+            self.channel_events(&channel);
+        }
+        if happened[Source::Connections as usize] {
+            let channel = Arc::clone(&self.channel);
+            self.channel_events(&channel);
+        }
+        if !self.book.attention.is_empty() {
+            self.tend();
+        }
+    }
+
+    fn channel_events(&mut self, channel: &Arc<EventChannel>) {
+        for _ in 0..MOST_EVENTS {
+            match channel.next() {
+                Ok(Some(event)) => self.connection_event(event),
+                Ok(None) => return,
+                Err(error) => return log::warn!("rdma_get_cm_event: {error}"),
+            }
+        }
+    }
+
+    fn connection_event(&mut self, event: CmEvent) {
+        if event.kind == CmEventKind::ConnectRequest {
+            return self.requested(event);
+        }
+        if event.cookie & REQUEST != 0 {
+            // The peer has given up before it was answered.
+            let number = (event.cookie & !REQUEST) as u64;
+            return self.requests.retain(|request| request.number != number);
+        }
+        let Some(qp) = self.book.table.at(event.cookie as u32) else { return };
+        let id = qp.id;
+        log::trace!("{id:?}: {:?} {}", event.kind, event.status);
+        match (event.kind, qp.state) {
+            (CmEventKind::AddressResolved, State::Connecting) => {
+                let timeout = milliseconds(self.config.resolve_timeout);
+                let resolved = qp.cm.resolve_route(timeout);
+                if let Some(Err(error)) = self.book.table.peek(id).map(|qp| self.check_device(&qp.cm)) {
+                    self.connect_failed(id, error);
+                } else if let Err(error) = resolved {
+                    self.not_reached(id, format!("rdma_resolve_route: {error}"));
+                }
+            }
+            (CmEventKind::RouteResolved, State::Connecting) => {
+                if let Err(error) = qp.cm.connect(&qp.parameters(&self.config)) {
+                    self.not_reached(id, format!("rdma_connect: {error}"));
+                }
+            }
+            (CmEventKind::ConnectResponse, State::Connecting) => {
+                let started = qp.start(&self.config, self.is_infiniband);
+                match started.and_then(|()| qp.cm.establish()) {
+                    Ok(()) => self.established(id, event.private_data),
+                    Err(error) => {
+                        self.connect_failed(id, explain::calling("starting the queue pair", &error))
+                    }
+                }
+            }
+            // At the connecting side only devices that start queue pairs by themselves (iWARP) say this.
+            (CmEventKind::Established, State::Connecting) => self.established(id, event.private_data),
+            (CmEventKind::Established, State::Accepting) => self.established(id, Vec::new()),
+            (CmEventKind::Rejected, State::Connecting) => self.rejected(id, event),
+            (kind, State::Connecting) if ends(kind) => {
+                self.not_reached(
+                    id,
+                    format!("{kind:?} ({})", io::Error::from_raw_os_error(event.status.abs())),
+                );
+            }
+            (CmEventKind::DeviceRemoval, State::Accepting | State::Up | State::Closing) => {
+                self.finish(id, "the device was removed".to_owned());
+            }
+            (CmEventKind::Disconnected, State::Closing) => {
+                self.finish(id, "both sides have closed it".to_owned())
+            }
+            (CmEventKind::Disconnected, _) => self.finish(id, "the peer has closed it".to_owned()),
+            (kind, State::Accepting | State::Up) if ends(kind) => {
+                self.finish(id, format!("the connection manager says {kind:?} ({})", event.status));
+            }
+            _ => {}
+        }
+    }
+
+    fn requested(&mut self, event: CmEvent) {
+        let Some(mut cm) = event.request else { return };
+        self.next_request += 1;
+        let number = self.next_request;
+        if let Err(error) = cm.adopt(&self.channel, REQUEST | number as usize) {
+            return log::warn!("a connect request is lost: rdma_migrate_id: {error}");
+        }
+        let peer =
+            cm.peer_address().map_or_else(|| "an unknown address".to_owned(), |address| address.to_string());
+        self.requests.push(Request {
+            number,
+            cm,
+            responder_resources: event.responder_resources.into(),
+            initiator_depth: event.initiator_depth.into(),
+        });
+        let (request, private_data) = (RequestId(number), event.private_data);
+        self.events.push(ControlEvent::ConnectRequest { request, private_data, peer });
+    }
+
+    fn established(&mut self, id: QpId, private_data: Vec<u8>) {
+        if let Some(qp) = self.book.table.get(id) {
+            qp.state = State::Up;
+            self.events.push(ControlEvent::Established { qp: id, private_data });
+        }
+    }
+
+    fn rejected(&mut self, id: QpId, event: CmEvent) {
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused).raw_os_error();
+        if event.status == REJECTED_BY_CONSUMER || event.status < 0 && !event.private_data.is_empty() {
+            self.fail(id);
+            let mut private_data = event.private_data;
+            private_data
+                .truncate(private_data.iter().rposition(|&byte| byte != PADDING).map_or(0, |last| last + 1));
+            self.events.push(ControlEvent::Rejected { qp: id, private_data });
+        } else if event.status == REJECTED_NO_SERVICE || event.status.checked_neg() == refused {
+            self.not_reached(id, "the host is there, but nobody listens at this port".to_owned());
+        } else {
+            self.not_reached(id, format!("its connection manager has refused, code {}", event.status));
+        }
+    }
+
+    fn not_reached(&mut self, id: QpId, why: String) {
+        let peer = self.book.table.peek(id).and_then(|qp| qp.cm.peer_address());
+        let error = self.unreachable(peer.map_or_else(String::new, |address| address.to_string()), why);
+        self.connect_failed(id, error);
+    }
+
+    fn connect_failed(&mut self, id: QpId, error: FabricError) {
+        if self.fail(id) {
+            self.events.push(ControlEvent::ConnectFailed { qp: id, error });
+        }
+    }
+
+    /// The connection never came about. False if it did.
+    fn fail(&mut self, id: QpId) -> bool {
+        let Some(qp) = self.book.table.get(id).filter(|qp| qp.state == State::Connecting) else {
+            return false;
+        };
+        qp.state = State::Failed;
+        qp.stop();
+        true
+    }
+
+    /// The connection is over: what is posted is flushed.
+    pub(super) fn finish(&mut self, id: QpId, reason: String) {
+        let Some(qp) = self.book.table.get(id) else { return };
+        if matches!(qp.state, State::Connecting | State::Failed | State::Over) {
+            return;
+        }
+        qp.state = State::Over;
+        // Says so to the peer, or answers it. An error means that both know already.
+        if let Err(error) = qp.cm.disconnect() {
+            log::trace!("{id:?}: rdma_disconnect: {error}");
+        }
+        qp.stop();
+        log::debug!("{id:?}: {reason}");
+        self.events.push(ControlEvent::Disconnected { qp: id, reason });
+    }
+
+    /// Starts to leave: what is posted still goes out.
+    pub(super) fn start_disconnect(&mut self, id: QpId) {
+        let Some(qp) = self.book.table.get(id) else { return };
+        match qp.state {
+            State::Up => {
+                qp.state = State::Closing;
+                qp.deadline = Some(now() + self.config.linger);
+                if qp.endpoint.post_marker(&mut self.scratch) {
+                    self.book.room = self.book.room.saturating_sub(1);
+                }
+                self.book.attention.push(id.slot);
+            }
+            State::Connecting => {
+                self.connect_failed(id, FabricError::Misuse("given up by this side".to_owned()));
+            }
+            State::Accepting => self.finish(id, "given up by this side".to_owned()),
+            State::Closing | State::Over | State::Failed => {}
+        }
+    }
+
+    /// Looks at the connections that asked for it.
+    fn tend(&mut self) {
+        for slot in std::mem::take(&mut self.book.attention) {
+            let Some(qp) = self.book.table.at(slot) else { continue };
+            let id = qp.id;
+            if let Some(reason) = qp.failure.take() {
+                self.finish(id, reason);
+            } else if qp.state == State::Closing {
+                if qp.endpoint.in_flight() == 0 || qp.deadline.is_some_and(|deadline| deadline <= now()) {
+                    self.finish(id, "closed by this side".to_owned());
+                } else {
+                    self.book.attention.push(slot);
+                }
+            } else if qp.state == State::Accepting && qp.is_early {
+                if let Err(error) = qp.cm.notify_established() {
+                    log::debug!("{id:?}: rdma_notify: {error}");
+                }
+                self.established(id, Vec::new());
+            }
+        }
+    }
+
+    /// Takes the device's asynchronous events.
+    pub(super) fn device_events(&mut self) {
+        for _ in 0..MOST_EVENTS {
+            let Some(event) = self.context.next_async() else { return };
+            match event {
+                AsyncEvent::QueuePair { cookie, code } => self.queue_pair_event(cookie as u32, code),
+                AsyncEvent::Device {
+                    code: AsyncEvent::CQ_ERROR | AsyncEvent::DEVICE_FATAL | AsyncEvent::SRQ_ERROR,
+                } => {
+                    log::error!(
+                        "{}: {event:?}: the device, or a queue of it, is beyond use",
+                        self.choice.device
+                    );
+                    let attention = &mut self.book.attention;
+                    self.book
+                        .table
+                        .iter_mut()
+                        .for_each(|qp| qp.fail(attention, || format!("the device says {event:?}")));
+                }
+                other => log::info!("{}: {other:?}", self.choice.device),
+            }
+        }
+    }
+
+    fn queue_pair_event(&mut self, slot: u32, code: u32) {
+        let Some(qp) = self.book.table.at(slot) else { return };
+        match code {
+            AsyncEvent::LAST_RECEIVE_REACHED => qp.last_receive_reached = true,
+            AsyncEvent::ESTABLISHED => {
+                qp.is_early = true;
+                self.book.attention.push(slot);
+            }
+            // Fatal, a bad request, refused access; the rest is about path migration.
+            1..=3 => qp.fail(&mut self.book.attention, || {
+                format!("the device says: event {code} of the queue pair")
+            }),
+            _ => log::debug!("{:?}: event {code} of the queue pair", qp.id),
+        }
+    }
+
+    /// Forgets a queue pair, and gives back all that it held.
+    pub(super) fn destroy(&mut self, id: QpId) {
+        let Some(qp) = self.book.table.get(id) else { return };
+        let was_connected = !matches!(qp.state, State::Connecting | State::Failed);
+        if was_connected && qp.state != State::Over {
+            // An error means that both know already.
+            let _ = qp.cm.disconnect();
+        }
+        qp.state = State::Over;
+        qp.stop();
+        if was_connected {
+            self.drain(id);
+        }
+        let Some(mut gone) = self.book.table.remove(id) else { return };
+        self.book.remove_number(gone.endpoint.number());
+        let held = gone.endpoint.destroy(&mut self.book.ready);
+        self.book.room += held.count;
+        self.book.attention.retain(|&slot| slot != id.slot);
+        // Whoever destroys it need not be told that it is gone.
+        self.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
+    }
+
+    /// Waits for the last completions of a queue pair in error, for a bounded time: a Receive of the shared queue comes back by its completion
+    /// only.
+    fn drain(&mut self, id: QpId) {
+        let mut deadline = None;
+        let mut done = Vec::new();
+        if let Some(qp) = self.book.table.get(id)
+            && qp.endpoint.post_marker(&mut self.scratch)
+        {
+            self.book.room = self.book.room.saturating_sub(1);
+        }
+        loop {
+            self.poll_device(&mut done, usize::MAX);
+            self.book.ready.extend(done.drain(..));
+            let Some(qp) = self.book.table.get(id) else { return };
+            let receives =
+                qp.endpoint.shares_receives() && self.quirks.reports_last_receive && !qp.last_receive_reached;
+            if qp.endpoint.in_flight() == 0 && qp.endpoint.own_receives() == 0 && !receives {
+                return;
+            }
+            if receives {
+                self.device_events();
+            }
+            let limit = *deadline.get_or_insert_with(|| now() + self.config.drain);
+            if now() >= limit {
+                return log::warn!(
+                    "{id:?}: its last completions did not come within {:?}",
+                    self.config.drain
+                );
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Events that end a connection, or the hope for one.
+fn ends(kind: CmEventKind) -> bool {
+    use CmEventKind::{
+        AddressError, ConnectError, DeviceRemoval, Disconnected, Rejected, RouteError, Unreachable,
+    };
+    matches!(
+        kind,
+        AddressError | RouteError | ConnectError | Unreachable | Rejected | Disconnected | DeviceRemoval
+    )
+}
+
+fn check_data(data: &[u8], most: usize) -> Result<(), FabricError> {
+    if data.len() <= most {
+        return Ok(());
+    }
+    Err(FabricError::Misuse(format!("{} bytes of private data: at most {most} travel", data.len())))
+}
+
+/// Reads of both sides that a device serves, as capabilities say it.
+pub(super) fn read_depth(serves: u32, begins: u32) -> u16 {
+    u16::from(depth(serves.min(begins).min(u32::from(u16::MAX)) as u16))
+}

@@ -1,0 +1,32 @@
+//! Maps keyed by numbers that the device chose: queue pair numbers, keys.
+
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// A map from a 32-bit number.
+pub(super) type NumberMap<V> = HashMap<u32, V, BuildHasherDefault<Multiply>>;
+
+/// One multiplication: these numbers come from the device and the kernel, not from peers, so nobody can make them collide.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Multiply(u64);
+
+impl Hasher for Multiply {
+    #[inline]
+    fn finish(&self) -> u64 {
+        // The table looks at the highest bits and at the lowest.
+        self.0 ^ self.0 >> 32
+    }
+
+    #[inline]
+    fn write_u32(&mut self, number: u32) {
+        self.0 = u64::from(number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
+        }
+    }
+}

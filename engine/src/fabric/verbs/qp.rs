@@ -1,0 +1,128 @@
+//! One queue pair with its connection.
+
+#![forbid(unsafe_code)]
+
+use std::time::Instant;
+
+use rdma_sys::{ibv_access_flags, ibv_qp_attr_mask, ibv_qp_state};
+
+use super::config::VerbsConfig;
+use super::endpoint::Endpoint;
+use super::sys::{CmId, ConnectionParameters, QpAttributes};
+use crate::fabric::{ConnectParams, QpId};
+
+/// Bits that the kernel's connection manager sets for its own use.
+const KERNEL_ONLY: u32 = 0xF << 21;
+
+/// Where a connection is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// We connect: address, route, and the peer's answer are waited for.
+    Connecting,
+    /// We have accepted: the peer's last word is waited for.
+    Accepting,
+    /// Both directions may be used.
+    Up,
+    /// We are leaving: what was posted still goes out.
+    Closing,
+    /// Over: the queue pair is in error.
+    Over,
+    /// It never came about.
+    Failed,
+}
+
+/// One queue pair.
+pub(super) struct Qp {
+    pub(super) id: QpId,
+    pub(super) state: State,
+    pub(super) endpoint: Endpoint,
+    pub(super) cm: CmId,
+    pub(super) params: ConnectParams,
+    /// When a closing connection is closed whatever is still under way.
+    pub(super) deadline: Option<Instant>,
+    /// What a completion or the device said of its end.
+    pub(super) failure: Option<String>,
+    /// A message came before the connection manager's last word.
+    pub(super) is_early: bool,
+    /// It takes no more of the shared Receives.
+    pub(super) last_receive_reached: bool,
+}
+
+impl Qp {
+    /// Sets the end of it, as the first to say so.
+    #[cold]
+    pub(super) fn fail(&mut self, attention: &mut Vec<u32>, reason: impl FnOnce() -> String) {
+        if matches!(self.state, State::Accepting | State::Up | State::Closing) && self.failure.is_none() {
+            self.failure = Some(reason());
+            attention.push(self.id.slot);
+        }
+    }
+
+    /// Requests are taken, if only to be flushed. Whoever has heard from its peer may answer.
+    #[inline]
+    pub(super) fn takes_requests(&self) -> bool {
+        matches!(self.state, State::Up | State::Over) || self.state == State::Accepting && self.is_early
+    }
+
+    fn access(&self) -> u32 {
+        let read =
+            if self.params.responder_resources > 0 { ibv_access_flags::IBV_ACCESS_REMOTE_READ.0 } else { 0 };
+        read | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+    }
+
+    /// Readies the queue pair for Receives, before anything is known of the connection.
+    pub(super) fn open(&self, port: u8) -> std::io::Result<()> {
+        let mut to = QpAttributes::state(ibv_qp_state::IBV_QPS_INIT);
+        to.attr.port_num = port;
+        to.attr.qp_access_flags = self.access();
+        let mask = ibv_qp_attr_mask::IBV_QP_PKEY_INDEX | ibv_qp_attr_mask::IBV_QP_PORT;
+        to.mask |= (mask | ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS).0;
+        self.endpoint.modify(to)
+    }
+
+    /// Readies the queue pair for both directions, as the connection manager has agreed with the peer.
+    pub(super) fn start(&self, config: &VerbsConfig, is_infiniband: bool) -> std::io::Result<()> {
+        let attributes = |state| {
+            let mut to = self.cm.qp_attributes(state)?;
+            if is_infiniband {
+                to.mask &= !KERNEL_ONLY;
+            }
+            Ok::<_, std::io::Error>(to)
+        };
+        let mut init = attributes(ibv_qp_state::IBV_QPS_INIT)?;
+        init.attr.qp_access_flags = self.access();
+        self.endpoint.modify(init)?;
+        let mut receive = attributes(ibv_qp_state::IBV_QPS_RTR)?;
+        receive.attr.max_dest_rd_atomic = depth(self.params.responder_resources);
+        receive.attr.min_rnr_timer = config.min_rnr_timer;
+        self.endpoint.modify(receive)?;
+        let mut send = attributes(ibv_qp_state::IBV_QPS_RTS)?;
+        send.attr.max_rd_atomic = depth(self.params.initiator_depth);
+        self.endpoint.modify(send)
+    }
+
+    /// Puts the queue pair into error: all that is posted is flushed.
+    pub(super) fn stop(&self) {
+        if let Err(error) = self.endpoint.modify(QpAttributes::state(ibv_qp_state::IBV_QPS_ERR)) {
+            log::debug!("{:?}: ibv_modify_qp to error: {error}", self.id);
+        }
+    }
+
+    /// What we tell the peer.
+    pub(super) fn parameters(&self, config: &VerbsConfig) -> ConnectionParameters<'_> {
+        ConnectionParameters {
+            private_data: &self.params.private_data,
+            responder_resources: depth(self.params.responder_resources),
+            initiator_depth: depth(self.params.initiator_depth),
+            retry_count: config.retries,
+            rnr_retry: self.params.rnr_retry.min(7),
+            shared_receives: self.endpoint.shares_receives(),
+            qp_number: self.endpoint.number(),
+        }
+    }
+}
+
+/// The connection manager has a byte for it; its highest value means the device's maximum.
+pub(super) fn depth(reads: u16) -> u8 {
+    reads.min(254) as u8
+}

@@ -1,0 +1,378 @@
+#![expect(unsafe_code, reason = "calls librdmacm")]
+//! The connection manager: event channels and identifiers.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use rdma_sys::{
+    ibv_event_type, ibv_qp_state, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_cm_event,
+    rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_event_channel, rdma_create_id,
+    rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect, rdma_establish, rdma_event_channel,
+    rdma_get_cm_event, rdma_init_qp_attr, rdma_listen, rdma_migrate_id, rdma_notify, rdma_port_space,
+    rdma_reject, rdma_resolve_addr, rdma_resolve_route,
+};
+
+use super::check_errno;
+use super::device::{cookie, name_of, zeroed};
+use super::queue_pair::QpAttributes;
+
+/// Where events of identifiers arrive. Does not block.
+#[derive(Debug)]
+pub(crate) struct EventChannel(NonNull<rdma_event_channel>);
+
+// SAFETY: a channel is a descriptor; librdmacm locks what its calls share.
+unsafe impl Send for EventChannel {}
+// SAFETY: as above: events may be taken from one channel by several threads.
+unsafe impl Sync for EventChannel {}
+
+/// What happened to an identifier. Names follow `rdma_cm_event_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CmEventKind {
+    AddressResolved,
+    AddressError,
+    RouteResolved,
+    RouteError,
+    ConnectRequest,
+    ConnectResponse,
+    ConnectError,
+    Unreachable,
+    Rejected,
+    Established,
+    Disconnected,
+    DeviceRemoval,
+    TimewaitExit,
+    /// One that this engine does not use, by its code.
+    Other(u32),
+}
+
+/// An event, acknowledged already.
+#[derive(Debug)]
+pub(crate) struct CmEvent {
+    pub(crate) kind: CmEventKind,
+    /// A negative error number, or, of rejects, the reason's code.
+    pub(crate) status: i32,
+    /// The number that the identifier carries.
+    pub(crate) cookie: usize,
+    /// The new identifier, of connect requests.
+    pub(crate) request: Option<CmId>,
+    pub(crate) private_data: Vec<u8>,
+    /// RDMA Reads that the peer wants to have under way: what we are asked to serve.
+    pub(crate) responder_resources: u8,
+    /// RDMA Reads that the peer serves.
+    pub(crate) initiator_depth: u8,
+}
+
+/// What both sides tell each other when they connect.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectionParameters<'a> {
+    pub(crate) private_data: &'a [u8],
+    pub(crate) responder_resources: u8,
+    pub(crate) initiator_depth: u8,
+    /// How often the peer's lost packets are sent again.
+    pub(crate) retry_count: u8,
+    /// How often the peer tries again when it meets no Receive.
+    pub(crate) rnr_retry: u8,
+    pub(crate) shared_receives: bool,
+    pub(crate) qp_number: u32,
+}
+
+impl ConnectionParameters<'_> {
+    fn raw(&self) -> rdma_conn_param {
+        rdma_conn_param {
+            private_data: self.private_data.as_ptr().cast(),
+            private_data_len: self.private_data.len() as u8,
+            responder_resources: self.responder_resources,
+            initiator_depth: self.initiator_depth,
+            flow_control: 0,
+            retry_count: self.retry_count,
+            rnr_retry_count: self.rnr_retry,
+            srq: u8::from(self.shared_receives),
+            qp_num: self.qp_number,
+        }
+    }
+}
+
+impl EventChannel {
+    pub(crate) fn new() -> io::Result<Arc<Self>> {
+        // SAFETY: no arguments.
+        let raw = unsafe { rdma_create_event_channel() };
+        let channel = Self(NonNull::new(raw).ok_or_else(io::Error::last_os_error)?);
+        let flags = rustix::fs::fcntl_getfl(channel.fd())?;
+        rustix::fs::fcntl_setfl(channel.fd(), flags | rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Arc::new(channel))
+    }
+
+    /// Becomes readable when an event waits.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is open as long as `self` lives; the field never changes.
+        let fd = unsafe { self.0.as_ref().fd };
+        // SAFETY: the descriptor is open as long as `self` lives.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+
+    /// Takes the next event; `None` if none waits.
+    pub(crate) fn next(self: &Arc<Self>) -> io::Result<Option<CmEvent>> {
+        let mut event: *mut rdma_cm_event = ptr::null_mut();
+        // SAFETY: the channel is open and does not block, `event` is valid for writes.
+        if let Err(error) = check_errno(unsafe { rdma_get_cm_event(self.0.as_ptr(), &raw mut event) }) {
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+        }
+        // SAFETY: the call succeeded, so there is an event, which lives until it is acknowledged below.
+        let raw = unsafe { &*event };
+        let kind = kind(raw.event);
+        // SAFETY: an identifier lives until its events are acknowledged.
+        let cookie = unsafe { (*raw.id).context }.addr();
+        let mut told = CmEvent {
+            kind,
+            status: raw.status,
+            cookie,
+            request: None,
+            private_data: Vec::new(),
+            responder_resources: 0,
+            initiator_depth: 0,
+        };
+        if carries_parameters(kind) {
+            // SAFETY: identifiers of the TCP port space use this member of the union.
+            let conn = unsafe { raw.param.conn };
+            (told.responder_resources, told.initiator_depth) =
+                (conn.responder_resources, conn.initiator_depth);
+            if !conn.private_data.is_null() {
+                let len = usize::from(conn.private_data_len);
+                // SAFETY: the event holds so many bytes of private data until it is acknowledged.
+                told.private_data =
+                    unsafe { std::slice::from_raw_parts(conn.private_data.cast(), len) }.to_vec();
+            }
+        }
+        if kind == CmEventKind::ConnectRequest {
+            told.request = NonNull::new(raw.id).map(|raw| CmId { raw, channel: Arc::clone(self) });
+        }
+        // SAFETY: the event was got above and is acknowledged once; `raw` is not used after this.
+        unsafe { rdma_ack_cm_event(event) };
+        Ok(Some(told))
+    }
+}
+
+fn carries_parameters(kind: CmEventKind) -> bool {
+    use CmEventKind::{ConnectRequest, ConnectResponse, Established, Rejected};
+    matches!(kind, ConnectRequest | ConnectResponse | Established | Rejected)
+}
+
+impl Drop for EventChannel {
+    fn drop(&mut self) {
+        // SAFETY: identifiers keep their channel alive, so none is left; it is destroyed once.
+        unsafe { rdma_destroy_event_channel(self.0.as_ptr()) };
+    }
+}
+
+fn kind(code: rdma_cm_event_type::Type) -> CmEventKind {
+    use CmEventKind as K;
+    use rdma_cm_event_type as E;
+    match code {
+        E::RDMA_CM_EVENT_ADDR_RESOLVED => K::AddressResolved,
+        E::RDMA_CM_EVENT_ADDR_ERROR => K::AddressError,
+        E::RDMA_CM_EVENT_ROUTE_RESOLVED => K::RouteResolved,
+        E::RDMA_CM_EVENT_ROUTE_ERROR => K::RouteError,
+        E::RDMA_CM_EVENT_CONNECT_REQUEST => K::ConnectRequest,
+        E::RDMA_CM_EVENT_CONNECT_RESPONSE => K::ConnectResponse,
+        E::RDMA_CM_EVENT_CONNECT_ERROR => K::ConnectError,
+        E::RDMA_CM_EVENT_UNREACHABLE => K::Unreachable,
+        E::RDMA_CM_EVENT_REJECTED => K::Rejected,
+        E::RDMA_CM_EVENT_ESTABLISHED => K::Established,
+        E::RDMA_CM_EVENT_DISCONNECTED => K::Disconnected,
+        E::RDMA_CM_EVENT_DEVICE_REMOVAL => K::DeviceRemoval,
+        E::RDMA_CM_EVENT_TIMEWAIT_EXIT => K::TimewaitExit,
+        other => K::Other(other),
+    }
+}
+
+/// One connection, or one listener, of the connection manager. The queue pair is not its.
+#[derive(Debug)]
+pub(crate) struct CmId {
+    raw: NonNull<rdma_cm_id>,
+    /// Where its events arrive.
+    channel: Arc<EventChannel>,
+}
+
+// SAFETY: an identifier belongs to no thread; librdmacm locks what its calls share.
+unsafe impl Send for CmId {}
+
+impl CmId {
+    /// A new one; `number` comes back with its events.
+    pub(crate) fn new(channel: &Arc<EventChannel>, number: usize) -> io::Result<Self> {
+        let mut raw = ptr::null_mut();
+        let space = rdma_port_space::RDMA_PS_TCP;
+        // SAFETY: the channel is open, `raw` is valid for writes.
+        check_errno(unsafe { rdma_create_id(channel.0.as_ptr(), &raw mut raw, cookie(number), space) })?;
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { raw, channel: Arc::clone(channel) })
+    }
+
+    fn raw(&self) -> *mut rdma_cm_id {
+        self.raw.as_ptr()
+    }
+
+    /// Gives it another number, and another channel to tell its events.
+    pub(crate) fn adopt(&mut self, channel: &Arc<EventChannel>, number: usize) -> io::Result<()> {
+        // SAFETY: the identifier is alive and nobody else refers to it.
+        unsafe { self.raw.as_mut().context = cookie(number) };
+        if Arc::ptr_eq(channel, &self.channel) {
+            return Ok(());
+        }
+        // SAFETY: identifier and channel are alive, and all events that were taken are acknowledged.
+        check_errno(unsafe { rdma_migrate_id(self.raw(), channel.0.as_ptr()) })?;
+        self.channel = Arc::clone(channel);
+        Ok(())
+    }
+
+    /// Gives it another number.
+    pub(crate) fn set_cookie(&mut self, number: usize) {
+        // SAFETY: the identifier is alive and nobody else refers to it.
+        unsafe { self.raw.as_mut().context = cookie(number) };
+    }
+
+    /// Binds it to an address of this host.
+    pub(crate) fn bind(&self, address: SocketAddr) -> io::Result<()> {
+        let mut address = SockAddr::new(address);
+        // SAFETY: the identifier is alive, the address is complete.
+        check_errno(unsafe { rdma_bind_addr(self.raw(), address.as_mut_ptr()) })
+    }
+
+    /// Takes connect requests from now on.
+    pub(crate) fn listen(&self, backlog: i32) -> io::Result<()> {
+        // SAFETY: the identifier is alive.
+        check_errno(unsafe { rdma_listen(self.raw(), backlog) })
+    }
+
+    /// Starts to look for the device on the way to an address.
+    pub(crate) fn resolve_address(&self, to: SocketAddr, timeout_ms: i32) -> io::Result<()> {
+        let mut to = SockAddr::new(to);
+        // SAFETY: the identifier is alive, the address is complete; no source is a valid one.
+        check_errno(unsafe { rdma_resolve_addr(self.raw(), ptr::null_mut(), to.as_mut_ptr(), timeout_ms) })
+    }
+
+    /// Starts to look for the path.
+    pub(crate) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {
+        // SAFETY: the identifier is alive.
+        check_errno(unsafe { rdma_resolve_route(self.raw(), timeout_ms) })
+    }
+
+    pub(crate) fn connect(&self, params: &ConnectionParameters<'_>) -> io::Result<()> {
+        let mut params = params.raw();
+        // SAFETY: the identifier is alive; the private data outlives the call.
+        check_errno(unsafe { rdma_connect(self.raw(), &raw mut params) })
+    }
+
+    pub(crate) fn accept(&self, params: &ConnectionParameters<'_>) -> io::Result<()> {
+        let mut params = params.raw();
+        // SAFETY: the identifier is alive; the private data outlives the call.
+        check_errno(unsafe { rdma_accept(self.raw(), &raw mut params) })
+    }
+
+    pub(crate) fn reject(&self, private_data: &[u8]) -> io::Result<()> {
+        let len = private_data.len() as u8;
+        // SAFETY: the identifier is alive; the private data outlives the call.
+        check_errno(unsafe { rdma_reject(self.raw(), private_data.as_ptr().cast(), len) })
+    }
+
+    /// Completes a connection whose queue pair is ready.
+    pub(crate) fn establish(&self) -> io::Result<()> {
+        // SAFETY: the identifier is alive.
+        check_errno(unsafe { rdma_establish(self.raw()) })
+    }
+
+    pub(crate) fn disconnect(&self) -> io::Result<()> {
+        // SAFETY: the identifier is alive.
+        check_errno(unsafe { rdma_disconnect(self.raw()) })
+    }
+
+    /// Tells the connection manager that messages arrive already.
+    pub(crate) fn notify_established(&self) -> io::Result<()> {
+        // SAFETY: the identifier is alive.
+        check_errno(unsafe { rdma_notify(self.raw(), ibv_event_type::IBV_EVENT_COMM_EST) })
+    }
+
+    /// What the connection manager wants a queue pair to be told on its way to a state.
+    pub(crate) fn qp_attributes(&self, state: ibv_qp_state::Type) -> io::Result<QpAttributes> {
+        let mut to = QpAttributes::state(state);
+        let mut mask = 0;
+        // SAFETY: the identifier is alive, both places are valid for writes.
+        check_errno(unsafe { rdma_init_qp_attr(self.raw(), &raw mut to.attr, &raw mut mask) })?;
+        to.mask = mask as u32;
+        Ok(to)
+    }
+
+    /// The device that it is bound to, once it is.
+    pub(crate) fn device(&self) -> Option<String> {
+        // SAFETY: the identifier is alive.
+        name_of(unsafe { self.raw.as_ref().verbs })
+    }
+
+    /// The address of the other side.
+    pub(crate) fn peer_address(&self) -> Option<SocketAddr> {
+        // SAFETY: the identifier is alive; the union is large enough for any address, and zero where unused.
+        let storage = unsafe { self.raw.as_ref().route.addr.dst_addr_union.dst_storage };
+        match i32::from(storage.ss_family) {
+            libc::AF_INET => {
+                // SAFETY: the family says what it is.
+                let v4 = unsafe { self.raw.as_ref().route.addr.dst_addr_union.dst_sin };
+                let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
+                Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(v4.sin_port))))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: the family says what it is.
+                let v6 = unsafe { self.raw.as_ref().route.addr.dst_addr_union.dst_sin6 };
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                let port = u16::from_be(v6.sin6_port);
+                Some(SocketAddr::V6(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id)))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Drop for CmId {
+    fn drop(&mut self) {
+        // SAFETY: all events that were taken are acknowledged; the identifier is destroyed once.
+        unsafe { rdma_destroy_id(self.raw()) };
+    }
+}
+
+/// An address in C's form.
+struct SockAddr(MaybeUninit<libc::sockaddr_storage>);
+
+impl SockAddr {
+    fn new(address: SocketAddr) -> Self {
+        let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
+        match address {
+            SocketAddr::V4(v4) => {
+                // SAFETY: a struct of integers.
+                let mut sin: libc::sockaddr_in = unsafe { zeroed() };
+                sin.sin_family = libc::AF_INET as libc::sa_family_t;
+                sin.sin_port = v4.port().to_be();
+                sin.sin_addr.s_addr = v4.ip().to_bits().to_be();
+                // SAFETY: storage is large enough, and aligned, for every kind of address.
+                unsafe { storage.as_mut_ptr().cast::<libc::sockaddr_in>().write(sin) };
+            }
+            SocketAddr::V6(v6) => {
+                // SAFETY: a struct of integers.
+                let mut sin: libc::sockaddr_in6 = unsafe { zeroed() };
+                sin.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                sin.sin6_port = v6.port().to_be();
+                sin.sin6_addr.s6_addr = v6.ip().octets();
+                sin.sin6_flowinfo = v6.flowinfo();
+                sin.sin6_scope_id = v6.scope_id();
+                // SAFETY: storage is large enough, and aligned, for every kind of address.
+                unsafe { storage.as_mut_ptr().cast::<libc::sockaddr_in6>().write(sin) };
+            }
+        }
+        Self(storage)
+    }
+
+    fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
+        self.0.as_mut_ptr().cast()
+    }
+}

@@ -1,0 +1,245 @@
+#![expect(unsafe_code, reason = "calls libibverbs")]
+//! An opened device, its properties, its asynchronous events, and protection domains on it.
+
+use std::ffi::CStr;
+use std::io;
+use std::mem::{self, MaybeUninit};
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+
+use rdma_sys::{
+    ___ibv_query_port, ibv_ack_async_event, ibv_alloc_pd, ibv_async_event, ibv_close_device, ibv_context,
+    ibv_dealloc_pd, ibv_device, ibv_device_attr, ibv_free_device_list, ibv_get_async_event,
+    ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_pd, ibv_port_attr, ibv_query_device,
+};
+
+use super::check;
+
+/// A device, opened by this shard alone.
+#[derive(Debug)]
+pub(crate) struct Context {
+    raw: NonNull<ibv_context>,
+}
+
+/// What a device says of itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Attributes {
+    pub(crate) capability_flags: u32,
+    pub(crate) max_qp_wr: u32,
+    pub(crate) max_cqe: u32,
+    pub(crate) max_srq_wr: u32,
+    pub(crate) max_mw: u32,
+    /// RDMA Reads that a queue pair serves at a time.
+    pub(crate) max_qp_rd_atom: u32,
+    /// RDMA Reads that a queue pair has under way at a time.
+    pub(crate) max_qp_init_rd_atom: u32,
+}
+
+/// What a port says of itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PortAttributes {
+    pub(crate) max_message: u32,
+    /// Bytes of a packet's payload.
+    pub(crate) mtu: u32,
+}
+
+/// Something happened that no work request asked for. Codes are those of `ibv_event_type`; a device may know more of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AsyncEvent {
+    /// To the queue pair with this cookie.
+    QueuePair { cookie: usize, code: u32 },
+    /// To a port.
+    Port { port: u32, code: u32 },
+    /// To the completion queue, the shared receive queue, or the device as a whole.
+    Device { code: u32 },
+    /// Not known to this engine.
+    Unknown { code: u32 },
+}
+
+impl AsyncEvent {
+    /// `IBV_EVENT_CQ_ERR`.
+    pub(crate) const CQ_ERROR: u32 = 0;
+    /// `IBV_EVENT_COMM_EST`: a message came before the connection manager's last word.
+    pub(crate) const ESTABLISHED: u32 = 4;
+    /// `IBV_EVENT_DEVICE_FATAL`.
+    pub(crate) const DEVICE_FATAL: u32 = 8;
+    /// `IBV_EVENT_SRQ_ERR`.
+    pub(crate) const SRQ_ERROR: u32 = 14;
+    /// `IBV_EVENT_QP_LAST_WQE_REACHED`: a queue pair in error takes no more of the shared Receives.
+    pub(crate) const LAST_RECEIVE_REACHED: u32 = 16;
+}
+
+impl Context {
+    /// Opens a device by its name.
+    pub(crate) fn open(name: &str) -> io::Result<Rc<Self>> {
+        let mut count = 0;
+        // SAFETY: `count` is a valid place for the number of devices.
+        let list = unsafe { ibv_get_device_list(&raw mut count) };
+        if list.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        let mut opened = Err(io::Error::from_raw_os_error(libc::ENODEV));
+        for index in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: `index` is less than the count that came with the list.
+            let device = unsafe { *list.add(index) };
+            if device_name(device).as_deref() == Some(name) {
+                // SAFETY: the device is of the list, which is freed below.
+                let raw = unsafe { ibv_open_device(device) };
+                opened = NonNull::new(raw).map(|raw| Self { raw }).ok_or_else(io::Error::last_os_error);
+                break;
+            }
+        }
+        // SAFETY: the list came from `ibv_get_device_list` and is freed once; opened devices outlive it.
+        unsafe { ibv_free_device_list(list) };
+        let context = opened?;
+        let flags = rustix::fs::fcntl_getfl(context.async_fd())?;
+        rustix::fs::fcntl_setfl(context.async_fd(), flags | rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Rc::new(context))
+    }
+
+    pub(super) fn raw(&self) -> *mut ibv_context {
+        self.raw.as_ptr()
+    }
+
+    /// Becomes readable when an asynchronous event waits.
+    pub(crate) fn async_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context is open as long as `self` lives; the field never changes.
+        let fd = unsafe { self.raw.as_ref().async_fd };
+        // SAFETY: the descriptor is open as long as `self` lives.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+
+    /// Asks the device for its properties.
+    pub(crate) fn attributes(&self) -> io::Result<Attributes> {
+        let mut attr = MaybeUninit::<ibv_device_attr>::zeroed();
+        // SAFETY: the context is open, `attr` is valid for writes.
+        check(unsafe { ibv_query_device(self.raw(), attr.as_mut_ptr()) })?;
+        // SAFETY: all zeroes are a valid value of this struct of integers, and the call has filled it in.
+        let attr = unsafe { attr.assume_init() };
+        let count = |n: std::os::raw::c_int| n.max(0) as u32;
+        Ok(Attributes {
+            capability_flags: attr.device_cap_flags,
+            max_qp_wr: count(attr.max_qp_wr),
+            max_cqe: count(attr.max_cqe),
+            max_srq_wr: count(attr.max_srq_wr),
+            max_mw: count(attr.max_mw),
+            max_qp_rd_atom: count(attr.max_qp_rd_atom),
+            max_qp_init_rd_atom: count(attr.max_qp_init_rd_atom),
+        })
+    }
+
+    /// Asks for the properties of a port; the first is 1.
+    pub(crate) fn port(&self, port: u8) -> io::Result<PortAttributes> {
+        let mut attr = MaybeUninit::<ibv_port_attr>::zeroed();
+        // SAFETY: the context is open, `attr` is valid for writes.
+        check(unsafe { ___ibv_query_port(self.raw(), port, attr.as_mut_ptr()) })?;
+        // SAFETY: all zeroes are a valid value of this struct of integers, and the call has filled it in.
+        let attr = unsafe { attr.assume_init() };
+        Ok(PortAttributes {
+            max_message: attr.max_msg_sz,
+            // 1 is 256, 5 is 4096; anything else is a code of the future.
+            mtu: 128u32.checked_shl(attr.active_mtu).filter(|mtu| (256..=1 << 20).contains(mtu)).unwrap_or(0),
+        })
+    }
+
+    /// Takes the next asynchronous event; `None` if none waits.
+    pub(crate) fn next_async(&self) -> Option<AsyncEvent> {
+        let mut event = MaybeUninit::<ibv_async_event>::zeroed();
+        // SAFETY: the context is open, its descriptor does not block, `event` is valid for writes.
+        if unsafe { ibv_get_async_event(self.raw(), event.as_mut_ptr()) } != 0 {
+            return None;
+        }
+        // Read as a number: a device may send codes that the enumeration does not have.
+        // SAFETY: the call has filled in this field, and it has the size of a C enumeration.
+        let code = unsafe { (&raw const (*event.as_ptr()).event_type).cast::<u32>().read() };
+        let told = match code {
+            1..=7 | 16 => {
+                // SAFETY: for these codes the union holds a queue pair.
+                let qp = unsafe { (*event.as_ptr()).element.qp };
+                // SAFETY: a queue pair cannot be destroyed before its events are acknowledged, which happens below.
+                let cookie = unsafe { (*qp).qp_context };
+                AsyncEvent::QueuePair { cookie: cookie.addr(), code }
+            }
+            9..=13 | 17 | 18 => {
+                // SAFETY: for these codes the union holds a port's number.
+                let port = unsafe { (*event.as_ptr()).element.port_num };
+                AsyncEvent::Port { port: port.max(0) as u32, code }
+            }
+            0 | 8 | 14 | 15 => AsyncEvent::Device { code },
+            _ => AsyncEvent::Unknown { code },
+        };
+        // SAFETY: the event was got above, and is acknowledged once.
+        unsafe { ibv_ack_async_event(event.as_mut_ptr()) };
+        Some(told)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: everything made with the context keeps it alive, so nothing is left; it is closed once.
+        unsafe { ibv_close_device(self.raw()) };
+    }
+}
+
+fn device_name(device: *mut ibv_device) -> Option<String> {
+    // SAFETY: the device is of a list that is not freed yet, or of an open context.
+    let name = unsafe { ibv_get_device_name(device) };
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: the name ends with a zero and lives as long as its device.
+    let name = unsafe { CStr::from_ptr(name) };
+    Some(name.to_string_lossy().into_owned())
+}
+
+/// The name of the device behind a context that librdmacm opened.
+pub(super) fn name_of(context: *mut ibv_context) -> Option<String> {
+    // SAFETY: librdmacm keeps its contexts open as long as the process runs.
+    let context = unsafe { context.as_ref() }?;
+    device_name(context.device)
+}
+
+/// What work requests of one shard may name: its memory, and nobody else's.
+#[derive(Debug)]
+pub(crate) struct ProtectionDomain {
+    raw: NonNull<ibv_pd>,
+    _context: Rc<Context>,
+}
+
+impl ProtectionDomain {
+    pub(crate) fn new(context: &Rc<Context>) -> io::Result<Rc<Self>> {
+        // SAFETY: the context is open.
+        let raw = unsafe { ibv_alloc_pd(context.raw()) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok(Rc::new(Self { raw, _context: Rc::clone(context) }))
+    }
+
+    pub(super) fn raw(&self) -> *mut ibv_pd {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        // SAFETY: everything made in the domain keeps it alive, so nothing is left; it is deallocated once.
+        let code = unsafe { ibv_dealloc_pd(self.raw()) };
+        if code != 0 {
+            log::error!("ibv_dealloc_pd: {}", io::Error::from_raw_os_error(code));
+        }
+    }
+}
+
+/// A struct of C that is all zeroes.
+///
+/// # Safety
+/// All zeroes are a valid value of `T`.
+pub(super) unsafe fn zeroed<T>() -> T {
+    // SAFETY: the caller's promise.
+    unsafe { mem::zeroed() }
+}
+
+/// The cookie that a C struct carries for us: a number, never followed.
+pub(super) fn cookie(number: usize) -> *mut std::os::raw::c_void {
+    ptr::without_provenance_mut(number)
+}

@@ -1,0 +1,128 @@
+#![expect(unsafe_code, reason = "calls libibverbs")]
+//! Registered memory, and windows into it.
+
+use std::io;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use rdma_sys::{
+    ibv_access_flags, ibv_alloc_mw, ibv_dealloc_mw, ibv_dereg_mr, ibv_mr, ibv_mw, ibv_mw_type, ibv_reg_mr,
+};
+use rpcrdma_mempool::Arena;
+
+use super::check;
+use super::device::ProtectionDomain;
+
+/// An arena that the device may use. Keeps the arena alive.
+#[derive(Debug)]
+pub(crate) struct MemoryRegion {
+    raw: NonNull<ibv_mr>,
+    lkey: u32,
+    arena: Arena,
+    _pd: Rc<ProtectionDomain>,
+}
+
+impl MemoryRegion {
+    /// Registers a whole arena for the work requests of this side, and for windows if `may_expose`. Peers get no right to
+    /// the region itself in either case, except on iWARP, where the sink of an RDMA Read must be remotely writable.
+    pub(crate) fn new(
+        pd: &Rc<ProtectionDomain>,
+        arena: &Arena,
+        may_expose: bool,
+        read_sinks_are_remote: bool,
+    ) -> io::Result<Self> {
+        let mut access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        if may_expose {
+            access |= ibv_access_flags::IBV_ACCESS_MW_BIND.0;
+        }
+        if read_sinks_are_remote {
+            access |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        }
+        let base = std::ptr::with_exposed_provenance_mut(arena.base_address());
+        // SAFETY: the range is the arena's mapping, which `arena` keeps mapped. What the device writes there lies in
+        // buffers that are posted or lent, which nobody refers to meanwhile.
+        let raw = unsafe { ibv_reg_mr(pd.raw(), base, arena.len(), access as i32) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        // SAFETY: the region was just made; its keys never change.
+        let lkey = unsafe { raw.as_ref().lkey };
+        Ok(Self { raw, lkey, arena: arena.clone(), _pd: Rc::clone(pd) })
+    }
+
+    #[inline]
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    #[inline]
+    pub(crate) fn raw(&self) -> *mut ibv_mr {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: the region is deregistered once. The device forgets the memory here, if it has not before.
+        let code = unsafe { ibv_dereg_mr(self.raw()) };
+        if code != 0 {
+            // The device may still reach the pages: they must stay what they are.
+            log::error!("ibv_dereg_mr: {}", io::Error::from_raw_os_error(code));
+            std::mem::forget(self.arena.clone());
+        }
+    }
+}
+
+/// A type-2 memory window.
+#[derive(Debug)]
+pub(crate) struct MemoryWindow {
+    raw: NonNull<ibv_mw>,
+    _pd: Rc<ProtectionDomain>,
+}
+
+impl MemoryWindow {
+    pub(crate) fn new(pd: &Rc<ProtectionDomain>) -> io::Result<Self> {
+        // SAFETY: the domain is alive.
+        let raw = unsafe { ibv_alloc_mw(pd.raw(), ibv_mw_type::IBV_MW_TYPE_2) };
+        let raw = raw.and_then(NonNull::new).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { raw, _pd: Rc::clone(pd) })
+    }
+
+    /// The key that the library believes the window to have.
+    #[inline]
+    pub(crate) fn rkey(&self) -> u32 {
+        // SAFETY: the window lives as long as `self`.
+        unsafe { self.raw.as_ref().rkey }
+    }
+
+    /// Tells the library the key that a posted bind gives the window: some providers (rxe) do not notice by themselves, and
+    /// name the old key in the next bind.
+    #[inline]
+    pub(crate) fn set_rkey(&mut self, rkey: u32) {
+        // SAFETY: the window lives as long as `self`, and nobody else refers to it.
+        unsafe { self.raw.as_mut().rkey = rkey };
+    }
+
+    #[inline]
+    pub(crate) fn raw(&self) -> *mut ibv_mw {
+        self.raw.as_ptr()
+    }
+
+    /// Makes it unusable for the peer, bound or not. An error means that this is not certain.
+    pub(crate) fn deallocate(self) -> io::Result<()> {
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: the window is deallocated once: `this` is not dropped.
+        let code = unsafe { ibv_dealloc_mw(this.raw()) };
+        // SAFETY: `this` is never used again, so that the reference that it held is given back once.
+        drop(unsafe { std::ptr::read(&raw const this._pd) });
+        check(code)
+    }
+}
+
+impl Drop for MemoryWindow {
+    fn drop(&mut self) {
+        // SAFETY: the window is deallocated once.
+        let code = unsafe { ibv_dealloc_mw(self.raw()) };
+        if code != 0 {
+            log::error!("ibv_dealloc_mw: {}", io::Error::from_raw_os_error(code));
+        }
+    }
+}

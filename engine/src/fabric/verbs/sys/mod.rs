@@ -1,0 +1,28 @@
+//! libibverbs and librdmacm as owned objects: each closes what it opened, keeps its parents alive, and turns return
+//! codes into `io::Error`. The only modules of this fabric that call C.
+//!
+//! What is `unsafe` to call here hands memory to the device: its callers own that memory until the device is done.
+
+mod cm;
+mod device;
+mod memory;
+mod queue;
+mod queue_pair;
+
+pub(crate) use cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, EventChannel};
+pub(crate) use device::{AsyncEvent, Attributes, Context, PortAttributes, ProtectionDomain};
+pub(crate) use memory::{MemoryRegion, MemoryWindow};
+pub(crate) use queue::{CompletionChannel, CompletionQueue, SharedReceiveQueue, WorkCompletion};
+pub(crate) use queue_pair::{QpAttributes, QpCapacity, QueuePair, Refused};
+
+use std::io;
+
+/// The result of a call that returns 0 or an error number.
+fn check(code: std::os::raw::c_int) -> io::Result<()> {
+    if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code.abs())) }
+}
+
+/// The result of a call that returns 0, or -1 with `errno`.
+fn check_errno(code: std::os::raw::c_int) -> io::Result<()> {
+    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,237 @@
+#![expect(unsafe_code, reason = "calls libibverbs")]
+//! Completion queues with their channels, and shared receive queues.
+
+use std::cell::Cell;
+use std::io;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+
+use rdma_sys::{
+    ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_create_comp_channel, ibv_create_cq, ibv_create_srq,
+    ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_srq, ibv_get_cq_event, ibv_poll_cq,
+    ibv_post_srq_recv, ibv_recv_wr, ibv_req_notify_cq, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_wc,
+};
+
+use super::check;
+use super::device::{Context, ProtectionDomain};
+use super::queue_pair::Refused;
+
+/// Wakes who waits for completions.
+#[derive(Debug)]
+pub(crate) struct CompletionChannel {
+    raw: NonNull<ibv_comp_channel>,
+    _context: Rc<Context>,
+}
+
+impl CompletionChannel {
+    pub(crate) fn new(context: &Rc<Context>) -> io::Result<Rc<Self>> {
+        // SAFETY: the context is open.
+        let raw = unsafe { ibv_create_comp_channel(context.raw()) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let channel = Self { raw, _context: Rc::clone(context) };
+        let flags = rustix::fs::fcntl_getfl(channel.fd())?;
+        rustix::fs::fcntl_setfl(channel.fd(), flags | rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Rc::new(channel))
+    }
+
+    /// Becomes readable when an armed completion queue has something.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is open as long as `self` lives; the field never changes.
+        let fd = unsafe { self.raw.as_ref().fd };
+        // SAFETY: the descriptor is open as long as `self` lives.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+}
+
+impl Drop for CompletionChannel {
+    fn drop(&mut self) {
+        // SAFETY: the completion queues of the channel keep it alive, so none is left; it is destroyed once.
+        let code = unsafe { ibv_destroy_comp_channel(self.raw.as_ptr()) };
+        if code != 0 {
+            log::error!("ibv_destroy_comp_channel: {}", io::Error::from_raw_os_error(code));
+        }
+    }
+}
+
+/// The end of one work request, as the device tells it. Only a completion queue makes these, so that each is proof.
+#[derive(Debug)]
+pub(crate) struct WorkCompletion {
+    wr_id: u64,
+    pub(crate) status: u32,
+    pub(crate) vendor_err: u32,
+    pub(crate) byte_len: u32,
+    pub(crate) qp_num: u32,
+    pub(crate) flags: u32,
+    /// Immediate data, or the key that was invalidated.
+    pub(crate) extra: u32,
+}
+
+impl WorkCompletion {
+    /// The name of the work request.
+    #[inline]
+    pub(crate) fn wr_id(&self) -> u64 {
+        self.wr_id
+    }
+}
+
+/// Completions taken with one call.
+const POLL_BATCH: usize = 64;
+
+/// Where all work of one shard ends.
+#[derive(Debug)]
+pub(crate) struct CompletionQueue {
+    raw: NonNull<ibv_cq>,
+    capacity: u32,
+    channel: Rc<CompletionChannel>,
+    /// Events that were taken from the channel and not acknowledged yet.
+    unacknowledged: Cell<u32>,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(
+        context: &Rc<Context>,
+        channel: &Rc<CompletionChannel>,
+        entries: u32,
+    ) -> io::Result<Rc<Self>> {
+        // SAFETY: context and channel are alive; the queue keeps the channel alive, and that the context.
+        let raw =
+            unsafe { ibv_create_cq(context.raw(), entries as i32, ptr::null_mut(), channel.raw.as_ptr(), 0) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        // SAFETY: the queue was just made.
+        let capacity = unsafe { raw.as_ref().cqe }.max(0) as u32;
+        Ok(Rc::new(Self { raw, capacity, channel: Rc::clone(channel), unacknowledged: Cell::new(0) }))
+    }
+
+    pub(super) fn raw(&self) -> *mut ibv_cq {
+        self.raw.as_ptr()
+    }
+
+    /// Completions that it holds.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    pub(crate) fn channel(&self) -> &CompletionChannel {
+        &self.channel
+    }
+
+    /// Takes up to `max` completions. An error means that the queue is beyond use.
+    #[inline]
+    pub(crate) fn poll(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> io::Result<usize> {
+        let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; POLL_BATCH];
+        let want = max.min(POLL_BATCH);
+        // SAFETY: the queue is alive, `batch` has room for `want` entries.
+        let got = unsafe { ibv_poll_cq(self.raw(), want as i32, batch.as_mut_ptr().cast()) };
+        let Ok(got) = usize::try_from(got) else {
+            return Err(io::Error::from_raw_os_error(got.wrapping_neg()));
+        };
+        for wc in batch.iter().take(got) {
+            // SAFETY: the call has filled in the first `got` entries.
+            let wc = unsafe { wc.assume_init_ref() };
+            // SAFETY: both members of the union are plain 32-bit words.
+            let extra = unsafe { wc.imm_data_invalidated_rkey_union.invalidated_rkey };
+            each(WorkCompletion {
+                wr_id: wc.wr_id,
+                status: wc.status,
+                vendor_err: wc.vendor_err,
+                byte_len: wc.byte_len,
+                qp_num: wc.qp_num,
+                flags: wc.wc_flags,
+                extra,
+            });
+        }
+        Ok(got)
+    }
+
+    /// Asks for an event with the next completion, solicited or not.
+    pub(crate) fn arm(&self) -> io::Result<()> {
+        // SAFETY: the queue is alive.
+        check(unsafe { ibv_req_notify_cq(self.raw(), 0) })
+    }
+
+    /// Takes the events that wait at the channel, and acknowledges them.
+    pub(crate) fn take_events(&self) {
+        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the channel is alive and does not block, the places are valid for writes.
+        while unsafe { ibv_get_cq_event(self.channel.raw.as_ptr(), &raw mut cq, &raw mut context) } == 0 {
+            self.unacknowledged.set(self.unacknowledged.get() + 1);
+        }
+        self.acknowledge();
+    }
+
+    fn acknowledge(&self) {
+        let events = self.unacknowledged.replace(0);
+        if events != 0 {
+            // SAFETY: so many events of this queue, the only one of the channel, were taken and not acknowledged.
+            unsafe { ibv_ack_cq_events(self.raw(), events) };
+        }
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // SAFETY: queue pairs keep the queue alive, so none is left; all events are acknowledged; it is destroyed once.
+        let code = unsafe { ibv_destroy_cq(self.raw()) };
+        if code != 0 {
+            log::error!("ibv_destroy_cq: {}", io::Error::from_raw_os_error(code));
+        }
+    }
+}
+
+/// Receives that all queue pairs of a shard share.
+#[derive(Debug)]
+pub(crate) struct SharedReceiveQueue {
+    raw: NonNull<ibv_srq>,
+    _pd: Rc<ProtectionDomain>,
+}
+
+impl SharedReceiveQueue {
+    pub(crate) fn new(pd: &Rc<ProtectionDomain>, depth: u32) -> io::Result<Rc<Self>> {
+        let attr = ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 };
+        let mut init = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
+        // SAFETY: the domain is alive, `init` is filled in.
+        let raw = unsafe { ibv_create_srq(pd.raw(), &raw mut init) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok(Rc::new(Self { raw, _pd: Rc::clone(pd) }))
+    }
+
+    pub(super) fn raw(&self) -> *mut ibv_srq {
+        self.raw.as_ptr()
+    }
+
+    /// Posts a chain of Receives.
+    ///
+    /// # Safety
+    /// The chain is well linked, and the memory that it names stays untouched until its completions, or until the queue is gone.
+    #[inline]
+    pub(crate) unsafe fn post(&self, first: *mut ibv_recv_wr) -> Result<(), Refused<ibv_recv_wr>> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue is alive; the caller vouches for the chain.
+        let code = unsafe { ibv_post_srq_recv(self.raw(), first, &raw mut bad) };
+        Refused::check(code, bad)
+    }
+}
+
+impl SharedReceiveQueue {
+    /// Destroys it: on success the device touches none of its memory any more.
+    pub(crate) fn destroy(self) -> io::Result<()> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: queue pairs keep the queue alive, so none is left; it is destroyed once: `this` is not dropped.
+        check(unsafe { ibv_destroy_srq(this.raw()) })?;
+        // SAFETY: the field is not used again.
+        unsafe { ptr::drop_in_place(&raw mut this._pd) };
+        Ok(())
+    }
+}
+
+impl Drop for SharedReceiveQueue {
+    fn drop(&mut self) {
+        // SAFETY: as in `destroy`. Whoever drops it instead has posted nothing.
+        let code = unsafe { ibv_destroy_srq(self.raw()) };
+        if code != 0 {
+            log::error!("ibv_destroy_srq: {}", io::Error::from_raw_os_error(code));
+        }
+    }
+}

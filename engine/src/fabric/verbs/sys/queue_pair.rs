@@ -1,0 +1,167 @@
+#![expect(unsafe_code, reason = "calls libibverbs")]
+//! Queue pairs.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+
+use rdma_sys::{
+    ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr,
+    ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_recv_wr, ibv_send_wr,
+};
+
+use super::check;
+use super::device::{ProtectionDomain, cookie, zeroed};
+use super::queue::{CompletionQueue, SharedReceiveQueue};
+
+/// What a post did not take: the error, and the first request that was not posted.
+#[derive(Debug)]
+pub(crate) struct Refused<W> {
+    pub(crate) error: io::Error,
+    pub(crate) first: *const W,
+}
+
+impl<W> Refused<W> {
+    #[inline]
+    pub(super) fn check(code: i32, bad: *mut W) -> Result<(), Self> {
+        if code == 0 {
+            return Ok(());
+        }
+        Err(Self { error: io::Error::from_raw_os_error(code.abs()), first: bad })
+    }
+}
+
+/// How much a queue pair holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QpCapacity {
+    /// Work requests in the send queue.
+    pub(crate) send: u32,
+    /// Receives of its own; 0 with a shared queue.
+    pub(crate) receive: u32,
+    /// Bytes that a work request carries.
+    pub(crate) inline: u32,
+}
+
+/// Attributes for a change of state, and which of them count.
+pub(crate) struct QpAttributes {
+    pub(crate) attr: ibv_qp_attr,
+    pub(crate) mask: u32,
+}
+
+impl QpAttributes {
+    /// None but the state.
+    pub(crate) fn state(state: ibv_qp_state::Type) -> Self {
+        // SAFETY: a struct of integers.
+        let attr = unsafe { zeroed() };
+        Self { attr: ibv_qp_attr { qp_state: state, ..attr }, mask: ibv_qp_attr_mask::IBV_QP_STATE.0 }
+    }
+}
+
+/// A reliable connected queue pair. Destroy it by [`destroy`](Self::destroy), which tells how that went.
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    raw: NonNull<ibv_qp>,
+    number: u32,
+    _cq: Rc<CompletionQueue>,
+    _srq: Option<Rc<SharedReceiveQueue>>,
+    _pd: Rc<ProtectionDomain>,
+}
+
+impl QueuePair {
+    /// Makes one, in state RESET; `capacity` becomes what was got. `number` comes back with asynchronous events.
+    pub(crate) fn new(
+        pd: &Rc<ProtectionDomain>,
+        cq: &Rc<CompletionQueue>,
+        srq: Option<&Rc<SharedReceiveQueue>>,
+        capacity: &mut QpCapacity,
+        number: usize,
+    ) -> io::Result<Self> {
+        let mut init = ibv_qp_init_attr {
+            qp_context: cookie(number),
+            send_cq: cq.raw(),
+            recv_cq: cq.raw(),
+            srq: srq.map_or(ptr::null_mut(), |srq| srq.raw()),
+            cap: ibv_qp_cap {
+                max_send_wr: capacity.send,
+                max_recv_wr: capacity.receive,
+                max_send_sge: 1,
+                max_recv_sge: u32::from(srq.is_none()),
+                max_inline_data: capacity.inline,
+            },
+            qp_type: ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: the domain and the queues are alive, and kept so below; `init` is filled in.
+        let raw = unsafe { ibv_create_qp(pd.raw(), &raw mut init) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let got = init.cap;
+        *capacity =
+            QpCapacity { send: got.max_send_wr, receive: got.max_recv_wr, inline: got.max_inline_data };
+        // SAFETY: the queue pair was just made; its number never changes.
+        let number = unsafe { raw.as_ref().qp_num };
+        Ok(Self { raw, number, _cq: Rc::clone(cq), _srq: srq.cloned(), _pd: Rc::clone(pd) })
+    }
+
+    /// The queue pair number.
+    #[inline]
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Changes its state.
+    pub(crate) fn modify(&self, mut to: QpAttributes) -> io::Result<()> {
+        // SAFETY: the queue pair is alive, the attributes are filled in.
+        check(unsafe { ibv_modify_qp(self.raw.as_ptr(), &raw mut to.attr, to.mask as i32) })
+    }
+
+    /// Posts a chain of work requests.
+    ///
+    /// # Safety
+    /// The chain is well linked; the memory, regions and windows that it names live until its completions or the destruction of
+    /// the queue pair, and nobody refers to memory that the device writes.
+    #[inline]
+    pub(crate) unsafe fn post_send(&self, first: *mut ibv_send_wr) -> Result<(), Refused<ibv_send_wr>> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair is alive; the caller vouches for the chain.
+        let code = unsafe { ibv_post_send(self.raw.as_ptr(), first, &raw mut bad) };
+        Refused::check(code, bad)
+    }
+
+    /// Posts a chain of Receives to its own queue.
+    ///
+    /// # Safety
+    /// As of [`post_send`](Self::post_send).
+    #[inline]
+    pub(crate) unsafe fn post_recv(&self, first: *mut ibv_recv_wr) -> Result<(), Refused<ibv_recv_wr>> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair is alive; the caller vouches for the chain.
+        let code = unsafe { ibv_post_recv(self.raw.as_ptr(), first, &raw mut bad) };
+        Refused::check(code, bad)
+    }
+
+    /// Destroys it: on success the device touches none of its memory any more.
+    pub(crate) fn destroy(self) -> io::Result<()> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: the queue pair is destroyed once: `this` is not dropped.
+        check(unsafe { ibv_destroy_qp(this.raw.as_ptr()) })?;
+        // On failure the queue pair lives on, and so must what it uses.
+        // SAFETY: the fields are not used again.
+        unsafe { ptr::drop_in_place(&raw mut this._cq) };
+        // SAFETY: as above.
+        unsafe { ptr::drop_in_place(&raw mut this._srq) };
+        // SAFETY: as above.
+        unsafe { ptr::drop_in_place(&raw mut this._pd) };
+        Ok(())
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // SAFETY: the queue pair is destroyed once. Whoever drops it instead of destroying it has posted nothing.
+        let code = unsafe { ibv_destroy_qp(self.raw.as_ptr()) };
+        if code != 0 {
+            log::error!("ibv_destroy_qp: {}", io::Error::from_raw_os_error(code));
+        }
+    }
+}

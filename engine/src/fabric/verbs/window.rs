@@ -1,0 +1,184 @@
+//! The memory windows of one queue pair.
+//!
+//! A window is free, bound, or about to be free. What it exposes is held here until its revocation is proven; a window is
+//! never invalidated twice, which some devices (rxe) do not survive.
+
+#![forbid(unsafe_code)]
+
+use std::rc::Rc;
+
+use rpcrdma_mempool::{ArenaId, Lent};
+
+use super::map::NumberMap;
+use super::sys::{MemoryWindow, ProtectionDomain};
+
+/// The part of a key that its owner chooses; the rest names the window.
+const KEY_VARIANT: u32 = 0xFF;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Bound,
+    /// A local invalidation was posted.
+    Revoking,
+}
+
+struct Window {
+    mw: MemoryWindow,
+    state: State,
+    /// What is exposed.
+    mem: Option<Lent>,
+}
+
+/// All windows of a queue pair.
+pub(super) struct Windows {
+    pd: Rc<ProtectionDomain>,
+    limit: u32,
+    list: Vec<Window>,
+    /// Index into `list`, by the part of the key that stays.
+    by_key: NumberMap<u32>,
+}
+
+/// How a new window is refused.
+pub(super) enum NoWindow {
+    /// All that the parameters allow are there.
+    Limit(u32),
+    /// The device has none.
+    Device(std::io::Error),
+}
+
+/// What a bind needs of a window.
+pub(super) struct Binding {
+    pub(super) mw: *mut rdma_sys::ibv_mw,
+    /// The key that it will have.
+    pub(super) rkey: u32,
+}
+
+impl Windows {
+    pub(super) fn new(pd: &Rc<ProtectionDomain>, limit: u32) -> Self {
+        Self { pd: Rc::clone(pd), limit, list: Vec::new(), by_key: NumberMap::default() }
+    }
+
+    /// Makes a free window.
+    pub(super) fn add(&mut self) -> Result<u32, NoWindow> {
+        if self.list.len() as u32 >= self.limit {
+            return Err(NoWindow::Limit(self.limit));
+        }
+        let mw = MemoryWindow::new(&self.pd).map_err(NoWindow::Device)?;
+        let index = self.list.len() as u32;
+        self.by_key.insert(mw.rkey() & !KEY_VARIANT, index);
+        self.list.push(Window { mw, state: State::Free, mem: None });
+        Ok(index)
+    }
+
+    /// The key that the next bind gives.
+    #[inline]
+    pub(super) fn next_rkey(&self, index: u32) -> Option<u32> {
+        self.list.get(index as usize).map(|window| next(window.mw.rkey()))
+    }
+
+    /// Takes a free window for a bind that is about to be posted.
+    #[inline]
+    pub(super) fn begin_bind(&mut self, index: u32) -> Result<Binding, &'static str> {
+        let window = self.list.get_mut(index as usize).ok_or("a window that was never made")?;
+        if window.state != State::Free {
+            return Err("a window that is bound");
+        }
+        window.state = State::Bound;
+        Ok(Binding { mw: window.mw.raw(), rkey: next(window.mw.rkey()) })
+    }
+
+    /// The bind was posted.
+    #[inline]
+    pub(super) fn bound(&mut self, index: u32, mem: Lent) {
+        if let Some(window) = self.list.get_mut(index as usize) {
+            window.mw.set_rkey(next(window.mw.rkey()));
+            window.mem = Some(mem);
+        }
+    }
+
+    /// The bind was not posted.
+    pub(super) fn undo_bind(&mut self, index: u32) {
+        if let Some(window) = self.list.get_mut(index as usize) {
+            window.state = State::Free;
+        }
+    }
+
+    /// Takes a bound window for a local invalidation that is about to be posted: its key.
+    #[inline]
+    pub(super) fn begin_revoke(&mut self, index: u32) -> Result<u32, &'static str> {
+        let window = self.list.get_mut(index as usize).ok_or("a window that was never made")?;
+        if window.state != State::Bound {
+            return Err("a window that is not bound");
+        }
+        window.state = State::Revoking;
+        Ok(window.mw.rkey())
+    }
+
+    /// The local invalidation was not posted.
+    pub(super) fn undo_revoke(&mut self, index: u32) {
+        if let Some(window) = self.list.get_mut(index as usize) {
+            window.state = State::Bound;
+        }
+    }
+
+    /// A local invalidation was carried out.
+    #[inline]
+    pub(super) fn revoked(&mut self, index: u32) {
+        if let Some(window) = self.list.get_mut(index as usize) {
+            window.state = State::Free;
+            window.mem = None;
+        }
+    }
+
+    /// The peer has invalidated a key. False if no bound window has it.
+    #[inline]
+    pub(super) fn revoked_by_peer(&mut self, rkey: u32) -> bool {
+        let index = self.by_key.get(&(rkey & !KEY_VARIANT)).copied().unwrap_or(u32::MAX);
+        match self.list.get_mut(index as usize) {
+            Some(window) if window.state == State::Bound && window.mw.rkey() == rkey => {
+                window.state = State::Free;
+                window.mem = None;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a window is bound to memory of this arena.
+    pub(super) fn exposes(&self, arena: ArenaId) -> bool {
+        self.list.iter().filter_map(|window| window.mem.as_ref()).any(|mem| mem.arena() == arena)
+    }
+
+    /// Gives all windows back. To be called before the queue pair goes: a bound window keeps it, on some devices.
+    pub(super) fn destroy(&mut self) {
+        for Window { mw, mem, .. } in self.list.drain(..) {
+            if let Err(error) = mw.deallocate() {
+                log::error!("ibv_dealloc_mw: {error}");
+                // The peer may still reach the memory: nobody may use it for anything else.
+                std::mem::forget(mem);
+            }
+        }
+        self.by_key.clear();
+    }
+}
+
+impl Drop for Windows {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+#[inline]
+fn next(rkey: u32) -> u32 {
+    rkey & !KEY_VARIANT | rkey.wrapping_add(1) & KEY_VARIANT
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn only_the_low_byte_of_a_key_changes() {
+        assert_eq!(super::next(0x1234_56FE), 0x1234_56FF);
+        assert_eq!(super::next(0x1234_56FF), 0x1234_5600);
+    }
+}

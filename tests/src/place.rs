@@ -1,0 +1,97 @@
+//! Where tests serve: on the software fabric, or on an RDMA device where `RPCRDMA_FABRIC` is `verbs`.
+
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use rpcrdma::Address;
+use rpcrdma::fabric::any::AnyFabric;
+use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
+
+/// The fabric to test: `soft`, which is the default, or `verbs`.
+const FABRIC: &str = "RPCRDMA_FABRIC";
+
+/// The words before the colon of this run's addresses.
+fn scheme() -> String {
+    std::env::var(FABRIC).unwrap_or_else(|_| "soft".to_owned())
+}
+
+/// Whether this run is on an RDMA device.
+pub fn on_device() -> bool {
+    scheme() != "soft"
+}
+
+/// An address that nobody else uses. Panics where there is no such fabric.
+pub fn new_address(name: &str) -> Address {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let text = match scheme().as_str() {
+        "soft" => format!("soft:it-{}-{name}-{number}", std::process::id()),
+        scheme => format!("{scheme}:{}", device_address(number)),
+    };
+    text.parse().unwrap_or_else(|error| panic!("{FABRIC} is set: {error}"))
+}
+
+#[cfg(feature = "verbs")]
+fn device_address(number: u16) -> String {
+    let all = rpcrdma::fabric::verbs::local_addresses();
+    let host = all.iter().find(|host| host.is_ipv4()).or(all.first());
+    let host =
+        *host.unwrap_or_else(|| panic!("{FABRIC} is set, and there is no RDMA device with an address"));
+    std::net::SocketAddr::new(host, 21_000 + number).to_string()
+}
+
+#[cfg(not(feature = "verbs"))]
+fn device_address(_: u16) -> String {
+    panic!("{FABRIC} is set, and the tests were built without `--features verbs`")
+}
+
+/// Opens the fabric of an address as its defaults are.
+pub fn open(address: &Address) -> AnyFabric {
+    match address {
+        Address::Soft(_) => {
+            // Whatever takes long is the tests' to notice.
+            let long = std::time::Duration::from_secs(2000);
+            let config = SoftwareConfig { linger: long, handshake_timeout: long, ..Default::default() };
+            AnyFabric::Software(SoftwareFabric::new(config).expect("a fabric"))
+        }
+        _ => address.open(&rpcrdma::Config::default()).expect("a fabric"),
+    }
+}
+
+/// Prints what is logged, if `RPCRDMA_LOG` is set: for whoever looks into a failure.
+struct Printer(std::time::Instant);
+
+impl log::Log for Printer {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let thread = std::thread::current();
+        let (since, name) = (self.0.elapsed().as_secs_f64(), thread.name().unwrap_or_default());
+        println!("{since:9.4} {name} {} {}", record.level(), record.args());
+    }
+
+    fn flush(&self) {}
+}
+
+/// Starts to print what is logged, if that is wished.
+pub fn print_logs() {
+    static PRINTER: std::sync::OnceLock<Printer> = std::sync::OnceLock::new();
+    if let Some(level) = std::env::var("RPCRDMA_LOG").ok().and_then(|level| level.parse().ok()) {
+        // Another test may have done it.
+        if log::set_logger(PRINTER.get_or_init(|| Printer(std::time::Instant::now()))).is_ok() {
+            log::set_max_level(level);
+        }
+    }
+}
+
+/// Opens what libraries keep open for the life of the process.
+pub fn warm_up() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    if on_device() {
+        ONCE.call_once(|| {
+            let address = new_address("warm-up");
+            drop((open(&address), address.bind().expect("a free address")));
+        });
+    }
+}
