@@ -138,16 +138,8 @@ impl Client {
     /// # Errors
     /// See [`ConnectError`].
     pub fn connect(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
-<<<<<<< HEAD
-        let (shard_config, services) = (config.shard.clone(), config.services.clone());
-        let make = move || {
-            let fabric = SoftwareFabric::new(shard_config.software()).map_err(OpenError::Fabric)?;
-            Shard::open(fabric, shard_config, services)
-        };
-=======
-        let (shard_config, opened) = (config.shard.clone(), address.clone());
-        let make = move || Shard::open(opened.open(&shard_config)?, shard_config, None);
->>>>>>> verbs
+        let (shard_config, services, opened) = (config.shard.clone(), config.services.clone(), address.clone());
+        let make = move || Shard::open(opened.open(&shard_config)?, shard_config, services);
         let shard = spawn("rpcrdma-client".into(), &config.shard, make)?;
         let (answer, answered) = mpsc::channel();
         shard.tell(Command::Connect(address.fabric_address().clone(), answer));

@@ -16,11 +16,7 @@ use crate::client::{Client, ClientConfig};
 use crate::config::Config;
 use crate::fabric::FabricError;
 use crate::handoff::workers::{PoolError, WorkerConfig};
-<<<<<<< HEAD
-use crate::shard::{Command, ConnRef, OpenError, Shard, ShardHandle, SpawnError, Workers, spawn};
-=======
-use crate::shard::{Command, Shard, ShardHandle, SpawnError, Workers, spawn};
->>>>>>> verbs
+use crate::shard::{Command, ConnRef, Shard, ShardHandle, SpawnError, Workers, spawn};
 use crate::stats::ShardStats;
 
 /// How a server runs.
