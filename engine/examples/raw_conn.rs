@@ -9,6 +9,7 @@
 use std::error::Error;
 
 use rpcrdma::Scheme;
+use rpcrdma::auth::AuthPolicy;
 use rpcrdma::proto::{ConnConfig, Connection, Event, Form, InboundId, Outgoing};
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::wire::{Chunks, ReadSegment, Revision, Segment, View};
@@ -38,11 +39,15 @@ fn config(scheme: Scheme, server: bool) -> ConnConfig {
         coalesce_grants: true,
         xid_seed: 100,
         inline: 4096,
+        longest_send: 4096,
+        optional_operations: false,
+        receive_sizes: None,
         segment_size: 1 << 20,
         segment_count: 16,
         continue_up_to: 16384,
         reassemble_up_to: 1 << 20,
         remote_invalidation: true,
+        auth: AuthPolicy::Off,
         private_data: None,
     }
 }

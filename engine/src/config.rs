@@ -2,6 +2,7 @@
 
 use rpcrdma_mempool::{Arena, PagePolicy};
 
+use crate::auth::AuthPolicy;
 use crate::fabric::software::SoftwareConfig;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::VerbsConfig;
@@ -29,6 +30,14 @@ pub struct Config {
     /// Size of each Receive, and the longest Send, in bytes; the inline thresholds are the least of both ends. Version 2 needs
     /// 4096 at least. Default 4096.
     pub inline: usize,
+    /// The most that `inline` may be changed to while connected ([`Shard::change_receive_size`](crate::shard::Shard::change_receive_size)),
+    /// and the longest Send to a peer that takes so much; bytes. Less than `inline` counts as `inline`. Default 0.
+    pub max_inline: usize,
+    /// Offers to peers that either end may change its characteristics while connected, in version 2. Default true.
+    pub optional_operations: bool,
+    /// Changes the size of the shard's Receives when a peer asks for it, within 4096 and `max_inline`: for peers that are trusted, because it is the
+    /// same for all of them. Default false.
+    pub resize_on_request: bool,
     /// RPC messages up to this length are continued in several messages rather than sent as a chunk, where the peer has version 2; bytes.
     /// Default 16384.
     pub continue_up_to: usize,
@@ -39,6 +48,8 @@ pub struct Config {
     pub reverse_window: u32,
     /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default any.
     pub reverse: ReverseSupport,
+    /// Whether peers must prove who they are, in version 2. Default off. A shard's connections in both roles follow it.
+    pub host_auth: AuthPolicy,
     /// How often a client's connection that was lost is tried to be made again, before it is given up; 0 for never. Default 0.
     pub reconnect_attempts: u32,
     /// How long the first of these attempts waits, and the longest: the wait doubles each time; milliseconds. Default 10 and 1000.
@@ -106,10 +117,14 @@ impl Default for Config {
             version_1: true,
             revision: Revision::Ietf00,
             inline: 4096,
+            max_inline: 0,
+            optional_operations: true,
+            resize_on_request: false,
             continue_up_to: 16 << 10,
             reassemble_up_to: 1 << 20,
             reverse_window: 8,
             reverse: ReverseSupport::General,
+            host_auth: AuthPolicy::Off,
             reconnect_attempts: 0,
             reconnect_backoff_ms: (10, 1000),
             retransmit: false,
@@ -155,7 +170,7 @@ impl Config {
     /// The software fabric for a shard like this.
     pub fn software(&self) -> SoftwareConfig {
         SoftwareConfig {
-            max_message: self.inline,
+            max_message: self.longest_message(),
             shared_receives: self.receives + RECEIVE_MARGIN,
             may_sleep: self.idle != IdlePolicy::Poll,
             ..SoftwareConfig::default()
@@ -170,6 +185,11 @@ impl Config {
             shared_receives: (self.receives + RECEIVE_MARGIN) as u32,
             ..VerbsConfig::default()
         }
+    }
+
+    /// Longest message that is ever sent or received, bytes.
+    pub(crate) fn longest_message(&self) -> usize {
+        self.inline.max(self.max_inline)
     }
 
     /// Checks what the types do not.
@@ -187,6 +207,13 @@ impl Config {
             "inline",
             self.inline,
             "at least 4096 bytes in version 2 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.2)",
+        )?;
+        let most = self.max_inline;
+        check(
+            most <= 1 << 20 && most.is_multiple_of(4),
+            "max_inline",
+            most,
+            "up to 1048576, a multiple of 4",
         )?;
         check(self.reassemble_up_to <= 1 << 30, "reassemble_up_to", self.reassemble_up_to, "at most 1 GiB")?;
         let reverse = self.reverse_window;

@@ -43,6 +43,10 @@ pub struct ShardStats {
     pub receives_posted: u64,
     /// Receives promised to connections.
     pub receives_promised: u64,
+    /// Bytes that each posted Receive has at least, and peers are told of.
+    pub receive_size: usize,
+    /// Bytes of each Receive that is posted from now on: another size while it changes.
+    pub receive_size_posted: usize,
     /// Buffers that peers of connections may be given access to, and that are in use.
     pub exposed_buffers: u64,
     /// Work requests per post.
@@ -73,6 +77,8 @@ impl ShardStats {
             worker_depth: 0,
             receives_posted: 0,
             receives_promised: 0,
+            receive_size: 0,
+            receive_size_posted: 0,
             exposed_buffers: 0,
             // Bounds are constants within what the histogram takes.
             batch: Histogram::new_with_bounds(1, 1 << 16, 2).expect("valid bounds"),

@@ -5,6 +5,7 @@
 mod balance;
 mod child;
 mod data;
+pub mod document;
 pub mod place;
 mod raw;
 mod services;

@@ -52,6 +52,8 @@ pub struct RawPeer {
     pub credit: u32,
     /// They are windowed: they have the count of messages received.
     pub windowed: bool,
+    /// Their code points.
+    pub revision: Revision,
 }
 
 fn pool(size: usize, count: usize) -> Pool {
@@ -112,21 +114,28 @@ impl RawPeer {
         self.take_properties(&answer.bytes);
     }
 
+    /// Exchanges properties with a client.
+    pub fn welcome(&mut self) {
+        let hello = self.receive().expect("the client's properties");
+        self.send_properties();
+        self.take_properties(&hello.bytes);
+    }
+
     /// Sends a CONNPROP that offers windowed credits.
     pub fn send_properties(&mut self) {
         let mut buffer = [0; 256];
         let properties =
             Properties { receive_size: RECEIVE as u32, windowed_credits: true, ..Properties::default() };
-        let set = properties.emit(&mut buffer, Revision::Ietf00).expect("space");
+        let set = properties.emit(&mut buffer, self.revision).expect("space");
         let message = self.message(7, Flags::NONE, Body::Connprop(set), &[]);
         self.send(&message);
     }
 
     /// Takes the other side's CONNPROP.
     pub fn take_properties(&mut self, message: &[u8]) {
-        let view = View::check(message, Revision::Ietf00).expect("a header");
+        let view = View::check(message, self.revision).expect("a header");
         let ViewBody::Connprop(set) = view.body() else { panic!("no CONNPROP: {view}") };
-        let properties = Properties::from_set(&set, Revision::Ietf00).expect("properties");
+        let properties = Properties::from_set(&set, self.revision).expect("properties");
         self.windowed = properties.windowed_credits;
     }
 
@@ -166,6 +175,7 @@ impl RawPeer {
             version: Version::V2,
             credit: 64,
             windowed: false,
+            revision: Revision::Ietf00,
         };
         peer.refill(RECEIVES);
         peer
@@ -333,8 +343,8 @@ impl RawPeer {
     pub fn message(&self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
         let received = self.windowed.then_some(self.received);
         let header = Header { xid, credit: self.credit, received, flags, body };
-        let mut bytes = vec![0; header.encoded_len(self.version, Revision::Ietf00)];
-        header.emit(&mut bytes, self.version, Revision::Ietf00).expect("as long as it says");
+        let mut bytes = vec![0; header.encoded_len(self.version, self.revision)];
+        header.emit(&mut bytes, self.version, self.revision).expect("as long as it says");
         bytes.extend_from_slice(payload);
         bytes
     }
@@ -373,9 +383,7 @@ impl RawListener {
     /// Takes the first connection, and exchanges properties with the client; there is no second.
     pub fn accept(self) -> RawPeer {
         let mut peer = self.accept_silently();
-        let hello = peer.receive().expect("the client's properties");
-        peer.send_properties();
-        peer.take_properties(&hello.bytes);
+        peer.welcome();
         peer
     }
 

@@ -174,6 +174,24 @@ fn item_end(code: &str, start: usize) -> usize {
     code.len()
 }
 
+/// The names of all tests of all crates.
+pub fn test_names() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for path in
+        ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs"))
+    {
+        let code = code(&read(&path));
+        // Attributes of other kinds may stand between; what follows `#[test]` and names a function is the test.
+        for (at, marker) in code.match_indices("#[test]") {
+            let mut words = words(&code[at + marker.len()..]);
+            if words.by_ref().take(12).any(|word| word == "fn") {
+                found.extend(words.next().map(str::to_owned));
+            }
+        }
+    }
+    found
+}
+
 /// All identifiers and keywords of a piece of [`code`].
 pub fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c| !is_word(c)).filter(|word| !word.is_empty())

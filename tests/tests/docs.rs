@@ -1,10 +1,9 @@
 //! The documents say what is so: their links lead somewhere, and their tables are those of the code.
 
-use std::collections::BTreeSet;
-
 use rpcrdma::wire::properties::PropertyId;
 use rpcrdma::wire::{ErrorBody, HeaderType, Revision, Version};
-use rpcrdma_tests::source::{code, files, read, root, words};
+use rpcrdma_tests::document::{rows, section};
+use rpcrdma_tests::source::{code, files, read, root, test_names, words};
 
 /// The structs whose fields are knobs: each has a section of this name in `tuning.md`, with a table of its fields.
 const KNOBS: &[(&str, &str)] = &[
@@ -25,32 +24,6 @@ fn fields(file: &str, name: &str) -> Vec<String> {
     let body = &body[..body.find("\n}").expect("the struct ends")];
     let field = |line: &str| Some(line.trim().strip_prefix("pub ")?.split_once(':')?.0.to_owned());
     body.lines().skip(1).filter_map(field).collect()
-}
-
-/// The part of a document below a heading, up to the next one of the same or a higher level.
-fn section(document: &str, heading: &str) -> String {
-    let level = heading.bytes().take_while(|&b| b == b'#').count();
-    let ends = |line: &str| line.starts_with('#') && line.bytes().take_while(|&b| b == b'#').count() <= level;
-    let mut lines = document.lines().skip_while(|line| *line != heading);
-    assert!(lines.next().is_some(), "there is no heading {heading:?}");
-    lines.take_while(|line| !ends(line)).collect::<Vec<_>>().join("\n")
-}
-
-/// The rows of the tables in a text, without their heads: cells, trimmed.
-fn rows(text: &str) -> Vec<Vec<String>> {
-    let cells = |line: &str| line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect();
-    let mut rows = Vec::new();
-    let mut in_table = false;
-    for line in text.lines() {
-        if line.starts_with("| ---") {
-            in_table = true;
-        } else if !line.starts_with('|') {
-            in_table = false;
-        } else if in_table {
-            rows.push(cells(line));
-        }
-    }
-    rows
 }
 
 fn number(text: &str) -> u32 {
@@ -133,27 +106,9 @@ fn the_header_types_are_those_of_the_codec() {
     }
 }
 
-/// The names of all tests.
-fn tests() -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    for path in
-        ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs"))
-    {
-        let code = code(&read(&path));
-        // Attributes of other kinds may stand between; what follows `#[test]` and names a function is the test.
-        for (at, marker) in code.match_indices("#[test]") {
-            let mut words = words(&code[at + marker.len()..]);
-            if words.by_ref().take(12).any(|word| word == "fn") {
-                found.extend(words.next().map(str::to_owned));
-            }
-        }
-    }
-    found
-}
-
 #[test]
 fn what_is_said_to_prove_a_rule_is_a_test() {
-    let tests = tests();
+    let tests = test_names();
     assert!(tests.contains("what_is_said_to_prove_a_rule_is_a_test"), "{} tests were found", tests.len());
     let rows = rows(&section(&read("engine/PROTOCOL.md"), "## What proves it"));
     assert!(rows.len() >= 25, "only {} rules have a proof", rows.len());

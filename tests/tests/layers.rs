@@ -42,7 +42,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "proto",
         places: &["proto/"],
-        uses: &["binding", "wire"],
+        uses: &["auth", "binding", "wire"],
         pure: true,
         crates: &["arrayvec", "thiserror"],
     },
@@ -70,7 +70,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "config",
         places: &["config.rs"],
-        uses: &["fabric", "handoff", "proto", "wire"],
+        uses: &["auth", "fabric", "handoff", "proto", "wire"],
         pure: true,
         crates: &[MEMPOOL, "thiserror"],
     },
@@ -91,7 +91,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "shard",
         places: &["shard/"],
-        uses: &["binding", "config", "fabric", "handoff", "proto", "service", "stats", "wire"],
+        uses: &["auth", "binding", "config", "fabric", "handoff", "proto", "service", "stats", "wire"],
         pure: false,
         crates: &[MEMPOOL, "arrayvec", "log", "thiserror"],
     },
@@ -107,7 +107,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "server",
         places: &["server/mod.rs"],
-        uses: &["address", "config", "fabric", "handoff", "shard", "stats"],
+        uses: &["address", "client", "config", "fabric", "handoff", "shard", "stats"],
         pure: false,
         crates: &[MEMPOOL, "log", "thiserror"],
     },

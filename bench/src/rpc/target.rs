@@ -89,7 +89,7 @@ pub(crate) fn connect(address: &Address, config: Config) -> Result<(LocalClient,
     call.deadline(INFO_PATIENCE);
     let reply = client.call(call).map_err(|error| {
         Failure::Run(format!(
-            "asking {address} who it is, by {}: {error}; is it an rpcperf, with the same --version and --credit-scheme?",
+            "asking {address} who it is, by {}: {error}; is it an rpcperf?",
             super::config::scheme_name(scheme)
         ))
     })?;

@@ -226,6 +226,14 @@ impl HostAuth {
         }
     }
 
+    /// Why the connection is to be ended, if it is.
+    pub fn failure(&self) -> Option<AuthError> {
+        match self.state {
+            State::Failed(error) => Some(error),
+            _ => None,
+        }
+    }
+
     /// The name that the peer has proved.
     pub fn peer(&self) -> Option<&str> {
         match &self.state {

@@ -1,5 +1,7 @@
 //! A client that its caller polls: no thread, no ring, nothing between the caller and the device.
 
+mod changes;
+
 use std::time::Duration;
 
 use arrayvec::ArrayVec;

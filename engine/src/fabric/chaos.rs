@@ -304,6 +304,10 @@ impl<F: Fabric> Fabric for Chaos<F> {
         self.inner.remote_address(mem, offset)
     }
 
+    fn fence_receives(&mut self) {
+        self.inner.fence_receives();
+    }
+
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
         if !self.random.chance(self.config.receives_refused) {
             return self.inner.post_recv(qp, bufs);

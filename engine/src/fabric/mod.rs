@@ -490,6 +490,9 @@ pub trait Fabric: Sized {
     /// the queue holds; returns how many. Each buffer receives up to its capacity.
     /// Stops at memory that is not registered.
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize;
+    /// From now on, Receives that the shared queue holds are taken before any that are posted later: by this a queue's Receives are
+    /// replaced. Nothing is to be done where they are taken in the order in which they were posted anyway.
+    fn fence_receives(&mut self) {}
     /// Posts a chain, in order, with one doorbell. Takes from the front of `chain` what it posted.
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError>;
     /// Appends up to `max` completions; returns how many. Never blocks, never calls the system.

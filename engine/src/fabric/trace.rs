@@ -191,6 +191,11 @@ impl<F: Fabric> Fabric for Trace<F> {
         self.inner.remote_address(mem, offset)
     }
 
+    fn fence_receives(&mut self) {
+        self.line(format_args!("shared Receives: those that are there go first"));
+        self.inner.fence_receives();
+    }
+
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
         let (wanted, took) = (bufs.len(), self.inner.post_recv(qp, bufs));
         match qp {

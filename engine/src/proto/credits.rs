@@ -64,6 +64,8 @@ pub struct Credits {
     unreported: u32,
     /// Those of them that were more than a pure grant.
     unreported_payload: u32,
+    /// Incremental: what the peer surely had received when it last granted more.
+    reached: u32,
     /// Payload-bearing messages after which a pure grant is due.
     grant_after: u32,
     /// Grants wait for half a window.
@@ -86,6 +88,7 @@ impl Credits {
             answered: 0,
             unreported: 0,
             unreported_payload: 0,
+            reached: 0,
             grant_after: if coalesce { window / 2 } else { 1 },
             coalesce,
         }
@@ -237,6 +240,10 @@ impl Credits {
                 // More than 2^16 ahead is no promise that a peer could keep; beyond it the sum would wrap.
                 if self.available() + newly <= 2 * MAX_WINDOW {
                     self.limit = self.limit.wrapping_add(newly);
+                    if newly > 0 {
+                        // No more may be outstanding than it says now.
+                        self.reached = self.limit.wrapping_sub(words.credit >> 16);
+                    }
                 } else {
                     return Err(PeerFault::GrantedTooMuch { available: self.available(), newly });
                 }
@@ -293,6 +300,27 @@ impl Credits {
         self.unreported_payload > 0
     }
 
+    /// Messages sent so far, modulo 2^32: names the last one.
+    pub fn sent(&self) -> u32 {
+        self.sent
+    }
+
+    /// Whether the peer is known to have received this side's first `sent` messages (version 2): it counts them, or it has granted
+    /// more than it may without having received so many.
+    pub fn is_received(&self, sent: u32) -> bool {
+        let received = match self.scheme {
+            Scheme::V2Windowed => self.acknowledged,
+            Scheme::V2Incremental => self.reached,
+            Scheme::V1 => return false,
+        };
+        received.wrapping_sub(sent) as i32 >= 0
+    }
+
+    /// The peer waits to hear that the message which has just come was received.
+    pub fn report_soon(&mut self) {
+        self.unreported_payload = self.unreported_payload.max(self.grant_after);
+    }
+
     /// Version 1: one of our calls was answered (or can no longer be), which frees what it used.
     pub fn on_answered(&mut self) {
         if self.scheme == Scheme::V1 {
@@ -335,6 +363,7 @@ impl Credits {
         self.sent = mine;
         self.limit = mine.wrapping_add(1);
         self.acknowledged = mine;
+        self.reached = mine;
         self.answered = mine;
         self.received = theirs;
         self.told_limit = theirs.wrapping_add(1);

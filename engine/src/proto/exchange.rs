@@ -174,6 +174,12 @@ impl Exchange {
         &self.peer
     }
 
+    /// The value that this end has requested and that the peer has neither taken nor refused.
+    pub fn wanted(&self, id: PropertyId) -> Option<Characteristic> {
+        let requested = self.request.iter().flat_map(|(_, wanted)| wanted).copied();
+        requested.chain(self.awaited.iter().map(|awaited| awaited.wanted)).find(|wanted| wanted.id() == id)
+    }
+
     /// Harmless things that a correct peer does not do: changing what it had said never to change, and ending requests
     /// that were not pending.
     pub const fn unexpected(&self) -> u64 {

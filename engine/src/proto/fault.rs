@@ -1,5 +1,6 @@
 //! What a peer can do wrong, and how a call can end: one place for both.
 
+use crate::auth::AuthError;
 use crate::binding::BindingError;
 use crate::wire::{ErrorBody, WireErrorKind};
 
@@ -54,6 +55,9 @@ pub enum PeerFault {
     /// A reply says that chunks were filled which were never offered, or beyond their length.
     #[error("reply does not fit the chunks of its call: {0}")]
     ChunksChanged(&'static str),
+    /// It has not proved who it is, and policy asks for it; or it tried, and failed.
+    #[error("host authentication: {0}")]
+    NotAuthenticated(#[from] AuthError),
     /// Key, bound or right refused what the peer asked our device to do.
     #[error("peer made the device refuse: {0}")]
     Device(&'static str),

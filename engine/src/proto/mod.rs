@@ -20,7 +20,9 @@
 //! |---|---|
 //! | `receive` | what a message means |
 //! | `transmit` | what goes out next, and its header |
+//! | `characteristics` | what changes while connected, by the rules of `exchange` |
 //! | `negotiate` | version and terms |
+//! | `introduce` | CONNPROP: properties, and host authentication with them |
 //! | `credits` | who may send how much |
 //! | `calls`, `inbound` | the calls of this side, and those of the peer |
 //! | `sequence` | messages that come in parts |
@@ -28,12 +30,14 @@
 //! | `fault` | what a peer can do wrong, how a call can end |
 
 mod calls;
+mod characteristics;
 mod counters;
 mod credits;
 pub mod exchange;
 mod fault;
 mod form;
 mod inbound;
+mod introduce;
 mod negotiate;
 mod receive;
 mod sequence;
@@ -47,6 +51,7 @@ pub use calls::CallId;
 use calls::CallTable;
 pub use counters::Counters;
 pub use credits::{CreditWords, Credits, MAX_WINDOW, MIN_WINDOW, Scheme};
+use exchange::Exchange;
 pub use fault::{CallError, PeerFault, Refusal, Rejected};
 pub use form::{CallForm, CallPlan, FormLimits, ReplyForm, choose_call, choose_reply};
 pub use inbound::InboundId;
@@ -55,6 +60,7 @@ pub use negotiate::{FIRST_MESSAGE_LEN, Phase, Terms, connect_data};
 use sequence::Sequence;
 pub use transmit::Form;
 
+use crate::auth::{AuthPolicy, HostAuth, Role};
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 use crate::wire::{ErrorBody, Flags, Revision, Version};
@@ -84,8 +90,14 @@ pub struct ConnConfig {
     pub coalesce_grants: bool,
     /// Where XIDs start: differs from connection to connection.
     pub xid_seed: u32,
-    /// Bytes of each Receive, and of the longest Send.
+    /// Bytes of each Receive.
     pub inline: usize,
+    /// Bytes of the longest Send.
+    pub longest_send: usize,
+    /// Characteristics may change while connected, if the peer offers that too (version 2).
+    pub optional_operations: bool,
+    /// Sizes of Receives that the peer may ask for, least and most; the owner then brings them about.
+    pub receive_sizes: Option<(usize, usize)>,
     /// Longest segment that this end handles, in bytes.
     pub segment_size: u32,
     /// Most segments in one header that this end handles.
@@ -96,6 +108,8 @@ pub struct ConnConfig {
     pub reassemble_up_to: usize,
     /// Replies may come, and go, as Send With Invalidate.
     pub remote_invalidation: bool,
+    /// Who the peer may be.
+    pub auth: AuthPolicy,
     /// What the peer's connect message said (RFC 8797).
     pub private_data: Option<PrivateData>,
 }
@@ -104,6 +118,12 @@ impl ConnConfig {
     /// Receives that must be in reserve for such a connection, whatever its version turns out to be.
     pub fn reserve(&self) -> u32 {
         self.window + 1 + if self.takes_calls && self.max_calls > 0 { self.reverse_window } else { 0 }
+    }
+
+    /// Changes of characteristics are offered. The older revision has no continuation, without which a message that waits could not get
+    /// through when the peer's Receives shrink.
+    fn optional(&self) -> bool {
+        self.optional_operations && self.scheme != Scheme::V1 && self.revision == Revision::Ietf00
     }
 
     fn credits(&self, version: Version) -> Credits {
@@ -171,6 +191,8 @@ pub enum Event {
     Settled,
     /// Flow control, or terms.
     Grant,
+    /// Characteristics: see [`Connection::poll_change`]. The terms may have changed.
+    Changed,
     /// Dropped, or to be answered with an error that is queued already.
     Rejected(Rejected),
 }
@@ -186,6 +208,8 @@ pub enum Outgoing {
     Continue,
     /// This side's properties; header only.
     Connprop,
+    /// An operation on characteristics; header only.
+    Optional,
     /// A transport error about the message with this XID; header only.
     Error {
         /// Of the message that it answers.
@@ -248,6 +272,27 @@ pub struct Connection {
     sequence: Option<Sequence>,
     /// What has come of a CONNPROP in parts.
     connprop: Vec<u8>,
+    /// What is left of a CONNPROP that goes out in parts.
+    connprop_rest: Vec<u8>,
+    auth: HostAuth,
+    /// For the next CONNPROP.
+    auth_message: Option<Vec<u8>>,
+    /// Calls of the peer are taken: they are at all, and it is who it has to be.
+    serves: bool,
+    /// A client may call.
+    open: bool,
+    /// Both ends have offered to change characteristics while connected.
+    exchange: Option<Box<Exchange>>,
+    /// What it led to, for the owner.
+    changes: VecDeque<exchange::Event>,
+    /// The last operation that went out was this side's message of this number.
+    told: Option<u32>,
+    /// Largest Receives that the peer may rely on, in bytes.
+    promised: usize,
+    /// Requests for changes so far.
+    requests: u32,
+    /// Calls of ours offer a handle for invalidation.
+    offers_invalidation: bool,
 }
 
 impl Connection {
@@ -282,16 +327,36 @@ impl Connection {
             peer_windowed: false,
             sequence: None,
             connprop: Vec::new(),
+            connprop_rest: Vec::new(),
+            auth: HostAuth::new(&config.auth, if config.server { Role::Server } else { Role::Client }),
+            auth_message: None,
+            serves: false,
+            open: false,
+            exchange: None,
+            changes: VecDeque::new(),
+            told: None,
+            promised: config.inline,
+            requests: 0,
+            offers_invalidation: config.remote_invalidation,
             config,
         };
-        if !connection.config.server {
-            match version {
-                // Version 1 has nothing to agree on.
-                Version::V1 => connection.phase = Phase::Settled,
-                Version::V2 => connection.introduce(),
-            }
-        }
+        connection.begin();
         connection
+    }
+
+    /// Who the peer is. If it has [failed](HostAuth::failure) when the connection is made, that is of no use.
+    pub fn auth(&self) -> &HostAuth {
+        &self.auth
+    }
+
+    /// A client may call: the version is settled, and the server is who it has to be.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// This side may call, as far as version and authentication go.
+    pub fn may_call(&self) -> bool {
+        self.phase == Phase::Settled && self.auth.may_go_on() && (self.open || self.config.server)
     }
 
     /// What the peer's connect message said, which a client hears with the connection. It sets the terms of version 1.

@@ -7,8 +7,8 @@
 use super::form::FormLimits;
 use super::{ConnConfig, Scheme};
 use crate::wire::private_data::{self, PrivateData};
-use crate::wire::properties::{Properties, PropertySet, ReverseSupport};
-use crate::wire::{NoSpace, Revision, Version};
+use crate::wire::properties::{Properties, ReverseSupport};
+use crate::wire::{Revision, Version};
 
 /// Longest first message of a client: what every receiver of version 1 has room for (version 2 §4.3.3).
 pub const FIRST_MESSAGE_LEN: usize = 1024;
@@ -56,7 +56,7 @@ impl Terms {
         Self {
             version: Version::V2,
             // A peer that cannot receive even a first message cannot be talked to; it is its own loss.
-            send_inline: config.inline.min((peer.receive_size as usize).max(FIRST_MESSAGE_LEN)),
+            send_inline: config.longest_send.min((peer.receive_size as usize).max(FIRST_MESSAGE_LEN)),
             receive_inline: config.inline.min((peer.send_size as usize).max(FIRST_MESSAGE_LEN)),
             segment_size: peer.segment_size.max(4096),
             segment_count: peer.segment_count.max(1),
@@ -65,6 +65,18 @@ impl Terms {
             windowed: peer.windowed_credits,
             optional: peer.optional_type,
         }
+    }
+
+    /// After changes: what either end says now.
+    pub(super) fn changed(self, config: &ConnConfig, local: &Properties<'_>, peer: &Properties<'_>) -> Self {
+        let ours = ConnConfig {
+            longest_send: config.longest_send.min((local.send_size as usize).max(FIRST_MESSAGE_LEN)),
+            inline: local.receive_size as usize,
+            ..config.clone()
+        };
+        let (windowed, optional) = (self.windowed, self.optional);
+        let remote_invalidation = config.remote_invalidation && peer.remote_invalidation;
+        Self { windowed, optional, remote_invalidation, ..Self::from_properties(&ours, peer) }
     }
 
     /// Version 1: what the peer's private data says, or its absence.
@@ -106,20 +118,21 @@ impl Terms {
     }
 }
 
-/// Writes this side's properties.
-pub(super) fn properties<'b>(config: &ConnConfig, buffer: &'b mut [u8]) -> Result<PropertySet<'b>, NoSpace> {
-    let properties = Properties {
-        send_size: config.inline as u32,
+/// This side's properties.
+pub(super) fn properties(config: &ConnConfig) -> Properties<'static> {
+    let optional_type = config.optional();
+    Properties {
+        send_size: config.longest_send as u32,
         receive_size: config.inline as u32,
         segment_size: config.segment_size,
         segment_count: config.segment_count,
         reverse_support: config.reverse,
         host_auth: None,
         windowed_credits: config.scheme == Scheme::V2Windowed,
-        optional_type: false,
-        remote_invalidation: false,
-    };
-    properties.emit(buffer, config.revision)
+        optional_type,
+        // Without the operations, each call says by itself what may be invalidated.
+        remote_invalidation: optional_type && config.remote_invalidation,
+    }
 }
 
 /// What this side says in the private data of its connect message.

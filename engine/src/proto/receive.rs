@@ -6,7 +6,7 @@ use super::{
     CallError, Connection, CreditWords, Event, MIN_ERRORS, NEVER_PLAIN, Outgoing, PLAIN_FLAGS, PeerFault,
     Phase, Rejected, Scheme, Sequence,
 };
-use crate::wire::properties::{Properties, PropertySet, ReverseSupport};
+use crate::wire::properties::{PropertySet, ReverseSupport};
 use crate::wire::{ErrorBody, Flags, HeaderType, Version, View, ViewBody, WireError, WireErrorKind};
 
 /// Longest CONNPROP that is put together from parts, in bytes.
@@ -66,15 +66,14 @@ impl Connection {
         } else {
             self.credits.on_receive(words(view), !grant, true)?;
         }
-        self.settle_server(Version::V2);
-        let settled = self.phase == Phase::Hello && view.htype() != HeaderType::Error;
-        if settled {
+        // What it says of itself is answered when all of it has come.
+        self.settle_server(Version::V2, view.htype() != HeaderType::Connprop);
+        if self.phase == Phase::Hello && view.htype() != HeaderType::Error {
             self.phase = Phase::Settled;
         }
         let event = self.understand(view, grant)?;
         self.expect_plain();
-        // A client's first answer is a grant, or properties: else the owner sees by the phase that it may go on.
-        Ok(if settled && matches!(event, Event::Grant) { Event::Settled } else { event })
+        Ok(self.opened(event))
     }
 
     fn understand(&mut self, view: &View<'_>, grant: bool) -> Result<Event, PeerFault> {
@@ -95,7 +94,7 @@ impl Connection {
                 self.part(Sequence::new(view, true), view)
             }
             HeaderType::Connprop => match view.body() {
-                ViewBody::Connprop(properties) => Ok(self.properties(view.xid(), properties)),
+                ViewBody::Connprop(properties) => self.properties(view.xid(), properties),
                 _ => Ok(self.answer(view.xid(), ErrorBody::BadXdr)),
             },
             HeaderType::Msg if more => {
@@ -106,13 +105,14 @@ impl Connection {
             HeaderType::Msg | HeaderType::Nomsg if is_response(view) => Ok(self.replied(view)),
             HeaderType::Msg | HeaderType::Nomsg => self.called(view),
             HeaderType::Error => Ok(self.failed(view)),
+            HeaderType::Optional if self.exchange.is_some() => Ok(self.operation(view)),
             _ if is_response(view) => Ok(self.reject(Rejected::Unexpected)),
             _ => Ok(self.answer(view.xid(), ErrorBody::InvalHtype)),
         }
     }
 
     /// Whether the peer may send windowed headers: both ends have offered them.
-    fn may_be_windowed(&self) -> bool {
+    pub(super) fn may_be_windowed(&self) -> bool {
         self.peer_introduced && self.terms.windowed && self.config.scheme == Scheme::V2Windowed
     }
 
@@ -143,10 +143,10 @@ impl Connection {
             }
             self.sequence = None;
             let bytes = std::mem::take(&mut self.connprop);
-            return Ok(match PropertySet::parse(&bytes, self.config.revision) {
+            return match PropertySet::parse(&bytes, self.config.revision) {
                 Ok(properties) if sequence.kept => self.properties(view.xid(), properties),
-                _ => self.answer(view.xid(), ErrorBody::BadXdr),
-            });
+                _ => Ok(self.answer(view.xid(), ErrorBody::BadXdr)),
+            };
         }
         sequence.add(view.payload().len(), self.config.reassemble_up_to);
         if more {
@@ -189,52 +189,27 @@ impl Connection {
 
     // ---- negotiation
 
-    /// Takes the peer's properties. A second set changes nothing (version 2 §6.4.4).
-    fn properties(&mut self, xid: u32, set: PropertySet<'_>) -> Event {
-        let Ok(properties) = Properties::from_set(&set, self.config.revision) else {
-            return self.answer(xid, ErrorBody::BadXdr);
-        };
-        if !self.peer_introduced {
-            self.peer_introduced = true;
-            self.terms = Terms::from_properties(&self.config, &properties);
-            self.introduce();
-            self.agree_on_windows();
-        }
-        Event::Grant
-    }
-
-    /// Queues this side's properties, once, in front of everything else.
-    pub(super) fn introduce(&mut self) {
-        if !std::mem::replace(&mut self.introduced, true) {
-            self.reply_queue.push_front(Outgoing::Connprop);
-        }
-    }
-
-    /// Windowed headers from now on, if both ends have offered them and this side's offer has gone out.
-    pub(super) fn agree_on_windows(&mut self) {
-        let waiting = self.reply_queue.contains(&Outgoing::Connprop);
-        if self.may_be_windowed() && self.introduced && !waiting {
-            self.credits.go_windowed();
-        }
-    }
-
     /// A server's first message that it can read decides about the version.
-    fn settle_server(&mut self, version: Version) {
+    fn settle_server(&mut self, version: Version, introduce: bool) {
         if self.config.server && self.phase == Phase::Hello {
             self.phase = Phase::Settled;
-            if version == Version::V2 {
+            if version == Version::V2 && introduce {
                 self.introduce();
             }
         }
     }
 
-    fn go_version_1(&mut self) {
+    /// Version 1 cannot authenticate: policy decides.
+    fn go_version_1(&mut self) -> Result<(), PeerFault> {
+        self.authenticate(None)?;
+        self.open = !self.config.server;
         self.version = Version::V1;
         self.credits = self.config.credits(Version::V1);
         self.terms = Terms::version_1(&self.config);
         self.phase = Phase::Settled;
         self.plain = NEVER_PLAIN;
         self.reply_queue.retain(|out| *out != Outgoing::Connprop);
+        Ok(())
     }
 
     /// The server does not speak our version, and says which it does.
@@ -248,7 +223,7 @@ impl Connection {
         if !self.config.version_1 || !(low..=high).contains(&Version::V1.code()) {
             return Err(PeerFault::NoCommonVersion { low, high });
         }
-        self.go_version_1();
+        self.go_version_1()?;
         Ok(Event::Settled)
     }
 
@@ -260,7 +235,7 @@ impl Connection {
             return self.versions_refused(view, low, high);
         }
         if self.config.server && self.phase == Phase::Hello && vers == Version::V1 && self.config.version_1 {
-            self.go_version_1();
+            self.go_version_1()?;
             return self.handle_v1(view);
         }
         self.wrong_version(view.xid(), vers.code())
@@ -314,7 +289,7 @@ impl Connection {
         if !self.config.takes_calls {
             return Ok(self.reject(Rejected::Unexpected));
         }
-        self.settle_server(Version::V1);
+        self.settle_server(Version::V1, false);
         self.credits.on_receive(words(view), true, true)?;
         self.check_overrun()?;
         match view.htype() {
@@ -373,6 +348,9 @@ impl Connection {
     #[cold]
     fn failed(&mut self, view: &View<'_>) -> Event {
         let ViewBody::Error(error) = view.body() else { return self.reject(Rejected::Unexpected) };
+        if self.operation_failed(view.xid(), &error) {
+            return Event::Changed;
+        }
         let curable = matches!(
             error,
             ErrorBody::ReadChunks { .. } | ErrorBody::WriteResource { .. } | ErrorBody::ReplyResource { .. }
@@ -391,8 +369,8 @@ impl Connection {
 
     #[inline]
     fn called(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
-        if !self.config.takes_calls {
-            return Ok(self.reject(Rejected::Unexpected));
+        if !self.serves {
+            return Ok(self.unserved(view));
         }
         if view.has_chunks() && !self.config.server && self.config.reverse != ReverseSupport::General {
             // Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3).
@@ -401,6 +379,15 @@ impl Connection {
         match self.inbound.insert(view.xid()) {
             Some(id) => Ok(Event::Call { id }),
             None => Err(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 }),
+        }
+    }
+
+    /// Calls are not taken here, or not yet: the peer has not authenticated itself.
+    #[cold]
+    fn unserved(&mut self, view: &View<'_>) -> Event {
+        match self.config.takes_calls {
+            true => self.answer(view.xid(), ErrorBody::System),
+            false => self.reject(Rejected::Unexpected),
         }
     }
 
@@ -454,7 +441,7 @@ impl Connection {
     }
 
     #[cold]
-    fn reject(&mut self, why: Rejected) -> Event {
+    pub(super) fn reject(&mut self, why: Rejected) -> Event {
         self.counters.reject(&why);
         Event::Rejected(why)
     }

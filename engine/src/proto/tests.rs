@@ -39,11 +39,15 @@ pub(super) fn config(scheme: Scheme, server: bool) -> ConnConfig {
         coalesce_grants: true,
         xid_seed: 0xFFFF_FFF0,
         inline: 4096,
+        longest_send: 4096,
+        optional_operations: false,
+        receive_sizes: None,
         segment_size: 1 << 20,
         segment_count: 16,
         continue_up_to: 16384,
         reassemble_up_to: 1 << 20,
         remote_invalidation: true,
+        auth: AuthPolicy::Off,
         private_data: None,
     }
 }
@@ -212,6 +216,25 @@ fn a_server_that_is_slow_to_answer_grants_by_itself() {
     }
 }
 
+/// Errors say nothing of credits in version 2, so a server that does nothing but refuse must grant apart from them.
+#[test]
+fn a_server_that_refuses_everything_keeps_granting() {
+    for scheme in ALL {
+        let mut pair = Pair::new(scheme);
+        for token in 0..100 {
+            pair.client.start_call(token, u64::MAX).unwrap();
+            Pair::transmit(&mut pair.client, &mut pair.to_server);
+            let Some(call) = pair.to_server.pop_front() else { panic!("{scheme:?}: no credit for {token}") };
+            let Ok(Event::Call { id }) = take(&mut pair.server, &call) else { panic!() };
+            pair.server.reply_error(id, ErrorBody::System);
+            // It is asked once for each message that comes, and never without one.
+            Pair::transmit(&mut pair.server, &mut pair.to_client);
+            pair.deliver_to_client();
+        }
+        assert_eq!(pair.failed.len(), 100, "{scheme:?}");
+    }
+}
+
 #[test]
 fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
     for scheme in ALL {
@@ -317,8 +340,11 @@ fn nonsense_to_a_server_gets_the_protocols_own_error() {
             assert_eq!(answer[0], words(&[9, message[1], credit, 4, 1, low, high]), "{message:?}");
             continue;
         }
-        let view = View::check(answer.last().unwrap(), Revision::Ietf00).unwrap();
+        let view = View::check(&answer[0], Revision::Ietf00).unwrap();
         assert_eq!((view.xid(), view.body()), (9, ViewBody::Error(error)), "{message:?}");
+        // The error grants nothing, and this was the only credit.
+        let view = View::check(&answer[1], Revision::Ietf00).unwrap();
+        assert_eq!((view.xid(), view.htype(), answer.len()), (0, HeaderType::Nomsg, 2), "{message:?}");
     }
 }
 
@@ -396,6 +422,18 @@ fn a_changed_version_ends_the_connection() {
     pair.turn();
     let fault = take(&mut pair.server, &words(&[9, 1, 1, 0, 0, 0, 0])).unwrap_err();
     assert_eq!(fault, PeerFault::VersionChanged(1));
+}
+
+#[test]
+fn a_windowed_header_without_the_count_is_a_fault() {
+    let mut pair = Pair::new(Scheme::V2Windowed);
+    pair.client.start_call(1, u64::MAX).unwrap();
+    pair.turn();
+    let fault = take(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).unwrap_err();
+    assert_eq!(fault, PeerFault::CreditWordMissing);
+    // Before its first windowed header a peer may still send what it sent before it had the other's offer.
+    let mut pair = Pair::new(Scheme::V2Windowed);
+    assert!(take(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).is_ok());
 }
 
 #[test]

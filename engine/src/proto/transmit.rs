@@ -1,10 +1,7 @@
 //! What goes out next, and its header.
 
-use super::{Connection, CreditWords, InboundId, Outgoing, Scheme, negotiate};
+use super::{Connection, CreditWords, InboundId, Outgoing, Scheme};
 use crate::wire::{self, Body, Chunks, Flags, Header, Version};
-
-/// Room for this side's properties.
-const PROPERTIES_LEN: usize = 512;
 
 /// How an outgoing message's payload travels, if not simply inline.
 #[derive(Clone, Copy, Debug, Default)]
@@ -115,7 +112,7 @@ impl Connection {
         buf: &mut [u8],
         end: usize,
     ) -> Option<usize> {
-        let words = self.account(counted, receives_ok);
+        let words = self.account(counted, true, receives_ok);
         let start = end.checked_sub(wire::msg_len(self.version, words.received.is_some()))?;
         wire::emit_msg(buf.get_mut(start..end)?, self.version, xid, words.credit, words.received, flags);
         Some(start)
@@ -152,28 +149,30 @@ impl Connection {
         buf: &mut [u8],
         end: usize,
     ) -> Option<usize> {
-        let mut properties = [0; PROPERTIES_LEN];
+        match out {
+            Outgoing::Connprop => return self.emit_connprop(receives_ok, buf, end),
+            Outgoing::Optional => return self.emit_operation(receives_ok, buf, end),
+            _ => {}
+        }
         let (xid, flags, counted) = match out {
             Outgoing::WrongVersion { xid, .. } => (xid, Flags::NONE, false),
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
             Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
             Outgoing::Error { xid, .. } => (xid, Flags::RESPONSE, false),
-            // The XID of a CONNPROP names nothing; the client's own lets an ERR_VERS be matched.
-            Outgoing::Connprop => (self.config.xid_seed, Flags::NONE, false),
             Outgoing::Grant => (0, Flags::NONE, false),
-            Outgoing::Continue => return None,
+            Outgoing::Connprop | Outgoing::Optional | Outgoing::Continue => return None,
         };
         let body = match out {
             Outgoing::Error { error, .. } => Body::Error(error),
             Outgoing::Grant => Body::Nomsg(Chunks::NONE),
-            Outgoing::Connprop => Body::Connprop(negotiate::properties(&self.config, &mut properties).ok()?),
             _ if form.external => Body::Nomsg(form.chunks),
             _ => Body::Msg(form.chunks),
         };
-        // What an error says of credits is ignored, so it promises nothing.
+        // What an error says of credits is ignored in version 2, so it promises nothing, and a grant may still be due behind it.
         let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
+        let grants = !error || self.version == Version::V1;
         let piggybacked = self.counters.grants_piggybacked;
-        let words = self.account(counted, receives_ok && !(error && self.version == Version::V2));
+        let words = self.account(counted, grants, receives_ok);
         if let Outgoing::WrongVersion { xid, vers } = out {
             let start = end.checked_sub(wire::ERR_VERS_LEN)?;
             let versions = self.versions();
@@ -187,21 +186,19 @@ impl Connection {
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
         let start = end.checked_sub(header.encoded_len(self.version, self.config.revision))?;
         header.emit(buf.get_mut(start..end)?, self.version, self.config.revision).ok()?;
-        if out == Outgoing::Connprop {
-            self.agree_on_windows();
-        }
         Some(start)
     }
 
-    /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts.
+    /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts; a message that `grants`
+    /// nothing tells nothing new.
     #[inline(always)]
-    fn account(&mut self, call: bool, receives_ok: bool) -> CreditWords {
-        self.spoke = true;
+    pub(super) fn account(&mut self, call: bool, grants: bool, receives_ok: bool) -> CreditWords {
+        self.spoke |= grants;
         self.counters.sent += 1;
-        self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
+        self.counters.grants_piggybacked += u64::from(grants && self.credits.wants_report());
         let counted = call || self.version == Version::V2;
-        let replenished = self.replenished(receives_ok);
-        if receives_ok && !replenished {
+        let replenished = grants && self.replenished(receives_ok);
+        if grants && receives_ok && !replenished {
             return self.credits.on_send_crowded(counted);
         }
         self.credits.on_send(counted, replenished)

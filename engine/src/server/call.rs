@@ -1,10 +1,12 @@
 //! One call as the service sees it: arguments and chunks in place, results written where they are sent from.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Frozen};
 
+use super::reply_cache::Ticket;
 use crate::fabric::QpId;
 use crate::proto::{InboundId, Refusal};
 use crate::wire::{ReadSegment, Segment};
@@ -89,6 +91,12 @@ pub struct ServerCall {
     pub(crate) results_at: usize,
     pub(crate) results_len: usize,
     pub(crate) outcome: Result<(), Refusal>,
+    /// The name that the caller's host has proved.
+    peer: Option<Arc<str>>,
+    /// It is to be remembered.
+    ticket: Option<Ticket>,
+    /// There is more to be cleared for the next call than there always is.
+    pub(crate) unusual: bool,
 }
 
 /// Keeps the boxes of served calls for reuse: none is allocated per call.
@@ -119,8 +127,8 @@ impl CallBoxes {
     pub(crate) fn put(&mut self, mut call: Box<ServerCall>) {
         call.message = None;
         call.reply = None;
-        if call.returns || !call.asked.is_empty() {
-            call.clear_chunks();
+        if call.unusual {
+            call.clear();
         }
         self.spare.push(call);
     }
@@ -153,17 +161,49 @@ impl ServerCall {
             results_at: 0,
             results_len: 0,
             outcome: Ok(()),
+            peer: None,
+            ticket: None,
+            unusual: false,
         }
     }
 
     #[cold]
-    fn clear_chunks(&mut self) {
+    fn clear(&mut self) {
+        self.unusual = false;
+        (self.peer, self.ticket) = (None, None);
         self.reads.clear();
         self.results.clear();
         self.segments.clear();
         self.asked.clear();
         self.reply_chunk.clear();
         self.returns = false;
+    }
+
+    /// The peer has proved this name.
+    pub(crate) fn name_peer(&mut self, peer: &Arc<str>) {
+        self.unusual = true;
+        self.peer = Some(Arc::clone(peer));
+    }
+
+    /// It is new, and to be remembered.
+    pub(crate) fn set_ticket(&mut self, ticket: Ticket) {
+        self.unusual = true;
+        self.ticket = Some(ticket);
+    }
+
+    /// It has run: keeps its reply for when it comes again.
+    pub(crate) fn remember(&mut self) {
+        let Some(ticket) = self.ticket.take() else { return };
+        match self.outcome {
+            Ok(()) => {
+                let results = self.results_at..self.results_at + self.results_len;
+                let results = self.reply.as_mut().and_then(|buf| buf.full_mut().get(results));
+                ticket.finish(results.unwrap_or_default());
+            }
+            // Nobody knows what was done.
+            Err(Refusal::SystemError | Refusal::NoReply) => drop(ticket),
+            Err(_) => ticket.forget(),
+        }
     }
 
     fn part(&self, range: &Range<u32>) -> &[u8] {
@@ -176,6 +216,12 @@ impl ServerCall {
     /// Who called.
     pub fn caller(&self) -> Caller {
         Caller { shard: self.shard, qp: self.qp }
+    }
+
+    /// The name that the caller's host has proved, if it has proved one: see [`auth`](crate::auth), and for how
+    /// far that is to be trusted, too. It is the host's, not the user's: that one is in the [credential](Self::credential).
+    pub fn peer_identity(&self) -> Option<&str> {
+        self.peer.as_deref()
     }
 
     /// The RPC transaction's identifier.

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
-pub use service::{Handler, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
+pub use service::{Handler, Identify, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
 
 use crate::address::Address;
 use crate::client::{Client, ClientConfig};
 use crate::config::Config;
 use crate::fabric::FabricError;
 use crate::handoff::workers::{PoolError, WorkerConfig};
-use crate::shard::{Command, ConnRef, Shard, ShardHandle, SpawnError, Workers, spawn};
+use crate::shard::{Command, ConnRef, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn};
 use crate::stats::ShardStats;
 
 /// How a server runs.
@@ -76,8 +76,7 @@ impl Server {
             Some(worker_config) => {
                 let services = Arc::clone(&services);
                 Some(Arc::new(Workers::new(worker_config, move |mut call: Box<ServerCall>| {
-                    let entry = services.entry(call.entry);
-                    call.outcome = (entry.handler)(&mut call);
+                    services.entry(call.entry).run(&mut call);
                     call
                 })?))
             }
@@ -128,6 +127,16 @@ impl Server {
     /// What each shard did so far.
     pub fn stats(&self) -> Vec<ShardStats> {
         self.shards.iter().filter_map(|shard| shard.ask(Command::Stats)).collect()
+    }
+
+    /// Changes the size of the Receives of every shard, while calls run; see
+    /// [`Shard::change_receive_size`](crate::shard::Shard::change_receive_size).
+    ///
+    /// # Errors
+    /// Of the first shard that cannot: those before it have begun.
+    pub fn change_receive_size(&self, bytes: usize) -> Result<(), ResizeError> {
+        let ask = |shard: &ShardHandle| shard.ask(|answer| Command::Resize(bytes, answer));
+        self.shards.iter().try_for_each(|shard| ask(shard).unwrap_or(Err(ResizeError::Stopped)))
     }
 
     /// Takes no more connections, lets the calls under way end, and stops; after `timeout` without regard to them.

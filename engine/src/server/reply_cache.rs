@@ -1,8 +1,8 @@
 //! Replies kept for a while, so that a call which comes twice runs once.
 //!
 //! A client whose connection is lost sends its unanswered calls again, with the same XIDs. For a procedure that must not
-//! run twice (one that appends, renames, removes) the service asks the
-//! cache first:
+//! run twice (one that appends, renames, removes) the
+//! cache is asked first. [`Procedure::once`](super::Procedure::once) does that, for procedures on shards and on workers; what it does is this:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -36,6 +36,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
 
+use super::ServerCall;
+
 /// Bytes of the arguments that the key's checksum covers.
 pub const CHECKSUMMED: usize = 256;
 /// Memory of an entry beside its reply, bytes, about: key, state, and its place in the queue.
@@ -58,7 +60,7 @@ impl Default for ReplyCacheConfig {
 }
 
 /// Who calls. It must be the same after a reconnect, and different clients must have different ones: an identifier
-/// of the upper layer, or the name that [host authentication](crate::proto::auth) proved; not the connection.
+/// of the upper layer, or the name that [host authentication](crate::auth) proved; not the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client([u8; 32]);
 
@@ -75,6 +77,19 @@ impl Client {
     pub fn named(name: &[u8]) -> Self {
         Client(Sha256::digest(name).into())
     }
+}
+
+/// The client whose host has [proved its name](ServerCall::peer_identity). All users of a host are one client then: right if the host
+/// numbers its calls.
+pub fn by_host(call: &ServerCall) -> Option<Client> {
+    call.peer_identity().map(|name| Client::named(name.as_bytes()))
+}
+
+/// The client with this credential: right where a credential names a caller on a host, as AUTH_SYS with machine name and stamp does; `None` for
+/// AUTH_NONE.
+pub fn by_credential(call: &ServerCall) -> Option<Client> {
+    let (flavor, body) = call.credential();
+    (flavor != 0).then(|| Client::named(&[&flavor.to_be_bytes()[..], body].concat()))
 }
 
 /// What makes two calls the same one.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::call::{MAX_CHUNKS, ServerCall};
+use super::reply_cache::{CallKey, Client, Lookup, ReplyCache};
 use crate::binding::Binding;
 use crate::proto::Refusal;
 
@@ -38,6 +39,36 @@ pub struct Procedure {
     pub(crate) placement: Placement,
     pub(crate) binding: Binding,
     pub(crate) result_memory: ResultMemory,
+    pub(crate) once: Option<Once>,
+    /// It is not answered.
+    pub(crate) silent: bool,
+    /// It runs on the shard, whenever it is called.
+    pub(crate) plain: bool,
+}
+
+/// Who remembers the calls of a procedure, and by whom they are.
+#[derive(Clone)]
+pub(crate) struct Once {
+    cache: Arc<ReplyCache>,
+    client: Arc<Identify>,
+}
+
+/// Tells who calls, for a [`ReplyCache`].
+pub type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
+
+impl Once {
+    /// What is known of a call. `None` if it is new, and has its ticket; or if nobody can say whose it is.
+    pub(crate) fn look_up(&self, call: &mut ServerCall) -> Option<Lookup> {
+        let client = (self.client)(call)?;
+        let key = CallKey::new(client, call.xid, call.program, call.version, call.procedure, call.args());
+        match self.cache.begin(key) {
+            Lookup::New(ticket) => {
+                call.set_ticket(ticket);
+                None
+            }
+            known => Some(known),
+        }
+    }
 }
 
 impl fmt::Debug for Procedure {
@@ -64,7 +95,8 @@ impl Procedure {
         binding.arguments.count = binding.arguments.count.min(MAX_CHUNKS);
         binding.results.count = binding.results.count.min(MAX_CHUNKS);
         let (placement, result_memory) = Default::default();
-        Self { handler: Arc::new(handler), placement, binding, result_memory }
+        let handler = Arc::new(handler);
+        Self { handler, placement, binding, result_memory, once: None, silent: false, plain: true }
     }
 
     /// What may be reduced, and how long it may be.
@@ -74,10 +106,35 @@ impl Procedure {
 
     /// A procedure that is not answered: callers make [call-only](crate::client::PreparedCall::call_only) calls of it.
     pub fn call_only(handler: impl Fn(&mut ServerCall) + Send + Sync + 'static) -> Self {
-        Self::new(move |call| {
+        let procedure = Self::new(move |call| {
             handler(call);
             Err(Refusal::NoReply)
-        })
+        });
+        Self { silent: true, ..procedure }
+    }
+
+    /// Runs each call once, though it may come again: after a reconnection, or because its caller does not wait for long. A repeated call gets
+    /// the reply of the first one; none, while that runs; SYSTEM_ERR, if that reply is not there any more, was lost with a handler
+    /// that panicked, or if the cache is full of calls that run. `client` says whose a call is: [`by_host`](super::reply_cache::by_host),
+    /// [`by_credential`](super::reply_cache::by_credential), or what the upper layer knows. A call of nobody in particular (`None`) is run
+    /// as often as it comes.
+    ///
+    /// A handler that refuses with anything but [`Refusal::SystemError`] says that it has done nothing: the call is new when it comes again.
+    ///
+    /// Results must be inline: those in Write chunks are not kept. [`Services::add`] refuses such a declaration.
+    pub fn once(
+        mut self,
+        cache: Arc<ReplyCache>,
+        client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
+    ) -> Self {
+        self.once = Some(Once { cache, client: Arc::new(client) });
+        self
+    }
+
+    /// Runs a call, and remembers its reply where that is asked for.
+    pub(crate) fn run(&self, call: &mut ServerCall) {
+        call.outcome = (self.handler)(call);
+        call.remember();
     }
 
     /// Runs it on workers.
@@ -139,9 +196,15 @@ impl Services {
     /// Adds a procedure, or replaces it.
     ///
     /// # Panics
-    /// With a procedure number above [`MAX_PROCEDURE`].
-    pub fn add(&mut self, program: u32, version: u32, procedure: u32, entry: Procedure) -> &mut Self {
+    /// With a procedure number above [`MAX_PROCEDURE`]; with a procedure that runs [once](Procedure::once) and has results in
+    /// Write chunks, which cannot be given again.
+    pub fn add(&mut self, program: u32, version: u32, procedure: u32, mut entry: Procedure) -> &mut Self {
         assert!(procedure <= MAX_PROCEDURE, "procedure {procedure} is above {MAX_PROCEDURE}");
+        assert!(
+            entry.once.is_none() || entry.binding.results.count == 0,
+            "procedure {procedure} runs once, and results in Write chunks are not kept"
+        );
+        entry.plain = entry.placement == Placement::Shard && entry.once.is_none();
         let at = self.versions.iter().position(|v| v.program == program && v.version == version);
         let at = at.unwrap_or_else(|| {
             self.entries.push(Procedure::new(|_| Ok(())));

@@ -149,9 +149,9 @@ impl<F: Fabric> Shard<F> {
             },
             (Ok(reply), None) => Ok(reply),
         };
-        if let Some((call, _)) = again {
+        if let Some((call, error)) = again {
             // It cannot be sent again after all.
-            return self.abandon(conn, call);
+            return self.abandon(conn, call, CallError::Transport(error));
         }
         self.tell(sink, token, result);
     }

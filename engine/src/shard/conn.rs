@@ -1,10 +1,12 @@
 //! What the shard keeps for one connection, beside the protocol's own state.
 
+use std::sync::Arc;
+
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
 use crate::fabric::{FabricAddress, Posting, QpId, WindowId, WorkRequest};
-use crate::proto::{CallError, CallId, Connection, Outgoing, Phase};
+use crate::proto::{CallError, CallId, Connection, Outgoing};
 use crate::server::{MAX_CHUNKS, ServerCall};
 use crate::wire::properties::ReverseSupport;
 use crate::wire::{self, ErrorBody, Segment};
@@ -172,6 +174,10 @@ pub(super) struct Conn {
     /// Calls of ours up to this length, with replies up to that length, need no thought about their form: bytes of RPC message.
     pub(super) plain_call: usize,
     pub(super) plain_reply: usize,
+    /// The name that the peer has proved.
+    pub(super) peer: Option<Arc<str>>,
+    /// Calls of the peer need no thought before they are run: it is open, and nobody in particular.
+    pub(super) plain_serving: bool,
     /// Of a client that negotiates: until when, in nanoseconds.
     pub(super) settle_by: u64,
     /// Receives that the shard keeps for it.
@@ -218,6 +224,8 @@ impl Conn {
             parts: None,
             plain_call: 0,
             plain_reply: 0,
+            peer: None,
+            plain_serving: false,
             settle_by: u64::MAX,
             reserve: 0,
             last_sent: 0,
@@ -239,6 +247,7 @@ impl Conn {
 
     /// The device is gone, with all that it held.
     pub(super) fn forget_device(&mut self) {
+        self.peer = None;
         self.chain.clear();
         self.free_windows.clear();
         self.exposures.clear();
@@ -265,8 +274,8 @@ impl Conn {
 
     /// The connection's terms may have changed: says again what needs no thought.
     pub(super) fn refresh(&mut self) {
-        let (call, reply) = match (self.stage, self.proto.phase()) {
-            (Stage::Open, Phase::Settled) if self.calls_are_taken() => {
+        let (call, reply) = match self.stage {
+            Stage::Open if self.proto.may_call() && self.calls_are_taken() => {
                 let terms = self.proto.terms();
                 let header = wire::msg_len(terms.version, true);
                 (terms.send_inline - header, terms.receive_inline - header)
@@ -274,6 +283,10 @@ impl Conn {
             _ => (0, 0),
         };
         (self.plain_call, self.plain_reply) = (call, reply);
+        if self.peer.is_none() {
+            self.peer = self.proto.auth().peer().map(Arc::from);
+        }
+        self.plain_serving = self.stage == Stage::Open && self.peer.is_none();
     }
 
     /// Queues a work request of which nothing need be heard unless it fails.

@@ -4,7 +4,7 @@ use super::conn::{Conn, Stage};
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
-use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, Phase, Scheme, connect_data};
+use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, PeerFault, Scheme, connect_data};
 use crate::server::MAX_SEGMENTS;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
@@ -113,7 +113,7 @@ impl<F: Fabric> Shard<F> {
             // Receives are shared: a peer that keeps to its credits must not lose its connection to one that does not.
             rnr_retry: 7,
             // Means nothing to version 2, and thresholds to version 1 (RFC 8797).
-            private_data: connect_data(self.config.inline, self.config.remote_invalidate).to_vec(),
+            private_data: connect_data(self.sizing.announced(), self.config.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
     }
@@ -158,12 +158,16 @@ impl<F: Fabric> Shard<F> {
             reverse: if serves { config.reverse } else { ReverseSupport::None },
             coalesce_grants: config.coalesce_grants,
             xid_seed: self.next_seed,
-            inline: config.inline,
+            inline: self.sizing.announced(),
+            longest_send: config.longest_message(),
+            optional_operations: config.optional_operations,
+            receive_sizes: self.sizes_for_peers(),
             segment_size: largest.max(1 << 20) as u32,
             segment_count: MAX_SEGMENTS as u32,
             continue_up_to: config.continue_up_to,
             reassemble_up_to: config.reassemble_up_to,
             remote_invalidation: config.remote_invalidate,
+            auth: config.host_auth.clone(),
             private_data: peer,
         }
     }
@@ -183,9 +187,13 @@ impl<F: Fabric> Shard<F> {
         if self.conns.len() <= slot {
             self.conns.resize_with(slot + 1, || None);
         }
+        let (qp, failure) = (conn.qp, conn.proto.auth().failure());
         self.conns[slot] = Some(conn);
         self.stats.connections_total += 1;
         self.refill();
+        if let Some(error) = failure {
+            self.doom(qp, PeerFault::NotAuthenticated(error).to_string());
+        }
     }
 
     /// Step 5 of a turn.
@@ -197,6 +205,7 @@ impl<F: Fabric> Shard<F> {
         }
         self.events = events;
         self.next_control = u64::MAX;
+        self.resize();
         self.adapt();
         if self.negotiating > 0 || !self.limbo.is_empty() {
             self.check_negotiations();
@@ -229,7 +238,7 @@ impl<F: Fabric> Shard<F> {
                 self.notices.push(Notice::Open(ConnRef(qp)));
             } else {
                 conn.proto.set_private_data(PrivateData::parse(private_data));
-                if conn.proto.phase() == Phase::Settled {
+                if conn.proto.is_open() {
                     self.settled(&mut conn);
                 } else {
                     conn.stage = Stage::Negotiating;
@@ -265,7 +274,7 @@ impl<F: Fabric> Shard<F> {
         let now = self.clock.read();
         for slot in 0..self.conns.len() {
             let Some(mut conn) = self.conns[slot].take() else { continue };
-            if conn.stage == Stage::Negotiating && conn.proto.phase() == Phase::Settled {
+            if conn.stage == Stage::Negotiating && conn.proto.is_open() {
                 // By a message that was something else, too.
                 self.settled(&mut conn);
             }

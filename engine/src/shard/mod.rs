@@ -18,6 +18,7 @@
 //! | `replying` | replies: RDMA Writes, header, Send |
 //! | `revive` | connections that are made again |
 //! | `control` | connect, listen, accept, drain, break |
+//! | `resize` | Receives of another size while calls run, and other changes of characteristics |
 //! | `windows` | receive windows that follow the load, keep-alive |
 //! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
@@ -35,6 +36,7 @@ mod parts;
 mod poll;
 mod reading;
 mod replying;
+mod resize;
 mod revive;
 mod serving;
 mod shape;
@@ -51,7 +53,7 @@ use crate::fabric::{Access, Completion, ControlEvent, Fabric, FabricError, QpId}
 use crate::handoff::mailbox::Mailbox;
 use crate::handoff::parker::{Signal, Sleeper, Wake};
 use crate::handoff::workers::{JobResult, ShardPort, WorkerPool};
-use crate::proto::InboundId;
+use crate::proto::{InboundId, exchange};
 use crate::server::{CallBoxes, ServerCall, Services};
 use crate::stats::ShardStats;
 
@@ -64,6 +66,8 @@ pub(crate) use outcome::Sink;
 pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outgoing::{CallRequest, headroom};
 use reading::Fetch;
+pub use resize::ResizeError;
+use resize::Sizing;
 pub use thread::SpawnError;
 pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
 
@@ -179,6 +183,11 @@ pub struct Shard<F: Fabric> {
     next_control: u64,
     /// Capacity of a Receive's buffer.
     receive_size: usize,
+    /// That of one of the configured size.
+    configured_receive: usize,
+    sizing: Sizing,
+    /// What peers have told of their characteristics, for the application.
+    changes: VecDeque<(ConnRef, exchange::Event)>,
 }
 
 impl<F: Fabric> Shard<F> {
@@ -198,6 +207,10 @@ impl<F: Fabric> Shard<F> {
             Class { size: config.inline, count: config.receives + config.message_buffers },
             Class { size: config.inline + HEADROOM_CHUNKS, count: config.message_buffers },
         ];
+        if config.longest_message() > config.inline {
+            let size = config.longest_message() + HEADROOM_CHUNKS;
+            classes.push(Class { size, count: config.message_buffers });
+        }
         classes.extend(config.long_buffers.iter().map(|&(size, count)| Class { size, count }));
         if services.is_some() {
             classes.extend(config.bulk_buffers.iter().map(|&(size, count)| Class { size, count }));
@@ -255,6 +268,9 @@ impl<F: Fabric> Shard<F> {
             adaptations: 0,
             next_control: u64::MAX,
             receive_size,
+            configured_receive: receive_size,
+            sizing: Sizing::new(config.inline),
+            changes: VecDeque::new(),
             fabric,
             config,
         };
@@ -296,6 +312,9 @@ impl<F: Fabric> Shard<F> {
         }
         stats.fabric = self.fabric.stats();
         stats.pool = self.pool.stats();
+        self.sizing.drain_remote();
+        stats.pool.classes.extend(self.sizing.pools().flat_map(|pool| pool.stats().classes));
+        (stats.receive_size, stats.receive_size_posted) = (self.sizing.announced(), self.sizing.filled());
         self.pool.reset_low_water();
         for conn in self.conns.iter().flatten() {
             stats.messages.add(conn.proto.counters());

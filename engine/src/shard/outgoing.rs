@@ -270,7 +270,7 @@ impl<F: Fabric> Shard<F> {
     ) {
         let (at, len) = (message.start(), message.len());
         let lists = Lists::of(&conn.exposures[index as usize], conn.proto.terms());
-        let offer = if self.config.remote_invalidate { lists.offer } else { 0 };
+        let offer = if conn.proto.offers_invalidation() { lists.offer } else { 0 };
         let chunks = Chunks { inv_handle: offer, ..lists.chunks() };
         // A long call is in a chunk itself.
         let form = Form { chunks, external: len == 0 };

@@ -192,8 +192,11 @@ impl<F: Fabric> Shard<F> {
                 }
                 return;
             }
-            Event::Settled => self.settled(conn),
-            Event::Grant => return conn.refresh(),
+            Event::Settled => {
+                self.settled(conn);
+                self.changed(conn);
+            }
+            Event::Grant | Event::Changed => return self.changed(conn),
             Event::Failed { call, token, error } => self.failed(conn, call, token, error, invalidated),
             Event::Refused { call, token, error } => self.refused(conn, call, token, error, invalidated),
             Event::Late { call } => self.late(conn, call, invalidated),
@@ -319,6 +322,7 @@ impl<F: Fabric> Shard<F> {
                 Outgoing::Error { .. }
                 | Outgoing::WrongVersion { .. }
                 | Outgoing::Connprop
+                | Outgoing::Optional
                 | Outgoing::Grant => self.transmit_header(conn, out, receives_ok),
             }
             if !self.config.batch {
@@ -335,7 +339,11 @@ impl<F: Fabric> Shard<F> {
 
     /// A message that is nothing but a header.
     fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) {
-        let end = if out == Outgoing::Connprop { SMALL_BUFFER } else { HEADROOM_PLAIN };
+        let end = match out {
+            Outgoing::Connprop => conn.proto.connprop_room(),
+            Outgoing::Optional => SMALL_BUFFER,
+            _ => HEADROOM_PLAIN,
+        };
         let Some(mut buf) = self.alloc(end) else {
             // Not said: the peer learns of its credits, or of its error, never. It is the pool that is too small.
             conn.doomed.get_or_insert_with(|| "no buffer for a control message: raise small_buffers".into());
@@ -377,14 +385,17 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn refill(&mut self) {
         let target = self.reserved + RECEIVE_MARGIN;
         let wanted = target.saturating_sub(self.posted + self.receives.len());
+        self.sizing.drain_remote();
         for _ in 0..wanted {
-            match self.alloc(self.config.inline) {
+            match self.alloc_receive() {
                 Some(buf) => self.receives.push(buf),
                 None => break,
             }
         }
         if !self.receives.is_empty() {
-            self.posted += self.fabric.post_recv(None, &mut self.receives);
+            let posted = self.fabric.post_recv(None, &mut self.receives);
+            self.posted += posted;
+            self.sizing.posted(posted);
         }
         if self.starved && self.posted >= self.reserved {
             self.relieved();

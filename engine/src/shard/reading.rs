@@ -94,6 +94,7 @@ pub(super) fn read_rpc(
 
 /// Takes over the chunk lists of a call, bounded.
 pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), Reject> {
+    call.unusual = true;
     let too_many = Reject::Transport(ErrorBody::Segments { max: MAX_SEGMENTS as u32 });
     for read in view.reads() {
         if call.asked.try_push(read).is_err() {

@@ -98,7 +98,7 @@ impl<F: Fabric> Shard<F> {
         mut buf: Buf,
         window: Option<(usize, usize)>,
     ) {
-        let offered = call.inv_handle != 0 && self.config.remote_invalidate;
+        let offered = call.inv_handle != 0 && conn.proto.terms().remote_invalidation;
         match window {
             Some((start, len)) if len <= conn.proto.terms().send_inline => {
                 buf.set_window(start, len);

@@ -5,6 +5,7 @@
 
 use super::conn::{Conn, Stage};
 use super::{ConnRef, Shard};
+use crate::auth::AuthPolicy;
 use crate::fabric::{Fabric, QpId};
 use crate::proto::{CallError, CallId, Phase};
 use crate::wire::Version;
@@ -51,7 +52,9 @@ impl<F: Fabric> Shard<F> {
 
     /// The first message was lost, or not answered: the server may know version 1 only (version 2 §4.3.3).
     fn wants_version_1(&self, conn: &Conn) -> bool {
-        self.config.version_1 && !conn.version_1_only && conn.proto.phase() == Phase::Hello
+        // Which cannot authenticate.
+        let allowed = self.config.version_1 && !matches!(self.config.host_auth, AuthPolicy::Required(_));
+        allowed && !conn.version_1_only && conn.proto.phase() == Phase::Hello
     }
 
     /// The connection was lost right behind the word that version 2 is not spoken.

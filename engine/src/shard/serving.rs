@@ -14,6 +14,7 @@ use crate::config::{HEADROOM_CHUNKS, POLL_BATCH};
 use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, WorkRequest};
 use crate::handoff::workers::JobError;
 use crate::proto::{InboundId, Refusal, ReplyForm};
+use crate::server::reply_cache::Lookup;
 use crate::server::{
     MAX_CHUNKS, Placement, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall,
 };
@@ -30,14 +31,25 @@ impl<F: Fabric> Shard<F> {
         if self.sampled() {
             conn.arrivals[call.id.index()] = Some(self.clock.read());
         }
-        // A server that drains ends what it has begun, and begins nothing.
-        let refused =
-            if conn.stage == Stage::Draining { Err(Reject::Transport(ErrorBody::System)) } else { read };
-        match refused.and_then(|()| self.prepare(&mut call)) {
+        let read = if conn.plain_serving { read } else { Self::look_twice(conn, &mut call, read) };
+        match read.and_then(|()| self.prepare(&mut call)) {
             Ok(()) if self.fetch.is_empty() => self.run(conn, call),
             Ok(()) => self.fetch(conn, call),
             Err(reject) => self.reject(conn, call, reject),
         }
+    }
+
+    /// A call on a connection that drains, or whose peer has a name.
+    #[cold]
+    fn look_twice(conn: &Conn, call: &mut ServerCall, read: Result<(), Reject>) -> Result<(), Reject> {
+        // A server that drains ends what it has begun, and begins nothing.
+        if conn.stage == Stage::Draining {
+            return Err(Reject::Transport(ErrorBody::System));
+        }
+        if let Some(peer) = &conn.peer {
+            call.name_peer(peer);
+        }
+        read
     }
 
     /// Gives the call the memory that its procedure declared.
@@ -173,16 +185,56 @@ impl<F: Fabric> Shard<F> {
     fn run(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let Some(services) = self.services.as_ref() else { return };
         let entry = services.entry(call.entry);
-        match entry.placement {
-            Placement::Workers if self.workers.is_some() => {
-                conn.at_workers += 1;
-                self.backlog.push_back(call);
-            }
-            _ => {
-                // As on a worker: a handler that panics costs its call, and nobody else's.
-                let run = AssertUnwindSafe(|| (entry.handler)(&mut call));
-                call.outcome = catch_unwind(run).unwrap_or(Err(Refusal::SystemError));
+        if !entry.plain {
+            return self.run_elsewhere(conn, call);
+        }
+        // As on a worker: a handler that panics costs its call, and nobody else's.
+        let run = AssertUnwindSafe(|| (entry.handler)(&mut call));
+        call.outcome = catch_unwind(run).unwrap_or(Err(Refusal::SystemError));
+        self.finish(conn, call);
+    }
+
+    /// Runs a call of a procedure that runs on workers, or once.
+    fn run_elsewhere(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+        let Some(services) = self.services.as_ref() else { return };
+        let entry = services.entry(call.entry);
+        if let Some(known) = entry.once.as_ref().and_then(|once| once.look_up(&mut call)) {
+            let silent = entry.silent;
+            return self.run_before(conn, call, known, silent);
+        }
+        if entry.placement == Placement::Workers && self.workers.is_some() {
+            conn.at_workers += 1;
+            return self.backlog.push_back(call);
+        }
+        if catch_unwind(AssertUnwindSafe(|| entry.run(&mut call))).is_err() {
+            call.outcome = Err(Refusal::SystemError);
+            call.remember();
+        }
+        self.finish(conn, call);
+    }
+
+    /// A call has come that came before: it must not run again.
+    fn run_before(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, known: Lookup, silent: bool) {
+        match known {
+            Lookup::Done(reply) => {
+                call.outcome = match call.reply_mut(reply.len()) {
+                    Some(results) => {
+                        results.copy_from_slice(&reply);
+                        Ok(())
+                    }
+                    None => Err(Refusal::SystemError),
+                };
                 self.finish(conn, call);
+            }
+            Lookup::Lost | Lookup::Full if !silent => {
+                self.reject(conn, call, Reject::Rpc(reply_body(Refusal::SystemError)));
+            }
+            // The first one will be answered, or nobody waits for an answer. (It is not new: that was seen to before.)
+            Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::New(_) => {
+                conn.proto.forget(call.id);
+                conn.arrivals[call.id.index()] = None;
+                self.boxes.put(call);
+                Self::make_ready(&mut self.ready, conn);
             }
         }
     }

@@ -8,7 +8,7 @@ use super::chunks::{ChunkMemory, Memory};
 use super::conn::{Conn, Exposed, Exposure, Stage};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
-use crate::proto::{CallError, CallForm, CallId, Form, Phase, Terms, choose_call};
+use crate::proto::{CallError, CallForm, CallId, Form, Terms, choose_call};
 use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::xdr::padded;
@@ -33,11 +33,11 @@ impl<F: Fabric> Shard<F> {
         if conn.stage != Stage::Open {
             return Err(CallError::Closed);
         }
-        if conn.proto.phase() != Phase::Settled || !conn.calls_are_taken() {
+        if !conn.proto.may_call() || !conn.calls_are_taken() {
             return Err(CallError::NoReverse);
         }
         if let Some(memory) = memory.as_deref() {
-            conn.check_memory(memory)?;
+            conn.check_memory(memory, message.len())?;
         }
         let limits = conn.proto.form_limits();
         let header = Lists::measure(memory.as_deref(), None, conn.proto.terms())?;
@@ -149,22 +149,19 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         let Some(message) = conn.calls[slot].kept.take().or_else(|| memory.call.take()) else {
-            return self.abandon(conn, call);
+            return self.abandon(conn, call, CallError::Transport(error));
         };
-        let enlarged = self.enlarge(conn, &mut memory, &message, error, retries);
-        let message = match enlarged {
-            Ok(Some(message)) => message,
-            Ok(None) => message,
-            Err(_) => return self.abandon(conn, call),
+        let message = match self.enlarge(conn, &mut memory, &message, error, retries) {
+            Ok(larger) => larger.unwrap_or(message),
+            Err(error) => return self.abandon(conn, call, error),
         };
         let max_reply = conn.calls[slot].max_reply;
-        let mut message = match self.roomy(message) {
-            Some(message) => message,
-            None => return self.abandon(conn, call),
+        let Some(mut message) = self.roomy(message) else {
+            return self.abandon(conn, call, CallError::NoMemory);
         };
         let mut memory = Some(memory);
-        if self.shape(conn, &mut message, &mut memory, max_reply).is_err() {
-            return self.abandon(conn, call);
+        if let Err(error) = self.shape(conn, &mut message, &mut memory, max_reply) {
+            return self.abandon(conn, call, error);
         }
         if !message.is_empty() {
             let again = self.alloc(HEADROOM_CHUNKS + message.len()).map(|mut copy| {
@@ -229,11 +226,11 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// A call that cannot be sent again ends with the error that refused it.
-    pub(super) fn abandon(&mut self, conn: &mut Conn, call: CallId) {
+    /// A refused call that cannot be sent again ends: with what it was refused for, or with what it would take.
+    pub(super) fn abandon(&mut self, conn: &mut Conn, call: CallId, error: CallError) {
         if let Some(token) = conn.proto.give_up(call) {
             let (sink, ..) = conn.end_call(call);
-            self.tell(sink, token, Err(CallError::NoMemory));
+            self.tell(sink, token, Err(error));
         }
     }
 }
@@ -364,8 +361,9 @@ enum Kind {
 }
 
 impl Conn {
-    /// Whose memory the chunks of a call are, and whether there is any.
-    fn check_memory(&self, memory: &Memory) -> Result<(), CallError> {
+    /// Whose memory the chunks of a call are, whether there is any, and whether it can be where it is said to be. `inline` is the length of
+    /// the reduced message.
+    fn check_memory(&self, memory: &Memory, inline: usize) -> Result<(), CallError> {
         let mine = self.exposed.as_ref().map(|pool| pool.arena().id());
         let bufs = memory.send.iter().map(|(_, buf)| buf).chain(&memory.receive);
         if bufs.clone().any(|buf| Some(buf.arena()) != mine) {
@@ -374,13 +372,14 @@ impl Conn {
         if bufs.clone().any(|buf| buf.is_empty()) {
             return Err(CallError::EmptyChunk);
         }
-        // Position zero is the message itself; the others are in order, as the chunks' data is.
-        let mut earliest = 4;
+        // Position zero is the message itself; the others are in order, as the chunks' data is, and none is behind the end.
+        let (mut earliest, mut end) = (4, inline);
         for (position, buf) in &memory.send {
-            if !position.is_multiple_of(4) || *position < earliest {
+            let (at, len) = (*position as usize, padded(buf.len()));
+            if !at.is_multiple_of(4) || at < earliest || at > end {
                 return Err(CallError::Position(*position));
             }
-            earliest = position.saturating_add(padded(buf.len()) as u32);
+            (earliest, end) = (at + len, end + len);
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use rpcrdma_mempool::Buf;
 
 use super::chunks::ChunkMemory;
 use super::outgoing::{CallRequest, headroom};
-use super::{ConnRef, Notice, OpenError, Shard, Sink};
+use super::{ConnRef, Notice, OpenError, ResizeError, Shard, Sink};
 use crate::config::{Config, POLL_BATCH};
 use crate::fabric::{Fabric, FabricAddress};
 use crate::handoff::idle::{Idle, IdleStep};
@@ -81,6 +81,8 @@ pub(crate) enum Command {
     Connect(FabricAddress, mpsc::Sender<Result<ConnRef, String>>),
     Alloc(ConnRef, usize, mpsc::Sender<Result<Buf, CallError>>),
     Stats(mpsc::Sender<ShardStats>),
+    /// Receives of so many bytes.
+    Resize(usize, mpsc::Sender<Result<(), ResizeError>>),
     Close(ConnRef),
     /// No new calls; then stop.
     Drain,
@@ -270,6 +272,7 @@ impl<F: Fabric> Shard<F> {
             },
             Command::Alloc(conn, len, answer) => drop(answer.send(self.alloc_exposed(conn, len))),
             Command::Stats(answer) => drop(answer.send(self.stats())),
+            Command::Resize(bytes, answer) => drop(answer.send(self.change_receive_size(bytes))),
             Command::Close(conn) => self.close(conn),
             Command::Drain => {
                 self.drain();

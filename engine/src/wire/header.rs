@@ -185,6 +185,33 @@ fn put<const N: usize>(out: &mut [u8], common: [u32; 4], tail: [u32; N]) -> usiz
     len
 }
 
+/// Bytes of a CONNPROP whose body, or part of it, has `len` bytes.
+pub const fn connprop_len(received: Option<u32>, len: usize) -> usize {
+    COMMON_LEN + 4 + if received.is_some() { 4 } else { 0 } + len
+}
+
+/// Writes a CONNPROP, or a part of one (with [`Flags::MORE`] if others follow), to the start of `out` and returns its length. `bytes` is
+/// its body, or what of it goes in this part.
+pub fn emit_connprop_part(
+    out: &mut [u8],
+    xid: u32,
+    credit: u32,
+    received: Option<u32>,
+    flags: Flags,
+    bytes: &[u8],
+) -> Result<usize, NoSpace> {
+    let mut writer = Writer::new(out);
+    for word in [xid, Version::V2.code(), credit, HeaderType::Connprop.code(), sent_flags(flags, received).0]
+    {
+        writer.u32(word)?;
+    }
+    if let Some(received) = received {
+        writer.u32(received)?;
+    }
+    writer.bytes(bytes)?;
+    Ok(writer.len())
+}
+
 /// Writes an error header that names the supported versions, in the layout that RFC 8166 §7 fixes for every version:
 /// the answer to a version that we do not speak. `vers` echoes the version that was asked for.
 pub fn emit_err_vers(

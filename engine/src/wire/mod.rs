@@ -57,6 +57,6 @@ pub use chunks::{
 };
 pub use codes::{Flags, HeaderType, Revision, Version};
 pub use error::{ErrorBody, WireError, WireErrorKind};
-pub use header::{Body, Header, emit_err_vers, emit_msg, msg_len};
+pub use header::{Body, Header, connprop_len, emit_connprop_part, emit_err_vers, emit_msg, msg_len};
 pub use view::{COMMON_LEN, ERR_VERS_LEN, Limits, View, ViewBody};
 pub use xdr::{BadXdr, NoSpace};

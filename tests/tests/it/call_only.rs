@@ -37,9 +37,7 @@ fn calls_without_a_reply_run_in_order_and_cost_the_window_nothing() {
             };
             call.args_mut().fill(n as u8);
             call.call_only();
-            while client.start(first, call, n).is_none() {
-                panic!("call {n} was not started");
-            }
+            assert!(client.start(first, call, n).is_some(), "call {n} was not started");
             expected = expected.wrapping_mul(31).wrapping_add(len as u64);
             // No more than there are slots for.
             while n + 1 - ended >= 100 {

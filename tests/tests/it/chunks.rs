@@ -139,13 +139,18 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
     };
     let transport = |error| Err(CallError::Transport(error));
     assert_eq!(call(20, &[1000, 1000], &[5000]), Ok(()), "room beyond the longest result stays unused");
-    assert_eq!(call(20, &[1, 1, 1], &[]), transport(ErrorBody::ReadChunks { max: 2 }));
     assert_eq!(call(20, &[1001], &[]), transport(ErrorBody::BadXdr));
     assert_eq!(call(20, &[], &[1, 1]), transport(ErrorBody::WriteChunks { max: 1 }));
-    assert_eq!(call(ECHO, &[5], &[]), transport(ErrorBody::ReadChunks { max: 0 }));
-    assert_eq!(call(ECHO, &[], &[5]), transport(ErrorBody::WriteChunks { max: 0 }));
     assert_eq!(call(REFUSE, &[], &[]), Err(CallError::Refused(Refusal::GarbageArguments)));
     assert_eq!(call(999, &[5], &[5]), Err(CallError::Refused(Refusal::ProcedureUnavailable)));
+    // These are refused too, and sent again with nothing reduced.
+    assert_eq!(call(20, &[1, 1, 1], &[]), Ok(()));
+    assert_eq!(call(ECHO, &[5], &[]), Ok(()));
+    assert_eq!(call(ECHO, &[], &[5]), Ok(()));
+    let again = client.stats().calls_again;
+    assert_eq!(again, 1 + 1 + 2, "the Write chunk is tried once more, with a larger Reply chunk");
+    drop(client);
+    assert_eq!(world.server().stats()[0].calls_failed, 4 + again);
 }
 
 #[test]
@@ -154,13 +159,16 @@ fn positions_that_cannot_be_end_their_call_alone() {
     let address = world.serve(small_server());
     let mut client = world.client(&address, small());
     let first = client.first();
-    for positions in [&[3][..], &[8], &[4, 4 + 60], &[1 << 20], &[4, 0]] {
+    // Not a multiple of 4, behind the arguments, within another chunk, in front of another chunk.
+    for positions in [&[3][..], &[8], &[1 << 20], &[4, 4 + 68], &[4, 4 + 60], &[4, 0]] {
         let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
         for &at in positions {
             call.send_chunk(at, client.alloc(first, 64).unwrap()).unwrap();
         }
         let error = client.call(call).map(drop);
-        assert_eq!(error, Err(CallError::Transport(ErrorBody::BadXdr)), "{positions:?}");
+        // Positions count from the start of the RPC message: its header has 40 bytes.
+        let wrong = 40 + *positions.last().unwrap() as u32;
+        assert_eq!(error, Err(CallError::Position(wrong)), "{positions:?}");
         store(&mut client, 1, &[64]).unwrap();
     }
 }

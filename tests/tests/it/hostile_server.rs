@@ -18,23 +18,35 @@ struct Call {
 }
 
 /// A server thread that takes one connection.
-struct Server(Option<std::thread::JoinHandle<()>>);
+pub(super) struct Server(Option<std::thread::JoinHandle<()>>);
 
 impl Server {
-    fn start(address: &Address, script: impl FnOnce(&mut RawPeer) + Send + 'static) -> Self {
+    /// One that has exchanged properties with its client.
+    pub(super) fn start(address: &Address, script: impl FnOnce(&mut RawPeer) + Send + 'static) -> Self {
+        Self::listen(address, |listener| script(&mut listener.accept()))
+    }
+
+    /// One that has said nothing yet.
+    pub(super) fn start_silently(
+        address: &Address,
+        script: impl FnOnce(&mut RawPeer) + Send + 'static,
+    ) -> Self {
+        Self::listen(address, |listener| script(&mut listener.accept_silently()))
+    }
+
+    fn listen(address: &Address, script: impl FnOnce(RawListener) + Send + 'static) -> Self {
         let (ready, is_ready) = mpsc::channel();
         let address = address.clone();
         let thread = std::thread::spawn(move || {
             let listener = RawListener::bind(&address);
             ready.send(()).expect("somebody waits");
-            let mut peer = listener.accept();
-            script(&mut peer);
+            script(listener);
         });
         is_ready.recv().expect("it listens");
         Self(Some(thread))
     }
 
-    fn join(mut self) {
+    pub(super) fn join(mut self) {
         if let Some(thread) = self.0.take() {
             thread.join().expect("the script ran");
         }
@@ -58,19 +70,25 @@ fn next_call(peer: &mut RawPeer) -> Option<Call> {
     }
 }
 
-fn reply(peer: &mut RawPeer, xid: u32, chunks: Chunks<'_>, payload: &[u8], invalidate: Option<u32>) {
+pub(super) fn reply(
+    peer: &mut RawPeer,
+    xid: u32,
+    chunks: Chunks<'_>,
+    payload: &[u8],
+    invalidate: Option<u32>,
+) {
     let bytes = peer.message(xid, Flags::RESPONSE, Body::Msg(chunks), payload);
     peer.send_invalidating(&bytes, invalidate);
 }
 
 /// Answers as it should be, until the client has gone.
-fn behave(peer: &mut RawPeer) {
+pub(super) fn behave(peer: &mut RawPeer) {
     while let Some(call) = next_call(peer) {
         reply(peer, call.xid, Chunks::NONE, &reply_bytes(call.xid, b"fine"), None);
     }
 }
 
-fn plain(client: &mut LocalClient) -> Result<Vec<u8>, CallError> {
+pub(super) fn plain(client: &mut LocalClient) -> Result<Vec<u8>, CallError> {
     let call = client.prepare(ECHO, 4)?;
     client.call(call).map(|reply| reply.results().to_vec())
 }

@@ -10,13 +10,18 @@ fn child_process() {
 
 mod call_only;
 mod calls;
+mod characteristics;
 mod chunks;
 mod faults;
+mod host_auth;
 mod hostile_client;
 mod hostile_server;
 mod killed;
 mod lifecycle;
 mod reconnect;
+mod reply_cache;
 mod reverse;
+mod rules_of_clients;
+mod rules_of_servers;
 mod threads;
 mod windows;

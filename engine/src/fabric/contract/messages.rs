@@ -9,6 +9,7 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "many messages, through every place of the rings", check: volume },
         Case { name: "a long conversation of short messages", check: conversation },
         Case { name: "a shared receive queue serves all connections", check: shared_queue },
+        Case { name: "Receives behind a fence are taken last", check: fenced_receives },
         Case { name: "a queue pair's own receive queue is its own", check: own_queue },
         Case { name: "a chain is carried out in order", check: chain },
         Case { name: "only signalled requests complete", check: selective_signalling },
@@ -112,6 +113,30 @@ fn shared_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
         let got = w.server_done(*s, Opcode::Recv)?;
         same("message", bytes(&got)?, &pattern(i, 100)[..])?;
         same("completion", w.client_done(*c, Opcode::Send)?.status, Status::Success)?;
+    }
+    Ok(())
+}
+
+fn fenced_receives<F: Fabric>(w: &mut World<F>) -> Outcome {
+    const OLD: usize = 5;
+    let (c, s) = w.connect()?;
+    let larger = |end: &mut End<F>| {
+        let mut one = vec![end.pool.alloc(1 << 20).ok_or("the pool is empty")?];
+        same("Receives posted", end.fabric.post_recv(None, &mut one), 1)
+    };
+    w.client.post_receives(None, OLD)?;
+    w.client.fabric.fence_receives();
+    for i in 0..3 * OLD {
+        // Two of them, in chains of their own; later ones replace them.
+        if i == 0 || i == OLD - 1 || i > OLD {
+            larger(&mut w.client)?;
+        }
+        let send = w.server.quiet_send(0, &pattern(i, 64))?;
+        w.server.post(s, [send])?;
+        let got = w.client_done(c, Opcode::Recv)?;
+        same("message", bytes(&got)?, &pattern(i, 64)[..])?;
+        let old = got.buf.as_ref().is_some_and(|buf| buf.capacity() < 1 << 20);
+        same(&format!("message {i} took an old Receive"), old, i < OLD)?;
     }
     Ok(())
 }

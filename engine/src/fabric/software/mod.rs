@@ -107,6 +107,7 @@ impl SoftwareFabric {
             connections: Connections::new()?,
             common: Common {
                 receives: Vec::with_capacity(config.shared_receives),
+                fenced: None,
                 ready: VecDeque::with_capacity(64),
                 events: VecDeque::new(),
                 stats: FabricStats::default(),
@@ -302,6 +303,10 @@ impl Fabric for SoftwareFabric {
         (mem.offset() + offset) as u64
     }
 
+    fn fence_receives(&mut self) {
+        self.common.fenced = Some(0);
+    }
+
     #[inline]
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
         let (queue, depth, error) = match qp {
@@ -320,6 +325,7 @@ impl Fabric for SoftwareFabric {
         let n = bufs[..room].iter().take_while(|b| regions.contains(b.arena())).count();
         self.common.stats.recv_posts += n as u64;
         match error {
+            None if qp.is_none() && self.common.fenced.is_some() => self.common.post_behind(bufs.drain(..n)),
             None => queue.extend(bufs.drain(..n)),
             Some(id) => self.common.ready.extend(bufs.drain(..n).map(|b| flushed_receive(id, b))),
         }

@@ -24,6 +24,8 @@ pub(super) struct Common {
     pub(super) config: SoftwareConfig,
     /// The shared receive queue. The last one posted is the warmest: it goes first.
     pub(super) receives: Vec<Buf>,
+    /// So many at the front were posted behind a fence: the others go first.
+    pub(super) fenced: Option<usize>,
     /// Completions that are due already, such as flushed ones.
     pub(super) ready: VecDeque<Completion>,
     /// For the next `poll_control`.

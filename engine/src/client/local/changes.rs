@@ -1,0 +1,55 @@
+//! Characteristics of running connections (xcharext-02): what this end changes, and what it asks its peers to change.
+
+use super::{Connection, LocalClient};
+use crate::fabric::Fabric;
+use crate::proto::Terms;
+use crate::proto::exchange::{ChangeError, Characteristic, Event};
+use crate::shard::{ConnRef, ResizeError};
+
+impl<F: Fabric> LocalClient<F> {
+    /// Changes the size of the Receives of all connections, while calls run; see
+    /// [`Shard::change_receive_size`](crate::shard::Shard::change_receive_size).
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    pub fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeError> {
+        self.shard.change_receive_size(bytes)
+    }
+
+    /// From now on calls on a connection offer a handle for Send With Invalidate, or none, and the server is told.
+    ///
+    /// # Errors
+    /// Nothing has changed: [`ChangeError::Unsupported`] with a peer that does not know of such changes, [`ChangeError::Constant`] if
+    /// [`Config::remote_invalidate`](crate::Config::remote_invalidate) is off.
+    pub fn set_remote_invalidation(&mut self, connection: Connection, yes: bool) -> Result<(), ChangeError> {
+        self.shard.set_remote_invalidation(self.conn_ref(connection), yes)
+    }
+
+    /// Asks the server to change characteristics of its end. [`take_changes`](Self::take_changes) tells what becomes of it.
+    ///
+    /// # Errors
+    /// Nothing was asked for.
+    pub fn request_change(
+        &mut self,
+        connection: Connection,
+        wanted: &[Characteristic],
+    ) -> Result<(), ChangeError> {
+        self.shard.request_change(self.conn_ref(connection), wanted)
+    }
+
+    /// What servers have told of their characteristics, asked for, and answered, oldest first; the last 256.
+    pub fn take_changes(&mut self) -> Vec<(Connection, Event)> {
+        let connections = &self.connections;
+        let name = |conn: ConnRef| connections.iter().position(|other| *other == conn).map(Connection);
+        self.shard.take_changes().filter_map(|(conn, event)| Some((name(conn)?, event))).collect()
+    }
+
+    /// What a connection may send, and what it may be sent; `None` when it is not open.
+    pub fn terms(&self, connection: Connection) -> Option<Terms> {
+        self.shard.terms(self.conn_ref(connection))
+    }
+
+    fn conn_ref(&self, connection: Connection) -> ConnRef {
+        self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE)
+    }
+}

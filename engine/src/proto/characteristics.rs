@@ -1,0 +1,221 @@
+//! What may change while connected: an [`Exchange`] on its connection. What the peer's end tells takes effect here, in the terms;
+//! what this end tells is the owner's to bring about, but for what concerns one connection alone.
+
+use super::exchange::{self, ChangeError, Characteristic, Exchange, Verdict};
+use super::{Connection, Event, FIRST_MESSAGE_LEN, Outgoing, Rejected, negotiate};
+use crate::wire::properties::{PropertyId, PropertySet};
+use crate::wire::{Body, ErrorBody, Header, Version, View, ViewBody};
+
+/// What this end never changes.
+const CONSTANT: [PropertyId; 3] =
+    [PropertyId::SegmentSize, PropertyId::SegmentCount, PropertyId::ReverseSupport];
+
+impl Connection {
+    /// The peer's properties have come: if both ends offer it, characteristics may change from now on.
+    pub(super) fn start_exchange(&mut self, peer: &PropertySet<'_>) {
+        if !self.config.optional() || !self.terms.optional {
+            return;
+        }
+        let local = negotiate::properties(&self.config);
+        let mut exchange = Exchange::new(self.config.revision, &local, &CONSTANT);
+        exchange.advertised(peer);
+        self.exchange = Some(Box::new(exchange));
+        self.adopt();
+        self.queue_operations();
+    }
+
+    /// Characteristics may change: both ends have offered it.
+    pub fn exchange(&self) -> Option<&Exchange> {
+        self.exchange.as_deref()
+    }
+
+    /// What the last message led to, oldest first. Requests of the peer are answered already; one for a size of Receives that
+    /// [`ConnConfig::receive_sizes`](super::ConnConfig::receive_sizes) has is pending until
+    /// [`settle_receive_size`](Self::settle_receive_size).
+    pub fn poll_change(&mut self) -> Option<exchange::Event> {
+        self.changes.pop_front()
+    }
+
+    /// Asks the peer for these values. Answers come by [`poll_change`](Self::poll_change).
+    ///
+    /// # Errors
+    /// Nothing was requested.
+    pub fn request(&mut self, wanted: &[Characteristic]) -> Result<(), ChangeError> {
+        let xid = self.request_xid();
+        self.exchange.as_mut().ok_or(ChangeError::Unsupported)?.request(xid, wanted)?;
+        self.adopt();
+        self.queue_operations();
+        Ok(())
+    }
+
+    /// An XID that no call of ours has now.
+    fn request_xid(&mut self) -> u32 {
+        loop {
+            self.requests = self.requests.wrapping_add(1);
+            let xid = self.config.xid_seed.wrapping_sub(self.requests);
+            if xid != 0 && !self.calls.is_sent(xid) {
+                return xid;
+            }
+        }
+    }
+
+    /// Tells the peer of the size of this end's Receives. One that grows must be true by now. One that shrinks must not be true before
+    /// [`promised_receive`](Self::promised_receive) says that the peer relies on no more.
+    ///
+    /// # Errors
+    /// The peer was not told.
+    pub fn tell_receive_size(&mut self, bytes: usize) -> Result<(), ChangeError> {
+        self.tell(Characteristic::ReceiveSize(bytes as u32), false)
+    }
+
+    /// As [`tell_receive_size`](Self::tell_receive_size), and it ends what the peer had asked for, if it had.
+    ///
+    /// # Errors
+    /// The peer was not told.
+    pub fn settle_receive_size(&mut self, bytes: usize) -> Result<(), ChangeError> {
+        self.tell(Characteristic::ReceiveSize(bytes as u32), true)
+    }
+
+    /// From now on calls of this side offer a handle for Send With Invalidate, or none; the peer is told.
+    ///
+    /// # Errors
+    /// The peer was not told, or the configuration has no such thing; nothing has changed.
+    pub fn set_remote_invalidation(&mut self, yes: bool) -> Result<(), ChangeError> {
+        if yes && !self.config.remote_invalidation {
+            return Err(ChangeError::Constant(PropertyId::RemoteInvalidation));
+        }
+        self.tell(Characteristic::RemoteInvalidation(yes), false)
+    }
+
+    fn tell(&mut self, now: Characteristic, settle: bool) -> Result<(), ChangeError> {
+        let exchange = self.exchange.as_mut().ok_or(ChangeError::Unsupported)?;
+        match if settle { exchange.settle(now) } else { Err(ChangeError::NotPending(now.id())) } {
+            Err(ChangeError::NotPending(_)) => exchange.update(now)?,
+            settled => settled?,
+        }
+        self.adopt();
+        self.queue_operations();
+        Ok(())
+    }
+
+    /// Calls of this side offer a handle for invalidation.
+    #[inline]
+    pub fn offers_invalidation(&self) -> bool {
+        self.offers_invalidation
+    }
+
+    /// The size of Receives that the peer may rely on: that which it was told last, or a larger one until it is known to have read that.
+    pub fn promised_receive(&mut self) -> usize {
+        let told = self.exchange.as_ref().map_or(self.config.inline, |all| all.local().receive_size as usize);
+        self.promised = if self.peer_knows() { told } else { self.promised.max(told) };
+        self.promised
+    }
+
+    /// The peer has received all that it was told.
+    fn peer_knows(&self) -> bool {
+        let queued = self.exchange.as_ref().is_some_and(|exchange| exchange.has_output());
+        !queued && self.told.is_none_or(|message| self.credits.is_received(message))
+    }
+
+    // ---- input and output
+
+    /// An OPTIONAL message of a peer that may send one.
+    #[cold]
+    pub(super) fn operation(&mut self, view: &View<'_>) -> Event {
+        let (ViewBody::Optional { opttype, optinfo }, Some(exchange)) = (view.body(), &mut self.exchange)
+        else {
+            return self.answer(view.xid(), ErrorBody::InvalHtype);
+        };
+        let handled = exchange.handle(view.xid(), view.flags(), opttype, optinfo);
+        if let Err(error) = handled {
+            match error.answer() {
+                Some(answer) => self.answer(view.xid(), answer),
+                None => self.reject(Rejected::Unexpected),
+            };
+        }
+        // Whoever tells something may wait for the proof that it was read.
+        self.credits.report_soon();
+        self.take_events();
+        Event::Changed
+    }
+
+    /// An error that may speak of an operation of this side; true if it does.
+    #[cold]
+    pub(super) fn operation_failed(&mut self, xid: u32, error: &ErrorBody) -> bool {
+        let ours = self.exchange.as_mut().is_some_and(|exchange| exchange.failed(xid, error));
+        if ours {
+            self.take_events();
+        }
+        ours
+    }
+
+    fn take_events(&mut self) {
+        while let Some(event) = self.exchange.as_mut().and_then(|exchange| exchange.poll_event()) {
+            if matches!(event, exchange::Event::Asked(_)) {
+                self.answer_request();
+            }
+            self.changes.push_back(event);
+        }
+        self.adopt();
+        self.queue_operations();
+    }
+
+    /// Answers a request of the peer: what concerns this connection alone is done at once.
+    fn answer_request(&mut self) {
+        let Some(exchange) = &mut self.exchange else { return };
+        let config = &self.config;
+        let (now, sizes) = (exchange.local().receive_size, config.receive_sizes);
+        let may_be = |bytes: u32| {
+            let bytes = bytes as usize;
+            bytes.is_multiple_of(4) && sizes.is_some_and(|(least, most)| (least..=most).contains(&bytes))
+        };
+        exchange.answer(|wanted| match wanted {
+            Characteristic::SendSize(bytes)
+                if (FIRST_MESSAGE_LEN..=config.longest_send).contains(&(bytes as usize)) =>
+            {
+                Verdict::Done
+            }
+            Characteristic::RemoteInvalidation(yes) if !yes || config.remote_invalidation => Verdict::Done,
+            Characteristic::ReceiveSize(bytes) if bytes == now => Verdict::Done,
+            Characteristic::ReceiveSize(bytes) if may_be(bytes) => Verdict::Pending,
+            _ => Verdict::Rejected,
+        });
+    }
+
+    /// What either end says takes effect.
+    fn adopt(&mut self) {
+        let Some(exchange) = &self.exchange else { return };
+        let mut peer = *exchange.peer();
+        // Who asks for smaller Receives sends no longer messages from then on (XC §3.1).
+        if let Some(Characteristic::ReceiveSize(bytes)) = exchange.wanted(PropertyId::ReceiveSize) {
+            peer.receive_size = peer.receive_size.min(bytes);
+        }
+        self.offers_invalidation = exchange.local().remote_invalidation;
+        self.terms = self.terms.changed(&self.config, exchange.local(), &peer);
+    }
+
+    /// Has a place in the queue, if there is anything to be sent; none, if there is not.
+    fn queue_operations(&mut self) {
+        let wanted = self.exchange.as_ref().is_some_and(|exchange| exchange.has_output());
+        let queued = self.reply_queue.contains(&Outgoing::Optional);
+        match (wanted, queued) {
+            (true, false) => self.reply_queue.push_back(Outgoing::Optional),
+            (false, true) => self.reply_queue.retain(|out| *out != Outgoing::Optional),
+            _ => {}
+        }
+    }
+
+    /// Writes the next operation in front of `end` of `buf`.
+    pub(super) fn emit_operation(&mut self, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
+        let operation = self.exchange.as_mut()?.poll_transmit()?;
+        let words = self.account(false, true, receives_ok);
+        self.told = Some(self.credits.sent());
+        let body = Body::Optional { opttype: operation.code.code(), optinfo: &operation.optinfo };
+        let (xid, flags) = (operation.xid, operation.flags);
+        let header = Header { xid, credit: words.credit, received: words.received, flags, body };
+        let start = end.checked_sub(header.encoded_len(Version::V2, self.config.revision))?;
+        header.emit(buf.get_mut(start..end)?, Version::V2, self.config.revision).ok()?;
+        self.queue_operations();
+        Some(start)
+    }
+}

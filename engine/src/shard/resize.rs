@@ -1,0 +1,345 @@
+//! Receives of another size, while calls run (xcharext-02 §3.1).
+//!
+//! The shared receive queue serves every connection, so every Receive in it must be as large as any peer may rely on:
+//! - *growing*: larger Receives are posted from now on. The older ones are taken first, as messages arrive; when the last of them is gone,
+//!   the peers are told.
+//! - *shrinking*: the peers are told. When each is known to have read that, smaller Receives are posted.
+//!
+//! A peer that cannot be told, because it is of version 1 or does not know the operations, keeps what it was promised when it
+//! connected: it holds shrinking back until it is gone, and makes no use of growing.
+
+use rpcrdma_mempool::{Buf, Class, MemError, Pool, PoolConfig};
+
+use super::conn::{Conn, Stage};
+use super::{ConnRef, Shard, arena_config};
+use crate::fabric::{Access, Fabric, FabricError};
+use crate::proto::exchange::{ChangeError, Characteristic, Event};
+
+/// Smallest Receives that version 2 has without a word about it (its §4.3.2): nobody can be sure that a peer who is new sends less.
+const LEAST: usize = 4096;
+/// Changes that are kept for the application.
+const MOST_CHANGES: usize = 256;
+
+/// Why the size of Receives does not change.
+#[derive(Debug, thiserror::Error)]
+pub enum ResizeError {
+    /// It is not configured.
+    #[error("Receives of {wanted} bytes: 4096 to {most} can be had, a multiple of 4; `max_inline` bounds it")]
+    Bounds {
+        /// The size.
+        wanted: usize,
+        /// The largest.
+        most: usize,
+    },
+    /// An earlier change is not over.
+    #[error("the size of Receives is changing to {to} bytes")]
+    Busy {
+        /// To this.
+        to: usize,
+    },
+    /// No memory for them.
+    #[error(transparent)]
+    Memory(#[from] MemError),
+    /// The device does not take the memory.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// The shard has stopped.
+    #[error("the shard has stopped")]
+    Stopped,
+}
+
+/// Receives of one size, if that is not the configured one.
+#[derive(Debug)]
+struct Sized {
+    size: usize,
+    pool: Pool,
+}
+
+/// Where a change is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Still,
+    /// Older Receives are gone when so many have been taken.
+    Growing(u64),
+    /// Peers are to read that they are told less.
+    Shrinking,
+}
+
+/// The sizes of a shard's Receives.
+#[derive(Debug)]
+pub(super) struct Sizing {
+    /// No Receive is smaller, and peers that connect are told so.
+    announced: usize,
+    /// What is posted from now on.
+    filled: usize,
+    stage: Progress,
+    /// A peer asks for this.
+    asked: Option<usize>,
+    /// Memory of the size that is posted now, unless that is the configured one.
+    pool: Option<Sized>,
+    /// Memory of earlier sizes that is not home yet.
+    retired: Vec<Sized>,
+    /// Receives posted since the start.
+    posted: u64,
+}
+
+impl Sizing {
+    pub(super) fn new(size: usize) -> Self {
+        Self {
+            announced: size,
+            filled: size,
+            stage: Progress::Still,
+            asked: None,
+            pool: None,
+            retired: Vec::new(),
+            posted: 0,
+        }
+    }
+
+    /// What peers that connect are told.
+    pub(super) fn announced(&self) -> usize {
+        self.announced
+    }
+
+    /// What is posted from now on.
+    pub(super) fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// Something of it is to be looked at now and then.
+    fn is_busy(&self) -> bool {
+        self.stage != Progress::Still || self.asked.is_some() || !self.retired.is_empty()
+    }
+
+    /// Takes in what came home.
+    pub(super) fn drain_remote(&self) {
+        for sized in self.pool.iter().chain(&self.retired) {
+            sized.pool.drain_remote();
+        }
+    }
+
+    /// The pools of other than the configured size.
+    pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
+        self.pool.iter().chain(&self.retired).map(|sized| &sized.pool)
+    }
+
+    /// So many Receives were posted.
+    pub(super) fn posted(&mut self, count: usize) {
+        self.posted += count as u64;
+    }
+}
+
+impl<F: Fabric> Shard<F> {
+    /// Changes the size of the shard's Receives, for all of its connections, while calls run: larger ones take effect when all older
+    /// ones have been used up by messages that arrive, smaller ones when every peer is known to have read that it may send no more. Until then
+    /// `receive_size` and `receive_size_posted` of the [statistics](Self::stats) differ.
+    ///
+    /// Memory for Receives of another size than [`Config::inline`](crate::Config::inline) is made here, and given back when it is no
+    /// longer used: this takes as long as making a pool of `receives` of them.
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    pub fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeError> {
+        let most = self.config.longest_message();
+        if !(LEAST..=most).contains(&bytes) || !bytes.is_multiple_of(4) {
+            return Err(ResizeError::Bounds { wanted: bytes, most });
+        }
+        if self.sizing.stage != Progress::Still {
+            let shrinking = self.sizing.stage == Progress::Shrinking;
+            let to = if shrinking { self.sizing.announced } else { self.sizing.filled };
+            return Err(ResizeError::Busy { to });
+        }
+        if bytes > self.sizing.announced {
+            self.post_from_now_on(bytes)?;
+            self.fabric.fence_receives();
+            self.sizing.stage = Progress::Growing(self.sizing.posted);
+        } else if bytes < self.sizing.announced {
+            self.sizing.announced = bytes;
+            self.sizing.stage = Progress::Shrinking;
+            self.tell_sizes(false);
+        }
+        self.control_due = 0;
+        Ok(())
+    }
+
+    /// Receives of this size from now on. Those that wait to be posted are dropped.
+    fn post_from_now_on(&mut self, bytes: usize) -> Result<(), ResizeError> {
+        let again = self.sizing.retired.iter().position(|sized| sized.size == bytes);
+        let next = match again {
+            _ if bytes == self.config.inline => None,
+            Some(at) => Some(self.sizing.retired.swap_remove(at)),
+            None => {
+                let count = self.config.receives + self.config.message_buffers;
+                let classes = vec![Class { size: bytes, count }];
+                let pool = Pool::new(&PoolConfig { classes, arena: arena_config(&self.config) })?;
+                self.fabric.register(pool.arena(), Access::LOCAL)?;
+                Some(Sized { size: bytes, pool })
+            }
+        };
+        let before = std::mem::replace(&mut self.sizing.pool, next);
+        self.sizing.retired.extend(before);
+        self.sizing.filled = bytes;
+        self.receives.clear();
+        // What is of another size goes home instead of being posted again.
+        self.receive_size = match &self.sizing.pool {
+            Some(sized) => sized.pool.stats().classes.first().map_or(bytes, |class| class.size),
+            None => self.configured_receive,
+        };
+        Ok(())
+    }
+
+    /// A buffer for a Receive.
+    pub(super) fn alloc_receive(&mut self) -> Option<Buf> {
+        let Some(sized) = &self.sizing.pool else { return self.alloc(self.config.inline) };
+        let buf = sized.pool.alloc(sized.size);
+        self.stats.pool_empty += u64::from(buf.is_none());
+        buf
+    }
+
+    /// Tells each peer what it is to know; `settled` if that is all that comes of what it may have asked for.
+    fn tell_sizes(&mut self, settled: bool) {
+        let size = self.sizing.announced;
+        for conn in self.conns.iter_mut().flatten() {
+            // A peer that cannot be told keeps to what it was promised.
+            let _ = match settled {
+                true => conn.proto.settle_receive_size(size),
+                false => conn.proto.tell_receive_size(size),
+            };
+            conn.refresh();
+            Self::make_ready(&mut self.ready, conn);
+        }
+    }
+
+    /// Goes on with a change of sizes, as the control plane is looked at: no connection is out of the table then.
+    pub(super) fn resize(&mut self) {
+        if !self.sizing.is_busy() {
+            return;
+        }
+        let taken = self.sizing.posted - self.posted as u64;
+        match self.sizing.stage {
+            Progress::Growing(until) if taken >= until => {
+                self.sizing.announced = self.sizing.filled;
+                self.sizing.stage = Progress::Still;
+                self.tell_sizes(true);
+            }
+            Progress::Shrinking => self.shrink(),
+            _ => {}
+        }
+        if self.sizing.stage == Progress::Still
+            && let Some(bytes) = self.sizing.asked.take()
+        {
+            if let Err(error) = self.change_receive_size(bytes) {
+                log::warn!("a peer asks for Receives of {bytes} bytes: {error}");
+            }
+            if self.sizing.stage == Progress::Still {
+                self.tell_sizes(true);
+            }
+        }
+        self.let_go_of_memory();
+    }
+
+    /// Posts smaller Receives, if nobody relies on larger ones any more.
+    fn shrink(&mut self) {
+        let size = self.sizing.announced;
+        if !self.conns.iter_mut().flatten().all(|conn| conn.proto.promised_receive() <= size) {
+            return;
+        }
+        if let Err(error) = self.post_from_now_on(size) {
+            log::warn!("Receives of {size} bytes: {error}; larger ones stay");
+        }
+        self.sizing.stage = Progress::Still;
+        self.tell_sizes(true);
+    }
+
+    /// Gives back the memory of sizes that are no longer used.
+    fn let_go_of_memory(&mut self) {
+        self.sizing.drain_remote();
+        let home = |sized: &mut Sized| sized.pool.stats().classes.iter().all(|class| class.outstanding == 0);
+        for sized in self.sizing.retired.extract_if(.., home) {
+            if let Err(error) = self.fabric.deregister(sized.pool.arena().id()) {
+                log::error!("memory of Receives of {} bytes: {error}", sized.size);
+            }
+        }
+    }
+
+    // ---- one connection
+
+    /// Characteristics have changed, or may change now.
+    #[cold]
+    pub(super) fn changed(&mut self, conn: &mut Conn) {
+        while let Some(event) = conn.proto.poll_change() {
+            if let Event::Asked(wanted) = &event {
+                self.asked_for(wanted);
+            }
+            if self.changes.len() == MOST_CHANGES {
+                self.changes.pop_front();
+            }
+            self.changes.push_back((ConnRef(conn.origin), event));
+        }
+        if conn.proto.exchange().is_some() {
+            // It may have been told less, or more, before it could be told of changes.
+            let _ = conn.proto.tell_receive_size(self.sizing.announced);
+        }
+        if self.sizing.is_busy() {
+            self.control_due = 0;
+        }
+        conn.refresh();
+    }
+
+    fn asked_for(&mut self, wanted: &[Characteristic]) {
+        for value in wanted {
+            if let Characteristic::ReceiveSize(bytes) = value
+                && self.config.resize_on_request
+            {
+                self.sizing.asked = Some(*bytes as usize);
+            }
+        }
+    }
+
+    /// Sizes of Receives that peers may ask for.
+    pub(super) fn sizes_for_peers(&self) -> Option<(usize, usize)> {
+        self.config.resize_on_request.then(|| (LEAST, self.config.longest_message()))
+    }
+
+    /// Does something to an open connection, by its owner's name for it.
+    fn with_open<T>(
+        &mut self,
+        conn: ConnRef,
+        act: impl FnOnce(&mut Conn) -> Result<T, ChangeError>,
+    ) -> Result<T, ChangeError> {
+        let Some(mut conn) = self.take_ref(conn) else { return Err(ChangeError::Unsupported) };
+        let result = if conn.stage == Stage::Open { act(&mut conn) } else { Err(ChangeError::Unsupported) };
+        conn.refresh();
+        Self::make_ready(&mut self.ready, &mut conn);
+        self.put(conn);
+        result
+    }
+
+    /// Asks a peer to change characteristics of its end. What becomes of it comes by [`take_changes`](Self::take_changes).
+    ///
+    /// # Errors
+    /// Nothing was asked for.
+    pub fn request_change(&mut self, conn: ConnRef, wanted: &[Characteristic]) -> Result<(), ChangeError> {
+        self.with_open(conn, |conn| conn.proto.request(wanted))
+    }
+
+    /// Calls on this connection offer a handle for Send With Invalidate from now on, or none; the peer is told.
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    pub fn set_remote_invalidation(&mut self, conn: ConnRef, yes: bool) -> Result<(), ChangeError> {
+        self.with_open(conn, |conn| conn.proto.set_remote_invalidation(yes))
+    }
+
+    /// Takes what peers have told of their characteristics, asked for, and answered, oldest first; the last 256.
+    pub fn take_changes(&mut self) -> impl Iterator<Item = (ConnRef, Event)> + '_ {
+        self.changes.drain(..)
+    }
+
+    /// What a connection may send, and what it may be sent; `None` when it is not open.
+    pub fn terms(&self, conn: ConnRef) -> Option<crate::proto::Terms> {
+        let qp = self.resolve(conn);
+        let conn = self.conns.get(qp.slot as usize)?.as_ref().filter(|conn| conn.qp == qp)?;
+        (conn.stage == Stage::Open).then(|| *conn.proto.terms())
+    }
+}

@@ -1,0 +1,242 @@
+//! Who the other end is: host authentication in CONNPROP, and what policy makes of a peer that does not authenticate.
+
+use std::sync::Arc;
+
+use rpcrdma::auth::{AuthError, AuthPolicy, Handshake, Mechanism, PreSharedKey, Role, Step};
+use rpcrdma::client::{ConnectError, LocalClient};
+use rpcrdma::server::ServerConfig;
+use rpcrdma::wire::properties::Properties;
+use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View, ViewBody};
+use rpcrdma::{Address, Config, Procedure, Scheme, Services};
+use rpcrdma_tests::*;
+
+/// Results: the name that the caller's host has proved, or nothing.
+const WHO: u32 = 40;
+
+fn services() -> Services {
+    let mut services = standard_services();
+    let who = Procedure::new(|call| {
+        let name = call.peer_identity().unwrap_or_default().to_owned();
+        call.reply_mut(name.len()).expect("a short name").copy_from_slice(name.as_bytes());
+        Ok(())
+    });
+    services.add(PROGRAM, VERSION, WHO, who.clone());
+    services.add(PROGRAM, VERSION, WHO + 1, who.on_workers());
+    services
+}
+
+fn with(host_auth: AuthPolicy) -> Config {
+    Config { host_auth, ..small() }
+}
+
+fn serve(world: &mut World, shard: Config) -> Address {
+    let workers = Some(rpcrdma::handoff::workers::WorkerConfig { count: 1, ..Default::default() });
+    world.serve_with(ServerConfig { shard, workers, ..small_server() }, services())
+}
+
+fn key(name: &str) -> Arc<PreSharedKey> {
+    Arc::new(PreSharedKey::new(name, name.repeat(8).as_bytes()).expect("a key"))
+}
+
+/// What the server knows the client as, on the shard and on a worker.
+fn who(client: &mut LocalClient) -> [String; 2] {
+    [WHO, WHO + 1].map(|procedure| {
+        let call = client.prepare(procedure, 0).expect("memory");
+        let reply = client.call(call).expect("a reply");
+        String::from_utf8(reply.results().to_vec()).expect("a name")
+    })
+}
+
+fn refusal(result: Result<LocalClient, ConnectError>) -> String {
+    match result {
+        Err(ConnectError::Refused { reason, .. }) => reason,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("it was let in"),
+    }
+}
+
+/// Each end says as many messages as it has words, each of `len` bytes and ending in the next word.
+#[derive(Debug)]
+struct Words {
+    words: &'static [&'static str],
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Saying {
+    words: &'static [&'static str],
+    len: usize,
+    role: Role,
+    at: usize,
+}
+
+impl Saying {
+    fn message(&self) -> Vec<u8> {
+        let mut message = vec![b'.'; if self.at == 0 && self.role == Role::Client { 400 } else { self.len }];
+        message.extend_from_slice(self.words[self.at].as_bytes());
+        message
+    }
+}
+
+impl Mechanism for Words {
+    fn begin(&self, role: Role) -> Box<dyn Handshake> {
+        Box::new(Saying { words: self.words, len: self.len, role, at: 0 })
+    }
+}
+
+impl Handshake for Saying {
+    fn step(&mut self, message: Option<&[u8]>) -> Step {
+        if let Some(message) = message {
+            if !message.ends_with(self.words[self.at].as_bytes()) {
+                return Step::Failed(AuthError::WrongProof);
+            }
+            if self.role == Role::Server {
+                let answer = self.message();
+                self.at += 1;
+                return match self.at == self.words.len() {
+                    true => Step::Done { peer: "a client of words".into(), last: Some(answer) },
+                    false => Step::Continue(answer),
+                };
+            }
+            self.at += 1;
+        }
+        match self.at == self.words.len() {
+            true => Step::Done { peer: "a server of words".into(), last: None },
+            false => Step::Continue(self.message()),
+        }
+    }
+}
+
+#[test]
+fn host_authentication_takes_several_messages() {
+    let mut world = World::new("several-messages");
+    for (scheme, len) in
+        [(Scheme::V2Windowed, 3), (Scheme::V2Windowed, 15_000), (Scheme::V2Incremental, 10_001)]
+    {
+        let policy = AuthPolicy::Required(Arc::new(Words { words: &["one", "two", "three", "four"], len }));
+        let config = Config { scheme, ..with(policy) };
+        let address = serve(&mut world, config.clone());
+        let mut client = world.client(&address, config);
+        assert_eq!(who(&mut client), ["a client of words"; 2], "{scheme:?}, {len} bytes");
+        // Four messages of the client; each but its first in as many parts as it takes.
+        let parts = 1 + 3 * (len as u64).div_ceil(4096);
+        let received = world.server().stats()[0].messages.received;
+        assert!(received >= parts + 2, "{received} messages came, {parts} were expected for {len} bytes");
+        for seed in 0..20 {
+            mirror(&mut client, seed, &[5000]).expect("an authenticated client works as any other");
+        }
+    }
+}
+
+#[test]
+fn both_hosts_know_each_other_by_the_key_that_they_share() {
+    let mut world = World::new("psk");
+    let keys = PreSharedKey::new("blue", "blue".repeat(8).as_bytes()).expect("a key");
+    let keys = keys.and("red", "red".repeat(8).as_bytes()).expect("a key");
+    let address = serve(&mut world, with(AuthPolicy::Required(Arc::new(keys))));
+    for name in ["red", "blue"] {
+        let mut client = world.client(&address, with(AuthPolicy::Required(key(name))));
+        assert_eq!(who(&mut client), [name; 2]);
+        drop(client);
+        // Boxes of served calls are used again, by whoever comes next.
+        world.server_balances();
+    }
+    let stats = &world.server().stats()[0];
+    assert_eq!(stats.peer_faults, 0);
+    let stranger = LocalClient::connect(&address, small_client(with(AuthPolicy::Required(key("green")))));
+    refusal(stranger);
+    assert!(settles(|| world.server().stats()[0].peer_faults == 1), "the fault is counted");
+}
+
+#[test]
+fn a_wrong_key_ends_the_connection_at_the_end_that_finds_out() {
+    let mut world = World::new("wrong-key");
+    let impostor = Arc::new(PreSharedKey::new("blue", &[9; 32]).expect("a key"));
+    let address = serve(&mut world, with(AuthPolicy::Optional(impostor)));
+    for policy in [AuthPolicy::Required(key("blue")), AuthPolicy::Optional(key("blue"))] {
+        let reason = refusal(LocalClient::connect(&address, small_client(with(policy))));
+        assert!(reason.contains(&AuthError::WrongProof.to_string()), "{reason}");
+    }
+}
+
+#[test]
+fn policy_decides_about_an_unauthenticated_peer() {
+    let mut world = World::new("policy");
+    let (off, optional, required) =
+        (AuthPolicy::Off, AuthPolicy::Optional(key("blue")), AuthPolicy::Required(key("blue")));
+    let missing = AuthError::Missing.to_string();
+    // Of both ends: who is known to the server, or who ends the connection.
+    for (server, client, outcome) in [
+        (&off, &off, Ok("")),
+        (&off, &optional, Ok("")),
+        (&optional, &off, Ok("")),
+        (&optional, &optional, Ok("blue")),
+        (&optional, &required, Ok("blue")),
+        (&required, &optional, Ok("blue")),
+        (&required, &off, Err("server")),
+        (&off, &required, Err("client")),
+    ] {
+        let only_2 = |host_auth: &AuthPolicy| Config { version_1: false, ..with(host_auth.clone()) };
+        let address = serve(&mut world, only_2(server));
+        let result = LocalClient::connect(&address, small_client(only_2(client)));
+        match outcome {
+            Ok(name) => assert_eq!(who(&mut result.expect("a connection")), [name; 2]),
+            Err("client") => assert!(refusal(result).contains(&missing)),
+            Err(_) => {
+                refusal(result);
+                assert!(settles(|| world.server().stats()[0].peer_faults == 1));
+            }
+        }
+    }
+    // Version 1 has no properties.
+    let old = |host_auth: &AuthPolicy| Config { scheme: Scheme::V1, ..with(host_auth.clone()) };
+    let address = serve(&mut world, with(optional.clone()));
+    assert_eq!(who(&mut world.client(&address, old(&off))), [""; 2]);
+    let address = serve(&mut world, with(required.clone()));
+    let mut client = world.client(&address, old(&off));
+    echo(&mut client, b"let me in").expect_err("version 1 cannot authenticate");
+    drop(client);
+    assert!(settles(|| world.server().stats()[0].peer_faults == 1));
+    let address = serve(&mut world, old(&off));
+    assert_eq!(who(&mut world.client(&address, with(optional))), [""; 2]);
+    let reason = refusal(LocalClient::connect(&address, small_client(with(required.clone()))));
+    assert!(reason.contains(&missing), "{reason}");
+    let reason = refusal(LocalClient::connect(&address, small_client(old(&required))));
+    assert!(reason.contains(&missing), "{reason}");
+}
+
+/// A CONNPROP of a raw peer, with a message of host authentication.
+fn connprop(peer: &RawPeer, message: &[u8]) -> Vec<u8> {
+    let mut buffer = [0; 1024];
+    let properties = Properties { host_auth: Some(message), windowed_credits: true, ..Properties::default() };
+    let set = properties.emit(&mut buffer, Revision::Ietf00).expect("space");
+    peer.message(7, Flags::NONE, Body::Connprop(set), &[])
+}
+
+#[test]
+fn calls_before_the_end_of_authentication_are_refused() {
+    let mut world = World::new("too-early");
+    let address = serve(&mut world, with(AuthPolicy::Required(key("blue"))));
+    let mut peer = RawPeer::connect_silently(&address);
+    let opening = [&[1, 1, 4][..], b"blue", &[5; 32]].concat();
+    peer.send(&connprop(&peer, &opening));
+    let challenge = peer.receive().expect("a CONNPROP").bytes;
+    let view = View::check(&challenge, Revision::Ietf00).expect("a header");
+    assert!(challenge.len() <= 1024, "a client that has not been heard has Receives of unknown size");
+    let ViewBody::Connprop(set) = view.body() else { panic!("no CONNPROP: {view}") };
+    let properties = Properties::from_set(&set, Revision::Ietf00).expect("properties");
+    assert_eq!(properties.host_auth.map(<[u8]>::len), Some(65), "message 2");
+    peer.windowed = properties.windowed_credits;
+
+    let early = call_bytes(1, PROGRAM, VERSION, ECHO, b"now!");
+    peer.send(&peer.message(1, Flags::NONE, Body::Msg(Chunks::NONE), &early));
+    let answer = peer.receive().expect("an error").bytes;
+    let view = View::check(&answer, Revision::Ietf00).expect("a header");
+    assert!(matches!(view.body(), ViewBody::Error(ErrorBody::System)) && view.xid() == 1, "{view}");
+    assert_eq!(world.server().stats()[0].peer_faults, 0, "it may still authenticate");
+
+    // A third message that is none.
+    peer.send(&connprop(&peer, &[3; 33]));
+    peer.wait_until_over();
+    assert_eq!(world.server().stats()[0].peer_faults, 1);
+}

@@ -1,0 +1,329 @@
+//! Procedures that run once, though their calls come twice.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use rpcrdma::handoff::workers::WorkerConfig;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::server::reply_cache::{Client, ReplyCache, ReplyCacheConfig, by_credential, by_host};
+use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
+use rpcrdma::wire::{Body, Chunks, Flags, Revision, Version, View, ViewBody};
+use rpcrdma::{Address, Config, Procedure, Refusal, Services};
+use rpcrdma_tests::*;
+
+/// Results: how often it ran before, and its arguments. On the shard, and on a worker.
+const COUNT: u32 = 50;
+const WORKER_COUNT: u32 = 51;
+/// Says that it runs, and waits until it may go on; results as [`COUNT`]. On a worker.
+const WAIT: u32 = 52;
+/// Panics, on the shard and on a worker.
+const SHARD_PANIC: u32 = 53;
+const WORKER_PANIC: u32 = 54;
+/// Refuses what is odd: with GARBAGE_ARGS 1, else with SYSTEM_ERR.
+const CHOOSY: u32 = 55;
+/// A call without a reply.
+const SILENT: u32 = 56;
+/// Runs once for those that have a credential.
+const PERSONAL: u32 = 57;
+
+struct Scene {
+    world: World,
+    address: Address,
+    cache: Arc<ReplyCache>,
+    ran: Arc<AtomicU32>,
+    started: mpsc::Receiver<()>,
+    go_on: mpsc::Sender<()>,
+}
+
+fn scene(name: &'static str, entries: usize) -> Scene {
+    scene_of(name, entries, small())
+}
+
+fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
+    let mut world = World::new(name);
+    let cache = Arc::new(ReplyCache::new(ReplyCacheConfig { entries, bytes: 1 << 20 }));
+    let ran = Arc::new(AtomicU32::new(0));
+    let ((start, started), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel());
+    let (start, may_go_on) = (Mutex::new(start), Mutex::new(may_go_on));
+    let counts = {
+        let ran = Arc::clone(&ran);
+        move |call: &mut rpcrdma::ServerCall| {
+            // Relaxed: read when all is quiet.
+            let before = ran.fetch_add(1, Ordering::Relaxed);
+            let results = [&before.to_be_bytes()[..], call.args()].concat();
+            call.reply_mut(results.len()).ok_or(Refusal::SystemError)?.copy_from_slice(&results);
+            Ok(())
+        }
+    };
+    let somebody = |_: &rpcrdma::ServerCall| Some(Client::number(7));
+    let once = |procedure: Procedure| procedure.once(Arc::clone(&cache), somebody);
+    let waits = {
+        let counts = counts.clone();
+        move |call: &mut rpcrdma::ServerCall| {
+            start.lock().expect("whole").send(()).expect("the test waits");
+            may_go_on.lock().expect("whole").recv_timeout(Duration::from_secs(20)).expect("the test says so");
+            counts(call)
+        }
+    };
+    let panics = |ran: &Arc<AtomicU32>| {
+        let ran = Arc::clone(ran);
+        move |_: &mut rpcrdma::ServerCall| -> Result<(), Refusal> {
+            ran.fetch_add(1, Ordering::Relaxed);
+            panic!("as the test wants")
+        }
+    };
+    let choosy = {
+        let ran = Arc::clone(&ran);
+        move |call: &mut rpcrdma::ServerCall| {
+            ran.fetch_add(1, Ordering::Relaxed);
+            Err(if call.args() == [0, 0, 0, 1] { Refusal::GarbageArguments } else { Refusal::SystemError })
+        }
+    };
+    let silent = {
+        let ran = Arc::clone(&ran);
+        move |_: &mut rpcrdma::ServerCall| _ = ran.fetch_add(1, Ordering::Relaxed)
+    };
+    let mut services = Services::new();
+    services
+        .add(PROGRAM, VERSION, COUNT, once(Procedure::new(counts.clone()).max_reply(20_000)))
+        .add(PROGRAM, VERSION, WORKER_COUNT, once(Procedure::new(counts.clone()).on_workers()))
+        .add(PROGRAM, VERSION, WAIT, once(Procedure::new(waits).on_workers()))
+        .add(PROGRAM, VERSION, SHARD_PANIC, once(Procedure::new(panics(&ran))))
+        .add(PROGRAM, VERSION, WORKER_PANIC, once(Procedure::new(panics(&ran)).on_workers()))
+        .add(PROGRAM, VERSION, CHOOSY, once(Procedure::new(choosy)))
+        .add(PROGRAM, VERSION, SILENT, once(Procedure::call_only(silent)))
+        .add(PROGRAM, VERSION, PERSONAL, Procedure::new(counts).once(Arc::clone(&cache), by_credential));
+    let config = ServerConfig {
+        shard,
+        shards: 2,
+        workers: Some(WorkerConfig { count: 2, ..WorkerConfig::default() }),
+        ..small_server()
+    };
+    let address = world.serve_with(config, services);
+    Scene { world, address, cache, ran, started, go_on }
+}
+
+impl Scene {
+    fn ran(&self) -> u32 {
+        self.ran.load(Ordering::Relaxed)
+    }
+}
+
+fn send(peer: &mut RawPeer, xid: u32, procedure: u32, args: &[u8]) {
+    let call = call_bytes(xid, PROGRAM, VERSION, procedure, args);
+    peer.send(&peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call));
+}
+
+/// The next RPC reply, put together from its parts.
+fn next_reply(peer: &mut RawPeer) -> Vec<u8> {
+    let mut whole = Vec::new();
+    loop {
+        let bytes = peer.receive().expect("a message").bytes;
+        let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+        match view.body() {
+            ViewBody::Msg => whole.extend_from_slice(view.payload()),
+            ViewBody::Error(error) => panic!("{error:?}"),
+            _ => continue,
+        }
+        if !view.flags().contains(Flags::MORE) {
+            return whole;
+        }
+    }
+}
+
+fn call(peer: &mut RawPeer, xid: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
+    send(peer, xid, procedure, args);
+    next_reply(peer)
+}
+
+/// The reply of the call that ran as the `n`th.
+fn counted(xid: u32, n: u32, args: &[u8]) -> Vec<u8> {
+    reply_bytes(xid, &[&n.to_be_bytes()[..], args].concat())
+}
+
+fn refused(xid: u32, stat: AcceptStat) -> Vec<u8> {
+    let header = ReplyHeader { xid, body: ReplyBody::accepted(stat) };
+    let mut bytes = vec![0; header.encoded_len()];
+    header.emit(&mut bytes).expect("as long as it says");
+    bytes
+}
+
+#[test]
+fn a_call_that_comes_twice_runs_once_and_is_answered_twice() {
+    let scene = scene("twice", 64);
+    for version in [Version::V1, Version::V2] {
+        // By two connections, of two shards as it may be.
+        let mut peers = [0; 2].map(|_| RawPeer::connect_as(&scene.address, version));
+        for (n, procedure) in [COUNT, WORKER_COUNT].into_iter().enumerate() {
+            let before = scene.ran();
+            let xid = 100 + n as u32 + 10 * version.code();
+            for round in 0..3 {
+                for peer in &mut peers {
+                    let reply = call(peer, xid, procedure, b"same");
+                    assert_eq!(reply, counted(xid, before, b"same"), "{version}, round {round}");
+                }
+            }
+            assert_eq!(scene.ran(), before + 1);
+            // Other arguments, or another XID, are another call.
+            let reply = call(&mut peers[0], xid, procedure, b"more");
+            assert_eq!(reply, counted(xid, before + 1, b"more"));
+            let reply = call(&mut peers[1], xid + 1000, procedure, b"same");
+            assert_eq!(reply, counted(xid + 1000, before + 2, b"same"));
+        }
+    }
+    let stats = scene.cache.stats();
+    assert_eq!((stats.misses, stats.hits, stats.lost), (12, 20, 0));
+}
+
+#[test]
+fn long_replies_are_given_again_in_whatever_form_they_travel() {
+    let scene = scene("long", 64);
+    let mut peer = RawPeer::connect(&scene.address);
+    let args = vec![5; 3000];
+    let first = call(&mut peer, 1, COUNT, &args);
+    assert_eq!(first, counted(1, 0, &args));
+    assert_eq!(call(&mut peer, 1, COUNT, &args), first);
+    assert_eq!(scene.ran(), 1);
+}
+
+#[test]
+fn a_call_that_is_made_again_with_more_room_for_its_reply_has_run() {
+    // A revision without continued messages: a long reply needs a Reply chunk.
+    let shard = Config { revision: Revision::Cel09, ..small() };
+    let scene = scene_of("room", 64, shard.clone());
+    let mut client = scene.world.client(&scene.address, shard);
+    let mut call = client.prepare(COUNT, 10_000).expect("memory");
+    call.args_mut().fill(9);
+    let reply = client.call(call).expect("a reply, at the second attempt");
+    assert_eq!((reply.results().len(), reply.results().first_chunk()), (10_004, Some(&[0; 4])));
+    assert_eq!(client.stats().calls_again, 1);
+    assert_eq!((scene.ran(), scene.cache.stats().hits), (1, 1));
+}
+
+#[test]
+fn a_call_that_comes_again_while_it_runs_is_dropped_in_silence() {
+    let scene = scene("in-progress", 64);
+    let mut peers = [0; 2].map(|_| RawPeer::connect(&scene.address));
+    send(&mut peers[0], 1, WAIT, b"slow");
+    scene.started.recv().expect("it runs");
+    for peer in &mut peers {
+        send(peer, 1, WAIT, b"slow");
+        // What comes behind it is answered.
+        assert_eq!(call(peer, 2, COUNT, b"quick"), counted(2, 0, b"quick"));
+    }
+    assert_eq!(scene.cache.stats().dropped, 2);
+    // Its caller's connection is lost; the reply is there when it comes back.
+    let [first, mut second] = peers;
+    first.vanish();
+    scene.go_on.send(()).expect("it waits");
+    assert!(settles(|| scene.ran() == 2));
+    assert!(settles(|| call_or_nothing(&mut second)));
+    assert_eq!(scene.ran(), 2);
+}
+
+/// Whether the reply is there; while the worker is not through, the call is dropped.
+fn call_or_nothing(peer: &mut RawPeer) -> bool {
+    send(peer, 1, WAIT, b"slow");
+    let reply = call(peer, 2, COUNT, b"quick");
+    if reply == counted(2, 0, b"quick") {
+        return false;
+    }
+    assert_eq!(reply, counted(1, 1, b"slow"));
+    next_reply(peer) == counted(2, 0, b"quick")
+}
+
+#[test]
+fn what_was_forgotten_for_newer_calls_runs_again() {
+    let scene = scene("evicted", 8);
+    let mut peer = RawPeer::connect(&scene.address);
+    for xid in 0..9 {
+        assert_eq!(call(&mut peer, xid, COUNT, b""), counted(xid, xid, b""));
+    }
+    assert_eq!(call(&mut peer, 8, COUNT, b""), counted(8, 8, b""), "the last one is remembered");
+    assert_eq!(call(&mut peer, 0, COUNT, b""), counted(0, 9, b""), "the first one is not");
+    assert!(scene.cache.stats().evictions >= 2);
+}
+
+#[test]
+fn a_cache_full_of_running_calls_takes_no_more() {
+    let scene = scene("full", 1);
+    let mut peer = RawPeer::connect(&scene.address);
+    send(&mut peer, 1, WAIT, b"");
+    scene.started.recv().expect("it runs");
+    assert_eq!(call(&mut peer, 2, COUNT, b""), refused(2, AcceptStat::SystemErr));
+    assert_eq!(scene.ran(), 0);
+    scene.go_on.send(()).expect("it waits");
+    assert_eq!(next_reply(&mut peer), counted(1, 0, b""));
+    assert_eq!(call(&mut peer, 2, COUNT, b""), counted(2, 1, b""));
+}
+
+#[test]
+fn a_handler_that_panics_does_not_run_again() {
+    let scene = scene("panic", 64);
+    let mut peer = RawPeer::connect(&scene.address);
+    for round in 0..3 {
+        assert_eq!(call(&mut peer, 1, SHARD_PANIC, b""), refused(1, AcceptStat::SystemErr), "round {round}");
+    }
+    assert_eq!(scene.ran(), 1);
+    // On a worker the transport says so, the first time.
+    send(&mut peer, 2, WORKER_PANIC, b"");
+    let answer = loop {
+        let bytes = peer.receive().expect("an answer").bytes;
+        let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+        if matches!(view.body(), ViewBody::Error(_)) {
+            break view.xid();
+        }
+    };
+    assert_eq!(answer, 2);
+    assert_eq!(call(&mut peer, 2, WORKER_PANIC, b""), refused(2, AcceptStat::SystemErr));
+    assert_eq!(scene.ran(), 2);
+    assert_eq!(scene.cache.stats().lost, 3);
+}
+
+#[test]
+fn a_refusal_is_remembered_only_if_something_may_have_been_done() {
+    let scene = scene("refusals", 64);
+    let mut peer = RawPeer::connect(&scene.address);
+    for round in 1..3 {
+        assert_eq!(call(&mut peer, 1, CHOOSY, &[0, 0, 0, 1]), refused(1, AcceptStat::GarbageArgs));
+        assert_eq!(scene.ran(), round, "it has done nothing, and may try again");
+    }
+    for _ in 0..3 {
+        assert_eq!(call(&mut peer, 2, CHOOSY, &[0, 0, 0, 2]), refused(2, AcceptStat::SystemErr));
+        assert_eq!(scene.ran(), 3);
+    }
+}
+
+#[test]
+fn calls_without_a_reply_are_remembered_too() {
+    let scene = scene("silent", 64);
+    let mut peer = RawPeer::connect(&scene.address);
+    for _ in 0..3 {
+        send(&mut peer, 1, SILENT, b"");
+    }
+    assert_eq!(call(&mut peer, 2, COUNT, b""), counted(2, 1, b""), "nothing else is answered");
+}
+
+#[test]
+fn calls_of_nobody_in_particular_run_each_time() {
+    let scene = scene("nobody", 64);
+    let mut peer = RawPeer::connect(&scene.address);
+    for n in 0..3 {
+        assert_eq!(call(&mut peer, 1, PERSONAL, b""), counted(1, n, b""), "AUTH_NONE is nobody");
+    }
+    let stats = scene.cache.stats();
+    assert_eq!((stats.misses, stats.entries), (0, 0));
+}
+
+#[test]
+fn results_in_write_chunks_and_running_once_exclude_each_other() {
+    let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
+    let chunks = Procedure::new(|_| Ok(())).once(cache, by_host).write_chunks(1, 4096);
+    let declare = || _ = Services::new().add(PROGRAM, VERSION, 1, chunks);
+    let declared = catch_unwind(AssertUnwindSafe(declare));
+    let message = declared.expect_err("it is refused");
+    let message = message.downcast_ref::<String>().expect("a message");
+    assert!(message.contains("Write chunks are not kept"), "{message}");
+}

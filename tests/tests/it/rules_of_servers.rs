@@ -1,0 +1,438 @@
+//! What the texts require of every responder, seen from the other end of the wire; `engine/REQUIREMENTS.md` names these tests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rpcrdma::fabric::Access;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::wire::properties::{Builder, Property};
+use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
+use rpcrdma::wire::{
+    Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
+};
+use rpcrdma::{Address, Config, Procedure, Scheme};
+use rpcrdma_tests::*;
+
+use super::hostile_client::{be, error_of};
+
+const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+/// Bytes of the RPC header of the calls here: where their arguments start.
+const ARGS_AT: u32 = 40;
+const XID: u32 = 0x0102_0304;
+
+/// A client without an engine that keeps to a scheme.
+struct Client {
+    peer: RawPeer,
+}
+
+impl Client {
+    fn connect(address: &Address, scheme: Scheme, revision: Revision) -> Self {
+        let mut peer = RawPeer::connect_silently(address);
+        peer.revision = revision;
+        match scheme {
+            Scheme::V1 => peer.version = Version::V1,
+            _ => peer.introduce(),
+        }
+        assert_eq!(peer.windowed, scheme == Scheme::V2Windowed);
+        Self { peer }
+    }
+
+    fn send(&mut self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) {
+        let bytes = self.peer.message(xid, flags, body, payload);
+        self.peer.send(&bytes);
+    }
+
+    fn call(&mut self, procedure: u32, chunks: Chunks<'_>, args: &[u8]) {
+        let call = call_bytes(XID, PROGRAM, VERSION, procedure, args);
+        self.send(XID, Flags::NONE, Body::Msg(chunks), &call);
+    }
+
+    /// The next message that is about one of this client's.
+    fn answer(&mut self) -> Message {
+        loop {
+            let message = self.peer.receive().expect("the connection goes on");
+            let view = View::check(&message.bytes, self.peer.revision).expect("a header");
+            let grant = view.htype() == HeaderType::Nomsg && view.xid() == 0;
+            if !grant && view.htype() != HeaderType::Connprop {
+                return message;
+            }
+        }
+    }
+
+    fn error(&mut self) -> (u32, ErrorBody) {
+        error_of(&self.answer().bytes, self.peer.revision)
+    }
+
+    /// The connection goes on, and nothing was said that is not known here.
+    fn ping(&mut self) {
+        let call = call_bytes(7, PROGRAM, VERSION, ECHO, b"ping");
+        self.send(7, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+        let message = self.answer();
+        let view = View::check(&message.bytes, self.peer.revision).expect("a header");
+        assert_eq!((view.xid(), view.payload()), (7, &reply_bytes(7, b"ping")[..]));
+    }
+}
+
+fn server_of(scheme: Scheme) -> ServerConfig {
+    ServerConfig { shard: Config { scheme, ..small() }, ..small_server() }
+}
+
+/// A server and a client of it.
+fn pair(name: &'static str, scheme: Scheme) -> (World, Address, Client) {
+    let mut world = World::new(name);
+    let address = world.serve(server_of(scheme));
+    let client = Client::connect(&address, scheme, Revision::Ietf00);
+    (world, address, client)
+}
+
+fn reads(list: &[ReadSegment]) -> Chunks<'_> {
+    Chunks { reads: list, ..Chunks::NONE }
+}
+
+fn segment(length: u32) -> Segment {
+    Segment { handle: 1, length, offset: 0 }
+}
+
+#[test]
+fn replies_repeat_xid_and_version_and_have_no_read_list() {
+    for scheme in SCHEMES {
+        let (_world, _, mut client) = pair("replies", scheme);
+        let mut data = [0; 64];
+        pattern(0, &mut data);
+        let (read, _from) = client.peer.expose(&data, Access::REMOTE_READ);
+        let (write, _to) = client.peer.expose(&data, Access::REMOTE_WRITE);
+        let read = [ReadSegment { position: ARGS_AT + 4, target: read }];
+        let write = WriteList { counts: &[1], segments: &[write] };
+        let cases: [(u32, Chunks<'_>, &[u8]); 6] = [
+            (ECHO, Chunks::NONE, b"any"),
+            (STORE, reads(&read), &[0; 4]),
+            (LOAD, Chunks { writes: write, ..Chunks::NONE }, &[0, 0, 0, 0, 0, 0, 0, 64]),
+            (MIRROR, Chunks { reads: &read, writes: write, ..Chunks::NONE }, &[0; 4]),
+            (REFUSE, Chunks::NONE, &[0; 4]),
+            (999, Chunks::NONE, b""),
+        ];
+        for (procedure, chunks, args) in cases {
+            client.call(procedure, chunks, args);
+            let bytes = client.answer().bytes;
+            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+            assert_eq!((view.xid(), view.version()), (XID, client.peer.version), "{scheme:?} {procedure}");
+            let flags = match scheme {
+                Scheme::V2Windowed => Flags::RESPONSE.with(Flags::RECEIVED),
+                Scheme::V2Incremental => Flags::RESPONSE,
+                Scheme::V1 => Flags::NONE,
+            };
+            assert_eq!((view.htype(), view.flags()), (HeaderType::Msg, flags), "{scheme:?} {procedure}");
+            assert_eq!(view.reads().count(), 0, "{scheme:?} {procedure}");
+            assert_eq!(view.payload()[..8], be(&[XID, 1]), "{scheme:?} {procedure}: XID and REPLY");
+            let granted = match scheme {
+                Scheme::V2Incremental => view.credit() >> 16,
+                _ => view.credit(),
+            };
+            assert_ne!(granted, 0, "{scheme:?} {procedure}");
+        }
+    }
+}
+
+#[test]
+fn write_chunks_come_back_with_their_segments_and_true_lengths() {
+    for scheme in SCHEMES {
+        let (_world, _, mut client) = pair("written", scheme);
+        let (all, memory) = client.peer.expose(&[0xEE; 1000], Access::REMOTE_WRITE);
+        let (other, untouched) = client.peer.expose(&[0xEE; 100], Access::REMOTE_WRITE);
+        let part = |offset, length| Segment { length, offset: all.offset + offset, ..all };
+        let segments = [part(0, 300), part(300, 400), part(700, 300), other];
+        let writes = WriteList { counts: &[3, 1], segments: &segments };
+        // 501 bytes, which XDR would pad to 504, and nothing.
+        client.call(LOAD, Chunks { writes, ..Chunks::NONE }, &be(&[9, 501, 0]));
+        let bytes = client.answer().bytes;
+        let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+        let returned: Vec<Vec<Segment>> = view.writes().map(|chunk| chunk.segments().collect()).collect();
+        let with = |segment: Segment, length| Segment { length, ..segment };
+        let expected = [
+            vec![with(segments[0], 300), with(segments[1], 201), with(segments[2], 0)],
+            vec![with(other, 0)],
+        ];
+        assert_eq!(returned, expected, "{scheme:?}");
+        let (mut now, mut rest) = ([0; 1000], [0; 100]);
+        assert!(memory.read_at(0, &mut now) && untouched.read_at(0, &mut rest));
+        assert!(patterned(9, &now[..501]), "{scheme:?}");
+        assert!(now[501..].iter().chain(&rest).all(|&byte| byte == 0xEE), "{scheme:?}: padding was written");
+    }
+}
+
+#[test]
+fn read_chunks_of_several_segments_are_joined_in_order() {
+    for scheme in SCHEMES {
+        let (_world, _, mut client) = pair("joined", scheme);
+        let (mut first, mut second) = ([0; 1001], [0; 10]);
+        pattern(5, &mut first);
+        pattern(6, &mut second);
+        let (first, _one) = client.peer.expose(&first, Access::REMOTE_READ);
+        let (second, _two) = client.peer.expose(&second, Access::REMOTE_READ);
+        let position = ARGS_AT + 4;
+        let part = |offset, length| ReadSegment {
+            position,
+            target: Segment { length, offset: first.offset + offset, ..first },
+        };
+        // The second chunk stands behind the first and its padding.
+        let behind = ReadSegment { position: position + 1004, target: second };
+        let list = [part(0, 1), part(1, 2), part(3, 997), part(1000, 1), behind];
+        client.call(STORE, reads(&list), &be(&[5]));
+        let bytes = client.answer().bytes;
+        let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+        assert_eq!(view.payload(), reply_bytes(XID, &be(&[1001, 10])), "{scheme:?}");
+    }
+}
+
+#[test]
+fn errors_have_the_response_flag() {
+    for revision in [Revision::Ietf00, Revision::Cel09] {
+        for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+            let mut world = World::new("flagged");
+            let shard = Config { scheme, revision, ..small() };
+            let address = world.serve(ServerConfig { shard, ..small_server() });
+            let mut client = Client::connect(&address, scheme, revision);
+            client.call(ECHO, reads(&[ReadSegment { position: ARGS_AT, target: segment(1) }]), b"");
+            let bytes = client.answer().bytes;
+            assert_eq!(error_of(&bytes, revision), (XID, ErrorBody::ReadChunks { max: 0 }));
+            let view = View::check(&bytes, revision).expect("a header");
+            assert_eq!(view.version(), Version::V2);
+            assert!(view.flags().contains(Flags::RESPONSE), "{revision:?} {scheme:?}");
+            client.ping();
+        }
+    }
+}
+
+#[test]
+fn pure_grants_have_xid_0_no_chunks_and_no_flag() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let (_world, _, mut client) = pair("grants", scheme);
+        client.ping();
+        // Each takes a Receive and is answered with nothing: a grant is due after half a window.
+        for _ in 0..small().window - 1 {
+            client.send(XID, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(XID, b""));
+        }
+        let bytes = client.peer.receive().expect("a grant").bytes;
+        let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+        assert_eq!(
+            (view.htype(), view.xid(), view.has_chunks()),
+            (HeaderType::Nomsg, 0, false),
+            "{scheme:?}"
+        );
+        assert_eq!(view.flags().without(Flags::RECEIVED), Flags::NONE, "{scheme:?}");
+        assert_eq!((view.inv_handle(), view.payload_offset()), (0, bytes.len()), "{scheme:?}");
+    }
+}
+
+#[test]
+fn an_operation_that_is_not_supported_gets_inval_htype() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let (_world, _, mut client) = pair("operations", scheme);
+        client.ping();
+        for opttype in [1, 2, 3, 4, 5, u32::MAX] {
+            client.send(XID, Flags::NONE, Body::Optional { opttype, optinfo: &[0; 8] }, b"");
+            assert_eq!(client.error(), (XID, ErrorBody::InvalHtype), "{scheme:?} {opttype}");
+        }
+        for htype in [2u32, 3, 6, 0xFFFF_FF04] {
+            let mut bytes = client.peer.message(XID, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
+            bytes[12..16].copy_from_slice(&htype.to_be_bytes());
+            client.peer.send(&bytes);
+            assert_eq!(client.error(), (XID, ErrorBody::InvalHtype), "{scheme:?} {htype}");
+        }
+        client.ping();
+    }
+}
+
+#[test]
+fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
+    let (_world, address, _) = pair("properties", Scheme::V2Windowed);
+    let size = 4096u32.to_be_bytes();
+    let cases: [(&str, u32, &[u8], bool); 8] = [
+        ("good", 2, &size, true),
+        ("the default", 2, b"", true),
+        ("unknown, and of a strange length", 0x1234_5678, b"abc", true),
+        ("an experiment of others", 0xFFFF_FFFE, b"", true),
+        ("a number of three bytes", 2, &size[1..], false),
+        ("two numbers for one", 1, &[0; 8], false),
+        ("a boolean of 2", 0xFFFF_FF02, &[0, 0, 0, 2], false),
+        ("opaque data beyond their own end", 6, &[0, 0, 0, 9, 1, 2, 3, 4], false),
+    ];
+    for (name, which, data, good) in cases {
+        // Behind one that is good, and before another.
+        let mut buffer = [0; 64];
+        let set = Builder::new(&mut buffer)
+            .uint32(3, 1 << 20)
+            .and_then(|set| set.property(Property { which, data }))
+            .and_then(|set| set.uint32(4, 16))
+            .expect("space")
+            .finish();
+        let mut client = Client::connect(&address, Scheme::V2Windowed, Revision::Ietf00);
+        client.send(XID, Flags::NONE, Body::Connprop(set), b"");
+        if !good {
+            assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{name}");
+        }
+        client.ping();
+    }
+    // Data that are longer than the message.
+    let mut client = Client::connect(&address, Scheme::V2Windowed, Revision::Ietf00);
+    let mut buffer = [0; 64];
+    let set = Builder::new(&mut buffer).uint32(2, 4096).expect("space").finish();
+    let bytes = client.peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
+    client.peer.send(&bytes[..bytes.len() - 4]);
+    assert_eq!(client.error(), (XID, ErrorBody::BadXdr));
+    client.ping();
+}
+
+#[test]
+fn more_where_it_has_no_meaning_gets_inval_flag() {
+    let (_world, _, mut client) = pair("more", Scheme::V2Windowed);
+    client.ping();
+    let write = WriteList { counts: &[1], segments: &[segment(8)] };
+    let bodies = [
+        Body::Nomsg(Chunks::NONE),
+        Body::Nomsg(Chunks { writes: write, ..Chunks::NONE }),
+        Body::Optional { opttype: 1, optinfo: b"" },
+        Body::Error(ErrorBody::System),
+    ];
+    for body in bodies {
+        client.send(XID, Flags::MORE, body, b"");
+        assert_eq!(client.error(), (XID, ErrorBody::InvalFlag), "{body:?}");
+    }
+    client.ping();
+}
+
+#[test]
+fn a_call_that_the_transport_refuses_is_not_run() {
+    for scheme in SCHEMES {
+        let mut world = World::new("not-run");
+        let runs = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&runs);
+        let handler = move |_: &mut rpcrdma::ServerCall| {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        let mut services = standard_services();
+        services.add(PROGRAM, VERSION, 20, Procedure::new(handler).read_chunks(1, 500).write_chunks(1, 500));
+        let address = world.serve_with(server_of(scheme), services);
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        client.ping();
+        let read = |position, length| ReadSegment { position: ARGS_AT + position, target: segment(length) };
+        let lists: [&[ReadSegment]; 6] = [
+            &[read(2, 8)],
+            &[read(400, 8)],
+            &[read(0, 501)],
+            &[read(0, 0)],
+            &[read(0, 8), read(8, 8)],
+            &[read(0, 8); 17],
+        ];
+        for list in lists {
+            client.call(20, reads(list), &[0; 8]);
+            let (xid, error) = client.error();
+            assert_eq!(xid, XID, "{scheme:?} {list:?}: {error}");
+        }
+        let writes = WriteList { counts: &[1, 1], segments: &[segment(8); 2] };
+        client.call(20, Chunks { writes, ..Chunks::NONE }, &[0; 8]);
+        assert_eq!(client.error().0, XID, "{scheme:?}");
+        let call = call_bytes(XID + 1, PROGRAM, VERSION, 20, &[0; 8]);
+        client.send(XID, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+        assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{scheme:?}");
+        assert_eq!(runs.load(Ordering::Relaxed), 0, "{scheme:?}");
+        client.call(20, Chunks::NONE, &[0; 8]);
+        client.answer();
+        assert_eq!(runs.load(Ordering::Relaxed), 1, "{scheme:?}: a good call is run");
+    }
+}
+
+#[test]
+fn a_server_invalidates_what_a_call_offers_and_nothing_else() {
+    for remote_invalidate in [true, false] {
+        let mut world = World::new("offered");
+        let shard = Config { remote_invalidate, ..small() };
+        let address = world.serve(ServerConfig { shard, ..small_server() });
+        let mut client = Client::connect(&address, Scheme::V2Windowed, Revision::Ietf00);
+        let mut load = |offer: bool, position: Option<u32>| {
+            let (write, _memory) = client.peer.expose(&[0; 64], Access::REMOTE_WRITE);
+            let inv_handle = if offer { write.handle } else { 0 };
+            let writes = WriteList { counts: &[1], segments: &[write] };
+            let bad = position.map(|position| ReadSegment { position, target: segment(8) });
+            let chunks = Chunks { inv_handle, reads: bad.as_slice(), writes, reply: None };
+            client.call(if bad.is_some() { MIRROR } else { LOAD }, chunks, &be(&[0, 64]));
+            let message = client.answer();
+            (message.invalidated.is_some(), message.invalidated.is_none_or(|key| key == write.handle))
+        };
+        assert_eq!(load(true, None), (remote_invalidate, true));
+        assert_eq!(load(false, None), (false, true), "nothing was offered");
+        assert_eq!(load(true, Some(41)), (false, true), "errors revoke nothing");
+        assert_eq!(load(true, None), (remote_invalidate, true));
+    }
+}
+
+/// The errors of version 1, which are all the same one: XID, version, credits, ERROR, ERR_CHUNK.
+fn assert_err_chunk(client: &mut Client, what: &str) {
+    let bytes = client.answer().bytes;
+    assert_eq!(bytes.len(), 20, "{what}");
+    assert_eq!((&bytes[..8], &bytes[12..]), (&be(&[XID, 1])[..], &be(&[4, 2])[..]), "{what}");
+    assert_ne!(bytes[8..12], [0; 4], "{what}: no credits");
+}
+
+#[test]
+fn version_1_errors_repeat_xid_and_version_and_say_err_chunk() {
+    let (_world, _, mut client) = pair("err-chunk", Scheme::V1);
+    client.ping();
+    let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"");
+    let cases: [(&str, Vec<u8>); 7] = [
+        ("an unknown procedure", be(&[XID, 1, 9, 9, 0, 0, 0])),
+        ("a type of version 2", be(&[XID, 1, 9, 5, 0, 0, 0])),
+        ("NOMSG without chunks", be(&[XID, 1, 9, 1, 0, 0, 0])),
+        ("a boolean of 2", be(&[XID, 1, 9, 0, 2, 0, 0])),
+        ("a list that is cut off", be(&[XID, 1, 9, 0, 1, 40, 1])),
+        ("MSGP", [be(&[XID, 1, 9, 2, 4, 1024, 0, 0, 0]), call].concat()),
+        (
+            "two XIDs",
+            [be(&[XID, 1, 9, 0, 0, 0, 0]), call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"")].concat(),
+        ),
+    ];
+    for (what, bytes) in cases {
+        client.peer.send(&bytes);
+        assert_err_chunk(&mut client, what);
+        client.ping();
+    }
+}
+
+#[test]
+fn version_1_refuses_what_was_not_declared_with_err_chunk() {
+    let (_world, _, mut client) = pair("undeclared", Scheme::V1);
+    client.ping();
+    let read = |n: u32| ReadSegment { position: ARGS_AT + 4 + 8 * n, target: segment(8) };
+    client.call(ECHO, reads(&[read(0)]), &[0; 4]);
+    assert_err_chunk(&mut client, "an argument that may not be reduced");
+    let five: Vec<_> = (0..5).map(read).collect();
+    client.call(STORE, reads(&five), &[0; 4]);
+    assert_err_chunk(&mut client, "more arguments than may be reduced");
+    let writes = WriteList { counts: &[1], segments: &[segment(8)] };
+    client.call(ECHO, Chunks { writes, ..Chunks::NONE }, &[0; 4]);
+    assert_err_chunk(&mut client, "a result that may not be reduced");
+    client.ping();
+}
+
+#[test]
+fn version_1_servers_drop_done_and_error_in_silence() {
+    let (_world, _, mut client) = pair("dropped", Scheme::V1);
+    client.ping();
+    for words in [&[XID, 1, 9, 3, 0, 0, 0][..], &[XID, 1, 9, 4, 2, 0, 0], &[XID, 1, 9, 4, 1, 1, 1]] {
+        client.peer.send(&be(words));
+        client.ping();
+    }
+}
+
+#[test]
+fn version_1_garbage_arguments_are_answered_by_rpc() {
+    let (_world, _, mut client) = pair("garbage", Scheme::V1);
+    client.call(STORE, Chunks::NONE, b"");
+    let bytes = client.answer().bytes;
+    let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+    assert_eq!((view.xid(), view.htype()), (XID, HeaderType::Msg));
+    let (reply, _) = ReplyHeader::parse(view.payload()).expect("an RPC reply");
+    assert_eq!(reply.body, ReplyBody::accepted(AcceptStat::GarbageArgs));
+    client.ping();
+}
