@@ -49,7 +49,7 @@ fn trace_lines() {
         move |l| sink.borrow_mut().push(l.into()),
     );
     let server = Trace::new(open(), trace::length, |_| ());
-    let mut world = World::new(client, server, address()).expect("world");
+    let mut world = World::new(client, server, address(), address()).expect("world");
     let (c, s) = world.connect().expect("connect");
     world.server.post_receives(None, 1).expect("post");
     let send = world.client.send(0x77, b"hello").expect("send");
@@ -89,7 +89,7 @@ struct Seen {
 fn storm(config: ChaosConfig) -> Seen {
     let client = Chaos::new(open(), config);
     let server = Chaos::new(open(), ChaosConfig { seed: config.seed + 1, ..ChaosConfig::default() });
-    let mut world = World::new(client, server, address()).expect("world");
+    let mut world = World::new(client, server, address(), address()).expect("world");
     let mut seen = Seen::default();
     let patient = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
     for _ in 0..20 {

@@ -12,6 +12,7 @@ const KNOBS: &[(&str, &str)] = &[
     ("WorkerConfig", "engine/src/handoff/workers.rs"),
     ("ClientConfig", "engine/src/client/mod.rs"),
     ("SoftwareConfig", "engine/src/fabric/software/config.rs"),
+    ("VerbsConfig", "engine/src/fabric/verbs/config.rs"),
     ("ArenaConfig", "mempool/src/config.rs"),
 ];
 

@@ -18,6 +18,7 @@ use super::{
 
 /// One of the fabrics of this build. Addresses are in the form of the one that it is, without the word before the colon; only
 /// [`bind`](Fabric::bind), which cannot know, wants that too.
+#[cfg_attr(feature = "verbs", expect(clippy::large_enum_variant, reason = "made once for each shard"))]
 pub enum AnyFabric {
     /// Shared memory.
     Software(SoftwareFabric),

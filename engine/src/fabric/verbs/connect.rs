@@ -10,7 +10,7 @@ use super::endpoint::{Endpoint, Parts};
 use super::qp::{Qp, State, depth};
 use super::sleep::Source;
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel};
-use super::{VerbsFabric, address, explain, wr_id};
+use super::{VerbsFabric, address, explain, reaper, wr_id};
 use crate::fabric::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId};
 
 /// Events of one kind that one look takes, so that the others get their turn.
@@ -34,6 +34,13 @@ pub(super) struct Request {
     cm: CmId,
     responder_resources: u16,
     initiator_depth: u16,
+}
+
+impl Request {
+    /// Nobody will answer it.
+    pub(super) fn dispose(self) {
+        reaper::dispose(self.cm);
+    }
 }
 
 fn milliseconds(time: Duration) -> i32 {
@@ -102,6 +109,7 @@ impl VerbsFabric {
         if let Err(error) = cm.reject(&private_data[..private_data.len().min(REJECT_DATA)]) {
             log::debug!("rdma_reject: {error}");
         }
+        reaper::dispose(cm);
     }
 
     /// Makes a queue pair, with the identifier that `identify` makes for its slot.
@@ -221,6 +229,9 @@ impl VerbsFabric {
     fn connection_event(&mut self, event: CmEvent) {
         if event.kind == CmEventKind::ConnectRequest {
             return self.requested(event);
+        }
+        if event.cookie == reaper::NOBODY {
+            return;
         }
         if event.cookie & REQUEST != 0 {
             // The peer has given up before it was answered.
@@ -452,10 +463,12 @@ impl VerbsFabric {
         if was_connected {
             self.drain(id);
         }
-        let Some(mut gone) = self.book.table.remove(id) else { return };
-        self.book.remove_number(gone.endpoint.number());
-        let held = gone.endpoint.destroy(&mut self.book.ready);
+        let Some(gone) = self.book.table.remove(id) else { return };
+        let Qp { mut endpoint, cm, .. } = *gone;
+        self.book.remove_number(endpoint.number());
+        let held = endpoint.destroy(&mut self.book.ready);
         self.book.room += held.count;
+        reaper::dispose(cm);
         self.book.attention.retain(|&slot| slot != id.slot);
         // Whoever destroys it need not be told that it is gone.
         self.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));

@@ -26,6 +26,7 @@ mod listener;
 mod map;
 mod qp;
 mod quirks;
+mod reaper;
 mod receives;
 mod region;
 mod sleep;
@@ -257,6 +258,7 @@ impl Drop for VerbsFabric {
             self.destroy(id);
         }
         self.book.ready.clear();
+        self.requests.drain(..).for_each(connect::Request::dispose);
     }
 }
 

@@ -313,18 +313,20 @@ impl CmId {
 
     /// The address of the other side.
     pub(crate) fn peer_address(&self) -> Option<SocketAddr> {
-        // SAFETY: the identifier is alive; the union is large enough for any address, and zero where unused.
-        let storage = unsafe { self.raw.as_ref().route.addr.dst_addr_union.dst_storage };
+        // SAFETY: the identifier is alive.
+        let address = &unsafe { self.raw.as_ref() }.route.addr.dst_addr_union;
+        // SAFETY: the union is large enough for any address, and zero where unused.
+        let storage = unsafe { address.dst_storage };
         match i32::from(storage.ss_family) {
             libc::AF_INET => {
                 // SAFETY: the family says what it is.
-                let v4 = unsafe { self.raw.as_ref().route.addr.dst_addr_union.dst_sin };
+                let v4 = unsafe { address.dst_sin };
                 let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
                 Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(v4.sin_port))))
             }
             libc::AF_INET6 => {
                 // SAFETY: the family says what it is.
-                let v6 = unsafe { self.raw.as_ref().route.addr.dst_addr_union.dst_sin6 };
+                let v6 = unsafe { address.dst_sin6 };
                 let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
                 let port = u16::from_be(v6.sin6_port);
                 Some(SocketAddr::V6(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id)))

@@ -9,9 +9,10 @@ use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
 use rdma_sys::{
-    ___ibv_query_port, ibv_ack_async_event, ibv_alloc_pd, ibv_async_event, ibv_close_device, ibv_context,
-    ibv_dealloc_pd, ibv_device, ibv_device_attr, ibv_free_device_list, ibv_get_async_event,
-    ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_pd, ibv_port_attr, ibv_query_device,
+    ___ibv_query_port, ibv_ack_async_event, ibv_alloc_pd, ibv_async_event, ibv_async_event_element_t,
+    ibv_close_device, ibv_context, ibv_dealloc_pd, ibv_device, ibv_device_attr, ibv_free_device_list,
+    ibv_get_async_event, ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_pd, ibv_port_attr,
+    ibv_query_device,
 };
 
 use super::check;
@@ -82,7 +83,7 @@ impl Context {
         let mut opened = Err(io::Error::from_raw_os_error(libc::ENODEV));
         for index in 0..usize::try_from(count).unwrap_or(0) {
             // SAFETY: `index` is less than the count that came with the list.
-            let device = unsafe { *list.add(index) };
+            let device = unsafe { list.wrapping_add(index).read() };
             if device_name(device).as_deref() == Some(name) {
                 // SAFETY: the device is of the list, which is freed below.
                 let raw = unsafe { ibv_open_device(device) };
@@ -151,19 +152,23 @@ impl Context {
             return None;
         }
         // Read as a number: a device may send codes that the enumeration does not have.
+        let kind =
+            event.as_ptr().wrapping_byte_add(mem::offset_of!(ibv_async_event, event_type)).cast::<u32>();
         // SAFETY: the call has filled in this field, and it has the size of a C enumeration.
-        let code = unsafe { (&raw const (*event.as_ptr()).event_type).cast::<u32>().read() };
+        let code = unsafe { kind.read() };
+        // SAFETY: the union lies at the start, and the call has filled in the member that goes with the code.
+        let element = unsafe { event.as_ptr().cast::<ibv_async_event_element_t>().read() };
         let told = match code {
             1..=7 | 16 => {
                 // SAFETY: for these codes the union holds a queue pair.
-                let qp = unsafe { (*event.as_ptr()).element.qp };
+                let qp = unsafe { element.qp };
                 // SAFETY: a queue pair cannot be destroyed before its events are acknowledged, which happens below.
                 let cookie = unsafe { (*qp).qp_context };
                 AsyncEvent::QueuePair { cookie: cookie.addr(), code }
             }
             9..=13 | 17 | 18 => {
                 // SAFETY: for these codes the union holds a port's number.
-                let port = unsafe { (*event.as_ptr()).element.port_num };
+                let port = unsafe { element.port_num };
                 AsyncEvent::Port { port: port.max(0) as u32, code }
             }
             0 | 8 | 14 | 15 => AsyncEvent::Device { code },
