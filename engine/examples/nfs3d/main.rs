@@ -102,7 +102,8 @@ struct Cli {
     /// What file handles are made of.
     #[arg(long, value_enum, default_value = "auto")]
     handles: By,
-    /// The key that file handles are sealed with; made if it is not there. Without it, handles are good until the server stops.
+    /// The key that file handles are sealed with, made if it is not there: with it, handles survive a restart. As it says who may open
+    /// which file, it must not be in the directory. [default: nfs3d.key in /var/lib for root, in ~/.local/state for others]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 }
@@ -134,7 +135,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
             sync: !options.not_sync,
             policy,
             handles: options.handles,
-            key: key(options.key.as_deref())?,
+            key: key(&options.key.clone().map_or_else(default_key, Ok)?)?,
             files: files()?,
         },
     )?);
@@ -190,18 +191,26 @@ fn files() -> anyhow::Result<usize> {
     Ok(most as usize)
 }
 
-/// The key of a file, or a new one.
-fn key(path: Option<&Path>) -> anyhow::Result<Key> {
-    let mut key = Key::default();
-    let fresh = |key: &mut Key| getrandom::fill(key).map_err(|error| anyhow::anyhow!("getrandom: {error}"));
-    let Some(path) = path else {
-        fresh(&mut key)?;
-        return Ok(key);
+/// Where the key is, if nobody says.
+fn default_key() -> anyhow::Result<PathBuf> {
+    let directory = if rustix::process::geteuid().is_root() {
+        PathBuf::from("/var/lib")
+    } else {
+        let home =
+            std::env::var_os("HOME").context("no HOME: --key says where the key for file handles is")?;
+        PathBuf::from(home).join(".local/state")
     };
+    std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    Ok(directory.join("nfs3d.key"))
+}
+
+/// The key of a file, which is made if it is not there.
+fn key(path: &Path) -> anyhow::Result<Key> {
+    let mut key = Key::default();
     let name = || path.display().to_string();
     match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(mut file) => {
-            fresh(&mut key)?;
+            getrandom::fill(&mut key).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;
             file.write_all(&key).and_then(|()| file.sync_all()).with_context(name)?;
         }
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {

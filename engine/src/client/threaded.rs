@@ -138,7 +138,8 @@ impl Client {
     /// # Errors
     /// See [`ConnectError`].
     pub fn connect(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
-        let (shard_config, services, opened) = (config.shard.clone(), config.services.clone(), address.clone());
+        let (shard_config, services, opened) =
+            (config.shard.clone(), config.services.clone(), address.clone());
         let make = move || Shard::open(opened.open(&shard_config)?, shard_config, services);
         let shard = spawn("rpcrdma-client".into(), &config.shard, make)?;
         let (answer, answered) = mpsc::channel();
