@@ -119,6 +119,9 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Cli) -> anyhow::Result<()> {
+    if log::set_logger(&Log).is_ok() {
+        log::set_max_level(log::LevelFilter::Warn);
+    }
     // Before there is anything to lose: what comes from now on is waited for below.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
     // Clients say what modes are to be.
@@ -224,6 +227,23 @@ fn key(path: &Path) -> anyhow::Result<Key> {
         Err(error) => return Err(error).with_context(name),
     }
     Ok(key)
+}
+
+/// Warnings and errors, on standard error.
+struct Log;
+
+impl log::Log for Log {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            let _ = writeln!(std::io::stderr(), "{}: {}", record.level(), record.args());
+        }
+    }
+
+    fn flush(&self) {}
 }
 
 /// A line on standard output; whoever read it may have gone, which is no reason to stop.

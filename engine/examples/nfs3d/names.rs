@@ -77,19 +77,21 @@ impl Names {
         self.follow(ino, birth).ok_or(nfsstat3::NFS3ERR_STALE)
     }
 
-    /// Goes down from the root along the names that are known.
+    /// Goes down to an inode, and makes sure that it is the one that is meant.
     fn follow(&self, ino: u64, birth: &[u8]) -> Option<OwnedFd> {
-        let mut names = Vec::new();
-        {
-            let known = self.known();
-            let mut at = ino;
-            while at != self.root_ino {
-                let (parent, name) = known.links.get(&at)?;
-                names.push(name.clone());
-                at = *parent;
-                if names.len() > DEPTH {
-                    return None;
-                }
+        let file = self.descend(&self.known().links, ino)?;
+        (Self::birth(file.as_fd()).ok()? == birth).then_some(file)
+    }
+
+    /// Goes down from the root along the names that are known.
+    fn descend(&self, links: &HashMap<u64, Link>, ino: u64) -> Option<OwnedFd> {
+        let (mut names, mut at) = (Vec::new(), ino);
+        while at != self.root_ino {
+            let (parent, name) = links.get(&at)?;
+            names.push(name);
+            at = *parent;
+            if names.len() > DEPTH {
+                return None;
             }
         }
         let mut file = self.root.try_clone().ok()?;
@@ -97,17 +99,19 @@ impl Names {
             file = open(&file, name).ok()?;
         }
         let stat = fstat(&file).ok()?;
-        let same = (stat.st_ino, stat.st_dev) == (ino, self.dev);
-        (same && Self::birth(file.as_fd()).ok()? == birth).then_some(file)
+        ((stat.st_ino, stat.st_dev) == (ino, self.dev)).then_some(file)
     }
 
     /// Enters every name of the tree.
     fn look(&self, links: &mut HashMap<u64, Link>) -> io::Result<()> {
-        let mut to_do = vec![(self.root.try_clone().map_err(|_| io::Errno::MFILE)?, self.root_ino)];
+        // Numbers, not descriptors: there may be more directories than may be open.
+        let mut to_do = vec![self.root_ino];
         let mut seen = HashSet::from([self.root_ino]);
-        while let Some((dir, dir_ino)) = to_do.pop() {
-            // What the server may not read has no names.
-            let Ok(entries) = Dir::read_from(&dir) else { continue };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        while let Some(dir_ino) = to_do.pop() {
+            // What is no directory, is not of this file system, or may not be read by the server has no names.
+            let Some(dir) = self.descend(links, dir_ino) else { continue };
+            let Ok(entries) = openat(&dir, ".", flags, Mode::empty()).and_then(Dir::new) else { continue };
             for entry in entries {
                 let entry = entry?;
                 let (name, ino) = (entry.file_name().to_bytes(), entry.ino());
@@ -115,15 +119,9 @@ impl Names {
                     continue;
                 }
                 links.insert(ino, (dir_ino, name.into()));
-                let is_dir = matches!(entry.file_type(), FileType::Directory | FileType::Unknown);
-                if is_dir
-                    && seen.insert(ino)
-                    && let Ok(inner) = open(&dir, name)
-                    && let Ok(stat) = fstat(&inner)
-                    && stat.st_dev == self.dev
-                    && FileType::from_raw_mode(stat.st_mode) == FileType::Directory
-                {
-                    to_do.push((inner, ino));
+                let may_be_dir = matches!(entry.file_type(), FileType::Directory | FileType::Unknown);
+                if may_be_dir && seen.insert(ino) {
+                    to_do.push(ino);
                 }
             }
         }
