@@ -29,10 +29,7 @@ pub(crate) fn read(export: &Export, who: &Identity, call: &mut ServerCall) -> Re
     let (handle, offset, count) = (args.handle()?, args.get::<u64>()?, args.u32()?.min(TRANSFER) as usize);
     args.end()?;
     let found = export.find(&handle);
-    let node = match &found {
-        Ok(node) => Some(node),
-        Err(_) => None,
-    };
+    let node = found.as_ref().ok();
     // An empty Write chunk asks for the data inline, as no chunk does.
     let direct = call.write_chunk_capacity(0).filter(|&room| room > 0);
     let outcome = found.as_ref().map_err(|&status| status).and_then(|node| match direct {

@@ -59,7 +59,7 @@ fn parts_of_files_the_end_and_what_is_behind_it() {
     let (_, eof, part) = nfs.read(&file, 99_000, 5000).unwrap();
     assert!(eof && part == data[99_000..]);
     for offset in [100_000, 1 << 40, u64::MAX] {
-        assert_eq!(nfs.read(&file, offset, 100).unwrap().1, true, "{offset}");
+        assert!(nfs.read(&file, offset, 100).unwrap().1, "{offset}");
         assert_eq!(nfs.read(&file, offset, 100).unwrap().2, b"", "{offset}");
         assert_eq!(nfs.read_inline(&file, offset, 100), (true, vec![]));
     }

@@ -29,7 +29,7 @@ fn record(program: u32, version: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
     let mut message = vec![0; header.encoded_len()];
     header.emit(&mut message).expect("room");
     message.extend(args);
-    [&(message.len() as u32 | 1 << 31).to_be_bytes()[..], &message].concat()
+    [&(message.len() as u32 | (1 << 31)).to_be_bytes()[..], &message].concat()
 }
 
 fn connect(port: u16) -> TcpStream {
@@ -115,7 +115,7 @@ fn what_is_no_call_of_it_is_refused() {
     let mut parts = vec![0, 0, 0, 3];
     parts.extend(&whole[4..7]);
     parts.extend([0, 0, 0, 0]);
-    parts.extend((whole.len() as u32 - 7 | 1 << 31).to_be_bytes());
+    parts.extend(((whole.len() as u32 - 7) | (1 << 31)).to_be_bytes());
     parts.extend(&whole[7..]);
     assert_eq!(says(&parts), accepted(AcceptStat::Success));
     // What is too long, or nothing at all, ends its connection, and no other.
