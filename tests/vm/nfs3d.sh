@@ -21,8 +21,8 @@ storage() { mount -t tmpfs -o "mode=1777,size=${1:-75%}" tmpfs $export; }
 
 # serve [OPTION…]: starts the server and waits until it listens. $server: its process.
 serve() {
-    [[ $* == *--squash* ]] || set -- --squash none "$@"
-    "$nfs3d" $export --listen verbs:10.0.0.1:20049 --mount-port 20148 --key /run/nfs3d.key --clients 2 "$@" >/run/nfs3d 2>&1 &
+    "$nfs3d" $export --listen verbs:10.0.0.1:20049 --mount-port 20148 --key /run/nfs3d.key --squash none --clients 2 "$@" \
+        >/run/nfs3d 2>&1 &
     server=$!
     await 30 grep -q '^listening' /run/nfs3d
 }

@@ -71,7 +71,7 @@ const WINDOW: u32 = 32;
 ///
 /// Other file systems mounted within the directory are not exported.
 #[derive(Debug, Parser)]
-#[command(name = "nfs3d")]
+#[command(name = "nfs3d", args_override_self = true)]
 struct Cli {
     /// The directory.
     directory: PathBuf,
@@ -90,8 +90,9 @@ struct Cli {
     /// Answers changes of names and attributes before they are stable. (What is written is as stable as its client asks, in any case.)
     #[arg(long = "async")]
     not_sync: bool,
-    /// Threads that do the work.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    /// Threads that do the work, as it may wait for a disk. With 0, the shards do it, which stand still meanwhile: fastest for
+    /// what is in memory.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(0..=256))]
     workers: u16,
     /// Cores to pin shards to, one each, separated by commas. Without, there is one shard, anywhere.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
@@ -181,7 +182,8 @@ fn config(options: &Cli) -> ServerConfig {
         shard,
         shards: options.cores.len().max(1),
         cores: (!options.cores.is_empty()).then(|| options.cores.clone()),
-        workers: Some(WorkerConfig { count: options.workers.into(), ..WorkerConfig::default() }),
+        workers: (options.workers > 0)
+            .then(|| WorkerConfig { count: options.workers.into(), ..WorkerConfig::default() }),
     }
 }
 

@@ -43,10 +43,9 @@ impl Nfsd {
         let address = format!("soft:nfs3d-test-{}-{number}", std::process::id());
         let mut child = Command::new(env!("CARGO_BIN_EXE_nfs3d"))
             .arg(directory.path().join("export"))
-            .args(["--listen", &address, "--mount-port", "0", "--clients", "1", "--key"])
+            .args(["--listen", &address, "--mount-port", "0", "--clients", "1", "--squash", "none", "--key"])
             .arg(directory.path().join("key"))
             .args(&options)
-            .args((!options.iter().any(|option| option == "--squash")).then_some("--squash=none"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
