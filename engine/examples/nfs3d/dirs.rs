@@ -1,0 +1,208 @@
+//! LOOKUP, READDIR, READDIRPLUS.
+#![forbid(unsafe_code)]
+
+use std::mem::MaybeUninit;
+
+use nfs3_types::nfs3::{
+    LOOKUP3res, LOOKUP3resfail, LOOKUP3resok, READDIR3resfail, READDIRPLUS3resfail, cookieverf3, entry3,
+    entryplus3, filename3, nfsstat3, post_op_attr,
+};
+use nfs3_types::xdr_codec::Pack;
+use rpcrdma::Refusal;
+use rustix::fs::{Mode, OFlags, RawDir, SeekFrom, fstat, openat, seek};
+use rustix::io::Errno;
+
+use crate::attr::{self, fattr};
+use crate::codec::{Args, Outcome, fh, optional, or_fail};
+use crate::export::Export;
+use crate::handles::FileHandle;
+use crate::identity::Identity;
+use crate::nfs::DIRECTORY;
+use crate::node::Node;
+use crate::status::status;
+
+pub(crate) fn lookup(export: &Export, who: &Identity, mut args: Args<'_>) -> Result<LOOKUP3res, Refusal> {
+    let (handle, name) = args.entry()?;
+    args.end()?;
+    let dir = match export.find_dir(&handle) {
+        Ok(dir) => dir,
+        Err(status) => return Ok(or_fail(Err(status), LOOKUP3resfail::default())),
+    };
+    let found = export.look_up(&dir, name, who);
+    let dir_attributes = attr::now(&dir);
+    Ok(match found {
+        Ok((node, stat)) => or_fail(
+            Ok(LOOKUP3resok {
+                object: fh(node.handle()),
+                obj_attributes: optional(Some(fattr(&stat))),
+                dir_attributes,
+            }),
+            LOOKUP3resfail::default(),
+        ),
+        Err(status) => or_fail(Err(status), LOOKUP3resfail { dir_attributes }),
+    })
+}
+
+/// Results that are encoded already.
+pub(crate) struct Encoded(Vec<u8>);
+
+impl Pack for Encoded {
+    fn packed_size(&self) -> usize {
+        self.0.len()
+    }
+
+    fn pack(&self, out: &mut impl std::io::Write) -> nfs3_types::xdr_codec::Result<usize> {
+        out.write_all(&self.0)?;
+        Ok(self.0.len())
+    }
+}
+
+/// An encoder that writes to memory does not fail.
+fn push(out: &mut Vec<u8>, what: &impl Pack) -> Outcome<()> {
+    what.pack(out).map(|_| ()).map_err(|_| nfsstat3::NFS3ERR_SERVERFAULT)
+}
+
+/// One name of a directory.
+struct Entry<'a> {
+    ino: u64,
+    name: &'a [u8],
+    /// Where the next one is.
+    cookie: u64,
+}
+
+/// How much a client takes.
+struct Room {
+    /// Bytes of results.
+    total: usize,
+    /// Bytes of names, numbers and cookies.
+    names: usize,
+}
+
+/// End of a list, and whether it is all.
+const TAIL: usize = 8;
+
+pub(crate) fn readdir(export: &Export, who: &Identity, mut args: Args<'_>) -> Result<Encoded, Refusal> {
+    let (handle, cookie): (_, u64) = (args.handle()?, args.get()?);
+    let _verifier: cookieverf3 = args.get()?;
+    let count = args.u32()?.min(DIRECTORY) as usize;
+    args.end()?;
+    let room = Room { total: count, names: usize::MAX };
+    list(export, who, &handle, cookie, &room, |_, entry, out| {
+        let Entry { ino, name, cookie } = *entry;
+        push(out, &entry3 { fileid: ino, name: filename3::from(name), cookie })
+    })
+    .or_else(|(status, dir_attributes)| {
+        let mut out = Vec::new();
+        push(&mut out, &or_fail::<Encoded, _>(Err(status), READDIR3resfail { dir_attributes }))
+            .map_err(|_| Refusal::SystemError)?;
+        Ok(Encoded(out))
+    })
+}
+
+pub(crate) fn readdirplus(export: &Export, who: &Identity, mut args: Args<'_>) -> Result<Encoded, Refusal> {
+    let (handle, cookie): (_, u64) = (args.handle()?, args.get()?);
+    let _verifier: cookieverf3 = args.get()?;
+    let (names, total) = (args.u32()? as usize, args.u32()?.min(DIRECTORY) as usize);
+    args.end()?;
+    list(export, who, &handle, cookie, &Room { total, names }, |dir, entry, out| {
+        let Entry { ino, name, cookie } = *entry;
+        let found = look_at(export, dir, name, who);
+        let (name_attributes, name_handle) = match found {
+            Some((attributes, handle)) => (attributes, optional(Some(fh(&handle)))),
+            // Gone meanwhile, or not this client's to see: its name is there all the same.
+            None => (optional(None), optional(None)),
+        };
+        let name = filename3::from(name);
+        push(out, &entryplus3 { fileid: ino, name, cookie, name_attributes, name_handle })
+    })
+    .or_else(|(status, dir_attributes)| {
+        let mut out = Vec::new();
+        push(&mut out, &or_fail::<Encoded, _>(Err(status), READDIRPLUS3resfail { dir_attributes }))
+            .map_err(|_| Refusal::SystemError)?;
+        Ok(Encoded(out))
+    })
+}
+
+/// Attributes and handle of a name, without keeping the file open.
+fn look_at(export: &Export, dir: &Node, name: &[u8], who: &Identity) -> Option<(post_op_attr, FileHandle)> {
+    if name == b"." {
+        return Some((attr::now(dir), dir.handle().clone()));
+    }
+    if name == b".." {
+        return None;
+    }
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = who.act(|| openat(dir.fd(), name, flags, Mode::empty())).ok()?;
+    let stat = fstat(&file).ok()?;
+    let handle = export.handle_of(dir, name, &file, &stat).ok()?;
+    Some((optional(Some(fattr(&stat))), handle))
+}
+
+/// Encodes the entries of a directory from a cookie on, as many as there is room for.
+fn list(
+    export: &Export,
+    who: &Identity,
+    handle: &FileHandle,
+    cookie: u64,
+    room: &Room,
+    mut encode: impl FnMut(&Node, &Entry<'_>, &mut Vec<u8>) -> Outcome<()>,
+) -> Result<Encoded, (nfsstat3, post_op_attr)> {
+    let dir = export.find_dir(handle).map_err(|status| (status, optional(None)))?;
+    let failed = |status| (status, attr::now(&dir));
+    let mut out = Vec::with_capacity(room.total);
+    let head = push(&mut out, &nfsstat3::NFS3_OK)
+        .and_then(|()| push(&mut out, &attr::now(&dir)))
+        // Cookies are the file system's own, and good for as long as it is: nothing is to be verified.
+        .and_then(|()| push(&mut out, &cookieverf3::default()));
+    head.map_err(failed)?;
+    let (empty, mut names) = (out.len(), 0);
+    let eof = entries(export, &dir, who, cookie, |entry| {
+        let before = out.len();
+        push(&mut out, &true)?;
+        encode(&dir, entry, &mut out)?;
+        names += 20 + entry.name.len();
+        // One entry there must be, however few names are asked for.
+        let fits = out.len() + TAIL <= room.total && (names <= room.names || before == empty);
+        if !fits {
+            out.truncate(before);
+        }
+        Ok(fits)
+    })
+    .map_err(failed)?;
+    if out.len() == empty && !eof {
+        return Err(failed(nfsstat3::NFS3ERR_TOOSMALL));
+    }
+    push(&mut out, &false).and_then(|()| push(&mut out, &eof)).map_err(failed)?;
+    Ok(Encoded(out))
+}
+
+/// Gives a directory's entries from a cookie on to `take`, until that has enough; whether that was all.
+fn entries(
+    export: &Export,
+    dir: &Node,
+    who: &Identity,
+    cookie: u64,
+    mut take: impl FnMut(&Entry<'_>) -> Outcome<bool>,
+) -> Outcome<bool> {
+    let file = dir.open_dir(who)?;
+    if cookie != 0 {
+        // Not every number is a place.
+        let place = i64::try_from(cookie).map_err(|_| nfsstat3::NFS3ERR_BAD_COOKIE)?;
+        seek(&file, SeekFrom::Start(place as u64)).map_err(|_| nfsstat3::NFS3ERR_BAD_COOKIE)?;
+    }
+    let mut buffer = [MaybeUninit::<u8>::uninit(); 16 << 10];
+    let mut entries = RawDir::new(&file, &mut buffer);
+    while let Some(entry) = entries.next() {
+        let entry = match entry {
+            Err(Errno::INVAL) if cookie != 0 => return Err(nfsstat3::NFS3ERR_BAD_COOKIE),
+            entry => entry.map_err(status)?,
+        };
+        let name = entry.file_name().to_bytes();
+        // What is above the root is nobody's concern.
+        let ino = if name == b".." && export.is_root(dir) { dir.ino() } else { entry.ino() };
+        if !take(&Entry { ino, name, cookie: entry.next_entry_cookie() })? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

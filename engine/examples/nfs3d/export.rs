@@ -1,0 +1,244 @@
+//! The exported directory: from handles to files, and from names to both.
+#![forbid(unsafe_code)]
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::Context;
+use nfs3_types::nfs3::{nfsstat3, writeverf3};
+use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, openat};
+
+use crate::cache::Cache;
+use crate::codec::Outcome;
+use crate::handles::{By, FileHandle, Handles, Key};
+use crate::identity::{Identity, Policy};
+use crate::node::Node;
+use crate::status::status;
+
+/// Longest name, bytes.
+pub(crate) const NAME_MAX: usize = 255;
+/// Longest path in a symbolic link, bytes: the system's own limit.
+pub(crate) const PATH_MAX: usize = 4095;
+
+/// How a directory is exported.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) read_only: bool,
+    /// Changes of names and attributes are made stable before they are answered.
+    pub(crate) sync: bool,
+    pub(crate) policy: Policy,
+    pub(crate) handles: By,
+    pub(crate) key: Key,
+    /// Most files that are kept open.
+    pub(crate) files: usize,
+}
+
+/// A directory that clients mount.
+pub(crate) struct Export {
+    path: PathBuf,
+    options: Options,
+    root: Arc<Node>,
+    dev: u64,
+    handles: Handles,
+    cache: Cache,
+    /// Changes when data that was written but not committed may be lost: with each start, and when a sync fails.
+    verifier: AtomicU64,
+}
+
+impl Export {
+    pub(crate) fn open(path: &Path, options: Options) -> anyhow::Result<Self> {
+        let path = path.canonicalize().with_context(|| path.display().to_string())?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = openat(CWD, &path, flags, Mode::empty()).with_context(|| path.display().to_string())?;
+        let stat = fstat(&root)?;
+        let handles = Handles::new(options.handles, &options.key, &root, &stat).with_context(|| {
+            format!(
+                "{}: no kernel file handles here (they need root and a file system with support); --handles names does without",
+                path.display()
+            )
+        })?;
+        let handle = handles
+            .make(root.as_fd(), &stat)
+            .map_err(|status| anyhow::anyhow!("{}: no handle of it: {status}", path.display()))?;
+        let path_fd = openat(&root, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let mut verifier = [0; 8];
+        getrandom::fill(&mut verifier).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;
+        Ok(Self {
+            path,
+            root: Arc::new(Node::new(path_fd, handle, &stat)),
+            dev: stat.st_dev,
+            handles,
+            cache: Cache::new(options.files / 6),
+            verifier: AtomicU64::new(u64::from_be_bytes(verifier)),
+            options,
+        })
+    }
+
+    /// The server itself.
+    pub(crate) fn own_identity(&self) -> Identity {
+        self.options.policy.own()
+    }
+
+    /// What clients mount it by.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn root(&self) -> &Arc<Node> {
+        &self.root
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(crate) fn handles(&self) -> &Handles {
+        &self.handles
+    }
+
+    pub(crate) fn is_root(&self, node: &Node) -> bool {
+        node.ino() == self.root.ino()
+    }
+
+    /// Closes files that nobody uses.
+    pub(crate) fn tidy(&self) {
+        self.cache.turn();
+    }
+
+    /// What changes when uncommitted data may be lost.
+    pub(crate) fn verifier(&self) -> writeverf3 {
+        writeverf3(self.verifier.load(Ordering::Relaxed).to_be_bytes())
+    }
+
+    /// Data that was written may not be there any more: clients must write it again.
+    pub(crate) fn lost_data(&self) {
+        self.verifier.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Nothing may be changed in a read-only export.
+    pub(crate) fn check_writable(&self) -> Outcome<()> {
+        if self.options.read_only { Err(nfsstat3::NFS3ERR_ROFS) } else { Ok(()) }
+    }
+
+    /// Makes a change stable, if changes are to be.
+    pub(crate) fn settle(&self, node: &Node) -> Outcome<()> {
+        if self.options.sync { node.sync() } else { Ok(()) }
+    }
+
+    /// The file of a handle.
+    pub(crate) fn find(&self, handle: &FileHandle) -> Outcome<Arc<Node>> {
+        // A node that is kept has a handle that was checked.
+        let kept = Handles::claimed_ino(handle).and_then(|ino| match ino == self.root.ino() {
+            true => Some(Arc::clone(&self.root)),
+            false => self.cache.get(ino),
+        });
+        if let Some(node) = kept
+            && node.handle() == handle
+        {
+            return Ok(node);
+        }
+        let known = self.handles.read(handle)?;
+        let file = self.handles.open(&known)?;
+        let stat = fstat(&file).map_err(status)?;
+        if stat.st_ino != known.ino || stat.st_dev != self.dev || stat.st_nlink == 0 {
+            return Err(nfsstat3::NFS3ERR_STALE);
+        }
+        Ok(self.cache.enter(Node::new(file, handle.clone(), &stat)))
+    }
+
+    /// The directory of a handle.
+    pub(crate) fn find_dir(&self, handle: &FileHandle) -> Outcome<Arc<Node>> {
+        let node = self.find(handle)?;
+        node.check_dir()?;
+        Ok(node)
+    }
+
+    /// Makes a node of a file that was opened with `O_PATH` by its name in a directory.
+    pub(crate) fn enter(&self, parent: u64, name: &[u8], file: OwnedFd) -> Outcome<(Arc<Node>, Stat)> {
+        let stat = fstat(&file).map_err(status)?;
+        // Another file system is mounted there: it is not exported.
+        if stat.st_dev != self.dev {
+            return Err(nfsstat3::NFS3ERR_ACCES);
+        }
+        if let Some(node) = self.cache.get(stat.st_ino) {
+            self.handles.learn(parent, name, stat.st_ino);
+            return Ok((node, stat));
+        }
+        let handle = self.handles.make(file.as_fd(), &stat)?;
+        self.handles.learn(parent, name, stat.st_ino);
+        Ok((self.cache.enter(Node::new(file, handle, &stat)), stat))
+    }
+
+    /// The handle of a file that was opened by its name in a directory.
+    pub(crate) fn handle_of(
+        &self,
+        dir: &Node,
+        name: &[u8],
+        file: &OwnedFd,
+        stat: &Stat,
+    ) -> Outcome<FileHandle> {
+        if stat.st_dev != self.dev {
+            return Err(nfsstat3::NFS3ERR_ACCES);
+        }
+        self.handles.learn(dir.ino(), name, stat.st_ino);
+        self.handles.make(file.as_fd(), stat)
+    }
+
+    /// Opens a name in a directory, and nothing that it may lead to.
+    pub(crate) fn look_up(&self, dir: &Node, name: &[u8], who: &Identity) -> Outcome<(Arc<Node>, Stat)> {
+        let name = match name {
+            b"." => return Ok((self.find(dir.handle())?, dir.stat()?)),
+            // Above the root there is the root.
+            b".." if self.is_root(dir) => return Ok((Arc::clone(&self.root), self.root.stat()?)),
+            b".." => name,
+            name => checked(name)?,
+        };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = who.act(|| openat(dir.fd(), name, flags, Mode::empty())).map_err(status)?;
+        if name == b".." {
+            self.check_inside(&file)?;
+            let stat = fstat(&file).map_err(status)?;
+            let handle = self.handles.make(file.as_fd(), &stat)?;
+            return Ok((self.find(&handle)?, stat));
+        }
+        self.enter(dir.ino(), name, file)
+    }
+
+    /// The way up from a directory must lead to the root: somebody may have moved it out of the export.
+    fn check_inside(&self, dir: &OwnedFd) -> Outcome<()> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let above = |dir: &OwnedFd| openat(dir, "..", flags, Mode::empty()).map_err(status);
+        let (mut at, mut ino) = (above(dir)?, fstat(dir).map_err(status)?.st_ino);
+        while ino != self.root.ino() {
+            let stat = fstat(&at).map_err(status)?;
+            if stat.st_ino == ino || stat.st_dev != self.dev {
+                return Err(nfsstat3::NFS3ERR_ACCES);
+            }
+            ino = stat.st_ino;
+            at = above(&at)?;
+        }
+        Ok(())
+    }
+
+    /// A file has lost a name; it was its last one.
+    pub(crate) fn gone(&self, ino: u64) {
+        self.cache.remove(ino);
+    }
+}
+
+/// A name that a file may have.
+pub(crate) fn checked(name: &[u8]) -> Outcome<&[u8]> {
+    match name {
+        b"" => Err(nfsstat3::NFS3ERR_ACCES),
+        _ if name.len() > NAME_MAX => Err(nfsstat3::NFS3ERR_NAMETOOLONG),
+        _ if name.contains(&b'/') || name.contains(&0) => Err(nfsstat3::NFS3ERR_ACCES),
+        _ => Ok(name),
+    }
+}
+
+/// A name that may be made, or taken away.
+pub(crate) fn changeable(name: &[u8], dots: nfsstat3) -> Outcome<&[u8]> {
+    if name == b"." || name == b".." { Err(dots) } else { checked(name) }
+}

@@ -1,0 +1,187 @@
+//! File handles: what a client keeps of a file, for as long as it likes.
+//!
+//! ```text
+//! 0   1 byte    format: 1
+//! 1   1 byte    what the body is: 1 a handle of the kernel, 2 a time of birth
+//! 2   2 bytes   the kernel handle's type
+//! 4   8 bytes   inode number
+//! 12  0 to 36   body
+//! .   16 bytes  HMAC-SHA-256 over the export's root and all of the above, cut
+//! ```
+//!
+//! A handle holds no state of the server, so it survives a restart. It is worth something only if this server made it: without the key, which is
+//! in a file, nobody makes one of a file beside the export.
+#![forbid(unsafe_code)]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use arrayvec::ArrayVec;
+use hmac::{Hmac, KeyInit, Mac};
+use nfs3_types::nfs3::nfsstat3;
+use rustix::fs::Stat;
+use rustix::io::Errno;
+use sha2::Sha256;
+
+use crate::codec::Outcome;
+use crate::names::Names;
+use crate::status::status;
+use crate::sys::{self, KernelHandle};
+
+/// A handle as clients have it, at most 64 bytes.
+pub(crate) type FileHandle = ArrayVec<u8, FH_MAX>;
+/// Longest handle, bytes.
+pub(crate) const FH_MAX: usize = 64;
+
+const FORMAT: u8 = 1;
+const KERNEL: u8 = 1;
+const BIRTH: u8 = 2;
+const HEAD: usize = 12;
+const MAC: usize = 16;
+
+/// What the server finds files by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum By {
+    /// The kernel's handles if it gives and takes them here, else names.
+    Auto,
+    /// The kernel's handles: needs root, and a file system that has them.
+    Kernel,
+    /// Inode number and time of birth, and the names by which they were found last; looked for in the whole tree when that fails.
+    Names,
+}
+
+/// Makes handles, and finds what they are of.
+pub(crate) struct Handles {
+    keyed: Hmac<Sha256>,
+    finder: Finder,
+}
+
+enum Finder {
+    Kernel(OwnedFd),
+    Names(Names),
+}
+
+/// The key for handles.
+pub(crate) type Key = [u8; 32];
+
+/// A handle that this server made.
+pub(crate) struct Known<'a> {
+    pub(crate) ino: u64,
+    kind: i32,
+    body: &'a [u8],
+}
+
+impl Handles {
+    /// For an export whose root is open.
+    ///
+    /// # Errors
+    /// The kernel's handles were asked for, and cannot be had.
+    pub(crate) fn new(by: By, key: &Key, root: &OwnedFd, root_stat: &Stat) -> rustix::io::Result<Self> {
+        let finder = match (by, kernel_finder(root)) {
+            (By::Auto | By::Kernel, Ok(mount)) => Finder::Kernel(mount),
+            (By::Kernel, Err(error)) => return Err(error),
+            _ => Finder::Names(Names::new(root.try_clone().map_err(|_| Errno::MFILE)?, root_stat)),
+        };
+        let mut keyed = Hmac::<Sha256>::new_from_slice(key).map_err(|_| Errno::INVAL)?;
+        keyed.update(&root_stat.st_ino.to_be_bytes());
+        Ok(Self { keyed, finder })
+    }
+
+    /// In words, for the log.
+    pub(crate) fn describe(&self) -> &'static str {
+        match self.finder {
+            Finder::Kernel(_) => "kernel handles",
+            Finder::Names(_) => "handles by inode and name",
+        }
+    }
+
+    fn seal(&self, bytes: &[u8]) -> [u8; MAC] {
+        let full: [u8; 32] = self.keyed.clone().chain_update(bytes).finalize().into_bytes().into();
+        let mut seal = [0; MAC];
+        seal.copy_from_slice(&full[..MAC]);
+        seal
+    }
+
+    /// The handle of an open file.
+    pub(crate) fn make(&self, file: BorrowedFd<'_>, stat: &Stat) -> Outcome<FileHandle> {
+        let mut handle = FileHandle::new();
+        let (what, kind, body) = match &self.finder {
+            Finder::Kernel(_) => {
+                let found = sys::name_to_handle(file).map_err(io_status)?;
+                let body: Option<ArrayVec<u8, 36>> =
+                    (found.bytes.len() <= 36).then(|| found.bytes.iter().copied().collect());
+                let kind = u16::try_from(found.kind).map_err(|_| nfsstat3::NFS3ERR_SERVERFAULT)?;
+                (KERNEL, kind, body.ok_or(nfsstat3::NFS3ERR_SERVERFAULT)?)
+            }
+            Finder::Names(_) => {
+                let birth = Names::birth(file).map_err(status)?;
+                (BIRTH, 0, birth.iter().copied().collect())
+            }
+        };
+        handle.extend([FORMAT, what]);
+        handle.extend(kind.to_be_bytes());
+        handle.extend(stat.st_ino.to_be_bytes());
+        handle.extend(body);
+        let seal = self.seal(&handle);
+        handle.extend(seal);
+        Ok(handle)
+    }
+
+    /// The inode number that a handle claims; not checked yet.
+    pub(crate) fn claimed_ino(handle: &FileHandle) -> Option<u64> {
+        let ino = handle.get(4..HEAD)?.try_into().ok()?;
+        (handle[0] == FORMAT && handle.len() >= HEAD + MAC).then(|| u64::from_be_bytes(ino))
+    }
+
+    /// Reads a handle.
+    ///
+    /// # Errors
+    /// `NFS3ERR_BADHANDLE` for what is none; `NFS3ERR_STALE` for one of another export or key.
+    pub(crate) fn read<'a>(&self, handle: &'a FileHandle) -> Outcome<Known<'a>> {
+        let ino = Self::claimed_ino(handle).ok_or(nfsstat3::NFS3ERR_BADHANDLE)?;
+        let (bytes, seal) = handle.split_at(handle.len() - MAC);
+        if self.keyed.clone().chain_update(bytes).verify_truncated_left(seal).is_err() {
+            return Err(nfsstat3::NFS3ERR_STALE);
+        }
+        let what = match self.finder {
+            Finder::Kernel(_) => KERNEL,
+            Finder::Names(_) => BIRTH,
+        };
+        if bytes[1] != what {
+            return Err(nfsstat3::NFS3ERR_STALE);
+        }
+        let kind = u16::from_be_bytes([bytes[2], bytes[3]]).into();
+        Ok(Known { ino, kind, body: &bytes[HEAD..] })
+    }
+
+    /// Opens the file of a handle with `O_PATH`.
+    pub(crate) fn open(&self, known: &Known<'_>) -> Outcome<OwnedFd> {
+        match &self.finder {
+            Finder::Kernel(mount) => {
+                let bytes = known.body.iter().copied().collect();
+                let handle = KernelHandle { kind: known.kind, bytes };
+                sys::open_by_handle(mount.as_fd(), &handle).map_err(io_status)
+            }
+            Finder::Names(names) => names.find(known.ino, known.body),
+        }
+    }
+
+    /// A name was seen to be that of an inode.
+    pub(crate) fn learn(&self, parent: u64, name: &[u8], ino: u64) {
+        if let Finder::Names(names) = &self.finder {
+            names.learn(parent, name, ino);
+        }
+    }
+}
+
+/// A descriptor for opening by handle, if that works here: it is tried on the root.
+fn kernel_finder(root: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let handle = sys::name_to_handle(root.as_fd()).map_err(errno)?;
+    let mount = root.try_clone().map_err(errno)?;
+    sys::open_by_handle(mount.as_fd(), &handle).map_err(errno)?;
+    Ok(mount)
+}
+
+fn io_status(error: std::io::Error) -> nfsstat3 {
+    status(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}

@@ -1,0 +1,255 @@
+//! An NFS version 3 server: exports one directory, over RDMA to the Linux kernel's client, or over the software fabric.
+//!
+//! ```text
+//! cargo run --release --features verbs --example nfs3d -- /srv/data --listen verbs:10.0.0.1:20049
+//! mount -t nfs -o vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=20048,nolock 10.0.0.1:/srv/data /mnt
+//! ```
+//!
+//! | file | holds |
+//! |---|---|
+//! | `nfs` | the procedures, and what of them travels as chunks |
+//! | `attributes`, `dirs`, `create`, `remove`, `links`, `read_write` | what they do |
+//! | `mount` | MOUNT version 3, on TCP |
+//! | `export` | from handles to files, and from names to both |
+//! | `handles`, `names`, `sys` | file handles that survive a restart; `sys` has the only unsafe code |
+//! | `node`, `cache` | open files |
+//! | `identity` | as whom a call runs |
+//! | `attr`, `status`, `codec` | attributes, errors, arguments and results |
+#![deny(unsafe_code)]
+
+mod attr;
+mod attributes;
+mod cache;
+mod codec;
+mod create;
+mod dirs;
+mod export;
+mod handles;
+mod identity;
+mod links;
+mod mount;
+mod names;
+mod nfs;
+mod node;
+mod read_write;
+mod remove;
+mod status;
+mod sys;
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::Parser;
+use rpcrdma::handoff::workers::WorkerConfig;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::{Address, Config, Server};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use export::{Export, Options};
+use handles::{By, Key};
+use identity::{Policy, Squash};
+
+/// First word of the line that the server writes to standard output once clients may mount.
+const READY: &str = "listening";
+/// How long calls under way may take to end when the server is told to stop.
+const DRAIN: Duration = Duration::from_secs(10);
+/// A file that nobody has used for as long as this, or twice as long, is closed.
+const TIDY: Duration = Duration::from_secs(5);
+/// Calls of one connection that may be under way.
+const WINDOW: u32 = 32;
+
+/// Exports a directory by NFS version 3, over RDMA or the software fabric.
+///
+/// As root, it acts as whoever calls, as AUTH_SYS credentials say (see --squash): whoever can reach the server can claim to be anybody,
+/// so be sure who that is. Not as root, it acts as its own user, whoever calls.
+///
+/// Other file systems mounted within the directory are not exported.
+#[derive(Debug, Parser)]
+#[command(name = "nfs3d", args_override_self = true)]
+struct Cli {
+    /// The directory.
+    directory: PathBuf,
+    /// Where to serve NFS: verbs:HOST:PORT, soft:NAME.
+    #[arg(long, value_name = "ADDRESS", default_value = "soft:nfs3d")]
+    listen: Address,
+    /// TCP port of MOUNT; 0 for any that is free.
+    #[arg(long, value_name = "PORT", default_value_t = 20048)]
+    mount_port: u16,
+    /// Whom clients' users become.
+    #[arg(long, value_enum, default_value = "root")]
+    squash: Squash,
+    /// Refuses every change.
+    #[arg(long)]
+    read_only: bool,
+    /// Answers changes of names and attributes before they are stable. (What is written is as stable as its client asks, in any case.)
+    #[arg(long = "async")]
+    not_sync: bool,
+    /// Threads that do the work, as it may wait for a disk. With 0, the shards do it, which stand still meanwhile: fastest for
+    /// what is in memory.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(0..=256))]
+    workers: u16,
+    /// Cores to pin shards to, one each, separated by commas. Without, there is one shard, anywhere.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    cores: Vec<usize>,
+    /// Clients that may be busy at once, for each shard: each takes 32 MiB of memory.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    clients: u16,
+    /// What file handles are made of.
+    #[arg(long, value_enum, default_value = "auto")]
+    handles: By,
+    /// The key that file handles are sealed with, made if it is not there: with it, handles survive a restart. As it says who may open
+    /// which file, it must not be in the directory. [default: nfs3d.key in /var/lib for root, in ~/.local/state for others]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Cli) -> anyhow::Result<()> {
+    if log::set_logger(&Log).is_ok() {
+        log::set_max_level(log::LevelFilter::Warn);
+    }
+    // Before there is anything to lose: what comes from now on is waited for below.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
+    // Clients say what modes are to be.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let policy = Policy::new(options.squash);
+    if policy.is_privileged() {
+        // The threads started from here on have none of root's groups, and get those of whom they act for.
+        rustix::thread::set_thread_groups(&[]).context("setgroups")?;
+    }
+    let export = Arc::new(Export::open(
+        &options.directory,
+        Options {
+            read_only: options.read_only,
+            sync: !options.not_sync,
+            policy,
+            handles: options.handles,
+            key: key(&options.key.clone().map_or_else(default_key, Ok)?)?,
+            files: files()?,
+        },
+    )?);
+    let mount_port = mount::serve(&export, options.mount_port)?;
+    let server = Server::start(&options.listen, nfs::services(&export), &config(options))?;
+    let tidied = Arc::clone(&export);
+    std::thread::Builder::new().name("tidy".into()).spawn(move || {
+        loop {
+            std::thread::sleep(TIDY);
+            tidied.tidy();
+        }
+    })?;
+    say(&format!(
+        "{READY} on {}: {}, {}, {}; MOUNT on TCP port {mount_port}; {}",
+        options.listen,
+        export.path().display(),
+        if options.read_only { "read-only" } else { "writable" },
+        export.handles().describe(),
+        if policy.is_privileged() { "users are honoured" } else { "everybody is the server's user" },
+    ));
+    signals.forever().next();
+    let (calls, failed) =
+        server.stats().iter().fold((0, 0), |sum, shard| (sum.0 + shard.calls, sum.1 + shard.calls_failed));
+    let drained = if server.drain(DRAIN) { "drained" } else { "stopped with calls under way" };
+    say(&format!("{drained}; {calls} calls served, {failed} refused"));
+    Ok(())
+}
+
+/// Shards on cores, one each, or one shard anywhere; and buffers for as many calls as clients may have under way.
+fn config(options: &Cli) -> ServerConfig {
+    let calls = WINDOW as usize * usize::from(options.clients);
+    let shard = Config {
+        window: WINDOW,
+        max_window: WINDOW,
+        bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
+        long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
+        ..Config::default()
+    };
+    ServerConfig {
+        shard,
+        shards: options.cores.len().max(1),
+        cores: (!options.cores.is_empty()).then(|| options.cores.clone()),
+        workers: (options.workers > 0)
+            .then(|| WorkerConfig { count: options.workers.into(), ..WorkerConfig::default() }),
+    }
+}
+
+/// How many files may be open: as many as the system lets it.
+fn files() -> anyhow::Result<usize> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let most = maximum.map_or(1 << 16, |most| most.min(1 << 16)).max(current.unwrap_or(0));
+    setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum }).context("RLIMIT_NOFILE")?;
+    Ok(most as usize)
+}
+
+/// Where the key is, if nobody says.
+fn default_key() -> anyhow::Result<PathBuf> {
+    let directory = if rustix::process::geteuid().is_root() {
+        PathBuf::from("/var/lib")
+    } else {
+        let home =
+            std::env::var_os("HOME").context("no HOME: --key says where the key for file handles is")?;
+        PathBuf::from(home).join(".local/state")
+    };
+    std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    Ok(directory.join("nfs3d.key"))
+}
+
+/// The key of a file, which is made if it is not there.
+fn key(path: &Path) -> anyhow::Result<Key> {
+    let mut key = Key::default();
+    let name = || path.display().to_string();
+    match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(mut file) => {
+            getrandom::fill(&mut key).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;
+            file.write_all(&key).and_then(|()| file.sync_all()).with_context(name)?;
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            let mut bytes = Vec::new();
+            std::fs::File::open(path)
+                .and_then(|file| file.take(64).read_to_end(&mut bytes))
+                .with_context(name)?;
+            ensure!(bytes.len() == key.len(), "{}: not a key, which has {} bytes", name(), key.len());
+            key.copy_from_slice(&bytes);
+        }
+        Err(error) => return Err(error).with_context(name),
+    }
+    Ok(key)
+}
+
+/// Warnings and errors, on standard error.
+struct Log;
+
+impl log::Log for Log {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            let _ = writeln!(std::io::stderr(), "{}: {}", record.level(), record.args());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// A line on standard output; whoever read it may have gone, which is no reason to stop.
+fn say(line: &str) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}

@@ -1,0 +1,108 @@
+//! The program: its 22 procedures, where they run, and what of them travels as chunks.
+#![forbid(unsafe_code)]
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use nfs3_types::xdr_codec::Pack;
+use rpcrdma::binding::nfs3::{self, Sizes};
+use rpcrdma::server::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
+use rpcrdma::wire::rpc::{AuthSys, Flavor};
+use rpcrdma::wire::xdr::padded;
+use rpcrdma::{Procedure, Refusal, ServerCall, Services};
+
+use crate::codec::{self, Args};
+use crate::export::{Export, PATH_MAX};
+use crate::identity::Identity;
+use crate::{attributes, create, dirs, links, read_write, remove};
+
+/// Most bytes of one READ or WRITE.
+pub(crate) const TRANSFER: u32 = 1 << 20;
+/// Most bytes of one READDIR or READDIRPLUS.
+pub(crate) const DIRECTORY: u32 = 64 << 10;
+/// Bytes that a READ gives inline, to a client that has offered no Write chunk: what fits one message of 4096.
+pub(crate) const INLINE_READ: usize = 3840;
+
+const SETATTR: u32 = 2;
+const READLINK: u32 = 5;
+const READ: u32 = 6;
+const WRITE: u32 = 7;
+const SYMLINK: u32 = 10;
+const LINK: u32 = 15;
+
+/// Takes the whole call: for procedures with chunks.
+type Whole = fn(&Export, &Identity, &mut ServerCall) -> Result<(), Refusal>;
+
+/// The services of an export. Everything may wait for a disk, so everything runs on workers.
+pub(crate) fn services(export: &Arc<Export>) -> Services {
+    let sizes = Sizes { transfer: TRANSFER as usize, directory: DIRECTORY as usize };
+    let replies = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
+    let mut services = Services::new();
+    let mut add = |number, run: Whole| {
+        let Some(mut binding) = nfs3::binding(number, &sizes) else { return };
+        match number {
+            READ => binding.max_reply += INLINE_READ,
+            // Links may be as long as the system's own, and travel either way.
+            READLINK => {
+                binding = binding.results(1, PATH_MAX);
+                binding.max_reply += padded(PATH_MAX);
+            }
+            SYMLINK => binding = binding.arguments(1, PATH_MAX),
+            _ => {}
+        }
+        let export = Arc::clone(export);
+        let procedure = Procedure::bound(binding, move |call| {
+            let who = export.options().policy.of(call)?;
+            run(&export, &who, call)
+        });
+        // What has changed something must not do so again when its client, reconnected, asks again. A WRITE would come to the same,
+        // but not behind another that its client has made since.
+        let procedure = match number {
+            SETATTR | WRITE..=LINK => procedure.once(Arc::clone(&replies), host),
+            _ => procedure,
+        };
+        services.add(nfs3::PROGRAM, nfs3::VERSION, number, procedure.on_workers());
+    };
+    add(1, |export, who, call| inline(export, who, call, attributes::getattr));
+    add(SETATTR, |export, who, call| inline(export, who, call, attributes::setattr));
+    add(3, |export, who, call| inline(export, who, call, dirs::lookup));
+    add(4, |export, who, call| inline(export, who, call, attributes::access));
+    add(READLINK, links::readlink);
+    add(READ, read_write::read);
+    add(WRITE, read_write::write);
+    add(8, |export, who, call| inline(export, who, call, create::create));
+    add(9, |export, who, call| inline(export, who, call, create::mkdir));
+    add(SYMLINK, links::symlink);
+    add(11, |export, who, call| inline(export, who, call, create::mknod));
+    add(12, |export, who, call| inline(export, who, call, remove::remove));
+    add(13, |export, who, call| inline(export, who, call, remove::rmdir));
+    add(14, |export, who, call| inline(export, who, call, remove::rename));
+    add(LINK, |export, who, call| inline(export, who, call, links::link));
+    add(16, |export, who, call| inline(export, who, call, dirs::readdir));
+    add(17, |export, who, call| inline(export, who, call, dirs::readdirplus));
+    add(18, |export, who, call| inline(export, who, call, attributes::fsstat));
+    add(19, |export, who, call| inline(export, who, call, attributes::fsinfo));
+    add(20, |export, who, call| inline(export, who, call, attributes::pathconf));
+    add(21, |export, who, call| inline(export, who, call, read_write::commit));
+    services
+}
+
+/// Whose call it is: the host's that its credential names, which is the same when it has reconnected.
+fn host(call: &ServerCall) -> Option<Client> {
+    let (flavor, body) = call.credential();
+    let sys = (flavor == Flavor::Sys.code()).then(|| AuthSys::parse(body).ok()).flatten()?;
+    let mut hasher = DefaultHasher::new();
+    sys.machine.hash(&mut hasher);
+    Some(Client::number(hasher.finish()))
+}
+
+/// Runs a procedure whose arguments and results travel in messages.
+fn inline<T: Pack>(
+    export: &Export,
+    who: &Identity,
+    call: &mut ServerCall,
+    run: impl FnOnce(&Export, &Identity, Args<'_>) -> Result<T, Refusal>,
+) -> Result<(), Refusal> {
+    let results = run(export, who, Args::new(call.args()))?;
+    codec::reply(call, &results)
+}

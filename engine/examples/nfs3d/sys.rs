@@ -1,0 +1,65 @@
+//! File handles of the kernel: two system calls that no library wraps.
+#![expect(unsafe_code, reason = "name_to_handle_at and open_by_handle_at are called by number")]
+
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use arrayvec::ArrayVec;
+
+/// Most bytes of a handle: `MAX_HANDLE_SZ`.
+const MAX_LEN: usize = 128;
+
+/// A handle as the file system made it: it names an inode for as long as that exists, across restarts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct KernelHandle {
+    /// Says how the file system is to read the bytes.
+    pub(crate) kind: i32,
+    pub(crate) bytes: ArrayVec<u8, MAX_LEN>,
+}
+
+/// `struct file_handle`, with room.
+#[repr(C)]
+struct Raw {
+    len: u32,
+    kind: c_int,
+    bytes: [u8; MAX_LEN],
+}
+
+/// The handle of an open file; `O_PATH` is enough. `EOPNOTSUPP` where the file system has none.
+pub(crate) fn name_to_handle(file: BorrowedFd<'_>) -> io::Result<KernelHandle> {
+    let mut raw = Raw { len: MAX_LEN as u32, kind: 0, bytes: [0; MAX_LEN] };
+    let mut mount: c_int = 0;
+    // SAFETY: the path is an empty string that ends with a zero, `raw` is laid out as the call wants it and says how much room it
+    // has, and all three outlive the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            &raw mut raw,
+            &raw mut mount,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let bytes = raw.bytes.get(..raw.len as usize).unwrap_or(&raw.bytes);
+    Ok(KernelHandle { kind: raw.kind, bytes: bytes.iter().copied().collect() })
+}
+
+/// Opens the file of a handle with `O_PATH`. `mount` is any open file of its file system. Needs `CAP_DAC_READ_SEARCH`.
+pub(crate) fn open_by_handle(mount: BorrowedFd<'_>, handle: &KernelHandle) -> io::Result<OwnedFd> {
+    let mut raw = Raw { len: handle.bytes.len() as u32, kind: handle.kind, bytes: [0; MAX_LEN] };
+    raw.bytes[..handle.bytes.len()].copy_from_slice(&handle.bytes);
+    let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: `raw` is laid out as the call wants it and outlives it.
+    let result =
+        unsafe { libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), &raw mut raw, flags) };
+    match RawFd::try_from(result) {
+        // SAFETY: the call has just opened it, and nobody else knows it.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,152 @@
+//! Arguments that are none: GARBAGE_ARGS, and the server goes on.
+
+use nfs3_types::nfs3::*;
+use rpcrdma::client::{ClientConfig, Credential};
+use rpcrdma::{CallError, LocalClient, Refusal};
+
+use crate::client::{Nfs, Nfsd, at, encode, pattern, with_mode};
+
+/// How a call with these arguments ends.
+fn outcome(nfs: &mut Nfs, procedure: u32, arguments: &[u8]) -> Result<usize, CallError> {
+    let mut call = nfs.client.prepare(procedure, arguments.len()).expect("memory");
+    call.args_mut().copy_from_slice(arguments);
+    call.expect_reply(70 << 10);
+    nfs.client.call(call).map(|reply| reply.results().len())
+}
+
+/// Good arguments of each procedure but NULL.
+fn good(root: &nfs_fh3) -> Vec<(u32, Vec<u8>)> {
+    let dir = || encode(root);
+    let join = |parts: &[Vec<u8>]| parts.concat();
+    let name = |name| encode(&at(root, name));
+    let word = |word: u32| encode(&word);
+    let long = |word: u64| encode(&word);
+    let attributes = || encode(&with_mode(0o600));
+    vec![
+        (1, dir()),
+        (2, join(&[dir(), attributes(), encode(&sattrguard3::None)])),
+        (3, name("absent")),
+        (4, join(&[dir(), word(63)])),
+        (5, dir()),
+        (6, join(&[dir(), long(0), word(10)])),
+        (7, join(&[dir(), long(0), word(3), word(2), word(3), b"abc\0".to_vec()])),
+        (8, join(&[name("made"), encode(&createhow3::GUARDED(with_mode(0o600)))])),
+        (9, join(&[name("dir"), attributes()])),
+        (10, join(&[name("link"), attributes(), word(4), b"path".to_vec()])),
+        (11, join(&[name("fifo"), encode(&mknoddata3::NF3FIFO(with_mode(0o600)))])),
+        (12, name("absent")),
+        (13, name("absent")),
+        (14, join(&[name("absent"), name("other")])),
+        (15, join(&[dir(), name("absent")])),
+        (16, join(&[dir(), long(0), long(0), word(4096)])),
+        (17, join(&[dir(), long(0), long(0), word(4096), word(4096)])),
+        (18, dir()),
+        (19, dir()),
+        (20, dir()),
+        (21, join(&[dir(), long(0), word(0)])),
+    ]
+}
+
+#[test]
+fn arguments_that_are_cut_off_or_too_long_are_garbage() {
+    let nfsd = Nfsd::start(&["--read-only"]);
+    let mut nfs = nfsd.client();
+    let root = nfs.root.clone();
+    let garbage = |outcome: &Result<usize, CallError>| {
+        matches!(outcome, Err(CallError::Refused(Refusal::GarbageArguments)))
+    };
+    for (procedure, arguments) in good(&root) {
+        let whole = outcome(&mut nfs, procedure, &arguments);
+        assert!(whole.is_ok(), "procedure {procedure}: {whole:?}");
+        for len in 0..arguments.len() {
+            let cut = outcome(&mut nfs, procedure, &arguments[..len]);
+            assert!(garbage(&cut), "procedure {procedure}, {len} bytes of {}: {cut:?}", arguments.len());
+        }
+        let more = outcome(&mut nfs, procedure, &[&arguments[..], &[0; 4]].concat());
+        assert!(garbage(&more), "procedure {procedure}, with a word too many: {more:?}");
+    }
+    assert!(matches!(outcome(&mut nfs, 22, &[]), Err(CallError::Refused(Refusal::ProcedureUnavailable))));
+    assert!(outcome(&mut nfs, 0, &[]).is_ok());
+}
+
+#[test]
+fn whatever_comes_the_server_goes_on() {
+    let nfsd = Nfsd::start(&["--read-only"]);
+    let mut nfs = nfsd.client();
+    let root = nfs.root.clone();
+    let mut random = fastrand::Rng::with_seed(1);
+    let all = good(&root);
+    for _ in 0..3000 {
+        let (procedure, mut arguments) = all[random.usize(..all.len())].clone();
+        for _ in 0..random.usize(1..4) {
+            let at = random.usize(..arguments.len());
+            match random.u8(..4) {
+                0 => arguments[at] = random.u8(..),
+                1 => arguments[at] ^= 1 << random.u8(..8),
+                2 => arguments[at & !3..][..4].copy_from_slice(&[0xFF; 4]),
+                _ => arguments[at & !3..][..4].copy_from_slice(&[0x7F, 0xFF, 0xFF, 0xFC]),
+            }
+        }
+        match outcome(&mut nfs, procedure, &arguments) {
+            Ok(_) | Err(CallError::Refused(Refusal::GarbageArguments)) => {}
+            other => panic!("procedure {procedure}, {arguments:?}: {other:?}"),
+        }
+    }
+    nfs.getattr(&root).unwrap();
+    assert!(nfsd.stop().contains("drained"));
+}
+
+#[test]
+fn data_that_does_not_fit_its_count_is_refused() {
+    let nfsd = Nfsd::start(&[]);
+    let mut nfs = nfsd.client();
+    let root = nfs.root.clone();
+    let file = nfs.make(&root, "file");
+    // Count, length word, where the chunk is said to belong, bytes in it; and whether that is an error of the arguments or of the operation.
+    for (count, length, shift, bytes, garbage) in [
+        (100u32, 100u32, 0, 104, true),
+        (100, 100, 0, 96, true),
+        (100, 100, -4, 100, true),
+        (99, 100, 0, 100, false),
+    ] {
+        let args = [encode(&file), encode(&0u64), encode(&count), encode(&0u32), encode(&length)].concat();
+        let mut buf = nfs.client.alloc(nfs.client.first(), bytes).unwrap();
+        buf.set_window(0, bytes);
+        buf.copy_from_slice(&pattern(bytes));
+        let mut call = nfs.client.prepare_with_chunks(7, args.len()).unwrap();
+        call.args_mut().copy_from_slice(&args);
+        call.send_chunk(args.len().checked_add_signed(shift).unwrap(), buf).unwrap();
+        match nfs.client.call(call) {
+            Err(CallError::Refused(Refusal::GarbageArguments)) => {
+                assert!(garbage, "{count} {length} {shift} {bytes}")
+            }
+            Ok(reply) => {
+                assert!(!garbage, "{count} {length} {shift} {bytes}");
+                let result: WRITE3res = crate::client::decode(reply.results());
+                assert_eq!(crate::client::status(result), nfsstat3::NFS3ERR_INVAL);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(nfs.getattr(&file).unwrap().size, 0, "nothing was written");
+}
+
+#[test]
+fn credentials_that_are_none_of_ours_are_refused() {
+    let nfsd = Nfsd::start(&[]);
+    let call = |credential| {
+        let mut config = ClientConfig::new(100_003, 3);
+        config.credential = credential;
+        let mut client = LocalClient::connect(&nfsd.address.parse().unwrap(), config).unwrap();
+        let args = encode(&nfsd.client().root);
+        let mut call = client.prepare(1, args.len()).unwrap();
+        call.args_mut().copy_from_slice(&args);
+        client.call(call).map(|reply| reply.results().len())
+    };
+    assert_eq!(call(Credential::none()).unwrap(), 88);
+    // As long as a Kerberos credential can be.
+    let other = call(Credential::opaque(6, vec![0; 400]));
+    assert!(matches!(other, Err(CallError::Refused(Refusal::Authentication(2)))), "{other:?}");
+    let bad = call(Credential::opaque(1, vec![0xFF; 40]));
+    assert!(matches!(bad, Err(CallError::Refused(Refusal::Authentication(1)))), "{bad:?}");
+}

@@ -1,0 +1,101 @@
+//! Listing directories.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use nfs3_types::nfs3::*;
+use rpcrdma::Scheme;
+
+use crate::client::{Nfs, Nfsd, put};
+
+/// All names of a directory, part by part.
+fn all(nfs: &mut Nfs, dir: &nfs_fh3, plus: bool, count: u32) -> Vec<String> {
+    let (mut names, mut cookie, mut parts) = (Vec::new(), 0, 0);
+    loop {
+        let name = |name: &filename3<'_>| String::from_utf8(name.as_ref().to_vec()).expect("text");
+        let (entries, eof): (Vec<_>, _) = if plus {
+            let (entries, eof) = nfs.readdirplus(dir, cookie, count, count).unwrap();
+            (entries.iter().map(|entry| (name(&entry.name), entry.cookie)).collect(), eof)
+        } else {
+            let (entries, eof) = nfs.readdir(dir, cookie, count).unwrap();
+            (entries.iter().map(|entry| (name(&entry.name), entry.cookie)).collect(), eof)
+        };
+        cookie = entries.last().map_or(cookie, |last| last.1);
+        names.extend(entries.into_iter().map(|entry| entry.0));
+        parts += 1;
+        assert!(parts < 10_000, "no end");
+        if eof {
+            return names;
+        }
+    }
+}
+
+fn lists(scheme: Scheme) {
+    let nfsd = Nfsd::start(&[]);
+    let mut expected: BTreeSet<String> = (0..700).map(|n| format!("{n}-{}", "x".repeat(n % 200))).collect();
+    expected.iter().for_each(|name| put(&nfsd.path().join(name), b""));
+    expected.extend([".".into(), "..".into()]);
+    let mut nfs = nfsd.client_as(0, scheme);
+    let root = nfs.root.clone();
+    for (plus, count) in
+        [(false, 512), (false, 4096), (false, 65_536), (true, 1024), (true, 65_536), (true, 1 << 20)]
+    {
+        let names = all(&mut nfs, &root, plus, count);
+        let unique: BTreeSet<String> = names.iter().cloned().collect();
+        assert_eq!(names.len(), unique.len(), "a name came twice");
+        assert_eq!(unique, expected, "plus {plus}, count {count}");
+    }
+}
+
+#[test]
+fn every_name_comes_once_however_large_the_parts() {
+    lists(Scheme::V2Windowed);
+}
+
+#[test]
+fn every_name_comes_once_in_reply_chunks_of_version_1() {
+    lists(Scheme::V1);
+}
+
+#[test]
+fn names_come_with_the_attributes_and_handles_of_their_files() {
+    let nfsd = Nfsd::start(&[]);
+    put(&nfsd.path().join("file"), b"content");
+    fs::create_dir(nfsd.path().join("dir")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", nfsd.path().join("link")).unwrap();
+    let mut nfs = nfsd.client();
+    let root = nfs.root.clone();
+    let (entries, eof) = nfs.readdirplus(&root, 0, 4096, 32_768).unwrap();
+    assert!(eof);
+    for entry in &entries {
+        let name = std::str::from_utf8(entry.name.as_ref()).unwrap();
+        let is = fs::symlink_metadata(nfsd.path().join(name)).unwrap();
+        if name == ".." {
+            assert_eq!(entry.fileid, fs::metadata(nfsd.path()).unwrap().ino(), "nothing is above the root");
+            continue;
+        }
+        assert_eq!(entry.fileid, is.ino(), "{name}");
+        let attributes = entry.name_attributes.clone().unwrap();
+        assert_eq!((attributes.fileid, attributes.size), (is.ino(), is.size()), "{name}");
+        assert_eq!(attributes.type_ == ftype3::NF3LNK, name == "link");
+        assert_eq!(nfs.getattr(&entry.name_handle.clone().unwrap()).unwrap().fileid, is.ino(), "{name}");
+    }
+    let file = nfs.find(&root, "file");
+    let of_list = entries.iter().find(|entry| entry.name.as_ref() == b"file").unwrap();
+    assert_eq!(of_list.name_handle, Nfs3Option::Some(file), "a file has one handle");
+}
+
+#[test]
+fn what_cannot_be_listed_is_refused() {
+    let nfsd = Nfsd::start(&[]);
+    put(&nfsd.path().join("file"), b"");
+    let mut nfs = nfsd.client();
+    let root = nfs.root.clone();
+    let file = nfs.find(&root, "file");
+    assert_eq!(nfs.readdir(&file, 0, 4096).unwrap_err(), nfsstat3::NFS3ERR_NOTDIR);
+    assert_eq!(nfs.readdirplus(&file, 0, 4096, 4096).unwrap_err(), nfsstat3::NFS3ERR_NOTDIR);
+    assert_eq!(nfs.readdir(&root, 0, 100).unwrap_err(), nfsstat3::NFS3ERR_TOOSMALL);
+    assert_eq!(nfs.readdirplus(&root, 0, 100, 100).unwrap_err(), nfsstat3::NFS3ERR_TOOSMALL);
+    assert_eq!(nfs.readdir(&root, u64::MAX, 4096).unwrap_err(), nfsstat3::NFS3ERR_BAD_COOKIE);
+}

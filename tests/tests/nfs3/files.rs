@@ -1,0 +1,232 @@
+//! Data and attributes of files.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+
+use nfs3_types::nfs3::*;
+use rpcrdma::Scheme;
+
+use crate::client::{Nfsd, is_root, pattern, put, status, with_mode};
+
+fn reads_and_writes(scheme: Scheme) {
+    let nfsd = Nfsd::start(&[]);
+    let mut nfs = nfsd.client_as(0, scheme);
+    let root = nfs.root.clone();
+    for len in [0, 1, 2, 3, 4, 5, 1000, 3840, 4095, 4096, 65537, (1 << 20) - 1, 1 << 20] {
+        let (name, data) = (format!("file-{len}"), pattern(len));
+        let file = nfs.make(&root, &name);
+        let written = match len {
+            0 => nfs.write_inline(&file, 0, &data),
+            _ => nfs.write(&file, 0, &data, stable_how::UNSTABLE),
+        };
+        assert_eq!(written.unwrap().count as usize, len);
+        nfs.commit(&file).unwrap();
+        assert_eq!(fs::read(nfsd.path().join(&name)).unwrap(), data, "{len} bytes written");
+        let (attributes, eof, back) = nfs.read(&file, 0, len as u32).unwrap();
+        assert_eq!((attributes.size, eof), (len as u64, true), "{len} bytes");
+        assert!(back == data, "{len} bytes read");
+        if len <= 3840 {
+            assert_eq!(nfs.read_inline(&file, 0, len as u32), (true, data));
+        }
+    }
+}
+
+#[test]
+fn what_is_written_is_read_by_chunks_and_inline() {
+    reads_and_writes(Scheme::V2Windowed);
+}
+
+#[test]
+fn what_is_written_is_read_by_chunks_and_inline_in_version_1() {
+    reads_and_writes(Scheme::V1);
+}
+
+#[test]
+fn parts_of_files_the_end_and_what_is_behind_it() {
+    let nfsd = Nfsd::start(&[]);
+    let mut nfs = nfsd.client();
+    let data = pattern(100_000);
+    put(&nfsd.path().join("file"), &data);
+    let root = nfs.root.clone();
+    let file = nfs.find(&root, "file");
+    for (offset, count) in [(0, 99_999), (1, 99_999), (3, 5), (99_999, 1), (12_345, 54_321)] {
+        let (attributes, eof, part) = nfs.read(&file, offset, count).unwrap();
+        let end = offset as usize + count as usize;
+        assert!(part == data[offset as usize..end], "{count} at {offset}");
+        assert_eq!((attributes.size, eof), (100_000, end == 100_000));
+    }
+    // A READ over the end is shorter; one behind it has nothing; neither is an error.
+    let (_, eof, part) = nfs.read(&file, 99_000, 5000).unwrap();
+    assert!(eof && part == data[99_000..]);
+    for offset in [100_000, 1 << 40, u64::MAX] {
+        assert!(nfs.read(&file, offset, 100).unwrap().1, "{offset}");
+        assert_eq!(nfs.read(&file, offset, 100).unwrap().2, b"", "{offset}");
+        assert_eq!(nfs.read_inline(&file, offset, 100), (true, vec![]));
+    }
+    // Without a chunk there is less room, and the client goes on from there.
+    let (eof, part) = nfs.read_inline(&file, 7, 50_000);
+    assert!(!eof && part.len() >= 3000 && part == data[7..7 + part.len()]);
+    // Writing at odd places, over the end, and far behind it.
+    let mut expected = data;
+    for (offset, len) in [(1, 3), (50_001, 4097), (99_999, 7), (150_000, 10)] {
+        let part: Vec<u8> = pattern(len).iter().map(|byte| !byte).collect();
+        if expected.len() < offset + len {
+            expected.resize(offset + len, 0);
+        }
+        expected[offset..offset + len].copy_from_slice(&part);
+        let written = nfs.write(&file, offset as u64, &part, stable_how::DATA_SYNC).unwrap();
+        assert_eq!((written.count as usize, written.committed), (len, stable_how::DATA_SYNC));
+        assert_eq!(written.file_wcc.after.unwrap().size, expected.len() as u64);
+    }
+    assert!(fs::read(nfsd.path().join("file")).unwrap() == expected);
+    let far = 5_000_000_001;
+    nfs.write(&file, far, b"far away", stable_how::FILE_SYNC).unwrap();
+    assert_eq!(nfs.read(&file, far, 100).unwrap().2, b"far away");
+    let mut end = [0; 8];
+    fs::File::open(nfsd.path().join("file")).unwrap().read_exact_at(&mut end, far).unwrap();
+    assert_eq!(&end, b"far away");
+    assert_eq!(
+        status(nfs.write(&file, i64::MAX as u64, b"ab", stable_how::UNSTABLE)),
+        nfsstat3::NFS3ERR_FBIG
+    );
+    assert_eq!(status(nfs.write(&file, u64::MAX, b"ab", stable_how::UNSTABLE)), nfsstat3::NFS3ERR_FBIG);
+}
+
+#[test]
+fn only_files_have_data() {
+    let nfsd = Nfsd::start(&[]);
+    std::os::unix::fs::symlink("x", nfsd.path().join("link")).unwrap();
+    let mut nfs = nfsd.client();
+    let root = nfs.root.clone();
+    let link = nfs.find(&root, "link");
+    assert_eq!(nfs.read(&root, 0, 10).unwrap_err(), nfsstat3::NFS3ERR_ISDIR);
+    assert_eq!(nfs.read(&link, 0, 10).unwrap_err(), nfsstat3::NFS3ERR_INVAL);
+    assert_eq!(status(nfs.write(&root, 0, b"x", stable_how::UNSTABLE)), nfsstat3::NFS3ERR_ISDIR);
+    assert_eq!(status(nfs.commit(&root)), nfsstat3::NFS3ERR_ISDIR);
+    let size = sattr3 { size: Nfs3Option::Some(1), ..sattr3::default() };
+    assert_eq!(status(nfs.setattr(&root, size, Nfs3Option::None)), nfsstat3::NFS3ERR_ISDIR);
+}
+
+#[test]
+fn attributes_are_those_of_the_file_and_can_be_set() {
+    let nfsd = Nfsd::start(&[]);
+    let path = nfsd.path().join("file");
+    put(&path, b"twelve bytes");
+    let mut nfs = nfsd.client();
+    let root = nfs.root.clone();
+    let file = nfs.find(&root, "file");
+    let (seen, is) = (nfs.getattr(&file).unwrap(), fs::metadata(&path).unwrap());
+    assert_eq!((seen.type_, seen.size, seen.nlink), (ftype3::NF3REG, 12, 1));
+    assert_eq!((seen.mode, seen.uid, seen.gid), (is.mode() & 0o7777, is.uid(), is.gid()));
+    assert_eq!((seen.fileid, seen.used), (is.ino(), is.blocks() * 512));
+    assert_eq!((seen.mtime.seconds, seen.mtime.nseconds), (is.mtime() as u32, is.mtime_nsec() as u32));
+    assert_eq!(nfs.getattr(&root).unwrap().type_, ftype3::NF3DIR);
+
+    let time = nfstime3 { seconds: 1_000_000_000, nseconds: 5 };
+    let new = sattr3 {
+        mode: Nfs3Option::Some(0o4751),
+        size: Nfs3Option::Some(6),
+        atime: set_atime::SET_TO_SERVER_TIME,
+        mtime: set_mtime::SET_TO_CLIENT_TIME(time),
+        ..sattr3::default()
+    };
+    let set = nfs.setattr(&file, new, Nfs3Option::Some(seen.ctime)).unwrap();
+    assert_eq!(set.obj_wcc.before.unwrap().size, 12);
+    let after = set.obj_wcc.after.unwrap();
+    assert_eq!((after.size, after.mode, after.mtime), (6, 0o4751, time));
+    assert_eq!(fs::read(&path).unwrap(), b"twelve");
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o4751);
+    // The guard holds: somebody has changed the file since.
+    let late = nfs.setattr(&file, with_mode(0o600), Nfs3Option::Some(seen.ctime));
+    assert_eq!(status(late), nfsstat3::NFS3ERR_NOT_SYNC);
+    assert_eq!(nfs.getattr(&file).unwrap().mode, 0o4751);
+    let too_large = sattr3 { size: Nfs3Option::Some(u64::MAX), ..sattr3::default() };
+    assert_eq!(status(nfs.setattr(&file, too_large, Nfs3Option::None)), nfsstat3::NFS3ERR_FBIG);
+    let nobody = sattr3 { uid: Nfs3Option::Some(u32::MAX), ..sattr3::default() };
+    assert_eq!(status(nfs.setattr(&file, nobody, Nfs3Option::None)), nfsstat3::NFS3ERR_INVAL);
+}
+
+#[test]
+fn the_file_system_says_what_it_can() {
+    let nfsd = Nfsd::start(&[]);
+    let mut nfs = nfsd.client();
+    let root = nfs.root.clone();
+    let info: FSINFO3res = nfs.call(NFS_PROGRAM::NFSPROC3_FSINFO, &FSINFO3args { fsroot: root.clone() });
+    let info = info.unwrap();
+    assert_eq!((info.rtmax, info.wtmax, info.dtpref), (1 << 20, 1 << 20, 64 << 10));
+    assert!(info.maxfilesize > 1 << 40 && info.obj_attributes.is_some());
+    let stat: FSSTAT3res = nfs.call(NFS_PROGRAM::NFSPROC3_FSSTAT, &FSSTAT3args { fsroot: root.clone() });
+    let (stat, is) = (stat.unwrap(), rustix::fs::statvfs(nfsd.path()).unwrap());
+    assert_eq!((stat.tbytes, stat.tfiles), (is.f_blocks * is.f_frsize, is.f_files));
+    let conf: PATHCONF3res = nfs.call(NFS_PROGRAM::NFSPROC3_PATHCONF, &PATHCONF3args { object: root });
+    let conf = conf.unwrap();
+    assert_eq!((conf.name_max, conf.no_trunc, conf.case_preserving), (255, true, true));
+}
+
+/// Asks for all rights.
+fn rights(nfs: &mut crate::client::Nfs, object: &nfs_fh3) -> u32 {
+    let args = ACCESS3args { object: object.clone(), access: 63 };
+    nfs.call::<ACCESS3res>(NFS_PROGRAM::NFSPROC3_ACCESS, &args).unwrap().access
+}
+
+#[test]
+fn users_may_what_the_file_says() {
+    if !is_root() {
+        eprintln!("only root can act for others");
+        return;
+    }
+    let nfsd = Nfsd::start(&[]);
+    fs::set_permissions(nfsd.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let mut root = nfsd.client();
+    let (mut owner, mut other) = (nfsd.client_as(1234, Scheme::V1), nfsd.client_as(5678, Scheme::V2Windowed));
+    let top = root.root.clone();
+    let file = owner.make(&top, "file");
+    assert_eq!(fs::metadata(nfsd.path().join("file")).unwrap().uid(), 1234);
+    owner.setattr(&file, with_mode(0o400), Nfs3Option::None).unwrap();
+    // The owner writes though the mode forbids it: he had opened the file before that was so.
+    owner.write(&file, 0, b"mine", stable_how::UNSTABLE).unwrap();
+    assert_eq!(other.read(&file, 0, 10).unwrap_err(), nfsstat3::NFS3ERR_ACCES);
+    assert_eq!(status(other.write(&file, 0, b"x", stable_how::UNSTABLE)), nfsstat3::NFS3ERR_ACCES);
+    assert_eq!(status(other.setattr(&file, with_mode(0o777), Nfs3Option::None)), nfsstat3::NFS3ERR_PERM);
+    assert_eq!(root.read(&file, 0, 10).unwrap().2, b"mine");
+    assert_eq!(rights(&mut owner, &file) & ACCESS3_READ, ACCESS3_READ);
+    assert_eq!(rights(&mut owner, &file) & ACCESS3_MODIFY, 0);
+    assert_eq!(rights(&mut other, &file), 0);
+    owner.setattr(&file, with_mode(0o646), Nfs3Option::None).unwrap();
+    other.write(&file, 4, b" and yours", stable_how::UNSTABLE).unwrap();
+    assert_eq!(other.read(&file, 0, 100).unwrap().2, b"mine and yours");
+    assert_eq!(rights(&mut other, &file), ACCESS3_READ | ACCESS3_MODIFY | ACCESS3_EXTEND);
+    // To give a file away is root's.
+    let give = sattr3 { uid: Nfs3Option::Some(5678), ..sattr3::default() };
+    assert_eq!(status(owner.setattr(&file, give.clone(), Nfs3Option::None)), nfsstat3::NFS3ERR_PERM);
+    root.setattr(&file, give, Nfs3Option::None).unwrap();
+    let locked = owner.make_dir(&top, "locked");
+    owner.setattr(&locked, with_mode(0o700), Nfs3Option::None).unwrap();
+    assert_eq!(status(other.lookup(&locked, "x")), nfsstat3::NFS3ERR_ACCES);
+    assert_eq!(other.readdir(&locked, 0, 4096).unwrap_err(), nfsstat3::NFS3ERR_ACCES);
+    assert_eq!(
+        status(other.create(&locked, "x", createhow3::UNCHECKED(with_mode(0o600)))),
+        nfsstat3::NFS3ERR_ACCES
+    );
+}
+
+#[test]
+fn nobody_is_root_where_root_is_squashed() {
+    if !is_root() {
+        eprintln!("only root can act for others");
+        return;
+    }
+    let nfsd = Nfsd::start(&["--squash", "root"]);
+    put(&nfsd.path().join("secret"), b"x");
+    fs::set_permissions(nfsd.path().join("secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::set_permissions(nfsd.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    // The highest number is no user: it must not be taken for "no change".
+    for uid in [0, u32::MAX] {
+        let mut nfs = nfsd.client_as(uid, Scheme::V1);
+        let root = nfs.root.clone();
+        let secret = nfs.find(&root, "secret");
+        assert_eq!(nfs.read(&secret, 0, 10).unwrap_err(), nfsstat3::NFS3ERR_ACCES, "{uid}");
+        nfs.make(&root, &format!("made-by-{uid}"));
+        assert_eq!(fs::metadata(nfsd.path().join(format!("made-by-{uid}"))).unwrap().uid(), 65534);
+    }
+}

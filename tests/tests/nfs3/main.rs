@@ -1,0 +1,10 @@
+//! The example NFS server as its users run it, called by a client on the engine: every procedure, its errors, bad input, and restarts.
+#![forbid(unsafe_code)]
+
+mod bad_input;
+mod client;
+mod directories;
+mod files;
+mod mount;
+mod names;
+mod restart;

@@ -1,0 +1,126 @@
+//! MOUNT on TCP.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use nfs3_types::mount::{PROGRAM, VERSION, dirpath, exports, mountlist, mountres3, mountstat3};
+use nfs3_types::xdr_codec::{List, Opaque, Void};
+use rpcrdma::wire::rpc::{AcceptStat, CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
+
+use crate::client::{Nfsd, decode, encode};
+
+/// Sends a record as it is, and returns the next one.
+fn exchange(stream: &mut TcpStream, record: &[u8]) -> Option<Vec<u8>> {
+    stream.write_all(record).ok()?;
+    let mut head = [0; 4];
+    stream.read_exact(&mut head).ok()?;
+    let head = u32::from_be_bytes(head);
+    assert_ne!(head & 1 << 31, 0, "one fragment");
+    let mut reply = vec![0; (head & !(1 << 31)) as usize];
+    stream.read_exact(&mut reply).ok()?;
+    Some(reply)
+}
+
+fn record(program: u32, version: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
+    let auth = OpaqueAuth::NONE;
+    let header = CallHeader { xid: 77, program, version, procedure, credential: auth, verifier: auth };
+    let mut message = vec![0; header.encoded_len()];
+    header.emit(&mut message).expect("room");
+    message.extend(args);
+    [&(message.len() as u32 | (1 << 31)).to_be_bytes()[..], &message].concat()
+}
+
+fn connect(port: u16) -> TcpStream {
+    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it listens")
+}
+
+fn results(reply: &[u8]) -> &[u8] {
+    let (header, at) = ReplyHeader::parse(reply).expect("a reply");
+    assert_eq!((header.xid, header.body), (77, ReplyBody::SUCCESS));
+    &reply[at..]
+}
+
+/// Calls MOUNT.
+fn call(port: u16, procedure: u32, args: &[u8]) -> Vec<u8> {
+    let reply = exchange(&mut connect(port), &record(PROGRAM, VERSION, procedure, args)).expect("a reply");
+    results(&reply).to_vec()
+}
+
+/// The handle of a directory.
+pub(crate) fn mount(port: u16, path: &Path) -> Result<Vec<u8>, mountstat3> {
+    let args = encode(&dirpath(Opaque::borrowed(path.as_os_str().as_bytes())));
+    match decode(&call(port, 1, &args)) {
+        mountres3::Ok(results) => {
+            assert!(results.auth_flavors.contains(&1), "AUTH_SYS");
+            Ok(results.fhandle.0.into_owned())
+        }
+        mountres3::Err(status) => Err(status),
+    }
+}
+
+#[test]
+fn directories_of_the_export_are_mounted_and_nothing_else() {
+    let nfsd = Nfsd::start(&[]);
+    let (port, path) = (nfsd.mount_port, nfsd.path());
+    std::fs::create_dir_all(path.join("a/b")).unwrap();
+    std::fs::write(path.join("file"), b"").unwrap();
+    std::os::unix::fs::symlink("/", path.join("link")).unwrap();
+    let _: Void = decode(&call(port, 0, &[]));
+    let (root, below) = (mount(port, &path).unwrap(), mount(port, &path.join("a/b")).unwrap());
+    assert_ne!(root, below);
+    assert_eq!(mount(port, &path.join("")).unwrap(), root, "with a slash at its end");
+    let fails = |path: &Path| mount(port, path).unwrap_err() as u32;
+    assert_eq!(fails(Path::new("/")), mountstat3::MNT3ERR_NOENT as u32);
+    assert_eq!(fails(&path.join("absent")), mountstat3::MNT3ERR_NOENT as u32);
+    assert_eq!(fails(&path.join("file")), mountstat3::MNT3ERR_NOTDIR as u32);
+    assert_eq!(fails(&path.join("link")), mountstat3::MNT3ERR_NOTDIR as u32);
+    assert_eq!(fails(&path.join("a/../..")), mountstat3::MNT3ERR_INVAL as u32);
+    assert_eq!(fails(Path::new(&"x".repeat(1024))), mountstat3::MNT3ERR_NOENT as u32);
+    assert_eq!(fails(Path::new(&"x".repeat(1025))), mountstat3::MNT3ERR_NAMETOOLONG as u32);
+
+    let List(mounts): mountlist<'_, '_> = decode(&call(port, 2, &[]));
+    let mounted: Vec<&[u8]> = mounts.iter().map(|mount| mount.ml_directory.0.as_ref()).collect();
+    assert!(mounted.contains(&path.as_os_str().as_bytes()), "{mounted:?}");
+    let args = encode(&dirpath(Opaque::borrowed(path.as_os_str().as_bytes())));
+    let _: Void = decode(&call(port, 3, &args));
+    let List(fewer): mountlist<'_, '_> = decode(&call(port, 2, &[]));
+    assert_eq!(fewer.len() + 1, mounts.len());
+    let _: Void = decode(&call(port, 4, &[]));
+    let List(none): mountlist<'_, '_> = decode(&call(port, 2, &[]));
+    assert_eq!(none.len(), 0);
+    let List(all): exports<'_, '_> = decode(&call(port, 5, &[]));
+    assert_eq!(all.len(), 1);
+    assert_eq!(all[0].ex_dir.0.as_ref(), path.as_os_str().as_bytes());
+}
+
+#[test]
+fn what_is_no_call_of_it_is_refused() {
+    let nfsd = Nfsd::start(&[]);
+    let says = |record: &[u8]| {
+        let reply = exchange(&mut connect(nfsd.mount_port), record).expect("a reply");
+        let (header, _) = ReplyHeader::parse(&reply).expect("a reply");
+        format!("{:?}", header.body)
+    };
+    let accepted = |stat| format!("{:?}", ReplyBody::accepted(stat));
+    assert_eq!(says(&record(100_003, 3, 0, &[])), accepted(AcceptStat::ProgUnavail));
+    assert_eq!(says(&record(PROGRAM, 1, 0, &[])), accepted(AcceptStat::ProgMismatch { low: 3, high: 3 }));
+    assert_eq!(says(&record(PROGRAM, VERSION, 6, &[])), accepted(AcceptStat::ProcUnavail));
+    for args in [&[][..], &[0, 0, 0, 9, b'/'], &[255; 8], &[0, 0, 0, 1, b'/', 0, 0, 0, 1]] {
+        assert_eq!(says(&record(PROGRAM, VERSION, 1, args)), accepted(AcceptStat::GarbageArgs), "{args:?}");
+    }
+    // In fragments of any length it is the same call.
+    let whole = record(PROGRAM, VERSION, 0, &[]);
+    let mut parts = vec![0, 0, 0, 3];
+    parts.extend(&whole[4..7]);
+    parts.extend([0, 0, 0, 0]);
+    parts.extend(((whole.len() as u32 - 7) | (1 << 31)).to_be_bytes());
+    parts.extend(&whole[7..]);
+    assert_eq!(says(&parts), accepted(AcceptStat::Success));
+    // What is too long, or nothing at all, ends its connection, and no other.
+    assert_eq!(exchange(&mut connect(nfsd.mount_port), &[0x7F, 255, 255, 255]), None);
+    let mut stream = connect(nfsd.mount_port);
+    assert!(exchange(&mut stream, &whole).is_some());
+    assert!(exchange(&mut stream, &whole).is_some(), "a second call on one connection");
+}

@@ -1,0 +1,94 @@
+//! The server ends and comes again.
+
+use std::fs;
+
+use nfs3_types::nfs3::*;
+use nfs3_types::xdr_codec::Opaque;
+use rustix::process::geteuid;
+
+use crate::client::{Nfsd, pattern, status};
+
+/// Handles are good after a restart, whatever has become of the names meanwhile.
+fn survives(options: &[&str]) {
+    let mut nfsd = Nfsd::start(options);
+    let mut nfs = nfsd.client();
+    let root = nfs.root.clone();
+    let dir = nfs.make_dir(&root, "dir");
+    let deep = nfs.make_dir(&dir, "deep");
+    let (file, gone) = (nfs.make(&deep, "file"), nfs.make(&deep, "gone"));
+    let data = pattern(10_000);
+    let before = nfs.write(&file, 0, &data, stable_how::UNSTABLE).unwrap();
+    assert_eq!(nfs.commit(&file).unwrap().verf, before.verf);
+    nfsd.restart();
+    fs::rename(nfsd.path().join("dir"), nfsd.path().join("moved")).unwrap();
+    fs::rename(nfsd.path().join("moved/deep/file"), nfsd.path().join("elsewhere")).unwrap();
+    fs::remove_file(nfsd.path().join("moved/deep/gone")).unwrap();
+    let mut nfs = nfsd.client();
+    assert_eq!(nfs.root, root);
+    assert!(nfs.read(&file, 0, 20_000).unwrap().2 == data);
+    assert_eq!(nfs.find(&root, "elsewhere"), file);
+    assert_eq!(nfs.find(&dir, "deep"), deep);
+    // Between two looks through the tree a server may say: later.
+    let mut end = nfs.getattr(&gone).unwrap_err();
+    while end == nfsstat3::NFS3ERR_JUKEBOX {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        end = nfs.getattr(&gone).unwrap_err();
+    }
+    assert_eq!(end, nfsstat3::NFS3ERR_STALE);
+    // What was written but not committed might be lost: the verifier says so.
+    assert_ne!(nfs.commit(&file).unwrap().verf, before.verf);
+    assert!(nfsd.stop().contains("drained"));
+}
+
+#[test]
+fn handles_survive_a_restart() {
+    survives(&[]);
+}
+
+#[test]
+fn handles_of_names_survive_a_restart() {
+    survives(&["--handles", "names"]);
+}
+
+#[test]
+fn handles_that_the_server_did_not_make_are_refused() {
+    let nfsd = Nfsd::start(&[]);
+    let other = Nfsd::start(&[]);
+    let mut nfs = nfsd.client();
+    let root = nfs.root.clone();
+    let file = nfs.make(&root, "file");
+    assert_eq!(nfs.getattr(&other.client().root).unwrap_err(), nfsstat3::NFS3ERR_STALE, "another key");
+    let handle = |bytes: &[u8]| nfs_fh3 { data: Opaque::owned(bytes.to_vec()) };
+    // Every byte counts.
+    for at in 0..file.data.len() {
+        let mut bytes = file.data.to_vec();
+        bytes[at] ^= 1;
+        let end = nfs.getattr(&handle(&bytes)).unwrap_err();
+        assert!(matches!(end, nfsstat3::NFS3ERR_STALE | nfsstat3::NFS3ERR_BADHANDLE), "byte {at}: {end}");
+    }
+    for bytes in [&b""[..], b"\x01", &file.data[..27], &[0; 64], &[1; 64], &[0xFF; 64]] {
+        let end = nfs.getattr(&handle(bytes)).unwrap_err();
+        assert!(matches!(end, nfsstat3::NFS3ERR_STALE | nfsstat3::NFS3ERR_BADHANDLE), "{bytes:?}: {end}");
+        assert!(matches!(
+            status(nfs.lookup(&handle(bytes), "x")),
+            nfsstat3::NFS3ERR_STALE | nfsstat3::NFS3ERR_BADHANDLE
+        ));
+    }
+    nfs.getattr(&file).unwrap();
+}
+
+#[test]
+fn a_key_that_is_none_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = directory.path().join("key");
+    fs::write(&key, b"too short").unwrap();
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_nfs3d"))
+        .arg(directory.path())
+        .args(["--listen", "soft:nfs3d-test-bad-key", "--mount-port", "0", "--key"])
+        .arg(&key)
+        .output()
+        .unwrap();
+    let says = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "as user {}", geteuid().as_raw());
+    assert!(says.contains("not a key, which has 32 bytes"), "{says}");
+}

@@ -1,0 +1,93 @@
+# What goes wrong with files, seen through the Linux kernel's client of the example nfs3d: a full disk, a read-only export, permissions, stale handles, names
+# and paths that are too long, two mounts at once.
+# limit: 200
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../nfs3d.sh"
+storage 20M
+serve
+nfs
+
+# refuses WHAT COMMAND…: the command must fail, and say so.
+refuses() {
+    local what=$1
+    shift
+    ! "$@" 2>/run/error || fail "not refused with '$what': $*"
+    grep -q "$what" /run/error || fail "$*: $(cat /run/error)"
+}
+
+echo "- a full disk"
+refuses 'No space left' dd if=/dev/zero of=/mnt/full bs=1M count=40 conv=fsync status=none
+rm /mnt/full
+head -c 10000000 /dev/zero >/mnt/half
+[[ $(stat -c %s $export/half) == 10000000 ]] || fail "there is no room where there was a full disk"
+rm /mnt/half
+
+echo "- users"
+install -d -m 755 -o 1000 -g 1000 /mnt/home
+install -m 600 -o 1000 -g 1000 /dev/null /mnt/home/mine
+as() { setpriv --reuid "$1" --regid "$1" --clear-groups "${@:2}"; }
+as 1000 bash -c 'echo text >/mnt/home/mine; echo more >/mnt/home/new; umask 377; echo read-only >/mnt/home/sealed'
+[[ $(stat -c '%u:%g %a' $export/home/new) == '1000:1000 644' ]] || fail "$(stat $export/home/new)"
+[[ $(cat $export/home/sealed) == read-only ]] || fail "a file that its maker may not write was not written by him"
+refuses 'Permission denied' as 1001 cat /mnt/home/mine
+refuses 'Permission denied' as 1001 touch /mnt/home/theirs
+refuses 'Operation not permitted' as 1001 chmod 666 /mnt/home/new
+refuses 'Permission denied' as 1001 rm -f /mnt/home/new
+as 1001 cat /mnt/home/new >/dev/null
+chown :2000 /mnt/home/mine
+chmod 640 /mnt/home/mine
+refuses 'Permission denied' as 1001 cat /mnt/home/mine
+setpriv --reuid 1001 --regid 1001 --groups 2000 cat /mnt/home/mine >/dev/null || fail "a group of the user is not honoured"
+
+echo "- paths"
+cd /mnt
+for i in {1..5}; do mkdir "$(printf 'd%.0s' {1..200})" && cd "$(printf 'd%.0s' {1..200})"; done
+echo deep >file
+[[ $(cat file) == deep && ${#PWD} -gt 1000 ]] || fail "a path of ${#PWD} bytes"
+cd /
+[[ $(find /mnt -name file | wc -l) == 1 ]] || fail "a deep file is not found"
+ln -s "$(printf 'p%.0s' {1..4095})" /mnt/link
+[[ $(readlink /mnt/link | wc -c) == 4096 ]] || fail "a link of 4095 bytes"
+
+echo "- stale"
+mkdir /mnt/dir
+echo x >/mnt/dir/file
+exec 5</mnt/dir/file
+rm -r $export/dir
+echo y >$export/other
+refuses 'Stale file handle' cat /proc/self/fd/5
+exec 5<&-
+[[ $(cat /mnt/other) == y ]] || fail "what others make is not seen"
+
+echo "- two mounts see each other's work"
+nfs /mnt2 actimeo=0
+echo first >/mnt/shared
+[[ $(cat /mnt2/shared) == first ]] || fail "the second mount does not see the first one's file"
+echo second >>/mnt2/shared
+[[ $(cat /mnt/shared) == $'first\nsecond' ]] || fail "the first mount does not see the second one's work"
+(for i in {1..20}; do echo $i >"/mnt/a-$i"; done) &
+one=$!
+(for i in {1..20}; do echo $i >"/mnt2/b-$i"; done) &
+wait $one $! || fail "two writers"
+[[ $(ls $export | grep -c '^[ab]-') == 40 ]] || fail "files of two writers are missing"
+umount /mnt2 /mnt
+quit
+
+echo "- read-only"
+serve --read-only
+nfs
+[[ $(cat /mnt/shared) == $'first\nsecond' ]] || fail "reading a read-only export"
+for change in 'touch /mnt/x' 'rm -f /mnt/shared' 'mkdir /mnt/d' 'chmod 0 /mnt/shared' 'ln -s a /mnt/b' 'mv /mnt/shared /mnt/c'; do
+    refuses 'Read-only file system' $change
+done
+umount /mnt
+quit
+
+echo "- root is squashed"
+chmod 755 $export
+serve --squash root
+nfs
+refuses 'Permission denied' touch /mnt/x
+[[ $(cat /mnt/shared) == $'first\nsecond' ]] || fail "reading as nobody"
+umount /mnt
+quit

@@ -1,0 +1,42 @@
+# git works on a mount of the example nfs3d: a clone, its check, a commit, and another clone from there.
+# limit: 240
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../nfs3d.sh"
+command -v git >/dev/null || { echo "no git"; exit 77; }
+storage
+serve
+nfs
+export GIT_AUTHOR_NAME=test GIT_AUTHOR_EMAIL=test@example.org GIT_COMMITTER_NAME=test GIT_COMMITTER_EMAIL=test@example.org
+git config --global --add safe.directory '*'
+
+echo "- a repository of this tree"
+mkdir /run/tree
+cp -r "$(dirname "$0")"/../../../{engine,mempool,tests} /run/tree/
+cd /run/tree
+git init -q
+git add -A
+git commit -qm first
+echo "- cloned to the mount"
+git clone -q --no-hardlinks "file:///run/tree" /mnt/clone
+cd /mnt/clone
+git fsck --full --strict
+diff -r --exclude=.git /run/tree /mnt/clone
+echo "- changed there"
+git mv engine/README.md moved
+echo change >>moved
+git rm -rq tests
+git commit -qam second
+git gc -q
+git fsck --full --strict
+[[ -z $(git status --porcelain) ]] || fail "$(git status --porcelain)"
+cd /
+umount /mnt
+nfs
+echo "- cloned back"
+git clone -q file:///mnt/clone /run/back
+cd /run/back
+git fsck --full --strict
+[[ $(git rev-parse HEAD) == "$(git -C $export/clone rev-parse HEAD)" && ! -e tests ]] || fail "another commit came back"
+cd /
+umount /mnt
+quit

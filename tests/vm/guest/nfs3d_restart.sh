@@ -1,0 +1,73 @@
+# The example nfs3d is killed and started again while the Linux kernel's client writes, renames and removes: with a hard mount nothing that was
+# acknowledged is lost, nothing is done twice, and open files go on.
+# limit: 240
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../nfs3d.sh"
+storage
+serve
+nfs
+nfs /mnt2
+
+head -c 60000000 /dev/urandom >/run/file
+exec 5</run/file
+mkdir /mnt/work
+# Each of these fails if a call that changes something is lost or done twice: there is no file to be renamed, or one too many.
+(
+    cd /mnt/work
+    i=0
+    until [[ -e /run/enough ]] && ((i >= 6)); do
+        i=$((i + 1))
+        echo "$i" >"new-$i"
+        mv -T "new-$i" "done-$i"
+        if ((i % 3 == 0)); then rm "done-$i"; fi
+        mkdir "dir-$i" && rmdir "dir-$i"
+    done
+    echo "$i" >/run/rounds
+) 2>/run/trouble &
+names=$!
+dd if=/run/file of=/mnt/copy bs=256k conv=fsync status=none &
+first=$!
+dd if=/run/file of=/mnt2/copy2 bs=64k oflag=direct status=none &
+second=$!
+
+for round in 1 2; do
+    sleep 4
+    kill -KILL "$server"
+    wait "$server" 2>/dev/null || true
+    sleep 1
+    serve
+    echo "- killed and started again"
+done
+touch /run/enough
+wait $first || fail "the first copy failed"
+wait $second || fail "the second copy failed"
+wait $names || fail "renaming and removing failed: $(cat /run/trouble)"
+# A call that was answered just before the server died, whose reply did not come through, is repeated to a server that does not remember: it finds its work
+# done. That is all that may be found fault with, once for each kill.
+(($(wc -l </run/trouble) <= 2)) || fail "$(cat /run/trouble)"
+cat /run/trouble
+
+cmp /run/file $export/copy || fail "the first copy is another file"
+cmp /run/file $export/copy2 || fail "the second copy is another file"
+rounds=$(</run/rounds)
+echo "- $rounds rounds of names"
+for ((i = 1; i <= rounds; i++)); do
+    if ((i % 3 == 0)); then
+        [[ ! -e $export/work/done-$i ]] || fail "done-$i was removed and is there"
+    else
+        [[ $(<"$export/work/done-$i") == "$i" ]] || fail "done-$i is not there, or another"
+    fi
+done
+[[ -z $(find $export/work -name 'new-*' -o -name 'dir-*') ]] || fail "$(find $export/work -name 'new-*' -o -name 'dir-*')"
+
+echo "- unmounted under load, by force"
+dd if=/dev/zero of=/mnt2/endless bs=1M count=4000 status=none 2>/dev/null &
+load=$!
+sleep 1
+umount -f /mnt2 2>/dev/null || true
+umount -l /mnt2 2>/dev/null || true
+kill -KILL $load 2>/dev/null || true
+wait $load 2>/dev/null || true
+ls /mnt >/dev/null || fail "the other mount is gone, too"
+umount /mnt
+quit

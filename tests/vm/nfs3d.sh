@@ -1,0 +1,50 @@
+# For tests of the example nfs3d with the Linux kernel's client: sourced, by bash, in the guest, behind lib.sh.
+#
+# The server exports /srv/nfs3d, a file system in memory, at 10.0.0.1, RDMA port 20049; MOUNT is at TCP port 20148. Its standard output is in /run/nfs3d.
+target=$(realpath "$RPCRDMA_VM_RESULTS/../../..")
+nfs3d=${NFS3D:-}
+for profile in release debug; do
+    [[ -n $nfs3d || ! -x $target/$profile/examples/nfs3d ]] || nfs3d=$target/$profile/examples/nfs3d
+done
+if [[ -z $nfs3d ]] || ! "$nfs3d" --help | grep -q verbs; then
+    echo "no nfs3d with verbs: cargo build -p rpcrdma --features verbs --example nfs3d"
+    exit 77
+fi
+
+modprobe -a rpcrdma nfsv3
+mkdir -p /srv/nfs3d /mnt /mnt2
+export=/srv/nfs3d
+trap 'umount -l /mnt /mnt2 2>/dev/null || true; for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done' EXIT
+
+# storage [SIZE]: what is exported.
+storage() { mount -t tmpfs -o "mode=1777,size=${1:-75%}" tmpfs $export; }
+
+# serve [OPTION…]: starts the server and waits until it listens. $server: its process.
+serve() {
+    "$nfs3d" $export --listen verbs:10.0.0.1:20049 --mount-port 20148 --key /run/nfs3d.key --squash none --clients 2 "$@" \
+        >/run/nfs3d 2>&1 &
+    server=$!
+    await 30 grep -q '^listening' /run/nfs3d
+}
+
+# quit: ends the server; it must have nothing to complain of.
+quit() {
+    kill -TERM "$server"
+    wait "$server" || fail "the server ended with $?: $(cat /run/nfs3d)"
+    # Linux gives a call's credit back when it gives the call up, though that is not answered; who is over his credits is disconnected, and reconnects.
+    ! grep -v -E '^(listening|drained|stopped)|calls in progress$' /run/nfs3d || fail "the server had something to say"
+}
+
+# nfs [DIRECTORY [OPTIONS]]: mounts it.
+nfs() {
+    mount -t nfs -o "vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=20148,nolock,${2:-rw}" 10.0.0.1:$export "${1:-/mnt}"
+}
+
+# xprt DIRECTORY N: a figure of a mount's RDMA transport in mountstats, counted behind the word rdma.
+xprt() {
+    awk -v dir="$1" -v n="$2" '$1 == "device" { on = $5 == dir } on && $1 == "xprt:" && $2 == "rdma" { print $(n + 2) }' \
+        /proc/self/mountstats
+}
+
+# sums DIRECTORY: of all files and links below.
+sums() { (cd "$1" && find . -type f -print0 | sort -z | xargs -0 -r sha256sum && find . -type l -printf '%p %l\n' | sort); }
