@@ -51,7 +51,7 @@ const LAYERS: &[Layer] = &[
         places: &["fabric/"],
         uses: &[],
         pure: false,
-        crates: &[MEMPOOL, "arrayvec", "log", "rustix", "thiserror"],
+        crates: &[MEMPOOL, "arrayvec", "libc", "log", "rustix", "thiserror"],
     },
     Layer {
         name: "handoff",
