@@ -255,6 +255,10 @@ impl<F: Fabric> Shard<F> {
     fn fault(&mut self, conn: &mut Conn, fault: PeerFault) {
         self.stats.peer_faults += 1;
         log::warn!("{:?}: {fault}", conn.qp);
+        if matches!(fault, PeerFault::NoCommonVersion { .. }) {
+            // Another connection would end in the same way.
+            conn.address = None;
+        }
         conn.doomed.get_or_insert_with(|| fault.to_string());
     }
 

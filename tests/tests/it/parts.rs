@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use rpcrdma::fabric::Access;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::{
-    Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, WriteList,
+    Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, ViewBody, WriteList,
 };
 use rpcrdma::{Address, CallError, Config, Procedure, Refusal, Scheme};
 use rpcrdma_tests::*;
@@ -434,14 +434,20 @@ fn a_message_that_never_ends_is_the_senders_own_loss() {
             unharmed(&mut witness);
         }
     }
+    let mut whole = 0;
     for mut peer in peers {
         let last = peer.message(5, Flags::NONE, Body::Msg(Chunks::NONE), b"");
         peer.send(&last);
-        // Zeros are a call of no known version of RPC.
+        // Zeros are a call of no known version of RPC. There are fewer buffers of this length than senders.
         let bytes = answer(&mut peer).expect("the connection goes on");
-        assert_eq!(view(&bytes).payload()[..16], be(&[5, 1, 1, 0]), "REPLY, MSG_DENIED, RPC_MISMATCH");
+        let said = view(&bytes);
+        let no_memory = matches!(said.body(), ViewBody::Error(ErrorBody::System));
+        let denied = said.payload().starts_with(&be(&[5, 1, 1, 0]));
+        assert!(denied || no_memory, "neither MSG_DENIED, RPC_MISMATCH nor ERR_SYSTEM: {said}");
+        whole += usize::from(denied);
         ping(&mut peer, 6);
         assert!(!peer.is_over());
     }
+    assert!(whole > 0);
     unharmed(&mut witness);
 }
