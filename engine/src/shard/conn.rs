@@ -331,6 +331,17 @@ impl Conn {
         });
     }
 
+    /// Sends were posted behind the last signalled one.
+    pub(super) fn has_unsignalled(&self) -> bool {
+        self.sends != self.signalled
+    }
+
+    /// What is posted next is signalled, and speaks for all Sends so far; its name.
+    pub(super) fn signal_all(&mut self) -> u64 {
+        self.signalled = self.sends;
+        u64::from(self.sends)
+    }
+
     /// A signalled Send has left, and all before it.
     #[inline]
     pub(super) fn has_left(&mut self, send: u64) {

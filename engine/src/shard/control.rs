@@ -213,6 +213,9 @@ impl<F: Fabric> Shard<F> {
         self.next_control = u64::MAX;
         self.resize();
         self.adapt();
+        if !self.waiting.is_empty() {
+            self.nudge_all();
+        }
         if self.negotiating > 0 || !self.limbo.is_empty() {
             self.check_negotiations();
             self.revive();
@@ -358,6 +361,7 @@ impl<F: Fabric> Shard<F> {
         if conn.qp == ConnRef::NONE.0 {
             return;
         }
+        self.starve(conn);
         // What the device held is given back here: only then may anything else be done with that memory.
         self.fabric.destroy_qp(conn.qp);
         conn.qp = ConnRef::NONE.0;
