@@ -334,7 +334,7 @@ pub enum ControlEvent {
         request: RequestId,
         /// What the peer said.
         private_data: Vec<u8>,
-        /// Who it is, for logs: process and user, or address.
+        /// Who it is: address and port, or process and user.
         peer: String,
     },
     /// Both directions may be used.

@@ -1,5 +1,6 @@
 //! What the shard keeps for one connection, beside the protocol's own state.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
@@ -193,6 +194,8 @@ pub(super) struct Conn {
     pub(super) plain_reply: usize,
     /// The name that the peer has proved.
     pub(super) peer: Option<Arc<str>>,
+    /// Where a client comes from, if that has an address.
+    pub(super) host: Option<IpAddr>,
     /// Calls of the peer need no thought before they are run: it is open, and nobody in particular.
     pub(super) plain_serving: bool,
     /// Of a client that negotiates: until when, in nanoseconds.
@@ -244,6 +247,7 @@ impl Conn {
             plain_call: 0,
             plain_reply: 0,
             peer: None,
+            host: None,
             plain_serving: false,
             settle_by: u64::MAX,
             reserve: 0,
@@ -257,6 +261,13 @@ impl Conn {
             version_1_only: false,
             doomed: None,
         }
+    }
+
+    /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
+    #[inline]
+    pub(super) fn inline_room(&self) -> u32 {
+        let terms = self.proto.terms();
+        terms.send_inline.saturating_sub(wire::msg_len(terms.version, true)) as u32
     }
 
     /// It was lost, and is not open again yet.

@@ -1,5 +1,7 @@
 //! The slow part of a connection's life: connect, listen, accept, drain, break.
 
+use std::net::SocketAddr;
+
 use super::conn::{Conn, Stage};
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
@@ -306,7 +308,12 @@ impl<F: Fabric> Shard<F> {
             return self.fabric.reject(request, b"no receives left");
         };
         match self.fabric.accept(request, &self.params()) {
-            Ok(qp) => self.add(qp, window, PrivateData::parse(private_data), None),
+            Ok(qp) => {
+                self.add(qp, window, PrivateData::parse(private_data), None);
+                if let Some(Some(conn)) = self.conns.get_mut(qp.slot as usize) {
+                    conn.host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
+                }
+            }
             Err(error) => log::warn!("connection of {peer} not accepted: {error}"),
         }
     }

@@ -156,6 +156,8 @@ impl<F: Fabric> Shard<F> {
         match (conn.proto.handle_message(&view), &view) {
             (Ok(Event::Call { id }), Ok(view)) => {
                 let mut call = self.boxes.take(conn.qp, id);
+                call.host = conn.host;
+                call.inline_room = conn.inline_room();
                 if conn.assembly.is_some() || view.htype() != HeaderType::Msg {
                     return self.serve_unusual(conn, call, view);
                 }

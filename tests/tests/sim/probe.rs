@@ -453,8 +453,8 @@ impl<F: Fabric> Fabric for Probe<F> {
         self.inner.arm();
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) {
-        self.inner.wait(timeout);
+    fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        self.inner.wait(timeout)
     }
 
     fn waker(&self) -> Waker {
