@@ -84,6 +84,8 @@ impl<F: Fabric> Shard<F> {
             part.revoked = Some(part.segment.handle) == invalidated;
         }
         let left = exposure.parts.iter().filter(|part| !part.revoked).count();
+        self.stats.revoked_here += left as u64;
+        self.stats.revoked_by_peers += (exposure.parts.len() - left) as u64;
         let windows = exposure.parts.iter().filter(|part| !part.revoked).map(|part| part.window);
         for (n, window) in windows.enumerate() {
             // They complete in order: the last one speaks for all.
