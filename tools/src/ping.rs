@@ -145,7 +145,10 @@ fn failed(error: ConnectError) -> CommandError {
 fn config(args: &Args) -> ClientConfig {
     let shard = Config {
         scheme: if args.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
-        receives: 512,
+        // Enough for a window of 128, so that what a server grants is seen as it is.
+        receives: 1280,
+        window: 128,
+        max_window: 128,
         small_buffers: 64,
         message_buffers: 64,
         bulk_buffers: vec![(2 * LONG_REPLY, 2)],
