@@ -170,13 +170,7 @@ mod tests {
 
     #[test]
     fn a_call_is_one_record_and_a_reply_may_be_several_fragments() {
-        let (result, said) = call(|xid| {
-            let mut bytes = words(&[8, xid, 1, 4, 0, 0, 8 + LAST]);
-            // The first fragment has the header's beginning, the second one its rest; a third one the results.
-            bytes.truncate(bytes.len() - 4);
-            bytes.extend(words(&[4, 0, 4 + LAST, 42]));
-            bytes
-        });
+        let (result, said) = call(|xid| words(&[8, xid, 1, 8, 0, 0, 12 | LAST, 0, 0, 42]));
         assert_eq!(result.unwrap(), words(&[42]));
         let (mark, message) = said.split_first_chunk().unwrap();
         assert_eq!(u32::from_be_bytes(*mark), LAST | message.len() as u32);
