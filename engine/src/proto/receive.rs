@@ -303,7 +303,7 @@ impl Connection {
             return Ok(self.reject(Rejected::Unexpected));
         }
         self.settle_server(Version::V1, false);
-        self.credits.on_receive(words(view), true, true)?;
+        // Its credit word asks for credits, which this side grants as it sees fit: what counts are the calls under way.
         self.check_overrun()?;
         match view.htype() {
             HeaderType::Msg | HeaderType::Nomsg => self.called(view),

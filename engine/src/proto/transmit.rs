@@ -222,12 +222,16 @@ impl Connection {
     pub(super) fn account(&mut self, call: bool, grants: bool, receives_ok: bool) -> CreditWords {
         self.spoke |= grants;
         self.counters.sent += 1;
+        if self.version == Version::V1 {
+            // Every reply grants: what its call has used.
+            self.counters.grants_piggybacked += u64::from(!call);
+            return self.credits.on_send(call, true);
+        }
         self.counters.grants_piggybacked += u64::from(grants && self.credits.wants_report());
-        let counted = call || self.version == Version::V2;
         let replenished = grants && self.replenished(receives_ok);
         if grants && receives_ok && !replenished {
-            return self.credits.on_send_crowded(counted);
+            return self.credits.on_send_crowded(true);
         }
-        self.credits.on_send(counted, replenished)
+        self.credits.on_send(true, replenished)
     }
 }
