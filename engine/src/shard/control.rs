@@ -379,11 +379,6 @@ impl<F: Fabric> Shard<F> {
             self.negotiating -= 1;
         }
     }
-
-    /// Runs procedures on these workers from now on.
-    pub(crate) fn use_workers(&mut self, workers: &super::Workers) {
-        self.workers = Some(workers.attach_shard(&self.sleeper.signal()));
-    }
 }
 
 fn no_receives(limit: usize) -> FabricError {

@@ -13,6 +13,7 @@ use rpcrdma::wire::ErrorBody;
 use rpcrdma::{CallError, Reply};
 use rpcrdma_tests::Random;
 
+use crate::changes;
 use crate::forms::{Draw, Shape, Terms};
 use crate::journal::Journal;
 use crate::plan::{Habits, Plan};
@@ -137,6 +138,10 @@ impl Desk {
         if self.habits.cancel != 0 && self.random.once_in(3 * self.habits.cancel) {
             self.cancel(client);
         }
+        if self.random.once_in(self.plan.change) {
+            changes::make(client, &self.links, &mut self.random, &self.journal);
+        }
+        changes::hear(client, &self.journal);
         if self.kept.len() > 3 || self.random.once_in(20) {
             self.let_go(1);
         }

@@ -190,6 +190,20 @@ impl Flow {
         }
     }
 
+    /// The version, if it is settled.
+    pub(crate) fn settled(&self) -> Option<Version> {
+        self.settled.then_some(self.version)
+    }
+
+    /// Messages sent, and received; version 2.
+    pub(crate) fn sent(&self) -> u32 {
+        self.ours.count
+    }
+
+    pub(crate) fn received(&self) -> u32 {
+        self.theirs.count
+    }
+
     /// Messages that the peer may still send: each must find a Receive.
     pub(crate) fn promised(&self) -> u32 {
         let left = (-self.theirs.beyond()).max(0) as u32;

@@ -9,7 +9,7 @@ use rpcrdma_tests::*;
 
 use crate::plan::{PATIENT, Plan, pick};
 use crate::probe::Place;
-use crate::service::{FLAT, GIVE, GROW, MIX, NOTE, Name, TELL, filler};
+use crate::service::{FLAT, GIVE, GROW, MIX, NOTE, Name, PANICS, TELL, filler};
 use crate::world::Device;
 
 /// A call, and its reply: a function of the call.
@@ -52,7 +52,7 @@ pub(crate) struct Terms {
     pub(crate) reverse: bool,
     /// It may be of version 1, and of version 2.
     pub(crate) versions: [bool; 2],
-    /// Least size of messages of both ends; and what it may be, if that is not known.
+    /// Least size of messages of both ends; and what it may be, if that is not known, or changes.
     pub(crate) inline: usize,
     pub(crate) most: usize,
 }
@@ -61,14 +61,15 @@ impl Terms {
     /// Of a client's connection to a group, or to the hostile server.
     pub(crate) fn forward(plan: &Plan, client: &Config, group: Option<usize>) -> Self {
         let Some(group) = group.map(|group| &plan.groups[group].config) else {
-            return Self { reverse: false, versions: [true; 2], inline: client.inline, most: client.inline };
+            let (inline, most) = sizes(plan, &[client]);
+            return Self { reverse: false, versions: [true; 2], inline, most };
         };
         let one = [client, group].iter().any(|config| config.scheme == Scheme::V1);
         // Who is lost while it negotiates comes again in version 1.
         let late = client.negotiation_timeout_ms < PATIENT;
         let versions = [one || late || !plan.calm(), !one];
-        let inline = client.inline.min(group.inline);
-        Self { reverse: false, versions, inline, most: inline }
+        let (inline, most) = sizes(plan, &[client, group]);
+        Self { reverse: false, versions, inline, most: if plan.change == 0 { inline } else { most } }
     }
 
     /// Of a server's connections, whoever is at their other end.
@@ -84,8 +85,17 @@ impl Terms {
         // The older text has no word for what an end sends at most.
         let least = if plan.revision == Revision::Cel09 { 4096 } else { server.inline };
         let inline = clients().map(|config| config.inline).fold(least.min(server.inline), usize::min);
-        Self { reverse: true, versions, inline, most: server.inline }
+        let (changed, most) = sizes(plan, &[server]);
+        Self { reverse: true, versions, inline: inline.min(changed), most }
     }
+}
+
+/// Least and most bytes of a message between such ends.
+fn sizes(plan: &Plan, ends: &[&Config]) -> (usize, usize) {
+    let least = ends.iter().map(|config| config.inline).fold(usize::MAX, usize::min);
+    let most = ends.iter().map(|config| config.inline.max(config.max_inline)).fold(0, usize::max);
+    // An end may be asked to send no longer messages than this.
+    if plan.change == 0 { (least, most) } else { (least.min(1024), most) }
 }
 
 /// What calls are drawn from.
@@ -115,6 +125,7 @@ pub(crate) const FORMS: &[Form] = &[
     ("results that are not to be reduced", 4, unreduced),
     ("refused", 3, refused),
     ("no such procedure", 2, no_such_procedure),
+    ("a handler that panics", 2, panics),
 ];
 
 impl Shape {
@@ -299,7 +310,8 @@ impl Draw<'_> {
 
     /// Bytes of a message: short, about as long as may be in one, or in several.
     fn length(&mut self) -> usize {
-        let (inline, longest) = (self.terms.inline, self.plan.longest_message);
+        let inline = pick(self.random, &[self.terms.inline, self.terms.most]);
+        let longest = self.plan.longest_message;
         let length = match self.random.below(8) {
             0 => inline - 120 + self.random.below(60),
             1 => self.random.below(inline),
@@ -377,7 +389,12 @@ fn noted(draw: &Draw<'_>, len: usize) -> Shape {
 
 fn note(draw: &mut Draw<'_>) -> Shape {
     let len = match draw.random.below(5) {
-        0 => draw.terms.inline - HEADERS[1] - CALL - draw.random.below(9),
+        0 => {
+            pick(draw.random, &[draw.terms.inline, draw.terms.most])
+                - HEADERS[1]
+                - CALL
+                - draw.random.below(9)
+        }
         _ => draw.random.below(200),
     };
     let len = len.min(draw.plan.longest_message);
@@ -543,6 +560,15 @@ fn refused(draw: &mut Draw<'_>) -> Shape {
         )
     };
     failing(REFUSE, words([pick(draw.random, &[0, 3, 4, 5])]), error)
+}
+
+/// On a worker, or on a shard.
+fn panics(_: &mut Draw<'_>) -> Shape {
+    let error = |error: &CallError| {
+        use ErrorBody::{BadXdr, System};
+        matches!(error, CallError::Refused(Refusal::SystemError) | CallError::Transport(System | BadXdr))
+    };
+    failing(PANICS, Vec::new(), error)
 }
 
 fn no_such_procedure(draw: &mut Draw<'_>) -> Shape {

@@ -2,6 +2,7 @@
 //! are refused first. Each checks what it gets, and writes down that it ran.
 
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rpcrdma::server::MAX_CHUNKS;
@@ -23,6 +24,9 @@ pub(crate) const FLAT: u32 = 23;
 pub(crate) const GROW: u32 = 24;
 /// Gives no chunks. Then: seed, bytes of inline results.
 pub(crate) const GIVE: u32 = 25;
+
+/// Panics.
+pub(crate) const PANICS: u32 = 26;
 
 /// Whose call it is, and its number there.
 pub(crate) type Name = (u32, u32);
@@ -53,7 +57,11 @@ pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
     // Declared is what a chunk may come to.
     let chunk = plan.longest_chunk.max(longest);
     let mut services = services_for(longest);
-    let mut add = |procedure: u32, entry: Procedure| _ = services.add(PROGRAM, VERSION, procedure, entry);
+    let mut add = |procedure: u32, entry: Procedure| {
+        let elsewhere = plan.on_workers >> (procedure - NOTE) & 1 != 0;
+        let entry = if elsewhere { entry.on_workers() } else { entry };
+        services.add(PROGRAM, VERSION, procedure, entry);
+    };
     add(NOTE, recorded(runs, note).max_reply(longest));
     let told = runs.clone();
     add(
@@ -72,6 +80,8 @@ pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
     add(FLAT, recorded(runs, flat));
     add(GROW, recorded(runs, grow).write_chunks(MAX_CHUNKS, chunk));
     add(GIVE, recorded(runs, give).max_reply(longest));
+    // Without a word on the terminal.
+    add(PANICS, Procedure::new(|_| resume_unwind(Box::new("as the plan wants"))));
     services
 }
 
