@@ -1,6 +1,7 @@
 //! Where a server is: which fabric, and the fabric's own address.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::str::FromStr;
 
 use crate::config::Config;
@@ -72,6 +73,18 @@ impl Address {
                 device.scheme
             ),
         })
+    }
+
+    /// Host and port, with the host's name looked up; `None` for a fabric that is not a network.
+    ///
+    /// # Errors
+    /// The name is not found, or what is behind the colon is no host.
+    pub fn socket_address(&self) -> Result<Option<SocketAddr>, FabricError> {
+        match self {
+            Self::Soft(_) => Ok(None),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(address) => crate::fabric::verbs::resolve(address).map(Some),
+        }
     }
 
     /// Opens the fabric for a shard that listens at this address, or connects to it.

@@ -23,6 +23,7 @@ pub mod proto;
 pub mod server;
 pub mod shard;
 pub mod stats;
+pub mod stream;
 pub mod wire;
 
 mod address;

@@ -42,6 +42,7 @@ use std::time::Duration;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 pub use self::address::DEFAULT_PORT;
+pub(crate) use self::address::resolve;
 use self::complete::Book;
 pub use self::config::{Switch, VerbsConfig};
 use self::device::Choice;
