@@ -3,7 +3,7 @@
 
 use rpcrdma::{Config, IdlePolicy, Scheme};
 
-use crate::cli::{EngineArgs, Form, Idle};
+use crate::cli::{DeviceArgs, EngineArgs, Form, Idle};
 use crate::failure::Failure;
 
 /// Memory that buffers of one size may take, as far as there is one for each connection.
@@ -89,7 +89,13 @@ fn steps(largest: usize) -> impl Iterator<Item = usize> {
 }
 
 /// Everything that both ends share: the options, and memory for so many messages.
-pub(crate) fn shared(args: &EngineArgs, idle: Idle, batch: bool, load: &Load) -> Result<Config, Failure> {
+pub(crate) fn shared(
+    args: &EngineArgs,
+    device: &DeviceArgs,
+    idle: Idle,
+    batch: bool,
+    load: &Load,
+) -> Result<Config, Failure> {
     let usual = if load.connections <= 64 { 64 } else { 16 };
     let window = args.credits.unwrap_or((2 * load.outstanding as u32).clamp(usual, 32_767));
     let reverse_window = (load.outstanding as u32).max(FEWEST_REVERSE);
@@ -113,6 +119,8 @@ pub(crate) fn shared(args: &EngineArgs, idle: Idle, batch: bool, load: &Load) ->
         },
         reassemble_up_to: usual_config.reassemble_up_to.max(load.message + SLACK),
         reverse_window,
+        device: device.ib_dev.clone(),
+        gid_index: device.gid_index,
         idle: policy(idle),
         signal_every: args.signal_every,
         batch,

@@ -14,6 +14,10 @@ use crate::fabric::FabricError;
 /// The device nodes of user space verbs and of the connection manager.
 const NODES: &str = "/dev/infiniband";
 
+/// How a host comes by a device.
+pub(super) const NO_DEVICE: &str = "load the driver of the adapter (`sudo modprobe mlx5_ib`), or make a soft-RoCE device (`sudo modprobe rdma_rxe && \
+                                   sudo rdma link add rxe0 type rxe netdev NETDEV`)";
+
 fn errno(error: &io::Error) -> Option<Errno> {
     error.raw_os_error().map(Errno::from_raw_os_error)
 }
@@ -86,14 +90,13 @@ fn modules(nodes: &Path) -> String {
     let has = |prefix: &str| names.iter().any(|name| name.starts_with(prefix));
     let mut missing = Vec::new();
     if !has("uverbs") {
-        missing.push("there is no RDMA device (`rdma link` lists none): load the driver of the adapter (`sudo modprobe mlx5_ib`), or make \
-                      a soft-RoCE device (`sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev NETDEV`)");
+        missing.push(format!("there is no RDMA device (`rdma link` lists none): {NO_DEVICE}"));
     }
     if !has("rdma_cm") {
-        missing.push("/dev/infiniband/rdma_cm is missing: `sudo modprobe rdma_ucm`");
+        missing.push("/dev/infiniband/rdma_cm is missing: `sudo modprobe rdma_ucm`".to_owned());
     }
     if missing.is_empty() {
-        missing.push("see `rdma link` and `dmesg`");
+        missing.push("see `rdma link` and `dmesg`".to_owned());
     }
     missing.join("; ")
 }

@@ -229,7 +229,7 @@ fn choose(ports: &[device::Port], config: &VerbsConfig) -> Result<Choice, Fabric
             (!to.ip().is_unspecified()).then(|| found.map_err(unreachable)).transpose()?
         }
     };
-    device::choose(ports, config.device.as_deref(), local)
+    device::choose(ports, config.device.as_deref(), local, config.gid_index)
 }
 
 /// The longest inline Send that the device gives, up to `wanted`. Finds out by the way whether queue pairs can be made at all.
@@ -300,6 +300,15 @@ impl Fabric for VerbsFabric {
     fn listen(&mut self, listener: &VerbsListener) -> Result<(), FabricError> {
         if self.listener.is_some() {
             return Err(FabricError::Misuse("this fabric listens already".to_owned()));
+        }
+        if let Some(from) = self.source()
+            && !listener.address().is_unspecified()
+            && listener.address() != from
+        {
+            return Err(FabricError::Misuse(format!(
+                "listening at {} with the GID of {from}: choose another GID, or none",
+                listener.address()
+            )));
         }
         self.sleeper
             .add(Source::Listener, listener.channel().fd())
