@@ -171,11 +171,8 @@ mod tests {
     #[test]
     fn a_call_is_one_record_and_a_reply_may_be_several_fragments() {
         let (result, said) = call(|xid| {
-            let mut bytes = words(&[8, xid, 1, 4, 0, 0, 8 + LAST]);
-            // The first fragment has the header's beginning, the second one its rest; a third one the results.
-            bytes.truncate(bytes.len() - 4);
-            bytes.extend(words(&[4, 0, 4 + LAST, 42]));
-            bytes
+            // The header's beginning, its rest, the results.
+            [words(&[8, xid, 1]), words(&[16, 0, 0, 0, 0]), words(&[4 | LAST, 42])].concat()
         });
         assert_eq!(result.unwrap(), words(&[42]));
         let (mark, message) = said.split_first_chunk().unwrap();

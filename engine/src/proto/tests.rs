@@ -616,7 +616,7 @@ fn version_1_calls_up_to_twice_the_window_are_served_and_more_are_a_fault() {
     let reserve = server.reserve();
     assert!(reserve > 2 * WINDOW, "Receives are kept for {reserve} messages");
     let mut served = VecDeque::new();
-    let mut call = |server: &mut Connection| match take(server, &words(&[9, 1, 1, 0, 0, 0, 0])) {
+    let call = |server: &mut Connection| match take(server, &words(&[9, 1, 1, 0, 0, 0, 0])) {
         Ok(Event::Call { id }) => Ok(id),
         Ok(event) => panic!("{event:?}"),
         Err(fault) => Err(fault),
