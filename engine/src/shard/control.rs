@@ -13,6 +13,8 @@ use crate::wire::properties::ReverseSupport;
 const MOST_WINDOWS: usize = 1 << 16;
 /// What a connection's share of the unpromised Receives is divided by.
 const SHARE: usize = 8;
+/// What a peer may send before it was told anything: one message, and a pure grant (version 2 §4.3.1.2).
+const FIRST_RECEIVES: usize = 2;
 
 impl<F: Fabric> Shard<F> {
     /// Takes connect requests from a bound address.
@@ -131,8 +133,15 @@ impl<F: Fabric> Shard<F> {
         buffers.clamp(1, MOST_WINDOWS) as u32
     }
 
-    /// Receives for one more connection: what is configured, but no more than its share of what is left.
-    pub(super) fn share(&self) -> Option<u32> {
+    /// Receives for one more connection: what is configured, but no more than its share of what is left. None, too, while even those that any
+    /// peer may count on from the start cannot be posted.
+    pub(super) fn share(&mut self) -> Option<u32> {
+        if self.posted < self.reserved + FIRST_RECEIVES {
+            self.refill();
+            if self.posted < self.reserved + FIRST_RECEIVES {
+                return None;
+            }
+        }
         let left = self.config.receives.saturating_sub(RECEIVE_MARGIN + self.reserved);
         let most = (left / SHARE).max(MIN_WINDOW as usize).min(left.saturating_sub(1)) as u32;
         (most >= MIN_WINDOW).then(|| self.config.window.min(most))
@@ -385,7 +394,7 @@ fn no_receives(limit: usize) -> FabricError {
     FabricError::System {
         call: "reserving Receives for a connection".into(),
         detail: format!(
-            "all {limit} of this shard are promised to others; raise `receives`, or lower `window`"
+            "all {limit} of this shard are promised to others, or cannot be posted; raise `receives`, or lower `window`"
         ),
     }
 }
