@@ -559,6 +559,11 @@ impl Connection {
         self.calls.is_queued(call)
     }
 
+    /// Whether a call was sent, and neither answered nor given up.
+    pub fn is_under_way(&self, call: CallId) -> bool {
+        self.calls.is_sent(call.xid())
+    }
+
     /// Ends a call that was [refused](Event::Refused). `None` if it has ended meanwhile, else its token.
     pub fn give_up(&mut self, call: CallId) -> Option<u64> {
         self.calls.remove(call, false).map(|(token, _)| token)

@@ -103,7 +103,7 @@ impl Caller {
             }
             Err(error) => {
                 let error = error.to_string();
-                let full = error.contains("promised to others");
+                let full = error.contains("reserving Receives");
                 assert!(full || group.is_none(), "{}: {error}", self.desk.journal.who());
                 self.desk.journal.count("connections not begun", 1);
             }

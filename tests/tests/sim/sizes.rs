@@ -25,6 +25,9 @@ pub(crate) struct Sizes {
     heard: VecDeque<(u32, usize)>,
     /// Messages that the peer was allowed by increments.
     limit: u32,
+    /// A CONNPROP has gone, and has come: only the first one of an end counts.
+    introduced: bool,
+    met: bool,
 }
 
 impl Sizes {
@@ -37,6 +40,8 @@ impl Sizes {
             heard_first: size(theirs),
             heard: VecDeque::from([(0, DEFAULT)]),
             limit: 1,
+            introduced: false,
+            met: false,
         }
     }
 
@@ -63,7 +68,7 @@ impl Sizes {
         if message.len() > most.max(LEAST) {
             return Err(format!("it sends {} bytes to a peer that takes {most}", message.len()));
         }
-        if let Some(size) = receive_size(&view, revision) {
+        if let Some(size) = receive_size(&view, revision, &mut self.introduced) {
             self.told.push_back((count, size));
         }
         Ok(())
@@ -75,7 +80,7 @@ impl Sizes {
         if view.version() == Version::V1 {
             return;
         }
-        if let Some(size) = receive_size(&view, revision) {
+        if let Some(size) = receive_size(&view, revision, &mut self.met) {
             self.heard.push_back((count, size));
         }
         match view.received() {
@@ -114,14 +119,18 @@ fn largest(said: &VecDeque<(u32, usize)>) -> usize {
 }
 
 /// What a message says of the size of its sender's Receives.
-fn receive_size(view: &View<'_>, revision: Revision) -> Option<usize> {
+fn receive_size(view: &View<'_>, revision: Revision, introduced: &mut bool) -> Option<usize> {
     let in_set = |set: PropertySet<'_>| {
         let mut all = Properties::default();
-        let said = set.iter().filter_map(|property| all.apply(&property, revision).ok().flatten());
-        said.into_iter().any(|id| id == PropertyId::ReceiveSize).then_some(all.receive_size as usize)
+        let said: Result<Vec<_>, _> = set.iter().map(|property| all.apply(&property, revision)).collect();
+        said.ok()?.contains(&Some(PropertyId::ReceiveSize)).then_some(all.receive_size as usize)
     };
     match view.body() {
-        ViewBody::Connprop(set) => in_set(set),
+        ViewBody::Connprop(_) if *introduced => None,
+        ViewBody::Connprop(set) => {
+            *introduced = true;
+            in_set(set)
+        }
         ViewBody::Optional { opttype, optinfo } => {
             match Operation::parse(OperationCode::from_code(opttype)?, optinfo).ok()? {
                 Operation::Initial { start, .. } => in_set(start),
