@@ -56,7 +56,7 @@ impl Caller {
         let journal = journal.of(&format!("client{index}"));
         let plan::Caller { config, software, chaos, links, habits, .. } = &plan.callers[index];
         let serves = plan.reverse != ReverseSupport::None;
-        let fabric = device(config, software, *chaos, &journal, Some(addresses), serves);
+        let fabric = device(config, software, *chaos, &journal, Some(addresses), (serves, false));
         let services = serves.then(|| Arc::new(services(plan, runs)));
         let client = ClientConfig { services, ..small_client(config.clone()) };
         let mut client = LocalClient::open(fabric, client).expect("a client");

@@ -28,11 +28,13 @@ pub(crate) struct Sizes {
     /// A CONNPROP has gone, and has come: only the first one of an end counts.
     introduced: bool,
     met: bool,
+    /// The peer may keep to no rule: what it says means nothing.
+    hostile: bool,
 }
 
 impl Sizes {
-    /// A new connection; both ends' private data.
-    pub(crate) fn new(ours: &[u8], theirs: &[u8]) -> Self {
+    /// A new connection, perhaps with somebody `hostile`; both ends' private data.
+    pub(crate) fn new(ours: &[u8], theirs: &[u8], hostile: bool) -> Self {
         let size = |data: &[u8]| PrivateData::parse(data).unwrap_or_default().receive_size as usize;
         Self {
             told_first: size(ours),
@@ -42,6 +44,7 @@ impl Sizes {
             limit: 1,
             introduced: false,
             met: false,
+            hostile,
         }
     }
 
@@ -65,7 +68,7 @@ impl Sizes {
             // It does not say what has been read by now.
             (Version::V2, None) => largest(&self.heard),
         };
-        if message.len() > most.max(LEAST) {
+        if message.len() > most.max(LEAST) && !self.hostile {
             return Err(format!("it sends {} bytes to a peer that takes {most}", message.len()));
         }
         if let Some(size) = receive_size(&view, revision, &mut self.introduced) {
