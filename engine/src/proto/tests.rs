@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use super::*;
-use crate::wire::{Body, Chunks, Header, HeaderType, ReadSegment, View, ViewBody};
+use crate::auth::AuthPolicy;
+use crate::wire::properties::ReverseSupport;
+use crate::wire::{Body, Chunks, ErrorBody, Header, HeaderType, ReadSegment, Revision, View, ViewBody};
 
 /// A client and a server with the links between them.
 struct Pair {

@@ -1,10 +1,12 @@
 //! The slow part of a connection's life: connect, listen, accept, drain, break.
 
-use super::conn::{Conn, Stage};
+use super::conn::{Conn, Parts, Stage};
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
-use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, PeerFault, Scheme, connect_data};
+use crate::proto::{
+    CallError, ConnConfig, Connection, MIN_WINDOW, Outgoing, PeerFault, Scheme, connect_data,
+};
 use crate::server::MAX_SEGMENTS;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
@@ -13,8 +15,8 @@ use crate::wire::properties::ReverseSupport;
 const MOST_WINDOWS: usize = 1 << 16;
 /// What a connection's share of the unpromised Receives is divided by.
 const SHARE: usize = 8;
-/// What a peer may send before it was told anything: one message, and a pure grant (version 2 §4.3.1.2).
-const FIRST_RECEIVES: usize = 2;
+/// Messages that a peer may send before it is told anything: one, and a pure grant.
+const UNTOLD: usize = 2;
 
 impl<F: Fabric> Shard<F> {
     /// Takes connect requests from a bound address.
@@ -30,7 +32,7 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// As [`Fabric::connect`]; or no Receives are left to promise.
     pub fn connect(&mut self, address: &FabricAddress) -> Result<ConnRef, FabricError> {
-        let Some(window) = self.share() else { return Err(no_receives(self.config.receives)) };
+        let window = self.share()?;
         let params = self.params();
         let qp = self.fabric.connect(address, &params)?;
         self.add(qp, window, None, Some(address.clone()));
@@ -133,18 +135,27 @@ impl<F: Fabric> Shard<F> {
         buffers.clamp(1, MOST_WINDOWS) as u32
     }
 
-    /// Receives for one more connection: what is configured, but no more than its share of what is left. None, too, while even those that any
-    /// peer may count on from the start cannot be posted.
-    pub(super) fn share(&mut self) -> Option<u32> {
-        if self.posted < self.reserved + FIRST_RECEIVES {
+    /// Receives for one more connection: what is configured, but no more than its share of what is left.
+    ///
+    /// # Errors
+    /// Too few are left to be promised; or there is no memory for those that are promised already.
+    pub(super) fn share(&mut self) -> Result<u32, FabricError> {
+        if self.posted < self.reserved + UNTOLD {
             self.refill();
-            if self.posted < self.reserved + FIRST_RECEIVES {
-                return None;
-            }
         }
-        let left = self.config.receives.saturating_sub(RECEIVE_MARGIN + self.reserved);
+        if self.posted < self.reserved + UNTOLD {
+            return Err(no_receives(
+                "all that there are buffers for are promised to others; raise `message_buffers`, or hold fewer".into(),
+            ));
+        }
+        let limit = self.config.receives;
+        let left = limit.saturating_sub(RECEIVE_MARGIN + self.reserved);
         let most = (left / SHARE).max(MIN_WINDOW as usize).min(left.saturating_sub(1)) as u32;
-        (most >= MIN_WINDOW).then(|| self.config.window.min(most))
+        if most < MIN_WINDOW {
+            let remedy = "raise `receives`, or lower `window`";
+            return Err(no_receives(format!("all {limit} of this shard are promised to others; {remedy}")));
+        }
+        Ok(self.config.window.min(most))
     }
 
     pub(super) fn conn_config(
@@ -307,9 +318,12 @@ impl<F: Fabric> Shard<F> {
         if self.draining || self.services.is_none() {
             return self.fabric.reject(request, b"closed");
         }
-        let Some(window) = self.share() else {
-            log::warn!("connection of {peer} refused: {}", no_receives(self.config.receives));
-            return self.fabric.reject(request, b"no receives left");
+        let window = match self.share() {
+            Ok(window) => window,
+            Err(error) => {
+                log::warn!("connection of {peer} refused: {error}");
+                return self.fabric.reject(request, b"no receives left");
+            }
         };
         match self.fabric.accept(request, &self.params()) {
             Ok(qp) => self.add(qp, window, PrivateData::parse(private_data), None),
@@ -372,8 +386,12 @@ impl<F: Fabric> Shard<F> {
         conn.qp = ConnRef::NONE.0;
         // What has no queue pair has nothing to say.
         conn.ready = true;
-        if let Some(call) = conn.parts.take().and_then(|parts| parts.call) {
-            self.boxes.put(call);
+        match conn.parts.take() {
+            Some(Parts { call: Some(call), .. }) => self.boxes.put(call),
+            Some(Parts { of: Outgoing::Call(call), message, whole, .. }) => {
+                conn.keep_whole(call, message, whole);
+            }
+            _ => {}
         }
         for call in conn.replies.iter_mut().filter_map(Option::take) {
             self.boxes.put(call);
@@ -390,11 +408,6 @@ impl<F: Fabric> Shard<F> {
     }
 }
 
-fn no_receives(limit: usize) -> FabricError {
-    FabricError::System {
-        call: "reserving Receives for a connection".into(),
-        detail: format!(
-            "all {limit} of this shard are promised to others, or cannot be posted; raise `receives`, or lower `window`"
-        ),
-    }
+fn no_receives(detail: String) -> FabricError {
+    FabricError::System { call: "reserving Receives for a connection".into(), detail }
 }

@@ -478,11 +478,8 @@ fn give(draw: &mut Draw<'_>) -> Shape {
     let enough = announced.is_some_and(|bytes| bytes >= len);
     let [one, two] = draw.without_chunks(args.len(), len);
     let general = !draw.terms.reverse || draw.plan.reverse == ReverseSupport::General;
-    // Of one that was as plain as can be no copy is kept, that could be sent again.
-    let resent = match two {
-        Says::No | Says::Either if general => Says::Either,
-        two => two,
-    };
+    // It is sent again with what its reply needs.
+    let resent = if general { Says::Yes } else { two };
     let plain_size = if enough { draw.carried(args.len(), len, false) } else { [one, resent] };
     // A Reply chunk may be longer than was asked for, and takes what is a little longer than announced.
     let [one, two] = both(plain_size, draw.carried(args.len(), announced.unwrap_or(0), false));
@@ -495,10 +492,7 @@ fn tell(draw: &mut Draw<'_>) -> Shape {
     let len = if draw.random.once_in(3) { draw.length() } else { draw.random.below(200) };
     let mut args = words(draw.name());
     args.extend(patterned_bytes(draw.name.1, len));
-    let two = match CALL + args.len() + HEADERS[1] <= draw.terms.inline {
-        true => Says::Yes,
-        false => Says::Either,
-    };
+    let [_, two] = draw.without_chunks(args.len(), 0);
     Shape { noted: true, call_only: true, succeeds: [Says::No, two], ..plain(TELL, args, Vec::new()) }
 }
 

@@ -49,7 +49,8 @@ impl Host {
         let crate::plan::Group { config, software, chaos, habits, workers: count, .. } = &plan.groups[group];
         let seed = chaos.seed ^ u64::from(generation) << 8;
         let chaos = rpcrdma::fabric::chaos::ChaosConfig { seed, ..*chaos };
-        let fabric = device(config, software, chaos, &journal, None, true);
+        let fabric =
+            device(config, software, chaos, &journal, None, (true, plan.hostile_clients.contains(&group)));
         let services = Some(Arc::clone(services));
         let client = ClientConfig { services, ..small_client(config.clone()) };
         let mut client = LocalClient::open(fabric, client).expect("a server");

@@ -86,6 +86,8 @@ pub(crate) struct Probe<F> {
     version: Version,
     /// It takes calls.
     serves: bool,
+    /// Some who connect to it may keep to no rule.
+    strangers: bool,
     /// Messages that a peer may have under way, at first and at most.
     window: u32,
     most: u32,
@@ -111,7 +113,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         journal: Journal,
         config: &Config,
         addresses: Option<&Addresses>,
-        serves: bool,
+        (serves, strangers): (bool, bool),
     ) -> Self {
         let groups: Vec<_> =
             addresses.map_or_else(Vec::new, |all| all.groups.iter().map(fabric_address).collect());
@@ -121,6 +123,7 @@ impl<F: Fabric + Smallest> Probe<F> {
             revision: config.revision,
             version: if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 },
             serves,
+            strangers,
             window: config.window,
             // Version 1 counts the directions apart.
             most: config.window.max(config.max_window) + config.reverse_window.max(4) + 1,
@@ -363,7 +366,7 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
         self.journal.note(format_args!("{qp:?} connects"));
         let hostile = self.hostile.as_ref() == Some(address);
         let group = self.groups.iter().position(|group| group == address);
-        self.add(qp, false, hostile, group, Sizes::new(&params.private_data, &[]));
+        self.add(qp, false, hostile, group, Sizes::new(&params.private_data, &[], hostile));
         Ok(qp)
     }
 
@@ -372,7 +375,7 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
         self.journal.note(format_args!("{qp:?} accepts"));
         let theirs = self.requests.iter().position(|(asks, _)| *asks == request);
         let theirs = theirs.map(|at| self.requests.swap_remove(at).1).unwrap_or_default();
-        self.add(qp, true, false, None, Sizes::new(&params.private_data, &theirs));
+        self.add(qp, true, false, None, Sizes::new(&params.private_data, &theirs, self.strangers));
         Ok(qp)
     }
 

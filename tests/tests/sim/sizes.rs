@@ -25,11 +25,16 @@ pub(crate) struct Sizes {
     heard: VecDeque<(u32, usize)>,
     /// Messages that the peer was allowed by increments.
     limit: u32,
+    /// A CONNPROP has gone, and has come: only the first one of an end counts.
+    introduced: bool,
+    met: bool,
+    /// The peer may keep to no rule: what it says means nothing.
+    hostile: bool,
 }
 
 impl Sizes {
-    /// A new connection; both ends' private data.
-    pub(crate) fn new(ours: &[u8], theirs: &[u8]) -> Self {
+    /// A new connection, perhaps with somebody `hostile`; both ends' private data.
+    pub(crate) fn new(ours: &[u8], theirs: &[u8], hostile: bool) -> Self {
         let size = |data: &[u8]| PrivateData::parse(data).unwrap_or_default().receive_size as usize;
         Self {
             told_first: size(ours),
@@ -37,6 +42,9 @@ impl Sizes {
             heard_first: size(theirs),
             heard: VecDeque::from([(0, DEFAULT)]),
             limit: 1,
+            introduced: false,
+            met: false,
+            hostile,
         }
     }
 
@@ -60,10 +68,10 @@ impl Sizes {
             // It does not say what has been read by now.
             (Version::V2, None) => largest(&self.heard),
         };
-        if message.len() > most.max(LEAST) {
+        if message.len() > most.max(LEAST) && !self.hostile {
             return Err(format!("it sends {} bytes to a peer that takes {most}", message.len()));
         }
-        if let Some(size) = receive_size(&view, revision) {
+        if let Some(size) = receive_size(&view, revision, &mut self.introduced) {
             self.told.push_back((count, size));
         }
         Ok(())
@@ -75,7 +83,7 @@ impl Sizes {
         if view.version() == Version::V1 {
             return;
         }
-        if let Some(size) = receive_size(&view, revision) {
+        if let Some(size) = receive_size(&view, revision, &mut self.met) {
             self.heard.push_back((count, size));
         }
         match view.received() {
@@ -114,14 +122,18 @@ fn largest(said: &VecDeque<(u32, usize)>) -> usize {
 }
 
 /// What a message says of the size of its sender's Receives.
-fn receive_size(view: &View<'_>, revision: Revision) -> Option<usize> {
+fn receive_size(view: &View<'_>, revision: Revision, introduced: &mut bool) -> Option<usize> {
     let in_set = |set: PropertySet<'_>| {
         let mut all = Properties::default();
-        let said = set.iter().filter_map(|property| all.apply(&property, revision).ok().flatten());
-        said.into_iter().any(|id| id == PropertyId::ReceiveSize).then_some(all.receive_size as usize)
+        let said: Result<Vec<_>, _> = set.iter().map(|property| all.apply(&property, revision)).collect();
+        said.ok()?.contains(&Some(PropertyId::ReceiveSize)).then_some(all.receive_size as usize)
     };
     match view.body() {
-        ViewBody::Connprop(set) => in_set(set),
+        ViewBody::Connprop(_) if *introduced => None,
+        ViewBody::Connprop(set) => {
+            *introduced = true;
+            in_set(set)
+        }
         ViewBody::Optional { opttype, optinfo } => {
             match Operation::parse(OperationCode::from_code(opttype)?, optinfo).ok()? {
                 Operation::Initial { start, .. } => in_set(start),

@@ -30,17 +30,23 @@ const PATIENCE: u64 = 60_000;
 /// Rounds that somebody who stands still stands still for.
 const STALL: usize = 120;
 
-/// Opens a device with an onlooker.
+/// Opens a device with an onlooker, for one who takes calls, or not, and of strangers, or not.
 pub(crate) fn device(
     config: &Config,
     software: &SoftwareConfig,
     chaos: ChaosConfig,
     journal: &Journal,
     addresses: Option<&Rc<Addresses>>,
-    serves: bool,
+    (serves, strangers): (bool, bool),
 ) -> Device {
     let fabric = SoftwareFabric::new(software.clone()).expect("a device");
-    Probe::new(Chaos::new(fabric, chaos), journal.clone(), config, addresses.map(|all| &**all), serves)
+    Probe::new(
+        Chaos::new(fabric, chaos),
+        journal.clone(),
+        config,
+        addresses.map(|all| &**all),
+        (serves, strangers),
+    )
 }
 
 /// What the fabric calls an address.
