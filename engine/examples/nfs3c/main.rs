@@ -86,11 +86,12 @@ enum Command {
         /// The copy.
         local: PathBuf,
     },
-    /// Copies a file to the server.
+    /// Copies files to the server.
     Put {
-        /// The original.
-        local: PathBuf,
-        /// Below the export; its directory must be there.
+        /// The originals.
+        #[arg(required = true)]
+        local: Vec<PathBuf>,
+        /// Below the export: the copy, or, of several, the directory that they go to.
         path: String,
     },
     /// Prints the SHA-256 of each file below a directory, as `sha256sum` does, and of each symbolic link what it says.
@@ -141,8 +142,12 @@ fn run(options: &Cli) -> anyhow::Result<()> {
             transfer::get(&mut nfs, &file, size, |offset, data| Ok(copy.write_all_at(data, offset)?))?;
         }
         Command::Put { local, path } => {
-            let original = File::open(local).with_context(|| local.display().to_string())?;
-            transfer::put(&mut nfs, &original, path)?;
+            for original in local {
+                let name = original.file_name().unwrap_or_default().to_string_lossy();
+                let path = if local.len() == 1 { path } else { &format!("{path}/{name}") };
+                let original = File::open(original).with_context(|| original.display().to_string())?;
+                transfer::put(&mut nfs, &original, path)?;
+            }
         }
         Command::Sum { path } => {
             let directory = nfs.find(path)?;

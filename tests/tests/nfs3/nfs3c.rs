@@ -50,6 +50,14 @@ fn files_go_there_and_back() {
         succeeds(&nfsd, &["--depth", "3"], &["get", "/d/file", text(&copy)]);
         assert!(std::fs::read(&copy).unwrap() == pattern(len), "{len} bytes back");
     }
+    // Several at once.
+    succeeds(&nfsd, &[], &["put", text(&original), text(&copy), "d"]);
+    for name in ["original", "copy"] {
+        assert!(
+            std::fs::read(nfsd.path().join("d").join(name)).unwrap() == pattern(65536 * 40 + 5),
+            "{name}"
+        );
+    }
 }
 
 #[test]

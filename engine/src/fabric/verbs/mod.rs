@@ -219,7 +219,7 @@ fn choose(ports: &[device::Port], config: &VerbsConfig) -> Result<Choice, Fabric
     let local = match &config.address {
         None => None,
         Some(address) => {
-            let to = address::resolve(address)?;
+            let to = resolve(address)?;
             let found = address::local_address(to);
             let unreachable = |e| FabricError::Unreachable {
                 address: address.0.clone(),
