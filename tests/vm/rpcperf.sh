@@ -54,3 +54,11 @@ fails() {
     done
     echo "- $what: $(tail -n 1 /run/said)"
 }
+
+# up: brings the link up again, with the address that it has lost.
+up() {
+    ip link set v0 up
+    ip address add fd00::1/64 dev v0 nodad 2>/dev/null || true
+    await 10 grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
+    await 10 grep -qs fd00:0000 /sys/class/infiniband/rxe0/ports/1/gids/2
+}

@@ -111,9 +111,11 @@ impl<F: Fabric> Shard<F> {
     }
 
     pub(super) fn params(&self) -> ConnectParams {
-        // Each call may cost a bind for each chunk, the Send, and as many invalidations. What does not fit waits.
+        // A Send for each message under way, and as many binds, Reads and Writes beside them. What does not fit waits: a place costs the device
+        // some hundred bytes, for each connection.
         let capabilities = self.fabric.capabilities();
-        let send_queue_depth = capabilities.max_send_wr.min(4096);
+        let under_way = self.config.max_window.max(self.config.max_calls as u32);
+        let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
         let read_depth = capabilities.max_read_depth.min(16);
         ConnectParams {
             send_queue_depth,

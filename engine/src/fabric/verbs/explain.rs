@@ -27,7 +27,7 @@ pub(super) fn opening(call: impl Into<String>, error: &io::Error) -> FabricError
     let why = match errno(error) {
         Some(Errno::ACCESS | Errno::PERM) => permissions(Path::new(NODES)),
         Some(Errno::NOENT | Errno::NODEV | Errno::NOSYS | Errno::NXIO | Errno::OPNOTSUPP) => {
-            modules(Path::new(NODES))
+            absence(Path::new(NODES))
         }
         Some(Errno::MFILE) => "raise the limit of open files: `ulimit -n 65536`".to_owned(),
         Some(Errno::NOMEM | Errno::AGAIN) => memlock(),
@@ -65,14 +65,24 @@ fn memlock() -> String {
     )
 }
 
-/// Which nodes this process may not use.
-fn permissions(nodes: &Path) -> String {
-    let forbidden: Vec<String> = entries(nodes)
+/// Nodes that this process may not use.
+fn forbidden(nodes: &Path) -> Vec<String> {
+    entries(nodes)
         .into_iter()
         .map(|name| nodes.join(name))
         .filter(|node| rustix::fs::access(node, Access::READ_OK | Access::WRITE_OK).is_err())
         .map(|node| node.display().to_string())
-        .collect();
+        .collect()
+}
+
+/// Why something is not there. The libraries say so too of nodes that may not be opened.
+fn absence(nodes: &Path) -> String {
+    if forbidden(nodes).is_empty() { modules(nodes) } else { permissions(nodes) }
+}
+
+/// Which nodes this process may not use.
+fn permissions(nodes: &Path) -> String {
+    let forbidden = forbidden(nodes);
     let which = if forbidden.is_empty() {
         "see `dmesg` and the container's device list".to_owned()
     } else {

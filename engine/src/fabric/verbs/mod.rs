@@ -70,6 +70,8 @@ pub fn local_addresses() -> Vec<std::net::IpAddr> {
 
 /// Longest sleep while a connection is being closed.
 const TICK: Duration = Duration::from_millis(1);
+/// Empty polls between two yields of the core to a device that is software.
+const POLLS_PER_YIELD: u64 = 16;
 /// Completions that are kept free: for what a queue pair that was destroyed in a hurry may still say.
 const SPARE_COMPLETIONS: u32 = 32;
 
@@ -421,7 +423,12 @@ impl Fabric for VerbsFabric {
         let room = max - (out.len() - start);
         if room > 0 {
             let taken = self.poll_device(out, room);
-            self.book.empty_polls += u64::from(taken == 0);
+            if taken == 0 {
+                self.book.empty_polls += 1;
+                if self.quirks.works_on_our_cores && self.book.empty_polls.is_multiple_of(POLLS_PER_YIELD) {
+                    std::thread::yield_now();
+                }
+            }
         }
         out.len() - start
     }
