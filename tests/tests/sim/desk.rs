@@ -335,9 +335,10 @@ impl Desk {
         if !call.shape.noted {
             return;
         }
+        let repeats = self.repeats && !call.shape.runs_once();
         let claim = match claim {
-            Claim::Once if self.repeats => Claim::AtLeastOnce,
-            Claim::AtMostOnce if self.repeats => return,
+            Claim::Once if repeats => Claim::AtLeastOnce,
+            Claim::AtMostOnce if repeats => return,
             claim => claim,
         };
         self.claims.push((token, claim));

@@ -9,7 +9,7 @@ use rpcrdma_tests::*;
 
 use crate::plan::{PATIENT, Plan, pick};
 use crate::probe::Place;
-use crate::service::{FLAT, GIVE, GROW, MIX, NOTE, Name, PANICS, TELL, filler};
+use crate::service::{FLAT, GIVE, GROW, MIX, NOTE, Name, ONCE, PANICS, TELL, filler};
 use crate::world::Device;
 
 /// A call, and its reply: a function of the call.
@@ -114,6 +114,7 @@ pub(crate) const FORMS: &[Form] = &[
     ("null", 4, null),
     ("note", 30, note),
     ("long note", 16, long_note),
+    ("a note that is taken once", 10, once),
     ("read chunks", 12, read_chunks),
     ("write chunks", 12, write_chunks),
     ("both chunks", 10, both_chunks),
@@ -199,6 +200,11 @@ impl Shape {
     /// Whether it may end with this error, by itself.
     pub(crate) fn fails_with(&self, error: &CallError, terms: &Terms) -> bool {
         self.may(terms).1 && (self.error)(error)
+    }
+
+    /// It must not be carried out twice, though it may be sent again.
+    pub(crate) fn runs_once(&self) -> bool {
+        self.procedure == ONCE
     }
 
     /// It may be sent again with other memory.
@@ -404,6 +410,11 @@ fn note(draw: &mut Draw<'_>) -> Shape {
 fn long_note(draw: &mut Draw<'_>) -> Shape {
     let len = draw.length();
     noted(draw, len)
+}
+
+fn once(draw: &mut Draw<'_>) -> Shape {
+    let len = draw.length();
+    Shape { procedure: ONCE, ..noted(draw, len) }
 }
 
 fn read_chunks(draw: &mut Draw<'_>) -> Shape {
