@@ -20,6 +20,7 @@ pub mod config;
 pub mod fabric;
 pub mod handoff;
 pub mod proto;
+pub mod rpcbind;
 pub mod server;
 pub mod shard;
 pub mod stats;

@@ -170,10 +170,7 @@ mod tests {
 
     #[test]
     fn a_call_is_one_record_and_a_reply_may_be_several_fragments() {
-        let (result, said) = call(|xid| {
-            // The header's beginning, its rest, the results.
-            [words(&[8, xid, 1]), words(&[16, 0, 0, 0, 0]), words(&[4 | LAST, 42])].concat()
-        });
+        let (result, said) = call(|xid| words(&[8, xid, 1, 8, 0, 0, 12 | LAST, 0, 0, 42]));
         assert_eq!(result.unwrap(), words(&[42]));
         let (mark, message) = said.split_first_chunk().unwrap();
         assert_eq!(u32::from_be_bytes(*mark), LAST | message.len() as u32);

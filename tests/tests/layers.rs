@@ -54,6 +54,13 @@ const LAYERS: &[Layer] = &[
         crates: &["thiserror"],
     },
     Layer {
+        name: "rpcbind",
+        places: &["rpcbind.rs", "rpcbind/"],
+        uses: &["stream", "wire"],
+        pure: false,
+        crates: &["thiserror"],
+    },
+    Layer {
         name: "fabric",
         places: &["fabric/"],
         uses: &[],

@@ -17,8 +17,11 @@ program() {
     printf -v "$1" %s "$path"
 }
 
-# up: has the server running.
-up() { [[ -e /proc/fs/nfsd/threads ]] || "$(dirname "${BASH_SOURCE[0]}")/nfsd-up" /srv/nfs; }
+# up: has the server running, until the script ends: other servers want its port then.
+up() {
+    trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; rpc.nfsd 0' EXIT
+    "$(dirname "${BASH_SOURCE[0]}")/nfsd-up" /srv/nfs
+}
 
 # is FILE KEY VALUE: in the JSON object of a file.
 is() {

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rpcrdma::binding::nfs3;
-use rpcrdma::client::{ClientConfig, ConnectError, PreparedCall};
+use rpcrdma::client::{ClientConfig, PreparedCall};
 use rpcrdma::mempool::PagePolicy;
+use rpcrdma::rpcbind::{self, Transport};
 use rpcrdma::{Address, CallError, Config, LocalClient, Scheme};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -34,6 +35,7 @@ const LOOK: Duration = Duration::from_millis(100);
 Examples:
   rpcrdma ping verbs:10.0.0.1                     # NFS version 3, at port 20049
   rpcrdma ping -c 1000 -i 0 -q verbs:10.0.0.1     # round trips, as fast as they go
+  rpcrdma ping --rpcbind verbs:10.0.0.1 100003 3
   rpcrdma ping -c 3 soft:demo 0x20000001 1
 
 Exit status: 0 every call was answered, 1 some were not or there was no connection, 2 wrong usage.")]
@@ -48,6 +50,10 @@ pub struct Args {
     /// Program version
     #[arg(default_value_t = nfs3::VERSION, value_parser = number, value_name = "VERSION")]
     pub program_version: u32,
+
+    /// Asks rpcbind at the server's host for the port, whatever ADDRESS says of it
+    #[arg(long)]
+    pub rpcbind: bool,
 
     /// Calls to make; without, until interrupted
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -105,8 +111,9 @@ pub fn run(args: &Args) -> Outcome {
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
-    let mut client = LocalClient::connect(&args.address, config(args)).map_err(failed)?;
-    let mut report = Report::new(args);
+    let address = locate(args)?;
+    let mut client = LocalClient::connect(&address, config(args)).map_err(failed)?;
+    let mut report = Report::new(args, &address);
     if !args.no_chunk {
         report.offered(offer_chunk(&mut client, args));
     }
@@ -137,8 +144,22 @@ pub fn run(args: &Args) -> Outcome {
     Ok(if report.all_answered() { Ended::Well } else { Ended::WithFailures })
 }
 
-fn failed(error: ConnectError) -> CommandError {
+fn failed(error: impl std::error::Error) -> CommandError {
     CommandError::Failed(error.to_string())
+}
+
+/// Where the server is.
+fn locate(args: &Args) -> Result<Address, CommandError> {
+    let Args { address, program, program_version, timeout, .. } = args;
+    if !args.rpcbind {
+        return Ok(address.clone());
+    }
+    let Some(host) = address.socket_address().map_err(failed)? else {
+        return Err(CommandError::Failed(format!("{address}: only networks have an rpcbind")));
+    };
+    rpcbind::locate(host.ip(), Transport::Rdma, *program, *program_version, *timeout)
+        .map(|found| address.with_socket_address(found))
+        .map_err(failed)
 }
 
 /// A shard for one call at a time, that takes little memory.

@@ -47,6 +47,9 @@ struct Cli {
     /// Where MOUNT is, on TCP: HOST:PORT. [default: the server's host, or this one; port 20048]
     #[arg(long, value_name = "HOST:PORT")]
     mount: Option<String>,
+    /// Asks rpcbind at the server's host for the ports of both NFS and MOUNT.
+    #[arg(long, conflicts_with = "mount")]
+    rpcbind: bool,
     /// Calls under way at once.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
     depth: u16,
@@ -113,8 +116,9 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Cli) -> anyhow::Result<()> {
-    let root = mount::root(&options.server, options.mount.as_deref(), &options.export)?;
-    let client = LocalClient::connect(&options.server, config(options)?)?;
+    let (server, at) = mount::places(&options.server, options.mount.as_deref(), options.rpcbind)?;
+    let root = mount::root(at, &options.export)?;
+    let client = LocalClient::connect(&server, config(options)?)?;
     let mut nfs = Nfs::new(client, root, options.depth.into(), options.block)?;
     let mut out = io::stdout().lock();
     match &options.command {

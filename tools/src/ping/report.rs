@@ -7,7 +7,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use rpcrdma::proto::Terms;
 use rpcrdma::stats::ShardStats;
-use rpcrdma::{CallError, LocalClient};
+use rpcrdma::{Address, CallError, LocalClient};
 use serde_json::{Map, Value, json};
 
 use super::Args;
@@ -22,6 +22,8 @@ type Answer = Result<Duration, CallError>;
 /// Gathered as it comes.
 pub(super) struct Report<'a> {
     args: &'a Args,
+    /// Where the server is.
+    address: &'a Address,
     /// As of the last time that the connection was open.
     terms: Option<Terms>,
     credits: Option<u32>,
@@ -36,10 +38,20 @@ pub(super) struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    pub(super) fn new(args: &'a Args) -> Self {
+    pub(super) fn new(args: &'a Args, address: &'a Address) -> Self {
         let times = Histogram::new_with_bounds(1, HIGHEST, 3).expect("constant bounds that the crate takes");
         let errors = BTreeMap::new();
-        Self { args, terms: None, credits: None, chunk: Ok(None), calls: 0, errors, times, stats: None }
+        Self {
+            args,
+            address,
+            terms: None,
+            credits: None,
+            chunk: Ok(None),
+            calls: 0,
+            errors,
+            times,
+            stats: None,
+        }
     }
 
     /// What the connection's terms are now, if it is open.
@@ -77,7 +89,8 @@ impl<'a> Report<'a> {
 
     /// The first line.
     pub(super) fn head(&self) -> String {
-        let Args { address, program, program_version: version, .. } = self.args;
+        let Args { program, program_version: version, .. } = self.args;
+        let address = self.address;
         let mut head = format!("PING {address} program {program} version {version}: ");
         match (self.terms, self.credits) {
             (Some(terms), Some(credits)) => {
@@ -118,7 +131,7 @@ impl<'a> Report<'a> {
         let [connections, by_server, here] = self.counts();
         let (calls, answered) = (self.calls, self.times.len());
         let lost = if calls == 0 { 0.0 } else { 100.0 * (calls - answered) as f64 / calls as f64 };
-        let mut text = format!("\n--- {} ---\n{calls} calls, {answered} answered, ", self.args.address);
+        let mut text = format!("\n--- {} ---\n{calls} calls, {answered} answered, ", self.address);
         let _ = writeln!(text, "{lost:.1}% failed; connections made: {connections}");
         let offered = match &self.chunk {
             Ok(None) => "not offered".to_owned(),
@@ -159,7 +172,7 @@ impl<'a> Report<'a> {
             self.times_us().into_iter().map(|(name, us)| (name.to_owned(), us.into())).collect::<Map<_, _>>()
         });
         json!({
-            "address": self.args.address.to_string(),
+            "address": self.address.to_string(),
             "program": self.args.program,
             "version": self.args.program_version,
             "rdma_version": self.terms.map(|terms| terms.version.code()),
