@@ -1,5 +1,7 @@
 //! The slow part of a connection's life: connect, listen, accept, drain, break.
 
+use std::net::SocketAddr;
+
 use super::conn::{Conn, Parts, Stage};
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
@@ -235,6 +237,9 @@ impl<F: Fabric> Shard<F> {
         self.next_control = u64::MAX;
         self.resize();
         self.adapt();
+        if !self.waiting.is_empty() {
+            self.nudge_all();
+        }
         if self.negotiating > 0 || !self.limbo.is_empty() {
             self.check_negotiations();
             self.revive();
@@ -328,7 +333,12 @@ impl<F: Fabric> Shard<F> {
             }
         };
         match self.fabric.accept(request, &self.params()) {
-            Ok(qp) => self.add(qp, window, PrivateData::parse(private_data), None),
+            Ok(qp) => {
+                self.add(qp, window, PrivateData::parse(private_data), None);
+                if let Some(Some(conn)) = self.conns.get_mut(qp.slot as usize) {
+                    conn.host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
+                }
+            }
             Err(error) => log::warn!("connection of {peer} not accepted: {error}"),
         }
     }
@@ -383,6 +393,7 @@ impl<F: Fabric> Shard<F> {
         if conn.qp == ConnRef::NONE.0 {
             return;
         }
+        self.starve(conn);
         // What the device held is given back here: only then may anything else be done with that memory.
         self.fabric.destroy_qp(conn.qp);
         conn.qp = ConnRef::NONE.0;

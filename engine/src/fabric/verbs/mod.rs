@@ -439,7 +439,7 @@ impl Fabric for VerbsFabric {
         }
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) {
+    fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let news = !self.book.ready.is_empty() || !self.events.is_empty();
         let limit = if news {
             Some(Duration::ZERO)
@@ -454,11 +454,13 @@ impl Fabric for VerbsFabric {
         };
         let happened = self.sleeper.wait(timeout);
         if happened[Source::Completions as usize] {
-            self.cq.take_events();
+            self.cq.take_event();
         }
         if happened[Source::Waker as usize] {
             self.sleeper.awake();
         }
+        let control = [Source::Connections, Source::Listener, Source::Device];
+        news || limit.is_some() || control.into_iter().any(|source| happened[source as usize])
     }
 
     fn waker(&self) -> Waker {
