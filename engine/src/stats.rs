@@ -41,6 +41,8 @@ pub struct ShardStats {
     pub backpressure: u64,
     /// Times that a pool had no buffer for what was to be done; it was done later, or refused.
     pub pool_empty: u64,
+    /// Calls of peers that had to wait for memory.
+    pub memory_waits: u64,
     /// Calls that are with the workers, or wait for them.
     pub worker_depth: u64,
     /// Receives that the device has, or gets with the next post: what an idle shard's pool is short of.
@@ -80,6 +82,7 @@ impl ShardStats {
             revoked_here: 0,
             backpressure: 0,
             pool_empty: 0,
+            memory_waits: 0,
             worker_depth: 0,
             receives_posted: 0,
             receives_promised: 0,

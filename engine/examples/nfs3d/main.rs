@@ -50,7 +50,7 @@ use rpcrdma::binding::nfs3;
 use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::rpcbind::{Mapping, Registration, Transport};
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Address, Config, Server};
+use rpcrdma::{Address, Config, IdlePolicy, Server};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -103,6 +103,10 @@ struct Cli {
     /// Cores to pin shards to, one each, separated by commas. Without, there is one shard, anywhere.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cores: Vec<usize>,
+    /// Times that a shard looks for work in vain before it sleeps. With 0 it sleeps at once, and costs nothing while nobody calls; with a core of
+    /// its own (see --cores), 2000 and more answer sooner.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    spin: u32,
     /// Clients that may be busy at once, for each shard: each takes 32 MiB of memory.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     clients: u16,
@@ -194,6 +198,7 @@ fn config(options: &Cli) -> ServerConfig {
     let shard = Config {
         window: WINDOW,
         max_window: WINDOW,
+        idle: IdlePolicy::Adaptive { spin: options.spin },
         bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
         long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
         ..Config::default()
