@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn what_is_no_reply_to_the_call_is_told() {
-        let record = |body: Vec<u32>| words(&[&[4 * body.len() as u32 | LAST], &body[..]].concat());
+        let record = |body: Vec<u32>| words(&[&[(4 * body.len() as u32) | LAST], &body[..]].concat());
         let refused = |result| match result {
             Err(StreamError::Refused(refusal)) => refusal,
             other => panic!("{other:?}"),
