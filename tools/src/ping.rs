@@ -85,7 +85,7 @@ pub struct Args {
 
     /// Prints one JSON object, at the end, and nothing else
     ///
-    /// Keys: address, program, version, rdma_version, inline_send, inline_receive (bytes), credits, connections, reply_chunk (used, inline,
+    /// Keys: address, program, version, rdma_version, inline_send, inline_receive (bytes), credits, credits_at_start, connections, reply_chunk (used, inline,
     /// failed or none), invalidated_by_server, invalidated_here, calls, answered, failed, errors; rtt_us: min, mean, p50, p90, p99,
     /// p99.9, max (microseconds).
     #[arg(long)]
@@ -114,6 +114,7 @@ pub fn run(args: &Args) -> Outcome {
     let address = locate(args)?;
     let mut client = LocalClient::connect(&address, config(args)).map_err(failed)?;
     let mut report = Report::new(args, &address);
+    report.connected(&client);
     if !args.no_chunk {
         report.offered(offer_chunk(&mut client, args));
     }

@@ -78,6 +78,8 @@ fn either_side_may_want_version_1() {
         assert_eq!((status, &said["rdma_version"], &said["answered"]), (0, &1.into(), &2.into()), "{said}");
         // Refused in version 2, it goes on in version 1 on the connection that it has.
         assert_eq!(said["connections"], 1, "{said}");
+        assert_eq!(said["credits_at_start"], 1, "{said}");
+        assert!(said["credits"].as_u64().is_some_and(|credits| credits > 1), "{said}");
         let revoked = (&said["invalidated_by_server"], &said["invalidated_here"]);
         assert_eq!(revoked, (&u8::from(invalidate).into(), &u8::from(!invalidate).into()), "{said}");
     }

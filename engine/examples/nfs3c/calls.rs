@@ -23,6 +23,8 @@ pub(crate) struct Nfs {
     root: nfs_fh3,
     /// Calls under way at once.
     pub(crate) depth: usize,
+    /// Data of up to so many bytes is part of the RPC message.
+    pub(crate) inline: u32,
     /// Most bytes of a READ, and of a WRITE.
     pub(crate) read_size: u32,
     pub(crate) write_size: u32,
@@ -60,7 +62,7 @@ pub(crate) fn given<T: Pack + Unpack>(value: Nfs3Option<T>) -> Option<T> {
 impl Nfs {
     /// Asks the server what it takes. `block` is the most that a READ or WRITE is to have.
     pub(crate) fn new(client: LocalClient, root: nfs_fh3, depth: usize, block: u32) -> anyhow::Result<Self> {
-        let mut nfs = Self { client, root, depth, read_size: block, write_size: block };
+        let mut nfs = Self { client, root, depth, inline: 0, read_size: block, write_size: block };
         let args = FSINFO3args { fsroot: nfs.root.clone() };
         let info =
             good(nfs.call::<FSINFO3res>(NFS_PROGRAM::NFSPROC3_FSINFO, &args, SHORT)?).context("FSINFO")?;
@@ -160,6 +162,7 @@ impl Nfs {
             ("failed", stats.calls_failed),
             ("again", stats.calls_again),
             ("calls_with_chunks", messages.chunked_sent),
+            ("calls_in_chunks", messages.long_sent),
             ("replies_with_chunks", messages.chunked_received),
             ("replies_in_chunks", messages.long_received),
             ("invalidated_by_server", stats.revoked_by_peers),

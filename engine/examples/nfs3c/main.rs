@@ -56,6 +56,10 @@ struct Cli {
     /// Most bytes of each READ and WRITE; fewer, where the server takes fewer.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(512..=1 << 20))]
     block: u32,
+    /// Data of up to so many bytes is part of the RPC message; more goes into a chunk of its own. A message that is too long for one Send is itself put
+    /// into a chunk.
+    #[arg(long, value_name = "BYTES", default_value_t = 512)]
+    inline: u32,
     /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version 1.
     #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     rdma_version: u8,
@@ -120,6 +124,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     let root = mount::root(at, &options.export)?;
     let client = LocalClient::connect(&server, config(options)?)?;
     let mut nfs = Nfs::new(client, root, options.depth.into(), options.block)?;
+    nfs.inline = options.inline;
     let mut out = io::stdout().lock();
     match &options.command {
         Command::Ls { path } => {

@@ -13,8 +13,6 @@ use rpcrdma::{CallError, Reply};
 
 use crate::calls::{Nfs, decode, encode, good};
 
-/// Data of up to so many bytes travels in the message: it fits the threshold of every peer, beside all headers.
-const INLINE: u32 = 512;
 /// Most bytes of a READ's results without data.
 const READ_RESULTS: usize = 104;
 
@@ -45,7 +43,8 @@ pub(crate) fn get(
     size: u64,
     mut take: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let prepare = |client: &mut LocalClient, part: &Part| read(client, file, *part);
+    let inline = nfs.inline;
+    let prepare = |client: &mut LocalClient, part: &Part| read(client, file, *part, inline);
     let ended = |part: Part, reply: Reply| {
         let (data, eof) = read_results(&reply)?;
         ensure!(data.len() <= part.len as usize, "READ of {} bytes gives {}", part.len, data.len());
@@ -57,10 +56,10 @@ pub(crate) fn get(
     nfs.many(parts(size, nfs.read_size), prepare, ended).context("READ")
 }
 
-fn read(client: &mut LocalClient, file: &nfs_fh3, part: Part) -> anyhow::Result<PreparedCall> {
+fn read(client: &mut LocalClient, file: &nfs_fh3, part: Part, inline: u32) -> anyhow::Result<PreparedCall> {
     let args = encode(&READ3args { file: file.clone(), offset: part.offset, count: part.len })?;
     let procedure = NFS_PROGRAM::NFSPROC3_READ as u32;
-    let mut call = if part.len <= INLINE {
+    let mut call = if part.len <= inline {
         let mut call = client.prepare(procedure, args.len())?;
         call.expect_reply(READ_RESULTS + part.len as usize);
         call
@@ -104,7 +103,8 @@ pub(crate) fn put(nfs: &mut Nfs, original: &File, path: &str) -> anyhow::Result<
     let file = nfs.create(&directory, name.as_bytes(), 0o644).with_context(|| format!("CREATE of {path}"))?;
     let size = original.metadata()?.len();
     let mut lives: Vec<writeverf3> = Vec::new();
-    let prepare = |client: &mut LocalClient, part: &Part| write(client, &file, *part, original);
+    let inline = nfs.inline;
+    let prepare = |client: &mut LocalClient, part: &Part| write(client, &file, *part, original, inline);
     let ended = |part: Part, reply: Reply| {
         let written = good(decode::<WRITE3res>(reply.results())?)?;
         ensure!((1..=part.len).contains(&written.count), "{} of {} bytes written", written.count, part.len);
@@ -119,14 +119,20 @@ pub(crate) fn put(nfs: &mut Nfs, original: &File, path: &str) -> anyhow::Result<
     Ok(())
 }
 
-fn write(client: &mut LocalClient, file: &nfs_fh3, part: Part, from: &File) -> anyhow::Result<PreparedCall> {
+fn write(
+    client: &mut LocalClient,
+    file: &nfs_fh3,
+    part: Part,
+    from: &File,
+    inline: u32,
+) -> anyhow::Result<PreparedCall> {
     let mut args = encode(file)?;
     args.extend(part.offset.to_be_bytes());
     for word in [part.len, stable_how::UNSTABLE as u32, part.len] {
         args.extend(word.to_be_bytes());
     }
     let (procedure, len) = (NFS_PROGRAM::NFSPROC3_WRITE as u32, part.len as usize);
-    if part.len <= INLINE {
+    if part.len <= inline {
         let data = args.len();
         args.resize(data + len.next_multiple_of(4), 0);
         from.read_exact_at(&mut args[data..data + len], part.offset)?;

@@ -8,8 +8,9 @@ use crate::client::{Nfsd, pattern, put};
 /// Runs the client; its exit status, and what it says on both outputs.
 fn run(nfsd: &Nfsd, options: &[&str], command: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_nfs3c"))
-        .args([&nfsd.address, nfsd.path().to_str().expect("text"), "--block", "65536"])
+        .args([&nfsd.address, nfsd.path().to_str().expect("text")])
         .args(["--mount", &format!("127.0.0.1:{}", nfsd.mount_port)])
+        .args(if options.contains(&"--block") { &[][..] } else { &["--block", "65536"] })
         .args(options)
         .args(command)
         .stdin(Stdio::null())
@@ -83,6 +84,28 @@ fn every_form_is_used_in_either_version() {
             assert_eq!((by_server >= chunks, here >= chunks), (invalidate, !invalidate), "{stats}");
         }
         assert!(std::fs::read(nfsd.path().join("new")).unwrap() == pattern(65536 * 40));
+    }
+}
+
+#[test]
+fn data_may_be_part_of_messages_too_long_for_one_send() {
+    let nfsd = Nfsd::start(&[]);
+    let local = tempfile::tempdir().unwrap();
+    let (original, copy) = (local.path().join("original"), local.path().join("copy"));
+    put(&original, &pattern(200_003));
+    for version in ["1", "2"] {
+        let options =
+            ["--stats", "--rdma-version", version, "--inline", "20000", "--block", "20000", "--depth", "4"];
+        let (_, stats) = succeeds(&nfsd, &options, &["put", text(&original), "file"]);
+        // Ten long calls, the eleventh is short.
+        assert_eq!(
+            (figure(&stats, "calls_in_chunks"), figure(&stats, "calls_with_chunks")),
+            (10, 0),
+            "{stats}"
+        );
+        assert!(std::fs::read(nfsd.path().join("file")).unwrap() == pattern(200_003));
+        succeeds(&nfsd, &options, &["get", "file", text(&copy)]);
+        assert!(std::fs::read(&copy).unwrap() == pattern(200_003));
     }
 }
 

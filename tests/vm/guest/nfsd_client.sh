@@ -50,6 +50,15 @@ for side in /run/put $stats; do
     at_least $side invalidated_here 138
 done
 
+echo "- messages too long for one Send: a Position Zero Read chunk there, a Reply chunk back"
+head -c 200003 /run/file >/run/part
+nfs3c --inline 20000 --block 20000 --depth 4 put /run/part part
+cmp /run/part /srv/nfs/part || fail "long calls: the server has another file"
+is $stats calls_in_chunks 10
+nfs3c --inline 20000 --block 20000 --depth 4 --no-invalidate get part /run/back
+cmp /run/part /run/back || fail "long replies: another file came back"
+is $stats replies_in_chunks 10
+
 echo "- a tree: names that need several Reply chunks, links, sums"
 mkdir -p /srv/nfs/tree/many
 cp -r "$(dirname "$0")/../../../engine/examples" /srv/nfs/tree/

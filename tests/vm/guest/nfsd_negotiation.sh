@@ -17,6 +17,7 @@ is $said answered 20
 is $said inline_send 4096
 is $said inline_receive 4096
 # The limit is 1 until a reply has come, and then what each reply grants.
+is $said credits_at_start 1
 is $said credits 64
 # A call that offers a Reply chunk is answered through it, and its one handle is invalidated.
 is $said reply_chunk '"used"'
@@ -33,6 +34,19 @@ echo "- version 1 from the start"
 ping --rdma-version 1 verbs:10.0.0.1
 is $said rdma_version 1
 is $said credits 64
+
+echo "- a server that goes away and comes back"
+"$RPCRDMA" ping -i 0.1 -W 2 verbs:10.0.0.1 >/run/pings 2>&1 &
+pinging=$!
+await 30 grep -q '^reply 3 ' /run/pings
+rpc.nfsd 0
+await 30 grep -q '^call ' /run/pings
+"$(dirname "$0")/../nfsd-up"
+lost=$(wc -l </run/pings)
+await 30 bash -c "tail -n +$lost /run/pings | grep -q ^reply"
+kill -INT $pinging
+wait $pinging && fail "no call is said to have failed: $(cat /run/pings)"
+grep -q 'connections made: [2-9]' /run/pings || fail "$(cat /run/pings)"
 
 echo "- IPv6, and other programs and versions"
 ping 'verbs:[fd00::1]:20049' 100227 3

@@ -27,6 +27,8 @@ pub(super) struct Report<'a> {
     /// As of the last time that the connection was open.
     terms: Option<Terms>,
     credits: Option<u32>,
+    /// Before the first call.
+    credits_at_start: Option<u32>,
     /// What became of the offered Reply chunk.
     chunk: Result<Option<bool>, CallError>,
     calls: u64,
@@ -46,6 +48,7 @@ impl<'a> Report<'a> {
             address,
             terms: None,
             credits: None,
+            credits_at_start: None,
             chunk: Ok(None),
             calls: 0,
             errors,
@@ -59,6 +62,7 @@ impl<'a> Report<'a> {
         let first = client.first();
         self.terms = client.terms(first).or(self.terms);
         self.credits = client.credits(first).or(self.credits);
+        self.credits_at_start = self.credits_at_start.or(self.credits);
     }
 
     /// The call with a Reply chunk has ended.
@@ -179,6 +183,7 @@ impl<'a> Report<'a> {
             "inline_send": self.terms.map(|terms| terms.send_inline),
             "inline_receive": self.terms.map(|terms| terms.receive_inline),
             "credits": self.credits,
+            "credits_at_start": self.credits_at_start,
             "connections": connections,
             "reply_chunk": self.chunk_word(),
             "invalidated_by_server": by_server,
