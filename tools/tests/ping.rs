@@ -152,6 +152,6 @@ fn it_goes_on_until_it_is_interrupted_and_finds_a_server_that_comes_back() {
     assert!(interrupted.success());
     let mut rest = String::new();
     out.read_to_string(&mut rest).expect("text");
-    assert!(rest.contains("connections made: ") && !rest.contains("connections made: 1\n"), "{rest}");
+    assert!(rest.contains("connections begun: ") && !rest.contains("connections begun: 1\n"), "{rest}");
     assert_eq!(child.wait().expect("it ends").code(), Some(1), "some calls failed");
 }

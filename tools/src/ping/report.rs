@@ -136,7 +136,7 @@ impl<'a> Report<'a> {
         let (calls, answered) = (self.calls, self.times.len());
         let lost = if calls == 0 { 0.0 } else { 100.0 * (calls - answered) as f64 / calls as f64 };
         let mut text = format!("\n--- {} ---\n{calls} calls, {answered} answered, ", self.address);
-        let _ = writeln!(text, "{lost:.1}% failed; connections made: {connections}");
+        let _ = writeln!(text, "{lost:.1}% failed; connections begun: {connections}");
         let offered = match &self.chunk {
             Ok(None) => "not offered".to_owned(),
             Ok(Some(true)) => "used by the server".to_owned(),
