@@ -3,7 +3,7 @@
 //! `'*server_side*'`; the difference of two numbers of calls leaves the start out. `tuning.md` has the figures.
 //!
 //! ```sh
-//! cargo run --release -p rpcrdma-bench --example instructions -- CALLS DEPTH [v1|windowed|incremental [BYTES]]
+//! cargo run --release -p rpcrdma-bench --example instructions -- CALLS DEPTH [v1|windowed|incremental]
 //! ```
 #![forbid(unsafe_code)]
 
@@ -19,7 +19,6 @@ use rpcrdma::{Address, Config, IdlePolicy, Procedure, Refusal, Scheme, Services}
 const PROGRAM: u32 = 0x2052_5046;
 const VERSION: u32 = 1;
 const ECHO: u32 = 1;
-/// Bytes of arguments and results, if nothing is said.
 const PAYLOAD: usize = 64;
 
 type Server = Shard<SoftwareFabric>;
@@ -33,12 +32,12 @@ fn server_side(server: &mut Server) -> bool {
 #[inline(never)]
 fn client_side_start(
     client: &mut LocalClient<SoftwareFabric>,
-    (depth, bytes): (u64, usize),
+    depth: u64,
     number: &mut u32,
 ) -> Result<(), Box<dyn Error>> {
     let connection = client.first();
     for token in 0..depth {
-        let mut call = client.prepare(ECHO, bytes)?;
+        let mut call = client.prepare(ECHO, PAYLOAD)?;
         *number = number.wrapping_add(1);
         if let Some(last) = call.args_mut().last_chunk_mut() {
             *last = number.to_be_bytes();
@@ -51,10 +50,10 @@ fn client_side_start(
 
 /// One turn; returns how many calls ended well.
 #[inline(never)]
-fn client_side_poll(client: &mut LocalClient<SoftwareFabric>, bytes: usize) -> u64 {
+fn client_side_poll(client: &mut LocalClient<SoftwareFabric>) -> u64 {
     let mut ended = 0;
     client.poll(|done| {
-        ended += u64::from(done.result.is_ok_and(|reply| reply.results().len() == bytes));
+        ended += u64::from(done.result.is_ok_and(|reply| reply.results().len() == PAYLOAD));
     });
     ended
 }
@@ -69,7 +68,7 @@ fn echo(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [calls, depth, rest @ ..] = arguments.as_slice() else {
-        return Err("usage: instructions CALLS DEPTH [v1|windowed|incremental [BYTES]]".into());
+        return Err("usage: instructions CALLS DEPTH [v1|windowed|incremental]".into());
     };
     let (calls, depth): (u64, u64) = (calls.parse()?, depth.parse()?);
     let scheme = match rest.first().map(String::as_str) {
@@ -78,13 +77,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("v1") => Scheme::V1,
         Some(other) => return Err(format!("{other}: wanted v1, windowed or incremental").into()),
     };
-    let bytes = rest.get(1).map_or(Ok(PAYLOAD), |text| text.parse())?;
     let config = Config { scheme, idle: IdlePolicy::Poll, sample_latency: 0, ..Config::default() };
     let name = format!("instructions-{}", std::process::id());
     let address: Address = format!("soft:{name}").parse()?;
     let listener = SoftwareFabric::bind(&FabricAddress(name))?;
     let mut services = Services::new();
-    services.add(PROGRAM, VERSION, ECHO, Procedure::new(echo).max_reply(bytes.max(256)));
+    services.add(PROGRAM, VERSION, ECHO, Procedure::new(echo));
     let mut server =
         Shard::open(SoftwareFabric::new(config.software())?, config.clone(), Some(Arc::new(services)))?;
     server.listen(&listener)?;
@@ -97,7 +95,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     while !client.is_open(connection) {
         server.poll_control();
         server_side(&mut server);
-        client_side_poll(&mut client, bytes);
+        client_side_poll(&mut client);
         std::thread::sleep(std::time::Duration::from_millis(1));
         if let Some(reason) = client.closed_because(connection) {
             return Err(reason.into());
@@ -105,11 +103,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let (mut number, mut turns) = (0, 0u64);
     for _ in 0..calls / depth {
-        client_side_start(&mut client, (depth, bytes), &mut number)?;
+        client_side_start(&mut client, depth, &mut number)?;
         let mut ended = 0;
         while ended < depth {
             server_side(&mut server);
-            ended += client_side_poll(&mut client, bytes);
+            ended += client_side_poll(&mut client);
             turns += 1;
         }
     }

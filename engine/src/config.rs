@@ -94,6 +94,9 @@ pub struct Config {
     pub core: Option<usize>,
     /// The RDMA device, such as `mlx5_0`; of no meaning to the software fabric. Default: the one on the way to the address.
     pub device: Option<String>,
+    /// Which of the device's GIDs connections go out from, and a server listens at, by its index; of no meaning to the software fabric.
+    /// Default: the one of the way to the address.
+    pub gid_index: Option<u32>,
     /// What the shard's thread does when there is nothing to do. Default adaptive.
     pub idle: IdlePolicy,
     /// Every how many Sends of a queue pair one is signalled. 1 signals each. Default 16.
@@ -144,6 +147,7 @@ impl Default for Config {
             arenas: Vec::new(),
             core: None,
             device: None,
+            gid_index: None,
             idle: IdlePolicy::default(),
             signal_every: 16,
             batch: true,
@@ -183,6 +187,7 @@ impl Config {
     pub fn verbs(&self) -> VerbsConfig {
         VerbsConfig {
             device: self.device.clone(),
+            gid_index: self.gid_index,
             shared_receives: (self.receives + RECEIVE_MARGIN) as u32,
             ..VerbsConfig::default()
         }

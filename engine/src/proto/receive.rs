@@ -335,10 +335,10 @@ impl Connection {
         Ok(event)
     }
 
-    /// Version 1 counts no messages, but calls under way: no more of them than were granted.
+    /// Version 1 counts no messages, but calls under way: no more of them than are [tolerated](super::Credits::tolerated).
     #[inline]
     fn check_overrun(&self) -> Result<(), PeerFault> {
-        let limit = self.credits.window() + 1;
+        let limit = self.credits.tolerated() + 1;
         let under_way = self.inbound.len() + self.errors_queued;
         if under_way >= limit as usize { Err(PeerFault::TooManyCalls { limit }) } else { Ok(()) }
     }

@@ -81,11 +81,12 @@ impl Connection {
         self.reply_queue.push_front(Outgoing::Continue);
     }
 
-    /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls.
+    /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls. In version 1 calls under way
+    /// are bounded when they come, and an answer makes the room that it grants.
     #[inline]
     pub(super) fn replenished(&self, receives_ok: bool) -> bool {
-        receives_ok
-            && self.inbound.free() >= self.inbound_room + self.inbound.capacity().min(self.errors_queued)
+        let taken = self.inbound.capacity().min(self.errors_queued);
+        receives_ok && (self.version == Version::V1 || self.inbound.free() >= self.inbound_room + taken)
     }
 
     fn windowed(&self) -> bool {

@@ -1,5 +1,6 @@
 //! What the shard keeps for one connection, beside the protocol's own state.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
@@ -198,6 +199,8 @@ pub(super) struct Conn {
     pub(super) keeps_all: bool,
     /// The name that the peer has proved.
     pub(super) peer: Option<Arc<str>>,
+    /// Where a client comes from, if that has an address.
+    pub(super) host: Option<IpAddr>,
     /// Calls of the peer need no thought before they are run: it is open, and nobody in particular.
     pub(super) plain_serving: bool,
     /// Of a client that negotiates: until when, in nanoseconds.
@@ -250,6 +253,7 @@ impl Conn {
             plain_reply: 0,
             keeps_all: false,
             peer: None,
+            host: None,
             plain_serving: false,
             settle_by: u64::MAX,
             reserve: 0,
@@ -263,6 +267,13 @@ impl Conn {
             version_1_only: false,
             doomed: None,
         }
+    }
+
+    /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
+    #[inline]
+    pub(super) fn inline_room(&self) -> u32 {
+        let terms = self.proto.terms();
+        terms.send_inline.saturating_sub(wire::msg_len(terms.version, true)) as u32
     }
 
     /// It was lost, and is not open again yet.
@@ -352,6 +363,17 @@ impl Conn {
             signalled,
             wr: WorkRequest::Send { buf, invalidate, fence: false },
         });
+    }
+
+    /// Sends were posted behind the last signalled one.
+    pub(super) fn has_unsignalled(&self) -> bool {
+        self.sends != self.signalled
+    }
+
+    /// What is posted next is signalled, and speaks for all Sends so far; its name.
+    pub(super) fn signal_all(&mut self) -> u64 {
+        self.signalled = self.sends;
+        u64::from(self.sends)
     }
 
     /// A signalled Send has left, and all before it.

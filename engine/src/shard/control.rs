@@ -1,5 +1,7 @@
 //! The slow part of a connection's life: connect, listen, accept, drain, break.
 
+use std::net::SocketAddr;
+
 use super::conn::{Conn, Parts, Stage};
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
@@ -111,9 +113,11 @@ impl<F: Fabric> Shard<F> {
     }
 
     pub(super) fn params(&self) -> ConnectParams {
-        // Each call may cost a bind for each chunk, the Send, and as many invalidations. What does not fit waits.
+        // A Send for each message under way, and as many binds, Reads and Writes beside them. What does not fit waits: a place costs the device
+        // some hundred bytes, for each connection.
         let capabilities = self.fabric.capabilities();
-        let send_queue_depth = capabilities.max_send_wr.min(4096);
+        let under_way = self.config.max_window.max(self.config.max_calls as u32);
+        let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
         let read_depth = capabilities.max_read_depth.min(16);
         ConnectParams {
             send_queue_depth,
@@ -233,6 +237,9 @@ impl<F: Fabric> Shard<F> {
         self.next_control = u64::MAX;
         self.resize();
         self.adapt();
+        if !self.waiting.is_empty() {
+            self.nudge_all();
+        }
         if self.negotiating > 0 || !self.limbo.is_empty() {
             self.check_negotiations();
             self.revive();
@@ -326,7 +333,12 @@ impl<F: Fabric> Shard<F> {
             }
         };
         match self.fabric.accept(request, &self.params()) {
-            Ok(qp) => self.add(qp, window, PrivateData::parse(private_data), None),
+            Ok(qp) => {
+                self.add(qp, window, PrivateData::parse(private_data), None);
+                if let Some(Some(conn)) = self.conns.get_mut(qp.slot as usize) {
+                    conn.host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
+                }
+            }
             Err(error) => log::warn!("connection of {peer} not accepted: {error}"),
         }
     }
@@ -381,6 +393,7 @@ impl<F: Fabric> Shard<F> {
         if conn.qp == ConnRef::NONE.0 {
             return;
         }
+        self.starve(conn);
         // What the device held is given back here: only then may anything else be done with that memory.
         self.fabric.destroy_qp(conn.qp);
         conn.qp = ConnRef::NONE.0;

@@ -14,6 +14,7 @@
 //! | `answered` | the end of our calls: match the reply, revoke, tell, or send again |
 //! | `parts` | messages that go out in several |
 //! | `serving` | calls of the peer: fetch what they bring, run them |
+//! | `waiting` | calls of the peer for which there is no memory now |
 //! | `reading` | what a call says, held against what its procedure declares |
 //! | `replying` | replies: RDMA Writes, header, Send |
 //! | `revive` | connections that are made again |
@@ -44,6 +45,7 @@ mod revive;
 mod serving;
 mod shape;
 mod thread;
+mod waiting;
 mod windows;
 mod workers;
 
@@ -74,6 +76,7 @@ pub use resize::ResizeError;
 use resize::Sizing;
 pub use thread::SpawnError;
 pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
+use waiting::Waiting;
 pub use workers::SimulatedWorkers;
 use workers::{Port, WorkKey};
 pub(crate) use workers::{Workers, worker_of};
@@ -155,6 +158,8 @@ pub struct Shard<F: Fabric> {
     workers: Option<Port>,
     /// Calls that a full worker ring holds back.
     backlog: VecDeque<Box<ServerCall>>,
+    /// Calls that wait for memory, in the order in which they came.
+    waiting: VecDeque<Waiting>,
     worked: Vec<(WorkKey, JobResult<Box<ServerCall>>)>,
     sleeper: Sleeper,
     inbox: Option<Mailbox<Command>>,
@@ -251,6 +256,7 @@ impl<F: Fabric> Shard<F> {
             boxes: CallBoxes::default(),
             workers: None,
             backlog: VecDeque::new(),
+            waiting: VecDeque::new(),
             worked: Vec::new(),
             sleeper: Sleeper::new(Wake::Fabric(fabric.waker())),
             inbox: None,

@@ -486,8 +486,8 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
         self.inner.arm();
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) {
-        self.inner.wait(timeout);
+    fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        self.inner.wait(timeout)
     }
 
     fn waker(&self) -> Waker {

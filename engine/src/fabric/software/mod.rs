@@ -372,11 +372,13 @@ impl Fabric for SoftwareFabric {
         }
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) {
+    fn wait(&mut self, timeout: Option<Duration>) -> bool {
         self.sleep(timeout);
         for qp in self.table.iter_mut() {
             qp.disarm();
         }
+        // What wakes it is the same for both.
+        true
     }
 
     fn waker(&self) -> Waker {
