@@ -19,7 +19,8 @@
 //! | `replying` | replies: RDMA Writes, header, Send |
 //! | `revive` | connections that are made again |
 //! | `control` | connect, listen, accept, drain, break |
-//! | `resize` | Receives of another size while calls run, and other changes of characteristics |
+//! | `resize` | Receives of another size while calls run |
+//! | `changes` | other characteristics that change while connected |
 //! | `windows` | receive windows that follow the load, keep-alive |
 //! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
@@ -28,6 +29,7 @@
 //! | `thread` | a shard on a thread of its own: placement, idling |
 
 mod answered;
+mod changes;
 mod chunks;
 mod clock;
 mod conn;
