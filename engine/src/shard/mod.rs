@@ -160,6 +160,8 @@ pub struct Shard<F: Fabric> {
     backlog: VecDeque<Box<ServerCall>>,
     /// Calls that wait for memory, in the order in which they came.
     waiting: VecDeque<Waiting>,
+    /// When the last of them got what it needed, or the first began to wait, in nanoseconds.
+    fed_at: u64,
     worked: Vec<(WorkKey, JobResult<Box<ServerCall>>)>,
     sleeper: Sleeper,
     inbox: Option<Mailbox<Command>>,
@@ -257,6 +259,7 @@ impl<F: Fabric> Shard<F> {
             workers: None,
             backlog: VecDeque::new(),
             waiting: VecDeque::new(),
+            fed_at: 0,
             worked: Vec::new(),
             sleeper: Sleeper::new(Wake::Fabric(fabric.waker())),
             inbox: None,
