@@ -93,7 +93,7 @@ pub struct VerbsFabric {
     is_infiniband: bool,
     capabilities: Capabilities,
     quirks: Quirks,
-    config: VerbsConfig,
+    config: Box<VerbsConfig>,
     /// The port's count of messages that met no Receive, when this fabric was opened.
     not_ready_before: u64,
 }
@@ -190,7 +190,7 @@ impl VerbsFabric {
             choice,
             capabilities,
             quirks,
-            config,
+            config: Box::new(config),
         })
     }
 
