@@ -20,9 +20,11 @@ pub mod config;
 pub mod fabric;
 pub mod handoff;
 pub mod proto;
+pub mod rpcbind;
 pub mod server;
 pub mod shard;
 pub mod stats;
+pub mod stream;
 pub mod wire;
 
 mod address;

@@ -33,10 +33,16 @@ pub struct ShardStats {
     pub calls_failed: u64,
     /// Calls of ours that were sent again.
     pub calls_again: u64,
+    /// Windows of calls of ours that servers have revoked, with their replies (Send With Invalidate).
+    pub revoked_by_peers: u64,
+    /// Windows of calls of ours that this side has revoked itself, as their servers did not.
+    pub revoked_here: u64,
     /// Times that a full worker ring held a call back.
     pub backpressure: u64,
     /// Times that a pool had no buffer for what was to be done; it was done later, or refused.
     pub pool_empty: u64,
+    /// Calls of peers that had to wait for memory.
+    pub memory_waits: u64,
     /// Calls that are with the workers, or wait for them.
     pub worker_depth: u64,
     /// Receives that the device has, or gets with the next post: what an idle shard's pool is short of.
@@ -72,8 +78,11 @@ impl ShardStats {
             calls: 0,
             calls_failed: 0,
             calls_again: 0,
+            revoked_by_peers: 0,
+            revoked_here: 0,
             backpressure: 0,
             pool_empty: 0,
+            memory_waits: 0,
             worker_depth: 0,
             receives_posted: 0,
             receives_promised: 0,

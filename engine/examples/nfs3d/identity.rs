@@ -29,6 +29,9 @@ pub(crate) struct Policy {
     squash: Squash,
     /// The server may become somebody else. Without, everybody is the server's own user.
     privileged: bool,
+    /// The server's own user and group.
+    uid: u32,
+    gid: u32,
 }
 
 /// A user on whose behalf the server acts.
@@ -43,7 +46,8 @@ pub(crate) struct Identity {
 
 impl Policy {
     pub(crate) fn new(squash: Squash) -> Self {
-        Self { squash, privileged: geteuid().is_root() }
+        let (uid, gid) = (geteuid(), getegid());
+        Self { squash, privileged: uid.is_root(), uid: uid.as_raw(), gid: gid.as_raw() }
     }
 
     /// Whether credentials are honoured.
@@ -53,8 +57,7 @@ impl Policy {
 
     /// The server's own identity.
     pub(crate) fn own(&self) -> Identity {
-        let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
-        Identity { uid, gid, groups: ArrayVec::new(), own: true }
+        Identity { uid: self.uid, gid: self.gid, groups: ArrayVec::new(), own: true }
     }
 
     /// The identity that a call runs as.
@@ -84,9 +87,9 @@ impl Policy {
             return Err(Refusal::Authentication(AuthStat::RejectedCred.code()));
         };
         if !self.privileged {
-            return Ok(Identity { uid: geteuid().as_raw(), gid, groups, own: true });
+            return Ok(Identity { uid: self.uid, gid, groups, own: true });
         }
-        let own = uid == 0 && gid == getegid().as_raw();
+        let own = uid == 0 && gid == self.gid;
         Ok(Identity { uid, gid, groups, own })
     }
 }

@@ -20,8 +20,9 @@ use crate::{attributes, create, dirs, links, read_write, remove};
 pub(crate) const TRANSFER: u32 = 1 << 20;
 /// Most bytes of one READDIR or READDIRPLUS.
 pub(crate) const DIRECTORY: u32 = 64 << 10;
-/// Bytes that a READ gives inline, to a client that has offered no Write chunk: what fits one message of 4096.
-pub(crate) const INLINE_READ: usize = 3840;
+/// Bytes that a READ gives inline, to a client that has offered no Write chunk: what fits one message of 4096 in version 1. It gets less where
+/// messages are shorter, and asks for the rest.
+pub(crate) const INLINE_READ: usize = 3940;
 
 const SETATTR: u32 = 2;
 const READLINK: u32 = 5;
@@ -87,12 +88,13 @@ pub(crate) fn services(export: &Arc<Export>) -> Services {
     services
 }
 
-/// Whose call it is: the host's that its credential names, which is the same when it has reconnected.
+/// Whose call it is: the host's that it comes from, and that its credential names. Both are the same when it has reconnected, be it from another
+/// port; two hosts that are given the same name are not taken for each other.
 fn host(call: &ServerCall) -> Option<Client> {
     let (flavor, body) = call.credential();
     let sys = (flavor == Flavor::Sys.code()).then(|| AuthSys::parse(body).ok()).flatten()?;
     let mut hasher = DefaultHasher::new();
-    sys.machine.hash(&mut hasher);
+    (sys.machine, call.peer_host()).hash(&mut hasher);
     Some(Client::number(hasher.finish()))
 }
 

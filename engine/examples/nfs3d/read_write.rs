@@ -41,8 +41,9 @@ pub(crate) fn read(export: &Export, who: &Identity, call: &mut ServerCall) -> Re
             read_into(node, who, offset, room)
         }
         None => {
-            let room =
-                call.reply_mut(READ_HEAD + count.min(INLINE_READ)).ok_or(nfsstat3::NFS3ERR_SERVERFAULT)?;
+            // In whole words, so that there is room for the padding.
+            let most = (call.reply_room().saturating_sub(READ_HEAD) & !3).min(INLINE_READ);
+            let room = call.reply_mut(READ_HEAD + count.min(most)).ok_or(nfsstat3::NFS3ERR_SERVERFAULT)?;
             read_into(node, who, offset, &mut room[READ_HEAD..])
         }
     });

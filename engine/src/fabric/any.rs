@@ -158,7 +158,7 @@ impl Fabric for AnyFabric {
         each!(self, fabric => fabric.arm())
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) {
+    fn wait(&mut self, timeout: Option<Duration>) -> bool {
         each!(self, fabric => fabric.wait(timeout))
     }
 

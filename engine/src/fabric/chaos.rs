@@ -374,9 +374,9 @@ impl<F: Fabric> Fabric for Chaos<F> {
         self.inner.arm();
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) {
+    fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let busy = !self.late.is_empty() || self.doomed.iter().any(|d| d.over);
-        self.inner.wait(if busy { Some(Duration::ZERO) } else { timeout });
+        self.inner.wait(if busy { Some(Duration::ZERO) } else { timeout }) || busy
     }
 
     fn waker(&self) -> Waker {

@@ -334,7 +334,7 @@ pub enum ControlEvent {
         request: RequestId,
         /// What the peer said.
         private_data: Vec<u8>,
-        /// Who it is, for logs: process and user, or address.
+        /// Who it is: address and port, or process and user.
         peer: String,
     },
     /// Both directions may be used.
@@ -500,8 +500,9 @@ pub trait Fabric: Sized {
 
     /// From now until the next [`wait`](Self::wait) returns, completions and control events wake that wait.
     fn arm(&mut self);
-    /// Sleeps until a completion or control event may be there, the waker is used, or the time is over.
-    fn wait(&mut self, timeout: Option<Duration>);
+    /// Sleeps until a completion or control event may be there, the waker is used, or the time is over. False if it is known that there
+    /// is no control event: [`poll_control`](Self::poll_control) can wait until it is due anyway.
+    fn wait(&mut self, timeout: Option<Duration>) -> bool;
     /// Wakes [`wait`](Self::wait) from another thread.
     fn waker(&self) -> Waker;
 }

@@ -233,9 +233,9 @@ impl<F: Fabric> Fabric for Trace<F> {
         self.inner.arm();
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) {
+    fn wait(&mut self, timeout: Option<Duration>) -> bool {
         self.line(format_args!("wait {timeout:?}"));
-        self.inner.wait(timeout);
+        self.inner.wait(timeout)
     }
 
     fn waker(&self) -> Waker {

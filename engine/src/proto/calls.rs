@@ -30,7 +30,7 @@ enum State {
 struct Slot {
     xid: u32,
     state: State,
-    /// It was sent before, on a connection that was lost or to be refused: it may have been carried out.
+    /// It was sent before, on a connection that was lost, or to be refused: it may have been carried out.
     tried: bool,
     token: u64,
     deadline: u64,
@@ -133,7 +133,7 @@ impl CallTable {
         matches!(slot.state, State::Sent | State::Forsaken) && slot.xid == call.0
     }
 
-    /// A call was answered, but not carried out, and may be sent again: it keeps its slot. The call and its token.
+    /// A call was answered with an error, and may be sent again: it keeps its slot. The call and its token.
     pub(super) fn refused(&mut self, xid: u32) -> Option<(CallId, u64)> {
         let slot = &mut self.slots[(xid & self.mask) as usize];
         (slot.state == State::Sent && slot.xid == xid).then(|| {

@@ -117,10 +117,18 @@ impl Credits {
         self.window
     }
 
+    /// Version 1: calls of the peer that may be under way before that is held against it. Deployed clients take a call's credit back when they
+    /// give the call up (its process was killed, its mount is being forced off), though it is not answered yet, and may then have another
+    /// window of calls under way.
+    #[inline]
+    pub fn tolerated(&self) -> u32 {
+        2 * self.window
+    }
+
     /// Receives that must be in reserve for these promises, and one more: in version 2 for a pure grant.
     pub fn reserve(&self) -> u32 {
         match self.scheme {
-            Scheme::V1 => self.window + self.made + 1,
+            Scheme::V1 => self.tolerated() + self.made + 1,
             // What was told is not taken back when the window shrinks.
             Scheme::V2Windowed | Scheme::V2Incremental => self.window.max(self.left()) + 1,
         }

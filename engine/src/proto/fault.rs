@@ -2,6 +2,7 @@
 
 use crate::auth::AuthError;
 use crate::binding::BindingError;
+use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 use crate::wire::{ErrorBody, WireErrorKind};
 
 /// The peer broke a rule that the connection cannot outlive.
@@ -203,4 +204,25 @@ pub enum Refusal {
     /// The credential was refused; the `auth_stat` of RFC 5531 §9.
     #[error("authentication refused, auth_stat {0}")]
     Authentication(u32),
+}
+
+impl Refusal {
+    /// What a reply says; `None` for success.
+    #[inline]
+    pub(crate) fn of(reply: &ReplyBody<'_>) -> Option<Self> {
+        match reply {
+            ReplyBody::Accepted { stat, .. } => match *stat {
+                AcceptStat::Success => None,
+                AcceptStat::ProgUnavail => Some(Self::ProgramUnavailable),
+                AcceptStat::ProgMismatch { low, high } => Some(Self::ProgramMismatch { low, high }),
+                AcceptStat::ProcUnavail => Some(Self::ProcedureUnavailable),
+                AcceptStat::GarbageArgs => Some(Self::GarbageArguments),
+                AcceptStat::SystemErr => Some(Self::SystemError),
+            },
+            ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => {
+                Some(Self::RpcMismatch { low: *low, high: *high })
+            }
+            ReplyBody::Denied(RejectStat::AuthError(stat)) => Some(Self::Authentication(*stat)),
+        }
+    }
 }

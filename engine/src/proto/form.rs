@@ -14,7 +14,7 @@ pub struct FormLimits {
     pub continuation: bool,
     /// RPC messages up to this length are continued rather than sent as a chunk, where both can be; bytes.
     pub continue_up_to: usize,
-    /// Longest RPC message that this side puts together from parts; bytes.
+    /// Longest RPC message that this side puts together from parts, and that it thinks the peer puts together; bytes.
     pub reassemble_up_to: usize,
     /// Calls of this direction may have chunks.
     pub chunks: bool,
@@ -72,7 +72,9 @@ pub fn choose_call(limits: &FormLimits, lengths: &CallLengths) -> Result<CallPla
     let header = header + if reply_chunk { extra } else { 0 };
     let form = if header + call <= limits.send_inline {
         CallForm::Inline
-    } else if limits.continuation && (call <= limits.continue_up_to || !limits.chunks) {
+    } else if limits.continuation
+        && call <= if limits.chunks { limits.continue_up_to } else { limits.reassemble_up_to }
+    {
         CallForm::Continued
     } else if limits.chunks {
         CallForm::Long
@@ -161,7 +163,8 @@ mod tests {
         let (v1, v2) = (FormLimits { chunks: false, ..V1 }, FormLimits { chunks: false, ..V2 });
         assert!(matches!(call(&v1, 4057, 0), Err(CallError::TooLong { needed: 4097, limit: 4096 })));
         assert!(call(&v1, 100, 4057).is_err());
-        assert_eq!(call(&v2, 1 << 19, 1 << 20), Ok((CallForm::Continued, false)));
+        assert_eq!(call(&v2, 1 << 20, 1 << 20), Ok((CallForm::Continued, false)));
+        assert!(call(&v2, (1 << 20) + 1, 100).is_err());
         assert!(call(&v2, 100, (1 << 20) + 1).is_err());
     }
 

@@ -81,11 +81,12 @@ impl Connection {
         self.reply_queue.push_front(Outgoing::Continue);
     }
 
-    /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls.
+    /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls. In version 1 calls under way
+    /// are bounded when they come, and an answer makes the room that it grants.
     #[inline]
     pub(super) fn replenished(&self, receives_ok: bool) -> bool {
-        receives_ok
-            && self.inbound.free() >= self.inbound_room + self.inbound.capacity().min(self.errors_queued)
+        let taken = self.inbound.capacity().min(self.errors_queued);
+        receives_ok && (self.version == Version::V1 || self.inbound.free() >= self.inbound_room + taken)
     }
 
     fn windowed(&self) -> bool {
@@ -222,12 +223,16 @@ impl Connection {
     pub(super) fn account(&mut self, call: bool, grants: bool, receives_ok: bool) -> CreditWords {
         self.spoke |= grants;
         self.counters.sent += 1;
+        if self.version == Version::V1 {
+            // Every reply grants: what its call has used.
+            self.counters.grants_piggybacked += u64::from(!call);
+            return self.credits.on_send(call, true);
+        }
         self.counters.grants_piggybacked += u64::from(grants && self.credits.wants_report());
-        let counted = call || self.version == Version::V2;
         let replenished = grants && self.replenished(receives_ok);
         if grants && receives_ok && !replenished {
-            return self.credits.on_send_crowded(counted);
+            return self.credits.on_send_crowded(true);
         }
-        self.credits.on_send(counted, replenished)
+        self.credits.on_send(true, replenished)
     }
 }

@@ -1,5 +1,6 @@
 //! One call as the service sees it: arguments and chunks in place, results written where they are sent from.
 
+use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use rpcrdma_mempool::{Buf, Frozen};
 use super::reply_cache::Claim;
 use crate::fabric::QpId;
 use crate::proto::{InboundId, Refusal};
+use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::{ReadSegment, Segment};
 
 /// Chunks that one call may have in each direction.
@@ -95,6 +97,10 @@ pub struct ServerCall {
     pub(crate) outcome: Result<(), Refusal>,
     /// The name that the caller's host has proved.
     peer: Option<Arc<str>>,
+    /// Where the connection comes from, if that has an address.
+    pub(crate) host: Option<IpAddr>,
+    /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
+    pub(crate) inline_room: u32,
     /// It is to be remembered.
     claim: Option<Claim>,
     /// There is more to be cleared for the next call than there always is.
@@ -165,6 +171,8 @@ impl ServerCall {
             results_len: 0,
             outcome: Ok(()),
             peer: None,
+            host: None,
+            inline_room: 0,
             claim: None,
             unusual: false,
         }
@@ -226,6 +234,21 @@ impl ServerCall {
     /// far that is to be trusted, too. It is the host's, not the user's: that one is in the [credential](Self::credential).
     pub fn peer_identity(&self) -> Option<&str> {
         self.peer.as_deref()
+    }
+
+    /// The address of the caller's host, on fabrics that have addresses: the same for all of the host's connections, and after it has
+    /// reconnected from another port. Nobody has proved it.
+    pub fn peer_host(&self) -> Option<IpAddr> {
+        self.host
+    }
+
+    /// Most bytes of inline results that the reply can carry for sure: in one message, or in the Reply chunk that the caller has offered.
+    pub fn reply_room(&self) -> usize {
+        let returned =
+            4 * self.results.len() + size_of::<Segment>() * (self.segments.len() + self.reply_chunk.len());
+        let inline = (self.inline_room as usize).saturating_sub(if self.returns { 8 + returned } else { 0 });
+        let chunk: u64 = self.reply_chunk.iter().map(|segment| u64::from(segment.length)).sum();
+        inline.max(usize::try_from(chunk).unwrap_or(0)).saturating_sub(ACCEPTED_REPLY_LEN)
     }
 
     /// The RPC transaction's identifier.

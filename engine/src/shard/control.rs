@@ -1,10 +1,14 @@
 //! The slow part of a connection's life: connect, listen, accept, drain, break.
 
-use super::conn::{Conn, Stage};
+use std::net::SocketAddr;
+
+use super::conn::{Conn, Parts, Stage};
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
-use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, PeerFault, Scheme, connect_data};
+use crate::proto::{
+    CallError, ConnConfig, Connection, MIN_WINDOW, Outgoing, PeerFault, Scheme, connect_data,
+};
 use crate::server::MAX_SEGMENTS;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
@@ -13,6 +17,8 @@ use crate::wire::properties::ReverseSupport;
 const MOST_WINDOWS: usize = 1 << 16;
 /// What a connection's share of the unpromised Receives is divided by.
 const SHARE: usize = 8;
+/// Messages that a peer may send before it is told anything: one, and a pure grant.
+const UNTOLD: usize = 2;
 
 impl<F: Fabric> Shard<F> {
     /// Takes connect requests from a bound address.
@@ -28,7 +34,7 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// As [`Fabric::connect`]; or no Receives are left to promise.
     pub fn connect(&mut self, address: &FabricAddress) -> Result<ConnRef, FabricError> {
-        let Some(window) = self.share() else { return Err(no_receives(self.config.receives)) };
+        let window = self.share()?;
         let params = self.params();
         let qp = self.fabric.connect(address, &params)?;
         self.add(qp, window, None, Some(address.clone()));
@@ -134,10 +140,26 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Receives for one more connection: what is configured, but no more than its share of what is left.
-    pub(super) fn share(&self) -> Option<u32> {
-        let left = self.config.receives.saturating_sub(RECEIVE_MARGIN + self.reserved);
+    ///
+    /// # Errors
+    /// Too few are left to be promised; or there is no memory for those that are promised already.
+    pub(super) fn share(&mut self) -> Result<u32, FabricError> {
+        if self.posted < self.reserved + UNTOLD {
+            self.refill();
+        }
+        if self.posted < self.reserved + UNTOLD {
+            return Err(no_receives(
+                "all that there are buffers for are promised to others; raise `message_buffers`, or hold fewer".into(),
+            ));
+        }
+        let limit = self.config.receives;
+        let left = limit.saturating_sub(RECEIVE_MARGIN + self.reserved);
         let most = (left / SHARE).max(MIN_WINDOW as usize).min(left.saturating_sub(1)) as u32;
-        (most >= MIN_WINDOW).then(|| self.config.window.min(most))
+        if most < MIN_WINDOW {
+            let remedy = "raise `receives`, or lower `window`";
+            return Err(no_receives(format!("all {limit} of this shard are promised to others; {remedy}")));
+        }
+        Ok(self.config.window.min(most))
     }
 
     pub(super) fn conn_config(
@@ -215,6 +237,9 @@ impl<F: Fabric> Shard<F> {
         self.next_control = u64::MAX;
         self.resize();
         self.adapt();
+        if !self.waiting.is_empty() {
+            self.nudge_all();
+        }
         if self.negotiating > 0 || !self.limbo.is_empty() {
             self.check_negotiations();
             self.revive();
@@ -300,12 +325,20 @@ impl<F: Fabric> Shard<F> {
         if self.draining || self.services.is_none() {
             return self.fabric.reject(request, b"closed");
         }
-        let Some(window) = self.share() else {
-            log::warn!("connection of {peer} refused: {}", no_receives(self.config.receives));
-            return self.fabric.reject(request, b"no receives left");
+        let window = match self.share() {
+            Ok(window) => window,
+            Err(error) => {
+                log::warn!("connection of {peer} refused: {error}");
+                return self.fabric.reject(request, b"no receives left");
+            }
         };
         match self.fabric.accept(request, &self.params()) {
-            Ok(qp) => self.add(qp, window, PrivateData::parse(private_data), None),
+            Ok(qp) => {
+                self.add(qp, window, PrivateData::parse(private_data), None);
+                if let Some(Some(conn)) = self.conns.get_mut(qp.slot as usize) {
+                    conn.host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
+                }
+            }
             Err(error) => log::warn!("connection of {peer} not accepted: {error}"),
         }
     }
@@ -360,13 +393,18 @@ impl<F: Fabric> Shard<F> {
         if conn.qp == ConnRef::NONE.0 {
             return;
         }
+        self.starve(conn);
         // What the device held is given back here: only then may anything else be done with that memory.
         self.fabric.destroy_qp(conn.qp);
         conn.qp = ConnRef::NONE.0;
         // What has no queue pair has nothing to say.
         conn.ready = true;
-        if let Some(call) = conn.parts.take().and_then(|parts| parts.call) {
-            self.boxes.put(call);
+        match conn.parts.take() {
+            Some(Parts { call: Some(call), .. }) => self.boxes.put(call),
+            Some(Parts { of: Outgoing::Call(call), message, whole, .. }) => {
+                conn.keep_whole(call, message, whole);
+            }
+            _ => {}
         }
         for call in conn.replies.iter_mut().filter_map(Option::take) {
             self.boxes.put(call);
@@ -381,18 +419,8 @@ impl<F: Fabric> Shard<F> {
             self.negotiating -= 1;
         }
     }
-
-    /// Runs procedures on these workers from now on.
-    pub(crate) fn use_workers(&mut self, workers: &super::Workers) {
-        self.workers = Some(workers.attach_shard(&self.sleeper.signal()));
-    }
 }
 
-fn no_receives(limit: usize) -> FabricError {
-    FabricError::System {
-        call: "reserving Receives for a connection".into(),
-        detail: format!(
-            "all {limit} of this shard are promised to others; raise `receives`, or lower `window`"
-        ),
-    }
+fn no_receives(detail: String) -> FabricError {
+    FabricError::System { call: "reserving Receives for a connection".into(), detail }
 }

@@ -14,6 +14,7 @@
 //! | `answered` | the end of our calls: match the reply, revoke, tell, or send again |
 //! | `parts` | messages that go out in several |
 //! | `serving` | calls of the peer: fetch what they bring, run them |
+//! | `waiting` | calls of the peer for which there is no memory now |
 //! | `reading` | what a call says, held against what its procedure declares |
 //! | `replying` | replies: RDMA Writes, header, Send |
 //! | `revive` | connections that are made again |
@@ -23,6 +24,7 @@
 //! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
 //! | `clock` | the only reader of the clock |
+//! | `workers` | calls that run on worker threads: out, and home |
 //! | `thread` | a shard on a thread of its own: placement, idling |
 
 mod answered;
@@ -41,7 +43,9 @@ mod revive;
 mod serving;
 mod shape;
 mod thread;
+mod waiting;
 mod windows;
+mod workers;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
@@ -52,8 +56,8 @@ use crate::config::{Config, ConfigError, HEADROOM_CHUNKS, RECEIVE_MARGIN, SMALL_
 use crate::fabric::{Access, Completion, ControlEvent, Fabric, FabricError, QpId};
 use crate::handoff::mailbox::Mailbox;
 use crate::handoff::parker::{Signal, Sleeper, Wake};
-use crate::handoff::workers::{JobResult, ShardPort, WorkerPool};
-use crate::proto::{InboundId, exchange};
+use crate::handoff::workers::JobResult;
+use crate::proto::exchange;
 use crate::server::{CallBoxes, ServerCall, Services};
 use crate::stats::ShardStats;
 
@@ -70,6 +74,10 @@ pub use resize::ResizeError;
 use resize::Sizing;
 pub use thread::SpawnError;
 pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
+use waiting::Waiting;
+pub use workers::SimulatedWorkers;
+use workers::{Port, WorkKey};
+pub(crate) use workers::{Workers, worker_of};
 
 mod conn_ref {
     use crate::fabric::QpId;
@@ -115,13 +123,6 @@ pub enum Notice {
 /// Longest chain that is counted by its length.
 const MAX_BATCH: usize = 256;
 
-/// Names a call that is with the workers.
-pub(crate) type WorkKey = (QpId, InboundId);
-/// The threads that run what does not run on shards.
-pub(crate) type Workers = WorkerPool<WorkKey, Box<ServerCall>, Box<ServerCall>>;
-/// The shard's end of them.
-type Port = ShardPort<WorkKey, Box<ServerCall>, Box<ServerCall>>;
-
 /// One core's engine. See the module page.
 pub struct Shard<F: Fabric> {
     config: Config,
@@ -155,6 +156,8 @@ pub struct Shard<F: Fabric> {
     workers: Option<Port>,
     /// Calls that a full worker ring holds back.
     backlog: VecDeque<Box<ServerCall>>,
+    /// Calls that wait for memory, in the order in which they came.
+    waiting: VecDeque<Waiting>,
     worked: Vec<(WorkKey, JobResult<Box<ServerCall>>)>,
     sleeper: Sleeper,
     inbox: Option<Mailbox<Command>>,
@@ -251,6 +254,7 @@ impl<F: Fabric> Shard<F> {
             boxes: CallBoxes::default(),
             workers: None,
             backlog: VecDeque::new(),
+            waiting: VecDeque::new(),
             worked: Vec::new(),
             sleeper: Sleeper::new(Wake::Fabric(fabric.waker())),
             inbox: None,

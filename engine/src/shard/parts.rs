@@ -7,22 +7,10 @@ use super::conn::{Conn, Parts};
 use super::shape::Lists;
 use crate::config::HEADROOM_PLAIN;
 use crate::fabric::Fabric;
-use crate::proto::{CallId, Form, Outgoing};
+use crate::proto::{Form, Outgoing};
 use crate::server::ServerCall;
 
 impl<F: Fabric> Shard<F> {
-    /// Whether a call is too long for one message.
-    #[cold]
-    pub(super) fn starts_parts(
-        &self,
-        conn: &Conn,
-        _call: CallId,
-        message: &Buf,
-        exposure: Option<u32>,
-    ) -> bool {
-        call_header(conn, exposure) + message.len() > conn.proto.terms().send_inline
-    }
-
     /// Sends the first part of a call or reply; its window is what goes in parts.
     #[cold]
     pub(super) fn start_parts(
@@ -42,7 +30,8 @@ impl<F: Fabric> Shard<F> {
             let slot = conn.proto.call_slot(call);
             conn.calls[slot].exposure = exposure;
         }
-        conn.parts = Some(Parts { of, message, exposure, call, last_header });
+        let whole = (message.start(), message.len());
+        conn.parts = Some(Parts { of, message, whole, exposure, call, last_header });
         self.next_part(conn, receives_ok);
     }
 
@@ -59,8 +48,7 @@ impl<F: Fabric> Shard<F> {
         let limit = conn.proto.terms().send_inline;
         let left = parts.message.len();
         if parts.last_header + left <= limit {
-            self.last_part(conn, parts, receives_ok);
-            return true;
+            return self.last_part(conn, parts, receives_ok);
         }
         // The last part is never empty, and parts end where XDR words do.
         let room = (limit - conn.proto.header_len(None)) & !3;
@@ -84,25 +72,44 @@ impl<F: Fabric> Shard<F> {
             let start = parts.message.start();
             parts.message.set_window(start + take, left - take);
         }
-        conn.parts = Some(parts);
-        conn.proto.hold_queue();
-        Self::make_ready(&mut self.ready, conn);
+        self.goes_on(conn, parts);
         sent
     }
 
-    fn last_part(&mut self, conn: &mut Conn, parts: Parts, receives_ok: bool) {
-        match (parts.of, parts.exposure, parts.call) {
-            (_, _, Some(call)) => {
-                let at = (parts.message.start(), parts.message.len());
-                self.transmit_reply_message(conn, call, parts.message, at, receives_ok);
-            }
-            (Outgoing::Call(call), Some(index), None) => {
-                self.transmit_exposed(conn, call, parts.message, index, receives_ok);
-            }
-            (Outgoing::Call(call), None, None) => self.transmit_rest(conn, call, parts.message, receives_ok),
-            _ => {}
-        }
+    fn goes_on(&mut self, conn: &mut Conn, parts: Parts) {
+        conn.parts = Some(parts);
+        conn.proto.hold_queue();
+        Self::make_ready(&mut self.ready, conn);
     }
+
+    fn last_part(&mut self, conn: &mut Conn, mut parts: Parts, receives_ok: bool) -> bool {
+        if let Some(call) = parts.call {
+            let at = (parts.message.start(), parts.message.len());
+            self.transmit_reply_message(conn, call, parts.message, at, receives_ok);
+            return true;
+        }
+        let Outgoing::Call(call) = parts.of else { return true };
+        if conn.proto.is_under_way(call) {
+            // It may have to be sent again: so the message itself stays here.
+            let Some(last) = self.copy_of(&parts.message) else {
+                self.goes_on(conn, parts);
+                return false;
+            };
+            let whole = std::mem::replace(&mut parts.message, last);
+            conn.keep_whole(call, whole, parts.whole);
+        }
+        match parts.exposure {
+            Some(index) => self.transmit_exposed(conn, call, parts.message, index, receives_ok),
+            None => self.transmit_rest(conn, call, parts.message, receives_ok),
+        }
+        true
+    }
+}
+
+/// Whether a call is too long for one message.
+#[cold]
+pub(super) fn starts_parts(conn: &Conn, message: &Buf, exposure: Option<u32>) -> bool {
+    call_header(conn, exposure) + message.len() > conn.proto.terms().send_inline
 }
 
 /// Bytes of a call's header.

@@ -41,7 +41,7 @@ impl<F: Fabric> Shard<F> {
         }
         // 5. Control plane.
         if now >= self.control_due {
-            self.control_due = self.clock.read() + self.config.control_interval_us * 1000;
+            self.control_due = now + self.config.control_interval_us * 1000;
             self.control();
         }
         // 6. Receives go back, buffers come home.
@@ -50,10 +50,11 @@ impl<F: Fabric> Shard<F> {
             self.refill();
         }
         self.pool.drain_remote();
+        let fed = if self.waiting.is_empty() { 0 } else { self.feed() };
         if !self.backlog.is_empty() {
             self.dispatch();
         }
-        let busy = completed + handed != 0 || spoke;
+        let busy = completed + handed + fed != 0 || spoke;
         self.stats.idle_polls += u64::from(!busy);
         busy
     }
@@ -136,8 +137,9 @@ impl<F: Fabric> Shard<F> {
         match opcode {
             Opcode::Read => self.fetched(conn, wr_id as usize),
             Opcode::LocalInvalidate => self.revoked(conn, wr_id as u32),
-            Opcode::Send => conn.has_left(wr_id),
-            Opcode::Recv | Opcode::Write | Opcode::Bind => {}
+            // Of Writes only those are signalled that speak for Sends.
+            Opcode::Send | Opcode::Write => conn.has_left(wr_id),
+            Opcode::Recv | Opcode::Bind => {}
         }
     }
 
@@ -154,6 +156,8 @@ impl<F: Fabric> Shard<F> {
         match (conn.proto.handle_message(&view), &view) {
             (Ok(Event::Call { id }), Ok(view)) => {
                 let mut call = self.boxes.take(conn.qp, id);
+                call.host = conn.host;
+                call.inline_room = conn.inline_room();
                 if conn.assembly.is_some() || view.htype() != HeaderType::Msg {
                     return self.serve_unusual(conn, call, view);
                 }

@@ -80,7 +80,9 @@ impl<F: Fabric> Shard<F> {
         reply: Buf,
         receives_ok: bool,
     ) {
-        let Some(mut buf) = self.alloc(LONG_HEADER) else {
+        // The message that it came in is not needed any more.
+        let message = call.message.take().filter(|message| message.capacity() >= LONG_HEADER);
+        let Some(mut buf) = message.or_else(|| self.alloc(LONG_HEADER)) else {
             conn.proto.reply_error(call.id, ErrorBody::System);
             Self::make_ready(&mut self.ready, conn);
             return self.boxes.put(call);
@@ -102,7 +104,9 @@ impl<F: Fabric> Shard<F> {
         match window {
             Some((start, len)) if len <= conn.proto.terms().send_inline => {
                 buf.set_window(start, len);
-                conn.push_send(buf, offered.then_some(call.inv_handle), self.config.signal_every);
+                // While calls wait for memory the end of each reply is of interest.
+                let signal_every = if self.waiting.is_empty() { self.config.signal_every } else { 1 };
+                conn.push_send(buf, offered.then_some(call.inv_handle), signal_every);
             }
             _ => {
                 conn.doomed.get_or_insert_with(|| "a reply could not be sent".into());

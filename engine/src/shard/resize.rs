@@ -338,8 +338,17 @@ impl<F: Fabric> Shard<F> {
 
     /// What a connection may send, and what it may be sent; `None` when it is not open.
     pub fn terms(&self, conn: ConnRef) -> Option<crate::proto::Terms> {
+        self.open_conn(conn).map(|conn| *conn.proto.terms())
+    }
+
+    /// Messages (version 1: calls) that a connection may send now, by the credits that its peer has granted; `None` when it is not open.
+    pub fn credits(&self, conn: ConnRef) -> Option<u32> {
+        self.open_conn(conn).map(|conn| conn.proto.credits().available())
+    }
+
+    fn open_conn(&self, conn: ConnRef) -> Option<&Conn> {
         let qp = self.resolve(conn);
-        let conn = self.conns.get(qp.slot as usize)?.as_ref().filter(|conn| conn.qp == qp)?;
-        (conn.stage == Stage::Open).then(|| *conn.proto.terms())
+        let conn = self.conns.get(qp.slot as usize)?.as_ref()?;
+        (conn.qp == qp && conn.stage == Stage::Open).then_some(conn)
     }
 }

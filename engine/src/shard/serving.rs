@@ -10,10 +10,9 @@ use super::conn::{Conn, PendingReads, Stage};
 use super::outgoing::headroom;
 use super::reading::{Reject, read_lists, read_position_zero, read_rpc, reply_body};
 use super::replying::reply_form;
-use crate::config::{HEADROOM_CHUNKS, POLL_BATCH};
-use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, WorkRequest};
-use crate::handoff::workers::JobError;
-use crate::proto::{InboundId, Refusal, ReplyForm};
+use crate::config::HEADROOM_CHUNKS;
+use crate::fabric::{Fabric, Posting, RemoteMemory, WorkRequest};
+use crate::proto::{Refusal, ReplyForm};
 use crate::server::reply_cache::Lookup;
 use crate::server::{
     MAX_CHUNKS, Placement, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall,
@@ -37,11 +36,33 @@ impl<F: Fabric> Shard<F> {
             conn.arrivals[call.id.index()] = Some(self.clock.read());
         }
         let read = if conn.plain_serving { read } else { Self::look_twice(conn, &mut call, read) };
-        match read.and_then(|()| self.prepare(&mut call)) {
-            Ok(()) if self.fetch.is_empty() => self.run(conn, call),
-            Ok(()) => self.fetch(conn, call),
-            Err(reject) => self.reject(conn, call, reject),
+        if let Err(reject) = read {
+            return self.reject(conn, call, reject);
         }
+        // Those that need bulk memory get it in turn.
+        let in_turn = self.waiting.is_empty() || (self.fetch.is_empty() && call.results.is_empty());
+        match if in_turn { self.begin(conn, call) } else { Err(call) } {
+            Ok(()) => {}
+            Err(call) => self.wait_for_memory(conn, call),
+        }
+    }
+
+    /// Gives a call the memory that it needs, and goes on with it. Gives it back if there is not enough.
+    #[inline(always)]
+    pub(super) fn begin(
+        &mut self,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+    ) -> Result<(), Box<ServerCall>> {
+        // The message of a long call is yet to come: what it needs beside that is not known.
+        if call.message.is_some() && !self.prepare(&mut call) {
+            return Err(call);
+        }
+        if self.fetch.is_empty() {
+            self.run(conn, call);
+            return Ok(());
+        }
+        self.fetch(conn, call)
     }
 
     /// A call on a connection that drains, or whose peer has a name.
@@ -57,10 +78,10 @@ impl<F: Fabric> Shard<F> {
         read
     }
 
-    /// Gives the call the memory that its procedure declared.
+    /// Gives the call the memory that its procedure declared; false if there is not enough.
     #[inline(always)]
-    fn prepare(&mut self, call: &mut ServerCall) -> Result<(), Reject> {
-        let Some(services) = self.services.as_ref() else { return Err(Reject::NotACall) };
+    fn prepare(&mut self, call: &mut ServerCall) -> bool {
+        let Some(services) = self.services.as_ref() else { return false };
         let entry = services.entry(call.entry);
         let room = headroom(call.returns);
         call.results_at = room + rpc::ACCEPTED_REPLY_LEN;
@@ -76,15 +97,11 @@ impl<F: Fabric> Shard<F> {
                 }
             }
         }
-        if enough {
-            return Ok(());
-        }
-        self.stats.pool_empty += 1;
-        Err(Reject::Transport(ErrorBody::System))
+        enough
     }
 
-    /// Posts the RDMA Reads of a call; it runs when all have completed.
-    fn fetch(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+    /// Posts the RDMA Reads of a call; it runs when all have completed. Gives it back if there is not enough memory.
+    fn fetch(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) -> Result<(), Box<ServerCall>> {
         let id = call.id;
         let fetch = std::mem::take(&mut self.fetch);
         let before = conn.chain.len();
@@ -97,10 +114,11 @@ impl<F: Fabric> Shard<F> {
                     .take_while(|next| next.0 == at)
                     .map(|next| next.1.length as usize)
                     .sum();
-                let Some(Ok(lent)) = self.alloc(len).map(Buf::lend) else {
-                    // Nothing of a call that is refused is read: its caller takes its memory back.
+                let Some(Ok(lent)) = self.pool.alloc(len).map(Buf::lend) else {
+                    // Nothing is read for a call that waits.
                     conn.chain.truncate(before);
-                    return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+                    self.fetch = fetch;
+                    return Err(call);
                 };
                 // A long call's message is no argument.
                 if call.message.is_some() {
@@ -120,6 +138,7 @@ impl<F: Fabric> Shard<F> {
         }
         conn.pending[id.index()] = Some(PendingReads { call, landing });
         Self::make_ready(&mut self.ready, conn);
+        Ok(())
     }
 
     /// The RDMA Reads of a call have completed.
@@ -175,10 +194,13 @@ impl<F: Fabric> Shard<F> {
         if view.htype() == HeaderType::Nomsg {
             let longest = self.config.reassemble_up_to as u64;
             let read = read.and_then(|()| read_position_zero(&mut call, &mut self.fetch, longest));
-            return match read {
-                Ok(()) => self.fetch(conn, call),
-                Err(reject) => self.reject(conn, call, reject),
-            };
+            if let Err(reject) = read {
+                return self.reject(conn, call, reject);
+            }
+            if let Err(call) = self.begin(conn, call) {
+                self.wait_for_memory(conn, call);
+            }
+            return;
         }
         self.assemble(conn, view.payload());
         let Some(message) = conn.assembly.take() else {
@@ -251,54 +273,9 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Hands to the workers what waits for them, as far as their rings take it.
-    pub(super) fn dispatch(&mut self) {
-        let Some(port) = self.workers.as_mut() else { return };
-        while let Some(call) = self.backlog.pop_front() {
-            if let Err((_, call)) = port.dispatch((call.qp, call.id), call) {
-                self.backlog.push_front(call);
-                self.stats.backpressure += 1;
-                return;
-            }
-        }
-    }
-
-    /// Takes back what the workers have finished; returns how many.
-    pub(super) fn collect(&mut self) -> usize {
-        let Some(port) = self.workers.as_mut() else { return 0 };
-        let mut worked = std::mem::take(&mut self.worked);
-        let count = port.collect(POLL_BATCH, |key, result| worked.push((key, result)));
-        for ((qp, id), result) in worked.drain(..) {
-            self.worked_off(qp, id, result);
-        }
-        self.worked = worked;
-        count
-    }
-
-    fn worked_off(&mut self, qp: QpId, id: InboundId, result: Result<Box<ServerCall>, JobError>) {
-        let Some(mut conn) = self.take(qp) else {
-            // The connection ended meanwhile; so did the call.
-            if let Ok(call) = result {
-                self.boxes.put(call);
-            }
-            return;
-        };
-        conn.at_workers -= 1;
-        match result {
-            Ok(call) => self.finish(&mut conn, call),
-            Err(error) => {
-                log::error!("a procedure on a worker: {error}");
-                conn.proto.reply_error(id, ErrorBody::System);
-                self.stats.calls_failed += 1;
-            }
-        }
-        Self::make_ready(&mut self.ready, &mut conn);
-        self.put(conn);
-    }
-
     /// The handler is through: queues the reply.
     #[inline(always)]
-    fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+    pub(super) fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         self.stats.calls += 1;
         if let Err(refusal) = call.outcome {
             match refusal {
@@ -373,7 +350,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Answers a call that has no results.
     #[cold]
-    fn reject(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, reject: Reject) {
+    pub(super) fn reject(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, reject: Reject) {
         self.stats.calls_failed += 1;
         let id = call.id;
         let body = match reject {
@@ -388,7 +365,10 @@ impl<F: Fabric> Shard<F> {
             }
         };
         if call.reply.is_none() {
-            call.reply = self.alloc(headroom(true) + REFUSAL_LEN);
+            // The message that it came in is not needed any more.
+            let message =
+                call.message.take().filter(|message| message.capacity() >= headroom(true) + REFUSAL_LEN);
+            call.reply = message.or_else(|| self.alloc(headroom(true) + REFUSAL_LEN));
         }
         call.results.iter_mut().for_each(|result| result.len = 0);
         let header = ReplyHeader { xid: call.xid, body };

@@ -27,6 +27,9 @@ const YIELD_EVERY: u32 = 256;
 /// Longest sleep of a shard with no deadline to keep.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
+/// Longest sleep of a shard with calls that wait for memory.
+const HUNGRY_SLEEP: Duration = Duration::from_millis(1);
+
 /// An RPC message on its way from another thread: short ones within the ring's slot.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "the large one is the one that is frequent")]
@@ -220,12 +223,16 @@ impl<F: Fabric> Shard<F> {
         self.fabric.arm();
         if !self.poll_once() {
             self.stats.sleeps += 1;
-            let now = self.clock.read();
+            // Memory that other threads let go wakes nobody.
+            let longest = if self.waiting.is_empty() { longest } else { longest.min(HUNGRY_SLEEP) };
             let next = self.next_deadline.min(self.next_attempt());
-            let timeout = Duration::from_nanos(next.saturating_sub(now)).min(longest);
-            self.fabric.wait(Some(timeout));
+            let timeout = match next {
+                u64::MAX => longest,
+                next => Duration::from_nanos(next.saturating_sub(self.clock.read())).min(longest),
+            };
+            let control = self.fabric.wait(Some(timeout));
             self.clock.read();
-            self.control_due = 0;
+            self.control_due = if control { 0 } else { self.control_due.min(next) };
         }
         self.sleeper.disarm();
     }

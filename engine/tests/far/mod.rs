@@ -222,7 +222,9 @@ pub(crate) fn serve(mut socket: UnixStream, config: SoftwareConfig) {
                 }
             }
             ask::ARM => fabric.arm(),
-            ask::WAIT => fabric.wait(Some(Duration::from_millis(said.get()))),
+            ask::WAIT => {
+                fabric.wait(Some(Duration::from_millis(said.get())));
+            }
             other => panic!("asked for {other}"),
         }
         answer.send(&mut socket);
@@ -571,7 +573,7 @@ impl Fabric for Half {
         }
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) {
+    fn wait(&mut self, timeout: Option<Duration>) -> bool {
         match self {
             Self::Near(f) => f.wait(timeout),
             Self::Far(f) => {
@@ -579,6 +581,7 @@ impl Fabric for Half {
                 f.call(|w| {
                     w.put(ask::WAIT).put(ms);
                 });
+                true
             }
         }
     }

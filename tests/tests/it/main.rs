@@ -20,6 +20,7 @@ mod hostile_server;
 mod killed;
 mod lifecycle;
 mod long_messages;
+mod memory;
 mod negotiation;
 mod parts;
 mod private_data;

@@ -327,3 +327,31 @@ fn results_in_write_chunks_and_running_once_exclude_each_other() {
     let message = message.downcast_ref::<String>().expect("a message");
     assert!(message.contains("Write chunks are not kept"), "{message}");
 }
+
+/// What a reply cache may tell clients apart by: it stays when the port does not.
+#[test]
+fn a_callers_host_is_known_where_there_are_addresses() {
+    let mut services = standard_services();
+    let host = Procedure::new(|call| {
+        let host = call.peer_host().map_or_else(String::new, |host| host.to_string());
+        call.reply_mut(host.len()).ok_or(Refusal::SystemError)?.copy_from_slice(host.as_bytes());
+        Ok(())
+    });
+    services.add(PROGRAM, VERSION, 70, host.clone()).add(PROGRAM, VERSION, 71, host.on_workers());
+    let mut world = World::new("host");
+    let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
+    let address = world.serve_with(ServerConfig { workers, ..small_server() }, services);
+    let mut clients = [world.client(&address, small()), world.client(&address, small())];
+    let hosts = clients.each_mut().map(|client| {
+        [70, 71].map(|procedure| {
+            let call = client.prepare(procedure, 0).unwrap();
+            String::from_utf8(client.call(call).unwrap().results().to_vec()).unwrap()
+        })
+    });
+    assert_eq!(hosts[0], hosts[1], "two connections of one host");
+    assert_eq!(hosts[0][0], hosts[0][1]);
+    match address.to_string().strip_prefix("verbs:") {
+        Some(_) => assert!(hosts[0][0].parse::<std::net::IpAddr>().is_ok(), "{hosts:?}"),
+        None => assert_eq!(hosts[0][0], ""),
+    }
+}

@@ -87,11 +87,16 @@ impl Nfsd {
 
     /// A client as a user.
     pub(crate) fn client_as(&self, uid: u32, scheme: Scheme) -> Nfs {
+        self.client_with(uid, Config { scheme, ..Config::default() })
+    }
+
+    /// A client as a user, with some configuration of its shard.
+    pub(crate) fn client_with(&self, uid: u32, shard: Config) -> Nfs {
         let mut config = ClientConfig::new(PROGRAM, VERSION);
         config.credential = Credential::sys("tests", uid, uid, &[]).expect("a credential");
         config.bindings = Some(Arc::new(bindings(&Sizes::default())));
         let buffers = vec![(256 << 10, 4), (1 << 20, 2)];
-        config.shard = Config { scheme, bulk_buffers: buffers, ..config.shard };
+        config.shard = Config { bulk_buffers: buffers, ..shard };
         let client =
             LocalClient::connect(&self.address.parse().expect("an address"), config).expect("connected");
         let handle = crate::mount::mount(self.mount_port, &self.path()).expect("mounted");
@@ -262,8 +267,19 @@ impl Nfs {
 
     /// Reads without a chunk.
     pub(crate) fn read_inline(&mut self, file: &nfs_fh3, offset: u64, count: u32) -> (bool, Vec<u8>) {
+        self.read_expecting(file, offset, count, 4000)
+    }
+
+    /// Reads without a Write chunk, and without a Reply chunk if results of so many bytes need none.
+    pub(crate) fn read_expecting(
+        &mut self,
+        file: &nfs_fh3,
+        offset: u64,
+        count: u32,
+        results: usize,
+    ) -> (bool, Vec<u8>) {
         let args = encode(&READ3args { file: file.clone(), offset, count });
-        let reply = self.try_bytes(NFS_PROGRAM::NFSPROC3_READ, &args, 4000).expect("a reply");
+        let reply = self.try_bytes(NFS_PROGRAM::NFSPROC3_READ, &args, results).expect("a reply");
         let results = decode::<READ3res<'_>>(reply.results()).unwrap();
         assert!(results.file_attributes.is_some());
         assert_eq!(results.count as usize, results.data.len());

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
 use nfs3_types::nfs3::*;
-use rpcrdma::Scheme;
+use rpcrdma::{Config, Scheme};
 
 use crate::client::{Nfsd, is_root, pattern, put, status, with_mode};
 
@@ -90,6 +90,28 @@ fn parts_of_files_the_end_and_what_is_behind_it() {
         nfsstat3::NFS3ERR_FBIG
     );
     assert_eq!(status(nfs.write(&file, u64::MAX, b"ab", stable_how::UNSTABLE)), nfsstat3::NFS3ERR_FBIG);
+}
+
+/// All of it where a message holds it, else as much as one holds: the client asks for the rest.
+#[test]
+fn a_read_without_a_chunk_gets_what_the_threshold_allows() {
+    let nfsd = Nfsd::start(&[]);
+    let data = pattern(10_000);
+    put(&nfsd.path().join("file"), &data);
+    for (inline, most) in [(4096, 3940), (2048, 1892), (1024, 868)] {
+        let shard = Config { scheme: Scheme::V1, inline, ..Config::default() };
+        let mut nfs = nfsd.client_with(0, shard);
+        let root = nfs.root.clone();
+        let file = nfs.find(&root, "file");
+        for count in [0, 1, 100, most - 1, most, most + 1, 10_000] {
+            let (eof, part) = nfs.read_expecting(&file, 3, count as u32, inline - 28 - 24);
+            assert!(
+                !eof && part == data[3..3 + count.min(most)],
+                "{} of {count} within {inline}",
+                part.len()
+            );
+        }
+    }
 }
 
 #[test]

@@ -42,6 +42,7 @@ use std::time::Duration;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 pub use self::address::DEFAULT_PORT;
+pub(crate) use self::address::resolve;
 use self::complete::Book;
 pub use self::config::{Switch, VerbsConfig};
 use self::device::Choice;
@@ -220,7 +221,7 @@ fn choose(ports: &[device::Port], config: &VerbsConfig) -> Result<Choice, Fabric
     let local = match &config.address {
         None => None,
         Some(address) => {
-            let to = address::resolve(address)?;
+            let to = resolve(address)?;
             let found = address::local_address(to);
             let unreachable = |e| FabricError::Unreachable {
                 address: address.0.clone(),
@@ -438,7 +439,7 @@ impl Fabric for VerbsFabric {
         }
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) {
+    fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let news = !self.book.ready.is_empty() || !self.events.is_empty();
         let limit = if news {
             Some(Duration::ZERO)
@@ -453,11 +454,13 @@ impl Fabric for VerbsFabric {
         };
         let happened = self.sleeper.wait(timeout);
         if happened[Source::Completions as usize] {
-            self.cq.take_events();
+            self.cq.take_event();
         }
         if happened[Source::Waker as usize] {
             self.sleeper.awake();
         }
+        let control = [Source::Connections, Source::Listener, Source::Device];
+        news || limit.is_some() || control.into_iter().any(|source| happened[source as usize])
     }
 
     fn waker(&self) -> Waker {

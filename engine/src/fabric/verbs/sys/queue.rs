@@ -1,7 +1,6 @@
 #![expect(unsafe_code, reason = "calls libibverbs")]
 //! Completion queues with their channels, and shared receive queues.
 
-use std::cell::Cell;
 use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::BorrowedFd;
@@ -85,8 +84,6 @@ pub(crate) struct CompletionQueue {
     raw: NonNull<ibv_cq>,
     capacity: u32,
     channel: Rc<CompletionChannel>,
-    /// Events that were taken from the channel and not acknowledged yet.
-    unacknowledged: Cell<u32>,
 }
 
 impl CompletionQueue {
@@ -101,7 +98,7 @@ impl CompletionQueue {
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: the queue was just made.
         let capacity = unsafe { raw.as_ref().cqe }.max(0) as u32;
-        Ok(Rc::new(Self { raw, capacity, channel: Rc::clone(channel), unacknowledged: Cell::new(0) }))
+        Ok(Rc::new(Self { raw, capacity, channel: Rc::clone(channel) }))
     }
 
     pub(super) fn raw(&self) -> *mut ibv_cq {
@@ -151,21 +148,14 @@ impl CompletionQueue {
         check(unsafe { ibv_req_notify_cq(self.raw(), 0) })
     }
 
-    /// Takes the events that wait at the channel, and acknowledges them.
-    pub(crate) fn take_events(&self) {
+    /// Takes the event that waits at the channel, and acknowledges it. There is one for each time that the queue was armed; should there be
+    /// more, the next sleep is short.
+    pub(crate) fn take_event(&self) {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel is alive and does not block, the places are valid for writes.
-        while unsafe { ibv_get_cq_event(self.channel.raw.as_ptr(), &raw mut cq, &raw mut context) } == 0 {
-            self.unacknowledged.set(self.unacknowledged.get() + 1);
-        }
-        self.acknowledge();
-    }
-
-    fn acknowledge(&self) {
-        let events = self.unacknowledged.replace(0);
-        if events != 0 {
-            // SAFETY: so many events of this queue, the only one of the channel, were taken and not acknowledged.
-            unsafe { ibv_ack_cq_events(self.raw(), events) };
+        if unsafe { ibv_get_cq_event(self.channel.raw.as_ptr(), &raw mut cq, &raw mut context) } == 0 {
+            // SAFETY: one event of this queue, the only one of the channel, was taken and is not acknowledged.
+            unsafe { ibv_ack_cq_events(self.raw(), 1) };
         }
     }
 }

@@ -1,0 +1,142 @@
+//! Calls of the peer that wait for memory: for what their Read chunks bring, for their results, for their reply.
+//!
+//! They wait in the order in which they came, and hold nothing but the message that they came in. What a call needs it gets as a whole or not at
+//! all, so that two that need much cannot wait for each other. Calls that need no bulk memory go past those that do.
+//!
+//! A call is refused only if the pool could not hold what it needs were all of it free, or if too many wait already.
+
+use std::mem::take;
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::Buf;
+
+use super::Shard;
+use super::conn::Conn;
+use super::reading::{Fetch, Reject};
+use crate::fabric::{Fabric, Posting, RemoteMemory, Source, WorkRequest};
+use crate::server::{MAX_CHUNKS, ResultBytes, ResultMemory, ServerCall};
+use crate::wire::ErrorBody;
+
+/// A call that waits.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) call: Box<ServerCall>,
+    /// What is to be read for it.
+    fetch: Fetch,
+}
+
+/// A call that waits holds nothing of the pool but its message.
+fn release(call: &mut ServerCall) {
+    call.reply = None;
+    call.reads.clear();
+    call.results.iter_mut().for_each(|result| result.bytes = ResultBytes::Empty);
+}
+
+impl<F: Fabric> Shard<F> {
+    /// A call waits for memory; what is to be read for it is in `self.fetch`.
+    #[cold]
+    pub(super) fn wait_for_memory(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+        let fetch = take(&mut self.fetch);
+        release(&mut call);
+        // Each has the buffer of a message, which Receives and replies are short of then.
+        let most = (self.config.message_buffers / 2).max(1);
+        if self.waiting.len() >= most || !self.could_hold(&call, &fetch) {
+            self.stats.pool_empty += 1;
+            return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+        }
+        self.stats.memory_waits += 1;
+        self.waiting.push_back(Waiting { call, fetch });
+        self.nudge(conn);
+        self.nudge_all();
+    }
+
+    /// Goes on with the calls for which there is memory now; returns with how many.
+    #[cold]
+    pub(super) fn feed(&mut self) -> usize {
+        let mut fed = 0;
+        while let Some(Waiting { call, fetch }) = self.waiting.pop_front() {
+            let Some(mut conn) = self.take(call.qp) else {
+                self.boxes.put(call);
+                continue;
+            };
+            self.fetch = fetch;
+            let begun = self.begin(&mut conn, call);
+            if begun.is_ok() {
+                fed += 1;
+                Self::make_ready(&mut self.ready, &mut conn);
+            }
+            self.put(conn);
+            if let Err(mut call) = begun {
+                release(&mut call);
+                let fetch = take(&mut self.fetch);
+                self.waiting.push_front(Waiting { call, fetch });
+                break;
+            }
+        }
+        fed
+    }
+
+    /// The calls of a connection that is over wait no more.
+    pub(super) fn starve(&mut self, conn: &Conn) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        for waiting in take(&mut self.waiting) {
+            match waiting.call.qp == conn.qp {
+                true => self.boxes.put(waiting.call),
+                false => self.waiting.push_back(waiting),
+            }
+        }
+    }
+
+    /// Whether the pool has buffers for what a call needs, were they all free. What fits a buffer fits all larger ones, too.
+    fn could_hold(&self, call: &ServerCall, fetch: &Fetch) -> bool {
+        let Some(services) = &self.services else { return false };
+        let mut needs = ArrayVec::<usize, { 2 * MAX_CHUNKS + 1 }>::new();
+        if call.message.is_some() {
+            let entry = services.entry(call.entry);
+            needs.push(call.results_at + entry.binding.max_reply);
+            if entry.result_memory == ResultMemory::Pool {
+                let room = |capacity: u32| (capacity as usize).min(entry.binding.results.max_len);
+                needs.extend(call.results.iter().map(|result| room(result.capacity)).filter(|&len| len > 0));
+            }
+        }
+        needs.extend(
+            fetch
+                .chunk_by(|a, b| a.0 == b.0)
+                .map(|chunk| chunk.iter().map(|part| part.1.length as usize).sum()),
+        );
+        needs.sort_unstable_by(|a, b| b.cmp(a));
+        let classes = self.pool.stats().classes;
+        needs.iter().enumerate().all(|(larger, &len)| {
+            classes.iter().filter(|class| class.size >= len).map(|class| class.count).sum::<usize>() > larger
+        })
+    }
+
+    /// Replies whose end is not heard of may hold what is waited for: asks for a word of it.
+    pub(super) fn nudge_all(&mut self) {
+        for slot in 0..self.conns.len() {
+            if let Some(mut conn) = self.conns[slot].take() {
+                self.nudge(&mut conn);
+                self.put(conn);
+            }
+        }
+    }
+
+    fn nudge(&mut self, conn: &mut Conn) {
+        if !conn.has_unsignalled() {
+            return;
+        }
+        // Without a buffer it is tried again soon.
+        let Some(Ok(src)) = self.pool.alloc(0).map(Buf::lend) else { return };
+        let wr = WorkRequest::Write {
+            src: Source::Lent(src),
+            offset: 0,
+            len: 0,
+            remote: RemoteMemory { rkey: 0, address: 0 },
+        };
+        let wr_id = conn.signal_all();
+        conn.chain.push(Posting { wr_id, signalled: true, wr });
+        Self::make_ready(&mut self.ready, conn);
+    }
+}

@@ -1,0 +1,128 @@
+//! Calls that wait for the server's memory, and peers of version 1 with more calls under way than they were granted.
+
+use rpcrdma::handoff::workers::WorkerConfig;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::wire::{Body, Chunks, Flags, Revision, View};
+use rpcrdma::{Config, Scheme};
+use rpcrdma_tests::*;
+
+use super::hostile_client::be;
+use super::rules_of_servers::{Client, SCHEMES};
+
+/// Calls at a time, and bytes of the chunk of each.
+const CALLS: u64 = 24;
+const LEN: usize = 50_000;
+
+/// A server that has memory for two such chunks.
+fn poor(scheme: Scheme, workers: usize) -> ServerConfig {
+    let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
+    ServerConfig {
+        shard: Config { scheme, bulk_buffers, long_buffers, ..small() },
+        workers: (workers > 0).then(|| WorkerConfig { count: workers, ..WorkerConfig::default() }),
+        ..small_server()
+    }
+}
+
+fn rich(scheme: Scheme) -> Config {
+    Config { scheme, bulk_buffers: vec![(64 << 10, 2 * CALLS as usize)], ..small() }
+}
+
+/// Starts calls that send, or get, a chunk each, and waits for all of them. Returns the tokens in the order in which the calls ended.
+fn all_at_once(client: &mut rpcrdma::client::LocalClient, procedure: u32) -> Vec<u64> {
+    let first = client.first();
+    for token in 0..CALLS {
+        let seed = token as u32;
+        let args = if procedure == STORE { be(&[seed]) } else { be(&[seed, LEN as u32]) };
+        let mut call = client.prepare_with_chunks(procedure, args.len()).unwrap();
+        call.args_mut().copy_from_slice(&args);
+        let mut memory = client.alloc(first, LEN).unwrap();
+        if procedure == STORE {
+            pattern(seed, &mut memory);
+            call.send_chunk(4, memory).unwrap();
+        } else {
+            memory.fill(0xEE);
+            call.receive_chunk(memory).unwrap();
+        }
+        client.start(first, call, token);
+    }
+    let mut ended = Vec::new();
+    let all = settles(|| {
+        client.poll(|done| {
+            let reply = done.result.expect("there is memory for it, sooner or later");
+            if procedure == LOAD {
+                assert!(patterned(done.token as u32, reply.chunk(0).expect("a chunk")));
+            }
+            ended.push(done.token);
+        });
+        ended.len() == CALLS as usize
+    });
+    assert!(all, "only {} of {CALLS} calls have ended", ended.len());
+    ended
+}
+
+#[test]
+fn more_calls_than_buffers_are_all_served_in_their_order() {
+    for scheme in SCHEMES {
+        let mut world = World::new("waiting");
+        let address = world.serve(poor(scheme, 0));
+        let mut client = world.client(&address, rich(scheme));
+        for procedure in [STORE, LOAD, STORE, LOAD] {
+            let ended = all_at_once(&mut client, procedure);
+            assert!(ended.is_sorted(), "{scheme:?}: {ended:?}");
+        }
+        let stats = &world.server().stats()[0];
+        assert!(stats.memory_waits >= CALLS, "{scheme:?}: {}", stats.memory_waits);
+        assert_eq!((stats.calls_failed, stats.pool_empty), (0, 0), "{scheme:?}");
+    }
+}
+
+#[test]
+fn calls_without_bulk_go_past_those_that_wait_for_it() {
+    let mut world = World::new("past");
+    let address = world.serve(poor(Scheme::V1, 0));
+    let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
+    let mut other = world.client(&address, rich(Scheme::V1));
+    // As these wait for RDMA Reads of memory that nobody offers, the connection ends with the first: whoever waits behind it is let go, too.
+    let target = super::rules_of_servers::segment(LEN as u32);
+    let read = [rpcrdma::wire::ReadSegment { position: super::rules_of_servers::ARGS_AT + 4, target }];
+    for _ in 0..8 {
+        client.call(STORE, super::rules_of_servers::reads(&read), &[0; 4]);
+    }
+    for _ in 0..20 {
+        echo(&mut other, b"short").unwrap();
+    }
+    drop(client.peer.wait_until_over());
+    assert_eq!(all_at_once(&mut other, STORE).len(), CALLS as usize);
+}
+
+#[test]
+fn version_1_clients_may_have_two_windows_of_calls_under_way() {
+    const WINDOW: u32 = 8;
+    let mut world = World::new("two-windows");
+    let shard = Config { scheme: Scheme::V1, window: WINDOW, max_window: WINDOW, ..small() };
+    let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
+    let address = world.serve(ServerConfig { shard, workers, ..small_server() });
+    let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
+    let send = |client: &mut Client, xid: u32, millis: u32| {
+        let call = call_bytes(xid, PROGRAM, VERSION, WORKER_ECHO, &be(&[1000 * millis]));
+        client.send(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+    };
+    client.ping();
+    for round in 0..3 {
+        for n in 0..2 * WINDOW {
+            send(&mut client, 100 * round + n, 1);
+        }
+        for n in 0..2 * WINDOW {
+            let bytes = client.answer().bytes;
+            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+            assert_eq!((view.xid(), view.credit()), (100 * round + n, WINDOW));
+        }
+    }
+    assert_eq!(world.server().stats()[0].peer_faults, 0);
+    // The first takes its time, so that no other is answered.
+    for n in 0..2 * WINDOW + 2 {
+        send(&mut client, n, 100);
+    }
+    drop(client.peer.wait_until_over());
+    assert!(settles(|| world.server().stats()[0].peer_faults == 1));
+}

@@ -1,0 +1,91 @@
+# The example nfs3d under load of the Linux kernel's client: fio with verification, storms of renames and removals, many small files, two mounts at once, a
+# remount, an unmount under load; and a client of 1024-byte thresholds.
+# limit: 240
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../nfs3d.sh"
+storage
+# Buffers for few calls: some always wait for memory.
+serve --clients 1
+nfs
+nfs /mnt2
+
+echo "- random and sequential, written and verified"
+if command -v fio >/dev/null; then
+    verify() { fio --directory="$1" --verify=crc32c --verify_fatal=1 --output-format=terse --minimal "${@:2}" >/run/fio || fail "fio: $(cat /run/fio)"; }
+    verify /mnt --name=random --rw=randwrite --bsrange=512-20k --bs_unaligned --size=3m --io_size=2m --ioengine=psync &
+    one=$!
+    verify /mnt2 --name=direct --rw=randwrite --bs=4k --size=4m --direct=1 --ioengine=libaio --iodepth=32 &
+    two=$!
+    wait $one $two
+    verify /mnt --name=sequential --rw=write --bs=1m --size=24m --direct=1 --ioengine=libaio --iodepth=16 --numjobs=2
+    rm /mnt/{random,direct,sequential}.*
+else
+    echo "no fio: left out"
+fi
+
+echo "- many small files, from two mounts at once"
+many() { for i in {1..60}; do echo "$1 $i" >"$1/$2-$i"; done; }
+many /mnt a &
+one=$!
+many /mnt2 b &
+wait $one $! || fail "small files"
+[[ $(cat $export/a-* | sort -u | wc -l) == 60 && $(cat $export/b-* | sort -u | wc -l) == 60 ]] || fail "small files are missing"
+
+echo "- a storm of renames and removals"
+mkdir /mnt/storm
+storm() {
+    local i
+    for i in {1..40}; do
+        mv -T "$1/$2-$i" "$1/storm/$2-$((i % 7))"
+        # There is one to be removed at 10, 15, 25, 30, 35.
+        if ((i % 5 == 0)); then rm "$1/storm/$2-0" 2>>/run/storm || true; fi
+    done
+}
+: >/run/storm
+storm /mnt a &
+one=$!
+storm /mnt2 b &
+wait $one $! || fail "a storm ended"
+[[ $(wc -l </run/storm) == 6 ]] || fail "$(cat /run/storm)"
+[[ $(ls $export/storm | wc -l) == 12 ]] || fail "after the storm there are: $(ls $export/storm)"
+[[ $(ls $export | grep -c '^[ab]-') == 40 ]] || fail "of the others there are: $(ls $export)"
+ln -s storm /mnt/way && [[ $(ls /mnt2/way | wc -l) == $(ls $export/storm | wc -l) ]] || fail "a link to a directory"
+
+echo "- remounted"
+mount -o remount,ro /mnt
+! touch /mnt/x 2>/run/error || fail "written to what was remounted read-only"
+mount -o remount,rw /mnt
+touch /mnt/x
+
+echo "- unmounted under load"
+dd if=/dev/zero of=/mnt2/endless bs=64k count=2000 oflag=direct status=none &
+load=$!
+sleep 0.5
+! umount /mnt2 2>/run/error || fail "unmounted while it was written to"
+grep -q busy /run/error || fail "$(cat /run/error)"
+umount -l /mnt2
+wait $load || fail "what wrote when its mount was let go"
+[[ $(stat -c %s $export/endless) == 131072000 ]] || fail "$(stat $export/endless)"
+rm /mnt/endless
+umount /mnt
+
+echo "- thresholds of 1024 bytes"
+for way in read write; do echo 1024 >/proc/sys/sunrpc/rdma_max_inline_$way; done
+nfs
+head -c 200001 /dev/urandom >/run/file
+for len in 0 1 200 500 600 700 708 709 800 1000 1024 4096 200001; do
+    head -c $len /run/file >/mnt/short-$len
+    cmp <(head -c $len /run/file) $export/short-$len || fail "$len bytes were written as others"
+done
+umount /mnt
+nfs
+for len in 0 1 200 500 600 700 708 709 800 1000 1024 4096 200001; do
+    cmp <(head -c $len /run/file) /mnt/short-$len || fail "$len bytes are read as others"
+done
+# Long names make calls long, long listings replies, long links both.
+long=$(printf 'n%.0s' {1..255})
+touch "/mnt/${long}" && mv "/mnt/$long" "/mnt/${long::254}m" && rm "/mnt/${long::254}m"
+[[ $(ls -l /mnt | grep -c short-) == 13 ]] || fail "$(ls -l /mnt)"
+ln -s "$(printf 'p%.0s' {1..1024})" /mnt/link && [[ $(readlink /mnt/link | wc -c) == 1025 ]] || fail "a link of 1024 bytes"
+umount /mnt
+quit
