@@ -103,10 +103,9 @@ struct Cli {
     /// Cores to pin shards to, one each, separated by commas. Without, there is one shard, anywhere.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cores: Vec<usize>,
-    /// Times that a shard looks for work in vain before it sleeps. With 0 it sleeps at once, and costs nothing while nobody calls; with a core of
-    /// its own (see --cores), 2000 and more answer sooner.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    spin: u32,
+    /// What a shard does when it finds no work.
+    #[arg(long, value_enum, default_value = "yield")]
+    idle: Idle,
     /// Clients that may be busy at once, for each shard: each takes 32 MiB of memory.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     clients: u16,
@@ -117,6 +116,30 @@ struct Cli {
     /// which file, it must not be in the directory. [default: nfs3d.key in /var/lib for root, in ~/.local/state for others]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+}
+
+/// What a shard does when it finds no work.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Idle {
+    /// Sleeps: each call pays for waking it.
+    Event,
+    /// Lets others have the core for a while, then sleeps: for cores that it shares with clients.
+    Yield,
+    /// Goes on looking for a while, then sleeps.
+    Spin,
+    /// Goes on looking: for a core of its own (see --cores), which is always busy.
+    Poll,
+}
+
+impl Idle {
+    fn policy(self) -> IdlePolicy {
+        match self {
+            Self::Event => IdlePolicy::Event,
+            Self::Yield => IdlePolicy::Yield { times: 16 },
+            Self::Spin => IdlePolicy::default(),
+            Self::Poll => IdlePolicy::Poll,
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -198,7 +221,7 @@ fn config(options: &Cli) -> ServerConfig {
     let shard = Config {
         window: WINDOW,
         max_window: WINDOW,
-        idle: IdlePolicy::Adaptive { spin: options.spin },
+        idle: options.idle.policy(),
         bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
         long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
         ..Config::default()

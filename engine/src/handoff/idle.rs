@@ -20,6 +20,12 @@ pub enum IdlePolicy {
         /// Empty polls in a row before it sleeps. 0 is the same as [`IdlePolicy::Event`].
         spin: u32,
     },
+    /// Lets other threads have the core after each empty poll, and sleeps if there was nothing for a while. Where a server shares its cores with
+    /// its clients: while it waits, they make the next call, and it is found without the system calls of a sleep.
+    Yield {
+        /// Empty polls in a row before it sleeps.
+        times: u32,
+    },
     /// Sleeps at the first empty poll: no time of the core is wasted, and each message that meets a sleeper pays for a wake-up.
     Event,
 }
@@ -91,10 +97,13 @@ impl Idle {
         let sleep = match self.policy {
             IdlePolicy::Poll => false,
             IdlePolicy::Adaptive { spin } => self.empty > spin,
+            IdlePolicy::Yield { times } => self.empty > times,
             IdlePolicy::Event => true,
         };
         if sleep {
             IdleStep::Sleep
+        } else if matches!(self.policy, IdlePolicy::Yield { .. }) {
+            IdleStep::Yield
         } else if self.yield_every != 0 && self.empty.is_multiple_of(self.yield_every) {
             IdleStep::Yield
         } else {
@@ -146,6 +155,8 @@ mod tests {
     #[test]
     fn event_sleeps_at_once() {
         assert_eq!(steps(Idle::new(IdlePolicy::Event), 2), [IdleStep::Sleep; 2]);
+        let expected = [IdleStep::Yield, IdleStep::Yield, IdleStep::Sleep, IdleStep::Sleep];
+        assert_eq!(steps(Idle::new(IdlePolicy::Yield { times: 2 }), 4), expected);
         assert_eq!(steps(Idle::new(IdlePolicy::Adaptive { spin: 0 }), 1), [IdleStep::Sleep]);
     }
 }

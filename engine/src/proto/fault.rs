@@ -53,9 +53,6 @@ pub enum PeerFault {
     /// It changed the protocol version in the middle of the connection.
     #[error("peer changed to protocol version {0}")]
     VersionChanged(u32),
-    /// A reply says that chunks were filled which were never offered, or beyond their length.
-    #[error("reply does not fit the chunks of its call: {0}")]
-    ChunksChanged(&'static str),
     /// It has not proved who it is, and policy asks for it; or it tried, and failed.
     #[error("host authentication: {0}")]
     NotAuthenticated(#[from] AuthError),
@@ -113,12 +110,12 @@ pub enum CallError {
     /// The server refused the call, or could not decode or serve it (RFC 5531 §9).
     #[error("refused by the server: {0}")]
     Refused(Refusal),
-    /// The call is longer than the inline threshold, and nothing in it may be reduced.
-    #[error("call of {needed} bytes, inline threshold {limit}")]
+    /// The call, or its reply, is longer than one Send, or than all that may go in parts; and it may have no chunks.
+    #[error("call or reply of {needed} bytes, of which {limit} may be sent without chunks")]
     TooLong {
         /// Bytes of the message with its headers.
         needed: usize,
-        /// What one Send may carry.
+        /// What may be sent.
         limit: usize,
     },
     /// More calls than the connection's table holds; or more chunks than one call may have.

@@ -61,7 +61,8 @@ pub struct CallLengths {
 /// [`CallError::TooLong`] when no form can carry the call, or none its reply.
 pub fn choose_call(limits: &FormLimits, lengths: &CallLengths) -> Result<CallPlan, CallError> {
     let &CallLengths { header, reply_chunk: extra, call, reply_header, reply } = lengths;
-    let too_long = |needed| CallError::TooLong { needed, limit: limits.send_inline };
+    let limit = if limits.continuation { limits.reassemble_up_to } else { limits.send_inline };
+    let too_long = |needed| CallError::TooLong { needed, limit };
     let fits = reply_header + reply <= limits.receive_inline;
     let continued = limits.continuation && reply <= limits.continue_up_to.min(limits.reassemble_up_to);
     let reply_chunk = !fits && !continued;

@@ -270,11 +270,6 @@ impl Connection {
         self.calls.len()
     }
 
-    /// Peer's calls not answered yet.
-    pub fn calls_in_progress(&self) -> usize {
-        self.inbound.len()
-    }
-
     /// Slots that calls of ours use; see [`call_slot`](Self::call_slot).
     pub fn call_slots(&self) -> usize {
         self.calls.capacity()

@@ -1,6 +1,6 @@
 //! What goes out next, and its header.
 
-use super::{Connection, CreditWords, InboundId, Outgoing, Scheme};
+use super::{Connection, CreditWords, Outgoing, Scheme};
 use crate::wire::{self, Body, Chunks, Flags, Header, Version};
 
 /// How an outgoing message's payload travels, if not simply inline.
@@ -155,11 +155,6 @@ impl Connection {
         };
         self.counters.parts_sent += 1;
         self.emit_msg(xid, flags, true, receives_ok, buf, end)
-    }
-
-    /// The XID of a peer's call.
-    pub fn xid_of(&self, id: InboundId) -> Option<u32> {
-        self.inbound.get(id).map(|inbound| inbound.xid)
     }
 
     /// As [`emit_plain`](Self::emit_plain), for messages in other forms; `form` means nothing for errors, properties and grants.

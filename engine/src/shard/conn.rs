@@ -376,6 +376,15 @@ impl Conn {
         u64::from(self.sends)
     }
 
+    /// None of its calls is being read or waits to be answered, and the device is through with all replies.
+    #[cold]
+    pub(super) fn holds_nothing(&self) -> bool {
+        self.left == self.sends
+            && self.pending.iter().all(Option::is_none)
+            && self.replies.iter().all(Option::is_none)
+            && self.chain.is_empty()
+    }
+
     /// A signalled Send has left, and all before it.
     #[inline]
     pub(super) fn has_left(&mut self, send: u64) {

@@ -19,7 +19,8 @@
 //! | `replying` | replies: RDMA Writes, header, Send |
 //! | `revive` | connections that are made again |
 //! | `control` | connect, listen, accept, drain, break |
-//! | `resize` | Receives of another size while calls run, and other changes of characteristics |
+//! | `resize` | Receives of another size while calls run |
+//! | `changes` | other characteristics that change while connected |
 //! | `windows` | receive windows that follow the load, keep-alive |
 //! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
@@ -28,6 +29,7 @@
 //! | `thread` | a shard on a thread of its own: placement, idling |
 
 mod answered;
+mod changes;
 mod chunks;
 mod clock;
 mod conn;
@@ -158,6 +160,8 @@ pub struct Shard<F: Fabric> {
     backlog: VecDeque<Box<ServerCall>>,
     /// Calls that wait for memory, in the order in which they came.
     waiting: VecDeque<Waiting>,
+    /// When the last of them got what it needed, or the first began to wait, in nanoseconds.
+    fed_at: u64,
     worked: Vec<(WorkKey, JobResult<Box<ServerCall>>)>,
     sleeper: Sleeper,
     inbox: Option<Mailbox<Command>>,
@@ -255,6 +259,7 @@ impl<F: Fabric> Shard<F> {
             workers: None,
             backlog: VecDeque::new(),
             waiting: VecDeque::new(),
+            fed_at: 0,
             worked: Vec::new(),
             sleeper: Sleeper::new(Wake::Fabric(fabric.waker())),
             inbox: None,

@@ -5,10 +5,13 @@ use rpcrdma_mempool::Buf;
 use super::Shard;
 use super::conn::{Conn, Parts};
 use super::shape::Lists;
-use crate::config::HEADROOM_PLAIN;
+use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::Fabric;
 use crate::proto::{Form, Outgoing};
 use crate::server::ServerCall;
+
+/// Bytes of the shortest parts, but for the last: what the smallest buffers hold.
+const LEAST_PART: usize = SMALL_BUFFER - HEADROOM_PLAIN;
 
 impl<F: Fabric> Shard<F> {
     /// Sends the first part of a call or reply; its window is what goes in parts.
@@ -48,12 +51,13 @@ impl<F: Fabric> Shard<F> {
         let limit = conn.proto.terms().send_inline;
         let left = parts.message.len();
         if parts.last_header + left <= limit {
-            return self.last_part(conn, parts, receives_ok);
+            self.last_part(conn, parts, receives_ok);
+            return true;
         }
         // The last part is never empty, and parts end where XDR words do.
         let room = (limit - conn.proto.header_len(None)) & !3;
-        let take = if room < left { room } else { (left / 2) & !3 };
-        let sent = self.alloc(HEADROOM_PLAIN + take).is_some_and(|mut buf| {
+        let longest = if room < left { room } else { (left / 2) & !3 };
+        let sent = self.alloc_part(longest).is_some_and(|(mut buf, take)| {
             let end = HEADROOM_PLAIN + take;
             let bytes = parts.message.get(..take).unwrap_or_default();
             buf.full_mut()[HEADROOM_PLAIN..end].copy_from_slice(bytes);
@@ -66,35 +70,40 @@ impl<F: Fabric> Shard<F> {
                     conn.doomed.get_or_insert_with(|| "a part of a message could not be sent".into());
                 }
             }
-            true
-        });
-        if sent {
             let start = parts.message.start();
             parts.message.set_window(start + take, left - take);
-        }
-        self.goes_on(conn, parts);
-        sent
-    }
-
-    fn goes_on(&mut self, conn: &mut Conn, parts: Parts) {
+            true
+        });
         conn.parts = Some(parts);
         conn.proto.hold_queue();
         Self::make_ready(&mut self.ready, conn);
+        sent
     }
 
-    fn last_part(&mut self, conn: &mut Conn, mut parts: Parts, receives_ok: bool) -> bool {
+    /// A buffer for a part of so many bytes, or of fewer if there is none: what waits behind this message may hold all the others.
+    fn alloc_part(&mut self, longest: usize) -> Option<(Buf, usize)> {
+        let mut take = longest;
+        loop {
+            match self.pool.alloc(HEADROOM_PLAIN + take) {
+                Some(buf) => return Some((buf, take)),
+                None if take > LEAST_PART => take = (take / 2).max(LEAST_PART) & !3,
+                None => break,
+            }
+        }
+        self.stats.pool_empty += 1;
+        None
+    }
+
+    fn last_part(&mut self, conn: &mut Conn, mut parts: Parts, receives_ok: bool) {
         if let Some(call) = parts.call {
             let at = (parts.message.start(), parts.message.len());
-            self.transmit_reply_message(conn, call, parts.message, at, receives_ok);
-            return true;
+            return self.transmit_reply_message(conn, call, parts.message, at, receives_ok);
         }
-        let Outgoing::Call(call) = parts.of else { return true };
-        if conn.proto.is_under_way(call) {
-            // It may have to be sent again: so the message itself stays here.
-            let Some(last) = self.copy_of(&parts.message) else {
-                self.goes_on(conn, parts);
-                return false;
-            };
+        let Outgoing::Call(call) = parts.of else { return };
+        // It may have to be sent again: so the message itself stays here, if there is memory for the rest of it.
+        if conn.proto.is_under_way(call)
+            && let Some(last) = self.copy_of(&parts.message)
+        {
             let whole = std::mem::replace(&mut parts.message, last);
             conn.keep_whole(call, whole, parts.whole);
         }
@@ -102,7 +111,6 @@ impl<F: Fabric> Shard<F> {
             Some(index) => self.transmit_exposed(conn, call, parts.message, index, receives_ok),
             None => self.transmit_rest(conn, call, parts.message, receives_ok),
         }
-        true
     }
 }
 

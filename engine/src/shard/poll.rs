@@ -50,7 +50,7 @@ impl<F: Fabric> Shard<F> {
             self.refill();
         }
         self.pool.drain_remote();
-        let fed = if self.waiting.is_empty() { 0 } else { self.feed() };
+        let fed = if self.waiting.is_empty() { 0 } else { self.feed(now) };
         if !self.backlog.is_empty() {
             self.dispatch();
         }

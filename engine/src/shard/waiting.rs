@@ -3,7 +3,9 @@
 //! They wait in the order in which they came, and hold nothing but the message that they came in. What a call needs it gets as a whole or not at
 //! all, so that two that need much cannot wait for each other. Calls that need no bulk memory go past those that do.
 //!
-//! A call is refused only if the pool could not hold what it needs were all of it free, or if too many wait already.
+//! A call is refused only if the pool could not hold what it needs were all of it free; if too many wait already; or if for a second nothing has
+//! come home. Or if nobody is left who would bring something home: then those have it who began a message and do not go on with it, perhaps because
+//! they wait for calls that wait here.
 
 use std::mem::take;
 
@@ -25,6 +27,12 @@ pub(super) struct Waiting {
     fetch: Fetch,
 }
 
+/// How long calls wait for memory that nobody here is using, in nanoseconds.
+const PATIENCE: u64 = 1_000_000_000;
+
+/// Turns between two looks at whether there is hope.
+const LOOK_EVERY: u64 = 64;
+
 /// A call that waits holds nothing of the pool but its message.
 fn release(call: &mut ServerCall) {
     call.reply = None;
@@ -45,6 +53,9 @@ impl<F: Fabric> Shard<F> {
             return self.reject(conn, call, Reject::Transport(ErrorBody::System));
         }
         self.stats.memory_waits += 1;
+        if self.waiting.is_empty() {
+            self.fed_at = self.clock.read();
+        }
         self.waiting.push_back(Waiting { call, fetch });
         self.nudge(conn);
         self.nudge_all();
@@ -52,7 +63,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Goes on with the calls for which there is memory now; returns with how many.
     #[cold]
-    pub(super) fn feed(&mut self) -> usize {
+    pub(super) fn feed(&mut self, now: u64) -> usize {
         let mut fed = 0;
         while let Some(Waiting { call, fetch }) = self.waiting.pop_front() {
             let Some(mut conn) = self.take(call.qp) else {
@@ -60,20 +71,38 @@ impl<F: Fabric> Shard<F> {
                 continue;
             };
             self.fetch = fetch;
-            let begun = self.begin(&mut conn, call);
-            if begun.is_ok() {
-                fed += 1;
-                Self::make_ready(&mut self.ready, &mut conn);
+            match self.begin(&mut conn, call) {
+                Ok(()) => {
+                    fed += 1;
+                    self.fed_at = now;
+                }
+                Err(mut call) => {
+                    release(&mut call);
+                    let fetch = take(&mut self.fetch);
+                    if !self.is_hopeless(&conn, now) {
+                        self.waiting.push_front(Waiting { call, fetch });
+                        self.put(conn);
+                        break;
+                    }
+                    self.stats.pool_empty += 1;
+                    self.reject(&mut conn, call, Reject::Transport(ErrorBody::System));
+                }
             }
+            Self::make_ready(&mut self.ready, &mut conn);
             self.put(conn);
-            if let Err(mut call) = begun {
-                release(&mut call);
-                let fetch = take(&mut self.fetch);
-                self.waiting.push_front(Waiting { call, fetch });
-                break;
-            }
         }
         fed
+    }
+
+    /// Whether what is waited for will not come home by this shard's own doing: who began a message and does not go on with it may have it, or
+    /// the application. `conn` is not in the table.
+    fn is_hopeless(&self, conn: &Conn, now: u64) -> bool {
+        if self.workers.as_ref().is_some_and(|port| port.outstanding() > 0) || !self.backlog.is_empty() {
+            return false;
+        }
+        let look = self.stats.polls.is_multiple_of(LOOK_EVERY);
+        let all = || self.conns.iter().flatten().map(|conn| &**conn).chain([conn]);
+        now.saturating_sub(self.fed_at) >= PATIENCE || (look && all().all(Conn::holds_nothing))
     }
 
     /// The calls of a connection that is over wait no more.
@@ -92,8 +121,10 @@ impl<F: Fabric> Shard<F> {
     /// Whether the pool has buffers for what a call needs, were they all free. What fits a buffer fits all larger ones, too.
     fn could_hold(&self, call: &ServerCall, fetch: &Fetch) -> bool {
         let Some(services) = &self.services else { return false };
-        let mut needs = ArrayVec::<usize, { 2 * MAX_CHUNKS + 1 }>::new();
-        if call.message.is_some() {
+        let mut needs = ArrayVec::<usize, { 2 * MAX_CHUNKS + 2 }>::new();
+        if let Some(message) = &call.message {
+            // A long one has taken its part already.
+            needs.extend(Some(message.capacity()).filter(|&len| len != self.receive_size));
             let entry = services.entry(call.entry);
             needs.push(call.results_at + entry.binding.max_reply);
             if entry.result_memory == ResultMemory::Pool {

@@ -14,6 +14,7 @@ mod calls;
 mod characteristics;
 mod chunks;
 mod faults;
+mod field;
 mod host_auth;
 mod hostile_client;
 mod hostile_server;

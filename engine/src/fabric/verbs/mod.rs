@@ -94,7 +94,7 @@ pub struct VerbsFabric {
     is_infiniband: bool,
     capabilities: Capabilities,
     quirks: Quirks,
-    config: VerbsConfig,
+    config: Box<VerbsConfig>,
     /// The port's count of messages that met no Receive, when this fabric was opened.
     not_ready_before: u64,
 }
@@ -191,7 +191,7 @@ impl VerbsFabric {
             choice,
             capabilities,
             quirks,
-            config,
+            config: Box::new(config),
         })
     }
 
