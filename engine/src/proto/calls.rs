@@ -268,6 +268,38 @@ mod tests {
     }
 
     #[test]
+    fn the_slot_of_a_given_up_call_is_freed_by_its_own_reply_only() {
+        let mut table = CallTable::new(2, 0);
+        let call = table.insert(1, u64::MAX).unwrap();
+        table.mark_sent(call);
+        table.remove(call, true).unwrap();
+        assert_eq!(table.answered(call.xid().wrapping_add(2)), Match::Unknown);
+        assert_eq!(table.answered(call.xid()), Match::Late(call));
+    }
+
+    #[test]
+    fn what_was_refused_may_have_run_and_what_follows_in_its_slot_has_not() {
+        let mut table = CallTable::new(1, 0);
+        let call = table.insert(1, u64::MAX).unwrap();
+        table.mark_sent(call);
+        assert_eq!(table.refused(call.xid()), Some((call, 1)));
+        assert_eq!(table.remove(call, false), Some((1, true)));
+        let next = table.insert(2, u64::MAX).unwrap();
+        assert_eq!(table.remove(next, false), Some((2, false)));
+    }
+
+    #[test]
+    fn calls_that_were_given_up_end_with_their_connection() {
+        let mut table = CallTable::new(1, 0);
+        let call = table.insert(1, u64::MAX).unwrap();
+        table.mark_sent(call);
+        table.remove(call, true).unwrap();
+        assert!(table.insert(2, u64::MAX).is_none());
+        assert_eq!(table.interrupt(), []);
+        assert!(table.insert(2, u64::MAX).is_some());
+    }
+
+    #[test]
     fn deadlines_come_out_once_due_and_only_then() {
         let mut table = CallTable::new(8, 0);
         let a = table.insert(1, 50).unwrap();

@@ -150,6 +150,10 @@ mod tests {
         assert_eq!(call(&V1, 100, 4056), Ok((CallForm::Inline, false)));
         assert_eq!(call(&V1, 100, 4057), Ok((CallForm::Inline, true)));
         assert_eq!(call(&V1, 5000, 5000), Ok((CallForm::Long, true)));
+        // Nor can it be continued if this side does not put that much together.
+        let small = FormLimits { reassemble_up_to: 8192, ..V2 };
+        assert_eq!(call(&small, 100, 8192), Ok((CallForm::Inline, false)));
+        assert_eq!(call(&small, 100, 8193), Ok((CallForm::Inline, true)));
     }
 
     #[test]
