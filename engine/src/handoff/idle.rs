@@ -100,11 +100,10 @@ impl Idle {
             IdlePolicy::Yield { times } => self.empty > times,
             IdlePolicy::Event => true,
         };
+        let every = if matches!(self.policy, IdlePolicy::Yield { .. }) { 1 } else { self.yield_every };
         if sleep {
             IdleStep::Sleep
-        } else if matches!(self.policy, IdlePolicy::Yield { .. }) {
-            IdleStep::Yield
-        } else if self.yield_every != 0 && self.empty.is_multiple_of(self.yield_every) {
+        } else if every != 0 && self.empty.is_multiple_of(every) {
             IdleStep::Yield
         } else {
             IdleStep::Spin
