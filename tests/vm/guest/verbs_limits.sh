@@ -1,6 +1,6 @@
 # What the host refuses the verbs fabric: each time what was asked for is named, with what was found and what helps. Those who are served already do not
 # notice.
-# limit: 120
+# limit: 200
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 at=verbs:10.0.0.1:20049

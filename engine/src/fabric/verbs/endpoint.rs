@@ -57,8 +57,8 @@ struct InFlight {
     holds: Holds,
 }
 
-/// Where chains are built; one for all queue pairs, so that it stays in the cache. Places are used again as they are: what a request does not say, the
-/// device does not read.
+/// Where chains are built; one for all queue pairs, so that it stays in the cache. Places are used again as they are: the
+/// unions that an opcode has no use for are not read, but for immediate data, which drivers want to be 0.
 #[derive(Default)]
 pub(super) struct Scratch {
     requests: Vec<ibv_send_wr>,
@@ -274,6 +274,7 @@ impl Endpoint {
     ) -> Result<(), &'static str> {
         request.wr_id = self.owner.send(sequence);
         request.send_flags = 0;
+        request.imm_data_invalidated_rkey_union.invalidated_rkey = 0;
         match &posting.wr {
             WorkRequest::Send { buf, invalidate, fence } => {
                 let region = regions.get(buf.arena()).ok_or(FOREIGN)?;
