@@ -14,10 +14,10 @@ echo "- 200 connects at once, without calls"
 "$rpcperf" raw-lat $at -q 200 -n 200 >/run/raw || fail "200 connections at once"
 unharmed "200 connects at once"
 
-echo "- 200 connects of four clients at once, for calls"
+echo "- 100 connects of four clients at once, for calls"
 clients=()
 for n in 1 2 3 4; do
-    "$rpcperf" rate $at -q 50 -t 1 -n 200 --idle event >"/run/client-$n" 2>&1 &
+    "$rpcperf" rate $at -q 25 -t 1 -n 200 --idle event >"/run/client-$n" 2>&1 &
     clients+=($!)
 done
 for client in "${clients[@]}"; do wait "$client" || fail "a client of the storm: $(cat /run/client-*)"; done
