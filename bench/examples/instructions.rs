@@ -3,16 +3,20 @@
 //! `'*server_side*'`; the difference of two numbers of calls leaves the start out. `tuning.md` has the figures.
 //!
 //! ```sh
-//! cargo run --release -p rpcrdma-bench --example instructions -- CALLS DEPTH [v1|windowed|incremental]
+//! cargo run --release -p rpcrdma-bench --example instructions -- CALLS DEPTH [v1|windowed|incremental] [verbs:HOST:PORT]
 //! ```
+//!
+//! With an address of the verbs fabric both ends are on its device: `tests/vm/instructions` counts that.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
 use std::sync::Arc;
 
 use rpcrdma::client::{ClientConfig, LocalClient};
+use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::software::SoftwareFabric;
-use rpcrdma::fabric::{Fabric, FabricAddress};
+#[cfg(feature = "verbs")]
+use rpcrdma::fabric::verbs::{VerbsConfig, VerbsFabric};
 use rpcrdma::shard::Shard;
 use rpcrdma::{Address, Config, IdlePolicy, Procedure, Refusal, Scheme, Services};
 
@@ -21,17 +25,15 @@ const VERSION: u32 = 1;
 const ECHO: u32 = 1;
 const PAYLOAD: usize = 64;
 
-type Server = Shard<SoftwareFabric>;
-
 #[inline(never)]
-fn server_side(server: &mut Server) -> bool {
+fn server_side<F: Fabric>(server: &mut Shard<F>) -> bool {
     server.poll_once()
 }
 
 /// Starts `depth` calls, as one batch.
 #[inline(never)]
-fn client_side_start(
-    client: &mut LocalClient<SoftwareFabric>,
+fn client_side_start<F: Fabric>(
+    client: &mut LocalClient<F>,
     depth: u64,
     number: &mut u32,
 ) -> Result<(), Box<dyn Error>> {
@@ -50,7 +52,7 @@ fn client_side_start(
 
 /// One turn; returns how many calls ended well.
 #[inline(never)]
-fn client_side_poll(client: &mut LocalClient<SoftwareFabric>) -> u64 {
+fn client_side_poll<F: Fabric>(client: &mut LocalClient<F>) -> u64 {
     let mut ended = 0;
     client.poll(|done| {
         ended += u64::from(done.result.is_ok_and(|reply| reply.results().len() == PAYLOAD));
@@ -68,7 +70,7 @@ fn echo(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [calls, depth, rest @ ..] = arguments.as_slice() else {
-        return Err("usage: instructions CALLS DEPTH [v1|windowed|incremental]".into());
+        return Err("usage: instructions CALLS DEPTH [v1|windowed|incremental] [ADDRESS]".into());
     };
     let (calls, depth): (u64, u64) = (calls.parse()?, depth.parse()?);
     let scheme = match rest.first().map(String::as_str) {
@@ -77,24 +79,47 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("v1") => Scheme::V1,
         Some(other) => return Err(format!("{other}: wanted v1, windowed or incremental").into()),
     };
-    let config = Config { scheme, idle: IdlePolicy::Poll, sample_latency: 0, ..Config::default() };
-    let name = format!("instructions-{}", std::process::id());
-    let address: Address = format!("soft:{name}").parse()?;
-    let listener = SoftwareFabric::bind(&FabricAddress(name))?;
+    let server = Config { scheme, idle: IdlePolicy::Poll, sample_latency: 0, ..Config::default() };
+    let client = Config { receives: 1024, ..server.clone() };
+    let own = || format!("soft:instructions-{}", std::process::id());
+    let address: Address = rest.get(1).cloned().unwrap_or_else(own).parse()?;
+    match &address {
+        Address::Soft(_) => {
+            let fabric = |config: &Config| SoftwareFabric::new(config.software());
+            run((fabric(&server)?, server), (fabric(&client)?, client), &address, calls, depth)
+        }
+        #[cfg(feature = "verbs")]
+        Address::Verbs(at) => {
+            let fabric = |config: &Config| {
+                let address = Some(at.clone());
+                VerbsFabric::new(VerbsConfig { address, ..config.verbs() })
+            };
+            run((fabric(&server)?, server), (fabric(&client)?, client), &address, calls, depth)
+        }
+        other => Err(format!("{other}: not in this build").into()),
+    }
+}
+
+/// Makes the calls; each side's fabric and configuration.
+fn run<F: Fabric>(
+    (server, config): (F, Config),
+    (fabric, shard): (F, Config),
+    address: &Address,
+    calls: u64,
+    depth: u64,
+) -> Result<(), Box<dyn Error>> {
+    let listener = F::bind(address.fabric_address())?;
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, ECHO, Procedure::new(echo));
-    let mut server =
-        Shard::open(SoftwareFabric::new(config.software())?, config.clone(), Some(Arc::new(services)))?;
+    let mut server = Shard::open(server, config, Some(Arc::new(services)))?;
     server.listen(&listener)?;
-
-    let shard = Config { receives: 1024, ..config };
-    let fabric = SoftwareFabric::new(shard.software())?;
     let mut client =
         LocalClient::open(fabric, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) })?;
-    let connection = client.begin_connect(&address)?;
+    let connection = client.begin_connect(address)?;
     while !client.is_open(connection) {
         server.poll_control();
         server_side(&mut server);
+        client.shard_mut().poll_control();
         client_side_poll(&mut client);
         std::thread::sleep(std::time::Duration::from_millis(1));
         if let Some(reason) = client.closed_because(connection) {

@@ -4,11 +4,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rpcrdma::Address;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::limits::Limits;
 use crate::pin::Cores;
+use crate::process::ServerProcess;
 use crate::target::Length;
 
 mod calls;
@@ -22,9 +24,26 @@ const LARGEST_OF_ALL: usize = 1 << 23;
 /// The longest `-s`.
 const LARGEST: usize = 1 << 30;
 
-const EXIT_CODES: &str = "\
+#[cfg(feature = "verbs")]
+macro_rules! fabrics {
+    () => {
+        "soft:NAME (shared memory), verbs:HOST:PORT (RDMA devices; port 20049)"
+    };
+}
+#[cfg(not(feature = "verbs"))]
+macro_rules! fabrics {
+    () => {
+        "soft:NAME (shared memory); RDMA devices with the feature `verbs` of the build"
+    };
+}
+
+const EXIT_CODES: &str = concat!(
+    "Addresses: ",
+    fabrics!(),
+    "\n\
 Latencies are full round trips, of every test and operation.
-Exit codes: 0 done, 1 failed, 2 usage, 3 a limit was missed.";
+Exit codes: 0 done, 1 failed, 2 usage, 3 a limit was missed."
+);
 
 /// Measures calls, and the bare fabric beneath them, between two processes.
 #[derive(Debug, Parser)]
@@ -80,6 +99,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) no_batch: bool,
     #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
     pub(crate) engine: EngineArgs,
     /// End when this process does, and tell it counters when it asks
     #[arg(long, hide = true, value_name = "PID")]
@@ -99,6 +120,7 @@ impl ServeArgs {
         };
         args.cores = common.cores;
         args.idle = common.idle;
+        args.device = common.device.clone();
         args.only = Some(half);
         args.no_batch = common.no_batch;
         args.size = args.size.max(common.size.unwrap_or(0));
@@ -158,9 +180,18 @@ pub(crate) struct CommonArgs {
     /// The server, e.g. soft:NAME; without it, serve at soft:rpcperf
     #[arg(value_name = "ADDRESS")]
     pub(crate) address: Option<String>,
-    /// Start a server of our own, in a process on another core
-    #[arg(long, conflicts_with = "address")]
-    pub(crate) loopback: bool,
+    /// Start a server of our own, in a process on another core; at an address of the software fabric, or at this one
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        conflicts_with = "address"
+    )]
+    pub(crate) loopback: Option<String>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     /// Cores to run on (default: the first two allowed)
     #[arg(long, value_name = "CLIENT[,SERVER]")]
     pub(crate) cores: Option<Cores>,
@@ -197,6 +228,38 @@ pub(crate) struct CommonArgs {
     /// Write the results as JSON; to standard output with -, and nothing else there
     #[arg(long, value_name = "FILE|-")]
     pub(crate) json: Option<PathBuf>,
+}
+
+/// Which RDMA device, in perftest's words.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct DeviceArgs {
+    /// RDMA device, of this side (default: the one on the way to the address)
+    #[arg(short = 'd', long, value_name = "DEVICE")]
+    pub(crate) ib_dev: Option<String>,
+    /// Which of its GIDs (default: the one of the way to the address)
+    #[arg(short = 'x', long, value_name = "INDEX")]
+    pub(crate) gid_index: Option<u32>,
+}
+
+impl DeviceArgs {
+    /// The software fabric has no devices.
+    pub(crate) fn check(&self, address: &Address) -> Result<(), Failure> {
+        if matches!(address, Address::Soft(_)) && (self.ib_dev.is_some() || self.gid_index.is_some()) {
+            return Err(Failure::Usage(format!("-d and -x choose an RDMA device, and {address} has none")));
+        }
+        Ok(())
+    }
+
+    /// The same options, for the command line of a server.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let mut out: Vec<String> = Vec::new();
+        let mut option = |name: &str, value: Option<String>| {
+            out.extend(value.into_iter().flat_map(|value| [name.to_owned(), value]));
+        };
+        option("--ib-dev", self.ib_dev.clone());
+        option("--gid-index", self.gid_index.map(|index| index.to_string()));
+        out
+    }
 }
 
 /// What clients take that measure round trips.
@@ -286,7 +349,13 @@ impl RawOp {
 impl CommonArgs {
     /// Whether to measure, rather than to serve.
     pub(crate) fn is_client(&self) -> bool {
-        self.loopback || self.address.is_some()
+        self.loopback.is_some() || self.address.is_some()
+    }
+
+    /// Where the server is, or will be.
+    pub(crate) fn server_address(&self) -> String {
+        let own = || self.loopback.clone().filter(|address| !address.is_empty());
+        self.address.clone().or_else(own).unwrap_or_else(ServerProcess::own_address)
     }
 
     /// The sizes to measure, in bytes.

@@ -124,10 +124,28 @@ impl Counters {
             doorbells_per_call: per(self.doorbells, self.calls),
             work_requests_per_doorbell: per(self.posts, self.doorbells),
             signalled_per_call: per(self.signalled, self.calls),
+            work_requests_per_signalled: per(self.posts, self.signalled),
+            polls_per_call: per(self.polls, self.calls),
+            completions_per_call: per(self.completions, self.calls),
             pure_grants_per_call: per(self.grants_pure, self.calls),
             piggybacked_grants_per_call: per(self.grants_piggybacked, self.calls),
             counted: self,
         }
+    }
+}
+
+impl Usage {
+    /// What a call took, in words.
+    pub(crate) fn per_call(&self) -> String {
+        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
+        format!(
+            "{} work requests, {} to a doorbell, one in {} signalled; {} polls, {} completions",
+            number(self.work_requests_per_call),
+            number(self.work_requests_per_doorbell),
+            number(self.work_requests_per_signalled),
+            number(self.polls_per_call),
+            number(self.completions_per_call),
+        )
     }
 }
 
@@ -144,6 +162,12 @@ pub(crate) struct Usage {
     pub(crate) work_requests_per_doorbell: Option<f64>,
     /// Completions asked for, for a call.
     pub(crate) signalled_per_call: Option<f64>,
+    /// Work requests for one that asked for a completion.
+    pub(crate) work_requests_per_signalled: Option<f64>,
+    /// Polls of the completion queue for a call: one in each turn of the loop.
+    pub(crate) polls_per_call: Option<f64>,
+    /// Completions for a call, Receives among them.
+    pub(crate) completions_per_call: Option<f64>,
     /// Messages for credits alone, for a call.
     pub(crate) pure_grants_per_call: Option<f64>,
     /// Grants that rode on other messages, for a call.
@@ -164,6 +188,11 @@ mod tests {
         let usage = after.since(&before).usage();
         assert_eq!((usage.work_requests_per_call, usage.work_requests_per_doorbell), (Some(2.0), Some(4.0)));
         assert_eq!((usage.pure_grants_per_call, usage.counted.calls), (Some(0.25), 20));
+        assert!(
+            usage
+                .per_call()
+                .starts_with("2.00 work requests, 4.00 to a doorbell, one in - signalled; 0.00 polls")
+        );
         assert_eq!(Counters::default().usage().signalled_per_call, None);
         let text = serde_json::to_string(&after).unwrap();
         assert_eq!(serde_json::from_str::<Counters>(&text).unwrap(), after);

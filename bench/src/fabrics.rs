@@ -6,9 +6,9 @@ use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 #[cfg(feature = "verbs")]
 use rpcrdma::fabric::verbs::{DEFAULT_PORT, VerbsConfig, VerbsFabric};
-use rpcrdma::fabric::{FabricAddress, FabricError};
+use rpcrdma::fabric::{Capabilities, FabricAddress, FabricError};
 
-use crate::cli::Idle;
+use crate::cli::{DeviceArgs, Idle};
 use crate::failure::Failure;
 
 /// Reads an address.
@@ -40,8 +40,9 @@ fn next_port(text: &str) -> Result<String, Failure> {
     Ok(format!("{host}:{}", next.ok_or_else(wrong)?))
 }
 
-/// Opens the fabric of an address as its defaults are, but told whether this side ever sleeps.
-pub(crate) fn open(address: &Address, idle: Idle) -> Result<AnyFabric, Failure> {
+/// Opens the fabric of an address as its defaults are, but told whether this side ever sleeps, and on which device it is.
+pub(crate) fn open(address: &Address, idle: Idle, device: &DeviceArgs) -> Result<AnyFabric, Failure> {
+    device.check(address)?;
     let opened: Result<AnyFabric, FabricError> = match address {
         Address::Soft(_) => {
             let config = SoftwareConfig { may_sleep: idle != Idle::Poll, ..SoftwareConfig::default() };
@@ -49,12 +50,31 @@ pub(crate) fn open(address: &Address, idle: Idle) -> Result<AnyFabric, Failure> 
         }
         #[cfg(feature = "verbs")]
         Address::Verbs(to) => {
-            let config = VerbsConfig { address: Some(to.clone()), ..VerbsConfig::default() };
+            let config = VerbsConfig {
+                address: Some(to.clone()),
+                device: device.ib_dev.clone(),
+                gid_index: device.gid_index,
+                ..VerbsConfig::default()
+            };
             VerbsFabric::new(config).map(AnyFabric::Verbs)
         }
         other => return Err(Failure::Usage(format!("{other}: rpcperf has no tests for this fabric"))),
     };
     opened.map_err(|e| Failure::run(name(address), e))
+}
+
+/// What a device gives, for people.
+pub(crate) fn limits(of: &Capabilities) -> String {
+    let yes = |is: bool, what: &str| if is { format!(", {what}") } else { format!(", no {what}") };
+    format!(
+        "inline {}, send queue {}, receive queue {}, reads {}{}{}",
+        of.max_inline,
+        of.max_send_wr,
+        of.max_recv_wr,
+        of.max_read_depth,
+        yes(of.remote_invalidate, "remote invalidation"),
+        yes(of.checks_window_bounds, "check of a window's bounds"),
+    )
 }
 
 /// The fabric's name, for people.

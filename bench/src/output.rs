@@ -81,6 +81,7 @@ impl Output {
     pub(crate) fn end(&mut self, report: &Report) -> Result<(), Failure> {
         if self.tabular() {
             say(&format!("{}\n", table::rule()));
+            report.results.iter().flat_map(table::per_call).for_each(|line| say(&format!("{line}\n")));
         }
         let mut text = serde_json::to_string_pretty(report).map_err(|e| Failure::run("--json", e))?;
         text.push('\n');

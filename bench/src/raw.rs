@@ -84,14 +84,15 @@ pub(crate) fn bandwidth(args: &RawBwArgs) -> Result<(), Failure> {
 fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let common = plan.common;
     let placement = Placement::decide(common.cores)?;
-    let address = common.address.clone().unwrap_or_else(ServerProcess::own_address);
+    let address = common.server_address();
     let raw = fabrics::raw(&fabrics::parse(&address)?)?;
     let several = plan.sizes.len() > 1;
     let output = Output::new(plan.kind, Direction::Forward, common.json.as_deref(), plan.hgrm, several)?;
-    let server = if common.loopback {
+    common.device.check(&raw)?;
+    let server = if common.loopback.is_some() {
         let cores = format!("{},{}", placement.client, placement.server);
         let arguments = ["--only", "raw", "--cores", &cores, "--idle", common.idle.name()].map(str::to_owned);
-        Some(ServerProcess::start(&address, &arguments)?)
+        Some(ServerProcess::start(&address, &[&arguments[..], &common.device.arguments()].concat())?)
     } else {
         None
     };
@@ -109,7 +110,7 @@ fn measure(
     output: Output,
 ) -> Result<(), Failure> {
     let common = plan.common;
-    let open = || fabrics::open(raw, common.idle);
+    let open = || fabrics::open(raw, common.idle, &common.device);
     let to = raw.fabric_address();
     let probe_spec = Spec { qps: 1, ..plan.spec(1, 1) };
     let fabric = open()?;
@@ -126,6 +127,7 @@ fn measure(
         op: plan.op.name().to_owned(),
         method: plan.method().to_owned(),
         fabric: fabrics::name(raw).to_owned(),
+        device_limits: fabrics::limits(&capabilities),
         device: capabilities.device,
         address: address.to_owned(),
         loopback: server.is_some(),

@@ -40,6 +40,8 @@ pub(crate) struct TestInfo {
     pub(crate) fabric: String,
     /// Device behind it.
     pub(crate) device: String,
+    /// What it gives to this side.
+    pub(crate) device_limits: String,
     /// Where the server listens.
     pub(crate) address: String,
     /// The server is a process that this invocation started.

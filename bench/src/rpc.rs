@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rpcrdma::Config;
+use rpcrdma::fabric::Capabilities;
 use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::{Server, ServerConfig};
 
@@ -60,7 +61,7 @@ impl CallServer {
             message: if long { args.size } else { 0 },
             form,
         };
-        let shared = config::shared(&args.engine, args.idle, !args.no_batch, &load)?;
+        let shared = config::shared(&args.engine, &args.device, args.idle, !args.no_batch, &load)?;
         let info = Info {
             core: core as u32,
             idle: args.idle,
@@ -188,20 +189,22 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let common = plan.common;
     let direction = plan.travel.direction();
     let mut placement = Placement::decide(common.cores)?;
-    let text = common.address.clone().unwrap_or_else(ServerProcess::own_address);
+    let text = common.server_address();
     let address = fabrics::parse(&text)?;
+    common.device.check(&address)?;
     let travel = plan.travels()?;
     let mut sizes = plan.sizes(&travel)?;
     let probing = Load { connections: 1, outstanding: 1, bulk: 0, message: 0, form: Form::Inline };
-    let probing = config::shared(plan.engine, common.idle, !common.no_batch, &probing)?;
+    let probing = config::shared(plan.engine, &common.device, common.idle, !common.no_batch, &probing)?;
     let several = common.all && sizes.len() > 1;
     let output = Output::new(plan.kind, direction, common.json.as_deref(), plan.hgrm, several)?;
-    let server = if common.loopback { Some(plan.start_server(&text, &placement, &sizes)?) } else { None };
+    let server =
+        if common.loopback.is_some() { Some(plan.start_server(&text, &placement, &sizes)?) } else { None };
     // Not before the server was started: it would inherit our one core.
     pin::pin(placement.client)?;
     // A first connection finds out who serves there, before anything is measured or printed.
     let (client, serving) = target::connect(&address, probing, None)?;
-    let device = rpcrdma::fabric::Fabric::capabilities(client.shard().fabric()).device.clone();
+    let device = rpcrdma::fabric::Fabric::capabilities(client.shard().fabric()).clone();
     drop(client);
     plan.agree(&travel, &serving, &mut sizes)?;
     if server.is_none() {
@@ -312,6 +315,7 @@ impl Plan<'_> {
         option("--qp", common.qp.to_string());
         option("--form", travel.form.name().to_owned());
         arguments.extend(common.no_batch.then(|| "--no-batch".to_owned()));
+        arguments.extend(common.device.arguments());
         arguments.extend(self.engine.arguments());
         ServerProcess::start(address, &arguments)
     }
@@ -331,7 +335,7 @@ impl Plan<'_> {
             if bulk + message > 0 { serving.load.outstanding_with(size, connections) } else { usize::MAX };
         let outstanding = self.outstanding.min(most);
         let load = Load { connections, outstanding, bulk, message, form: travel.form };
-        let mut config = config::shared(self.engine, common.idle, !common.no_batch, &load)?;
+        let mut config = config::shared(self.engine, &common.device, common.idle, !common.no_batch, &load)?;
         // Each connection has a set of its own.
         config.bulk_buffers = if bulk > 0 { vec![(size, outstanding)] } else { load.exposed_messages() };
         let active = self.engine.active.map_or(connections, |active| connections.min(active as usize));
@@ -364,7 +368,7 @@ impl Plan<'_> {
     fn info(
         &self,
         address: &str,
-        (fabric, device): (&str, String),
+        (fabric, device): (&str, Capabilities),
         placement: &Placement,
         serving: &Info,
         spec: &Spec,
@@ -376,9 +380,10 @@ impl Plan<'_> {
             op: self.op.name().to_owned(),
             method: method(self.op, spec.travel.form).to_owned(),
             fabric: fabric.to_owned(),
-            device,
+            device_limits: fabrics::limits(&device),
+            device: device.device,
             address: address.to_owned(),
-            loopback: common.loopback,
+            loopback: common.loopback.is_some(),
             looped: self.test.looped(),
             pinning: placement.note.clone(),
             client_core: placement.client,

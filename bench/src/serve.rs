@@ -30,6 +30,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         ));
     }
     let address = fabrics::parse(&args.listen)?;
+    args.device.check(&address)?;
     let placement = Placement::decide(args.cores)?;
     let core = args.cores.map_or(placement.server, |cores| cores.server.unwrap_or(cores.client));
     let calls = match args.only {
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     };
     let raw = match args.only {
         Some(Half::Calls) => None,
-        _ => Some(start_raw(fabrics::raw(&address)?, args.idle, core, placement.shared)?),
+        _ => Some(start_raw(fabrics::raw(&address)?, args, core, placement.shared)?),
     };
     let what = match (&calls, &raw) {
         (Some(_), Some(_)) => "calls and raw tests",
@@ -55,10 +56,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 }
 
 /// Serves raw tests on a thread of its own; returns when it listens.
-fn start_raw(address: Address, idle: Idle, core: usize, shared: bool) -> Result<(), Failure> {
+fn start_raw(address: Address, args: &ServeArgs, core: usize, shared: bool) -> Result<(), Failure> {
     let (say, said) = mpsc::channel();
+    let (idle, device) = (args.idle, args.device.clone());
     let serve = move || {
-        let listening = pin::pin(core).and_then(|()| listening(fabrics::open(&address, idle)?, &address));
+        let listening =
+            pin::pin(core).and_then(|()| listening(fabrics::open(&address, idle, &device)?, &address));
         match listening {
             Ok(fabric) => {
                 // Whoever started this waits for it.

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use crate::cli::Direction;
+use crate::counters::Usage;
 use crate::report::{Entry, Measured, TestInfo};
 
 /// As wide as perftest's.
@@ -129,6 +130,16 @@ impl Kind {
 /// The dashes above, between and below.
 pub(crate) fn rule() -> String {
     "-".repeat(DASHES)
+}
+
+/// What a call of this size took each side whose engine was counted, warm-up included.
+pub(crate) fn per_call(entry: &Entry) -> impl Iterator<Item = String> {
+    let size = entry.size;
+    let sides = [("client", entry.client), ("server", entry.server)];
+    let line = move |(side, usage): (&str, Option<Usage>)| {
+        Some(format!(" {side}, a call of {size} bytes: {}", usage?.per_call()))
+    };
+    sides.into_iter().filter_map(line)
 }
 
 /// Everything that `test_info` says, short values two to a line.

@@ -1,6 +1,7 @@
 //! Where a server is: which fabric, and the fabric's own address.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::str::FromStr;
 
 use crate::config::Config;
@@ -74,6 +75,31 @@ impl Address {
         })
     }
 
+    /// Host and port, with the host's name looked up; `None` for a fabric that is not a network.
+    ///
+    /// # Errors
+    /// The name is not found, or what is behind the colon is no host.
+    pub fn socket_address(&self) -> Result<Option<SocketAddr>, FabricError> {
+        match self {
+            Self::Soft(_) => Ok(None),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(address) => crate::fabric::verbs::resolve(address).map(Some),
+        }
+    }
+
+    /// The same fabric, at this host and port; itself, if that is not a network.
+    #[cfg_attr(
+        not(feature = "verbs"),
+        expect(unused_variables, reason = "there is no network in this build")
+    )]
+    pub fn with_socket_address(&self, at: SocketAddr) -> Self {
+        match self {
+            Self::Soft(_) => self.clone(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => Self::Verbs(FabricAddress(at.to_string())),
+        }
+    }
+
     /// Opens the fabric for a shard that listens at this address, or connects to it.
     ///
     /// # Errors
@@ -137,6 +163,8 @@ mod tests {
         let address: Address = "soft:a/b".parse().unwrap();
         assert_eq!(address, Address::Soft(FabricAddress("a/b".into())));
         assert_eq!(address.to_string(), "soft:a/b");
+        assert_eq!(address.socket_address().unwrap(), None);
+        assert_eq!(address.with_socket_address("10.0.0.1:7".parse().unwrap()), address);
     }
 
     #[test]
@@ -146,6 +174,12 @@ mod tests {
             let address: Address = text.parse().unwrap();
             assert_eq!((address.scheme(), address.to_string().as_str()), ("verbs", text));
         }
+        let at = "[fd00::1]:7".parse().unwrap();
+        let moved = "verbs:10.0.0.1".parse::<Address>().unwrap().with_socket_address(at);
+        assert_eq!(
+            (moved.to_string().as_str(), moved.socket_address().unwrap()),
+            ("verbs:[fd00::1]:7", Some(at))
+        );
         let soft = SoftwareFabric::new(Config::default().software()).unwrap();
         let error = "verbs:storage1".parse::<Address>().unwrap().of(soft.capabilities()).unwrap_err();
         assert!(error.to_string().contains("begin with soft:"), "{error}");

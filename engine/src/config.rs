@@ -41,7 +41,8 @@ pub struct Config {
     /// RPC messages up to this length are continued in several messages rather than sent as a chunk, where the peer has version 2; bytes.
     /// Default 8192: what two or three messages hold; from there on a chunk is cheaper (`tuning.md`).
     pub continue_up_to: usize,
-    /// Longest RPC message that is put together from parts, or fetched as a long call; bytes. Default 1 MiB.
+    /// Longest RPC message that is put together from parts, or fetched as a long call, and longest call that is sent in parts because it
+    /// may have no chunks; bytes. Default 1 MiB.
     pub reassemble_up_to: usize,
     /// Calls in the reverse direction that may be under way in version 1, which counts the directions apart: a client with
     /// services keeps Receives for so many, a server for so many replies. Default 8.
@@ -54,7 +55,7 @@ pub struct Config {
     pub reconnect_attempts: u32,
     /// How long the first of these attempts waits, and the longest: the wait doubles each time; milliseconds. Default 10 and 1000.
     pub reconnect_backoff_ms: (u64, u64),
-    /// Keeps a copy of each call until its reply has come, so that it can be sent again on a new connection. Default false.
+    /// Keeps each call, most as a copy, until its reply has come, so that it can be sent again on a new connection. Default false.
     pub retransmit: bool,
     /// How long a client waits for the answer to its first message, in milliseconds; then it tries again in version 1.
     /// Default 1000.
@@ -93,6 +94,9 @@ pub struct Config {
     pub core: Option<usize>,
     /// The RDMA device, such as `mlx5_0`; of no meaning to the software fabric. Default: the one on the way to the address.
     pub device: Option<String>,
+    /// Which of the device's GIDs connections go out from, and a server listens at, by its index; of no meaning to the software fabric.
+    /// Default: the one of the way to the address.
+    pub gid_index: Option<u32>,
     /// What the shard's thread does when there is nothing to do. Default adaptive.
     pub idle: IdlePolicy,
     /// Every how many Sends of a queue pair one is signalled. 1 signals each. Default 16.
@@ -143,6 +147,7 @@ impl Default for Config {
             arenas: Vec::new(),
             core: None,
             device: None,
+            gid_index: None,
             idle: IdlePolicy::default(),
             signal_every: 16,
             batch: true,
@@ -182,6 +187,7 @@ impl Config {
     pub fn verbs(&self) -> VerbsConfig {
         VerbsConfig {
             device: self.device.clone(),
+            gid_index: self.gid_index,
             shared_receives: (self.receives + RECEIVE_MARGIN) as u32,
             ..VerbsConfig::default()
         }

@@ -10,6 +10,8 @@
 //!        └── mempool        hugepage arenas, per-core pools
 //! ```
 //!
+//! Beside it, for what goes beside RDMA: `stream`, RPC over TCP, and `rpcbind`.
+//!
 //! Arrows point down only. Start at [`server::Server`] and [`client::LocalClient`]; `PROTOCOL.md` beside this crate says what
 //! is on the wire, and `README.md` how a call goes through the code.
 
@@ -20,9 +22,11 @@ pub mod config;
 pub mod fabric;
 pub mod handoff;
 pub mod proto;
+pub mod rpcbind;
 pub mod server;
 pub mod shard;
 pub mod stats;
+pub mod stream;
 pub mod wire;
 
 mod address;

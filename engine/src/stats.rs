@@ -33,6 +33,10 @@ pub struct ShardStats {
     pub calls_failed: u64,
     /// Calls of ours that were sent again.
     pub calls_again: u64,
+    /// Windows of calls of ours that servers have revoked, with their replies (Send With Invalidate).
+    pub revoked_by_peers: u64,
+    /// Windows of calls of ours that this side has revoked itself, as their servers did not.
+    pub revoked_here: u64,
     /// Times that a full worker ring held a call back.
     pub backpressure: u64,
     /// Times that a pool had no buffer for what was to be done; it was done later, or refused.
@@ -74,6 +78,8 @@ impl ShardStats {
             calls: 0,
             calls_failed: 0,
             calls_again: 0,
+            revoked_by_peers: 0,
+            revoked_here: 0,
             backpressure: 0,
             pool_empty: 0,
             memory_waits: 0,

@@ -47,6 +47,20 @@ const LAYERS: &[Layer] = &[
         crates: &["arrayvec", "thiserror"],
     },
     Layer {
+        name: "stream",
+        places: &["stream.rs"],
+        uses: &["proto", "wire"],
+        pure: false,
+        crates: &["thiserror"],
+    },
+    Layer {
+        name: "rpcbind",
+        places: &["rpcbind.rs", "rpcbind/"],
+        uses: &["stream", "wire"],
+        pure: false,
+        crates: &["thiserror"],
+    },
+    Layer {
         name: "fabric",
         places: &["fabric/"],
         uses: &[],

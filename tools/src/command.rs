@@ -28,6 +28,9 @@ pub enum CommandError {
         /// What is wrong.
         reason: String,
     },
+    /// Anything else; this says what.
+    #[error("{0}")]
+    Failed(String),
     /// Output that cannot be written.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),

@@ -6,4 +6,5 @@ pub mod command;
 pub mod decode;
 mod json;
 mod payload;
+pub mod ping;
 pub mod roce;

@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rpcrdma_tools::{command, decode};
+use rpcrdma_tools::{command, decode, ping};
 
 /// Tools for ONC RPC over RDMA.
 #[derive(Parser)]
@@ -18,11 +18,13 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Decode(decode::Args),
+    Ping(ping::Args),
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Decode(args) => decode::run(&args),
+        Command::Ping(args) => ping::run(&args),
     };
     command::exit(outcome)
 }

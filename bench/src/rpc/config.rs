@@ -3,13 +3,15 @@
 
 use rpcrdma::{Config, IdlePolicy, Scheme};
 
-use crate::cli::{EngineArgs, Form, Idle};
+use crate::cli::{DeviceArgs, EngineArgs, Form, Idle};
 use crate::failure::Failure;
 
 /// Memory that buffers of one size may take, as far as there is one for each connection.
 const MOST_PER_SIZE: usize = 32 << 20;
 /// Receives that a shard keeps besides those promised.
 const SPARE_RECEIVES: usize = 256;
+/// A connection over which nothing comes for so long is tried, in milliseconds: who waits for an answer is not told by every device that there is no link.
+const KEEP_ALIVE_MS: u64 = 2000;
 /// A connection gets at most this part of the Receives that are left.
 const SHARE: usize = 8;
 
@@ -89,7 +91,13 @@ fn steps(largest: usize) -> impl Iterator<Item = usize> {
 }
 
 /// Everything that both ends share: the options, and memory for so many messages.
-pub(crate) fn shared(args: &EngineArgs, idle: Idle, batch: bool, load: &Load) -> Result<Config, Failure> {
+pub(crate) fn shared(
+    args: &EngineArgs,
+    device: &DeviceArgs,
+    idle: Idle,
+    batch: bool,
+    load: &Load,
+) -> Result<Config, Failure> {
     let usual = if load.connections <= 64 { 64 } else { 16 };
     let window = args.credits.unwrap_or((2 * load.outstanding as u32).clamp(usual, 32_767));
     let reverse_window = (load.outstanding as u32).max(FEWEST_REVERSE);
@@ -113,6 +121,9 @@ pub(crate) fn shared(args: &EngineArgs, idle: Idle, batch: bool, load: &Load) ->
         },
         reassemble_up_to: usual_config.reassemble_up_to.max(load.message + SLACK),
         reverse_window,
+        keep_alive_ms: KEEP_ALIVE_MS,
+        device: device.ib_dev.clone(),
+        gid_index: device.gid_index,
         idle: policy(idle),
         signal_every: args.signal_every,
         batch,

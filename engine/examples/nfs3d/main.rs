@@ -37,6 +37,7 @@ mod status;
 mod sys;
 
 use std::io::{Read as _, Write as _};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -45,7 +46,9 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
+use rpcrdma::binding::nfs3;
 use rpcrdma::handoff::workers::WorkerConfig;
+use rpcrdma::rpcbind::{Mapping, Registration, Transport};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, IdlePolicy, Server};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -81,6 +84,9 @@ struct Cli {
     /// TCP port of MOUNT; 0 for any that is free.
     #[arg(long, value_name = "PORT", default_value_t = 20048)]
     mount_port: u16,
+    /// Registers NFS and MOUNT with this host's rpcbind, and withdraws them at the end.
+    #[arg(long)]
+    rpcbind: bool,
     /// Whom clients' users become.
     #[arg(long, value_enum, default_value = "root")]
     squash: Squash,
@@ -172,6 +178,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     )?);
     let mount_port = mount::serve(&export, options.mount_port)?;
     let server = Server::start(&options.listen, nfs::services(&export), &config(options))?;
+    let registered = if options.rpcbind { Some(register(&options.listen, mount_port)?) } else { None };
     let tidied = Arc::clone(&export);
     std::thread::Builder::new().name("tidy".into()).spawn(move || {
         loop {
@@ -188,11 +195,24 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         if policy.is_privileged() { "users are honoured" } else { "everybody is the server's user" },
     ));
     signals.forever().next();
+    if let Some(registered) = registered {
+        registered.withdraw()?;
+    }
     let (calls, failed) =
         server.stats().iter().fold((0, 0), |sum, shard| (sum.0 + shard.calls, sum.1 + shard.calls_failed));
     let drained = if server.drain(DRAIN) { "drained" } else { "stopped with calls under way" };
     say(&format!("{drained}; {calls} calls served, {failed} refused"));
     Ok(())
+}
+
+/// Tells rpcbind of both programs.
+fn register(listen: &Address, mount_port: u16) -> anyhow::Result<Registration> {
+    let nfs = listen.socket_address()?.with_context(|| format!("{listen}: rpcbind knows networks only"))?;
+    let mount = (Ipv4Addr::UNSPECIFIED, mount_port).into();
+    Ok(Registration::new(vec![
+        Mapping::new(nfs3::PROGRAM, nfs3::VERSION, Transport::Rdma, nfs),
+        Mapping::new(mount::PROGRAM, mount::VERSION, Transport::Tcp, mount),
+    ])?)
 }
 
 /// Shards on cores, one each, or one shard anywhere; and buffers for as many calls as clients may have under way.

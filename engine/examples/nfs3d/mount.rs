@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
+pub(crate) use nfs3_types::mount::{PROGRAM, VERSION};
 use nfs3_types::mount::{
-    PROGRAM, VERSION, dirpath, export_node, exports, fhandle3, mountbody, mountlist, mountres3, mountres3_ok,
-    mountstat3, name,
+    dirpath, export_node, exports, fhandle3, mountbody, mountlist, mountres3, mountres3_ok, mountstat3, name,
 };
 use nfs3_types::nfs3::nfsstat3;
 use nfs3_types::xdr_codec::{List, Opaque, Pack};

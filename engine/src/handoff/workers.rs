@@ -89,7 +89,7 @@ struct Desk<K, J, D> {
 struct Worker<K, J, D> {
     intake: Arc<Intake<Desk<K, J, D>>>,
     signal: Signal,
-    /// `None` once joined.
+    /// `None` once joined, and if it has none.
     thread: Option<JoinHandle<()>>,
 }
 
@@ -108,21 +108,9 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
     ) -> Result<Self, PoolError> {
         check(config)?;
         let run = Arc::new(run);
-        let mut pool = Self {
-            workers: Vec::new(),
-            stop: Arc::new(AtomicBool::new(false)),
-            ring_capacity: config.ring_capacity.max(1).next_power_of_two(),
-        };
+        let mut pool = Self::empty(config.ring_capacity);
         for worker in 0..config.count {
-            let sleeper = Sleeper::new(Wake::Thread);
-            let signal = sleeper.signal();
-            let intake = Arc::new(Intake::new());
-            let mut bench = Bench {
-                desks: Vec::new(),
-                intake: Arc::clone(&intake),
-                stop: Arc::clone(&pool.stop),
-                run: Arc::clone(&run),
-            };
+            let (mut bench, sleeper) = pool.add(&run);
             let core = config.cores.as_ref().map(|cores| cores[worker]);
             let idle = Idle::new(config.idle);
             let (started, start) = std::sync::mpsc::sync_channel(1);
@@ -138,12 +126,46 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
                     }
                 })
                 .map_err(|source| PoolError::Spawn { worker, count: config.count, source })?;
-            pool.workers.push(Worker { intake, signal, thread: Some(thread) });
+            pool.workers[worker].thread = Some(thread);
             if let Ok(Err(source)) = start.recv() {
                 return Err(PoolError::Pin { worker, source });
             }
         }
         Ok(pool)
+    }
+
+    /// Workers without threads: whoever holds their benches gives them [turns](Bench::turn).
+    pub(crate) fn by_hand<F: Fn(J) -> D>(
+        count: usize,
+        ring_capacity: usize,
+        run: F,
+    ) -> (Self, Vec<Bench<K, J, D, F>>) {
+        let run = Arc::new(run);
+        let mut pool = Self::empty(ring_capacity);
+        let benches = (0..count).map(|_| pool.add(&run).0).collect();
+        (pool, benches)
+    }
+
+    fn empty(ring_capacity: usize) -> Self {
+        Self {
+            workers: Vec::new(),
+            stop: Arc::new(AtomicBool::new(false)),
+            ring_capacity: ring_capacity.max(1).next_power_of_two(),
+        }
+    }
+
+    /// One more worker, which nobody turns yet.
+    fn add<F: Fn(J) -> D>(&mut self, run: &Arc<F>) -> (Bench<K, J, D, F>, Sleeper) {
+        let sleeper = Sleeper::new(Wake::Thread);
+        let intake = Arc::new(Intake::new());
+        let bench = Bench {
+            desks: Vec::new(),
+            intake: Arc::clone(&intake),
+            stop: Arc::clone(&self.stop),
+            run: Arc::clone(run),
+        };
+        self.workers.push(Worker { intake, signal: sleeper.signal(), thread: None });
+        (bench, sleeper)
     }
 
     /// Rings to and from every worker, for one shard; `home` wakes that shard when results come.
@@ -195,8 +217,8 @@ fn check(config: &WorkerConfig) -> Result<(), PoolError> {
     Ok(())
 }
 
-/// A worker thread's own.
-struct Bench<K, J, D, F> {
+/// A worker's own.
+pub(crate) struct Bench<K, J, D, F> {
     desks: Vec<Desk<K, J, D>>,
     intake: Arc<Intake<Desk<K, J, D>>>,
     stop: Arc<AtomicBool>,
@@ -208,7 +230,7 @@ impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
         loop {
             // Looked at before the rings: what was dispatched before the stop is then seen by this round.
             let stop = self.stop.load(Ordering::Acquire);
-            if self.round() {
+            if self.turn() {
                 idle.reset();
             } else if stop {
                 break;
@@ -229,7 +251,7 @@ impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
     }
 
     /// One job from each shard that has one; true if there was any.
-    fn round(&mut self) -> bool {
+    pub(crate) fn turn(&mut self) -> bool {
         if self.intake.is_fresh() {
             self.desks.append(&mut self.intake.take());
         }

@@ -30,7 +30,7 @@ enum State {
 struct Slot {
     xid: u32,
     state: State,
-    /// It was sent before, on a connection that was lost or to be refused: it may have been carried out.
+    /// It was sent before, on a connection that was lost, or to be refused: it may have been carried out.
     tried: bool,
     token: u64,
     deadline: u64,
@@ -133,7 +133,7 @@ impl CallTable {
         matches!(slot.state, State::Sent | State::Forsaken) && slot.xid == call.0
     }
 
-    /// A call was answered, but not carried out, and may be sent again: it keeps its slot. The call and its token.
+    /// A call was answered with an error, and may be sent again: it keeps its slot. The call and its token.
     pub(super) fn refused(&mut self, xid: u32) -> Option<(CallId, u64)> {
         let slot = &mut self.slots[(xid & self.mask) as usize];
         (slot.state == State::Sent && slot.xid == xid).then(|| {
@@ -265,6 +265,38 @@ mod tests {
         assert_eq!(table.answered(call.xid()), Match::Unknown);
         assert!(table.mark_sent(call));
         assert_eq!(table.answered(call.xid().wrapping_add(4)), Match::Unknown);
+    }
+
+    #[test]
+    fn the_slot_of_a_given_up_call_is_freed_by_its_own_reply_only() {
+        let mut table = CallTable::new(2, 0);
+        let call = table.insert(1, u64::MAX).unwrap();
+        table.mark_sent(call);
+        table.remove(call, true).unwrap();
+        assert_eq!(table.answered(call.xid().wrapping_add(2)), Match::Unknown);
+        assert_eq!(table.answered(call.xid()), Match::Late(call));
+    }
+
+    #[test]
+    fn what_was_refused_may_have_run_and_what_follows_in_its_slot_has_not() {
+        let mut table = CallTable::new(1, 0);
+        let call = table.insert(1, u64::MAX).unwrap();
+        table.mark_sent(call);
+        assert_eq!(table.refused(call.xid()), Some((call, 1)));
+        assert_eq!(table.remove(call, false), Some((1, true)));
+        let next = table.insert(2, u64::MAX).unwrap();
+        assert_eq!(table.remove(next, false), Some((2, false)));
+    }
+
+    #[test]
+    fn calls_that_were_given_up_end_with_their_connection() {
+        let mut table = CallTable::new(1, 0);
+        let call = table.insert(1, u64::MAX).unwrap();
+        table.mark_sent(call);
+        table.remove(call, true).unwrap();
+        assert!(table.insert(2, u64::MAX).is_none());
+        assert_eq!(table.interrupt(), []);
+        assert!(table.insert(2, u64::MAX).is_some());
     }
 
     #[test]

@@ -164,11 +164,6 @@ impl Credits {
         }
     }
 
-    /// The most that may still arrive before the peer is told anything new.
-    pub fn obligation(&self) -> u32 {
-        (self.told_limit.wrapping_sub(self.received) as i32 + 1).max(0) as u32
-    }
-
     /// A message goes out. `counted` is false for version 1 replies and errors, which their call paid for.
     /// With `replenished` the receive queue holds the full reserve, so that the peer may be told everything that
     /// arrived; without, it is told what it could know before.

@@ -259,3 +259,30 @@ fn a_version_1_grant_of_zero_is_read_as_one() {
     credits.on_receive(CreditWords { credit: u32::MAX, received: None }, true, false).unwrap();
     assert_eq!(credits.available(), 8, "and no more than the Receives that there are for replies");
 }
+
+#[test]
+fn what_was_told_keeps_its_receives_when_the_window_shrinks() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut credits = Credits::new(scheme, 16, true);
+        credits.on_send(true, true);
+        credits.set_window(4);
+        assert_eq!((credits.window(), credits.reserve()), (4, 17), "{scheme:?}");
+    }
+    // Version 1 counts calls under way: less than those cannot be told.
+    let mut credits = Credits::version_1(16, 0);
+    credits.set_window(4);
+    assert_eq!(credits.window(), 16);
+    credits.set_window(32);
+    assert_eq!(credits.window(), 32);
+}
+
+#[test]
+fn a_grant_alone_makes_no_grant_due() {
+    let mut credits = Credits::new(Scheme::V2Windowed, 8, false);
+    credits.on_send(true, true);
+    let words = CreditWords { credit: 8, received: Some(1) };
+    credits.on_receive(words, false, true).unwrap();
+    assert!(!credits.wants_report() && !credits.wants_grant(true));
+    credits.on_receive(words, true, true).unwrap();
+    assert!(credits.wants_report() && credits.wants_grant(true));
+}

@@ -2,6 +2,7 @@
 
 use crate::auth::AuthError;
 use crate::binding::BindingError;
+use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 use crate::wire::{ErrorBody, WireErrorKind};
 
 /// The peer broke a rule that the connection cannot outlive.
@@ -52,9 +53,6 @@ pub enum PeerFault {
     /// It changed the protocol version in the middle of the connection.
     #[error("peer changed to protocol version {0}")]
     VersionChanged(u32),
-    /// A reply says that chunks were filled which were never offered, or beyond their length.
-    #[error("reply does not fit the chunks of its call: {0}")]
-    ChunksChanged(&'static str),
     /// It has not proved who it is, and policy asks for it; or it tried, and failed.
     #[error("host authentication: {0}")]
     NotAuthenticated(#[from] AuthError),
@@ -112,12 +110,12 @@ pub enum CallError {
     /// The server refused the call, or could not decode or serve it (RFC 5531 §9).
     #[error("refused by the server: {0}")]
     Refused(Refusal),
-    /// The call is longer than the inline threshold, and nothing in it may be reduced.
-    #[error("call of {needed} bytes, inline threshold {limit}")]
+    /// The call, or its reply, is longer than one Send, or than all that may go in parts; and it may have no chunks.
+    #[error("call or reply of {needed} bytes, of which {limit} may be sent without chunks")]
     TooLong {
         /// Bytes of the message with its headers.
         needed: usize,
-        /// What one Send may carry.
+        /// What may be sent.
         limit: usize,
     },
     /// More calls than the connection's table holds; or more chunks than one call may have.
@@ -203,4 +201,25 @@ pub enum Refusal {
     /// The credential was refused; the `auth_stat` of RFC 5531 §9.
     #[error("authentication refused, auth_stat {0}")]
     Authentication(u32),
+}
+
+impl Refusal {
+    /// What a reply says; `None` for success.
+    #[inline]
+    pub(crate) fn of(reply: &ReplyBody<'_>) -> Option<Self> {
+        match reply {
+            ReplyBody::Accepted { stat, .. } => match *stat {
+                AcceptStat::Success => None,
+                AcceptStat::ProgUnavail => Some(Self::ProgramUnavailable),
+                AcceptStat::ProgMismatch { low, high } => Some(Self::ProgramMismatch { low, high }),
+                AcceptStat::ProcUnavail => Some(Self::ProcedureUnavailable),
+                AcceptStat::GarbageArgs => Some(Self::GarbageArguments),
+                AcceptStat::SystemErr => Some(Self::SystemError),
+            },
+            ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => {
+                Some(Self::RpcMismatch { low: *low, high: *high })
+            }
+            ReplyBody::Denied(RejectStat::AuthError(stat)) => Some(Self::Authentication(*stat)),
+        }
+    }
 }

@@ -14,7 +14,7 @@ pub struct FormLimits {
     pub continuation: bool,
     /// RPC messages up to this length are continued rather than sent as a chunk, where both can be; bytes.
     pub continue_up_to: usize,
-    /// Longest RPC message that this side puts together from parts; bytes.
+    /// Longest RPC message that this side puts together from parts, and that it thinks the peer puts together; bytes.
     pub reassemble_up_to: usize,
     /// Calls of this direction may have chunks.
     pub chunks: bool,
@@ -61,7 +61,8 @@ pub struct CallLengths {
 /// [`CallError::TooLong`] when no form can carry the call, or none its reply.
 pub fn choose_call(limits: &FormLimits, lengths: &CallLengths) -> Result<CallPlan, CallError> {
     let &CallLengths { header, reply_chunk: extra, call, reply_header, reply } = lengths;
-    let too_long = |needed| CallError::TooLong { needed, limit: limits.send_inline };
+    let limit = if limits.continuation { limits.reassemble_up_to } else { limits.send_inline };
+    let too_long = |needed| CallError::TooLong { needed, limit };
     let fits = reply_header + reply <= limits.receive_inline;
     let continued = limits.continuation && reply <= limits.continue_up_to.min(limits.reassemble_up_to);
     let reply_chunk = !fits && !continued;
@@ -72,7 +73,9 @@ pub fn choose_call(limits: &FormLimits, lengths: &CallLengths) -> Result<CallPla
     let header = header + if reply_chunk { extra } else { 0 };
     let form = if header + call <= limits.send_inline {
         CallForm::Inline
-    } else if limits.continuation && (call <= limits.continue_up_to || !limits.chunks) {
+    } else if limits.continuation
+        && call <= if limits.chunks { limits.continue_up_to } else { limits.reassemble_up_to }
+    {
         CallForm::Continued
     } else if limits.chunks {
         CallForm::Long
@@ -147,6 +150,10 @@ mod tests {
         assert_eq!(call(&V1, 100, 4056), Ok((CallForm::Inline, false)));
         assert_eq!(call(&V1, 100, 4057), Ok((CallForm::Inline, true)));
         assert_eq!(call(&V1, 5000, 5000), Ok((CallForm::Long, true)));
+        // Nor can it be continued if this side does not put that much together.
+        let small = FormLimits { reassemble_up_to: 8192, ..V2 };
+        assert_eq!(call(&small, 100, 8192), Ok((CallForm::Inline, false)));
+        assert_eq!(call(&small, 100, 8193), Ok((CallForm::Inline, true)));
     }
 
     #[test]
@@ -161,7 +168,8 @@ mod tests {
         let (v1, v2) = (FormLimits { chunks: false, ..V1 }, FormLimits { chunks: false, ..V2 });
         assert!(matches!(call(&v1, 4057, 0), Err(CallError::TooLong { needed: 4097, limit: 4096 })));
         assert!(call(&v1, 100, 4057).is_err());
-        assert_eq!(call(&v2, 1 << 19, 1 << 20), Ok((CallForm::Continued, false)));
+        assert_eq!(call(&v2, 1 << 20, 1 << 20), Ok((CallForm::Continued, false)));
+        assert!(call(&v2, (1 << 20) + 1, 100).is_err());
         assert!(call(&v2, 100, (1 << 20) + 1).is_err());
     }
 

@@ -85,3 +85,33 @@ impl InboundTable {
         self.len() == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_answered_once_and_a_stale_name_is_nobodys() {
+        let mut table = InboundTable::new(1);
+        let first = table.insert(7).unwrap();
+        assert!(table.insert(8).is_none());
+        assert_eq!(table.remove(first).map(|call| call.xid), Some(7));
+        assert!(table.remove(first).is_none() && table.free() == 1, "it is answered once");
+        let second = table.insert(8).unwrap();
+        assert_eq!(first.index(), second.index());
+        assert!(table.get(first).is_none() && table.remove(first).is_none());
+        assert_eq!(table.get(second).map(|call| call.xid), Some(8));
+    }
+
+    #[test]
+    fn a_larger_table_has_room_for_more_and_keeps_what_it_had() {
+        let mut table = InboundTable::new(1);
+        let first = table.insert(7).unwrap();
+        table.grow(3);
+        let more = [table.insert(8).unwrap(), table.insert(9).unwrap()];
+        assert!(table.insert(10).is_none());
+        assert_eq!([first, more[0], more[1]].map(|id| table.get(id).unwrap().xid), [7, 8, 9]);
+        table.grow(2);
+        assert_eq!((table.capacity(), table.len()), (3, 3));
+    }
+}

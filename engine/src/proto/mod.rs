@@ -18,6 +18,8 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `config` | what a connection is made with |
+//! | `event` | what goes in and out |
 //! | `receive` | what a message means |
 //! | `transmit` | what goes out next, and its header |
 //! | `characteristics` | what changes while connected, by the rules of `exchange` |
@@ -31,8 +33,10 @@
 
 mod calls;
 mod characteristics;
+mod config;
 mod counters;
 mod credits;
+mod event;
 pub mod exchange;
 mod fault;
 mod form;
@@ -49,8 +53,10 @@ use std::collections::VecDeque;
 
 pub use calls::CallId;
 use calls::CallTable;
+pub use config::ConnConfig;
 pub use counters::Counters;
 pub use credits::{CreditWords, Credits, MAX_WINDOW, MIN_WINDOW, Scheme};
+pub use event::{Event, Outgoing};
 use exchange::Exchange;
 pub use fault::{CallError, PeerFault, Refusal, Rejected};
 pub use form::{CallForm, CallLengths, CallPlan, FormLimits, ReplyForm, choose_call, choose_reply};
@@ -60,173 +66,9 @@ pub use negotiate::{FIRST_MESSAGE_LEN, Phase, Terms, connect_data};
 use sequence::Sequence;
 pub use transmit::Form;
 
-use crate::auth::{AuthPolicy, HostAuth, Role};
+use crate::auth::{HostAuth, Role};
 use crate::wire::private_data::PrivateData;
-use crate::wire::properties::ReverseSupport;
-use crate::wire::{ErrorBody, Flags, Revision, Version};
-
-/// What a connection is configured to be, and what is known of its peer when it is made.
-#[derive(Clone, Debug)]
-pub struct ConnConfig {
-    /// The version and credit scheme that this end prefers. [`Scheme::V1`]: version 1 only.
-    pub scheme: Scheme,
-    /// Goes on in version 1 with a peer that has no version 2.
-    pub version_1: bool,
-    /// Code points of version 2.
-    pub revision: Revision,
-    /// This end has accepted the connection: the peer speaks first.
-    pub server: bool,
-    /// This end answers calls of the peer.
-    pub takes_calls: bool,
-    /// Receives that are kept for this connection, beside one for a pure grant.
-    pub window: u32,
-    /// Receives of version 1 for calls in the reverse direction (client) or for the replies to them (server).
-    pub reverse_window: u32,
-    /// Calls of this end that may be outstanding or queued; 0 for none.
-    pub max_calls: usize,
-    /// Which calls in the reverse direction this end takes, as a client.
-    pub reverse: ReverseSupport,
-    /// Pure grants wait for half a window, and for nothing else to carry them; without, each message is reported at once.
-    pub coalesce_grants: bool,
-    /// Where XIDs start: differs from connection to connection.
-    pub xid_seed: u32,
-    /// Bytes of each Receive.
-    pub inline: usize,
-    /// Bytes of the longest Send.
-    pub longest_send: usize,
-    /// Characteristics may change while connected, if the peer offers that too (version 2).
-    pub optional_operations: bool,
-    /// Sizes of Receives that the peer may ask for, least and most; the owner then brings them about.
-    pub receive_sizes: Option<(usize, usize)>,
-    /// Longest segment that this end handles, in bytes.
-    pub segment_size: u32,
-    /// Most segments in one header that this end handles.
-    pub segment_count: u32,
-    /// RPC messages up to this length are continued rather than sent as a chunk, in bytes.
-    pub continue_up_to: usize,
-    /// Longest RPC message that is put together from parts, in bytes.
-    pub reassemble_up_to: usize,
-    /// Replies may come, and go, as Send With Invalidate.
-    pub remote_invalidation: bool,
-    /// Who the peer may be.
-    pub auth: AuthPolicy,
-    /// What the peer's connect message said (RFC 8797).
-    pub private_data: Option<PrivateData>,
-}
-
-impl ConnConfig {
-    /// Receives that must be in reserve for such a connection, whatever its version turns out to be.
-    pub fn reserve(&self) -> u32 {
-        self.window + 1 + if self.takes_calls && self.max_calls > 0 { self.reverse_window } else { 0 }
-    }
-
-    /// Changes of characteristics are offered. The older revision has no continuation, without which a message that waits could not get
-    /// through when the peer's Receives shrink.
-    fn optional(&self) -> bool {
-        self.optional_operations && self.scheme != Scheme::V1 && self.revision == Revision::Ietf00
-    }
-
-    fn credits(&self, version: Version) -> Credits {
-        let (taken, made) =
-            if self.server { (self.window, self.reverse_window) } else { (self.reverse_window, self.window) };
-        match version {
-            Version::V1 => Credits::version_1(
-                if self.takes_calls { taken } else { 0 },
-                if self.max_calls > 0 { made } else { 0 },
-            ),
-            // Windowed only when both ends have said so.
-            Version::V2 => Credits::new(Scheme::V2Incremental, self.window, self.coalesce_grants),
-        }
-    }
-}
-
-/// What a message turned out to be.
-#[derive(Debug)]
-pub enum Event {
-    /// A call of ours was answered; it is out of the table.
-    Reply {
-        /// Which.
-        call: CallId,
-        /// The caller's own name for it.
-        token: u64,
-    },
-    /// A call of ours was answered with a transport error; it is out of the table.
-    Failed {
-        /// Which.
-        call: CallId,
-        /// The caller's own name for it.
-        token: u64,
-        /// Why.
-        error: CallError,
-    },
-    /// A call of ours was answered with an error that more resources may cure. It was not carried out, and is still in the table:
-    /// [`Connection::resend`] it, or [`Connection::give_up`].
-    Refused {
-        /// Which.
-        call: CallId,
-        /// The caller's own name for it.
-        token: u64,
-        /// Why.
-        error: ErrorBody,
-    },
-    /// The peer calls: end it with [`Connection::reply`] or [`Connection::reply_error`].
-    Call {
-        /// Our name for it.
-        id: InboundId,
-    },
-    /// The reply to a call that had ended, by deadline or cancellation: its slot is free now.
-    Late {
-        /// Which.
-        call: CallId,
-    },
-    /// A part of a message that will be a [`Call`](Self::Call) or [`Reply`](Self::Reply) when its last part has come: the owner keeps
-    /// the payload.
-    Part {
-        /// It is the first part.
-        first: bool,
-        /// The payload is of use.
-        kept: bool,
-    },
-    /// The version is settled, and with it the [terms](Connection::terms).
-    Settled,
-    /// Flow control, or terms.
-    Grant,
-    /// Characteristics: see [`Connection::poll_change`]. The terms may have changed.
-    Changed,
-    /// Dropped, or to be answered with an error that is queued already.
-    Rejected(Rejected),
-}
-
-/// A message that may go out now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outgoing {
-    /// A call of ours.
-    Call(CallId),
-    /// The reply to a peer's call.
-    Reply(InboundId),
-    /// The next part of the message that [`Connection::hold_queue`] was called for.
-    Continue,
-    /// This side's properties; header only.
-    Connprop,
-    /// An operation on characteristics; header only.
-    Optional,
-    /// A transport error about the message with this XID; header only.
-    Error {
-        /// Of the message that it answers.
-        xid: u32,
-        /// Why.
-        error: ErrorBody,
-    },
-    /// The answer to a message of a version that this end does not speak; header only, in the layout that all versions share.
-    WrongVersion {
-        /// Of the message that it answers.
-        xid: u32,
-        /// Its version.
-        vers: u32,
-    },
-    /// A pure grant; header only.
-    Grant,
-}
+use crate::wire::{ErrorBody, Flags, Version};
 
 /// The value of `Connection::plain` that no message has.
 const NEVER_PLAIN: u32 = u32::MAX;
@@ -428,11 +270,6 @@ impl Connection {
         self.calls.len()
     }
 
-    /// Peer's calls not answered yet.
-    pub fn calls_in_progress(&self) -> usize {
-        self.inbound.len()
-    }
-
     /// Slots that calls of ours use; see [`call_slot`](Self::call_slot).
     pub fn call_slots(&self) -> usize {
         self.calls.capacity()
@@ -557,6 +394,11 @@ impl Connection {
     /// Whether a call has not ended, and waits to be sent.
     pub fn is_waiting(&self, call: CallId) -> bool {
         self.calls.is_queued(call)
+    }
+
+    /// Whether a call was sent, and neither answered nor given up.
+    pub fn is_under_way(&self, call: CallId) -> bool {
+        self.calls.is_sent(call.xid())
     }
 
     /// Ends a call that was [refused](Event::Refused). `None` if it has ended meanwhile, else its token.

@@ -210,6 +210,11 @@ impl Connection {
         }
     }
 
+    /// A server takes a first message of version 1 though it prefers version 2.
+    fn follows(&self, vers: Version) -> bool {
+        self.config.server && self.phase == Phase::Hello && vers == Version::V1 && self.config.version_1
+    }
+
     /// Version 1 cannot authenticate: policy decides.
     fn go_version_1(&mut self) -> Result<(), PeerFault> {
         self.authenticate(None)?;
@@ -245,7 +250,7 @@ impl Connection {
         if let (ViewBody::Error(ErrorBody::Vers { low, high }), false) = (view.body(), self.config.server) {
             return self.versions_refused(view, low, high);
         }
-        if self.config.server && self.phase == Phase::Hello && vers == Version::V1 && self.config.version_1 {
+        if self.follows(vers) {
             self.go_version_1()?;
             return self.handle_v1(view);
         }
@@ -303,7 +308,7 @@ impl Connection {
             return Ok(self.reject(Rejected::Unexpected));
         }
         self.settle_server(Version::V1, false);
-        self.credits.on_receive(words(view), true, true)?;
+        // Its credit word asks for credits, which this side grants as it sees fit: what counts are the calls under way.
         self.check_overrun()?;
         match view.htype() {
             HeaderType::Msg | HeaderType::Nomsg => self.called(view),
@@ -425,6 +430,15 @@ impl Connection {
             return Err(PeerFault::VersionChanged(vers));
         }
         let xid = error.xid().filter(|_| !error.is_too_short());
+        // Which version it is can be read all the same.
+        if let (Some(xid), Some(version)) = (xid, error.version())
+            && version != self.version
+        {
+            if !self.follows(version) {
+                return self.wrong_version(xid, version.code());
+            }
+            self.go_version_1()?;
+        }
         self.unusable(xid, error.kind, error.answer(self.versions()), error.is_response())
     }
 

@@ -1,6 +1,6 @@
 //! What goes out next, and its header.
 
-use super::{Connection, CreditWords, InboundId, Outgoing, Scheme};
+use super::{Connection, CreditWords, Outgoing, Scheme};
 use crate::wire::{self, Body, Chunks, Flags, Header, Version};
 
 /// How an outgoing message's payload travels, if not simply inline.
@@ -157,11 +157,6 @@ impl Connection {
         self.emit_msg(xid, flags, true, receives_ok, buf, end)
     }
 
-    /// The XID of a peer's call.
-    pub fn xid_of(&self, id: InboundId) -> Option<u32> {
-        self.inbound.get(id).map(|inbound| inbound.xid)
-    }
-
     /// As [`emit_plain`](Self::emit_plain), for messages in other forms; `form` means nothing for errors, properties and grants.
     pub fn emit_before(
         &mut self,
@@ -223,12 +218,16 @@ impl Connection {
     pub(super) fn account(&mut self, call: bool, grants: bool, receives_ok: bool) -> CreditWords {
         self.spoke |= grants;
         self.counters.sent += 1;
+        if self.version == Version::V1 {
+            // Every reply grants: what its call has used.
+            self.counters.grants_piggybacked += u64::from(!call);
+            return self.credits.on_send(call, true);
+        }
         self.counters.grants_piggybacked += u64::from(grants && self.credits.wants_report());
-        let counted = call || self.version == Version::V2;
         let replenished = grants && self.replenished(receives_ok);
         if grants && receives_ok && !replenished {
-            return self.credits.on_send_crowded(counted);
+            return self.credits.on_send_crowded(true);
         }
-        self.credits.on_send(counted, replenished)
+        self.credits.on_send(true, replenished)
     }
 }

@@ -16,7 +16,9 @@ use crate::client::{Client, ClientConfig};
 use crate::config::Config;
 use crate::fabric::FabricError;
 use crate::handoff::workers::{PoolError, WorkerConfig};
-use crate::shard::{Command, ConnRef, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn};
+use crate::shard::{
+    Command, ConnRef, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn, worker_of,
+};
 use crate::stats::ShardStats;
 
 /// How a server runs.
@@ -73,13 +75,7 @@ impl Server {
         let services = Arc::new(services);
         let workers = match &config.workers {
             None => None,
-            Some(worker_config) => {
-                let services = Arc::clone(&services);
-                Some(Arc::new(Workers::new(worker_config, move |mut call: Box<ServerCall>| {
-                    services.entry(call.entry).run(&mut call);
-                    call
-                })?))
-            }
+            Some(config) => Some(Arc::new(Workers::new(config, worker_of(Arc::clone(&services)))?)),
         };
         if config.shards == 0 || config.cores.as_ref().is_some_and(|cores| cores.len() < config.shards) {
             let detail =

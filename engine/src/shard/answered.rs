@@ -84,6 +84,8 @@ impl<F: Fabric> Shard<F> {
             part.revoked = Some(part.segment.handle) == invalidated;
         }
         let left = exposure.parts.iter().filter(|part| !part.revoked).count();
+        self.stats.revoked_here += left as u64;
+        self.stats.revoked_by_peers += (exposure.parts.len() - left) as u64;
         let windows = exposure.parts.iter().filter(|part| !part.revoked).map(|part| part.window);
         for (n, window) in windows.enumerate() {
             // They complete in order: the last one speaks for all.
@@ -237,7 +239,7 @@ fn long_reply(reply: Reply, mut buf: Buf, len: u32) -> CallResult {
 fn results_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallError> {
     match rpc::ReplyHeader::parse(payload) {
         Ok((reply, _)) if reply.xid != xid => Err(CallError::MalformedReply("its two XIDs differ")),
-        Ok((reply, len)) => match refusal(&reply) {
+        Ok((reply, len)) => match Refusal::of(&reply.body) {
             None => Ok((base + len) as u32..(base + payload.len()) as u32),
             Some(refusal) => Err(CallError::Refused(refusal)),
         },
@@ -272,23 +274,4 @@ fn written_of(
 #[cold]
 fn returns_anything(view: &View<'_>) -> bool {
     view.writes().next().is_some() || view.reply_chunk().is_some_and(|chunk| chunk.total_length() > 0)
-}
-
-#[inline]
-fn refusal(reply: &rpc::ReplyHeader<'_>) -> Option<Refusal> {
-    use rpc::{AcceptStat, RejectStat, ReplyBody};
-    match &reply.body {
-        ReplyBody::Accepted { stat, .. } => match *stat {
-            AcceptStat::Success => None,
-            AcceptStat::ProgUnavail => Some(Refusal::ProgramUnavailable),
-            AcceptStat::ProgMismatch { low, high } => Some(Refusal::ProgramMismatch { low, high }),
-            AcceptStat::ProcUnavail => Some(Refusal::ProcedureUnavailable),
-            AcceptStat::GarbageArgs => Some(Refusal::GarbageArguments),
-            AcceptStat::SystemErr => Some(Refusal::SystemError),
-        },
-        ReplyBody::Denied(RejectStat::RpcMismatch { low, high }) => {
-            Some(Refusal::RpcMismatch { low: *low, high: *high })
-        }
-        ReplyBody::Denied(RejectStat::AuthError(stat)) => Some(Refusal::Authentication(*stat)),
-    }
 }

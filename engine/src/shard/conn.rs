@@ -11,7 +11,7 @@ use crate::proto::{CallError, CallId, Connection, Outgoing};
 use crate::server::{MAX_CHUNKS, ServerCall};
 use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
-use crate::wire::{self, ErrorBody, Segment};
+use crate::wire::{self, ErrorBody, Segment, Version};
 
 use super::chunks::ChunkMemory;
 use super::outcome::{CallResult, Sink};
@@ -45,7 +45,7 @@ pub(super) struct OutCall {
     pub(super) exposure: Option<u32>,
     /// When it was started, in nanoseconds, if it is one of those that are timed.
     pub(super) started: Option<u64>,
-    /// A copy of the message, to send it again.
+    /// What was sent, to send it again: a copy of the message, or itself if it went out in parts.
     pub(super) kept: Option<Buf>,
     /// Most bytes of inline results.
     pub(super) max_reply: usize,
@@ -60,6 +60,7 @@ impl OutCall {
     #[cold]
     pub(super) fn forget(&mut self) {
         (self.message, self.memory, self.kept, self.call_only) = (None, None, None, false);
+        self.max_reply = 0;
     }
 }
 
@@ -141,6 +142,8 @@ pub(super) struct Parts {
     pub(super) of: Outgoing,
     /// Its window is what is left.
     pub(super) message: Buf,
+    /// Where all of it starts in the buffer, and its length.
+    pub(super) whole: (usize, usize),
     /// Of a call: what it exposes.
     pub(super) exposure: Option<u32>,
     /// Of a reply: its call.
@@ -192,6 +195,8 @@ pub(super) struct Conn {
     /// results.
     pub(super) plain_call: usize,
     pub(super) plain_reply: usize,
+    /// The peer has refused a plain call for want of a Reply chunk: from then on no call is plain.
+    pub(super) keeps_all: bool,
     /// The name that the peer has proved.
     pub(super) peer: Option<Arc<str>>,
     /// Where a client comes from, if that has an address.
@@ -246,6 +251,7 @@ impl Conn {
             parts: None,
             plain_call: 0,
             plain_reply: 0,
+            keeps_all: false,
             peer: None,
             host: None,
             plain_serving: false,
@@ -304,10 +310,27 @@ impl Conn {
         config.max_calls > 0 && (!config.server || self.proto.terms().reverse != ReverseSupport::None)
     }
 
+    /// A call that says nothing of its reply may be refused, and told how long a Reply chunk it needs: such a call is kept.
+    fn may_need_more(&self) -> bool {
+        let limits = self.proto.form_limits();
+        // Version 1 has no word for the length.
+        let said = self.proto.terms().version == Version::V2 && !limits.continuation;
+        limits.chunks && (said || self.keeps_all)
+    }
+
+    /// Keeps a call's message of which all, or some, has gone out in parts.
+    pub(super) fn keep_whole(&mut self, call: CallId, mut message: Buf, (start, len): (usize, usize)) {
+        if self.proto.is_under_way(call) {
+            message.set_window(start, len);
+            let slot = self.proto.call_slot(call);
+            self.calls[slot].kept = Some(message);
+        }
+    }
+
     /// The connection's terms may have changed: says again what needs no thought.
     pub(super) fn refresh(&mut self) {
         let (call, reply) = match self.stage {
-            Stage::Open if self.proto.may_call() && self.calls_are_taken() => {
+            Stage::Open if self.proto.may_call() && self.calls_are_taken() && !self.may_need_more() => {
                 let terms = self.proto.terms();
                 let header = wire::msg_len(terms.version, true);
                 (terms.send_inline - header, terms.receive_inline - header - ACCEPTED_REPLY_LEN)

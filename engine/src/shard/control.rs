@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 
-use super::conn::{Conn, Stage};
+use super::conn::{Conn, Parts, Stage};
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
-use crate::proto::{CallError, ConnConfig, Connection, MIN_WINDOW, PeerFault, Scheme, connect_data};
+use crate::proto::{
+    CallError, ConnConfig, Connection, MIN_WINDOW, Outgoing, PeerFault, Scheme, connect_data,
+};
 use crate::server::MAX_SEGMENTS;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
@@ -15,6 +17,8 @@ use crate::wire::properties::ReverseSupport;
 const MOST_WINDOWS: usize = 1 << 16;
 /// What a connection's share of the unpromised Receives is divided by.
 const SHARE: usize = 8;
+/// Messages that a peer may send before it is told anything: one, and a pure grant.
+const UNTOLD: usize = 2;
 
 impl<F: Fabric> Shard<F> {
     /// Takes connect requests from a bound address.
@@ -30,7 +34,7 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// As [`Fabric::connect`]; or no Receives are left to promise.
     pub fn connect(&mut self, address: &FabricAddress) -> Result<ConnRef, FabricError> {
-        let Some(window) = self.share() else { return Err(no_receives(self.config.receives)) };
+        let window = self.share()?;
         let params = self.params();
         let qp = self.fabric.connect(address, &params)?;
         self.add(qp, window, None, Some(address.clone()));
@@ -109,9 +113,11 @@ impl<F: Fabric> Shard<F> {
     }
 
     pub(super) fn params(&self) -> ConnectParams {
-        // Each call may cost a bind for each chunk, the Send, and as many invalidations. What does not fit waits.
+        // A Send for each message under way, and as many binds, Reads and Writes beside them. What does not fit waits: a place costs the device
+        // some hundred bytes, for each connection.
         let capabilities = self.fabric.capabilities();
-        let send_queue_depth = capabilities.max_send_wr.min(4096);
+        let under_way = self.config.max_window.max(self.config.max_calls as u32);
+        let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
         let read_depth = capabilities.max_read_depth.min(16);
         ConnectParams {
             send_queue_depth,
@@ -134,10 +140,26 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Receives for one more connection: what is configured, but no more than its share of what is left.
-    pub(super) fn share(&self) -> Option<u32> {
-        let left = self.config.receives.saturating_sub(RECEIVE_MARGIN + self.reserved);
+    ///
+    /// # Errors
+    /// Too few are left to be promised; or there is no memory for those that are promised already.
+    pub(super) fn share(&mut self) -> Result<u32, FabricError> {
+        if self.posted < self.reserved + UNTOLD {
+            self.refill();
+        }
+        if self.posted < self.reserved + UNTOLD {
+            return Err(no_receives(
+                "all that there are buffers for are promised to others; raise `message_buffers`, or hold fewer".into(),
+            ));
+        }
+        let limit = self.config.receives;
+        let left = limit.saturating_sub(RECEIVE_MARGIN + self.reserved);
         let most = (left / SHARE).max(MIN_WINDOW as usize).min(left.saturating_sub(1)) as u32;
-        (most >= MIN_WINDOW).then(|| self.config.window.min(most))
+        if most < MIN_WINDOW {
+            let remedy = "raise `receives`, or lower `window`";
+            return Err(no_receives(format!("all {limit} of this shard are promised to others; {remedy}")));
+        }
+        Ok(self.config.window.min(most))
     }
 
     pub(super) fn conn_config(
@@ -303,9 +325,12 @@ impl<F: Fabric> Shard<F> {
         if self.draining || self.services.is_none() {
             return self.fabric.reject(request, b"closed");
         }
-        let Some(window) = self.share() else {
-            log::warn!("connection of {peer} refused: {}", no_receives(self.config.receives));
-            return self.fabric.reject(request, b"no receives left");
+        let window = match self.share() {
+            Ok(window) => window,
+            Err(error) => {
+                log::warn!("connection of {peer} refused: {error}");
+                return self.fabric.reject(request, b"no receives left");
+            }
         };
         match self.fabric.accept(request, &self.params()) {
             Ok(qp) => {
@@ -374,8 +399,12 @@ impl<F: Fabric> Shard<F> {
         conn.qp = ConnRef::NONE.0;
         // What has no queue pair has nothing to say.
         conn.ready = true;
-        if let Some(call) = conn.parts.take().and_then(|parts| parts.call) {
-            self.boxes.put(call);
+        match conn.parts.take() {
+            Some(Parts { call: Some(call), .. }) => self.boxes.put(call),
+            Some(Parts { of: Outgoing::Call(call), message, whole, .. }) => {
+                conn.keep_whole(call, message, whole);
+            }
+            _ => {}
         }
         for call in conn.replies.iter_mut().filter_map(Option::take) {
             self.boxes.put(call);
@@ -390,18 +419,8 @@ impl<F: Fabric> Shard<F> {
             self.negotiating -= 1;
         }
     }
-
-    /// Runs procedures on these workers from now on.
-    pub(crate) fn use_workers(&mut self, workers: &super::Workers) {
-        self.workers = Some(workers.attach_shard(&self.sleeper.signal()));
-    }
 }
 
-fn no_receives(limit: usize) -> FabricError {
-    FabricError::System {
-        call: "reserving Receives for a connection".into(),
-        detail: format!(
-            "all {limit} of this shard are promised to others; raise `receives`, or lower `window`"
-        ),
-    }
+fn no_receives(detail: String) -> FabricError {
+    FabricError::System { call: "reserving Receives for a connection".into(), detail }
 }

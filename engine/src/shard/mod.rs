@@ -19,14 +19,17 @@
 //! | `replying` | replies: RDMA Writes, header, Send |
 //! | `revive` | connections that are made again |
 //! | `control` | connect, listen, accept, drain, break |
-//! | `resize` | Receives of another size while calls run, and other changes of characteristics |
+//! | `resize` | Receives of another size while calls run |
+//! | `changes` | other characteristics that change while connected |
 //! | `windows` | receive windows that follow the load, keep-alive |
 //! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
 //! | `clock` | the only reader of the clock |
+//! | `workers` | calls that run on worker threads: out, and home |
 //! | `thread` | a shard on a thread of its own: placement, idling |
 
 mod answered;
+mod changes;
 mod chunks;
 mod clock;
 mod conn;
@@ -44,6 +47,7 @@ mod shape;
 mod thread;
 mod waiting;
 mod windows;
+mod workers;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
@@ -54,8 +58,8 @@ use crate::config::{Config, ConfigError, HEADROOM_CHUNKS, RECEIVE_MARGIN, SMALL_
 use crate::fabric::{Access, Completion, ControlEvent, Fabric, FabricError, QpId};
 use crate::handoff::mailbox::Mailbox;
 use crate::handoff::parker::{Signal, Sleeper, Wake};
-use crate::handoff::workers::{JobResult, ShardPort, WorkerPool};
-use crate::proto::{InboundId, exchange};
+use crate::handoff::workers::JobResult;
+use crate::proto::exchange;
 use crate::server::{CallBoxes, ServerCall, Services};
 use crate::stats::ShardStats;
 
@@ -73,6 +77,9 @@ use resize::Sizing;
 pub use thread::SpawnError;
 pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
 use waiting::Waiting;
+pub use workers::SimulatedWorkers;
+use workers::{Port, WorkKey};
+pub(crate) use workers::{Workers, worker_of};
 
 mod conn_ref {
     use crate::fabric::QpId;
@@ -117,13 +124,6 @@ pub enum Notice {
 
 /// Longest chain that is counted by its length.
 const MAX_BATCH: usize = 256;
-
-/// Names a call that is with the workers.
-pub(crate) type WorkKey = (QpId, InboundId);
-/// The threads that run what does not run on shards.
-pub(crate) type Workers = WorkerPool<WorkKey, Box<ServerCall>, Box<ServerCall>>;
-/// The shard's end of them.
-type Port = ShardPort<WorkKey, Box<ServerCall>, Box<ServerCall>>;
 
 /// One core's engine. See the module page.
 pub struct Shard<F: Fabric> {

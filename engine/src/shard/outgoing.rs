@@ -7,6 +7,7 @@ use rpcrdma_mempool::{Buf, Class, Pool, PoolConfig};
 use super::chunks::{ChunkMemory, Memory};
 use super::conn::{Conn, Exposed};
 use super::outcome::{Reply, Sink};
+use super::parts::starts_parts;
 use super::shape::Lists;
 use super::{ConnRef, Shard, arena_config};
 use crate::config::HEADROOM_CHUNKS;
@@ -39,12 +40,11 @@ impl<F: Fabric> Shard<F> {
         let deadline = self.clock.after(deadline);
         let allowed = memory.is_none() && conn.proto.terms().version == Version::V2;
         let shaped = if allowed {
-            self.shape(&mut conn, &mut message, &mut memory, 0)
+            // A chunk would have to be revoked, and nobody says when.
+            self.shape(&mut conn, &mut message, &mut memory, 0, false)
         } else {
             Err(CallError::NotCallOnly)
         };
-        // A chunk would have to be revoked, and nobody says when.
-        let shaped = shaped.and(if memory.is_none() { Ok(()) } else { Err(CallError::NotCallOnly) });
         let started = match shaped.and_then(|()| conn.proto.start_call(token, deadline)) {
             Ok(call) => {
                 self.stats.calls += 1;
@@ -141,7 +141,7 @@ impl<F: Fabric> Shard<F> {
             // It gets its form when the connection is open again.
             conn.proto.start_call(token, deadline).map(|call| (call, false))
         } else {
-            let shaped = self.shape(conn, &mut message, &mut memory, max_reply);
+            let shaped = self.shape(conn, &mut message, &mut memory, max_reply, true);
             shaped.and_then(|()| conn.proto.start_call_now(token, deadline, receives_ok))
         };
         let (call, now) = match result {
@@ -151,7 +151,7 @@ impl<F: Fabric> Shard<F> {
         let at = conn.proto.call_slot(call);
         let out = &mut conn.calls[at];
         (out.sink, out.started) = (sink, started);
-        self.keep(conn, at, &message, memory.as_ref(), max_reply);
+        (out.max_reply, out.retries) = (max_reply, 0);
         if now {
             conn.calls[at].exposure = self.transmit_call(conn, call, message, memory, receives_ok);
             if !self.config.batch {
@@ -253,18 +253,24 @@ impl<F: Fabric> Shard<F> {
     ) -> Option<u32> {
         set_xid(&mut message, call);
         let Some(memory) = memory else {
-            if message.len() > conn.plain_call && self.starts_parts(conn, call, &message, None) {
+            if message.len() > conn.plain_call && starts_parts(conn, &message, None) {
                 self.start_parts(conn, Outgoing::Call(call), message, None, None, receives_ok);
             } else {
+                let out = &conn.calls[conn.proto.call_slot(call)];
+                let plain = message.len() <= conn.plain_call && out.max_reply <= conn.plain_reply;
+                if !plain || self.config.retransmit {
+                    self.keep(conn, call, &message);
+                }
                 self.transmit_rest(conn, call, message, receives_ok);
             }
             return None;
         };
         match self.expose(conn, call, memory) {
             Ok(index) => {
-                if self.starts_parts(conn, call, &message, Some(index)) {
+                if starts_parts(conn, &message, Some(index)) {
                     self.start_parts(conn, Outgoing::Call(call), message, Some(index), None, receives_ok);
                 } else {
+                    self.keep(conn, call, &message);
                     self.transmit_exposed(conn, call, message, index, receives_ok);
                 }
                 Some(index)
@@ -274,6 +280,15 @@ impl<F: Fabric> Shard<F> {
                 Self::unsendable(conn);
                 None
             }
+        }
+    }
+
+    /// Keeps a copy of a call's message, so that it can be sent again; without memory for that it is not.
+    #[cold]
+    fn keep(&mut self, conn: &mut Conn, call: CallId, message: &Buf) {
+        // The message of a long call is in its chunk, and comes back with it.
+        if !message.is_empty() {
+            conn.calls[conn.proto.call_slot(call)].kept = self.copy_of(message);
         }
     }
 

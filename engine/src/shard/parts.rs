@@ -5,24 +5,15 @@ use rpcrdma_mempool::Buf;
 use super::Shard;
 use super::conn::{Conn, Parts};
 use super::shape::Lists;
-use crate::config::HEADROOM_PLAIN;
+use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::Fabric;
-use crate::proto::{CallId, Form, Outgoing};
+use crate::proto::{Form, Outgoing};
 use crate::server::ServerCall;
 
-impl<F: Fabric> Shard<F> {
-    /// Whether a call is too long for one message.
-    #[cold]
-    pub(super) fn starts_parts(
-        &self,
-        conn: &Conn,
-        _call: CallId,
-        message: &Buf,
-        exposure: Option<u32>,
-    ) -> bool {
-        call_header(conn, exposure) + message.len() > conn.proto.terms().send_inline
-    }
+/// Bytes of the shortest parts, but for the last: what the smallest buffers hold.
+const LEAST_PART: usize = SMALL_BUFFER - HEADROOM_PLAIN;
 
+impl<F: Fabric> Shard<F> {
     /// Sends the first part of a call or reply; its window is what goes in parts.
     #[cold]
     pub(super) fn start_parts(
@@ -42,7 +33,8 @@ impl<F: Fabric> Shard<F> {
             let slot = conn.proto.call_slot(call);
             conn.calls[slot].exposure = exposure;
         }
-        conn.parts = Some(Parts { of, message, exposure, call, last_header });
+        let whole = (message.start(), message.len());
+        conn.parts = Some(Parts { of, message, whole, exposure, call, last_header });
         self.next_part(conn, receives_ok);
     }
 
@@ -64,8 +56,8 @@ impl<F: Fabric> Shard<F> {
         }
         // The last part is never empty, and parts end where XDR words do.
         let room = (limit - conn.proto.header_len(None)) & !3;
-        let take = if room < left { room } else { (left / 2) & !3 };
-        let sent = self.alloc(HEADROOM_PLAIN + take).is_some_and(|mut buf| {
+        let longest = if room < left { room } else { (left / 2) & !3 };
+        let sent = self.alloc_part(longest).is_some_and(|(mut buf, take)| {
             let end = HEADROOM_PLAIN + take;
             let bytes = parts.message.get(..take).unwrap_or_default();
             buf.full_mut()[HEADROOM_PLAIN..end].copy_from_slice(bytes);
@@ -78,31 +70,54 @@ impl<F: Fabric> Shard<F> {
                     conn.doomed.get_or_insert_with(|| "a part of a message could not be sent".into());
                 }
             }
-            true
-        });
-        if sent {
             let start = parts.message.start();
             parts.message.set_window(start + take, left - take);
-        }
+            true
+        });
         conn.parts = Some(parts);
         conn.proto.hold_queue();
         Self::make_ready(&mut self.ready, conn);
         sent
     }
 
-    fn last_part(&mut self, conn: &mut Conn, parts: Parts, receives_ok: bool) {
-        match (parts.of, parts.exposure, parts.call) {
-            (_, _, Some(call)) => {
-                let at = (parts.message.start(), parts.message.len());
-                self.transmit_reply_message(conn, call, parts.message, at, receives_ok);
+    /// A buffer for a part of so many bytes, or of fewer if there is none: what waits behind this message may hold all the others.
+    fn alloc_part(&mut self, longest: usize) -> Option<(Buf, usize)> {
+        let mut take = longest;
+        loop {
+            match self.pool.alloc(HEADROOM_PLAIN + take) {
+                Some(buf) => return Some((buf, take)),
+                None if take > LEAST_PART => take = (take / 2).max(LEAST_PART) & !3,
+                None => break,
             }
-            (Outgoing::Call(call), Some(index), None) => {
-                self.transmit_exposed(conn, call, parts.message, index, receives_ok);
-            }
-            (Outgoing::Call(call), None, None) => self.transmit_rest(conn, call, parts.message, receives_ok),
-            _ => {}
+        }
+        self.stats.pool_empty += 1;
+        None
+    }
+
+    fn last_part(&mut self, conn: &mut Conn, mut parts: Parts, receives_ok: bool) {
+        if let Some(call) = parts.call {
+            let at = (parts.message.start(), parts.message.len());
+            return self.transmit_reply_message(conn, call, parts.message, at, receives_ok);
+        }
+        let Outgoing::Call(call) = parts.of else { return };
+        // It may have to be sent again: so the message itself stays here, if there is memory for the rest of it.
+        if conn.proto.is_under_way(call)
+            && let Some(last) = self.copy_of(&parts.message)
+        {
+            let whole = std::mem::replace(&mut parts.message, last);
+            conn.keep_whole(call, whole, parts.whole);
+        }
+        match parts.exposure {
+            Some(index) => self.transmit_exposed(conn, call, parts.message, index, receives_ok),
+            None => self.transmit_rest(conn, call, parts.message, receives_ok),
         }
     }
+}
+
+/// Whether a call is too long for one message.
+#[cold]
+pub(super) fn starts_parts(conn: &Conn, message: &Buf, exposure: Option<u32>) -> bool {
+    call_header(conn, exposure) + message.len() > conn.proto.terms().send_inline
 }
 
 /// Bytes of a call's header.

@@ -10,16 +10,11 @@
 
 use rpcrdma_mempool::{Buf, Class, MemError, Pool, PoolConfig};
 
-use super::conn::{Conn, Stage};
-use super::{ConnRef, Shard, arena_config};
+use super::{Shard, arena_config};
 use crate::fabric::{Access, Fabric, FabricError};
-use crate::proto::exchange::{ChangeError, Characteristic, Event};
 
 /// Smallest Receives that version 2 has without a word about it (its §4.3.2): nobody can be sure that a peer who is new sends less.
 const LEAST: usize = 4096;
-/// Changes that are kept for the application.
-const MOST_CHANGES: usize = 256;
-
 /// Why the size of Receives does not change.
 #[derive(Debug, thiserror::Error)]
 pub enum ResizeError {
@@ -107,7 +102,7 @@ impl Sizing {
     }
 
     /// Something of it is to be looked at now and then.
-    fn is_busy(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         self.stage != Progress::Still || self.asked.is_some() || !self.retired.is_empty()
     }
 
@@ -210,6 +205,13 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
+    /// Changes to a size that a peer asks for, when it is its turn.
+    pub(super) fn ask_for_size(&mut self, bytes: usize) {
+        if self.config.resize_on_request {
+            self.sizing.asked = Some(bytes);
+        }
+    }
+
     /// Goes on with a change of sizes, as the control plane is looked at: no connection is out of the table then.
     pub(super) fn resize(&mut self) {
         if !self.sizing.is_busy() {
@@ -262,84 +264,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    // ---- one connection
-
-    /// Characteristics have changed, or may change now.
-    #[cold]
-    pub(super) fn changed(&mut self, conn: &mut Conn) {
-        while let Some(event) = conn.proto.poll_change() {
-            if let Event::Asked(wanted) = &event {
-                self.asked_for(wanted);
-            }
-            if self.changes.len() == MOST_CHANGES {
-                self.changes.pop_front();
-            }
-            self.changes.push_back((ConnRef(conn.origin), event));
-        }
-        if conn.proto.exchange().is_some() {
-            // It may have been told less, or more, before it could be told of changes.
-            let _ = conn.proto.tell_receive_size(self.sizing.announced);
-        }
-        if self.sizing.is_busy() {
-            self.control_due = 0;
-        }
-        conn.refresh();
-    }
-
-    fn asked_for(&mut self, wanted: &[Characteristic]) {
-        for value in wanted {
-            if let Characteristic::ReceiveSize(bytes) = value
-                && self.config.resize_on_request
-            {
-                self.sizing.asked = Some(*bytes as usize);
-            }
-        }
-    }
-
     /// Sizes of Receives that peers may ask for.
     pub(super) fn sizes_for_peers(&self) -> Option<(usize, usize)> {
         self.config.resize_on_request.then(|| (LEAST, self.config.longest_message()))
-    }
-
-    /// Does something to an open connection, by its owner's name for it.
-    fn with_open<T>(
-        &mut self,
-        conn: ConnRef,
-        act: impl FnOnce(&mut Conn) -> Result<T, ChangeError>,
-    ) -> Result<T, ChangeError> {
-        let Some(mut conn) = self.take_ref(conn) else { return Err(ChangeError::Unsupported) };
-        let result = if conn.stage == Stage::Open { act(&mut conn) } else { Err(ChangeError::Unsupported) };
-        conn.refresh();
-        Self::make_ready(&mut self.ready, &mut conn);
-        self.put(conn);
-        result
-    }
-
-    /// Asks a peer to change characteristics of its end. What becomes of it comes by [`take_changes`](Self::take_changes).
-    ///
-    /// # Errors
-    /// Nothing was asked for.
-    pub fn request_change(&mut self, conn: ConnRef, wanted: &[Characteristic]) -> Result<(), ChangeError> {
-        self.with_open(conn, |conn| conn.proto.request(wanted))
-    }
-
-    /// Calls on this connection offer a handle for Send With Invalidate from now on, or none; the peer is told.
-    ///
-    /// # Errors
-    /// Nothing has changed.
-    pub fn set_remote_invalidation(&mut self, conn: ConnRef, yes: bool) -> Result<(), ChangeError> {
-        self.with_open(conn, |conn| conn.proto.set_remote_invalidation(yes))
-    }
-
-    /// Takes what peers have told of their characteristics, asked for, and answered, oldest first; the last 256.
-    pub fn take_changes(&mut self) -> impl Iterator<Item = (ConnRef, Event)> + '_ {
-        self.changes.drain(..)
-    }
-
-    /// What a connection may send, and what it may be sent; `None` when it is not open.
-    pub fn terms(&self, conn: ConnRef) -> Option<crate::proto::Terms> {
-        let qp = self.resolve(conn);
-        let conn = self.conns.get(qp.slot as usize)?.as_ref().filter(|conn| conn.qp == qp)?;
-        (conn.stage == Stage::Open).then(|| *conn.proto.terms())
     }
 }

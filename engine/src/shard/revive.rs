@@ -6,7 +6,7 @@
 use super::conn::{Conn, Stage};
 use super::{ConnRef, Shard};
 use crate::auth::AuthPolicy;
-use crate::fabric::{Fabric, QpId};
+use crate::fabric::{Fabric, FabricError, QpId};
 use crate::proto::{CallError, CallId, Phase};
 use crate::wire::Version;
 
@@ -126,16 +126,12 @@ impl<F: Fabric> Shard<F> {
     }
 
     fn try_again(&mut self, mut conn: Box<Conn>, now: u64) {
-        let made = match (&conn.address, self.share()) {
-            (Some(address), Some(window)) => {
-                let params = self.params();
-                self.fabric
-                    .connect(address, &params)
-                    .map(|qp| (qp, window))
-                    .map_err(|error| error.to_string())
-            }
-            _ => Err("no Receives are left".into()),
-        };
+        let made = self.share().and_then(|window| {
+            let misuse = || FabricError::Misuse("a server does not make connections again".into());
+            let address = conn.address.as_ref().ok_or_else(misuse)?;
+            let params = self.params();
+            self.fabric.connect(address, &params).map(|qp| (qp, window))
+        });
         match made {
             Ok((qp, window)) => {
                 let config = self.conn_config(window, false, None, conn.version_1_only);
@@ -153,12 +149,12 @@ impl<F: Fabric> Shard<F> {
             Err(why) if conn.attempts < self.config.reconnect_attempts => {
                 conn.attempts += 1;
                 conn.retry_at = now + self.backoff(conn.attempts);
-                conn.doomed = Some(why);
+                conn.doomed = Some(why.to_string());
                 self.next_control = self.next_control.min(conn.retry_at);
                 self.limbo.push(conn);
             }
             Err(why) => {
-                conn.doomed = Some(why);
+                conn.doomed = Some(why.to_string());
                 conn.stage = Stage::Closing;
                 self.put(conn);
             }
@@ -184,17 +180,16 @@ impl<F: Fabric> Shard<F> {
             let memory = memory.filter(|memory| !memory.is_empty());
             let shaped = ready.and_then(|mut message| {
                 let mut memory = memory;
-                self.shape(conn, &mut message, &mut memory, max_reply)?;
-                if call_only && (memory.is_some() || conn.proto.terms().version == Version::V1) {
+                if call_only && conn.proto.terms().version == Version::V1 {
                     return Err(CallError::NotCallOnly);
                 }
+                self.shape(conn, &mut message, &mut memory, max_reply, !call_only)?;
                 Ok((message, memory))
             });
             match shaped {
                 Ok((message, memory)) => {
-                    self.keep(conn, slot, &message, memory.as_ref(), max_reply);
                     let out = &mut conn.calls[slot];
-                    (out.message, out.memory) = (Some(message), memory);
+                    (out.message, out.memory, out.retries) = (Some(message), memory, 0);
                     self.stats.calls_again += 1;
                 }
                 Err(error) => {

@@ -10,10 +10,9 @@ use super::conn::{Conn, PendingReads, Stage};
 use super::outgoing::headroom;
 use super::reading::{Reject, read_lists, read_position_zero, read_rpc, reply_body};
 use super::replying::reply_form;
-use crate::config::{HEADROOM_CHUNKS, POLL_BATCH};
-use crate::fabric::{Fabric, Posting, QpId, RemoteMemory, WorkRequest};
-use crate::handoff::workers::JobError;
-use crate::proto::{InboundId, Refusal, ReplyForm};
+use crate::config::HEADROOM_CHUNKS;
+use crate::fabric::{Fabric, Posting, RemoteMemory, WorkRequest};
+use crate::proto::{Refusal, ReplyForm};
 use crate::server::reply_cache::Lookup;
 use crate::server::{
     MAX_CHUNKS, Placement, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall,
@@ -274,54 +273,9 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Hands to the workers what waits for them, as far as their rings take it.
-    pub(super) fn dispatch(&mut self) {
-        let Some(port) = self.workers.as_mut() else { return };
-        while let Some(call) = self.backlog.pop_front() {
-            if let Err((_, call)) = port.dispatch((call.qp, call.id), call) {
-                self.backlog.push_front(call);
-                self.stats.backpressure += 1;
-                return;
-            }
-        }
-    }
-
-    /// Takes back what the workers have finished; returns how many.
-    pub(super) fn collect(&mut self) -> usize {
-        let Some(port) = self.workers.as_mut() else { return 0 };
-        let mut worked = std::mem::take(&mut self.worked);
-        let count = port.collect(POLL_BATCH, |key, result| worked.push((key, result)));
-        for ((qp, id), result) in worked.drain(..) {
-            self.worked_off(qp, id, result);
-        }
-        self.worked = worked;
-        count
-    }
-
-    fn worked_off(&mut self, qp: QpId, id: InboundId, result: Result<Box<ServerCall>, JobError>) {
-        let Some(mut conn) = self.take(qp) else {
-            // The connection ended meanwhile; so did the call.
-            if let Ok(call) = result {
-                self.boxes.put(call);
-            }
-            return;
-        };
-        conn.at_workers -= 1;
-        match result {
-            Ok(call) => self.finish(&mut conn, call),
-            Err(error) => {
-                log::error!("a procedure on a worker: {error}");
-                conn.proto.reply_error(id, ErrorBody::System);
-                self.stats.calls_failed += 1;
-            }
-        }
-        Self::make_ready(&mut self.ready, &mut conn);
-        self.put(conn);
-    }
-
     /// The handler is through: queues the reply.
     #[inline(always)]
-    fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+    pub(super) fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         self.stats.calls += 1;
         if let Err(refusal) = call.outcome {
             match refusal {

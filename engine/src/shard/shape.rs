@@ -18,7 +18,7 @@ use crate::wire::{Chunks, ErrorBody, ReadSegment, Segment, WriteList};
 const MAX_RETRIES: u8 = 2;
 
 impl<F: Fabric> Shard<F> {
-    /// Chooses the form of a call that is not plain, and gets the memory that the form takes.
+    /// Chooses the form of a call that is not plain, and gets the memory that the form takes. Without `may_expose` it takes none.
     ///
     /// # Errors
     /// Why it cannot be sent.
@@ -29,6 +29,7 @@ impl<F: Fabric> Shard<F> {
         message: &mut Buf,
         memory: &mut Option<ChunkMemory>,
         max_reply: usize,
+        may_expose: bool,
     ) -> Result<(), CallError> {
         // One that drains ends what it has begun, and takes no new call.
         if !matches!(conn.stage, Stage::Open | Stage::Draining) {
@@ -40,7 +41,8 @@ impl<F: Fabric> Shard<F> {
         if let Some(memory) = memory.as_deref() {
             conn.check_memory(memory, message.len())?;
         }
-        let limits = conn.proto.form_limits();
+        let mut limits = conn.proto.form_limits();
+        limits.chunks &= may_expose;
         let lists = Lists::measure(memory.as_deref(), None, conn.proto.terms())?;
         let header = conn.proto.header_len(Some(&Form { chunks: lists.chunks(), external: false }));
         // The reply returns the Write chunks.
@@ -77,37 +79,18 @@ impl<F: Fabric> Shard<F> {
         }
         if plan.form == CallForm::Long || !had_room {
             // The header grows, and needs more room in front.
-            let len = if plan.form == CallForm::Long { 0 } else { message.len() };
-            let mut roomy = self.alloc(HEADROOM_CHUNKS + len).ok_or(CallError::NoMemory)?;
-            roomy.set_window(HEADROOM_CHUNKS, len);
-            if len > 0 {
-                roomy.copy_from_slice(message);
-            }
-            *message = roomy;
+            let inline = if plan.form == CallForm::Long { &[] } else { &message[..] };
+            *message = self.copy_of(inline).ok_or(CallError::NoMemory)?;
         }
         Lists::measure(Some(memory), None, conn.proto.terms()).map(|_| ())
     }
 
-    /// Keeps a copy of a call's message, so that it can be sent again.
-    #[cold]
-    pub(super) fn keep(
-        &mut self,
-        conn: &mut Conn,
-        slot: usize,
-        message: &Buf,
-        memory: Option<&ChunkMemory>,
-        max_reply: usize,
-    ) {
-        // The message of a long call is in its chunk, and comes back with it.
-        let long = memory.is_some_and(|memory| memory.call.is_some());
-        let copy = if long { None } else { self.alloc(HEADROOM_CHUNKS + message.len()) };
-        let kept = copy.map(|mut copy| {
-            copy.set_window(HEADROOM_CHUNKS, message.len());
-            copy.copy_from_slice(message);
-            copy
-        });
-        let out = &mut conn.calls[slot];
-        (out.kept, out.max_reply, out.retries) = (kept, max_reply, 0);
+    /// A copy of a message, with room in front for any header. `None` without memory for it.
+    pub(super) fn copy_of(&mut self, message: &[u8]) -> Option<Buf> {
+        let mut copy = self.alloc(HEADROOM_CHUNKS + message.len())?;
+        copy.set_window(HEADROOM_CHUNKS, message.len());
+        copy.copy_from_slice(message);
+        Some(copy)
     }
 
     /// A call was answered with an error that more resources may cure: sends it again, once nothing of it is exposed any more, or
@@ -122,15 +105,20 @@ impl<F: Fabric> Shard<F> {
         invalidated: Option<u32>,
     ) {
         let slot = conn.proto.call_slot(call);
-        let out = &mut conn.calls[slot];
-        let exposure = out.exposure.map(|index| &conn.exposures[index as usize]);
+        let exposure = conn.exposure_of(call);
         let long = exposure.is_some_and(Exposure::is_long);
         // A long call that cannot be read will not be read the next time either (version 2 §6.4.3), unless it was for other chunks.
         let hopeless = long
             && matches!(error, ErrorBody::ReadChunks { .. })
             && exposure.is_some_and(|exposure| exposure.reads == 1);
+        let gone = conn.calls[slot].kept.is_none() && !long;
+        if gone && matches!(error, ErrorBody::ReplyResource { .. }) {
+            // This peer does not continue its replies: from now on even plain calls are kept, and get what their replies take.
+            conn.keeps_all = true;
+            conn.refresh();
+        }
         let out = &mut conn.calls[slot];
-        if out.retries >= MAX_RETRIES || hopeless || (out.kept.is_none() && !long) {
+        if out.retries >= MAX_RETRIES || hopeless || gone {
             conn.proto.give_up(call);
             return self.failed(conn, call, token, CallError::Transport(error), invalidated);
         }
@@ -166,21 +154,19 @@ impl<F: Fabric> Shard<F> {
             Ok(larger) => larger.unwrap_or(message),
             Err(error) => return self.abandon(conn, call, error),
         };
-        let max_reply = conn.calls[slot].max_reply;
+        let out = &mut conn.calls[slot];
+        if let ErrorBody::ReplyResource { length_needed } = error {
+            // Another connection would have to find out again, and the call may run each time.
+            let needed = (length_needed as usize).saturating_sub(ACCEPTED_REPLY_LEN);
+            out.max_reply = out.max_reply.max(needed);
+        }
+        let max_reply = out.max_reply;
         let Some(mut message) = self.roomy(message) else {
             return self.abandon(conn, call, CallError::NoMemory);
         };
         let mut memory = Some(memory);
-        if let Err(error) = self.shape(conn, &mut message, &mut memory, max_reply) {
+        if let Err(error) = self.shape(conn, &mut message, &mut memory, max_reply, true) {
             return self.abandon(conn, call, error);
-        }
-        if !message.is_empty() {
-            let again = self.alloc(HEADROOM_CHUNKS + message.len()).map(|mut copy| {
-                copy.set_window(HEADROOM_CHUNKS, message.len());
-                copy.copy_from_slice(&message);
-                copy
-            });
-            conn.calls[slot].kept = again;
         }
         let out = &mut conn.calls[slot];
         (out.message, out.memory, out.exposure) =
@@ -191,13 +177,7 @@ impl<F: Fabric> Shard<F> {
 
     /// A message with room in front for any header.
     pub(super) fn roomy(&mut self, message: Buf) -> Option<Buf> {
-        if message.start() == HEADROOM_CHUNKS {
-            return Some(message);
-        }
-        let mut roomy = self.alloc(HEADROOM_CHUNKS + message.len())?;
-        roomy.set_window(HEADROOM_CHUNKS, message.len());
-        roomy.copy_from_slice(&message);
-        Some(roomy)
+        if message.start() == HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
     }
 
     /// Gets what the refusal asked for. Another message, if the call is no longer reduced.

@@ -1,9 +1,10 @@
 //! Calls of the peer that wait for memory: for what their Read chunks bring, for their results, for their reply.
 //!
-//! They wait in the order in which they came, and hold nothing but the message that they came in. What a call needs it gets as a whole or not at
-//! all, so that two that need much cannot wait for each other. Calls that need no bulk memory go past those that do.
+//! They wait in the order in which they came, and hold nothing but the Receive that they came in: what came in parts or in a chunk, and
+//! holds more, is refused. What a call needs it gets as a whole or not at all, so that two that need much cannot wait for each other. Calls
+//! that need no bulk memory go past those that do.
 //!
-//! A call is refused only if the pool could not hold what it needs were all of it free; if too many wait already; or if for a second nothing has
+//! Any other call is refused only if the pool could not hold what it needs were all of it free; if too many wait already; or if for a second nothing has
 //! come home. Or if nobody is left who would bring something home: then those have it who began a message and do not go on with it, perhaps because
 //! they wait for calls that wait here.
 
@@ -48,7 +49,10 @@ impl<F: Fabric> Shard<F> {
         release(&mut call);
         // Each has the buffer of a message, which Receives and replies are short of then.
         let most = (self.config.message_buffers / 2).max(1);
-        if self.waiting.len() >= most || !self.could_hold(&call, &fetch) {
+        if self.waiting.len() >= most
+            || self.holds_what_others_wait_for(&call)
+            || !self.could_hold(&call, &fetch)
+        {
             self.stats.pool_empty += 1;
             return self.reject(conn, call, Reject::Transport(ErrorBody::System));
         }
@@ -116,6 +120,15 @@ impl<F: Fabric> Shard<F> {
                 false => self.waiting.push_back(waiting),
             }
         }
+    }
+
+    /// Whether a call's message came in parts, or in a chunk, and is in a buffer of the pool that is longer than a Receive: those that wait
+    /// with such could wait for each other.
+    fn holds_what_others_wait_for(&self, call: &ServerCall) -> bool {
+        let ours = self.pool.arena().id();
+        call.message
+            .as_ref()
+            .is_some_and(|buf| buf.arena() == ours && buf.capacity() > self.configured_receive)
     }
 
     /// Whether the pool has buffers for what a call needs, were they all free. What fits a buffer fits all larger ones, too.

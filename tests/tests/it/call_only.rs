@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rpcrdma::server::ServerConfig;
 use rpcrdma::{CallError, Config, Procedure, Scheme};
-use rpcrdma_tests::{PROGRAM, VERSION, World, echo, settles, small, small_server, standard_services};
+use rpcrdma_tests::*;
 
 const NOTE: u32 = 60;
 
@@ -27,8 +28,12 @@ fn calls_without_a_reply_run_in_order_and_cost_the_window_nothing() {
         let mut client = world.client(&address, Config { scheme, ..small() });
         let (first, mut expected, mut ended) = (client.first(), 0u64, 0);
         for n in 0..2000u64 {
-            // Now and then one that is continued.
-            let len = if n % 100 == 99 { 6000 } else { 4 * (n % 20) as usize };
+            // Now and then one that is continued, though others of that length would be chunks.
+            let len = match n % 200 {
+                99 => 6000,
+                199 => 60_000,
+                _ => 4 * (n % 20) as usize,
+            };
             let mut call = loop {
                 match client.prepare(NOTE, len) {
                     Ok(call) => break call,
@@ -52,6 +57,32 @@ fn calls_without_a_reply_run_in_order_and_cost_the_window_nothing() {
         echo(&mut client, b"done").unwrap();
         assert_eq!(sum.load(Ordering::Relaxed), expected, "{scheme:?}");
     }
+}
+
+#[test]
+fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
+    let mut world = World::new("call-only-long");
+    let (tell, told) = std::sync::mpsc::channel();
+    let note = Procedure::call_only(move |call| tell.send(call.args().to_vec()).expect("somebody waits"));
+    let mut services = standard_services();
+    services.add(PROGRAM, VERSION, NOTE, note);
+    let config = || Config { reassemble_up_to: 100_000, long_buffers: vec![(128 << 10, 8)], ..small() };
+    let address = world.serve_with(ServerConfig { shard: config(), ..small_server() }, services);
+    let mut client = world.client(&address, config());
+    // The RPC header has 40 bytes.
+    for (len, sent) in [(99_960, true), (99_964, false)] {
+        let mut call = client.prepare(NOTE, len).expect("a buffer");
+        pattern(7, call.args_mut());
+        call.call_only();
+        match client.call(call).map(drop) {
+            Ok(()) => {
+                let args = told.recv_timeout(std::time::Duration::from_secs(20)).expect("it runs");
+                assert!(sent && args.len() == len && patterned(7, &args));
+            }
+            Err(error) => assert!(!sent && matches!(error, CallError::TooLong { .. }), "{len}: {error}"),
+        }
+    }
+    assert_eq!(client.stats().exposed_buffers, 0);
 }
 
 #[test]

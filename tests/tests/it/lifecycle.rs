@@ -18,6 +18,25 @@ fn server_with(shard: Config) -> ServerConfig {
 }
 
 #[test]
+fn no_connection_is_begun_whose_first_messages_would_find_no_receive() {
+    let mut world = World::new("dry");
+    let address = world.serve(small_server());
+    let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
+    let mut held = Vec::new();
+    while let Ok(call) = client.prepare(ECHO, 600) {
+        held.push(call);
+    }
+    // A peer may send two messages before it is told anything; what others were promised is theirs.
+    let refused = (0..10).find_map(|_| client.begin_connect(&address).err());
+    let refused = refused.expect("Receives run out").to_string();
+    assert!(refused.contains("message_buffers"), "{refused}");
+    let stats = client.stats();
+    assert!(stats.receives_promised < stats.receives_posted + 2 * u64::from(small().window), "{stats:?}");
+    drop(held);
+    client.add_connection(&address).expect("there is memory again");
+}
+
+#[test]
 fn every_combination_of_switches_carries_calls_and_chunks() {
     let mut world = World::new("matrix");
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {

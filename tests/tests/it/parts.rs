@@ -1,9 +1,12 @@
 //! Messages that are continued (version 2 §4.2, §4.5.2, §6.3.2.2), each end seen from the other.
 
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 
+use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Access;
 use rpcrdma::server::ServerConfig;
+use rpcrdma::shard::Shard;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, ViewBody, WriteList,
 };
@@ -56,6 +59,63 @@ fn whole(xid: u32, htype: HeaderType, mut next: impl FnMut() -> Vec<u8>) -> (Vec
             return (payload, bytes, parts);
         }
         assert!(!part.has_chunks() && part.payload().len().is_multiple_of(4));
+    }
+}
+
+#[test]
+fn a_reply_in_parts_gets_through_when_what_waits_behind_it_has_the_buffers() {
+    const SHORT: u32 = 71;
+    const LENGTH: usize = 48_000;
+    for scheme in SCHEMES {
+        let world = World::new("short-of-parts");
+        let address = world.address();
+        // The long reply takes one long buffer; for its parts there are one more, one for bulk data, and one of a message's length.
+        let config = Config {
+            scheme,
+            message_buffers: 1,
+            long_buffers: vec![(64 << 10, 2)],
+            bulk_buffers: vec![(1 << 20, 1)],
+            small_buffers: 32,
+            ..small()
+        };
+        let long = Procedure::new(|call| {
+            call.reply_mut(LENGTH).ok_or(Refusal::SystemError)?.fill(7);
+            Ok(())
+        });
+        let mut services = standard_services();
+        services.add(PROGRAM, VERSION, LONG, long.max_reply(LENGTH));
+        // A short reply, in a buffer that is as long as parts are.
+        services.add(PROGRAM, VERSION, SHORT, Procedure::new(|_| Ok(())).max_reply(4300));
+        let listener = address.bind().expect("a free address");
+        let services = Some(Arc::new(services));
+        let mut server = Shard::open(place::open(&address), config, services).expect("a shard");
+        server.listen(&listener).expect("listening");
+        let patient = Config { scheme, continue_up_to: 64 << 10, ..small() };
+        let mut client = LocalClient::open(place::open(&address), small_client(patient)).expect("a client");
+        let first = client.begin_connect(&address).expect("a connection");
+        assert!(settles(|| {
+            server.poll_control();
+            server.poll_once();
+            client.poll(|done| panic!("{done:?}"));
+            client.is_open(first)
+        }));
+        for token in 0..6 {
+            let mut call = client.prepare(if token == 0 { LONG } else { SHORT }, 0).expect("a buffer");
+            call.expect_reply(LENGTH);
+            client.start(first, call, token);
+            client.flush();
+            // Each of the others comes between two parts of the first one's reply, and takes a buffer.
+            server.poll_once();
+        }
+        let mut ended = Vec::new();
+        assert!(settles(|| {
+            server.poll_once();
+            client.poll(|done| ended.push((done.token, done.result.map(|reply| reply.results().len()))));
+            ended.len() == 6
+        }));
+        assert_eq!(ended[0], (0, Ok(LENGTH)), "{scheme:?}");
+        drop(client);
+        server.abort();
     }
 }
 

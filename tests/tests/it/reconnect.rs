@@ -27,6 +27,25 @@ fn ends(client: &mut LocalClient, count: usize) -> Vec<(u64, Result<Vec<u8>, Cal
 }
 
 #[test]
+fn a_call_in_parts_is_kept_without_a_copy() {
+    const SIZE: usize = 16 << 10;
+    let mut world = World::new("kept");
+    let address = world.serve_with(small_server(), again_services());
+    let config = Config { long_buffers: vec![(SIZE, 4)], bulk_buffers: vec![(1 << 20, 5)], ..small() };
+    let mut client = world.client(&address, Config { retransmit: true, ..config });
+    let first = client.first();
+    let mut call = client.prepare(rpcrdma_tests::ECHO, 8000).unwrap();
+    call.args_mut().fill(7);
+    call.expect_reply(8000);
+    client.start(first, call, 0);
+    client.flush();
+    let classes = client.stats().pool.classes;
+    let class = classes.iter().find(|class| class.size == SIZE).expect("the class");
+    assert_eq!(class.outstanding, 1, "the message, and no copy of it");
+    assert!(ends(&mut client, 1) == [(0, Ok(vec![7; 8000]))]);
+}
+
+#[test]
 fn calls_go_to_the_next_server_under_their_xids() {
     for scheme in SCHEMES {
         let mut world = World::new("again");

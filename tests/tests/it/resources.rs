@@ -142,16 +142,96 @@ fn reply_resource_makes_the_client_call_again_with_more_room() {
         let config = with(scheme, Revision::Cel09);
         let address = serve(&mut world, config.clone());
         let mut client = world.client(&address, config);
-        for (expected, again) in [(10_000, 0), (4500, 1)] {
+        // The last one says nothing of its reply.
+        for (expected, again) in [(10_000, 0), (4500, 1), (0, 1)] {
             let before = client.stats().calls_again;
             let mut call = client.prepare(REPLY, 4).expect("a buffer");
             call.args_mut().copy_from_slice(&be(&[10_000]));
-            call.expect_reply(expected);
+            if expected != 0 {
+                call.expect_reply(expected);
+            }
             let reply = client.call(call).expect("a reply");
             assert!(reply.results().len() == 10_000 && patterned(10_000, reply.results()), "{scheme:?}");
             assert_eq!(client.stats().calls_again - before, again, "{scheme:?}");
         }
     }
+}
+
+#[test]
+fn what_a_reply_needs_is_bounded_by_configuration() {
+    let mut world = World::new("most-reply-room");
+    let config = with(Scheme::V2Windowed, Revision::Cel09);
+    let address = serve(&mut world, config.clone());
+    let mut client = world.client(&address, Config { bulk_buffers: vec![(8 << 10, 4)], ..config });
+    for (len, is_had) in [(8000, true), (10_000, false)] {
+        let mut call = client.prepare(REPLY, 4).expect("a buffer");
+        call.args_mut().copy_from_slice(&be(&[len]));
+        match client.call(call).map(|reply| reply.results().len()) {
+            Ok(got) => assert!(is_had && got == len as usize),
+            Err(error) => assert!(!is_had && error == CallError::NoMemory, "{len}: {error}"),
+        }
+    }
+    assert_eq!(client.stats().exposed_buffers, 0);
+}
+
+#[test]
+fn a_server_that_does_not_continue_replies_is_known_after_the_first() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let world = World::new("no-parts");
+        let address = world.address();
+        let server = Server::start(&address, move |peer| {
+            // Of the first call nothing is left; the second one comes again.
+            for attempt in 0..3 {
+                let bytes = next(peer).expect("a call");
+                let xid = view(&bytes).xid();
+                let room = view(&bytes).reply_chunk().map(|chunk| chunk.total_length());
+                assert_eq!(room, (attempt == 2).then_some(9000), "attempt {attempt}");
+                if attempt < 2 {
+                    refuse(peer, &bytes, ErrorBody::ReplyResource { length_needed: 9000 });
+                } else {
+                    reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"after all"), None);
+                }
+            }
+            while peer.receive().is_some() {}
+        });
+        let mut client = world.client(&address, Config { scheme, ..small() });
+        let mut call = || {
+            let call = client.prepare(ECHO, 4).expect("a buffer");
+            client.call(call).map(|reply| reply.results().to_vec())
+        };
+        let refused = ErrorBody::ReplyResource { length_needed: 9000 };
+        assert_eq!(call(), Err(CallError::Transport(refused)), "{scheme:?}");
+        assert_eq!(call(), Ok(b"after all".to_vec()), "{scheme:?}");
+        drop(client);
+        server.join();
+    }
+}
+
+#[test]
+fn what_a_reply_needs_is_remembered_when_the_connection_is_made_again() {
+    let world = World::new("still-more-room");
+    let address = world.address();
+    let server = Server::listen(&address, move |mut listener| {
+        let mut peer = listener.accept_next();
+        peer.welcome();
+        let bytes = next(&mut peer).expect("a call");
+        let xid = refuse(&mut peer, &bytes, ErrorBody::ReplyResource { length_needed: 9000 });
+        next(&mut peer).expect("the call again");
+        drop(peer);
+        let mut peer = listener.accept();
+        let bytes = next(&mut peer).expect("the call on another connection");
+        let room = view(&bytes).reply_chunk().map(|chunk| chunk.total_length());
+        assert_eq!((view(&bytes).xid(), room), (xid, Some(9000)));
+        reply(&mut peer, xid, Chunks::NONE, &reply_bytes(xid, b"here"), None);
+        while peer.receive().is_some() {}
+    });
+    let config =
+        Config { reconnect_attempts: 1000, reconnect_backoff_ms: (1, 10), retransmit: true, ..small() };
+    let mut client = world.client(&address, config);
+    let call = client.prepare(ECHO, 4).expect("a buffer");
+    assert_eq!(client.call(call).expect("a reply").results(), b"here");
+    drop(client);
+    server.join();
 }
 
 #[test]

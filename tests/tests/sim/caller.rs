@@ -56,7 +56,7 @@ impl Caller {
         let journal = journal.of(&format!("client{index}"));
         let plan::Caller { config, software, chaos, links, habits, .. } = &plan.callers[index];
         let serves = plan.reverse != ReverseSupport::None;
-        let fabric = device(config, software, *chaos, &journal, Some(addresses), serves);
+        let fabric = device(config, software, *chaos, &journal, Some(addresses), (serves, false));
         let services = serves.then(|| Arc::new(services(plan, runs)));
         let client = ClientConfig { services, ..small_client(config.clone()) };
         let mut client = LocalClient::open(fabric, client).expect("a client");
@@ -103,7 +103,7 @@ impl Caller {
             }
             Err(error) => {
                 let error = error.to_string();
-                let full = error.contains("promised to others");
+                let full = error.contains("reserving Receives");
                 assert!(full || group.is_none(), "{}: {error}", self.desk.journal.who());
                 self.desk.journal.count("connections not begun", 1);
             }
@@ -251,6 +251,8 @@ impl Caller {
         }
         journal.count("late replies", messages.rejected_late);
         journal.count("pure grants", messages.grants_pure);
+        let inline = self.client.shard().config().inline;
+        journal.count("Receives that have another size", u64::from(stats.receive_size != inline));
         journal.count("calls sent again", stats.calls_again);
         journal.chaos(&probe.inner().chaos_stats());
     }

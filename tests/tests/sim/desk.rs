@@ -13,6 +13,7 @@ use rpcrdma::wire::ErrorBody;
 use rpcrdma::{CallError, Reply};
 use rpcrdma_tests::Random;
 
+use crate::changes;
 use crate::forms::{Draw, Shape, Terms};
 use crate::journal::Journal;
 use crate::plan::{Habits, Plan};
@@ -137,6 +138,10 @@ impl Desk {
         if self.habits.cancel != 0 && self.random.once_in(3 * self.habits.cancel) {
             self.cancel(client);
         }
+        if self.random.once_in(self.plan.change) {
+            changes::make(client, &self.links, &mut self.random, &self.journal);
+        }
+        changes::hear(client, &self.journal);
         if self.kept.len() > 3 || self.random.once_in(20) {
             self.let_go(1);
         }
@@ -330,9 +335,10 @@ impl Desk {
         if !call.shape.noted {
             return;
         }
+        let repeats = self.repeats && !call.shape.runs_once();
         let claim = match claim {
-            Claim::Once if self.repeats => Claim::AtLeastOnce,
-            Claim::AtMostOnce if self.repeats => return,
+            Claim::Once if repeats => Claim::AtLeastOnce,
+            Claim::AtMostOnce if repeats => return,
             claim => claim,
         };
         self.claims.push((token, claim));

@@ -1,6 +1,8 @@
 //! Flow control as an onlooker sees it: from the headers that pass a device, without a look at the engine's own counts.
 
-use rpcrdma::wire::{ERR_VERS_LEN, ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireErrorKind};
+use rpcrdma::wire::{
+    ERR_VERS_LEN, ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind,
+};
 
 /// Credits that are more than anybody has: beyond, counters would wrap.
 const PLENTY: u32 = 1 << 20;
@@ -133,19 +135,23 @@ impl Flow {
             self.refused(first);
             return;
         }
+        let view = View::check(message, revision);
+        // What cannot be read has a version all the same.
+        let version = view.as_ref().map_or_else(WireError::version, |view| Some(view.version()));
+        let short = view.as_ref().is_err_and(WireError::is_too_short);
+        if first && self.server && version == Some(Version::V1) && !short {
+            *self = Self { settled: true, ..Self::new(true, self.hostile, self.serves, Version::V1) };
+        }
         // A count of messages was not offered yet.
-        let view = View::check(message, revision).ok().filter(|view| !(first && view.received().is_some()));
+        let view = view.ok().filter(|view| !(first && view.received().is_some()));
         let Some(view) = view else {
-            // It takes a Receive, and a server still waits for what it can read.
-            self.settled = !(first && self.server);
+            // It takes a Receive, and a server may still wait for what it can read.
+            self.settled = !(first && self.server && self.version == Version::V2);
             if self.version == Version::V2 {
                 self.theirs.add();
             }
             return;
         };
-        if first && self.server && view.version() == Version::V1 {
-            self.version = Version::V1;
-        }
         if view.version() != self.version {
             self.settled = !first;
             if self.version == Version::V2 {
@@ -188,6 +194,20 @@ impl Flow {
         } else if self.version == Version::V2 {
             self.theirs.add();
         }
+    }
+
+    /// The version, if it is settled.
+    pub(crate) fn settled(&self) -> Option<Version> {
+        self.settled.then_some(self.version)
+    }
+
+    /// Messages sent, and received; version 2.
+    pub(crate) fn sent(&self) -> u32 {
+        self.ours.count
+    }
+
+    pub(crate) fn received(&self) -> u32 {
+        self.theirs.count
     }
 
     /// Messages that the peer may still send: each must find a Receive.

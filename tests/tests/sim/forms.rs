@@ -9,7 +9,7 @@ use rpcrdma_tests::*;
 
 use crate::plan::{PATIENT, Plan, pick};
 use crate::probe::Place;
-use crate::service::{FLAT, GIVE, GROW, MIX, NOTE, Name, TELL, filler};
+use crate::service::{FLAT, GIVE, GROW, MIX, NOTE, Name, ONCE, PANICS, TELL, filler};
 use crate::world::Device;
 
 /// A call, and its reply: a function of the call.
@@ -52,7 +52,7 @@ pub(crate) struct Terms {
     pub(crate) reverse: bool,
     /// It may be of version 1, and of version 2.
     pub(crate) versions: [bool; 2],
-    /// Least size of messages of both ends; and what it may be, if that is not known.
+    /// Least size of messages of both ends; and what it may be, if that is not known, or changes.
     pub(crate) inline: usize,
     pub(crate) most: usize,
 }
@@ -61,14 +61,15 @@ impl Terms {
     /// Of a client's connection to a group, or to the hostile server.
     pub(crate) fn forward(plan: &Plan, client: &Config, group: Option<usize>) -> Self {
         let Some(group) = group.map(|group| &plan.groups[group].config) else {
-            return Self { reverse: false, versions: [true; 2], inline: client.inline, most: client.inline };
+            let (inline, most) = sizes(plan, &[client]);
+            return Self { reverse: false, versions: [true; 2], inline, most };
         };
         let one = [client, group].iter().any(|config| config.scheme == Scheme::V1);
         // Who is lost while it negotiates comes again in version 1.
         let late = client.negotiation_timeout_ms < PATIENT;
         let versions = [one || late || !plan.calm(), !one];
-        let inline = client.inline.min(group.inline);
-        Self { reverse: false, versions, inline, most: inline }
+        let (inline, most) = sizes(plan, &[client, group]);
+        Self { reverse: false, versions, inline, most: if plan.change == 0 { inline } else { most } }
     }
 
     /// Of a server's connections, whoever is at their other end.
@@ -84,8 +85,17 @@ impl Terms {
         // The older text has no word for what an end sends at most.
         let least = if plan.revision == Revision::Cel09 { 4096 } else { server.inline };
         let inline = clients().map(|config| config.inline).fold(least.min(server.inline), usize::min);
-        Self { reverse: true, versions, inline, most: server.inline }
+        let (changed, most) = sizes(plan, &[server]);
+        Self { reverse: true, versions, inline: inline.min(changed), most }
     }
+}
+
+/// Least and most bytes of a message between such ends.
+fn sizes(plan: &Plan, ends: &[&Config]) -> (usize, usize) {
+    let least = ends.iter().map(|config| config.inline).fold(usize::MAX, usize::min);
+    let most = ends.iter().map(|config| config.inline.max(config.max_inline)).fold(0, usize::max);
+    // An end may be asked to send no longer messages than this.
+    if plan.change == 0 { (least, most) } else { (least.min(1024), most) }
 }
 
 /// What calls are drawn from.
@@ -104,6 +114,7 @@ pub(crate) const FORMS: &[Form] = &[
     ("null", 4, null),
     ("note", 30, note),
     ("long note", 16, long_note),
+    ("a note that is taken once", 10, once),
     ("read chunks", 12, read_chunks),
     ("write chunks", 12, write_chunks),
     ("both chunks", 10, both_chunks),
@@ -115,6 +126,7 @@ pub(crate) const FORMS: &[Form] = &[
     ("results that are not to be reduced", 4, unreduced),
     ("refused", 3, refused),
     ("no such procedure", 2, no_such_procedure),
+    ("a handler that panics", 2, panics),
 ];
 
 impl Shape {
@@ -188,6 +200,11 @@ impl Shape {
     /// Whether it may end with this error, by itself.
     pub(crate) fn fails_with(&self, error: &CallError, terms: &Terms) -> bool {
         self.may(terms).1 && (self.error)(error)
+    }
+
+    /// It must not be carried out twice, though it may be sent again.
+    pub(crate) fn runs_once(&self) -> bool {
+        self.procedure == ONCE
     }
 
     /// It may be sent again with other memory.
@@ -299,7 +316,8 @@ impl Draw<'_> {
 
     /// Bytes of a message: short, about as long as may be in one, or in several.
     fn length(&mut self) -> usize {
-        let (inline, longest) = (self.terms.inline, self.plan.longest_message);
+        let inline = pick(self.random, &[self.terms.inline, self.terms.most]);
+        let longest = self.plan.longest_message;
         let length = match self.random.below(8) {
             0 => inline - 120 + self.random.below(60),
             1 => self.random.below(inline),
@@ -377,7 +395,12 @@ fn noted(draw: &Draw<'_>, len: usize) -> Shape {
 
 fn note(draw: &mut Draw<'_>) -> Shape {
     let len = match draw.random.below(5) {
-        0 => draw.terms.inline - HEADERS[1] - CALL - draw.random.below(9),
+        0 => {
+            pick(draw.random, &[draw.terms.inline, draw.terms.most])
+                - HEADERS[1]
+                - CALL
+                - draw.random.below(9)
+        }
         _ => draw.random.below(200),
     };
     let len = len.min(draw.plan.longest_message);
@@ -387,6 +410,11 @@ fn note(draw: &mut Draw<'_>) -> Shape {
 fn long_note(draw: &mut Draw<'_>) -> Shape {
     let len = draw.length();
     noted(draw, len)
+}
+
+fn once(draw: &mut Draw<'_>) -> Shape {
+    let len = draw.length();
+    Shape { procedure: ONCE, ..noted(draw, len) }
 }
 
 fn read_chunks(draw: &mut Draw<'_>) -> Shape {
@@ -461,11 +489,8 @@ fn give(draw: &mut Draw<'_>) -> Shape {
     let enough = announced.is_some_and(|bytes| bytes >= len);
     let [one, two] = draw.without_chunks(args.len(), len);
     let general = !draw.terms.reverse || draw.plan.reverse == ReverseSupport::General;
-    // Of one that was as plain as can be no copy is kept, that could be sent again.
-    let resent = match two {
-        Says::No | Says::Either if general => Says::Either,
-        two => two,
-    };
+    // It is sent again with what its reply needs.
+    let resent = if general { Says::Yes } else { two };
     let plain_size = if enough { draw.carried(args.len(), len, false) } else { [one, resent] };
     // A Reply chunk may be longer than was asked for, and takes what is a little longer than announced.
     let [one, two] = both(plain_size, draw.carried(args.len(), announced.unwrap_or(0), false));
@@ -478,10 +503,7 @@ fn tell(draw: &mut Draw<'_>) -> Shape {
     let len = if draw.random.once_in(3) { draw.length() } else { draw.random.below(200) };
     let mut args = words(draw.name());
     args.extend(patterned_bytes(draw.name.1, len));
-    let two = match CALL + args.len() + HEADERS[1] <= draw.terms.inline {
-        true => Says::Yes,
-        false => Says::Either,
-    };
+    let [_, two] = draw.without_chunks(args.len(), 0);
     Shape { noted: true, call_only: true, succeeds: [Says::No, two], ..plain(TELL, args, Vec::new()) }
 }
 
@@ -543,6 +565,15 @@ fn refused(draw: &mut Draw<'_>) -> Shape {
         )
     };
     failing(REFUSE, words([pick(draw.random, &[0, 3, 4, 5])]), error)
+}
+
+/// On a worker, or on a shard.
+fn panics(_: &mut Draw<'_>) -> Shape {
+    let error = |error: &CallError| {
+        use ErrorBody::{BadXdr, System};
+        matches!(error, CallError::Refused(Refusal::SystemError) | CallError::Transport(System | BadXdr))
+    };
+    failing(PANICS, Vec::new(), error)
 }
 
 fn no_such_procedure(draw: &mut Draw<'_>) -> Shape {

@@ -3,19 +3,19 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use rpcrdma::Address;
 use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::software::{SoftwareFabric, SoftwareListener};
-use rpcrdma::shard::{ConnRef, Notice, SimulatedTime};
+use rpcrdma::shard::{ConnRef, Notice, SimulatedTime, SimulatedWorkers};
 use rpcrdma::stats::ShardStats;
+use rpcrdma::{Address, Services};
 use rpcrdma_tests::{shard_leak, small_client};
 
 use crate::desk::{Desk, Link, Seat};
 use crate::forms::Terms;
 use crate::journal::Journal;
 use crate::plan::Plan;
-use crate::service::{Runs, services};
+use crate::service::Runs;
 use crate::world::{Device, device, fabric_address};
 
 /// Servers' calls have names from here on.
@@ -43,16 +43,21 @@ impl Host {
         listener: &SoftwareListener,
         journal: Journal,
         (time, runs): (&SimulatedTime, &Runs),
+        (services, workers): (&Arc<Services>, &SimulatedWorkers),
         generation: u32,
     ) -> Self {
-        let crate::plan::Group { config, software, chaos, habits, .. } = &plan.groups[group];
+        let crate::plan::Group { config, software, chaos, habits, workers: count, .. } = &plan.groups[group];
         let seed = chaos.seed ^ u64::from(generation) << 8;
         let chaos = rpcrdma::fabric::chaos::ChaosConfig { seed, ..*chaos };
-        let fabric = device(config, software, chaos, &journal, None, true);
-        let services = Some(Arc::new(services(plan, runs)));
+        let fabric =
+            device(config, software, chaos, &journal, None, (true, plan.hostile_clients.contains(&group)));
+        let services = Some(Arc::clone(services));
         let client = ClientConfig { services, ..small_client(config.clone()) };
         let mut client = LocalClient::open(fabric, client).expect("a server");
         client.simulate(time);
+        if *count > 0 {
+            client.shard_mut().simulate_workers(workers);
+        }
         client.shard_mut().listen(listener).expect("listening");
         let who = FIRST_NAME + generation;
         let seat = Seat { plan, journal, time, runs, who, habits: habits.clone() };
@@ -137,6 +142,11 @@ impl Host {
         self.client.shard().is_drained()
     }
 
+    /// Calls that are with the workers.
+    pub(crate) fn at_workers(&mut self) -> bool {
+        self.client.stats().worker_depth > 0
+    }
+
     /// Connections that others may lose by its doing.
     pub(crate) fn may_lose(&self) -> u64 {
         self.forgiven + self.client.shard().fabric().inner().broken().len() as u64
@@ -174,8 +184,11 @@ impl Host {
         }
         journal.count("messages that were rejected", messages.rejected());
         journal.count("server pools dry", stats.pool_empty);
+        journal.count("turns in which workers were full", stats.backpressure);
         journal.count("peer faults", stats.peer_faults);
         journal.count("pure grants", messages.grants_pure);
+        let inline = self.client.shard().config().inline;
+        journal.count("Receives that have another size", u64::from(stats.receive_size != inline));
         journal.count("late replies to servers", messages.rejected_late);
         journal.chaos(&probe.inner().chaos_stats());
     }

@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!  caller.rs  a client     host.rs  a server: both serve (service.rs) and call     hostile.rs  does what it wants
-//!    desk.rs    makes calls (forms.rs), and holds each to what its end says             │ RawPeer
+//!    desk.rs    makes calls (forms.rs), and holds each to what its end says; makes changes (changes.rs)   │ RawPeer
 //!      │ LocalClient
-//!    probe.rs   looks on: what is exposed, what was promised (flow.rs), what is sent (census.rs), what happens (journal.rs)
+//!    probe.rs   looks on: what is exposed, what was promised (flow.rs, sizes.rs), what is sent (census.rs), what happens (journal.rs)
 //!      │
 //!    Chaos      delays, another order, requests that fail, connections that break
 //!      │
@@ -19,6 +19,7 @@
 
 mod caller;
 mod census;
+mod changes;
 mod desk;
 mod flow;
 mod forms;
@@ -28,6 +29,7 @@ mod journal;
 mod plan;
 mod probe;
 mod service;
+mod sizes;
 mod world;
 
 use std::panic::catch_unwind;
@@ -49,6 +51,19 @@ const COVERED: &[&str] = &[
     "servers of version 2, windowed",
     "runs with the older code points",
     "calm runs",
+    "runs with host authentication",
+    "runs with workers",
+    "calls on workers",
+    "turns in which workers were full",
+    "Receives that grow",
+    "Receives that shrink",
+    "Receives that have another size",
+    "peers' Receives of another size",
+    "changes asked for",
+    "changes that are made",
+    "changes that are pending",
+    "changes that are rejected",
+    "peers that take no changes",
     // Calls, and how they end.
     "calls that succeeded",
     "reverse calls that succeeded",

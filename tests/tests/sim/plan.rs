@@ -1,5 +1,8 @@
 //! What a seed means: who takes part, how each is configured, and what goes wrong.
 
+use std::sync::Arc;
+
+use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 use rpcrdma::fabric::chaos::ChaosConfig;
 use rpcrdma::fabric::software::SoftwareConfig;
 use rpcrdma::wire::Revision;
@@ -30,6 +33,10 @@ pub(crate) struct Plan {
     pub(crate) stall: usize,
     /// Rounds, once in which a server shard is replaced, or a client dies; 0 for never.
     pub(crate) restart: usize,
+    /// Turns, once in which a shard changes characteristics, or asks for changes; 0 for never.
+    pub(crate) change: usize,
+    /// Procedures of [`service`](crate::service) that run on workers: one bit for each.
+    pub(crate) on_workers: u32,
     /// Addresses.
     pub(crate) groups: Vec<Group>,
     pub(crate) callers: Vec<Caller>,
@@ -47,6 +54,9 @@ pub(crate) struct Group {
     pub(crate) software: SoftwareConfig,
     pub(crate) chaos: ChaosConfig,
     pub(crate) shards: usize,
+    /// Workers of all of them, and calls of a shard that each of these takes.
+    pub(crate) workers: usize,
+    pub(crate) worker_ring: usize,
     /// Calls that each of them makes to its clients.
     pub(crate) habits: Habits,
 }
@@ -116,6 +126,8 @@ impl Plan {
             slow: r.once_in(2),
             breaking: r.once_in(3),
             reconnecting: restart != 0 || r.once_in(3),
+            resizing: r.once_in(3),
+            auth: r.once_in(5).then(|| r.once_in(2)),
         };
         let hostile_clients = if r.once_in(4) { 1 + r.below(2) } else { 0 };
         let hostile_server = r.once_in(5);
@@ -137,7 +149,10 @@ impl Plan {
                 // Somebody hostile may never answer.
                 let deadline = if hostile { 1 } else { pick(r, &[0, 0, 4]) };
                 let habits = Habits { deadline, ..habits(r, calls, 8) };
-                Group { config, software, chaos, shards: 1 + usize::from(r.once_in(3) && !crowd), habits }
+                let shards = 1 + usize::from(r.once_in(3) && !crowd);
+                let workers = if r.once_in(3) { 1 + r.below(3) } else { 0 };
+                let worker_ring = pick(r, &[1, 2, 4, 64]);
+                Group { config, software, chaos, shards, workers, worker_ring, habits }
             })
             .collect();
         let caller_count = if crowd { 3 } else { 1 + r.below(3) };
@@ -153,7 +168,8 @@ impl Plan {
                 let chaos = shape.chaos(r, hostile);
                 // Receives run short only after many messages.
                 let hoard = if r.once_in(10) { 5 + r.below(50) } else { 0 };
-                let calls = 20 + r.below(60) + if hoard != 0 { 300 } else { 0 };
+                // Receives are replaced only by many messages.
+                let calls = 20 + r.below(60) + if hoard != 0 || shape.resizing { 300 } else { 0 };
                 Caller { habits: habits(r, calls, config.max_calls), config, software, chaos, links, hoard }
             })
             .collect();
@@ -167,12 +183,20 @@ impl Plan {
             idle: pick(r, &[0, 20, 60]),
             stall: pick(r, &[0, 0, 100, 30]),
             restart,
+            change: if shape.resizing { 20 + r.below(200) } else { 0 },
+            on_workers: r.draw() as u32,
             groups,
             callers,
             hostile_clients,
             hostile_server,
             ending: pick(r, &[Ending::Close, Ending::Close, Ending::Drain, Ending::Abort]),
         }
+    }
+
+    /// Whether hosts may, or must, prove who they are.
+    pub(crate) fn authenticates(&self) -> bool {
+        let all = self.groups.iter().map(|group| &group.config).chain(self.callers.iter().map(|c| &c.config));
+        all.into_iter().any(|config| !matches!(config.host_auth, AuthPolicy::Off))
     }
 
     /// Nothing goes wrong but time: every call without a deadline that is not cancelled must succeed.
@@ -210,6 +234,10 @@ struct Shape {
     breaking: bool,
     /// Clients make lost connections again.
     reconnecting: bool,
+    /// Receives change their size.
+    resizing: bool,
+    /// Hosts authenticate each other: they must, or may.
+    auth: Option<bool>,
 }
 
 impl Shape {
@@ -227,8 +255,14 @@ impl Shape {
         let few = |r: &mut Random, most: usize| if tight { 1 + r.below(4) } else { most };
         let (window, max_calls) = (pick(r, &[1, 6, 30]), pick(r, &[3, 16, 40]));
         let window = 4 + r.below(window) as u32;
+        let max_inline = if self.resizing { pick(r, &[0, 8192, 12_288, 16_384]) } else { 0 };
+        let longest_message = max_inline.max(inline);
         let config = Config {
             scheme,
+            max_inline,
+            resize_on_request: r.once_in(2),
+            optional_operations: !r.once_in(5),
+            host_auth: self.host_auth(r),
             revision: self.revision,
             inline,
             continue_up_to: pick(r, &[0, 5000, 16 << 10, 16 << 10]),
@@ -259,12 +293,25 @@ impl Shape {
             control_interval_us: 1 + r.below(40) as u64,
             ..Config::default()
         };
-        let ring_bytes = (pick(r, &[2, 4, 32]) * inline.next_power_of_two()).max(4096);
+        let ring_bytes = (pick(r, &[2, 4, 32]) * longest_message.next_power_of_two()).max(4096);
         // Time limits of the fabric are of another clock: none is ever over.
         let hour = std::time::Duration::from_secs(3600);
         let software =
             SoftwareConfig { ring_bytes, linger: hour, handshake_timeout: hour, ..config.software() };
         (config, software)
+    }
+
+    /// Version 1 cannot authenticate: then nobody must. Everybody who tries has the key.
+    fn host_auth(&self, r: &mut Random) -> AuthPolicy {
+        let key = || Arc::new(PreSharedKey::new("sim", b"everybody's key, long enough").expect("a key"));
+        match self.auth {
+            // The older text has no word for it.
+            None => AuthPolicy::Off,
+            _ if self.revision == Revision::Cel09 => AuthPolicy::Off,
+            Some(true) if !self.mixed && self.scheme != Scheme::V1 => AuthPolicy::Required(key()),
+            Some(_) if r.once_in(3) => AuthPolicy::Off,
+            Some(_) => AuthPolicy::Optional(key()),
+        }
     }
 
     /// Calls that a server makes. In version 1 it is told by others whether its clients take any.

@@ -16,6 +16,7 @@ use crate::caller::Addresses;
 use crate::census::Census;
 use crate::flow::Flow;
 use crate::journal::Journal;
+use crate::sizes::{Sizes, Smallest};
 use crate::world::fabric_address;
 
 /// A buffer, whatever its window.
@@ -30,6 +31,7 @@ struct Seen {
     /// Windows that the peer may use.
     bound: Vec<Bound>,
     flow: Flow,
+    sizes: Sizes,
     census: Census,
     /// A request has failed: what it posts is not carried out any more.
     failed: bool,
@@ -84,6 +86,8 @@ pub(crate) struct Probe<F> {
     version: Version,
     /// It takes calls.
     serves: bool,
+    /// Some who connect to it may keep to no rule.
+    strangers: bool,
     /// Messages that a peer may have under way, at first and at most.
     window: u32,
     most: u32,
@@ -93,6 +97,8 @@ pub(crate) struct Probe<F> {
     seen: Vec<Seen>,
     /// Receives that the inner fabric has.
     receives: u32,
+    /// What those said who ask for a connection.
+    requests: Vec<(RequestId, Vec<u8>)>,
     /// Connections that have ended; and those of them that this side has not, the group of each, and whether it was up.
     ends: u64,
     lost: Vec<(QpId, usize, bool)>,
@@ -100,14 +106,14 @@ pub(crate) struct Probe<F> {
     given_up: u64,
 }
 
-impl<F: Fabric> Probe<F> {
+impl<F: Fabric + Smallest> Probe<F> {
     /// Looks on.
     pub(crate) fn new(
         inner: F,
         journal: Journal,
         config: &Config,
         addresses: Option<&Addresses>,
-        serves: bool,
+        (serves, strangers): (bool, bool),
     ) -> Self {
         let groups: Vec<_> =
             addresses.map_or_else(Vec::new, |all| all.groups.iter().map(fabric_address).collect());
@@ -117,6 +123,7 @@ impl<F: Fabric> Probe<F> {
             revision: config.revision,
             version: if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 },
             serves,
+            strangers,
             window: config.window,
             // Version 1 counts the directions apart.
             most: config.window.max(config.max_window) + config.reverse_window.max(4) + 1,
@@ -125,6 +132,7 @@ impl<F: Fabric> Probe<F> {
             hostile: addresses.map(|all| fabric_address(&all.hostile)),
             seen: Vec::new(),
             receives: 0,
+            requests: Vec::new(),
             ends: 0,
             given_up: 0,
         }
@@ -168,12 +176,13 @@ impl<F: Fabric> Probe<F> {
         self.seen.iter_mut().find(|seen| seen.qp == qp)
     }
 
-    fn add(&mut self, qp: QpId, server: bool, hostile: bool, group: Option<usize>) {
+    fn add(&mut self, qp: QpId, server: bool, hostile: bool, group: Option<usize>, sizes: Sizes) {
         self.seen.push(Seen {
             qp,
             posted: VecDeque::new(),
             bound: Vec::new(),
             flow: Flow::new(server, hostile, self.serves, self.version),
+            sizes,
             census: Census::new(server, self.window),
             failed: false,
             group,
@@ -238,7 +247,8 @@ impl<F: Fabric> Probe<F> {
         }
         let told = message.map_or(Ok(()), |message| {
             seen.census.take(&message, revision, &who);
-            seen.flow.send(&message, revision)
+            seen.flow.send(&message, revision)?;
+            seen.sizes.send(&message, revision, seen.flow.sent())
         });
         if let Err(wrong) = told {
             panic!("{} {qp:?}: {wrong}", who.who());
@@ -252,8 +262,19 @@ impl<F: Fabric> Probe<F> {
         (self.seen.iter().map(|seen| seen.flow.promised()).sum(), self.receives)
     }
 
+    /// No Receive is too small for what any peer may send.
+    fn check_sizes(&mut self) {
+        let Some(least) = self.inner.smallest_receive() else { return };
+        for Seen { qp, flow, sizes, .. } in &self.seen {
+            let promised = sizes.promised(flow.settled());
+            let who = self.journal.who();
+            assert!(promised <= least, "{who} {qp:?}: {promised} bytes may come, a Receive has {least}");
+        }
+    }
+
     /// What was promised to each peer, and to all, must be there.
-    fn check_promises(&self) {
+    fn check_promises(&mut self) {
+        self.check_sizes();
         let (promised, _) = self.promises();
         let who = self.journal.who();
         for Seen { qp, flow, .. } in &self.seen {
@@ -284,6 +305,7 @@ impl<F: Fabric> Probe<F> {
             seen.end.get_or_insert(End::Other);
         } else if let Some(buf) = buf {
             seen.flow.receive(buf, revision);
+            seen.sizes.receive(buf, revision, seen.flow.received());
             seen.bound.retain(|bound| Some(bound.rkey) != *invalidated);
         } else {
             // In order: whatever was posted before is done.
@@ -307,7 +329,7 @@ fn describe(message: &[u8], revision: Revision) -> String {
     }
 }
 
-impl<F: Fabric> Fabric for Probe<F> {
+impl<F: Fabric + Smallest> Fabric for Probe<F> {
     type Listener = F::Listener;
 
     fn capabilities(&self) -> &Capabilities {
@@ -344,14 +366,16 @@ impl<F: Fabric> Fabric for Probe<F> {
         self.journal.note(format_args!("{qp:?} connects"));
         let hostile = self.hostile.as_ref() == Some(address);
         let group = self.groups.iter().position(|group| group == address);
-        self.add(qp, false, hostile, group);
+        self.add(qp, false, hostile, group, Sizes::new(&params.private_data, &[], hostile));
         Ok(qp)
     }
 
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let qp = self.inner.accept(request, params)?;
         self.journal.note(format_args!("{qp:?} accepts"));
-        self.add(qp, true, false, None);
+        let theirs = self.requests.iter().position(|(asks, _)| *asks == request);
+        let theirs = theirs.map(|at| self.requests.swap_remove(at).1).unwrap_or_default();
+        self.add(qp, true, false, None, Sizes::new(&params.private_data, &theirs, self.strangers));
         Ok(qp)
     }
 
@@ -378,13 +402,17 @@ impl<F: Fabric> Fabric for Probe<F> {
         for event in &events[before..] {
             match event {
                 // Who it is differs from process to process.
-                ControlEvent::ConnectRequest { request, .. } => {
+                ControlEvent::ConnectRequest { request, private_data, .. } => {
+                    self.requests.push((*request, private_data.clone()));
                     self.journal.note(format_args!("{request:?} asks"));
                 }
-                ControlEvent::Established { qp, .. } => {
+                ControlEvent::Established { qp, private_data } => {
                     self.journal.note(format_args!("{qp:?} is up"));
                     if let Some(seen) = self.see(*qp) {
                         seen.up = true;
+                        if !private_data.is_empty() {
+                            seen.sizes.heard_from(private_data);
+                        }
                     }
                 }
                 ControlEvent::Rejected { qp, private_data } => {
@@ -419,7 +447,12 @@ impl<F: Fabric> Fabric for Probe<F> {
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
         let taken = self.inner.post_recv(qp, bufs);
         self.receives += taken as u32;
+        self.check_sizes();
         taken
+    }
+
+    fn fence_receives(&mut self) {
+        self.inner.fence_receives();
     }
 
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {

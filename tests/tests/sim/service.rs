@@ -2,9 +2,11 @@
 //! are refused first. Each checks what it gets, and writes down that it ran.
 
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rpcrdma::server::MAX_CHUNKS;
+use rpcrdma::server::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{PROGRAM, VERSION, pattern, patterned, services_for};
 
@@ -23,6 +25,12 @@ pub(crate) const FLAT: u32 = 23;
 pub(crate) const GROW: u32 = 24;
 /// Gives no chunks. Then: seed, bytes of inline results.
 pub(crate) const GIVE: u32 = 25;
+
+/// Panics.
+pub(crate) const PANICS: u32 = 26;
+
+/// As [`NOTE`], once, however often the call comes.
+pub(crate) const ONCE: u32 = 27;
 
 /// Whose call it is, and its number there.
 pub(crate) type Name = (u32, u32);
@@ -53,7 +61,12 @@ pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
     // Declared is what a chunk may come to.
     let chunk = plan.longest_chunk.max(longest);
     let mut services = services_for(longest);
-    let mut add = |procedure: u32, entry: Procedure| _ = services.add(PROGRAM, VERSION, procedure, entry);
+    let mut add = |procedure: u32, entry: Procedure| {
+        // A call that comes again while it runs elsewhere is not answered: its caller would have to ask once more.
+        let elsewhere = procedure != ONCE && plan.on_workers >> (procedure - NOTE) & 1 != 0;
+        let entry = if elsewhere { entry.on_workers() } else { entry };
+        services.add(PROGRAM, VERSION, procedure, entry);
+    };
     add(NOTE, recorded(runs, note).max_reply(longest));
     let told = runs.clone();
     add(
@@ -72,6 +85,14 @@ pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
     add(FLAT, recorded(runs, flat));
     add(GROW, recorded(runs, grow).write_chunks(MAX_CHUNKS, chunk));
     add(GIVE, recorded(runs, give).max_reply(longest));
+    let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
+    let caller = |call: &ServerCall| {
+        let name = Words::of(call).and_then(|mut words| words.name()).ok()?;
+        Some(Client::number(u64::from(name.0)))
+    };
+    add(ONCE, recorded(runs, note).max_reply(longest).once(cache, caller));
+    // Without a word on the terminal.
+    add(PANICS, Procedure::new(|_| resume_unwind(Box::new("as the plan wants"))));
     services
 }
 

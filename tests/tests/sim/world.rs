@@ -1,15 +1,16 @@
 //! One run: everybody takes turns on one thread, in an order and at times that follow from the seed.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rpcrdma::fabric::FabricAddress;
 use rpcrdma::fabric::chaos::{Chaos, ChaosConfig};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
-use rpcrdma::shard::SimulatedTime;
+use rpcrdma::shard::{SimulatedTime, SimulatedWorkers};
 use rpcrdma::wire::Revision;
-use rpcrdma::{Address, Config, Scheme};
+use rpcrdma::{Address, Config, Scheme, Services};
 use rpcrdma_tests::Random;
 
 use crate::caller::{Addresses, Caller};
@@ -19,7 +20,7 @@ use crate::hostile::{HostileClient, HostileServer};
 use crate::journal::{Journal, Tally};
 use crate::plan::{Ending, Plan};
 use crate::probe::Probe;
-use crate::service::Runs;
+use crate::service::{Runs, services};
 
 /// What every shard of a run drives.
 pub(crate) type Device = Probe<Chaos<SoftwareFabric>>;
@@ -29,17 +30,23 @@ const PATIENCE: u64 = 60_000;
 /// Rounds that somebody who stands still stands still for.
 const STALL: usize = 120;
 
-/// Opens a device with an onlooker.
+/// Opens a device with an onlooker, for one who takes calls, or not, and of strangers, or not.
 pub(crate) fn device(
     config: &Config,
     software: &SoftwareConfig,
     chaos: ChaosConfig,
     journal: &Journal,
     addresses: Option<&Rc<Addresses>>,
-    serves: bool,
+    (serves, strangers): (bool, bool),
 ) -> Device {
     let fabric = SoftwareFabric::new(software.clone()).expect("a device");
-    Probe::new(Chaos::new(fabric, chaos), journal.clone(), config, addresses.map(|all| &**all), serves)
+    Probe::new(
+        Chaos::new(fabric, chaos),
+        journal.clone(),
+        config,
+        addresses.map(|all| &**all),
+        (serves, strangers),
+    )
 }
 
 /// What the fabric calls an address.
@@ -78,6 +85,9 @@ struct World {
     stalled: Vec<usize>,
     hosts_so_far: u32,
     runs: Runs,
+    /// By group: what it serves, and its workers.
+    services: Vec<Arc<Services>>,
+    workers: Vec<SimulatedWorkers>,
     /// What servers that are gone have called back.
     old_desks: Vec<Desk>,
     /// By group, of those that are gone.
@@ -103,6 +113,13 @@ impl World {
         journal.trace(|| format!("{plan:#?}"));
         let plan = Rc::new(plan);
         let groups = plan.groups.len();
+        let runs = Runs::default();
+        let services: Vec<_> = plan.groups.iter().map(|_| Arc::new(services(&plan, &runs))).collect();
+        let workers = plan.groups.iter().zip(&services);
+        let workers = workers.map(|(group, services)| {
+            SimulatedWorkers::new(group.workers, group.worker_ring, Arc::clone(services))
+        });
+        let workers = workers.collect();
         let addresses =
             Rc::new(Addresses { groups: (0..groups).map(|_| address()).collect(), hostile: address() });
         let mut world = Self {
@@ -116,7 +133,9 @@ impl World {
                 .then(|| HostileServer::new(&plan, addresses.hostile.clone(), journal.of("badsrv"))),
             stalled: Vec::new(),
             hosts_so_far: 0,
-            runs: Runs::default(),
+            runs,
+            services,
+            workers,
             old_desks: Vec::new(),
             forgiven: vec![0; groups],
             pool_empty: vec![0; groups],
@@ -157,6 +176,9 @@ impl World {
         }
         count("runs with the older code points", u64::from(plan.revision == Revision::Cel09));
         world.journal.count("calm runs", u64::from(plan.calm()));
+        world.journal.count("runs with host authentication", u64::from(plan.authenticates()));
+        let workers = plan.groups.iter().any(|group| group.workers > 0);
+        world.journal.count("runs with workers", u64::from(workers));
         world
     }
 
@@ -165,7 +187,8 @@ impl World {
         self.hosts_so_far += 1;
         let listener = &self.listeners[group];
         let both = (&self.time, &self.runs);
-        let host = Host::new(&self.plan, group, listener, journal, both, self.hosts_so_far);
+        let work = (&self.services[group], &self.workers[group]);
+        let host = Host::new(&self.plan, group, listener, journal, both, work, self.hosts_so_far);
         self.hosts.push(host);
     }
 
@@ -173,7 +196,15 @@ impl World {
     fn round(&mut self, working: bool) {
         self.time.advance(Duration::from_nanos(1 + self.random.below(self.plan.tick as usize) as u64));
         let (hosts, callers, bad) = (self.hosts.len(), self.callers.len(), self.hostile_clients.len());
-        let all = hosts + callers + bad + 1;
+        let workers: Vec<_> = self
+            .plan
+            .groups
+            .iter()
+            .enumerate()
+            .flat_map(|(group, plan)| (0..plan.workers).map(move |worker| (group, worker)))
+            .collect();
+        let others = hosts + callers + bad + 1;
+        let all = others + workers.len();
         self.stalled.resize(all, 0);
         if working && self.plan.stall != 0 && self.random.once_in(self.plan.stall) {
             let who = self.random.below(all);
@@ -197,6 +228,9 @@ impl World {
                 if working { caller.work() } else { caller.turn() }
             } else if who < hosts + callers + bad {
                 self.hostile_clients[who - hosts - callers].turn();
+            } else if let Some(&(group, worker)) = who.checked_sub(others).and_then(|at| workers.get(at)) {
+                let worked = self.workers[group].turn(worker);
+                self.journal.count("calls on workers", u64::from(worked));
             } else if let Some(server) = &mut self.hostile_server {
                 server.turn();
             }
@@ -209,9 +243,7 @@ impl World {
         let mut index = 0;
         while index < self.hosts.len() {
             if self.hosts[index].retired && self.hosts[index].is_closed() && self.random.once_in(30) {
-                let mut host = self.hosts.swap_remove(index);
-                // What is late is still to come.
-                (0..80).for_each(|_| host.turn());
+                let host = self.hosts.swap_remove(index);
                 self.close_books(host);
             } else {
                 index += 1;
@@ -221,6 +253,15 @@ impl World {
 
     fn close_books(&mut self, mut host: Host) {
         let group = host.group;
+        // What is late is still to come; what workers have, too.
+        for turn in 0.. {
+            host.turn();
+            if turn >= 80 && !host.at_workers() {
+                break;
+            }
+            assert!(turn < 10_000, "calls stay with the workers: {}", host.waits_for());
+            (0..self.plan.groups[group].workers).for_each(|worker| _ = self.workers[group].turn(worker));
+        }
         host.check_balance(self.plan.calm(), !self.plan.hostile_clients.is_empty());
         self.forgiven[group] += host.may_lose();
         self.pool_empty[group] += host.pool_empty();

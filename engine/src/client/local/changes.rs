@@ -49,6 +49,11 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.terms(self.conn_ref(connection))
     }
 
+    /// Messages (version 1: calls) that a connection may send now, by the credits that its server has granted; `None` when it is not open.
+    pub fn credits(&self, connection: Connection) -> Option<u32> {
+        self.shard.credits(self.conn_ref(connection))
+    }
+
     fn conn_ref(&self, connection: Connection) -> ConnRef {
         self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE)
     }

@@ -126,6 +126,11 @@ impl SoftwareFabric {
         })
     }
 
+    /// Bytes of the smallest Receive in the shared queue: no peer may be promised more. Looks at every one of them.
+    pub fn smallest_receive(&self) -> Option<usize> {
+        self.common.receives.iter().map(Buf::capacity).min()
+    }
+
     #[cold]
     fn hand_out(&mut self, out: &mut Vec<Completion>, end: usize) {
         let n = self.common.ready.len().min(end.saturating_sub(out.len()));

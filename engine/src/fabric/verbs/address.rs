@@ -10,7 +10,7 @@ use crate::fabric::{FabricAddress, FabricError};
 pub const DEFAULT_PORT: u16 = 20049;
 
 /// Reads `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; names are looked up.
-pub(super) fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
+pub(crate) fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
     let text = address.0.as_str();
     let error = |detail: String| FabricError::Address { address: text.to_owned(), detail };
     let (host, port) = split(text).map_err(|detail| error(detail.to_owned()))?;

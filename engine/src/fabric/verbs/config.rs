@@ -23,6 +23,9 @@ pub enum Switch {
 pub struct VerbsConfig {
     /// The device, such as `mlx5_0`. Default: the one that `address` is reached through, else the first with an active port.
     pub device: Option<String>,
+    /// Which GID of the device connections go out from, by its index in the port's table: a routable one (RoCE v2). Default: the one of the way to the
+    /// peer.
+    pub gid_index: Option<u32>,
     /// Where the fabric will listen, or connect to: picks the device. Default none.
     pub address: Option<FabricAddress>,
     /// Receives that the shared queue holds. Default 4096.
@@ -54,6 +57,7 @@ impl Default for VerbsConfig {
     fn default() -> Self {
         Self {
             device: None,
+            gid_index: None,
             address: None,
             shared_receives: 4096,
             completions: 32768,

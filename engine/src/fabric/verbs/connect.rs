@@ -3,9 +3,11 @@
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::device::Gid;
 use super::endpoint::{Endpoint, Parts};
 use super::qp::{Qp, State, depth};
 use super::sleep::Source;
@@ -59,15 +61,19 @@ impl VerbsFabric {
     ) -> Result<QpId, FabricError> {
         let to = address::resolve(address)?;
         check_data(&params.private_data, CONNECT_DATA)?;
+        let from = self.source();
+        if let Some(from) = from.filter(|from| from.is_ipv4() != to.is_ipv4()) {
+            let detail = format!("the GID that was chosen is {from}, which is of another family");
+            return Err(FabricError::Address { address: address.0.clone(), detail });
+        }
         let channel = Arc::clone(&self.channel);
         let id = self.add(params, State::Connecting, |slot| {
             CmId::new(&channel, slot as usize).map_err(|e| explain::opening("rdma_create_id", &e))
         })?;
         let timeout = milliseconds(self.config.resolve_timeout);
-        let result =
-            self.book.table.get(id).map_or(Ok(()), |qp| {
-                qp.open(self.choice.port).and_then(|()| qp.cm.resolve_address(to, timeout))
-            });
+        let result = self.book.table.get(id).map_or(Ok(()), |qp| {
+            qp.open(self.choice.port).and_then(|()| qp.cm.resolve_address(from, to, timeout))
+        });
         if let Err(error) = result {
             self.destroy(id);
             return Err(self.unreachable(address.0.clone(), format!("rdma_resolve_addr: {error}")));
@@ -188,6 +194,11 @@ impl VerbsFabric {
                 ),
             }),
         }
+    }
+
+    /// Where connections go out from, if a GID was chosen.
+    pub(super) fn source(&self) -> Option<IpAddr> {
+        self.config.gid_index.and(self.choice.gid.as_ref()).map(Gid::ip)
     }
 
     /// The address was not reached: what devices there are.

@@ -10,6 +10,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
+use super::explain;
 use crate::fabric::FabricError;
 
 /// Where the kernel describes RDMA devices.
@@ -30,7 +31,7 @@ pub(super) struct Gid {
 
 impl Gid {
     /// The IP address that it stands for.
-    fn ip(&self) -> IpAddr {
+    pub(super) fn ip(&self) -> IpAddr {
         self.value.to_ipv4_mapped().map_or(IpAddr::V6(self.value), IpAddr::V4)
     }
 
@@ -145,12 +146,36 @@ fn text(path: &Path) -> String {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Chooses among `ports`: the named device, the one with the address, or the first that is active.
+/// Chooses among `ports`: the named device, the one with the address, or the first that is active; of its GIDs the one with this index, or the
+/// one with the address.
 pub(super) fn choose(
     ports: &[Port],
     name: Option<&str>,
     address: Option<IpAddr>,
+    gid_index: Option<u32>,
 ) -> Result<Choice, FabricError> {
+    let Some(index) = gid_index else { return choose_port(ports, name, address) };
+    // A named device with a GID of its own needs no address to be found.
+    let choice = choose_port(ports, name, address.filter(|_| name.is_none()))?;
+    let failed = |why: String| {
+        let call = format!("choosing GID {index} of {} port {}", choice.device, choice.port);
+        Err(FabricError::System { call, detail: format!("{why}; there are: {}", alternatives(ports)) })
+    };
+    let mut gids = ports
+        .iter()
+        .filter(|port| (&port.device, port.number) == (&choice.device, choice.port))
+        .flat_map(|port| &port.gids);
+    match gids.find(|gid| gid.index == index) {
+        None => failed("the port has none with this index".to_owned()),
+        Some(gid) if gid.is_link_local() => failed(format!("{gid} is link-local: nothing is routed to it")),
+        Some(gid) if !gid.is_routable_roce() => failed(format!(
+            "{gid} is no address of RoCE v2, which alone can be chosen: leave the choice to the connection manager"
+        )),
+        Some(gid) => Ok(Choice { gid: Some(gid.clone()), ..choice }),
+    }
+}
+
+fn choose_port(ports: &[Port], name: Option<&str>, address: Option<IpAddr>) -> Result<Choice, FabricError> {
     let named: Vec<&Port> = ports.iter().filter(|port| name.is_none_or(|name| port.device == name)).collect();
     let failed = |why: String| {
         let call = "choosing an RDMA device".to_owned();
@@ -208,7 +233,7 @@ impl Choice {
 /// All ports, in words.
 pub(super) fn alternatives(ports: &[Port]) -> String {
     if ports.is_empty() {
-        return "no RDMA devices at all (`rdma link` lists none)".to_owned();
+        return format!("no RDMA devices at all (`rdma link` lists none): {}", explain::NO_DEVICE);
     }
     ports.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
@@ -263,20 +288,38 @@ mod tests {
 
     fn failure(name: Option<&str>, address: Option<&str>) -> String {
         let address = address.map(|text| text.parse().expect("an address"));
-        choose(&two(), name, address).expect_err("a failure").to_string()
+        choose(&two(), name, address, None).expect_err("a failure").to_string()
     }
 
     #[test]
     fn by_address_in_its_routable_form() {
-        let choice = choose(&two(), None, Some("10.0.0.3".parse().expect("an address"))).expect("a device");
+        let choice =
+            choose(&two(), None, Some("10.0.0.3".parse().expect("an address")), None).expect("a device");
         assert_eq!((choice.device.as_str(), choice.gid.map(|gid| gid.index)), ("mlx5_2", Some(2)));
     }
 
     #[test]
     fn by_name_or_the_first_active() {
-        let device = |name| choose(&two(), name, None).map(|choice| choice.device);
+        let device = |name| choose(&two(), name, None, None).map(|choice| choice.device);
         assert_eq!(device(None).expect("a device"), "mlx5_1");
         assert_eq!(device(Some("mlx5_2")).expect("a device"), "mlx5_2");
+    }
+
+    #[test]
+    fn by_index_of_the_gid() {
+        let address = Some("10.0.0.2".parse().expect("an address"));
+        for (name, device, ip) in [(None, "mlx5_1", "10.0.0.2"), (Some("mlx5_2"), "mlx5_2", "10.0.0.3")] {
+            let choice = choose(&two(), name, address, Some(2)).expect("a device");
+            assert_eq!(
+                (choice.device.as_str(), choice.gid.map(|gid| gid.ip().to_string())),
+                (device, Some(ip.into()))
+            );
+        }
+        for (index, why) in [(0, "is link-local"), (1, "is no address of RoCE v2"), (3, "the port has none")]
+        {
+            let text = choose(&two(), Some("mlx5_1"), None, Some(index)).expect_err("a failure").to_string();
+            assert!(text.contains(why) && text.contains("mlx5_2 port 1 (Ethernet, active"), "{text}");
+        }
     }
 
     #[test]
@@ -293,11 +336,12 @@ mod tests {
                 "{text}"
             );
         }
-        let text = choose(&[], None, None).expect_err("nothing there").to_string();
-        assert!(text.contains("no RDMA devices at all"), "{text}");
+        let text = choose(&[], None, None, None).expect_err("nothing there").to_string();
+        assert!(text.contains("no RDMA devices at all") && text.contains("modprobe rdma_rxe"), "{text}");
         let old = vec![port("mlx5_0", true, vec![gid(0, "::ffff:10.0.0.1", "IB/RoCE v1")])];
-        let text =
-            choose(&old, None, Some("10.0.0.1".parse().expect("an address"))).expect_err("v1").to_string();
+        let text = choose(&old, None, Some("10.0.0.1".parse().expect("an address")), None)
+            .expect_err("v1")
+            .to_string();
         assert!(text.contains("cma_roce_mode"), "{text}");
     }
 

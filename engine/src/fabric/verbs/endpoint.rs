@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem::{self, MaybeUninit};
+use std::ptr;
 use std::rc::Rc;
 
 use rdma_sys::{
@@ -29,6 +30,8 @@ use crate::fabric::{
 };
 
 const FOREIGN: &str = "memory that is not registered with this fabric";
+/// No part of memory.
+const NOTHING: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
 const BOUNDS: &str = "bytes outside of the buffer";
 /// Longest stretch of requests without a completion.
 const MOST_UNSIGNALLED: usize = 64;
@@ -54,11 +57,28 @@ struct InFlight {
     holds: Holds,
 }
 
-/// Where chains are built; one for all queue pairs, so that it stays in the cache.
+/// Where chains are built; one for all queue pairs, so that it stays in the cache. Places are used again as they are: the
+/// unions that an opcode has no use for are not read, but for immediate data, which drivers want to be 0.
 #[derive(Default)]
 pub(super) struct Scratch {
     requests: Vec<ibv_send_wr>,
     parts: Vec<ibv_sge>,
+}
+
+impl Scratch {
+    /// Makes room for a chain.
+    #[inline]
+    fn reserve(&mut self, count: usize) {
+        if self.requests.len() < count {
+            self.grow(count);
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, count: usize) {
+        self.requests.resize_with(count, blank);
+        self.parts.resize_with(count, || NOTHING);
+    }
 }
 
 /// What a completion did.
@@ -179,33 +199,30 @@ impl Endpoint {
         room: usize,
     ) -> Result<(), PostError> {
         let room = room.min(self.depth.saturating_sub(self.in_flight.len()));
-        scratch.requests.clear();
-        scratch.parts.clear();
         let mut result = if chain.len() > room { Err(PostError::QueueFull) } else { Ok(()) };
-        let mut signals = 0;
-        for posting in chain.iter().take(room) {
-            let sequence = self.first.wrapping_add((self.in_flight.len() + scratch.requests.len()) as u32);
-            let (mut request, part) = match self.build(regions, posting, sequence) {
-                Ok(built) => built,
-                Err(why) => {
-                    result = Err(PostError::Invalid(why));
-                    break;
-                }
-            };
+        let fits = &chain[..chain.len().min(room)];
+        scratch.reserve(fits.len());
+        let mut sequence = self.first.wrapping_add(self.in_flight.len() as u32);
+        let (mut count, mut signals) = (0, 0);
+        let places = scratch.requests.iter_mut().zip(&mut scratch.parts);
+        for (posting, (request, part)) in fits.iter().zip(places) {
+            if let Err(why) = self.build(regions, posting, sequence, request, part) {
+                result = Err(PostError::Invalid(why));
+                break;
+            }
             self.unsignalled += 1;
             if posting.signalled || self.unsignalled >= self.most_unsignalled {
                 self.unsignalled = 0;
                 signals += 1;
                 request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
             }
-            scratch.requests.push(request);
-            scratch.parts.push(part);
+            sequence = sequence.wrapping_add(1);
+            count += 1;
         }
-        let count = scratch.requests.len();
         if count == 0 {
             return result;
         }
-        let posted = match self.ring(scratch) {
+        let posted = match self.ring(scratch, count) {
             Ok(()) => count,
             Err(posted) => {
                 result = Err(PostError::Invalid("the device refused it; see the log"));
@@ -215,25 +232,25 @@ impl Endpoint {
         stats.doorbells += 1;
         stats.posts += posted as u64;
         stats.signalled += signals;
-        for posting in chain.iter().take(count).skip(posted) {
-            self.undo(posting);
+        if posted < count {
+            chain[posted..count].iter().for_each(|posting| self.undo(posting));
         }
-        for posting in chain.drain(..posted) {
-            self.take(posting);
+        if (posted, chain.len()) == (1, 1) {
+            // What a lone call or reply is: worth not to set up a drain for.
+            chain.pop().into_iter().for_each(|posting| self.take(posting));
+        } else {
+            chain.drain(..posted).for_each(|posting| self.take(posting));
         }
         result
     }
 
-    /// Links the chain and gives it to the device; on failure, how much of it the device has taken.
+    /// Links the first `count` requests to a chain and gives it to the device; on failure, how much of it the device has taken.
     #[inline]
-    fn ring(&self, scratch: &mut Scratch) -> Result<(), usize> {
-        let count = scratch.requests.len();
+    fn ring(&self, scratch: &mut Scratch, count: usize) -> Result<(), usize> {
         let (requests, parts) = (scratch.requests.as_mut_ptr(), scratch.parts.as_mut_ptr());
-        for (n, request) in scratch.requests.iter_mut().enumerate() {
+        for (n, request) in scratch.requests.iter_mut().take(count).enumerate() {
             request.sg_list = parts.wrapping_add(n);
-            if n + 1 < count {
-                request.next = requests.wrapping_add(n + 1);
-            }
+            request.next = if n + 1 < count { requests.wrapping_add(n + 1) } else { ptr::null_mut() };
         }
         let Some(qp) = &self.qp else { return Err(0) };
         // SAFETY: the chain is linked over vectors that live on. The memory that it names is that of `chain`, which moves into
@@ -241,7 +258,7 @@ impl Endpoint {
         unsafe { qp.post_send(requests) }.map_err(|refused| {
             log::warn!("{:?}: ibv_post_send of {count} requests: {}", self.id, refused.error);
             // A device that does not say which it took may have taken all.
-            position(&scratch.requests, refused.first).unwrap_or(count)
+            position(&scratch.requests[..count], refused.first).unwrap_or(count)
         })
     }
 
@@ -252,13 +269,16 @@ impl Endpoint {
         regions: &Regions,
         posting: &Posting,
         sequence: u32,
-    ) -> Result<(ibv_send_wr, ibv_sge), &'static str> {
-        let mut request = blank(self.owner.send(sequence));
-        let mut part = ibv_sge { addr: 0, length: 0, lkey: 0 };
+        request: &mut ibv_send_wr,
+        part: &mut ibv_sge,
+    ) -> Result<(), &'static str> {
+        request.wr_id = self.owner.send(sequence);
+        request.send_flags = 0;
+        request.imm_data_invalidated_rkey_union.invalidated_rkey = 0;
         match &posting.wr {
             WorkRequest::Send { buf, invalidate, fence } => {
                 let region = regions.get(buf.arena()).ok_or(FOREIGN)?;
-                part =
+                *part =
                     ibv_sge { addr: buf.address() as u64, length: buf.len() as u32, lkey: region.mr.lkey() };
                 request.opcode = ibv_wr_opcode::IBV_WR_SEND;
                 if let Some(rkey) = *invalidate {
@@ -273,7 +293,7 @@ impl Endpoint {
                 }
             }
             WorkRequest::Write { src, offset, len, remote } => {
-                part = match src {
+                *part = match src {
                     Source::Lent(mem) => {
                         local(regions, mem.arena(), (mem.address(), mem.len()), *offset, *len)?
                     }
@@ -285,14 +305,16 @@ impl Endpoint {
                 request.wr = remote_part(*remote);
             }
             WorkRequest::Read { dst, offset, len, remote } => {
-                part = local(regions, dst.arena(), (dst.address(), dst.len()), *offset, *len)?;
+                *part = local(regions, dst.arena(), (dst.address(), dst.len()), *offset, *len)?;
                 request.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
                 request.wr = remote_part(*remote);
             }
             WorkRequest::Bind { window, mem, offset, len, access } => {
-                self.build_bind(regions, &mut request, *window, (mem, *offset, *len), *access)?;
+                *part = NOTHING;
+                self.build_bind(regions, request, *window, (mem, *offset, *len), *access)?;
             }
             WorkRequest::LocalInvalidate { window } => {
+                *part = NOTHING;
                 self.check_window(*window)?;
                 request.opcode = ibv_wr_opcode::IBV_WR_LOCAL_INV;
                 let rkey = self.windows.begin_revoke(window.index)?;
@@ -301,7 +323,7 @@ impl Endpoint {
         }
         // A part of no bytes means 2 GiB to some devices.
         request.num_sge = i32::from(part.length != 0);
-        Ok((request, part))
+        Ok(())
     }
 
     fn build_bind(
@@ -380,14 +402,14 @@ impl Endpoint {
             return false;
         }
         let sequence = self.first.wrapping_add(self.in_flight.len() as u32);
-        let mut request = blank(self.owner.send(sequence));
-        request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
-        request.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
-        scratch.requests.clear();
-        scratch.parts.clear();
-        scratch.requests.push(request);
-        scratch.parts.push(ibv_sge { addr: 0, length: 0, lkey: 0 });
-        if self.ring(scratch) == Err(0) {
+        scratch.reserve(1);
+        scratch.requests[0] = ibv_send_wr {
+            wr_id: self.owner.send(sequence),
+            opcode: ibv_wr_opcode::IBV_WR_RDMA_WRITE,
+            send_flags: ibv_send_flags::IBV_SEND_SIGNALED.0,
+            ..blank()
+        };
+        if self.ring(scratch, 1) == Err(0) {
             return false;
         }
         let holds = Holds::Nothing;
@@ -420,6 +442,9 @@ impl Endpoint {
     fn end_first(&mut self, status: Status, out: &mut impl Extend<Completion>) {
         let Some(InFlight { wr_id, opcode, told, own, holds }) = self.in_flight.pop_front() else { return };
         self.first = self.first.wrapping_add(1);
+        if matches!(holds, Holds::Nothing) && !told && status.is_ok() {
+            return;
+        }
         match holds {
             // SAFETY: the device has completed this request, or a later one of its queue, or the queue pair is gone.
             Holds::Message(posted) => drop(unsafe { posted.complete() }),
@@ -469,10 +494,9 @@ pub(super) fn flushed_receive(qp: QpId, buf: Buf) -> Completion {
 }
 
 #[inline]
-fn blank(wr_id: u64) -> ibv_send_wr {
+fn blank() -> ibv_send_wr {
     // SAFETY: numbers, null pointers, and unions of them.
-    let zero: ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
-    ibv_send_wr { wr_id, ..zero }
+    unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 #[inline]

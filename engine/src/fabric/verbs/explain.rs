@@ -14,6 +14,10 @@ use crate::fabric::FabricError;
 /// The device nodes of user space verbs and of the connection manager.
 const NODES: &str = "/dev/infiniband";
 
+/// How a host comes by a device.
+pub(super) const NO_DEVICE: &str = "load the driver of the adapter (`sudo modprobe mlx5_ib`), or make a soft-RoCE device (`sudo modprobe rdma_rxe && \
+                                   sudo rdma link add rxe0 type rxe netdev NETDEV`)";
+
 fn errno(error: &io::Error) -> Option<Errno> {
     error.raw_os_error().map(Errno::from_raw_os_error)
 }
@@ -23,7 +27,7 @@ pub(super) fn opening(call: impl Into<String>, error: &io::Error) -> FabricError
     let why = match errno(error) {
         Some(Errno::ACCESS | Errno::PERM) => permissions(Path::new(NODES)),
         Some(Errno::NOENT | Errno::NODEV | Errno::NOSYS | Errno::NXIO | Errno::OPNOTSUPP) => {
-            modules(Path::new(NODES))
+            absence(Path::new(NODES))
         }
         Some(Errno::MFILE) => "raise the limit of open files: `ulimit -n 65536`".to_owned(),
         Some(Errno::NOMEM | Errno::AGAIN) => memlock(),
@@ -61,14 +65,24 @@ fn memlock() -> String {
     )
 }
 
-/// Which nodes this process may not use.
-fn permissions(nodes: &Path) -> String {
-    let forbidden: Vec<String> = entries(nodes)
+/// Nodes that this process may not use.
+fn forbidden(nodes: &Path) -> Vec<String> {
+    entries(nodes)
         .into_iter()
         .map(|name| nodes.join(name))
         .filter(|node| rustix::fs::access(node, Access::READ_OK | Access::WRITE_OK).is_err())
         .map(|node| node.display().to_string())
-        .collect();
+        .collect()
+}
+
+/// Why something is not there. The libraries say so too of nodes that may not be opened.
+fn absence(nodes: &Path) -> String {
+    if forbidden(nodes).is_empty() { modules(nodes) } else { permissions(nodes) }
+}
+
+/// Which nodes this process may not use.
+fn permissions(nodes: &Path) -> String {
+    let forbidden = forbidden(nodes);
     let which = if forbidden.is_empty() {
         "see `dmesg` and the container's device list".to_owned()
     } else {
@@ -86,14 +100,13 @@ fn modules(nodes: &Path) -> String {
     let has = |prefix: &str| names.iter().any(|name| name.starts_with(prefix));
     let mut missing = Vec::new();
     if !has("uverbs") {
-        missing.push("there is no RDMA device (`rdma link` lists none): load the driver of the adapter (`sudo modprobe mlx5_ib`), or make \
-                      a soft-RoCE device (`sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev NETDEV`)");
+        missing.push(format!("there is no RDMA device (`rdma link` lists none): {NO_DEVICE}"));
     }
     if !has("rdma_cm") {
-        missing.push("/dev/infiniband/rdma_cm is missing: `sudo modprobe rdma_ucm`");
+        missing.push("/dev/infiniband/rdma_cm is missing: `sudo modprobe rdma_ucm`".to_owned());
     }
     if missing.is_empty() {
-        missing.push("see `rdma link` and `dmesg`");
+        missing.push("see `rdma link` and `dmesg`".to_owned());
     }
     missing.join("; ")
 }

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
@@ -24,6 +24,7 @@ struct Inner {
     /// Unbound with the last clone. Nobody uses it meanwhile; the lock lets threads share it.
     _id: Mutex<CmId>,
     channel: Arc<EventChannel>,
+    address: IpAddr,
 }
 
 impl VerbsListener {
@@ -32,11 +33,16 @@ impl VerbsListener {
         let channel = EventChannel::new().map_err(|e| explain::opening("rdma_create_event_channel", &e))?;
         let id = CmId::new(&channel, 0).map_err(|e| explain::opening("rdma_create_id", &e))?;
         id.bind(at).and_then(|()| id.listen(BACKLOG)).map_err(|e| refused(address, at, &e))?;
-        Ok(Self(Arc::new(Inner { _id: Mutex::new(id), channel })))
+        Ok(Self(Arc::new(Inner { _id: Mutex::new(id), channel, address: at.ip() })))
     }
 
     pub(super) fn channel(&self) -> &Arc<EventChannel> {
         &self.0.channel
+    }
+
+    /// Where it listens; unspecified: at all addresses.
+    pub(super) fn address(&self) -> IpAddr {
+        self.0.address
     }
 }
 

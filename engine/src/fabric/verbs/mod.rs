@@ -42,6 +42,7 @@ use std::time::Duration;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 pub use self::address::DEFAULT_PORT;
+pub(crate) use self::address::resolve;
 use self::complete::Book;
 pub use self::config::{Switch, VerbsConfig};
 use self::device::Choice;
@@ -69,6 +70,8 @@ pub fn local_addresses() -> Vec<std::net::IpAddr> {
 
 /// Longest sleep while a connection is being closed.
 const TICK: Duration = Duration::from_millis(1);
+/// Empty polls between two yields of the core to a device that is software.
+const POLLS_PER_YIELD: u64 = 16;
 /// Completions that are kept free: for what a queue pair that was destroyed in a hurry may still say.
 const SPARE_COMPLETIONS: u32 = 32;
 
@@ -91,7 +94,7 @@ pub struct VerbsFabric {
     is_infiniband: bool,
     capabilities: Capabilities,
     quirks: Quirks,
-    config: VerbsConfig,
+    config: Box<VerbsConfig>,
     /// The port's count of messages that met no Receive, when this fabric was opened.
     not_ready_before: u64,
 }
@@ -188,7 +191,7 @@ impl VerbsFabric {
             choice,
             capabilities,
             quirks,
-            config,
+            config: Box::new(config),
         })
     }
 
@@ -218,7 +221,7 @@ fn choose(ports: &[device::Port], config: &VerbsConfig) -> Result<Choice, Fabric
     let local = match &config.address {
         None => None,
         Some(address) => {
-            let to = address::resolve(address)?;
+            let to = resolve(address)?;
             let found = address::local_address(to);
             let unreachable = |e| FabricError::Unreachable {
                 address: address.0.clone(),
@@ -228,7 +231,7 @@ fn choose(ports: &[device::Port], config: &VerbsConfig) -> Result<Choice, Fabric
             (!to.ip().is_unspecified()).then(|| found.map_err(unreachable)).transpose()?
         }
     };
-    device::choose(ports, config.device.as_deref(), local)
+    device::choose(ports, config.device.as_deref(), local, config.gid_index)
 }
 
 /// The longest inline Send that the device gives, up to `wanted`. Finds out by the way whether queue pairs can be made at all.
@@ -299,6 +302,15 @@ impl Fabric for VerbsFabric {
     fn listen(&mut self, listener: &VerbsListener) -> Result<(), FabricError> {
         if self.listener.is_some() {
             return Err(FabricError::Misuse("this fabric listens already".to_owned()));
+        }
+        if let Some(from) = self.source()
+            && !listener.address().is_unspecified()
+            && listener.address() != from
+        {
+            return Err(FabricError::Misuse(format!(
+                "listening at {} with the GID of {from}: choose another GID, or none",
+                listener.address()
+            )));
         }
         self.sleeper
             .add(Source::Listener, listener.channel().fd())
@@ -411,7 +423,12 @@ impl Fabric for VerbsFabric {
         let room = max - (out.len() - start);
         if room > 0 {
             let taken = self.poll_device(out, room);
-            self.book.empty_polls += u64::from(taken == 0);
+            if taken == 0 {
+                self.book.empty_polls += 1;
+                if self.quirks.works_on_our_cores && self.book.empty_polls.is_multiple_of(POLLS_PER_YIELD) {
+                    std::thread::yield_now();
+                }
+            }
         }
         out.len() - start
     }

@@ -29,6 +29,8 @@ pub(super) struct Quirks {
     pub(super) checks_window_bounds: bool,
     /// It says when a queue pair in error takes no more of the shared Receives.
     pub(super) reports_last_receive: bool,
+    /// It is software: whoever polls takes the time from it that it needs.
+    pub(super) works_on_our_cores: bool,
     /// The sink of an RDMA Read must be remotely writable.
     pub(super) is_iwarp: bool,
 }
@@ -45,6 +47,7 @@ impl Quirks {
             invalidated_flags: WITH_INVALIDATION,
             checks_window_bounds: true,
             reports_last_receive: true,
+            works_on_our_cores: false,
             is_iwarp: device::is_iwarp(name),
         };
         if device::is_soft_roce(name) { general.soft_roce() } else { general }
@@ -57,6 +60,7 @@ impl Quirks {
             invalidated_flags: WITH_INVALIDATION | WITH_INVALIDATION_KERNEL,
             checks_window_bounds: false,
             reports_last_receive: false,
+            works_on_our_cores: true,
             ..self
         }
     }

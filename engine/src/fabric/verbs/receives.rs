@@ -48,35 +48,30 @@ impl ReceiveTable {
         give: impl FnOnce(*mut ibv_recv_wr) -> Result<(), Refused<ibv_recv_wr>>,
     ) -> usize {
         let room = bufs.len().min(self.free.len()).min(limit);
-        let base = self.free.len();
-        self.requests.clear();
-        self.parts.clear();
-        for (n, buf) in bufs.iter().take(room).enumerate() {
+        if self.requests.len() < room {
+            self.grow(room);
+        }
+        let (requests, parts) = (self.requests.as_mut_ptr(), self.parts.as_mut_ptr());
+        let places = self.requests.iter_mut().zip(&mut self.parts).zip(self.free.iter().rev());
+        let mut count = 0;
+        for (buf, ((request, part), &place)) in bufs[..room].iter().zip(places) {
             let Some(region) = regions.get(buf.arena()) else { break };
             let addr = (buf.address() - buf.start()) as u64;
-            self.parts.push(ibv_sge { addr, length: buf.capacity() as u32, lkey: region.mr.lkey() });
-            let wr_id = self.owner.receive(self.free[base - 1 - n]);
-            self.requests.push(ibv_recv_wr {
-                wr_id,
-                next: ptr::null_mut(),
-                sg_list: ptr::null_mut(),
-                num_sge: 1,
-            });
+            *part = ibv_sge { addr, length: buf.capacity() as u32, lkey: region.mr.lkey() };
+            let wr_id = self.owner.receive(place);
+            let sg_list = parts.wrapping_add(count);
+            count += 1;
+            *request = ibv_recv_wr { wr_id, next: requests.wrapping_add(count), sg_list, num_sge: 1 };
         }
-        let count = self.requests.len();
         if count == 0 {
             return 0;
         }
-        let (requests, parts) = (self.requests.as_mut_ptr(), self.parts.as_mut_ptr());
-        for (n, request) in self.requests.iter_mut().enumerate() {
-            request.sg_list = parts.wrapping_add(n);
-            request.next = if n + 1 < count { requests.wrapping_add(n + 1) } else { ptr::null_mut() };
-        }
+        self.requests[count - 1].next = ptr::null_mut();
         let posted = match give(requests) {
             Ok(()) => count,
             Err(refused) => {
                 log::warn!("posting {count} Receives: {}", refused.error);
-                position(&self.requests, refused.first).unwrap_or(count)
+                position(&self.requests[..count], refused.first).unwrap_or(count)
             }
         };
         for buf in bufs.drain(..posted) {
@@ -84,6 +79,14 @@ impl ReceiveTable {
             self.places[place as usize] = Some(buf.post());
         }
         posted
+    }
+
+    /// Makes room for a chain.
+    #[cold]
+    fn grow(&mut self, count: usize) {
+        let (next, sg_list) = (ptr::null_mut(), ptr::null_mut());
+        self.requests.resize_with(count, || ibv_recv_wr { wr_id: 0, next, sg_list, num_sge: 0 });
+        self.parts.resize_with(count, || ibv_sge { addr: 0, length: 0, lkey: 0 });
     }
 
     /// Posts to a shared queue.

@@ -16,6 +16,9 @@ pub(super) struct Regions {
     pd: Rc<ProtectionDomain>,
     /// The device is an iWARP one.
     is_iwarp: bool,
+    /// The oldest: a shard's own, which nearly all messages are in.
+    first: Option<(ArenaId, Region)>,
+    /// All others.
     by_arena: NumberMap<Region>,
 }
 
@@ -27,23 +30,29 @@ pub(super) struct Region {
 
 impl Regions {
     pub(super) fn new(pd: &Rc<ProtectionDomain>, is_iwarp: bool) -> Self {
-        Self { pd: Rc::clone(pd), is_iwarp, by_arena: NumberMap::default() }
+        Self { pd: Rc::clone(pd), is_iwarp, first: None, by_arena: NumberMap::default() }
     }
 
     pub(super) fn add(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        let id = arena.id().get();
-        if self.by_arena.contains_key(&id) {
+        let id = arena.id();
+        if self.get(id).is_some() {
             return Err(FabricError::Misuse(format!("arena {id} is registered already")));
         }
         let may_expose = access.remote_read || access.remote_write;
         let mr = MemoryRegion::new(&self.pd, arena, may_expose, self.is_iwarp)
             .map_err(|e| explain::pinning(format!("ibv_reg_mr of {} bytes", arena.len()), &e))?;
-        self.by_arena.insert(id, Region { mr, access });
+        let region = Region { mr, access };
+        if self.first.is_none() {
+            self.first = Some((id, region));
+        } else {
+            self.by_arena.insert(id.get(), region);
+        }
         Ok(())
     }
 
     pub(super) fn remove(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        match self.by_arena.remove(&arena.get()) {
+        let first = self.first.take_if(|(id, _)| *id == arena).map(|(_, region)| region);
+        match first.or_else(|| self.by_arena.remove(&arena.get())) {
             Some(_) => Ok(()),
             None => Err(FabricError::Misuse(format!("arena {arena} is not registered"))),
         }
@@ -51,6 +60,9 @@ impl Regions {
 
     #[inline]
     pub(super) fn get(&self, arena: ArenaId) -> Option<&Region> {
-        self.by_arena.get(&arena.get())
+        match &self.first {
+            Some((id, region)) if *id == arena => Some(region),
+            _ => self.by_arena.get(&arena.get()),
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -248,10 +248,17 @@ impl CmId {
     }
 
     /// Starts to look for the device on the way to an address.
-    pub(crate) fn resolve_address(&self, to: SocketAddr, timeout_ms: i32) -> io::Result<()> {
+    pub(crate) fn resolve_address(
+        &self,
+        from: Option<IpAddr>,
+        to: SocketAddr,
+        timeout_ms: i32,
+    ) -> io::Result<()> {
+        let mut from = from.map(|from| SockAddr::new((from, 0).into()));
+        let from = from.as_mut().map_or(ptr::null_mut(), SockAddr::as_mut_ptr);
         let mut to = SockAddr::new(to);
-        // SAFETY: the identifier is alive, the address is complete; no source is a valid one.
-        check_errno(unsafe { rdma_resolve_addr(self.raw(), ptr::null_mut(), to.as_mut_ptr(), timeout_ms) })
+        // SAFETY: the identifier is alive, the addresses are complete and outlive the call; no source is a valid one.
+        check_errno(unsafe { rdma_resolve_addr(self.raw(), from, to.as_mut_ptr(), timeout_ms) })
     }
 
     /// Starts to look for the path.

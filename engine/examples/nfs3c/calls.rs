@@ -1,0 +1,175 @@
+//! A connection to an NFS server: one call after another.
+
+use anyhow::{Context, bail, ensure};
+use nfs3_types::nfs3::{
+    COMMIT3args, COMMIT3res, CREATE3args, CREATE3res, FSINFO3args, FSINFO3res, GETATTR3args, GETATTR3res,
+    LOOKUP3args, LOOKUP3res, NFS_PROGRAM, Nfs3Option, Nfs3Result, READDIRPLUS3args, READDIRPLUS3res,
+    READLINK3args, READLINK3res, cookieverf3, createhow3, dirlistplus3, diropargs3, fattr3, filename3,
+    nfs_fh3, sattr3, writeverf3,
+};
+use nfs3_types::xdr_codec::{Pack, Unpack};
+use rpcrdma::LocalClient;
+
+/// Most bytes of a READDIRPLUS: more than fit a message, so that the reply comes in a Reply chunk.
+pub(crate) const DIRECTORY: usize = 64 << 10;
+/// Most bytes of a path in a symbolic link, as Linux has it.
+const PATH_MAX: usize = 4096;
+/// Most bytes of other results.
+const SHORT: usize = 512;
+
+/// A connection, and what is known of the server.
+pub(crate) struct Nfs {
+    pub(crate) client: LocalClient,
+    root: nfs_fh3,
+    /// Calls under way at once.
+    pub(crate) depth: usize,
+    /// Data of up to so many bytes is part of the RPC message.
+    pub(crate) inline: u32,
+    /// Most bytes of a READ, and of a WRITE.
+    pub(crate) read_size: u32,
+    pub(crate) write_size: u32,
+}
+
+/// Decodes results, all of them.
+pub(crate) fn decode<T: Unpack>(mut results: &[u8]) -> anyhow::Result<T> {
+    let (value, _) = T::unpack(&mut results).map_err(|error| anyhow::anyhow!("bad results: {error}"))?;
+    ensure!(results.is_empty(), "{} bytes behind the results", results.len());
+    Ok(value)
+}
+
+/// Encodes arguments.
+pub(crate) fn encode(arguments: &impl Pack) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(arguments.packed_size());
+    arguments.pack(&mut bytes).map_err(|error| anyhow::anyhow!("{error}"))?;
+    Ok(bytes)
+}
+
+/// The results, or the server's reason.
+pub(crate) fn good<T, E>(result: Nfs3Result<T, E>) -> anyhow::Result<T> {
+    match result {
+        Nfs3Result::Ok(results) => Ok(results),
+        Nfs3Result::Err((status, _)) => bail!("{status:?}"),
+    }
+}
+
+pub(crate) fn given<T: Pack + Unpack>(value: Nfs3Option<T>) -> Option<T> {
+    match value {
+        Nfs3Option::Some(value) => Some(value),
+        Nfs3Option::None => None,
+    }
+}
+
+impl Nfs {
+    /// Asks the server what it takes. `block` is the most that a READ or WRITE is to have.
+    pub(crate) fn new(client: LocalClient, root: nfs_fh3, depth: usize, block: u32) -> anyhow::Result<Self> {
+        let mut nfs = Self { client, root, depth, inline: 0, read_size: block, write_size: block };
+        let args = FSINFO3args { fsroot: nfs.root.clone() };
+        let info =
+            good(nfs.call::<FSINFO3res>(NFS_PROGRAM::NFSPROC3_FSINFO, &args, SHORT)?).context("FSINFO")?;
+        ensure!(info.rtmax > 0 && info.wtmax > 0, "the server reads or writes 0 bytes at a time");
+        nfs.read_size = block.min(info.rtmax);
+        nfs.write_size = block.min(info.wtmax);
+        Ok(nfs)
+    }
+
+    /// Calls; the results may come to `longest` bytes.
+    fn call<T: Unpack>(
+        &mut self,
+        procedure: NFS_PROGRAM,
+        arguments: &impl Pack,
+        longest: usize,
+    ) -> anyhow::Result<T> {
+        let arguments = encode(arguments)?;
+        let mut call = self.client.prepare(procedure as u32, arguments.len())?;
+        call.args_mut().copy_from_slice(&arguments);
+        call.expect_reply(longest);
+        let reply = self.client.call(call)?;
+        decode(reply.results())
+    }
+
+    /// The file at a path below the export. Symbolic links are not followed.
+    pub(crate) fn find(&mut self, path: &str) -> anyhow::Result<nfs_fh3> {
+        let mut at = self.root.clone();
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            at = self.lookup(&at, name.as_bytes()).with_context(|| format!("{name} of {path}"))?;
+        }
+        Ok(at)
+    }
+
+    pub(crate) fn lookup(&mut self, dir: &nfs_fh3, name: &[u8]) -> anyhow::Result<nfs_fh3> {
+        let args = LOOKUP3args { what: diropargs3 { dir: dir.clone(), name: filename3::from(name) } };
+        Ok(good(self.call::<LOOKUP3res>(NFS_PROGRAM::NFSPROC3_LOOKUP, &args, SHORT)?)?.object)
+    }
+
+    pub(crate) fn getattr(&mut self, object: &nfs_fh3) -> anyhow::Result<fattr3> {
+        let args = GETATTR3args { object: object.clone() };
+        Ok(good(self.call::<GETATTR3res>(NFS_PROGRAM::NFSPROC3_GETATTR, &args, SHORT)?)?.obj_attributes)
+    }
+
+    /// What a symbolic link says.
+    pub(crate) fn readlink(&mut self, link: &nfs_fh3) -> anyhow::Result<Vec<u8>> {
+        let args = READLINK3args { symlink: link.clone() };
+        let longest = SHORT + PATH_MAX;
+        let results = good(self.call::<READLINK3res<'_>>(NFS_PROGRAM::NFSPROC3_READLINK, &args, longest)?)?;
+        Ok(results.data.0.into_owned())
+    }
+
+    /// A part of a directory, from behind the entry of a cookie; and what the next part is to be asked with.
+    pub(crate) fn readdirplus(
+        &mut self,
+        dir: &nfs_fh3,
+        cookie: u64,
+        cookieverf: cookieverf3,
+    ) -> anyhow::Result<(dirlistplus3<'static>, cookieverf3)> {
+        let size = DIRECTORY as u32;
+        let args = READDIRPLUS3args { dir: dir.clone(), cookie, cookieverf, dircount: size, maxcount: size };
+        let longest = SHORT + DIRECTORY;
+        let results = self.call::<READDIRPLUS3res<'_>>(NFS_PROGRAM::NFSPROC3_READDIRPLUS, &args, longest)?;
+        let results = good(results)?;
+        Ok((results.reply, results.cookieverf))
+    }
+
+    /// An empty file of this name, whatever was there before.
+    pub(crate) fn create(&mut self, dir: &nfs_fh3, name: &[u8], mode: u32) -> anyhow::Result<nfs_fh3> {
+        let attributes =
+            sattr3 { mode: Nfs3Option::Some(mode), size: Nfs3Option::Some(0), ..sattr3::default() };
+        let where_ = diropargs3 { dir: dir.clone(), name: filename3::from(name) };
+        let args = CREATE3args { where_, how: createhow3::UNCHECKED(attributes) };
+        let made = good(self.call::<CREATE3res>(NFS_PROGRAM::NFSPROC3_CREATE, &args, SHORT)?)?;
+        match given(made.obj) {
+            Some(handle) => Ok(handle),
+            None => self.lookup(dir, name),
+        }
+    }
+
+    /// Makes what was written stable; tells which life of the server that was in.
+    pub(crate) fn commit(&mut self, file: &nfs_fh3) -> anyhow::Result<writeverf3> {
+        let args = COMMIT3args { file: file.clone(), offset: 0, count: 0 };
+        Ok(good(self.call::<COMMIT3res>(NFS_PROGRAM::NFSPROC3_COMMIT, &args, SHORT)?)?.verf)
+    }
+
+    /// What the connection did, as JSON.
+    pub(crate) fn stats(&mut self) -> String {
+        let stats = self.client.stats();
+        let messages = &stats.messages;
+        let first = self.client.first();
+        let terms = self.client.terms(first);
+        let fields = [
+            ("rdma_version", terms.map_or(0, |terms| u64::from(terms.version.code()))),
+            ("credits", self.client.credits(first).unwrap_or(0).into()),
+            ("connections", stats.connections_total),
+            ("calls", stats.calls),
+            ("failed", stats.calls_failed),
+            ("again", stats.calls_again),
+            ("calls_with_chunks", messages.chunked_sent),
+            ("calls_in_chunks", messages.long_sent),
+            ("replies_with_chunks", messages.chunked_received),
+            ("replies_in_chunks", messages.long_received),
+            ("invalidated_by_server", stats.revoked_by_peers),
+            ("invalidated_here", stats.revoked_here),
+            ("rejected", messages.rejected()),
+        ];
+        let fields: Vec<_> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+        format!("{{{}}}", fields.join(","))
+    }
+}

@@ -1,0 +1,87 @@
+//! The handle of an export, from MOUNT version 3 (RFC 1813 §5) on TCP.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use nfs3_types::mount::{PROGRAM, VERSION, dirpath, mountres3};
+use nfs3_types::nfs3::nfs_fh3;
+use nfs3_types::xdr_codec::Opaque;
+use rpcrdma::Address;
+use rpcrdma::binding::nfs3;
+use rpcrdma::rpcbind::{self, Transport};
+use rpcrdma::stream::StreamClient;
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+
+use crate::calls::{decode, encode};
+
+/// Where MOUNT is if nobody says.
+const PORT: u16 = 20048;
+/// How long the server may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The procedure that gives the handle.
+const MNT: u32 = 1;
+/// Ports that only root has, as servers ask for unless their export is `insecure`.
+const RESERVED: std::ops::Range<u16> = 665..1024;
+
+/// Where NFS is, and where MOUNT: `mount`, if given; by rpcbind, if that is to be asked.
+pub(crate) fn places(
+    server: &Address,
+    mount: Option<&str>,
+    ask: bool,
+) -> anyhow::Result<(Address, SocketAddr)> {
+    let host = server.socket_address()?.map(|address| address.ip());
+    if ask {
+        let host = host.with_context(|| format!("{server}: only networks have an rpcbind"))?;
+        let nfs = rpcbind::locate(host, Transport::Rdma, nfs3::PROGRAM, nfs3::VERSION, PATIENCE)?;
+        let mount = rpcbind::locate(host, Transport::Tcp, PROGRAM, VERSION, PATIENCE)?;
+        return Ok((server.with_socket_address(nfs), mount));
+    }
+    let mount = match mount {
+        Some(text) => {
+            let found = text.to_socket_addrs().with_context(|| text.to_owned())?.next();
+            found.with_context(|| format!("{text} has no address"))?
+        }
+        None => SocketAddr::new(host.unwrap_or(Ipv4Addr::LOCALHOST.into()), PORT),
+    };
+    Ok((server.clone(), mount))
+}
+
+/// The handle of the directory that a server exports, whose MOUNT is at an address.
+pub(crate) fn root(at: SocketAddr, export: &str) -> anyhow::Result<nfs_fh3> {
+    let said = || format!("MOUNT of {export} at {at}");
+    let mut client = match reserved(at) {
+        Some(stream) => StreamClient::new(stream),
+        None => StreamClient::connect(at, PATIENCE).with_context(said)?,
+    };
+    let path = encode(&dirpath(Opaque::borrowed(export.as_bytes())))?;
+    let results = client.call(PROGRAM, VERSION, MNT, &path).with_context(said)?;
+    match decode(&results).with_context(said)? {
+        mountres3::Ok(results) => Ok(nfs_fh3 { data: Opaque::owned(results.fhandle.0.into_owned()) }),
+        mountres3::Err(status) => bail!("{}: {status}", said()),
+    }
+}
+
+/// A connection from a reserved port, if this user may have one.
+fn reserved(to: SocketAddr) -> Option<TcpStream> {
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let (family, any): (_, std::net::IpAddr) = match to {
+        SocketAddr::V4(_) => (AddressFamily::INET, Ipv4Addr::UNSPECIFIED.into()),
+        SocketAddr::V6(_) => (AddressFamily::INET6, std::net::Ipv6Addr::UNSPECIFIED.into()),
+    };
+    for port in RESERVED.rev() {
+        let socket = socket(family, SocketType::STREAM, None).ok()?;
+        if bind(&socket, &SocketAddr::new(any, port)).is_err() {
+            continue;
+        }
+        // One that was closed a moment ago cannot be used again at once.
+        if connect(&socket, &to).is_ok() {
+            let stream = TcpStream::from(socket);
+            stream.set_read_timeout(Some(PATIENCE)).ok()?;
+            return Some(stream);
+        }
+    }
+    None
+}

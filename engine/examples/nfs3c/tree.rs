@@ -1,0 +1,112 @@
+//! Directories, and what is below them.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use nfs3_types::nfs3::{cookieverf3, fattr3, ftype3, nfs_fh3};
+use sha2::{Digest, Sha256};
+
+use crate::calls::{Nfs, given};
+use crate::transfer;
+
+/// A name in a directory.
+pub(crate) struct Entry {
+    pub(crate) name: Vec<u8>,
+    pub(crate) handle: nfs_fh3,
+    pub(crate) attributes: fattr3,
+    /// Of a symbolic link: what it says.
+    pub(crate) says: Option<Vec<u8>>,
+}
+
+/// The names of a directory, in order, but for itself and the one above.
+pub(crate) fn list(nfs: &mut Nfs, directory: &nfs_fh3) -> anyhow::Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    let (mut cookie, mut verifier) = (0, cookieverf3::default());
+    loop {
+        let (part, next) = nfs.readdirplus(directory, cookie, verifier)?;
+        verifier = next;
+        let (names, eof) = (part.entries.0, part.eof);
+        let Some(last) = names.last() else { break };
+        cookie = last.cookie;
+        for entry in names {
+            let name = entry.name.0.into_owned();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            let handle = match given(entry.name_handle) {
+                Some(handle) => handle,
+                None => nfs.lookup(directory, &name)?,
+            };
+            let attributes = match given(entry.name_attributes) {
+                Some(attributes) => attributes,
+                None => nfs.getattr(&handle)?,
+            };
+            let is_link = attributes.type_ == ftype3::NF3LNK;
+            let says = if is_link { Some(nfs.readlink(&handle)?) } else { None };
+            entries.push(Entry { name, handle, attributes, says });
+        }
+        if eof {
+            break;
+        }
+    }
+    entries.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(entries)
+}
+
+/// Type, mode, owner, group and size.
+pub(crate) fn describe(attributes: &fattr3) -> String {
+    let kind = match attributes.type_ {
+        ftype3::NF3REG => '-',
+        ftype3::NF3DIR => 'd',
+        ftype3::NF3BLK => 'b',
+        ftype3::NF3CHR => 'c',
+        ftype3::NF3LNK => 'l',
+        ftype3::NF3SOCK => 's',
+        ftype3::NF3FIFO => 'p',
+    };
+    let fattr3 { mode, uid, gid, size, .. } = attributes;
+    format!("{kind}{mode:04o} {uid} {gid} {size:>10}")
+}
+
+/// Prints the SHA-256 of each file below a directory, and what each symbolic link says.
+pub(crate) fn sums(nfs: &mut Nfs, directory: &nfs_fh3, out: &mut impl Write) -> anyhow::Result<()> {
+    let mut below = vec![(b".".to_vec(), directory.clone())];
+    while let Some((path, directory)) = below.pop() {
+        for entry in list(nfs, &directory)? {
+            let path = [&path[..], b"/", &entry.name].concat();
+            let name = String::from_utf8_lossy(&path);
+            match (entry.attributes.type_, &entry.says) {
+                (ftype3::NF3DIR, _) => below.push((path, entry.handle)),
+                (ftype3::NF3REG, _) => {
+                    let sum = sum(nfs, &entry.handle, entry.attributes.size)?;
+                    writeln!(out, "{sum}  {name}")?;
+                }
+                (_, Some(says)) => writeln!(out, "{name} {}", String::from_utf8_lossy(says))?,
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The SHA-256 of a file.
+fn sum(nfs: &mut Nfs, file: &nfs_fh3, size: u64) -> anyhow::Result<String> {
+    let mut hash = Sha256::new();
+    // What came before its turn: no more than there are calls under way, and what they wait for.
+    let mut early: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+    let mut at = 0;
+    transfer::get(nfs, file, size, |offset, data| {
+        if offset != at {
+            early.insert(offset, data.to_vec());
+            return Ok(());
+        }
+        hash.update(data);
+        at += data.len() as u64;
+        while let Some(data) = early.remove(&at) {
+            hash.update(&data);
+            at += data.len() as u64;
+        }
+        Ok(())
+    })?;
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}

@@ -1,0 +1,94 @@
+//! What goes in and out of a [`Connection`]: what a message led to, and what may be sent.
+
+#[cfg(doc)]
+use super::Connection;
+use super::{CallError, CallId, InboundId, Rejected};
+use crate::wire::ErrorBody;
+
+/// What a message turned out to be.
+#[derive(Debug)]
+pub enum Event {
+    /// A call of ours was answered; it is out of the table.
+    Reply {
+        /// Which.
+        call: CallId,
+        /// The caller's own name for it.
+        token: u64,
+    },
+    /// A call of ours was answered with a transport error; it is out of the table.
+    Failed {
+        /// Which.
+        call: CallId,
+        /// The caller's own name for it.
+        token: u64,
+        /// Why.
+        error: CallError,
+    },
+    /// A call of ours was answered with an error that more resources may cure, and is still in the table: [`Connection::resend`] it, or
+    /// [`Connection::give_up`]. If it was for the length of its results, it has run.
+    Refused {
+        /// Which.
+        call: CallId,
+        /// The caller's own name for it.
+        token: u64,
+        /// Why.
+        error: ErrorBody,
+    },
+    /// The peer calls: end it with [`Connection::reply`] or [`Connection::reply_error`].
+    Call {
+        /// Our name for it.
+        id: InboundId,
+    },
+    /// The reply to a call that had ended, by deadline or cancellation: its slot is free now.
+    Late {
+        /// Which.
+        call: CallId,
+    },
+    /// A part of a message that will be a [`Call`](Self::Call) or [`Reply`](Self::Reply) when its last part has come: the owner keeps
+    /// the payload.
+    Part {
+        /// It is the first part.
+        first: bool,
+        /// The payload is of use.
+        kept: bool,
+    },
+    /// The version is settled, and with it the [terms](Connection::terms).
+    Settled,
+    /// Flow control, or terms.
+    Grant,
+    /// Characteristics: see [`Connection::poll_change`]. The terms may have changed.
+    Changed,
+    /// Dropped, or to be answered with an error that is queued already.
+    Rejected(Rejected),
+}
+
+/// A message that may go out now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outgoing {
+    /// A call of ours.
+    Call(CallId),
+    /// The reply to a peer's call.
+    Reply(InboundId),
+    /// The next part of the message that [`Connection::hold_queue`] was called for.
+    Continue,
+    /// This side's properties; header only.
+    Connprop,
+    /// An operation on characteristics; header only.
+    Optional,
+    /// A transport error about the message with this XID; header only.
+    Error {
+        /// Of the message that it answers.
+        xid: u32,
+        /// Why.
+        error: ErrorBody,
+    },
+    /// The answer to a message of a version that this end does not speak; header only, in the layout that all versions share.
+    WrongVersion {
+        /// Of the message that it answers.
+        xid: u32,
+        /// Its version.
+        vers: u32,
+    },
+    /// A pure grant; header only.
+    Grant,
+}

@@ -1,0 +1,96 @@
+//! Versions: what is answered to those that are not spoken, and what a client makes of such an answer.
+
+use super::*;
+
+#[test]
+fn another_version_is_answered_in_the_layout_of_all_versions() {
+    for (vers, scheme, low, high) in [(3, Scheme::V2Windowed, 1, 2), (2, Scheme::V1, 1, 1)] {
+        let (rejected, answer) = served(scheme, &words(&[9, vers, 1, 0, 0, 0, 0, 0, 0]));
+        assert_eq!(rejected, Some(Rejected::Answered(ErrorBody::Vers { low, high })));
+        // xid, the peer's version, credits, RDMA_ERROR, ERR_VERS, low, high (RFC 8166 §7).
+        let mut expected = words(&[9, vers, WINDOW, 4, 1, low, high]);
+        expected[8..12].copy_from_slice(&answer[0][8..12]);
+        assert_eq!(answer[0], expected);
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_answered_in_the_version_that_it_has() {
+    let spoilt_1 = words(&[9, 1, 1, 0, 0, 0, 5]);
+    let (rejected, answer) = served(Scheme::V2Windowed, &spoilt_1);
+    assert_eq!(rejected, Some(Rejected::Answered(ErrorBody::BadXdr)));
+    // RDMA_ERROR, ERR_CHUNK, and nothing of version 2.
+    assert_eq!(answer, [words(&[9, 1, WINDOW, 4, 2])]);
+    let (rejected, _) = served(Scheme::V1, &words(&[9, 2, 1, 0, 0, 0, 5]));
+    assert_eq!(rejected, Some(Rejected::Answered(ErrorBody::Vers { low: 1, high: 1 })));
+    let mut pair = Pair::new(Scheme::V2Windowed);
+    assert_eq!(take(&mut pair.server, &spoilt_1).unwrap_err(), PeerFault::VersionChanged(1));
+}
+
+#[test]
+fn less_than_a_header_is_dropped_without_an_answer() {
+    for scheme in ALL {
+        // The last one has all that says its version, and less than any call of version 1.
+        for message in [&[][..], &[0], &[0; 15], &words(&[9, 1, 1, 0, 0, 0])] {
+            let (rejected, answer) = served(scheme, message);
+            assert_eq!(rejected, Some(Rejected::TooShort));
+            // Its Receive is given back, where the scheme has a message for that; nothing more is said.
+            let said: Vec<_> =
+                answer.iter().map(|answer| View::check(answer, Revision::Ietf00).unwrap()).collect();
+            assert!(
+                said.len() <= 1
+                    && said.iter().all(|view| view.htype() == HeaderType::Nomsg && view.xid() == 0)
+            );
+        }
+    }
+}
+
+#[test]
+fn a_changed_version_ends_the_connection() {
+    let mut pair = Pair::new(Scheme::V2Windowed);
+    pair.client.start_call(1, u64::MAX).unwrap();
+    pair.turn();
+    let fault = take(&mut pair.server, &words(&[9, 1, 1, 0, 0, 0, 0])).unwrap_err();
+    assert_eq!(fault, PeerFault::VersionChanged(1));
+    // Also to one that nobody has.
+    let fault = take(&mut pair.server, &words(&[9, 7, 1, 0, 0, 0, 0])).unwrap_err();
+    assert_eq!(fault, PeerFault::VersionChanged(7));
+}
+
+/// A client that has sent its first message.
+fn client_that_asked() -> Connection {
+    let mut client = Connection::new(config(Scheme::V2Windowed, false));
+    Pair::transmit(&mut client, &mut VecDeque::new());
+    client
+}
+
+#[test]
+fn a_range_without_a_version_of_ours_is_no_reason_to_go_on() {
+    let mut client = client_that_asked();
+    let fault = take(&mut client, &words(&[9, 1, 1, 4, 1, 3, 4])).unwrap_err();
+    assert_eq!(fault, PeerFault::NoCommonVersion { low: 3, high: 4 });
+    let mut client = client_that_asked();
+    assert!(matches!(take(&mut client, &words(&[9, 2, 1, 4, 1, 1, 1])), Ok(Event::Settled)));
+    assert_eq!(client.terms().version, Version::V1);
+}
+
+#[test]
+fn what_is_settled_stays_when_a_server_speaks_of_versions() {
+    let mut pair = Pair::new(Scheme::V2Windowed);
+    let call = pair.client.start_call(5, u64::MAX).unwrap();
+    Pair::transmit(&mut pair.client, &mut pair.to_server);
+    let event = take(&mut pair.client, &words(&[call.xid(), 2, 1, 4, 1, 1, 1]));
+    let error = CallError::Transport(ErrorBody::Vers { low: 1, high: 1 });
+    assert!(matches!(event, Ok(Event::Failed { token: 5, error: e, .. }) if e == error), "{event:?}");
+    assert_eq!(pair.client.terms().version, Version::V2);
+}
+
+#[test]
+fn a_malformed_reply_is_not_answered() {
+    // Version 2: RESPONSE is set, the Reply chunk's word is neither 0 nor 1.
+    let (rejected, answer) = served(Scheme::V2Windowed, &words(&[9, 2, 1, 0, 1, 0, 0, 0, 5]));
+    assert!(matches!(rejected, Some(Rejected::Dropped(_))), "{rejected:?}");
+    assert!(answer.iter().all(|answer| {
+        View::check(answer, Revision::Ietf00).is_ok_and(|view| view.htype() != HeaderType::Error)
+    }));
+}

@@ -1,0 +1,318 @@
+//! rpcbind (RFC 1833, version 4): which port a program is at. A server registers itself ([`Registration`]), a client asks ([`locate`]).
+//!
+//! RPC over RDMA has the netids `rdma` and `rdma6` there, for IPv4 and IPv6, and universal addresses like those of TCP (RFC 5665 §5.2.3.4 and
+//! §5.2.3.5, RFC 8166 §9). A client takes them from the whole list, by RPCBPROC_DUMP: RPCBPROC_GETADDR ignores the netid that it is given, and answers for
+//! the transport on which it was asked (RFC 1833 §2.2.1), which is never RDMA; so it would give the port of the same program on TCP.
+#![forbid(unsafe_code)]
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use crate::stream::{StreamClient, StreamError};
+use crate::wire::xdr::{BadXdr, Reader, padded};
+
+/// Program number of rpcbind.
+pub const PROGRAM: u32 = 100_000;
+/// Program version.
+pub const VERSION: u32 = 4;
+/// TCP port of rpcbind.
+pub const PORT: u16 = 111;
+/// Where rpcbind is reached on this host by those who register.
+pub const LOCAL_SOCKET: &str = "/run/rpcbind.sock";
+
+const SET: u32 = 1;
+const UNSET: u32 = 2;
+const DUMP: u32 = 4;
+/// Longest string that is taken from rpcbind, in bytes.
+const LONGEST: usize = 1024;
+
+/// What rpcbind could not do.
+#[derive(Debug, thiserror::Error)]
+pub enum RpcbindError {
+    /// It cannot be reached.
+    #[error("rpcbind at {at}: {error}; is it running? (systemctl start rpcbind)")]
+    Unreachable {
+        /// Socket or host.
+        at: String,
+        /// Of the system.
+        error: io::Error,
+    },
+    /// The call failed.
+    #[error("rpcbind: {0}")]
+    Call(#[from] StreamError),
+    /// Its answer cannot be decoded.
+    #[error("rpcbind: bad answer: {0}")]
+    Answer(#[from] BadXdr),
+    /// It refuses to register.
+    #[error("rpcbind does not register {mapping}: {reason}")]
+    NotRegistered {
+        /// What was to be registered.
+        mapping: Box<Mapping>,
+        /// Why not, as far as it can be seen.
+        reason: String,
+    },
+    /// Nobody has registered the program there.
+    #[error("rpcbind at {host} knows no program {program} version {version} over {netid}")]
+    Unknown {
+        /// Whose rpcbind.
+        host: IpAddr,
+        /// Program number.
+        program: u32,
+        /// Program version.
+        version: u32,
+        /// The transport.
+        netid: &'static str,
+    },
+}
+
+/// What a program is served over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// RPC over RDMA.
+    Rdma,
+    /// TCP.
+    Tcp,
+}
+
+impl Transport {
+    /// rpcbind's name for it, where addresses are like this one.
+    pub fn netid(self, address: IpAddr) -> &'static str {
+        match (self, address) {
+            (Self::Rdma, IpAddr::V4(_)) => "rdma",
+            (Self::Rdma, IpAddr::V6(_)) => "rdma6",
+            (Self::Tcp, IpAddr::V4(_)) => "tcp",
+            (Self::Tcp, IpAddr::V6(_)) => "tcp6",
+        }
+    }
+}
+
+/// An address as rpcbind has it: `10.0.0.1.78.81` (RFC 5665 §5.2.3.3).
+pub fn universal(address: SocketAddr) -> String {
+    let port = address.port();
+    format!("{}.{}.{}", address.ip(), port >> 8, port & 0xFF)
+}
+
+/// Reads a universal address.
+pub fn parse_universal(text: &str) -> Option<SocketAddr> {
+    let (rest, low) = text.rsplit_once('.')?;
+    let (ip, high) = rest.rsplit_once('.')?;
+    let (high, low): (u8, u8) = (high.parse().ok()?, low.parse().ok()?);
+    Some(SocketAddr::new(ip.parse().ok()?, u16::from_be_bytes([high, low])))
+}
+
+/// One line of rpcbind's list: where a version of a program is, on one transport.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Program number.
+    pub program: u32,
+    /// Program version.
+    pub version: u32,
+    /// The transport: `tcp`, `rdma`.
+    pub netid: String,
+    /// Universal address.
+    pub address: String,
+    /// User who registered it; rpcbind fills it in.
+    pub owner: String,
+}
+
+impl std::fmt::Display for Mapping {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { program, version, netid, address, .. } = self;
+        write!(f, "program {program} version {version} over {netid} at {address}")
+    }
+}
+
+impl Mapping {
+    /// A program that is served at an address, which may be a wildcard.
+    pub fn new(program: u32, version: u32, transport: Transport, address: SocketAddr) -> Self {
+        let netid = transport.netid(address.ip()).to_owned();
+        Self { program, version, netid, address: universal(address), owner: String::new() }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = [self.program.to_be_bytes(), self.version.to_be_bytes()].concat();
+        for text in [&self.netid, &self.address, &self.owner] {
+            bytes.extend((text.len() as u32).to_be_bytes());
+            bytes.extend(text.as_bytes());
+            bytes.resize(padded(bytes.len()), 0);
+        }
+        bytes
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, BadXdr> {
+        let (program, version) = (reader.u32("program")?, reader.u32("version")?);
+        let mut text = |what| Ok(String::from_utf8_lossy(reader.opaque(LONGEST, what)?).into_owned());
+        Ok(Self { program, version, netid: text("netid")?, address: text("address")?, owner: text("owner")? })
+    }
+}
+
+/// A connection to rpcbind.
+#[derive(Debug)]
+pub struct Rpcbind<S>(StreamClient<S>);
+
+impl Rpcbind<std::os::unix::net::UnixStream> {
+    /// That of this host, by its socket, which is how it knows who registers.
+    ///
+    /// # Errors
+    /// It cannot be reached.
+    pub fn local(timeout: Duration) -> Result<Self, RpcbindError> {
+        Self::at_socket(Path::new(LOCAL_SOCKET), timeout)
+    }
+
+    fn at_socket(path: &Path, timeout: Duration) -> Result<Self, RpcbindError> {
+        let unreachable = |error| RpcbindError::Unreachable { at: path.display().to_string(), error };
+        StreamClient::connect_local(path, timeout).map(Self).map_err(unreachable)
+    }
+}
+
+impl Rpcbind<std::net::TcpStream> {
+    /// That of a host, by TCP.
+    ///
+    /// # Errors
+    /// It cannot be reached.
+    pub fn of_host(host: IpAddr, timeout: Duration) -> Result<Self, RpcbindError> {
+        let unreachable = |error| RpcbindError::Unreachable { at: host.to_string(), error };
+        StreamClient::connect(SocketAddr::new(host, PORT), timeout).map(Self).map_err(unreachable)
+    }
+}
+
+impl<S: Read + Write> Rpcbind<S> {
+    fn yes(&mut self, procedure: u32, mapping: &Mapping) -> Result<bool, RpcbindError> {
+        let results = self.0.call(PROGRAM, VERSION, procedure, &mapping.encode())?;
+        Ok(Reader::new(&results).bool("answer")?)
+    }
+
+    /// Registers. False if it refuses: the program has another address there already, or this user may not.
+    ///
+    /// # Errors
+    /// The call failed.
+    pub fn set(&mut self, mapping: &Mapping) -> Result<bool, RpcbindError> {
+        self.yes(SET, mapping)
+    }
+
+    /// Withdraws what is registered for a program, version and netid. False if there is nothing, or it is another user's.
+    ///
+    /// # Errors
+    /// The call failed.
+    pub fn unset(&mut self, mapping: &Mapping) -> Result<bool, RpcbindError> {
+        self.yes(UNSET, mapping)
+    }
+
+    /// All that is registered.
+    ///
+    /// # Errors
+    /// The call failed.
+    pub fn dump(&mut self) -> Result<Vec<Mapping>, RpcbindError> {
+        let results = self.0.call(PROGRAM, VERSION, DUMP, &[])?;
+        let (mut reader, mut all) = (Reader::new(&results), Vec::new());
+        while reader.bool("another")? {
+            all.push(Mapping::decode(&mut reader)?);
+        }
+        Ok(all)
+    }
+}
+
+/// Asks the rpcbind of a host where a program is served. A wildcard address stands for the host's.
+///
+/// # Errors
+/// It cannot be asked, or does not know.
+pub fn locate(
+    host: IpAddr,
+    transport: Transport,
+    program: u32,
+    version: u32,
+    timeout: Duration,
+) -> Result<SocketAddr, RpcbindError> {
+    let all = Rpcbind::of_host(host, timeout)?.dump()?;
+    find(&all, host, transport.netid(host), program, version)
+}
+
+fn find(
+    all: &[Mapping],
+    host: IpAddr,
+    netid: &'static str,
+    program: u32,
+    version: u32,
+) -> Result<SocketAddr, RpcbindError> {
+    let found = all.iter().filter(|line| (line.program, line.version) == (program, version));
+    let found = found.filter(|line| line.netid == netid).find_map(|line| parse_universal(&line.address));
+    let unknown = RpcbindError::Unknown { host, program, version, netid };
+    found
+        .map(|at| if at.ip().is_unspecified() { SocketAddr::new(host, at.port()) } else { at })
+        .ok_or(unknown)
+}
+
+/// What a server has registered with the rpcbind of its host: withdrawn when it is dropped.
+#[derive(Debug)]
+pub struct Registration {
+    mappings: Vec<Mapping>,
+    socket: std::path::PathBuf,
+}
+
+/// How long rpcbind may take to register or withdraw.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl Registration {
+    /// Registers all of them. What a server of the same address left behind, that did not end as it should, is taken over.
+    ///
+    /// # Errors
+    /// Nothing is registered.
+    pub fn new(mappings: Vec<Mapping>) -> Result<Self, RpcbindError> {
+        Self::at_socket(Path::new(LOCAL_SOCKET), mappings)
+    }
+
+    fn at_socket(socket: &Path, mappings: Vec<Mapping>) -> Result<Self, RpcbindError> {
+        let mut rpcbind = Rpcbind::at_socket(socket, PATIENCE)?;
+        let mut done = Self { mappings: Vec::new(), socket: socket.to_owned() };
+        for mapping in mappings {
+            if !rpcbind.set(&mapping)? {
+                let same = |line: &&Mapping| {
+                    (line.program, line.version, &line.netid)
+                        == (mapping.program, mapping.version, &mapping.netid)
+                };
+                let reason = match rpcbind.dump()?.iter().find(same) {
+                    Some(Mapping { address, owner, .. }) => format!(
+                        "{owner} has registered it at {address}; if nobody serves it there: rpcinfo -d {} {}",
+                        mapping.program, mapping.version
+                    ),
+                    None => "this user may not".to_owned(),
+                };
+                return Err(RpcbindError::NotRegistered { mapping: Box::new(mapping), reason });
+            }
+            done.mappings.push(mapping);
+        }
+        Ok(done)
+    }
+
+    /// Withdraws it; else dropping it does, and cannot say what fails.
+    ///
+    /// # Errors
+    /// Something may still be registered.
+    pub fn withdraw(mut self) -> Result<(), RpcbindError> {
+        self.unset()
+    }
+
+    fn unset(&mut self) -> Result<(), RpcbindError> {
+        if self.mappings.is_empty() {
+            return Ok(());
+        }
+        let mut rpcbind = Rpcbind::at_socket(&self.socket, PATIENCE)?;
+        for mapping in std::mem::take(&mut self.mappings) {
+            // One that was withdrawn by somebody else is no loss.
+            rpcbind.unset(&mapping)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // There is nobody to tell.
+        let _ = self.unset();
+    }
+}
+
+#[cfg(test)]
+mod tests;

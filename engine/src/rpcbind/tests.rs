@@ -1,0 +1,164 @@
+//! Against an rpcbind that is made here, on a socket of the test's own.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex};
+
+use super::Transport::{Rdma, Tcp};
+use super::*;
+use crate::wire::rpc::{AcceptStat, CallHeader, ReplyBody, ReplyHeader};
+
+/// An rpcbind: a list, behind a socket.
+struct Fake {
+    _directory: tempfile::TempDir,
+    socket: std::path::PathBuf,
+    list: Arc<Mutex<Vec<Mapping>>>,
+}
+
+impl Fake {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("rpcbind.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let list = Arc::<Mutex<Vec<Mapping>>>::default();
+        let shared = Arc::clone(&list);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let shared = Arc::clone(&shared);
+                std::thread::spawn(move || serve(stream, &shared));
+            }
+        });
+        Self { _directory: directory, socket, list }
+    }
+
+    fn list(&self) -> Vec<Mapping> {
+        self.list.lock().unwrap().clone()
+    }
+}
+
+fn serve(mut stream: UnixStream, list: &Mutex<Vec<Mapping>>) {
+    let mut mark = [0; 4];
+    while stream.read_exact(&mut mark).is_ok() {
+        let mut call = vec![0; (u32::from_be_bytes(mark) & !(1 << 31)) as usize];
+        stream.read_exact(&mut call).unwrap();
+        let (header, args) = CallHeader::parse(&call).unwrap();
+        assert_eq!((header.program, header.version), (PROGRAM, VERSION));
+        let mut list = list.lock().unwrap();
+        let results = answer(&mut list, header.procedure, &call[args..]);
+        let header = ReplyHeader { xid: header.xid, body: ReplyBody::accepted(AcceptStat::Success) };
+        let mut reply = vec![0; 24];
+        header.emit(&mut reply).unwrap();
+        reply.extend(results);
+        stream.write_all(&(reply.len() as u32 | 1 << 31).to_be_bytes()).unwrap();
+        stream.write_all(&reply).unwrap();
+    }
+}
+
+fn answer(list: &mut Vec<Mapping>, procedure: u32, args: &[u8]) -> Vec<u8> {
+    if procedure == DUMP {
+        let lines = list.iter().flat_map(|line| [vec![0, 0, 0, 1], line.encode()].concat());
+        return lines.chain([0; 4]).collect();
+    }
+    let mut given = Mapping::decode(&mut Reader::new(args)).unwrap();
+    given.owner = "superuser".into();
+    let key = |line: &Mapping| (line.program, line.version, line.netid.clone());
+    let known = list.iter().position(|line| key(line) == key(&given));
+    let yes = match (procedure, known) {
+        (SET, Some(known)) => list[known].address == given.address,
+        (SET, None) => {
+            list.push(given);
+            true
+        }
+        (UNSET, Some(known)) => {
+            list.remove(known);
+            true
+        }
+        _ => false,
+    };
+    u32::from(yes).to_be_bytes().to_vec()
+}
+
+fn at(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+#[test]
+fn universal_addresses_read_back() {
+    for (address, text) in [
+        ("10.0.0.1:20049", "10.0.0.1.78.81"),
+        ("0.0.0.0:111", "0.0.0.0.0.111"),
+        ("[fd00::1]:20049", "fd00::1.78.81"),
+        ("[::]:65535", "::.255.255"),
+    ] {
+        assert_eq!(universal(at(address)), text);
+        assert_eq!(parse_universal(text), Some(at(address)));
+    }
+    for text in ["", "1", "1.2", "10.0.0.1", "10.0.0.1.256.1", "10.0.0.1.1.-1", "/run/rpcbind.sock", "x.1.1"]
+    {
+        assert_eq!(parse_universal(text), None, "{text:?}");
+    }
+}
+
+#[test]
+fn what_is_registered_is_withdrawn() {
+    let fake = Fake::start();
+    let mappings = vec![
+        Mapping::new(100_003, 3, Rdma, at("10.0.0.1:20049")),
+        Mapping::new(100_003, 3, Rdma, at("[fd00::1]:20049")),
+        Mapping::new(100_005, 3, Tcp, at("0.0.0.0:20048")),
+    ];
+    let registration = Registration::at_socket(&fake.socket, mappings.clone()).unwrap();
+    let netids: Vec<_> = fake.list().iter().map(|line| line.netid.clone()).collect();
+    assert_eq!(netids, ["rdma", "rdma6", "tcp"]);
+    // By the same address, as after a crash; and by another one.
+    std::mem::forget(registration);
+    let registration = Registration::at_socket(&fake.socket, mappings).unwrap();
+    let other = vec![
+        Mapping::new(100_227, 3, Rdma, at("1.1.1.1:1")),
+        Mapping::new(100_003, 3, Rdma, at("1.1.1.1:1")),
+    ];
+    let error = Registration::at_socket(&fake.socket, other).unwrap_err().to_string();
+    assert!(error.contains("superuser has registered it at 10.0.0.1.78.81"), "{error}");
+    assert_eq!(fake.list().len(), 3, "what came before the refused one is withdrawn");
+    registration.withdraw().unwrap();
+    assert_eq!(fake.list(), []);
+}
+
+#[test]
+fn a_client_takes_the_address_of_its_own_family_over_rdma() {
+    let fake = Fake::start();
+    let host = at("10.0.0.1:0").ip();
+    let registered = Registration::at_socket(
+        &fake.socket,
+        vec![
+            Mapping::new(7, 3, Tcp, at("0.0.0.0:2049")),
+            Mapping::new(7, 4, Rdma, at("0.0.0.0:1")),
+            Mapping::new(7, 3, Rdma, at("[::]:2")),
+            Mapping::new(7, 3, Rdma, at("0.0.0.0:20049")),
+        ],
+    );
+    let all = Rpcbind::at_socket(&fake.socket, PATIENCE).unwrap().dump().unwrap();
+    assert_eq!(find(&all, host, "rdma", 7, 3).unwrap(), at("10.0.0.1:20049"));
+    assert_eq!(
+        find(&all, at("[fd00::1]:0").ip(), Rdma.netid(at("[fd00::1]:0").ip()), 7, 3).unwrap(),
+        at("[fd00::1]:2")
+    );
+    let error = find(&all, host, "rdma", 8, 3).unwrap_err().to_string();
+    assert_eq!(error, "rpcbind at 10.0.0.1 knows no program 8 version 3 over rdma");
+    drop(registered);
+}
+
+#[test]
+fn bad_answers_are_errors() {
+    for bytes in [&[0, 0, 0, 1, 0, 0][..], &[0, 0, 0, 2], &[]] {
+        let decode = || -> Result<Vec<Mapping>, BadXdr> {
+            let (mut reader, mut all) = (Reader::new(bytes), Vec::new());
+            while reader.bool("another")? {
+                all.push(Mapping::decode(&mut reader)?);
+            }
+            Ok(all)
+        };
+        assert!(decode().is_err(), "{bytes:?}");
+    }
+    let nobody = Registration::at_socket(Path::new("/nonexistent/socket"), vec![]).unwrap_err().to_string();
+    assert!(nobody.contains("/nonexistent/socket") && nobody.contains("is it running"), "{nobody}");
+}

@@ -1,0 +1,162 @@
+//! Sizes of messages and of Receives as an onlooker sees them, while they change: from what the headers that pass a device say.
+
+use std::collections::VecDeque;
+
+use rpcrdma::fabric::chaos::Chaos;
+use rpcrdma::fabric::software::SoftwareFabric;
+use rpcrdma::wire::optional::{Operation, OperationCode};
+use rpcrdma::wire::private_data::PrivateData;
+use rpcrdma::wire::properties::{Properties, PropertyId, PropertySet};
+use rpcrdma::wire::{Revision, Version, View, ViewBody};
+
+/// What version 2 takes when nothing is said about it, and what everybody takes, whatever is said.
+const DEFAULT: usize = 4096;
+const LEAST: usize = 1024;
+
+/// The sizes of one connection's messages.
+#[derive(Debug)]
+pub(crate) struct Sizes {
+    /// Size of this side's Receives, as the connect messages say it (version 1), and as messages do: each with the count of messages at
+    /// which it was said. The first one holds until the peer is known to have read the next.
+    told_first: usize,
+    told: VecDeque<(u32, usize)>,
+    /// The same of the peer's.
+    heard_first: usize,
+    heard: VecDeque<(u32, usize)>,
+    /// Messages that the peer was allowed by increments.
+    limit: u32,
+    /// A CONNPROP has gone, and has come: only the first one of an end counts.
+    introduced: bool,
+    met: bool,
+    /// The peer may keep to no rule: what it says means nothing.
+    hostile: bool,
+}
+
+impl Sizes {
+    /// A new connection, perhaps with somebody `hostile`; both ends' private data.
+    pub(crate) fn new(ours: &[u8], theirs: &[u8], hostile: bool) -> Self {
+        let size = |data: &[u8]| PrivateData::parse(data).unwrap_or_default().receive_size as usize;
+        Self {
+            told_first: size(ours),
+            told: VecDeque::from([(0, DEFAULT)]),
+            heard_first: size(theirs),
+            heard: VecDeque::from([(0, DEFAULT)]),
+            limit: 1,
+            introduced: false,
+            met: false,
+            hostile,
+        }
+    }
+
+    /// The peer's private data has come.
+    pub(crate) fn heard_from(&mut self, theirs: &[u8]) {
+        self.heard_first = PrivateData::parse(theirs).unwrap_or_default().receive_size as usize;
+    }
+
+    /// A message goes out, the `count`th.
+    ///
+    /// # Errors
+    /// It may be too long for the peer.
+    pub(crate) fn send(&mut self, message: &[u8], revision: Revision, count: u32) -> Result<(), String> {
+        let Ok(view) = View::check(message, revision) else { return Ok(()) };
+        let most = match (view.version(), view.received()) {
+            (Version::V1, _) => self.heard_first,
+            (Version::V2, Some(received)) => {
+                forget(&mut self.heard, received);
+                largest(&self.heard)
+            }
+            // It does not say what has been read by now.
+            (Version::V2, None) => largest(&self.heard),
+        };
+        if message.len() > most.max(LEAST) && !self.hostile {
+            return Err(format!("it sends {} bytes to a peer that takes {most}", message.len()));
+        }
+        if let Some(size) = receive_size(&view, revision, &mut self.introduced) {
+            self.told.push_back((count, size));
+        }
+        Ok(())
+    }
+
+    /// A message has come, the `count`th.
+    pub(crate) fn receive(&mut self, message: &[u8], revision: Revision, count: u32) {
+        let Ok(view) = View::check(message, revision) else { return };
+        if view.version() == Version::V1 {
+            return;
+        }
+        if let Some(size) = receive_size(&view, revision, &mut self.met) {
+            self.heard.push_back((count, size));
+        }
+        match view.received() {
+            Some(received) => forget(&mut self.told, received),
+            None if !matches!(view.body(), ViewBody::Error(_)) => {
+                let newly = view.credit() & 0xFFFF;
+                self.limit = self.limit.wrapping_add(newly);
+                // It has room for so many; the others have been received.
+                if newly > 0 {
+                    forget(&mut self.told, self.limit.wrapping_sub(view.credit() >> 16));
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// The longest message that the peer may send. `version` is that of the connection, if it is settled.
+    pub(crate) fn promised(&self, version: Option<Version>) -> usize {
+        match version {
+            Some(Version::V1) => self.told_first,
+            Some(Version::V2) => largest(&self.told),
+            None => self.told_first,
+        }
+    }
+}
+
+/// All but the last of what was said up to a count.
+fn forget(said: &mut VecDeque<(u32, usize)>, count: u32) {
+    while said.get(1).is_some_and(|&(at, _)| count.wrapping_sub(at) as i32 >= 0) {
+        said.pop_front();
+    }
+}
+
+fn largest(said: &VecDeque<(u32, usize)>) -> usize {
+    said.iter().map(|&(_, size)| size).max().unwrap_or(DEFAULT)
+}
+
+/// What a message says of the size of its sender's Receives.
+fn receive_size(view: &View<'_>, revision: Revision, introduced: &mut bool) -> Option<usize> {
+    let in_set = |set: PropertySet<'_>| {
+        let mut all = Properties::default();
+        let said: Result<Vec<_>, _> = set.iter().map(|property| all.apply(&property, revision)).collect();
+        said.ok()?.contains(&Some(PropertyId::ReceiveSize)).then_some(all.receive_size as usize)
+    };
+    match view.body() {
+        ViewBody::Connprop(_) if *introduced => None,
+        ViewBody::Connprop(set) => {
+            *introduced = true;
+            in_set(set)
+        }
+        ViewBody::Optional { opttype, optinfo } => {
+            match Operation::parse(OperationCode::from_code(opttype)?, optinfo).ok()? {
+                Operation::Initial { start, .. } => in_set(start),
+                Operation::Update { now, .. } => {
+                    let mut all = Properties::default();
+                    let id = all.apply(&now, revision).ok()??;
+                    (id == PropertyId::ReceiveSize).then_some(all.receive_size as usize)
+                }
+                Operation::Request { .. } | Operation::Respond { .. } => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+/// A device that can say how small its Receives are.
+pub(crate) trait Smallest {
+    /// Of those that the shared queue has.
+    fn smallest_receive(&mut self) -> Option<usize>;
+}
+
+impl Smallest for Chaos<SoftwareFabric> {
+    fn smallest_receive(&mut self) -> Option<usize> {
+        self.inner().smallest_receive()
+    }
+}

@@ -1,0 +1,32 @@
+# The Linux kernel's NFS 4.1 server calls its client, the example nfs41c, on the connection that the client made (RFC 8167): it recalls a delegation, as
+# somebody at the server wants to write.
+# limit: 120
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../nfsd.sh"
+program NFS41C examples/nfs41c "cargo build -p rpcrdma --features verbs --example nfs41c"
+up
+mkdir -p /srv/nfs/callback
+said=/run/said
+
+for version in 2 1; do
+    echo before >/srv/nfs/callback/file
+    # There are no delegations while the server waits for those who had locks before it was started.
+    for attempt in {1..15}; do
+        "$NFS41C" --rdma-version $version verbs:10.0.0.1 callback/file >$said 2>&1 &
+        client=$!
+        await 30 grep -q '^delegated\|^nfs41c:' $said
+        grep -q 'opened without a delegation' $said || break
+        sleep 1
+    done
+    # The server lets this happen when the delegation has come back.
+    timeout 40 bash -c 'echo after >>/srv/nfs/callback/file' || fail "nothing was given back: $(cat $said)"
+    wait $client || fail "the client ended with $?: $(cat $said)"
+    cat $said
+    # Begun in either version, it is version 1 that both speak.
+    for words in 'session of RPC-over-RDMA version 1, with a back channel' 'CB_SEQUENCE 1 of slot 0' CB_RECALL \
+        'returned the delegation' ', 0 messages rejected'; do
+        grep -q "$words" $said || fail "the client has not said: $words"
+    done
+    [[ $(cat /srv/nfs/callback/file) == $'before\nafter' ]] || fail "$(cat /srv/nfs/callback/file)"
+    rm /srv/nfs/callback/file
+done

@@ -1,0 +1,84 @@
+# The example nfs3c and the Linux kernel's NFS server: files of all lengths there and back by chunks, many calls at once; directories, links.
+# limit: 150
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../nfsd.sh"
+program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"
+up
+stats=/run/stats
+rm -rf /srv/nfs/*
+
+# nfs3c ARGUMENT…: must succeed; what it prints is in /run/out, what the connection did in $stats.
+nfs3c() { "$NFS3C" --stats verbs:10.0.0.1 /srv/nfs "$@" >/run/out 2>$stats || fail "nfs3c $*: $(cat $stats)"; }
+
+echo "- files of all lengths"
+head -c 9000001 /dev/urandom >/run/file
+mkdir /srv/nfs/lengths /run/lengths
+for len in 0 1 3 511 512 513 4097 65535 262143 262144 262147 1048579; do head -c "$len" /run/file >/run/lengths/$len; done
+nfs3c --block 262144 put /run/lengths/* lengths
+diff -r /run/lengths /srv/nfs/lengths || fail "files arrived as others"
+nfs3c --block 262144 sum lengths
+diff <(sort /run/out) <(cd /run/lengths && sha256sum ./* | sort) || fail "files are read as others"
+
+# forms OPTION…: a file there and back, 138 calls each way.
+forms() {
+    nfs3c --block 65536 --depth 64 "$@" put /run/file big
+    cmp /run/file /srv/nfs/big || fail "the server has another file"
+    at_least $stats calls_with_chunks 138
+    cp $stats /run/put
+    nfs3c --block 65536 --depth 64 "$@" get big /run/back
+    cmp /run/file /run/back || fail "another file came back"
+    at_least $stats replies_with_chunks 138
+    for side in /run/put $stats; do
+        is $side rdma_version 1
+        is $side connections 1
+        is $side failed 0
+        is $side again 0
+        is $side rejected 0
+    done
+}
+
+echo "- 64 calls at once; the server invalidates the handle of each"
+forms
+for side in /run/put $stats; do
+    at_least $side invalidated_by_server 138
+    is $side invalidated_here 0
+done
+echo "- the same without leave to invalidate"
+forms --no-invalidate
+for side in /run/put $stats; do
+    is $side invalidated_by_server 0
+    at_least $side invalidated_here 138
+done
+
+echo "- messages too long for one Send: a Position Zero Read chunk there, a Reply chunk back"
+head -c 200003 /run/file >/run/part
+nfs3c --inline 20000 --block 20000 --depth 4 put /run/part part
+cmp /run/part /srv/nfs/part || fail "long calls: the server has another file"
+is $stats calls_in_chunks 10
+nfs3c --inline 20000 --block 20000 --depth 4 --no-invalidate get part /run/back
+cmp /run/part /run/back || fail "long replies: another file came back"
+is $stats replies_in_chunks 10
+
+echo "- a tree: names that need several Reply chunks, links, sums"
+mkdir -p /srv/nfs/tree/many
+cp -r "$(dirname "$0")/../../../engine/examples" /srv/nfs/tree/
+touch /srv/nfs/tree/many/a-name-that-is-neither-short-nor-long-{1..400}
+ln -s examples/hello.rs /srv/nfs/tree/link
+ln -s "$(printf 'x%.0s' $(seq 1000))" /srv/nfs/tree/long-link
+nfs3c ls tree/many
+at_least $stats replies_in_chunks 2
+diff <(awk '{ print $NF }' /run/out) <(LC_ALL=C ls /srv/nfs/tree/many) || fail "other names"
+nfs3c sum tree
+at_least $stats replies_in_chunks 4 # two of them for links
+diff <(sort /run/out) \
+    <(cd /srv/nfs/tree && { find . -type f -print0 | xargs -0 sha256sum && find . -type l -printf '%p %l\n'; } | sort) ||
+    fail "other sums"
+nfs3c stat tree/examples/hello.rs
+grep -q " $(stat -c %s /srv/nfs/tree/examples/hello.rs) " /run/out || fail "another size: $(cat /run/out)"
+
+echo "- errors"
+! "$NFS3C" verbs:10.0.0.1 /srv/nfs get absent /run/back 2>$stats || fail "a file that is not there"
+grep -q NFS3ERR_NOENT $stats || fail "$(cat $stats)"
+! "$NFS3C" verbs:10.0.0.1 /srv/elsewhere ls 2>$stats || fail "an export that is not there"
+grep -q MNT3ERR $stats || fail "$(cat $stats)"
+rm -rf /srv/nfs/*

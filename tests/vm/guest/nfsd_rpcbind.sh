@@ -1,0 +1,60 @@
+# Debian's rpcbind: a server registers itself there under the netid rdma, or rdma6, and withdraws at its end; clients find it there.
+# limit: 150
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../nfsd.sh"
+program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
+program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"
+program NFS3D examples/nfs3d "cargo build -p rpcrdma --features verbs --example nfs3d"
+up # and with it rpcbind
+mkdir -p /srv/rpcbind
+mount -t tmpfs tmpfs /srv/rpcbind
+echo found >/srv/rpcbind/file
+said=/run/said
+
+# registered: what rpcbind has of RDMA, and of MOUNT at the port of nfs3d.
+registered() { rpcinfo 2>/dev/null | grep -E ' rdma6? |\.78\.180 ' | awk '{ print $1, $2, $3, $4 }' || true; }
+# the kernel's server is not told of by rpcbind where RDMA is concerned
+[[ -z $(registered) ]] || fail "already there: $(registered)"
+! "$RPCRDMA" ping --rpcbind -c 1 verbs:10.0.0.1 2>$said || fail "found what is not registered"
+grep -q 'knows no program 100003 version 3 over rdma' $said || fail "$(cat $said)"
+
+# What another server has registered is not taken away from it: mountd has MOUNT.
+! "$NFS3D" /srv/rpcbind --listen verbs:10.0.0.1:20099 --mount-port 20148 --key /run/rpcbind.key --clients 1 --rpcbind \
+    2>$said || fail "two servers at once"
+grep -q 'superuser has registered it at 0.0.0.0.78.80' $said || fail "$(cat $said)"
+[[ -z $(registered) ]] || fail "left behind: $(registered)"
+rpcinfo -d 100005 3
+
+# serve ADDRESS: an nfs3d that registers itself.
+serve() {
+    "$NFS3D" /srv/rpcbind --squash none --listen "$1" --mount-port 20148 --key /run/rpcbind.key --clients 1 --rpcbind >$said 2>&1 &
+    server=$!
+    await 30 grep -q '^listening' $said
+}
+quit() { kill -TERM $server && wait $server || fail "the server ended with $?: $(cat $said)"; }
+
+serve verbs:10.0.0.1:20099
+rpcinfo
+[[ $(registered) == "100003 3 rdma 10.0.0.1.78.131
+100005 3 tcp 0.0.0.0.78.180" ]] || fail "registered is: $(registered)"
+# Version 2 of rpcbind, which knows of TCP and UDP only.
+rpcinfo -p | grep -q '100005 .* 20148 ' || fail "$(rpcinfo -p)"
+"$RPCRDMA" ping --rpcbind --json -c 3 -i 0 verbs:10.0.0.1 100003 3 >/run/ping || fail "ping: $(cat /run/ping)"
+is /run/ping address '"verbs:10.0.0.1:20099"'
+is /run/ping rdma_version 2
+"$NFS3C" --rpcbind verbs:10.0.0.1 /srv/rpcbind get file /run/file || fail "nfs3c does not find it"
+[[ $(cat /run/file) == found ]] || fail "$(cat /run/file)"
+quit
+[[ -z $(registered) ]] || fail "left behind: $(registered)"
+
+echo "- IPv6; and a server that was killed"
+serve 'verbs:[fd00::1]:20099'
+kill -KILL $server
+wait $server || true
+serve 'verbs:[fd00::1]:20099'
+[[ $(registered) == "100003 3 rdma6 fd00::1.78.131
+100005 3 tcp 0.0.0.0.78.180" ]] || fail "registered is: $(registered)"
+"$RPCRDMA" ping --rpcbind --json -c 1 'verbs:[fd00::1]' >/run/ping || fail "ping: $(cat /run/ping)"
+is /run/ping address '"verbs:[fd00::1]:20099"'
+quit
+[[ -z $(registered) ]] || fail "left behind: $(registered)"

@@ -1,0 +1,100 @@
+# What Wireshark's tshark makes of this project's messages to the Linux kernel's NFS server, captured on the cable: it understands all of them, sees
+# the chunk lists that there should be, and as many messages as rpcrdma decode.
+#
+# What tshark 4.0 does not do: version 2 (its heuristics ask for version 1, and show nothing but a Send); the data of a READ, which it does not
+# put back from the Write chunk, so that it calls every such reply malformed, between two Linux kernels too (tests/data/nfs3-linux61.pcap).
+# It needs the connection's beginning in the capture: from the CM exchange it learns which queue pairs belong together.
+# limit: 150
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../nfsd.sh"
+for tool in dumpcap tshark; do
+    command -v $tool >/dev/null || { echo "$tool is missing: apt-get install tshark"; exit 77; }
+done
+program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
+program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"
+up
+"$(dirname "$0")/../wire-up"
+trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; "$(dirname "$0")/../wire-up" down; rpc.nfsd 0' EXIT
+
+capture=$RPCRDMA_VM_RESULTS/nfsd.pcapng
+dumpcap -q -i v0 -f 'udp port 4791' -w "$capture" 2>/run/dumpcap &
+capturing=$!
+await 30 grep -q '^File: ' /run/dumpcap
+
+rm -rf /srv/nfs/*
+mkdir /run/files
+head -c 20001 /dev/urandom >/run/files/file
+head -c 100 /run/files/file >/run/files/small
+nfs3c() { "$NFS3C" --block 8192 verbs:10.0.0.1 /srv/nfs "$@" || fail "nfs3c $*"; }
+nfs3c put /run/files/* .
+ln -s "$(printf 'x%.0s' {1..100})" /srv/nfs/link
+nfs3c sum >/run/sums
+cmp /run/files/file /srv/nfs/file
+grep -q "$(sha256sum </run/files/file | cut -d ' ' -f 1)" /run/sums || fail "another file was read"
+nfs3c --rdma-version 1 --no-invalidate get file /run/back
+cmp /run/files/file /run/back
+sleep 1
+kill -INT $capturing
+wait $capturing
+chmod a+r "$capture"
+
+# One pass, as each takes long under emulation: a line for each packet, with the first value of each field.
+fields=(frame.number _ws.malformed rpcordma.version rpcordma.msg_type rpcordma.flow_control rpcordma.reads_count rpcordma.writes_count
+    rpcordma.reply_count rpcordma.position rpcordma.segment_count rpcordma.rdma_length rpc.msgtyp nfs.procedure_v3 nfs.count3 nfs.name
+    infiniband.bth.opcode)
+tshark -r "$capture" -T fields -E occurrence=f -E separator=/t "${fields[@]/#/-e}" >/run/packets 2>/run/tshark || fail "$(cat /run/tshark)"
+(($(wc -l </run/packets) > 50)) || fail "only $(wc -l </run/packets) packets were captured"
+
+# show FIELD CONDITION: this field of the packets for which the condition is true.
+show() {
+    awk -F '\t' "{
+        frame = \$1; malformed = \$2; version = \$3; type = \$4; credit = \$5; reads = \$6; writes = \$7; reply = \$8; position = \$9
+        segments = \$10; len = \$11; answer = \$12; procedure = \$13; count = \$14; name = \$15; opcode = \$16
+        call = answer == \"0\"
+        if ($2) print $1
+    }" /run/packets
+}
+
+# some N CONDITION: at least so many packets are like this.
+some() {
+    local found
+    found=$(show frame "$2" | wc -l)
+    ((found >= $1)) || fail "$found packets, not $1 or more, have: $2"
+    echo "$found packets: $2"
+}
+
+odd=$(show frame 'malformed != "" && !(procedure == 6 && answer == 1 && writes == 1)')
+[[ -z $odd ]] || fail "malformed, and no READ by chunk: packets $odd"
+
+# Calls with data have a Read list, at the place of the data. tshark shows what is in a call once its data has been read.
+some 3 'reads >= 1 && type == 0'
+some 3 'procedure == 7 && call && count > 3000'
+for position in $(show position 'reads >= 1'); do
+    ((position > 0 && position % 4 == 0)) || fail "a Read chunk at $position"
+done
+# Small ones bring it along.
+some 1 'procedure == 7 && call && count == 100 && reads == 0'
+# Calls for data have a Write list, and so do their replies, with what was written.
+some 6 'procedure == 6 && call && writes == 1 && segments == 1'
+lengths=$(show len 'procedure == 6 && answer == 1 && writes == 1' | sort -n | uniq -c | xargs)
+[[ $lengths == '2 3617 4 8192' ]] || fail "READ has written $lengths"
+# Lists of names come in Reply chunks, and what links say.
+some 1 'procedure == 17 && call && reply == 1'
+some 1 'procedure == 5 && call && reply == 1'
+some 2 'type == 1 && reply == 1'
+some 1 'procedure == 17 && answer == 1'
+# Send With Invalidate (23), where it may be, and not on the connection where it may not: the last one.
+some 5 'opcode == 23'
+last=$(show frame 'opcode == 23' | tail -n 1)
+some 3 "frame > $last && procedure == 6 && answer == 1"
+# Every reply grants 64.
+[[ $(show credit 'answer == 1 && version == 1' | sort -u) == 64 ]] || fail "the server grants $(show credit 'answer == 1' | xargs)"
+
+# rpcrdma decode sees the same messages of version 1, and those of version 2: the first of two connections, and their answers.
+"$RPCRDMA" decode --json "$capture" >/run/decoded || fail "rpcrdma decode"
+theirs=$(show frame 'version == 1' | wc -l)
+ours=$(grep -c '"vers":1,' /run/decoded)
+echo "$theirs messages for tshark, $ours for rpcrdma decode"
+((ours == theirs)) || fail "tshark sees $theirs messages, rpcrdma decode $ours"
+[[ $(grep -c '"htype":"CONNPROP"' /run/decoded) == 2 ]] || fail "$(grep '"vers":2' /run/decoded)"
+[[ $(grep '"vers":2' /run/decoded | grep -c '"low":1,"high":1') == 2 ]] || fail "$(grep '"vers":2' /run/decoded)"

@@ -1,0 +1,66 @@
+# For tests with rpcperf over the verbs fabric: sourced, by bash, in the guest, behind lib.sh. $rpcperf: the program.
+target=$(realpath "$RPCRDMA_VM_RESULTS/../../..")
+rpcperf=${RPCPERF:-}
+for profile in release debug; do
+    [[ -n $rpcperf || ! -x $target/$profile/rpcperf ]] || rpcperf=$target/$profile/rpcperf
+done
+if [[ -z $rpcperf ]] || ! "$rpcperf" --help | grep -q verbs:HOST; then
+    echo "no rpcperf with verbs: cargo build -p rpcrdma-bench --features verbs"
+    exit 77
+fi
+
+# serve NAME ADDRESS [OPTION…]: starts a server and waits until it listens; what it says is in /run/NAME. $server: its process.
+serve() {
+    local name=$1 address=$2
+    shift 2
+    "$rpcperf" serve --listen "$address" "$@" >"/run/$name" 2>&1 &
+    server=$!
+    await 60 grep -q '^listening' "/run/$name"
+}
+
+# holds: what the device has given out, to everybody; and what this server has of this machine: pinned memory and open files.
+holds() {
+    rdma resource show | sed 's/^[0-9]*: //'
+    rdma resource show cm_id | grep -c 'state CONNECT' || true
+    grep VmPin "/proc/$server/status"
+    ls "/proc/$server/fd" | wc -l
+}
+
+# settled: whether that is what it was when it was written to /run/before.
+settled() { [[ $(holds) == "$(</run/before)" ]]; }
+
+# unharmed WHAT: the server goes on, and holds no more than before.
+unharmed() {
+    kill -0 "$server" || fail "$1: the server is gone"
+    local end=$((SECONDS + 60))
+    until "$rpcperf" lat verbs:10.0.0.1:20049 -n 50 >/run/lat 2>&1; do
+        ((SECONDS <= end)) || fail "$1: the server does not serve: $(</run/lat)"
+    done
+    until settled; do
+        ((SECONDS <= end)) || fail "$1: the server holds $(holds), before it was $(</run/before)"
+        sleep 0.2
+    done
+    echo "- $1: ok"
+}
+
+# fails WHAT PATTERN… -- COMMAND…: the command fails of itself, soon, and says all of these.
+fails() {
+    local what=$1 status=0 patterns=() pattern
+    shift
+    while [[ $1 != -- ]]; do patterns+=("$1") && shift; done
+    shift
+    timeout 30 "$@" >/run/said 2>&1 </dev/null || status=$?
+    ((status == 1)) || fail "$what: exit status $status: $(</run/said)"
+    for pattern in "${patterns[@]}"; do
+        grep -qF -- "$pattern" /run/said || fail "$what: nothing is said of '$pattern': $(</run/said)"
+    done
+    echo "- $what: $(tail -n 1 /run/said)"
+}
+
+# up: brings the link up again, with the address that it has lost.
+up() {
+    ip link set v0 up
+    ip address add fd00::1/64 dev v0 nodad 2>/dev/null || true
+    await 10 grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
+    await 10 grep -qs fd00:0000 /sys/class/infiniband/rxe0/ports/1/gids/2
+}

@@ -1,0 +1,214 @@
+//! `rpcrdma ping`: NULL calls to a server; what it speaks, and how long it takes.
+
+mod report;
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rpcrdma::binding::nfs3;
+use rpcrdma::client::{ClientConfig, PreparedCall};
+use rpcrdma::mempool::PagePolicy;
+use rpcrdma::rpcbind::{self, Transport};
+use rpcrdma::{Address, CallError, Config, LocalClient, Scheme};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::command::{CommandError, Ended, Outcome};
+use report::Report;
+
+/// Procedure 0 of every program: no arguments, no results (RFC 5531 §12.1).
+const NULL: u32 = 0;
+/// What a call says of its results so that a Reply chunk is offered for them, in either version; bytes.
+const LONG_REPLY: usize = 16 << 10;
+/// Longest sleep between two looks at what signals say.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Call a server's NULL procedure, and say what the server speaks
+///
+/// One call after another, on one connection, each timed from before it is written until its reply has been read. The first call, which
+/// is not timed, offers a Reply chunk: it shows whether the server answers into it, and whether it invalidates its handle.
+///
+/// A connection that is lost is made again. Without a count, calls go on until SIGINT (Ctrl-C) or SIGTERM.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  rpcrdma ping verbs:10.0.0.1                     # NFS version 3, at port 20049
+  rpcrdma ping -c 1000 -i 0 -q verbs:10.0.0.1     # round trips, as fast as they go
+  rpcrdma ping --rpcbind verbs:10.0.0.1 100003 3
+  rpcrdma ping -c 3 soft:demo 0x20000001 1
+
+Exit status: 0 every call was answered, 1 some were not or there was no connection, 2 wrong usage.")]
+pub struct Args {
+    /// Where the server is: verbs:HOST or verbs:HOST:PORT (in builds with the feature verbs), soft:NAME
+    pub address: Address,
+
+    /// Program number, decimal or 0x…
+    #[arg(default_value_t = nfs3::PROGRAM, value_parser = number, value_name = "PROGRAM")]
+    pub program: u32,
+
+    /// Program version
+    #[arg(default_value_t = nfs3::VERSION, value_parser = number, value_name = "VERSION")]
+    pub program_version: u32,
+
+    /// Asks rpcbind at the server's host for the port, whatever ADDRESS says of it
+    #[arg(long)]
+    pub rpcbind: bool,
+
+    /// Calls to make; without, until interrupted
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+
+    /// Seconds from one call's start to the next one's; 0 for none
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub interval: Duration,
+
+    /// Seconds to wait for a connection, and for each reply
+    #[arg(short = 'W', long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    pub timeout: Duration,
+
+    /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version 1
+    #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub rdma_version: u8,
+
+    /// Does not let the server invalidate handles (Send With Invalidate)
+    #[arg(long)]
+    pub no_invalidate: bool,
+
+    /// Makes no first call with a Reply chunk
+    #[arg(long)]
+    pub no_chunk: bool,
+
+    /// Prints no line for each call
+    #[arg(short, long)]
+    pub quiet: bool,
+
+    /// Prints one JSON object, at the end, and nothing else
+    ///
+    /// Keys: address, program, version, rdma_version, inline_send, inline_receive (bytes), credits, credits_at_start, connections, reply_chunk (used, inline,
+    /// failed or none), invalidated_by_server, invalidated_here, calls, answered, failed, errors; rtt_us: min, mean, p50, p90, p99,
+    /// p99.9, max (microseconds).
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let value: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    Duration::try_from_secs_f64(value).map_err(|error| error.to_string())
+}
+
+fn number(text: &str) -> Result<u32, String> {
+    match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16),
+        None => text.parse(),
+    }
+    .map_err(|error| error.to_string())
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Outcome {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let address = locate(args)?;
+    let mut client = LocalClient::connect(&address, config(args)).map_err(failed)?;
+    let mut report = Report::new(args, &address);
+    report.connected(&client);
+    if !args.no_chunk {
+        report.offered(offer_chunk(&mut client, args));
+    }
+    report.connected(&client);
+    let mut out = io::stdout().lock();
+    let lines = !args.json && !args.quiet;
+    if !args.json {
+        writeln!(out, "{}", report.head())?;
+    }
+    while args.count.is_none_or(|count| report.calls() < count) && !stop.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        let outcome = null(&mut client, args).and_then(|call| client.call(call)).map(|_| begun.elapsed());
+        report.connected(&client);
+        report.call(&outcome);
+        if lines {
+            writeln!(out, "{}", report.line(&outcome))?;
+        }
+        if args.count.is_none_or(|count| report.calls() < count) {
+            idle(&mut client, begun + args.interval, &stop);
+        }
+    }
+    report.ended(client.stats());
+    if args.json {
+        writeln!(out, "{}", report.json())?;
+    } else {
+        write!(out, "{}", report.summary())?;
+    }
+    Ok(if report.all_answered() { Ended::Well } else { Ended::WithFailures })
+}
+
+fn failed(error: impl std::error::Error) -> CommandError {
+    CommandError::Failed(error.to_string())
+}
+
+/// Where the server is.
+fn locate(args: &Args) -> Result<Address, CommandError> {
+    let Args { address, program, program_version, timeout, .. } = args;
+    if !args.rpcbind {
+        return Ok(address.clone());
+    }
+    let Some(host) = address.socket_address().map_err(failed)? else {
+        return Err(CommandError::Failed(format!("{address}: only networks have an rpcbind")));
+    };
+    rpcbind::locate(host.ip(), Transport::Rdma, *program, *program_version, *timeout)
+        .map(|found| address.with_socket_address(found))
+        .map_err(failed)
+}
+
+/// A shard for one call at a time, that takes little memory.
+fn config(args: &Args) -> ClientConfig {
+    let shard = Config {
+        scheme: if args.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
+        // Enough for a window of 128, so that what a server grants is seen as it is.
+        receives: 1280,
+        window: 128,
+        max_window: 128,
+        small_buffers: 64,
+        message_buffers: 64,
+        bulk_buffers: vec![(2 * LONG_REPLY, 2)],
+        long_buffers: Vec::new(),
+        pages: PagePolicy::Small,
+        remote_invalidate: !args.no_invalidate,
+        // A server that comes back is found again.
+        reconnect_attempts: u32::MAX,
+        ..Config::default()
+    };
+    let config = ClientConfig::new(args.program, args.program_version);
+    ClientConfig { shard, connect_timeout: args.timeout, ..config }
+}
+
+/// A NULL call.
+fn null(client: &mut LocalClient, args: &Args) -> Result<PreparedCall, CallError> {
+    let mut call = client.prepare(NULL, 0)?;
+    call.deadline(args.timeout);
+    Ok(call)
+}
+
+/// A NULL call that offers a Reply chunk: whether it was used.
+fn offer_chunk(client: &mut LocalClient, args: &Args) -> Result<bool, CallError> {
+    let mut call = null(client, args)?;
+    call.expect_reply(LONG_REPLY);
+    let before = client.stats().messages.long_received;
+    client.call(call)?;
+    Ok(client.stats().messages.long_received > before)
+}
+
+/// Waits, with a look at the connection, and at signals, now and then.
+fn idle(client: &mut LocalClient, until: Instant, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let left = until.saturating_duration_since(Instant::now());
+        client.poll(|_| ());
+        if left.is_zero() {
+            return;
+        }
+        client.wait(left.min(LOOK));
+    }
+}

@@ -1,0 +1,202 @@
+//! What a run of `rpcrdma ping` has found.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use rpcrdma::proto::Terms;
+use rpcrdma::stats::ShardStats;
+use rpcrdma::{Address, CallError, LocalClient};
+use serde_json::{Map, Value, json};
+
+use super::Args;
+
+/// Longest round trip that keeps its resolution, in nanoseconds.
+const HIGHEST: u64 = 60_000_000_000;
+/// The percentiles that are told.
+const PERCENTILES: [(&str, f64); 4] = [("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99.9", 99.9)];
+
+type Answer = Result<Duration, CallError>;
+
+/// Gathered as it comes.
+pub(super) struct Report<'a> {
+    args: &'a Args,
+    /// Where the server is.
+    address: &'a Address,
+    /// As of the last time that the connection was open.
+    terms: Option<Terms>,
+    credits: Option<u32>,
+    /// Before the first call.
+    credits_at_start: Option<u32>,
+    /// What became of the offered Reply chunk.
+    chunk: Result<Option<bool>, CallError>,
+    calls: u64,
+    /// Calls that were not answered well, by the reason.
+    errors: BTreeMap<String, u64>,
+    /// Nanoseconds.
+    times: Histogram<u64>,
+    stats: Option<ShardStats>,
+}
+
+impl<'a> Report<'a> {
+    pub(super) fn new(args: &'a Args, address: &'a Address) -> Self {
+        let times = Histogram::new_with_bounds(1, HIGHEST, 3).expect("constant bounds that the crate takes");
+        let errors = BTreeMap::new();
+        Self {
+            args,
+            address,
+            terms: None,
+            credits: None,
+            credits_at_start: None,
+            chunk: Ok(None),
+            calls: 0,
+            errors,
+            times,
+            stats: None,
+        }
+    }
+
+    /// What the connection's terms are now, if it is open.
+    pub(super) fn connected(&mut self, client: &LocalClient) {
+        let first = client.first();
+        self.terms = client.terms(first).or(self.terms);
+        self.credits = client.credits(first).or(self.credits);
+        self.credits_at_start = self.credits_at_start.or(self.credits);
+    }
+
+    /// The call with a Reply chunk has ended.
+    pub(super) fn offered(&mut self, used: Result<bool, CallError>) {
+        self.chunk = used.map(Some);
+    }
+
+    /// A call has ended.
+    pub(super) fn call(&mut self, answer: &Answer) {
+        self.calls += 1;
+        match answer {
+            Ok(time) => self.times.saturating_record(time.as_nanos() as u64),
+            Err(error) => *self.errors.entry(error.to_string()).or_default() += 1,
+        }
+    }
+
+    pub(super) fn ended(&mut self, stats: ShardStats) {
+        self.stats = Some(stats);
+    }
+
+    pub(super) fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    pub(super) fn all_answered(&self) -> bool {
+        self.errors.is_empty() && self.chunk.is_ok() && self.calls > 0
+    }
+
+    /// The first line.
+    pub(super) fn head(&self) -> String {
+        let Args { program, program_version: version, .. } = self.args;
+        let address = self.address;
+        let mut head = format!("PING {address} program {program} version {version}: ");
+        match (self.terms, self.credits) {
+            (Some(terms), Some(credits)) => {
+                let (v, send, receive) = (terms.version.code(), terms.send_inline, terms.receive_inline);
+                let _ = write!(head, "RPC-over-RDMA version {v}, {credits} credits, ");
+                let _ = write!(head, "calls up to {send} bytes inline, replies up to {receive}");
+            }
+            _ => head.push_str("not connected"),
+        }
+        head
+    }
+
+    /// The line of a call.
+    pub(super) fn line(&self, answer: &Answer) -> String {
+        match answer {
+            Ok(time) => format!("reply {} in {:.1} us", self.calls, micros(time.as_nanos() as f64)),
+            Err(error) => format!("call {}: {error}", self.calls),
+        }
+    }
+
+    fn chunk_word(&self) -> &'static str {
+        match self.chunk {
+            Ok(None) => "none",
+            Ok(Some(true)) => "used",
+            Ok(Some(false)) => "inline",
+            Err(_) => "failed",
+        }
+    }
+
+    /// Connections, and windows revoked by the server and here.
+    fn counts(&self) -> [u64; 3] {
+        let stats = self.stats.as_ref();
+        stats.map_or([0; 3], |stats| [stats.connections_total, stats.revoked_by_peers, stats.revoked_here])
+    }
+
+    /// The last lines.
+    pub(super) fn summary(&self) -> String {
+        let [connections, by_server, here] = self.counts();
+        let (calls, answered) = (self.calls, self.times.len());
+        let lost = if calls == 0 { 0.0 } else { 100.0 * (calls - answered) as f64 / calls as f64 };
+        let mut text = format!("\n--- {} ---\n{calls} calls, {answered} answered, ", self.address);
+        let _ = writeln!(text, "{lost:.1}% failed; connections begun: {connections}");
+        let offered = match &self.chunk {
+            Ok(None) => "not offered".to_owned(),
+            Ok(Some(true)) => "used by the server".to_owned(),
+            Ok(Some(false)) => "offered, answered inline".to_owned(),
+            Err(error) => format!("offered, and the call failed: {error}"),
+        };
+        let _ = writeln!(
+            text,
+            "Reply chunk: {offered}; handles invalidated by the server: {by_server}, by this side: {here}"
+        );
+        for (error, count) in &self.errors {
+            let _ = writeln!(text, "{count} times: {error}");
+        }
+        if answered > 0 {
+            let _ = write!(text, "round trip, us:");
+            for (name, value) in self.times_us() {
+                let _ = write!(text, " {name} {value:.1}");
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    /// Round trips in microseconds.
+    fn times_us(&self) -> Vec<(&'static str, f64)> {
+        let times = &self.times;
+        let mut all = vec![("min", times.min() as f64), ("mean", times.mean())];
+        all.extend(PERCENTILES.map(|(name, p)| (name, times.value_at_percentile(p) as f64)));
+        all.push(("max", times.max() as f64));
+        all.into_iter().map(|(name, ns)| (name, micros(ns))).collect()
+    }
+
+    /// All of it.
+    pub(super) fn json(&self) -> Value {
+        let [connections, by_server, here] = self.counts();
+        let times = (!self.times.is_empty()).then(|| {
+            self.times_us().into_iter().map(|(name, us)| (name.to_owned(), us.into())).collect::<Map<_, _>>()
+        });
+        json!({
+            "address": self.address.to_string(),
+            "program": self.args.program,
+            "version": self.args.program_version,
+            "rdma_version": self.terms.map(|terms| terms.version.code()),
+            "inline_send": self.terms.map(|terms| terms.send_inline),
+            "inline_receive": self.terms.map(|terms| terms.receive_inline),
+            "credits": self.credits,
+            "credits_at_start": self.credits_at_start,
+            "connections": connections,
+            "reply_chunk": self.chunk_word(),
+            "invalidated_by_server": by_server,
+            "invalidated_here": here,
+            "calls": self.calls,
+            "answered": self.times.len(),
+            "failed": self.calls - self.times.len(),
+            "errors": self.errors,
+            "rtt_us": times,
+        })
+    }
+}
+
+fn micros(ns: f64) -> f64 {
+    (ns / 100.0).round() / 10.0
+}

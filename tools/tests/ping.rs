@@ -1,0 +1,157 @@
+//! `rpcrdma ping` as its users run it, to servers of this process.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rpcrdma::mempool::PagePolicy;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::{Config, Procedure, Scheme, Server, Services};
+use serde_json::Value;
+
+const PROGRAM: u32 = 0x2000_0001;
+
+fn ping(arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
+        .arg("ping")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the binary runs");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
+}
+
+fn address() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("soft:ping-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn serve(address: &str, scheme: Scheme) -> Server {
+    let shard = Config {
+        scheme,
+        receives: 512,
+        bulk_buffers: vec![(64 << 10, 4)],
+        pages: PagePolicy::Small,
+        ..Config::default()
+    };
+    let mut services = Services::new();
+    services.add(PROGRAM, 3, 1, Procedure::new(|_| Ok(())));
+    let config = ServerConfig { shard, ..ServerConfig::default() };
+    Server::start(&address.parse().expect("an address"), services, &config).expect("a server")
+}
+
+fn ping_json(arguments: &[&str]) -> (i32, Value) {
+    let (status, out, errors) = ping(&[&["--json"], arguments].concat());
+    (status, serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{errors}")))
+}
+
+#[test]
+fn what_a_server_speaks_is_told() {
+    let address = address();
+    let server = serve(&address, Scheme::V2Windowed);
+    let (status, said) = ping_json(&["-c", "20", "-i", "0", &address, "0x20000001", "3"]);
+    assert_eq!(status, 0, "{said}");
+    for (key, expected) in [("rdma_version", 2), ("calls", 20), ("answered", 20), ("failed", 0)] {
+        assert_eq!(said[key], expected, "{key}: {said}");
+    }
+    assert_eq!((&said["reply_chunk"], &said["connections"]), (&"inline".into(), &1.into()), "{said}");
+    // The offered handle is invalidated by the server, as the software fabric can do that.
+    assert_eq!((&said["invalidated_by_server"], &said["invalidated_here"]), (&1.into(), &0.into()), "{said}");
+    let us = |key: &str| said["rtt_us"][key].as_f64().expect("a number");
+    assert!(us("min") <= us("p50") && us("p50") <= us("p99") && us("p99") <= us("max") && us("max") > 0.0);
+    assert!(said["credits"].as_u64().is_some_and(|credits| credits >= 1), "{said}");
+    let calls: u64 = server.stats().iter().map(|shard| shard.calls).sum();
+    assert_eq!(calls, 21);
+}
+
+#[test]
+fn either_side_may_want_version_1() {
+    for (scheme, version, invalidate) in
+        [(Scheme::V1, "2", true), (Scheme::V2Windowed, "1", true), (Scheme::V1, "1", false)]
+    {
+        let address = address();
+        let _server = serve(&address, scheme);
+        let mut arguments = vec!["-c", "2", "-i", "0", "--rdma-version", version, &address, "536870913", "3"];
+        arguments.extend((!invalidate).then_some("--no-invalidate"));
+        let (status, said) = ping_json(&arguments);
+        assert_eq!((status, &said["rdma_version"], &said["answered"]), (0, &1.into(), &2.into()), "{said}");
+        // Refused in version 2, it goes on in version 1 on the connection that it has.
+        assert_eq!(said["connections"], 1, "{said}");
+        assert_eq!(said["credits_at_start"], 1, "{said}");
+        assert!(said["credits"].as_u64().is_some_and(|credits| credits > 1), "{said}");
+        let revoked = (&said["invalidated_by_server"], &said["invalidated_here"]);
+        assert_eq!(revoked, (&u8::from(invalidate).into(), &u8::from(!invalidate).into()), "{said}");
+    }
+}
+
+#[test]
+fn people_get_lines() {
+    let address = address();
+    let _server = serve(&address, Scheme::V2Windowed);
+    let (status, out, _) = ping(&["-c", "2", "-i", "0.01", &address, "0x20000001", "3"]);
+    assert_eq!(status, 0, "{out}");
+    for words in [
+        "version 3: RPC-over-RDMA version 2",
+        "reply 1 in ",
+        "reply 2 in ",
+        "2 calls, 2 answered, 0.0% failed",
+        "Reply chunk: offered, answered inline; handles invalidated by the server: 1, by this side: 0",
+        "round trip, us: min ",
+    ] {
+        assert!(out.contains(words), "{words:?} is not in: {out}");
+    }
+    let (_, out, _) = ping(&["-q", "--no-chunk", "-c", "2", "-i", "0", &address, "0x20000001", "3"]);
+    assert!(!out.contains("reply 1") && out.contains("Reply chunk: not offered"), "{out}");
+}
+
+#[test]
+fn what_is_not_served_fails() {
+    let address = address();
+    let _server = serve(&address, Scheme::V2Windowed);
+    let (status, said) = ping_json(&["-c", "2", "-i", "0", &address]);
+    assert_eq!((status, &said["answered"], &said["failed"]), (1, &0.into(), &2.into()), "{said}");
+    assert_eq!((&said["reply_chunk"], &said["rtt_us"]), (&"failed".into(), &Value::Null), "{said}");
+    let errors = said["errors"].to_string();
+    assert!(errors.contains("program") && errors.contains(":2"), "{errors}");
+    let (status, out, errors) = ping(&["-c", "1", "soft:nobody-listens-here"]);
+    assert_eq!((status, out.as_str()), (1, ""));
+    assert!(errors.starts_with("rpcrdma: nobody listens at \"nobody-listens-here\""), "{errors}");
+    let (status, _, errors) = ping(&["--rpcbind", "soft:x"]);
+    assert!(status == 1 && errors.contains("only networks have an rpcbind"), "{errors}");
+    for arguments in [&[][..], &["soft:x", "-c", "0"], &["tcp:x"], &["soft:x", "y"], &["soft:x", "-i", "-1"]]
+    {
+        assert_eq!(ping(arguments).0, 2, "{arguments:?}");
+    }
+}
+
+#[test]
+fn it_goes_on_until_it_is_interrupted_and_finds_a_server_that_comes_back() {
+    let address = address();
+    let server = serve(&address, Scheme::V2Windowed);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
+        .args(["ping", "-i", "0.02", "-W", "1", &address, "0x20000001", "3"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    let mut until = |words: &str| {
+        let mut line = String::new();
+        while !line.contains(words) {
+            line.clear();
+            assert!(out.read_line(&mut line).expect("text") > 0, "it ended without {words:?}");
+        }
+    };
+    until("reply 3 ");
+    drop(server);
+    until("call ");
+    let _server = serve(&address, Scheme::V2Windowed);
+    until("reply ");
+    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
+    assert!(interrupted.success());
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).expect("text");
+    assert!(rest.contains("connections begun: ") && !rest.contains("connections begun: 1\n"), "{rest}");
+    assert_eq!(child.wait().expect("it ends").code(), Some(1), "some calls failed");
+}
