@@ -2,8 +2,8 @@
 
 use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::wire::{Body, Chunks, Flags, Revision, View};
-use rpcrdma::{Config, Scheme};
+use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View};
+use rpcrdma::{CallError, Config, Scheme};
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -125,4 +125,38 @@ fn version_1_clients_may_have_two_windows_of_calls_under_way() {
     }
     drop(client.peer.wait_until_over());
     assert!(settles(|| world.server().stats()[0].peer_faults == 1));
+}
+
+#[test]
+fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
+    for scheme in SCHEMES {
+        let mut world = World::new("long-waiting");
+        let address = world.serve(poor(scheme, 0));
+        let long_buffers = vec![(32 << 10, 2 * CALLS as usize)];
+        let mut client = world.client(&address, Config { long_buffers, ..rich(scheme) });
+        let first = client.first();
+        for token in 0..CALLS {
+            // The RPC message goes in a chunk, too.
+            let mut call = client.prepare_with_chunks(STORE, 20_000).unwrap();
+            call.args_mut()[..4].copy_from_slice(&be(&[token as u32]));
+            let mut memory = client.alloc(first, LEN).unwrap();
+            pattern(token as u32, &mut memory);
+            call.send_chunk(4, memory).unwrap();
+            client.start(first, call, token);
+        }
+        let (mut ended, mut served) = (0, 0);
+        let all = settles(|| {
+            client.poll(|done| {
+                let refused = |error: &CallError| {
+                    matches!(error, CallError::Transport(ErrorBody::System | ErrorBody::BadXdr))
+                };
+                assert!(done.result.as_ref().err().is_none_or(refused), "{:?}", done.result);
+                served += u64::from(done.result.is_ok());
+                ended += 1;
+            });
+            ended == CALLS
+        });
+        assert!(all && served > 0, "{scheme:?}: {ended} of {CALLS} calls have ended, {served} of them well");
+        assert_eq!(all_at_once(&mut client, STORE).len(), CALLS as usize);
+    }
 }

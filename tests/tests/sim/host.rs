@@ -73,6 +73,12 @@ impl Host {
         self.turn();
     }
 
+    /// A turn in which nothing is begun, and replies are let go: calls of clients may wait for their memory.
+    pub(crate) fn rest(&mut self) {
+        self.desk.let_go(1);
+        self.turn();
+    }
+
     /// One turn.
     pub(crate) fn turn(&mut self) {
         self.client.shard_mut().poll_once();

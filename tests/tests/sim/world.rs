@@ -222,7 +222,7 @@ impl World {
             }
             if who < hosts {
                 let host = &mut self.hosts[who];
-                if working { host.work() } else { host.turn() }
+                if working { host.work() } else { host.rest() }
             } else if who < hosts + callers {
                 let caller = &mut self.callers[who - hosts];
                 if working { caller.work() } else { caller.turn() }
