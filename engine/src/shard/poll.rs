@@ -412,10 +412,12 @@ impl<F: Fabric> Shard<F> {
         let wanted = target.saturating_sub(self.posted + self.receives.len());
         self.sizing.drain_remote();
         for _ in 0..wanted {
-            match self.alloc_receive() {
-                Some(buf) => self.receives.push(buf),
-                None => break,
+            let Some(buf) = self.alloc_receive() else { break };
+            // What is not promised takes no longer buffer, for which calls may wait.
+            if buf.capacity() > self.receive_size && self.posted + self.receives.len() >= self.reserved {
+                break;
             }
+            self.receives.push(buf);
         }
         if !self.receives.is_empty() {
             let posted = self.fabric.post_recv(None, &mut self.receives);
