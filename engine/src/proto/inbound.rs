@@ -59,6 +59,12 @@ impl InboundTable {
         Some(*slot)
     }
 
+    /// Whether the peer has made this call twice, and the other one is being served, too.
+    pub(super) fn is_double(&self, id: InboundId) -> bool {
+        let Some(call) = self.get(id) else { return false };
+        self.slots.iter().filter(|slot| slot.live && slot.xid == call.xid).count() > 1
+    }
+
     /// Makes it at least so large.
     pub(super) fn grow(&mut self, capacity: usize) {
         let old = self.slots.len();
@@ -101,6 +107,17 @@ mod tests {
         assert_eq!(first.index(), second.index());
         assert!(table.get(first).is_none() && table.remove(first).is_none());
         assert_eq!(table.get(second).map(|call| call.xid), Some(8));
+    }
+
+    #[test]
+    fn a_call_that_is_made_twice_is_seen_while_both_are_served() {
+        let mut table = InboundTable::new(3);
+        let (first, other) = (table.insert(7).unwrap(), table.insert(8).unwrap());
+        assert!(!table.is_double(first));
+        let second = table.insert(7).unwrap();
+        assert!(table.is_double(first) && table.is_double(second) && !table.is_double(other));
+        table.remove(first);
+        assert!(!table.is_double(first) && !table.is_double(second));
     }
 
     #[test]

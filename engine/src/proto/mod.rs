@@ -436,6 +436,11 @@ impl Connection {
         }
     }
 
+    /// Whether the peer has made this call twice on this connection, and the other one is not answered either.
+    pub fn is_double(&self, id: InboundId) -> bool {
+        self.inbound.is_double(id)
+    }
+
     /// Forgets a peer's call without an answer.
     pub fn forget(&mut self, id: InboundId) {
         self.inbound.remove(id);

@@ -11,7 +11,7 @@
 //! let key = CallKey::new(Client::number(7), 0x1234, 100003, 3, 12, b"arguments");
 //! match cache.begin(key) {
 //!     Lookup::New(claim) => claim.finish(b"results"), // after running it
-//!     Lookup::InProgress => {}                          // drop it: the first one will be answered
+//!     Lookup::InProgress => {}                          // answer both when the first one is through
 //!     Lookup::Done(reply) => drop(reply),               // send this
 //!     Lookup::Lost | Lookup::Full => {}                 // answer SYSTEM_ERR
 //! }
@@ -121,8 +121,8 @@ impl CallKey {
 pub enum Lookup {
     /// It is new: run it, then [finish](Claim::finish) the claim.
     New(Claim),
-    /// It runs right now: drop this one, the first is answered. (On the connection that this one came by, if that is not the
-    /// first one's, the client asks again.)
+    /// It runs right now. The first one's answer goes to the connection that it came by, which may be gone: this one waits until the first
+    /// [is through](ReplyCache::is_running), and then asks again.
     InProgress,
     /// It ran: send this reply.
     Done(Arc<[u8]>),
@@ -147,7 +147,7 @@ pub struct ReplyCacheStats {
     /// Calls that were new.
     pub misses: u64,
     /// Calls that came again while they ran.
-    pub dropped: u64,
+    pub early: u64,
     /// Calls that came again and whose reply was not there.
     pub lost: u64,
     /// Calls for which there was no room.
@@ -202,7 +202,7 @@ impl ReplyCache {
         let part = &mut *self.part(&key);
         match part.calls.get(&key) {
             Some(State::InProgress) => {
-                part.stats.dropped += 1;
+                part.stats.early += 1;
                 return Lookup::InProgress;
             }
             Some(State::Finished(Some(reply))) => {
@@ -226,6 +226,11 @@ impl ReplyCache {
         Lookup::New(Claim { cache: Arc::clone(self), key, over: false })
     }
 
+    /// Whether a call runs right now.
+    pub fn is_running(&self, key: &CallKey) -> bool {
+        matches!(self.part(key).calls.get(key), Some(State::InProgress))
+    }
+
     /// What happened so far, of all parts.
     pub fn stats(&self) -> ReplyCacheStats {
         let mut sum = ReplyCacheStats::default();
@@ -234,7 +239,7 @@ impl ReplyCache {
             let stats = &part.stats;
             sum.hits += stats.hits;
             sum.misses += stats.misses;
-            sum.dropped += stats.dropped;
+            sum.early += stats.early;
             sum.lost += stats.lost;
             sum.full += stats.full;
             sum.evictions += stats.evictions;

@@ -59,15 +59,23 @@ pub type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 impl Once {
     /// What is known of a call. `None` if it is new, and has its ticket; or if nobody can say whose it is.
     pub(crate) fn look_up(&self, call: &mut ServerCall) -> Option<Lookup> {
-        let client = (self.client)(call)?;
-        let key = CallKey::new(client, call.xid, call.program, call.version, call.procedure, call.args());
-        match self.cache.begin(key) {
+        match self.cache.begin(self.key(call)?) {
             Lookup::New(ticket) => {
                 call.set_claim(ticket);
                 None
             }
             known => Some(known),
         }
+    }
+
+    /// Whether the call that this one repeats is not through yet.
+    pub(crate) fn still_runs(&self, call: &ServerCall) -> bool {
+        self.key(call).is_some_and(|key| self.cache.is_running(&key))
+    }
+
+    fn key(&self, call: &ServerCall) -> Option<CallKey> {
+        let client = (self.client)(call)?;
+        Some(CallKey::new(client, call.xid, call.program, call.version, call.procedure, call.args()))
     }
 }
 

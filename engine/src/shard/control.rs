@@ -240,6 +240,9 @@ impl<F: Fabric> Shard<F> {
         if !self.waiting.is_empty() {
             self.nudge_all();
         }
+        if !self.repeats.is_empty() {
+            self.answer_repeats();
+        }
         if self.negotiating > 0 || !self.limbo.is_empty() {
             self.check_negotiations();
             self.revive();

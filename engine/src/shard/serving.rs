@@ -263,13 +263,39 @@ impl<F: Fabric> Shard<F> {
             Lookup::Lost | Lookup::Full if !silent => {
                 self.reject(conn, call, Reject::Rpc(reply_body(Refusal::SystemError)));
             }
-            // The first one will be answered, or nobody waits for an answer. (It is not new: that was seen to before.)
+            Lookup::InProgress if !silent && !conn.proto.is_double(call.id) => {
+                self.repeats.push(call);
+                self.poll_control();
+            }
+            // The first one will be answered here, or nobody waits for an answer. (It is not new: that was seen to before.)
             Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::New(_) => {
                 conn.proto.forget(call.id);
                 conn.arrivals[call.id.index()] = None;
                 self.boxes.put(call);
                 Self::make_ready(&mut self.ready, conn);
             }
+        }
+    }
+
+    /// Calls that came again while they ran, by a connection that was made again: they are answered as the first ones are when those are
+    /// through, which may be on another shard.
+    #[cold]
+    pub(super) fn answer_repeats(&mut self) {
+        for call in std::mem::take(&mut self.repeats) {
+            let Some(mut conn) = self.take(call.qp) else {
+                self.boxes.put(call);
+                continue;
+            };
+            let once = self.services.as_ref().and_then(|all| all.entry(call.entry).once.as_ref());
+            if once.is_some_and(|once| once.still_runs(&call)) {
+                let soon = self.clock.read() + self.config.control_interval_us * 1000;
+                self.next_control = self.next_control.min(soon);
+                self.repeats.push(call);
+            } else {
+                self.run_elsewhere(&mut conn, call);
+                Self::make_ready(&mut self.ready, &mut conn);
+            }
+            self.put(conn);
         }
     }
 

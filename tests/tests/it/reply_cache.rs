@@ -203,35 +203,29 @@ fn a_call_that_is_made_again_with_more_room_for_its_reply_has_run() {
 }
 
 #[test]
-fn a_call_that_comes_again_while_it_runs_is_dropped_in_silence() {
-    let scene = scene("in-progress", 64);
-    let mut peers = [0; 2].map(|_| RawPeer::connect(&scene.address));
-    send(&mut peers[0], 1, WAIT, b"slow");
-    scene.started.recv().expect("it runs");
-    for peer in &mut peers {
-        send(peer, 1, WAIT, b"slow");
-        // What comes behind it is answered.
-        assert_eq!(call(peer, 2, COUNT, b"quick"), counted(2, 0, b"quick"));
+fn a_call_that_comes_again_while_it_runs_is_answered_once_on_each_connection() {
+    for first_is_lost in [false, true] {
+        let scene = scene("in-progress", 64);
+        let mut peers = [0; 2].map(|_| RawPeer::connect(&scene.address));
+        send(&mut peers[0], 1, WAIT, b"slow");
+        scene.started.recv().expect("it runs");
+        for peer in &mut peers {
+            send(peer, 1, WAIT, b"slow");
+            // What comes behind it is answered.
+            assert_eq!(call(peer, 2, COUNT, b"quick"), counted(2, 0, b"quick"));
+        }
+        assert_eq!(scene.cache.stats().early, 2);
+        let mut peers = Vec::from(peers);
+        if first_is_lost {
+            peers.remove(0).vanish();
+        }
+        scene.go_on.send(()).expect("it waits");
+        for peer in &mut peers {
+            assert_eq!(next_reply(peer), counted(1, 1, b"slow"));
+            assert_eq!(call(peer, 2, COUNT, b"quick"), counted(2, 0, b"quick"), "and no second time");
+        }
+        assert_eq!(scene.ran(), 2);
     }
-    assert_eq!(scene.cache.stats().dropped, 2);
-    // Its caller's connection is lost; the reply is there when it comes back.
-    let [first, mut second] = peers;
-    first.vanish();
-    scene.go_on.send(()).expect("it waits");
-    assert!(settles(|| scene.ran() == 2));
-    assert!(settles(|| call_or_nothing(&mut second)));
-    assert_eq!(scene.ran(), 2);
-}
-
-/// Whether the reply is there; while the worker is not through, the call is dropped.
-fn call_or_nothing(peer: &mut RawPeer) -> bool {
-    send(peer, 1, WAIT, b"slow");
-    let reply = call(peer, 2, COUNT, b"quick");
-    if reply == counted(2, 0, b"quick") {
-        return false;
-    }
-    assert_eq!(reply, counted(1, 1, b"slow"));
-    next_reply(peer) == counted(2, 0, b"quick")
 }
 
 #[test]
