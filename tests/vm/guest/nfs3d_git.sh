@@ -10,17 +10,17 @@ export GIT_AUTHOR_NAME=test GIT_AUTHOR_EMAIL=test@example.org GIT_COMMITTER_NAME
 git config --global --add safe.directory '*'
 
 echo "- a repository of this tree"
-mkdir /run/tree
-cp -r "$(dirname "$0")"/../../../{engine,mempool,tests} /run/tree/
-cd /run/tree
+mkdir /run/git-tree
+cp -r "$(dirname "$0")"/../../../{engine,mempool,tests} /run/git-tree/
+cd /run/git-tree
 git init -q
 git add -A
 git commit -qm first
 echo "- cloned to the mount"
-git clone -q --no-hardlinks "file:///run/tree" /mnt/clone
+git clone -q --no-hardlinks "file:///run/git-tree" /mnt/clone
 cd /mnt/clone
 git fsck --full --strict
-diff -r --exclude=.git /run/tree /mnt/clone
+diff -r --exclude=.git /run/git-tree /mnt/clone
 echo "- changed there"
 git mv engine/README.md moved
 echo change >>moved
@@ -33,8 +33,8 @@ cd /
 umount /mnt
 nfs
 echo "- cloned back"
-git clone -q file:///mnt/clone /run/back
-cd /run/back
+git clone -q file:///mnt/clone /run/git-back
+cd /run/git-back
 git fsck --full --strict
 [[ $(git rev-parse HEAD) == "$(git -C $export/clone rev-parse HEAD)" && ! -e tests ]] || fail "another commit came back"
 cd /
