@@ -25,8 +25,8 @@ forms() {
     cmp /run/file /srv/nfs/big || fail "the server has another file"
     at_least $stats calls_with_chunks 138
     cp $stats /run/put
-    nfs3c --block 65536 --depth 64 "$@" get big /run/back
-    cmp /run/file /run/back || fail "another file came back"
+    nfs3c --block 65536 --depth 64 "$@" get big /run/nfsd-back
+    cmp /run/file /run/nfsd-back || fail "another file came back"
     at_least $stats replies_with_chunks 138
     for side in /run/put $stats; do
         is $side rdma_version 1
@@ -55,8 +55,8 @@ head -c 200003 /run/file >/run/part
 nfs3c --inline 20000 --block 20000 --depth 4 put /run/part part
 cmp /run/part /srv/nfs/part || fail "long calls: the server has another file"
 is $stats calls_in_chunks 10
-nfs3c --inline 20000 --block 20000 --depth 4 --no-invalidate get part /run/back
-cmp /run/part /run/back || fail "long replies: another file came back"
+nfs3c --inline 20000 --block 20000 --depth 4 --no-invalidate get part /run/nfsd-back
+cmp /run/part /run/nfsd-back || fail "long replies: another file came back"
 is $stats replies_in_chunks 10
 
 echo "- a tree: names that need several Reply chunks, links, sums"
@@ -77,7 +77,7 @@ nfs3c stat tree/examples/hello.rs
 grep -q " $(stat -c %s /srv/nfs/tree/examples/hello.rs) " /run/out || fail "another size: $(cat /run/out)"
 
 echo "- errors"
-! "$NFS3C" verbs:10.0.0.1 /srv/nfs get absent /run/back 2>$stats || fail "a file that is not there"
+! "$NFS3C" verbs:10.0.0.1 /srv/nfs get absent /run/nfsd-back 2>$stats || fail "a file that is not there"
 grep -q NFS3ERR_NOENT $stats || fail "$(cat $stats)"
 ! "$NFS3C" verbs:10.0.0.1 /srv/elsewhere ls 2>$stats || fail "an export that is not there"
 grep -q MNT3ERR $stats || fail "$(cat $stats)"

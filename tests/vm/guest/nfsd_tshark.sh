@@ -31,8 +31,8 @@ ln -s "$(printf 'x%.0s' {1..100})" /srv/nfs/link
 nfs3c sum >/run/sums
 cmp /run/files/file /srv/nfs/file
 grep -q "$(sha256sum </run/files/file | cut -d ' ' -f 1)" /run/sums || fail "another file was read"
-nfs3c --rdma-version 1 --no-invalidate get file /run/back
-cmp /run/files/file /run/back
+nfs3c --rdma-version 1 --no-invalidate get file /run/tshark-back
+cmp /run/files/file /run/tshark-back
 sleep 1
 kill -INT $capturing
 wait $capturing
