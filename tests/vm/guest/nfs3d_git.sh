@@ -13,6 +13,7 @@ echo "- a repository of this tree"
 mkdir /run/git-tree
 cp -r "$(dirname "$0")"/../../../{engine,mempool,tests} /run/git-tree/
 cd /run/git-tree
+find . -type d -empty -delete # which git knows nothing of
 git init -q
 git add -A
 git commit -qm first
