@@ -18,7 +18,7 @@ impl Connection {
     ///
     /// # Errors
     /// The peer broke a rule that the connection cannot outlive: end it.
-    #[inline]
+    #[inline(always)]
     pub fn handle_message(&mut self, message: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
         self.counters.received += 1;
         let view = match message {

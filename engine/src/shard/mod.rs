@@ -159,7 +159,7 @@ pub struct Shard<F: Fabric> {
     /// Calls that a full worker ring holds back.
     backlog: VecDeque<Box<ServerCall>>,
     /// Calls that came again while they ran.
-    repeats: Vec<Box<ServerCall>>,
+    repeats: VecDeque<Box<ServerCall>>,
     /// Calls that wait for memory, in the order in which they came.
     waiting: VecDeque<Waiting>,
     /// When the last of them got what it needed, or the first began to wait, in nanoseconds.
@@ -260,7 +260,7 @@ impl<F: Fabric> Shard<F> {
             boxes: CallBoxes::default(),
             workers: None,
             backlog: VecDeque::new(),
-            repeats: Vec::new(),
+            repeats: VecDeque::new(),
             waiting: VecDeque::new(),
             fed_at: 0,
             worked: Vec::new(),

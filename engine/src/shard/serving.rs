@@ -264,7 +264,7 @@ impl<F: Fabric> Shard<F> {
                 self.reject(conn, call, Reject::Rpc(reply_body(Refusal::SystemError)));
             }
             Lookup::InProgress if !silent && !conn.proto.is_double(call.id) => {
-                self.repeats.push(call);
+                self.repeats.push_back(call);
                 self.poll_control();
             }
             // The first one will be answered here, or nobody waits for an answer. (It is not new: that was seen to before.)
@@ -290,7 +290,7 @@ impl<F: Fabric> Shard<F> {
             if once.is_some_and(|once| once.still_runs(&call)) {
                 let soon = self.clock.read() + self.config.control_interval_us * 1000;
                 self.next_control = self.next_control.min(soon);
-                self.repeats.push(call);
+                self.repeats.push_back(call);
             } else {
                 self.run_elsewhere(&mut conn, call);
                 Self::make_ready(&mut self.ready, &mut conn);
