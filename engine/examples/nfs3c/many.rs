@@ -39,7 +39,11 @@ impl Nfs {
                 let slot = end.token as usize;
                 let Some(job) = under_way[slot].take() else { continue };
                 free.push(slot);
-                again.extend(ended(job, end.result?)?);
+                let reply = end.result.map_err(|error| match client.closed_because(first) {
+                    Some(reason) => anyhow::anyhow!("{error}; the connection ended: {reason}"),
+                    None => error.into(),
+                })?;
+                again.extend(ended(job, reply)?);
             }
             if idle > PATIENCE {
                 match client.shard().config().idle {
