@@ -199,5 +199,10 @@ fn a_lost_server_ends_what_waits_for_it() {
     }
     let end = waiter.join().unwrap();
     assert!(matches!(end, Ok(()) | Err(CallError::ConnectionLost { .. } | CallError::Closed)), "{end:?}");
-    assert_eq!(client.call(slow()).map(drop), Err(CallError::Closed));
+    // Where every reply came before the server went, the client may not know of the end yet.
+    assert!(settles(|| match client.call(slow()).map(drop) {
+        Err(CallError::Closed) => true,
+        Err(CallError::ConnectionLost { .. }) => false,
+        other => panic!("{other:?} from a server that is gone"),
+    }));
 }
