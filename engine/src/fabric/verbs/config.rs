@@ -42,7 +42,8 @@ pub struct VerbsConfig {
     /// What a peer waits before it tries again when no Receive is posted here: the code of the InfiniBand specification, 1 (10 µs) to
     /// 31 (491 ms), 0 for 655 ms. Default 12: 640 µs.
     pub min_rnr_timer: u8,
-    /// How often a lost packet is sent again before the connection is given up, 0 to 7. Default 7.
+    /// How often a lost packet is sent again before the connection is given up, 0 to 7. Default 6, as the Linux kernel's NFS has it: Soft-RoCE takes
+    /// 7 for without end, and a peer that is gone is never noticed then.
     pub retries: u8,
     /// How long address and route may take to be found. Default 5 s.
     pub resolve_timeout: Duration,
@@ -64,7 +65,7 @@ impl Default for VerbsConfig {
             inline: 220,
             remote_invalidate: Switch::Auto,
             min_rnr_timer: 12,
-            retries: 7,
+            retries: 6,
             resolve_timeout: Duration::from_secs(5),
             linger: Duration::from_secs(1),
             drain: Duration::from_secs(1),

@@ -277,7 +277,7 @@ fn steps(peer: u32, choice: &Choice, port: &PortAttributes) -> [QpAttributes; 3]
         .0;
     let mut send = QpAttributes::state(state::IBV_QPS_RTS);
     send.attr.timeout = 14;
-    send.attr.retry_cnt = 7;
+    send.attr.retry_cnt = 6;
     send.attr.rnr_retry = 7;
     send.attr.max_rd_atomic = 1;
     send.mask |= (mask::IBV_QP_TIMEOUT

@@ -1,0 +1,59 @@
+# A client machine of the example nfs3d is gone from one moment to the next, amid its writes, and says no goodbye: from then on nothing that is sent over
+# the cable arrives. The server notices by its device, has all back that was the client's, and another client is served all the while. When the machine is
+# there again, its mount goes on, and nothing that was acknowledged is lost.
+# limit: 200
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../nfs3d.sh"
+source "$(dirname "$0")/../nfsd.sh"
+program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
+modprobe -a sch_ingress cls_matchall act_gact || { echo "no traffic control in this kernel"; exit 77; }
+storage
+serve
+# The other one is connected before there is a way over the cable, and so within the device.
+"$RPCRDMA" ping -c 100000 -i 0.1 verbs:10.0.0.1 >/run/other 2>&1 &
+other=$!
+answers() { wc -l </run/other; }
+await 30 bash -c '(( $(wc -l </run/other) > 5 ))'
+"$(dirname "$0")/../wire-up"
+
+theirs() { rdma resource show qp link rxe0 | grep -c "type RC.*comm rpcrdma-shard" || true; }
+holds() {
+    theirs
+    rdma resource show cm_id | grep -c "state CONNECT.*comm nfs3d" || true
+    rdma resource show mr | grep -c "comm rpcrdma-shard" || true
+}
+holds >/run/before
+nfs
+head -c 4000000 /dev/urandom >/run/file
+copies=()
+for i in 1 2 3 4; do
+    # Each of them waits for its reply before it goes on.
+    (for round in {0..9}; do dd if=/run/file of=/mnt/copy-$i bs=200000 oflag=direct conv=notrunc seek=$((round * 20)) status=none || exit; done) &
+    copies+=($!)
+done
+await 30 test -s $export/copy-4
+[[ $(theirs) -gt $(head -n 1 /run/before) ]] || fail "no queue pair for the client: $(rdma resource show qp)"
+
+for device in v0 v1; do tc qdisc add dev $device clsact && tc filter add dev $device ingress matchall action drop; done
+cut=$SECONDS
+sleep 1
+written=$(cat $export/copy-* | wc -c)
+await 60 eval '[[ $(holds) == "$(</run/before)" ]]'
+echo "- noticed after $((SECONDS - cut)) s, and all given back"
+[[ $(cat $export/copy-* | wc -c) == "$written" ]] || fail "written to by a client that is gone"
+before=$(answers)
+sleep 1
+(($(answers) > before)) || fail "the other client is not served: $(tail -n 3 /run/other)"
+
+for device in v0 v1; do tc qdisc del dev $device clsact; done
+for copy in "${copies[@]}"; do wait "$copy" || fail "a copy failed"; done
+for round in {1..10}; do cat /run/file; done | sha256sum >/run/sum
+for i in 1 2 3 4; do
+    sha256sum <$export/copy-$i | cmp - /run/sum || fail "copy $i is $(stat -c %s $export/copy-$i) bytes, and not 10 times the file"
+done
+echo "- the mount goes on after $((SECONDS - cut)) s"
+umount /mnt
+kill -INT $other
+wait $other || fail "calls of the other client failed: $(tail /run/other)"
+"$(dirname "$0")/../wire-up" down
+quit
