@@ -66,8 +66,9 @@ pub struct Config {
     /// What the window of a connection may grow to that uses all of it; `window` or more. Windows shrink again when Receives get short.
     /// Default 256.
     pub max_window: u32,
-    /// How long a connection of version 2 may be silent before a pure grant is sent that keeps it alive, and finds out whether it is;
-    /// milliseconds, 0 for never. Default 0.
+    /// How long nothing may be sent on a connection before it is found out whether the peer is there, in milliseconds; 0 for never. In version 2 a pure
+    /// grant is sent; in version 1 an RDMA Write of no bytes, which the peer's device acknowledges (it must permit RDMA Writes, as that of
+    /// every requester with Write or Reply chunks does). Default 0.
     pub keep_alive_ms: u64,
     /// Receives of the shard in all: bounds receive memory whatever the number of connections. Default 4096.
     pub receives: usize,

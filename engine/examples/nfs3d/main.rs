@@ -109,6 +109,10 @@ struct Cli {
     /// Clients that may be busy at once, for each shard: each takes 32 MiB of memory.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     clients: u16,
+    /// Seconds without a reply after which it is found out whether a client is still there; 0 for never. (One that is gone without a word has its memory until
+    /// then.)
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    keep_alive: u32,
     /// What file handles are made of.
     #[arg(long, value_enum, default_value = "auto")]
     handles: By,
@@ -222,6 +226,7 @@ fn config(options: &Cli) -> ServerConfig {
         window: WINDOW,
         max_window: WINDOW,
         idle: options.idle.policy(),
+        keep_alive_ms: u64::from(options.keep_alive) * 1000,
         bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
         long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
         ..Config::default()

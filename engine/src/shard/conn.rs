@@ -370,8 +370,14 @@ impl Conn {
         self.sends != self.signalled
     }
 
-    /// What is posted next is signalled, and speaks for all Sends so far; its name.
+    /// The end of a Send will be heard of.
+    pub(super) fn awaits_end(&self) -> bool {
+        self.left != self.signalled
+    }
+
+    /// What is posted next is signalled, counts as a Send, and speaks for all before it; its name.
     pub(super) fn signal_all(&mut self) -> u64 {
+        self.sends = self.sends.wrapping_add(1);
         self.signalled = self.sends;
         u64::from(self.sends)
     }

@@ -168,9 +168,14 @@ impl<F: Fabric> Shard<F> {
     }
 
     fn nudge(&mut self, conn: &mut Conn) {
-        if !conn.has_unsignalled() {
-            return;
+        if conn.has_unsignalled() {
+            self.write_nothing(conn);
         }
+    }
+
+    /// An RDMA Write of no bytes, signalled: the peer's device takes it without a Receive and without looking at the key, and its end is the
+    /// end of all Sends before it, or of the connection.
+    pub(super) fn write_nothing(&mut self, conn: &mut Conn) {
         // Without a buffer it is tried again soon.
         let Some(Ok(src)) = self.pool.alloc(0).map(Buf::lend) else { return };
         let wr = WorkRequest::Write {

@@ -1,5 +1,6 @@
 //! Receive windows that follow the load: those of busy connections grow while Receives are plenty, and shrink to an equal share when
-//! they get short. And pure grants that keep quiet connections alive.
+//! they get short. And what keeps quiet connections alive: a pure grant; in version 1, which has no such message, an RDMA Write of no bytes, which the
+//! peer's device acknowledges by itself.
 //!
 //! Whether a peer waits for credits is not to be seen from here: a receiver that keeps up replenishes each message at once. So a
 //! window grows where it is turned over often, and only as far as half of the shard's Receives go: they are posted anyway.
@@ -9,6 +10,7 @@ use super::conn::{Conn, Stage};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::Fabric;
 use crate::proto::MIN_WINDOW;
+use crate::wire::Version;
 
 /// Looks at the control plane between two looks at the windows.
 const EVERY: u32 = 8;
@@ -76,8 +78,12 @@ impl<F: Fabric> Shard<F> {
             (conn.last_sent, conn.quiet_since) = (sent, now);
         } else if now - conn.quiet_since >= every {
             conn.quiet_since = now;
-            conn.proto.keep_alive();
-            Self::make_ready(&mut self.ready, conn);
+            if conn.proto.terms().version == Version::V2 {
+                conn.proto.keep_alive();
+                Self::make_ready(&mut self.ready, conn);
+            } else if !conn.awaits_end() {
+                self.write_nothing(conn);
+            }
         }
         self.next_control = self.next_control.min(conn.quiet_since + every);
     }

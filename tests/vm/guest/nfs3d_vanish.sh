@@ -1,5 +1,5 @@
 # A client machine of the example nfs3d is gone from one moment to the next, amid its writes, and says no goodbye: from then on nothing that is sent over
-# the cable arrives. The server notices by its device, has all back that was the client's, and another client is served all the while. When the machine is
+# the cable arrives. The server notices by its device, of a quiet client too, has all back that was the client's, and another client is served all the while. When the machine is
 # there again, its mount goes on, and nothing that was acknowledged is lost.
 # limit: 200
 source "$(dirname "$0")/../lib.sh"
@@ -8,7 +8,7 @@ source "$(dirname "$0")/../nfsd.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
 modprobe -a sch_ingress cls_matchall act_gact || { echo "no traffic control in this kernel"; exit 77; }
 storage
-serve
+serve --keep-alive 2
 # The other one is connected before there is a way over the cable, and so within the device.
 "$RPCRDMA" ping -c 100000 -i 0.1 verbs:10.0.0.1 >/run/other 2>&1 &
 other=$!
@@ -16,6 +16,8 @@ answers() { wc -l </run/other; }
 await 30 bash -c '(( $(wc -l </run/other) > 5 ))'
 "$(dirname "$0")/../wire-up"
 
+cut_off() { for device in v0 v1; do tc qdisc add dev $device clsact && tc filter add dev $device ingress matchall action drop; done; }
+mend() { for device in v0 v1; do tc qdisc del dev $device clsact; done; }
 theirs() { rdma resource show qp link rxe0 | grep -c "type RC.*comm rpcrdma-shard" || true; }
 holds() {
     theirs
@@ -34,7 +36,7 @@ done
 await 30 test -s $export/copy-4
 [[ $(theirs) -gt $(head -n 1 /run/before) ]] || fail "no queue pair for the client: $(rdma resource show qp)"
 
-for device in v0 v1; do tc qdisc add dev $device clsact && tc filter add dev $device ingress matchall action drop; done
+cut_off
 cut=$SECONDS
 sleep 1
 written=$(cat $export/copy-* | wc -c)
@@ -45,13 +47,22 @@ before=$(answers)
 sleep 1
 (($(answers) > before)) || fail "the other client is not served: $(tail -n 3 /run/other)"
 
-for device in v0 v1; do tc qdisc del dev $device clsact; done
+mend
 for copy in "${copies[@]}"; do wait "$copy" || fail "a copy failed"; done
 for round in {1..10}; do cat /run/file; done | sha256sum >/run/sum
 for i in 1 2 3 4; do
     sha256sum <$export/copy-$i | cmp - /run/sum || fail "copy $i is $(stat -c %s $export/copy-$i) bytes, and not 10 times the file"
 done
 echo "- the mount goes on after $((SECONDS - cut)) s"
+
+# With nothing under way it is found out, too.
+[[ $(theirs) -gt $(head -n 1 /run/before) ]] || fail "no queue pair for the client: $(rdma resource show qp)"
+cut_off
+cut=$SECONDS
+await 60 eval '[[ $(holds) == "$(</run/before)" ]]'
+echo "- missed after $((SECONDS - cut)) s of quiet"
+mend
+rm /mnt/copy-1 || fail "the quiet mount does not go on"
 umount /mnt
 kill -INT $other
 wait $other || fail "calls of the other client failed: $(tail /run/other)"
