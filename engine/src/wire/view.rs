@@ -23,6 +23,9 @@ pub struct View<'a> {
     bytes: &'a [u8],
     /// The lists of MSG, NOMSG and MSGP. Other types: all absent, and `end` is where the body starts.
     lists: Lists,
+    /// 0 without [`Flags::RECEIVED`].
+    received: u32,
+    inv_handle: u32,
     flags: Flags,
     version: Version,
     htype: HeaderType,
@@ -85,11 +88,15 @@ impl<'a> View<'a> {
     fn check_inline(bytes: &'a [u8], revision: Revision) -> Option<View<'a>> {
         let common: &[u8; COMMON_LEN] = bytes.first_chunk()?;
         let version = Version::from_code(word(common, 4))?;
-        let (flags, at) = match version {
-            Version::V1 => (Flags::NONE, COMMON_LEN),
+        let (flags, received, inv_handle, at) = match version {
+            Version::V1 => (Flags::NONE, 0, 0, COMMON_LEN),
             Version::V2 => {
-                let flags = Flags(u32::from_be_bytes(*bytes[COMMON_LEN..].first_chunk()?));
-                (flags, if flags.contains(Flags::RECEIVED) { 28 } else { 24 })
+                let prefix: &[u8; 28] = bytes.first_chunk()?;
+                let flags = Flags(word(prefix, COMMON_LEN));
+                match flags.contains(Flags::RECEIVED) {
+                    true => (flags, word(prefix, 20), word(prefix, 24), 28),
+                    false => (flags, 0, word(prefix, 20), 24),
+                }
             }
         };
         let lists: &[u8; Lists::ABSENT_LEN] = bytes.get(at..)?.first_chunk()?;
@@ -97,7 +104,8 @@ impl<'a> View<'a> {
             && flags.unknown(revision).is_empty()
             && *lists == [0; Lists::ABSENT_LEN];
         let htype = HeaderType::Msg;
-        inline.then_some(View { bytes, lists: Lists::absent(at), flags, version, htype, revision })
+        let lists = Lists::absent(at);
+        inline.then_some(View { bytes, lists, received, inv_handle, flags, version, htype, revision })
     }
 
     fn check_any(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
@@ -126,14 +134,16 @@ impl<'a> View<'a> {
             Version::V2 if !is_fixed_err_vers(bytes, htype) => check_prefix(&mut reader, htype, revision)?,
             _ => Flags::NONE,
         };
+        let received = if flags.contains(Flags::RECEIVED) { word(bytes, 20) } else { 0 };
         let body = reader.at();
+        let mut inv_handle = 0;
         match htype {
             HeaderType::Msgp => _ = reader.bytes(8, "rdma_align")?,
-            _ if htype.has_lists() && version == Version::V2 => _ = reader.u32("rdma_inv_handle")?,
+            _ if htype.has_lists() && version == Version::V2 => inv_handle = reader.u32("rdma_inv_handle")?,
             _ => {}
         }
         let lists = if htype.has_lists() { Lists::check(&mut reader)? } else { Lists::absent(body) };
-        let view = View { bytes, lists, flags, version, htype, revision };
+        let view = View { bytes, lists, received, inv_handle, flags, version, htype, revision };
         match htype {
             // Version 1 has no use for a header that conveys nothing (RFC 8166 §4.5.2).
             HeaderType::Nomsg if version == Version::V1 && !lists.present() => {
@@ -198,16 +208,13 @@ impl<'a> View<'a> {
     /// With [`Flags::RECEIVED`]: how many messages the sender has received on this connection, mod 2^32.
     #[inline]
     pub fn received(&self) -> Option<u32> {
-        self.flags.contains(Flags::RECEIVED).then(|| word(self.bytes, 20))
+        self.flags.contains(Flags::RECEIVED).then_some(self.received)
     }
 
     /// The handle that may be invalidated with the reply; 0 for none, and in version 1.
     #[inline]
-    pub fn inv_handle(&self) -> u32 {
-        match self.version {
-            Version::V2 if self.htype.has_lists() => word(self.bytes, self.lists.reads - 4),
-            _ => 0,
-        }
+    pub const fn inv_handle(&self) -> u32 {
+        self.inv_handle
     }
 
     /// Whether any chunk list has an entry.

@@ -33,7 +33,7 @@ pub const fn padded(len: usize) -> usize {
 /// The big-endian word at `at`, or 0 past the end: for accessors of bytes that were checked before.
 #[inline]
 pub(super) fn word(bytes: &[u8], at: usize) -> u32 {
-    match bytes.get(at..).and_then(|tail| tail.first_chunk()) {
+    match bytes.get(at..at.wrapping_add(4)).and_then(|word| word.first_chunk()) {
         Some(word) => u32::from_be_bytes(*word),
         None => 0,
     }
