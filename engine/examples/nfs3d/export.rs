@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
 use nfs3_types::nfs3::{nfsstat3, writeverf3};
-use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, openat};
+use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, fstatfs, openat};
 
 use crate::cache::Cache;
 use crate::codec::Outcome;
@@ -35,6 +35,9 @@ pub(crate) struct Options {
     pub(crate) files: usize,
 }
 
+/// `f_type` of overlayfs.
+const OVERLAYFS: rustix::fs::FsWord = 0x794c_7630;
+
 /// A directory that clients mount.
 pub(crate) struct Export {
     path: PathBuf,
@@ -53,6 +56,13 @@ impl Export {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, &path, flags, Mode::empty()).with_context(|| path.display().to_string())?;
         let stat = fstat(&root)?;
+        if fstatfs(&root)?.f_type == OVERLAYFS {
+            log::warn!(
+                "{}: on overlayfs files may have other device numbers than directories (LOOKUP is answered with NFS3ERR_ACCES then) and another inode \
+                 once they are written to (NFS3ERR_STALE); export a directory of one of the file systems below it",
+                path.display()
+            );
+        }
         let handles = Handles::new(options.handles, &options.key, &root, &stat).with_context(|| {
             format!(
                 "{}: no kernel file handles here (they need root and a file system with support); --handles names does without",

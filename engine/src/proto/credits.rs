@@ -125,10 +125,15 @@ impl Credits {
         2 * self.window
     }
 
+    /// Receives beyond the [`reserve`](Self::reserve) for what is tolerated though it was not promised: good to have, while there are plenty.
+    pub fn leeway(&self) -> u32 {
+        if self.scheme == Scheme::V1 { self.tolerated() - self.window } else { 0 }
+    }
+
     /// Receives that must be in reserve for these promises, and one more: in version 2 for a pure grant.
     pub fn reserve(&self) -> u32 {
         match self.scheme {
-            Scheme::V1 => self.tolerated() + self.made + 1,
+            Scheme::V1 => self.window + self.made + 1,
             // What was told is not taken back when the window shrinks.
             Scheme::V2Windowed | Scheme::V2Incremental => self.window.max(self.left()) + 1,
         }

@@ -238,6 +238,15 @@ impl Connection {
         self.config.reserve().max(self.credits.reserve())
     }
 
+    /// Receives of the [`reserve`](Self::reserve) that are not needed for now. In version 1 a call that has no answer yet has used up one of the
+    /// calls that its peer may make.
+    pub fn spared(&self) -> u32 {
+        match self.version {
+            Version::V1 => self.credits.window().min(self.inbound.len() as u32),
+            Version::V2 => 0,
+        }
+    }
+
     /// Offers the peer another window; see [`Credits::set_window`].
     pub fn set_window(&mut self, window: u32) {
         self.credits.set_window(window);

@@ -207,6 +207,8 @@ pub(super) struct Conn {
     pub(super) settle_by: u64,
     /// Receives that the shard keeps for it.
     pub(super) reserve: u32,
+    /// Receives beyond them that it may need.
+    pub(super) leeway: u32,
     /// Messages that it had sent and received when it was last looked at, and since when it has sent none, in nanoseconds.
     pub(super) last_sent: u64,
     pub(super) last_received: u64,
@@ -257,6 +259,7 @@ impl Conn {
             plain_serving: false,
             settle_by: u64::MAX,
             reserve: 0,
+            leeway: 0,
             last_sent: 0,
             last_received: 0,
             quiet_since: 0,

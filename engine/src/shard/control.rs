@@ -417,7 +417,11 @@ impl<F: Fabric> Shard<F> {
         }
         self.stats.messages.add(conn.proto.counters());
         self.reserved -= conn.reserve as usize;
-        conn.reserve = 0;
+        self.leeway -= conn.leeway as usize;
+        (conn.reserve, conn.leeway) = (0, 0);
+        if self.starved {
+            self.relieved();
+        }
         if conn.stage == Stage::Negotiating {
             self.negotiating -= 1;
         }

@@ -151,6 +151,8 @@ pub struct Shard<F: Fabric> {
     posted: usize,
     /// Receives promised to connections.
     reserved: usize,
+    /// Receives that connections may need though they were promised none.
+    leeway: usize,
     /// Connections were told to wait because fewer are posted than promised.
     starved: bool,
     services: Option<Arc<Services>>,
@@ -255,6 +257,7 @@ impl<F: Fabric> Shard<F> {
             receives: Vec::with_capacity(RECEIVE_MARGIN),
             posted: 0,
             reserved: 0,
+            leeway: 0,
             starved: false,
             services,
             boxes: CallBoxes::default(),

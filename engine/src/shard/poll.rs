@@ -6,7 +6,7 @@ use super::answered::read_reply;
 use super::conn::{Conn, Stage};
 use super::reading::read_call;
 use super::{MAX_BATCH, Shard};
-use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, RECEIVE_MARGIN, SMALL_BUFFER};
+use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, SMALL_BUFFER};
 use crate::fabric::{Completion, Fabric, Opcode, PostError, Status};
 use crate::proto::{CallError, CallId, Event, Form, Outgoing, PeerFault};
 use crate::wire::{HeaderType, View};
@@ -114,11 +114,12 @@ impl<F: Fabric> Shard<F> {
     /// `only_one` in the turn, so that nothing could be gathered with it.
     #[inline]
     fn settle(&mut self, conn: &mut Conn, only_one: bool) {
-        let asks = conn.proto.has_output(self.posted >= self.reserved) || conn.stage == Stage::Draining;
+        let receives_ok = self.receives_ok(conn);
+        let asks = conn.proto.has_output(receives_ok) || conn.stage == Stage::Draining;
         if asks || (!only_one && !conn.chain.is_empty()) {
             Self::make_ready(&mut self.ready, conn);
         } else if !conn.chain.is_empty() && !conn.ready {
-            conn.proto.must_be_asked(self.posted >= self.reserved);
+            conn.proto.must_be_asked(receives_ok);
             self.post_chain(conn);
         }
     }
@@ -293,16 +294,15 @@ impl<F: Fabric> Shard<F> {
 
     #[inline]
     fn transmit(&mut self) {
-        let receives_ok = self.posted >= self.reserved;
-        self.starved |= !receives_ok;
+        self.starved |= self.posted < self.reserved;
         // The lists change places, so that neither is ever made anew.
         std::mem::swap(&mut self.ready, &mut self.spoke);
         for index in 0..self.spoke.len() {
             let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
             conn.ready = false;
             if conn.stage != Stage::Connecting {
-                if conn.proto.must_be_asked(receives_ok) || conn.stage == Stage::Draining {
-                    self.say(&mut conn, receives_ok);
+                if conn.proto.must_be_asked(self.receives_ok(&conn)) || conn.stage == Stage::Draining {
+                    self.say(&mut conn);
                 }
                 self.post_chain(&mut conn);
                 if conn.stage == Stage::Closing && conn.chain.is_empty() {
@@ -316,7 +316,7 @@ impl<F: Fabric> Shard<F> {
         self.spoke.clear();
     }
 
-    fn say(&mut self, conn: &mut Conn, receives_ok: bool) {
+    fn say(&mut self, conn: &mut Conn) {
         if conn.stage == Stage::Closing {
             return;
         }
@@ -327,6 +327,8 @@ impl<F: Fabric> Shard<F> {
                 more = false;
                 break;
             }
+            // What goes out may take of it.
+            let receives_ok = self.receives_ok(conn);
             let Some(out) = conn.proto.poll_transmit(receives_ok) else {
                 more = false;
                 break;
@@ -408,8 +410,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Posts Receives, as one chain, up to what is promised and the margin.
     pub(super) fn refill(&mut self) {
-        let target = self.reserved + RECEIVE_MARGIN;
-        let wanted = target.saturating_sub(self.posted + self.receives.len());
+        let wanted = self.wanted_receives().saturating_sub(self.posted + self.receives.len());
         self.sizing.drain_remote();
         for _ in 0..wanted {
             let Some(buf) = self.alloc_receive() else { break };
@@ -419,19 +420,20 @@ impl<F: Fabric> Shard<F> {
             }
             self.receives.push(buf);
         }
+        let mut posted = 0;
         if !self.receives.is_empty() {
-            let posted = self.fabric.post_recv(None, &mut self.receives);
+            posted = self.fabric.post_recv(None, &mut self.receives);
             self.posted += posted;
             self.sizing.posted(posted);
         }
-        if self.starved && self.posted >= self.reserved {
+        if self.starved && (posted > 0 || self.posted >= self.reserved) {
             self.relieved();
         }
     }
 
-    /// Receives are there again: whoever had to keep its grants, or its replies, back may go on.
+    /// There are more Receives, or fewer promised: whoever had to keep its grants, or its replies, back may go on.
     #[cold]
-    fn relieved(&mut self) {
+    pub(super) fn relieved(&mut self) {
         self.starved = false;
         for conn in self.conns.iter_mut().flatten() {
             Self::make_ready(&mut self.ready, conn);

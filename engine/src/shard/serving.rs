@@ -357,8 +357,8 @@ impl<F: Fabric> Shard<F> {
 
     /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's chain is posted.
     #[inline(always)]
-    fn answer(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
-        let receives_ok = self.posted >= self.reserved;
+    fn answer(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+        let receives_ok = self.receives_ok(conn);
         let clogged = conn.is_clogged(self.config.signal_every);
         if clogged {
             conn.proto.reply(call.id);
@@ -366,6 +366,10 @@ impl<F: Fabric> Shard<F> {
         if !clogged && conn.proto.reply_now(call.id, receives_ok) {
             self.transmit_reply(conn, call, receives_ok);
         } else {
+            // What the call came in is what Receives may be short of. (A header with chunks may be written into it.)
+            if !call.returns {
+                call.message = None;
+            }
             let index = call.id.index();
             conn.replies[index] = Some(call);
         }

@@ -18,6 +18,26 @@ const EVERY: u32 = 8;
 const TURNOVERS: u64 = 8;
 
 impl<F: Fabric> Shard<F> {
+    /// Receives that are to be posted: what is promised, what may be needed beyond that, as far as there are so many, and a margin.
+    #[inline]
+    pub(super) fn wanted_receives(&self) -> usize {
+        (self.reserved + self.leeway).min(self.config.receives) + RECEIVE_MARGIN
+    }
+
+    /// Receives are posted for all that peers may send when `conn`, which is not in the table now, has let its peer send one more.
+    #[inline]
+    pub(super) fn receives_ok(&self, conn: &Conn) -> bool {
+        self.posted >= self.reserved || self.spares_receives(conn)
+    }
+
+    /// The same, while there are fewer than all reserves together: calls may have their buffers for long.
+    #[cold]
+    fn spares_receives(&self, conn: &Conn) -> bool {
+        let others: u32 = self.conns.iter().flatten().map(|other| other.proto.spared()).sum();
+        // An answer of version 1 makes it one fewer.
+        self.posted + (others + conn.proto.spared()) as usize > self.reserved
+    }
+
     /// Part of step 5 of a turn: fits windows to their use, now and then, and keeps connections alive.
     pub(super) fn adapt(&mut self) {
         self.adaptations = self.adaptations.wrapping_add(1);
@@ -68,6 +88,9 @@ impl<F: Fabric> Shard<F> {
         let reserve = conn.proto.reserve();
         self.reserved = self.reserved + reserve as usize - conn.reserve as usize;
         conn.reserve = reserve;
+        let leeway = conn.proto.credits().leeway();
+        self.leeway = self.leeway + leeway as usize - conn.leeway as usize;
+        conn.leeway = leeway;
     }
 
     fn keep_alive(&mut self, conn: &mut Conn) {

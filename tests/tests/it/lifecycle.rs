@@ -257,15 +257,26 @@ fn a_handler_that_panics_on_a_worker_costs_its_call() {
 
 /// Holds handlers until it is opened.
 #[derive(Clone, Default)]
-struct Gate(Arc<(Mutex<bool>, Condvar)>);
+pub(super) struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
 impl Gate {
-    fn open(&self) {
+    pub(super) fn open(&self) {
         *self.0.0.lock().unwrap() = true;
         self.0.1.notify_all();
     }
 
-    fn wait(&self) {
+    /// Opens it when it is dropped: a test that fails must not wait for those who wait here.
+    pub(super) fn opens(&self) -> impl Drop + use<> {
+        struct Opens(Gate);
+        impl Drop for Opens {
+            fn drop(&mut self) {
+                self.0.open();
+            }
+        }
+        Opens(self.clone())
+    }
+
+    pub(super) fn wait(&self) {
         let mut open = self.0.0.lock().unwrap();
         while !*open {
             open = self.0.1.wait(open).unwrap();

@@ -4,8 +4,11 @@ use std::time::{Duration, Instant};
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Config, Scheme};
-use rpcrdma_tests::{ECHO, World, echo, settles, small, small_server};
+use rpcrdma::{Config, Procedure, Scheme, ServerCall};
+use rpcrdma_tests::{ECHO, PROGRAM, VERSION, World, echo, settles, small, small_server, standard_services};
+
+use super::calls::workers;
+use super::lifecycle::Gate;
 
 /// Connections that leave little of the server's Receives.
 const OTHERS: u64 = 85;
@@ -129,4 +132,71 @@ fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
     assert_eq!(server(&world).messages.sent, before.messages.sent, "nothing that takes a Receive");
     assert!(server(&world).completions > before.completions + 290, "each is heard of before the next");
     echo(&mut client, b"four").unwrap();
+}
+
+/// In version 1 an answer is what lets a client make another call. Here calls under way keep most of the server's buffers for messages, so that there are fewer
+/// Receives than all clients together were promised: but as many as they may use, who wait for answers. Others are answered meanwhile.
+#[test]
+fn clients_of_version_1_are_answered_while_calls_of_others_have_the_buffers() {
+    const CLIENTS: usize = 20;
+    const CALLS: u64 = 100;
+    const GATED: u32 = 99;
+    let mut world = World::new("busy-1");
+    let gate = Gate::default();
+    let _opens = gate.opens();
+    let mut services = standard_services();
+    let handler = {
+        let gate = gate.clone();
+        move |_: &mut ServerCall| {
+            gate.wait();
+            Ok(())
+        }
+    };
+    services.add(PROGRAM, VERSION, GATED, Procedure::new(handler).max_reply(0).on_workers());
+    let shard = Config {
+        window: 64,
+        max_window: 64,
+        reverse_window: 0,
+        receives: 512,
+        message_buffers: 16,
+        small_buffers: 2000,
+        ..small()
+    };
+    let address = world.serve_with(ServerConfig { shard, ..workers() }, services);
+    let config = Config { scheme: Scheme::V1, window: 64, ..small() };
+    let mut clients: Vec<_> = (0..CLIENTS).map(|_| world.client(&address, config.clone())).collect();
+    let mut other = world.client(&address, config);
+    // The first reply tells a client how many calls it may make.
+    clients.iter_mut().chain([&mut other]).for_each(|client| assert!(echo(client, b"four").is_ok()));
+    let (mut started, mut ended) = ([0; CLIENTS], [0; CLIENTS]);
+    let mut go_on = |goal: &dyn Fn(&[u64]) -> bool| {
+        let done = settles(|| {
+            for (n, client) in clients.iter_mut().enumerate() {
+                let first = client.first();
+                while started[n] < CALLS && started[n] - ended[n] < 64 {
+                    let Ok(call) = client.prepare(GATED, 0) else { break };
+                    client.start(first, call, started[n]);
+                    started[n] += 1;
+                }
+                client.poll(|done| {
+                    done.result.unwrap();
+                    ended[n] += 1;
+                });
+            }
+            goal(&ended)
+        });
+        assert!(done, "{ended:?} of {CALLS} calls of each were answered");
+    };
+    let stats = || world.server().stats()[0].clone();
+    go_on(&|_| stats().receives_posted < stats().receives_promised);
+    let (call, first) = (other.prepare(0, 0).unwrap(), other.first());
+    other.start(first, call, 0);
+    let mut answered = false;
+    assert!(settles(|| {
+        other.poll(|done| answered |= done.result.is_ok());
+        answered
+    }));
+    gate.open();
+    go_on(&|ended| ended == [CALLS; CLIENTS]);
+    assert_eq!((stats().calls_failed, stats().fabric.receiver_not_ready), (0, 0));
 }

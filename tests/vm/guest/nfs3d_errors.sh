@@ -91,3 +91,10 @@ refuses 'Permission denied' touch /mnt/x
 [[ $(cat /mnt/shared) == $'first\nsecond' ]] || fail "reading as nobody"
 umount /mnt
 quit
+
+# The guest's root is an overlay, where files cannot be told by device and inode: the operator is told.
+mkdir -p /srv/overlay
+"$nfs3d" /srv/overlay --listen soft:/run/overlay --mount-port 0 --key /run/overlay.key >/run/overlaid 2>&1 &
+await 30 grep -q '^listening' /run/overlaid
+grep -q '/srv/overlay: on overlayfs' /run/overlaid || fail "no word of the overlay: $(cat /run/overlaid)"
+kill -TERM $!
