@@ -45,7 +45,7 @@ impl<F: Fabric> Shard<F> {
             self.control();
         }
         // 6. Receives go back, buffers come home.
-        if self.posted < self.reserved + RECEIVE_LOW_WATER {
+        if self.posted < self.reserved + RECEIVE_LOW_WATER || self.receives.len() >= RECEIVE_LOW_WATER {
             self.starved |= self.posted < self.reserved;
             self.refill();
         }
