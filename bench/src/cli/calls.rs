@@ -184,6 +184,9 @@ pub(crate) struct EngineArgs {
     /// One signalled Send in so many
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     pub(crate) signal_every: u32,
+    /// Milliseconds without a message before it is found out whether the other end is there; 0 for never
+    #[arg(long, value_name = "MS", default_value_t = 2000)]
+    pub(crate) keep_alive: u32,
 }
 
 impl EngineArgs {
@@ -213,6 +216,7 @@ impl EngineArgs {
         option("--inline", self.inline.to_string());
         option("--workers", self.workers.to_string());
         option("--signal-every", self.signal_every.to_string());
+        option("--keep-alive", self.keep_alive.to_string());
         out.extend(self.no_coalesce.then(|| "--no-coalesce".to_owned()));
         out.extend(self.no_remote_invalidate.then(|| "--no-remote-invalidate".to_owned()));
         out

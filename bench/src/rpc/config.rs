@@ -10,8 +10,6 @@ use crate::failure::Failure;
 const MOST_PER_SIZE: usize = 32 << 20;
 /// Receives that a shard keeps besides those promised.
 const SPARE_RECEIVES: usize = 256;
-/// A connection over which nothing comes for so long is tried, in milliseconds: who waits for an answer is not told by every device that there is no link.
-const KEEP_ALIVE_MS: u64 = 2000;
 /// A connection gets at most this part of the Receives that are left.
 const SHARE: usize = 8;
 
@@ -121,7 +119,8 @@ pub(crate) fn shared(
         },
         reassemble_up_to: usual_config.reassemble_up_to.max(load.message + SLACK),
         reverse_window,
-        keep_alive_ms: KEEP_ALIVE_MS,
+        // Who waits for an answer is not told by every device that there is no link.
+        keep_alive_ms: args.keep_alive.into(),
         device: device.ib_dev.clone(),
         gid_index: device.gid_index,
         idle: policy(idle),

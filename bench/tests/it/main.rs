@@ -199,6 +199,8 @@ fn every_variant_of_calls_ends() {
         &["rate", "-n", "999", "--workers", "3", "-q", "2"],
         &["rate", "-n", "999", "--no-batch", "--no-coalesce", "--signal-every", "1"],
         &["rate", "-n", "999", "--signal-every", "1000"],
+        &["lat", "-n", "99", "--version", "1", "--keep-alive", "1"],
+        &["lat", "-n", "99", "--keep-alive", "0"],
         &["bw", "-n", "200", "--no-remote-invalidate", "--warmup", "13"],
         &["bw", "-n", "200", "--op", "write", "--workers", "2", "-q", "2"],
         &["bw", "-n", "200", "--op", "write", "-s", "65537", "--no-remote-invalidate"],
