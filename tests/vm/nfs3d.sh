@@ -14,7 +14,7 @@ fi
 modprobe -a rpcrdma nfsv3
 mkdir -p /srv/nfs3d /mnt /mnt2
 export=/srv/nfs3d
-trap 'umount -l /mnt /mnt2 2>/dev/null || true; for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done' EXIT
+trap 'umount -l /mnt /mnt2 /srv/nfs3d 2>/dev/null || true; for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done' EXIT
 
 # storage [SIZE]: what is exported.
 storage() { mount -t tmpfs -o "mode=1777,size=${1:-75%}" tmpfs $export; }
