@@ -21,7 +21,7 @@ impl<F: Fabric> Shard<F> {
     /// Receives that are to be posted: what is promised, what may be needed beyond that, as far as there are so many, and a margin.
     #[inline]
     pub(super) fn wanted_receives(&self) -> usize {
-        (self.reserved + self.leeway).min(self.config.receives) + RECEIVE_MARGIN
+        self.reserved + self.leeway.min(self.config.receives.saturating_sub(self.reserved)) + RECEIVE_MARGIN
     }
 
     /// Receives are posted for all that peers may send when `conn`, which is not in the table now, has let its peer send one more.
