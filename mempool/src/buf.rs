@@ -208,6 +208,19 @@ impl Buf {
         self.handle.window = Window::new(start as u32, len as u32);
     }
 
+    /// Moves the window's start to an earlier byte of the buffer, `start`; its end stays. False if that is no earlier byte.
+    #[inline(always)]
+    #[must_use = "false means that nothing was moved"]
+    pub fn extend_front(&mut self, start: usize) -> bool {
+        let window = self.handle.window;
+        let earlier = start <= window.start();
+        if earlier {
+            let more = window.start() - start;
+            self.handle.window = Window::new(start as u32, (window.len() + more) as u32);
+        }
+        earlier
+    }
+
     /// The whole buffer, whatever the window.
     #[inline]
     pub fn full_mut(&mut self) -> &mut [u8] {

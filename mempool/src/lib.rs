@@ -19,8 +19,8 @@
 //!
 //! Buffers are not wiped: a fresh arena is all zeroes, a reused buffer still holds the bytes of its last use.
 //!
-//! [`PeerMapping`] and [`SharedMapping`] are memory that another process maps too: bytes are copied in and
-//! out of them, and no reference to them is ever formed, except to atomics.
+//! [`PeerMapping`] and [`SharedMapping`] are memory that another process maps too, and [`PeerRings`] are rings in such memory: bytes are
+//! copied in and out of them, and no reference to them is ever formed, except to atomics.
 //!
 //! ```
 //! use rpcrdma_mempool::{ArenaConfig, Class, Pool, PoolConfig};
@@ -49,6 +49,7 @@ mod owner;
 mod pool;
 mod register;
 mod report;
+mod ring;
 mod shared;
 pub mod sync;
 
@@ -60,4 +61,5 @@ pub use host::{HugePool, MemoryLimits};
 pub use pool::{Census, ClassCensus, ClassStats, Pool, PoolStats};
 pub use register::{Registrar, Registrations};
 pub use report::ArenaReport;
+pub use ring::{PeerRing, PeerRings};
 pub use shared::{PeerMapping, SharedMapping};

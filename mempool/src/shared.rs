@@ -91,7 +91,7 @@ impl PeerMapping {
 
     /// The address of `len` bytes at `offset`, if they are all in here.
     #[inline]
-    fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+    pub(crate) fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         if offset.checked_add(len)? > self.len {
             return None;
         }

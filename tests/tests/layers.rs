@@ -148,6 +148,7 @@ const UNSAFE: &[&str] = &[
     "mempool/src/core.rs",
     "mempool/src/map.rs",
     "mempool/src/pool.rs",
+    "mempool/src/ring.rs",
     "mempool/src/shared.rs",
 ];
 

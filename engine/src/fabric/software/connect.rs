@@ -238,6 +238,7 @@ impl SoftwareFabric {
         let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
         let (windows, table_fd, table_bytes) = self.own_windows(params)?;
         let mapped = layout.bytes() as u64 + table_bytes;
+        let ring = layout.rings(ring, Side::Connector).map_err(FabricError::Misuse)?;
         let id = self.table.insert(|id| {
             Qp::new(Parts { id, side: Side::Connector, layout, ring, windows, params, max_message, mapped })
         });
@@ -295,6 +296,7 @@ impl SoftwareFabric {
             private_data: params.private_data.clone(),
         };
         let mapped = layout.bytes() as u64 + table_bytes + peer_table.len() as u64;
+        let ring = layout.rings(ring, Side::Acceptor).map_err(FabricError::Peer)?;
         let id = self.table.insert(|id| {
             Qp::new(Parts { id, side: Side::Acceptor, layout, ring, windows, params, max_message, mapped })
         });
@@ -484,7 +486,7 @@ impl SoftwareFabric {
                 true
             }
             State::Draining => {
-                if late || qp.rx.peek(&qp.ring) == 0 {
+                if late || qp.rx.peek(&qp.ring.rx()) == 0 {
                     qp.fail(&mut self.common, "the peer closed the connection".to_owned());
                     return self.tend_qp(slot, now);
                 }

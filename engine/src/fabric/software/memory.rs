@@ -3,10 +3,9 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, fence};
 
-use rpcrdma_mempool::PeerMapping;
+use rpcrdma_mempool::{PeerMapping, PeerRing, PeerRings};
 
 use super::doorbell::Doorbell;
-use super::ring::Span;
 
 /// Words and bytes that another process maps too. Offsets are in bytes; words are aligned to 8.
 ///
@@ -26,10 +25,22 @@ pub(super) trait Memory {
     fn settle(&self);
     /// Acquire-release exchange of the word for itself: what is there now, in one order with the other side's exchanges.
     fn newest(&self, at: usize) -> u64;
-    /// Copies bytes out.
-    fn read(&self, at: usize, to: &mut [u8]);
-    /// Copies bytes in.
-    fn write(&self, at: usize, from: &[u8]);
+}
+
+/// A ring in such memory. Positions count its bytes since the beginning, and wrap; words are aligned to 8.
+pub(super) trait RingMemory {
+    /// Acquire load: pairs with [`publish`](Self::publish) of the other side.
+    fn load(&self, position: u64) -> u64;
+    /// Load of a word that an acquire before has made valid.
+    fn load_relaxed(&self, position: u64) -> u64;
+    /// Store that a later [`publish`](Self::publish) makes visible.
+    fn store_relaxed(&self, position: u64, value: u64);
+    /// Release store: pairs with [`load`](Self::load) of the other side.
+    fn publish(&self, position: u64, value: u64);
+    /// Copies bytes out, no more than the ring has.
+    fn read(&self, position: u64, to: &mut [u8]);
+    /// Copies bytes in, no more than the ring has.
+    fn write(&self, position: u64, from: &[u8]);
 }
 
 impl Memory for PeerMapping {
@@ -67,17 +78,39 @@ impl Memory for PeerMapping {
     fn newest(&self, at: usize) -> u64 {
         self.atomic_u64(at).map_or(0, |w| w.fetch_and(u64::MAX, AcqRel))
     }
+}
 
-    #[inline]
-    fn read(&self, at: usize, to: &mut [u8]) {
-        let inside = PeerMapping::read(self, at, to);
-        debug_assert!(inside, "{} bytes at {at}", to.len());
+impl RingMemory for PeerRing<'_> {
+    #[inline(always)]
+    fn load(&self, position: u64) -> u64 {
+        self.word(position).load(Acquire)
     }
 
-    #[inline]
-    fn write(&self, at: usize, from: &[u8]) {
-        let inside = PeerMapping::write(self, at, from);
-        debug_assert!(inside, "{} bytes at {at}", from.len());
+    #[inline(always)]
+    fn load_relaxed(&self, position: u64) -> u64 {
+        self.word(position).load(Relaxed)
+    }
+
+    #[inline(always)]
+    fn store_relaxed(&self, position: u64, value: u64) {
+        self.word(position).store(value, Relaxed);
+    }
+
+    #[inline(always)]
+    fn publish(&self, position: u64, value: u64) {
+        self.word(position).store(value, Release);
+    }
+
+    #[inline(always)]
+    fn read(&self, position: u64, to: &mut [u8]) {
+        let all = PeerRing::read(self, position, to);
+        debug_assert!(all, "{} bytes at {position}", to.len());
+    }
+
+    #[inline(always)]
+    fn write(&self, position: u64, from: &[u8]) {
+        let all = PeerRing::write(self, position, from);
+        debug_assert!(all, "{} bytes at {position}", from.len());
     }
 }
 
@@ -120,10 +153,21 @@ impl Layout {
         LINES + 2 * self.ring_bytes as usize
     }
 
-    /// The ring that this side sends into.
-    pub(super) fn ring(self, from: Side) -> Span {
-        let skip = if from == Side::Connector { 0 } else { self.ring_bytes as usize };
-        Span { base: LINES + skip, bytes: self.ring_bytes }
+    /// Bytes of one ring.
+    pub(super) fn ring_bytes(self) -> u32 {
+        self.ring_bytes
+    }
+
+    /// Where the ring begins that this side sends into.
+    pub(super) fn ring(self, from: Side) -> usize {
+        LINES + if from == Side::Connector { 0 } else { self.ring_bytes as usize }
+    }
+
+    /// The rings of memory that is laid out so, as this side has them.
+    pub(super) fn rings(self, memory: PeerMapping, of: Side) -> Result<PeerRings, String> {
+        let len = memory.len();
+        PeerRings::new(memory, self.ring(of), self.ring(of.other()), self.ring_bytes as usize)
+            .ok_or_else(|| format!("rings of {} bytes do not fit memory of {len} bytes", self.ring_bytes))
     }
 
     /// Two words in which this side says how far it has come in the other's ring, and whether it refused the record there.

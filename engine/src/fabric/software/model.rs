@@ -6,8 +6,8 @@ use loom::sync::atomic::{AtomicU64, fence};
 use loom::thread;
 
 use super::doorbell::{Doorbell, Waits};
-use super::memory::Memory;
-use super::ring::{Consumer, Header, Producer, Span};
+use super::memory::{Memory, RingMemory};
+use super::ring::{Consumer, Header, Producer};
 use super::window::model::WindowModel;
 
 /// Shared memory of which loom watches every word.
@@ -52,24 +52,47 @@ impl Memory for Words {
     fn newest(&self, at: usize) -> u64 {
         self.word(at).fetch_and(u64::MAX, AcqRel)
     }
+}
 
-    fn read(&self, at: usize, to: &mut [u8]) {
-        for (i, chunk) in to.chunks_mut(8).enumerate() {
-            chunk.copy_from_slice(&self.load_relaxed(at + 8 * i).to_le_bytes()[..chunk.len()]);
+/// The ring at the start of it.
+impl RingMemory for Words {
+    fn load(&self, position: u64) -> u64 {
+        self.word(place(position)).load(Acquire)
+    }
+
+    fn load_relaxed(&self, position: u64) -> u64 {
+        self.word(place(position)).load(Relaxed)
+    }
+
+    fn store_relaxed(&self, position: u64, value: u64) {
+        self.word(place(position)).store(value, Relaxed);
+    }
+
+    fn publish(&self, position: u64, value: u64) {
+        self.word(place(position)).store(value, Release);
+    }
+
+    fn read(&self, position: u64, to: &mut [u8]) {
+        for (position, chunk) in (position..).step_by(8).zip(to.chunks_mut(8)) {
+            chunk.copy_from_slice(&RingMemory::load_relaxed(self, position).to_le_bytes()[..chunk.len()]);
         }
     }
 
-    fn write(&self, at: usize, from: &[u8]) {
-        for (i, chunk) in from.chunks(8).enumerate() {
+    fn write(&self, position: u64, from: &[u8]) {
+        for (position, chunk) in (position..).step_by(8).zip(from.chunks(8)) {
             let mut bytes = [0; 8];
             bytes[..chunk.len()].copy_from_slice(chunk);
-            self.store_relaxed(at + 8 * i, u64::from_le_bytes(bytes));
+            RingMemory::store_relaxed(self, position, u64::from_le_bytes(bytes));
         }
     }
 }
 
+fn place(position: u64) -> usize {
+    (position % u64::from(RING)) as usize
+}
+
 /// The word for the consumer's head lies behind the smallest ring that has room for two records.
-const RING: Span = Span { base: 0, bytes: 256 };
+const RING: u32 = 256;
 const REPORT: usize = 256;
 const BELL: usize = 264;
 const BYTES: usize = 272;
@@ -91,7 +114,7 @@ fn ring() {
             let mut tx = Producer::new(RING);
             for i in 0..RECORDS {
                 while !tx.has_room(8) {
-                    assert!(tx.acknowledge(other.load(REPORT)), "a head that cannot be");
+                    assert!(tx.acknowledge(Memory::load(&*other, REPORT)), "a head that cannot be");
                     thread::yield_now();
                 }
                 tx.push(&*other, Header::message(8, None, i), &(i + 100).to_le_bytes());
@@ -112,7 +135,7 @@ fn ring() {
             rx.copy(&*memory, &mut payload);
             assert_eq!(u64::from_le_bytes(payload), i + 100);
             rx.advance(8);
-            memory.publish(REPORT, rx.tell());
+            Memory::publish(&*memory, REPORT, rx.tell());
         }
         producer.join().expect("producer");
         assert_eq!(rx.peek(&*memory), 0, "a record that nobody sent");
@@ -159,14 +182,14 @@ fn doorbell_of_reports() {
             let other = Arc::clone(&memory);
             let bell = Doorbell(BELL);
             let peer = thread::spawn(move || {
-                other.publish(REPORT, 64);
+                Memory::publish(&*other, REPORT, 64);
                 let for_report = bell.take_if_anything(&*other);
                 let mut tx = Producer::new(RING);
                 tx.push(&*other, Header::message(0, None, 0), &[]);
                 (for_report, bell.take(&*other))
             });
             bell.set(&*memory, waits);
-            let reported = memory.load(REPORT) != 0;
+            let reported = Memory::load(&*memory, REPORT) != 0;
             let rx = Consumer::new(RING);
             let message = rx.peek(&*memory) != 0;
             let (for_report, for_message) = peer.join().expect("peer");

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use rpcrdma_mempool::{Buf, PeerMapping};
+use rpcrdma_mempool::{Buf, PeerRings};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::config::SoftwareConfig;
@@ -65,7 +65,7 @@ pub(super) struct OwnReceives {
 #[derive(Debug)]
 pub(super) struct Qp {
     // What every poll looks at.
-    pub(super) ring: PeerMapping,
+    pub(super) ring: PeerRings,
     pub(super) rx: Consumer,
     /// The next poll has something to do even if no message is there.
     pub(super) chores: bool,
@@ -129,7 +129,7 @@ pub(super) struct Parts<'a> {
     pub(super) id: QpId,
     pub(super) side: Side,
     pub(super) layout: Layout,
-    pub(super) ring: PeerMapping,
+    pub(super) ring: PeerRings,
     pub(super) windows: OwnWindows,
     pub(super) params: &'a ConnectParams,
     pub(super) max_message: u32,
@@ -143,7 +143,7 @@ impl Qp {
         let depth = params.send_queue_depth.max(1) as usize;
         Self {
             ring,
-            rx: Consumer::new(layout.ring(side.other())),
+            rx: Consumer::new(layout.ring_bytes()),
             chores: false,
             later: false,
             state: State::Connecting,
@@ -152,7 +152,7 @@ impl Qp {
             peer_may_sleep: true,
             idle: 0,
             id,
-            tx: Producer::new(layout.ring(side)),
+            tx: Producer::new(layout.ring_bytes()),
             max_message,
             retire: RetireQueue::new(depth),
             pending: VecDeque::new(),
@@ -193,7 +193,7 @@ impl Qp {
         if let Some(refused) = self.refused {
             self.ring.publish(self.own_report + 8, refused as u64);
         }
-        if self.peer_may_sleep && self.peer_bell.take_if_anything(&self.ring) {
+        if self.peer_may_sleep && self.peer_bell.take_if_anything(&*self.ring) {
             self.wake_peer();
         }
     }
@@ -216,13 +216,13 @@ impl Qp {
             self.report();
         }
         let waiting = !self.pending.is_empty() || self.retire.has_signalled();
-        self.own_bell.set(&self.ring, if waiting { Waits::Anything } else { Waits::Message });
+        self.own_bell.set(&*self.ring, if waiting { Waits::Anything } else { Waits::Message });
     }
 
     /// Is awake.
     pub(super) fn disarm(&self) {
         if self.is_live() {
-            self.own_bell.clear(&self.ring);
+            self.own_bell.clear(&*self.ring);
         }
     }
 

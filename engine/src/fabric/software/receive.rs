@@ -52,7 +52,7 @@ impl Qp {
     /// One look at the queue pair.
     #[inline]
     pub(super) fn poll(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
-        let first = self.rx.peek(&self.ring);
+        let first = self.rx.peek(&self.ring.rx());
         if first != 0 {
             self.idle = 0;
             return self.work(common, out, end, first);
@@ -73,7 +73,7 @@ impl Qp {
         if self.idle < IDLE_POLLS { Polled::Quiet } else { Polled::Idle }
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn work(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, first: u64) -> Polled {
         if !self.is_live() {
             return Polled::Dead;
@@ -81,7 +81,7 @@ impl Qp {
         if first != 0 && !self.receive(common, out, end, first) {
             return Polled::Dead;
         }
-        if !self.retire.is_empty() && !self.reap(common, out, end) {
+        if !self.retire.is_empty() && !self.forget_done() && !self.reap(common, out, end) {
             return Polled::Dead;
         }
         if !self.pending.is_empty() {
@@ -97,6 +97,11 @@ impl Qp {
     /// Decides how soon the next poll has to do more than look for a message.
     #[inline]
     pub(super) fn plan(&mut self) {
+        if self.retire.is_empty() && self.pending.is_empty() && !self.halted {
+            self.chores = false;
+            self.later = self.rx.untold() != 0;
+            return;
+        }
         // Nobody waits for the end of unsignalled requests, as long as there is room for more of them.
         self.chores = self.halted
             || self.retire.has_signalled()
@@ -116,7 +121,7 @@ impl Qp {
     ) -> bool {
         let end = end.min(out.len() + BURST);
         while out.len() < end {
-            let header = self.rx.header(&self.ring, first);
+            let header = self.rx.header(&self.ring.rx(), first);
             if !header.is_valid(self.max_message) {
                 return self.violation(common, "a record header that cannot be");
             }
@@ -133,7 +138,7 @@ impl Qp {
                 return self.too_long(common, out, buf, len);
             }
             buf.set_window(0, len as usize);
-            self.rx.copy(&self.ring, &mut buf);
+            self.rx.copy(&self.ring.rx(), &mut buf);
             self.rnr_polls = 0;
             let invalidated = header.invalidate();
             if let Some(rkey) = invalidated
@@ -150,7 +155,7 @@ impl Qp {
                 buf: Some(buf),
                 invalidated,
             });
-            first = self.rx.peek(&self.ring);
+            first = self.rx.peek(&self.ring.rx());
             if first == 0 {
                 break;
             }

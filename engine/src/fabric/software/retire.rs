@@ -58,6 +58,13 @@ impl RetireQueue {
         self.signalled += usize::from(retire.signalled);
     }
 
+    /// Forgets all of them; none is signalled.
+    #[inline]
+    pub(super) fn clear(&mut self) {
+        debug_assert_eq!(self.signalled, 0);
+        self.len = 0;
+    }
+
     #[inline]
     pub(super) fn front(&self) -> Option<&Retire> {
         if self.len == 0 { None } else { self.places.get(self.first) }

@@ -11,7 +11,7 @@
 //!
 //! The memory is shared with a process that may be hostile: every word is read once, then checked.
 
-use super::memory::Memory;
+use super::memory::RingMemory;
 
 /// Bytes that records are aligned to, one cache line.
 pub(super) const LINE: u32 = 64;
@@ -79,41 +79,18 @@ fn record_bytes(len: u32) -> u64 {
     u64::from((HEADER as u32 + len + (LINE - 1)) & !(LINE - 1))
 }
 
-/// Where a ring lies in its mapping.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
-    /// First byte.
-    pub(super) base: usize,
-    /// Bytes, a power of two.
-    pub(super) bytes: u32,
-}
-
-impl Span {
-    #[inline]
-    fn at(self, position: u64) -> usize {
-        self.base + (position & u64::from(self.bytes - 1)) as usize
-    }
-
-    /// Of `len` payload bytes behind the header at `at`, those before the end of the ring.
-    #[inline]
-    fn before_end(self, at: usize, len: usize) -> usize {
-        len.min(self.base + self.bytes as usize - at - HEADER)
-    }
-}
-
 /// The sending end. Positions count bytes since the beginning.
 #[derive(Debug)]
 pub(super) struct Producer {
-    span: Span,
-    /// Where `sent` lies.
-    at: usize,
+    /// Bytes of the ring.
+    bytes: u32,
     sent: u64,
     acked: u64,
 }
 
 impl Producer {
-    pub(super) fn new(span: Span) -> Self {
-        Self { span, at: span.base, sent: 0, acked: 0 }
+    pub(super) fn new(bytes: u32) -> Self {
+        Self { bytes, sent: 0, acked: 0 }
     }
 
     /// End of what was published.
@@ -137,24 +114,17 @@ impl Producer {
     /// Whether a record with this payload fits now; the word behind it has to fit too.
     #[inline]
     pub(super) fn has_room(&self, len: u32) -> bool {
-        self.sent - self.acked + record_bytes(len) + u64::from(LINE) <= u64::from(self.span.bytes)
+        self.sent - self.acked + record_bytes(len) + u64::from(LINE) <= u64::from(self.bytes)
     }
 
     /// Publishes one record. The caller has asked [`has_room`](Self::has_room).
-    #[inline]
-    pub(super) fn push(&mut self, memory: &impl Memory, header: Header, payload: &[u8]) {
-        let at = self.at;
+    #[inline(always)]
+    pub(super) fn push(&mut self, memory: &impl RingMemory, header: Header, payload: &[u8]) {
+        let at = self.sent;
         self.sent += record_bytes(header.len());
-        self.at = self.span.at(self.sent);
-        memory.store_relaxed(self.at, 0);
+        memory.store_relaxed(self.sent, 0);
         memory.store_relaxed(at + 8, header.second);
-        let first = self.span.before_end(at, payload.len());
-        if first == payload.len() {
-            memory.write(at + HEADER, payload);
-        } else {
-            memory.write(at + HEADER, &payload[..first]);
-            memory.write(self.span.base, &payload[first..]);
-        }
+        memory.write(at + HEADER as u64, payload);
         // Pairs with the load in `Consumer::peek`: who sees the word sees the record and the zero behind it.
         memory.publish(at, header.first);
     }
@@ -174,49 +144,40 @@ impl Producer {
 /// The receiving end.
 #[derive(Debug)]
 pub(super) struct Consumer {
-    span: Span,
-    /// Where `head` lies.
-    at: usize,
+    /// Bytes of the ring.
+    bytes: u32,
     head: u64,
     told: u64,
 }
 
 impl Consumer {
-    pub(super) fn new(span: Span) -> Self {
-        Self { span, at: span.base, head: 0, told: 0 }
+    pub(super) fn new(bytes: u32) -> Self {
+        Self { bytes, head: 0, told: 0 }
     }
 
     /// The first word of the next record's header, or 0.
     #[inline]
-    pub(super) fn peek(&self, memory: &impl Memory) -> u64 {
+    pub(super) fn peek(&self, memory: &impl RingMemory) -> u64 {
         // Pairs with the publication in `Producer::push`.
-        memory.load(self.at)
+        memory.load(self.head)
     }
 
     /// The header of the record that `peek` has found.
     #[inline]
-    pub(super) fn header(&self, memory: &impl Memory, first: u64) -> Header {
-        Header { first, second: memory.load_relaxed(self.at + 8) }
+    pub(super) fn header(&self, memory: &impl RingMemory, first: u64) -> Header {
+        Header { first, second: memory.load_relaxed(self.head + 8) }
     }
 
     /// Copies the payload of the record that `peek` has found; its length is the checked one.
     #[inline]
-    pub(super) fn copy(&self, memory: &impl Memory, to: &mut [u8]) {
-        let first = self.span.before_end(self.at, to.len());
-        if first == to.len() {
-            memory.read(self.at + HEADER, to);
-        } else {
-            let (front, back) = to.split_at_mut(first);
-            memory.read(self.at + HEADER, front);
-            memory.read(self.span.base, back);
-        }
+    pub(super) fn copy(&self, memory: &impl RingMemory, to: &mut [u8]) {
+        memory.read(self.head + HEADER as u64, to);
     }
 
     /// Steps over the record.
     #[inline]
     pub(super) fn advance(&mut self, len: u32) {
         self.head += record_bytes(len);
-        self.at = self.span.at(self.head);
     }
 
     /// How far it has come, to be told to the producer by whoever asks.
@@ -235,6 +196,6 @@ impl Consumer {
     /// Whether so much is untold that the producer may run out of room.
     #[inline]
     pub(super) fn owes_report(&self) -> bool {
-        self.untold() > u64::from(self.span.bytes) / 4
+        self.untold() > u64::from(self.bytes) / 4
     }
 }

@@ -1,7 +1,7 @@
 //! The sending half of a queue pair: work requests are carried out in the order in which they were posted, most of
 //! them within the post.
 
-use rpcrdma_mempool::{Lent, PeerMapping};
+use rpcrdma_mempool::{Buf, Lent, PeerMapping};
 
 use super::message::Message;
 use super::qp::{Common, Qp, State, ended, opcode};
@@ -34,6 +34,43 @@ impl Qp {
         if self.state != State::Up || !self.pending.is_empty() || self.halted {
             return self.post_behind(common, chain, 0);
         }
+        if chain.len() == 1 && self.post_one(common, chain) {
+            return Ok(());
+        }
+        self.post_all(common, chain)
+    }
+
+    /// Posts a chain of one Send for which there is room: what a conversation is made of. False if it is anything else.
+    #[inline(always)]
+    fn post_one(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> bool {
+        let Some(Posting { wr_id, signalled, wr: WorkRequest::Send { buf, invalidate, .. } }) = chain.first()
+        else {
+            return false;
+        };
+        let (len, signalled) = (buf.len() as u32, *signalled);
+        let refused = self.retire.len() >= self.depth || self.check_send(common, buf).is_err();
+        if refused || !self.tx.has_room(len) {
+            return false;
+        }
+        self.send(*wr_id, signalled, buf, *invalidate);
+        common.stats.posts += 1;
+        common.stats.signalled += u64::from(signalled);
+        common.stats.doorbells += 1;
+        self.chores |= signalled;
+        self.later = true;
+        // What was sent goes home here.
+        if let Some(Posting { wr: WorkRequest::Send { buf, .. }, .. }) = chain.pop() {
+            drop(buf);
+        }
+        if self.peer_may_sleep && self.peer_bell.take(&*self.ring) {
+            self.wake_peer();
+        }
+        true
+    }
+
+    /// Posts a chain while nothing waits.
+    #[inline(never)]
+    fn post_all(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         let before = self.tx.sent();
         let mut budget = COPY_BUDGET;
         let mut result = Ok(());
@@ -95,7 +132,7 @@ impl Qp {
     fn tell_peer(&self, common: &mut Common, before: u64) {
         if self.tx.sent() != before {
             common.stats.doorbells += 1;
-            if self.peer_may_sleep && self.peer_bell.take(&self.ring) {
+            if self.peer_may_sleep && self.peer_bell.take(&*self.ring) {
                 self.wake_peer();
             }
         }
@@ -143,9 +180,16 @@ impl Qp {
     }
 
     /// What a NIC's driver checks before it takes a request.
-    #[inline]
+    #[inline(always)]
     fn check(&mut self, common: &Common, posting: &Posting) -> Result<(), &'static str> {
-        let WorkRequest::Send { buf, .. } = &posting.wr else { return self.check_memory(common, posting) };
+        match &posting.wr {
+            WorkRequest::Send { buf, .. } => self.check_send(common, buf),
+            _ => self.check_memory(common, posting),
+        }
+    }
+
+    #[inline]
+    fn check_send(&self, common: &Common, buf: &Buf) -> Result<(), &'static str> {
         if buf.len() > self.max_message as usize {
             return Err("a message longer than max_message of the two sides");
         }
@@ -205,7 +249,7 @@ impl Qp {
     }
 
     /// Carries a request out, as far as room and budget allow.
-    #[inline]
+    #[inline(always)]
     fn step(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> Step {
         let WorkRequest::Send { buf, invalidate, .. } = &posting.wr else {
             return self.step_memory(common, posting, budget);
@@ -218,16 +262,17 @@ impl Qp {
             return Step::Wait;
         }
         *budget = budget.saturating_sub(buf.len());
-        let header = Header::message(len, *invalidate, self.rx.tell());
-        self.tx.push(&self.ring, header, buf);
-        self.retire.push(Retire {
-            wr_id: posting.wr_id,
-            end: self.tx.sent(),
-            opcode: Opcode::Send,
-            signalled: posting.signalled,
-            status: Status::Success,
-        });
+        self.send(posting.wr_id, posting.signalled, buf, *invalidate);
         Step::Done
+    }
+
+    /// Puts a message into the ring, in which there is room for it.
+    #[inline(always)]
+    fn send(&mut self, wr_id: u64, signalled: bool, buf: &Buf, invalidate: Option<u32>) {
+        let header = Header::message(buf.len() as u32, invalidate, self.rx.tell());
+        self.tx.push(&self.ring.tx(), header, buf);
+        let end = self.tx.sent();
+        self.retire.push(Retire { wr_id, end, opcode: Opcode::Send, signalled, status: Status::Success });
     }
 
     /// The same, for all but Sends.
@@ -364,6 +409,16 @@ impl Qp {
         };
         self.fail(common, reason);
         false
+    }
+
+    /// The peer has taken everything, nothing has failed, and nobody waits to hear of it: true then, and it is forgotten.
+    #[inline]
+    pub(super) fn forget_done(&mut self) -> bool {
+        let done = self.tx.is_idle() && !self.halted && !self.retire.has_signalled();
+        if done {
+            self.retire.clear();
+        }
+        done
     }
 
     /// Reports what the peer has taken. False if the queue pair ends by that.

@@ -230,7 +230,7 @@ impl Intruder {
     }
 
     fn at(&self) -> usize {
-        self.layout.ring(Side::Connector).base
+        self.layout.ring(Side::Connector)
     }
 
     fn say(&self, message: &Message, fds: &[BorrowedFd<'_>]) {
@@ -551,6 +551,7 @@ fn scribbling() {
         let Intruder { socket, ring, table, peer_table, layout } = intruder;
         let scribbler = std::thread::spawn(move || {
             let mut random = round + 1;
+            let ring = layout.rings(ring, Side::Connector).expect("rings");
             let peer_table = peer_table.expect("table");
             for _ in 0..2000 {
                 for _ in 0..16 {
@@ -563,8 +564,8 @@ fn scribbling() {
                     table.store_relaxed((at % 4096) & !7, random);
                 }
                 // And a record now and then that can be.
-                let mut tx = Producer::new(layout.ring(Side::Connector));
-                tx.push(&ring, Header::message(100, None, 0), &[1; 100]);
+                let mut tx = Producer::new(layout.ring_bytes());
+                tx.push(&ring.tx(), Header::message(100, None, 0), &[1; 100]);
             }
             drop(socket);
         });

@@ -1,0 +1,190 @@
+#![expect(unsafe_code, reason = "words and bytes of memory that another process maps")]
+//! Rings of bytes in memory that another process maps too.
+
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
+
+use crate::shared::PeerMapping;
+
+/// A mapping with two rings in it, one for each direction. Where they lie is checked once, and every position lies in a ring: no
+/// access need be checked again.
+#[derive(Debug)]
+pub struct PeerRings {
+    places: [Place; 2],
+    mapping: PeerMapping,
+}
+
+/// A ring in a mapping that lives.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// First byte: aligned to 8.
+    base: NonNull<u8>,
+    /// Bytes, a power of two of at least 8, less 1.
+    mask: usize,
+}
+
+// SAFETY: the places point into the mapping, which is Send and goes along.
+unsafe impl Send for PeerRings {}
+
+impl PeerRings {
+    /// Rings of `bytes` bytes that begin at byte `tx` and byte `rx` of a mapping. `None` unless that is a power of two of at least 64, both
+    /// begin at a multiple of it or of 4096, and lie in the mapping.
+    pub fn new(mapping: PeerMapping, tx: usize, rx: usize, bytes: usize) -> Option<Self> {
+        if !bytes.is_power_of_two() || bytes < 64 {
+            return None;
+        }
+        let place = |at: usize| {
+            let aligned = at.is_multiple_of(bytes) || at.is_multiple_of(4096);
+            let base = if aligned { mapping.at(at, bytes)? } else { return None };
+            Some(Place { base, mask: bytes - 1 })
+        };
+        Some(Self { places: [place(tx)?, place(rx)?], mapping })
+    }
+
+    /// The ring that was named first.
+    #[inline(always)]
+    pub fn tx(&self) -> PeerRing<'_> {
+        PeerRing { place: self.places[0], _mapping: PhantomData }
+    }
+
+    /// The other one.
+    #[inline(always)]
+    pub fn rx(&self) -> PeerRing<'_> {
+        PeerRing { place: self.places[1], _mapping: PhantomData }
+    }
+}
+
+/// All of the mapping, with what lies beside the rings.
+impl Deref for PeerRings {
+    type Target = PeerMapping;
+
+    #[inline]
+    fn deref(&self) -> &PeerMapping {
+        &self.mapping
+    }
+}
+
+/// One of them. Positions count bytes and wrap at the ring's end.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerRing<'a> {
+    place: Place,
+    _mapping: PhantomData<&'a PeerMapping>,
+}
+
+impl<'a> PeerRing<'a> {
+    /// The double word that the byte at a position is in. The peer may store anything into it.
+    #[inline(always)]
+    pub fn word(&self, position: u64) -> &'a AtomicU64 {
+        let offset = position as usize & self.place.mask & !7;
+        // SAFETY: the offset is a multiple of 8 below the ring's length, which is one, too.
+        let word = unsafe { self.place.base.add(offset) }.cast::<AtomicU64>();
+        // SAFETY: in bounds, and aligned; any bits are valid, shared memory is only ever accessed atomically or by copies, which may
+        // tear but not break it, and the mapping lives for 'a.
+        unsafe { word.as_ref() }
+    }
+
+    /// Copies the bytes from a position on out. False, having done nothing, if there are not so many in a ring.
+    #[inline(always)]
+    #[must_use = "false means that nothing was copied"]
+    pub fn read(&self, position: u64, to: &mut [u8]) -> bool {
+        let at = position as usize & self.place.mask;
+        if to.len() > self.place.mask + 1 - at {
+            return self.read_around(at, to);
+        }
+        // SAFETY: `at` is below the ring's length.
+        let from = unsafe { self.place.base.add(at) };
+        // SAFETY: so many bytes follow in the ring, checked above; no Rust slice lies in a mapping that nobody refers to.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
+        true
+    }
+
+    /// Copies bytes in, from a position on. False, having done nothing, if there are not so many in a ring.
+    #[inline(always)]
+    #[must_use = "false means that nothing was copied"]
+    pub fn write(&self, position: u64, from: &[u8]) -> bool {
+        let at = position as usize & self.place.mask;
+        if from.len() > self.place.mask + 1 - at {
+            return self.write_around(at, from);
+        }
+        // SAFETY: `at` is below the ring's length.
+        let to = unsafe { self.place.base.add(at) };
+        // SAFETY: so many bytes follow in the ring, checked above; no reference to them exists, so `from` lies elsewhere.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) };
+        true
+    }
+
+    /// What runs over the ring's end.
+    #[inline(never)]
+    fn read_around(&self, at: usize, to: &mut [u8]) -> bool {
+        if to.len() > self.place.mask + 1 {
+            return false;
+        }
+        let (front, back) = to.split_at_mut(self.place.mask + 1 - at);
+        self.read(at as u64, front) && self.read(0, back)
+    }
+
+    #[inline(never)]
+    fn write_around(&self, at: usize, from: &[u8]) -> bool {
+        if from.len() > self.place.mask + 1 {
+            return false;
+        }
+        let (front, back) = from.split_at(self.place.mask + 1 - at);
+        self.write(at as u64, front) && self.write(0, back)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+    use crate::shared::SharedMapping;
+
+    fn mapping(bytes: usize) -> PeerMapping {
+        let shared = SharedMapping::create(bytes, "rings").unwrap();
+        PeerMapping::map(shared.fd().try_clone_to_owned().unwrap(), bytes).unwrap()
+    }
+
+    #[test]
+    fn rings_lie_in_their_mapping() {
+        for (tx, rx, bytes) in [
+            (0, 8192, 4096),
+            (8192, 0, 4096),
+            (0, usize::MAX - 4095, 4096),
+            (0, 4096, 8192),
+            (0, 4096, 3000),
+            (0, 64, 32),
+            (0, 40, 64),
+            (4, 64, 64),
+        ] {
+            assert!(PeerRings::new(mapping(8192), tx, rx, bytes).is_none(), "{tx} {rx} {bytes}");
+        }
+        assert!(PeerRings::new(mapping(8192), 4096, 0, 4096).is_some());
+    }
+
+    #[test]
+    fn every_position_is_in_the_ring_and_nowhere_else() {
+        let rings = PeerRings::new(mapping(3 * 4096), 4096, 8192, 4096).unwrap();
+        let ring = rings.tx();
+        for position in [0u64, 7, 4088, 4095, 4096, 1 << 40, u64::MAX] {
+            ring.word(position).store(0x0101_0101_0101_0101, Relaxed);
+            let mut back = [0; 8];
+            assert!(rings.read(4096 + (position as usize & 4095 & !7), &mut back));
+            assert_eq!(back, [1; 8], "{position}");
+            ring.word(position).store(0, Relaxed);
+        }
+        // Over the end, and all the way around.
+        assert!(ring.write(4096 * 5 + 4090, &[2; 20]));
+        let mut back = [0; 4096];
+        assert!(ring.read(4090, &mut back));
+        assert_eq!((back[..20].to_vec(), back[20..].iter().all(|&byte| byte == 0)), (vec![2; 20], true));
+        let mut all = vec![0; 3 * 4096];
+        assert!(rings.read(0, &mut all));
+        assert!(all[..4096].iter().chain(&all[8192..]).all(|&byte| byte == 0), "outside of the ring");
+        assert_eq!(all.iter().filter(|&&byte| byte == 2).count(), 20);
+        assert!(!ring.read(0, &mut [0; 4097]) && !ring.write(1, &[3; 4097]));
+        assert!(rings.rx().read(0, &mut back) && back == [0; 4096]);
+    }
+}
