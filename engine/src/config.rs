@@ -255,6 +255,11 @@ impl Config {
         }
         Ok(())
     }
+
+    /// Calls from one that is timed to the next; with none ever, more than there will be.
+    pub(crate) fn calls_per_sample(&self) -> u64 {
+        if self.sample_latency == 0 { u64::MAX } else { u64::from(self.sample_latency) }
+    }
 }
 
 /// Receives that a shard keeps posted beyond what it has promised: what one turn may consume, and as much again before more are posted.

@@ -75,13 +75,19 @@ impl Template {
         self.0.len()
     }
 
+    /// With a credential. (By itself, or the compiler makes one copy of unknown length of the two.)
+    #[inline(never)]
+    fn write_named(&self, out: &mut [u8]) {
+        out[..self.0.len()].copy_from_slice(&self.0);
+    }
+
     /// Writes the header to the start of `out`; the XID stays blank.
     #[inline]
     pub(super) fn write(&self, out: &mut [u8], procedure: u32) {
         match (out.first_chunk_mut::<AUTH_NONE_LEN>(), self.0.first_chunk()) {
             // The usual length, known beforehand, is copied without a call.
             (Some(out), Some(template)) if self.0.len() == AUTH_NONE_LEN => *out = *template,
-            _ => out[..self.0.len()].copy_from_slice(&self.0),
+            _ => self.write_named(out),
         }
         out[PROCEDURE_AT..PROCEDURE_AT + 4].copy_from_slice(&procedure.to_be_bytes());
     }

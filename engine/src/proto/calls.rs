@@ -3,6 +3,8 @@
 //! An XID is a slot number with the slot's generation above it. A call that was sent and then given up keeps its
 //! slot until its reply has come (or the connection is over), so that no late reply can ever match another call.
 
+use super::free_list::FreeList;
+
 /// A call of ours, for the life of its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallId(u32);
@@ -51,7 +53,7 @@ pub(super) enum Match {
 #[derive(Clone, Debug)]
 pub(super) struct CallTable {
     slots: Vec<Slot>,
-    free: Vec<u32>,
+    free: FreeList,
     mask: u32,
     /// No call's deadline is earlier.
     earliest: u64,
@@ -71,19 +73,30 @@ impl CallTable {
         };
         Self {
             slots: (0..size).map(slot).collect(),
-            free: (0..size).rev().collect(),
+            free: FreeList::new(size as usize),
             mask: size - 1,
             earliest: u64::MAX,
         }
     }
 
-    /// Takes a slot; `None` when all are in use. `deadline` in nanoseconds, `u64::MAX` for none.
+    /// Takes a slot for a call that waits to be sent; `None` when all are in use. `deadline` in nanoseconds, `u64::MAX` for none.
     #[inline]
     pub(super) fn insert(&mut self, token: u64, deadline: u64) -> Option<CallId> {
+        self.insert_as(State::Queued, token, deadline)
+    }
+
+    /// The same for a call that goes out now.
+    #[inline]
+    pub(super) fn insert_sent(&mut self, token: u64, deadline: u64) -> Option<CallId> {
+        self.insert_as(State::Sent, token, deadline)
+    }
+
+    #[inline(always)]
+    fn insert_as(&mut self, state: State, token: u64, deadline: u64) -> Option<CallId> {
         let index = self.free.pop()?;
         let slot = &mut self.slots[index as usize];
         slot.xid = slot.xid.wrapping_add(self.mask + 1);
-        slot.state = State::Queued;
+        slot.state = state;
         slot.tried = false;
         slot.token = token;
         slot.deadline = deadline;

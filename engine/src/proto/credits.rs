@@ -182,13 +182,29 @@ impl Credits {
         }
         let before = self.told_limit;
         if replenished {
-            // Never back behind what was told.
-            let limit = self.received.wrapping_add(self.window);
-            self.told_limit = if (limit.wrapping_sub(before) as i32) > 0 { limit } else { before };
-            self.unreported = 0;
-            self.unreported_payload = 0;
+            self.tell_all();
         }
         self.words(before)
+    }
+
+    /// As [`on_send`](Self::on_send) in the windowed scheme, while the receive queue holds the full reserve: the window, and how many
+    /// messages were received.
+    #[inline(always)]
+    pub fn on_send_windowed(&mut self) -> (u32, u32) {
+        self.sent = self.sent.wrapping_add(1);
+        self.tell_all();
+        (self.told_limit.wrapping_sub(self.received), self.received)
+    }
+
+    #[inline(always)]
+    fn tell_all(&mut self) {
+        // Never back behind what was told.
+        let limit = self.received.wrapping_add(self.window);
+        if (limit.wrapping_sub(self.told_limit) as i32) > 0 {
+            self.told_limit = limit;
+        }
+        self.unreported = 0;
+        self.unreported_payload = 0;
     }
 
     /// As [`on_send`](Self::on_send), while there are Receives but no room for more calls. The peer is told of no more than it
@@ -236,12 +252,7 @@ impl Credits {
         self.unreported_payload += u32::from(payload && counted);
         match (self.scheme, words.received) {
             (Scheme::V2Windowed | Scheme::V2Incremental, Some(acknowledged)) => {
-                let outstanding = self.sent.wrapping_sub(self.acknowledged);
-                if acknowledged.wrapping_sub(self.acknowledged) > outstanding {
-                    return Err(PeerFault::AcknowledgedTooMuch { acknowledged, sent: self.sent });
-                }
-                self.acknowledged = acknowledged;
-                self.limit = acknowledged.wrapping_add(words.credit.min(MAX_WINDOW));
+                self.on_window(acknowledged, words.credit)?;
             }
             (Scheme::V2Windowed | Scheme::V2Incremental, None) => {
                 let newly = words.credit & 0xFFFF;
@@ -265,6 +276,33 @@ impl Credits {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// As [`on_receive`](Self::on_receive), of a message that is no pure grant, in the windowed scheme.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub fn on_receive_windowed(&mut self, acknowledged: u32, credit: u32) -> Result<(), PeerFault> {
+        self.received = self.received.wrapping_add(1);
+        if (self.received.wrapping_sub(self.told_limit) as i32) > 1 {
+            return Err(PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit });
+        }
+        self.unreported += 1;
+        self.unreported_payload += 1;
+        self.on_window(acknowledged, credit)
+    }
+
+    /// The peer has received so many messages, and takes as many more.
+    #[inline(always)]
+    fn on_window(&mut self, acknowledged: u32, credit: u32) -> Result<(), PeerFault> {
+        let outstanding = self.sent.wrapping_sub(self.acknowledged);
+        if acknowledged.wrapping_sub(self.acknowledged) > outstanding {
+            return Err(PeerFault::AcknowledgedTooMuch { acknowledged, sent: self.sent });
+        }
+        self.acknowledged = acknowledged;
+        self.limit = acknowledged.wrapping_add(credit.min(MAX_WINDOW));
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! The peer's calls that are being served.
 
+use super::free_list::FreeList;
+
 /// A call of the peer, until it is answered. Stale ones never name a newer call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InboundId {
@@ -26,12 +28,12 @@ pub(super) struct Inbound {
 #[derive(Debug)]
 pub(super) struct InboundTable {
     slots: Vec<Inbound>,
-    free: Vec<u32>,
+    free: FreeList,
 }
 
 impl InboundTable {
     pub(super) fn new(capacity: usize) -> Self {
-        Self { slots: vec![Inbound::default(); capacity], free: (0..capacity as u32).rev().collect() }
+        Self { slots: vec![Inbound::default(); capacity], free: FreeList::new(capacity) }
     }
 
     #[inline]
@@ -70,7 +72,7 @@ impl InboundTable {
         let old = self.slots.len();
         if capacity > old {
             self.slots.resize(capacity, Inbound::default());
-            self.free.extend((old as u32..capacity as u32).rev());
+            self.free.grow(capacity);
         }
     }
 

@@ -40,9 +40,11 @@ mod event;
 pub mod exchange;
 mod fault;
 mod form;
+mod free_list;
 mod inbound;
 mod introduce;
 mod negotiate;
+mod plain;
 mod receive;
 mod sequence;
 #[cfg(test)]
@@ -68,21 +70,16 @@ pub use transmit::Form;
 
 use crate::auth::{HostAuth, Role};
 use crate::wire::private_data::PrivateData;
-use crate::wire::{ErrorBody, Flags, Version};
+use crate::wire::{ErrorBody, PlainLayout, Version};
 
-/// The value of `Connection::plain` that no message has.
-const NEVER_PLAIN: u32 = u32::MAX;
-/// The flags that `Connection::plain` is about.
-const PLAIN_FLAGS: u32 = Flags::MORE.0 | Flags::RECEIVED.0;
 /// Errors that wait to be sent, at least.
 const MIN_ERRORS: usize = 4;
 
 /// One connection. See the module page for how to drive it.
 #[derive(Debug)]
 pub struct Connection {
-    /// MORE and RECEIVED as they are in a message of one piece that needs no further thought; [`NEVER_PLAIN`] while
-    /// every message does.
-    plain: u32,
+    /// How messages are laid out that need no further thought; `None` while every message does.
+    plain: Option<PlainLayout>,
     version: Version,
     credits: Credits,
     calls: CallTable,
@@ -147,7 +144,7 @@ impl Connection {
         let config = ConnConfig { window, ..config };
         let max_inbound = if config.takes_calls { 2 * (window as usize + 1) } else { 0 };
         let mut connection = Self {
-            plain: NEVER_PLAIN,
+            plain: None,
             version,
             credits: config.credits(version),
             calls: CallTable::new(config.max_calls, config.xid_seed),
@@ -353,7 +350,10 @@ impl Connection {
     /// [`CallError::Closed`], or [`CallError::TooMany`] when the table is full.
     #[inline]
     pub fn start_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
-        let call = self.new_call(token, deadline)?;
+        if self.closing {
+            return Err(CallError::Closed);
+        }
+        let call = self.calls.insert(token, deadline).ok_or(CallError::TooMany)?;
         self.call_queue.push_back(call);
         Ok(call)
     }
@@ -370,25 +370,16 @@ impl Connection {
         deadline: u64,
         receives_ok: bool,
     ) -> Result<(CallId, bool), CallError> {
-        let call = self.new_call(token, deadline)?;
         // What waits to be sent goes first: a message in parts must not be interrupted.
         let now = self.call_queue.is_empty()
             && self.reply_queue.is_empty()
-            && self.credits.may_send(true, receives_ok);
-        if now {
-            self.calls.mark_sent(call);
-        } else {
-            self.call_queue.push_back(call);
+            && self.credits.may_send(true, receives_ok)
+            && !self.closing;
+        if !now {
+            return self.start_call(token, deadline).map(|call| (call, false));
         }
-        Ok((call, now))
-    }
-
-    #[inline(always)]
-    fn new_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
-        if self.closing {
-            return Err(CallError::Closed);
-        }
-        self.calls.insert(token, deadline).ok_or(CallError::TooMany)
+        let call = self.calls.insert_sent(token, deadline).ok_or(CallError::TooMany)?;
+        Ok((call, true))
     }
 
     /// Queues a call that was [refused](Event::Refused) once more, under its XID. False if it has ended meanwhile.
@@ -419,11 +410,17 @@ impl Connection {
     /// [written](Self::emit_plain) now.
     #[inline]
     pub fn reply_now(&mut self, id: InboundId, receives_ok: bool) -> bool {
-        let now = self.reply_queue.is_empty() && self.credits.may_send(false, self.replenished(receives_ok));
+        let now = self.may_reply(receives_ok);
         if !now {
             self.reply_queue.push_back(Outgoing::Reply(id));
         }
         now
+    }
+
+    /// A reply may go out at once.
+    #[inline]
+    pub fn may_reply(&self, receives_ok: bool) -> bool {
+        self.reply_queue.is_empty() && self.credits.may_send(false, self.replenished(receives_ok))
     }
 
     /// Gives up a call. `None` if it has ended before. Its reply, should one come, is dropped and counted.

@@ -3,11 +3,13 @@
 use super::calls::Match;
 use super::negotiate::Terms;
 use super::{
-    CallError, Connection, CreditWords, Event, MIN_ERRORS, NEVER_PLAIN, Outgoing, PLAIN_FLAGS, PeerFault,
-    Phase, Rejected, Scheme, Sequence,
+    CallError, Connection, CreditWords, Event, MIN_ERRORS, Outgoing, PeerFault, Phase, Rejected, Scheme,
+    Sequence,
 };
 use crate::wire::properties::{PropertySet, ReverseSupport};
-use crate::wire::{ErrorBody, Flags, HeaderType, Version, View, ViewBody, WireError, WireErrorKind};
+use crate::wire::{
+    ErrorBody, Flags, HeaderType, PlainLayout, Version, View, ViewBody, WireError, WireErrorKind,
+};
 
 /// Longest CONNPROP that is put together from parts, in bytes.
 const LONGEST_CONNPROP: usize = 64 << 10;
@@ -18,7 +20,6 @@ impl Connection {
     ///
     /// # Errors
     /// The peer broke a rule that the connection cannot outlive: end it.
-    #[inline(always)]
     pub fn handle_message(&mut self, message: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
         self.counters.received += 1;
         let view = match message {
@@ -26,11 +27,15 @@ impl Connection {
             Ok(view) => return self.other_version(view),
             Err(error) => return self.malformed(error),
         };
-        if view.flags().0 & PLAIN_FLAGS != self.plain || view.htype() != HeaderType::Msg {
-            return if self.version == Version::V1 { self.handle_v1(view) } else { self.handle_rare(view) };
+        if self.version == Version::V1 {
+            return self.handle_v1(view);
+        }
+        let layout = view.flags().without(Flags::RESPONSE);
+        if view.htype() != HeaderType::Msg || self.plain.map(PlainLayout::flags) != Some(layout) {
+            return self.handle_rare(view);
         }
         self.credits.on_receive(words(view), true, true)?;
-        if view.flags().contains(Flags::RESPONSE) { Ok(self.replied(view)) } else { Ok(self.called(view)?) }
+        if is_response(view) { Ok(self.replied(view)) } else { self.called(view) }
     }
 
     /// A CONNPROP is coming in parts: the next message is no whole set.
@@ -116,10 +121,10 @@ impl Connection {
     /// Which messages need no further thought from now on.
     fn expect_plain(&mut self) {
         self.plain = match (&self.sequence, self.phase) {
-            (None, Phase::Settled) if self.peer_windowed => Flags::RECEIVED.0,
+            (None, Phase::Settled) if self.peer_windowed => Some(PlainLayout::V2Windowed),
             // Until the first windowed header each is looked at.
-            (None, Phase::Settled) if !self.may_be_windowed() => Flags::NONE.0,
-            _ => NEVER_PLAIN,
+            (None, Phase::Settled) if !self.may_be_windowed() => Some(PlainLayout::V2),
+            _ => None,
         };
     }
 
@@ -223,7 +228,7 @@ impl Connection {
         self.credits = self.config.credits(Version::V1);
         self.terms = Terms::version_1(&self.config);
         self.phase = Phase::Settled;
-        self.plain = NEVER_PLAIN;
+        self.plain = None;
         self.reply_queue.retain(|out| *out != Outgoing::Connprop);
         Ok(())
     }
@@ -286,7 +291,6 @@ impl Connection {
 
     // ---- version 1
 
-    #[inline(always)]
     fn handle_v1(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         let response = match view.htype() {
             // The two directions are told apart by the RPC message itself (RFC 8167 §5).
@@ -299,10 +303,13 @@ impl Connection {
             HeaderType::Error => true,
             _ => !self.config.server,
         };
-        if response { self.handle_v1_reply(view) } else { self.handle_v1_call(view) }
+        let event = if response { self.handle_v1_reply(view) } else { self.handle_v1_call(view) };
+        if self.phase == Phase::Settled {
+            self.plain = Some(PlainLayout::V1);
+        }
+        event
     }
 
-    #[inline(always)]
     fn handle_v1_call(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if !self.config.takes_calls {
             return Ok(self.reject(Rejected::Unexpected));
@@ -324,20 +331,26 @@ impl Connection {
             HeaderType::Error => self.failed(view),
             _ => self.reject(Rejected::Unexpected),
         };
+        self.credit_v1(&event, view.credit())?;
+        Ok(event)
+    }
+
+    /// Takes the credit word of an answer that was found to mean this.
+    #[inline(always)]
+    pub(super) fn credit_v1(&mut self, event: &Event, credit: u32) -> Result<(), PeerFault> {
         match event {
             Event::Reply { .. } | Event::Failed { .. } | Event::Refused { .. } | Event::Late { .. } => {
                 self.credits.on_answered();
-                self.credits.on_receive(words(view), true, false)?;
+                self.credits.on_receive(CreditWords { credit, received: None }, true, false)
             }
             // What answers no call of ours grants nothing.
-            _ => {}
+            _ => Ok(()),
         }
-        Ok(event)
     }
 
     /// Version 1 counts no messages, but calls under way: no more of them than are [tolerated](super::Credits::tolerated).
     #[inline]
-    fn check_overrun(&self) -> Result<(), PeerFault> {
+    pub(super) fn check_overrun(&self) -> Result<(), PeerFault> {
         let limit = self.credits.tolerated() + 1;
         let under_way = self.inbound.len() + self.errors_queued;
         if under_way >= limit as usize { Err(PeerFault::TooManyCalls { limit }) } else { Ok(()) }
@@ -345,19 +358,23 @@ impl Connection {
 
     // ---- both versions
 
-    #[inline]
     fn replied(&mut self, view: &View<'_>) -> Event {
-        match self.calls.answered(view.xid()) {
-            Match::Call(call, token) => {
-                if view.has_chunks() {
-                    self.count_form(view);
-                    if view.reads().next().is_some() {
-                        let error = CallError::MalformedReply("it has a Read list");
-                        return Event::Failed { call, token, error };
-                    }
-                }
-                Event::Reply { call, token }
+        let event = self.answered(view.xid());
+        if let (Event::Reply { call, token }, true) = (&event, view.has_chunks()) {
+            self.count_form(view);
+            if view.reads().next().is_some() {
+                let error = CallError::MalformedReply("it has a Read list");
+                return Event::Failed { call: *call, token: *token, error };
             }
+        }
+        event
+    }
+
+    /// A reply has come, and no more is known of it.
+    #[inline(always)]
+    pub(super) fn answered(&mut self, xid: u32) -> Event {
+        match self.calls.answered(xid) {
+            Match::Call(call, token) => Event::Reply { call, token },
             Match::Late(call) => self.late(call),
             Match::Unknown => self.reject(Rejected::UnknownXid),
         }
@@ -393,19 +410,24 @@ impl Connection {
         }
     }
 
-    #[inline(always)]
     fn called(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
-        if !self.serves {
-            return Ok(self.unserved(view));
-        }
-        if view.has_chunks() {
+        if self.serves && view.has_chunks() {
             if !self.config.server && self.config.reverse != ReverseSupport::General {
                 // Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3).
                 return Ok(self.answer(view.xid(), ErrorBody::ReadChunks { max: 0 }));
             }
             self.count_form(view);
         }
-        match self.inbound.insert(view.xid()) {
+        self.admit(view.xid())
+    }
+
+    /// A call has come, in a form that is taken.
+    #[inline(always)]
+    pub(super) fn admit(&mut self, xid: u32) -> Result<Event, PeerFault> {
+        if !self.serves {
+            return Ok(self.unserved(xid));
+        }
+        match self.inbound.insert(xid) {
             Some(id) => Ok(Event::Call { id }),
             None => Err(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 }),
         }
@@ -413,9 +435,9 @@ impl Connection {
 
     /// Calls are not taken here, or not yet: the peer has not authenticated itself.
     #[cold]
-    fn unserved(&mut self, view: &View<'_>) -> Event {
+    fn unserved(&mut self, xid: u32) -> Event {
         match self.config.takes_calls {
-            true => self.answer(view.xid(), ErrorBody::System),
+            true => self.answer(xid, ErrorBody::System),
             false => self.reject(Rejected::Unexpected),
         }
     }

@@ -89,6 +89,7 @@ impl Connection {
         receives_ok && (self.version == Version::V1 || self.inbound.free() >= self.inbound_room + taken)
     }
 
+    #[inline]
     fn windowed(&self) -> bool {
         self.credits.scheme() == Scheme::V2Windowed
     }
@@ -133,6 +134,16 @@ impl Connection {
         buf: &mut [u8],
         end: usize,
     ) -> Option<usize> {
+        if self.windowed() && self.replenished(receives_ok) {
+            // What `account` comes to, when the peer is told everything.
+            self.spoke = true;
+            self.counters.sent += 1;
+            self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
+            let (credit, received) = self.credits.on_send_windowed();
+            let start = end.checked_sub(wire::WINDOWED_LEN)?;
+            wire::emit_windowed(buf.get_mut(start..end)?.first_chunk_mut()?, xid, credit, received, flags);
+            return Some(start);
+        }
         let words = self.account(counted, true, receives_ok);
         let start = end.checked_sub(wire::msg_len(self.version, words.received.is_some()))?;
         wire::emit_msg(buf.get_mut(start..end)?, self.version, xid, words.credit, words.received, flags);

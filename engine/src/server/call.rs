@@ -10,7 +10,7 @@ use rpcrdma_mempool::{Buf, Frozen};
 use super::reply_cache::Claim;
 use crate::fabric::QpId;
 use crate::proto::{InboundId, Refusal};
-use crate::wire::rpc::ACCEPTED_REPLY_LEN;
+use crate::wire::rpc::{ACCEPTED_REPLY_LEN, AnonymousCall, Flavor};
 use crate::wire::{ReadSegment, Segment};
 
 /// Chunks that one call may have in each direction.
@@ -99,6 +99,8 @@ pub struct ServerCall {
     peer: Option<Arc<str>>,
     /// Where the connection comes from, if that has an address.
     pub(crate) host: Option<IpAddr>,
+    /// When it arrived, in nanoseconds, if it is one of those that are timed.
+    pub(crate) arrived: Option<u64>,
     /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
     pub(crate) inline_room: u32,
     /// It is to be remembered.
@@ -172,6 +174,7 @@ impl ServerCall {
             outcome: Ok(()),
             peer: None,
             host: None,
+            arrived: None,
             inline_room: 0,
             claim: None,
             unusual: false,
@@ -189,6 +192,17 @@ impl ServerCall {
         self.reply_chunk.clear();
         self.reply_offered = false;
         self.returns = false;
+    }
+
+    /// What its RPC header says, and where the arguments behind it end; nobody in particular calls.
+    #[inline(always)]
+    pub(crate) fn anonymous(&mut self, header: &AnonymousCall, entry: usize, payload: Range<usize>) {
+        self.entry = entry;
+        (self.program, self.version, self.procedure) = (header.program, header.version, header.procedure);
+        self.flavor = Flavor::None.code();
+        let args_at = (payload.start + AnonymousCall::LEN) as u32;
+        self.credential = args_at..args_at;
+        self.args = args_at..payload.end as u32;
     }
 
     /// The peer has proved this name.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
+pub(crate) use service::REFUSAL_LEN;
 pub use service::{Handler, Identify, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
 
 use crate::address::Address;

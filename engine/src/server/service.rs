@@ -7,6 +7,7 @@ use super::call::{MAX_CHUNKS, ServerCall};
 use super::reply_cache::{CallKey, Client, Lookup, ReplyCache};
 use crate::binding::Binding;
 use crate::proto::Refusal;
+use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 
 /// What runs for a call: fills in the reply, or refuses.
 pub type Handler = dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync;
@@ -44,6 +45,8 @@ pub struct Procedure {
     pub(crate) silent: bool,
     /// It runs on the shard, whenever it is called.
     pub(crate) plain: bool,
+    /// Bytes that the RPC message of a reply has room for: results, or the longest refusal.
+    pub(crate) reply_room: usize,
 }
 
 /// Who remembers the calls of a procedure, and by whom they are.
@@ -104,7 +107,16 @@ impl Procedure {
         binding.results.count = binding.results.count.min(MAX_CHUNKS);
         let (placement, result_memory) = Default::default();
         let handler = Arc::new(handler);
-        Self { handler, placement, binding, result_memory, once: None, silent: false, plain: true }
+        Self {
+            handler,
+            placement,
+            binding,
+            result_memory,
+            once: None,
+            silent: false,
+            plain: true,
+            reply_room: REFUSAL_LEN,
+        }
     }
 
     /// What may be reduced, and how long it may be.
@@ -192,6 +204,8 @@ pub struct Services {
     entries: Vec<Procedure>,
 }
 
+/// The longest RPC reply header that is not a success: accepted with a range, and no verifier.
+pub(crate) const REFUSAL_LEN: usize = 64;
 /// Highest procedure number that may be registered.
 pub const MAX_PROCEDURE: u32 = 1023;
 
@@ -212,6 +226,7 @@ impl Services {
             entry.once.is_none() || entry.binding.results.count == 0,
             "procedure {procedure} runs once, and results in Write chunks are not kept"
         );
+        entry.reply_room = (ACCEPTED_REPLY_LEN + entry.binding.max_reply).max(REFUSAL_LEN);
         entry.plain = entry.placement == Placement::Shard && entry.once.is_none();
         let at = self.versions.iter().position(|v| v.program == program && v.version == version);
         let at = at.unwrap_or_else(|| {

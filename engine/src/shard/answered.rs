@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::Shard;
-use super::conn::{Conn, Ending, Exposure};
+use super::conn::{Conn, Ending, Exposure, push};
 use super::outcome::{CallResult, Done, Reply, Sink};
 use crate::fabric::{Fabric, Posting, WorkRequest};
 use crate::proto::{CallError, CallId, Refusal};
@@ -15,7 +15,6 @@ use crate::wire::{HeaderType, View, rpc};
 
 impl<F: Fabric> Shard<F> {
     /// A reply has come, and was read: tells the caller, at once or when nothing is exposed any more.
-    #[inline(always)]
     pub(super) fn replied(
         &mut self,
         conn: &mut Conn,
@@ -26,9 +25,7 @@ impl<F: Fabric> Shard<F> {
         invalidated: Option<u32>,
     ) {
         let (sink, exposure, started) = conn.end_call(call);
-        if let Some(started) = started {
-            let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
-        }
+        self.timed(started);
         let result = read.results.map(|results| Reply { message, results, memory: None });
         match (exposure, read.written) {
             (Some(index), Some(written)) => {
@@ -172,7 +169,7 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn tell(&mut self, sink: Sink, token: u64, result: CallResult) {
         self.stats.calls_failed += u64::from(result.is_err());
         match sink {
-            Sink::Polled => self.done.push(Done { token, result }),
+            Sink::Polled => push(&mut self.done, || Done { token, result }),
             Sink::Thread(completer) => completer.complete(result),
         }
     }
@@ -190,7 +187,6 @@ pub(super) struct ReadReply {
 
 /// Reads a reply's RPC header, and its Write list against what its call exposes. `payload` is the RPC message, which starts at
 /// `base` of the message.
-#[inline(always)]
 pub(super) fn read_reply(
     view: &View<'_>,
     payload: &[u8],
@@ -235,8 +231,8 @@ fn long_reply(reply: Reply, mut buf: Buf, len: u32) -> CallResult {
 }
 
 /// Where the results are within a reply, or why there are none.
-#[inline]
-fn results_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallError> {
+#[inline(always)]
+pub(super) fn results_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallError> {
     match rpc::ReplyHeader::parse(payload) {
         Ok((reply, _)) if reply.xid != xid => Err(CallError::MalformedReply("its two XIDs differ")),
         Ok((reply, len)) => match Refusal::of(&reply.body) {

@@ -181,8 +181,6 @@ pub(super) struct Conn {
     pub(super) exposed: Option<Pool>,
     /// By [`InboundId`](crate::proto::InboundId) slot: answered calls that wait to be sent.
     pub(super) replies: Vec<Option<Box<ServerCall>>>,
-    /// By the same: when the call arrived, in nanoseconds, if it is one of those that are timed.
-    pub(super) arrivals: Vec<Option<u64>>,
     /// By the same: calls that wait for their RDMA Reads.
     pub(super) pending: Vec<Option<PendingReads>>,
     /// Calls given to workers and not back yet.
@@ -195,6 +193,8 @@ pub(super) struct Conn {
     /// results.
     pub(super) plain_call: usize,
     pub(super) plain_reply: usize,
+    /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
+    pub(super) inline_room: u32,
     /// The peer has refused a plain call for want of a Reply chunk: from then on no call is plain.
     pub(super) keeps_all: bool,
     /// The name that the peer has proved.
@@ -246,13 +246,13 @@ impl Conn {
             free_exposures: Vec::new(),
             exposed: None,
             replies: (0..inbound).map(|_| None).collect(),
-            arrivals: vec![None; inbound],
             pending: (0..inbound).map(|_| None).collect(),
             at_workers: 0,
             assembly: None,
             parts: None,
             plain_call: 0,
             plain_reply: 0,
+            inline_room: 0,
             keeps_all: false,
             peer: None,
             host: None,
@@ -272,11 +272,10 @@ impl Conn {
         }
     }
 
-    /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
-    #[inline]
-    pub(super) fn inline_room(&self) -> u32 {
+    /// The terms may have changed: says again how much a reply has room for.
+    pub(super) fn refresh_room(&mut self) {
         let terms = self.proto.terms();
-        terms.send_inline.saturating_sub(wire::msg_len(terms.version, true)) as u32
+        self.inline_room = terms.send_inline.saturating_sub(wire::msg_len(terms.version, true)) as u32;
     }
 
     /// It was lost, and is not open again yet.
@@ -296,7 +295,6 @@ impl Conn {
         (self.signalled, self.left, self.at_workers) = (self.sends, self.sends, 0);
         (self.assembly, self.parts) = (None, None);
         (self.plain_call, self.plain_reply) = (0, 0);
-        self.arrivals.fill(None);
     }
 
     /// As many slots for calls of the peer as the protocol has.
@@ -304,7 +302,6 @@ impl Conn {
         let inbound = self.proto.inbound_slots().max(self.replies.len());
         self.replies.resize_with(inbound, || None);
         self.pending.resize_with(inbound, || None);
-        self.arrivals.resize(inbound, None);
     }
 
     /// Whether the peer takes calls of this side.
@@ -341,6 +338,7 @@ impl Conn {
             _ => (0, 0),
         };
         (self.plain_call, self.plain_reply) = (call, reply);
+        self.refresh_room();
         if self.peer.is_none() {
             self.peer = self.proto.auth().peer().map(Arc::from);
         }
@@ -361,7 +359,7 @@ impl Conn {
         if signalled {
             self.signalled = self.sends;
         }
-        self.chain.push(Posting {
+        push(&mut self.chain, || Posting {
             wr_id: u64::from(self.sends),
             signalled,
             wr: WorkRequest::Send { buf, invalidate, fence: false },
@@ -445,4 +443,16 @@ impl Conn {
         }
         (std::mem::take(&mut out.sink), out.exposure.take(), out.started.take())
     }
+}
+
+/// As [`Vec::push`], of what is large, to a list that nearly always has room: it is made where it will be.
+#[inline(always)]
+pub(super) fn push<T>(list: &mut Vec<T>, made: impl FnOnce() -> T) {
+    if list.len() < list.capacity() { list.push(made()) } else { grow(list, made()) }
+}
+
+#[cold]
+#[inline(never)]
+fn grow<T>(list: &mut Vec<T>, last: T) {
+    list.push(last);
 }

@@ -227,6 +227,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Step 5 of a turn.
+    #[inline(never)]
     pub(super) fn control(&mut self) {
         let mut events = std::mem::take(&mut self.events);
         self.fabric.poll_control(&mut events);

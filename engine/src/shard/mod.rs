@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `poll` | the turn: six steps, in order |
 //! | `conn` | what is kept for a connection |
+//! | `plain` | calls and replies that need no further thought, all the way |
 //! | `outgoing` | calls of ours: start, expose, send |
 //! | `shape` | the form that a call takes, and the chunks that go with it |
 //! | `answered` | the end of our calls: match the reply, revoke, tell, or send again |
@@ -37,6 +38,7 @@ mod control;
 mod outcome;
 mod outgoing;
 mod parts;
+mod plain;
 mod poll;
 mod reading;
 mod replying;
@@ -171,8 +173,8 @@ pub struct Shard<F: Fabric> {
     inbox: Option<Mailbox<Command>>,
     /// When the control plane is looked at next, in nanoseconds.
     control_due: u64,
-    /// Calls so far; every so many one is timed.
-    sampler: u32,
+    /// Calls until the next one that is timed.
+    until_sample: u64,
     draining: bool,
     stopped: bool,
     next_seed: u32,
@@ -270,7 +272,7 @@ impl<F: Fabric> Shard<F> {
             sleeper: Sleeper::new(Wake::Fabric(fabric.waker())),
             inbox: None,
             control_due: 0,
-            sampler: 0,
+            until_sample: config.calls_per_sample(),
             draining: false,
             stopped: false,
             next_seed: std::process::id().wrapping_mul(0x9E37_79B9),

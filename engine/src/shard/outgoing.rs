@@ -81,7 +81,7 @@ impl<F: Fabric> Shard<F> {
         self.stats.calls += 1;
         let deadline = self.clock.after(deadline);
         self.next_deadline = self.next_deadline.min(deadline);
-        let started = self.sampled().then(|| self.clock.read());
+        let started = self.sample();
         let Some(mut conn) = self.take_ref(conn) else {
             return self.refuse(sink, token, CallError::Closed);
         };
@@ -171,11 +171,26 @@ impl<F: Fabric> Shard<F> {
         None
     }
 
+    /// The time, in nanoseconds, if this call is one of those that are timed.
     #[inline]
-    pub(super) fn sampled(&mut self) -> bool {
-        self.sampler = self.sampler.wrapping_add(1);
-        let every = self.config.sample_latency;
-        every != 0 && self.sampler & (every - 1) == 0
+    pub(super) fn sample(&mut self) -> Option<u64> {
+        self.until_sample -= 1;
+        if self.until_sample == 0 { self.next_sample() } else { None }
+    }
+
+    #[inline(never)]
+    fn next_sample(&mut self) -> Option<u64> {
+        self.until_sample = self.config.calls_per_sample();
+        Some(self.clock.read())
+    }
+
+    /// A call that was started, or has arrived, at this time has ended.
+    #[inline]
+    pub(super) fn timed(&mut self, started: Option<u64>) {
+        if let Some(started) = started {
+            // Too long for the histogram is as long as it goes.
+            self.stats.latency.saturating_record(self.clock.read().saturating_sub(started));
+        }
     }
 
     /// Gives up a call. Its memory comes home when the peer can no longer reach it.
@@ -308,13 +323,11 @@ impl<F: Fabric> Shard<F> {
         mut message: Buf,
         receives_ok: bool,
     ) {
-        let (at, len) = (message.start(), message.len());
-        match conn.proto.emit_plain(Outgoing::Call(call), receives_ok, message.full_mut(), at) {
-            Some(start) => {
-                message.set_window(start, len + at - start);
-                conn.push_send(message, None, self.config.signal_every);
-            }
-            None => Self::unsendable(conn),
+        let at = message.start();
+        let start = conn.proto.emit_plain(Outgoing::Call(call), receives_ok, message.full_mut(), at);
+        match start.is_some_and(|start| message.extend_front(start)) {
+            true => conn.push_send(message, None, self.config.signal_every),
+            false => Self::unsendable(conn),
         }
     }
 

@@ -8,7 +8,8 @@ use super::reading::read_call;
 use super::{MAX_BATCH, Shard};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, SMALL_BUFFER};
 use crate::fabric::{Completion, Fabric, Opcode, PostError, Status};
-use crate::proto::{CallError, CallId, Event, Form, Outgoing, PeerFault};
+use crate::proto::{CallError, CallId, Event, Form, InboundId, Outgoing, PeerFault};
+use crate::server::ServerCall;
 use crate::wire::{HeaderType, View};
 
 /// Whether a work request failed because of what the peer said or sent.
@@ -31,7 +32,9 @@ impl<F: Fabric> Shard<F> {
         // 1. Completions: messages, finished Reads, revocations, failures.
         let completed = self.completions();
         // 2. Timers.
-        self.timers(now);
+        if now >= self.next_deadline {
+            self.timers(now);
+        }
         // 3. What other threads have for us.
         let handed = self.inbox() + self.collect();
         // 4. Connections with something to say: it is gathered, and posted as one chain with one doorbell.
@@ -85,6 +88,13 @@ impl<F: Fabric> Shard<F> {
             }
             return 1;
         }
+        self.many_completions();
+        count
+    }
+
+    /// The same for more than one.
+    #[inline(never)]
+    fn many_completions(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
         // Most come from one connection in a row: it is taken out of the table, and put back, once.
         let mut current: Option<Box<Conn>> = None;
@@ -107,7 +117,6 @@ impl<F: Fabric> Shard<F> {
             self.put(conn);
         }
         self.completions = completions;
-        count
     }
 
     /// A connection has had its completions of this turn: what it has to say about them goes out with step 4; or at once, if there was
@@ -124,7 +133,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn completed(&mut self, conn: &mut Conn, completion: Completion) {
         let Completion { wr_id, opcode, status, buf, invalidated, .. } = completion;
         if !status.is_ok() {
@@ -144,27 +153,51 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn received(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
         if conn.stage == Stage::Closing {
             return;
         }
+        let Some(plain) = conn.proto.plain(&message) else {
+            return self.received_other(conn, message, invalidated);
+        };
+        match conn.proto.handle_plain(&plain) {
+            Ok(Event::Call { id }) => self.plain_call(conn, id, &plain, message),
+            Ok(Event::Reply { call, token }) => {
+                self.plain_reply(conn, (call, token), &plain, message, invalidated);
+            }
+            Ok(event) => self.unusual(conn, event, &message, invalidated),
+            Err(fault) => self.fault(conn, fault),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn new_call(&mut self, conn: &Conn, id: InboundId) -> Box<ServerCall> {
+        let mut call = self.boxes.take(conn.qp, id);
+        call.arrived = self.sample();
+        (call.host, call.inline_room) = (conn.host, conn.inline_room);
+        call
+    }
+
+    /// Takes a message that is anything else.
+    fn received_other(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
         let view = if conn.proto.expects_properties() {
             View::check_part(&message, self.config.revision)
         } else {
             View::check(&message, self.config.revision)
         };
-        match (conn.proto.handle_message(&view), &view) {
+        let event = conn.proto.handle_message(&view);
+        // It may be the one that settles the terms.
+        conn.refresh_room();
+        match (event, &view) {
             (Ok(Event::Call { id }), Ok(view)) => {
-                let mut call = self.boxes.take(conn.qp, id);
-                call.host = conn.host;
-                call.inline_room = conn.inline_room();
+                let mut call = self.new_call(conn, id);
                 if conn.assembly.is_some() || view.htype() != HeaderType::Msg {
                     return self.serve_unusual(conn, call, view);
                 }
                 let read = read_call(view, self.services.as_deref(), &mut call, &mut self.fetch);
                 call.message = Some(message);
-                self.serve(conn, call, read);
+                self.serve_whole(conn, call, read);
             }
             (Ok(Event::Reply { call, token }), Ok(view)) => {
                 if conn.assembly.is_some() {
@@ -267,11 +300,9 @@ impl<F: Fabric> Shard<F> {
         conn.doomed.get_or_insert_with(|| fault.to_string());
     }
 
-    #[inline]
+    /// Calls whose deadline has come.
+    #[inline(never)]
     fn timers(&mut self, now: u64) {
-        if now < self.next_deadline {
-            return;
-        }
         let mut next = u64::MAX;
         for slot in 0..self.conns.len() {
             let Some(mut conn) = self.conns[slot].take() else { continue };
@@ -295,25 +326,37 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     fn transmit(&mut self) {
         self.starved |= self.posted < self.reserved;
+        if self.ready.len() == 1 {
+            if let Some(slot) = self.ready.pop() {
+                self.transmit_one(slot);
+            }
+            return;
+        }
         // The lists change places, so that neither is ever made anew.
         std::mem::swap(&mut self.ready, &mut self.spoke);
         for index in 0..self.spoke.len() {
-            let Some(mut conn) = self.conns[self.spoke[index] as usize].take() else { continue };
-            conn.ready = false;
-            if conn.stage != Stage::Connecting {
-                if conn.proto.must_be_asked(self.receives_ok(&conn)) || conn.stage == Stage::Draining {
-                    self.say(&mut conn);
-                }
-                self.post_chain(&mut conn);
-                if conn.stage == Stage::Closing && conn.chain.is_empty() {
-                    // The device says when all of it has arrived.
-                    self.fabric.disconnect(conn.qp);
-                    self.control_due = 0;
-                }
-            }
-            self.put(conn);
+            self.transmit_one(self.spoke[index]);
         }
         self.spoke.clear();
+    }
+
+    /// Posts what one connection has to say.
+    #[inline(never)]
+    fn transmit_one(&mut self, slot: u32) {
+        let Some(mut conn) = self.conns[slot as usize].take() else { return };
+        conn.ready = false;
+        if conn.stage != Stage::Connecting {
+            if conn.proto.must_be_asked(self.receives_ok(&conn)) || conn.stage == Stage::Draining {
+                self.say(&mut conn);
+            }
+            self.post_chain(&mut conn);
+            if conn.stage == Stage::Closing && conn.chain.is_empty() {
+                // The device says when all of it has arrived.
+                self.fabric.disconnect(conn.qp);
+                self.control_due = 0;
+            }
+        }
+        self.put(conn);
     }
 
     fn say(&mut self, conn: &mut Conn) {
@@ -393,22 +436,27 @@ impl<F: Fabric> Shard<F> {
         if count == 0 {
             return;
         }
-        match self.fabric.post_send(conn.qp, &mut conn.chain) {
-            Ok(()) => {}
-            // The rest goes with the next turn.
-            Err(PostError::QueueFull) => Self::make_ready(&mut self.ready, conn),
-            Err(PostError::NotConnected) => {
-                conn.doomed.get_or_insert_with(|| "the device says that it is not connected".into());
-            }
-            Err(PostError::Invalid(why)) => {
-                conn.doomed.get_or_insert_with(|| format!("the device refused a work request: {why}"));
-            }
+        if let Err(error) = self.fabric.post_send(conn.qp, &mut conn.chain) {
+            self.not_posted(conn, error);
         }
         let posted = count - conn.chain.len();
         self.batches[posted.min(MAX_BATCH)] += 1;
     }
 
+    /// Of a chain, not all was posted.
+    #[cold]
+    fn not_posted(&mut self, conn: &mut Conn, error: PostError) {
+        let why = match error {
+            // The rest goes with the next turn.
+            PostError::QueueFull => return Self::make_ready(&mut self.ready, conn),
+            PostError::NotConnected => "the device says that it is not connected".into(),
+            PostError::Invalid(why) => format!("the device refused a work request: {why}"),
+        };
+        conn.doomed.get_or_insert(why);
+    }
+
     /// Posts Receives, as one chain, up to what is promised and the margin.
+    #[inline(never)]
     pub(super) fn refill(&mut self) {
         let wanted = self.wanted_receives().saturating_sub(self.posted + self.receives.len());
         self.sizing.drain_remote();

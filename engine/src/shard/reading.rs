@@ -40,7 +40,6 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
 
 /// Reads a call's RPC header and chunk lists into `call` and `fetch`, and holds them against what the procedure
 /// declares. Nothing of a length, count or position is used before it is bounded here.
-#[inline(always)]
 pub(super) fn read_call(
     view: &View<'_>,
     services: Option<&Services>,

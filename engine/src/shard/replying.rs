@@ -36,9 +36,7 @@ impl<F: Fabric> Shard<F> {
                 rpc::emit_accepted_success(header, call.xid);
             }
         }
-        if let Some(started) = conn.arrivals[id.index()].take() {
-            let _ = self.stats.latency.record(self.clock.read().saturating_sub(started));
-        }
+        self.timed(call.arrived);
         if len + HEADROOM_CHUNKS > conn.proto.terms().send_inline {
             buf.set_window(at, len);
             match reply_form(conn, &call, len) {
@@ -93,7 +91,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Queues the Send of a reply whose header is written.
     #[inline(always)]
-    fn push_reply(
+    pub(super) fn push_reply(
         &mut self,
         conn: &mut Conn,
         mut call: Box<ServerCall>,

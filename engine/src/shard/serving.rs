@@ -15,26 +15,20 @@ use crate::fabric::{Fabric, Posting, RemoteMemory, WorkRequest};
 use crate::proto::{Refusal, ReplyForm};
 use crate::server::reply_cache::Lookup;
 use crate::server::{
-    MAX_CHUNKS, Placement, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall,
+    MAX_CHUNKS, Placement, REFUSAL_LEN, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall,
 };
 use crate::wire::rpc::{self, ReplyBody, ReplyHeader};
 use crate::wire::{ErrorBody, HeaderType, Version, View};
 
-/// The longest RPC reply header that is not a success: accepted with a range, and no verifier.
-const REFUSAL_LEN: usize = 64;
-
 impl<F: Fabric> Shard<F> {
-    /// As [`serve`](Self::serve), for calls that did not come in one message.
-    fn serve_whole(&mut self, conn: &mut Conn, call: Box<ServerCall>, read: Result<(), Reject>) {
+    /// As [`serve`](Self::serve), for calls that are not plain.
+    pub(super) fn serve_whole(&mut self, conn: &mut Conn, call: Box<ServerCall>, read: Result<(), Reject>) {
         self.serve(conn, call, read);
     }
 
     /// A call has arrived, and has been read.
     #[inline(always)]
     pub(super) fn serve(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, read: Result<(), Reject>) {
-        if self.sampled() {
-            conn.arrivals[call.id.index()] = Some(self.clock.read());
-        }
         let read = if conn.plain_serving { read } else { Self::look_twice(conn, &mut call, read) };
         if let Err(reject) = read {
             return self.reject(conn, call, reject);
@@ -85,7 +79,7 @@ impl<F: Fabric> Shard<F> {
         let entry = services.entry(call.entry);
         let room = headroom(call.returns);
         call.results_at = room + rpc::ACCEPTED_REPLY_LEN;
-        call.reply = self.pool.alloc((call.results_at + entry.binding.max_reply).max(room + REFUSAL_LEN));
+        call.reply = self.pool.alloc(room + entry.reply_room);
         let mut enough = call.reply.is_some();
         for result in &mut call.results {
             result.capacity =
@@ -270,7 +264,6 @@ impl<F: Fabric> Shard<F> {
             // The first one will be answered here, or nobody waits for an answer. (It is not new: that was seen to before.)
             Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::New(_) => {
                 conn.proto.forget(call.id);
-                conn.arrivals[call.id.index()] = None;
                 self.boxes.put(call);
                 Self::make_ready(&mut self.ready, conn);
             }
@@ -297,6 +290,12 @@ impl<F: Fabric> Shard<F> {
             }
             self.put(conn);
         }
+    }
+
+    /// As [`finish`](Self::finish), for calls that are not plain.
+    #[inline(never)]
+    pub(super) fn finish_whole(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+        self.finish(conn, call);
     }
 
     /// The handler is through: queues the reply.
@@ -341,7 +340,6 @@ impl<F: Fabric> Shard<F> {
             return self.reject(conn, call, Reject::Rpc(nothing));
         }
         conn.proto.forget(call.id);
-        conn.arrivals[call.id.index()] = None;
         self.boxes.put(call);
         // Its place is free: the peer may be told.
         Self::make_ready(&mut self.ready, conn);

@@ -265,6 +265,11 @@ impl<F: Fabric> Shard<F> {
     /// Step 3 of a turn: what other threads ask. Returns how much there was.
     #[inline]
     pub(super) fn inbox(&mut self) -> usize {
+        if self.inbox.is_none() { 0 } else { self.read_inbox() }
+    }
+
+    #[inline(never)]
+    fn read_inbox(&mut self) -> usize {
         let Some(mut inbox) = self.inbox.take() else { return 0 };
         let count = inbox.poll(POLL_BATCH, |command| self.command(command));
         self.inbox = Some(inbox);

@@ -61,6 +61,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Hands to the workers what waits for them, as far as their rings take it.
+    #[inline(never)]
     pub(super) fn dispatch(&mut self) {
         let Some(port) = self.workers.as_mut() else { return };
         while let Some(call) = self.backlog.pop_front() {
@@ -73,7 +74,13 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Takes back what the workers have finished; returns how many.
+    #[inline]
     pub(super) fn collect(&mut self) -> usize {
+        if self.workers.is_none() { 0 } else { self.collect_worked() }
+    }
+
+    #[inline(never)]
+    fn collect_worked(&mut self) -> usize {
         let Some(port) = self.workers.as_mut() else { return 0 };
         let mut worked = std::mem::take(&mut self.worked);
         let count = port.collect(POLL_BATCH, |key, result| worked.push((key, result)));

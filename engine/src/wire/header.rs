@@ -152,6 +152,16 @@ pub const fn msg_len(version: Version, received: bool) -> usize {
     }
 }
 
+/// Bytes of what [`emit_windowed`] writes.
+pub const WINDOWED_LEN: usize = msg_len(Version::V2, true);
+
+/// Writes a version 2 MSG header without chunks, with the count of received messages.
+#[inline(always)]
+pub fn emit_windowed(out: &mut [u8; WINDOWED_LEN], xid: u32, credit: u32, received: u32, flags: Flags) {
+    let common = [xid, Version::V2.code(), credit, HeaderType::Msg.code()];
+    put(out, common, [flags.with(Flags::RECEIVED).0, received, 0, 0, 0, 0]);
+}
+
 /// Writes a MSG header without chunks to the start of `out` and returns its length, [`msg_len`]: the fast path of
 /// [`Header::emit`] for inline calls and replies. Version 1 leaves out `received` and `flags`.
 ///

@@ -25,6 +25,7 @@
 //! | --- | --- |
 //! | `codes` | versions, revisions, header types, flags |
 //! | `view`, `header` | a header received, a header to be sent |
+//! | `plain` | the header that most messages have, without a view |
 //! | `chunks` | segments and chunk lists, both ways |
 //! | `error` | what is wrong with a header; the protocol's own errors |
 //! | [`properties`], [`optional`] | version 2: properties, and operations that change them |
@@ -39,6 +40,7 @@ mod display;
 mod error;
 mod header;
 pub mod optional;
+mod plain;
 pub mod private_data;
 pub mod properties;
 pub mod rpc;
@@ -57,6 +59,10 @@ pub use chunks::{
 };
 pub use codes::{Flags, HeaderType, Revision, Version};
 pub use error::{ErrorBody, WireError, WireErrorKind};
-pub use header::{Body, Header, connprop_len, emit_connprop_part, emit_err_vers, emit_msg, msg_len};
+pub use header::{
+    Body, Header, WINDOWED_LEN, connprop_len, emit_connprop_part, emit_err_vers, emit_msg, emit_windowed,
+    msg_len,
+};
+pub use plain::{Plain, PlainLayout};
 pub use view::{COMMON_LEN, ERR_VERS_LEN, Limits, View, ViewBody};
 pub use xdr::{BadXdr, NoSpace};

@@ -279,6 +279,37 @@ fn no_chunks(view: &View<'_>) -> bool {
     view.writes().next().is_none() && view.reply_chunk().is_none()
 }
 
+/// Holds what each layout makes of a message against what its view says.
+fn agree(message: &[u8], revision: Revision) -> Result<(), TestCaseError> {
+    let view = View::check(message, revision);
+    for layout in [PlainLayout::V1, PlainLayout::V2, PlainLayout::V2Windowed] {
+        let version = if layout == PlainLayout::V1 { Version::V1 } else { Version::V2 };
+        let expected = view.as_ref().ok().filter(|view| {
+            view.version() == version
+                && view.htype() == HeaderType::Msg
+                && !view.has_chunks()
+                && view.flags().without(Flags::RESPONSE) == layout.flags()
+        });
+        let msg_type = expected.and_then(|view| view.payload().get(4..8)).map(|word| word == [0, 0, 0, 1]);
+        let expected = expected.filter(|view| {
+            let start = view.payload().get(4..8);
+            version == Version::V2 || start.is_some_and(|word| word[..3] == [0; 3] && word[3] < 2)
+        });
+        let plain = layout.read(message);
+        prop_assert_eq!(plain.is_some(), expected.is_some(), "{:?} {:?}", layout, message);
+        if let (Some(plain), Some(view)) = (plain, expected) {
+            let response = match version {
+                Version::V1 => msg_type == Some(true),
+                Version::V2 => view.flags().contains(Flags::RESPONSE),
+            };
+            let said = (view.xid(), view.credit(), view.received().unwrap_or(0), view.inv_handle());
+            prop_assert_eq!((plain.xid, plain.credit, plain.received, plain.inv_handle), said);
+            prop_assert_eq!((plain.response, plain.len), (response, view.payload_offset()));
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     /// A value, written and read, is the same value, and the payload behind it is found.
     #[test]
@@ -317,7 +348,29 @@ proptest! {
         }
     }
 
-    /// The fast path finds what the general one finds, and [`emit_msg`] writes what [`Header::emit`] writes.
+    /// What is read without a view is what the view says, and the other way round: of valid headers, and with any word changed.
+    #[test]
+    fn plain_headers_are_those_of_views(
+        (version, revision, parts) in parts(),
+        (xid, credit, received, response) in any::<(u32, u32, Option<u32>, bool)>(),
+        payload in prop::collection::vec(prop_oneof![3 => 0..3_u32, 1 => any::<u32>()], 0..5),
+        changed in prop::option::of((0..10_usize, any::<u32>())),
+    ) {
+        agree(&[parts.encode(version, revision), parts.payload].concat(), revision)?;
+        let flags = if response { Flags::RESPONSE } else { Flags::NONE };
+        let plain = Header { xid, credit, received, flags, body: Body::Msg(Chunks::NONE) };
+        let mut header = [0; 64];
+        let len = plain.emit(&mut header, version, revision).expect("space");
+        let mut message = header[..len].to_vec();
+        message.extend(payload.into_iter().flat_map(u32::to_be_bytes));
+        agree(&message, revision)?;
+        if let Some((at, word)) = changed && let Some(place) = message.get_mut(4 * at..4 * at + 4) {
+            place.copy_from_slice(&word.to_be_bytes());
+            agree(&message, revision)?;
+        }
+    }
+
+    /// [`emit_msg`] and [`emit_windowed`] write what [`Header::emit`] writes.
     #[test]
     fn fast_paths_agree(
         version in prop::sample::select(Version::ALL),
@@ -330,6 +383,11 @@ proptest! {
         prop_assert_eq!(len, msg_len(version, received.is_some()));
         prop_assert_eq!(emit_msg(&mut fast, version, xid, credit, received, flags), len);
         prop_assert_eq!(fast, slow);
+        if let (Version::V2, Some(received)) = (version, received) {
+            let mut windowed = [0xEE; WINDOWED_LEN];
+            emit_windowed(&mut windowed, xid, credit, received, flags);
+            prop_assert_eq!(&windowed, &slow[..WINDOWED_LEN]);
+        }
     }
 
     /// Random bytes behind a plausible start never panic, whatever is asked of them.

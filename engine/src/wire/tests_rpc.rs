@@ -161,6 +161,28 @@ fn accepted_success() {
 }
 
 proptest! {
+    /// A call of nobody in particular is read as the general way reads it, and nothing else is taken for one.
+    #[test]
+    fn anonymous_calls_are_those_of_nobody(
+        (xid, program, version, procedure) in any::<(u32, u32, u32, u32)>(),
+        changed in prop::option::of((0..10_usize, prop_oneof![0..3_u32, any::<u32>()])),
+        len in 0..50_usize,
+    ) {
+        let words = [xid, 0, 2, program, version, procedure, 0, 0, 0, 0, 7, 8, 9];
+        let mut message: Vec<u8> = words.into_iter().flat_map(u32::to_be_bytes).collect();
+        if let Some((at, word)) = changed {
+            message[4 * at..4 * at + 4].copy_from_slice(&word.to_be_bytes());
+        }
+        for message in [&message[..], &message[..len]] {
+            let nobody = |header: &CallHeader<'_>| (header.credential, header.verifier) == (OpaqueAuth::NONE, OpaqueAuth::NONE);
+            let parsed = CallHeader::parse(message).ok().filter(|(header, _)| nobody(header));
+            let expected = parsed.map(|(CallHeader { xid, program, version, procedure, .. }, args_at)| {
+                (AnonymousCall { xid, program, version, procedure }, args_at)
+            });
+            prop_assert_eq!(AnonymousCall::read(message).map(|call| (call, AnonymousCall::LEN)), expected);
+        }
+    }
+
     /// Calls survive the wire; every strict prefix is an error.
     #[test]
     fn calls(

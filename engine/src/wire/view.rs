@@ -75,40 +75,7 @@ pub struct Limits {
 
 impl<'a> View<'a> {
     /// Checks the header at the start of a received message. The work is bounded by its length.
-    #[inline]
     pub fn check(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
-        match Self::check_inline(bytes, revision) {
-            Some(view) => Ok(view),
-            None => Self::check_any(bytes, revision),
-        }
-    }
-
-    /// The common case, without loops: a MSG whose lists are all absent.
-    #[inline]
-    fn check_inline(bytes: &'a [u8], revision: Revision) -> Option<View<'a>> {
-        let common: &[u8; COMMON_LEN] = bytes.first_chunk()?;
-        let version = Version::from_code(word(common, 4))?;
-        let (flags, received, inv_handle, at) = match version {
-            Version::V1 => (Flags::NONE, 0, 0, COMMON_LEN),
-            Version::V2 => {
-                let prefix: &[u8; 28] = bytes.first_chunk()?;
-                let flags = Flags(word(prefix, COMMON_LEN));
-                match flags.contains(Flags::RECEIVED) {
-                    true => (flags, word(prefix, 20), word(prefix, 24), 28),
-                    false => (flags, 0, word(prefix, 20), 24),
-                }
-            }
-        };
-        let lists: &[u8; Lists::ABSENT_LEN] = bytes.get(at..)?.first_chunk()?;
-        let inline = word(common, 12) == HeaderType::Msg.code()
-            && flags.unknown(revision).is_empty()
-            && *lists == [0; Lists::ABSENT_LEN];
-        let htype = HeaderType::Msg;
-        let lists = Lists::absent(at);
-        inline.then_some(View { bytes, lists, received, inv_handle, flags, version, htype, revision })
-    }
-
-    fn check_any(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
         Self::parse(bytes, revision, false).map_err(|kind| WireError::new(kind, bytes))
     }
 

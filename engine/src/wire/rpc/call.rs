@@ -110,21 +110,39 @@ impl RpcError {
 /// What follows the XID of a call: CALL, RPC version 2.
 const CALL_OF_RPC_2: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 2];
 
+/// The header of a call of nobody in particular: AUTH_NONE. It is of fixed length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnonymousCall {
+    /// Transaction id.
+    pub xid: u32,
+    /// Program number.
+    pub program: u32,
+    /// Program version.
+    pub version: u32,
+    /// Procedure number.
+    pub procedure: u32,
+}
+
+impl AnonymousCall {
+    /// Bytes of such a header.
+    pub const LEN: usize = FIXED_LEN + 2 * OpaqueAuth::NONE.encoded_len();
+
+    /// Reads the header of a call if it is such a one; what else it may be, [`CallHeader::parse`] tells.
+    #[inline(always)]
+    pub fn read(message: &[u8]) -> Option<AnonymousCall> {
+        let header: &[u8; Self::LEN] = message.first_chunk()?;
+        if header[4..12] != CALL_OF_RPC_2 || header[FIXED_LEN..] != [0; Self::LEN - FIXED_LEN] {
+            return None;
+        }
+        let word = |at| super::word(header, at);
+        Some(AnonymousCall { xid: word(0), program: word(12), version: word(16), procedure: word(20) })
+    }
+}
+
 impl<'a> CallHeader<'a> {
     /// Reads the header of a call and says where the arguments start.
     #[inline]
     pub fn parse(message: &'a [u8]) -> Result<(CallHeader<'a>, usize), RpcError> {
-        // Calls with AUTH_NONE have a header of fixed length, without anything to follow.
-        if let Some((words, rest)) = message.split_first_chunk::<FIXED_LEN>()
-            && words[4..12] == CALL_OF_RPC_2
-            && rest.first_chunk() == Some(&[0; 2 * OpaqueAuth::NONE.encoded_len()])
-        {
-            let word = |at| super::word(words, at);
-            let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
-            let (xid, program, version, procedure) = (word(0), word(12), word(16), word(20));
-            let header = CallHeader { xid, program, version, procedure, credential, verifier };
-            return Ok((header, FIXED_LEN + 2 * OpaqueAuth::NONE.encoded_len()));
-        }
         Self::read(message).map_err(|kind| kind.of(message))
     }
 

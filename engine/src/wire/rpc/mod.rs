@@ -5,7 +5,7 @@ mod call;
 mod reply;
 
 pub use auth::{AuthStat, AuthSys, Flavor, MAX_AUTH_LEN, OpaqueAuth};
-pub use call::{CallHeader, RpcError, RpcErrorKind};
+pub use call::{AnonymousCall, CallHeader, RpcError, RpcErrorKind};
 pub use reply::{ACCEPTED_REPLY_LEN, AcceptStat, RejectStat, ReplyBody, ReplyHeader, emit_accepted_success};
 
 use super::codes::codes;

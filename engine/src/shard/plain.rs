@@ -1,0 +1,123 @@
+//! Calls and replies that need no further thought: the shortest way through the shard, from a message that has come to the one that
+//! answers it. Whatever is out of the ordinary goes the general way, by `serving`, `replying` and `answered`.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::Buf;
+
+use super::Shard;
+use super::answered::results_of;
+use super::conn::{Conn, Ending};
+use super::outcome::{CallResult, Reply, Sink};
+use super::reading::read_rpc;
+use crate::config::{HEADROOM_CHUNKS, HEADROOM_PLAIN};
+use crate::fabric::Fabric;
+use crate::proto::{CallId, InboundId, Outgoing, Refusal};
+use crate::server::ServerCall;
+use crate::wire::{Plain, rpc};
+
+/// Where the results of such a call are in the buffer of its reply.
+const RESULTS_AT: usize = HEADROOM_PLAIN + rpc::ACCEPTED_REPLY_LEN;
+
+impl<F: Fabric> Shard<F> {
+    /// A call has come that is plain. If its procedure is, too, it is run, and answered.
+    #[inline(always)]
+    pub(super) fn plain_call(&mut self, conn: &mut Conn, id: InboundId, plain: &Plain, message: Buf) {
+        let mut call = self.new_call(conn, id);
+        (call.xid, call.inv_handle) = (plain.xid, plain.inv_handle);
+        let payload = message.get(plain.len..).unwrap_or_default();
+        let header = rpc::AnonymousCall::read(payload).filter(|header| header.xid == plain.xid);
+        let (Some(header), Some(services), true) = (header, &self.services, conn.plain_serving) else {
+            return self.plain_call_of_somebody(conn, call, plain, message);
+        };
+        let Ok(index) = services.find(header.program, header.version, header.procedure) else {
+            return self.plain_call_of_somebody(conn, call, plain, message);
+        };
+        call.anonymous(&header, index, plain.len..plain.len + payload.len());
+        call.message = Some(message);
+        let entry = services.entry(index);
+        let reply = if entry.plain { self.pool.alloc(HEADROOM_PLAIN + entry.reply_room) } else { None };
+        let Some(reply) = reply else {
+            self.fetch.clear();
+            return self.serve_whole(conn, call, Ok(()));
+        };
+        (call.reply, call.results_at) = (Some(reply), RESULTS_AT);
+        // As on a worker: a handler that panics costs its call, and nobody else's.
+        let run = AssertUnwindSafe(|| (entry.handler)(&mut call));
+        call.outcome = catch_unwind(run).unwrap_or(Err(Refusal::SystemError));
+        self.answer_plain(conn, call);
+    }
+
+    /// A plain call whose header takes reading: of somebody, or with something amiss.
+    #[inline(never)]
+    fn plain_call_of_somebody(
+        &mut self,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        plain: &Plain,
+        message: Buf,
+    ) {
+        self.fetch.clear();
+        let payload = message.get(plain.len..).unwrap_or_default();
+        let read = read_rpc(payload, plain.len, self.services.as_deref(), &mut call, &mut self.fetch);
+        call.message = Some(message);
+        self.serve_whole(conn, call, read);
+    }
+
+    /// The handler is through: sends the reply, if it can go out now, in one message.
+    #[inline(always)]
+    fn answer_plain(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+        let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
+        let receives_ok = self.receives_ok(conn);
+        let fits = call.outcome.is_ok() && len + HEADROOM_CHUNKS <= conn.proto.terms().send_inline;
+        if !fits || conn.is_clogged(self.config.signal_every) || !conn.proto.may_reply(receives_ok) {
+            return self.finish_whole(conn, call);
+        }
+        let Some(mut buf) = call.reply.take() else { return };
+        self.stats.calls += 1;
+        self.timed(call.arrived);
+        if let Some(header) = buf.full_mut().get_mut(HEADROOM_PLAIN..RESULTS_AT) {
+            rpc::emit_accepted_success(header, call.xid);
+        }
+        let start =
+            conn.proto.emit_plain(Outgoing::Reply(call.id), receives_ok, buf.full_mut(), HEADROOM_PLAIN);
+        self.push_reply(conn, call, buf, start.map(|start| (start, len + HEADROOM_PLAIN - start)));
+        if !self.config.batch {
+            self.post_chain(conn);
+        }
+    }
+
+    /// A reply has come that is plain.
+    #[inline(always)]
+    pub(super) fn plain_reply(
+        &mut self,
+        conn: &mut Conn,
+        (call, token): (CallId, u64),
+        plain: &Plain,
+        message: Buf,
+        invalidated: Option<u32>,
+    ) {
+        let results = results_of(plain.xid, message.get(plain.len..).unwrap_or_default(), plain.len);
+        let (sink, exposure, started) = conn.end_call(call);
+        self.timed(started);
+        let result = results.map(|results| Reply { message, results, memory: None });
+        match exposure {
+            None => self.tell(sink, token, result),
+            Some(index) => self.conclude_plain(conn, index, invalidated, (sink, token, result)),
+        }
+    }
+
+    /// The reply speaks of no chunk, though its call has exposed some.
+    #[inline(never)]
+    fn conclude_plain(
+        &mut self,
+        conn: &mut Conn,
+        index: u32,
+        invalidated: Option<u32>,
+        (sink, token, result): (Sink, u64, CallResult),
+    ) {
+        let ending = Ending { sink, token, result, written: ArrayVec::new(), long: None, again: None };
+        self.conclude(conn, index, invalidated, Some(ending));
+    }
+}

@@ -1,0 +1,104 @@
+//! The header of most messages, read without a view: a MSG in one piece, without chunks.
+
+use super::chunks::Lists;
+use super::codes::{Flags, HeaderType, Version};
+
+/// How such a header is laid out on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlainLayout {
+    /// RFC 8166 §4: 28 bytes.
+    V1,
+    /// Version 2 without the count of received messages: 36 bytes.
+    V2,
+    /// Version 2 with it: 40 bytes.
+    V2Windowed,
+}
+
+/// What such a header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plain {
+    /// Transaction id.
+    pub xid: u32,
+    /// `rdma_credit`.
+    pub credit: u32,
+    /// How many messages the sender has received, in the windowed layout; 0 in others.
+    pub received: u32,
+    /// The handle that may be invalidated with the reply; 0 for none, and in version 1.
+    pub inv_handle: u32,
+    /// It is a reply: as the flag says, or, in version 1, the RPC message itself (RFC 8167 §5).
+    pub response: bool,
+    /// Bytes of header: where the payload starts.
+    pub len: usize,
+}
+
+/// Number of bytes that stand for the lists that are not there.
+const LISTS: usize = Lists::ABSENT_LEN;
+
+impl PlainLayout {
+    /// The flags RECEIVED and MORE as such a message has them.
+    #[inline]
+    pub const fn flags(self) -> Flags {
+        match self {
+            PlainLayout::V1 | PlainLayout::V2 => Flags::NONE,
+            PlainLayout::V2Windowed => Flags::RECEIVED,
+        }
+    }
+
+    /// Reads the header of a message that is laid out so; `None` if it is anything else, which [`View`](super::View) tells.
+    #[inline(always)]
+    pub fn read(self, message: &[u8]) -> Option<Plain> {
+        if self == PlainLayout::V2Windowed { read_v2::<40>(message, true) } else { self.read_other(message) }
+    }
+
+    #[inline(never)]
+    fn read_other(self, message: &[u8]) -> Option<Plain> {
+        if self == PlainLayout::V1 { read_v1(message) } else { read_v2::<36>(message, false) }
+    }
+}
+
+#[inline(always)]
+fn word<const N: usize>(header: &[u8; N], at: usize) -> u32 {
+    super::xdr::word(header, at)
+}
+
+#[inline(always)]
+fn is_msg_of<const N: usize>(version: Version, header: &[u8; N]) -> bool {
+    word(header, 4) == version.code()
+        && word(header, 12) == HeaderType::Msg.code()
+        && header.last_chunk() == Some(&[0; LISTS])
+}
+
+#[inline(always)]
+fn read_v2<const N: usize>(message: &[u8], windowed: bool) -> Option<Plain> {
+    let header: &[u8; N] = message.first_chunk()?;
+    let flags = Flags(word(header, 16));
+    let layout = if windowed { Flags::RECEIVED } else { Flags::NONE };
+    if !is_msg_of(Version::V2, header) || flags.without(Flags::RESPONSE) != layout {
+        return None;
+    }
+    Some(Plain {
+        xid: word(header, 0),
+        credit: word(header, 8),
+        received: if windowed { word(header, 20) } else { 0 },
+        inv_handle: word(header, N - LISTS - 4),
+        response: flags.contains(Flags::RESPONSE),
+        len: N,
+    })
+}
+
+#[inline(always)]
+fn read_v1(message: &[u8]) -> Option<Plain> {
+    let (header, payload) = message.split_first_chunk::<28>()?;
+    let msg_type = super::xdr::word(payload.first_chunk::<8>()?, 4);
+    if !is_msg_of(Version::V1, header) || msg_type > 1 {
+        return None;
+    }
+    Some(Plain {
+        xid: word(header, 0),
+        credit: word(header, 8),
+        received: 0,
+        inv_handle: 0,
+        response: msg_type == 1,
+        len: header.len(),
+    })
+}
