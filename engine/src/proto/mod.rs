@@ -418,7 +418,7 @@ impl Connection {
     }
 
     /// A reply may go out at once.
-    #[inline]
+    #[inline(always)]
     pub fn may_reply(&self, receives_ok: bool) -> bool {
         self.reply_queue.is_empty() && self.credits.may_send(false, self.replenished(receives_ok))
     }

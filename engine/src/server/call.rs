@@ -133,7 +133,7 @@ impl CallBoxes {
     }
 
     /// Takes a call back; its buffers go home.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn put(&mut self, mut call: Box<ServerCall>) {
         call.message = None;
         call.reply = None;

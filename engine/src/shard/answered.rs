@@ -6,7 +6,8 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::Shard;
-use super::conn::{Conn, Ending, Exposure, push};
+use super::conn::{Conn, Ending, Exposure};
+use super::list::push;
 use super::outcome::{CallResult, Done, Reply, Sink};
 use crate::fabric::{Fabric, Posting, WorkRequest};
 use crate::proto::{CallError, CallId, Refusal};

@@ -14,6 +14,7 @@ use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::{self, ErrorBody, Segment, Version};
 
 use super::chunks::ChunkMemory;
+use super::list::push;
 use super::outcome::{CallResult, Sink};
 
 /// Where a connection is in its life.
@@ -443,16 +444,4 @@ impl Conn {
         }
         (std::mem::take(&mut out.sink), out.exposure.take(), out.started.take())
     }
-}
-
-/// As [`Vec::push`], of what is large, to a list that nearly always has room: it is made where it will be.
-#[inline(always)]
-pub(super) fn push<T>(list: &mut Vec<T>, made: impl FnOnce() -> T) {
-    if list.len() < list.capacity() { list.push(made()) } else { grow(list, made()) }
-}
-
-#[cold]
-#[inline(never)]
-fn grow<T>(list: &mut Vec<T>, last: T) {
-    list.push(last);
 }

@@ -26,6 +26,7 @@
 //! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
 //! | `clock` | the only reader of the clock |
+//! | `list` | lists that nearly always have room |
 //! | `workers` | calls that run on worker threads: out, and home |
 //! | `thread` | a shard on a thread of its own: placement, idling |
 
@@ -35,6 +36,7 @@ mod chunks;
 mod clock;
 mod conn;
 mod control;
+mod list;
 mod outcome;
 mod outgoing;
 mod parts;
@@ -70,6 +72,7 @@ use clock::Clock;
 pub use clock::SimulatedTime;
 use conn::Conn;
 pub use conn_ref::ConnRef;
+use list::push;
 pub(crate) use outcome::Sink;
 pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outgoing::{CallRequest, headroom};
@@ -399,7 +402,7 @@ impl<F: Fabric> Shard<F> {
     fn make_ready(ready: &mut Vec<u32>, conn: &mut Conn) {
         if !conn.ready {
             conn.ready = true;
-            ready.push(conn.qp.slot);
+            push(ready, || conn.qp.slot);
         }
     }
 

@@ -185,12 +185,17 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// A call that was started, or has arrived, at this time has ended.
-    #[inline]
+    #[inline(always)]
     pub(super) fn timed(&mut self, started: Option<u64>) {
         if let Some(started) = started {
-            // Too long for the histogram is as long as it goes.
-            self.stats.latency.saturating_record(self.clock.read().saturating_sub(started));
+            self.record(started);
         }
+    }
+
+    #[inline(never)]
+    fn record(&mut self, started: u64) {
+        // Too long for the histogram is as long as it goes.
+        self.stats.latency.saturating_record(self.clock.read().saturating_sub(started));
     }
 
     /// Gives up a call. Its memory comes home when the peer can no longer reach it.

@@ -5,6 +5,7 @@ use rpcrdma_mempool::Buf;
 
 use super::Shard;
 use super::conn::Conn;
+use super::list::push;
 use crate::config::{HEADROOM_CHUNKS, RECEIVE_LOW_WATER};
 use crate::fabric::{Fabric, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
@@ -115,7 +116,7 @@ impl<F: Fabric> Shard<F> {
             && self.receives.len() < RECEIVE_LOW_WATER
             && message.capacity() == self.receive_size
         {
-            self.receives.push(message);
+            push(&mut self.receives, || message);
         }
         self.boxes.put(call);
     }

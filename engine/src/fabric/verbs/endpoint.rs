@@ -57,6 +57,16 @@ struct InFlight {
     holds: Holds,
 }
 
+impl InFlight {
+    /// It holds nothing, and nobody hears of it unless it fails.
+    #[inline]
+    fn is_nobodys(&self) -> bool {
+        matches!(self.holds, Holds::Nothing) && !self.told
+    }
+}
+
+const REFUSED: &str = "the device refused it; see the log";
+
 /// Where chains are built; one for all queue pairs, so that it stays in the cache. Places are used again as they are: the
 /// unions that an opcode has no use for are not read, but for immediate data, which drivers want to be 0.
 #[derive(Default)]
@@ -199,6 +209,65 @@ impl Endpoint {
         room: usize,
     ) -> Result<(), PostError> {
         let room = room.min(self.depth.saturating_sub(self.in_flight.len()));
+        let alone = chain.len() == 1 && room > 0;
+        match if alone { self.post_one(scratch, regions, stats, chain) } else { None } {
+            Some(result) => result,
+            None => self.post_all(scratch, regions, stats, chain, room),
+        }
+    }
+
+    /// Posts a chain of one Send that the device copies: what a conversation is made of. `None` if it is anything else.
+    #[inline(always)]
+    fn post_one(
+        &mut self,
+        scratch: &mut Scratch,
+        regions: &Regions,
+        stats: &mut FabricStats,
+        chain: &mut Vec<Posting>,
+    ) -> Option<Result<(), PostError>> {
+        let Some(&Posting { wr_id, signalled: told, wr: WorkRequest::Send { ref buf, invalidate, fence } }) =
+            chain.first()
+        else {
+            return None;
+        };
+        if buf.len() > self.inline {
+            return None;
+        }
+        scratch.reserve(1);
+        let (request, part) = (scratch.requests.first_mut()?, scratch.parts.first_mut()?);
+        self.build_send(regions, (buf, invalidate, fence), request, part).ok()?;
+        request.wr_id = self.owner.send(self.first.wrapping_add(self.in_flight.len() as u32));
+        let signalled = told || self.unsignalled + 1 >= self.most_unsignalled;
+        if signalled {
+            request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+        let rung = self.ring(scratch, 1);
+        if rung == Err(0) {
+            return Some(Err(PostError::Invalid(REFUSED)));
+        }
+        self.unsignalled = if signalled { 0 } else { self.unsignalled + 1 };
+        stats.doorbells += 1;
+        stats.posts += 1;
+        stats.signalled += u64::from(signalled);
+        let holds = Holds::Nothing;
+        self.in_flight.push_back(InFlight { wr_id, opcode: Opcode::Send, told, own: false, holds });
+        // The device has copied it: its buffer goes home here.
+        if let Some(Posting { wr: WorkRequest::Send { buf, .. }, .. }) = chain.pop() {
+            drop(buf);
+        }
+        Some(rung.map_err(|_| PostError::Invalid(REFUSED)))
+    }
+
+    /// Posts a chain with one call, as far as there is `room`.
+    #[inline(never)]
+    fn post_all(
+        &mut self,
+        scratch: &mut Scratch,
+        regions: &Regions,
+        stats: &mut FabricStats,
+        chain: &mut Vec<Posting>,
+        room: usize,
+    ) -> Result<(), PostError> {
         let mut result = if chain.len() > room { Err(PostError::QueueFull) } else { Ok(()) };
         let fits = &chain[..chain.len().min(room)];
         scratch.reserve(fits.len());
@@ -225,7 +294,7 @@ impl Endpoint {
         let posted = match self.ring(scratch, count) {
             Ok(()) => count,
             Err(posted) => {
-                result = Err(PostError::Invalid("the device refused it; see the log"));
+                result = Err(PostError::Invalid(REFUSED));
                 posted
             }
         };
@@ -235,12 +304,7 @@ impl Endpoint {
         if posted < count {
             chain[posted..count].iter().for_each(|posting| self.undo(posting));
         }
-        if (posted, chain.len()) == (1, 1) {
-            // What a lone call or reply is: worth not to set up a drain for.
-            chain.pop().into_iter().for_each(|posting| self.take(posting));
-        } else {
-            chain.drain(..posted).for_each(|posting| self.take(posting));
-        }
+        chain.drain(..posted).for_each(|posting| self.take(posting));
         result
     }
 
@@ -277,20 +341,7 @@ impl Endpoint {
         request.imm_data_invalidated_rkey_union.invalidated_rkey = 0;
         match &posting.wr {
             WorkRequest::Send { buf, invalidate, fence } => {
-                let region = regions.get(buf.arena()).ok_or(FOREIGN)?;
-                *part =
-                    ibv_sge { addr: buf.address() as u64, length: buf.len() as u32, lkey: region.mr.lkey() };
-                request.opcode = ibv_wr_opcode::IBV_WR_SEND;
-                if let Some(rkey) = *invalidate {
-                    request.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_INV;
-                    request.imm_data_invalidated_rkey_union.invalidated_rkey = rkey;
-                }
-                if *fence {
-                    request.send_flags |= ibv_send_flags::IBV_SEND_FENCE.0;
-                }
-                if buf.len() <= self.inline {
-                    request.send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
-                }
+                return self.build_send(regions, (buf, *invalidate, *fence), request, part);
             }
             WorkRequest::Write { src, offset, len, remote } => {
                 *part = match src {
@@ -321,6 +372,30 @@ impl Endpoint {
                 request.imm_data_invalidated_rkey_union.invalidated_rkey = rkey;
             }
         }
+        // A part of no bytes means 2 GiB to some devices.
+        request.num_sge = i32::from(part.length != 0);
+        Ok(())
+    }
+
+    /// Makes all but the name of a Send.
+    #[inline(always)]
+    fn build_send(
+        &self,
+        regions: &Regions,
+        (buf, invalidate, fence): (&Buf, Option<u32>, bool),
+        request: &mut ibv_send_wr,
+        part: &mut ibv_sge,
+    ) -> Result<(), &'static str> {
+        let region = regions.get(buf.arena()).ok_or(FOREIGN)?;
+        *part = ibv_sge { addr: buf.address() as u64, length: buf.len() as u32, lkey: region.mr.lkey() };
+        request.opcode = match invalidate {
+            Some(_) => ibv_wr_opcode::IBV_WR_SEND_WITH_INV,
+            None => ibv_wr_opcode::IBV_WR_SEND,
+        };
+        request.imm_data_invalidated_rkey_union.invalidated_rkey = invalidate.unwrap_or(0);
+        let flag = |wanted, flag: ibv_send_flags| if wanted { flag.0 } else { 0 };
+        request.send_flags = flag(fence, ibv_send_flags::IBV_SEND_FENCE)
+            | flag(buf.len() <= self.inline, ibv_send_flags::IBV_SEND_INLINE);
         // A part of no bytes means 2 GiB to some devices.
         request.num_sge = i32::from(part.length != 0);
         Ok(())
@@ -440,11 +515,19 @@ impl Endpoint {
 
     #[inline]
     fn end_first(&mut self, status: Status, out: &mut impl Extend<Completion>) {
-        let Some(InFlight { wr_id, opcode, told, own, holds }) = self.in_flight.pop_front() else { return };
-        self.first = self.first.wrapping_add(1);
-        if matches!(holds, Holds::Nothing) && !told && status.is_ok() {
+        if status.is_ok() && self.in_flight.front().is_some_and(InFlight::is_nobodys) {
+            // Most are: what is left of a Send that the device has copied.
+            self.first = self.first.wrapping_add(1);
+            drop(self.in_flight.pop_front());
             return;
         }
+        self.end_somebodys(status, out);
+    }
+
+    #[inline(never)]
+    fn end_somebodys(&mut self, status: Status, out: &mut impl Extend<Completion>) {
+        let Some(InFlight { wr_id, opcode, told, own, holds }) = self.in_flight.pop_front() else { return };
+        self.first = self.first.wrapping_add(1);
         match holds {
             // SAFETY: the device has completed this request, or a later one of its queue, or the queue pair is gone.
             Holds::Message(posted) => drop(unsafe { posted.complete() }),
