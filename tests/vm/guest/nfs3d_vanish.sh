@@ -4,7 +4,6 @@
 # limit: 200
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
-source "$(dirname "$0")/../nfsd.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
 modprobe -a sch_ingress cls_matchall act_gact || { echo "no traffic control in this kernel"; exit 77; }
 storage
