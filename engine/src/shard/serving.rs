@@ -97,7 +97,7 @@ impl<F: Fabric> Shard<F> {
     /// Posts the RDMA Reads of a call; it runs when all have completed. Gives it back if there is not enough memory.
     fn fetch(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) -> Result<(), Box<ServerCall>> {
         let id = call.id;
-        let fetch = std::mem::take(&mut self.fetch);
+        let fetch = &self.fetch;
         let before = conn.chain.len();
         let mut landing = ArrayVec::<Lent, MAX_CHUNKS>::new();
         let mut filled = 0;
@@ -111,7 +111,6 @@ impl<F: Fabric> Shard<F> {
                 let Some(Ok(lent)) = self.pool.alloc(len).map(Buf::lend) else {
                     // Nothing is read for a call that waits.
                     conn.chain.truncate(before);
-                    self.fetch = fetch;
                     return Err(call);
                 };
                 // A long call's message is no argument.
@@ -130,6 +129,7 @@ impl<F: Fabric> Shard<F> {
             conn.chain.push(Posting { wr_id: id.index() as u64, signalled, wr });
             filled += len;
         }
+        self.fetch.clear();
         conn.pending[id.index()] = Some(PendingReads { call, landing });
         Self::make_ready(&mut self.ready, conn);
         Ok(())
