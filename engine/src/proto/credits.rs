@@ -285,12 +285,7 @@ impl Credits {
     /// As there.
     #[inline(always)]
     pub fn on_receive_windowed(&mut self, acknowledged: u32, credit: u32) -> Result<(), PeerFault> {
-        self.received = self.received.wrapping_add(1);
-        if (self.received.wrapping_sub(self.told_limit) as i32) > 1 {
-            return Err(PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit });
-        }
-        self.unreported += 1;
-        self.unreported_payload += 1;
+        self.count()?;
         self.on_window(acknowledged, credit)
     }
 
@@ -331,12 +326,18 @@ impl Credits {
         if self.scheme == Scheme::V1 {
             return Ok(());
         }
+        self.count()
+    }
+
+    /// One more message of version 2 that is no pure grant.
+    #[inline(always)]
+    fn count(&mut self) -> Result<(), PeerFault> {
         self.received = self.received.wrapping_add(1);
-        self.unreported += 1;
-        self.unreported_payload += 1;
         if (self.received.wrapping_sub(self.told_limit) as i32) > 1 {
             return Err(PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit });
         }
+        self.unreported += 1;
+        self.unreported_payload += 1;
         Ok(())
     }
 

@@ -40,7 +40,7 @@ impl<F: Fabric> Shard<F> {
         let reply = if entry.plain { self.pool.alloc(HEADROOM_PLAIN + entry.reply_room) } else { None };
         let Some(reply) = reply else {
             self.fetch.clear();
-            return self.serve_whole(conn, call, Ok(()));
+            return self.serve(conn, call, Ok(()));
         };
         (call.reply, call.results_at) = (Some(reply), RESULTS_AT);
         // As on a worker: a handler that panics costs its call, and nobody else's.
@@ -62,7 +62,7 @@ impl<F: Fabric> Shard<F> {
         let payload = message.get(plain.len..).unwrap_or_default();
         let read = read_rpc(payload, plain.len, self.services.as_deref(), &mut call, &mut self.fetch);
         call.message = Some(message);
-        self.serve_whole(conn, call, read);
+        self.serve(conn, call, read);
     }
 
     /// The handler is through: sends the reply, if it can go out now, in one message.
@@ -72,7 +72,7 @@ impl<F: Fabric> Shard<F> {
         let receives_ok = self.receives_ok(conn);
         let fits = call.outcome.is_ok() && len + HEADROOM_CHUNKS <= conn.proto.terms().send_inline;
         if !fits || conn.is_clogged(self.config.signal_every) || !conn.proto.may_reply(receives_ok) {
-            return self.finish_whole(conn, call);
+            return self.finish(conn, call);
         }
         let Some(mut buf) = call.reply.take() else { return };
         self.stats.calls += 1;

@@ -171,6 +171,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
+    /// A call of the peer's, of which no more is known than whose it is.
     #[inline(always)]
     pub(super) fn new_call(&mut self, conn: &Conn, id: InboundId) -> Box<ServerCall> {
         let mut call = self.boxes.take(conn.qp, id);
@@ -197,7 +198,7 @@ impl<F: Fabric> Shard<F> {
                 }
                 let read = read_call(view, self.services.as_deref(), &mut call, &mut self.fetch);
                 call.message = Some(message);
-                self.serve_whole(conn, call, read);
+                self.serve(conn, call, read);
             }
             (Ok(Event::Reply { call, token }), Ok(view)) => {
                 if conn.assembly.is_some() {

@@ -65,42 +65,26 @@ pub(super) fn read_rpc(
     call: &mut ServerCall,
     fetch: &mut Fetch,
 ) -> Result<(), Reject> {
+    let (header, args_at) = match rpc::CallHeader::parse(payload) {
+        Ok(parsed) => parsed,
+        Err(error) => return Err(error.answer().map_or(Reject::NotACall, Reject::Rpc)),
+    };
+    if header.xid != call.xid {
+        // RFC 8166 §4.1: they are the same; a reply could not be matched.
+        return Err(Reject::Transport(ErrorBody::BadXdr));
+    }
     let Some(services) = services else { return Err(Reject::NotACall) };
-    let known = |program, version, procedure| {
-        services.find(program, version, procedure).map_err(|refusal| Reject::Rpc(reply_body(refusal)))
-    };
-    // RFC 8166 §4.1: the two XIDs are the same; a reply could not be matched.
-    let differs = Reject::Transport(ErrorBody::BadXdr);
-    let args_at = if let Some(header) = rpc::AnonymousCall::read(payload) {
-        if header.xid != call.xid {
-            return Err(differs);
-        }
-        let entry = known(header.program, header.version, header.procedure)?;
-        call.anonymous(&header, entry, base..base + payload.len());
-        rpc::AnonymousCall::LEN
-    } else {
-        let (header, args_at) = match rpc::CallHeader::parse(payload) {
-            Ok(parsed) => parsed,
-            Err(error) => return Err(error.answer().map_or(Reject::NotACall, Reject::Rpc)),
-        };
-        if header.xid != call.xid {
-            return Err(differs);
-        }
-        call.entry = known(header.program, header.version, header.procedure)?;
-        (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
-        call.flavor = header.credential.flavor;
-        // The credential's body stands behind the six words of the call and its own two.
-        let credential_at = base + 32;
-        call.credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
-        call.args = (base + args_at) as u32..(base + payload.len()) as u32;
-        if call.returns || !call.asked.is_empty() {
-            check_reduction(&header.credential, services.entry(call.entry), call)
-                .map_err(Reject::Transport)?;
-        }
-        args_at
-    };
+    let found = services.find(header.program, header.version, header.procedure);
+    call.entry = found.map_err(|refusal| Reject::Rpc(reply_body(refusal)))?;
+    (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
+    call.flavor = header.credential.flavor;
+    // The credential's body stands behind the six words of the call and its own two.
+    let credential_at = base + 32;
+    call.credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
+    call.args = (base + args_at) as u32..(base + payload.len()) as u32;
     if call.returns || !call.asked.is_empty() {
         let entry = services.entry(call.entry);
+        check_reduction(&header.credential, entry, call).map_err(Reject::Transport)?;
         check_reads(&call.asked, entry, args_at, payload.len(), fetch).map_err(Reject::Transport)?;
         check_writes(entry, call).map_err(Reject::Transport)?;
     }

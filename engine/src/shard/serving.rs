@@ -21,13 +21,7 @@ use crate::wire::rpc::{self, ReplyBody, ReplyHeader};
 use crate::wire::{ErrorBody, HeaderType, Version, View};
 
 impl<F: Fabric> Shard<F> {
-    /// As [`serve`](Self::serve), for calls that are not plain.
-    pub(super) fn serve_whole(&mut self, conn: &mut Conn, call: Box<ServerCall>, read: Result<(), Reject>) {
-        self.serve(conn, call, read);
-    }
-
     /// A call has arrived, and has been read.
-    #[inline(always)]
     pub(super) fn serve(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, read: Result<(), Reject>) {
         let read = if conn.plain_serving { read } else { Self::look_twice(conn, &mut call, read) };
         if let Err(reject) = read {
@@ -175,7 +169,7 @@ impl<F: Fabric> Shard<F> {
         let services = self.services.clone();
         let read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
         call.message = Some(message);
-        self.serve_whole(conn, call, read);
+        self.serve(conn, call, read);
     }
 
     /// A call has arrived whose RPC message is in a chunk, or came in parts.
@@ -205,7 +199,7 @@ impl<F: Fabric> Shard<F> {
             read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
         }
         call.message = Some(message);
-        self.serve_whole(conn, call, read);
+        self.serve(conn, call, read);
     }
 
     /// Runs a call, here or on a worker.
@@ -292,14 +286,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// As [`finish`](Self::finish), for calls that are not plain.
-    #[inline(never)]
-    pub(super) fn finish_whole(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
-        self.finish(conn, call);
-    }
-
     /// The handler is through: queues the reply.
-    #[inline(always)]
     pub(super) fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         self.stats.calls += 1;
         if let Err(refusal) = call.outcome {

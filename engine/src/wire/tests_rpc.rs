@@ -175,10 +175,11 @@ proptest! {
         }
         for message in [&message[..], &message[..len]] {
             let nobody = |header: &CallHeader<'_>| (header.credential, header.verifier) == (OpaqueAuth::NONE, OpaqueAuth::NONE);
-            let parsed = CallHeader::parse(message).ok().filter(|(header, _)| nobody(header));
+            let parsed = CallHeader::read(message).ok().filter(|(header, _)| nobody(header));
             let expected = parsed.map(|(CallHeader { xid, program, version, procedure, .. }, args_at)| {
                 (AnonymousCall { xid, program, version, procedure }, args_at)
             });
+            prop_assert_eq!(CallHeader::parse(message).map_err(|error| error.kind), CallHeader::read(message));
             prop_assert_eq!(AnonymousCall::read(message).map(|call| (call, AnonymousCall::LEN)), expected);
         }
     }

@@ -143,10 +143,16 @@ impl<'a> CallHeader<'a> {
     /// Reads the header of a call and says where the arguments start.
     #[inline]
     pub fn parse(message: &'a [u8]) -> Result<(CallHeader<'a>, usize), RpcError> {
+        if let Some(AnonymousCall { xid, program, version, procedure }) = AnonymousCall::read(message) {
+            let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
+            let header = CallHeader { xid, program, version, procedure, credential, verifier };
+            return Ok((header, AnonymousCall::LEN));
+        }
         Self::read(message).map_err(|kind| kind.of(message))
     }
 
-    fn read(message: &'a [u8]) -> Result<(CallHeader<'a>, usize), RpcErrorKind> {
+    /// As [`parse`](Self::parse), item by item.
+    pub(in crate::wire) fn read(message: &'a [u8]) -> Result<(CallHeader<'a>, usize), RpcErrorKind> {
         let not_a_call = RpcErrorKind::NotA { expected: MessageType::Call };
         let mut reader = Reader::new(message);
         let xid = reader.u32("xid").map_err(|_| not_a_call)?;
