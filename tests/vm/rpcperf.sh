@@ -2,7 +2,8 @@
 target=$(realpath "$RPCRDMA_VM_RESULTS/../../..")
 rpcperf=${RPCPERF:-}
 for profile in release debug; do
-    [[ -n $rpcperf || ! -x $target/$profile/rpcperf ]] || rpcperf=$target/$profile/rpcperf
+    # A build without verbs, as the README's first command makes, is none of those wanted.
+    [[ -n $rpcperf || ! -x $target/$profile/rpcperf ]] || ! "$target/$profile/rpcperf" --help | grep -q verbs:HOST || rpcperf=$target/$profile/rpcperf
 done
 if [[ -z $rpcperf ]] || ! "$rpcperf" --help | grep -q verbs:HOST; then
     echo "no rpcperf with verbs: cargo build -p rpcrdma-bench --features verbs"
