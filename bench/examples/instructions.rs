@@ -3,8 +3,11 @@
 //! `'*server_side*'`; the difference of two numbers of calls leaves the start out. `tuning.md` has the figures.
 //!
 //! ```sh
-//! cargo run --release -p rpcrdma-bench --example instructions -- CALLS DEPTH [v1|windowed|incremental] [verbs:HOST:PORT]
+//! cargo run --release -p rpcrdma-bench --example instructions -- \
+//!     CALLS DEPTH [write|read] [v1|windowed|incremental] [verbs:HOST:PORT]
 //! ```
+//!
+//! The calls echo 64 bytes. With `write` and `read` as much travels in a Read or Write chunk, beside a call without arguments.
 //!
 //! With an address of the verbs fabric both ends are on its device: `tests/vm/instructions` counts that.
 #![forbid(unsafe_code)]
@@ -23,6 +26,8 @@ use rpcrdma::{Address, Config, IdlePolicy, Procedure, Refusal, Scheme, Services}
 const PROGRAM: u32 = 0x2052_5046;
 const VERSION: u32 = 1;
 const ECHO: u32 = 1;
+const WRITE: u32 = 2;
+const READ: u32 = 3;
 const PAYLOAD: usize = 64;
 
 #[inline(never)]
@@ -50,12 +55,31 @@ fn client_side_start<F: Fabric>(
     Ok(())
 }
 
+/// The same with a chunk.
+#[inline(never)]
+fn client_side_start_chunks<F: Fabric>(
+    client: &mut LocalClient<F>,
+    depth: u64,
+    procedure: u32,
+) -> Result<(), Box<dyn Error>> {
+    let connection = client.first();
+    for token in 0..depth {
+        let mut call = client.prepare_with_chunks(procedure, 0)?;
+        let chunk = client.alloc(connection, PAYLOAD)?;
+        let full = if procedure == WRITE { call.send_chunk(0, chunk) } else { call.receive_chunk(chunk) };
+        full.map_err(|_| "no room for a chunk")?;
+        client.start(connection, call, token);
+    }
+    client.flush();
+    Ok(())
+}
+
 /// One turn; returns how many calls ended well.
 #[inline(never)]
-fn client_side_poll<F: Fabric>(client: &mut LocalClient<F>) -> u64 {
+fn client_side_poll<F: Fabric>(client: &mut LocalClient<F>, expected: usize) -> u64 {
     let mut ended = 0;
     client.poll(|done| {
-        ended += u64::from(done.result.is_ok_and(|reply| reply.results().len() == PAYLOAD));
+        ended += u64::from(done.result.is_ok_and(|reply| reply.results().len() == expected));
     });
     ended
 }
@@ -67,12 +91,26 @@ fn echo(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
     Ok(())
 }
 
+fn write(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
+    call.read_chunk(0).filter(|chunk| chunk.len() == PAYLOAD).map(|_| ()).ok_or(Refusal::GarbageArguments)
+}
+
+fn read(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
+    call.set_result_len(0, PAYLOAD);
+    call.write_chunk_capacity(0).filter(|&room| room >= PAYLOAD).map(|_| ()).ok_or(Refusal::GarbageArguments)
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [calls, depth, rest @ ..] = arguments.as_slice() else {
-        return Err("usage: instructions CALLS DEPTH [v1|windowed|incremental] [ADDRESS]".into());
+        return Err("usage: instructions CALLS DEPTH [write|read] [v1|windowed|incremental] [ADDRESS]".into());
     };
     let (calls, depth): (u64, u64) = (calls.parse()?, depth.parse()?);
+    let (procedure, rest) = match rest.split_first() {
+        Some((op, rest)) if op == "write" => (WRITE, rest),
+        Some((op, rest)) if op == "read" => (READ, rest),
+        _ => (ECHO, rest),
+    };
     let scheme = match rest.first().map(String::as_str) {
         None | Some("windowed") => Scheme::V2Windowed,
         Some("incremental") => Scheme::V2Incremental,
@@ -86,7 +124,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     match &address {
         Address::Soft(_) => {
             let fabric = |config: &Config| SoftwareFabric::new(config.software());
-            run((fabric(&server)?, server), (fabric(&client)?, client), &address, calls, depth)
+            run((fabric(&server)?, server), (fabric(&client)?, client), &address, (calls, depth), procedure)
         }
         #[cfg(feature = "verbs")]
         Address::Verbs(at) => {
@@ -94,7 +132,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let address = Some(at.clone());
                 VerbsFabric::new(VerbsConfig { address, ..config.verbs() })
             };
-            run((fabric(&server)?, server), (fabric(&client)?, client), &address, calls, depth)
+            run((fabric(&server)?, server), (fabric(&client)?, client), &address, (calls, depth), procedure)
         }
         other => Err(format!("{other}: not in this build").into()),
     }
@@ -105,14 +143,17 @@ fn run<F: Fabric>(
     (server, config): (F, Config),
     (fabric, shard): (F, Config),
     address: &Address,
-    calls: u64,
-    depth: u64,
+    (calls, depth): (u64, u64),
+    procedure: u32,
 ) -> Result<(), Box<dyn Error>> {
     let listener = F::bind(address.fabric_address())?;
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, ECHO, Procedure::new(echo));
+    services.add(PROGRAM, VERSION, WRITE, Procedure::new(write).read_chunks(1, PAYLOAD));
+    services.add(PROGRAM, VERSION, READ, Procedure::new(read).write_chunks(1, PAYLOAD));
     let mut server = Shard::open(server, config, Some(Arc::new(services)))?;
     server.listen(&listener)?;
+    let expected = if procedure == ECHO { PAYLOAD } else { 0 };
     let mut client =
         LocalClient::open(fabric, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) })?;
     let connection = client.begin_connect(address)?;
@@ -120,7 +161,7 @@ fn run<F: Fabric>(
         server.poll_control();
         server_side(&mut server);
         client.shard_mut().poll_control();
-        client_side_poll(&mut client);
+        client_side_poll(&mut client, expected);
         std::thread::sleep(std::time::Duration::from_millis(1));
         if let Some(reason) = client.closed_because(connection) {
             return Err(reason.into());
@@ -128,11 +169,14 @@ fn run<F: Fabric>(
     }
     let (mut number, mut turns) = (0, 0u64);
     for _ in 0..calls / depth {
-        client_side_start(&mut client, depth, &mut number)?;
+        match procedure {
+            ECHO => client_side_start(&mut client, depth, &mut number)?,
+            _ => client_side_start_chunks(&mut client, depth, procedure)?,
+        }
         let mut ended = 0;
         while ended < depth {
             server_side(&mut server);
-            ended += client_side_poll(&mut client);
+            ended += client_side_poll(&mut client, expected);
             turns += 1;
         }
     }

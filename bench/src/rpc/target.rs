@@ -23,6 +23,8 @@ use crate::target::Target;
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// How long the server may take to answer what is not measured.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// From so many bytes on a chunk takes longer than the call around it.
+const BULK: usize = 16 << 10;
 /// Turns between two looks at the clock while nothing but the server's calls is served.
 const TURNS_PER_LOOK: u32 = 256;
 
@@ -53,6 +55,8 @@ pub(crate) struct RpcTarget {
     travel: Travel,
     shape: Shape,
     kind: Kind,
+    /// Payloads are so long that each call is handed over when it is made: the server is at it while the next is made.
+    bulk: bool,
     /// Bytes of inline arguments.
     args: usize,
     /// Bytes of inline results that do not go without saying.
@@ -150,6 +154,7 @@ impl RpcTarget {
             travel: spec.travel,
             shape,
             kind,
+            bulk: kind == Kind::Chunk && spec.size >= BULK,
             args: shape.args(),
             results: shape.results(),
             procedure: shape.procedure(),
@@ -285,6 +290,9 @@ impl Target for RpcTarget {
         let connection = self.lanes[token as usize].connection;
         // A call that cannot be started is told by the next poll, like any other end.
         self.client.start(connection, call, u64::from(token));
+        if self.bulk {
+            self.client.flush();
+        }
         Ok(())
     }
 

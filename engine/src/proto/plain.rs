@@ -1,9 +1,10 @@
-//! Messages that need no further thought: calls and replies in one piece, without chunks, in the layout that both ends have settled on.
+//! Messages that need no further thought: calls and replies in one piece, in the layout that both ends have settled on, without chunks, or
+//! calls with one in each direction at most.
 //!
 //! [`Connection::handle_message`] would take them, too, and come to the same end.
 
 use super::{Connection, CreditWords, Event, PeerFault};
-use crate::wire::{Plain, PlainLayout};
+use crate::wire::{Plain, PlainChunks, PlainLayout};
 
 impl Connection {
     /// Reads a received message if it is such a one, to be [handled](Self::handle_plain) then. Else `None`, and it was not looked at yet as
@@ -11,6 +12,12 @@ impl Connection {
     #[inline(always)]
     pub fn plain(&self, message: &[u8]) -> Option<Plain> {
         self.plain?.read(message)
+    }
+
+    /// The same for a call with chunks, few enough to be read in one go: it is to be handled as a plain one.
+    #[inline]
+    pub fn plain_with_chunks(&self, message: &[u8]) -> Option<(Plain, PlainChunks)> {
+        self.plain?.read_with_chunks(message)
     }
 
     /// Takes a message that is [plain](Self::plain): a call, a reply, or nothing of use.

@@ -29,7 +29,8 @@ const WINDOW: u32 = 8;
 
 /// Every other message that is plain is handled as such: it comes to the same.
 fn take(connection: &mut Connection, message: &[u8]) -> Result<Event, PeerFault> {
-    if let Some(plain) = connection.plain(message)
+    let with_chunks = connection.plain_with_chunks(message).map(|(plain, _)| plain);
+    if let Some(plain) = connection.plain(message).or(with_chunks)
         && connection.counters().received.is_multiple_of(2)
     {
         return connection.handle_plain(&plain);

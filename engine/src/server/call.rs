@@ -57,6 +57,13 @@ pub(crate) struct ResultChunk {
     pub(crate) segments: u32,
 }
 
+impl ResultChunk {
+    /// A chunk of so many bytes, in so many segments, that nothing is in yet.
+    pub(crate) fn of(capacity: u32, segments: u32) -> Self {
+        Self { capacity, len: 0, bytes: ResultBytes::Empty, segments }
+    }
+}
+
 /// A call that is being served. Handlers get it by reference; it is theirs alone while they run, on whichever
 /// thread they run.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
-use crate::fabric::{FabricAddress, Posting, QpId, WindowId, WorkRequest};
+use crate::fabric::{FabricAddress, Posting, QpId, RemoteMemory, WindowId, WorkRequest};
 use crate::proto::{CallError, CallId, Connection, Outgoing};
 use crate::server::{MAX_CHUNKS, ServerCall};
 use crate::wire::properties::ReverseSupport;
@@ -350,6 +350,26 @@ impl Conn {
     #[inline]
     pub(super) fn push(&mut self, wr: WorkRequest) {
         self.chain.push(Posting { wr_id: 0, signalled: false, wr });
+    }
+
+    /// Queues the RDMA Read of all that a call waits for, if that is one segment.
+    #[inline(always)]
+    pub(super) fn read_for(&mut self, call: Box<ServerCall>, landing: Lent, from: &Segment) {
+        let index = call.id.index();
+        push(&mut self.chain, || Posting {
+            wr_id: index as u64,
+            signalled: true,
+            wr: WorkRequest::Read {
+                dst: landing.clone(),
+                offset: 0,
+                len: from.length as usize,
+                remote: RemoteMemory { rkey: from.handle, address: from.offset },
+            },
+        });
+        let landing = ArrayVec::from_iter([landing]);
+        if let Some(pending) = self.pending.get_mut(index) {
+            *pending = Some(PendingReads { call, landing });
+        }
     }
 
     /// Queues a Send; one in `signal_every` is signalled.

@@ -10,15 +10,40 @@ use super::Shard;
 use super::answered::results_of;
 use super::conn::{Conn, Ending};
 use super::outcome::{CallResult, Reply, Sink};
-use super::reading::read_rpc;
+use super::reading::{any_handle, read_rpc};
 use crate::config::{HEADROOM_CHUNKS, HEADROOM_PLAIN};
 use crate::fabric::Fabric;
 use crate::proto::{CallId, InboundId, Outgoing, Refusal};
-use crate::server::ServerCall;
-use crate::wire::{Plain, rpc};
+use crate::server::{Procedure, ReadArgument, ResultChunk, ServerCall};
+use crate::wire::{Plain, PlainChunks, ReadSegment, Version, rpc};
 
 /// Where the results of such a call are in the buffer of its reply.
 const RESULTS_AT: usize = HEADROOM_PLAIN + rpc::ACCEPTED_REPLY_LEN;
+
+/// Takes over the chunk lists of a call.
+#[inline(always)]
+fn take_lists(call: &mut ServerCall, chunks: &PlainChunks, version: Version) {
+    call.unusual = true;
+    call.asked.extend(chunks.read);
+    if let Some(segment) = chunks.write {
+        call.returns = true;
+        call.results.push(ResultChunk::of(segment.length, 1));
+        call.segments.push(segment);
+    }
+    if version == Version::V1 {
+        call.inv_handle = any_handle(call);
+    }
+}
+
+/// Whether a procedure takes a Read chunk, where it is in an RPC message of which so much came inline.
+#[inline(always)]
+fn takes_one(entry: &Procedure, read: &ReadSegment, inline: usize) -> bool {
+    let (at, len) = (read.position as usize, read.target.length as usize);
+    at.is_multiple_of(4)
+        && (rpc::AnonymousCall::LEN..=inline).contains(&at)
+        && entry.binding.arguments.count > 0
+        && (1..=entry.binding.arguments.max_len).contains(&len)
+}
 
 impl<F: Fabric> Shard<F> {
     /// A call has come that is plain. If its procedure is, too, it is run, and answered.
@@ -49,6 +74,48 @@ impl<F: Fabric> Shard<F> {
         self.answer_plain(conn, call);
     }
 
+    /// A call has come that has few chunks. If it is nothing but a Read chunk that its procedure takes, that is read.
+    #[inline(always)]
+    pub(super) fn call_with_chunks(
+        &mut self,
+        conn: &mut Conn,
+        id: InboundId,
+        plain: &Plain,
+        chunks: &PlainChunks,
+        message: Buf,
+    ) {
+        let mut call = self.new_call(conn, id);
+        (call.xid, call.inv_handle) = (plain.xid, plain.inv_handle);
+        take_lists(&mut call, chunks, conn.proto.terms().version);
+        let payload = message.get(plain.len..).unwrap_or_default();
+        let header = rpc::AnonymousCall::read(payload).filter(|header| header.xid == plain.xid);
+        let alone = conn.plain_serving && self.waiting.is_empty() && !call.returns;
+        let (Some(header), Some(services), Some(read), true) = (header, &self.services, chunks.read, alone)
+        else {
+            return self.plain_call_of_somebody(conn, call, plain, message);
+        };
+        let Ok(index) = services.find(header.program, header.version, header.procedure) else {
+            return self.plain_call_of_somebody(conn, call, plain, message);
+        };
+        let entry = services.entry(index);
+        if !takes_one(entry, &read, payload.len()) {
+            return self.plain_call_of_somebody(conn, call, plain, message);
+        }
+        let room = (
+            self.pool.alloc(HEADROOM_PLAIN + entry.reply_room),
+            self.pool.alloc(read.target.length as usize),
+        );
+        let (Some(reply), Some(Ok(landing))) = (room.0, room.1.map(Buf::lend)) else {
+            return self.plain_call_of_somebody(conn, call, plain, message);
+        };
+        call.anonymous(&header, index, plain.len..plain.len + payload.len());
+        call.message = Some(message);
+        (call.reply, call.results_at) = (Some(reply), RESULTS_AT);
+        let at = read.position - rpc::AnonymousCall::LEN as u32;
+        call.reads.push(ReadArgument { at, buf: None });
+        conn.read_for(call, landing, &read.target);
+    }
+
     /// A plain call whose header takes reading: of somebody, or with something amiss.
     #[inline(never)]
     fn plain_call_of_somebody(
@@ -67,7 +134,7 @@ impl<F: Fabric> Shard<F> {
 
     /// The handler is through: sends the reply, if it can go out now, in one message.
     #[inline(always)]
-    fn answer_plain(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+    pub(super) fn answer_plain(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
         let receives_ok = self.receives_ok(conn);
         let fits = call.outcome.is_ok() && len + HEADROOM_CHUNKS <= conn.proto.terms().send_inline;

@@ -181,7 +181,20 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Takes a message that is anything else.
+    #[inline(never)]
     fn received_other(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
+        if let Some((plain, chunks)) = conn.proto.plain_with_chunks(&message) {
+            return match conn.proto.handle_plain(&plain) {
+                Ok(Event::Call { id }) => self.call_with_chunks(conn, id, &plain, &chunks, message),
+                Ok(event) => self.unusual(conn, event, &message, invalidated),
+                Err(fault) => self.fault(conn, fault),
+            };
+        }
+        self.received_rare(conn, message, invalidated);
+    }
+
+    #[inline(never)]
+    fn received_rare(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
         let view = if conn.proto.expects_properties() {
             View::check_part(&message, self.config.revision)
         } else {

@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 
 use crate::binding::reduction_allowed;
 use crate::proto::Refusal;
-use crate::server::{MAX_CHUNKS, MAX_SEGMENTS, Procedure, ResultBytes, ResultChunk, ServerCall, Services};
+use crate::server::{MAX_CHUNKS, MAX_SEGMENTS, Procedure, ResultChunk, ServerCall, Services};
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
 use crate::wire::{ErrorBody, ReadSegment, Segment, Version, View};
@@ -104,8 +104,7 @@ pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), R
         call.returns = true;
         let capacity = chunk.total_length().min(u64::from(u32::MAX)) as u32;
         let count = chunk.len() as u32;
-        let result = ResultChunk { capacity, len: 0, bytes: ResultBytes::Empty, segments: count };
-        if call.results.try_push(result).is_err() {
+        if call.results.try_push(ResultChunk::of(capacity, count)).is_err() {
             return Err(Reject::Transport(ErrorBody::WriteChunks { max: MAX_CHUNKS as u32 }));
         }
         for segment in chunk.segments() {
@@ -129,7 +128,7 @@ pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), R
 }
 
 /// A handle of the call, 0 for none: version 1 has no field for the one to invalidate, so the responder chooses (RFC 8797 §4.1).
-fn any_handle(call: &ServerCall) -> u32 {
+pub(super) fn any_handle(call: &ServerCall) -> u32 {
     let written = call.reply_chunk.last().or(call.segments.last());
     written.or(call.asked.last().map(|read| &read.target)).map_or(0, |segment| segment.handle)
 }

@@ -125,13 +125,12 @@ impl<F: Fabric> Shard<F> {
         }
         self.fetch.clear();
         conn.pending[id.index()] = Some(PendingReads { call, landing });
-        Self::make_ready(&mut self.ready, conn);
         Ok(())
     }
 
     /// The RDMA Reads of a call have completed.
     pub(super) fn fetched(&mut self, conn: &mut Conn, index: usize) {
-        let Some(PendingReads { mut call, landing }) = conn.pending.get_mut(index).and_then(Option::take)
+        let Some(PendingReads { mut call, mut landing }) = conn.pending.get_mut(index).and_then(Option::take)
         else {
             return;
         };
@@ -139,15 +138,14 @@ impl<F: Fabric> Shard<F> {
             return self.long_call_fetched(conn, call, landing);
         }
         let longest = self.services.as_ref().map_or(0, |all| all.entry(call.entry).binding.arguments.max_len);
-        for (read, lent) in call.reads.iter_mut().zip(landing) {
-            read.buf = lent.reclaim().ok();
-            // What is more than the item can have is its padding.
-            if let Some(buf) = read.buf.as_mut().filter(|buf| buf.len() > longest) {
-                buf.set_window(buf.start(), longest);
+        for read in call.reads.iter_mut().rev() {
+            read.buf = landing.pop().and_then(|lent| lent.reclaim().ok());
+            match &mut read.buf {
+                // What is more than the item can have is its padding.
+                Some(buf) if buf.len() > longest => buf.set_window(buf.start(), longest),
+                Some(_) => {}
+                None => return self.reject(conn, call, Reject::Transport(ErrorBody::System)),
             }
-        }
-        if call.reads.iter().any(|read| read.buf.is_none()) {
-            return self.reject(conn, call, Reject::Transport(ErrorBody::System));
         }
         self.run(conn, call);
     }
@@ -213,7 +211,7 @@ impl<F: Fabric> Shard<F> {
         // As on a worker: a handler that panics costs its call, and nobody else's.
         let run = AssertUnwindSafe(|| (entry.handler)(&mut call));
         call.outcome = catch_unwind(run).unwrap_or(Err(Refusal::SystemError));
-        self.finish(conn, call);
+        if call.returns { self.finish(conn, call) } else { self.answer_plain(conn, call) }
     }
 
     /// Runs a call of a procedure that runs on workers, or once.

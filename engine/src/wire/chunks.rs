@@ -26,7 +26,7 @@ pub struct Segment {
 
 impl Segment {
     #[inline]
-    fn read(bytes: &[u8; SEGMENT_LEN]) -> Segment {
+    pub(super) fn read(bytes: &[u8; SEGMENT_LEN]) -> Segment {
         let high = u64::from(word(bytes, 8));
         Segment {
             handle: word(bytes, 0),
@@ -56,6 +56,14 @@ pub struct ReadSegment {
     pub position: u32,
     /// The memory to be read.
     pub target: Segment,
+}
+
+impl ReadSegment {
+    #[inline]
+    pub(super) fn read(bytes: &[u8; READ_SEGMENT_LEN]) -> ReadSegment {
+        let target = bytes.last_chunk().map(Segment::read).unwrap_or_default();
+        ReadSegment { position: word(bytes, 0), target }
+    }
 }
 
 /// `position/segment`.
@@ -140,7 +148,7 @@ impl Iterator for Reads<'_> {
         }
         let entry = self.bytes.get(self.at + 4..)?;
         self.at += 4 + READ_SEGMENT_LEN;
-        Some(ReadSegment { position: word(entry, 0), target: Segment::read(entry.get(4..)?.first_chunk()?) })
+        Some(ReadSegment::read(entry.first_chunk()?))
     }
 }
 

@@ -63,6 +63,6 @@ pub use header::{
     Body, Header, WINDOWED_LEN, connprop_len, emit_connprop_part, emit_err_vers, emit_msg, emit_windowed,
     msg_len,
 };
-pub use plain::{Plain, PlainLayout};
+pub use plain::{Plain, PlainChunks, PlainLayout};
 pub use view::{COMMON_LEN, ERR_VERS_LEN, Limits, View, ViewBody};
 pub use xdr::{BadXdr, NoSpace};

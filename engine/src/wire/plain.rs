@@ -1,6 +1,6 @@
-//! The header of most messages, read without a view: a MSG in one piece, without chunks.
+//! The headers of most messages, read without a view: a MSG in one piece, without chunks, or a call with one in each direction at most.
 
-use super::chunks::Lists;
+use super::chunks::{Lists, READ_SEGMENT_LEN, ReadSegment, SEGMENT_LEN, Segment};
 use super::codes::{Flags, HeaderType, Version};
 
 /// How such a header is laid out on a connection.
@@ -31,6 +31,15 @@ pub struct Plain {
     pub len: usize,
 }
 
+/// The chunks of a call that has a Read chunk, a Write chunk or one of each, of one segment each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlainChunks {
+    /// The Read list.
+    pub read: Option<ReadSegment>,
+    /// The Write list.
+    pub write: Option<Segment>,
+}
+
 /// Number of bytes that stand for the lists that are not there.
 const LISTS: usize = Lists::ABSENT_LEN;
 
@@ -48,6 +57,20 @@ impl PlainLayout {
     #[inline(always)]
     pub fn read(self, message: &[u8]) -> Option<Plain> {
         if self == PlainLayout::V2Windowed { read_v2::<40>(message, true) } else { self.read_other(message) }
+    }
+
+    /// Reads the header of a call that is laid out so, but for [such lists](PlainChunks); `None` if it is anything else.
+    #[inline]
+    pub fn read_with_chunks(self, message: &[u8]) -> Option<(Plain, PlainChunks)> {
+        match self {
+            PlainLayout::V1 => {
+                let with = read_with_lists::<16>(message, Version::V1, Flags::NONE)?;
+                (super::xdr::word(message, with.0.len + 4) == 0 && message.len() >= with.0.len + 8)
+                    .then_some(with)
+            }
+            PlainLayout::V2 => read_with_lists::<24>(message, Version::V2, self.flags()),
+            PlainLayout::V2Windowed => read_with_lists::<28>(message, Version::V2, self.flags()),
+        }
     }
 
     #[inline(never)]
@@ -101,4 +124,47 @@ fn read_v1(message: &[u8]) -> Option<Plain> {
         response: msg_type == 1,
         len: header.len(),
     })
+}
+
+/// `N` bytes are in front of the lists.
+#[inline(always)]
+fn read_with_lists<const N: usize>(
+    message: &[u8],
+    version: Version,
+    flags: Flags,
+) -> Option<(Plain, PlainChunks)> {
+    let (header, lists) = message.split_first_chunk::<N>()?;
+    let is_call = word(header, 4) == version.code()
+        && word(header, 12) == HeaderType::Msg.code()
+        && (version == Version::V1 || word(header, 16) == flags.0);
+    if !is_call {
+        return None;
+    }
+    let (read, lists) = one_or_none::<{ READ_SEGMENT_LEN }>(lists, &[])?;
+    let (write, lists) = one_or_none::<{ SEGMENT_LEN }>(lists, &ONE)?;
+    let payload = lists.strip_prefix(&NONE)?;
+    let plain = Plain {
+        xid: word(header, 0),
+        credit: word(header, 8),
+        received: if flags.contains(Flags::RECEIVED) { word(header, 20) } else { 0 },
+        inv_handle: if version == Version::V1 { 0 } else { word(header, N - 4) },
+        response: false,
+        len: message.len() - payload.len(),
+    };
+    let chunks = PlainChunks { read: read.map(ReadSegment::read), write: write.map(Segment::read) };
+    (read.is_some() || write.is_some()).then_some((plain, chunks))
+}
+
+/// The words that say that an entry, or no more of them, follows.
+const ONE: [u8; 4] = [0, 0, 0, 1];
+const NONE: [u8; 4] = [0; 4];
+
+/// Reads a list of at most one entry of `N` bytes behind `counts`, and what is behind the list.
+#[inline(always)]
+fn one_or_none<'a, const N: usize>(list: &'a [u8], counts: &[u8]) -> Option<(Option<&'a [u8; N]>, &'a [u8])> {
+    if let Some(behind) = list.strip_prefix(&NONE) {
+        return Some((None, behind));
+    }
+    let (entry, behind) = list.strip_prefix(&ONE)?.strip_prefix(counts)?.split_first_chunk()?;
+    Some((Some(entry), behind.strip_prefix(&NONE)?))
 }

@@ -306,6 +306,39 @@ fn agree(message: &[u8], revision: Revision) -> Result<(), TestCaseError> {
             prop_assert_eq!((plain.xid, plain.credit, plain.received, plain.inv_handle), said);
             prop_assert_eq!((plain.response, plain.len), (response, view.payload_offset()));
         }
+        agree_on_chunks(message, layout, view.as_ref().ok().filter(|view| view.version() == version))?;
+    }
+    Ok(())
+}
+
+/// The same of a call with chunks.
+fn agree_on_chunks(
+    message: &[u8],
+    layout: PlainLayout,
+    view: Option<&View<'_>>,
+) -> Result<(), TestCaseError> {
+    let expected = view.filter(|view| {
+        let mut writes = view.writes();
+        let is_call = match layout {
+            PlainLayout::V1 => view.payload().get(4..8) == Some(&[0; 4]),
+            _ => view.flags() == layout.flags(),
+        };
+        is_call
+            && view.htype() == HeaderType::Msg
+            && view.has_chunks()
+            && view.reads().count() <= 1
+            && writes.next().is_none_or(|chunk| chunk.len() == 1)
+            && writes.next().is_none()
+            && view.reply_chunk().is_none()
+    });
+    let read = layout.read_with_chunks(message);
+    prop_assert_eq!(read.is_some(), expected.is_some(), "{:?} {:?}", layout, message);
+    if let (Some((plain, chunks)), Some(view)) = (read, expected) {
+        let said = (view.xid(), view.credit(), view.received().unwrap_or(0), view.inv_handle());
+        prop_assert_eq!((plain.xid, plain.credit, plain.received, plain.inv_handle), said);
+        prop_assert_eq!((plain.response, plain.len), (false, view.payload_offset()));
+        prop_assert_eq!(chunks.read, view.reads().next());
+        prop_assert_eq!(chunks.write, view.writes().next().and_then(|chunk| chunk.segments().next()));
     }
     Ok(())
 }
@@ -354,12 +387,22 @@ proptest! {
         (version, revision, parts) in parts(),
         (xid, credit, received, response) in any::<(u32, u32, Option<u32>, bool)>(),
         payload in prop::collection::vec(prop_oneof![3 => 0..3_u32, 1 => any::<u32>()], 0..5),
-        changed in prop::option::of((0..10_usize, any::<u32>())),
+        changed in prop::option::of((0..24_usize, prop_oneof![0..3_u32, any::<u32>()])),
+        (read, write, handle) in any::<(Option<[u32; 4]>, Option<[u32; 3]>, u32)>(),
     ) {
         agree(&[parts.encode(version, revision), parts.payload].concat(), revision)?;
         let flags = if response { Flags::RESPONSE } else { Flags::NONE };
-        let plain = Header { xid, credit, received, flags, body: Body::Msg(Chunks::NONE) };
-        let mut header = [0; 64];
+        let segment = |[handle, length, low]: [u32; 3]| Segment { handle, length, offset: u64::from(low) << 7 };
+        let read = read.map(|[position, rest @ ..]| ReadSegment { position, target: segment(rest) });
+        let (write, counts) = (write.map(segment), [u32::from(write.is_some())]);
+        let chunks = Chunks {
+            inv_handle: if version == Version::V2 { handle } else { 0 },
+            reads: read.as_slice(),
+            writes: WriteList { counts: &counts[..counts[0] as usize], segments: write.as_slice() },
+            ..Chunks::NONE
+        };
+        let plain = Header { xid, credit, received, flags, body: Body::Msg(chunks) };
+        let mut header = [0; 128];
         let len = plain.emit(&mut header, version, revision).expect("space");
         let mut message = header[..len].to_vec();
         message.extend(payload.into_iter().flat_map(u32::to_be_bytes));
