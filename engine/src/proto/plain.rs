@@ -14,10 +14,21 @@ impl Connection {
         self.plain?.read(message)
     }
 
-    /// The same for a call with chunks, few enough to be read in one go: it is to be handled as a plain one.
+    /// The same for a call with chunks, few enough to be read in one go, where calls may have any: to be handled
+    /// [as such](Self::handle_plain_with_chunks).
     #[inline]
     pub fn plain_with_chunks(&self, message: &[u8]) -> Option<(Plain, PlainChunks)> {
-        self.plain?.read_with_chunks(message)
+        if self.takes_chunks() { self.plain?.read_with_chunks(message) } else { None }
+    }
+
+    /// Takes a call that is [plain, but for its chunks](Self::plain_with_chunks).
+    ///
+    /// # Errors
+    /// As [`handle_message`](Self::handle_message).
+    #[inline]
+    pub fn handle_plain_with_chunks(&mut self, message: &Plain) -> Result<Event, PeerFault> {
+        self.counters.chunked_received += u64::from(self.serves);
+        self.handle_plain(message)
     }
 
     /// Takes a message that is [plain](Self::plain): a call, a reply, or nothing of use.

@@ -412,13 +412,19 @@ impl Connection {
 
     fn called(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if self.serves && view.has_chunks() {
-            if !self.config.server && self.config.reverse != ReverseSupport::General {
+            if !self.takes_chunks() {
                 // Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3).
                 return Ok(self.answer(view.xid(), ErrorBody::ReadChunks { max: 0 }));
             }
             self.count_form(view);
         }
         self.admit(view.xid())
+    }
+
+    /// Calls of the peer may have chunks.
+    #[inline]
+    pub(super) fn takes_chunks(&self) -> bool {
+        self.config.server || self.config.reverse == ReverseSupport::General
     }
 
     /// A call has come, in a form that is taken.

@@ -29,11 +29,13 @@ const WINDOW: u32 = 8;
 
 /// Every other message that is plain is handled as such: it comes to the same.
 fn take(connection: &mut Connection, message: &[u8]) -> Result<Event, PeerFault> {
-    let with_chunks = connection.plain_with_chunks(message).map(|(plain, _)| plain);
-    if let Some(plain) = connection.plain(message).or(with_chunks)
-        && connection.counters().received.is_multiple_of(2)
-    {
-        return connection.handle_plain(&plain);
+    if connection.counters().received.is_multiple_of(2) {
+        if let Some(plain) = connection.plain(message) {
+            return connection.handle_plain(&plain);
+        }
+        if let Some((plain, _)) = connection.plain_with_chunks(message) {
+            return connection.handle_plain_with_chunks(&plain);
+        }
     }
     connection.handle_message(&View::check(message, Revision::Ietf00))
 }

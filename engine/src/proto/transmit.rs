@@ -1,7 +1,7 @@
 //! What goes out next, and its header.
 
 use super::{Connection, CreditWords, Outgoing, Scheme};
-use crate::wire::{self, Body, Chunks, Flags, Header, Version};
+use crate::wire::{self, Body, ChunkCounts, Chunks, Flags, Header, Version};
 
 /// How an outgoing message's payload travels, if not simply inline.
 #[derive(Clone, Copy, Debug, Default)]
@@ -94,15 +94,10 @@ impl Connection {
         self.credits.scheme() == Scheme::V2Windowed
     }
 
-    /// Bytes of header that a message in this form has; `None` for one without chunks.
+    /// Bytes of header that a message with such chunks has, whether its payload is in it or not.
     #[inline]
-    pub fn header_len(&self, form: Option<&Form<'_>>) -> usize {
-        let version = self.version;
-        let windowed = self.windowed();
-        let Some(form) = form else { return wire::msg_len(version, windowed) };
-        let body = if form.external { Body::Nomsg(form.chunks) } else { Body::Msg(form.chunks) };
-        let header = Header { xid: 0, credit: 0, received: windowed.then_some(0), flags: Flags::NONE, body };
-        header.encoded_len(version, self.config.revision)
+    pub fn header_len(&self, chunks: &ChunkCounts) -> usize {
+        wire::msg_len(self.version, self.windowed()) + chunks.encoded_len()
     }
 
     /// Writes the header of a call or reply without chunks in front of `end` of `buf`, and returns where it starts. The message is
@@ -218,9 +213,7 @@ impl Connection {
             self.counters.grants_piggybacked = piggybacked;
         }
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
-        let start = end.checked_sub(header.encoded_len(self.version, self.config.revision))?;
-        header.emit(buf.get_mut(start..end)?, self.version, self.config.revision).ok()?;
-        Some(start)
+        header.emit_before(buf, end, self.version, self.config.revision)
     }
 
     /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts; a message that `grants`

@@ -99,6 +99,11 @@ impl Exposure {
         self.reads > 0 && self.parts.first().is_some_and(|part| part.position == 0)
     }
 
+    /// The Read chunks.
+    pub(super) fn reads(&self) -> &[Exposed] {
+        self.parts.get(..self.reads).unwrap_or_default()
+    }
+
     /// The Write chunks.
     pub(super) fn writes(&self) -> &[Exposed] {
         self.parts.get(self.reads..self.reads + self.writes).unwrap_or_default()
@@ -349,7 +354,7 @@ impl Conn {
     /// Queues a work request of which nothing need be heard unless it fails.
     #[inline]
     pub(super) fn push(&mut self, wr: WorkRequest) {
-        self.chain.push(Posting { wr_id: 0, signalled: false, wr });
+        push(&mut self.chain, || Posting { wr_id: 0, signalled: false, wr });
     }
 
     /// Queues the RDMA Read of all that a call waits for, if that is one segment.

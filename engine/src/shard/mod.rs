@@ -79,6 +79,7 @@ pub(crate) use outgoing::{CallRequest, headroom};
 use reading::Fetch;
 pub use resize::ResizeError;
 use resize::Sizing;
+use shape::Lists;
 pub use thread::SpawnError;
 pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
 use waiting::Waiting;
@@ -186,6 +187,8 @@ pub struct Shard<F: Fabric> {
     batches: Box<[u64; MAX_BATCH + 1]>,
     /// Read segments of the call that is being read.
     fetch: Fetch,
+    /// The chunk lists of the call that is being sent.
+    lists: Lists,
     /// Clients that wait for the answer to their first message.
     negotiating: usize,
     /// Connections that wait to be made again. Each is doomed, so that it comes back here whenever it is put.
@@ -282,6 +285,7 @@ impl<F: Fabric> Shard<F> {
             stats,
             batches: Box::new([0; MAX_BATCH + 1]),
             fetch: Fetch::new(),
+            lists: Lists::default(),
             negotiating: 0,
             limbo: Vec::new(),
             aliases: Vec::new(),

@@ -8,12 +8,11 @@ use super::chunks::{ChunkMemory, Memory};
 use super::conn::{Conn, Exposed};
 use super::outcome::{Reply, Sink};
 use super::parts::starts_parts;
-use super::shape::Lists;
 use super::{ConnRef, Shard, arena_config};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::{Access, Fabric, FabricError, WorkRequest};
 use crate::proto::{CallError, CallId, Form, Outgoing};
-use crate::wire::{Chunks, Segment, Version};
+use crate::wire::{Segment, Version};
 
 /// A call with all its memory, ready to start.
 #[derive(Debug)]
@@ -346,9 +345,8 @@ impl<F: Fabric> Shard<F> {
         receives_ok: bool,
     ) {
         let (at, len) = (message.start(), message.len());
-        let lists = Lists::of(&conn.exposures[index as usize], conn.proto.terms());
-        let offer = if conn.proto.offers_invalidation() { lists.offer } else { 0 };
-        let chunks = Chunks { inv_handle: offer, ..lists.chunks() };
+        self.lists.fill(&conn.exposures[index as usize], conn.proto.terms());
+        let chunks = self.lists.chunks(conn.proto.offers_invalidation());
         // A long call is in a chunk itself.
         let form = Form { chunks, external: len == 0 };
         match conn.proto.emit_before(Outgoing::Call(call), &form, receives_ok, message.full_mut(), at) {
@@ -369,36 +367,46 @@ impl<F: Fabric> Shard<F> {
     /// Binds a window for each chunk; the binds go out in front of the Send.
     fn expose(&mut self, conn: &mut Conn, call: CallId, mut memory: ChunkMemory) -> Result<u32, FabricError> {
         let index = conn.new_exposure();
-        let mut parts = std::mem::take(&mut conn.exposures[index as usize].parts);
-        if let Some(word) = memory.call.as_mut().and_then(|buf| buf.first_chunk_mut()) {
-            *word = call.xid().to_be_bytes();
+        let long = memory.call.take();
+        conn.exposures[index as usize].reads = memory.send.len() + usize::from(long.is_some());
+        conn.exposures[index as usize].writes = memory.receive.len();
+        if let Some(mut buf) = long {
+            set_xid(&mut buf, call);
+            self.expose_one(conn, index, 0, buf, Access::REMOTE_READ)?;
         }
-        let Memory { send, receive, call, reply, .. } = &mut *memory;
-        let long = call.take().map(|buf| (0, buf, Access::REMOTE_READ));
-        let (reads, writes) = (send.len() + usize::from(long.is_some()), receive.len());
-        let send = send.drain(..).map(|(position, buf)| (position, buf, Access::REMOTE_READ));
-        let receive = receive.drain(..).chain(reply.take()).map(|buf| (0, buf, Access::REMOTE_WRITE));
-        for (position, buf, access) in long.into_iter().chain(send).chain(receive) {
-            let len = buf.len();
-            let mem =
-                buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
-            let window = match conn.free_windows.pop() {
-                Some(window) => window,
-                None => self.fabric.alloc_window(conn.qp)?,
-            };
-            let segment = Segment {
-                handle: self.fabric.next_rkey(window),
-                length: len as u32,
-                offset: self.fabric.remote_address(&mem, 0),
-            };
-            conn.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
-            parts.push(Exposed { window, mem, segment, position, revoked: false });
+        for (position, buf) in memory.send.drain(..) {
+            self.expose_one(conn, index, position, buf, Access::REMOTE_READ)?;
         }
-        let exposure = &mut conn.exposures[index as usize];
-        exposure.parts = parts;
-        (exposure.reads, exposure.writes) = (reads, writes);
-        exposure.memory = Some(memory);
+        let Memory { receive, reply, .. } = &mut *memory;
+        for buf in receive.drain(..).chain(reply.take()) {
+            self.expose_one(conn, index, 0, buf, Access::REMOTE_WRITE)?;
+        }
+        conn.exposures[index as usize].memory = Some(memory);
         Ok(index)
+    }
+
+    fn expose_one(
+        &mut self,
+        conn: &mut Conn,
+        index: u32,
+        position: u32,
+        buf: Buf,
+        access: Access,
+    ) -> Result<(), FabricError> {
+        let len = buf.len();
+        let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
+        let window = match conn.free_windows.pop() {
+            Some(window) => window,
+            None => self.fabric.alloc_window(conn.qp)?,
+        };
+        let segment = Segment {
+            handle: self.fabric.next_rkey(window),
+            length: len as u32,
+            offset: self.fabric.remote_address(&mem, 0),
+        };
+        conn.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
+        conn.exposures[index as usize].parts.push(Exposed { window, mem, segment, position, revoked: false });
+        Ok(())
     }
 }
 

@@ -4,11 +4,12 @@ use rpcrdma_mempool::Buf;
 
 use super::Shard;
 use super::conn::{Conn, Parts};
-use super::shape::Lists;
+use super::shape::counts_of;
 use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::Fabric;
-use crate::proto::{Form, Outgoing};
+use crate::proto::Outgoing;
 use crate::server::ServerCall;
+use crate::wire::ChunkCounts;
 
 /// Bytes of the shortest parts, but for the last: what the smallest buffers hold.
 const LEAST_PART: usize = SMALL_BUFFER - HEADROOM_PLAIN;
@@ -55,7 +56,7 @@ impl<F: Fabric> Shard<F> {
             return true;
         }
         // The last part is never empty, and parts end where XDR words do.
-        let room = (limit - conn.proto.header_len(None)) & !3;
+        let room = (limit - conn.proto.header_len(&ChunkCounts::default())) & !3;
         let longest = if room < left { room } else { (left / 2) & !3 };
         let sent = self.alloc_part(longest).is_some_and(|(mut buf, take)| {
             let end = HEADROOM_PLAIN + take;
@@ -122,9 +123,7 @@ pub(super) fn starts_parts(conn: &Conn, message: &Buf, exposure: Option<u32>) ->
 
 /// Bytes of a call's header.
 fn call_header(conn: &Conn, exposure: Option<u32>) -> usize {
-    let Some(exposure) = exposure.and_then(|index| conn.exposures.get(index as usize)) else {
-        return conn.proto.header_len(None);
-    };
-    let lists = Lists::of(exposure, conn.proto.terms());
-    conn.proto.header_len(Some(&Form { chunks: lists.chunks(), external: false }))
+    let exposure = exposure.and_then(|index| conn.exposures.get(index as usize));
+    let chunks = exposure.map_or(ChunkCounts::default(), |exposure| counts_of(exposure, conn.proto.terms()));
+    conn.proto.header_len(&chunks)
 }

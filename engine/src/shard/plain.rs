@@ -11,10 +11,11 @@ use super::answered::results_of;
 use super::conn::{Conn, Ending};
 use super::outcome::{CallResult, Reply, Sink};
 use super::reading::{any_handle, read_rpc};
+use crate::binding::Binding;
 use crate::config::{HEADROOM_CHUNKS, HEADROOM_PLAIN};
 use crate::fabric::Fabric;
 use crate::proto::{CallId, InboundId, Outgoing, Refusal};
-use crate::server::{Procedure, ReadArgument, ResultChunk, ServerCall};
+use crate::server::{ReadArgument, ResultChunk, ServerCall};
 use crate::wire::{Plain, PlainChunks, ReadSegment, Version, rpc};
 
 /// Where the results of such a call are in the buffer of its reply.
@@ -35,14 +36,14 @@ fn take_lists(call: &mut ServerCall, chunks: &PlainChunks, version: Version) {
     }
 }
 
-/// Whether a procedure takes a Read chunk, where it is in an RPC message of which so much came inline.
+/// Whether a procedure with this binding takes a Read chunk, where it is in an RPC message of which so much came inline.
 #[inline(always)]
-fn takes_one(entry: &Procedure, read: &ReadSegment, inline: usize) -> bool {
+fn takes_one(binding: &Binding, read: &ReadSegment, inline: usize) -> bool {
     let (at, len) = (read.position as usize, read.target.length as usize);
     at.is_multiple_of(4)
         && (rpc::AnonymousCall::LEN..=inline).contains(&at)
-        && entry.binding.arguments.count > 0
-        && (1..=entry.binding.arguments.max_len).contains(&len)
+        && binding.arguments.count > 0
+        && (1..=binding.arguments.max_len).contains(&len)
 }
 
 impl<F: Fabric> Shard<F> {
@@ -74,7 +75,8 @@ impl<F: Fabric> Shard<F> {
         self.answer_plain(conn, call);
     }
 
-    /// A call has come that has few chunks. If it is nothing but a Read chunk that its procedure takes, that is read.
+    /// A call has come that has few chunks. If it is one Read chunk that its procedure takes, that is fetched; if it is one Write chunk, the
+    /// call is run.
     #[inline(always)]
     pub(super) fn call_with_chunks(
         &mut self,
@@ -89,30 +91,43 @@ impl<F: Fabric> Shard<F> {
         take_lists(&mut call, chunks, conn.proto.terms().version);
         let payload = message.get(plain.len..).unwrap_or_default();
         let header = rpc::AnonymousCall::read(payload).filter(|header| header.xid == plain.xid);
-        let alone = conn.plain_serving && self.waiting.is_empty() && !call.returns;
-        let (Some(header), Some(services), Some(read), true) = (header, &self.services, chunks.read, alone)
-        else {
+        let at_once = conn.plain_serving && self.waiting.is_empty();
+        let (Some(header), Some(services), true) = (header, &self.services, at_once) else {
             return self.plain_call_of_somebody(conn, call, plain, message);
         };
         let Ok(index) = services.find(header.program, header.version, header.procedure) else {
             return self.plain_call_of_somebody(conn, call, plain, message);
         };
-        let entry = services.entry(index);
-        if !takes_one(entry, &read, payload.len()) {
-            return self.plain_call_of_somebody(conn, call, plain, message);
+        call.anonymous(&header, index, plain.len..plain.len + payload.len());
+        let binding = &services.entry(index).binding;
+        match (&chunks.read, &chunks.write) {
+            (Some(read), None) if takes_one(binding, read, payload.len()) => {
+                self.fetch_one(conn, call, plain, read, message);
+            }
+            (None, Some(_)) if binding.results.count > 0 && self.prepare(&mut call) => {
+                call.message = Some(message);
+                self.run(conn, call);
+            }
+            _ => self.plain_call_of_somebody(conn, call, plain, message),
         }
-        let room = (
-            self.pool.alloc(HEADROOM_PLAIN + entry.reply_room),
-            self.pool.alloc(read.target.length as usize),
-        );
-        let (Some(reply), Some(Ok(landing))) = (room.0, room.1.map(Buf::lend)) else {
+    }
+
+    /// Posts the RDMA Read of a call that waits for nothing else.
+    #[inline(always)]
+    fn fetch_one(
+        &mut self,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        plain: &Plain,
+        read: &ReadSegment,
+        message: Buf,
+    ) {
+        let landing = self.pool.alloc(read.target.length as usize).and_then(|buf| buf.lend().ok());
+        let (Some(landing), true) = (landing, self.prepare(&mut call)) else {
             return self.plain_call_of_somebody(conn, call, plain, message);
         };
-        call.anonymous(&header, index, plain.len..plain.len + payload.len());
         call.message = Some(message);
-        (call.reply, call.results_at) = (Some(reply), RESULTS_AT);
-        let at = read.position - rpc::AnonymousCall::LEN as u32;
-        call.reads.push(ReadArgument { at, buf: None });
+        call.reads.push(ReadArgument { at: read.position - rpc::AnonymousCall::LEN as u32, buf: None });
         conn.read_for(call, landing, &read.target);
     }
 

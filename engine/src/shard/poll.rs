@@ -184,7 +184,7 @@ impl<F: Fabric> Shard<F> {
     #[inline(never)]
     fn received_other(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
         if let Some((plain, chunks)) = conn.proto.plain_with_chunks(&message) {
-            return match conn.proto.handle_plain(&plain) {
+            return match conn.proto.handle_plain_with_chunks(&plain) {
                 Ok(Event::Call { id }) => self.call_with_chunks(conn, id, &plain, &chunks, message),
                 Ok(event) => self.unusual(conn, event, &message, invalidated),
                 Err(fault) => self.fault(conn, fault),

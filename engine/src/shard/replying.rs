@@ -10,7 +10,7 @@ use crate::config::{HEADROOM_CHUNKS, RECEIVE_LOW_WATER};
 use crate::fabric::{Fabric, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
 use crate::server::{MAX_CHUNKS, ResultBytes, ServerCall};
-use crate::wire::{Chunks, ErrorBody, Segment, WriteList, rpc};
+use crate::wire::{ChunkCounts, Chunks, ErrorBody, Segment, WriteList, rpc};
 
 /// Room for the header of a long reply, with as many segments as a call may have.
 const LONG_HEADER: usize = 1024;
@@ -188,10 +188,12 @@ pub(super) fn reply_form(conn: &Conn, call: &ServerCall, len: usize) -> ReplyFor
 /// Bytes of the transport header of a reply.
 pub(super) fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
     if !call.returns {
-        return proto.header_len(None);
+        return proto.header_len(&ChunkCounts::default());
     }
-    let counts: ArrayVec<u32, MAX_CHUNKS> = call.results.iter().map(|result| result.segments).collect();
-    let writes = WriteList { counts: &counts, segments: &call.segments };
-    let reply = call.reply_offered.then_some(&call.reply_chunk[..]);
-    proto.header_len(Some(&Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external: false }))
+    proto.header_len(&ChunkCounts {
+        reads: 0,
+        writes: call.results.len(),
+        write_segments: call.segments.len(),
+        reply: call.reply_offered.then_some(call.reply_chunk.len()),
+    })
 }

@@ -68,7 +68,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Gives the call the memory that its procedure declared; false if there is not enough.
     #[inline(always)]
-    fn prepare(&mut self, call: &mut ServerCall) -> bool {
+    pub(super) fn prepare(&mut self, call: &mut ServerCall) -> bool {
         let Some(services) = self.services.as_ref() else { return false };
         let entry = services.entry(call.entry);
         let room = headroom(call.returns);
@@ -202,7 +202,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Runs a call, here or on a worker.
     #[inline]
-    fn run(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+    pub(super) fn run(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let Some(services) = self.services.as_ref() else { return };
         let entry = services.entry(call.entry);
         if !entry.plain {

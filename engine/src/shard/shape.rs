@@ -8,11 +8,11 @@ use super::chunks::{ChunkMemory, Memory};
 use super::conn::{Conn, Exposed, Exposure, Stage};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
-use crate::proto::{CallError, CallForm, CallId, CallLengths, Form, Terms, choose_call};
+use crate::proto::{CallError, CallForm, CallId, CallLengths, Terms, choose_call};
 use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::xdr::padded;
-use crate::wire::{Chunks, ErrorBody, ReadSegment, Segment, WriteList};
+use crate::wire::{ChunkCounts, Chunks, ErrorBody, ReadSegment, SEGMENT_LEN, Segment, WriteList};
 
 /// How often a call is sent again because it was refused.
 const MAX_RETRIES: u8 = 2;
@@ -43,18 +43,19 @@ impl<F: Fabric> Shard<F> {
         }
         let mut limits = conn.proto.form_limits();
         limits.chunks &= may_expose;
-        let lists = Lists::measure(memory.as_deref(), None, conn.proto.terms())?;
-        let header = conn.proto.header_len(Some(&Form { chunks: lists.chunks(), external: false }));
+        let chunks = measure(memory.as_deref(), conn.proto.terms())?;
         // The reply returns the Write chunks.
-        let returned = Chunks { writes: lists.chunks().writes, ..Chunks::NONE };
-        let reply_header = conn.proto.header_len(Some(&Form { chunks: returned, external: false }));
+        let returned = ChunkCounts { reads: 0, reply: None, ..chunks };
+        let (header, reply_header) = (conn.proto.header_len(&chunks), conn.proto.header_len(&returned));
         let reply = ACCEPTED_REPLY_LEN + max_reply;
         if memory.as_deref().is_some_and(|memory| !memory.is_empty()) && !limits.chunks {
             return Err(CallError::NoChunks);
         }
+        // What a Reply chunk would add, if there is none.
+        let segments = segments_of(padded(reply), conn.proto.terms());
         let lengths = CallLengths {
             header,
-            reply_chunk: lists.reply_chunk_len(padded(reply), conn.proto.terms()),
+            reply_chunk: if chunks.reply.is_some() { 0 } else { 4 + SEGMENT_LEN * segments },
             call: message.len(),
             reply_header,
             reply,
@@ -82,7 +83,7 @@ impl<F: Fabric> Shard<F> {
             let inline = if plan.form == CallForm::Long { &[] } else { &message[..] };
             *message = self.copy_of(inline).ok_or(CallError::NoMemory)?;
         }
-        Lists::measure(Some(memory), None, conn.proto.terms()).map(|_| ())
+        measure(Some(memory), conn.proto.terms()).map(|_| ())
     }
 
     /// A copy of a message, with room in front for any header. `None` without memory for it.
@@ -242,8 +243,46 @@ fn unreduce(message: &[u8], memory: &Memory, whole: &mut [u8]) {
     whole[to..].copy_from_slice(&message[from..]);
 }
 
-/// The chunk lists of a call, cut into segments of the length that the peer handles.
-#[derive(Debug)]
+/// How many segments of the length that the peer handles so many bytes are.
+#[inline]
+fn segments_of(len: usize, terms: &Terms) -> usize {
+    let size = terms.segment_size as usize;
+    if len <= size { usize::from(len > 0) } else { len.div_ceil(size) }
+}
+
+/// Chunk lists of memory that is yet to be exposed.
+fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCounts, CallError> {
+    let Some(memory) = memory else { return Ok(ChunkCounts::default()) };
+    let of = |buf: &Buf| segments_of(buf.len(), terms);
+    let counts = ChunkCounts {
+        reads: memory.call.as_ref().map_or(0, of) + memory.send.iter().map(|(_, buf)| of(buf)).sum::<usize>(),
+        writes: memory.receive.len(),
+        write_segments: memory.receive.iter().map(of).sum(),
+        reply: memory.reply.as_ref().map(of),
+    };
+    let reply = counts.reply.unwrap_or(0);
+    let most = counts.reads.max(counts.write_segments).max(reply);
+    let all = counts.reads + counts.write_segments + reply;
+    if most > MAX_SEGMENTS || all > terms.segment_count as usize {
+        Err(CallError::TooMany)
+    } else {
+        Ok(counts)
+    }
+}
+
+/// Chunk lists of memory that is exposed.
+pub(super) fn counts_of(exposure: &Exposure, terms: &Terms) -> ChunkCounts {
+    let of = |part: &Exposed| segments_of(part.segment.length as usize, terms);
+    ChunkCounts {
+        reads: exposure.reads().iter().map(of).sum(),
+        writes: exposure.writes,
+        write_segments: exposure.writes().iter().map(of).sum(),
+        reply: exposure.reply().map(of),
+    }
+}
+
+/// The chunk lists of a call, cut into segments of the length that the peer handles. One of them serves all calls in turn.
+#[derive(Debug, Default)]
 pub(super) struct Lists {
     reads: ArrayVec<ReadSegment, MAX_SEGMENTS>,
     counts: ArrayVec<u32, MAX_CHUNKS>,
@@ -251,99 +290,34 @@ pub(super) struct Lists {
     reply: ArrayVec<Segment, MAX_SEGMENTS>,
     has_reply: bool,
     /// The handle that the peer may invalidate.
-    pub(super) offer: u32,
+    offer: u32,
 }
 
 impl Lists {
-    /// Of memory that is exposed.
-    pub(super) fn of(exposure: &Exposure, terms: &Terms) -> Self {
-        let mut lists = Self::new();
-        for (n, part) in exposure.parts.iter().enumerate() {
-            let kind = match n {
-                _ if n < exposure.reads => Kind::Read(part.position),
-                _ if n < exposure.reads + exposure.writes => Kind::Write,
-                _ => Kind::Reply,
-            };
-            // There are not too many: that was measured when the call was shaped.
-            let _ = lists.add(kind, part.segment, terms);
+    /// Those of memory that is exposed. There are not too many segments: that was measured when the call was shaped.
+    pub(super) fn fill(&mut self, exposure: &Exposure, terms: &Terms) {
+        self.reads.clear();
+        self.counts.clear();
+        self.writes.clear();
+        self.reply.clear();
+        for part in exposure.reads() {
+            let position = part.position;
+            self.reads.extend(cut(part, terms).map(|target| ReadSegment { position, target }));
         }
-        lists.offer = exposure.parts.last().map_or(0, |part: &Exposed| part.segment.handle);
-        lists
+        for part in exposure.writes() {
+            let before = self.writes.len();
+            self.writes.extend(cut(part, terms));
+            self.counts.push((self.writes.len() - before) as u32);
+        }
+        self.has_reply = exposure.reply().is_some();
+        self.reply.extend(exposure.reply().into_iter().flat_map(|part| cut(part, terms)));
+        self.offer = exposure.parts.last().map_or(0, |part| part.segment.handle);
     }
 
-    /// Of memory that is yet to be exposed: right in its lengths. `long` is the RPC message of a long call.
-    pub(super) fn measure(
-        memory: Option<&Memory>,
-        long: Option<usize>,
-        terms: &Terms,
-    ) -> Result<Self, CallError> {
-        let mut lists = Self::new();
-        let Some(memory) = memory else { return Ok(lists) };
-        let segment = |len: usize| Segment { length: len as u32, ..Segment::default() };
-        let long = long.or(memory.call.as_ref().map(|buf| buf.len()));
-        let reads = memory.send.iter().map(|(position, buf)| (*position, buf.len()));
-        for (position, len) in long.map(|len| (0, len)).into_iter().chain(reads) {
-            lists.add(Kind::Read(position), segment(len), terms)?;
-        }
-        for buf in &memory.receive {
-            lists.add(Kind::Write, segment(buf.len()), terms)?;
-        }
-        if let Some(buf) = &memory.reply {
-            lists.add(Kind::Reply, segment(buf.len()), terms)?;
-        }
-        Ok(lists)
-    }
-
-    fn new() -> Self {
-        Self {
-            reads: ArrayVec::new(),
-            counts: ArrayVec::new(),
-            writes: ArrayVec::new(),
-            reply: ArrayVec::new(),
-            has_reply: false,
-            offer: 0,
-        }
-    }
-
-    fn add(&mut self, kind: Kind, whole: Segment, terms: &Terms) -> Result<(), CallError> {
-        let size = terms.segment_size;
-        let mut rest = whole;
-        let mut count = 0;
-        while rest.length > 0 {
-            let length = rest.length.min(size);
-            let segment = Segment { length, ..rest };
-            rest.length -= length;
-            rest.offset += u64::from(length);
-            count += 1;
-            match kind {
-                Kind::Read(position) => {
-                    self.reads
-                        .try_push(ReadSegment { position, target: segment })
-                        .map_err(|_| CallError::TooMany)?;
-                }
-                Kind::Write => self.writes.try_push(segment).map_err(|_| CallError::TooMany)?,
-                Kind::Reply => self.reply.try_push(segment).map_err(|_| CallError::TooMany)?,
-            }
-        }
-        match kind {
-            Kind::Read(_) => {}
-            Kind::Write => self.counts.push(count),
-            Kind::Reply => self.has_reply = true,
-        }
-        let segments = self.reads.len() + self.writes.len() + self.reply.len();
-        if segments > terms.segment_count as usize { Err(CallError::TooMany) } else { Ok(()) }
-    }
-
-    /// Bytes that a Reply chunk of so many bytes would add to a header; none if there is one.
-    fn reply_chunk_len(&self, len: usize, terms: &Terms) -> usize {
-        let segments = len.div_ceil(terms.segment_size as usize);
-        if self.has_reply { 0 } else { 4 + segments * size_of::<Segment>() }
-    }
-
-    /// As they go into a header.
-    pub(super) fn chunks(&self) -> Chunks<'_> {
+    /// As they go into a header, with the handle that may be invalidated if one is to be offered.
+    pub(super) fn chunks(&self, offer: bool) -> Chunks<'_> {
         Chunks {
-            inv_handle: self.offer,
+            inv_handle: if offer { self.offer } else { 0 },
             reads: &self.reads,
             writes: WriteList { counts: &self.counts, segments: &self.writes },
             reply: self.has_reply.then_some(&self.reply[..]),
@@ -351,11 +325,16 @@ impl Lists {
     }
 }
 
-#[derive(Clone, Copy)]
-enum Kind {
-    Read(u32),
-    Write,
-    Reply,
+/// The segments of one piece of memory, each as long as the peer handles them.
+fn cut(part: &Exposed, terms: &Terms) -> impl Iterator<Item = Segment> {
+    let (mut rest, size) = (part.segment, terms.segment_size);
+    std::iter::from_fn(move || {
+        let length = rest.length.min(size);
+        let segment = Segment { length, ..rest };
+        rest.length -= length;
+        rest.offset += u64::from(length);
+        (length > 0).then_some(segment)
+    })
 }
 
 impl Conn {

@@ -240,10 +240,17 @@ impl Chunks<'_> {
     /// Bytes of the lists in a header of this version.
     pub fn encoded_len(&self, version: Version) -> usize {
         let inv_handle = if version == Version::V2 { 4 } else { 0 };
-        let reads = self.reads.len() * (4 + READ_SEGMENT_LEN);
-        let writes: usize = self.writes.iter().map(|chunk| 8 + SEGMENT_LEN * chunk.len()).sum();
-        let reply = self.reply.map_or(0, |chunk| 4 + SEGMENT_LEN * chunk.len());
-        inv_handle + reads + writes + reply + Lists::ABSENT_LEN
+        inv_handle + self.counts().encoded_len() + Lists::ABSENT_LEN
+    }
+
+    /// How much there is.
+    pub fn counts(&self) -> ChunkCounts {
+        ChunkCounts {
+            reads: self.reads.len(),
+            writes: self.writes.counts.len(),
+            write_segments: self.writes.iter().map(<[Segment]>::len).sum(),
+            reply: self.reply.map(<[Segment]>::len),
+        }
     }
 
     pub(super) fn emit(&self, out: &mut Writer<'_>, version: Version) -> Result<(), NoSpace> {
@@ -263,6 +270,31 @@ impl Chunks<'_> {
         out.bool(false)?;
         out.bool(self.reply.is_some())?;
         self.reply.map_or(Ok(()), |chunk| emit_write_chunk(chunk, out))
+    }
+}
+
+/// How much there is in chunk lists: what decides about the length of a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ChunkCounts {
+    /// Segments of the Read list.
+    pub reads: usize,
+    /// Chunks of the Write list.
+    pub writes: usize,
+    /// Their segments.
+    pub write_segments: usize,
+    /// Segments of the Reply chunk, if there is one.
+    pub reply: Option<usize>,
+}
+
+impl ChunkCounts {
+    /// Bytes that such lists have beyond those of lists that are all absent.
+    #[inline]
+    pub const fn encoded_len(&self) -> usize {
+        let reply = match self.reply {
+            Some(segments) => 4 + SEGMENT_LEN * segments,
+            None => 0,
+        };
+        (4 + READ_SEGMENT_LEN) * self.reads + 8 * self.writes + SEGMENT_LEN * self.write_segments + reply
     }
 }
 

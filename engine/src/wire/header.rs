@@ -98,10 +98,23 @@ impl Header<'_> {
         if needed > available {
             return Err(NoSpace { needed, available });
         }
-        let mut writer = Writer::new(out);
-        self.write(&mut writer, version, revision)?;
-        debug_assert_eq!(writer.len(), needed);
-        Ok(writer.len())
+        self.emit_before(out, needed, version, revision).map(|_| needed).ok_or(NoSpace { needed, available })
+    }
+
+    /// Writes the header so that it ends at byte `end` of `buf`, and returns where it starts; the rest as [`emit`](Self::emit). `None`, and
+    /// nothing is written, if there is not that much room.
+    pub fn emit_before(
+        &self,
+        buf: &mut [u8],
+        end: usize,
+        version: Version,
+        revision: Revision,
+    ) -> Option<usize> {
+        let start = end.checked_sub(self.encoded_len(version, revision))?;
+        let mut writer = Writer::new(buf.get_mut(start..end)?);
+        self.write(&mut writer, version, revision).ok()?;
+        debug_assert_eq!(writer.len(), end - start);
+        Some(start)
     }
 
     fn write(&self, out: &mut Writer<'_>, version: Version, revision: Revision) -> Result<(), NoSpace> {

@@ -55,7 +55,8 @@ mod tests_golden;
 mod tests_rpc;
 
 pub use chunks::{
-    Chunks, READ_SEGMENT_LEN, ReadSegment, Reads, SEGMENT_LEN, Segment, WriteChunk, WriteList, Writes,
+    ChunkCounts, Chunks, READ_SEGMENT_LEN, ReadSegment, Reads, SEGMENT_LEN, Segment, WriteChunk, WriteList,
+    Writes,
 };
 pub use codes::{Flags, HeaderType, Revision, Version};
 pub use error::{ErrorBody, WireError, WireErrorKind};
