@@ -94,6 +94,7 @@ impl Suite {
         let mut target = connect(size)?;
         let mut entry = Entry { size, outstanding: target.depth(), ..Entry::default() };
         let before = self.probe();
+        let memcpy = self.memcpy(size);
         let mut progress = Progress::new(format!("{} bytes", size), self.clock.ns());
         let counted = [target.counters(), self.server_counters()];
         let preempted = env::preemptions();
@@ -120,13 +121,19 @@ impl Suite {
         entry.probe_rtt_ns = Probes { before, after: self.probe() };
         drop(target);
         if let Some(rate) = entry.own.bytes_per_s {
-            let memcpy = memcpy::bytes_per_second(&self.clock, size);
-            entry.memcpy_bytes_per_s = Some(memcpy);
-            entry.memcpy_ratio = Some(rate / memcpy);
+            // The host may have changed its speed meanwhile.
+            let memcpy = self.memcpy(size).zip(memcpy).map(|(after, before)| (before + after) / 2.0);
+            entry.memcpy_bytes_per_s = memcpy;
+            entry.memcpy_ratio = memcpy.map(|memcpy| rate / memcpy);
         }
         entry.limits_missed = self.limits.missed(&entry);
         self.output.result(&entry, all.samples.as_ref())?;
         Ok(entry)
+    }
+
+    /// What this core copies, if bandwidth is measured.
+    fn memcpy(&self, size: usize) -> Option<f64> {
+        matches!(self.test, Test::Bandwidth).then(|| memcpy::bytes_per_second(&self.clock, size))
     }
 
     fn server_counters(&mut self) -> Option<Counters> {
