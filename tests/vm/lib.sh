@@ -27,16 +27,16 @@ listening() { ss -Hltn "sport = :$1" | grep -q .; }
 listening_rdma() { rdma resource show cm_id | grep -q "state LISTEN.*:$1 "; }
 
 # program NAME PATH BUILD: sets the variable NAME to a program with the verbs fabric, built by the command BUILD at PATH below target/PROFILE.
+# The release build goes first; one without verbs, such as the README's first command makes, is none of those wanted.
 program() {
-    local path profile target
+    local path target
     target=$(realpath "$RPCRDMA_VM_RESULTS/../../..")
-    path=${!1:-}
-    for profile in release debug; do
-        [[ -n $path || ! -x $target/$profile/$2 ]] || path=$target/$profile/$2
+    for path in "${!1:-$target/release/$2}" "${!1:-$target/debug/$2}"; do
+        if [[ -x $path ]] && ldd "$path" | grep libibverbs >/dev/null; then
+            printf -v "$1" %s "$path"
+            return
+        fi
     done
-    if [[ -z $path ]] || ! "$path" ping --help 2>/dev/null | grep -q verbs && ! "$path" --help | grep -q verbs; then
-        echo "no ${2##*/} with verbs: $3"
-        exit 77
-    fi
-    printf -v "$1" %s "$path"
+    echo "no ${2##*/} with verbs: $3"
+    exit 77
 }

@@ -1,15 +1,8 @@
 # For tests of the example nfs3d with the Linux kernel's client: sourced, by bash, in the guest, behind lib.sh.
 #
 # The server exports /srv/nfs3d, a file system in memory, at 10.0.0.1, RDMA port 20049; MOUNT is at TCP port 20148. Its standard output is in /run/nfs3d.
-target=$(realpath "$RPCRDMA_VM_RESULTS/../../..")
-nfs3d=${NFS3D:-}
-for profile in release debug; do
-    [[ -n $nfs3d || ! -x $target/$profile/examples/nfs3d ]] || nfs3d=$target/$profile/examples/nfs3d
-done
-if [[ -z $nfs3d ]] || ! "$nfs3d" --help | grep -q verbs; then
-    echo "no nfs3d with verbs: cargo build -p rpcrdma --features verbs --example nfs3d"
-    exit 77
-fi
+program NFS3D examples/nfs3d "cargo build -p rpcrdma --features verbs --example nfs3d"
+nfs3d=$NFS3D
 
 modprobe -a rpcrdma nfsv3
 mkdir -p /srv/nfs3d /mnt /mnt2

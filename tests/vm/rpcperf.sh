@@ -1,14 +1,6 @@
 # For tests with rpcperf over the verbs fabric: sourced, by bash, in the guest, behind lib.sh. $rpcperf: the program.
-target=$(realpath "$RPCRDMA_VM_RESULTS/../../..")
-rpcperf=${RPCPERF:-}
-for profile in release debug; do
-    # A build without verbs, as the README's first command makes, is none of those wanted.
-    [[ -n $rpcperf || ! -x $target/$profile/rpcperf ]] || ! "$target/$profile/rpcperf" --help | grep -q verbs:HOST || rpcperf=$target/$profile/rpcperf
-done
-if [[ -z $rpcperf ]] || ! "$rpcperf" --help | grep -q verbs:HOST; then
-    echo "no rpcperf with verbs: cargo build -p rpcrdma-bench --features verbs"
-    exit 77
-fi
+program RPCPERF rpcperf "cargo build -p rpcrdma-bench --features verbs"
+rpcperf=$RPCPERF
 
 # serve NAME ADDRESS [OPTION…]: starts a server and waits until it listens; what it says is in /run/NAME. $server: its process.
 serve() {

@@ -60,7 +60,7 @@ pub(crate) struct BwArgs {
     pub(crate) engine: EngineArgs,
     /// Calls under way at a time, of each connection; fewer if their payload is more than 32 MiB. Each has a buffer of
     /// its own: few of them stay in a core's cache, as perftest's one does
-    #[arg(short = 't', long, value_name = "N", default_value_t = 8, value_parser = outstanding())]
+    #[arg(short = 't', long, value_name = "N", default_value_t = 4, value_parser = outstanding())]
     pub(crate) outstanding: u32,
     #[command(flatten)]
     pub(crate) throughput: ThroughputArgs,

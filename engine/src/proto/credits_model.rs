@@ -66,11 +66,17 @@ impl World {
         let refilled = self.refilled(from);
         let crowded = self.crowded(from);
         let credits = &mut self.ends[from].credits;
+        let mut short = credits.clone();
         let words = if refilled && crowded {
             credits.on_send_crowded(counted)
         } else {
             credits.on_send(counted, refilled)
         };
+        if credits.scheme() == Scheme::V2Windowed && refilled && !crowded {
+            let (credit, received) = short.on_send_windowed();
+            let said = CreditWords { credit, received: Some(received) };
+            assert_eq!((said, &short), (words, &*credits), "the short way comes to the same");
+        }
         self.ends[1 - from].arriving.push_back(Message { words, payload });
         let to = &self.ends[1 - from];
         assert!(
@@ -112,9 +118,14 @@ impl Model {
                     me.credits.on_answered();
                 }
                 let counted = !(self.v1 && end == 0);
+                let mut short = me.credits.clone();
                 me.credits
                     .on_receive(message.words, message.payload, counted)
                     .expect("a peer that keeps the rules");
+                if let (Some(received), true) = (message.words.received, message.payload) {
+                    short.on_receive_windowed(received, message.words.credit).expect("the same peer");
+                    assert_eq!(short, me.credits, "the short way comes to the same");
+                }
                 if end == 1 && message.payload {
                     me.to_send += self.replies;
                 }

@@ -22,6 +22,10 @@ fn chunks_of_odd_lengths_arrive_whole() {
         load(&mut client, seed + 10, &[(len, len)]).unwrap();
         mirror(&mut client, seed + 20, &[len]).unwrap();
     }
+    // Each call has chunks, and the replies of two of three return some.
+    let (ours, theirs) = (client.stats().messages, world.server().stats()[0].messages);
+    assert_eq!((ours.chunked_sent, ours.chunked_received), (48, 32));
+    assert_eq!((theirs.chunked_received, theirs.chunked_sent), (48, 32));
 }
 
 #[test]

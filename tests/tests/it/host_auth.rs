@@ -19,7 +19,8 @@ fn services() -> Services {
         let name = call.peer_identity().unwrap_or_default().to_owned();
         call.reply_mut(name.len()).expect("a short name").copy_from_slice(name.as_bytes());
         Ok(())
-    });
+    })
+    .read_chunks(1, 64);
     services.add(PROGRAM, VERSION, WHO, who.clone());
     services.add(PROGRAM, VERSION, WHO + 1, who.on_workers());
     services
@@ -38,12 +39,20 @@ fn key(name: &str) -> Arc<PreSharedKey> {
     Arc::new(PreSharedKey::new(name, name.repeat(8).as_bytes()).expect("a key"))
 }
 
-/// What the server knows the client as, on the shard and on a worker.
+/// What the server knows the client as, on the shard and on a worker; whether the call has a chunk or not.
 fn who(client: &mut LocalClient) -> [String; 2] {
     [WHO, WHO + 1].map(|procedure| {
-        let call = client.prepare(procedure, 0).expect("memory");
-        let reply = client.call(call).expect("a reply");
-        String::from_utf8(reply.results().to_vec()).expect("a name")
+        let [plain, chunk] = [false, true].map(|chunk| {
+            let mut call = client.prepare_with_chunks(procedure, 0).expect("memory");
+            if chunk {
+                let data = client.alloc(client.first(), 64).expect("memory");
+                call.send_chunk(0, data).expect("room");
+            }
+            let reply = client.call(call).expect("a reply");
+            String::from_utf8(reply.results().to_vec()).expect("a name")
+        });
+        assert_eq!(plain, chunk);
+        plain
     })
 }
 

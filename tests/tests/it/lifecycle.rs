@@ -336,6 +336,11 @@ fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
                 Err(other) => panic!("{other}"),
             }
         }
+        let with_a_chunk = store(&mut client, 1, &[64]).expect_err("it begins nothing");
+        assert!(
+            matches!(with_a_chunk, CallError::Transport(ErrorBody::System | ErrorBody::BadXdr)),
+            "{with_a_chunk}"
+        );
         assert!(!ended.load(Ordering::Acquire), "four calls are under way");
         assert!(LocalClient::connect(&address, small_client(small())).is_err(), "no new connections");
         gate.open();
