@@ -143,7 +143,7 @@ pub struct WindowId {
 }
 
 /// Where the bytes of an RDMA Write come from.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Source {
     /// Memory of this call alone.
     Lent(Lent),

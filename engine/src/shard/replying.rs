@@ -141,7 +141,7 @@ impl<F: Fabric> Shard<F> {
                 ResultBytes::Shared(bytes) => Some(Source::Frozen(bytes)),
                 ResultBytes::Empty => None,
             };
-            fill(conn, mine, source.as_ref(), result.len);
+            fill(conn, mine, source, result.len);
         }
         let external = long.is_some();
         let len = long.as_ref().map_or(0, |reply| reply.len());
@@ -149,7 +149,7 @@ impl<F: Fabric> Shard<F> {
             Some(reply) => Some(Source::Lent(reply.lend().ok()?)),
             None => None,
         };
-        fill(conn, &mut call.reply_chunk, source.as_ref(), len as u32);
+        fill(conn, &mut call.reply_chunk, source, len as u32);
         let writes = WriteList { counts: &counts, segments: &call.segments };
         // A Reply chunk that was offered comes back, used or not (RFC 8166 §4.4.3).
         let reply = call.reply_offered.then_some(&call.reply_chunk[..]);
@@ -159,18 +159,18 @@ impl<F: Fabric> Shard<F> {
 }
 
 /// Queues the RDMA Writes that fill a chunk's segments in order, and says in each how much went into it.
-fn fill(conn: &mut Conn, segments: &mut [Segment], source: Option<&Source>, len: u32) {
+fn fill(conn: &mut Conn, segments: &mut [Segment], mut source: Option<Source>, len: u32) {
     let (mut offset, mut left) = (0, len);
     for segment in segments {
         let len = segment.length.min(left);
         let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
         segment.length = len;
-        if let (Some(source), true) = (source, len > 0) {
-            let src = match source {
-                Source::Lent(lent) => Source::Lent(lent.clone()),
-                Source::Frozen(bytes) => Source::Frozen(bytes.clone()),
-            };
-            conn.push(WorkRequest::Write { src, offset, len: len as usize, remote });
+        if len > 0 {
+            // The last one has it for itself.
+            let src = if len == left { source.take() } else { source.clone() };
+            if let Some(src) = src {
+                conn.push(WorkRequest::Write { src, offset, len: len as usize, remote });
+            }
         }
         offset += len as usize;
         left -= len;
