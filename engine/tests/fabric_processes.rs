@@ -25,8 +25,13 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(|e| e.into_inner())
 }
 
+/// The least of several looks: the C library opens a file for a moment when a thread of the test harness allocates for the first time.
 fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").expect("/proc").count()
+    let look = |_| {
+        std::thread::sleep(Duration::from_millis(1));
+        std::fs::read_dir("/proc/self/fd").expect("/proc").count()
+    };
+    (0..10).map(look).min().unwrap_or(0)
 }
 
 fn mappings() -> usize {

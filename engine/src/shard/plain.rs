@@ -131,7 +131,7 @@ impl<F: Fabric> Shard<F> {
         conn.read_for(call, landing, &read.target);
     }
 
-    /// A plain call whose header takes reading: of somebody, or with something amiss.
+    /// A call whose RPC header takes reading, or its chunks: of somebody, with something amiss, or with no memory at hand.
     #[inline(never)]
     fn plain_call_of_somebody(
         &mut self,
