@@ -8,6 +8,7 @@ use super::chunks::{ChunkMemory, Memory};
 use super::conn::{Conn, Exposed};
 use super::outcome::{Reply, Sink};
 use super::parts::starts_parts;
+use super::shape::measure;
 use super::{ConnRef, Shard, arena_config};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::{Access, Fabric, FabricError, WorkRequest};
@@ -255,6 +256,10 @@ impl<F: Fabric> Shard<F> {
         let slot = conn.proto.call_slot(call);
         let out = &mut conn.calls[slot];
         let (Some(message), memory) = (out.message.take(), out.memory.take()) else { return };
+        // The peer may have changed its terms while it waited.
+        if let Err(error) = measure(memory.as_deref(), conn.proto.terms()) {
+            return self.abandon(conn, call, error);
+        }
         conn.calls[slot].exposure = self.transmit_call(conn, call, message, memory, receives_ok);
         if conn.calls[slot].call_only {
             self.sent_call_only(conn, call);
@@ -345,7 +350,9 @@ impl<F: Fabric> Shard<F> {
         receives_ok: bool,
     ) {
         let (at, len) = (message.start(), message.len());
-        self.lists.fill(&conn.exposures[index as usize], conn.proto.terms());
+        if !self.lists.fill(&conn.exposures[index as usize], conn.proto.terms()) {
+            return Self::unsendable(conn);
+        }
         let chunks = self.lists.chunks(conn.proto.offers_invalidation());
         // A long call is in a chunk itself.
         let form = Form { chunks, external: len == 0 };

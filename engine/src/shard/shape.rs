@@ -251,7 +251,10 @@ fn segments_of(len: usize, terms: &Terms) -> usize {
 }
 
 /// Chunk lists of memory that is yet to be exposed.
-fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCounts, CallError> {
+///
+/// # Errors
+/// [`CallError::TooMany`] if they have more segments than the peer, or this side, handles.
+pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCounts, CallError> {
     let Some(memory) = memory else { return Ok(ChunkCounts::default()) };
     let of = |buf: &Buf| segments_of(buf.len(), terms);
     let counts = ChunkCounts {
@@ -260,14 +263,14 @@ fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCounts, CallEr
         write_segments: memory.receive.iter().map(of).sum(),
         reply: memory.reply.as_ref().map(of),
     };
+    if are_too_many(&counts, terms) { Err(CallError::TooMany) } else { Ok(counts) }
+}
+
+fn are_too_many(counts: &ChunkCounts, terms: &Terms) -> bool {
     let reply = counts.reply.unwrap_or(0);
     let most = counts.reads.max(counts.write_segments).max(reply);
     let all = counts.reads + counts.write_segments + reply;
-    if most > MAX_SEGMENTS || all > terms.segment_count as usize {
-        Err(CallError::TooMany)
-    } else {
-        Ok(counts)
-    }
+    most > MAX_SEGMENTS || all > terms.segment_count as usize
 }
 
 /// Chunk lists of memory that is exposed.
@@ -294,8 +297,11 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Those of memory that is exposed. There are not too many segments: that was measured when the call was shaped.
-    pub(super) fn fill(&mut self, exposure: &Exposure, terms: &Terms) {
+    /// Those of memory that is exposed. False if there are too many segments: the peer has changed its terms since the call was shaped.
+    pub(super) fn fill(&mut self, exposure: &Exposure, terms: &Terms) -> bool {
+        if are_too_many(&counts_of(exposure, terms), terms) {
+            return false;
+        }
         self.reads.clear();
         self.counts.clear();
         self.writes.clear();
@@ -312,6 +318,7 @@ impl Lists {
         self.has_reply = exposure.reply().is_some();
         self.reply.extend(exposure.reply().into_iter().flat_map(|part| cut(part, terms)));
         self.offer = exposure.parts.last().map_or(0, |part| part.segment.handle);
+        true
     }
 
     /// As they go into a header, with the handle that may be invalidated if one is to be offered.
