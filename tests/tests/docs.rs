@@ -122,6 +122,32 @@ fn what_is_said_to_prove_a_rule_is_a_test() {
     }
 }
 
+/// What a merge leaves behind: rows without a head, and rows that are there twice.
+#[test]
+fn tables_have_a_head_and_no_row_twice() {
+    let mut tables = 0;
+    for document in files(".", ".md") {
+        let text = read(&document);
+        let mut fenced = false;
+        let mut table: Vec<&str> = Vec::new();
+        for line in text.lines().chain([""]) {
+            fenced ^= line.starts_with("```");
+            if !fenced && line.starts_with('|') {
+                assert!(!table.contains(&line), "{document}: this row is there twice: {line}");
+                table.push(line);
+                continue;
+            }
+            if let Some(first) = table.first() {
+                let head = table.get(1).is_some_and(|second| second.starts_with("| ---"));
+                assert!(head && table.len() > 2, "{document}: no head, or no rows: {first}");
+                tables += 1;
+            }
+            table.clear();
+        }
+    }
+    assert!(tables > 50, "only {tables} tables were found");
+}
+
 #[test]
 fn links_lead_somewhere() {
     let mut seen = 0;
