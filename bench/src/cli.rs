@@ -156,6 +156,11 @@ pub(crate) struct RawLatArgs {
     pub(crate) tx_depth: u32,
 }
 
+impl RawLatArgs {
+    /// The payload without `-s`, in bytes.
+    pub(crate) const USUAL_SIZE: usize = 2;
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct RawBwArgs {
@@ -172,6 +177,11 @@ pub(crate) struct RawBwArgs {
     pub(crate) cq_mod: u32,
     #[command(flatten)]
     pub(crate) throughput: ThroughputArgs,
+}
+
+impl RawBwArgs {
+    /// The payload without `-s`, in bytes.
+    pub(crate) const USUAL_SIZE: usize = 65536;
 }
 
 /// What every client takes.
@@ -442,6 +452,50 @@ mod tests {
         let all = raw_lat(&["soft:x", "-a"]).unwrap().common.sizes(7);
         assert_eq!((all.first(), all.last(), all.len()), (Some(&2), Some(&(8 << 20)), 23));
         assert_eq!(raw_lat(&["soft:x"]).unwrap().common.sizes(7), [7]);
+    }
+
+    /// What a test measures, and how much of it at a time.
+    fn measured(arguments: &[&str]) -> String {
+        let all = ["rpcperf"].iter().chain(arguments);
+        match Cli::try_parse_from(all).unwrap().command {
+            Command::Lat(a) => {
+                format!("{:?} {:?} {}", a.op, a.common.sizes(a.usual_size()), a.outstanding)
+            }
+            Command::Rate(a) => {
+                format!("{:?} {:?} {}", a.op, a.common.sizes(a.usual_size()), a.outstanding)
+            }
+            Command::Bw(a) => {
+                format!("{:?} {:?} {}", a.op, a.common.sizes(a.usual_size()), a.outstanding)
+            }
+            Command::RawLat(a) => {
+                format!("{:?} {:?} {}", a.op, a.common.sizes(RawLatArgs::USUAL_SIZE), a.tx_depth)
+            }
+            Command::RawBw(a) => {
+                let size = a.common.sizes(RawBwArgs::USUAL_SIZE);
+                format!("{:?} {size:?} {} {}", a.op, a.tx_depth, a.cq_mod)
+            }
+            Command::Serve(_) => panic!("it measures nothing"),
+        }
+    }
+
+    #[test]
+    fn the_readme_tells_the_defaults() {
+        let readme = include_str!("../README.md");
+        let table = readme.split("| test | one operation | without options |").nth(1).unwrap();
+        let mut held = Vec::new();
+        for row in table.lines().skip(2).take_while(|line| line.starts_with('|')) {
+            let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+            let words = |cell: &'static str| -> Vec<&str> {
+                cell.trim_matches('`').split(' ').filter(|word| !word.is_empty()).collect()
+            };
+            let (test, options) = (words(cells[0]), words(cells[2].trim_matches('|').trim()));
+            if !options.is_empty() {
+                let told: Vec<&str> = test.iter().chain(&options).copied().collect();
+                assert_eq!(measured(&told), measured(&test[..1]), "{row}");
+                held.push(test[0]);
+            }
+        }
+        assert_eq!(held, ["lat", "rate", "bw", "raw-lat", "raw-bw"]);
     }
 
     #[test]

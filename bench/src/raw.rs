@@ -59,7 +59,7 @@ pub(crate) fn latency(args: &RawLatArgs) -> Result<(), Failure> {
         kind: Kind::Latency,
         limits: args.latency.limits(),
         hgrm: args.latency.hgrm.as_deref(),
-        sizes: args.common.sizes(2),
+        sizes: args.common.sizes(RawLatArgs::USUAL_SIZE),
         length: args.common.length(10_000)?,
     })
 }
@@ -76,7 +76,7 @@ pub(crate) fn bandwidth(args: &RawBwArgs) -> Result<(), Failure> {
         kind: Kind::Bandwidth,
         limits: args.throughput.limits(),
         hgrm: None,
-        sizes: args.common.sizes(65536),
+        sizes: args.common.sizes(RawBwArgs::USUAL_SIZE),
         length: args.common.length(5000)?,
     })
 }

@@ -136,7 +136,7 @@ pub(crate) fn latency(args: &LatArgs) -> Result<(), Failure> {
         kind: Kind::Latency,
         limits: args.latency.limits(),
         hgrm: args.latency.hgrm.as_deref(),
-        default_size: args.travel.usual_size(64),
+        default_size: args.usual_size(),
         length: args.common.length_or(10_000, args.travel.seconds())?,
     })
 }
@@ -154,7 +154,7 @@ pub(crate) fn rate(args: &RateArgs) -> Result<(), Failure> {
         kind: Kind::Rate,
         limits: args.throughput.limits(),
         hgrm: None,
-        default_size: args.travel.usual_size(64),
+        default_size: args.usual_size(),
         length: args.common.length_or(1_000_000, args.travel.seconds())?,
     })
 }
@@ -177,10 +177,7 @@ pub(crate) fn bandwidth(args: &BwArgs) -> Result<(), Failure> {
         kind: Kind::Bandwidth,
         limits: args.throughput.limits(),
         hgrm: None,
-        default_size: args.travel.usual_size(match (args.op, args.travel.form) {
-            (RpcOp::Echo, _) | (_, Some(Form::Inline)) => 2048,
-            _ => 65536,
-        }),
+        default_size: args.usual_size(),
         length: args.common.length_or(5000, args.travel.seconds())?,
     })
 }

@@ -66,6 +66,30 @@ pub(crate) struct BwArgs {
     pub(crate) throughput: ThroughputArgs,
 }
 
+impl LatArgs {
+    /// The payload without `-s`, in bytes.
+    pub(crate) fn usual_size(&self) -> usize {
+        self.travel.usual_size(64)
+    }
+}
+
+impl RateArgs {
+    /// The payload without `-s`, in bytes.
+    pub(crate) fn usual_size(&self) -> usize {
+        self.travel.usual_size(64)
+    }
+}
+
+impl BwArgs {
+    /// The payload without `-s`, in bytes.
+    pub(crate) fn usual_size(&self) -> usize {
+        self.travel.usual_size(match (self.op, self.travel.form) {
+            (RpcOp::Echo, _) | (_, Some(Form::Inline)) => 2048,
+            _ => 65536,
+        })
+    }
+}
+
 /// As many calls as the largest receive window has replies for.
 pub(super) fn outstanding() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=16_383)
@@ -87,7 +111,7 @@ pub(crate) struct TravelArgs {
 
 impl TravelArgs {
     /// The size of a payload that nobody asked for: `usual`, unless the form is one for larger ones.
-    pub(crate) fn usual_size(&self, usual: usize) -> usize {
+    fn usual_size(&self, usual: usize) -> usize {
         if matches!(self.form, Some(Form::Continued | Form::Long)) { 64 << 10 } else { usual }
     }
 
