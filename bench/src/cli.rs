@@ -224,7 +224,7 @@ pub(crate) struct CommonArgs {
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_positive, conflicts_with_all = ["iters", "warmup"])]
     pub(crate) duration: Option<f64>,
     /// Of -D, what does not count at each end (default: 2, but at most a tenth)
-    #[arg(short, long, value_name = "SECONDS", value_parser = parse_not_negative, requires = "duration")]
+    #[arg(short = 'f', long, value_name = "SECONDS", value_parser = parse_not_negative, requires = "duration")]
     pub(crate) margin: Option<f64>,
     /// Connections
     #[arg(short = 'q', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16384))]
@@ -232,6 +232,9 @@ pub(crate) struct CommonArgs {
     /// Post and ring for each work request by itself
     #[arg(long)]
     pub(crate) no_batch: bool,
+    /// Refused: the path MTU is that of the way to the address
+    #[arg(short = 'm', long = "mtu", value_name = "MTU", value_parser = refuse_mtu)]
+    pub(crate) _mtu: Option<u32>,
     /// Accepted for perftest's sake: the clock does not depend on the processor's frequency
     #[arg(short = 'F', long = "CPU-freq")]
     pub(crate) _cpu_freq: bool,
@@ -390,7 +393,7 @@ impl CommonArgs {
         let margin = self.margin.unwrap_or_else(|| (seconds / 10.0).min(2.0));
         if margin * 2.0 >= seconds {
             return Err(Failure::Usage(format!(
-                "-m {margin} at each end leaves nothing of -D {seconds}: the margin must be less than half"
+                "-f {margin} at each end leaves nothing of -D {seconds}: the margin must be less than half"
             )));
         }
         Ok(Length::Time { total: (seconds * 1e9) as u64, margin: (margin * 1e9) as u64 })
@@ -406,6 +409,11 @@ fn parse_size(text: &str) -> Result<usize, String> {
     let wrong = || format!("wanted 1 to {LARGEST} bytes, with K or M for 1024 or 1024²");
     let size = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(unit)).ok_or_else(wrong)?;
     if (1..=LARGEST).contains(&size) { Ok(size) } else { Err(wrong()) }
+}
+
+/// In perftest `-m` is the MTU: whoever gives it must not get something else in silence.
+fn refuse_mtu(_: &str) -> Result<u32, &'static str> {
+    Err("the path MTU is that of the way to the address, and cannot be chosen here; the margin of -D is -f")
 }
 
 fn parse_positive(text: &str) -> Result<f64, String> {
@@ -506,7 +514,7 @@ mod tests {
         let second = 1_000_000_000;
         assert_eq!(length(&["-D", "40"]).unwrap(), Length::Time { total: 40 * second, margin: 2 * second });
         assert_eq!(length(&["-D", "1"]).unwrap(), Length::Time { total: second, margin: second / 10 });
-        assert!(matches!(length(&["-D", "4", "-m", "2"]), Err(Failure::Usage(_))));
+        assert!(matches!(length(&["-D", "4", "-f", "2"]), Err(Failure::Usage(_))));
     }
 
     #[test]
@@ -516,7 +524,9 @@ mod tests {
             &["-F", "-F"],
             &["-a", "-s", "4"],
             &["-n", "5", "-D", "1"],
-            &["-m", "1"],
+            &["-f", "1"],
+            &["-m", "1024"],
+            &["-D", "4", "-m", "1"],
             &["-t", "0"],
             &["--loopback", "soft:x"],
             &["--rate", "nan"],
@@ -526,7 +536,7 @@ mod tests {
             assert!(raw_lat(wrong).is_err(), "{wrong:?}");
         }
         assert!(
-            raw_lat(&["-F", "-s", "1K", "-t", "3", "-q", "2", "-D", "1", "-m", "0", "--cores", "0,1"])
+            raw_lat(&["-F", "-s", "1K", "-t", "3", "-q", "2", "-D", "1", "-f", "0", "--cores", "0,1"])
                 .is_ok()
         );
     }

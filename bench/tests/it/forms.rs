@@ -127,7 +127,7 @@ fn both_directions_at_once_on_one_connection() {
             [("lat", "echo", "rtt_ns"), ("rate", "echo", "rps"), ("bw", "read", "bytes_per_s")]
         {
             let form = if test == "bw" { ["--form", "inline"] } else { ["-t", "4"] };
-            let arguments = [test, "--loopback", "--both", "--op", op, "-D", "1", "-m", "0.05"];
+            let arguments = [test, "--loopback", "--both", "--op", op, "-D", "1", "-f", "0.05"];
             let report = json(&[&arguments[..], &form, protocol].concat());
             let result = only_result(&report);
             assert_eq!(report["test_info"]["direction"], "both");
