@@ -149,6 +149,10 @@ impl Fabric for AnyFabric {
         each!(self, fabric => fabric.post_send(qp, chain))
     }
 
+    fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
+        each!(self, fabric => fabric.post_immediate(qp, posting, immediate))
+    }
+
     #[inline]
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         each!(self, fabric => fabric.poll_cq(out, max))

@@ -495,6 +495,13 @@ pub trait Fabric: Sized {
     fn fence_receives(&mut self) {}
     /// Posts a chain, in order, with one doorbell. Takes from the front of `chain` what it posted.
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError>;
+    /// Posts a Send or a Write that carries immediate data, which this protocol has no use for: so that tests can be a peer that does.
+    /// False where the fabric has no such operation, or does not take this one.
+    #[doc(hidden)]
+    fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
+        let _ = (qp, posting, immediate);
+        false
+    }
     /// Appends up to `max` completions; returns how many. Never blocks, never calls the system.
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize;
 

@@ -1,6 +1,7 @@
 //! Sends and Receives.
 
 use super::*;
+use crate::fabric::Source;
 
 pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
     vec![
@@ -21,6 +22,9 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "a full send queue refuses, and takes again later", check: queue_full },
         Case { name: "sends in flight both ways at once", check: both_ways },
         Case { name: "memory that is not registered is refused", check: foreign_memory },
+        Case { name: "a Send with immediate data is no message", check: send_with_immediate },
+        Case { name: "a Write with immediate data is no message", check: write_with_immediate },
+        Case { name: "a Write of nothing with immediate data is no message", check: nothing_with_immediate },
     ]
 }
 
@@ -330,4 +334,57 @@ fn foreign_memory<F: Fabric>(w: &mut World<F>) -> Outcome {
     same("Receives taken", w.client.fabric.post_recv(None, &mut bufs), 0)?;
     bufs.clear();
     foreign.close().map_err(|e| e.to_string())
+}
+
+/// The client posts this with immediate data behind a message of the ordinary kind: the message arrives, the other is none, and ends the
+/// connection. Others live on, and no byte of the Receive that was taken is shown.
+fn immediate<F: Fabric>(w: &mut World<F>, (c, s): (QpId, QpId), posting: Posting) -> Outcome {
+    let (other, its_peer) = w.connect()?;
+    w.server.post_receives(None, 1)?;
+    let secret = w.client.send(1, &pattern(5, 300))?;
+    w.client.post(other, [secret])?;
+    let got = w.server_done(its_peer, Opcode::Recv)?;
+    same("message", bytes(&got)?, &pattern(5, 300)[..])?;
+    // The same buffer again: what is in it is another client's.
+    ensure!(w.server.fabric.post_recv(None, &mut got.buf.into_iter().collect()) == 1, "it was not posted");
+    if !w.client.fabric.post_immediate(c, posting, 7) {
+        // The software fabric's rings have no such records.
+        w.missing = Some("the fabric has no work requests with immediate data");
+        return Ok(());
+    }
+    let got = w.server_done(s, Opcode::Recv)?;
+    same("status", got.status, Status::RemoteInvalidRequest)?;
+    same("bytes that are shown", got.buf.as_deref(), Some(&[][..]))?;
+    w.server_disconnected(s)?;
+    w.client_disconnected(c)?;
+    same("what is counted", w.server.fabric.stats().peer_violations, 1)?;
+    ensure!(w.server.fabric.post_recv(None, &mut got.buf.into_iter().collect()) == 1, "it was not posted");
+    let again = w.client.send(2, &pattern(6, 300))?;
+    w.client.post(other, [again])?;
+    same("message of another", bytes(&w.server_done(its_peer, Opcode::Recv)?)?, &pattern(6, 300)[..])
+}
+
+fn send_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let pair = w.connect()?;
+    let posting = w.client.send(3, &pattern(1, 200))?;
+    immediate(w, pair, posting)
+}
+
+fn write_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let place = w.server.lent(&[0; 300])?;
+    let (_, remote) = w.server.expose(s, &place, Access::REMOTE_WRITE)?;
+    w.quiet();
+    let src = Source::Lent(w.client.lent(&pattern(1, 300))?);
+    let wr = WorkRequest::Write { src, offset: 0, len: 300, remote };
+    immediate(w, (c, s), Posting { wr_id: 3, signalled: true, wr })
+}
+
+fn nothing_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let pair = w.connect()?;
+    let src = Source::Lent(w.client.lent(&[0; 8])?);
+    // It needs no key.
+    let remote = RemoteMemory { rkey: 0, address: 0 };
+    let wr = WorkRequest::Write { src, offset: 0, len: 0, remote };
+    immediate(w, pair, Posting { wr_id: 3, signalled: true, wr })
 }

@@ -82,7 +82,11 @@ impl Book {
 
     #[inline]
     fn receive_done(&mut self, done: &WorkCompletion, out: &mut Vec<Completion>) {
-        let status = status(done.status);
+        let mut status = status(done.status);
+        let immediate = status.is_ok() && !done.is_message();
+        if immediate {
+            status = Status::RemoteInvalidRequest;
+        }
         let received = if status.is_ok() { done.byte_len as usize } else { 0 };
         let id = WrId(done.wr_id());
         let (qp, buf) = if id.owner() == Owner::SHARED {
@@ -116,6 +120,9 @@ impl Book {
                 qp.is_early = true;
                 self.attention.push(qp.id.slot);
             }
+        } else if immediate {
+            self.stats.peer_violations += 1;
+            sent_immediate(qp, &mut self.attention);
         } else {
             failed(qp, &mut self.attention, "a Receive", status, done.vendor_err);
         }
@@ -133,6 +140,13 @@ impl Book {
 #[cold]
 fn failed(qp: &mut Qp, attention: &mut Vec<u32>, what: &str, status: Status, vendor: u32) {
     qp.fail(attention, || format!("{what} ended with {status:?} (vendor's code {vendor:#x})"));
+}
+
+/// The device takes a Send or Write with immediate data for good, and goes on: the queue pair is stopped here.
+#[cold]
+fn sent_immediate(qp: &mut Qp, attention: &mut Vec<u32>) {
+    qp.stop();
+    qp.fail(attention, || "the peer has sent immediate data, which no message has".to_owned());
 }
 
 /// The fabric's name of a device's status.

@@ -470,6 +470,37 @@ impl Endpoint {
         }
     }
 
+    /// Posts a Send or a Write with immediate data, signalled. False if it is anything else, or refused.
+    pub(super) fn post_immediate(
+        &mut self,
+        scratch: &mut Scratch,
+        regions: &Regions,
+        posting: Posting,
+        immediate: u32,
+    ) -> bool {
+        let sequence = self.first.wrapping_add(self.in_flight.len() as u32);
+        let (mut request, mut part) = (blank(), NOTHING);
+        let built = self.build(regions, &posting, sequence, &mut request, &mut part);
+        request.opcode = match request.opcode {
+            ibv_wr_opcode::IBV_WR_SEND => ibv_wr_opcode::IBV_WR_SEND_WITH_IMM,
+            ibv_wr_opcode::IBV_WR_RDMA_WRITE if built.is_ok() => ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
+            _ => return false,
+        };
+        if built.is_err() || self.in_flight.len() >= self.depth {
+            return false;
+        }
+        request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
+        request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+        scratch.reserve(1);
+        (scratch.requests[0], scratch.parts[0]) = (request, part);
+        if self.ring(scratch, 1).is_err() {
+            return false;
+        }
+        self.unsignalled = 0;
+        self.take(posting);
+        true
+    }
+
     /// Posts a marker, whose end means that everything before it has ended: an RDMA Write of no bytes, which needs no key.
     /// False if there is no need, or no way.
     pub(super) fn post_marker(&mut self, scratch: &mut Scratch) -> bool {

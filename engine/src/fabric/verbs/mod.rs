@@ -414,6 +414,14 @@ impl Fabric for VerbsFabric {
         result
     }
 
+    fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
+        let Book { table, room, .. } = &mut self.book;
+        let Some(qp) = table.get(qp).filter(|qp| qp.takes_requests() && *room > 0) else { return false };
+        let posted = qp.endpoint.post_immediate(&mut self.scratch, &self.regions, posting, immediate);
+        *room -= usize::from(posted);
+        posted
+    }
+
     #[inline]
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         let start = out.len();

@@ -11,6 +11,7 @@ use rdma_sys::{
     ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_create_comp_channel, ibv_create_cq, ibv_create_srq,
     ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_srq, ibv_get_cq_event, ibv_poll_cq,
     ibv_post_srq_recv, ibv_recv_wr, ibv_req_notify_cq, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_wc,
+    ibv_wc_flags, ibv_wc_opcode,
 };
 
 use super::check;
@@ -59,6 +60,7 @@ impl Drop for CompletionChannel {
 pub(crate) struct WorkCompletion {
     wr_id: u64,
     pub(crate) status: u32,
+    opcode: u32,
     pub(crate) vendor_err: u32,
     pub(crate) byte_len: u32,
     pub(crate) qp_num: u32,
@@ -72,6 +74,13 @@ impl WorkCompletion {
     #[inline]
     pub(crate) fn wr_id(&self) -> u64 {
         self.wr_id
+    }
+
+    /// Of a Receive that has succeeded: a message has arrived in its buffer. An RDMA Write with immediate data takes a Receive
+    /// too, writes nothing to it, and gives the length of the Write.
+    #[inline]
+    pub(crate) fn is_message(&self) -> bool {
+        self.opcode == ibv_wc_opcode::IBV_WC_RECV && self.flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 == 0
     }
 }
 
@@ -132,6 +141,7 @@ impl CompletionQueue {
             each(WorkCompletion {
                 wr_id: wc.wr_id,
                 status: wc.status,
+                opcode: wc.opcode,
                 vendor_err: wc.vendor_err,
                 byte_len: wc.byte_len,
                 qp_num: wc.qp_num,
