@@ -10,7 +10,7 @@ use super::Shard;
 use super::answered::results_of;
 use super::conn::{Conn, Ending};
 use super::outcome::{CallResult, Reply, Sink};
-use super::reading::{any_handle, read_rpc};
+use super::reading::{only_handle, read_rpc};
 use crate::binding::Binding;
 use crate::config::{HEADROOM_CHUNKS, HEADROOM_PLAIN};
 use crate::fabric::Fabric;
@@ -32,7 +32,7 @@ fn take_lists(call: &mut ServerCall, chunks: &PlainChunks, version: Version) {
         call.segments.push(segment);
     }
     if version == Version::V1 {
-        call.inv_handle = any_handle(call);
+        call.inv_handle = only_handle(call);
     }
 }
 

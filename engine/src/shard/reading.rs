@@ -122,15 +122,18 @@ pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), R
         }
     }
     if view.version() == Version::V1 {
-        call.inv_handle = any_handle(call);
+        call.inv_handle = only_handle(call);
     }
     Ok(())
 }
 
-/// A handle of the call, 0 for none: version 1 has no field for the one to invalidate, so the responder chooses (RFC 8797 §4.1).
-pub(super) fn any_handle(call: &ServerCall) -> u32 {
-    let written = call.reply_chunk.last().or(call.segments.last());
-    written.or(call.asked.last().map(|read| &read.target)).map_or(0, |segment| segment.handle)
+/// The handle that all segments of the call name, 0 if there is none: version 1 has no field for the one to invalidate (RFC 8797 §4.1), and of
+/// several the requester may want to keep some. The Linux client has one for the padding of all that it reads, as long as its connection lasts.
+pub(super) fn only_handle(call: &ServerCall) -> u32 {
+    let written = call.segments.iter().chain(&call.reply_chunk);
+    let mut handles = written.chain(call.asked.iter().map(|read| &read.target)).map(|segment| segment.handle);
+    let first = handles.next().unwrap_or(0);
+    if handles.all(|handle| handle == first) { first } else { 0 }
 }
 
 /// Under RPCSEC_GSS integrity or privacy nothing of a call is reduced, nor of its reply (version 2 §10.2.2).
