@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::device::Gid;
+use super::drain::{Known, Last, drain};
 use super::endpoint::{Endpoint, Parts};
 use super::qp::{Qp, State, depth};
 use super::sleep::Source;
-use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel};
+use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel, POLL_BATCH};
 use super::{VerbsFabric, address, explain, reaper, wr_id};
-use crate::fabric::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId};
+use crate::fabric::{Completion, ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId};
 
 /// Events of one kind that one look takes, so that the others get their turn.
 const MOST_EVENTS: usize = 256;
@@ -171,6 +172,7 @@ impl VerbsFabric {
                 failure: None,
                 farewell: None,
                 is_early: false,
+                was_ready: false,
                 last_receive_reached: false,
             })
         })?;
@@ -484,7 +486,7 @@ impl VerbsFabric {
         }
         qp.state = State::Over;
         qp.stop();
-        if was_connected {
+        if qp.was_ready {
             self.drain(id);
         }
         let Some(gone) = self.book.table.remove(id) else { return };
@@ -498,37 +500,61 @@ impl VerbsFabric {
         self.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
     }
 
-    /// Waits for the last completions of a queue pair in error, for a bounded time: a Receive of the shared queue comes back by its completion
-    /// only.
+    /// Waits for the last completions of a queue pair in error, for a bounded time.
     fn drain(&mut self, id: QpId) {
-        let mut deadline = None;
-        let mut done = Vec::new();
         if let Some(qp) = self.book.table.get(id)
             && qp.endpoint.post_marker(&mut self.scratch)
         {
             self.book.room = self.book.room.saturating_sub(1);
         }
-        loop {
-            self.poll_device(&mut done, usize::MAX);
-            self.book.ready.extend(done.drain(..));
-            let Some(qp) = self.book.table.get(id) else { return };
-            let receives =
-                qp.endpoint.shares_receives() && self.quirks.reports_last_receive && !qp.last_receive_reached;
-            if qp.endpoint.in_flight() == 0 && qp.endpoint.own_receives() == 0 && !receives {
-                return;
-            }
-            if receives {
-                self.device_events();
-            }
-            let limit = *deadline.get_or_insert_with(|| now() + self.config.drain);
-            if now() >= limit {
-                return log::warn!(
-                    "{id:?}: its last completions did not come within {:?}",
-                    self.config.drain
-                );
-            }
-            std::thread::yield_now();
+        let within = self.config.drain;
+        let mut leaving = Leaving { fabric: self, id, limit: None, done: Vec::new() };
+        if !drain(&mut leaving) {
+            log::warn!("{id:?}: its last completions did not come within {within:?}");
         }
+    }
+}
+
+/// A queue pair that is about to be destroyed, with its fabric.
+struct Leaving<'a> {
+    fabric: &'a mut VerbsFabric,
+    id: QpId,
+    limit: Option<Instant>,
+    done: Vec<Completion>,
+}
+
+impl Last for Leaving<'_> {
+    fn take(&mut self) -> (usize, bool) {
+        let Self { fabric, done, .. } = self;
+        let taken = fabric.poll_device(done, POLL_BATCH);
+        fabric.book.ready.extend(done.drain(..));
+        (taken, taken == POLL_BATCH)
+    }
+
+    fn is_silent(&mut self) -> bool {
+        let VerbsFabric { book, quirks, .. } = self.fabric;
+        book.table.peek(self.id).is_none_or(|qp| {
+            let known = Known {
+                was_ready: qp.was_ready,
+                shares_receives: qp.endpoint.shares_receives(),
+                reports_last_receive: quirks.reports_last_receive,
+                last_receive_reached: qp.last_receive_reached,
+                outstanding: qp.endpoint.in_flight() + qp.endpoint.own_receives(),
+            };
+            known.is_silent()
+        })
+    }
+
+    fn capacity(&self) -> usize {
+        self.fabric.cq.capacity() as usize
+    }
+
+    fn wait(&mut self) -> bool {
+        self.fabric.device_events();
+        let within = self.fabric.config.drain;
+        let limit = *self.limit.get_or_insert_with(|| now() + within);
+        std::thread::yield_now();
+        now() < limit
     }
 }
 

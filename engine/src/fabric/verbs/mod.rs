@@ -20,6 +20,7 @@ mod complete;
 mod config;
 mod connect;
 mod device;
+mod drain;
 mod endpoint;
 mod explain;
 mod listener;

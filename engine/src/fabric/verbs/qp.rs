@@ -46,6 +46,8 @@ pub(super) struct Qp {
     pub(super) farewell: Option<(u64, String)>,
     /// A message came before the connection manager's last word.
     pub(super) is_early: bool,
+    /// It has been ready to receive: messages may have met Receives of it, or of the shared queue.
+    pub(super) was_ready: bool,
     /// It takes no more of the shared Receives.
     pub(super) last_receive_reached: bool,
 }
@@ -83,7 +85,7 @@ impl Qp {
     }
 
     /// Readies the queue pair for both directions, as the connection manager has agreed with the peer.
-    pub(super) fn start(&self, config: &VerbsConfig, is_infiniband: bool) -> std::io::Result<()> {
+    pub(super) fn start(&mut self, config: &VerbsConfig, is_infiniband: bool) -> std::io::Result<()> {
         let attributes = |state| {
             let mut to = self.cm.qp_attributes(state)?;
             if is_infiniband {
@@ -98,6 +100,7 @@ impl Qp {
         receive.attr.max_dest_rd_atomic = depth(self.params.responder_resources);
         receive.attr.min_rnr_timer = config.min_rnr_timer;
         self.endpoint.modify(receive)?;
+        self.was_ready = true;
         let mut send = attributes(ibv_qp_state::IBV_QPS_RTS)?;
         send.attr.max_rd_atomic = depth(self.params.initiator_depth);
         self.endpoint.modify(send)

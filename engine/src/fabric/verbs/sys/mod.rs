@@ -12,7 +12,7 @@ mod queue_pair;
 pub(crate) use cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, EventChannel};
 pub(crate) use device::{AsyncEvent, Attributes, Context, PortAttributes, ProtectionDomain};
 pub(crate) use memory::{MemoryRegion, MemoryWindow};
-pub(crate) use queue::{CompletionChannel, CompletionQueue, SharedReceiveQueue, WorkCompletion};
+pub(crate) use queue::{CompletionChannel, CompletionQueue, POLL_BATCH, SharedReceiveQueue, WorkCompletion};
 pub(crate) use queue_pair::{QpAttributes, QpCapacity, QueuePair, Refused};
 
 use std::io;

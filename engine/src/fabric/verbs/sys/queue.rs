@@ -85,7 +85,7 @@ impl WorkCompletion {
 }
 
 /// Completions taken with one call.
-const POLL_BATCH: usize = 64;
+pub(crate) const POLL_BATCH: usize = 64;
 
 /// Where all work of one shard ends.
 #[derive(Debug)]

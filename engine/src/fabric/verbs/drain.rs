@@ -1,0 +1,172 @@
+//! The last completions of a queue pair that is about to be destroyed.
+//!
+//! A Receive of the shared queue comes back by its completion only, and providers remove from the completion queue what is left there of a queue
+//! pair when it goes. So all of it is taken before.
+
+#![forbid(unsafe_code)]
+
+/// What is waited for, and where.
+pub(super) trait Last {
+    /// Takes a batch of completions; how many, and whether the queue may have more.
+    fn take(&mut self) -> (usize, bool);
+    /// The device has nothing more to say of the queue pair: all that it has to tell is in the queue.
+    fn is_silent(&mut self) -> bool;
+    /// Completions that the queue holds at most.
+    fn capacity(&self) -> usize;
+    /// Whether to look again. It has been long enough if not.
+    fn wait(&mut self) -> bool;
+}
+
+/// Takes completions until none of a queue pair in error can be left. False if the device did not fall silent in time.
+pub(super) fn drain(last: &mut impl Last) -> bool {
+    loop {
+        // Asked first: what came before the answer is in the queue.
+        let silent = last.is_silent();
+        let (taken, more) = last.take();
+        if silent {
+            if more {
+                // Others fill the queue meanwhile: what was there is behind us after as many as it holds.
+                let mut left = last.capacity().saturating_sub(taken);
+                while left > 0 {
+                    let (taken, more) = last.take();
+                    left = left.saturating_sub(taken);
+                    if !more {
+                        break;
+                    }
+                }
+            }
+            return true;
+        }
+        if !last.wait() {
+            return false;
+        }
+    }
+}
+
+/// What is known of a queue pair in error.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Known {
+    /// It was ready to receive once: before that a queue pair takes no Receive, and does not speak of its last one.
+    pub(super) was_ready: bool,
+    /// Its Receives are those of the shared queue.
+    pub(super) shares_receives: bool,
+    /// The device says when a queue pair takes no more of those.
+    pub(super) reports_last_receive: bool,
+    /// It has said so.
+    pub(super) last_receive_reached: bool,
+    /// Requests and Receives of its own that have not ended.
+    pub(super) outstanding: usize,
+}
+
+impl Known {
+    /// The device has nothing more to say of it.
+    pub(super) fn is_silent(&self) -> bool {
+        let owes_word = self.was_ready && self.shares_receives && self.reports_last_receive;
+        self.outstanding == 0 && (!owes_word || self.last_receive_reached)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BATCH: usize = 64;
+
+    /// A queue of `ours` completions of the queue pair among those of others, which come as fast as they are taken.
+    struct Queue {
+        entries: std::collections::VecDeque<bool>,
+        capacity: usize,
+        /// Others go on.
+        busy: bool,
+        /// Looks after which the device says that it has told all, and what it tells until then.
+        looks: usize,
+        late: usize,
+        patience: usize,
+        got: usize,
+        takes: usize,
+    }
+
+    impl Queue {
+        fn new(ours: usize, capacity: usize) -> Self {
+            let entries = (0..ours).map(|_| true).collect();
+            Self { entries, capacity, busy: false, looks: 0, late: 0, patience: 100, got: 0, takes: 0 }
+        }
+    }
+
+    impl Last for Queue {
+        fn take(&mut self) -> (usize, bool) {
+            self.takes += 1;
+            let taken = self.entries.len().min(BATCH);
+            self.got += self.entries.drain(..taken).filter(|ours| *ours).count();
+            if self.busy {
+                self.entries.resize(self.capacity, false);
+            }
+            (taken, taken == BATCH)
+        }
+
+        fn is_silent(&mut self) -> bool {
+            if self.looks > 0 {
+                self.looks -= 1;
+                if self.looks == 0 {
+                    // The last of it comes right before the event.
+                    self.entries.resize(self.entries.len() + self.late, true);
+                }
+            }
+            self.looks == 0
+        }
+
+        fn capacity(&self) -> usize {
+            self.capacity
+        }
+
+        fn wait(&mut self) -> bool {
+            self.patience -= 1;
+            self.patience > 0
+        }
+    }
+
+    #[test]
+    fn nothing_is_left_behind() {
+        for ours in [0, 1, BATCH - 1, BATCH, BATCH + 1, 2 * BATCH, 1000, 4096] {
+            let mut queue = Queue::new(ours, 4096);
+            assert!(drain(&mut queue));
+            assert_eq!((queue.got, queue.entries.len()), (ours, 0), "{ours} completions");
+        }
+    }
+
+    #[test]
+    fn what_comes_just_before_the_last_event_is_taken_too() {
+        for late in [1, BATCH, 500] {
+            let mut queue = Queue { looks: 7, late, ..Queue::new(100, 4096) };
+            assert!(drain(&mut queue));
+            assert_eq!(queue.got, 100 + late);
+        }
+    }
+
+    #[test]
+    fn others_that_fill_the_queue_do_not_hold_it_up() {
+        let mut queue = Queue { busy: true, ..Queue::new(1000, 1024) };
+        assert!(drain(&mut queue));
+        assert_eq!(queue.got, 1000);
+        assert!(queue.takes <= 1024 / BATCH + 1, "{} batches of a queue of 1024", queue.takes);
+    }
+
+    #[test]
+    fn a_device_that_never_falls_silent_is_given_up() {
+        let mut queue = Queue { looks: 1000, ..Queue::new(3, 64) };
+        assert!(!drain(&mut queue));
+        assert_eq!(queue.got, 3);
+    }
+
+    #[test]
+    fn only_what_was_ready_to_receive_speaks_of_its_last_receive() {
+        let ready =
+            Known { was_ready: true, shares_receives: true, reports_last_receive: true, ..Known::default() };
+        assert!(!ready.is_silent());
+        assert!(Known { last_receive_reached: true, ..ready }.is_silent());
+        assert!(Known { was_ready: false, ..ready }.is_silent(), "the request was abandoned before");
+        assert!(Known { reports_last_receive: false, ..ready }.is_silent());
+        assert!(Known { shares_receives: false, ..ready }.is_silent());
+        assert!(!Known { shares_receives: false, outstanding: 1, ..ready }.is_silent());
+    }
+}
