@@ -20,7 +20,7 @@ use crate::fabric::{Completion, ConnectParams, ControlEvent, FabricAddress, Fabr
 const MOST_EVENTS: usize = 256;
 /// Set in the numbers of identifiers that are requests, not queue pairs.
 const REQUEST: usize = 1 << (usize::BITS - 1);
-/// Bytes that a request's, and an accept's or reject's, private data may have (InfiniBand; iWARP takes more).
+/// Bytes that a request's, and an accept's or reject's, private data may have.
 pub(super) const CONNECT_DATA: usize = 56;
 pub(super) const ACCEPT_DATA: usize = 196;
 pub(super) const REJECT_DATA: usize = 148;
@@ -285,8 +285,6 @@ impl VerbsFabric {
                     log::debug!("{id:?}: rdma_reject: {error}");
                 }
             }
-            // At the connecting side only devices that start queue pairs by themselves (iWARP) say this.
-            (CmEventKind::Established, State::Connecting) => self.established(id, event.private_data),
             (CmEventKind::Established, State::Accepting) => self.established(id, Vec::new()),
             (CmEventKind::Rejected, State::Connecting) => self.rejected(id, event),
             (kind, State::Connecting) if ends(kind) => {

@@ -206,7 +206,7 @@ fn choose_port(ports: &[Port], name: Option<&str>, address: Option<IpAddr>) -> R
         }
         return Ok(Choice::new(port, Some(gid)));
     }
-    // InfiniBand addresses do not contain IP addresses, nor do those of iWARP: there the connection manager decides.
+    // InfiniBand addresses do not contain IP addresses: there the connection manager decides. Nor do those of iWARP, which are refused later, by name.
     match active
         .iter()
         .find(|port| port.link_layer != "Ethernet" || port.gids.iter().all(|gid| gid.kind.is_empty()))
@@ -253,10 +253,14 @@ pub(super) fn is_soft_roce(device: &str) -> bool {
     Path::new(SYSFS).join(device).join("parent").exists()
 }
 
-/// An iWARP device, by the kind of its node.
+/// An iWARP device.
 pub(super) fn is_iwarp(device: &str) -> bool {
-    // "1: CA" of InfiniBand and RoCE, "4: RNIC" of iWARP.
-    text(&Path::new(SYSFS).join(device).join("node_type")).starts_with('4')
+    node_is_iwarp(&text(&Path::new(SYSFS).join(device).join("node_type")))
+}
+
+/// By the kind of its node, as the kernel tells it: "1: CA" of InfiniBand and RoCE, "4: RNIC" of iWARP.
+fn node_is_iwarp(node_type: &str) -> bool {
+    node_type.split(':').next().is_some_and(|number| number.trim() == "4")
 }
 
 #[cfg(test)]
@@ -343,6 +347,16 @@ mod tests {
             .expect_err("v1")
             .to_string();
         assert!(text.contains("cma_roce_mode"), "{text}");
+    }
+
+    #[test]
+    fn iwarp_is_known_by_its_node() {
+        // As the drivers of the kernel say it: mlx5 and rxe; siw, irdma in that mode, and cxgb4; usNIC.
+        for (node_type, is_iwarp) in
+            [("1: CA", false), ("4: RNIC", true), ("6: usNIC UDP", false), ("2: switch", false), ("", false)]
+        {
+            assert_eq!(node_is_iwarp(node_type), is_iwarp, "{node_type:?}");
+        }
     }
 
     #[test]

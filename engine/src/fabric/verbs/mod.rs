@@ -1,4 +1,4 @@
-//! The fabric over libibverbs and librdmacm: InfiniBand, RoCE, iWARP, soft-RoCE. Address `verbs:HOST:PORT`.
+//! The fabric over libibverbs and librdmacm: InfiniBand, RoCE, soft-RoCE. Address `verbs:HOST:PORT`.
 //!
 //! # How it is built
 //! - `sys` has the objects of the two libraries, and is the only part that calls them. `endpoint` and `receives` own the memory that the
@@ -12,6 +12,9 @@
 //! - All work ends in one completion queue. A post never brings more than that can hold: `Book::room` counts.
 //!
 //! # Devices
+//! Those of iWARP are refused: the memory that an RDMA Read of ours fills must be open to RDMA Writes of the peer there (RFC 5040 §5), and a region has
+//! its rights as a whole, so that a peer that is shown one such place could write to all of the pool.
+//!
 //! `quirks` knows what devices do otherwise than the specification. Soft-RoCE does not check the bounds of windows, so there a peer reaches all of an
 //! arena while a window of it is open: see [`Capabilities::checks_window_bounds`].
 
@@ -112,6 +115,14 @@ impl VerbsFabric {
         config.check()?;
         let ports = device::ports();
         let choice = choose(&ports, &config)?;
+        if device::is_iwarp(&choice.device) {
+            return Err(FabricError::System {
+                call: format!("using {}", choice.device),
+                detail: "it is an iWARP device, where all memory that RDMA Reads fill would have to be open to the peers' RDMA \
+                         Writes: choose an InfiniBand or RoCE device"
+                    .to_owned(),
+            });
+        }
         let context = Context::open(&choice.device)
             .map_err(|e| explain::opening(format!("ibv_open_device {}", choice.device), &e))?;
         let attributes = context.attributes().map_err(|e| explain::calling("ibv_query_device", &e))?;
@@ -175,7 +186,7 @@ impl VerbsFabric {
         Ok(Self {
             requests: Vec::new(),
             book: Book::new(SharedReceives::new(srq, receives), room, &quirks),
-            regions: Regions::new(&pd, quirks.is_iwarp),
+            regions: Regions::new(&pd),
             listener: None,
             channel,
             sleeper,

@@ -110,7 +110,7 @@ impl Pair {
             ArenaConfig { bytes: 0, name: "probe", pages: PagePolicy::Small, ..ArenaConfig::default() };
         let classes = vec![Class { size: BYTES, count: 4 }];
         let pool = Pool::new(&PoolConfig { classes, arena }).map_err(other)?;
-        let mut regions = Regions::new(&pd, quirks.is_iwarp);
+        let mut regions = Regions::new(&pd);
         regions.add(pool.arena(), Access::REMOTE).map_err(other)?;
         let end = |slot| {
             let id = QpId { slot, generation: 0 };

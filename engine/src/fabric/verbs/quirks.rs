@@ -31,8 +31,6 @@ pub(super) struct Quirks {
     pub(super) reports_last_receive: bool,
     /// It is software: whoever polls takes the time from it that it needs.
     pub(super) works_on_our_cores: bool,
-    /// The sink of an RDMA Read must be remotely writable.
-    pub(super) is_iwarp: bool,
 }
 
 impl Quirks {
@@ -48,7 +46,6 @@ impl Quirks {
             checks_window_bounds: true,
             reports_last_receive: true,
             works_on_our_cores: false,
-            is_iwarp: device::is_iwarp(name),
         };
         if device::is_soft_roce(name) { general.soft_roce() } else { general }
     }

@@ -14,8 +14,6 @@ use crate::fabric::{Access, FabricError};
 /// Registered arenas.
 pub(super) struct Regions {
     pd: Rc<ProtectionDomain>,
-    /// The device is an iWARP one.
-    is_iwarp: bool,
     /// The oldest: a shard's own, which nearly all messages are in.
     first: Option<(ArenaId, Region)>,
     /// All others.
@@ -29,8 +27,8 @@ pub(super) struct Region {
 }
 
 impl Regions {
-    pub(super) fn new(pd: &Rc<ProtectionDomain>, is_iwarp: bool) -> Self {
-        Self { pd: Rc::clone(pd), is_iwarp, first: None, by_arena: NumberMap::default() }
+    pub(super) fn new(pd: &Rc<ProtectionDomain>) -> Self {
+        Self { pd: Rc::clone(pd), first: None, by_arena: NumberMap::default() }
     }
 
     pub(super) fn add(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
@@ -39,7 +37,7 @@ impl Regions {
             return Err(FabricError::Misuse(format!("arena {id} is registered already")));
         }
         let may_expose = access.remote_read || access.remote_write;
-        let mr = MemoryRegion::new(&self.pd, arena, may_expose, self.is_iwarp)
+        let mr = MemoryRegion::new(&self.pd, arena, may_expose)
             .map_err(|e| explain::pinning(format!("ibv_reg_mr of {} bytes", arena.len()), &e))?;
         let region = Region { mr, access };
         if self.first.is_none() {

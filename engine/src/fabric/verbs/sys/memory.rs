@@ -24,19 +24,11 @@ pub(crate) struct MemoryRegion {
 
 impl MemoryRegion {
     /// Registers a whole arena for the work requests of this side, and for windows if `may_expose`. Peers get no right to
-    /// the region itself in either case, except on iWARP, where the sink of an RDMA Read must be remotely writable.
-    pub(crate) fn new(
-        pd: &Rc<ProtectionDomain>,
-        arena: &Arena,
-        may_expose: bool,
-        read_sinks_are_remote: bool,
-    ) -> io::Result<Self> {
+    /// the region itself in either case.
+    pub(crate) fn new(pd: &Rc<ProtectionDomain>, arena: &Arena, may_expose: bool) -> io::Result<Self> {
         let mut access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
         if may_expose {
             access |= ibv_access_flags::IBV_ACCESS_MW_BIND.0;
-        }
-        if read_sinks_are_remote {
-            access |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
         }
         let base = std::ptr::with_exposed_provenance_mut(arena.base_address());
         // SAFETY: the range is the arena's mapping, which `arena` keeps mapped. What the device writes there lies in
