@@ -42,9 +42,15 @@ pub struct VerbsConfig {
     /// What a peer waits before it tries again when no Receive is posted here: the code of the InfiniBand specification, 1 (10 µs) to
     /// 31 (491 ms), 0 for 655 ms. Default 12: 640 µs.
     pub min_rnr_timer: u8,
-    /// How often a lost packet is sent again before the connection is given up, 0 to 7. Default 6, as the Linux kernel's NFS has it: Soft-RoCE takes
-    /// 7 for without end, and a peer that is gone is never noticed then.
+    /// How often a lost packet is sent again before the connection is given up, 0 to 7, by either side; at this one at most, for peers may ask for
+    /// less or more. Default 6, as the Linux kernel's NFS has it: Soft-RoCE takes 7 for without end, and a peer that is gone is never noticed then.
     pub retries: u8,
+    /// How often, at most, a message of this side that meets no Receive is sent again before the connection is given up, 0 to 6: peers say how often, and
+    /// may say without end. How long each wait takes is theirs to say, too: at most 655 ms. Default 6: a peer that takes nothing is given up after 4 s.
+    pub rnr_retries: u8,
+    /// How long, at most, an acknowledgement is waited for before a packet is sent again: the code of the InfiniBand specification, 4.096 µs times two to the
+    /// power of 1 to 31. What is waited for follows from the path and from what the peer says, which may be for ever. Default 20: 4.3 s.
+    pub ack_timeout: u8,
     /// How long address and route may take to be found. Default 5 s.
     pub resolve_timeout: Duration,
     /// How long a connection that is being closed waits for the peer to take what was sent. Default 1 s.
@@ -66,6 +72,8 @@ impl Default for VerbsConfig {
             remote_invalidate: Switch::Auto,
             min_rnr_timer: 12,
             retries: 6,
+            rnr_retries: 6,
+            ack_timeout: 20,
             resolve_timeout: Duration::from_secs(5),
             linger: Duration::from_secs(1),
             drain: Duration::from_secs(1),
@@ -92,6 +100,8 @@ impl VerbsConfig {
         check((64..=1 << 22).contains(&self.completions), "completions", self.completions, "64 to 4194304")?;
         check(self.inline <= 4096, "inline", self.inline, "at most 4096")?;
         check(self.min_rnr_timer < 32, "min_rnr_timer", self.min_rnr_timer.into(), "0 to 31")?;
-        check(self.retries < 8, "retries", self.retries.into(), "0 to 7")
+        check(self.retries < 8, "retries", self.retries.into(), "0 to 7")?;
+        check(self.rnr_retries < 7, "rnr_retries", self.rnr_retries.into(), "0 to 6")?;
+        check((1..32).contains(&self.ack_timeout), "ack_timeout", self.ack_timeout.into(), "1 to 31")
     }
 }

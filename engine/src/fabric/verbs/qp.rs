@@ -103,6 +103,7 @@ impl Qp {
         self.was_ready = true;
         let mut send = attributes(ibv_qp_state::IBV_QPS_RTS)?;
         send.attr.max_rd_atomic = depth(self.params.initiator_depth);
+        bound_patience(&mut send, config);
         self.endpoint.modify(send)
     }
 
@@ -127,7 +128,38 @@ impl Qp {
     }
 }
 
+/// How long this side's requests wait for the peer, and are sent again, is what the peer's request or answer says, and may be for ever:
+/// never longer than our own knobs say.
+fn bound_patience(send: &mut QpAttributes, config: &VerbsConfig) {
+    let attr = &mut send.attr;
+    attr.rnr_retry = attr.rnr_retry.min(config.rnr_retries);
+    attr.retry_cnt = attr.retry_cnt.min(config.retries);
+    // 0 means without end.
+    attr.timeout = if attr.timeout == 0 { config.ack_timeout } else { attr.timeout.min(config.ack_timeout) };
+}
+
 /// The connection manager has a byte for it; its highest value means the device's maximum.
 pub(super) fn depth(reads: u16) -> u8 {
     reads.min(254) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_does_not_say_how_long_we_wait_for_it() {
+        let config = VerbsConfig::default();
+        let bounded = |rnr_retry, retry_cnt, timeout| {
+            let mut send = QpAttributes::state(ibv_qp_state::IBV_QPS_RTS);
+            (send.attr.rnr_retry, send.attr.retry_cnt, send.attr.timeout) = (rnr_retry, retry_cnt, timeout);
+            bound_patience(&mut send, &config);
+            (send.attr.rnr_retry, send.attr.retry_cnt, send.attr.timeout)
+        };
+        // Without end, each of them.
+        assert_eq!(bounded(7, 7, 0), (6, 6, 20));
+        assert_eq!(bounded(7, 7, 31), (6, 6, 20));
+        // Less than ours is theirs to say: the Linux kernel asks for no retries where there is no Receive.
+        assert_eq!(bounded(0, 3, 14), (0, 3, 14));
+    }
 }
