@@ -39,6 +39,9 @@ mod codes;
 mod display;
 mod error;
 mod header;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod invariants;
 pub mod optional;
 mod plain;
 pub mod private_data;

@@ -2,59 +2,14 @@
 
 use proptest::prelude::*;
 
-use super::optional::{Operation, OperationCode};
-use super::private_data::PrivateData;
+use super::invariants::{self, Owned, plain_agrees_with_view, whole_view};
 use super::properties::{Builder, Properties, Property, PropertyId, ReverseSupport, Subset};
-use super::rpc::{AuthSys, CallHeader, ReplyHeader};
 use super::*;
 
 /// Bytes of a hex dump: digits in groups, blanks ignored.
 pub(super) fn bytes(hex: &str) -> Vec<u8> {
     let digits: Vec<u8> = hex.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();
     digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
-}
-
-/// The value of a view, with the storage that its lists need.
-#[derive(Debug)]
-pub(super) struct Owned<'a> {
-    view: View<'a>,
-    reads: Vec<ReadSegment>,
-    counts: Vec<u32>,
-    segments: Vec<Segment>,
-    reply: Option<Vec<Segment>>,
-}
-
-impl<'a> Owned<'a> {
-    pub(super) fn of(view: &View<'a>) -> Owned<'a> {
-        Owned {
-            view: *view,
-            reads: view.reads().collect(),
-            counts: view.writes().map(|chunk| chunk.len() as u32).collect(),
-            segments: view.writes().flat_map(|chunk| chunk.segments()).collect(),
-            reply: view.reply_chunk().map(|chunk| chunk.segments().collect()),
-        }
-    }
-
-    pub(super) fn header(&self) -> Header<'_> {
-        let view = &self.view;
-        let chunks = Chunks {
-            inv_handle: view.inv_handle(),
-            reads: &self.reads,
-            writes: WriteList { counts: &self.counts, segments: &self.segments },
-            reply: self.reply.as_deref(),
-        };
-        let body = match view.body() {
-            ViewBody::Msg => Body::Msg(chunks),
-            ViewBody::Nomsg => Body::Nomsg(chunks),
-            ViewBody::Msgp { align, thresh } => Body::Msgp { align, thresh, chunks },
-            ViewBody::Done => Body::Done,
-            ViewBody::Error(error) => Body::Error(error),
-            ViewBody::Connprop(properties) => Body::Connprop(properties),
-            ViewBody::Optional { opttype, optinfo } => Body::Optional { opttype, optinfo },
-        };
-        let (xid, credit) = (view.xid(), view.credit());
-        Header { xid, credit, received: view.received(), flags: view.flags(), body }
-    }
 }
 
 /// Everything that a header of any type may need, owned.
@@ -242,107 +197,6 @@ fn parts() -> impl Strategy<Value = (Version, Revision, Parts)> {
     })
 }
 
-/// Uses every accessor, and writes what the view shows.
-fn exercise(view: &View<'_>) {
-    let (version, revision) = (view.version(), view.revision());
-    assert!(view.payload_offset() <= view.bytes().len());
-    assert_eq!(view.has_chunks(), view.reads().next().is_some() || !no_chunks(view));
-    let _ = view.check_limits(&Limits { read_chunks: 2, write_chunks: 2, segments: 2 });
-    assert!(!view.to_string().is_empty());
-    if view.flags().contains(Flags::MORE) && view.htype() == HeaderType::Connprop {
-        // A part of a set, which is looked at when all of it has come.
-        return;
-    }
-    if let ViewBody::Connprop(set) = view.body() {
-        let properties = Properties::from_set(&set, revision).expect("checked with the header");
-        let mut buffer = vec![0; 4096 + 2 * view.bytes().len()];
-        let again = properties.emit(&mut buffer, revision).expect("space");
-        assert_eq!(Properties::from_set(&again, revision), Ok(properties));
-    }
-    let owned = Owned::of(view);
-    let header = owned.header();
-    // An ERR_VERS in the layout common to all versions has no flags, ours has.
-    if view.payload_offset() == header.encoded_len(version, revision) {
-        let mut out = vec![0; view.payload_offset()];
-        header.emit(&mut out, version, revision).expect("space");
-        let again = View::check(&out, revision).expect("still valid");
-        assert_eq!(Owned::of(&again).header(), header);
-    } else {
-        assert_eq!(
-            (view.htype(), version, view.payload_offset()),
-            (HeaderType::Error, Version::V2, ERR_VERS_LEN)
-        );
-    }
-}
-
-fn no_chunks(view: &View<'_>) -> bool {
-    view.writes().next().is_none() && view.reply_chunk().is_none()
-}
-
-/// Holds what each layout makes of a message against what its view says.
-fn agree(message: &[u8], revision: Revision) -> Result<(), TestCaseError> {
-    let view = View::check(message, revision);
-    for layout in [PlainLayout::V1, PlainLayout::V2, PlainLayout::V2Windowed] {
-        let version = if layout == PlainLayout::V1 { Version::V1 } else { Version::V2 };
-        let expected = view.as_ref().ok().filter(|view| {
-            view.version() == version
-                && view.htype() == HeaderType::Msg
-                && !view.has_chunks()
-                && view.flags().without(Flags::RESPONSE) == layout.flags()
-        });
-        let msg_type = expected.and_then(|view| view.payload().get(4..8)).map(|word| word == [0, 0, 0, 1]);
-        let expected = expected.filter(|view| {
-            let start = view.payload().get(4..8);
-            version == Version::V2 || start.is_some_and(|word| word[..3] == [0; 3] && word[3] < 2)
-        });
-        let plain = layout.read(message);
-        prop_assert_eq!(plain.is_some(), expected.is_some(), "{:?} {:?}", layout, message);
-        if let (Some(plain), Some(view)) = (plain, expected) {
-            let response = match version {
-                Version::V1 => msg_type == Some(true),
-                Version::V2 => view.flags().contains(Flags::RESPONSE),
-            };
-            let said = (view.xid(), view.credit(), view.received().unwrap_or(0), view.inv_handle());
-            prop_assert_eq!((plain.xid, plain.credit, plain.received, plain.inv_handle), said);
-            prop_assert_eq!((plain.response, plain.len), (response, view.payload_offset()));
-        }
-        agree_on_chunks(message, layout, view.as_ref().ok().filter(|view| view.version() == version))?;
-    }
-    Ok(())
-}
-
-/// The same of a call with chunks.
-fn agree_on_chunks(
-    message: &[u8],
-    layout: PlainLayout,
-    view: Option<&View<'_>>,
-) -> Result<(), TestCaseError> {
-    let expected = view.filter(|view| {
-        let mut writes = view.writes();
-        let is_call = match layout {
-            PlainLayout::V1 => view.payload().get(4..8) == Some(&[0; 4]),
-            _ => view.flags() == layout.flags(),
-        };
-        is_call
-            && view.htype() == HeaderType::Msg
-            && view.has_chunks()
-            && view.reads().count() <= 1
-            && writes.next().is_none_or(|chunk| chunk.len() == 1)
-            && writes.next().is_none()
-            && view.reply_chunk().is_none()
-    });
-    let read = layout.read_with_chunks(message);
-    prop_assert_eq!(read.is_some(), expected.is_some(), "{:?} {:?}", layout, message);
-    if let (Some((plain, chunks)), Some(view)) = (read, expected) {
-        let said = (view.xid(), view.credit(), view.received().unwrap_or(0), view.inv_handle());
-        prop_assert_eq!((plain.xid, plain.credit, plain.received, plain.inv_handle), said);
-        prop_assert_eq!((plain.response, plain.len), (false, view.payload_offset()));
-        prop_assert_eq!(chunks.read, view.reads().next());
-        prop_assert_eq!(chunks.write, view.writes().next().and_then(|chunk| chunk.segments().next()));
-    }
-    Ok(())
-}
-
 proptest! {
     /// A value, written and read, is the same value, and the payload behind it is found.
     #[test]
@@ -355,7 +209,7 @@ proptest! {
         let carries_payload = matches!(parts.kind, Kind::Msg | Kind::Msgp(..));
         prop_assert_eq!(view.payload(), if carries_payload { &parts.payload[..] } else { &[] });
         parts.with(|value| assert_eq!(Owned::of(&view).header(), value));
-        exercise(&view);
+        whole_view(&view);
     }
 
     /// No header is the start of another one, but for the one that RFC 8166 §7 wants to be readable in two ways.
@@ -390,7 +244,7 @@ proptest! {
         changed in prop::option::of((0..24_usize, prop_oneof![0..3_u32, any::<u32>()])),
         (read, write, handle) in any::<(Option<[u32; 4]>, Option<[u32; 3]>, u32)>(),
     ) {
-        agree(&[parts.encode(version, revision), parts.payload].concat(), revision)?;
+        plain_agrees_with_view(&[parts.encode(version, revision), parts.payload].concat(), revision);
         let flags = if response { Flags::RESPONSE } else { Flags::NONE };
         let segment = |[handle, length, low]: [u32; 3]| Segment { handle, length, offset: u64::from(low) << 7 };
         let read = read.map(|[position, rest @ ..]| ReadSegment { position, target: segment(rest) });
@@ -406,10 +260,10 @@ proptest! {
         let len = plain.emit(&mut header, version, revision).expect("space");
         let mut message = header[..len].to_vec();
         message.extend(payload.into_iter().flat_map(u32::to_be_bytes));
-        agree(&message, revision)?;
+        plain_agrees_with_view(&message, revision);
         if let Some((at, word)) = changed && let Some(place) = message.get_mut(4 * at..4 * at + 4) {
             place.copy_from_slice(&word.to_be_bytes());
-            agree(&message, revision)?;
+            plain_agrees_with_view(&message, revision);
         }
     }
 
@@ -445,9 +299,7 @@ proptest! {
         let all = [1, vers, 2, htype].into_iter().chain(words).flat_map(u32::to_be_bytes);
         let mut message: Vec<u8> = all.collect();
         message.truncate(message.len() - cut);
-        if let Ok(view) = View::check(&message, revision) {
-            exercise(&view);
-        }
+        invariants::message(&message, revision);
     }
 
     /// A valid header with one byte changed is an error or another valid header; it never panics.
@@ -460,27 +312,19 @@ proptest! {
         let mut message = [parts.encode(version, revision), parts.payload].concat();
         let at = at.index(message.len());
         message[at] = byte;
-        if let Ok(view) = View::check(&message, revision) {
-            exercise(&view);
-        }
+        invariants::message(&message, revision);
     }
 
     /// The other parsers, on any bytes.
     #[test]
     fn any_bytes_of_other_kinds(words in prop::collection::vec(prop_oneof![3 => 0..3_u32, 1 => any::<u32>()], 0..40)) {
         let message: Vec<u8> = words.into_iter().flat_map(u32::to_be_bytes).collect();
-        for code in OperationCode::ALL {
-            if let Ok(operation) = Operation::parse(*code, &message) {
-                let mut out = vec![0; operation.encoded_len()];
-                prop_assert_eq!(operation.emit(&mut out), Ok(message.len()));
-                prop_assert_eq!(Operation::parse(*code, &out), Ok(operation));
-            }
+        for revision in Revision::ALL {
+            invariants::properties(&message, *revision);
         }
-        let _ = PrivateData::parse(&message);
-        let _ = AuthSys::parse(&message);
-        let _ = rpc::peek(&message);
-        let _ = CallHeader::parse(&message);
-        let _ = ReplyHeader::parse(&message);
+        invariants::rpc_message(&message);
+        invariants::auth_sys(&message);
+        invariants::connect_message(&message);
     }
 
     /// A subset contains the positions that it was made of, and no others.

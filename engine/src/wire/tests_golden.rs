@@ -1,10 +1,11 @@
 //! Headers written out by hand from the texts, in hex words. Each must read as the value beside it, and that value
 //! must write the same bytes.
 
+use super::invariants::Owned;
 use super::optional::{Operation, OperationCode};
 use super::private_data::{self, PrivateData};
 use super::properties::{Builder, Properties, Property, PropertyId, PropertySet, ReverseSupport, Subset};
-use super::tests::{Owned, bytes};
+use super::tests::bytes;
 use super::*;
 
 const XID: u32 = 0xd5dc_15ba;

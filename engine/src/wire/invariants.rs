@@ -1,0 +1,275 @@
+//! What holds of any bytes whatever. Tests ask it of messages that they make up, the fuzz targets of `tests/fuzz` of all others: each
+//! function panics where it does not hold.
+
+use std::fmt::Write as _;
+
+use super::optional::{Operation, OperationCode};
+use super::private_data::{self, PrivateData};
+use super::properties::{Properties, PropertySet};
+use super::rpc::{self, AnonymousCall, AuthSys, CallHeader, MessageType, OpaqueAuth, ReplyHeader};
+use super::*;
+
+/// Text that nobody reads: how long it is.
+struct Length(usize);
+
+impl std::fmt::Write for Length {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.0 += text.len();
+        Ok(())
+    }
+}
+
+fn shown(what: &impl std::fmt::Display) {
+    let mut text = Length(0);
+    write!(text, "{what}").expect("nothing fails here");
+    assert!(text.0 > 0, "it has no text");
+}
+
+/// A received message: what its view shows can be written again and then reads alike, what is read without a view agrees with it, and what
+/// cannot be read can be answered.
+pub fn message(bytes: &[u8], revision: Revision) {
+    plain_agrees_with_view(bytes, revision);
+    match View::check(bytes, revision) {
+        Ok(view) => whole_view(&view),
+        Err(error) => unreadable(bytes, &error, revision),
+    }
+    if let Ok(view) = View::check_part(bytes, revision) {
+        assert!(view.properties_part().len() <= bytes.len());
+    }
+}
+
+/// What is wrong with a message can be said, and its answer can be sent to a peer of its version.
+fn unreadable(bytes: &[u8], error: &WireError, revision: Revision) {
+    shown(error);
+    assert_eq!(error.xid().is_some(), bytes.len() >= COMMON_LEN);
+    assert!(
+        error.xid().is_some() || error.is_too_short() && error.answer((Version::V1, Version::V2)).is_none()
+    );
+    if let (Some(xid), Some(version), Some(body)) =
+        (error.xid(), error.version(), error.answer((Version::V1, Version::V2)))
+    {
+        let header =
+            Header { xid, credit: 1, received: None, flags: Flags::RESPONSE, body: Body::Error(body) };
+        let mut out = [0; 64];
+        let len = header.emit(&mut out, version, revision).expect("space");
+        let answer = View::check(&out[..len], revision).expect("an answer is no mistake");
+        assert_eq!((answer.xid(), answer.htype()), (xid, HeaderType::Error));
+    }
+}
+
+/// The value of a view, with the storage that its lists need.
+#[derive(Debug)]
+pub(super) struct Owned<'a> {
+    view: View<'a>,
+    reads: Vec<ReadSegment>,
+    counts: Vec<u32>,
+    segments: Vec<Segment>,
+    reply: Option<Vec<Segment>>,
+}
+
+impl<'a> Owned<'a> {
+    pub(super) fn of(view: &View<'a>) -> Owned<'a> {
+        Owned {
+            view: *view,
+            reads: view.reads().collect(),
+            counts: view.writes().map(|chunk| chunk.len() as u32).collect(),
+            segments: view.writes().flat_map(|chunk| chunk.segments()).collect(),
+            reply: view.reply_chunk().map(|chunk| chunk.segments().collect()),
+        }
+    }
+
+    pub(super) fn header(&self) -> Header<'_> {
+        let view = &self.view;
+        let chunks = Chunks {
+            inv_handle: view.inv_handle(),
+            reads: &self.reads,
+            writes: WriteList { counts: &self.counts, segments: &self.segments },
+            reply: self.reply.as_deref(),
+        };
+        let body = match view.body() {
+            ViewBody::Msg => Body::Msg(chunks),
+            ViewBody::Nomsg => Body::Nomsg(chunks),
+            ViewBody::Msgp { align, thresh } => Body::Msgp { align, thresh, chunks },
+            ViewBody::Done => Body::Done,
+            ViewBody::Error(error) => Body::Error(error),
+            ViewBody::Connprop(properties) => Body::Connprop(properties),
+            ViewBody::Optional { opttype, optinfo } => Body::Optional { opttype, optinfo },
+        };
+        let (xid, credit) = (view.xid(), view.credit());
+        Header { xid, credit, received: view.received(), flags: view.flags(), body }
+    }
+}
+
+/// Uses every accessor, and writes what the view shows.
+pub(super) fn whole_view(view: &View<'_>) {
+    let (version, revision) = (view.version(), view.revision());
+    assert!(view.payload_offset() <= view.bytes().len());
+    let writes = view.writes().next().is_some() || view.reply_chunk().is_some();
+    assert_eq!(view.has_chunks(), view.reads().next().is_some() || writes);
+    let _ = view.check_limits(&Limits { read_chunks: 2, write_chunks: 2, segments: 2 });
+    shown(view);
+    if view.flags().contains(Flags::MORE) && view.htype() == HeaderType::Connprop {
+        // A part of a set, which is looked at when all of it has come.
+        return;
+    }
+    if let ViewBody::Connprop(set) = view.body() {
+        property_set(&set, revision);
+    }
+    let owned = Owned::of(view);
+    let header = owned.header();
+    // An ERR_VERS in the layout common to all versions has no flags, ours has.
+    if view.payload_offset() == header.encoded_len(version, revision) {
+        let mut out = vec![0; view.payload_offset()];
+        header.emit(&mut out, version, revision).expect("space");
+        let again = View::check(&out, revision).expect("still valid");
+        assert_eq!(Owned::of(&again).header(), header);
+    } else {
+        assert_eq!(
+            (view.htype(), version, view.payload_offset()),
+            (HeaderType::Error, Version::V2, ERR_VERS_LEN)
+        );
+    }
+}
+
+/// What each layout makes of a message, held against what its view says.
+pub(super) fn plain_agrees_with_view(message: &[u8], revision: Revision) {
+    let view = View::check(message, revision);
+    for layout in [PlainLayout::V1, PlainLayout::V2, PlainLayout::V2Windowed] {
+        let version = if layout == PlainLayout::V1 { Version::V1 } else { Version::V2 };
+        let expected = view.as_ref().ok().filter(|view| {
+            view.version() == version
+                && view.htype() == HeaderType::Msg
+                && !view.has_chunks()
+                && view.flags().without(Flags::RESPONSE) == layout.flags()
+        });
+        let msg_type = expected.and_then(|view| view.payload().get(4..8)).map(|word| word == [0, 0, 0, 1]);
+        let expected = expected.filter(|view| {
+            let start = view.payload().get(4..8);
+            version == Version::V2 || start.is_some_and(|word| word[..3] == [0; 3] && word[3] < 2)
+        });
+        let plain = layout.read(message);
+        assert_eq!(plain.is_some(), expected.is_some(), "{layout:?} {message:?}");
+        if let (Some(plain), Some(view)) = (plain, expected) {
+            let response = match version {
+                Version::V1 => msg_type == Some(true),
+                Version::V2 => view.flags().contains(Flags::RESPONSE),
+            };
+            let said = (view.xid(), view.credit(), view.received().unwrap_or(0), view.inv_handle());
+            assert_eq!((plain.xid, plain.credit, plain.received, plain.inv_handle), said);
+            assert_eq!((plain.response, plain.len), (response, view.payload_offset()));
+        }
+        chunks_agree(message, layout, view.as_ref().ok().filter(|view| view.version() == version));
+    }
+}
+
+/// The same of a call with chunks.
+fn chunks_agree(message: &[u8], layout: PlainLayout, view: Option<&View<'_>>) {
+    let expected = view.filter(|view| {
+        let mut writes = view.writes();
+        let is_call = match layout {
+            PlainLayout::V1 => view.payload().get(4..8) == Some(&[0; 4]),
+            _ => view.flags() == layout.flags(),
+        };
+        is_call
+            && view.htype() == HeaderType::Msg
+            && view.has_chunks()
+            && view.reads().count() <= 1
+            && writes.next().is_none_or(|chunk| chunk.len() == 1)
+            && writes.next().is_none()
+            && view.reply_chunk().is_none()
+    });
+    let read = layout.read_with_chunks(message);
+    assert_eq!(read.is_some(), expected.is_some(), "{layout:?} {message:?}");
+    if let (Some((plain, chunks)), Some(view)) = (read, expected) {
+        let said = (view.xid(), view.credit(), view.received().unwrap_or(0), view.inv_handle());
+        assert_eq!((plain.xid, plain.credit, plain.received, plain.inv_handle), said);
+        assert_eq!((plain.response, plain.len), (false, view.payload_offset()));
+        assert_eq!(chunks.read, view.reads().next());
+        assert_eq!(chunks.write, view.writes().next().and_then(|chunk| chunk.segments().next()));
+    }
+}
+
+/// A body of CONNPROP, or of any operation on characteristics: what can be read can be written again, and says the same.
+pub fn properties(bytes: &[u8], revision: Revision) {
+    if let Ok(set) = PropertySet::parse(bytes, revision) {
+        property_set(&set, revision);
+    }
+    for code in OperationCode::ALL {
+        let Ok(operation) = Operation::parse(*code, bytes) else { continue };
+        let mut out = vec![0; operation.encoded_len()];
+        assert_eq!(operation.emit(&mut out), Ok(bytes.len()));
+        assert_eq!(Operation::parse(*code, &out), Ok(operation));
+        if let Operation::Initial { start: set, constant: subset } = operation {
+            assert_eq!(set.iter().count(), set.len());
+            assert!(subset.iter().all(|position| subset.contains(position)));
+        }
+    }
+}
+
+/// A set that was found good.
+fn property_set(set: &PropertySet<'_>, revision: Revision) {
+    assert_eq!((set.iter().count(), set.is_empty()), (set.len(), set.len() == 0));
+    let properties = Properties::from_set(set, revision).expect("it was checked");
+    let mut buffer = vec![0; 512 + properties.host_auth.map_or(0, <[u8]>::len)];
+    let again = properties.emit(&mut buffer, revision).expect("space");
+    assert_eq!(Properties::from_set(&again, revision), Ok(properties));
+}
+
+/// An RPC message: what can be read of its header can be written again, whichever way it is read, and what cannot be read can be answered.
+pub fn rpc_message(bytes: &[u8]) {
+    let call = CallHeader::parse(bytes);
+    let reply = ReplyHeader::parse(bytes);
+    match rpc::peek(bytes) {
+        Some((_, MessageType::Call)) => assert!(reply.is_err()),
+        Some((_, MessageType::Reply)) => assert!(call.is_err()),
+        None => assert!(call.is_err() && reply.is_err()),
+    }
+    assert_eq!(call.map_err(|error| error.kind), CallHeader::read(bytes));
+    match call {
+        Ok((header, len)) => {
+            assert_eq!((len, header.encoded_len() <= bytes.len()), (header.encoded_len(), true));
+            let mut out = vec![0; len];
+            assert_eq!(header.emit(&mut out), Ok(len));
+            assert_eq!(CallHeader::parse(&out), Ok((header, len)));
+            let nobody = [header.credential, header.verifier] == [OpaqueAuth::NONE; 2];
+            assert_eq!(AnonymousCall::read(bytes).is_some(), nobody);
+            auth_sys(header.credential.body);
+        }
+        Err(error) => {
+            shown(&error);
+            assert!(AnonymousCall::read(bytes).is_none());
+            if let Some(body) = error.answer() {
+                let answer = ReplyHeader { xid: error.xid.expect("it is long enough to be answered"), body };
+                let mut out = [0; 64];
+                let len = answer.emit(&mut out).expect("space");
+                assert_eq!(ReplyHeader::parse(&out[..len]), Ok((answer, len)));
+            }
+        }
+    }
+    if let Ok((header, len)) = reply {
+        shown(&header.body);
+        assert_eq!((len, header.encoded_len() <= bytes.len()), (header.encoded_len(), true));
+        let mut out = vec![0; len];
+        assert_eq!(header.emit(&mut out), Ok(len));
+        assert_eq!(ReplyHeader::parse(&out), Ok((header, len)));
+    }
+}
+
+/// The body of an AUTH_SYS credential.
+pub fn auth_sys(body: &[u8]) {
+    let Ok(sys) = AuthSys::parse(body) else { return };
+    let gids: Vec<u32> = sys.gids().collect();
+    let mut out = vec![0; body.len()];
+    let len = sys.emit(&gids, &mut out).expect("space");
+    assert_eq!((len, AuthSys::parse(&out)), (body.len(), Ok(sys)));
+}
+
+/// The private data of a connect message, in whatever it is embedded.
+pub fn connect_message(bytes: &[u8]) {
+    let Some(said) = PrivateData::parse(bytes) else { return };
+    assert!((private_data::MIN_INLINE..=private_data::MAX_INLINE).contains(&said.send_size));
+    assert!((private_data::MIN_INLINE..=private_data::MAX_INLINE).contains(&said.receive_size));
+    let mut out = [0; private_data::LEN];
+    assert_eq!(said.emit(&mut out), Ok(private_data::LEN));
+    assert_eq!(PrivateData::parse(&out), Some(said));
+}
