@@ -235,7 +235,9 @@ impl<'a> View<'a> {
         let body = self.body_at();
         match self.body() {
             ViewBody::Error(error) => body + error.encoded_len(self.layout()),
-            ViewBody::Connprop(properties) => body + properties.encoded_len(),
+            // What is no set is a part of one, and has no end of its own.
+            ViewBody::Connprop(_) => PropertySet::read(&mut Reader::starting_at(self.bytes, body))
+                .map_or(self.bytes.len(), |properties| body + properties.encoded_len()),
             ViewBody::Optional { optinfo, .. } => body + 8 + super::xdr::padded(optinfo.len()),
             _ => body,
         }
