@@ -20,6 +20,7 @@
 pub mod any;
 pub mod chaos;
 pub mod contract;
+pub mod log_limit;
 pub mod software;
 mod table;
 pub mod trace;
@@ -439,6 +440,8 @@ pub struct FabricStats {
     pub access_refused: u64,
     /// Times that a peer broke the fabric's own rules.
     pub peer_violations: u64,
+    /// Connect requests that were refused before anybody was asked: of strangers, malformed ones, too many at a time.
+    pub requests_refused: u64,
 }
 
 /// One shard's RDMA device. See the module page for who owns memory when.

@@ -236,6 +236,9 @@ impl<F: Fabric> Shard<F> {
         }
         self.events = events;
         self.next_control = u64::MAX;
+        if self.log.holds_any() {
+            self.log.sum_up(self.clock.read());
+        }
         self.resize();
         self.adapt();
         if !self.waiting.is_empty() {
@@ -257,7 +260,9 @@ impl<F: Fabric> Shard<F> {
             }
             ControlEvent::Established { qp, private_data } => self.established(qp, &private_data),
             ControlEvent::Rejected { qp, private_data } => {
-                self.doom(qp, format!("refused by the peer: {}", String::from_utf8_lossy(&private_data)));
+                // Any bytes: they are not to look like lines of ours in a log.
+                let said = String::from_utf8_lossy(&private_data);
+                self.doom(qp, format!("refused by the peer: {}", said.escape_debug()));
             }
             ControlEvent::ConnectFailed { qp, error } => self.doom(qp, error.to_string()),
             ControlEvent::Disconnected { qp, reason } => self.doom(qp, reason),
@@ -332,7 +337,7 @@ impl<F: Fabric> Shard<F> {
         let window = match self.share() {
             Ok(window) => window,
             Err(error) => {
-                log::warn!("connection of {peer} refused: {error}");
+                self.warn("connections refused", format_args!("connection of {peer} refused: {error}"));
                 return self.fabric.reject(request, b"no receives left");
             }
         };
@@ -343,7 +348,12 @@ impl<F: Fabric> Shard<F> {
                     conn.host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
                 }
             }
-            Err(error) => log::warn!("connection of {peer} not accepted: {error}"),
+            Err(error) => {
+                self.warn(
+                    "connections not accepted",
+                    format_args!("connection of {peer} not accepted: {error}"),
+                );
+            }
         }
     }
 
@@ -385,7 +395,10 @@ impl<F: Fabric> Shard<F> {
         if let Some(pool) = conn.exposed.take()
             && let Err(error) = self.fabric.deregister(pool.arena().id())
         {
-            log::error!("memory of a closed connection: {error}");
+            self.error(
+                "memory that is not given back",
+                format_args!("memory of a closed connection: {error}"),
+            );
         }
         log::debug!("{origin:?} closed: {reason}");
         self.aliases.retain(|(first, _)| *first != origin);

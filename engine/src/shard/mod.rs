@@ -54,11 +54,13 @@ mod windows;
 mod workers;
 
 use std::collections::VecDeque;
+use std::fmt::Arguments;
 use std::sync::{Arc, mpsc};
 
 use rpcrdma_mempool::{Arena, Buf, Class, MemError, Pool, PoolConfig};
 
 use crate::config::{Config, ConfigError, HEADROOM_CHUNKS, RECEIVE_MARGIN, SMALL_BUFFER};
+use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Completion, ControlEvent, Fabric, FabricError, QpId};
 use crate::handoff::mailbox::Mailbox;
 use crate::handoff::parker::{Signal, Sleeper, Wake};
@@ -183,6 +185,8 @@ pub struct Shard<F: Fabric> {
     stopped: bool,
     next_seed: u32,
     stats: ShardStats,
+    /// Lines that peers can cause.
+    log: LogLimit,
     /// Posts by the number of work requests in them; the last is for all longer ones.
     batches: Box<[u64; MAX_BATCH + 1]>,
     /// Read segments of the call that is being read.
@@ -283,6 +287,7 @@ impl<F: Fabric> Shard<F> {
             stopped: false,
             next_seed: std::process::id().wrapping_mul(0x9E37_79B9),
             stats,
+            log: LogLimit::new(module_path!()),
             batches: Box::new([0; MAX_BATCH + 1]),
             fetch: Fetch::new(),
             lists: Lists::default(),
@@ -418,6 +423,18 @@ impl<F: Fabric> Shard<F> {
     /// Looks at the control plane in the next turn.
     pub fn poll_control(&mut self) {
         self.control_due = 0;
+    }
+
+    /// Writes a line that a peer can cause, or counts it; see [`LogLimit`].
+    #[cold]
+    fn warn(&mut self, what: &'static str, line: Arguments<'_>) {
+        self.log.warn(self.clock.read(), what, line);
+    }
+
+    /// The same for what must not be.
+    #[cold]
+    fn error(&mut self, what: &'static str, line: Arguments<'_>) {
+        self.log.error(self.clock.read(), what, line);
     }
 
     /// A buffer of the pool for `len` bytes; counts when there is none.

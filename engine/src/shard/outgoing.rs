@@ -233,7 +233,12 @@ impl<F: Fabric> Shard<F> {
         if conn.exposed.is_none() {
             match self.exposed_pool() {
                 Ok(pool) => conn.exposed = Some(pool),
-                Err(error) => log::error!("memory to expose to a peer: {error}"),
+                Err(error) => {
+                    self.error(
+                        "memory to expose that cannot be had",
+                        format_args!("memory to expose to a peer: {error}"),
+                    );
+                }
             }
         }
         let buf = conn.exposed.as_ref().and_then(|pool| {
@@ -300,7 +305,7 @@ impl<F: Fabric> Shard<F> {
                 Some(index)
             }
             Err(error) => {
-                log::error!("cannot expose memory: {error}");
+                self.error("failures to expose memory", format_args!("cannot expose memory: {error}"));
                 Self::unsendable(conn);
                 None
             }

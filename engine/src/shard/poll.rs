@@ -306,7 +306,7 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     fn fault(&mut self, conn: &mut Conn, fault: PeerFault) {
         self.stats.peer_faults += 1;
-        log::warn!("{:?}: {fault}", conn.qp);
+        self.warn("faults of peers", format_args!("{:?}: {fault}", conn.qp));
         if matches!(fault, PeerFault::NoCommonVersion { .. }) {
             // Another connection would end in the same way.
             conn.address = None;

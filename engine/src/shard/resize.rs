@@ -231,7 +231,10 @@ impl<F: Fabric> Shard<F> {
             && let Some(bytes) = self.sizing.asked.take()
         {
             if let Err(error) = self.change_receive_size(bytes) {
-                log::warn!("a peer asks for Receives of {bytes} bytes: {error}");
+                self.warn(
+                    "sizes of Receives that cannot be had",
+                    format_args!("a peer asks for Receives of {bytes} bytes: {error}"),
+                );
             }
             if self.sizing.stage == Progress::Still {
                 self.tell_sizes(true);
@@ -247,7 +250,10 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         if let Err(error) = self.post_from_now_on(size) {
-            log::warn!("Receives of {size} bytes: {error}; larger ones stay");
+            self.warn(
+                "sizes of Receives that cannot be had",
+                format_args!("Receives of {size} bytes: {error}; larger ones stay"),
+            );
         }
         self.sizing.stage = Progress::Still;
         self.tell_sizes(true);
@@ -259,7 +265,8 @@ impl<F: Fabric> Shard<F> {
         let home = |sized: &mut Sized| sized.pool.stats().classes.iter().all(|class| class.outstanding == 0);
         for sized in self.sizing.retired.extract_if(.., home) {
             if let Err(error) = self.fabric.deregister(sized.pool.arena().id()) {
-                log::error!("memory of Receives of {} bytes: {error}", sized.size);
+                let line = format_args!("memory of Receives of {} bytes: {error}", sized.size);
+                self.log.error(self.clock.read(), "memory that is not given back", line);
             }
         }
     }

@@ -3,6 +3,8 @@
 //! A connection that waits to be made again is in *limbo*: out of the table, without a queue pair. Its calls wait with it, and
 //! go out under their XIDs when it is open again. Its owner's name for it stays that of its first queue pair.
 
+use log::Level;
+
 use super::conn::{Conn, Stage};
 use super::{ConnRef, Shard};
 use crate::auth::AuthPolicy;
@@ -70,7 +72,9 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn lose(&mut self, mut conn: Box<Conn>) {
         let version_1 = self.wants_version_1(&conn) || self.refused_and_lost(&conn);
         conn.version_1_only |= version_1;
-        log::info!("{:?} lost, to be made again: {}", conn.qp, conn.doomed.as_deref().unwrap_or_default());
+        let reason = conn.doomed.as_deref().unwrap_or_default();
+        let line = format_args!("{:?} lost, to be made again: {reason}", conn.qp);
+        self.log.log(self.clock.read(), Level::Info, "connections lost, to be made again", line);
         self.let_go(&mut conn);
         // What has come and was only to be revoked ends as it would have: the device holds nothing any more.
         for index in 0..conn.exposures.len() as u32 {

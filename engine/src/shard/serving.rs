@@ -299,10 +299,12 @@ impl<F: Fabric> Shard<F> {
             return self.reject(conn, call, Reject::Rpc(reply_body(refusal)));
         }
         if let Some(arena) = call.results.iter().find_map(|result| self.foreign_arena(result)) {
-            log::error!(
-                "procedure {} of program {}: a result is in arena {arena}, which is not among Config::arenas",
-                call.procedure,
-                call.program
+            self.error(
+                "results in foreign arenas",
+                format_args!(
+                    "procedure {} of program {}: a result is in arena {arena}, which is not among Config::arenas",
+                    call.procedure, call.program
+                ),
             );
             return self.reject(conn, call, Reject::Rpc(reply_body(Refusal::SystemError)));
         }

@@ -103,7 +103,7 @@ impl<F: Fabric> Shard<F> {
         match result {
             Ok(call) => self.finish(&mut conn, call),
             Err(error) => {
-                log::error!("a procedure on a worker: {error}");
+                self.error("failures of workers", format_args!("a procedure on a worker: {error}"));
                 conn.proto.reply_error(id, ErrorBody::System);
                 self.stats.calls_failed += 1;
             }

@@ -3,6 +3,7 @@
 //! `soft:NAME` is an abstract socket, `rpcrdma/UID/NAME`; with a `/` in the name it is a socket file of mode 0600. Both
 //! ends look at the other's credentials: only the same user, or root, is served, and only their services are used.
 
+use std::fmt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,6 +24,8 @@ pub struct SoftwareListener(Arc<Bound>);
 
 #[derive(Debug)]
 struct Bound {
+    /// Who is let in: [`check_peer`], but in tests.
+    admit: Admit,
     socket: OwnedFd,
     file: Option<SocketFile>,
 }
@@ -41,6 +44,11 @@ impl SoftwareListener {
 
     /// Binds and listens.
     pub(super) fn bind(address: &FabricAddress) -> Result<Self, FabricError> {
+        Self::bind_for(address, check_peer)
+    }
+
+    /// The same for whoever is admitted.
+    pub(super) fn bind_for(address: &FabricAddress, admit: Admit) -> Result<Self, FabricError> {
         let place = Place::parse(address)?;
         let socket = new_socket()?;
         let file = match &place.file {
@@ -51,27 +59,54 @@ impl SoftwareListener {
             Some(path) => Some(bind_file(&socket, address, &place.socket, path)?),
         };
         rustix::net::listen(&socket, BACKLOG).map_err(|e| bind_error(address, e))?;
-        Ok(Self(Arc::new(Bound { socket, file })))
+        Ok(Self(Arc::new(Bound { admit, socket, file })))
     }
 
-    /// Takes one connection, if one of an acceptable user is there; says who it is.
-    pub(super) fn accept(&self) -> Option<(OwnedFd, String)> {
+    /// Takes one connection, if there is one.
+    pub(super) fn accept(&self) -> Accepted {
         loop {
             match rustix::net::accept_with(self.socket(), SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-                Ok(socket) => match check_peer(socket.as_fd()) {
-                    Ok(peer) => return Some((socket, peer)),
-                    Err(refused) => log::warn!("software fabric: connect request refused: {refused}"),
+                Ok(socket) => match (self.0.admit)(socket.as_fd()) {
+                    Ok(peer) => return Accepted::Peer(socket, peer),
+                    Err(why) => return Accepted::Refused(why),
                 },
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(Errno::AGAIN) => return None,
-                Err(error) => {
-                    log::warn!("software fabric: accept: {error} (open files: see ulimit -n)");
-                    return None;
-                }
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNABORTED) => return Accepted::Refused("it has gone again".to_owned()),
+                Err(Errno::AGAIN) => return Accepted::Nobody,
+                Err(error) => return Accepted::Failed(error),
             }
         }
     }
 }
+
+/// What there was to accept.
+#[derive(Debug)]
+pub(super) enum Accepted {
+    /// A connection of an acceptable user.
+    Peer(OwnedFd, Peer),
+    /// One that was closed, and why.
+    Refused(String),
+    /// None.
+    Nobody,
+    /// The system cannot say.
+    Failed(Errno),
+}
+
+/// The process at the other end of a connection, as the kernel saw it when it connected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Peer {
+    pub(super) pid: i32,
+    pub(super) uid: u32,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pid {} uid {}", self.pid, self.uid)
+    }
+}
+
+/// Says who is at the other end, or why nothing is to be had with that process.
+type Admit = fn(BorrowedFd<'_>) -> Result<Peer, String>;
 
 impl Drop for Bound {
     fn drop(&mut self) {
@@ -147,7 +182,7 @@ fn new_socket() -> Result<OwnedFd, FabricError> {
 }
 
 /// Refuses whoever is neither our user nor root.
-fn check_peer(socket: BorrowedFd<'_>) -> Result<String, String> {
+fn check_peer(socket: BorrowedFd<'_>) -> Result<Peer, String> {
     let peer = rustix::net::sockopt::socket_peercred(socket).map_err(|e| format!("SO_PEERCRED: {e}"))?;
     let ours = rustix::process::geteuid();
     if peer.uid != ours && !peer.uid.is_root() {
@@ -157,7 +192,7 @@ fn check_peer(socket: BorrowedFd<'_>) -> Result<String, String> {
             ours.as_raw()
         ));
     }
-    Ok(format!("pid {} uid {}", peer.pid.as_raw_nonzero(), peer.uid.as_raw()))
+    Ok(Peer { pid: peer.pid.as_raw_nonzero().get(), uid: peer.uid.as_raw() })
 }
 
 fn bind_error(address: &FabricAddress, error: Errno) -> FabricError {
@@ -229,6 +264,6 @@ impl Turn {
 }
 
 /// A failed call that has no better name.
-pub(super) fn system(call: &str, error: impl std::fmt::Display) -> FabricError {
+pub(super) fn system(call: &str, error: impl fmt::Display) -> FabricError {
     FabricError::System { call: call.into(), detail: error.to_string() }
 }

@@ -335,16 +335,8 @@ impl SoftwareFabric {
             match Token::of(event.data) {
                 // Left for `sleep`: a wake also ends the *next* wait.
                 Token::Waker => {}
-                Token::Listener => {
-                    self.connections.accept_sockets(&self.common.config, &mut self.common.events)
-                }
-                Token::Request(id) => {
-                    self.connections.read_request(
-                        RequestId(id),
-                        &self.common.config,
-                        &mut self.common.events,
-                    );
-                }
+                Token::Listener => self.connections.accept_sockets(&mut self.common),
+                Token::Request(id) => self.connections.read_request(RequestId(id), &mut self.common),
                 Token::Qp(id) => self.read_qp(id),
             }
         }
@@ -437,6 +429,7 @@ impl SoftwareFabric {
 
     /// Does what is due without any socket saying so.
     pub(super) fn tend(&mut self) {
+        self.common.log.sum_up();
         let nothing = self.common.attention.is_empty()
             && self.connections.requests.is_empty()
             && self.connections.partings.is_empty();

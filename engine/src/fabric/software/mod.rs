@@ -56,6 +56,7 @@ use self::connect::Connections;
 use self::qp::{Common, Qp, State, flushed_receive};
 use self::receive::Polled;
 use self::region::{PeerMemory, Regions};
+use super::log_limit::ClockedLog;
 use super::table::Table;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
@@ -111,6 +112,7 @@ impl SoftwareFabric {
                 ready: VecDeque::with_capacity(64),
                 events: VecDeque::new(),
                 stats: FabricStats::default(),
+                log: ClockedLog::default(),
                 regions: Regions::default(),
                 peer_memory: PeerMemory::default(),
                 attention: Vec::new(),

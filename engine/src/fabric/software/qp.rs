@@ -1,6 +1,7 @@
 //! One queue pair: what it holds, and how it ends.
 
 use std::collections::VecDeque;
+use std::fmt::Arguments;
 use std::time::Instant;
 
 use rpcrdma_mempool::{Buf, PeerRings};
@@ -14,6 +15,7 @@ use super::region::{PeerMemory, Regions, Shown};
 use super::retire::RetireQueue;
 use super::ring::{Consumer, Producer};
 use super::window::{OwnWindows, PeerWindows};
+use crate::fabric::log_limit::ClockedLog;
 use crate::fabric::{
     Completion, ConnectParams, ControlEvent, FabricStats, Opcode, Posting, QpId, Status, WorkRequest,
 };
@@ -31,12 +33,26 @@ pub(super) struct Common {
     /// For the next `poll_control`.
     pub(super) events: VecDeque<ControlEvent>,
     pub(super) stats: FabricStats,
+    /// Lines that peers can cause.
+    pub(super) log: ClockedLog,
     pub(super) regions: Regions,
     pub(super) peer_memory: PeerMemory,
     /// Slots of queue pairs that connection management has to look at.
     pub(super) attention: Vec<u32>,
     /// A bell was heard since `arm`.
     pub(super) rung: bool,
+}
+
+impl Common {
+    /// Counts a connect request that was refused, and says why.
+    #[cold]
+    pub(super) fn refuse(&mut self, why: Arguments<'_>) {
+        self.stats.requests_refused += 1;
+        self.log.warn(
+            "connect requests refused",
+            format_args!("software fabric: connect request refused: {why}"),
+        );
+    }
 }
 
 /// Where a queue pair is in its life.

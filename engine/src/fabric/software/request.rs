@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use rpcrdma_mempool::PeerMapping;
 
-use super::address::SoftwareListener;
+use super::address::{Accepted, Peer};
 use super::config::{RING_BYTES, SoftwareConfig};
 use super::connect::{Connections, Token, now, table_bytes};
 use super::memory::Layout;
 use super::message::{Descriptors, Message, Received};
+use super::qp::Common;
 use super::region;
 use crate::fabric::{ControlEvent, RequestId};
 
@@ -18,7 +19,7 @@ use crate::fabric::{ControlEvent, RequestId};
 pub(super) struct Request {
     pub(super) id: RequestId,
     pub(super) socket: OwnedFd,
-    pub(super) peer: String,
+    pub(super) peer: Peer,
     pub(super) deadline: Instant,
     /// What was said, once it was; from then on it is the owner's turn.
     pub(super) offer: Option<Offer>,
@@ -37,29 +38,40 @@ pub(super) struct Offer {
 
 impl Connections {
     /// Takes connections of the listeners, and reads what they say at once: an honest one has said it already.
-    pub(super) fn accept_sockets(&mut self, config: &SoftwareConfig, events: &mut impl Extend<ControlEvent>) {
-        // Bounded, so that a storm of connections leaves time for those that are there.
-        for _ in 0..config.max_handshakes {
-            let Some((socket, peer)) = self.listeners.iter().find_map(SoftwareListener::accept) else {
-                return;
-            };
-            if self.requests.len() >= config.max_handshakes && !self.drop_oldest_silent() {
-                log::warn!(
-                    "software fabric: {peer} refused: {} requests wait for an answer",
-                    self.requests.len()
-                );
-                continue;
+    pub(super) fn accept_sockets(&mut self, common: &mut Common) {
+        for listener in self.listeners.clone() {
+            // Bounded, refusals included, so that a storm of connections leaves time for those that are there.
+            for _ in 0..common.config.max_handshakes {
+                match listener.accept() {
+                    Accepted::Peer(socket, peer) => self.accept_socket(common, socket, peer),
+                    Accepted::Refused(why) => common.refuse(format_args!("{why}")),
+                    Accepted::Nobody => break,
+                    Accepted::Failed(error) => {
+                        common.log.warn(
+                            "failures of accept",
+                            format_args!("software fabric: accept: {error} (open files: see ulimit -n)"),
+                        );
+                        break;
+                    }
+                }
             }
-            let id = RequestId(self.next_request);
-            self.next_request += 1;
-            if let Err(error) = self.watch(socket.as_fd(), Token::Request(id.0)) {
-                log::warn!("software fabric: {peer} refused: {error}");
-                continue;
-            }
-            let deadline = now() + config.handshake_timeout;
-            self.requests.push(Request { id, socket, peer, deadline, offer: None });
-            self.read_request(id, config, events);
         }
+    }
+
+    fn accept_socket(&mut self, common: &mut Common, socket: OwnedFd, peer: Peer) {
+        let most = common.config.max_handshakes;
+        if self.requests.len() >= most && !self.drop_oldest_silent() {
+            return common
+                .refuse(format_args!("{peer}: {most} requests (max_handshakes) wait for an answer"));
+        }
+        let id = RequestId(self.next_request);
+        self.next_request += 1;
+        if let Err(error) = self.watch(socket.as_fd(), Token::Request(id.0)) {
+            return common.refuse(format_args!("{peer}: {error}"));
+        }
+        let deadline = now() + common.config.handshake_timeout;
+        self.requests.push(Request { id, socket, peer, deadline, offer: None });
+        self.read_request(id, common);
     }
 
     fn drop_oldest_silent(&mut self) -> bool {
@@ -68,12 +80,7 @@ impl Connections {
         oldest.map(|at| self.requests.swap_remove(at)).is_some()
     }
 
-    pub(super) fn read_request(
-        &mut self,
-        id: RequestId,
-        config: &SoftwareConfig,
-        events: &mut impl Extend<ControlEvent>,
-    ) {
+    pub(super) fn read_request(&mut self, id: RequestId, common: &mut Common) {
         let Some(at) = self.requests.iter().position(|r| r.id == id) else { return };
         let request = &mut self.requests[at];
         let refused = match (Message::receive(request.socket.as_fd()), request.offer.is_some()) {
@@ -84,20 +91,24 @@ impl Connections {
                     fds,
                 ),
                 false,
-            ) => match Offer::check(config, may_sleep, ring_bytes, max_message, windows, fds) {
+            ) => match Offer::check(&common.config, may_sleep, ring_bytes, max_message, windows, fds) {
                 Ok(offer) => {
                     request.offer = Some(offer);
-                    let peer = request.peer.clone();
-                    events.extend([ControlEvent::ConnectRequest { request: id, private_data, peer }]);
+                    let peer = request.peer.to_string();
+                    common.events.push_back(ControlEvent::ConnectRequest { request: id, private_data, peer });
                     return;
                 }
                 Err(why) => why,
             },
             (Received::Message(..), _) => "a message out of turn".to_owned(),
-            (Received::Closed, _) => "it closed the connection".to_owned(),
+            (Received::Closed, _) => {
+                log::debug!("software fabric: {} has given up its connect request", request.peer);
+                self.requests.swap_remove(at);
+                return;
+            }
             (Received::Garbage(why), _) => why.to_owned(),
         };
-        log::info!("software fabric: connect request of {}: {refused}", request.peer);
+        common.refuse(format_args!("{}: {refused}", request.peer));
         self.requests.swap_remove(at);
     }
 }

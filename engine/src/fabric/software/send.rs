@@ -348,7 +348,10 @@ impl Qp {
             // The descriptor was sent before the key was told: it waits at the socket. The end of the connection is
             // noticed elsewhere.
             if let Err(why) = self.read_socket(common) {
-                log::warn!("{:?}: the peer broke the rules of the fabric: {why}", self.id);
+                common.log.warn(
+                    "peers that broke the rules of the fabric",
+                    format_args!("{:?}: the peer broke the rules of the fabric: {why}", self.id),
+                );
             }
         }
         let copied = self.shown.get(claim.region).is_some_and(|there| act(there, claim.offset));
@@ -365,7 +368,7 @@ impl Qp {
     }
 
     /// Sends the peer the descriptor of this memory, once per connection.
-    fn show(&mut self, common: &Common, mem: &Lent) -> Result<u32, Status> {
+    fn show(&mut self, common: &mut Common, mem: &Lent) -> Result<u32, Status> {
         let Some(region) = common.regions.get(mem.arena()) else { return Err(Status::LocalProtection) };
         if self.announced.contains(&region.id) {
             return Ok(region.id);
@@ -373,12 +376,16 @@ impl Qp {
         let (Some(socket), Some((fd, bytes))) = (self.socket(), region.showing()) else {
             return Err(Status::LocalProtection);
         };
-        if let Err(error) = (Message::Region { id: region.id, bytes }).send(socket, &[fd]) {
-            log::warn!("{:?}: the peer does not take the descriptor of a region: {error}", self.id);
+        let id = region.id;
+        if let Err(error) = (Message::Region { id, bytes }).send(socket, &[fd]) {
+            common.log.warn(
+                "peers that do not take the descriptor of a region",
+                format_args!("{:?}: the peer does not take the descriptor of a region: {error}", self.id),
+            );
             return Err(Status::LocalQpOperation);
         }
-        self.announced.push(region.id);
-        Ok(region.id)
+        self.announced.push(id);
+        Ok(id)
     }
 
     /// Goes on with what waits.

@@ -8,12 +8,14 @@ use rpcrdma_mempool::{
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::MemfdFlags;
 
+use super::address::Accepted;
 use super::connect::{make, table_bytes};
 use super::memory::{Layout, Memory, Side};
 use super::message::{Message, Received};
 use super::ring::{Header, Producer};
 use super::window::{BUSY, ENTRY};
 use super::{SoftwareConfig, SoftwareFabric, SoftwareListener, address};
+use crate::fabric::log_limit::{LINES, tests::heard};
 use crate::fabric::{
     Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, Opcode, Posting,
     QpId, RemoteMemory, Source, Status, WorkRequest,
@@ -313,6 +315,39 @@ fn bad_hellos_are_refused() {
         raw(&socket, bytes);
         town.refused(&format!("{} bytes", bytes.len()), &socket);
     }
+}
+
+/// Other users of the host, who knock without end: a turn stays short, and so does the log.
+#[test]
+fn a_storm_of_strangers() {
+    const STRANGERS: usize = 200;
+    heard();
+    let mut town = Town::new("strangers");
+    let gate = FabricAddress(format!("hostile-gate-{}", std::process::id()));
+    let listener = SoftwareListener::bind_for(&gate, |_| Err("a stranger".to_owned())).expect("bind");
+    town.server.listen(&listener).expect("listen");
+    let strangers: Vec<OwnedFd> = (0..STRANGERS).map(|_| dial(&gate)).collect();
+    let most = config().max_handshakes as u64;
+    let before = town.server.stats().requests_refused;
+    town.server.poll_control(&mut town.events);
+    assert_eq!(town.server.stats().requests_refused - before, most, "refusals in one turn");
+    for socket in &strangers {
+        town.refused("a stranger", socket);
+    }
+    assert_eq!(town.server.stats().requests_refused - before, STRANGERS as u64);
+    let (intruder, qp) = town.intruder();
+    drop(intruder);
+    town.ends(qp);
+    // The sum is told when the time is over, or at the end.
+    drop(town);
+    let lines = heard();
+    let (sums, lines): (Vec<String>, Vec<String>) =
+        lines.into_iter().partition(|line| line.contains("more: "));
+    assert!(lines.iter().all(|line| line.contains("a stranger")), "{lines:?}");
+    // So many in ten seconds, and the machine may be slow.
+    assert!(lines.len() <= 3 * LINES as usize && !sums.is_empty(), "{lines:?} {sums:?}");
+    let told: usize = sums.iter().filter_map(|line| line.split(' ').nth(1)?.parse::<usize>().ok()).sum();
+    assert_eq!(told + lines.len(), STRANGERS, "{sums:?}");
 }
 
 #[test]
@@ -633,7 +668,7 @@ fn answers_that_cannot_be() {
     let mut client = open();
     for (answer, fds) in &answers {
         let qp = client.connect(&address, &params()).expect("connect");
-        let (socket, _) = listener.accept().expect("a connection");
+        let Accepted::Peer(socket, _) = listener.accept() else { panic!("no connection") };
         answer.send(socket.as_fd(), fds).expect("send");
         let mut events = Vec::new();
         client.poll_control(&mut events);

@@ -211,6 +211,7 @@ impl VerbsFabric {
 
     /// Takes what the connection manager and the device have to say.
     pub(super) fn pump(&mut self) {
+        self.scratch.log.sum_up();
         let happened = self.sleeper.wait(Some(Duration::ZERO));
         if happened[Source::Device as usize] {
             self.device_events();
@@ -235,7 +236,12 @@ impl VerbsFabric {
             match channel.next() {
                 Ok(Some(event)) => self.connection_event(event),
                 Ok(None) => return,
-                Err(error) => return log::warn!("rdma_get_cm_event: {error}"),
+                Err(error) => {
+                    return self
+                        .scratch
+                        .log
+                        .warn("failures of rdma_get_cm_event", format_args!("rdma_get_cm_event: {error}"));
+                }
             }
         }
     }
@@ -312,7 +318,10 @@ impl VerbsFabric {
         self.next_request += 1;
         let number = self.next_request;
         if let Err(error) = cm.adopt(&self.channel, REQUEST | number as usize) {
-            return log::warn!("a connect request is lost: rdma_migrate_id: {error}");
+            return self.scratch.log.warn(
+                "connect requests lost",
+                format_args!("a connect request is lost: rdma_migrate_id: {error}"),
+            );
         }
         let peer =
             cm.peer_address().map_or_else(|| "an unknown address".to_owned(), |address| address.to_string());
@@ -508,7 +517,8 @@ impl VerbsFabric {
         let within = self.config.drain;
         let mut leaving = Leaving { fabric: self, id, limit: None, done: Vec::new() };
         if !drain(&mut leaving) {
-            log::warn!("{id:?}: its last completions did not come within {within:?}");
+            let line = format_args!("{id:?}: its last completions did not come within {within:?}");
+            self.scratch.log.warn("queue pairs whose last completions did not come", line);
         }
     }
 }

@@ -24,6 +24,7 @@ use super::sys::{
 };
 use super::window::Windows;
 use super::wr_id::{Owner, WrId};
+use crate::fabric::log_limit::ClockedLog;
 use crate::fabric::{
     Access, Completion, FabricStats, Opcode, PostError, Posting, QpId, RemoteMemory, Source, Status,
     WindowId, WorkRequest,
@@ -73,6 +74,8 @@ const REFUSED: &str = "the device refused it; see the log";
 pub(super) struct Scratch {
     requests: Vec<ibv_send_wr>,
     parts: Vec<ibv_sge>,
+    /// Lines that peers can cause.
+    pub(super) log: ClockedLog,
 }
 
 impl Scratch {
@@ -320,7 +323,8 @@ impl Endpoint {
         // SAFETY: the chain is linked over vectors that live on. The memory that it names is that of `chain`, which moves into
         // `in_flight`; regions keep their arenas; windows live in `self.windows`, which go only when the queue pair is in error.
         unsafe { qp.post_send(requests) }.map_err(|refused| {
-            log::warn!("{:?}: ibv_post_send of {count} requests: {}", self.id, refused.error);
+            let line = format_args!("{:?}: ibv_post_send of {count} requests: {}", self.id, refused.error);
+            scratch.log.warn("failures of ibv_post_send", line);
             // A device that does not say which it took may have taken all.
             position(&scratch.requests[..count], refused.first).unwrap_or(count)
         })

@@ -1,0 +1,240 @@
+//! Log lines that peers can cause, kept within bounds.
+
+#![forbid(unsafe_code)]
+
+use std::fmt::Arguments;
+use std::time::Instant;
+
+use log::Level;
+
+/// Lines of one kind that are written in one interval.
+pub const LINES: u32 = 8;
+/// Nanoseconds of an interval: 10 seconds.
+pub const INTERVAL: u64 = 10_000_000_000;
+
+/// Where a shard, or its fabric, writes what peers can make it write as often as they like.
+///
+/// Of each kind of line the first [`LINES`] of an [`INTERVAL`] are written; the others are counted, and one line says so when the interval
+/// is over. A kind is a text of the program, such as `"connect requests refused"`, so there are few of them.
+///
+/// Time is an argument, in nanoseconds of one clock that never goes back. Nothing here is shared or locked.
+#[derive(Debug)]
+pub struct LogLimit {
+    target: &'static str,
+    kinds: Vec<Kind>,
+    /// Lines that were counted, and that no line has told of.
+    held: u64,
+}
+
+#[derive(Debug)]
+struct Kind {
+    level: Level,
+    what: &'static str,
+    /// When the interval began.
+    since: u64,
+    written: u32,
+    held: u64,
+}
+
+impl LogLimit {
+    /// One whose lines have this target, such as `module_path!()`.
+    pub fn new(target: &'static str) -> Self {
+        Self { target, kinds: Vec::new(), held: 0 }
+    }
+
+    /// Writes or counts a line. `what` is its kind, in words that fit behind "17 more: ".
+    #[cold]
+    #[inline(never)]
+    pub fn log(&mut self, now: u64, level: Level, what: &'static str, line: Arguments<'_>) {
+        let at = self.kinds.iter().position(|kind| kind.what == what).unwrap_or_else(|| {
+            self.kinds.push(Kind { level, what, since: now, written: 0, held: 0 });
+            self.kinds.len() - 1
+        });
+        let kind = &mut self.kinds[at];
+        if now.saturating_sub(kind.since) >= INTERVAL {
+            self.held -= kind.sum_up(self.target);
+            (kind.since, kind.written) = (now, 0);
+        }
+        if kind.written < LINES {
+            kind.written += 1;
+            log::log!(target: self.target, level, "{line}");
+        } else {
+            kind.held += 1;
+            self.held += 1;
+        }
+    }
+
+    /// As [`log`](Self::log), a warning.
+    #[cold]
+    #[inline(never)]
+    pub fn warn(&mut self, now: u64, what: &'static str, line: Arguments<'_>) {
+        self.log(now, Level::Warn, what, line);
+    }
+
+    /// As [`log`](Self::log), an error.
+    #[cold]
+    #[inline(never)]
+    pub fn error(&mut self, now: u64, what: &'static str, line: Arguments<'_>) {
+        self.log(now, Level::Error, what, line);
+    }
+
+    /// Whether lines were counted that no line has told of: then [`sum_up`](Self::sum_up) has something to say, some time.
+    #[inline]
+    pub fn holds_any(&self) -> bool {
+        self.held != 0
+    }
+
+    /// Tells of the lines that were counted, of the kinds whose interval is over. To be called now and then.
+    #[cold]
+    pub fn sum_up(&mut self, now: u64) {
+        for kind in &mut self.kinds {
+            if now.saturating_sub(kind.since) >= INTERVAL {
+                self.held -= kind.sum_up(self.target);
+            }
+        }
+    }
+}
+
+/// A [`LogLimit`] of a fabric, with a clock of its own. It is read for lines that are written or counted, and never else.
+#[derive(Debug)]
+pub(super) struct ClockedLog {
+    limit: LogLimit,
+    made: Instant,
+}
+
+impl Default for ClockedLog {
+    fn default() -> Self {
+        Self { limit: LogLimit::new("rpcrdma::fabric"), made: Instant::now() }
+    }
+}
+
+impl ClockedLog {
+    /// As [`LogLimit::warn`].
+    #[cold]
+    #[inline(never)]
+    pub(super) fn warn(&mut self, what: &'static str, line: Arguments<'_>) {
+        self.limit.warn(self.now(), what, line);
+    }
+
+    /// As [`LogLimit::sum_up`].
+    #[inline]
+    pub(super) fn sum_up(&mut self) {
+        if self.limit.holds_any() {
+            self.limit.sum_up(self.now());
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.made.elapsed().as_nanos() as u64
+    }
+}
+
+impl Drop for LogLimit {
+    fn drop(&mut self) {
+        for kind in &mut self.kinds {
+            kind.sum_up(self.target);
+        }
+    }
+}
+
+impl Kind {
+    /// One line for all that were counted; how many they were.
+    fn sum_up(&mut self, target: &str) -> u64 {
+        let held = std::mem::take(&mut self.held);
+        if held != 0 {
+            log::log!(target: target, self.level, "{held} more: {}", self.what);
+        }
+        held
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    thread_local! {
+        static HEARD: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// Keeps what each thread writes at `Warn` and above.
+    struct Listener;
+
+    impl log::Log for Listener {
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            metadata.level() <= Level::Warn
+        }
+
+        fn log(&self, record: &log::Record<'_>) {
+            if self.enabled(record.metadata()) {
+                let line = format!("{} {}", record.level(), record.args());
+                HEARD.with_borrow_mut(|lines| lines.push(line));
+            }
+        }
+
+        fn flush(&self) {}
+    }
+
+    /// What this thread has written since it asked the last time; from the first time on.
+    pub(crate) fn heard() -> Vec<String> {
+        // Another test may have been first with the same.
+        let _ = log::set_logger(&Listener);
+        log::set_max_level(log::LevelFilter::Warn);
+        HEARD.take()
+    }
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_flood_of_lines_is_a_few_and_a_number() {
+        heard();
+        let mut limit = LogLimit::new(module_path!());
+        for n in 0..1000 {
+            limit.warn(5 * SECOND + n, "storms", format_args!("storm {n}"));
+        }
+        let lines = heard();
+        assert_eq!(lines.len(), LINES as usize, "{lines:?}");
+        assert_eq!((lines[0].as_str(), lines[7].as_str()), ("WARN storm 0", "WARN storm 7"));
+        assert!(limit.holds_any());
+        limit.sum_up(15 * SECOND - 1);
+        assert_eq!(heard(), [""; 0], "the interval is not over");
+        limit.sum_up(15 * SECOND);
+        assert_eq!(heard(), ["WARN 992 more: storms"]);
+        assert!(!limit.holds_any());
+        limit.sum_up(30 * SECOND);
+        drop(limit);
+        assert_eq!(heard(), [""; 0], "it is told once");
+    }
+
+    #[test]
+    fn each_kind_of_line_has_its_own_share() {
+        heard();
+        let mut limit = LogLimit::new(module_path!());
+        for n in 0..100 {
+            limit.warn(n, "storms", format_args!("storm {n}"));
+        }
+        limit.error(100, "fires", format_args!("a fire"));
+        let lines = heard();
+        assert_eq!(lines.len(), LINES as usize + 1);
+        assert_eq!(lines[LINES as usize], "ERROR a fire");
+    }
+
+    #[test]
+    fn the_next_interval_begins_with_the_sum_of_the_last() {
+        heard();
+        let mut limit = LogLimit::new(module_path!());
+        for n in 0..20 {
+            limit.warn(n, "storms", format_args!("storm {n}"));
+        }
+        heard();
+        for n in 0..20 {
+            limit.warn(INTERVAL + n, "storms", format_args!("storm {n}"));
+        }
+        let lines = heard();
+        assert_eq!(lines.len(), 1 + LINES as usize);
+        assert_eq!((lines[0].as_str(), lines[1].as_str()), ("WARN 12 more: storms", "WARN storm 0"));
+        drop(limit);
+        assert_eq!(heard(), ["WARN 12 more: storms"], "what was counted is told at the end");
+    }
+}
