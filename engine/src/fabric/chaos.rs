@@ -37,6 +37,10 @@ pub struct ChaosConfig {
     pub queue_full: u16,
     /// Per chain of Receives posted: the queue takes a part of it only.
     pub receives_refused: u16,
+    /// Per Send posted: the device refuses it, and what stands behind it; the connection is up all the same.
+    pub sends_refused: u16,
+    /// Per LocalInvalidate posted: as for a Send.
+    pub invalidations_refused: u16,
 }
 
 /// What was done so far.
@@ -153,8 +157,28 @@ impl<F: Fabric> Chaos<F> {
         self.doomed.iter_mut().find(|d| d.qp == qp)
     }
 
-    /// Posts a chain with which nothing is wrong, but for which there may not be room.
+    fn refuses(&mut self, wr: &WorkRequest) -> bool {
+        match wr {
+            WorkRequest::Send { .. } => self.random.chance(self.config.sends_refused),
+            WorkRequest::LocalInvalidate { .. } => self.random.chance(self.config.invalidations_refused),
+            _ => false,
+        }
+    }
+
+    /// Posts a chain with which nothing is wrong, but of which the device may refuse a part.
     fn post_some(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        let Some(at) = chain.iter().position(|posting| self.refuses(&posting.wr)) else {
+            return self.post_fitting(qp, chain);
+        };
+        self.stats.cut_short += 1;
+        let mut rest = chain.split_off(at);
+        let result = self.inner.post_send(qp, chain);
+        chain.append(&mut rest);
+        result.and(Err(PostError::Invalid("chaos")))
+    }
+
+    /// Posts a chain for which there may not be room.
+    fn post_fitting(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         if !self.random.chance(self.config.queue_full) {
             return self.inner.post_send(qp, chain);
         }

@@ -2,13 +2,22 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
 
 use rpcrdma::client::LocalClient;
+use rpcrdma::fabric::RemoteMemory;
 use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::chaos::{Chaos, ChaosConfig};
 use rpcrdma::shard::Shard;
+use rpcrdma::stats::ShardStats;
+use rpcrdma::wire::{Chunks, Revision, Version, View};
 use rpcrdma::{Address, CallError, Config, Scheme};
 use rpcrdma_tests::*;
+
+use super::hostile_client::be;
+use super::hostile_server::{Server, reply};
+use super::rules_of_clients::next;
 
 /// A device that is slow and full, but loses nothing.
 const SLOW: ChaosConfig = ChaosConfig {
@@ -21,6 +30,8 @@ const SLOW: ChaosConfig = ChaosConfig {
     flush: 0,
     rights: 0,
     disconnect: 0,
+    sends_refused: 0,
+    invalidations_refused: 0,
 };
 /// One that also breaks connections.
 const BROKEN: ChaosConfig =
@@ -121,34 +132,138 @@ fn servers_with_bad_devices() {
             let world = World::new("bad-server-device");
             let config = Config { scheme, ..small() };
             let address = world.address();
-            let listener = address.bind().expect("a free address");
-            let stop = Arc::new(AtomicBool::new(false));
-            let server = {
-                let (stop, address, config) = (Arc::clone(&stop), address.clone(), config.clone());
-                std::thread::spawn(move || {
-                    let services = Some(Arc::new(standard_services()));
-                    let mut shard = Shard::open(device(&address, &config, chaos, seed), config, services)
-                        .expect("a shard");
-                    shard.listen(&listener).expect("listening");
-                    while !stop.load(Ordering::Acquire) {
-                        if !shard.poll_once() {
-                            std::thread::yield_now();
-                        }
-                    }
-                    shard.abort();
-                    shard.stats()
-                })
-            };
+            let server = BadServer::start(&address, &config, chaos, seed);
             let fabric = device(&address, &config, ChaosConfig::default(), seed);
             let mut client =
                 LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
             let (_, lost) = load_up(&mut client, &address, 1500);
             assert!(lost == 0 || chaos.flush != 0, "{lost} lost by a device that loses nothing");
             drop(client);
-            stop.store(true, Ordering::Release);
-            let stats = server.join().expect("the shard lives");
+            let stats = server.stop();
             assert_eq!(stats.connections, 0);
             assert_eq!(stats.receives_promised, 0);
+        }
+    }
+}
+
+/// A server of the standard services on a device that misbehaves.
+struct BadServer {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<ShardStats>,
+}
+
+impl BadServer {
+    fn start(address: &Address, config: &Config, chaos: ChaosConfig, seed: u64) -> Self {
+        let listener = address.bind().expect("a free address");
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let (stop, address, config) = (Arc::clone(&stop), address.clone(), config.clone());
+            std::thread::spawn(move || {
+                let services = Some(Arc::new(standard_services()));
+                let mut shard =
+                    Shard::open(device(&address, &config, chaos, seed), config, services).expect("a shard");
+                shard.listen(&listener).expect("listening");
+                while !stop.load(Ordering::Acquire) {
+                    if !shard.poll_once() {
+                        std::thread::yield_now();
+                    }
+                }
+                shard.abort();
+                shard.stats()
+            })
+        };
+        Self { stop, thread }
+    }
+
+    fn stop(self) -> ShardStats {
+        self.stop.store(true, Ordering::Release);
+        self.thread.join().expect("the shard lives")
+    }
+}
+
+/// A device that refuses to revoke what a call exposed leaves the client one way: it ends the connection, and tells the caller when the peer can
+/// reach the memory no more.
+#[test]
+fn a_refused_invalidation_ends_the_connection_before_the_call() {
+    for invalidations_refused in [0, 1000] {
+        let world = World::new("not-revoked");
+        let address = world.address();
+        let (tell, told) = channel();
+        let (said, says) = channel();
+        let server = Server::start_silently(&address, move |peer| {
+            peer.version = Version::V1;
+            let bytes = next(peer).expect("a call");
+            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+            let target = view.reads().next().expect("a Read chunk").target;
+            let memory = RemoteMemory { rkey: target.handle, address: target.offset };
+            let before = peer.read(memory, 500).is_some_and(|bytes| patterned(1, &bytes));
+            reply(peer, view.xid(), Chunks::NONE, &reply_bytes(view.xid(), b""), None);
+            said.send(before).expect("somebody listens");
+            // While the caller is being told.
+            if told.recv().is_ok() {
+                said.send(peer.read(memory, 500).is_some()).expect("somebody listens");
+            }
+            while peer.receive().is_some() {}
+        });
+        let config = Config { scheme: Scheme::V1, ..small() };
+        let chaos = ChaosConfig { invalidations_refused, ..ChaosConfig::default() };
+        let fabric = device(&address, &config, chaos, 1);
+        let mut client =
+            LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
+        let first = client.first();
+        let mut call = client.prepare_with_chunks(STORE, 4).expect("a buffer");
+        let mut data = client.alloc(first, 500).expect("a buffer");
+        pattern(1, &mut data);
+        call.send_chunk(4, data).expect("room");
+        client.start(first, call, 1);
+        let mut end = None;
+        let over = settles(|| {
+            client.poll(|done| {
+                assert!(says.recv().expect("the server speaks"), "it was exposed");
+                // A connection that lives needs this thread for the answer.
+                if done.result.is_err() {
+                    tell.send(()).expect("the server waits");
+                    assert!(!says.recv().expect("the server speaks"), "its memory can still be reached");
+                }
+                end = Some(done.result.map(drop));
+            });
+            end.is_some()
+        });
+        assert!(over, "the call never ends: {invalidations_refused}");
+        match invalidations_refused {
+            0 => assert_eq!(end, Some(Ok(()))),
+            _ => {
+                assert_eq!(end, Some(Err(CallError::ConnectionLost { sent: true })));
+                assert!(!client.is_open(first));
+            }
+        }
+        drop((tell, client));
+        server.join();
+    }
+}
+
+/// A reply, or an error, that cannot be sent ends the connection: the client need not wait for it.
+#[test]
+fn a_reply_that_cannot_be_sent_ends_the_connection() {
+    let call = call_bytes(7, PROGRAM, VERSION, ECHO, b"four");
+    let good = [be(&[7, 1, 9, 0, 0, 0, 0]), call].concat();
+    // A header type that is not known, which is answered with an error.
+    let bad = be(&[7, 1, 9, 77, 0, 0, 0]);
+    let refused = ChaosConfig { sends_refused: 1000, ..ChaosConfig::default() };
+    let lost = ChaosConfig { receiver_not_ready: 1000, ..ChaosConfig::default() };
+    for (chaos, answered) in [(ChaosConfig::default(), true), (refused, false), (lost, false)] {
+        for message in [&good, &bad] {
+            let world = World::new("not-sent");
+            let address = world.address();
+            let config = Config { scheme: Scheme::V1, ..small() };
+            let server = BadServer::start(&address, &config, chaos, 1);
+            let mut peer = RawPeer::connect_as(&address, Version::V1);
+            peer.send(message);
+            assert_eq!(peer.receive().is_some(), answered, "{chaos:?}");
+            // It is an end for the server as well.
+            assert_eq!(peer.is_over(), !answered);
+            drop(peer);
+            assert_eq!(server.stop().connections, 0);
         }
     }
 }

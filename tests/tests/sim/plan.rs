@@ -343,6 +343,7 @@ impl Shape {
             flush: some(self.breaking, 4),
             rights: some(self.breaking, 10),
             disconnect: some(self.breaking, 8),
+            ..ChaosConfig::default()
         }
     }
 }
