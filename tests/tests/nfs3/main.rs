@@ -8,4 +8,5 @@ mod files;
 mod mount;
 mod names;
 mod nfs3c;
+mod reduced;
 mod restart;
