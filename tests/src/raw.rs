@@ -44,6 +44,8 @@ pub struct RawPeer {
     pub failures: Vec<(Opcode, Status)>,
     /// Signalled work requests that have completed.
     pub completed: usize,
+    /// Those that were posted.
+    signalled: usize,
     up: bool,
     over: Option<String>,
     /// Protocol version of the headers that it makes.
@@ -172,6 +174,7 @@ impl RawPeer {
             received: 0,
             failures: Vec::new(),
             completed: 0,
+            signalled: 0,
             up: false,
             over: None,
             version: Version::V2,
@@ -324,16 +327,19 @@ impl RawPeer {
     /// Reads memory of the other side; `None` if that failed.
     pub fn read(&mut self, remote: RemoteMemory, len: usize) -> Option<Vec<u8>> {
         let dst = self.exposed.alloc(len)?.lend().ok()?;
-        let before = self.completed;
+        let start = Instant::now();
         self.post(true, WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote });
-        while self.completed == before && self.failures.is_empty() && !self.is_over() {
+        // It completes behind those that were posted before.
+        while self.completed < self.signalled && self.failures.is_empty() && !self.is_over() {
+            assert!(start.elapsed() < PATIENCE, "the Read neither completes nor fails");
             self.turn();
         }
         let mut bytes = vec![0; len];
-        (self.completed > before && dst.read_at(0, &mut bytes)).then_some(bytes)
+        (self.completed == self.signalled && dst.read_at(0, &mut bytes)).then_some(bytes)
     }
 
     fn post(&mut self, signalled: bool, wr: WorkRequest) {
+        self.signalled += usize::from(signalled);
         let mut chain = vec![Posting { wr_id: 0, signalled, wr }];
         // A connection that has ended takes nothing, which tests find out by other means.
         let _ = self.fabric.post_send(self.qp, &mut chain);

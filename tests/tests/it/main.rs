@@ -26,6 +26,7 @@ mod memory;
 mod negotiation;
 mod parts;
 mod private_data;
+mod reach;
 mod reconnect;
 mod reply_cache;
 mod resources;

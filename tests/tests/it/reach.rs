@@ -1,0 +1,157 @@
+//! What a server shows one of its clients, and who can reach it (version 2 §10.1): that client, as long as the call goes on, and within its bounds.
+
+use std::sync::mpsc::Receiver;
+
+use rpcrdma::client::{ClientCall, Pending};
+use rpcrdma::fabric::RemoteMemory;
+use rpcrdma::wire::properties::{Properties, ReverseSupport};
+use rpcrdma::wire::{Body, Chunks, Flags, Revision, Segment, View, WriteList};
+use rpcrdma::{CallError, Client as Caller};
+use rpcrdma_tests::*;
+
+use super::reverse::{HELLO, telling_services};
+use super::rules_of_servers::Client;
+
+const LEN: usize = 500;
+
+/// A server that calls its client with a Read chunk and a Write chunk.
+struct Showing {
+    client: Client,
+    xid: u32,
+    read: Segment,
+    write: Segment,
+    pending: Pending,
+    reverse: Caller,
+}
+
+fn at(segment: Segment, skip: i64) -> RemoteMemory {
+    RemoteMemory { rkey: segment.handle, address: segment.offset.wrapping_add_signed(skip) }
+}
+
+impl Showing {
+    fn new(world: &World, address: &rpcrdma::Address, told: &Receiver<rpcrdma::server::Caller>) -> Self {
+        let mut peer = RawPeer::connect_silently(address);
+        peer.offers = Properties { reverse_support: ReverseSupport::General, ..peer.offers };
+        peer.introduce();
+        let mut client = Client { peer };
+        client.call(HELLO, Chunks::NONE, b"");
+        client.answer();
+        let caller = told.recv().expect("it was called");
+        let mut reverse = world.server().call_back(caller, small_client(small())).expect("of this server");
+        let mut data = reverse.alloc(LEN).expect("memory");
+        pattern(1, &mut data);
+        let call = ClientCall::new(MIRROR).args([0; 4]).send_chunk(4, data).receive_chunk(LEN as u32);
+        let pending = reverse.start(call).expect("a slot");
+        let bytes = client.answer().bytes;
+        let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+        let read = view.reads().next().expect("a Read chunk").target;
+        let write = view.writes().flat_map(|chunk| chunk.segments()).next().expect("a Write chunk");
+        let mut showing = Self { xid: view.xid(), client, read, write, pending, reverse };
+        showing.is_as_it_was();
+        showing
+    }
+
+    /// Its own client reads what it was shown: so others could, were they not kept off.
+    fn is_as_it_was(&mut self) {
+        let seen = self.client.peer.read(at(self.read, 0), LEN).expect("it was offered");
+        assert!(patterned(1, &seen));
+    }
+
+    /// Answers the call, with the Write chunk written or not; what the server's caller then sees in it.
+    fn end(mut self, written: &[u8]) -> (Client, Caller, Vec<u8>) {
+        if !written.is_empty() {
+            self.client.peer.write(written, at(self.write, 0));
+        }
+        let used = Segment { length: written.len() as u32, ..self.write };
+        let chunks = Chunks { writes: WriteList { counts: &[1], segments: &[used] }, ..Chunks::NONE };
+        self.client.send(self.xid, Flags::RESPONSE, Body::Msg(chunks), &reply_bytes(self.xid, b""));
+        let reply = self.pending.wait().expect("a reply");
+        let seen = reply.chunk(0).expect("the chunk").to_vec();
+        (self.client, self.reverse, seen)
+    }
+}
+
+#[test]
+fn what_a_server_shows_one_client_is_out_of_reach_of_the_others() {
+    let mut world = World::new("shown");
+    let (services, told) = telling_services();
+    let address = world.serve_with(small_server(), services);
+    let mut showing = Showing::new(&world, &address, &told);
+    // Other clients, to whom nothing is shown, and who are shown something of their own, try what the first one may.
+    for shown in [false, true] {
+        for (segment, write) in [(showing.read, false), (showing.write, true), (showing.write, false)] {
+            let mut other = match shown {
+                true => Ok(Showing::new(&world, &address, &told)),
+                false => Err(RawPeer::connect(&address)),
+            };
+            // Two connections may have the same handle: then it is good for what it names here.
+            let own = other.as_ref().is_ok_and(|s| [s.read.handle, s.write.handle].contains(&segment.handle));
+            let peer = match &mut other {
+                Ok(showing) => &mut showing.client.peer,
+                Err(peer) => peer,
+            };
+            if own {
+                continue;
+            }
+            if write {
+                peer.write(&[9; LEN], at(segment, 0));
+                peer.wait_until_over_or_failed();
+            } else {
+                assert_eq!(peer.read(at(segment, 0), LEN), None, "a handle of another connection");
+            }
+            drop(other);
+            showing.is_as_it_was();
+        }
+    }
+    let (client, reverse, seen) = showing.end(&[3; LEN]);
+    assert_eq!(seen, [3; LEN], "what its own client wrote, and nobody else");
+    drop((reverse, client));
+}
+
+#[test]
+fn what_a_server_shows_is_bounded_by_rights_length_and_time() {
+    let mut world = World::new("shown-bounds");
+    let (services, told) = telling_services();
+    let address = world.serve_with(small_server(), services);
+    let len = LEN as i64;
+    // The read-only window is written, the other one is read, and both beyond their ends.
+    for (of_read, write, skip, needs_bounds) in [
+        (true, true, 0, false),
+        (false, false, 0, false),
+        (true, false, len - 1, true),
+        (true, false, -1, true),
+        (false, true, len - 1, true),
+        (false, true, -1, true),
+    ] {
+        let mut showing = Showing::new(&world, &address, &told);
+        if needs_bounds && !showing.client.peer.checks_window_bounds() {
+            showing.end(b"");
+            continue;
+        }
+        let target = at(if of_read { showing.read } else { showing.write }, skip);
+        let peer = &mut showing.client.peer;
+        if write {
+            peer.write(&[9; 2], target);
+            peer.wait_until_over_or_failed();
+        } else {
+            assert_eq!(peer.read(target, 2), None, "{of_read} {skip}");
+        }
+        // The connection ends, and the call with it.
+        let error = showing.pending.wait().map(drop);
+        assert!(matches!(error, Err(CallError::ConnectionLost { sent: true })), "{error:?}");
+    }
+    // What was shown for a call is gone when that has ended.
+    for write in [false, true] {
+        let showing = Showing::new(&world, &address, &told);
+        let (read, room) = (showing.read, showing.write);
+        let (mut client, reverse, _) = showing.end(&[3; LEN]);
+        match write {
+            true => {
+                client.peer.write(&[9; LEN], at(room, 0));
+                client.peer.wait_until_over_or_failed();
+            }
+            false => assert_eq!(client.peer.read(at(read, 0), LEN), None),
+        }
+        drop((client, reverse));
+    }
+}
