@@ -35,4 +35,5 @@ mod reverse_rules;
 mod rules_of_clients;
 mod rules_of_servers;
 mod threads;
+mod version_1;
 mod windows;

@@ -1,0 +1,344 @@
+//! What RFC 8166 requires of both ends of a connection of version 1, seen from the other end of the wire: who may send how much, and what goes
+//! into chunks.
+
+use rpcrdma::client::LocalClient;
+use rpcrdma::fabric::Access;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::wire::xdr::padded;
+use rpcrdma::wire::{
+    Body, Chunks, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
+};
+use rpcrdma::{Config, Procedure, Refusal, Scheme};
+use rpcrdma_tests::*;
+
+use super::hostile_client::be;
+use super::rules_of_servers::{ARGS_AT, Client, SCHEMES, XID, reads, server_of};
+
+fn view(bytes: &[u8]) -> View<'_> {
+    View::check(bytes, Revision::Ietf00).expect("a header")
+}
+
+/// A client with more to say than it may, and a server without an engine, that take turns on one thread: after [`LONG_ENOUGH`] turns of both, what
+/// has not come does not come.
+struct Bench {
+    client: LocalClient,
+    server: RawPeer,
+    /// Calls that have come and were not answered.
+    open: Vec<u32>,
+    answered: usize,
+    ended: usize,
+    _world: World,
+}
+
+/// Turns that each side takes.
+const LONG_ENOUGH: usize = 300;
+const WINDOW: u32 = 8;
+
+impl Bench {
+    fn new(name: &'static str, calls: u64) -> Self {
+        let world = World::new(name);
+        let address = world.address();
+        let config = Config { scheme: Scheme::V1, window: WINDOW, max_window: WINDOW, ..small() };
+        let mut listener = Some(Box::new(RawListener::bind(&address)));
+        let fabric = address.open(&config).expect("a device");
+        let mut client = LocalClient::open(fabric, small_client(config)).expect("a client");
+        let connection = client.begin_connect(&address).expect("an address");
+        let mut server = None;
+        assert!(settles(|| {
+            client.poll(|_| {});
+            match listener.take().map(RawListener::try_accept) {
+                Some(Ok(peer)) => server = Some(peer),
+                Some(Err(still)) => listener = Some(still),
+                None => {}
+            }
+            server.as_mut().is_some_and(|peer| {
+                peer.turn();
+                peer.is_up() && client.is_open(connection)
+            })
+        }));
+        let mut server = server.expect("it is connected");
+        server.version = Version::V1;
+        for token in 0..calls {
+            let call = client.prepare(ECHO, 4).expect("a buffer");
+            client.start(connection, call, token).expect("a slot");
+        }
+        Self { client, server, open: Vec::new(), answered: 0, ended: 0, _world: world }
+    }
+
+    fn turn(&mut self) {
+        self.client.poll(|done| {
+            done.result.expect("a reply");
+            self.ended += 1;
+        });
+        self.server.turn();
+        while let Some(message) = self.server.take_message() {
+            let view = view(&message.bytes);
+            assert_eq!((view.version(), view.htype()), (Version::V1, HeaderType::Msg));
+            assert_eq!(view.credit(), WINDOW, "what the client asks for");
+            self.open.push(view.xid());
+        }
+    }
+
+    /// So many calls are unanswered, and they do not become more.
+    #[track_caller]
+    fn stays_at(&mut self, open: usize) {
+        assert!(settles(|| {
+            self.turn();
+            self.open.len() >= open
+        }));
+        for _ in 0..LONG_ENOUGH {
+            self.turn();
+        }
+        assert_eq!(self.open.len(), open);
+        assert_eq!(self.server.failures, [], "a reply met no Receive");
+    }
+
+    /// Answers so many calls, the latest first.
+    fn answer(&mut self, calls: usize, grant: u32) {
+        self.server.credit = grant;
+        for _ in 0..calls {
+            let xid = self.open.pop().expect("a call");
+            self.say(xid);
+            self.answered += 1;
+        }
+    }
+
+    fn say(&mut self, xid: u32) {
+        let body = Body::Msg(Chunks::NONE);
+        let bytes = self.server.message(xid, Flags::NONE, body, &reply_bytes(xid, &[0; 4]));
+        self.server.send(&bytes);
+    }
+}
+
+#[test]
+fn the_first_call_of_version_1_goes_alone_and_its_reply_says_how_many_follow() {
+    let mut bench = Bench::new("v1-first", 30);
+    bench.stays_at(1);
+    // What answers no call says nothing of credits: a reply of nobody's, and an error of nobody's.
+    bench.server.credit = WINDOW;
+    let stranger = bench.open[0] ^ 0x8000_0000;
+    bench.say(stranger);
+    bench.server.send(&be(&[stranger, 1, WINDOW, 4, 2]));
+    bench.stays_at(1);
+    bench.answer(1, 5);
+    bench.stays_at(5);
+}
+
+#[test]
+fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
+    let mut bench = Bench::new("v1-grants", 60);
+    bench.stays_at(1);
+    bench.answer(1, 3);
+    bench.stays_at(3);
+    bench.answer(1, 4);
+    bench.stays_at(4);
+    // All at once: there are Receives for all of these replies.
+    bench.answer(4, 7);
+    bench.stays_at(7);
+    // Less, while more are unanswered: none goes out until there are fewer.
+    bench.answer(1, 2);
+    bench.stays_at(6);
+    bench.answer(3, 2);
+    bench.stays_at(3);
+    bench.answer(2, 2);
+    bench.stays_at(2);
+    bench.answer(2, 1);
+    bench.stays_at(1);
+    // More than was asked for: what was asked for holds.
+    for grant in [WINDOW + 1, 30_000, u32::MAX] {
+        bench.answer(1, grant);
+        bench.stays_at(WINDOW as usize);
+    }
+    while bench.answered < 60 {
+        bench.answer(1, WINDOW);
+        bench.turn();
+        let most = WINDOW as usize;
+        assert!(bench.open.len() <= most);
+        assert!(settles(|| {
+            bench.turn();
+            !bench.open.is_empty() || bench.answered == 60
+        }));
+    }
+    assert!(settles(|| {
+        bench.turn();
+        bench.ended == 60
+    }));
+}
+
+/// A client that uses each grant in full, at once, finds a Receive for every call, though the server grants more and more.
+#[test]
+fn a_responder_of_version_1_has_receives_for_what_it_grants_when_it_does() {
+    let mut world = World::new("v1-receives");
+    // Windows are looked at every 160 ms.
+    let control_interval_us = 20_000;
+    let shard = Config {
+        scheme: Scheme::V1,
+        window: 4,
+        max_window: 64,
+        receives: 1024,
+        control_interval_us,
+        ..small()
+    };
+    let address = world.serve(ServerConfig { shard, ..small_server() });
+    let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
+    let (mut open, mut granted) = (0, 1);
+    let grown = settles(|| {
+        for _ in 0..500 {
+            while open < granted {
+                client.call(ECHO, Chunks::NONE, b"four");
+                open += 1;
+            }
+            granted = view(&client.answer().bytes).credit();
+            assert!((4..=64).contains(&granted), "{granted} granted");
+            open -= 1;
+        }
+        granted == 64
+    });
+    assert!(grown, "no more than {granted} are granted");
+    let stats = &world.server().stats()[0];
+    assert_eq!((stats.fabric.receiver_not_ready, stats.peer_faults), (0, 0));
+    assert_eq!(client.peer.failures, []);
+}
+
+/// Whether it would fit inline or not: each item goes into its own chunk, as long as it is, and stays out of the message.
+#[test]
+fn a_result_with_a_write_chunk_goes_there_however_short_it_is() {
+    const ROOM: u32 = 5000;
+    for scheme in SCHEMES {
+        let mut world = World::new("short-results");
+        let address = world.serve(server_of(scheme));
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        let (room, memory) = client.peer.expose(&[0xEE; 3 * ROOM as usize], Access::REMOTE_WRITE);
+        let part = |n: u32| Segment { offset: room.offset + u64::from(n * ROOM), length: ROOM, ..room };
+        let segments = [part(0), part(1), part(2)];
+        let mut before = vec![0xEE; 3 * ROOM as usize];
+        for lens in [[1, 2, 3], [4, 5, 6], [7, 1, 1], [500, 0, 1], [999, 1000, 1001], [4999, 5000, 1]] {
+            let writes = WriteList { counts: &[1, 1, 1], segments: &segments };
+            let args: Vec<u32> = std::iter::once(9).chain(lens).collect();
+            client.call(LOAD, Chunks { writes, ..Chunks::NONE }, &be(&args));
+            let bytes = client.answer().bytes;
+            let view = view(&bytes);
+            assert_eq!(view.payload(), reply_bytes(XID, &be(&[ROOM; 3])), "{scheme:?} {lens:?}");
+            let used: Vec<Segment> = view.writes().flat_map(|chunk| chunk.segments()).collect();
+            let expected: Vec<_> =
+                segments.iter().zip(lens).map(|(&segment, length)| Segment { length, ..segment }).collect();
+            assert_eq!(used, expected, "{scheme:?}");
+            // Nothing is touched beyond the items: neither their padding nor another item.
+            let mut now = vec![0; 3 * ROOM as usize];
+            assert!(memory.read_at(0, &mut now));
+            for (n, len) in lens.into_iter().enumerate() {
+                let (at, len) = (n * ROOM as usize, len as usize);
+                assert!(patterned(9 + n as u32, &now[at..at + len]), "{scheme:?} {lens:?}: item {n}");
+                before[at..at + len].copy_from_slice(&now[at..at + len]);
+            }
+            assert!(now == before, "{scheme:?} {lens:?}: more was written than the items");
+        }
+    }
+}
+
+/// The arguments of a procedure that takes items far longer than these: a count, the item, a count, the item, a word.
+#[test]
+fn read_chunks_far_below_the_longest_are_taken_with_and_without_their_padding() {
+    for scheme in SCHEMES {
+        let mut world = World::new("short-arguments");
+        let mut services = standard_services();
+        let check = |call: &mut rpcrdma::ServerCall| {
+            let word = |n: usize| call.args().get(4 * n..4 * n + 4).ok_or(Refusal::GarbageArguments);
+            let mut at = 4;
+            for n in 0..2 {
+                let count = u32::from_be_bytes(word(n)?.try_into().expect("a word")) as usize;
+                let data = call.read_chunk(n).ok_or(Refusal::SystemError)?;
+                let whole = data.len() == count || data.len() == padded(count);
+                if !whole || !patterned(n as u32, &data[..count]) || call.read_chunk_at(n) != Some(at) {
+                    return Err(Refusal::GarbageArguments);
+                }
+                at += padded(count) + 4;
+            }
+            if call.args().len() != 12 || word(2)? != b"last" {
+                return Err(Refusal::GarbageArguments);
+            }
+            Ok(())
+        };
+        services.add(PROGRAM, VERSION, 20, Procedure::new(check).read_chunks(2, 1 << 20));
+        let address = world.serve_with(server_of(scheme), services);
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        for len in [1, 2, 3, 4, 5, 6, 7, 8, 501, 4095] {
+            let whole = padded(len);
+            let mut targets = Vec::new();
+            for n in 0..2 {
+                let mut data = vec![0xFF; whole];
+                pattern(n, &mut data[..len]);
+                targets.push(client.peer.expose(&data, Access::REMOTE_READ));
+            }
+            let position = |n: u32| ARGS_AT + 4 + n * (whole as u32 + 4);
+            for sent in [[len, len], [whole, len], [len, whole], [whole, whole]] {
+                let target = |n: usize| Segment { length: sent[n] as u32, ..targets[n].0 };
+                let list = [0, 1].map(|n| ReadSegment { position: position(n), target: target(n as usize) });
+                let args = [be(&[len as u32, len as u32]), b"last".to_vec()].concat();
+                client.call(20, reads(&list), &args);
+                let bytes = client.answer().bytes;
+                assert_eq!(view(&bytes).payload(), reply_bytes(XID, b""), "{scheme:?} {len} as {sent:?}");
+            }
+            // The padding in a segment of its own.
+            if whole > len {
+                let target = targets[0].0;
+                let (item, rest) = (len as u32, (whole - len) as u32);
+                let padding = Segment { offset: target.offset + len as u64, length: rest, ..target };
+                let list = [
+                    ReadSegment { position: position(0), target: Segment { length: item, ..target } },
+                    ReadSegment { position: position(0), target: padding },
+                    ReadSegment { position: position(1), target: Segment { length: item, ..targets[1].0 } },
+                ];
+                let args = [be(&[item, item]), b"last".to_vec()].concat();
+                client.call(20, reads(&list), &args);
+                let bytes = client.answer().bytes;
+                assert_eq!(view(&bytes).payload(), reply_bytes(XID, b""), "{scheme:?} {len}");
+            }
+        }
+    }
+}
+
+/// One chunk, wherever it stands, of more segments than are taken, and of as many as are.
+#[test]
+fn a_chunk_of_more_segments_than_are_taken_is_refused_wherever_it_stands() {
+    use rpcrdma::wire::ErrorBody;
+    const MOST: u32 = 16;
+    for scheme in SCHEMES {
+        let mut world = World::new("segments");
+        let address = world.serve(server_of(scheme));
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        for count in [MOST, MOST + 1] {
+            let answer = |client: &mut Client, what: &str| match (count, scheme) {
+                (MOST, _) => {
+                    let bytes = client.answer().bytes;
+                    assert_ne!(view(&bytes).htype(), HeaderType::Error, "{scheme:?}: {what}");
+                }
+                (_, Scheme::V1) => super::rules_of_servers::assert_err_chunk(client, what),
+                _ => assert_eq!(client.error(), (XID, ErrorBody::Segments { max: MOST }), "{what}"),
+            };
+            // The items are as long as there are segments.
+            let len = 8 * count;
+            let call = call_bytes(XID, PROGRAM, VERSION, ECHO, &vec![0; len as usize - 40]);
+            let (from, _from) = client.peer.expose(&call, Access::REMOTE_READ);
+            let (to, _to) = client.peer.expose(&vec![0; len as usize], Access::REMOTE_WRITE);
+            let cut = |all: Segment| -> Vec<Segment> {
+                let part = |n| Segment { offset: all.offset + 8 * u64::from(n), length: 8, ..all };
+                (0..count).map(part).collect()
+            };
+            let read = |position| -> Vec<_> {
+                cut(from).into_iter().map(|target| ReadSegment { position, target }).collect()
+            };
+            client.call(MIRROR, reads(&read(ARGS_AT + 4)), &be(&[0]));
+            answer(&mut client, "a Read chunk");
+            client.send(XID, Flags::NONE, Body::Nomsg(reads(&read(0))), b"");
+            answer(&mut client, "a Position Zero Read chunk");
+            let (counts, segments) = ([count], cut(to));
+            let writes = WriteList { counts: &counts, segments: &segments };
+            client.call(LOAD, Chunks { writes, ..Chunks::NONE }, &be(&[9, len]));
+            answer(&mut client, "a Write chunk");
+            client.call(ECHO, Chunks { reply: Some(&segments), ..Chunks::NONE }, b"four");
+            answer(&mut client, "a Reply chunk");
+            client.ping();
+        }
+    }
+}
