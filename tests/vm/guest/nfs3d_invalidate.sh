@@ -1,0 +1,57 @@
+# The example nfs3d and what it invalidates for the Linux kernel's client, captured on the cable: a READ whose length is no multiple of 4 offers a segment
+# for the data, and one for the padding, whose handle the client keeps as long as the connection lasts. That one is never invalidated.
+# limit: 200
+source "$(dirname "$0")/../lib.sh"
+for tool in dumpcap tshark; do
+    command -v $tool >/dev/null || { echo "$tool is missing: apt-get install tshark"; exit 77; }
+done
+source "$(dirname "$0")/../nfs3d.sh"
+storage
+serve
+"$(dirname "$0")/../wire-up"
+trap 'umount -l /mnt /srv/nfs3d 2>/dev/null || true; for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
+    "$(dirname "$0")/../wire-up" down' EXIT
+
+capture=$RPCRDMA_VM_RESULTS/invalidate.pcapng
+dumpcap -q -i v0 -f 'udp port 4791' -w "$capture" 2>/run/dumpcap &
+capturing=$!
+await 30 grep -q '^File: ' /run/dumpcap
+
+head -c 100000 /dev/urandom >$export/file
+nfs
+odd=(4097 5001 8190 9999 4097 12345 20003 30001) even=(4096 8192 12000 16384)
+for len in "${odd[@]}" "${even[@]}"; do
+    cmp <(dd if=/mnt/file iflag=count_bytes,direct count="$len" bs="$len" status=none) <(head -c "$len" $export/file) ||
+        fail "$len bytes are read as others"
+done
+umount /mnt
+sleep 1
+kill -INT $capturing
+wait $capturing
+chmod a+r "$capture"
+quit
+
+# Calls with their handles, and the handles that Sends With Invalidate (23) name; all values of a field, packets that a device sends again once.
+tshark -r "$capture" -T fields -E occurrence=a -E separator=/t -E aggregator=, -e infiniband.bth.opcode -e infiniband.bth.destqp -e infiniband.bth.psn \
+    -e rpcordma.rdma_handle -e infiniband.ieth -e ip.dst >/run/all 2>/run/tshark || fail "$(cat /run/tshark)"
+awk -F '\t' '$3 == "" || !seen[$1, $2, $3]++' /run/all >/run/packets
+awk -F '\t' '
+    # A call: its own handles, those that there are several of.
+    $6 == "10.0.0.1" && $4 != "" {
+        split("", mine); n = split($4, handles, ","); several = 0
+        for (i = 1; i <= n; i++) if (!((h = tolower(handles[i])) in mine)) { mine[h]; several++ }
+        for (h in mine) calls[h]++
+        if (several > 1) odd++
+    }
+    $1 == 23 { sub(/,.*/, "", $5); gsub(/:/, "", $5); invalidated["0x" tolower($5)]++; total++ }
+    END {
+        for (h in calls) if (calls[h] > 1) { kept++; if (h in invalidated) bad = bad " " h }
+        for (h in invalidated) if (!(h in calls)) unknown++
+        print odd + 0, kept + 0, total + 0, unknown + 0, bad
+    }' /run/packets >/run/found
+read -r several kept total unknown bad </run/found
+echo "$several calls name several handles, $kept handles are in several calls, $total are invalidated, of which $unknown are of no call"
+((several >= ${#odd[@]})) || fail "only $several calls name several handles: there are no odd READs here"
+((kept >= 1)) || fail "no handle is in several calls: there is no write pad here"
+((total >= ${#even[@]} && unknown == 0)) || fail "$total handles are invalidated, and $unknown of them are of no call"
+[[ -z $bad ]] || fail "handles that the client keeps are invalidated: $bad"
