@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use arrayvec::ArrayVec;
-use rpcrdma_mempool::Buf;
+use rpcrdma_mempool::{Buf, Pool};
 
 use super::Shard;
 use super::conn::{Conn, Ending, Exposure};
@@ -143,7 +143,7 @@ impl<F: Fabric> Shard<F> {
             }
             (Ok(reply), Some(mut memory)) => {
                 let reply = match (long, memory.reply.take()) {
-                    (Some(len), Some(buf)) => long_reply(reply, buf, len),
+                    (Some(len), Some(buf)) => self.long_reply(reply, buf, len),
                     _ => Ok(reply),
                 };
                 // By the binding, one of them belongs into a Write chunk (RFC 8166 §6.1).
@@ -163,6 +163,43 @@ impl<F: Fabric> Shard<F> {
             return self.abandon(conn, call, CallError::Transport(error));
         }
         self.tell(sink, token, result);
+    }
+
+    /// The reply that was written into the Reply chunk. Where the peer may reach that memory even now, it is copied first, and only the copy
+    /// is looked at: what was checked must not change afterwards.
+    #[cold]
+    fn long_reply(&mut self, reply: Reply, mut buf: Buf, len: u32) -> CallResult {
+        let start = buf.start();
+        buf.set_window(start, len as usize);
+        if self.fabric.capabilities().exposure_needs_own_arena {
+            buf = self.private_copy(&buf).ok_or(CallError::NoMemory)?;
+        }
+        // Its transport header came in the other message.
+        let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
+        let results = results_of(xid, &buf, 0)?;
+        Ok(Reply { message: buf, results, memory: None })
+    }
+
+    /// A copy in memory that no peer is ever shown: in buffers like those that peers are shown, so that whatever comes in these fits.
+    fn private_copy(&mut self, shown: &[u8]) -> Option<Buf> {
+        if self.copies.is_none() {
+            match Pool::new(&self.exposed_config()) {
+                Ok(pool) => self.copies = Some(pool),
+                Err(error) => {
+                    self.error(
+                        "copies of replies that cannot be had",
+                        format_args!("memory for a copy of a reply: {error}"),
+                    );
+                }
+            }
+        }
+        let copy = self.copies.as_ref().and_then(|pool| {
+            pool.drain_remote();
+            pool.alloc(shown.len())
+        });
+        let mut copy = copy.or_else(|| self.alloc(shown.len()))?;
+        copy.copy_from_slice(shown);
+        Some(copy)
     }
 
     /// Tells how a call ended.
@@ -218,17 +255,6 @@ fn read_long_reply(view: &View<'_>, exposure: Option<&Exposure>) -> ReadReply {
     };
     let long = results.is_ok().then_some(len as u32);
     ReadReply { results, written: exposure.map(|exposure| written_of(view, exposure, true)), long }
-}
-
-/// The reply that was written into the Reply chunk, which nobody else can reach any more.
-#[cold]
-fn long_reply(reply: Reply, mut buf: Buf, len: u32) -> CallResult {
-    let start = buf.start();
-    buf.set_window(start, len as usize);
-    // Its transport header came in the other message.
-    let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
-    let results = results_of(xid, &buf, 0)?;
-    Ok(Reply { message: buf, results, memory: None })
 }
 
 /// Where the results are within a reply, or why there are none.

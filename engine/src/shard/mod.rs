@@ -139,6 +139,8 @@ pub struct Shard<F: Fabric> {
     fabric: F,
     clock: Clock,
     pool: Pool,
+    /// Where replies go that came into memory which their peer may reach even now; made for the first of them.
+    copies: Option<Pool>,
     /// By the slot of the queue pair.
     conns: Vec<Option<Box<Conn>>>,
     /// Slots of connections with something to say this turn.
@@ -257,6 +259,7 @@ impl<F: Fabric> Shard<F> {
         let mut shard = Self {
             clock: Clock::real(),
             pool,
+            copies: None,
             conns: Vec::new(),
             ready: Vec::with_capacity(64),
             spoke: Vec::with_capacity(64),
@@ -342,7 +345,8 @@ impl<F: Fabric> Shard<F> {
         stats.fabric = self.fabric.stats();
         stats.pool = self.pool.stats();
         self.sizing.drain_remote();
-        stats.pool.classes.extend(self.sizing.pools().flat_map(|pool| pool.stats().classes));
+        let others = self.sizing.pools().chain(&self.copies);
+        stats.pool.classes.extend(others.flat_map(|pool| pool.stats().classes));
         (stats.receive_size, stats.receive_size_posted) = (self.sizing.announced(), self.sizing.filled());
         self.pool.reset_low_water();
         for conn in self.conns.iter().flatten() {

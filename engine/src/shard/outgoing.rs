@@ -249,9 +249,14 @@ impl<F: Fabric> Shard<F> {
         buf.ok_or(CallError::NoMemory)
     }
 
-    fn exposed_pool(&mut self) -> Result<Pool, super::OpenError> {
+    /// The buffers that one peer is shown.
+    pub(super) fn exposed_config(&self) -> PoolConfig {
         let classes = self.config.bulk_buffers.iter().map(|&(size, count)| Class { size, count }).collect();
-        let pool = Pool::new(&PoolConfig { classes, arena: arena_config(&self.config) })?;
+        PoolConfig { classes, arena: arena_config(&self.config) }
+    }
+
+    fn exposed_pool(&mut self) -> Result<Pool, super::OpenError> {
+        let pool = Pool::new(&self.exposed_config())?;
         self.fabric.register(pool.arena(), Access::REMOTE)?;
         Ok(pool)
     }

@@ -1,5 +1,8 @@
 //! RPC messages that travel as a whole in a chunk: Position Zero Read chunks and Reply chunks (version 2 §4.5.4; RFC 8166 §3.5.3).
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::mpsc::channel;
 
 use rpcrdma::fabric::{Access, RemoteMemory};
@@ -196,6 +199,62 @@ fn a_long_reply_whose_two_xids_differ_ends_its_call() {
         assert_eq!(with_room(&mut client), Ok(vec![9; 12_000]), "{scheme:?}");
         assert_eq!(client.stats().exposed_buffers, 0);
         drop(client);
+        server.join();
+    }
+}
+
+/// The memory of this process behind an address that was exposed on the software fabric, which is where its arena has these bytes: what a
+/// hostile process has of it for good.
+fn memory_with(bytes: &[u8], at: u64) -> File {
+    let open = std::fs::read_dir("/proc/self/fd").expect("/proc").flatten().map(|entry| entry.path());
+    let is_memory =
+        |path: &PathBuf| std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:"));
+    let mut files = open.filter(is_memory).filter_map(|path| {
+        // Others' are opened and closed meanwhile.
+        File::options().read(true).write(true).open(path).ok()
+    });
+    let mut found = vec![0; bytes.len()];
+    files
+        .find(|file| file.read_exact_at(&mut found, at).is_ok() && found == bytes)
+        .expect("the arena that the client has exposed")
+}
+
+/// A server that writes into the Reply chunk behind its reply, which it can on a fabric whose windows the peer itself enforces.
+#[test]
+fn a_reply_that_its_server_changes_afterwards_stays_as_it_was() {
+    if place::on_device() {
+        return;
+    }
+    let mut random = [0; 8000];
+    pattern(std::process::id(), &mut random);
+    for scheme in SCHEMES {
+        let world = World::new("changed-reply");
+        let address = world.address();
+        let ((read, is_read), (changed, is_changed)) = (channel(), channel());
+        let server = Server::start_silently(&address, move |peer| {
+            welcome(peer, scheme);
+            let bytes = next(peer).expect("a call");
+            let xid = view(&bytes).xid();
+            let room = view(&bytes).reply_chunk().expect("room").segments().next().expect("a segment");
+            let message = reply_bytes(xid, &random);
+            peer.write(&message, RemoteMemory { rkey: room.handle, address: room.offset });
+            let memory = memory_with(&message, room.offset);
+            let used = [Segment { length: message.len() as u32, ..room }];
+            long_reply(peer, xid, Chunks { reply: Some(&used), ..Chunks::NONE });
+            is_read.recv().expect("the client has read it");
+            memory.write_all_at(&vec![0xff; message.len()], room.offset).expect("still its memory");
+            changed.send(()).expect("the client waits");
+            while peer.receive().is_some() {}
+        });
+        let mut client = world.client(&address, Config { scheme, continue_up_to: 0, ..small() });
+        let mut call = client.prepare(ECHO, 4).expect("a buffer");
+        call.expect_reply(20_000);
+        let reply = client.call(call).expect("a reply");
+        assert!(reply.results() == random, "{scheme:?}");
+        read.send(()).expect("the server waits");
+        is_changed.recv().expect("the server has changed it");
+        assert!(reply.results() == random, "{scheme:?}: the server has changed what the client had");
+        drop((reply, client));
         server.join();
     }
 }

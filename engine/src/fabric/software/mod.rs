@@ -22,7 +22,7 @@
 //! Windows are enforced by the side that copies. A hostile peer can therefore reach *all* of an arena that it was shown a
 //! window of, at any time, also after the window was revoked. That is why
 //! [`Capabilities::exposure_needs_own_arena`] is set: memory that is exposed must come from an arena that only this peer
-//! ever sees, and that holds nothing else.
+//! ever sees, and that holds nothing else. What lies there is never parsed in place.
 
 #![forbid(unsafe_code)]
 
