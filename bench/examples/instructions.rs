@@ -46,9 +46,9 @@ fn client_side_start<F: Fabric>(
     for token in 0..depth {
         let mut call = client.prepare(ECHO, PAYLOAD)?;
         *number = number.wrapping_add(1);
-        if let Some(last) = call.args_mut().last_chunk_mut() {
-            *last = number.to_be_bytes();
-        }
+        let mut args = [0; PAYLOAD];
+        args[PAYLOAD - 4..].copy_from_slice(&number.to_be_bytes());
+        call.put_args(&args)?;
         client.start(connection, call, token);
     }
     client.flush();
@@ -85,10 +85,8 @@ fn client_side_poll<F: Fabric>(client: &mut LocalClient<F>, expected: usize) -> 
 }
 
 fn echo(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
-    let len = call.args().len();
-    let (args, results) = call.args_and_reply(len).ok_or(Refusal::GarbageArguments)?;
-    results.copy_from_slice(args);
-    Ok(())
+    let (args, mut results) = call.args_and_writer().ok_or(Refusal::SystemError)?;
+    results.put(args).map_err(|_| Refusal::GarbageArguments)
 }
 
 fn write(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
@@ -96,8 +94,8 @@ fn write(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
 }
 
 fn read(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
-    call.set_result_len(0, PAYLOAD);
-    call.write_chunk_capacity(0).filter(|&room| room >= PAYLOAD).map(|_| ()).ok_or(Refusal::GarbageArguments)
+    let mut result = call.result_writer(0).ok_or(Refusal::GarbageArguments)?;
+    result.put(&[7; PAYLOAD]).map_err(|_| Refusal::GarbageArguments)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

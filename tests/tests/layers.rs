@@ -76,10 +76,16 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "service",
-        places: &["server/call.rs", "server/service.rs", "server/reply_cache.rs", "server/reply_cache/"],
+        places: &[
+            "server/call.rs",
+            "server/service.rs",
+            "server/writer.rs",
+            "server/reply_cache.rs",
+            "server/reply_cache/",
+        ],
         uses: &["binding", "fabric", "proto", "wire"],
         pure: false,
-        crates: &[MEMPOOL, "arrayvec", "sha2", "thiserror"],
+        crates: &[MEMPOOL, "arrayvec", "rustix", "sha2", "thiserror"],
     },
     Layer {
         name: "config",

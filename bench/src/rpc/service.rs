@@ -164,10 +164,8 @@ pub(crate) fn program(info: &Info, reverser: Option<Reverser>) -> Result<Program
 }
 
 fn echo(call: &mut ServerCall) -> Result<(), Refusal> {
-    let len = call.args().len();
-    let (args, results) = call.args_and_reply(len).ok_or(Refusal::GarbageArguments)?;
-    results.copy_from_slice(args);
-    Ok(())
+    let (args, mut results) = call.args_and_writer().ok_or(Refusal::SystemError)?;
+    results.put(args).map_err(|_| Refusal::GarbageArguments)
 }
 
 fn read(call: &mut ServerCall, content: &Frozen) -> Result<(), Refusal> {
@@ -194,13 +192,10 @@ fn write(call: &mut ServerCall) -> Result<(), Refusal> {
 fn read_message(call: &mut ServerCall, content: &[u8]) -> Result<(), Refusal> {
     let len = word(call.args());
     let content = len.and_then(|len| content.get(..len as usize)).ok_or(Refusal::GarbageArguments)?;
-    let results = call.reply_mut(4 + padded(content.len())).ok_or(Refusal::SystemError)?;
-    let (len, opaque) = results.split_at_mut(4);
-    len.copy_from_slice(&(content.len() as u32).to_be_bytes());
-    let (opaque, padding) = opaque.split_at_mut(content.len());
-    opaque.copy_from_slice(content);
-    padding.fill(0);
-    Ok(())
+    let mut results = call.reply_writer().ok_or(Refusal::SystemError)?;
+    let padding = padded(content.len()) - content.len();
+    let written = results.put(&(content.len() as u32).to_be_bytes()).and_then(|()| results.put(content));
+    written.and_then(|()| results.put_zeroes(padding)).map_err(|_| Refusal::SystemError)
 }
 
 fn write_message(call: &mut ServerCall) -> Result<(), Refusal> {
@@ -218,8 +213,8 @@ fn write_message(call: &mut ServerCall) -> Result<(), Refusal> {
 }
 
 pub(super) fn reply(call: &mut ServerCall, results: &[u8]) -> Result<(), Refusal> {
-    call.reply_mut(results.len()).ok_or(Refusal::SystemError)?.copy_from_slice(results);
-    Ok(())
+    let mut room = call.reply_writer().ok_or(Refusal::SystemError)?;
+    room.put(results).map_err(|_| Refusal::SystemError)
 }
 
 /// `len` bytes of [`pattern`] that are never written again.

@@ -194,7 +194,7 @@ impl RpcTarget {
             service::stamp(&mut payload, 0);
             call.receive_chunk(payload)
         } else {
-            call.args_mut().copy_from_slice(&(payload.len() as u32).to_be_bytes());
+            call.put_args(&(payload.len() as u32).to_be_bytes()).map_err(|_| CallError::TooMany)?;
             lane.expected = service::stamp(&mut payload, self.stamp);
             call.send_chunk(4, payload)
         };

@@ -59,14 +59,14 @@ fn read(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
         return reply::<ReadData>(call, Err(Status::TooLong));
     }
     // The result is read to where it is sent from; the chunk's room may be less than what is asked for.
-    let room = match call.result_mut(0) {
-        Some(room) => room,
-        None if count == 0 => &mut [],
+    let outcome = match call.result_writer(0) {
+        Some(mut result) => store.read(offset, count as usize, &mut result),
+        None if count == 0 => store.left(offset).map(|_| 0),
         None => return Err(Refusal::GarbageArguments),
     };
-    let len = room.len().min(count as usize);
-    let outcome = store.read(offset, &mut room[..len]);
-    call.set_result_len(0, outcome.unwrap_or(0));
+    if outcome.is_err() {
+        call.set_result_len(0, 0);
+    }
     let size = store.size();
     reply(call, outcome.map(|len| ReadData { eof: offset + len as u64 == size, count: len as u32 }))
 }

@@ -14,6 +14,7 @@ use std::sync::{PoisonError, RwLock};
 
 use anyhow::{Context, bail, ensure};
 use memmap2::{Mmap, MmapOptions};
+use rpcrdma::server::ResultWriter;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
@@ -95,21 +96,27 @@ impl Store {
         self.writable
     }
 
-    /// Fills `out` from `offset` on; returns how many bytes there were: fewer than there is room for only at the end.
+    /// Bytes from `offset` on.
+    pub(crate) fn left(&self, offset: u64) -> Result<u64, Status> {
+        self.size.checked_sub(offset).ok_or(Status::OutOfRange)
+    }
+
+    /// Writes `most` bytes from `offset` on to `out`; returns how many there were: fewer than `out` has room for only at the end.
     ///
     /// Bytes that are being written meanwhile may be old or new.
-    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<usize, Status> {
-        let left = self.size.checked_sub(offset).ok_or(Status::OutOfRange)?;
-        let len = (out.len() as u64).min(left) as usize;
+    pub(crate) fn read(&self, offset: u64, most: usize, out: &mut ResultWriter<'_>) -> Result<usize, Status> {
+        let len = self.left(offset)?.min(most.min(out.room()) as u64) as usize;
         for part in self.parts(offset, len) {
-            let out = &mut out[part.of_data];
-            match self.stripes[part.stripe].try_read() {
-                Ok(map) => out.copy_from_slice(&map[part.at..part.at + out.len()]),
+            let len = part.of_data.len();
+            let done = match self.stripes[part.stripe].try_read() {
+                Ok(map) => out.put(&map[part.at..part.at + len]).map_err(std::io::Error::other),
                 // It is being written, by a thread that may have to wait. The system copies without waiting for that one.
-                Err(_) => {
-                    self.file.read_exact_at(out, part.offset).map_err(|error| status("pread", &error))?
-                }
-            }
+                Err(_) => match out.read_from(&self.file, part.offset, len) {
+                    Ok(read) if read < len => Err(ErrorKind::UnexpectedEof.into()),
+                    read => read.map(drop),
+                },
+            };
+            done.map_err(|error| status("pread", &error))?;
         }
         Ok(len)
     }
@@ -119,7 +126,7 @@ impl Store {
         if !self.writable {
             return Err(Status::ReadOnly);
         }
-        if self.size.checked_sub(offset).is_none_or(|left| left < data.len() as u64) {
+        if self.left(offset)? < data.len() as u64 {
             return Err(Status::OutOfRange);
         }
         for part in self.parts(offset, data.len()) {

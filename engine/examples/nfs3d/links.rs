@@ -49,16 +49,14 @@ fn place(call: &mut ServerCall, results: READLINK3resok<'_>) -> Result<(), Refus
         return reply(call, &whole);
     }
     let needed = path.len();
-    let Some(room) = call.result_mut(0).and_then(|memory| memory.get_mut(..needed)) else {
+    if !call.result_writer(0).is_some_and(|mut room| room.put(&path).is_ok()) {
         return Err(Refusal::ShortChunk { index: 0, needed: needed as u32 });
-    };
-    room.copy_from_slice(&path);
-    call.set_result_len(0, needed);
+    }
     let mut bytes = Vec::with_capacity(whole.packed_size());
     whole.pack(&mut bytes).map_err(|_| Refusal::SystemError)?;
     bytes.truncate(bytes.len() - padded(needed));
-    call.reply_mut(bytes.len()).ok_or(Refusal::SystemError)?.copy_from_slice(&bytes);
-    Ok(())
+    let mut room = call.reply_writer().ok_or(Refusal::SystemError)?;
+    room.put(&bytes).map_err(|_| Refusal::SystemError)
 }
 
 /// Where a symbolic link leads to.

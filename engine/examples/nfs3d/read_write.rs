@@ -8,10 +8,11 @@ use nfs3_types::nfs3::{
     WRITE3resok, nfsstat3, stable_how,
 };
 use nfs3_types::xdr_codec::{Pack, Void};
+use rpcrdma::server::ResultWriter;
 use rpcrdma::wire::xdr::padded;
 use rpcrdma::{Refusal, ServerCall};
 use rustix::fs::{Stat, fdatasync, fstat, fsync};
-use rustix::io::{Errno, pread, pwrite};
+use rustix::io::{Errno, pwrite};
 
 use crate::attr::{fattr, no_wcc, now, wcc};
 use crate::codec::{Args, Outcome, optional, or_fail, reply};
@@ -34,24 +35,22 @@ pub(crate) fn read(export: &Export, who: &Identity, call: &mut ServerCall) -> Re
     let direct = call.write_chunk_capacity(0).filter(|&room| room > 0);
     let outcome = found.as_ref().map_err(|&status| status).and_then(|node| match direct {
         Some(room) => {
-            let room = call.result_mut(0).map_or(&mut [][..], |memory| {
-                let len = memory.len().min(room).min(count);
-                &mut memory[..len]
-            });
-            read_into(node, who, offset, room)
+            let result = call.result_writer(0).ok_or(nfsstat3::NFS3ERR_SERVERFAULT)?;
+            read_into(node, who, offset, result, count.min(room))
         }
         None => {
             // In whole words, so that there is room for the padding.
             let most = (call.reply_room().saturating_sub(READ_HEAD) & !3).min(INLINE_READ);
-            let room = call.reply_mut(READ_HEAD + count.min(most)).ok_or(nfsstat3::NFS3ERR_SERVERFAULT)?;
-            read_into(node, who, offset, &mut room[READ_HEAD..])
+            let mut results = call.reply_writer().ok_or(nfsstat3::NFS3ERR_SERVERFAULT)?;
+            results.put_zeroes(READ_HEAD).map_err(|_| nfsstat3::NFS3ERR_SERVERFAULT)?;
+            read_into(node, who, offset, results, count.min(most))
         }
     });
     match outcome {
         Ok((len, stat)) => {
-            call.set_result_len(0, if direct.is_some() { len } else { 0 });
             let eof = offset.saturating_add(len as u64) >= stat.st_size as u64;
             let inline = if direct.is_some() { 0 } else { padded(len) };
+            // The data are there, and what rounds them up is zero.
             let room = call.reply_mut(READ_HEAD + inline).ok_or(Refusal::SystemError)?;
             // Always with attributes: clients place the data by the length of what is in front of it.
             let mut head = &mut room[..READ_HEAD];
@@ -59,12 +58,10 @@ pub(crate) fn read(export: &Export, who: &Identity, call: &mut ServerCall) -> Re
             let packed = words.0.pack(&mut head).and_then(|_| words.1.pack(&mut head));
             let packed = packed.and_then(|_| words.2.pack(&mut head)).and_then(|_| words.3.pack(&mut head));
             packed.and_then(|_| words.4.pack(&mut head)).map_err(|_| Refusal::SystemError)?;
-            if direct.is_none() {
-                room[READ_HEAD + len..].fill(0);
-            }
             Ok(())
         }
         Err(status) => {
+            call.set_result_len(0, 0);
             let file_attributes = node.map_or_else(|| optional(None), |node| now(node));
             let failure: Nfs3Result<Void, _> = or_fail(Err(status), READ3resfail { file_attributes });
             reply(call, &failure)
@@ -72,21 +69,19 @@ pub(crate) fn read(export: &Export, who: &Identity, call: &mut ServerCall) -> Re
     }
 }
 
-/// Reads as much as there is room for, or up to the end of the file.
-fn read_into(node: &Node, who: &Identity, offset: u64, room: &mut [u8]) -> Outcome<(usize, Stat)> {
+/// Reads `most` bytes, or up to the end of the file.
+fn read_into(
+    node: &Node,
+    who: &Identity,
+    offset: u64,
+    mut room: ResultWriter<'_>,
+    most: usize,
+) -> Outcome<(usize, Stat)> {
     node.check_regular()?;
     let owner = node.stat()?.st_uid;
     let file = node.reader(who, owner)?;
-    let mut len = 0;
-    // Beyond what a file can have there is nothing.
-    while len < room.len() && i64::try_from(offset.saturating_add(len as u64)).is_ok() {
-        match pread(&file, &mut room[len..], offset + len as u64) {
-            Ok(0) => break,
-            Ok(more) => len += more,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(status(error)),
-        }
-    }
+    let failed = |error: &std::io::Error| Errno::from_io_error(error).map_or(nfsstat3::NFS3ERR_IO, status);
+    let len = room.read_from(file.as_fd(), offset, most).map_err(|error| failed(&error))?;
     // The size as of now: what lies behind it was not there to be read.
     Ok((len, fstat(&file).map_err(status)?))
 }

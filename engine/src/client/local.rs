@@ -21,6 +21,7 @@ use crate::shard::{
     headroom,
 };
 use crate::stats::ShardStats;
+use crate::wire::NoSpace;
 
 /// One of a local client's connections, by the order in which they were made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,6 +59,8 @@ pub struct LocalClient<F: Fabric = AnyFabric> {
 pub struct PreparedCall {
     message: Buf,
     args_at: usize,
+    /// Bytes of the message, from its start on, that are this call's; the others hold what other messages had there.
+    filled: usize,
     memory: Option<ChunkMemory>,
     procedure: u32,
     call_only: bool,
@@ -66,10 +69,34 @@ pub struct PreparedCall {
 }
 
 impl PreparedCall {
-    /// The arguments, where they are sent from.
+    /// The arguments, where they are sent from: zero, as far as they are not written yet. [`put_args`](Self::put_args) spares the zeroes.
     #[inline]
     pub fn args_mut(&mut self) -> &mut [u8] {
+        self.fill();
         &mut self.message[self.args_at..]
+    }
+
+    /// Writes the next arguments, to where they are sent from; what is never written is sent as zeroes.
+    ///
+    /// # Errors
+    /// There is no room for all of them: none is written.
+    #[inline]
+    pub fn put_args(&mut self, args: &[u8]) -> Result<(), NoSpace> {
+        let room = &mut self.message[self.filled..];
+        let available = room.len();
+        let room = room.get_mut(..args.len()).ok_or(NoSpace { needed: args.len(), available })?;
+        room.copy_from_slice(args);
+        self.filled += args.len();
+        Ok(())
+    }
+
+    /// Clears what the memory holds of other messages.
+    #[inline]
+    fn fill(&mut self) {
+        if self.filled < self.message.len() {
+            self.message[self.filled..].fill(0);
+            self.filled = self.message.len();
+        }
     }
 
     /// Sends a buffer as a Read chunk: an argument that belongs at byte `at` of the arguments (a multiple of 4), without XDR round-up. The
@@ -294,6 +321,7 @@ impl<F: Fabric> LocalClient<F> {
         Ok(PreparedCall {
             message,
             args_at,
+            filled: args_at,
             memory: chunks.then(ChunkMemory::new),
             procedure,
             call_only: false,
@@ -302,7 +330,8 @@ impl<F: Fabric> LocalClient<F> {
         })
     }
 
-    /// Memory for a chunk of a call on a connection: only that connection's peer is ever given access to it.
+    /// Memory for a chunk of a call on a connection: only that connection's peer is ever given access to it. It holds zeroes, or what earlier calls on
+    /// this connection had there.
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when [`Config::bulk_buffers`](crate::Config::bulk_buffers) has no such buffer left.
@@ -320,6 +349,7 @@ impl<F: Fabric> LocalClient<F> {
             self.shard.refuse(Sink::Polled, token, CallError::Binding(error));
             return None;
         }
+        call.fill();
         let PreparedCall { message, memory, call_only, max_reply, deadline, .. } = call;
         // A connection that is not this client's is refused as a closed one.
         let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);

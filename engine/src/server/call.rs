@@ -8,6 +8,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Frozen};
 
 use super::reply_cache::Claim;
+use super::writer::ResultWriter;
 use crate::fabric::QpId;
 use crate::proto::{InboundId, Refusal};
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, AnonymousCall, Flavor};
@@ -51,7 +52,9 @@ pub(crate) struct ResultChunk {
     /// Bytes that the caller has room for.
     pub(crate) capacity: u32,
     /// Bytes that it gets.
-    pub(crate) len: u32,
+    pub(crate) len: usize,
+    /// Bytes of pool memory, from its start on, that are this call's, beside the first `len`.
+    filled: usize,
     pub(crate) bytes: ResultBytes,
     /// How many of `ServerCall::segments` are this chunk's, in order.
     pub(crate) segments: u32,
@@ -60,7 +63,18 @@ pub(crate) struct ResultChunk {
 impl ResultChunk {
     /// A chunk of so many bytes, in so many segments, that nothing is in yet.
     pub(crate) fn of(capacity: u32, segments: u32) -> Self {
-        Self { capacity, len: 0, bytes: ResultBytes::Empty, segments }
+        Self { capacity, len: 0, filled: 0, bytes: ResultBytes::Empty, segments }
+    }
+
+    /// Clears what memory of the pool holds of other calls within the first `len` bytes, or all of them if there are fewer; returns how many these are.
+    fn fill(&mut self, len: usize) -> usize {
+        let ResultBytes::Pool(buf) = &mut self.bytes else { return 0 };
+        let (filled, len) = (self.filled.max(self.len), len.min(buf.len()));
+        if let Some(unwritten) = buf.get_mut(filled..len) {
+            unwritten.fill(0);
+        }
+        self.filled = filled.max(len);
+        len
     }
 }
 
@@ -318,9 +332,10 @@ impl ServerCall {
         self.reads.get(index).map(|read| read.at as usize)
     }
 
-    /// Takes a Read chunk's buffer, to keep it after the call. It may be dropped on any thread.
-    pub fn take_read_chunk(&mut self, index: usize) -> Option<Buf> {
-        self.reads.get_mut(index)?.buf.take()
+    /// Takes a Read chunk, to keep it after the call, or to [send it](Self::set_result). It may be dropped on any thread. Nobody changes it any
+    /// more, and nobody sees what else its buffer has held.
+    pub fn take_read_chunk(&mut self, index: usize) -> Option<Frozen> {
+        self.reads.get_mut(index)?.buf.take().map(Buf::freeze)
     }
 
     /// Bytes that the caller's Write chunk has room for; `None` if there is no such chunk.
@@ -331,22 +346,37 @@ impl ServerCall {
     /// Memory of the pool for the result that goes into a Write chunk: as much as the chunk, and the procedure's
     /// declaration, allow. Nothing of it is sent until [`set_result_len`](Self::set_result_len) says how much.
     /// `None` if there is no such chunk, or its result is [shared](Self::set_result).
+    ///
+    /// The slow way: all that this call has not written there is cleared first. A [writer](Self::result_writer) does without.
     pub fn result_mut(&mut self, index: usize) -> Option<&mut [u8]> {
-        match &mut self.results.get_mut(index)?.bytes {
+        let result = self.results.get_mut(index)?;
+        result.fill(usize::MAX);
+        match &mut result.bytes {
             ResultBytes::Pool(buf) => Some(&mut buf[..]),
             ResultBytes::Empty | ResultBytes::Shared(_) => None,
         }
     }
 
-    /// Sends the first `len` bytes of a result; more than there are is cut to what there is.
+    /// Writes the result that goes into a Write chunk, from its start on, to where it is sent from, and so says how long it is. There is room for as
+    /// much as the chunk, and the procedure's declaration, allow. `None` if there is no such chunk, or its result is
+    /// [shared](Self::set_result).
+    pub fn result_writer(&mut self, index: usize) -> Option<ResultWriter<'_>> {
+        let result = self.results.get_mut(index)?;
+        result.filled = result.filled.max(result.len);
+        match &mut result.bytes {
+            ResultBytes::Pool(buf) => Some(ResultWriter::new(&mut buf[..], &mut result.len)),
+            ResultBytes::Empty | ResultBytes::Shared(_) => None,
+        }
+    }
+
+    /// Sends the first `len` bytes of a result; more than there are is cut to what there is. Those that this call has not written are zero.
     pub fn set_result_len(&mut self, index: usize, len: usize) {
         if let Some(result) = self.results.get_mut(index) {
-            let available = match &result.bytes {
+            result.len = match &result.bytes {
                 ResultBytes::Empty => 0,
-                ResultBytes::Pool(buf) => buf.len(),
-                ResultBytes::Shared(bytes) => bytes.len(),
+                ResultBytes::Pool(_) => result.fill(len),
+                ResultBytes::Shared(bytes) => len.min(bytes.len()),
             };
-            result.len = len.min(available) as u32;
         }
     }
 
@@ -355,7 +385,7 @@ impl ServerCall {
     pub fn set_result(&mut self, index: usize, bytes: Frozen) -> bool {
         match self.results.get_mut(index) {
             Some(result) if bytes.len() <= result.capacity as usize => {
-                result.len = bytes.len() as u32;
+                result.len = bytes.len();
                 result.bytes = ResultBytes::Shared(bytes);
                 true
             }
@@ -363,14 +393,12 @@ impl ServerCall {
         }
     }
 
-    /// Room for `len` bytes of inline results, where they are sent from. Each use starts again. `None` if that is
-    /// more than the buffer holds: it holds what the procedure declared ([`Procedure::max_reply`](super::Procedure::max_reply)), or a little more.
+    /// Room for `len` bytes of inline results, where they are sent from. What this call has put into the first `len` before is still there, the
+    /// rest is zero; so for long results a [writer](Self::reply_writer) is faster. `None` if that is more than the buffer holds: it holds what the
+    /// procedure declared ([`Procedure::max_reply`](super::Procedure::max_reply)), or a little more.
     #[inline]
     pub fn reply_mut(&mut self, len: usize) -> Option<&mut [u8]> {
-        let buf = self.reply.as_mut()?;
-        let bytes = buf.full_mut().get_mut(self.results_at..self.results_at + len)?;
-        self.results_len = len;
-        Some(bytes)
+        Some(self.args_and_reply(len)?.1)
     }
 
     /// The inline arguments, and room for `len` bytes of inline results, at once: for results made of arguments.
@@ -379,9 +407,28 @@ impl ServerCall {
     pub fn args_and_reply(&mut self, len: usize) -> Option<(&[u8], &mut [u8])> {
         let args = self.args.start as usize..self.args.end as usize;
         let args = self.message.as_deref().and_then(|bytes| bytes.get(args)).unwrap_or(&[]);
-        let results = self.results_at..self.results_at + len;
-        let room = self.reply.as_mut()?.full_mut().get_mut(results)?;
+        let room = self.reply.as_mut()?.full_mut().get_mut(self.results_at..)?.get_mut(..len)?;
+        if let Some(unwritten) = room.get_mut(self.results_len..) {
+            unwritten.fill(0);
+        }
         self.results_len = len;
         Some((args, room))
+    }
+
+    /// Writes inline results, from their start on, to where they are sent from, and so says how long they are. There is room for what the procedure
+    /// declared ([`Procedure::max_reply`](super::Procedure::max_reply)), or a little more. `None` never comes while a handler runs.
+    #[inline]
+    pub fn reply_writer(&mut self) -> Option<ResultWriter<'_>> {
+        Some(self.args_and_writer()?.1)
+    }
+
+    /// The inline arguments, and a writer of inline results, at once: for results made of arguments. Else as
+    /// [`reply_writer`](Self::reply_writer).
+    #[inline]
+    pub fn args_and_writer(&mut self) -> Option<(&[u8], ResultWriter<'_>)> {
+        let args = self.args.start as usize..self.args.end as usize;
+        let args = self.message.as_deref().and_then(|bytes| bytes.get(args)).unwrap_or(&[]);
+        let room = self.reply.as_mut()?.full_mut().get_mut(self.results_at..)?;
+        Some((args, ResultWriter::new(room, &mut self.results_len)))
     }
 }

@@ -3,6 +3,7 @@
 mod call;
 pub mod reply_cache;
 mod service;
+mod writer;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
 pub(crate) use service::REFUSAL_LEN;
 pub use service::{Handler, Identify, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
+pub use writer::ResultWriter;
 
 use crate::address::Address;
 use crate::client::{Client, ClientConfig};

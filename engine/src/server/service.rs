@@ -26,7 +26,7 @@ pub enum Placement {
 /// Whose memory the results in Write chunks are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ResultMemory {
-    /// The shard's pool: the handler writes into [`ServerCall::result_mut`].
+    /// The shard's pool: the handler writes with [`ServerCall::result_writer`].
     #[default]
     Pool,
     /// The handler's own: it gives [`ServerCall::set_result`] a frozen buffer, and nothing is copied.

@@ -141,7 +141,7 @@ impl<F: Fabric> Shard<F> {
                 ResultBytes::Shared(bytes) => Some(Source::Frozen(bytes)),
                 ResultBytes::Empty => None,
             };
-            fill(conn, mine, source, result.len);
+            fill(conn, mine, source, result.len as u32);
         }
         let external = long.is_some();
         let len = long.as_ref().map_or(0, |reply| reply.len());

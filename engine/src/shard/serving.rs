@@ -237,13 +237,8 @@ impl<F: Fabric> Shard<F> {
     fn run_before(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, known: Lookup, silent: bool) {
         match known {
             Lookup::Done(reply) => {
-                call.outcome = match call.reply_mut(reply.len()) {
-                    Some(results) => {
-                        results.copy_from_slice(&reply);
-                        Ok(())
-                    }
-                    None => Err(Refusal::SystemError),
-                };
+                let given = call.reply_writer().is_some_and(|mut results| results.put(&reply).is_ok());
+                call.outcome = if given { Ok(()) } else { Err(Refusal::SystemError) };
                 self.finish(conn, call);
             }
             Lookup::Lost | Lookup::Full if !silent => {

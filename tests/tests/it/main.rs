@@ -34,6 +34,7 @@ mod reverse;
 mod reverse_rules;
 mod rules_of_clients;
 mod rules_of_servers;
+mod stale;
 mod threads;
 mod version_1;
 mod windows;

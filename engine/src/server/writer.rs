@@ -1,0 +1,150 @@
+//! Results are written where they are sent from, and what is sent is what was written: the memory there has held other calls' data.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::io::{Errno, pread};
+
+use crate::wire::NoSpace;
+
+/// Writes a result from its start on, and is its length: nothing is sent that was not written here, and nothing is cleared beforehand.
+/// [`ServerCall::result_writer`](super::ServerCall::result_writer) has that of a Write chunk,
+/// [`reply_writer`](super::ServerCall::reply_writer) that of the results that travel in the message.
+///
+/// As an [`io::Write`] it takes what there is room for.
+#[derive(Debug)]
+pub struct ResultWriter<'a> {
+    room: &'a mut [u8],
+    len: &'a mut usize,
+}
+
+impl<'a> ResultWriter<'a> {
+    /// Starts at the beginning.
+    #[inline]
+    pub(super) fn new(room: &'a mut [u8], len: &'a mut usize) -> Self {
+        *len = 0;
+        Self { room, len }
+    }
+
+    /// Bytes written so far: what is sent.
+    #[inline]
+    pub fn written(&self) -> usize {
+        *self.len
+    }
+
+    /// Bytes that there is room for yet.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.room.len() - *self.len
+    }
+
+    /// The next `len` bytes, which hold anything.
+    #[inline]
+    fn next(&mut self, len: usize) -> Result<&mut [u8], NoSpace> {
+        let available = self.room();
+        self.room
+            .get_mut(*self.len..)
+            .and_then(|rest| rest.get_mut(..len))
+            .ok_or(NoSpace { needed: len, available })
+    }
+
+    /// Writes these bytes.
+    ///
+    /// # Errors
+    /// There is no room for all of them: none is written.
+    #[inline]
+    pub fn put(&mut self, bytes: &[u8]) -> Result<(), NoSpace> {
+        self.next(bytes.len())?.copy_from_slice(bytes);
+        *self.len += bytes.len();
+        Ok(())
+    }
+
+    /// Writes so many zeroes, such as an item's XDR round-up.
+    ///
+    /// # Errors
+    /// There is no room for all of them: none is written.
+    pub fn put_zeroes(&mut self, len: usize) -> Result<(), NoSpace> {
+        self.next(len)?.fill(0);
+        *self.len += len;
+        Ok(())
+    }
+
+    /// Has the system write what is in a file from byte `offset` on: `most` bytes, or as many as there is room for, or as the file has there. Returns
+    /// how many that are. Blocks as long as the file does.
+    ///
+    /// # Errors
+    /// `pread` failed: nothing is written.
+    pub fn read_from(&mut self, file: impl AsFd, offset: u64, most: usize) -> io::Result<usize> {
+        let most = most.min(self.room());
+        let room = self.next(most).map_err(io::Error::other)?;
+        let mut len = 0;
+        while len < most {
+            let at = offset.saturating_add(len as u64);
+            if i64::try_from(at).is_err() {
+                // No file goes on there.
+                break;
+            }
+            match pread(&file, &mut room[len..], at) {
+                Ok(0) => break,
+                Ok(more) => len += more,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        *self.len += len;
+        Ok(len)
+    }
+}
+
+impl io::Write for ResultWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let len = bytes.len().min(self.room());
+        self.put(&bytes[..len]).map_err(io::Error::other)?;
+        Ok(len)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_counts_and_nothing_else() {
+        let (mut room, mut len) = ([0xAA; 16], 9);
+        let mut writer = ResultWriter::new(&mut room, &mut len);
+        assert_eq!((writer.written(), writer.room()), (0, 16));
+        writer.put(b"abc").unwrap();
+        writer.put_zeroes(1).unwrap();
+        assert_eq!(writer.put(&[1; 13]), Err(NoSpace { needed: 13, available: 12 }));
+        assert_eq!(writer.put_zeroes(usize::MAX), Err(NoSpace { needed: usize::MAX, available: 12 }));
+        assert_eq!(writer.write(&[7; 20]).unwrap(), 12);
+        assert_eq!(writer.write(b"more").unwrap(), 0);
+        assert_eq!((writer.written(), writer.room()), (16, 0));
+        assert_eq!((&room, len), (b"abc\0\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07", 16));
+    }
+
+    #[test]
+    fn a_file_counts_as_far_as_it_goes() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"0123456789").unwrap();
+        let (mut room, mut len) = ([0xAA; 16], 0);
+        let mut writer = ResultWriter::new(&mut room, &mut len);
+        assert_eq!(writer.read_from(&file, 2, 3).unwrap(), 3);
+        assert_eq!(writer.read_from(&file, 7, 100).unwrap(), 3, "to its end");
+        assert_eq!(writer.read_from(&file, u64::MAX - 1, 100).unwrap(), 0, "no file is so long");
+        assert_eq!(writer.read_from(&file, 0, 100).unwrap(), 10, "as there is room for");
+        assert_eq!((&room, len), (b"2347890123456789", 16));
+        let (write_only, mut len) = (std::fs::File::options().write(true).open("/dev/null").unwrap(), 0);
+        let mut writer = ResultWriter::new(&mut room, &mut len);
+        writer.put(b"kept").unwrap();
+        assert!(writer.read_from(&write_only, 0, 4).is_err());
+        assert_eq!(writer.written(), 4);
+    }
+}

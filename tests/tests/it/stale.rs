@@ -1,0 +1,394 @@
+//! Memory is used again and again, and holds what others have had there: none of it reaches a peer, whatever handlers and callers leave unwritten.
+
+use std::sync::{Arc, mpsc};
+
+use rpcrdma::client::{ClientCall, LocalClient, PreparedCall};
+use rpcrdma::handoff::workers::WorkerConfig;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::server::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
+use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, View};
+use rpcrdma::{Client, Config, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma_tests::*;
+
+use super::reverse::{HELLO, telling_services};
+
+/// What one client has in all of the server's memory, and no other may see.
+const SECRET: u8 = 0xA5;
+/// Arguments, results and chunks that are the secret: procedures, and the bytes of inline results that each has room for.
+const SPILLS: [(u32, usize); 3] = [(198, 100), (199, 3000), (200, 20_000)];
+/// Gives its arguments back, in the form that they take.
+const LONG_ECHO: u32 = 300;
+/// The first of the procedures that leave results unwritten.
+const SLOPPY: u32 = 201;
+/// Bytes of inline results: of a short message, of a long one, of one in parts or in a Reply chunk, of one in a Reply chunk.
+const LENGTHS: [usize; 4] = [100, 3000, 8000, 20_000];
+/// Bytes of results in Write chunks.
+const CHUNKS: [usize; 3] = [5000, 60_000, 1_000_000];
+const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+
+type Handler = fn(&mut ServerCall, usize) -> Result<(), Refusal>;
+
+/// Leave `len` bytes of inline results unwritten, but for some ones at their start: how many.
+const INLINE: [(Handler, usize); 5] = [
+    (|call, len| call.reply_mut(len).map(drop).ok_or(Refusal::SystemError), 0),
+    (
+        |call, len| {
+            let (_, results) = call.args_and_reply(len).ok_or(Refusal::SystemError)?;
+            results[..3].fill(1);
+            Ok(())
+        },
+        3,
+    ),
+    (
+        |call, len| {
+            call.reply_writer()
+                .ok_or(Refusal::SystemError)?
+                .put(&[1; 5])
+                .map_err(|_| Refusal::SystemError)?;
+            call.reply_mut(len).map(drop).ok_or(Refusal::SystemError)
+        },
+        5,
+    ),
+    (
+        |call, len| {
+            call.reply_mut(len).ok_or(Refusal::SystemError)?.fill(1);
+            drop(call.reply_writer());
+            call.reply_mut(len).map(drop).ok_or(Refusal::SystemError)
+        },
+        0,
+    ),
+    (
+        |call, len| {
+            call.reply_mut(40).ok_or(Refusal::SystemError)?.fill(1);
+            call.reply_mut(7).ok_or(Refusal::SystemError)?;
+            call.reply_mut(len).map(drop).ok_or(Refusal::SystemError)
+        },
+        7,
+    ),
+];
+
+/// The same with a result in a Write chunk.
+const DIRECT: [(Handler, usize); 5] = [
+    (
+        |call, len| {
+            call.set_result_len(0, len);
+            Ok(())
+        },
+        0,
+    ),
+    (
+        |call, len| {
+            call.result_mut(0).ok_or(Refusal::SystemError)?[..3].fill(1);
+            call.set_result_len(0, len);
+            Ok(())
+        },
+        3,
+    ),
+    (
+        |call, len| {
+            call.result_writer(0)
+                .ok_or(Refusal::SystemError)?
+                .put(&[1; 5])
+                .map_err(|_| Refusal::SystemError)?;
+            call.set_result_len(0, len);
+            Ok(())
+        },
+        5,
+    ),
+    (
+        |call, len| {
+            call.result_writer(0)
+                .ok_or(Refusal::SystemError)?
+                .put(&[1; 9])
+                .map_err(|_| Refusal::SystemError)?;
+            call.result_writer(0)
+                .ok_or(Refusal::SystemError)?
+                .put(&[1; 2])
+                .map_err(|_| Refusal::SystemError)?;
+            call.set_result_len(0, len);
+            Ok(())
+        },
+        9,
+    ),
+    (
+        |call, len| {
+            call.set_result_len(0, 4);
+            call.result_mut(0).ok_or(Refusal::SystemError)?[..6].fill(1);
+            call.set_result_len(0, 2);
+            call.set_result_len(0, len);
+            Ok(())
+        },
+        6,
+    ),
+];
+
+fn spill(call: &mut ServerCall) -> Result<(), Refusal> {
+    let len = call.args().len();
+    if call.args().iter().chain(call.read_chunk(0).unwrap_or_default()).any(|&byte| byte != SECRET) {
+        return Err(Refusal::GarbageArguments);
+    }
+    if let Some(result) = call.result_mut(0) {
+        result.fill(SECRET);
+        let len = result.len();
+        call.set_result_len(0, len);
+    }
+    call.reply_mut(len).ok_or(Refusal::SystemError)?.fill(SECRET);
+    Ok(())
+}
+
+/// The sloppy procedures, one behind the other, with `number` for each: inline ones by length, then those with chunks, then all of them on workers.
+fn sloppy() -> Vec<(Procedure, usize, usize, bool)> {
+    let mut all = Vec::new();
+    for workers in [false, true] {
+        let place = |procedure: Procedure| if workers { procedure.on_workers() } else { procedure };
+        for (handler, ones) in INLINE {
+            for len in LENGTHS {
+                let procedure = Procedure::new(move |call| handler(call, len)).max_reply(len);
+                all.push((place(procedure), len, ones, false));
+            }
+        }
+        for (handler, ones) in DIRECT {
+            for len in CHUNKS {
+                let procedure = Procedure::new(move |call| handler(call, len)).write_chunks(1, 1 << 20);
+                all.push((place(procedure), len, ones, true));
+            }
+        }
+    }
+    all
+}
+
+fn services() -> Services {
+    let mut services = standard_services();
+    for (number, room) in SPILLS {
+        let spill = Procedure::new(spill).max_reply(room).read_chunks(1, 1 << 20).write_chunks(1, 1 << 20);
+        services.add(PROGRAM, VERSION, number, spill);
+    }
+    let echo = |call: &mut ServerCall| {
+        let (args, mut results) = call.args_and_writer().ok_or(Refusal::SystemError)?;
+        results.put(args).map_err(|_| Refusal::GarbageArguments)
+    };
+    services.add(PROGRAM, VERSION, LONG_ECHO, Procedure::new(echo).max_reply(20_000));
+    for (number, (procedure, ..)) in (SLOPPY..).zip(sloppy()) {
+        services.add(PROGRAM, VERSION, number, procedure);
+    }
+    services
+}
+
+fn server(shard: Config) -> ServerConfig {
+    ServerConfig {
+        shard,
+        workers: Some(WorkerConfig { count: 1, ..WorkerConfig::default() }),
+        ..small_server()
+    }
+}
+
+/// A call that has the secret in all that it sends, and gets it back in all that it receives.
+fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> PreparedCall {
+    let first = client.first();
+    let (procedure, _) = SPILLS.into_iter().find(|&(_, room)| args <= room).expect("not too long");
+    let mut call = client.prepare_with_chunks(procedure, args).unwrap();
+    call.args_mut().fill(SECRET);
+    call.expect_reply(args);
+    if chunk > 0 {
+        let mut data = client.alloc(first, chunk).unwrap();
+        data.full_mut().fill(SECRET);
+        call.send_chunk(args, data).unwrap();
+        call.receive_chunk(client.alloc(first, chunk).unwrap()).unwrap();
+    }
+    call
+}
+
+/// Fills the memory of both ends with the secret: as many buffers of each size as calls hold at a time.
+fn fill_with_secrets(client: &mut LocalClient) {
+    let first = client.first();
+    for (args, chunk, calls) in [
+        (60, 0, 40),
+        (3000, 0, 40),
+        (8000, 0, 4),
+        (19_000, 0, 4),
+        (64, 5000, 4),
+        (64, 60_000, 4),
+        (64, 1 << 20, 2),
+    ] {
+        for token in 0..calls {
+            let call = secret_call(client, args, chunk);
+            client.start(first, call, token);
+        }
+        let mut ended = 0;
+        assert!(settles(|| {
+            let mut more = true;
+            while more {
+                more = client.poll(|done| {
+                    let reply = done.result.unwrap();
+                    assert!(
+                        reply.results().len() == args && reply.results().iter().all(|&byte| byte == SECRET)
+                    );
+                    ended += 1;
+                });
+            }
+            ended == calls
+        }));
+    }
+}
+
+fn expected(len: usize, ones: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    bytes[..ones].fill(1);
+    bytes
+}
+
+#[test]
+fn results_that_nobody_wrote_are_zero() {
+    for scheme in SCHEMES {
+        let mut world = World::new("unwritten-results");
+        let config = Config { scheme, ..small() };
+        let address = world.serve_with(server(config.clone()), services());
+        let mut victim = world.client(&address, config.clone());
+        let mut other = world.client(&address, config);
+        let first = other.first();
+        for (number, (_, len, ones, direct)) in (SLOPPY..).zip(sloppy()) {
+            fill_with_secrets(&mut victim);
+            let mut call = other.prepare_with_chunks(number, 0).unwrap();
+            if direct {
+                let mut room = other.alloc(first, len + 100).unwrap();
+                room.fill(0xEE);
+                call.receive_chunk(room).unwrap();
+            } else {
+                call.expect_reply(len);
+            }
+            let mut reply = other.call(call).unwrap();
+            let what = format!("{scheme:?}, procedure {number}, {len} bytes");
+            if direct {
+                assert!(reply.results().is_empty(), "{what}");
+                let mut chunk = reply.take_chunks().next().unwrap();
+                assert!(chunk[..] == expected(len, ones), "{what}");
+                chunk.set_window(0, len + 100);
+                assert!(chunk[len..].iter().all(|&byte| byte == 0xEE), "{what}: behind the result");
+            } else {
+                assert!(reply.results() == expected(len, ones), "{what}");
+            }
+        }
+    }
+}
+
+/// Both times, and nothing that is not in the results is kept.
+#[test]
+fn replies_that_are_kept_have_nothing_of_others() {
+    let mut world = World::new("unwritten-kept");
+    let cache = Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 64, bytes: 1 << 20 }));
+    let mut services = services();
+    let lengths = [100, 3000];
+    for (number, (handler, _)) in (400..).step_by(2).zip(INLINE) {
+        for (number, len) in (number..).zip(lengths) {
+            let procedure = Procedure::new(move |call| handler(call, len)).max_reply(len);
+            let procedure = procedure.once(Arc::clone(&cache), |_| Some(Whose::number(1)));
+            services.add(PROGRAM, VERSION, number, procedure);
+        }
+    }
+    let address = world.serve_with(server(small()), services);
+    let mut victim = world.client(&address, small());
+    let mut peer = RawPeer::connect(&address);
+    for (number, (_, ones)) in (400..).step_by(2).zip(INLINE) {
+        for (number, len) in (number..).zip(lengths) {
+            for _ in 0..2 {
+                fill_with_secrets(&mut victim);
+                let call = call_bytes(number, PROGRAM, VERSION, number, &[]);
+                peer.send(&peer.message(number, Flags::NONE, Body::Msg(Chunks::NONE), &call));
+                let message = peer.receive().expect("a reply").bytes;
+                let view = View::check(&message, Revision::Ietf00).expect("a header");
+                assert!(view.payload() == reply_bytes(number, &expected(len, ones)), "procedure {number}");
+            }
+        }
+    }
+    assert_eq!(cache.stats().hits, 10);
+    drop((victim, peer));
+}
+
+/// A client of two servers, which serves as well: what the one has told it, or was told, the other does not get to see.
+#[test]
+fn what_a_client_leaves_unwritten_is_zero() {
+    for scheme in SCHEMES {
+        let mut world = World::new("unwritten-arguments");
+        let config = Config { scheme, ..small() };
+        let one = world.serve_with(server(config.clone()), services());
+        let other = world.serve_with(server(config.clone()), services());
+        let mut client = world.client(&one, config);
+        let second = client.add_connection(&other).unwrap();
+        for (len, chunks) in
+            [(100, false), (100, true), (3000, false), (3000, true), (3900, true), (20_000, true)]
+        {
+            for ones in [0, 5] {
+                fill_with_secrets(&mut client);
+                let mut call = if chunks {
+                    client.prepare_with_chunks(LONG_ECHO, len).unwrap()
+                } else {
+                    client.prepare(LONG_ECHO, len).unwrap()
+                };
+                call.put_args(&vec![1; ones]).unwrap();
+                call.expect_reply(len);
+                let results = client.call_on(second, call).unwrap();
+                assert!(results.results() == expected(len, ones), "{scheme:?}, {len} bytes");
+                let mut call = client.prepare(LONG_ECHO, len).unwrap();
+                assert!(call.args_mut().iter().all(|&byte| byte == 0), "{len} bytes");
+                call.args_mut().fill(SECRET);
+                call.put_args(b"").unwrap();
+                assert_eq!(call.put_args(b"1"), Err(NoSpace { needed: 1, available: 0 }));
+                assert!(call.args_mut().iter().all(|&byte| byte == SECRET), "what is written stays");
+            }
+        }
+        // Memory for chunks is the connection's own, and new with it.
+        for len in [100, 1 << 16, 1 << 20] {
+            let mut chunk = client.alloc(second, len).unwrap();
+            assert!(!chunk.full_mut().contains(&SECRET), "{len} bytes");
+        }
+        let third = client.add_connection(&one).unwrap();
+        let mut chunk = client.alloc(third, 1 << 16).unwrap();
+        assert!(chunk.full_mut().iter().all(|&byte| byte == 0));
+    }
+}
+
+#[test]
+fn reverse_replies_that_nobody_wrote_are_zero() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut world = World::new("unwritten-reverse");
+        let config = Config { scheme, ..small() };
+        let one = world.serve_with(server(config.clone()), services());
+        let (told, other) = telling(&mut world, config.clone());
+        // It has no workers: those run on its shard, too.
+        let mut client =
+            rpcrdma::client::ClientConfig { services: Some(Arc::new(services())), ..small_client(config) };
+        client.shard.max_calls = 200;
+        let mut client = LocalClient::connect(&one, client).unwrap();
+        let second = client.add_connection(&other).unwrap();
+        let hello = client.prepare(HELLO, 0).unwrap();
+        client.call_on(second, hello).unwrap();
+        let mut back = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
+        for (number, (_, len, ones, direct)) in (SLOPPY..).zip(sloppy()) {
+            fill_with_secrets(&mut client);
+            let call = ClientCall::new(number);
+            let call = if direct { call.receive_chunk(len as u32) } else { call.expect_reply(len) };
+            let got = called_back(&mut client, &mut back, call);
+            let got = if direct { got.1 } else { got.0 };
+            assert!(got == expected(len, ones), "{scheme:?}, procedure {number}, {len} bytes");
+        }
+        drop(back);
+    }
+}
+
+fn telling(world: &mut World, config: Config) -> (mpsc::Receiver<rpcrdma::server::Caller>, rpcrdma::Address) {
+    let (services, told) = telling_services();
+    (told, world.serve_with(server(config), services))
+}
+
+/// A reverse call's results: inline, and in its Write chunk.
+fn called_back(client: &mut LocalClient, back: &mut Client, call: ClientCall) -> (Vec<u8>, Vec<u8>) {
+    let mut pending = back.start(call).unwrap();
+    let mut result = None;
+    assert!(settles(|| {
+        client.poll(|_| {});
+        result = result.take().or_else(|| pending.try_take());
+        result.is_some()
+    }));
+    let reply = result.unwrap().unwrap();
+    (reply.results().to_vec(), reply.chunk(0).unwrap_or_default().to_vec())
+}
