@@ -12,7 +12,7 @@ use rpcrdma::fabric::{
 };
 use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::rpc::{CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
-use rpcrdma::wire::{Body, Flags, Header, Revision, Segment, Version, View, ViewBody};
+use rpcrdma::wire::{Body, Flags, Header, HeaderType, Revision, Segment, Version, View, ViewBody};
 use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
 
 /// Bounds hangs, measures nothing.
@@ -50,8 +50,10 @@ pub struct RawPeer {
     over: Option<String>,
     /// Protocol version of the headers that it makes.
     pub version: Version,
-    /// Their credit word.
+    /// Receives that they offer: the window of version 2, which increments have in their high half; the credit word of version 1.
     pub credit: u32,
+    /// What increments have told so far: the other side may send so many messages. A client's first one is free.
+    told: u32,
     /// They are windowed: they have the count of messages received.
     pub windowed: bool,
     /// Their code points.
@@ -161,10 +163,10 @@ impl RawPeer {
         let (mut fabric, messages, exposed) = device(address);
         let qp =
             fabric.connect(address.fabric_address(), &params(private_data)).map_err(|e| e.to_string())?;
-        Ok(Self::new(fabric, messages, exposed, qp))
+        Ok(Self::new(fabric, messages, exposed, qp, 0))
     }
 
-    fn new(fabric: AnyFabric, messages: Pool, exposed: Pool, qp: QpId) -> Self {
+    fn new(fabric: AnyFabric, messages: Pool, exposed: Pool, qp: QpId, told: u32) -> Self {
         let mut peer = Self {
             fabric,
             messages,
@@ -179,6 +181,7 @@ impl RawPeer {
             over: None,
             version: Version::V2,
             credit: 64,
+            told,
             windowed: false,
             revision: Revision::Ietf00,
             offers: Properties {
@@ -313,6 +316,9 @@ impl RawPeer {
     pub fn send_invalidating(&mut self, bytes: &[u8], invalidate: Option<u32>) {
         let mut buf = self.messages.alloc(bytes.len()).expect("a buffer");
         buf.copy_from_slice(bytes);
+        if let (false, Some(newly)) = (self.windowed, newly_granted(bytes)) {
+            self.told = self.told.wrapping_add(newly);
+        }
         self.post(false, WorkRequest::Send { buf, invalidate, fence: false });
     }
 
@@ -356,10 +362,23 @@ impl RawPeer {
         (Segment { handle, length: bytes.len() as u32, offset }, mem)
     }
 
+    /// The credit word of version 2 without windows, as a correct peer has it now: what is newly granted, below the most that is outstanding.
+    /// An error grants nothing.
+    pub fn increment(&self, error: bool) -> u32 {
+        let left = self.told.wrapping_sub(self.received) as i32;
+        let newly = if error { 0 } else { (self.credit as i32 - left).clamp(0, 0xFFFF) };
+        let most = (left + newly).max(self.credit as i32) as u32;
+        most << 16 | newly as u32
+    }
+
     /// Header and payload as a correct peer would send them now.
     pub fn message(&self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
         let received = self.windowed.then_some(self.received);
-        let header = Header { xid, credit: self.credit, received, flags, body };
+        let credit = match (self.version, received) {
+            (Version::V2, None) => self.increment(matches!(body, Body::Error(_))),
+            _ => self.credit,
+        };
+        let header = Header { xid, credit, received, flags, body };
         let mut bytes = vec![0; header.encoded_len(self.version, self.revision)];
         header.emit(&mut bytes, self.version, self.revision).expect("as long as it says");
         bytes.extend_from_slice(payload);
@@ -432,7 +451,7 @@ impl RawListener {
     pub fn try_accept(mut self: Box<Self>) -> Result<RawPeer, Box<Self>> {
         match self.take_request() {
             Some((qp, private_data)) => {
-                let mut peer = RawPeer::new(self.fabric, self.messages, self.exposed, qp);
+                let mut peer = RawPeer::new(self.fabric, self.messages, self.exposed, qp, 1);
                 peer.private_data = private_data;
                 Ok(peer)
             }
@@ -451,7 +470,7 @@ impl RawListener {
                 let fabric = std::mem::replace(&mut self.fabric, fabric);
                 let messages = std::mem::replace(&mut self.messages, messages);
                 let exposed = std::mem::replace(&mut self.exposed, exposed);
-                let mut peer = RawPeer::new(fabric, messages, exposed, qp);
+                let mut peer = RawPeer::new(fabric, messages, exposed, qp, 1);
                 peer.private_data = private_data;
                 peer.establish().expect("established");
                 return peer;
@@ -473,6 +492,15 @@ impl RawListener {
             _ => None,
         })
     }
+}
+
+/// What a message grants by increments.
+fn newly_granted(message: &[u8]) -> Option<u32> {
+    let word =
+        |at: usize| message.get(at..at + 4).map(|word| u32::from_be_bytes(word.try_into().expect("a word")));
+    let grants = word(4) == Some(Version::V2.code())
+        && word(12).is_some_and(|htype| htype != HeaderType::Error.code());
+    word(8).filter(|_| grants).map(|credit| credit & 0xFFFF)
 }
 
 /// An RPC call.

@@ -76,7 +76,9 @@ impl ConnConfig {
                 if self.max_calls > 0 { made } else { 0 },
             ),
             // Windowed only when both ends have said so.
-            Version::V2 => Credits::new(Scheme::V2Incremental, self.window, self.coalesce_grants),
+            Version::V2 => {
+                Credits::new(Scheme::V2Incremental, self.server, self.window, self.coalesce_grants)
+            }
         }
     }
 }

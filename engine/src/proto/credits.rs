@@ -7,10 +7,11 @@
 //! | scheme | `rdma_credit` | limit that it says |
 //! |---|---|---|
 //! | [`Scheme::V2Windowed`] | window | `received` word + window |
-//! | [`Scheme::V2Incremental`] | low half: newly granted; high half: most outstanding | previous limit + newly granted |
+//! | [`Scheme::V2Incremental`] | low half: newly granted; high half: most outstanding | previous limit + newly granted, and no more than the most at a time |
 //! | [`Scheme::V1`] | requested, or granted, calls outstanding | calls answered + granted |
 //!
-//! Before the peer has said anything the limit is 1 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.3; RFC 8166 §3.3.1).
+//! Before the peer has said anything, a client's limit is 1 and a server's 0 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.3); in version 1
+//! it is 1 in either direction (RFC 8166 §3.3.1).
 //! A pure grant may exceed the limit by one, and every receiver keeps one Receive for it (§4.3.1.2 there).
 
 use super::fault::PeerFault;
@@ -48,12 +49,16 @@ pub struct Credits {
     sent: u32,
     /// `sent` may go up to here.
     limit: u32,
+    /// Incremental: all that the peer has granted. The limit is less while the peer says that less may be outstanding.
+    granted: u32,
     /// What the peer last said it had received; windowed only.
     acknowledged: u32,
     /// Messages counted in from the peer: all in version 2, calls in version 1.
     received: u32,
     /// The peer may send up to here, as far as it can know.
     told_limit: u32,
+    /// Incremental: what of that no message has said yet. A client keeps a Receive for its server's first message, and says so in its own.
+    untold: u32,
     /// Receives that this side offers: config, within [`MIN_WINDOW`] and [`MAX_WINDOW`]. Version 1: calls of the peer that it takes.
     window: u32,
     /// Version 1: Receives that this side keeps for the replies to its own calls.
@@ -73,16 +78,21 @@ pub struct Credits {
 }
 
 impl Credits {
-    /// A new connection. `window` is clamped to its bounds; without `coalesce` each message is reported at once.
-    pub fn new(scheme: Scheme, window: u32, coalesce: bool) -> Self {
+    /// A new connection, at its client or at its server. `window` is clamped to its bounds; without `coalesce` each message is reported
+    /// at once.
+    pub fn new(scheme: Scheme, server: bool, window: u32, coalesce: bool) -> Self {
         let window = window.clamp(MIN_WINDOW, MAX_WINDOW);
+        // Only a client has a credit that nobody granted.
+        let limit = u32::from(!server || scheme == Scheme::V1);
         Self {
             scheme,
             sent: 0,
-            limit: 1,
+            limit,
+            granted: limit,
             acknowledged: 0,
             received: 0,
             told_limit: 1,
+            untold: u32::from(!server && scheme == Scheme::V2Incremental),
             window,
             made: window,
             answered: 0,
@@ -97,7 +107,11 @@ impl Credits {
     /// A connection of version 1, whose directions are counted apart (RFC 8167 §4.1): `taken` calls of the peer at a time, and
     /// up to `made` of this side's own. Either may be 0.
     pub fn version_1(taken: u32, made: u32) -> Self {
-        Self { window: taken.min(MAX_WINDOW), made: made.min(MAX_WINDOW), ..Self::new(Scheme::V1, 0, false) }
+        Self {
+            window: taken.min(MAX_WINDOW),
+            made: made.min(MAX_WINDOW),
+            ..Self::new(Scheme::V1, true, 0, false)
+        }
     }
 
     /// The scheme in use: of what this side sends.
@@ -180,7 +194,7 @@ impl Credits {
             let credit = if counted { self.made } else { self.window };
             return CreditWords { credit, received: None };
         }
-        let before = self.told_limit;
+        let before = self.told_before();
         if replenished {
             self.tell_all();
         }
@@ -194,6 +208,12 @@ impl Credits {
         self.sent = self.sent.wrapping_add(1);
         self.tell_all();
         (self.told_limit.wrapping_sub(self.received), self.received)
+    }
+
+    /// The limit that messages have told so far. The next one tells all of it.
+    #[inline]
+    fn told_before(&mut self) -> u32 {
+        self.told_limit.wrapping_sub(std::mem::take(&mut self.untold))
     }
 
     #[inline(always)]
@@ -214,8 +234,8 @@ impl Credits {
             return self.on_send(counted, true);
         }
         self.sent = self.sent.wrapping_add(u32::from(counted));
-        let before = self.told_limit;
-        if (self.received.wrapping_sub(before) as i32) > 0 {
+        let before = self.told_before();
+        if (self.received.wrapping_sub(self.told_limit) as i32) > 0 {
             self.told_limit = self.received;
         }
         self.words(before)
@@ -233,7 +253,9 @@ impl Credits {
             CreditWords { credit: window as u32, received: Some(self.received) }
         } else {
             let newly = self.told_limit.wrapping_sub(before);
-            CreditWords { credit: (self.window << 16) | newly, received: None }
+            // What was told is not taken back: a smaller window is told as it becomes true.
+            let most = self.window.max(self.left());
+            CreditWords { credit: (most << 16) | newly, received: None }
         }
     }
 
@@ -254,19 +276,7 @@ impl Credits {
             (Scheme::V2Windowed | Scheme::V2Incremental, Some(acknowledged)) => {
                 self.on_window(acknowledged, words.credit)?;
             }
-            (Scheme::V2Windowed | Scheme::V2Incremental, None) => {
-                let newly = words.credit & 0xFFFF;
-                // More than 2^16 ahead is no promise that a peer could keep; beyond it the sum would wrap.
-                if self.available() + newly <= 2 * MAX_WINDOW {
-                    self.limit = self.limit.wrapping_add(newly);
-                    if newly > 0 {
-                        // No more may be outstanding than it says now.
-                        self.reached = self.limit.wrapping_sub(words.credit >> 16);
-                    }
-                } else {
-                    return Err(PeerFault::GrantedTooMuch { available: self.available(), newly });
-                }
-            }
+            (Scheme::V2Windowed | Scheme::V2Incremental, None) => self.on_increment(words.credit)?,
             (Scheme::V1, _) => {
                 // A grant of 0 would be a deadlock (RFC 8166 §3.3.1): read it as 1, as deployed peers do.
                 // More outstanding calls than Receives for their replies are no use either.
@@ -301,13 +311,33 @@ impl Credits {
         Ok(())
     }
 
+    /// The peer grants so many more in the low half, and says in the high half how many may be outstanding (version 2 §4.3.1.1).
+    fn on_increment(&mut self, credit: u32) -> Result<(), PeerFault> {
+        let (newly, most) = (credit & 0xFFFF, credit >> 16);
+        // Negative by one behind a grant beyond the limit.
+        let left = self.granted.wrapping_sub(self.sent) as i32;
+        // More than 2^16 ahead is no promise that a peer could keep; beyond it the sum would wrap.
+        if left + newly as i32 > 2 * MAX_WINDOW as i32 {
+            return Err(PeerFault::GrantedTooMuch { available: left.max(0) as u32, newly });
+        }
+        self.granted = self.granted.wrapping_add(newly);
+        if newly > 0 {
+            // No more may be outstanding than it says now.
+            self.reached = self.granted.wrapping_sub(most);
+        }
+        // Of what was granted, no more may be used than it says, until it says more; 0 would be a deadlock.
+        let usable = (left + newly as i32).min(most.max(1) as i32);
+        self.limit = self.sent.wrapping_add(usable as u32);
+        Ok(())
+    }
+
     /// A version 2 ERROR came in: its credit word means nothing (version 2 §6.4.3), and its count of messages what it always does.
     ///
     /// # Errors
     /// As [`on_receive`](Self::on_receive).
     #[cold]
     pub fn on_receive_error(&mut self, received: Option<u32>) -> Result<(), PeerFault> {
-        self.count_unreadable()?;
+        self.count_unreadable(None)?;
         if let Some(acknowledged) = received {
             if acknowledged.wrapping_sub(self.acknowledged) > self.sent.wrapping_sub(self.acknowledged) {
                 return Err(PeerFault::AcknowledgedTooMuch { acknowledged, sent: self.sent });
@@ -317,16 +347,18 @@ impl Credits {
         Ok(())
     }
 
-    /// A message came in whose header cannot be read: it counts as the peer counts it.
+    /// A message came in that is of no use otherwise: it counts as the peer counts it, and so does what it grants by `increment`, if its credit
+    /// word is there to be read.
     ///
     /// # Errors
     /// As [`on_receive`](Self::on_receive).
     #[cold]
-    pub fn count_unreadable(&mut self) -> Result<(), PeerFault> {
+    pub fn count_unreadable(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
         if self.scheme == Scheme::V1 {
             return Ok(());
         }
-        self.count()
+        self.count()?;
+        increment.map_or(Ok(()), |credit| self.on_increment(credit))
     }
 
     /// One more message of version 2 that is no pure grant.
@@ -407,13 +439,13 @@ impl Credits {
     /// Starts the counters elsewhere, to test wrap-around.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, mine: u32, theirs: u32) {
-        self.sent = mine;
-        self.limit = mine.wrapping_add(1);
-        self.acknowledged = mine;
-        self.reached = mine;
-        self.answered = mine;
-        self.received = theirs;
-        self.told_limit = theirs.wrapping_add(1);
+        let Self { sent, limit, granted, acknowledged, reached, answered, received, told_limit, .. } = self;
+        for count in [sent, limit, granted, acknowledged, reached, answered] {
+            *count = count.wrapping_add(mine);
+        }
+        for count in [received, told_limit] {
+            *count = count.wrapping_add(theirs);
+        }
     }
 }
 

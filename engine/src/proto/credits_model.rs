@@ -1,7 +1,8 @@
 //! A model of flow control: every interleaving of two peers, for small windows and a few messages.
 //!
 //! Whatever the order of sending, delivery, refilling and granting: there are never more messages under way than Receives
-//! posted for them, every message gets through, and the peers come to rest.
+//! posted for them, none but a pure grant is beyond what its sender was told, what headers say is true, every message gets through, and the
+//! peers come to rest.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -21,6 +22,8 @@ struct End {
     arriving: VecDeque<Message>,
     to_send: u32,
     resized: bool,
+    /// The most that may be outstanding, as the other end said it last, and messages sent since; only where that end is blunt.
+    heard: Option<(u32, u32)>,
 }
 
 /// Both ends; 0 calls, 1 answers each call with `replies` messages.
@@ -29,29 +32,32 @@ struct World {
     ends: [End; 2],
     /// Answers that end 1 owes at most while it takes more calls.
     room: u32,
+    /// The end that changes its window says so at once, though it has granted more, as other implementations may.
+    blunt: Option<usize>,
 }
 
 struct Model {
     replies: u32,
     /// Version 1: replies and their calls pay together, and nothing is granted by itself.
     v1: bool,
-    /// The second end changes its window once, at any time, to this.
-    resize: Option<u32>,
+    /// This end changes its window once, at any time, to that.
+    resize: Option<(usize, u32)>,
 }
 
 impl World {
     fn new(scheme: Scheme, window: u32, coalesce: bool, calls: u32, counter: u32) -> Self {
-        let end = |to_send, mine, theirs| {
+        let end = |to_send, server, mine, theirs| {
             let mut credits = match scheme {
                 Scheme::V1 if calls == to_send => Credits::version_1(0, window),
                 Scheme::V1 => Credits::version_1(window, 0),
-                _ => Credits::new(scheme, window, coalesce),
+                _ => Credits::new(scheme, server, window, coalesce),
             };
             credits.start_at(mine, theirs);
-            End { posted: credits.reserve(), credits, arriving: VecDeque::new(), to_send, resized: false }
+            let (posted, arriving) = (credits.reserve(), VecDeque::new());
+            End { posted, credits, arriving, to_send, resized: false, heard: None }
         };
-        let ends = [end(calls, counter, !counter), end(0, !counter, counter)];
-        Self { ends, room: u32::MAX }
+        let ends = [end(calls, false, counter, !counter), end(0, true, !counter, counter)];
+        Self { ends, room: u32::MAX, blunt: None }
     }
 
     fn crowded(&self, end: usize) -> bool {
@@ -67,7 +73,7 @@ impl World {
         let crowded = self.crowded(from);
         let credits = &mut self.ends[from].credits;
         let mut short = credits.clone();
-        let words = if refilled && crowded {
+        let mut words = if refilled && crowded {
             credits.on_send_crowded(counted)
         } else {
             credits.on_send(counted, refilled)
@@ -76,6 +82,26 @@ impl World {
             let (credit, received) = short.on_send_windowed();
             let said = CreditWords { credit, received: Some(received) };
             assert_eq!((said, &short), (words, &*credits), "the short way comes to the same");
+        }
+        if credits.scheme() == Scheme::V2Incremental {
+            let most = words.credit >> 16;
+            assert!(most >= credits.left().max(1), "more is outstanding than the header says: {credits:#?}");
+            if self.blunt == Some(from) {
+                words.credit = credits.window << 16 | words.credit & 0xFFFF;
+            }
+        }
+        if credits.scheme() != Scheme::V1 {
+            let (sent, to) = (credits.sent, &self.ends[1 - from].credits);
+            let beyond = sent.wrapping_sub(to.told_limit.wrapping_sub(to.untold)) as i32;
+            assert!(
+                beyond <= i32::from(!payload),
+                "{beyond} beyond what the other end has said: {:#?}",
+                self.ends
+            );
+        }
+        if let Some((most, since)) = &mut self.ends[from].heard {
+            *since += 1;
+            assert!(*since <= *most + u32::from(!payload), "{since} sent where {most} may be outstanding");
         }
         self.ends[1 - from].arriving.push_back(Message { words, payload });
         let to = &self.ends[1 - from];
@@ -114,6 +140,9 @@ impl Model {
                 let me = &mut after.ends[end];
                 me.arriving.pop_front();
                 me.posted -= 1;
+                if world.blunt == Some(1 - end) {
+                    me.heard = Some((message.words.credit >> 16, 0));
+                }
                 if self.v1 && end == 0 {
                     me.credits.on_answered();
                 }
@@ -131,7 +160,7 @@ impl Model {
                 }
                 next.push(after);
             }
-            if let (Some(window), 1, false) = (self.resize, end, me.resized) {
+            if let Some((_, window)) = self.resize.filter(|&(who, _)| who == end && !me.resized) {
                 let mut after = world.clone();
                 let me = &mut after.ends[end];
                 me.credits.set_window(window);
@@ -185,14 +214,21 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 
+/// Whichever end changes its window, and whether it says so when that is true or at once.
 #[test]
 fn no_interleaving_of_changed_windows_overruns_or_deadlocks() {
     let mut worlds = 0;
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         for (from, to) in [(MIN_WINDOW, MIN_WINDOW + 2), (MIN_WINDOW + 2, MIN_WINDOW)] {
-            for (replies, calls) in [(1, 4), (0, 6)] {
-                let start = World::new(scheme, from, true, calls, NEAR_WRAP);
-                worlds += Model { replies, v1: false, resize: Some(to) }.explore(start);
+            for (who, replies, calls) in [(0, 1, 3), (0, 6, 1), (1, 1, 4), (1, 0, 6)] {
+                for blunt in [false, true] {
+                    if blunt && scheme == Scheme::V2Windowed {
+                        continue;
+                    }
+                    let start = World::new(scheme, from, true, calls, NEAR_WRAP);
+                    let start = World { blunt: blunt.then_some(who), ..start };
+                    worlds += Model { replies, v1: false, resize: Some((who, to)) }.explore(start);
+                }
             }
         }
     }
@@ -224,7 +260,7 @@ fn no_interleaving_of_version_1_overruns_or_deadlocks() {
 #[test]
 fn a_peer_that_ignores_its_limit_is_found_out_at_once() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
-        let mut credits = Credits::new(scheme, 4, true);
+        let mut credits = Credits::new(scheme, true, 4, true);
         let received = (scheme == Scheme::V2Windowed).then_some(0);
         let words = CreditWords { credit: 1, received };
         // One for the initial credit, one that a pure grant could have been.
@@ -237,7 +273,7 @@ fn a_peer_that_ignores_its_limit_is_found_out_at_once() {
 
 #[test]
 fn acknowledging_what_was_never_sent_is_a_fault() {
-    let mut credits = Credits::new(Scheme::V2Windowed, 4, true);
+    let mut credits = Credits::new(Scheme::V2Windowed, false, 4, true);
     credits.on_send(true, true);
     let words = CreditWords { credit: 4, received: Some(2) };
     assert!(matches!(
@@ -248,7 +284,7 @@ fn acknowledging_what_was_never_sent_is_a_fault() {
 
 #[test]
 fn increments_that_add_up_to_nonsense_are_a_fault() {
-    let mut credits = Credits::new(Scheme::V2Incremental, MAX_WINDOW, true);
+    let mut credits = Credits::new(Scheme::V2Incremental, false, MAX_WINDOW, true);
     let words = CreditWords { credit: 0xFFFF_FFFF, received: None };
     let fault = (0..4).find_map(|_| {
         credits.on_send(true, true);
@@ -259,7 +295,7 @@ fn increments_that_add_up_to_nonsense_are_a_fault() {
 
 #[test]
 fn a_version_1_grant_of_zero_is_read_as_one() {
-    let mut credits = Credits::new(Scheme::V1, 8, true);
+    let mut credits = Credits::new(Scheme::V1, false, 8, true);
     credits.on_send(true, true);
     assert!(!credits.may_send(true, true));
     credits.on_answered();
@@ -274,7 +310,7 @@ fn a_version_1_grant_of_zero_is_read_as_one() {
 #[test]
 fn what_was_told_keeps_its_receives_when_the_window_shrinks() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
-        let mut credits = Credits::new(scheme, 16, true);
+        let mut credits = Credits::new(scheme, false, 16, true);
         credits.on_send(true, true);
         credits.set_window(4);
         assert_eq!((credits.window(), credits.reserve()), (4, 17), "{scheme:?}");
@@ -289,11 +325,65 @@ fn what_was_told_keeps_its_receives_when_the_window_shrinks() {
 
 #[test]
 fn a_grant_alone_makes_no_grant_due() {
-    let mut credits = Credits::new(Scheme::V2Windowed, 8, false);
+    let mut credits = Credits::new(Scheme::V2Windowed, false, 8, false);
     credits.on_send(true, true);
     let words = CreditWords { credit: 8, received: Some(1) };
     credits.on_receive(words, false, true).unwrap();
     assert!(!credits.wants_report() && !credits.wants_grant(true));
     credits.on_receive(words, true, true).unwrap();
     assert!(credits.wants_report() && credits.wants_grant(true));
+}
+
+#[test]
+fn only_a_client_has_a_credit_that_nobody_granted() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let (mut client, mut server) =
+            (Credits::new(scheme, false, 8, true), Credits::new(scheme, true, 8, true));
+        assert_eq!((client.available(), server.available()), (1, 0), "{scheme:?}");
+        let words = client.on_send(true, true);
+        server.on_receive(words, true, true).unwrap();
+        assert_eq!((client.available(), server.available()), (0, 8), "{scheme:?}");
+    }
+    // A client whose Receives are short keeps one for its server's first message, and says so.
+    let mut client = Credits::new(Scheme::V2Incremental, false, 8, true);
+    assert_eq!(client.on_send(true, false).credit, 8 << 16 | 1);
+    assert_eq!(client.on_send(true, true).credit, 8 << 16 | 7);
+}
+
+#[test]
+fn the_high_half_binds_also_when_it_is_lowered() {
+    let mut credits = Credits::new(Scheme::V2Incremental, false, 8, true);
+    let hear = |credits: &mut Credits, most: u32, newly: u32| {
+        let words = CreditWords { credit: most << 16 | newly, received: None };
+        credits.on_receive(words, true, true).unwrap();
+        credits.available()
+    };
+    credits.on_send(true, true);
+    assert_eq!(hear(&mut credits, 16, 16), 16);
+    assert_eq!(hear(&mut credits, 4, 0), 4);
+    for _ in 0..4 {
+        credits.on_send(true, true);
+    }
+    assert!(!credits.may_send(true, true) && credits.may_grant());
+    // What was granted is not lost.
+    assert_eq!(hear(&mut credits, 4, 0), 4);
+    assert_eq!(hear(&mut credits, 16, 1), 13);
+    // A peer that says 0 would wait for ever.
+    assert_eq!(hear(&mut credits, 0, 1), 1);
+}
+
+#[test]
+fn a_smaller_window_is_told_as_it_becomes_true() {
+    let mut credits = Credits::new(Scheme::V2Incremental, true, 8, true);
+    let words = CreditWords { credit: 8 << 16 | 8, received: None };
+    credits.on_receive(words, true, true).unwrap();
+    assert_eq!(credits.on_send(true, true).credit, 8 << 16 | 8);
+    credits.set_window(4);
+    let mut told = Vec::new();
+    for _ in 0..6 {
+        credits.on_receive(CreditWords { credit: 8 << 16 | 1, received: None }, true, true).unwrap();
+        let credit = credits.on_send(true, true).credit;
+        told.push((credit >> 16, credit & 0xFFFF));
+    }
+    assert_eq!(told, [(7, 0), (6, 0), (5, 0), (4, 0), (4, 1), (4, 1)]);
 }

@@ -56,6 +56,7 @@ impl Connection {
                 WireErrorKind::InvalidFlag { flags: view.flags().0 },
                 Some(ErrorBody::InvalFlag),
                 is_response(view),
+                (view.htype() != HeaderType::Error).then(|| view.credit()),
             );
         }
         if self.peer_windowed && !windowed {
@@ -237,7 +238,7 @@ impl Connection {
     #[cold]
     fn versions_refused(&mut self, view: &View<'_>, low: u32, high: u32) -> Result<Event, PeerFault> {
         // The layout that all versions share says nothing of credits.
-        self.credits.count_unreadable()?;
+        self.credits.count_unreadable(None)?;
         if self.config.server || self.phase == Phase::Settled {
             return Ok(self.failed(view));
         }
@@ -272,6 +273,7 @@ impl Connection {
             WireErrorKind::UnsupportedVersion { vers },
             Some(self.version_error()),
             false,
+            None,
         )
     }
 
@@ -467,7 +469,9 @@ impl Connection {
             }
             self.go_version_1()?;
         }
-        self.unusable(xid, error.kind, error.answer(self.versions()), error.is_response())
+        // Whoever counts messages says in each how many have come: nothing is lost with one.
+        let increment = error.credit().filter(|_| !self.peer_windowed);
+        self.unusable(xid, error.kind, error.answer(self.versions()), error.is_response(), increment)
     }
 
     /// A message that is no use still took a Receive, and must be counted as the peer counts it.
@@ -478,8 +482,9 @@ impl Connection {
         kind: WireErrorKind,
         answer: Option<ErrorBody>,
         response: bool,
+        increment: Option<u32>,
     ) -> Result<Event, PeerFault> {
-        self.credits.count_unreadable()?;
+        self.credits.count_unreadable(increment)?;
         if let Some(sequence) = self.sequence {
             self.break_off(sequence);
         }

@@ -32,9 +32,8 @@ impl Connection {
     #[inline]
     pub fn poll_transmit(&mut self, receives_ok: bool) -> Option<Outgoing> {
         let replenished = self.replenished(receives_ok);
-        if self.credits.may_send(false, replenished)
-            && let Some(out) = self.reply_queue.pop_front()
-        {
+        let may = self.credits.may_send(false, replenished) || self.owes_versions();
+        if may && let Some(out) = self.reply_queue.pop_front() {
             let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
             self.errors_queued -= usize::from(error);
             return Some(out);
@@ -55,6 +54,13 @@ impl Connection {
         let due = due || (self.ping && self.credits.may_send(false, replenished));
         self.ping = false;
         (silent && due).then_some(Outgoing::Grant)
+    }
+
+    /// The next message is the answer to one of a version that is not spoken. Whatever credits are in that, its sender has kept a Receive for
+    /// the answer to its first message.
+    fn owes_versions(&self) -> bool {
+        let versions = matches!(self.reply_queue.front(), Some(Outgoing::WrongVersion { .. }));
+        versions && self.config.server && self.version == Version::V2 && self.credits.may_grant()
     }
 
     /// A message that [`poll_transmit`](Self::poll_transmit) gave cannot be sent now, and is nothing but a header: it is the next that

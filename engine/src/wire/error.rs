@@ -4,7 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::codes::{Flags, Revision, Version};
+use super::codes::{Flags, HeaderType, Revision, Version};
 use super::xdr::{BadXdr, NoSpace, Reader, Writer, word};
 
 /// Bytes of the shortest version 1 header of a call or reply.
@@ -22,6 +22,8 @@ pub struct WireError {
     pub(super) vers: u32,
     /// `rdma_flags` of version 2, 0 if they are cut off.
     flags: u32,
+    /// `rdma_credit`, if it means what it does in version 2.
+    credit: Option<u32>,
     len: usize,
 }
 
@@ -101,8 +103,19 @@ impl WireError {
     /// What is wrong with the header at the start of `bytes`.
     pub(super) fn new(kind: WireErrorKind, bytes: &[u8]) -> WireError {
         let vers = word(bytes, 4);
-        let flags = if vers == Version::V2.code() { word(bytes, 16) } else { 0 };
-        WireError { kind, xid: word(bytes, 0), vers, flags, len: bytes.len() }
+        let second = vers == Version::V2.code();
+        let flags = if second { word(bytes, 16) } else { 0 };
+        // The fixed words are there; that of an error is to be ignored (version 2 §6.4.3).
+        let grants = second
+            && !matches!(kind, WireErrorKind::TooShort { .. })
+            && word(bytes, 12) != HeaderType::Error.code();
+        let credit = grants.then(|| word(bytes, 8));
+        WireError { kind, xid: word(bytes, 0), vers, flags, credit, len: bytes.len() }
+    }
+
+    /// `rdma_credit` of a message of version 2 that is no error: whatever is wrong with it, its sender has granted that.
+    pub const fn credit(&self) -> Option<u32> {
+        self.credit
     }
 
     /// Whether the message is shorter than any call or reply of its version, and so to be dropped without a word (RFC 8166 §4.5).

@@ -13,6 +13,7 @@ mod call_only;
 mod calls;
 mod characteristics;
 mod chunks;
+mod credits;
 mod doorbells;
 mod faults;
 mod field;

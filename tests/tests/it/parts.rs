@@ -20,13 +20,13 @@ use super::rules_of_servers::{ARGS_AT, Client, XID};
 
 const SCHEMES: [Scheme; 2] = [Scheme::V2Windowed, Scheme::V2Incremental];
 /// Gives back arguments of any length inline, with as much of a pattern in the Write chunk as there is room for.
-const LONG: u32 = 70;
+pub(super) const LONG: u32 = 70;
 
 fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
 }
 
-fn long_world(name: &'static str, scheme: Scheme, shard: Config) -> (World, Address, Client) {
+pub(super) fn long_world(name: &'static str, scheme: Scheme, shard: Config) -> (World, Address, Client) {
     let mut world = World::new(name);
     let shard = Config { scheme, ..shard };
     let mut services = standard_services();

@@ -35,8 +35,10 @@ struct Direction {
 }
 
 impl Direction {
-    /// One message is free.
-    const START: Self = Self { count: 0, limit: 1 };
+    /// So many messages are free.
+    const fn start(limit: u32) -> Self {
+        Self { count: 0, limit }
+    }
 
     fn add(&mut self) {
         self.count = self.count.wrapping_add(1);
@@ -59,7 +61,9 @@ enum Kind {
 impl Flow {
     /// A new connection. `version` is the one that this side begins with.
     pub(crate) fn new(server: bool, hostile: bool, serves: bool, version: Version) -> Self {
-        let (ours, theirs) = (Direction::START, Direction::START);
+        // In version 2 nobody's first message is free but a client's.
+        let free = |server: bool| Direction::start(u32::from(!server || version == Version::V1));
+        let (ours, theirs) = (free(server), free(!server));
         Self { server, hostile, serves, version, settled: false, ours, theirs, replied: 0, answered: 0 }
     }
 
@@ -109,6 +113,10 @@ impl Flow {
         };
         if (told.wrapping_sub(self.theirs.limit) as i32) < 0 {
             return Err(format!("it takes back what it granted: {told} after {}", self.theirs.limit));
+        }
+        let most = view.credit() >> 16;
+        if view.received().is_none() && (told.wrapping_sub(self.theirs.count) as i32).max(1) > most as i32 {
+            return Err(format!("it says that {most} may be outstanding: {told} of {}", self.theirs.count));
         }
         self.theirs.limit = told;
         Ok(())

@@ -70,7 +70,9 @@ impl Mind {
     fn message(&mut self, peer: &RawPeer, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
         let honest = !self.random.once_in(8);
         let credit = match honest {
-            true if self.version == Version::V2 && !peer.windowed => 20 << 16 | 1,
+            true if self.version == Version::V2 && !peer.windowed => {
+                peer.increment(matches!(body, Body::Error(_)))
+            }
             true => 20,
             false => self.odd(),
         };

@@ -366,7 +366,7 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
         self.journal.note(format_args!("{qp:?} connects"));
         let hostile = self.hostile.as_ref() == Some(address);
         let group = self.groups.iter().position(|group| group == address);
-        self.add(qp, false, hostile, group, Sizes::new(&params.private_data, &[], hostile));
+        self.add(qp, false, hostile, group, Sizes::new(false, &params.private_data, &[], hostile));
         Ok(qp)
     }
 
@@ -375,7 +375,7 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
         self.journal.note(format_args!("{qp:?} accepts"));
         let theirs = self.requests.iter().position(|(asks, _)| *asks == request);
         let theirs = theirs.map(|at| self.requests.swap_remove(at).1).unwrap_or_default();
-        self.add(qp, true, false, None, Sizes::new(&params.private_data, &theirs, self.strangers));
+        self.add(qp, true, false, None, Sizes::new(true, &params.private_data, &theirs, self.strangers));
         Ok(qp)
     }
 

@@ -34,14 +34,14 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     /// A new connection, perhaps with somebody `hostile`; both ends' private data.
-    pub(crate) fn new(ours: &[u8], theirs: &[u8], hostile: bool) -> Self {
+    pub(crate) fn new(server: bool, ours: &[u8], theirs: &[u8], hostile: bool) -> Self {
         let size = |data: &[u8]| PrivateData::parse(data).unwrap_or_default().receive_size as usize;
         Self {
             told_first: size(ours),
             told: VecDeque::from([(0, DEFAULT)]),
             heard_first: size(theirs),
             heard: VecDeque::from([(0, DEFAULT)]),
-            limit: 1,
+            limit: u32::from(!server),
             introduced: false,
             met: false,
             hostile,
@@ -79,7 +79,11 @@ impl Sizes {
 
     /// A message has come, the `count`th.
     pub(crate) fn receive(&mut self, message: &[u8], revision: Revision, count: u32) {
-        let Ok(view) = View::check(message, revision) else { return };
+        let view = match View::check(message, revision) {
+            Ok(view) => view,
+            // It grants, whatever is wrong with it.
+            Err(error) => return error.credit().into_iter().for_each(|credit| self.granted(credit)),
+        };
         if view.version() == Version::V1 {
             return;
         }
@@ -88,15 +92,17 @@ impl Sizes {
         }
         match view.received() {
             Some(received) => forget(&mut self.told, received),
-            None if !matches!(view.body(), ViewBody::Error(_)) => {
-                let newly = view.credit() & 0xFFFF;
-                self.limit = self.limit.wrapping_add(newly);
-                // It has room for so many; the others have been received.
-                if newly > 0 {
-                    forget(&mut self.told, self.limit.wrapping_sub(view.credit() >> 16));
-                }
-            }
+            None if !matches!(view.body(), ViewBody::Error(_)) => self.granted(view.credit()),
             None => {}
+        }
+    }
+
+    fn granted(&mut self, credit: u32) {
+        let newly = credit & 0xFFFF;
+        self.limit = self.limit.wrapping_add(newly);
+        // It has room for so many; the others have been received.
+        if newly > 0 {
+            forget(&mut self.told, self.limit.wrapping_sub(credit >> 16));
         }
     }
 
