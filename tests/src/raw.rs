@@ -46,6 +46,8 @@ pub struct RawPeer {
     pub completed: usize,
     /// Those that were posted.
     signalled: usize,
+    /// It posts no Receives.
+    deaf: bool,
     up: bool,
     over: Option<String>,
     /// Protocol version of the headers that it makes.
@@ -167,7 +169,13 @@ impl RawPeer {
     }
 
     fn new(fabric: AnyFabric, messages: Pool, exposed: Pool, qp: QpId, told: u32) -> Self {
-        let mut peer = Self {
+        let mut peer = Self::bare(fabric, messages, exposed, qp, told);
+        peer.refill(RECEIVES);
+        peer
+    }
+
+    fn bare(fabric: AnyFabric, messages: Pool, exposed: Pool, qp: QpId, told: u32) -> Self {
+        Self {
             fabric,
             messages,
             exposed,
@@ -177,6 +185,7 @@ impl RawPeer {
             failures: Vec::new(),
             completed: 0,
             signalled: 0,
+            deaf: false,
             up: false,
             over: None,
             version: Version::V2,
@@ -190,12 +199,22 @@ impl RawPeer {
                 ..Properties::default()
             },
             private_data: Vec::new(),
-        };
-        peer.refill(RECEIVES);
+        }
+    }
+
+    /// Connects as a client that posts no Receive, and lets the other side try again without end; panics if it is refused.
+    pub fn connect_deaf(address: &Address) -> Self {
+        let (mut fabric, messages, exposed) = device(address);
+        let qp = fabric.connect(address.fabric_address(), &params(b"")).expect("a connect request");
+        let mut peer = Self { deaf: true, ..Self::bare(fabric, messages, exposed, qp, 0) };
+        peer.establish().expect("a connection");
         peer
     }
 
     fn refill(&mut self, count: usize) {
+        if self.deaf {
+            return;
+        }
         let mut bufs: Vec<_> = (0..count).map_while(|_| self.messages.alloc(RECEIVE)).collect();
         self.fabric.post_recv(None, &mut bufs);
     }
@@ -328,6 +347,23 @@ impl RawPeer {
         buf.copy_from_slice(bytes);
         let src = Source::Lent(buf.lend().expect("of this thread"));
         self.post(true, WorkRequest::Write { src, offset: 0, len: bytes.len(), remote });
+    }
+
+    /// Sends these bytes with immediate data; false where the fabric has no such operation.
+    pub fn send_immediate(&mut self, bytes: &[u8]) -> bool {
+        let mut buf = self.messages.alloc(bytes.len()).expect("a buffer");
+        buf.copy_from_slice(bytes);
+        let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
+        self.fabric.post_immediate(self.qp, Posting { wr_id: 0, signalled: true, wr }, 1)
+    }
+
+    /// Writes bytes into memory of the other side, with immediate data; false where the fabric has no such operation. To write nothing takes no key.
+    pub fn write_immediate(&mut self, bytes: &[u8], remote: RemoteMemory) -> bool {
+        let mut buf = self.exposed.alloc(bytes.len().max(1)).expect("a buffer");
+        buf[..bytes.len()].copy_from_slice(bytes);
+        let src = Source::Lent(buf.lend().expect("of this thread"));
+        let wr = WorkRequest::Write { src, offset: 0, len: bytes.len(), remote };
+        self.fabric.post_immediate(self.qp, Posting { wr_id: 0, signalled: true, wr }, 1)
     }
 
     /// Reads memory of the other side; `None` if that failed.

@@ -19,6 +19,7 @@ mod faults;
 mod field;
 mod host_auth;
 mod hostile_client;
+mod hostile_device;
 mod hostile_server;
 mod killed;
 mod lifecycle;

@@ -1,0 +1,184 @@
+//! Clients that use their queue pair for what no client of this protocol does: on an RDMA device all of it goes out on the wire.
+
+use std::time::Duration;
+
+use rpcrdma::fabric::{Access, RemoteMemory};
+use rpcrdma::wire::{Body, Chunks, Flags, Version};
+use rpcrdma::{Address, Scheme};
+use rpcrdma_tests::place::on_device;
+use rpcrdma_tests::*;
+
+use super::hostile_client::{be, ping, scene, unharmed};
+
+/// No memory at all.
+const NOWHERE: RemoteMemory = RemoteMemory { rkey: 0, address: 0 };
+
+fn connections(world: &World) -> u64 {
+    world.server().stats()[0].connections
+}
+
+/// A client that has been served, so that it has used Receives of the server's.
+fn served(address: &Address) -> RawPeer {
+    let mut peer = RawPeer::connect(address);
+    ping(&mut peer, 1);
+    peer
+}
+
+/// Of a Receive that is taken by immediate data nothing is read: it holds what another client has sent.
+#[test]
+fn immediate_data_is_never_a_call() {
+    let (world, address, mut witness) = scene("immediate", Scheme::V2Windowed);
+    let before = (world.server().stats()[0].peer_faults, world.server().stats()[0].calls);
+    let mut faults = 0;
+    for n in 0..20 {
+        // All Receives have been used by others.
+        (0..10).for_each(|seed| echo(&mut witness, &[seed; 50]).expect("an echo"));
+        let mut peer = served(&address);
+        let call = call_bytes(2, PROGRAM, VERSION, ECHO, b"whose?");
+        let call = peer.message(2, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+        let posted = match n % 2 {
+            0 => peer.send_immediate(&call),
+            _ => peer.write_immediate(b"", NOWHERE),
+        };
+        // The software fabric's rings have no such record.
+        assert_eq!(posted, on_device());
+        if posted {
+            while let Some(message) = peer.receive() {
+                panic!("it was answered: {message:x?}");
+            }
+            faults += 1;
+        }
+        unharmed(&mut witness);
+    }
+    assert!(settles(|| world.server().stats()[0].peer_faults == before.0 + faults), "of {faults} faults");
+    drop(witness);
+    world.server_balances();
+}
+
+/// It lets the server try again without end: the server's own knob says when that is over, as the software fabric's rings need no Receive.
+#[test]
+fn a_client_without_receives_is_given_up() {
+    let (world, address, mut witness) = scene("no-receives", Scheme::V1);
+    let mut deaf: Vec<_> = (0..4).map(|_| RawPeer::connect_deaf(&address)).collect();
+    for peer in &mut deaf {
+        peer.version = Version::V1;
+        for xid in 1..9 {
+            let call = call_bytes(xid, PROGRAM, VERSION, ECHO, b"silence");
+            let bytes = peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+            peer.send(&bytes);
+        }
+    }
+    unharmed(&mut witness);
+    for peer in deaf {
+        if on_device() {
+            let mut peer = peer;
+            peer.wait_until_over();
+        }
+        unharmed(&mut witness);
+    }
+    assert!(settles(|| connections(&world) == 1), "{} connections", connections(&world));
+}
+
+/// Requests that are given up at any moment, in silence or with a word, and some that stay half open.
+#[test]
+fn connects_that_never_complete_harm_nobody() {
+    let (world, address, mut witness) = scene("half-open", Scheme::V2Windowed);
+    let mut random = Random::new(11);
+    for n in 0..24 {
+        let mut peer = RawPeer::begin(&address, b"").expect("a connect request");
+        for _ in 0..random.below(40) {
+            peer.turn();
+            std::thread::yield_now();
+        }
+        if n % 2 == 0 {
+            peer.vanish()
+        } else {
+            peer.leave()
+        }
+        unharmed(&mut witness);
+    }
+    let mut held = Vec::new();
+    for _ in 0..6 {
+        let before = connections(&world);
+        let mut peer = RawPeer::begin(&address, b"").expect("a connect request");
+        // As soon as the server has answered, nothing more is heard of it.
+        for _ in 0..100 {
+            if connections(&world) > before || peer.is_up() || peer.is_over() {
+                break;
+            }
+            peer.turn();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        held.push(peer);
+        unharmed(&mut witness);
+    }
+    assert!(held.iter().any(|peer| !peer.is_up()), "none is half open");
+    served(&address).leave();
+    drop(held);
+    assert!(settles(|| connections(&world) == 1), "{} connections", connections(&world));
+    served(&address).leave();
+    unharmed(&mut witness);
+}
+
+/// Devices number their keys: those of the server's memory are near to a client's own.
+#[test]
+fn keys_that_were_not_given_open_nothing() {
+    let (_world, address, mut witness) = scene("guesses", Scheme::V2Windowed);
+    let mut peer = served(&address);
+    let (own, _memory) = peer.expose(&[7; 64], Access::REMOTE);
+    for n in 0..24u32 {
+        let distance = 0x100 * (1 + n / 3);
+        let rkey =
+            if n % 2 == 0 { own.handle.wrapping_sub(distance) } else { own.handle.wrapping_add(distance) };
+        let remote = RemoteMemory { rkey, address: own.offset };
+        let mut peer = served(&address);
+        match n % 3 {
+            0 => assert_eq!(peer.read(remote, 64), None, "{rkey:#x} can be read"),
+            1 => peer.write(&[1; 64], remote),
+            _ => peer.send_invalidating(&be(&[1, 2, 3]), Some(rkey)),
+        }
+        if n % 3 == 1 {
+            peer.wait_until_over_or_failed();
+            assert!(!peer.failures.is_empty() || peer.is_over(), "{rkey:#x} can be written");
+        }
+        unharmed(&mut witness);
+    }
+    ping(&mut peer, 3);
+}
+
+/// Messages of all lengths, and none that means anything: as many as go out, with no regard to credits.
+#[test]
+fn floods_of_nonsense_stop_nobody_else() {
+    for scheme in [Scheme::V1, Scheme::V2Windowed] {
+        let (world, address, mut witness) = scene("flood", scheme);
+        let version = if scheme == Scheme::V1 { 1 } else { 2 };
+        let done = be(&[9, version, 64, 3, 0, 0, 0]);
+        let short = be(&[9, version, 64]);
+        let mut random = Random::new(5);
+        for kind in 0..4 {
+            let mut peer = RawPeer::connect_silently(&address);
+            for n in 0..1500usize {
+                let noise: Vec<u8> = (0..1 + random.below(900)).map(|_| random.draw() as u8).collect();
+                match kind {
+                    0 => peer.send(&done),
+                    1 => peer.send(&short),
+                    2 => peer.send(&be(&[9, version, 64, 4, 2])),
+                    _ => peer.send(&noise),
+                }
+                if n % 32 == 0 {
+                    peer.turn();
+                }
+                if n % 500 == 0 {
+                    unharmed(&mut witness);
+                }
+                if peer.is_over() {
+                    break;
+                }
+            }
+            unharmed(&mut witness);
+        }
+        assert!(settles(|| connections(&world) == 1), "{} connections", connections(&world));
+        drop(witness);
+        world.server_balances();
+    }
+}
