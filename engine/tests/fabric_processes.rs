@@ -105,7 +105,7 @@ impl End {
         let done = self.done.remove(at);
         let buf = done.buf.expect("a message");
         let bytes = buf.to_vec();
-        self.fabric.post_recv(queue, &mut vec![buf]);
+        self.fabric.post_recv(queue, &mut vec![buf.into_buf()]);
         Some((bytes, done.invalidated))
     }
 
@@ -268,7 +268,7 @@ fn serve(address: &FabricAddress) {
             }
             let Some(buf) = done.buf else { continue };
             let bytes = buf.to_vec();
-            end.fabric.post_recv(None, &mut vec![buf]);
+            end.fabric.post_recv(None, &mut vec![buf.into_buf()]);
             if !done.status.is_ok() {
                 continue;
             }
@@ -443,7 +443,7 @@ fn a_killed_server_ends_its_own_connection_only() {
                 } else if end.done[i].qp == bad {
                     let done = end.done.remove(i);
                     if let Some(buf) = done.buf {
-                        end.fabric.post_recv(None, &mut vec![buf]);
+                        end.fabric.post_recv(None, &mut vec![buf.into_buf()]);
                     }
                 } else {
                     i += 1;

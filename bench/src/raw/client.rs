@@ -225,7 +225,7 @@ impl<F: Fabric> RawTarget<F> {
         let welcome = Welcome::decode(&buf).map_err(Failure::Run)?;
         link.remote = welcome.remote;
         link.welcome = Some(welcome);
-        link.idle.push(buf);
+        link.idle.push(buf.into_buf());
         Ok(())
     }
 
@@ -363,7 +363,7 @@ impl<F: Fabric> Target for RawTarget<F> {
                         let len = buf.len();
                         return Err(Failure::Run(format!("an answer has {len} bytes instead of {expected}")));
                     }
-                    link.idle.push(buf);
+                    link.idle.push(buf.into_buf());
                     if link.idle.len() >= refill_at {
                         self.fabric.post_recv(Some(link.qp), &mut link.idle);
                     }

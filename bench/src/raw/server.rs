@@ -116,10 +116,10 @@ impl<F: Fabric> RawServer<F> {
         }
         if let (Opcode::Recv, Some(buf)) = (completion.opcode, completion.buf) {
             if peer.hello.echo {
-                peer.send(buf);
+                peer.send(buf.into_buf());
                 peer.idle.extend(peer.messages.alloc(peer.hello.buffer_bytes()));
             } else {
-                peer.idle.push(buf);
+                peer.idle.push(buf.into_buf());
             }
         }
         if !peer.hello.batch {

@@ -9,7 +9,7 @@
 //! # Ownership of memory
 //! 1. Memory given to the fabric is *moved* into it: a [`Buf`] in [`Fabric::post_recv`] or
 //!    [`WorkRequest::Send`], a clone of a [`Lent`] or [`Frozen`] in the others. Safe code cannot reach the bytes meanwhile.
-//! 2. A received [`Buf`] comes back in its [`Completion`]. A sent one goes home to its pool by itself, once the
+//! 2. A posted [`Buf`] comes back in its [`Completion`], as a [`ReceivedBuf`] of what has arrived in it. A sent one goes home to its pool by itself, once the
 //!    fabric knows that the device has finished with it.
 //! 3. [`Lent`] memory is usable again when every clone is gone: the fabric drops its clones at the completion of the
 //!    Read or Write, or, for a bound window, at the proof of its revocation: the completion of a
@@ -21,6 +21,7 @@ pub mod any;
 pub mod chaos;
 pub mod contract;
 pub mod log_limit;
+mod received;
 pub mod software;
 mod table;
 pub mod trace;
@@ -30,6 +31,7 @@ pub mod verbs;
 use std::fmt;
 use std::time::Duration;
 
+pub use self::received::ReceivedBuf;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Frozen, Lent};
 
 /// A queue pair, by slot and generation: a stale one never names a newer queue pair.
@@ -283,8 +285,8 @@ pub struct Completion {
     pub opcode: Opcode,
     /// How it ended. All but `wr_id`, `qp` and `status` mean something only on success.
     pub status: Status,
-    /// For [`Opcode::Recv`]: the message, `buf.len()` bytes of it. Also present when a Receive is flushed.
-    pub buf: Option<Buf>,
+    /// For [`Opcode::Recv`]: the message, `buf.len()` bytes of it. Also present when a Receive has failed or is flushed, and empty then.
+    pub buf: Option<ReceivedBuf>,
     /// For [`Opcode::Recv`]: the key of ours that the peer's Send With Invalidate revoked.
     pub invalidated: Option<u32>,
 }

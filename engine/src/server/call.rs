@@ -9,7 +9,7 @@ use rpcrdma_mempool::{Buf, Frozen};
 
 use super::reply_cache::Claim;
 use super::writer::ResultWriter;
-use crate::fabric::QpId;
+use crate::fabric::{QpId, ReceivedBuf};
 use crate::proto::{InboundId, Refusal};
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, AnonymousCall, Flavor};
 use crate::wire::{ReadSegment, Segment};
@@ -98,7 +98,7 @@ pub struct ServerCall {
     pub(crate) credential: Range<u32>,
     pub(crate) args: Range<u32>,
     /// The received message.
-    pub(crate) message: Option<Buf>,
+    pub(crate) message: Option<ReceivedBuf>,
     pub(crate) reads: ArrayVec<ReadArgument, MAX_CHUNKS>,
     pub(crate) results: ArrayVec<ResultChunk, MAX_CHUNKS>,
     /// The caller's Write list, flat.

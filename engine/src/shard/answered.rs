@@ -9,7 +9,7 @@ use super::Shard;
 use super::conn::{Conn, Ending, Exposure};
 use super::list::push;
 use super::outcome::{CallResult, Done, Reply, Sink};
-use crate::fabric::{Fabric, Posting, WorkRequest};
+use crate::fabric::{Fabric, Posting, ReceivedBuf, WorkRequest};
 use crate::proto::{CallError, CallId, Refusal};
 use crate::server::MAX_CHUNKS;
 use crate::wire::{HeaderType, View, rpc};
@@ -22,7 +22,7 @@ impl<F: Fabric> Shard<F> {
         call: CallId,
         token: u64,
         read: ReadReply,
-        message: Buf,
+        message: ReceivedBuf,
         invalidated: Option<u32>,
     ) {
         let (sink, exposure, started) = conn.end_call(call);
@@ -177,7 +177,7 @@ impl<F: Fabric> Shard<F> {
         // Its transport header came in the other message.
         let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
         let results = results_of(xid, &buf, 0)?;
-        Ok(Reply { message: buf, results, memory: None })
+        Ok(Reply { message: ReceivedBuf::whole(buf), results, memory: None })
     }
 
     /// A copy in memory that no peer is ever shown: in buffers like those that peers are shown, so that whatever comes in these fits.

@@ -5,13 +5,14 @@ use std::ops::Range;
 use rpcrdma_mempool::Buf;
 
 use super::chunks::ChunkMemory;
+use crate::fabric::ReceivedBuf;
 use crate::handoff::slot::Completer;
 use crate::proto::CallError;
 
 /// A reply. Its memory may be kept, and dropped, on any thread.
 #[derive(Debug)]
 pub struct Reply {
-    pub(super) message: Buf,
+    pub(super) message: ReceivedBuf,
     pub(super) results: Range<u32>,
     /// What was sent and received as chunks.
     pub(super) memory: Option<ChunkMemory>,
@@ -19,9 +20,8 @@ pub struct Reply {
 
 impl Reply {
     /// What a call without a reply comes to.
-    pub(super) fn empty(mut message: Buf) -> Self {
-        message.set_window(0, 0);
-        Self { message, results: 0..0, memory: None }
+    pub(super) fn empty(message: Buf) -> Self {
+        Self { message: ReceivedBuf::new(message, 0), results: 0..0, memory: None }
     }
 
     /// The results that came inline, in the buffer that they arrived in.

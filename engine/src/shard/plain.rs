@@ -4,7 +4,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use arrayvec::ArrayVec;
-use rpcrdma_mempool::Buf;
 
 use super::Shard;
 use super::answered::results_of;
@@ -13,7 +12,7 @@ use super::outcome::{CallResult, Reply, Sink};
 use super::reading::{only_handle, read_rpc};
 use crate::binding::Binding;
 use crate::config::{HEADROOM_CHUNKS, HEADROOM_PLAIN};
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{CallId, InboundId, Outgoing, Refusal};
 use crate::server::{ReadArgument, ResultChunk, ServerCall};
 use crate::wire::{Plain, PlainChunks, ReadSegment, Version, rpc};
@@ -49,7 +48,7 @@ fn takes_one(binding: &Binding, read: &ReadSegment, inline: usize) -> bool {
 impl<F: Fabric> Shard<F> {
     /// A call has come that is plain. If its procedure is, too, it is run, and answered.
     #[inline(always)]
-    pub(super) fn plain_call(&mut self, conn: &mut Conn, id: InboundId, plain: &Plain, message: Buf) {
+    pub(super) fn plain_call(&mut self, conn: &mut Conn, id: InboundId, plain: &Plain, message: ReceivedBuf) {
         let mut call = self.new_call(conn, id);
         (call.xid, call.inv_handle) = (plain.xid, plain.inv_handle);
         let payload = message.get(plain.len..).unwrap_or_default();
@@ -84,7 +83,7 @@ impl<F: Fabric> Shard<F> {
         id: InboundId,
         plain: &Plain,
         chunks: &PlainChunks,
-        message: Buf,
+        message: ReceivedBuf,
     ) {
         let mut call = self.new_call(conn, id);
         (call.xid, call.inv_handle) = (plain.xid, plain.inv_handle);
@@ -120,7 +119,7 @@ impl<F: Fabric> Shard<F> {
         mut call: Box<ServerCall>,
         plain: &Plain,
         read: &ReadSegment,
-        message: Buf,
+        message: ReceivedBuf,
     ) {
         let landing = self.pool.alloc(read.target.length as usize).and_then(|buf| buf.lend().ok());
         let (Some(landing), true) = (landing, self.prepare(&mut call)) else {
@@ -138,7 +137,7 @@ impl<F: Fabric> Shard<F> {
         conn: &mut Conn,
         mut call: Box<ServerCall>,
         plain: &Plain,
-        message: Buf,
+        message: ReceivedBuf,
     ) {
         self.fetch.clear();
         let payload = message.get(plain.len..).unwrap_or_default();
@@ -177,7 +176,7 @@ impl<F: Fabric> Shard<F> {
         conn: &mut Conn,
         (call, token): (CallId, u64),
         plain: &Plain,
-        message: Buf,
+        message: ReceivedBuf,
         invalidated: Option<u32>,
     ) {
         let results = results_of(plain.xid, message.get(plain.len..).unwrap_or_default(), plain.len);

@@ -1,13 +1,11 @@
 //! One turn of the loop.
 
-use rpcrdma_mempool::Buf;
-
 use super::answered::read_reply;
 use super::conn::{Conn, Stage};
 use super::reading::read_call;
 use super::{MAX_BATCH, Shard};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, SMALL_BUFFER};
-use crate::fabric::{Completion, Fabric, Opcode, PostError, Status};
+use crate::fabric::{Completion, Fabric, Opcode, PostError, ReceivedBuf, Status};
 use crate::proto::{CallError, CallId, Event, Form, InboundId, Outgoing, PeerFault};
 use crate::server::ServerCall;
 use crate::wire::{HeaderType, View};
@@ -154,7 +152,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     #[inline(never)]
-    fn received(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
+    fn received(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
         if conn.stage == Stage::Closing {
             return;
         }
@@ -182,7 +180,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Takes a message that is anything else.
     #[inline(never)]
-    fn received_other(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
+    fn received_other(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
         if let Some((plain, chunks)) = conn.proto.plain_with_chunks(&message) {
             return match conn.proto.handle_plain_with_chunks(&plain) {
                 Ok(Event::Call { id }) => self.call_with_chunks(conn, id, &plain, &chunks, message),
@@ -194,7 +192,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     #[inline(never)]
-    fn received_rare(&mut self, conn: &mut Conn, message: Buf, invalidated: Option<u32>) {
+    fn received_rare(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
         let view = if conn.proto.expects_properties() {
             View::check_part(&message, self.config.revision)
         } else {
@@ -228,7 +226,7 @@ impl<F: Fabric> Shard<F> {
 
     /// All that is neither a call nor a reply.
     #[cold]
-    fn unusual(&mut self, conn: &mut Conn, event: Event, message: &Buf, invalidated: Option<u32>) {
+    fn unusual(&mut self, conn: &mut Conn, event: Event, message: &ReceivedBuf, invalidated: Option<u32>) {
         match event {
             Event::Part { first, kept } => {
                 if first {
@@ -291,7 +289,7 @@ impl<F: Fabric> Shard<F> {
         conn: &mut Conn,
         call: CallId,
         token: u64,
-        message: Buf,
+        message: ReceivedBuf,
         invalidated: Option<u32>,
     ) {
         let Ok(view) = View::check(&message, self.config.revision) else { return };
@@ -300,7 +298,7 @@ impl<F: Fabric> Shard<F> {
             return self.failed(conn, call, token, CallError::NoMemory, invalidated);
         };
         let read = read_reply(&view, &whole, 0, conn.exposure_of(call));
-        self.replied(conn, call, token, read, whole, invalidated);
+        self.replied(conn, call, token, read, ReceivedBuf::whole(whole), invalidated);
     }
 
     #[cold]

@@ -7,7 +7,7 @@ use super::Shard;
 use super::conn::Conn;
 use super::list::push;
 use crate::config::{HEADROOM_CHUNKS, RECEIVE_LOW_WATER};
-use crate::fabric::{Fabric, RemoteMemory, Source, WorkRequest};
+use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
 use crate::server::{MAX_CHUNKS, ResultBytes, ServerCall};
 use crate::wire::{ChunkCounts, Chunks, ErrorBody, Segment, WriteList, rpc};
@@ -81,7 +81,7 @@ impl<F: Fabric> Shard<F> {
     ) {
         // The message that it came in is not needed any more.
         let message = call.message.take().filter(|message| message.capacity() >= LONG_HEADER);
-        let Some(mut buf) = message.or_else(|| self.alloc(LONG_HEADER)) else {
+        let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| self.alloc(LONG_HEADER)) else {
             conn.proto.reply_error(call.id, ErrorBody::System);
             Self::make_ready(&mut self.ready, conn);
             return self.boxes.put(call);
@@ -116,7 +116,7 @@ impl<F: Fabric> Shard<F> {
             && self.receives.len() < RECEIVE_LOW_WATER
             && message.capacity() == self.receive_size
         {
-            push(&mut self.receives, || message);
+            push(&mut self.receives, || message.into_buf());
         }
         self.boxes.put(call);
     }

@@ -11,7 +11,7 @@ use super::outgoing::headroom;
 use super::reading::{Reject, read_lists, read_position_zero, read_rpc, reply_body};
 use super::replying::reply_form;
 use crate::config::HEADROOM_CHUNKS;
-use crate::fabric::{Fabric, Posting, RemoteMemory, WorkRequest};
+use crate::fabric::{Fabric, Posting, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::{Refusal, ReplyForm};
 use crate::server::reply_cache::Lookup;
 use crate::server::{
@@ -166,7 +166,7 @@ impl<F: Fabric> Shard<F> {
         self.fetch.clear();
         let services = self.services.clone();
         let read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
-        call.message = Some(message);
+        call.message = Some(ReceivedBuf::whole(message));
         self.serve(conn, call, read);
     }
 
@@ -196,7 +196,7 @@ impl<F: Fabric> Shard<F> {
             let services = self.services.clone();
             read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
         }
-        call.message = Some(message);
+        call.message = Some(ReceivedBuf::whole(message));
         self.serve(conn, call, read);
     }
 
@@ -378,7 +378,8 @@ impl<F: Fabric> Shard<F> {
             // The message that it came in is not needed any more.
             let message =
                 call.message.take().filter(|message| message.capacity() >= headroom(true) + REFUSAL_LEN);
-            call.reply = message.or_else(|| self.alloc(headroom(true) + REFUSAL_LEN));
+            call.reply =
+                message.map(ReceivedBuf::into_buf).or_else(|| self.alloc(headroom(true) + REFUSAL_LEN));
         }
         call.results.iter_mut().for_each(|result| result.len = 0);
         let header = ReplyHeader { xid: call.xid, body };

@@ -10,8 +10,8 @@ use std::time::Duration;
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
 use rpcrdma::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
-    FabricStats, Opcode, PostError, Posting, QpId, RemoteMemory, RequestId, Source, Status, Waker, WindowId,
-    WorkRequest,
+    FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, RemoteMemory, RequestId, Source, Status,
+    Waker, WindowId, WorkRequest,
 };
 use rpcrdma_mempool::{Arena, ArenaConfig, ArenaId, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
@@ -337,7 +337,7 @@ impl Far {
                 let mut buf = self.receives.get_mut(&queue).and_then(Vec::pop).expect("a Receive");
                 buf.set_window(0, bytes.len());
                 buf.copy_from_slice(&bytes);
-                buf
+                ReceivedBuf::whole(buf)
             });
             out.push(Completion { wr_id, qp, opcode, status, buf, invalidated });
         }

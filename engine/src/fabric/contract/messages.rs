@@ -1,7 +1,7 @@
 //! Sends and Receives.
 
 use super::*;
-use crate::fabric::Source;
+use crate::fabric::{ReceivedBuf, Source};
 
 pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
     vec![
@@ -80,7 +80,7 @@ fn volume<F: Fabric>(w: &mut World<F>) -> Outcome {
                 return Some(Err(format!("message {got} is damaged")));
             }
             got += 1;
-            let mut back = vec![done.buf?];
+            let mut back = vec![done.buf?.into_buf()];
             w.server.fabric.post_recv(None, &mut back);
         }
         (got == total).then_some(Ok(()))
@@ -96,12 +96,12 @@ fn conversation<F: Fabric>(w: &mut World<F>) -> Outcome {
         w.client.post(c, [call])?;
         let got = w.server_done(s, Opcode::Recv)?;
         same("call", bytes(&got)?, &pattern(i, 100)[..])?;
-        w.server.fabric.post_recv(None, &mut got.buf.into_iter().collect());
+        w.server.fabric.post_recv(None, &mut got.buf.into_iter().map(ReceivedBuf::into_buf).collect());
         let reply = w.server.quiet_send(0, &pattern(i + 1, 100))?;
         w.server.post(s, [reply])?;
         let got = w.client_done(c, Opcode::Recv)?;
         same("reply", bytes(&got)?, &pattern(i + 1, 100)[..])?;
-        w.client.fabric.post_recv(None, &mut got.buf.into_iter().collect());
+        w.client.fabric.post_recv(None, &mut got.buf.into_iter().map(ReceivedBuf::into_buf).collect());
     }
     Ok(())
 }
@@ -346,7 +346,10 @@ fn immediate<F: Fabric>(w: &mut World<F>, (c, s): (QpId, QpId), posting: Posting
     let got = w.server_done(its_peer, Opcode::Recv)?;
     same("message", bytes(&got)?, &pattern(5, 300)[..])?;
     // The same buffer again: what is in it is another client's.
-    ensure!(w.server.fabric.post_recv(None, &mut got.buf.into_iter().collect()) == 1, "it was not posted");
+    ensure!(
+        w.server.fabric.post_recv(None, &mut got.buf.into_iter().map(ReceivedBuf::into_buf).collect()) == 1,
+        "it was not posted"
+    );
     if !w.client.fabric.post_immediate(c, posting, 7) {
         // The software fabric's rings have no such records.
         w.missing = Some("the fabric has no work requests with immediate data");
@@ -358,7 +361,10 @@ fn immediate<F: Fabric>(w: &mut World<F>, (c, s): (QpId, QpId), posting: Posting
     w.server_disconnected(s)?;
     w.client_disconnected(c)?;
     same("what is counted", w.server.fabric.stats().peer_violations, 1)?;
-    ensure!(w.server.fabric.post_recv(None, &mut got.buf.into_iter().collect()) == 1, "it was not posted");
+    ensure!(
+        w.server.fabric.post_recv(None, &mut got.buf.into_iter().map(ReceivedBuf::into_buf).collect()) == 1,
+        "it was not posted"
+    );
     let again = w.client.send(2, &pattern(6, 300))?;
     w.client.post(other, [again])?;
     same("message of another", bytes(&w.server_done(its_peer, Opcode::Recv)?)?, &pattern(6, 300)[..])

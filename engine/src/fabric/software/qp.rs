@@ -17,7 +17,8 @@ use super::ring::{Consumer, Producer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::fabric::log_limit::ClockedLog;
 use crate::fabric::{
-    Completion, ConnectParams, ControlEvent, FabricStats, Opcode, Posting, QpId, Status, WorkRequest,
+    Completion, ConnectParams, ControlEvent, FabricStats, Opcode, Posting, QpId, ReceivedBuf, Status,
+    WorkRequest,
 };
 
 /// What all queue pairs of a fabric share.
@@ -360,7 +361,7 @@ pub(super) fn flushed_receive(qp: QpId, buf: Buf) -> Completion {
         qp,
         opcode: Opcode::Recv,
         status: Status::Flushed,
-        buf: Some(buf),
+        buf: Some(ReceivedBuf::new(buf, 0)),
         invalidated: None,
     }
 }

@@ -4,7 +4,7 @@ use rpcrdma_mempool::Buf;
 
 use super::qp::{Common, Qp, Refusal};
 use super::window::Revoked;
-use crate::fabric::{Completion, Opcode, Status};
+use crate::fabric::{Completion, Opcode, ReceivedBuf, Status};
 
 /// Messages that one queue pair may deliver per poll, so that the others get their turn.
 const BURST: usize = 32;
@@ -152,7 +152,7 @@ impl Qp {
                 qp: self.id,
                 opcode: Opcode::Recv,
                 status: Status::Success,
-                buf: Some(buf),
+                buf: Some(ReceivedBuf::whole(buf)),
                 invalidated,
             });
             first = self.rx.peek(&self.ring.rx());
@@ -198,6 +198,13 @@ impl Qp {
     }
 
     fn failed_receive(&self, status: Status, buf: Buf) -> Completion {
-        Completion { wr_id: 0, qp: self.id, opcode: Opcode::Recv, status, buf: Some(buf), invalidated: None }
+        Completion {
+            wr_id: 0,
+            qp: self.id,
+            opcode: Opcode::Recv,
+            status,
+            buf: Some(ReceivedBuf::new(buf, 0)),
+            invalidated: None,
+        }
     }
 }

@@ -148,7 +148,7 @@ impl Town {
         assert_eq!(got.status, Status::Success);
         let buf = got.buf.expect("buffer");
         assert_eq!(buf[..], sent.to_le_bytes());
-        assert_eq!(self.server.post_recv(None, &mut vec![buf]), 1);
+        assert_eq!(self.server.post_recv(None, &mut vec![buf.into_buf()]), 1);
     }
 
     /// This queue pair of the server ends.
@@ -162,7 +162,7 @@ impl Town {
         });
         for done in std::mem::take(&mut self.done) {
             if let Some(buf) = done.buf {
-                assert_eq!(self.server.post_recv(None, &mut vec![buf]), 1);
+                assert_eq!(self.server.post_recv(None, &mut vec![buf.into_buf()]), 1);
             }
         }
         self.server.destroy_qp(qp);
@@ -628,7 +628,7 @@ fn scribbling() {
             town.turn();
             for done in std::mem::take(&mut town.done) {
                 if let Some(buf) = done.buf {
-                    town.server.post_recv(None, &mut vec![buf]);
+                    town.server.post_recv(None, &mut vec![buf.into_buf()]);
                 }
             }
         }

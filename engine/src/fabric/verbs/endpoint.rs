@@ -26,8 +26,8 @@ use super::window::Windows;
 use super::wr_id::{Owner, WrId};
 use crate::fabric::log_limit::ClockedLog;
 use crate::fabric::{
-    Access, Completion, FabricStats, Opcode, PostError, Posting, QpId, RemoteMemory, Source, Status,
-    WindowId, WorkRequest,
+    Access, Completion, FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, RemoteMemory, Source,
+    Status, WindowId, WorkRequest,
 };
 
 const FOREIGN: &str = "memory that is not registered with this fabric";
@@ -197,7 +197,7 @@ impl Endpoint {
 
     /// The buffer of a Receive of its own queue.
     #[inline]
-    pub(super) fn received(&mut self, done: &WorkCompletion, received: usize) -> Option<Buf> {
+    pub(super) fn received(&mut self, done: &WorkCompletion, received: usize) -> Option<ReceivedBuf> {
         self.receives.as_mut()?.complete(done, received)
     }
 
@@ -592,7 +592,7 @@ impl Endpoint {
         if let Some(mut receives) = self.receives.take() {
             // SAFETY: the queue pair, and with it this queue, is destroyed.
             let bufs = unsafe { receives.reclaim() };
-            out.extend(bufs.into_iter().map(|buf| flushed_receive(self.id, buf)));
+            out.extend(bufs.into_iter().map(|buf| flushed_receive(self.id, ReceivedBuf::new(buf, 0))));
         }
         Retired { count, is_unknown: false }
     }
@@ -606,7 +606,7 @@ impl Drop for Endpoint {
 }
 
 /// A Receive that met no message.
-pub(super) fn flushed_receive(qp: QpId, buf: Buf) -> Completion {
+pub(super) fn flushed_receive(qp: QpId, buf: ReceivedBuf) -> Completion {
     let status = Status::Flushed;
     Completion { wr_id: 0, qp, opcode: Opcode::Recv, status, buf: Some(buf), invalidated: None }
 }

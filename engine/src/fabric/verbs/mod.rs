@@ -64,7 +64,7 @@ use self::sys::{
 use self::window::NoWindow;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
-    FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
+    FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId,
 };
 
 /// The addresses of this host's active RoCE ports: where a server of this fabric can listen. Empty on a host without.
@@ -403,7 +403,7 @@ impl Fabric for VerbsFabric {
                 if matches!(qp.state, State::Over | State::Failed) && !qp.endpoint.shares_receives() {
                     // Not every device flushes what is posted so late.
                     let n = bufs.iter().take_while(|buf| self.regions.get(buf.arena()).is_some()).count();
-                    ready.extend(bufs.drain(..n).map(|buf| flushed_receive(id, buf)));
+                    ready.extend(bufs.drain(..n).map(|buf| flushed_receive(id, ReceivedBuf::new(buf, 0))));
                     return n;
                 }
                 qp.endpoint.post_recv(&self.regions, bufs, *room).unwrap_or(0)

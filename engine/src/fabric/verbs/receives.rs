@@ -11,6 +11,7 @@ use rpcrdma_mempool::{Buf, Posted};
 use super::region::Regions;
 use super::sys::{QueuePair, Refused, SharedReceiveQueue, WorkCompletion};
 use super::wr_id::{Owner, WrId};
+use crate::fabric::ReceivedBuf;
 
 /// The buffers that a receive queue of the device holds, by their place in work request names.
 pub(super) struct ReceiveTable {
@@ -118,7 +119,7 @@ impl ReceiveTable {
 
     /// The buffer of a completed Receive, as many bytes of it as were received. `None` if there is no such Receive.
     #[inline]
-    pub(super) fn complete(&mut self, done: &WorkCompletion, received: usize) -> Option<Buf> {
+    pub(super) fn complete(&mut self, done: &WorkCompletion, received: usize) -> Option<ReceivedBuf> {
         let id = WrId(done.wr_id());
         if id.owner() != self.owner {
             return None;
@@ -126,9 +127,7 @@ impl ReceiveTable {
         let posted = self.places.get_mut(id.index() as usize)?.take()?;
         self.free.push(id.index());
         // SAFETY: this is the completion of the work request that the buffer was posted with.
-        let mut buf = unsafe { posted.complete() };
-        buf.set_window(0, received.min(buf.capacity()));
-        Some(buf)
+        Some(ReceivedBuf::new(unsafe { posted.complete() }, received))
     }
 
     /// Takes all buffers back.
@@ -174,7 +173,7 @@ impl SharedReceives {
 
     /// See [`ReceiveTable::complete`].
     #[inline]
-    pub(super) fn complete(&mut self, done: &WorkCompletion, received: usize) -> Option<Buf> {
+    pub(super) fn complete(&mut self, done: &WorkCompletion, received: usize) -> Option<ReceivedBuf> {
         self.table.complete(done, received)
     }
 }

@@ -1,0 +1,74 @@
+//! Buffers with what has come in them.
+
+#![forbid(unsafe_code)]
+
+use std::ops::Deref;
+
+use rpcrdma_mempool::{ArenaId, Buf};
+
+/// A buffer that something has arrived in. It reads as that, and nothing makes it longer: behind it there may be what others have sent
+/// when the buffer was used before.
+#[derive(Debug)]
+pub struct ReceivedBuf(Buf);
+
+impl ReceivedBuf {
+    /// The first `len` bytes of the buffer have arrived; 0 of a Receive that has met no message. No more than there is room for.
+    #[inline]
+    pub fn new(mut buf: Buf, len: usize) -> Self {
+        buf.set_window(0, len.min(buf.capacity()));
+        Self(buf)
+    }
+
+    /// What is in the buffer's window has arrived: gathered, or fetched by RDMA Read.
+    #[inline]
+    pub fn whole(buf: Buf) -> Self {
+        Self(buf)
+    }
+
+    /// Bytes of the whole buffer.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.0.capacity()
+    }
+
+    /// The arena that it lies in.
+    pub fn arena(&self) -> ArenaId {
+        self.0.arena()
+    }
+
+    /// The buffer, for another use: what was to be read of it has been read.
+    #[inline]
+    pub fn into_buf(self) -> Buf {
+        self.0
+    }
+}
+
+impl Deref for ReceivedBuf {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
+
+    #[test]
+    fn of_a_used_buffer_only_what_has_arrived_is_shown() {
+        let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, ..ArenaConfig::default() };
+        let pool = Pool::new(&PoolConfig { classes: vec![Class { size: 256, count: 1 }], arena });
+        let pool = pool.expect("memory");
+        let mut used = pool.alloc(256).expect("a buffer");
+        used.fill(7);
+        let received = ReceivedBuf::new(used, 3);
+        assert_eq!((received.len(), received.get(..4), received.capacity()), (3, None, 256));
+        let flushed = ReceivedBuf::new(received.into_buf(), 0);
+        assert!(flushed.is_empty());
+        // What a device says beyond the buffer is not believed.
+        assert_eq!(ReceivedBuf::new(flushed.into_buf(), 1000).len(), 256);
+    }
+}
