@@ -22,6 +22,7 @@ pub mod chaos;
 pub mod contract;
 pub mod log_limit;
 mod received;
+mod reaper;
 pub mod software;
 mod table;
 pub mod trace;

@@ -27,6 +27,10 @@ pub struct SoftwareConfig {
     /// Bytes that one connection may make this process map: its ring, its window table and the memory that the peer
     /// exposes. Default 16 GiB. Costs address space, and page tables for what is used.
     pub max_mapped_per_peer: u64,
+    /// Pieces of memory that one connection may show. Default 128: a client shows one, and one for each arena of its own that it
+    /// exposes. A mapping each, of which the process has half of `vm.max_map_count` for this; where few are left, a connection's share is
+    /// smaller.
+    pub max_regions_per_peer: usize,
     /// Connections that may be between their first byte and their answer, at a listener. Default 64. When one
     /// more arrives, the one that has been silent longest is dropped.
     pub max_handshakes: usize,
@@ -44,6 +48,7 @@ impl Default for SoftwareConfig {
             shared_receives: 4096,
             may_sleep: true,
             max_mapped_per_peer: 16 << 30,
+            max_regions_per_peer: 128,
             max_handshakes: 64,
             handshake_timeout: Duration::from_secs(5),
             linger: Duration::from_secs(1),

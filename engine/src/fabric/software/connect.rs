@@ -234,10 +234,12 @@ impl SoftwareFabric {
             windows: params.windows,
             private_data: params.private_data.clone(),
         };
+        let places = self.common.peer_memory.budget.take(region::PER_CONNECTION);
+        let places = places.map_err(|why| system("mmap", why))?;
         let socket = address::connect(to)?;
         let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
         let (windows, table_fd, table_bytes) = self.own_windows(params)?;
-        let mapped = layout.bytes() as u64 + table_bytes;
+        let mapped = (layout.bytes() as u64 + table_bytes, places);
         let ring = layout.rings(ring, Side::Connector).map_err(FabricError::Misuse)?;
         let id = self.table.insert(|id| {
             Qp::new(Parts { id, side: Side::Connector, layout, ring, windows, params, max_message, mapped })
@@ -282,8 +284,15 @@ impl SoftwareFabric {
         let at = requests.iter().position(|r| r.id == request && r.offer.is_some());
         let at = at.ok_or_else(|| FabricError::Peer("it has given up its connect request".to_owned()))?;
         let Request { socket, offer, .. } = requests.swap_remove(at);
-        let Some(Offer { layout, ring, table: peer_table, windows: peer_windows, max_message, may_sleep }) =
-            offer
+        let Some(Offer {
+            layout,
+            ring,
+            table: peer_table,
+            windows: peer_windows,
+            max_message,
+            may_sleep,
+            places,
+        }) = offer
         else {
             return Err(FabricError::Misuse("a request without an offer".to_owned()));
         };
@@ -295,7 +304,7 @@ impl SoftwareFabric {
             windows: params.windows,
             private_data: params.private_data.clone(),
         };
-        let mapped = layout.bytes() as u64 + table_bytes + peer_table.len() as u64;
+        let mapped = (layout.bytes() as u64 + table_bytes + peer_table.len() as u64, places);
         let ring = layout.rings(ring, Side::Acceptor).map_err(FabricError::Peer)?;
         let id = self.table.insert(|id| {
             Qp::new(Parts { id, side: Side::Acceptor, layout, ring, windows, params, max_message, mapped })

@@ -55,7 +55,7 @@ pub use self::config::SoftwareConfig;
 use self::connect::Connections;
 use self::qp::{Common, Qp, State, flushed_receive};
 use self::receive::Polled;
-use self::region::{PeerMemory, Regions};
+use self::region::{Budget, PeerMemory, Regions};
 use super::log_limit::ClockedLog;
 use super::table::Table;
 use super::{
@@ -114,7 +114,7 @@ impl SoftwareFabric {
                 stats: FabricStats::default(),
                 log: ClockedLog::default(),
                 regions: Regions::default(),
-                peer_memory: PeerMemory::default(),
+                peer_memory: PeerMemory::new(Budget::of_process()),
                 attention: Vec::new(),
                 rung: false,
                 config,

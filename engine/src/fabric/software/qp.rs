@@ -11,7 +11,7 @@ use super::config::SoftwareConfig;
 use super::doorbell::{Doorbell, Waits};
 use super::memory::{Layout, Memory, Side};
 use super::message::{Message, Received};
-use super::region::{PeerMemory, Regions, Shown};
+use super::region::{PeerMemory, Places, Regions, Shown};
 use super::retire::RetireQueue;
 use super::ring::{Consumer, Producer};
 use super::window::{OwnWindows, PeerWindows};
@@ -150,8 +150,8 @@ pub(super) struct Parts<'a> {
     pub(super) windows: OwnWindows,
     pub(super) params: &'a ConnectParams,
     pub(super) max_message: u32,
-    /// Bytes mapped for the connection itself.
-    pub(super) mapped: u64,
+    /// Bytes mapped for the connection itself, in so many places.
+    pub(super) mapped: (u64, Places),
 }
 
 impl Qp {
@@ -186,7 +186,7 @@ impl Qp {
             refused: None,
             windows,
             peer_windows: None,
-            shown: Shown::new(mapped),
+            shown: Shown::new(mapped.0, mapped.1),
             announced: Vec::new(),
             socket: None,
             deadline: None,
@@ -337,8 +337,7 @@ impl Qp {
                 Received::Message(Message::Bell, fds) if fds.is_empty() => common.rung = true,
                 Received::Message(Message::Region { id, bytes }, mut fds) if fds.len() == 1 => {
                     let Some(fd) = fds.pop() else { break };
-                    let limit = common.config.max_mapped_per_peer;
-                    self.shown.add(&mut common.peer_memory, id, fd, bytes, limit)?;
+                    self.shown.add(&mut common.peer_memory, id, fd, bytes, &common.config)?;
                 }
                 Received::Message(..) => {
                     return Err("a message, or a number of descriptors, that has no place here".to_owned());

@@ -6,12 +6,12 @@ use std::time::Instant;
 use rpcrdma_mempool::PeerMapping;
 
 use super::address::{Accepted, Peer};
-use super::config::{RING_BYTES, SoftwareConfig};
+use super::config::RING_BYTES;
 use super::connect::{Connections, Token, now, table_bytes};
 use super::memory::Layout;
 use super::message::{Descriptors, Message, Received};
 use super::qp::Common;
-use super::region;
+use super::region::{self, Places};
 use crate::fabric::{ControlEvent, RequestId};
 
 /// A connection that somebody else has started.
@@ -34,6 +34,8 @@ pub(super) struct Offer {
     pub(super) windows: u32,
     pub(super) max_message: u32,
     pub(super) may_sleep: bool,
+    /// Of its mappings, our own table of windows included.
+    pub(super) places: Places,
 }
 
 impl Connections {
@@ -91,7 +93,7 @@ impl Connections {
                     fds,
                 ),
                 false,
-            ) => match Offer::check(&common.config, may_sleep, ring_bytes, max_message, windows, fds) {
+            ) => match Offer::check(common, may_sleep, ring_bytes, max_message, windows, fds) {
                 Ok(offer) => {
                     request.offer = Some(offer);
                     let peer = request.peer.to_string();
@@ -115,7 +117,7 @@ impl Connections {
 
 impl Offer {
     fn check(
-        config: &SoftwareConfig,
+        common: &Common,
         may_sleep: bool,
         ring_bytes: u32,
         max_message: u32,
@@ -132,11 +134,9 @@ impl Offer {
         }
         let layout = Layout::new(ring_bytes);
         let mapped = layout.bytes() as u64 + table_bytes(windows)? as u64;
-        if mapped > config.max_mapped_per_peer {
-            return Err(format!(
-                "{mapped} bytes to map; max_mapped_per_peer is {}",
-                config.max_mapped_per_peer
-            ));
+        let most = common.config.max_mapped_per_peer;
+        if mapped > most {
+            return Err(format!("{mapped} bytes to map; max_mapped_per_peer is {most}"));
         }
         Ok(Self {
             layout,
@@ -145,6 +145,7 @@ impl Offer {
             windows,
             max_message,
             may_sleep,
+            places: common.peer_memory.budget.take(region::PER_CONNECTION)?,
         })
     }
 }

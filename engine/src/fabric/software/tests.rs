@@ -12,6 +12,7 @@ use super::address::Accepted;
 use super::connect::{make, table_bytes};
 use super::memory::{Layout, Memory, Side};
 use super::message::{Message, Received};
+use super::region::{Budget, PER_CONNECTION, PeerMemory};
 use super::ring::{Header, Producer};
 use super::window::{BUSY, ENTRY};
 use super::{SoftwareConfig, SoftwareFabric, SoftwareListener, address};
@@ -471,6 +472,56 @@ fn messages_out_of_place() {
         town.ends(qp);
         assert_eq!(town.server.stats().peer_violations, violations + 1, "{what}");
     }
+}
+
+/// Many pieces of memory, each of which is a mapping, of which a process has so many.
+#[test]
+fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
+    const MOST: usize = 64;
+    let mut town = Town::new("mappings");
+    let budget: &'static Budget = Box::leak(Box::new(Budget::new(MOST)));
+    town.server.common.peer_memory = PeerMemory::new(budget);
+    let show = |intruder: &Intruder, id| {
+        let _ = Message::Region { id, bytes: 4096 }.send(intruder.socket.as_fd(), &[sealed(4096).fd()]);
+    };
+    // One alone gets its share, and no more.
+    let violations = town.server.stats().peer_violations;
+    let (intruder, qp) = town.intruder();
+    assert_eq!(budget.left(), MOST - PER_CONNECTION);
+    (0..MOST as u32).for_each(|id| show(&intruder, id));
+    town.until("it is ended", |t| (t.server.stats().peer_violations > violations).then_some(()));
+    let taken = MOST - PER_CONNECTION - budget.left();
+    assert!((4..=MOST / 8).contains(&taken), "{taken} of {MOST} mappings");
+    drop(intruder);
+    town.ends(qp);
+    assert_eq!(budget.left(), MOST, "all come back");
+    // Many together: the last ones of them get one each, and when there is none left, no connection.
+    let mut intruders = Vec::new();
+    while budget.left() >= PER_CONNECTION {
+        let (intruder, qp) = town.intruder();
+        let before = budget.left();
+        for id in 0..8 {
+            if budget.left() / 8 > id as usize || id == 0 && before > 0 {
+                show(&intruder, id);
+                town.turn();
+            }
+        }
+        assert!(before == 0 || budget.left() < before, "a connection cannot show its first memory");
+        intruders.push((intruder, qp));
+    }
+    assert_eq!(town.server.stats().peer_violations, violations + 1, "each kept to its share");
+    let refused = town.server.stats().requests_refused;
+    let one_more = Intruder::new(&town.address);
+    town.refused("there are no mappings", &one_more.socket);
+    assert_eq!(town.server.stats().requests_refused, refused + 1);
+    for (intruder, qp) in intruders {
+        drop(intruder);
+        town.ends(qp);
+    }
+    assert_eq!(budget.left(), MOST, "all come back");
+    let (intruder, qp) = town.intruder();
+    drop(intruder);
+    town.ends(qp);
 }
 
 /// Bells without end, and nobody there to be woken.

@@ -62,6 +62,11 @@ impl VerbsFabric {
     ) -> Result<QpId, FabricError> {
         let to = address::resolve(address)?;
         check_data(&params.private_data, CONNECT_DATA)?;
+        if reaper::is_behind() {
+            let detail =
+                "the kernel is behind with destroying earlier connections (rdma_destroy_id): try again later";
+            return Err(FabricError::System { call: "rdma_create_id".to_owned(), detail: detail.to_owned() });
+        }
         let from = self.source();
         if let Some(from) = from.filter(|from| from.is_ipv4() != to.is_ipv4()) {
             let detail = format!("the GID that was chosen is {from}, which is of another family");
@@ -216,7 +221,9 @@ impl VerbsFabric {
         if happened[Source::Device as usize] {
             self.device_events();
         }
+        // Requests of which there are too many already wait in the kernel, whose queue is bounded, too.
         if happened[Source::Listener as usize]
+            && !reaper::is_behind()
             && let Some(listener) = &self.listener
         {
             let channel = Arc::clone(listener.channel());

@@ -1,0 +1,154 @@
+//! Destroys what may take long to destroy, on threads of its own.
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
+use std::time::Duration;
+
+/// How long a thread waits for work before it ends.
+const IDLE: Duration = Duration::from_secs(10);
+/// Bytes of stack of such a thread, which does nothing but drop.
+const STACK: usize = 128 << 10;
+
+/// Drops values on threads: each has one for itself as long as there are fewer than `threads`, so that one that takes long delays no
+/// other. Those of which there is nothing to do end after a while.
+#[derive(Debug)]
+pub(super) struct Reaper<T> {
+    name: &'static str,
+    /// Most threads.
+    threads: usize,
+    /// Values that may wait before there are too many.
+    most: usize,
+    state: Mutex<State<T>>,
+    news: Condvar,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    waiting: VecDeque<T>,
+    threads: usize,
+    idle: usize,
+}
+
+impl<T: Send + 'static> Reaper<T> {
+    pub(super) const fn new(name: &'static str, threads: usize, most: usize) -> Self {
+        let state = State { waiting: VecDeque::new(), threads: 0, idle: 0 };
+        Self { name, threads, most, state: Mutex::new(state), news: Condvar::new() }
+    }
+
+    /// Whether so much waits that no more must be begun of what will have to be destroyed.
+    pub(super) fn is_full(&self) -> bool {
+        self.lock().waiting.len() >= self.most
+    }
+
+    /// Drops it, some time.
+    pub(super) fn dispose(&'static self, gone: T) {
+        let mut state = self.lock();
+        state.waiting.push_back(gone);
+        if state.waiting.len() <= state.idle || state.threads == self.threads {
+            self.news.notify_one();
+            return;
+        }
+        let thread = Builder::new().name(self.name.to_owned()).stack_size(STACK);
+        match thread.spawn(|| self.reap()) {
+            Ok(_) => state.threads += 1,
+            // Then the others do it, or, if there are none, we.
+            Err(_) if state.threads > 0 => {}
+            Err(_) => {
+                let gone = state.waiting.pop_back();
+                drop(state);
+                drop(gone);
+            }
+        }
+    }
+
+    fn reap(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some(gone) = state.waiting.pop_front() {
+                drop(state);
+                drop(gone);
+                state = self.lock();
+                continue;
+            }
+            state.idle += 1;
+            let (woken, late) = self.news.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            state.idle -= 1;
+            if late.timed_out() && state.waiting.is_empty() {
+                state.threads -= 1;
+                return;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        // Nothing that is done under the lock can panic half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// Says that it is gone; before that it may wait for something.
+    struct Thing(u32, Sender<u32>, Option<Receiver<()>>);
+
+    impl Drop for Thing {
+        fn drop(&mut self) {
+            if let Some(wait) = &self.2 {
+                let _ = wait.recv();
+            }
+            let _ = self.1.send(self.0);
+        }
+    }
+
+    fn reaper(threads: usize, most: usize) -> &'static Reaper<Thing> {
+        Box::leak(Box::new(Reaper::new("test-reaper", threads, most)))
+    }
+
+    #[test]
+    fn one_that_takes_long_delays_no_other() {
+        let reaper = reaper(3, 8);
+        let (gone, is_gone) = channel();
+        let (release, wait) = channel();
+        let (release_2, wait_2) = channel();
+        reaper.dispose(Thing(1, gone.clone(), Some(wait)));
+        reaper.dispose(Thing(2, gone.clone(), Some(wait_2)));
+        for n in 10..100 {
+            reaper.dispose(Thing(n, gone.clone(), None));
+        }
+        let mut rest: Vec<u32> = (10..100).map(|_| is_gone.recv().expect("it is dropped")).collect();
+        rest.sort_unstable();
+        assert_eq!(rest, (10..100).collect::<Vec<_>>());
+        drop((release, release_2));
+        let mut slow = [is_gone.recv().expect("dropped"), is_gone.recv().expect("dropped")];
+        slow.sort_unstable();
+        assert_eq!(slow, [1, 2]);
+        assert!(reaper.lock().threads <= 3);
+    }
+
+    #[test]
+    fn it_says_when_too_many_wait() {
+        let reaper = reaper(1, 4);
+        let (gone, is_gone) = channel();
+        let (release, wait) = channel();
+        reaper.dispose(Thing(0, gone.clone(), Some(wait)));
+        // The thread may have taken the first one, or not yet.
+        for n in 1..4 {
+            assert!(!reaper.is_full(), "{n}");
+            reaper.dispose(Thing(n, gone.clone(), None));
+        }
+        reaper.dispose(Thing(4, gone.clone(), None));
+        assert!(reaper.is_full());
+        drop(release);
+        let order: Vec<u32> = (0..5).map(|_| is_gone.recv().expect("it is dropped")).collect();
+        assert_eq!(order, [0, 1, 2, 3, 4]);
+        assert!(!reaper.is_full());
+    }
+}
