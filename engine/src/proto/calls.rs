@@ -55,8 +55,12 @@ pub(super) struct CallTable {
     slots: Vec<Slot>,
     free: FreeList,
     mask: u32,
-    /// No call's deadline is earlier.
+    /// No call's deadline is earlier, of the slots that were looked at if a look at all of them is under way.
     earliest: u64,
+    /// The next slot to look at for a deadline; 0 between two looks at all of them.
+    looked_at: usize,
+    /// Where [any](Self::any) call was found last.
+    any_from: usize,
 }
 
 impl CallTable {
@@ -76,6 +80,8 @@ impl CallTable {
             free: FreeList::new(size as usize),
             mask: size - 1,
             earliest: u64::MAX,
+            looked_at: 0,
+            any_from: 0,
         }
     }
 
@@ -223,31 +229,41 @@ impl CallTable {
     /// No deadline is earlier than this; `u64::MAX` for none. It may be early, never late.
     #[inline]
     pub(super) fn earliest_deadline(&self) -> u64 {
-        self.earliest
+        if self.looked_at == 0 { self.earliest } else { 0 }
     }
 
-    /// The next call whose deadline is not after `now`, if any. Call again until `None`.
+    /// The next call whose deadline is not after `now`, if any. Call again until `None`, and end each before: one after the
+    /// other they take one look at each slot.
     pub(super) fn expired(&mut self, now: u64) -> Option<CallId> {
-        if now < self.earliest {
-            return None;
-        }
-        let mut earliest = u64::MAX;
-        for slot in self.slots.iter().filter(|slot| matches!(slot.state, State::Queued | State::Sent)) {
-            if slot.deadline <= now {
-                return Some(CallId(slot.xid));
+        if self.looked_at == 0 {
+            if now < self.earliest {
+                return None;
             }
-            earliest = earliest.min(slot.deadline);
+            self.earliest = u64::MAX;
         }
-        self.earliest = earliest;
+        while let Some(slot) = self.slots.get(self.looked_at) {
+            self.looked_at += 1;
+            if matches!(slot.state, State::Queued | State::Sent) {
+                if slot.deadline <= now {
+                    return Some(CallId(slot.xid));
+                }
+                self.earliest = self.earliest.min(slot.deadline);
+            }
+        }
+        self.looked_at = 0;
         None
     }
 
-    /// Any call still in the table.
-    pub(super) fn any(&self) -> Option<CallId> {
-        self.slots
-            .iter()
-            .find(|slot| matches!(slot.state, State::Queued | State::Sent))
-            .map(|slot| CallId(slot.xid))
+    /// Any call still in the table. Ended one after the other, they take one look at each slot.
+    pub(super) fn any(&mut self) -> Option<CallId> {
+        let (before, from) = self.slots.split_at(self.any_from);
+        let live = |slot: &Slot| matches!(slot.state, State::Queued | State::Sent);
+        let at = match from.iter().position(live) {
+            Some(at) => self.any_from + at,
+            None => before.iter().position(live)?,
+        };
+        self.any_from = at;
+        Some(CallId(self.slots[at].xid))
     }
 }
 
@@ -329,5 +345,48 @@ mod tests {
         assert_eq!(table.expired(60), None);
         assert_eq!(table.earliest_deadline(), u64::MAX);
         assert_eq!(table.len(), 1);
+    }
+
+    /// A look at all slots for each of them would be four thousand million looks, twice.
+    #[test]
+    fn all_calls_at_once_end_with_one_look_at_each_slot() {
+        let mut table = CallTable::new(1 << 16, 0);
+        for token in 0..1 << 16 {
+            table.insert(token, 10 + token % 2).unwrap();
+        }
+        let mut ended = 0;
+        let mut looked_at = 0;
+        while let Some(call) = table.expired(10) {
+            assert!(table.looked_at > looked_at, "it goes on behind the last one");
+            looked_at = table.looked_at;
+            assert_eq!(table.earliest_deadline(), 0, "more may have to be ended now");
+            table.remove(call, false).unwrap();
+            ended += 1;
+        }
+        assert_eq!((ended, table.len(), table.earliest_deadline()), (1 << 15, 1 << 15, 11));
+        let mut from = 0;
+        while let Some(call) = table.any() {
+            assert!(table.any_from >= from, "it goes on behind the last one");
+            from = table.any_from;
+            table.remove(call, false).unwrap();
+        }
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn a_call_that_is_made_amid_a_look_at_deadlines_has_its_own() {
+        let mut table = CallTable::new(4, 0);
+        let first = table.insert(1, 10).unwrap();
+        table.insert(2, 10).unwrap();
+        table.insert(3, 50).unwrap();
+        assert_eq!(table.expired(10), Some(first));
+        table.remove(first, false).unwrap();
+        let again = table.insert(4, 20).unwrap();
+        assert_eq!(table.slot(again), table.slot(first));
+        let second = table.expired(10).unwrap();
+        table.remove(second, false).unwrap();
+        assert_eq!(table.expired(10), None);
+        assert_eq!(table.earliest_deadline(), 20);
+        assert_eq!(table.expired(20), Some(again));
     }
 }

@@ -354,8 +354,17 @@ impl Connection {
             return Err(CallError::Closed);
         }
         let call = self.calls.insert(token, deadline).ok_or(CallError::TooMany)?;
-        self.call_queue.push_back(call);
+        self.queue(call);
         Ok(call)
+    }
+
+    /// A call waits for a credit. Of those that ended while they waited, as where a peer grants nothing, none stay for ever.
+    #[inline]
+    fn queue(&mut self, call: CallId) {
+        if self.call_queue.len() >= 2 * self.calls.capacity() {
+            self.call_queue.retain(|&call| self.calls.is_queued(call));
+        }
+        self.call_queue.push_back(call);
     }
 
     /// As [`start_call`](Self::start_call); true if the call may go out at once: then it is not queued, and its header must be
@@ -386,7 +395,7 @@ impl Connection {
     pub fn resend(&mut self, call: CallId) -> bool {
         let live = self.calls.is_queued(call);
         if live {
-            self.call_queue.push_back(call);
+            self.queue(call);
         }
         live
     }

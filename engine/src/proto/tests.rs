@@ -301,6 +301,18 @@ fn a_server_that_refuses_everything_keeps_granting() {
     }
 }
 
+/// A peer that grants nothing, and a caller that tries again without end.
+#[test]
+fn calls_that_end_while_they_wait_for_a_credit_leave_nothing_behind() {
+    let mut pair = Pair::new(Scheme::V2Windowed);
+    for now in 1..10_000 {
+        while pair.client.start_call(now, now).is_ok() {}
+        Pair::transmit(&mut pair.client, &mut pair.to_server);
+        while pair.client.handle_timeout(now).is_some() {}
+        assert!(pair.client.call_queue.len() <= 2 * pair.client.call_slots(), "{now}");
+    }
+}
+
 #[test]
 fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
     for scheme in ALL {

@@ -5,8 +5,9 @@ pub mod reply_cache;
 mod service;
 mod writer;
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
 
 pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
@@ -60,7 +61,8 @@ pub enum ServerError {
     Config(String),
 }
 
-/// A running server. Dropping it ends all connections at once; [`drain`](Self::drain) lets them finish first.
+/// A running server. Dropping it ends all connections at once, and waits for the handlers that run; [`drain`](Self::drain) lets
+/// calls finish first, and waits for so long and no longer.
 pub struct Server {
     shards: Vec<ShardHandle>,
     reverse_window: u32,
@@ -140,10 +142,30 @@ impl Server {
 
     /// Takes no more connections, lets the calls under way end, and stops; after `timeout` without regard to them.
     /// True if every connection ended by itself.
+    ///
+    /// It returns within that time whatever handlers do. Threads whose handlers have not returned by then end when
+    /// these do; until then the address may stay bound.
     pub fn drain(mut self, timeout: Duration) -> bool {
+        let begun = Instant::now();
+        let left = || timeout.saturating_sub(begun.elapsed());
         self.shards.iter().for_each(|shard| shard.tell(Command::Drain));
-        // Each gets its time, whatever became of the others.
-        let ended: Vec<bool> = self.shards.iter_mut().map(|shard| shard.join(Some(timeout))).collect();
+        let ended: Vec<bool> = self.shards.iter_mut().map(|shard| shard.join(Some(left()))).collect();
+        // Dropping it waits for every handler, those of workers included, so that is done on another thread.
+        self.shards.iter().for_each(|shard| shard.tell(Command::Stop));
+        let (stopped, is_stopped) = mpsc::channel();
+        let stop = move || {
+            drop(self);
+            // Whoever waits for it may have gone.
+            let _ = stopped.send(());
+        };
+        match Builder::new().name("rpcrdma-stop".into()).spawn(stop) {
+            // Without time left it is given none: a shard that is not within a handler stops soon.
+            Ok(_) if is_stopped.recv_timeout(left()).is_err() => {
+                log::warn!("a server has not stopped after {timeout:?}: handlers have not returned");
+            }
+            Ok(_) => {}
+            Err(error) => log::warn!("stopping a server waited for its handlers: starting a thread: {error}"),
+        }
         ended.into_iter().all(|ended| ended)
     }
 }

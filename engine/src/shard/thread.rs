@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
@@ -172,10 +172,9 @@ impl ShardHandle {
         let Some(thread) = self.thread.take() else { return true };
         if let Some(timeout) = timeout {
             const STEP: Duration = Duration::from_millis(1);
-            let mut left = timeout;
-            while !thread.is_finished() && left > Duration::ZERO {
-                std::thread::sleep(STEP.min(left));
-                left = left.saturating_sub(STEP);
+            let begun = Instant::now();
+            while !thread.is_finished() && begun.elapsed() < timeout {
+                std::thread::sleep(STEP);
             }
             if !thread.is_finished() {
                 self.thread = Some(thread);

@@ -375,33 +375,46 @@ fn server_with_workers(scheme: Scheme) -> ServerConfig {
     ServerConfig { workers: Some(workers), ..server_with(Config { scheme, ..small() }) }
 }
 
+/// Whoever waited for the handler would wait for ever: it is let go only when the drain has ended.
 #[test]
-fn a_drain_that_takes_too_long_ends() {
-    let mut world = World::new("drain-timeout");
-    let gate = Gate::default();
-    let address = world.serve_with(workers(), gated(&gate));
-    let mut client = world.client(&address, small());
-    let first = client.first();
-    let call = client.prepare(20, 0).unwrap();
-    client.start(first, call, 1);
-    echo(&mut client, b"in order").unwrap();
-    let server = world.take_server();
-    let opener = {
-        let gate = gate.clone();
-        // The worker itself is waited for at the end.
-        std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(100));
-            gate.open();
-        })
-    };
-    assert!(!server.drain(Duration::from_millis(10)));
-    let mut end = None;
-    assert!(settles(|| {
-        client.poll(|done| end = Some(done.result.map(drop)));
-        end.is_some()
-    }));
-    assert_eq!(end, Some(Err(CallError::ConnectionLost { sent: true })));
-    opener.join().unwrap();
+fn a_drain_ends_in_its_time_whatever_a_handler_does() {
+    for config in [workers(), small_server()] {
+        let mut world = World::new("drain-timeout");
+        let gate = Gate::default();
+        let _opens = gate.opens();
+        let entered = Arc::new(AtomicBool::new(false));
+        let mut services = standard_services();
+        let handler = {
+            let (gate, entered) = (gate.clone(), Arc::clone(&entered));
+            move |_: &mut ServerCall| {
+                entered.store(true, Ordering::Release);
+                gate.wait();
+                Ok(())
+            }
+        };
+        services.add(PROGRAM, VERSION, 20, Procedure::new(handler).on_workers());
+        let address = world.serve_with(config, services);
+        let mut client = world.client(&address, small());
+        let first = client.first();
+        let call = client.prepare(20, 0).unwrap();
+        client.start(first, call, 1);
+        let mut end = None;
+        assert!(settles(|| {
+            client.poll(|done| end = Some(done.result.map(drop)));
+            entered.load(Ordering::Acquire)
+        }));
+        let server = world.take_server();
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || done.send(server.drain(Duration::from_millis(10))));
+        assert_eq!(is_done.recv_timeout(Duration::from_secs(60)), Ok(false));
+        assert_eq!(end, None);
+        gate.open();
+        assert!(settles(|| {
+            client.poll(|done| end = Some(done.result.map(drop)));
+            end.is_some()
+        }));
+        assert_eq!(end, Some(Err(CallError::ConnectionLost { sent: true })));
+    }
 }
 
 #[test]
