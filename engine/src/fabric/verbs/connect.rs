@@ -98,8 +98,11 @@ impl VerbsFabric {
         let mut params = params.clone();
         params.responder_resources = params.responder_resources.min(responder_resources);
         params.initiator_depth = params.initiator_depth.min(initiator_depth);
-        check_data(&params.private_data, ACCEPT_DATA)?;
-        self.check_device(&cm)?;
+        let possible = check_data(&params.private_data, ACCEPT_DATA).and_then(|()| self.check_device(&cm));
+        if let Err(error) = possible {
+            reaper::dispose(cm);
+            return Err(error);
+        }
         let id = self.add(&params, State::Accepting, |slot| {
             cm.set_cookie(slot as usize);
             Ok(cm)
@@ -263,7 +266,10 @@ impl VerbsFabric {
         if event.cookie & REQUEST != 0 {
             // The peer has given up before it was answered.
             let number = (event.cookie & !REQUEST) as u64;
-            return self.requests.retain(|request| request.number != number);
+            if let Some(at) = self.requests.iter().position(|request| request.number == number) {
+                self.requests.swap_remove(at).dispose();
+            }
+            return;
         }
         let Some(qp) = self.book.table.at(event.cookie as u32) else { return };
         let id = qp.id;
