@@ -55,9 +55,12 @@ fn software_across_processes() {
     let path = std::env::temp_dir().join(format!("fabric-contract-{}", std::process::id()));
     let meeting = UnixListener::bind(&path).expect("bind");
     let mut children: Vec<Child> = Vec::new();
-    // Another thread cannot wake another process.
-    let cases: Vec<_> =
-        contract::cases().into_iter().filter(|c| !c.name.contains("another thread")).collect();
+    // Another thread cannot wake another process, and that one exposes nothing.
+    let left_out = ["another thread", "a Write with immediate data"];
+    let cases: Vec<_> = contract::cases()
+        .into_iter()
+        .filter(|case| !left_out.iter().any(|words| case.name.contains(words)))
+        .collect();
     let report = contract::run(cases, || {
         let client = open(&SoftwareConfig::default());
         let child = Command::new(std::env::current_exe().expect("own path"))
