@@ -25,6 +25,15 @@ struct Place {
     mask: usize,
 }
 
+impl Place {
+    fn new(mapping: &PeerMapping, at: usize, bytes: usize) -> Option<Self> {
+        let fits = bytes.is_power_of_two() && bytes >= 64;
+        let aligned = fits && (at.is_multiple_of(bytes) || at.is_multiple_of(4096));
+        let base = if aligned { mapping.at(at, bytes)? } else { return None };
+        Some(Self { base, mask: bytes - 1 })
+    }
+}
+
 // SAFETY: the places point into the mapping, which is Send and goes along.
 unsafe impl Send for PeerRings {}
 
@@ -32,15 +41,17 @@ impl PeerRings {
     /// Rings of `bytes` bytes that begin at byte `tx` and byte `rx` of a mapping. `None` unless that is a power of two of at least 64, both
     /// begin at a multiple of it or of 4096, and lie in the mapping.
     pub fn new(mapping: PeerMapping, tx: usize, rx: usize, bytes: usize) -> Option<Self> {
-        if !bytes.is_power_of_two() || bytes < 64 {
-            return None;
-        }
-        let place = |at: usize| {
-            let aligned = at.is_multiple_of(bytes) || at.is_multiple_of(4096);
-            let base = if aligned { mapping.at(at, bytes)? } else { return None };
-            Some(Place { base, mask: bytes - 1 })
-        };
-        Some(Self { places: [place(tx)?, place(rx)?], mapping })
+        let places = [Place::new(&mapping, tx, bytes)?, Place::new(&mapping, rx, bytes)?];
+        Some(Self { places, mapping })
+    }
+
+    /// Lays the rings anew, by the same rules. False, with nothing changed, if they cannot lie there.
+    #[must_use = "false means that nothing was changed"]
+    pub fn lay(&mut self, tx: usize, rx: usize, bytes: usize) -> bool {
+        let place = |at| Place::new(&self.mapping, at, bytes);
+        let (Some(tx), Some(rx)) = (place(tx), place(rx)) else { return false };
+        self.places = [tx, rx];
+        true
     }
 
     /// The ring that was named first.

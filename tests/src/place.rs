@@ -50,7 +50,12 @@ pub fn open(address: &Address) -> AnyFabric {
     const LONG: Duration = Duration::from_secs(2000);
     match address {
         Address::Soft(_) => {
-            let config = SoftwareConfig { linger: LONG, handshake_timeout: LONG, ..Default::default() };
+            let config = SoftwareConfig {
+                linger: LONG,
+                handshake_timeout: LONG,
+                retry_timeout: LONG,
+                ..Default::default()
+            };
             AnyFabric::Software(SoftwareFabric::new(config).expect("a fabric"))
         }
         _ => address.open(&rpcrdma::Config::default()).expect("a fabric"),

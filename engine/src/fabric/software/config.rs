@@ -12,7 +12,7 @@ pub(super) const MAX_WINDOWS: usize = 1 << 16;
 /// How a [`SoftwareFabric`](super::SoftwareFabric) is set up. Every field has a default that suits a shard of a few hundred connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoftwareConfig {
-    /// Bytes of ring in each direction of a connection that this side starts; a power of two, 4 KiB to 16 MiB.
+    /// Bytes of ring in each direction of a connection; a power of two, 4 KiB to 16 MiB. The smaller of both sides' counts is used.
     /// Default 256 KiB. Costs twice this much memory per connection, touched only as far as used. A ring that
     /// is full makes the sender wait for the receiver: raise it when messages are long and many are outstanding.
     pub ring_bytes: usize,
@@ -36,6 +36,9 @@ pub struct SoftwareConfig {
     pub max_handshakes: usize,
     /// How long a connection may take to be set up, at either side. Default 5 s.
     pub handshake_timeout: Duration,
+    /// How long what is posted may wait for a peer that takes nothing, or that never ends a copy, before the connection ends with
+    /// [`RnrRetryExceeded`](crate::fabric::Status::RnrRetryExceeded): a device's retries end, too. Default 30 s. What waits holds buffers.
+    pub retry_timeout: Duration,
     /// How long a connection that is being closed waits for the peer to take what was sent. Default 1 s.
     pub linger: Duration,
 }
@@ -51,6 +54,7 @@ impl Default for SoftwareConfig {
             max_regions_per_peer: 128,
             max_handshakes: 64,
             handshake_timeout: Duration::from_secs(5),
+            retry_timeout: Duration::from_secs(30),
             linger: Duration::from_secs(1),
         }
     }

@@ -300,6 +300,7 @@ impl SoftwareFabric {
         let max_message = max_message.min(config.max_message as u32);
         let answer = Message::Accept {
             may_sleep: config.may_sleep,
+            ring_bytes: layout.ring_bytes(),
             max_message,
             windows: params.windows,
             private_data: params.private_data.clone(),
@@ -390,14 +391,20 @@ impl SoftwareFabric {
                 self.common.events.push_back(ControlEvent::Rejected { qp: qp.id, private_data });
                 return self.give_up(slot);
             }
-            Received::Message(Message::Accept { may_sleep, max_message, windows, private_data }, mut fds) => {
+            Received::Message(
+                Message::Accept { may_sleep, ring_bytes, max_message, windows, private_data },
+                mut fds,
+            ) => {
                 let table = match (fds.pop(), fds.is_empty(), table_bytes(windows)) {
                     (Some(fd), true, Ok(bytes)) => region::map(fd, bytes),
                     (_, _, Err(why)) => Err(why),
                     _ => Err("an answer without its descriptor".to_owned()),
                 };
                 match table {
-                    Ok(table) if (1..=qp.max_message).contains(&max_message) => {
+                    Ok(_) if !qp.take_rings(ring_bytes) => {
+                        FabricError::Peer(format!("it answers with rings of {ring_bytes} bytes"))
+                    }
+                    Ok(table) if (1..=qp.max_message.min(ring_bytes / 2)).contains(&max_message) => {
                         qp.peer_windows = Some(PeerWindows::new(table, windows));
                         qp.peer_may_sleep = may_sleep;
                         qp.max_message = max_message;
@@ -462,7 +469,13 @@ impl SoftwareFabric {
         let Some(qp) = self.table.at(slot) else { return false };
         let late = qp.deadline.is_some_and(|d| d <= now);
         match qp.state {
-            State::Up => false,
+            State::Up => match qp.waits_since(now) {
+                Some(since) if now.duration_since(since) >= self.common.config.retry_timeout => {
+                    qp.not_taken(&mut self.common);
+                    self.tend_qp(slot, now)
+                }
+                since => since.is_some(),
+            },
             State::Connecting => {
                 if late {
                     let error = FabricError::Peer("it did not answer within handshake_timeout".to_owned());

@@ -163,6 +163,11 @@ impl Layout {
         LINES + if from == Side::Connector { 0 } else { self.ring_bytes as usize }
     }
 
+    /// Lays the rings of longer memory out so, as this side has them. False if they do not fit.
+    pub(super) fn lay(self, rings: &mut PeerRings, of: Side) -> bool {
+        rings.lay(self.ring(of), self.ring(of.other()), self.ring_bytes as usize)
+    }
+
     /// The rings of memory that is laid out so, as this side has them.
     pub(super) fn rings(self, memory: PeerMapping, of: Side) -> Result<PeerRings, String> {
         let len = memory.len();

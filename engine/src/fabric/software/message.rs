@@ -5,7 +5,7 @@
 //! | kind | sender | body | descriptors |
 //! |---|---|---|---|
 //! | Hello | connector | ring bytes u32, max message u32, windows u32, private data | rings, window table |
-//! | Accept | acceptor | max message u32, windows u32, private data | window table |
+//! | Accept | acceptor | ring bytes u32, max message u32, windows u32, private data | window table |
 //! | Reject | acceptor | private data | none |
 //! | Region | either | id u32, 4 bytes of zero, bytes u64 | memory |
 //! | Bell | either | nothing | none |
@@ -27,14 +27,14 @@ pub(super) const MAX_PRIVATE_DATA: usize = 256;
 const MAX_DESCRIPTORS: usize = 2;
 const MAX_MESSAGE: usize = 32 + MAX_PRIVATE_DATA;
 const MAGIC: u32 = u32::from_le_bytes(*b"RPsf");
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const MAY_SLEEP: u8 = 1;
 
 /// One message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Message {
     Hello { may_sleep: bool, ring_bytes: u32, max_message: u32, windows: u32, private_data: Vec<u8> },
-    Accept { may_sleep: bool, max_message: u32, windows: u32, private_data: Vec<u8> },
+    Accept { may_sleep: bool, ring_bytes: u32, max_message: u32, windows: u32, private_data: Vec<u8> },
     Reject { private_data: Vec<u8> },
     Region { id: u32, bytes: u64 },
     Bell,
@@ -70,13 +70,9 @@ impl Message {
         put(&VERSION.to_le_bytes());
         put(&[kind, flags]);
         match self {
-            Self::Hello { ring_bytes, max_message, windows, private_data, .. } => {
+            Self::Hello { ring_bytes, max_message, windows, private_data, .. }
+            | Self::Accept { ring_bytes, max_message, windows, private_data, .. } => {
                 put(&ring_bytes.to_le_bytes());
-                put(&max_message.to_le_bytes());
-                put(&windows.to_le_bytes());
-                put(private_data);
-            }
-            Self::Accept { max_message, windows, private_data, .. } => {
                 put(&max_message.to_le_bytes());
                 put(&windows.to_le_bytes());
                 put(private_data);
@@ -115,6 +111,7 @@ impl Message {
             },
             2 => Self::Accept {
                 may_sleep,
+                ring_bytes: rest.u32()?,
                 max_message: rest.u32()?,
                 windows: rest.u32()?,
                 private_data: rest.private_data()?,

@@ -7,7 +7,7 @@ use std::time::Instant;
 use rpcrdma_mempool::{Buf, PeerRings};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::config::SoftwareConfig;
+use super::config::{RING_BYTES, SoftwareConfig};
 use super::doorbell::{Doorbell, Waits};
 use super::memory::{Layout, Memory, Side};
 use super::message::{Message, Received};
@@ -71,6 +71,16 @@ pub(super) enum State {
     Error,
 }
 
+/// How far requests have come: what the peer has taken, requests that wait, bytes left of the first.
+type Progress = (u64, usize, usize);
+
+/// Requests that wait for the peer: how far they were when they were last looked at, and since when.
+#[derive(Debug)]
+struct Waiting {
+    at: Progress,
+    since: Option<Instant>,
+}
+
 /// Receives that one queue pair keeps for itself.
 #[derive(Debug)]
 pub(super) struct OwnReceives {
@@ -117,6 +127,11 @@ pub(super) struct Qp {
     pub(super) shown: Shown,
     pub(super) announced: Vec<u32>,
     // Connection.
+    side: Side,
+    /// The rings that the connector has made.
+    offered: Layout,
+    /// Of requests that wait for the peer.
+    waits: Option<Waiting>,
     pub(super) socket: Option<OwnedFd>,
     pub(super) deadline: Option<Instant>,
 }
@@ -170,6 +185,8 @@ impl Qp {
             idle: 0,
             id,
             tx: Producer::new(layout.ring_bytes()),
+            side,
+            offered: layout,
             max_message,
             retire: RetireQueue::new(depth),
             pending: VecDeque::new(),
@@ -188,6 +205,7 @@ impl Qp {
             peer_windows: None,
             shown: Shown::new(mapped.0, mapped.1),
             announced: Vec::new(),
+            waits: None,
             socket: None,
             deadline: None,
         }
@@ -272,11 +290,18 @@ impl Qp {
     #[cold]
     #[inline(never)]
     pub(super) fn fail(&mut self, common: &mut Common, reason: String) {
+        self.fail_as(common, reason, None);
+    }
+
+    /// The same; the first message that the peer has not taken ends with `status`, if the peer does not say why.
+    #[cold]
+    #[inline(never)]
+    fn fail_as(&mut self, common: &mut Common, reason: String, status: Option<Status>) {
         if self.state == State::Error {
             return;
         }
         let told = self.state != State::Connecting;
-        let refused = self.refusal();
+        let refused = self.refusal().or(status);
         if told {
             self.report();
             self.settle_reported();
@@ -323,6 +348,56 @@ impl Qp {
                 common.ready.push_back(flushed_receive(self.id, buf));
             }
         }
+    }
+
+    /// Of the rings that we offered, the acceptor uses so much. False if that cannot be.
+    pub(super) fn take_rings(&mut self, bytes: u32) -> bool {
+        let layout = Layout::new(bytes);
+        let allowed = RING_BYTES.contains(&(bytes as usize)) && bytes <= self.offered.ring_bytes();
+        if !allowed || !layout.lay(&mut self.ring, self.side) {
+            return false;
+        }
+        (self.rx, self.tx) = (Consumer::new(bytes), Producer::new(bytes));
+        true
+    }
+
+    /// Requests have begun to wait for the peer: connection management looks how long they do.
+    #[cold]
+    pub(super) fn watch_waiting(&mut self, common: &mut Common) {
+        if self.waits.is_none() {
+            self.waits = Some(Waiting { at: self.progress(), since: None });
+            common.attention.push(self.id.slot);
+        }
+    }
+
+    /// Since when what is posted waits, and nothing moves; `None` if nothing waits any more.
+    pub(super) fn waits_since(&mut self, now: Instant) -> Option<Instant> {
+        if self.pending.is_empty() {
+            self.waits = None;
+            return None;
+        }
+        let at = self.progress();
+        let since = self.waits.as_ref().filter(|waits| waits.at == at).and_then(|waits| waits.since);
+        let since = since.unwrap_or(now);
+        self.waits = Some(Waiting { at, since: Some(since) });
+        Some(since)
+    }
+
+    /// What changes whenever a request that waits gets on.
+    fn progress(&self) -> Progress {
+        let left = match self.pending.front().map(|posting| &posting.wr) {
+            Some(WorkRequest::Read { len, .. } | WorkRequest::Write { len, .. }) => *len,
+            _ => 0,
+        };
+        (self.tx.acked(), self.pending.len(), left)
+    }
+
+    /// The peer has taken nothing for `retry_timeout` of what waits for it: as a device ends its retries.
+    #[cold]
+    pub(super) fn not_taken(&mut self, common: &mut Common) {
+        let limit = common.config.retry_timeout;
+        let reason = format!("the peer takes nothing of what was sent: longer than retry_timeout, {limit:?}");
+        self.fail_as(common, reason, Some(Status::RnrRetryExceeded));
     }
 
     /// Takes the messages that wait at the connection's socket. False once it is closed; an error says what rule was broken.

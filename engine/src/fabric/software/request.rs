@@ -132,15 +132,16 @@ impl Offer {
         if max_message == 0 || max_message > ring_bytes / 2 {
             return Err(format!("messages of {max_message} bytes in rings of {ring_bytes}"));
         }
-        let layout = Layout::new(ring_bytes);
-        let mapped = layout.bytes() as u64 + table_bytes(windows)? as u64;
+        let all = Layout::new(ring_bytes).bytes();
+        let mapped = all as u64 + table_bytes(windows)? as u64;
         let most = common.config.max_mapped_per_peer;
         if mapped > most {
             return Err(format!("{mapped} bytes to map; max_mapped_per_peer is {most}"));
         }
         Ok(Self {
-            layout,
-            ring: region::map(ring, layout.bytes())?,
+            // Of longer rings than ours no more is used.
+            layout: Layout::new(ring_bytes.min(common.config.ring_bytes as u32)),
+            ring: region::map(ring, all)?,
             table: region::map(table, table_bytes(windows)?)?,
             windows,
             max_message,

@@ -99,6 +99,12 @@ impl Producer {
         self.sent
     }
 
+    /// How far the consumer has come.
+    #[inline]
+    pub(super) fn acked(&self) -> u64 {
+        self.acked
+    }
+
     /// Whether the consumer has taken everything before `position`.
     #[inline]
     pub(super) fn is_acked(&self, position: u64) -> bool {

@@ -174,6 +174,7 @@ impl Qp {
             common.ready.extend(flushed);
         } else {
             self.pending.extend(taken);
+            self.watch_waiting(common);
         }
         self.chores = true;
         result

@@ -305,10 +305,10 @@ fn bad_hellos_are_refused() {
         &b""[..],
         b"x",
         b"RPsf",
-        b"RPsf\x01\0",
-        b"RPsf\x02\0\x01\0",
-        b"RPsf\x01\0\x09\0",
-        b"RPsf\x01\0\x05\xff",
+        b"RPsf\x02\0",
+        b"RPsf\x03\0\x01\0",
+        b"RPsf\x02\0\x09\0",
+        b"RPsf\x02\0\x05\xff",
         &[0; 288],
         &[0xff; 5000],
     ] {
@@ -628,6 +628,117 @@ fn a_peer_that_never_ends_its_copy() {
     });
 }
 
+/// A peer that takes nothing, or never ends a copy: what waits for it ends with a status, and holds no buffer any more.
+#[test]
+fn a_peer_that_takes_nothing_is_ended() {
+    let mut town = Town::new("takes-nothing");
+    town.server.common.config.retry_timeout = Duration::from_millis(200);
+    let free = |town: &Town| town.pool.stats().classes.iter().map(|class| class.outstanding).sum::<usize>();
+    let before = free(&town);
+    let (_intruder, qp) = town.intruder();
+    let mut chain: Vec<Posting> = (0..32)
+        .map(|wr_id| {
+            let buf = town.pool.alloc(4000).expect("buffer");
+            let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
+            Posting { wr_id, signalled: true, wr }
+        })
+        .collect();
+    town.server.post_send(qp, &mut chain).expect("post");
+    assert!(free(&town) > before + 20, "a ring of {RING} bytes has no room for all of them");
+    town.until("the first of them ends", |t| {
+        t.done.iter().find(|d| d.qp == qp && d.status == Status::RnrRetryExceeded && d.wr_id == 0).map(|_| ())
+    });
+    assert_eq!(town.done.iter().filter(|d| d.qp == qp && d.status == Status::Flushed).count(), 31);
+    assert_eq!(free(&town), before);
+    town.ends(qp);
+    // In the middle of a copy for ever: the memory cannot be had back, and the connection ends.
+    let (intruder, qp) = town.intruder();
+    let window = town.server.alloc_window(qp).expect("window");
+    let wr = WorkRequest::Bind { window, mem: lend(&town), offset: 0, len: 4096, access: Access::REMOTE };
+    town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: false, wr }]).expect("bind");
+    let table = intruder.peer_table.as_ref().expect("table");
+    table.publish(window.index as usize * ENTRY + BUSY, 1);
+    let wr = WorkRequest::LocalInvalidate { window };
+    town.server.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]).expect("invalidate");
+    town.ends(qp);
+}
+
+/// Rings as long as they get, of a connector whose acceptor is more modest: no more is used than the acceptor has.
+#[test]
+fn rings_are_no_longer_than_ours() {
+    let mut town = Town::new("rings");
+    const LONG: u32 = 1 << 18;
+    town.server.common.config.max_mapped_per_peer = 1 << 30;
+    let socket = dial(&town.address);
+    let (ring, ring_fd) = make(Layout::new(LONG).bytes(), "intruder").expect("ring");
+    let (_table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "intruder").expect("table");
+    let hello = Message::Hello {
+        may_sleep: true,
+        ring_bytes: LONG,
+        max_message: LONG / 2,
+        windows: WINDOWS,
+        private_data: vec![],
+    };
+    hello.send(socket.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
+    let qp = town.accept();
+    match Message::receive(socket.as_fd()) {
+        Received::Message(Message::Accept { ring_bytes, max_message, .. }, _) => {
+            assert_eq!((ring_bytes, max_message), (RING, 4096));
+        }
+        other => panic!("no answer: {other:?}"),
+    }
+    let mut chain: Vec<Posting> = (0..100)
+        .map(|wr_id| {
+            let buf = town.pool.alloc(4000).expect("buffer");
+            let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
+            Posting { wr_id, signalled: false, wr }
+        })
+        .collect();
+    town.server.post_send(qp, &mut chain).expect("post");
+    let layout = Layout::new(RING);
+    let untouched = (layout.bytes()..ring.len()).step_by(8).all(|at| ring.load(at) == 0);
+    assert!(untouched && ring.load(layout.ring(Side::Acceptor)) != 0);
+    drop(socket);
+    town.ends(qp);
+    // An honest one, which has messages both ways, several times round the ring.
+    let long = SoftwareConfig { ring_bytes: LONG as usize, max_message: 8192, ..config() };
+    let mut client = SoftwareFabric::new(long).expect("open");
+    client.register(town.pool.arena(), Access::LOCAL).expect("register");
+    let c = client.connect(&town.address, &params()).expect("connect");
+    let s = town.accept();
+    town.until("it is up", |_| {
+        client.poll_control(&mut Vec::new());
+        client.table.get(c).filter(|q| q.is_live()).map(|_| ())
+    });
+    let mut bufs: Vec<Buf> = (0..8).map_while(|_| town.pool.alloc(4096)).collect();
+    assert_eq!(client.post_recv(None, &mut bufs), 8);
+    for round in 0..40u8 {
+        let send = |fabric: &mut SoftwareFabric, qp, pool: &Pool| {
+            let mut buf = pool.alloc(3000).expect("buffer");
+            buf.fill(round);
+            let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
+            fabric.post_send(qp, &mut vec![Posting { wr_id: 0, signalled: false, wr }]).expect("post");
+        };
+        send(&mut client, c, &town.pool);
+        let got = town.until("the client's message", |t| {
+            let at = t.done.iter().position(|d| d.qp == s && d.opcode == Opcode::Recv)?;
+            t.done.swap_remove(at).buf
+        });
+        assert!(got.len() == 3000 && got.iter().all(|&byte| byte == round));
+        town.server.post_recv(None, &mut vec![got]);
+        send(&mut town.server, s, &town.pool);
+        let got = town.until("the server's message", |_| {
+            let mut done = Vec::new();
+            client.poll_cq(&mut done, 1);
+            done.pop()?.buf
+        });
+        assert!(got.len() == 3000 && got.iter().all(|&byte| byte == round));
+        client.post_recv(None, &mut vec![got]);
+    }
+    drop(client);
+    town.ends(s);
+}
+
 /// Noise all over the shared memory, while it is in use.
 #[test]
 fn scribbling() {
@@ -698,13 +809,20 @@ fn answers_that_cannot_be() {
     let listener = SoftwareFabric::bind(&address).expect("bind");
     let table = sealed(table_bytes(WINDOWS).expect("windows"));
     let open_table = unsealed(4096);
-    let accept = |max_message, windows| Message::Accept {
+    let rings = |ring_bytes, max_message, windows| Message::Accept {
         may_sleep: true,
+        ring_bytes,
         max_message,
         windows,
         private_data: vec![],
     };
+    let accept = |max_message, windows| rings(RING, max_message, windows);
     let answers: Vec<(Message, Vec<BorrowedFd<'_>>)> = vec![
+        (rings(0, 4096, WINDOWS), vec![table.fd()]),
+        (rings(RING - 64, 4096, WINDOWS), vec![table.fd()]),
+        (rings(2 * RING, 4096, WINDOWS), vec![table.fd()]),
+        (rings(u32::MAX, 4096, WINDOWS), vec![table.fd()]),
+        (rings(RING / 4, 4096, WINDOWS), vec![table.fd()]),
         (accept(4096, WINDOWS), vec![]),
         (accept(4096, WINDOWS), vec![open_table.as_fd()]),
         (accept(4096, WINDOWS), vec![table.fd(), table.fd()]),
