@@ -32,7 +32,8 @@ pub struct SoftwareConfig {
     /// smaller.
     pub max_regions_per_peer: usize,
     /// Connections that may be between their first byte and their answer, at a listener. Default 64. When one
-    /// more arrives, the one that has been silent longest is dropped.
+    /// more arrives, the one that has been silent longest is dropped; of one process, when a quarter of them is silent. Of those that have
+    /// not been accepted yet so many are looked at in one turn.
     pub max_handshakes: usize,
     /// How long a connection may take to be set up, at either side. Default 5 s.
     pub handshake_timeout: Duration,

@@ -236,11 +236,12 @@ impl SoftwareFabric {
         };
         let places = self.common.peer_memory.budget.take(region::PER_CONNECTION);
         let places = places.map_err(|why| system("mmap", why))?;
-        let socket = address::connect(to)?;
         let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
         let (windows, table_fd, table_bytes) = self.own_windows(params)?;
         let mapped = (layout.bytes() as u64 + table_bytes, places);
         let ring = layout.rings(ring, Side::Connector).map_err(FabricError::Misuse)?;
+        // Last, so that what is to be said is said at once: the acceptor has little patience with who is silent.
+        let socket = address::connect(to)?;
         let id = self.table.insert(|id| {
             Qp::new(Parts { id, side: Side::Connector, layout, ring, windows, params, max_message, mapped })
         });

@@ -14,6 +14,9 @@ use super::qp::Common;
 use super::region::{self, Places};
 use crate::fabric::{ControlEvent, RequestId};
 
+/// What the places for connections that have said nothing are divided by: more are not one process's.
+const SHARE: usize = 4;
+
 /// A connection that somebody else has started.
 #[derive(Debug)]
 pub(super) struct Request {
@@ -23,6 +26,13 @@ pub(super) struct Request {
     pub(super) deadline: Instant,
     /// What was said, once it was; from then on it is the owner's turn.
     pub(super) offer: Option<Offer>,
+}
+
+impl Request {
+    /// It has said nothing yet.
+    fn is_silent(&self) -> bool {
+        self.offer.is_none()
+    }
 }
 
 /// A Hello that was found good.
@@ -62,7 +72,11 @@ impl Connections {
 
     fn accept_socket(&mut self, common: &mut Common, socket: OwnedFd, peer: Peer) {
         let most = common.config.max_handshakes;
-        if self.requests.len() >= most && !self.drop_oldest_silent() {
+        let own = |request: &Request| request.is_silent() && request.peer.pid == peer.pid;
+        // A process that opens one after the other and says nothing drives out its own.
+        if self.requests.iter().filter(|request| own(request)).count() >= (most / SHARE).max(1) {
+            self.drop_oldest(common, own);
+        } else if self.requests.len() >= most && !self.drop_oldest(common, Request::is_silent) {
             return common
                 .refuse(format_args!("{peer}: {most} requests (max_handshakes) wait for an answer"));
         }
@@ -76,10 +90,13 @@ impl Connections {
         self.read_request(id, common);
     }
 
-    fn drop_oldest_silent(&mut self) -> bool {
-        let silent = self.requests.iter().enumerate().filter(|(_, r)| r.offer.is_none());
-        let oldest = silent.min_by_key(|(_, r)| r.deadline).map(|(at, _)| at);
-        oldest.map(|at| self.requests.swap_remove(at)).is_some()
+    /// Drops the oldest of these. False if there is none.
+    fn drop_oldest(&mut self, common: &mut Common, which: impl Fn(&Request) -> bool) -> bool {
+        let these = self.requests.iter().enumerate().filter(|(_, request)| which(request));
+        let Some((at, _)) = these.min_by_key(|(_, request)| request.deadline) else { return false };
+        let gone = self.requests.swap_remove(at);
+        common.refuse(format_args!("{}: it says nothing, and there are others (max_handshakes)", gone.peer));
+        true
     }
 
     pub(super) fn read_request(&mut self, id: RequestId, common: &mut Common) {

@@ -1,5 +1,6 @@
 //! Hostile peers: whatever they do costs them their own connection, and nobody else anything.
 
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use rpcrdma_mempool::{
@@ -8,7 +9,7 @@ use rpcrdma_mempool::{
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::MemfdFlags;
 
-use super::address::Accepted;
+use super::address::{Accepted, Peer};
 use super::connect::{make, table_bytes};
 use super::memory::{Layout, Memory, Side};
 use super::message::{Message, Received};
@@ -368,6 +369,36 @@ fn silent_handshakes_cost_only_themselves() {
     for socket in &silent {
         town.refused("silent", socket);
     }
+}
+
+/// A process that opens connections without end, and says nothing on any, drives out its own and nobody else's.
+#[test]
+fn silence_of_one_process_leaves_places_to_others() {
+    static PID: AtomicI32 = AtomicI32::new(1);
+    let mut town = Town::new("one-process");
+    town.server.common.config.handshake_timeout = 10 * PATIENCE;
+    let gate = FabricAddress(format!("hostile-process-{}", std::process::id()));
+    let admit = |_: BorrowedFd<'_>| Ok(Peer { pid: PID.load(Ordering::Relaxed), uid: 0 });
+    let listener = SoftwareListener::bind_for(&gate, admit).expect("bind");
+    town.server.listen(&listener).expect("listen");
+    // Slow, but honest.
+    let slow = dial(&gate);
+    town.turn();
+    PID.store(2, Ordering::Relaxed);
+    let mut silent = Vec::new();
+    for _ in 0..10 * config().max_handshakes {
+        silent.push(dial(&gate));
+        town.turn();
+    }
+    assert_eq!(town.server.connections.requests.len(), 1 + config().max_handshakes / 4);
+    let (_ring, ring_fd) = make(Layout::new(RING).bytes(), "slow").expect("ring");
+    let (_table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "slow").expect("table");
+    hello().send(slow.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
+    let qp = town.accept();
+    town.turn();
+    assert!(matches!(Message::receive(slow.as_fd()), Received::Message(Message::Accept { .. }, _)));
+    drop(slow);
+    town.ends(qp);
 }
 
 #[test]
