@@ -36,6 +36,8 @@ pub struct Eligible {
 pub struct Binding {
     /// Arguments that may travel as Read chunks.
     pub arguments: Eligible,
+    /// Each of these has the count of its bytes in front of it, which stays in the message, as `opaque<>` and `string<>` have. Default true.
+    pub counted: bool,
     /// Results that may travel as Write chunks.
     pub results: Eligible,
     /// Most bytes of the arguments with every eligible item taken out, without RPC header.
@@ -108,13 +110,33 @@ impl Binding {
     /// A procedure none of whose arguments and results may be reduced.
     pub const fn inline(max_call: usize, max_reply: usize) -> Self {
         let none = Eligible { count: 0, max_len: 0 };
-        Self { arguments: none, results: none, max_call, max_reply }
+        Self { arguments: none, counted: true, results: none, max_call, max_reply }
     }
 
     /// Arguments that may be reduced: how many, and the most bytes of each.
     pub const fn arguments(mut self, count: usize, max_len: usize) -> Self {
         self.arguments = Eligible { count, max_len };
         self
+    }
+
+    /// The arguments that may be reduced are of another kind than `opaque<>` and `string<>`: arrays of longer elements, optional data, or opaque
+    /// data of a fixed length. The word in front of them says nothing of their bytes.
+    pub const fn uncounted(mut self) -> Self {
+        self.counted = false;
+        self
+    }
+
+    /// Bytes of the argument that is in a Read chunk of so many, which may have its XDR round-up, too: RFC 8166 §3.4.5.2 allows that, and leaves
+    /// the count in the message as it is. `word` is the one in front of the chunk, if there is one. This is all there is to know it by, beside the
+    /// longest that the argument can be.
+    pub(crate) const fn argument_len(&self, chunk: usize, word: Option<u32>) -> usize {
+        let len = match word {
+            Some(count) if self.counted && (count as usize) < chunk && padded(count as usize) == chunk => {
+                count as usize
+            }
+            _ => chunk,
+        };
+        if len < self.arguments.max_len { len } else { self.arguments.max_len }
     }
 
     /// Results that may be reduced: how many, and the most bytes of each.

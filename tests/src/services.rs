@@ -49,13 +49,13 @@ pub fn services_for(inline: usize) -> Services {
     let chunked = |handler: fn(&mut ServerCall) -> Result<(), Refusal>| Procedure::new(handler);
     services
         .add(PROGRAM, VERSION, ECHO, Procedure::new(echo).max_reply(inline))
-        .add(PROGRAM, VERSION, STORE, chunked(store).read_chunks(MAX_CHUNKS, LONGEST))
+        .add(PROGRAM, VERSION, STORE, chunked(store).read_chunks(MAX_CHUNKS, LONGEST).uncounted())
         .add(PROGRAM, VERSION, LOAD, chunked(load).write_chunks(MAX_CHUNKS, LONGEST))
         .add(
             PROGRAM,
             VERSION,
             MIRROR,
-            chunked(mirror).read_chunks(MAX_CHUNKS, LONGEST).write_chunks(MAX_CHUNKS, LONGEST),
+            chunked(mirror).read_chunks(MAX_CHUNKS, LONGEST).uncounted().write_chunks(MAX_CHUNKS, LONGEST),
         )
         .add(PROGRAM, VERSION, REFUSE, Procedure::new(refuse))
         .add(PROGRAM, VERSION, CREDENTIAL, Procedure::new(credential).max_reply(512))

@@ -77,11 +77,10 @@ pub(crate) fn symlink(export: &Export, who: &Identity, call: &mut ServerCall) ->
         None => args.opaque()?,
         Some(path) => {
             let len = args.u32()? as usize;
-            let whole = path.len() == len || path.len() == padded(len);
-            if call.read_chunk_at(0) != Some(args.at()) || !whole {
+            if call.read_chunk_at(0) != Some(args.at()) || path.len() != len {
                 return Err(Refusal::GarbageArguments);
             }
-            &path[..len]
+            path
         }
     };
     args.end()?;

@@ -95,12 +95,10 @@ pub(crate) fn write(export: &Export, who: &Identity, call: &mut ServerCall) -> R
         Some(data) => {
             // Its length stays in the message, and it belongs behind that.
             let len = args.u32()? as usize;
-            // With or without the bytes that round it up.
-            let whole = data.len() == len || data.len() == padded(len);
-            if call.read_chunk_at(0) != Some(args.at()) || !whole {
+            if call.read_chunk_at(0) != Some(args.at()) || data.len() != len {
                 return Err(Refusal::GarbageArguments);
             }
-            &data[..len]
+            data
         }
     };
     args.end()?;

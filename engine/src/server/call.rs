@@ -9,9 +9,11 @@ use rpcrdma_mempool::{Buf, Frozen};
 
 use super::reply_cache::Claim;
 use super::writer::ResultWriter;
+use crate::binding::Binding;
 use crate::fabric::{QpId, ReceivedBuf};
 use crate::proto::{InboundId, Refusal};
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, AnonymousCall, Flavor};
+use crate::wire::xdr::padded;
 use crate::wire::{ReadSegment, Segment};
 
 /// Chunks that one call may have in each direction.
@@ -253,6 +255,33 @@ impl ServerCall {
         }
     }
 
+    /// Takes away what came in the Read chunks beyond the arguments that they are.
+    pub(crate) fn trim_reads(&mut self, binding: &Binding) {
+        for index in 0..self.reads.len() {
+            let word = self.word_before(index);
+            if let Some(buf) = self.reads.get_mut(index).and_then(|read| read.buf.as_mut()) {
+                let len = binding.argument_len(buf.len(), word);
+                buf.set_window(buf.start(), len);
+            }
+        }
+    }
+
+    /// The word of the message that is right in front of a Read chunk.
+    fn word_before(&self, index: usize) -> Option<u32> {
+        let at = self.reads.get(index)?.at as usize;
+        // Positions count what other chunks have put in front; these may be in any order.
+        let mut inline = at;
+        for other in self.reads.iter().filter(|other| (other.at as usize) < at) {
+            let len = padded(other.buf.as_ref()?.len());
+            if other.at as usize + len + 4 > at {
+                return None;
+            }
+            inline = inline.checked_sub(len)?;
+        }
+        let word = self.args().get(inline.checked_sub(4)?..inline)?;
+        word.try_into().ok().map(u32::from_be_bytes)
+    }
+
     fn part(&self, range: &Range<u32>) -> &[u8] {
         self.message
             .as_deref()
@@ -322,7 +351,8 @@ impl ServerCall {
         self.reads.len()
     }
 
-    /// An argument that came as a Read chunk, without XDR round-up.
+    /// An argument that came as a Read chunk, without XDR round-up: where that came with it, it is known by the count of bytes in front
+    /// ([`Binding::counted`]).
     pub fn read_chunk(&self, index: usize) -> Option<&[u8]> {
         self.reads.get(index)?.buf.as_deref()
     }

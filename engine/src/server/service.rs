@@ -170,6 +170,12 @@ impl Procedure {
         self
     }
 
+    /// The arguments that may be reduced have no count of their bytes in front of them: see [`Binding::uncounted`].
+    pub fn uncounted(mut self) -> Self {
+        self.binding = self.binding.uncounted();
+        self
+    }
+
     /// Results that may be reduced: how many, and the most bytes of each. Room beyond `max_len` that a caller offers stays unused.
     pub fn write_chunks(mut self, count: usize, max_len: usize) -> Self {
         self.binding = self.binding.results(count.min(MAX_CHUNKS), max_len);

@@ -137,15 +137,14 @@ impl<F: Fabric> Shard<F> {
         if call.message.is_none() {
             return self.long_call_fetched(conn, call, landing);
         }
-        let longest = self.services.as_ref().map_or(0, |all| all.entry(call.entry).binding.arguments.max_len);
         for read in call.reads.iter_mut().rev() {
             read.buf = landing.pop().and_then(|lent| lent.reclaim().ok());
-            match &mut read.buf {
-                // What is more than the item can have is its padding.
-                Some(buf) if buf.len() > longest => buf.set_window(buf.start(), longest),
-                Some(_) => {}
-                None => return self.reject(conn, call, Reject::Transport(ErrorBody::System)),
+            if read.buf.is_none() {
+                return self.reject(conn, call, Reject::Transport(ErrorBody::System));
             }
+        }
+        if let Some(services) = &self.services {
+            call.trim_reads(&services.entry(call.entry).binding);
         }
         self.run(conn, call);
     }

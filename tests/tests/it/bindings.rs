@@ -219,6 +219,58 @@ fn read_chunks_with_their_padding_are_taken() {
     }
 }
 
+/// Whatever the procedure's maximum, however the chunk is cut, and however the call travels: the count in front of an item says where it ends.
+#[test]
+fn read_chunks_lose_their_padding_by_the_count_in_front() {
+    for scheme in SCHEMES {
+        let mut world = World::new("without-padding");
+        let mut services = standard_services();
+        let join = |call: &mut rpcrdma::ServerCall| {
+            let parts: Vec<_> = (0..call.read_chunks()).filter_map(|n| call.read_chunk(n)).collect();
+            let joined = parts.join(&b'|');
+            call.reply_writer().ok_or(Refusal::SystemError)?.put(&joined).map_err(|_| Refusal::SystemError)
+        };
+        services.add(PROGRAM, VERSION, 20, Procedure::new(join).read_chunks(2, 1 << 20));
+        services.add(PROGRAM, VERSION, 21, Procedure::new(join).read_chunks(2, 1 << 20).uncounted());
+        let address = world.serve_with(server_of(scheme), services);
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        let (first, _one) = client.peer.expose(b"fiveB\x01\x02\x03", Access::REMOTE_READ);
+        let (second, _two) = client.peer.expose(b"sixsix\x04\x05", Access::REMOTE_READ);
+        let part = |position, of: Segment, offset: u32, length| ReadSegment {
+            position: ARGS_AT + position,
+            target: Segment { length, offset: of.offset + u64::from(offset), ..of },
+        };
+        let (one, two) = (|length| part(4, first, 0, length), |length| part(16, second, 0, length));
+        let cut = [part(4, first, 0, 3), part(4, first, 3, 2), part(4, first, 5, 3), two(8)];
+        let both = be(&[5, 6]);
+        let cases: [(&[ReadSegment], &[u8], &[u8]); 7] = [
+            (&[one(8)], &be(&[5]), b"fiveB"),
+            (&[one(5)], &be(&[5]), b"fiveB"),
+            (&[one(8), two(8)], &both, b"fiveB|sixsix"),
+            (&[one(5), two(8)], &both, b"fiveB|sixsix"),
+            (&[one(8), two(6)], &both, b"fiveB|sixsix"),
+            (&cut, &both, b"fiveB|sixsix"),
+            // Not the length of this item, with padding or without: the procedure sees what came.
+            (&[one(8)], &be(&[4]), b"fiveB\x01\x02\x03"),
+        ];
+        for (list, args, joined) in cases {
+            client.call(20, reads(list), args);
+            let bytes = client.answer().bytes;
+            assert_eq!(view(&bytes).payload(), reply_bytes(XID, joined), "{scheme:?} {list:?}");
+            let (message, _memory) =
+                client.peer.expose(&call_bytes(XID, PROGRAM, VERSION, 20, args), Access::REMOTE_READ);
+            let mut long = vec![ReadSegment { position: 0, target: message }];
+            long.extend(list);
+            client.send(XID, Flags::NONE, Body::Nomsg(reads(&long)), &[]);
+            let bytes = client.answer().bytes;
+            assert_eq!(view(&bytes).payload(), reply_bytes(XID, joined), "{scheme:?} long {list:?}");
+        }
+        client.call(21, reads(&[one(8)]), &be(&[5]));
+        let bytes = client.answer().bytes;
+        assert_eq!(view(&bytes).payload(), reply_bytes(XID, b"fiveB\x01\x02\x03"), "{scheme:?}: no count");
+    }
+}
+
 #[test]
 fn refusals_return_write_chunks_unused() {
     for scheme in SCHEMES {

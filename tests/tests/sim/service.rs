@@ -80,7 +80,7 @@ pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
             }
         }),
     );
-    let both = recorded(runs, mix).read_chunks(MAX_CHUNKS, chunk).write_chunks(MAX_CHUNKS, chunk);
+    let both = recorded(runs, mix).read_chunks(MAX_CHUNKS, chunk).uncounted().write_chunks(MAX_CHUNKS, chunk);
     add(MIX, both.max_reply(longest));
     add(FLAT, recorded(runs, flat));
     add(GROW, recorded(runs, grow).write_chunks(MAX_CHUNKS, chunk));
