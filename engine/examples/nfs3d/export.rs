@@ -19,8 +19,6 @@ use crate::status::status;
 
 /// Longest name, bytes.
 pub(crate) const NAME_MAX: usize = 255;
-/// Longest path in a symbolic link, bytes: the system's own limit.
-pub(crate) const PATH_MAX: usize = 4095;
 
 /// How a directory is exported.
 #[derive(Clone, Debug)]

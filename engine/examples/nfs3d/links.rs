@@ -6,6 +6,7 @@ use nfs3_types::nfs3::{
     SYMLINK3resok, nfspath3, nfsstat3, sattr3,
 };
 use nfs3_types::xdr_codec::Pack;
+use rpcrdma::binding::nfs3::PATH_MAX;
 use rpcrdma::wire::xdr::padded;
 use rpcrdma::{Refusal, ServerCall};
 use rustix::fs::{AtFlags, CWD, linkat, readlinkat, symlinkat};
@@ -13,7 +14,7 @@ use rustix::fs::{AtFlags, CWD, linkat, readlinkat, symlinkat};
 use crate::attr::{self, fattr, now};
 use crate::codec::{Args, Outcome, fh, optional, or_fail, reply};
 use crate::create::{self, in_dir};
-use crate::export::{Export, PATH_MAX, changeable};
+use crate::export::{Export, changeable};
 use crate::identity::Identity;
 use crate::node::Node;
 use crate::status::status;

@@ -5,14 +5,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use nfs3_types::xdr_codec::Pack;
-use rpcrdma::binding::nfs3::{self, Sizes};
+use rpcrdma::binding::nfs3::{self, PATH_MAX, Sizes};
 use rpcrdma::server::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::rpc::{AuthSys, Flavor};
 use rpcrdma::wire::xdr::padded;
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 
 use crate::codec::{self, Args};
-use crate::export::{Export, PATH_MAX};
+use crate::export::Export;
 use crate::identity::Identity;
 use crate::{attributes, create, dirs, links, read_write, remove};
 
@@ -43,12 +43,8 @@ pub(crate) fn services(export: &Arc<Export>) -> Services {
         let Some(mut binding) = nfs3::binding(number, &sizes) else { return };
         match number {
             READ => binding.max_reply += INLINE_READ,
-            // Links may be as long as the system's own, and travel either way.
-            READLINK => {
-                binding = binding.results(1, PATH_MAX);
-                binding.max_reply += padded(PATH_MAX);
-            }
-            SYMLINK => binding = binding.arguments(1, PATH_MAX),
+            // Paths travel either way.
+            READLINK => binding.max_reply += padded(PATH_MAX),
             _ => {}
         }
         let export = Arc::clone(export);

@@ -12,8 +12,8 @@ pub const PROGRAM: u32 = 100_003;
 pub const VERSION: u32 = 3;
 /// Longest name of a file, bytes.
 pub const NAME_MAX: usize = 255;
-/// Longest path in a symbolic link, bytes.
-pub const PATH_MAX: usize = 1024;
+/// Longest path in a symbolic link, bytes: that of Linux, whose `PATH_MAX` counts a zero at the end, too.
+pub const PATH_MAX: usize = 4095;
 
 /// What the server answers to FSINFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

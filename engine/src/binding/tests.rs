@@ -150,6 +150,10 @@ fn rfc_8267_4_four_items_of_nfs_3_may_be_reduced_and_no_others() {
     let read = bindings.get(PROGRAM, VERSION, 6).expect("READ");
     assert_eq!(read.check_call(80, &[], &[65536], true), Ok(()));
     assert!(read.check_call(80, &[65536], &[], true).is_err(), "READ takes no data");
+    // What Linux sends and asks for: PATH_MAX less the zero at the end.
+    let (readlink, symlink) = (bindings.get(PROGRAM, VERSION, 5), bindings.get(PROGRAM, VERSION, 10));
+    assert_eq!(symlink.expect("SYMLINK").check_call(76, &[4095], &[], true), Ok(()));
+    assert_eq!(readlink.expect("READLINK").results.max_len, 4095);
     let readdir = bindings.get(PROGRAM, VERSION, 16).expect("READDIR");
     assert!(readdir.check_call(88, &[], &[65536], true).is_err(), "entries are not eligible");
 }
@@ -167,12 +171,12 @@ fn rfc_8267_4_1_reply_sizes_of_nfs_3_follow_from_rfc_1813() {
         (140, 120),
         (328, 248),
         (72, 96),
-        (68, 96 + 1024),
+        (68, 96 + 4096),
         (80, 104 + 65536),
         (88 + 65536, 136),
         (392, 280),
         (388, 280),
-        (392 + 1024, 280),
+        (392 + 4096, 280),
         (400, 280),
         (328, 120),
         (328, 120),

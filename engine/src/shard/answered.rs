@@ -6,13 +6,13 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Pool};
 
 use super::Shard;
-use super::conn::{Conn, Ending, Exposure};
+use super::conn::{Conn, Ending, Exposed, Exposure};
 use super::list::push;
 use super::outcome::{CallResult, Done, Reply, Sink};
 use crate::fabric::{Fabric, Posting, ReceivedBuf, WorkRequest};
 use crate::proto::{CallError, CallId, Refusal};
 use crate::server::MAX_CHUNKS;
-use crate::wire::{HeaderType, View, rpc};
+use crate::wire::{HeaderType, View, WriteChunk, rpc};
 
 impl<F: Fabric> Shard<F> {
     /// A reply has come, and was read: tells the caller, at once or when nothing is exposed any more.
@@ -246,14 +246,17 @@ pub(super) fn read_reply(
 /// Reads a reply that says that the RPC message is in the Reply chunk.
 #[cold]
 fn read_long_reply(view: &View<'_>, exposure: Option<&Exposure>) -> ReadReply {
-    let len = view.reply_chunk().map_or(0, |chunk| chunk.total_length());
-    let room = exposure.and_then(Exposure::reply).map(|part| u64::from(part.segment.length));
-    let results = match room {
-        Some(room) if len > 0 && len <= room => Ok(0..0),
-        Some(_) => Err(CallError::MalformedReply("its length does not fit the Reply chunk")),
-        None => Err(CallError::MalformedReply("it uses a Reply chunk that was not offered")),
+    let offered = exposure.and_then(|exposure| Some((exposure, exposure.reply()?)));
+    let len = match (offered, view.reply_chunk()) {
+        (None, _) => Err(CallError::MalformedReply("it uses a Reply chunk that was not offered")),
+        (Some(_), None) => Ok(0),
+        (Some((exposure, part)), Some(chunk)) => written_into(&chunk, part, exposure.segment_size),
     };
-    let long = results.is_ok().then_some(len as u32);
+    let results = match len {
+        Ok(0) => Err(CallError::MalformedReply("its length does not fit the Reply chunk")),
+        len => len.clone().map(|_| 0..0),
+    };
+    let long = len.ok().filter(|_| results.is_ok());
     ReadReply { results, written: exposure.map(|exposure| written_of(view, exposure, true)), long }
 }
 
@@ -270,6 +273,25 @@ pub(super) fn results_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<
     }
 }
 
+/// Bytes that a reply says were written into one chunk, which was offered in segments of `size` bytes and a shorter last one. They are filled in their order
+/// (RFC 8166 §3.4.6): one that is not full is the last that was used, or there would be bytes between that nobody wrote.
+fn written_into(chunk: &WriteChunk<'_>, part: &Exposed, size: u32) -> Result<u32, CallError> {
+    let (mut room_left, mut written, mut full) = (part.segment.length, 0, true);
+    for segment in chunk.segments() {
+        let room = room_left.min(size);
+        if segment.length > room {
+            return Err(CallError::MalformedReply("it says more was written than there was room for"));
+        }
+        if segment.length > 0 && !full {
+            return Err(CallError::MalformedReply("it leaves a gap between the segments of a chunk"));
+        }
+        full = segment.length == room;
+        room_left -= room;
+        written += segment.length;
+    }
+    Ok(written)
+}
+
 /// Bytes that a reply says were written into each Write chunk of its call.
 fn written_of(
     view: &View<'_>,
@@ -282,10 +304,7 @@ fn written_of(
         let Some(part) = expected.next() else {
             return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
         };
-        if chunk.total_length() > u64::from(part.segment.length) {
-            return Err(CallError::MalformedReply("it says more was written than there was room for"));
-        }
-        written.push(chunk.total_length() as u32);
+        written.push(written_into(&chunk, part, offered.segment_size)?);
     }
     if !long && view.reply_chunk().is_some_and(|chunk| chunk.total_length() > 0) {
         return Err(CallError::MalformedReply("it has results inline, and in the Reply chunk"));

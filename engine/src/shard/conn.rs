@@ -87,6 +87,8 @@ pub(super) struct Exposure {
     pub(super) reads: usize,
     /// How many are Write chunks.
     pub(super) writes: usize,
+    /// Most bytes of the segments that they were offered in.
+    pub(super) segment_size: u32,
     /// What the buffers go back into.
     pub(super) memory: Option<ChunkMemory>,
     /// The call's outcome, which waits for the last revocation.

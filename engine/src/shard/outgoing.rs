@@ -363,6 +363,7 @@ impl<F: Fabric> Shard<F> {
         if !self.lists.fill(&conn.exposures[index as usize], conn.proto.terms()) {
             return Self::unsendable(conn);
         }
+        conn.exposures[index as usize].segment_size = conn.proto.terms().segment_size;
         let chunks = self.lists.chunks(conn.proto.offers_invalidation());
         // A long call is in a chunk itself.
         let form = Form { chunks, external: len == 0 };
@@ -387,6 +388,7 @@ impl<F: Fabric> Shard<F> {
         let long = memory.call.take();
         conn.exposures[index as usize].reads = memory.send.len() + usize::from(long.is_some());
         conn.exposures[index as usize].writes = memory.receive.len();
+        conn.exposures[index as usize].segment_size = conn.proto.terms().segment_size;
         if let Some(mut buf) = long {
             set_xid(&mut buf, call);
             self.expose_one(conn, index, 0, buf, Access::REMOTE_READ)?;

@@ -2,6 +2,8 @@
 
 use std::sync::mpsc;
 
+use rpcrdma::fabric::RemoteMemory;
+use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::rpc::CallHeader;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
@@ -246,4 +248,82 @@ fn bad_replies_of_version_1_end_their_call_with_a_cause() {
     }
     drop(client);
     server.join();
+}
+
+/// A server fills a chunk's segments in their order. Where it says otherwise there are bytes between that nobody wrote.
+#[test]
+fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
+    /// Lengths of the segments of a chunk of 10000 bytes that was offered in three, and the length of what is in it.
+    const CASES: [(&[u32], Option<usize>); 12] = [
+        (&[4096, 4096, 1808], Some(10_000)),
+        (&[4096, 10, 0], Some(4106)),
+        (&[7, 0, 0], Some(7)),
+        (&[0, 0, 0], Some(0)),
+        (&[4096], Some(4096)),
+        (&[4096, 4096, 1808, 0], Some(10_000)),
+        (&[4095, 1, 0], None),
+        (&[0, 4096, 0], None),
+        (&[4096, 0, 1], None),
+        (&[0, 0, 1], None),
+        (&[4097, 0, 0], None),
+        (&[4096, 4096, 1808, 1], None),
+    ];
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let world = World::new("gaps");
+        let address = world.address();
+        let server = Server::start_silently(&address, |peer| {
+            peer.offers = Properties { segment_size: 4096, ..peer.offers };
+            peer.welcome();
+            for reply_chunk in [false, true] {
+                for (lengths, _) in CASES {
+                    let bytes = next(peer).expect("a call");
+                    let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+                    let xid = view.xid();
+                    let chunk = if reply_chunk { view.reply_chunk() } else { view.writes().next() };
+                    let offered: Vec<Segment> = chunk.expect("a chunk").segments().collect();
+                    let sizes: Vec<u32> = offered.iter().map(|segment| segment.length).collect();
+                    assert_eq!(sizes, [4096, 4096, 1808]);
+                    let of = |n: usize| offered.get(n).copied().unwrap_or_default();
+                    let used: Vec<Segment> =
+                        lengths.iter().enumerate().map(|(n, &length)| Segment { length, ..of(n) }).collect();
+                    if reply_chunk {
+                        let message = reply_bytes(xid, b"");
+                        peer.write(&message, RemoteMemory { rkey: of(0).handle, address: of(0).offset });
+                        let chunks = Chunks { reply: Some(&used), ..Chunks::NONE };
+                        let bytes = peer.message(xid, Flags::RESPONSE, Body::Nomsg(chunks), b"");
+                        peer.send(&bytes);
+                    } else {
+                        let writes = WriteList { counts: &[used.len() as u32], segments: &used };
+                        reply(peer, xid, Chunks { writes, ..Chunks::NONE }, &reply_bytes(xid, b""), None);
+                    }
+                }
+            }
+            while peer.receive().is_some() {}
+        });
+        let mut client = world.client(&address, Config { scheme, continue_up_to: 0, ..small() });
+        let first = client.first();
+        let malformed = |error| matches!(error, CallError::MalformedReply(_));
+        for (lengths, expected) in CASES {
+            let mut call = client.prepare_with_chunks(MIRROR, 0).expect("a buffer");
+            call.receive_chunk(client.alloc(first, 10_000).expect("a buffer")).expect("room");
+            match (client.call(call), expected) {
+                (Ok(reply), Some(len)) => assert_eq!(reply.chunk(0).map(<[u8]>::len), Some(len)),
+                (Err(error), None) => assert!(malformed(error), "{lengths:?}"),
+                (result, _) => panic!("{scheme:?} {lengths:?}: {result:?}"),
+            }
+        }
+        for (lengths, expected) in CASES {
+            let mut call = client.prepare(ECHO, 0).expect("a buffer");
+            call.expect_reply(10_000 - 24);
+            match (client.call(call), expected) {
+                // The reply's header has 24 bytes.
+                (Ok(reply), Some(len @ 24..)) => assert_eq!(reply.results().len(), len - 24),
+                (Err(error), None | Some(..24)) => assert!(malformed(error), "{lengths:?}"),
+                (result, _) => panic!("{scheme:?} {lengths:?} of the Reply chunk: {result:?}"),
+            }
+        }
+        assert_eq!(client.stats().exposed_buffers, 0);
+        drop(client);
+        server.join();
+    }
 }
