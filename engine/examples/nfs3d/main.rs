@@ -5,6 +5,9 @@
 //! mount -t nfs -o vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=20048,nolock 10.0.0.1:/srv/data /mnt
 //! ```
 //!
+//! Beside NFS there is MOUNT, on TCP. What else RFC 8267 §5.1 asks of a server is not here: no NLM (locks among hosts: mount with `nolock`, and
+//! locks hold among the processes of one host) and no NSM, which it would need; nor NFSACL (no ACLs; clients ask, are refused, and go on).
+//!
 //! | file | holds |
 //! |---|---|
 //! | `nfs` | the procedures, and what of them travels as chunks |
@@ -72,7 +75,8 @@ const WINDOW: u32 = 32;
 /// As root, it acts as whoever calls, as AUTH_SYS credentials say (see --squash): whoever can reach the server can claim to be anybody,
 /// so be sure who that is. Not as root, it acts as its own user, whoever calls.
 ///
-/// Other file systems mounted within the directory are not exported.
+/// Other file systems mounted within the directory are not exported. There is no lock manager (NLM, and NSM with it): clients mount with nolock, and
+/// their locks are not seen by other hosts. There are no ACLs (NFSACL).
 #[derive(Debug, Parser)]
 #[command(name = "nfs3d", args_override_self = true)]
 struct Cli {
