@@ -1,7 +1,7 @@
 //! rpcbind (RFC 1833, version 4): which port a program is at. A server registers itself ([`Registration`]), a client asks ([`locate`]).
 //!
-//! RPC over RDMA has the netids `rdma` and `rdma6` there, for IPv4 and IPv6, and universal addresses like those of TCP (RFC 5665 §5.2.3.4 and
-//! §5.2.3.5, RFC 8166 §9). A client takes them from the whole list, by RPCBPROC_DUMP: RPCBPROC_GETADDR ignores the netid that it is given, and answers for
+//! RPC over RDMA has the netids `rdma` and `rdma6` there, for IPv4 and IPv6, and universal addresses like those of TCP (RFC 5665 §5.2.3.3 and
+//! §5.2.3.4, RFC 8166 §9). A client takes them from the whole list, by RPCBPROC_DUMP: RPCBPROC_GETADDR ignores the netid that it is given, and answers for
 //! the transport on which it was asked (RFC 1833 §2.2.1), which is never RDMA; so it would give the port of the same program on TCP.
 #![forbid(unsafe_code)]
 

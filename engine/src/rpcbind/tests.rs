@@ -92,6 +92,13 @@ fn universal_addresses_read_back() {
         assert_eq!(universal(at(address)), text);
         assert_eq!(parse_universal(text), Some(at(address)));
     }
+    // The other forms of an IPv6 address are read as well (RFC 5665 §5.2.3.4).
+    for (text, address) in [
+        ("2001:db8:0:0:8:800:200C:417A.203.81", "[2001:db8::8:800:200c:417a]:52049"),
+        ("::FFFF:192.0.2.7.203.81", "[::ffff:192.0.2.7]:52049"),
+    ] {
+        assert_eq!(parse_universal(text), Some(at(address)));
+    }
     for text in ["", "1", "1.2", "10.0.0.1", "10.0.0.1.256.1", "10.0.0.1.1.-1", "/run/rpcbind.sock", "x.1.1"]
     {
         assert_eq!(parse_universal(text), None, "{text:?}");
