@@ -12,13 +12,13 @@ use rpcrdma::wire::rpc::CallHeader;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
 };
-use rpcrdma::{CallError, Config, Scheme};
+use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme};
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
 use super::hostile_server::{Server, reply};
 use super::rules_of_clients::next;
-use super::rules_of_servers::{ARGS_AT, Client, SCHEMES, XID, assert_err_chunk, reads};
+use super::rules_of_servers::{ARGS_AT, Client, SCHEMES, XID, assert_err_chunk, reads, server_of};
 
 fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
@@ -353,6 +353,52 @@ fn a_reply_that_does_not_fit_inline_uses_the_reply_chunk() {
         assert!(written[..24] == reply_bytes(XID, b"") && patterned(6000, &written[24..6024]), "{scheme:?}");
         assert!(written[6024..].iter().all(|&byte| byte == 0xEE), "{scheme:?}: more was written");
         client.ping();
+    }
+}
+
+/// An item that has its Write chunk goes there; what is left of the reply goes into the Reply chunk, if it is too long even so.
+#[test]
+fn a_reply_is_reduced_before_it_goes_into_the_reply_chunk() {
+    const ITEM: usize = 2001;
+    for scheme in SCHEMES {
+        let mut world = World::new("reduced-first");
+        let mut services = standard_services();
+        let both = Procedure::new(|call| {
+            let len = call.args().first().map_or(0, |&byte| 100 * usize::from(byte));
+            let room = call.result_mut(0).ok_or(Refusal::GarbageArguments)?;
+            pattern(7, &mut room[..ITEM]);
+            call.set_result_len(0, ITEM);
+            pattern(8, call.reply_mut(len).ok_or(Refusal::SystemError)?);
+            Ok(())
+        });
+        services.add(PROGRAM, VERSION, 20, both.write_chunks(1, 4000).max_reply(20_000));
+        let address = world.serve_with(server_of(scheme), services);
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        let (write, item) = client.peer.expose(&[0xEE; 3000], Access::REMOTE_WRITE);
+        let (room, rest) = client.peer.expose(&[0xEE; 9000], Access::REMOTE_WRITE);
+        // The shorter ones fit inline, as the item is not among them.
+        for (args, long) in [(1u8, false), (30, scheme == Scheme::V1), (80, true)] {
+            let writes = WriteList { counts: &[1], segments: &[write] };
+            let chunks = Chunks { writes, reply: Some(&[room]), ..Chunks::NONE };
+            client.call(20, chunks, &[args, 0, 0, 0]);
+            let bytes = client.answer().bytes;
+            let view = view(&bytes);
+            let len = 100 * usize::from(args);
+            let mut results = vec![0; len];
+            pattern(8, &mut results);
+            let message = reply_bytes(XID, &results);
+            let lens: Vec<_> = view.writes().map(|chunk| chunk.total_length()).collect();
+            assert_eq!(lens, [ITEM as u64], "{scheme:?} {len}");
+            let used = view.reply_chunk().expect("it comes back").total_length();
+            assert_eq!(used, if long { message.len() as u64 } else { 0 }, "{scheme:?} {len}");
+            let (mut first, mut second) = ([0; 3000], [0; 9000]);
+            assert!(item.read_at(0, &mut first) && rest.read_at(0, &mut second));
+            assert!(patterned(7, &first[..ITEM]) && first[ITEM..].iter().all(|&byte| byte == 0xEE));
+            match long {
+                true => assert!(view.payload().is_empty() && second[..message.len()] == message),
+                false => assert_eq!(view.payload(), message, "{scheme:?} {len}"),
+            }
+        }
     }
 }
 

@@ -489,3 +489,44 @@ fn version_1_garbage_arguments_are_answered_by_rpc() {
     assert_eq!(reply.body, ReplyBody::accepted(AcceptStat::GarbageArgs));
     client.ping();
 }
+
+/// Every program has procedure 0, which runs whoever calls (RFC 5531 §12.1); AUTH_NONE is no other flavor (§10).
+#[test]
+fn the_null_procedure_asks_for_no_authentication() {
+    use rpcrdma::wire::rpc::{CallHeader, OpaqueAuth};
+    for scheme in SCHEMES {
+        let (_world, _, mut client) = pair("null", scheme);
+        client.ping();
+        for (flavor, body) in [(0, &b""[..]), (1, b"malformed..."), (6, &[7; 20]), (0x1234_5678, &[0; 400])] {
+            let credential = OpaqueAuth { flavor, body };
+            let (program, version) = (PROGRAM, VERSION);
+            let verifier = OpaqueAuth::NONE;
+            let header = CallHeader { xid: XID, program, version, procedure: 0, credential, verifier };
+            let mut call = vec![0; header.encoded_len()];
+            header.emit(&mut call).expect("as long as it says");
+            client.send(XID, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+            let bytes = client.answer().bytes;
+            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+            assert_eq!(view.payload(), reply_bytes(XID, b""), "{scheme:?} {flavor}");
+        }
+    }
+}
+
+/// A call behind its header has no Position Zero Read chunk: that would be a second one.
+#[test]
+fn a_call_behind_its_header_has_no_position_zero_read_chunk() {
+    for scheme in SCHEMES {
+        let (_world, _, mut client) = pair("twice", scheme);
+        client.ping();
+        let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"four");
+        let (whole, _memory) = client.peer.expose(&call, Access::REMOTE_READ);
+        for procedure in [ECHO, STORE] {
+            client.call(procedure, reads(&[ReadSegment { position: 0, target: whole }]), &[0; 4]);
+            match scheme {
+                Scheme::V1 => assert_err_chunk(&mut client, "MSG with a Position Zero Read chunk"),
+                _ => assert_eq!(client.error().0, XID, "{scheme:?}"),
+            }
+            client.ping();
+        }
+    }
+}

@@ -8,10 +8,12 @@ use rpcrdma::wire::xdr::padded;
 use rpcrdma::wire::{
     Body, Chunks, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
 };
-use rpcrdma::{Config, Procedure, Refusal, Scheme};
+use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme};
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
+use super::hostile_server::{Server, plain, reply};
+use super::rules_of_clients::next;
 use super::rules_of_servers::{ARGS_AT, Client, SCHEMES, XID, reads, server_of};
 
 fn view(bytes: &[u8]) -> View<'_> {
@@ -341,4 +343,44 @@ fn a_chunk_of_more_segments_than_are_taken_is_refused_wherever_it_stands() {
             client.ping();
         }
     }
+}
+
+/// ERR_CHUNK says that the same call would fail in the same way (RFC 8267 §6.4.2): it ends, and nothing of it is sent again.
+#[test]
+fn err_chunk_ends_its_call_which_is_not_made_again() {
+    let world = World::new("err-chunk-ends");
+    let address = world.address();
+    let server = Server::start_silently(&address, |peer| {
+        peer.version = Version::V1;
+        let mut before = 0;
+        while let Some(bytes) = next(peer) {
+            let xid = view(&bytes).xid();
+            assert_ne!(xid, before, "a call that was refused comes again");
+            before = xid;
+            match view(&bytes).has_chunks() {
+                true => peer.send(&be(&[xid, 1, WINDOW, 4, 2])),
+                false => reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None),
+            }
+        }
+    });
+    let retransmit = Config { reconnect_attempts: 5, retransmit: true, ..small() };
+    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..retransmit });
+    let first = client.first();
+    for form in 0..4 {
+        let mut call =
+            client.prepare_with_chunks(MIRROR, if form == 3 { 5000 } else { 4 }).expect("a buffer");
+        match form {
+            0 => call.send_chunk(4, client.alloc(first, 100).expect("a buffer")).expect("room"),
+            1 => call.receive_chunk(client.alloc(first, 100).expect("a buffer")).expect("room"),
+            2 => call.expect_reply(10_000),
+            _ => {}
+        }
+        let result = client.call(call).map(drop);
+        assert!(matches!(result, Err(CallError::Transport(_))), "{form}: {result:?}");
+        assert_eq!(client.stats().exposed_buffers, 0);
+        assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
+    }
+    assert_eq!(client.stats().calls_again, 0);
+    drop(client);
+    server.join();
 }
