@@ -230,6 +230,7 @@ impl Connection {
         self.terms = Terms::version_1(&self.config);
         self.phase = Phase::Settled;
         self.plain = None;
+        self.ping = false;
         self.reply_queue.retain(|out| *out != Outgoing::Connprop);
         Ok(())
     }
