@@ -56,7 +56,7 @@ pub(super) enum Received {
 }
 
 impl Message {
-    fn encode(&self) -> ArrayVec<u8, MAX_MESSAGE> {
+    pub(super) fn encode(&self) -> ArrayVec<u8, MAX_MESSAGE> {
         let (kind, flags) = match self {
             Self::Hello { may_sleep, .. } => (1, u8::from(*may_sleep) * MAY_SLEEP),
             Self::Accept { may_sleep, .. } => (2, u8::from(*may_sleep) * MAY_SLEEP),
@@ -88,7 +88,7 @@ impl Message {
         out
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
         let mut rest = Reader(bytes);
         if rest.u32()? != MAGIC {
             return Err("wrong magic word");
@@ -97,7 +97,9 @@ impl Message {
         if u16::from_le_bytes([version_low, version_high]) != VERSION {
             return Err("unknown version of the software fabric; run the same release on both sides");
         }
-        if flags & !MAY_SLEEP != 0 {
+        // Only who connects, or accepts, says whether it sleeps.
+        let known = if matches!(kind, 1 | 2) { MAY_SLEEP } else { 0 };
+        if flags & !known != 0 {
             return Err("unknown flags");
         }
         let may_sleep = flags & MAY_SLEEP != 0;
