@@ -100,9 +100,16 @@ pub fn read<R: Read + Send, E: From<CaptureError>>(
             Err(PcapError::Incomplete(_)) => {
                 reader.refill().map_err(|error| bad(&error, frame))?;
             }
-            Err(PcapError::BufferTooSmall) if capacity < LARGEST_BUFFER => {
-                capacity *= 2;
-                reader.grow(capacity);
+            // Only a record that fills the buffer gets a larger one, whatever it says of its length.
+            Err(PcapError::BufferTooSmall) => {
+                if reader.data().len() < capacity {
+                    reader.refill().map_err(|error| bad(&error, frame))?;
+                } else if capacity < LARGEST_BUFFER {
+                    capacity *= 2;
+                    reader.grow(capacity);
+                } else {
+                    return Err(bad(&PcapError::BufferTooSmall, frame).into());
+                }
             }
             Err(PcapError::UnexpectedEof) => return Err(CaptureError::CutOff { frames: frame }.into()),
             Err(error) => return Err(bad(&error, frame).into()),

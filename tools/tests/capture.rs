@@ -134,6 +134,30 @@ fn every_header_is_written_again_as_it_was() {
     }
 }
 
+/// A source that notes how much it was ever asked for.
+struct Asked<'a>(&'a [u8], &'a std::sync::atomic::AtomicUsize);
+
+impl std::io::Read for Asked<'_> {
+    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+        self.1.fetch_max(to.len(), std::sync::atomic::Ordering::Relaxed);
+        self.0.read(to)
+    }
+}
+
+#[test]
+fn a_record_that_only_says_that_it_is_long_takes_no_memory() {
+    let mut file = std::fs::read(format!("{DATA}/nfs3-linux61.pcap")).expect("test data");
+    // The header of the file, a record's header, and a few bytes of 200 MiB.
+    file.truncate(24 + 16 + 60);
+    for place in [32, 36] {
+        file[place..place + 4].copy_from_slice(&(200u32 << 20).to_le_bytes());
+    }
+    let asked = std::sync::atomic::AtomicUsize::new(0);
+    let read = capture::read(Asked(&file, &asked), |_| Ok::<_, CaptureError>(()));
+    assert!(matches!(read, Err(CaptureError::CutOff { frames: 0 })), "{read:?}");
+    assert!(asked.into_inner() <= 1 << 20, "more was set aside than for any file");
+}
+
 /// The stored table is what tshark says today, where there is a tshark.
 #[test]
 fn the_table_is_fresh() {
