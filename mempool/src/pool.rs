@@ -99,6 +99,14 @@ impl Pool {
         PoolStats { classes: classes.collect(), leaked: self.core().leaked(), oversize: self.oversize.get() }
     }
 
+    /// Buffers that hold `len` bytes: how many are free, and how many there are. Those that other threads dropped count as in
+    /// [`stats`](Self::stats).
+    #[inline]
+    pub fn room(&self, len: usize) -> (usize, usize) {
+        let fitting = self.core().classes().iter().filter(|list| list.size() >= len);
+        fitting.fold((0, 0), |(free, count), list| (free + list.free(), count + list.count()))
+    }
+
     /// Starts the low-water marks anew.
     pub fn reset_low_water(&self) {
         self.core().classes().iter().for_each(|list| list.reset_low_water());

@@ -20,10 +20,12 @@ fn the_smallest_class_that_fits_and_then_larger_ones() {
     }
     assert_eq!(bufs.iter().map(Buf::capacity).collect::<Vec<_>>(), [64, 64, 1024, 4096]);
     assert!(pool.alloc(5000).is_none());
+    assert_eq!([1, 65, 4096, 4097].map(|len| pool.room(len)), [(0, 4), (0, 2), (0, 1), (0, 0)]);
     let stats = pool.stats();
     assert_eq!(stats.classes.iter().map(|class| class.failures).collect::<Vec<_>>(), [3, 2, 1]);
     assert_eq!(stats.oversize, 1);
     bufs.truncate(1);
+    assert_eq!([1, 65].map(|len| pool.room(len)), [(3, 4), (2, 2)]);
     let stats = pool.stats();
     assert_eq!(stats.classes.iter().map(|class| class.free).collect::<Vec<_>>(), [1, 1, 1]);
     assert_eq!(stats.classes.iter().map(|class| class.low_water).collect::<Vec<_>>(), [0, 0, 0]);
