@@ -1,5 +1,7 @@
 //! Every knob of a shard, with its unit, its default and its cost. `tuning.md` says when to change one.
 
+use std::time::Duration;
+
 use rpcrdma_mempool::{Arena, PagePolicy};
 
 use crate::auth::AuthPolicy;
@@ -70,6 +72,10 @@ pub struct Config {
     /// grant is sent; in version 1 an RDMA Write of no bytes, which the peer's device acknowledges (it must permit RDMA Writes, as that of
     /// every requester with Write or Reply chunks does). Default 0.
     pub keep_alive_ms: u64,
+    /// How long a peer may owe something for which this side holds memory: to take what it is sent, to grant a credit for replies that wait,
+    /// to end a message that it has begun. Then its connection ends; after half a second already if calls of others wait for memory and none comes
+    /// home. Looked at every eighth of it; `Duration::MAX` for never. Default 10 s.
+    pub progress_timeout: Duration,
     /// Receives of the shard in all: bounds receive memory whatever the number of connections. Default 4096.
     pub receives: usize,
     /// Calls that a client connection may have outstanding. Default 128. Each costs about 100 bytes.
@@ -137,6 +143,7 @@ impl Default for Config {
             window: 64,
             max_window: 256,
             keep_alive_ms: 0,
+            progress_timeout: Duration::from_secs(10),
             receives: 4096,
             max_calls: 128,
             small_buffers: 2048,

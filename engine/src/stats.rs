@@ -27,6 +27,8 @@ pub struct ShardStats {
     pub connections_total: u64,
     /// Connections that ended because the peer broke a rule.
     pub peer_faults: u64,
+    /// Connections that ended because the peer owed something for too long ([`Config::progress_timeout`](crate::Config::progress_timeout)).
+    pub peers_stalled: u64,
     /// Calls made and ended, or served and answered.
     pub calls: u64,
     /// Calls that ended without a reply, or were refused.
@@ -75,6 +77,7 @@ impl ShardStats {
             connections: 0,
             connections_total: 0,
             peer_faults: 0,
+            peers_stalled: 0,
             calls: 0,
             calls_failed: 0,
             calls_again: 0,

@@ -113,6 +113,10 @@ impl Fabric for AnyFabric {
         each!(self, fabric => fabric.disconnect(qp))
     }
 
+    fn holds_sends(&mut self, qp: QpId) -> bool {
+        each!(self, fabric => fabric.holds_sends(qp))
+    }
+
     fn destroy_qp(&mut self, qp: QpId) {
         each!(self, fabric => fabric.destroy_qp(qp))
     }

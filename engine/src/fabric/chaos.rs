@@ -287,6 +287,10 @@ impl<F: Fabric> Fabric for Chaos<F> {
         self.inner.disconnect(qp);
     }
 
+    fn holds_sends(&mut self, qp: QpId) -> bool {
+        self.inner.holds_sends(qp)
+    }
+
     fn destroy_qp(&mut self, qp: QpId) {
         self.live.retain(|&id| id != qp);
         self.inner.destroy_qp(qp);

@@ -509,6 +509,11 @@ pub trait Fabric: Sized {
         let _ = (qp, posting, immediate);
         false
     }
+    /// Whether memory of requests that were posted on this queue pair may still be in use. A device that cannot say so, though it has heard of
+    /// no failure, says true. Now and then, not for each message.
+    fn holds_sends(&mut self, _qp: QpId) -> bool {
+        true
+    }
     /// Appends up to `max` completions; returns how many. Never blocks, never calls the system.
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize;
 

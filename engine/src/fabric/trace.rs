@@ -164,6 +164,10 @@ impl<F: Fabric> Fabric for Trace<F> {
         self.inner.disconnect(qp);
     }
 
+    fn holds_sends(&mut self, qp: QpId) -> bool {
+        self.inner.holds_sends(qp)
+    }
+
     fn destroy_qp(&mut self, qp: QpId) {
         self.line(format_args!("{qp:?} destroy"));
         self.inner.destroy_qp(qp);

@@ -109,6 +109,8 @@ pub struct Connection {
     peer_windowed: bool,
     /// A message of the peer that is coming in parts.
     sequence: Option<Sequence>,
+    /// Messages in parts that have begun.
+    sequences: u32,
     /// What has come of a CONNPROP in parts.
     connprop: Vec<u8>,
     /// What is left of a CONNPROP that goes out in parts.
@@ -167,6 +169,7 @@ impl Connection {
             peer_introduced: false,
             peer_windowed: false,
             sequence: None,
+            sequences: 0,
             connprop: Vec::new(),
             connprop_rest: Vec::new(),
             auth: HostAuth::new(&config.auth, if config.server { Role::Server } else { Role::Client }),
@@ -467,6 +470,27 @@ impl Connection {
         if let Some(sequence) = &mut self.sequence {
             (sequence.kept, sequence.starved) = (false, true);
         }
+    }
+
+    /// The number of the message of which some parts have come, and not the last: another one for each message.
+    pub fn half_sent(&self) -> Option<u32> {
+        self.sequence.map(|_| self.sequences)
+    }
+
+    /// Replies wait to be sent.
+    pub fn has_replies(&self) -> bool {
+        !self.reply_queue.is_empty()
+    }
+
+    /// Replies wait, and the peer has granted nothing that they could go out with.
+    pub fn lacks_grant(&self) -> bool {
+        self.version == Version::V2 && !self.reply_queue.is_empty() && self.credits.available() == 0
+    }
+
+    /// Calls of the peer that are not answered, those whose replies wait included.
+    #[inline]
+    pub fn calls_served(&self) -> usize {
+        self.inbound.len()
     }
 
     /// The call whose reply was broken off by the last message, if that was so: to be asked after each [`Event::Failed`] and

@@ -133,6 +133,7 @@ impl Connection {
 
     fn part(&mut self, mut sequence: Sequence, view: &View<'_>) -> Result<Event, PeerFault> {
         let first = self.sequence.is_none();
+        self.sequences = self.sequences.wrapping_add(u32::from(first));
         let more = view.flags().contains(Flags::MORE);
         if view.htype() == HeaderType::Connprop {
             let bytes = view.properties_part();

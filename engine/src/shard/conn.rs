@@ -1,5 +1,6 @@
 //! What the shard keeps for one connection, beside the protocol's own state.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -16,6 +17,8 @@ use crate::wire::{self, ErrorBody, Segment, Version};
 use super::chunks::ChunkMemory;
 use super::list::push;
 use super::outcome::{CallResult, Sink};
+use super::progress::{Owed, Progress};
+use super::waiting::Waiting;
 
 /// Where a connection is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,6 +198,8 @@ pub(super) struct Conn {
     pub(super) at_workers: u32,
     /// What has come of a message in parts.
     pub(super) assembly: Option<Buf>,
+    /// When that began: the number of such messages that the shard had seen before.
+    pub(super) assembly_age: u64,
     /// The message that goes out in parts, if one does.
     pub(super) parts: Option<Parts>,
     /// Calls of ours up to this length, with results up to that length, need no thought about their form: bytes of RPC message, and of
@@ -221,6 +226,10 @@ pub(super) struct Conn {
     pub(super) last_sent: u64,
     pub(super) last_received: u64,
     pub(super) quiet_since: u64,
+    /// What the peer has been waited for.
+    pub(super) progress: Progress,
+    /// Calls that wait until the connection is within its share of a pool that is short.
+    pub(super) gated: VecDeque<Waiting>,
     /// Of a client: where it leads.
     pub(super) address: Option<FabricAddress>,
     /// The queue pair that it had first: its owner's name for it.
@@ -257,6 +266,7 @@ impl Conn {
             pending: (0..inbound).map(|_| None).collect(),
             at_workers: 0,
             assembly: None,
+            assembly_age: 0,
             parts: None,
             plain_call: 0,
             plain_reply: 0,
@@ -271,6 +281,8 @@ impl Conn {
             last_sent: 0,
             last_received: 0,
             quiet_since: 0,
+            progress: Progress::default(),
+            gated: VecDeque::new(),
             address: None,
             origin: qp,
             attempts: 0,
@@ -302,6 +314,7 @@ impl Conn {
         self.free_exposures.clear();
         (self.signalled, self.left, self.at_workers) = (self.sends, self.sends, 0);
         (self.assembly, self.parts) = (None, None);
+        self.progress = Progress::default();
         (self.plain_call, self.plain_reply) = (0, 0);
     }
 
@@ -432,6 +445,31 @@ impl Conn {
     pub(super) fn is_clogged(&self, signal_every: u32) -> bool {
         let under_way = self.proto.credits().window().max(self.proto.call_slots() as u32);
         self.sends.wrapping_sub(self.left) >= under_way.saturating_add(signal_every)
+    }
+
+    /// Calls of the peer that may hold memory of the shard: those that are not answered, but for those that wait with their message alone, and
+    /// those whose replies are not known to have left.
+    #[inline(always)]
+    pub(super) fn held(&self) -> usize {
+        let served = self.proto.calls_served().saturating_sub(self.gated.len());
+        served + self.sends.wrapping_sub(self.left) as usize
+    }
+
+    /// What its peer is waited for. `in_device`: the device has memory of this connection.
+    pub(super) fn owed(&self, in_device: bool) -> Owed {
+        // A peer that is busy elsewhere may let stand what costs this side nothing.
+        let holds = in_device || !self.chain.is_empty() || self.proto.has_replies();
+        Owed {
+            sends: self.sends,
+            left: if holds { self.left } else { self.sends },
+            ungranted: self.proto.lacks_grant(),
+            half_sent: self.proto.half_sent(),
+        }
+    }
+
+    /// Calls of the peer are taken: it may make this side hold memory for replies.
+    pub(super) fn serves(&self) -> bool {
+        self.proto.config().takes_calls
     }
 
     /// A free exposure; its index names it in work requests.

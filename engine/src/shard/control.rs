@@ -241,6 +241,8 @@ impl<F: Fabric> Shard<F> {
         }
         self.resize();
         self.adapt();
+        self.watch();
+        self.resume_all();
         if !self.waiting.is_empty() {
             self.nudge_all();
         }
@@ -411,6 +413,7 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         self.starve(conn);
+        self.ungate(conn);
         // What the device held is given back here: only then may anything else be done with that memory.
         self.fabric.destroy_qp(conn.qp);
         conn.qp = ConnRef::NONE.0;

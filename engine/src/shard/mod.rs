@@ -22,6 +22,8 @@
 //! | `control` | connect, listen, accept, drain, break |
 //! | `resize` | Receives of another size while calls run |
 //! | `changes` | other characteristics that change while connected |
+//! | `progress` | deadlines on what peers owe |
+//! | `shares` | how much memory one connection may hold |
 //! | `windows` | receive windows that follow the load, keep-alive |
 //! | `chunks` | the memory that goes with a call |
 //! | `outcome` | how a call ends, and who is told |
@@ -42,12 +44,14 @@ mod outgoing;
 mod parts;
 mod plain;
 mod poll;
+mod progress;
 mod reading;
 mod replying;
 mod resize;
 mod revive;
 mod serving;
 mod shape;
+mod shares;
 mod thread;
 mod waiting;
 mod windows;
@@ -78,10 +82,12 @@ use list::push;
 pub(crate) use outcome::Sink;
 pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outgoing::{CallRequest, headroom};
+use progress::Watch;
 use reading::Fetch;
 pub use resize::ResizeError;
 use resize::Sizing;
 use shape::Lists;
+use shares::Shares;
 pub use thread::SpawnError;
 pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
 use waiting::Waiting;
@@ -174,6 +180,12 @@ pub struct Shard<F: Fabric> {
     repeats: VecDeque<Box<ServerCall>>,
     /// Calls that wait for memory, in the order in which they came.
     waiting: VecDeque<Waiting>,
+    /// How much of the pool one connection may hold.
+    shares: Shares,
+    /// What connections owe.
+    watch: Watch,
+    /// Messages in parts that have begun, on all connections.
+    assemblies: u64,
     /// When the last of them got what it needed, or the first began to wait, in nanoseconds.
     fed_at: u64,
     worked: Vec<(WorkKey, JobResult<Box<ServerCall>>)>,
@@ -281,6 +293,9 @@ impl<F: Fabric> Shard<F> {
             repeats: VecDeque::new(),
             waiting: VecDeque::new(),
             fed_at: 0,
+            shares: Shares::new(config.signal_every),
+            watch: Watch::default(),
+            assemblies: 0,
             worked: Vec::new(),
             sleeper: Sleeper::new(Wake::Fabric(fabric.waker())),
             inbox: None,

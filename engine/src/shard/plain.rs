@@ -62,7 +62,9 @@ impl<F: Fabric> Shard<F> {
         call.anonymous(&header, index, plain.len..plain.len + payload.len());
         call.message = Some(message);
         let entry = services.entry(index);
-        let reply = if entry.plain { self.pool.alloc(HEADROOM_PLAIN + entry.reply_room) } else { None };
+        let len = HEADROOM_PLAIN + entry.reply_room;
+        let at_once = entry.plain && !self.is_over_share(conn, len);
+        let reply = if at_once { self.pool.alloc(len) } else { None };
         let Some(reply) = reply else {
             self.fetch.clear();
             return self.serve(conn, call, Ok(()));
@@ -90,7 +92,10 @@ impl<F: Fabric> Shard<F> {
         take_lists(&mut call, chunks, conn.proto.terms().version);
         let payload = message.get(plain.len..).unwrap_or_default();
         let header = rpc::AnonymousCall::read(payload).filter(|header| header.xid == plain.xid);
-        let at_once = conn.plain_serving && self.waiting.is_empty();
+        let len =
+            chunks.read.map_or(0, |read| read.target.length).max(chunks.write.map_or(0, |to| to.length));
+        let in_share = conn.held() <= 1 || !self.is_beyond_share(conn, len as usize);
+        let at_once = conn.plain_serving && self.waiting.is_empty() && in_share;
         let (Some(header), Some(services), true) = (header, &self.services, at_once) else {
             return self.plain_call_of_somebody(conn, call, plain, message);
         };

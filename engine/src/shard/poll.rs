@@ -146,7 +146,12 @@ impl<F: Fabric> Shard<F> {
             Opcode::Read => self.fetched(conn, wr_id as usize),
             Opcode::LocalInvalidate => self.revoked(conn, wr_id as u32),
             // Of Writes only those are signalled that speak for Sends.
-            Opcode::Send | Opcode::Write => conn.has_left(wr_id),
+            Opcode::Send | Opcode::Write => {
+                conn.has_left(wr_id);
+                if !conn.gated.is_empty() {
+                    self.resume(conn);
+                }
+            }
             Opcode::Recv | Opcode::Bind => {}
         }
     }
@@ -234,8 +239,10 @@ impl<F: Fabric> Shard<F> {
                 }
                 if let (true, Ok(view)) = (kept, View::check(message, self.config.revision)) {
                     if first {
-                        let roomy = self.pool.alloc(2 * self.config.inline);
-                        conn.assembly = roomy.or_else(|| self.alloc(view.payload().len()));
+                        self.assemblies += 1;
+                        conn.assembly_age = self.assemblies;
+                        let len = view.payload().len();
+                        conn.assembly = self.alloc_assembly(conn, len, 2 * self.config.inline);
                         match &mut conn.assembly {
                             Some(buf) => buf.set_window(0, 0),
                             // Else the last part would be taken for the whole.
@@ -269,9 +276,8 @@ impl<F: Fabric> Shard<F> {
         let Some(mut buf) = conn.assembly.take() else { return };
         let len = buf.len();
         if len + part.len() > buf.capacity() {
-            let Some(mut larger) =
-                self.alloc(2 * (len + part.len())).or_else(|| self.alloc(len + part.len()))
-            else {
+            let needed = len + part.len();
+            let Some(mut larger) = self.alloc_assembly(conn, needed, 2 * needed) else {
                 return conn.proto.spoil_sequence();
             };
             larger.full_mut()[..len].copy_from_slice(&buf);

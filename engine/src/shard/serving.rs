@@ -27,6 +27,15 @@ impl<F: Fabric> Shard<F> {
         if let Err(reject) = read {
             return self.reject(conn, call, reject);
         }
+        if self.exceeds_share(conn, &call) {
+            return self.gate(conn, call);
+        }
+        self.start(conn, call);
+    }
+
+    /// A call may have memory.
+    #[inline]
+    pub(super) fn start(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         // Those that need bulk memory get it in turn.
         let in_turn = self.waiting.is_empty() || (self.fetch.is_empty() && call.results.is_empty());
         match if in_turn { self.begin(conn, call) } else { Err(call) } {
@@ -182,7 +191,9 @@ impl<F: Fabric> Shard<F> {
             if let Err(reject) = read {
                 return self.reject(conn, call, reject);
             }
-            if let Err(call) = self.begin(conn, call) {
+            if self.exceeds_share(conn, &call) {
+                self.gate(conn, call);
+            } else if let Err(call) = self.begin(conn, call) {
                 self.wait_for_memory(conn, call);
             }
             return;

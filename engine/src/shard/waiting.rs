@@ -5,7 +5,7 @@
 //! that need no bulk memory go past those that do.
 //!
 //! Any other call is refused only if the pool could not hold what it needs were all of it free; if too many wait already; or if for a second nothing has
-//! come home. Or if nobody is left who would bring something home: then those have it who began a message and do not go on with it, perhaps because
+//! come home, and no peer is to blame: one that has not moved on for half of that time loses its connection. Or if nobody is left who would bring something home: then those have it who began a message and do not go on with it, perhaps because
 //! they wait for calls that wait here.
 
 use std::mem::take;
@@ -25,7 +25,7 @@ use crate::wire::ErrorBody;
 pub(super) struct Waiting {
     pub(super) call: Box<ServerCall>,
     /// What is to be read for it.
-    fetch: Fetch,
+    pub(super) fetch: Fetch,
 }
 
 /// How long calls wait for memory that nobody here is using, in nanoseconds.
@@ -35,7 +35,7 @@ const PATIENCE: u64 = 1_000_000_000;
 const LOOK_EVERY: u64 = 64;
 
 /// A call that waits holds nothing of the pool but its message.
-fn release(call: &mut ServerCall) {
+pub(super) fn release(call: &mut ServerCall) {
     call.reply = None;
     call.reads.clear();
     call.results.iter_mut().for_each(|result| result.bytes = ResultBytes::Empty);
@@ -83,7 +83,7 @@ impl<F: Fabric> Shard<F> {
                 Err(mut call) => {
                     release(&mut call);
                     let fetch = take(&mut self.fetch);
-                    if !self.is_hopeless(&conn, now) {
+                    if !self.is_hopeless(&mut conn, now) {
                         self.waiting.push_front(Waiting { call, fetch });
                         self.put(conn);
                         break;
@@ -100,13 +100,21 @@ impl<F: Fabric> Shard<F> {
 
     /// Whether what is waited for will not come home by this shard's own doing: who began a message and does not go on with it may have it, or
     /// the application. `conn` is not in the table.
-    fn is_hopeless(&self, conn: &Conn, now: u64) -> bool {
+    fn is_hopeless(&mut self, conn: &mut Conn, now: u64) -> bool {
         if self.workers.as_ref().is_some_and(|port| port.outstanding() > 0) || !self.backlog.is_empty() {
             return false;
         }
         let look = self.stats.polls.is_multiple_of(LOOK_EVERY);
-        let all = || self.conns.iter().flatten().map(|conn| &**conn).chain([conn]);
-        now.saturating_sub(self.fed_at) >= PATIENCE || (look && all().all(Conn::holds_nothing))
+        if now.saturating_sub(self.fed_at) < PATIENCE {
+            let mut others = self.conns.iter().flatten();
+            return look && others.all(|other| other.holds_nothing()) && conn.holds_nothing();
+        }
+        // Those who hold memory for what they do not take make room.
+        let stalled = self.end_stalled(now, PATIENCE / 2) > 0 || self.is_stalled(conn, PATIENCE / 2);
+        if stalled {
+            self.fed_at = now;
+        }
+        !stalled
     }
 
     /// The calls of a connection that is over wait no more.
@@ -124,7 +132,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Whether a call's message came in parts, or in a chunk, and is in a buffer of the pool that is longer than a Receive: those that wait
     /// with such could wait for each other.
-    fn holds_what_others_wait_for(&self, call: &ServerCall) -> bool {
+    pub(super) fn holds_what_others_wait_for(&self, call: &ServerCall) -> bool {
         let ours = self.pool.arena().id();
         call.message
             .as_ref()
@@ -132,7 +140,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Whether the pool has buffers for what a call needs, were they all free. What fits a buffer fits all larger ones, too.
-    fn could_hold(&self, call: &ServerCall, fetch: &Fetch) -> bool {
+    pub(super) fn could_hold(&self, call: &ServerCall, fetch: &Fetch) -> bool {
         let Some(services) = &self.services else { return false };
         let mut needs = ArrayVec::<usize, { 2 * MAX_CHUNKS + 2 }>::new();
         if let Some(message) = &call.message {
@@ -167,7 +175,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    fn nudge(&mut self, conn: &mut Conn) {
+    pub(super) fn nudge(&mut self, conn: &mut Conn) {
         if conn.has_unsignalled() {
             self.write_nothing(conn);
         }

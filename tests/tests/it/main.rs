@@ -17,6 +17,7 @@ mod credits;
 mod doorbells;
 mod faults;
 mod field;
+mod hoarders;
 mod host_auth;
 mod hostile_client;
 mod hostile_device;

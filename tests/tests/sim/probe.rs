@@ -390,6 +390,10 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
         self.inner.disconnect(qp);
     }
 
+    fn holds_sends(&mut self, qp: QpId) -> bool {
+        self.inner.holds_sends(qp)
+    }
+
     fn destroy_qp(&mut self, qp: QpId) {
         self.journal.note(format_args!("{qp:?} destroy"));
         self.inner.destroy_qp(qp);

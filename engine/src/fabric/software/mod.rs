@@ -252,6 +252,11 @@ impl Fabric for SoftwareFabric {
         self.connections.reject(request, private_data);
     }
 
+    /// What is in the ring was copied there.
+    fn holds_sends(&mut self, id: QpId) -> bool {
+        self.table.get(id).is_some_and(|qp| !qp.pending.is_empty())
+    }
+
     fn disconnect(&mut self, id: QpId) {
         let Some(qp) = self.table.get(id) else { return };
         match qp.state {

@@ -1,0 +1,220 @@
+//! How much of the pool one connection may hold: whatever there is, but of the last quarter of the buffers that would do only what one call, or
+//! a few short ones, need. So a peer that takes no replies, and has been given all that it may ask for, leaves something to each of the others
+//! until its [deadline](super::progress) has come.
+//!
+//! What a connection holds is counted in calls: those that are being served, and those whose replies are not known to have left. A call beyond the share
+//! waits, with nothing but the message that it came in, until its own connection has come down to it. Nobody waits behind it.
+//!
+//! Messages that come in parts have half of the long buffers: for one more the oldest of them makes room.
+
+use std::cell::Cell;
+use std::mem::take;
+
+use rpcrdma_mempool::Buf;
+
+use super::Shard;
+use super::conn::Conn;
+use super::outgoing::headroom;
+use super::reading::Reject;
+use super::waiting::{Waiting, release};
+use crate::fabric::Fabric;
+use crate::server::{ResultMemory, ServerCall};
+use crate::wire::ErrorBody;
+
+/// A pool is short when no more than this part of its buffers is free.
+const LAST: usize = 4;
+/// Calls that a connection may hold memory for while the pool is short: this part of what there is, or one.
+const PART: usize = 64;
+
+/// Whether the pool is short, and what waits for that reason.
+#[derive(Debug)]
+pub(super) struct Shares {
+    /// Calls of a connection that are not questioned: as many as may have left unheard, or one since the pool was last found short.
+    few: Cell<usize>,
+    usual: usize,
+    /// Calls that wait, of all connections.
+    gated: usize,
+}
+
+impl Shares {
+    /// One in `signal_every` Sends is signalled.
+    pub(super) fn new(signal_every: u32) -> Self {
+        let usual = signal_every as usize + 1;
+        Self { few: Cell::new(usual), usual, gated: 0 }
+    }
+
+    /// Whether a connection that holds memory for so many calls, the one at hand among them, is beyond its share, where `free` of `count`
+    /// buffers would do.
+    fn is_beyond(&self, held: usize, free: usize, count: usize) -> bool {
+        let short = free * LAST < count;
+        self.few.set(if short { 1 } else { self.usual });
+        short && held > (count / PART).max(1)
+    }
+}
+
+impl<F: Fabric> Shard<F> {
+    /// Whether a call that needs a buffer of `len` bytes must wait because of what its connection holds already.
+    #[inline(always)]
+    pub(super) fn is_over_share(&self, conn: &Conn, len: usize) -> bool {
+        conn.held() > self.shares.few.get() && self.is_beyond_share(conn, len)
+    }
+
+    /// The same, of a call that needs bulk memory: each one counts.
+    #[inline(never)]
+    pub(super) fn is_beyond_share(&self, conn: &Conn, len: usize) -> bool {
+        let (free, count) = self.pool.room(len);
+        // Posted Receives are not there to be shared.
+        let posted = if len <= self.configured_receive { self.posted + self.receives.len() } else { 0 };
+        self.shares.is_beyond(conn.held(), free, count.saturating_sub(posted))
+    }
+
+    /// Whether a call must wait until its connection holds less. What is to be read for it is in `self.fetch`.
+    pub(super) fn exceeds_share(&self, conn: &Conn, call: &ServerCall) -> bool {
+        let bulk = self.fetch.iter().map(|&(_, part)| part.length as usize).max();
+        let Some(services) = &self.services else { return false };
+        if call.message.is_none() {
+            // It is yet to come, and nothing else is known.
+            return bulk.is_some_and(|len| self.is_beyond_share(conn, len));
+        }
+        let entry = services.entry(call.entry);
+        let pool = entry.result_memory == ResultMemory::Pool;
+        let results = call.results.iter().filter(|_| pool).map(|result| result.capacity as usize).max();
+        match bulk.max(results.map(|len| len.min(entry.binding.results.max_len))) {
+            Some(len) if len > 0 => self.is_beyond_share(conn, len),
+            _ => self.is_over_share(conn, headroom(call.returns) + entry.reply_room),
+        }
+    }
+
+    /// A call waits until its connection is within its share; what is to be read for it is in `self.fetch`.
+    #[cold]
+    pub(super) fn gate(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+        let fetch = take(&mut self.fetch);
+        release(&mut call);
+        // Each has the buffer of a message. One may wait on every connection, or none would get on.
+        let most = (self.config.message_buffers / 2).max(2);
+        let crowded = conn.gated.len() >= most / 2 || self.shares.gated >= most;
+        if (crowded && !conn.gated.is_empty())
+            || self.holds_what_others_wait_for(&call)
+            || !self.could_hold(&call, &fetch)
+        {
+            self.stats.pool_empty += 1;
+            return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+        }
+        self.stats.memory_waits += 1;
+        self.shares.gated += 1;
+        conn.gated.push_back(Waiting { call, fetch });
+        self.nudge(conn);
+        self.poll_control();
+    }
+
+    /// Goes on with the calls of a connection that were beyond its share.
+    #[cold]
+    pub(super) fn resume(&mut self, conn: &mut Conn) {
+        while let Some(Waiting { call, fetch }) = conn.gated.pop_front() {
+            self.shares.gated -= 1;
+            let before = std::mem::replace(&mut self.fetch, fetch);
+            if self.exceeds_share(conn, &call) {
+                let fetch = std::mem::replace(&mut self.fetch, before);
+                conn.gated.push_front(Waiting { call, fetch });
+                self.shares.gated += 1;
+                // What it waits for may have gone out unheard.
+                return self.nudge(conn);
+            }
+            self.start(conn, call);
+            Self::make_ready(&mut self.ready, conn);
+        }
+    }
+
+    /// Part of step 5 of a turn: others may have brought memory home.
+    pub(super) fn resume_all(&mut self) {
+        if self.shares.gated == 0 {
+            return;
+        }
+        for slot in 0..self.conns.len() {
+            if self.conns[slot].as_ref().is_none_or(|conn| conn.gated.is_empty()) {
+                continue;
+            }
+            if let Some(mut conn) = self.conns[slot].take() {
+                self.resume(&mut conn);
+                self.put(conn);
+            }
+        }
+        if self.shares.gated > 0 {
+            let soon = self.clock.read() + self.config.control_interval_us * 1000;
+            self.next_control = self.next_control.min(soon);
+        }
+    }
+
+    /// The calls of a connection that is over wait no more.
+    pub(super) fn ungate(&mut self, conn: &mut Conn) {
+        self.shares.gated -= conn.gated.len();
+        for waiting in conn.gated.drain(..) {
+            self.boxes.put(waiting.call);
+        }
+    }
+
+    /// A buffer for what comes in parts, and has so many bytes, or better `roomy` as many. `conn` is not in the table.
+    #[cold]
+    pub(super) fn alloc_assembly(&mut self, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
+        if self.may_assemble(roomy) {
+            if let Some(buf) = self.pool.alloc(roomy) {
+                return Some(buf);
+            }
+        } else if len > self.configured_receive && !self.may_assemble(len) {
+            self.drop_oldest_assembly(conn);
+        }
+        self.alloc(len)
+    }
+
+    /// Whether one more of the buffers of `len` bytes may go to a message in parts.
+    fn may_assemble(&self, len: usize) -> bool {
+        let (free, count) = self.pool.room(len);
+        let long = |buf: &Buf| buf.capacity() > self.configured_receive;
+        let all = || self.conns.iter().flatten().filter(|conn| conn.assembly.as_ref().is_some_and(long));
+        // No more can be in use for that than are in use at all.
+        free * 2 > count || all().count() < count / 2
+    }
+
+    /// Whoever began a message first, and has not ended it, loses it: all that comes of it yet is dropped, and it is answered with an error.
+    fn drop_oldest_assembly(&mut self, conn: &Conn) {
+        let long = |buf: &Buf| buf.capacity() > self.configured_receive;
+        let others = self.conns.iter_mut().flatten();
+        let oldest = others
+            .filter(|other| other.assembly.as_ref().is_some_and(long))
+            .min_by_key(|other| other.assembly_age)
+            .filter(|other| other.assembly_age < conn.assembly_age);
+        if let Some(other) = oldest {
+            other.assembly = None;
+            other.proto.spoil_sequence();
+            self.stats.pool_empty += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_quarter_goes_round() {
+        let shares = Shares::new(16);
+        assert!(!shares.is_beyond(500, 25, 100), "there is enough");
+        assert!(shares.is_beyond(2, 24, 100));
+        assert!(
+            !shares.is_beyond(1, 0, 100),
+            "the only call of a connection waits for memory, not for its share"
+        );
+        assert!(!shares.is_beyond(10, 0, 640) && shares.is_beyond(11, 0, 640), "a few, where there are many");
+        assert!(!shares.is_beyond(9, 0, 0), "there is none such");
+    }
+
+    #[test]
+    fn who_holds_little_is_not_questioned_before_the_pool_was_found_short() {
+        let shares = Shares::new(16);
+        assert_eq!(shares.few.get(), 17);
+        shares.is_beyond(18, 0, 100);
+        assert_eq!(shares.few.get(), 1);
+        shares.is_beyond(18, 50, 100);
+        assert_eq!(shares.few.get(), 17);
+    }
+}

@@ -1,0 +1,158 @@
+//! Clients that hold what they were given: memory, by taking no replies or not ending their messages; Receives, by saying nothing. And a client
+//! that behaves and must not notice them.
+
+use std::time::{Duration, Instant};
+
+use rpcrdma::client::LocalClient;
+use rpcrdma::fabric::Access;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::wire::{Body, Chunks, Flags, Segment, Version, WriteList};
+use rpcrdma::{Address, Config, Scheme};
+use rpcrdma_tests::*;
+
+use super::hostile_client::{be, ping, unharmed};
+
+/// Forty of them.
+const MANY: u32 = 40;
+
+fn serve(world: &mut World, shard: Config) -> Address {
+    world.serve(ServerConfig { shard, ..small_server() })
+}
+
+fn version(scheme: Scheme) -> Version {
+    if scheme == Scheme::V1 { Version::V1 } else { Version::V2 }
+}
+
+fn send(peer: &mut RawPeer, flags: Flags, xid: u32, procedure: u32, args: &[u8], writes: &[Segment]) {
+    let writes = WriteList { counts: if writes.is_empty() { &[] } else { &[1] }, segments: writes };
+    let call = call_bytes(xid, PROGRAM, VERSION, procedure, args);
+    let bytes = peer.message(xid, flags, Body::Msg(Chunks { writes, ..Chunks::NONE }), &call);
+    peer.send(&bytes);
+}
+
+/// Asks for whatever it may, inline and by chunks, and takes nothing of it; at last it begins a call and does not end it.
+fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
+    let (segment, _) = peer.expose(&[0; 60_000], Access::REMOTE_WRITE);
+    // More than it takes. (Where each message grants so much more, it must not add up to what nobody could keep.)
+    peer.credit = if peer.windowed || peer.version == Version::V1 { 30_000 } else { 500 };
+    for xid in 2..60 {
+        send(peer, Flags::NONE, xid, REPLY, &4000u32.to_be_bytes(), &[]);
+    }
+    echo(witness, b"meanwhile").expect("the witness is unharmed");
+    for xid in 60..90 {
+        send(peer, Flags::NONE, xid, LOAD, &be(&[0, 60_000]), &[segment]);
+    }
+    if peer.version == Version::V2 {
+        send(peer, Flags::MORE, 90, ECHO, &[0; 3000], &[]);
+    }
+}
+
+/// Everything that the forty ask for, somebody else gets.
+fn is_served(witness: &mut LocalClient, continues: bool) {
+    unharmed(witness);
+    for seed in 0..3 {
+        mirror(witness, seed, &[60_000]).expect("bulk memory is left");
+        load(witness, seed, &[(60_000, 60_000), (500_000, 500_000)]).expect("bulk memory is left");
+        if continues {
+            let call = witness.prepare(CREDENTIAL, 20_000).expect("a buffer");
+            witness.call(call).expect("long buffers are left");
+        }
+    }
+}
+
+#[test]
+fn forty_clients_that_never_read_take_no_memory_from_others() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+        let mut world = World::new("hoard");
+        let address = serve(&mut world, Config { scheme, receives: 4096, ..small() });
+        let mut witness = world.client(&address, Config { scheme, ..small() });
+        let mut peers = Vec::new();
+        for n in 0..MANY {
+            let mut peer = RawPeer::connect_as(&address, version(scheme));
+            ping(&mut peer, 1);
+            hoard(&mut peer, &mut witness);
+            peers.push(peer);
+            if n % 8 == 7 {
+                is_served(&mut witness, scheme != Scheme::V1);
+            }
+        }
+        let stats = &world.server().stats()[0];
+        assert_eq!(
+            stats.connections,
+            u64::from(MANY) + 1,
+            "{scheme:?}: none has come to an end by another way"
+        );
+        is_served(&mut witness, scheme != Scheme::V1);
+    }
+}
+
+#[test]
+fn a_client_that_never_reads_is_ended() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+        let mut world = World::new("deadline");
+        let progress_timeout = Duration::from_millis(400);
+        let address = serve(&mut world, Config { scheme, progress_timeout, ..small() });
+        let mut witness = world.client(&address, Config { scheme, ..small() });
+        let mut peer = RawPeer::connect_as(&address, version(scheme));
+        ping(&mut peer, 1);
+        hoard(&mut peer, &mut witness);
+        assert!(settles(|| world.server().stats()[0].peers_stalled == 1), "{scheme:?}: it goes on for ever");
+        assert!(settles(|| world.server().stats()[0].connections == 1));
+        is_served(&mut witness, scheme != Scheme::V1);
+        assert_eq!(world.server().stats()[0].peers_stalled, 1, "{scheme:?}: somebody else was ended, too");
+    }
+}
+
+#[test]
+fn a_message_that_is_never_ended_ends_its_connection() {
+    let mut world = World::new("half-sent");
+    let progress_timeout = Duration::from_millis(200);
+    let address = serve(&mut world, Config { progress_timeout, ..small() });
+    let mut witness = world.client(&address, small());
+    let mut peer = RawPeer::connect(&address);
+    ping(&mut peer, 1);
+    send(&mut peer, Flags::MORE, 2, ECHO, &[0; 400], &[]);
+    // Grants are no parts.
+    while !peer.is_over() {
+        let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), &[]);
+        peer.send(&grant);
+        peer.turn();
+        echo(&mut witness, b"meanwhile").expect("the witness is unharmed");
+    }
+    assert_eq!(world.server().stats()[0].peers_stalled, 1);
+}
+
+#[test]
+fn a_client_that_grants_nothing_for_its_replies_is_ended() {
+    let mut world = World::new("no-grant");
+    let progress_timeout = Duration::from_millis(200);
+    let address = serve(&mut world, Config { progress_timeout, ..small() });
+    let mut witness = world.client(&address, small());
+    let mut peer = RawPeer::connect_silently(&address);
+    peer.credit = 0;
+    peer.introduce();
+    for xid in 1..20 {
+        send(&mut peer, Flags::NONE, xid, ECHO, b"", &[]);
+    }
+    peer.wait_until_over();
+    assert_eq!(world.server().stats()[0].peers_stalled, 1);
+    unharmed(&mut witness);
+}
+
+/// Nothing of what it has sent is heard of but what is signalled: that is not held against its peer.
+#[test]
+fn a_client_that_is_quiet_is_not_ended() {
+    let mut world = World::new("quiet");
+    let progress_timeout = Duration::from_millis(100);
+    let address = serve(&mut world, Config { progress_timeout, ..small() });
+    let mut quiet = world.client(&address, Config { progress_timeout, ..small() });
+    let mut busy = world.client(&address, small());
+    unharmed(&mut quiet);
+    let start = Instant::now();
+    while start.elapsed() < 5 * progress_timeout {
+        echo(&mut busy, b"time passes").expect("an echo");
+        quiet.poll(|_| {});
+    }
+    unharmed(&mut quiet);
+    assert_eq!((world.server().stats()[0].peers_stalled, quiet.stats().peers_stalled), (0, 0));
+}
