@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn numbers_of_sends_may_wrap() {
-        let mut progress = Progress::default();
+        let mut progress = Progress { mark: u32::MAX, ..Progress::default() };
         progress.look(sent(u32::MAX, u32::MAX), 1);
         progress.look(sent(3, u32::MAX), 1);
         assert_eq!(progress.look(sent(4, 1), 7).0, 7);
