@@ -165,7 +165,7 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
     signals.forever().next();
     let (calls, failed) =
         server.stats().iter().fold((0, 0), |sum, shard| (sum.0 + shard.calls, sum.1 + shard.calls_failed));
-    let drained = if server.drain(DRAIN) { "drained" } else { "stopped with calls under way" };
+    let drained = server.drain(DRAIN).map_or_else(|left| left.to_string(), |()| "drained".to_owned());
     store.flush()?;
     say(&format!("{drained}; {calls} calls served, {failed} refused"));
     Ok(())

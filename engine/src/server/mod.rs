@@ -5,8 +5,7 @@ pub mod reply_cache;
 mod service;
 mod writer;
 
-use std::sync::{Arc, mpsc};
-use std::thread::Builder;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
@@ -61,13 +60,12 @@ pub enum ServerError {
     Config(String),
 }
 
-/// A running server. Dropping it ends all connections at once, and waits for the handlers that run; [`drain`](Self::drain) lets
-/// calls finish first, and waits for so long and no longer.
+/// A running server. Dropping it ends all connections at once; [`drain`](Self::drain) lets them finish first.
 pub struct Server {
     shards: Vec<ShardHandle>,
     reverse_window: u32,
     // After the shards: they give their jobs to it.
-    _workers: Option<Arc<Workers>>,
+    workers: Option<Arc<Workers>>,
 }
 
 impl Server {
@@ -107,7 +105,7 @@ impl Server {
             };
             shards.push(spawn(format!("rpcrdma-shard{index}"), &shard_config, make)?);
         }
-        Ok(Self { shards, reverse_window: config.shard.reverse_window, _workers: workers })
+        Ok(Self { shards, reverse_window: config.shard.reverse_window, workers })
     }
 
     /// A client of a connected client: it makes calls in the reverse direction (RFC 8167), on the connection that `caller` called on,
@@ -140,32 +138,64 @@ impl Server {
         self.shards.iter().try_for_each(|shard| ask(shard).unwrap_or(Err(ResizeError::Stopped)))
     }
 
-    /// Takes no more connections, lets the calls under way end, and stops; after `timeout` without regard to them.
-    /// True if every connection ended by itself.
+    /// Takes no more connections, lets the calls under way end, and stops; shortly before `timeout` is over without regard to them. It comes back
+    /// when it is over, whatever a handler does.
     ///
-    /// It returns within that time whatever handlers do. Threads whose handlers have not returned by then end when
-    /// these do; until then the address may stay bound.
-    pub fn drain(mut self, timeout: Duration) -> bool {
-        let begun = Instant::now();
-        let left = || timeout.saturating_sub(begun.elapsed());
+    /// # Errors
+    /// Something was left to be cut off, or even to be left running.
+    pub fn drain(mut self, timeout: Duration) -> Result<(), Undrained> {
+        let (soon, end) = (Until::after(timeout - (timeout / 10).min(CUT)), Until::after(timeout));
         self.shards.iter().for_each(|shard| shard.tell(Command::Drain));
-        let ended: Vec<bool> = self.shards.iter_mut().map(|shard| shard.join(Some(left()))).collect();
-        // Dropping it waits for every handler, those of workers included, so that is done on another thread.
+        while !self.shards.iter().all(ShardHandle::has_stopped) && soon.step() {}
+        let undrained = self.shards.iter().filter(|shard| !shard.has_stopped()).count();
+        // What they have begun is not waited for.
         self.shards.iter().for_each(|shard| shard.tell(Command::Stop));
-        let (stopped, is_stopped) = mpsc::channel();
-        let stop = move || {
-            drop(self);
-            // Whoever waits for it may have gone.
-            let _ = stopped.send(());
-        };
-        match Builder::new().name("rpcrdma-stop".into()).spawn(stop) {
-            // Without time left it is given none: a shard that is not within a handler stops soon.
-            Ok(_) if is_stopped.recv_timeout(left()).is_err() => {
-                log::warn!("a server has not stopped after {timeout:?}: handlers have not returned");
-            }
-            Ok(_) => {}
-            Err(error) => log::warn!("stopping a server waited for its handlers: starting a thread: {error}"),
+        while !self.shards.iter().all(ShardHandle::has_stopped) && end.step() {}
+        let (stopped, stuck): (Vec<_>, Vec<_>) = self.shards.drain(..).partition(ShardHandle::has_stopped);
+        drop(stopped);
+        let stuck_shards = stuck.len();
+        stuck.into_iter().for_each(ShardHandle::let_go);
+        let workers = self.workers.take().and_then(Arc::into_inner);
+        let stuck_workers = workers.map_or(0, |workers| workers.finish(|| end.step()));
+        match undrained + stuck_workers {
+            0 => Ok(()),
+            _ => Err(Undrained { shards: undrained, stuck_shards, stuck_workers }),
         }
-        ended.into_iter().all(|ended| ended)
     }
 }
+
+/// What a [drain](Server::drain) had not ended when its time was over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{shards} shards had connections that had not ended; handlers keep {stuck_shards} shards and {stuck_workers} workers, whose threads end when \
+     these return"
+)]
+pub struct Undrained {
+    /// Shards with connections that had not ended: those were cut off.
+    pub shards: usize,
+    /// Those of them that are in a handler which does not return: their threads, and what they hold, are there until it does.
+    pub stuck_shards: usize,
+    /// Workers that are in such a handler, or have more to run than there was time for.
+    pub stuck_workers: usize,
+}
+
+/// What is kept of the time of a drain for cutting off what has not ended.
+const CUT: Duration = Duration::from_millis(100);
+
+/// Looks again now and then, until a time.
+struct Until(Option<Instant>);
+
+impl Until {
+    fn after(time: Duration) -> Self {
+        Self(Instant::now().checked_add(time))
+    }
+
+    /// Waits a little; false if the time has come.
+    fn step(&self) -> bool {
+        std::thread::sleep(STEP);
+        self.0.is_none_or(|end| Instant::now() < end)
+    }
+}
+
+/// How long is waited between two looks.
+const STEP: Duration = Duration::from_millis(1);

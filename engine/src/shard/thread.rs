@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
@@ -167,23 +167,22 @@ impl ShardHandle {
         let _ = self.connector.connect(1).send(command);
     }
 
-    /// Waits until the shard has stopped, for at most `timeout`. True if it has.
-    pub(crate) fn join(&mut self, timeout: Option<Duration>) -> bool {
-        let Some(thread) = self.thread.take() else { return true };
-        if let Some(timeout) = timeout {
-            const STEP: Duration = Duration::from_millis(1);
-            let begun = Instant::now();
-            while !thread.is_finished() && begun.elapsed() < timeout {
-                std::thread::sleep(STEP);
-            }
-            if !thread.is_finished() {
-                self.thread = Some(thread);
-                return false;
-            }
+    /// The shard has stopped.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Waits until the shard has stopped.
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic of a shard has been printed; there is nothing to add.
+            let _ = thread.join();
         }
-        // A panic of a shard has been printed; there is nothing to add.
-        let _ = thread.join();
-        true
+    }
+
+    /// Waits for it no more: it ends by itself when it is told to, as soon as the handler that it is in lets it.
+    pub(crate) fn let_go(mut self) {
+        drop(self.thread.take());
     }
 }
 
@@ -191,7 +190,7 @@ impl Drop for ShardHandle {
     fn drop(&mut self) {
         if self.thread.is_some() {
             self.tell(Command::Stop);
-            self.join(None);
+            self.join();
         }
     }
 }

@@ -766,7 +766,7 @@ fn rings_are_no_longer_than_ours() {
             t.done.swap_remove(at).buf
         });
         assert!(got.len() == 3000 && got.iter().all(|&byte| byte == round));
-        town.server.post_recv(None, &mut vec![got]);
+        town.server.post_recv(None, &mut vec![got.into_buf()]);
         send(&mut town.server, s, &town.pool);
         let got = town.until("the server's message", |_| {
             let mut done = Vec::new();
@@ -774,7 +774,7 @@ fn rings_are_no_longer_than_ours() {
             done.pop()?.buf
         });
         assert!(got.len() == 3000 && got.iter().all(|&byte| byte == round));
-        client.post_recv(None, &mut vec![got]);
+        client.post_recv(None, &mut vec![got.into_buf()]);
     }
     drop(client);
     town.ends(s);
