@@ -287,6 +287,16 @@ pub struct ChunkCounts {
 }
 
 impl ChunkCounts {
+    /// Segments of all lists together: what a header has of them.
+    #[inline]
+    pub const fn segments(&self) -> usize {
+        let reply = match self.reply {
+            Some(segments) => segments,
+            None => 0,
+        };
+        self.reads + self.write_segments + reply
+    }
+
     /// Bytes that such lists have beyond those of lists that are all absent.
     #[inline]
     pub const fn encoded_len(&self) -> usize {

@@ -1,5 +1,7 @@
 //! Properties of the codec that hold for all inputs, and helpers for the tests beside this file.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 use super::invariants::{self, Owned, plain_agrees_with_view, whole_view};
@@ -160,7 +162,8 @@ fn parts() -> impl Strategy<Value = (Version, Revision, Parts)> {
         let words = (any::<u32>(), any::<u32>(), any::<Option<u32>>(), 0..4_u32, any::<u32>());
         let lists = (
             prop::collection::vec(
-                (any::<u32>(), segment()).prop_map(|(position, target)| ReadSegment { position, target }),
+                (prop_oneof![any::<u32>(), 0..3_u32], segment())
+                    .prop_map(|(position, target)| ReadSegment { position, target }),
                 0..4,
             ),
             prop::collection::vec(chunk(), 0..4),
@@ -197,7 +200,27 @@ fn parts() -> impl Strategy<Value = (Version, Revision, Parts)> {
     })
 }
 
+/// What [`View::check_limits`] says, by counting everything.
+fn is_within(view: &View<'_>, limits: &Limits) -> bool {
+    let mut reads = BTreeMap::new();
+    view.reads().for_each(|read| *reads.entry(read.position).or_insert(0) += 1);
+    let chunks = reads.keys().filter(|&&position| position != 0).count();
+    let written: Vec<_> = view.writes().chain(view.reply_chunk()).map(|chunk| chunk.len()).collect();
+    chunks <= limits.read_chunks as usize
+        && view.writes().count() <= limits.write_chunks as usize
+        && reads.into_values().chain(written).all(|count| count <= limits.segments as usize)
+}
+
 proptest! {
+    /// Limits are those of chunks, wherever in the list their segments stand.
+    #[test]
+    fn limits_hold_for_each_chunk((version, revision, parts) in parts(), segments in 0..4_u32, chunks in 0..3_u32) {
+        let header = parts.encode(version, revision);
+        let view = View::check(&header, revision).expect("valid");
+        let limits = Limits { read_chunks: chunks, write_chunks: chunks, segments };
+        prop_assert_eq!(view.check_limits(&limits).is_ok(), is_within(&view, &limits), "{:?} {}", limits, view);
+    }
+
     /// A value, written and read, is the same value, and the payload behind it is found.
     #[test]
     fn value_to_bytes_to_value((version, revision, parts) in parts()) {

@@ -462,12 +462,25 @@ fn limits() {
     let mut out = [0; 512];
     let len = value.emit(&mut out, Version::V2, Revision::Ietf00).expect("space");
     let view = View::check(&out[..len], Revision::Ietf00).expect("valid");
-    let enough = Limits { read_chunks: 3, write_chunks: 2, segments: 3 };
+    // The segments of a Read chunk need not stand together.
+    let enough = Limits { read_chunks: 2, write_chunks: 2, segments: 3 };
     assert_eq!(view.check_limits(&enough), Ok(()));
     for (limits, error) in [
-        (Limits { read_chunks: 2, ..enough }, ErrorBody::ReadChunks { max: 2 }),
+        (Limits { read_chunks: 1, ..enough }, ErrorBody::ReadChunks { max: 1 }),
         (Limits { write_chunks: 1, ..enough }, ErrorBody::WriteChunks { max: 1 }),
         (Limits { segments: 2, ..enough }, ErrorBody::Segments { max: 2 }),
+    ] {
+        assert_eq!(view.check_limits(&limits), Err(error));
+    }
+    // A Position Zero Read chunk is none of those that are counted.
+    let reads = [0, 8, 0].map(|position| ReadSegment { position, target: SEGMENTS[0] });
+    let long = header(Body::Nomsg(Chunks { reads: &reads, ..Chunks::NONE }));
+    let len = long.emit(&mut out, Version::V2, Revision::Ietf00).expect("space");
+    let view = View::check(&out[..len], Revision::Ietf00).expect("valid");
+    assert_eq!(view.check_limits(&Limits { read_chunks: 1, write_chunks: 0, segments: 2 }), Ok(()));
+    for (limits, error) in [
+        (Limits { read_chunks: 0, ..enough }, ErrorBody::ReadChunks { max: 0 }),
+        (Limits { segments: 1, ..enough }, ErrorBody::Segments { max: 1 }),
     ] {
         assert_eq!(view.check_limits(&limits), Err(error));
     }

@@ -1,6 +1,6 @@
 //! A received header, checked once and then read in place.
 
-use super::chunks::{Lists, Reads, WriteChunk, Writes};
+use super::chunks::{ChunkCounts, Lists, Reads, WriteChunk, Writes};
 use super::codes::{Flags, HeaderType, Revision, Version};
 use super::error::{ErrorBody, WireError, WireErrorKind};
 use super::properties::PropertySet;
@@ -65,12 +65,30 @@ pub enum ViewBody<'a> {
 /// The most chunks and segments that a receiver handles, each at least what it ever offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Read chunks, that is: distinct positions in a row of the Read list.
+    /// Read chunks, that is: distinct positions in the Read list, that of a Position Zero Read chunk not counted.
     pub read_chunks: u32,
     /// Write chunks, the Reply chunk not counted.
     pub write_chunks: u32,
     /// Segments in one chunk of any kind.
     pub segments: u32,
+}
+
+impl Limits {
+    /// What the longest lists of a call have that keeps to them.
+    pub const fn call(&self) -> ChunkCounts {
+        let segments = self.segments as usize;
+        ChunkCounts {
+            reads: (self.read_chunks as usize + 1) * segments,
+            writes: self.write_chunks as usize,
+            write_segments: self.write_chunks as usize * segments,
+            reply: Some(segments),
+        }
+    }
+
+    /// What the lists of its reply have.
+    pub const fn reply(&self) -> ChunkCounts {
+        ChunkCounts { reads: 0, ..self.call() }
+    }
 }
 
 impl<'a> View<'a> {
@@ -277,19 +295,16 @@ impl<'a> View<'a> {
 
     /// Compares the chunk lists with what the receiver handles. An error is the answer that a responder gives.
     pub fn check_limits(&self, limits: &Limits) -> Result<(), ErrorBody> {
-        let (mut chunks, mut segments, mut position) = (0, 0, None);
-        for read in self.reads() {
-            if position != Some(read.position) {
-                position = Some(read.position);
-                chunks += 1;
-                segments = 0;
+        let mut chunks = 0;
+        for (n, read) in self.reads().enumerate() {
+            // The segments of a chunk may be anywhere in the list. Those in front of this one are within the limits: so is the work.
+            let same = self.reads().take(n).filter(|other| other.position == read.position).count();
+            if same >= limits.segments as usize {
+                return Err(ErrorBody::Segments { max: limits.segments });
             }
-            segments += 1;
+            chunks += u32::from(same == 0 && read.position != 0);
             if chunks > limits.read_chunks {
                 return Err(ErrorBody::ReadChunks { max: limits.read_chunks });
-            }
-            if segments > limits.segments {
-                return Err(ErrorBody::Segments { max: limits.segments });
             }
         }
         if self.writes().nth(limits.write_chunks as usize).is_some() {
