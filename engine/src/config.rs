@@ -9,16 +9,23 @@ use crate::fabric::software::SoftwareConfig;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::VerbsConfig;
 use crate::handoff::idle::IdlePolicy;
-use crate::proto::{MAX_WINDOW, MIN_WINDOW, Scheme};
-use crate::wire::Revision;
+use crate::proto::{LIMITS, MAX_WINDOW, MIN_WINDOW, Scheme};
 use crate::wire::properties::ReverseSupport;
+use crate::wire::{self, ChunkCounts, Revision, Version};
 
 /// Bytes in front of a message for a transport header without chunks.
 pub(crate) const HEADROOM_PLAIN: usize = 64;
-/// Bytes in front of a message for a transport header with as many chunks and segments as a call may have.
-pub(crate) const HEADROOM_CHUNKS: usize = 512;
+/// Bytes in front of a call of ours for a transport header with as many chunks and segments as it may have.
+pub(crate) const HEADROOM_CHUNKS: usize = 1024;
+/// Bytes in front of a reply for the longest transport header that it can have.
+pub(crate) const HEADROOM_REPLY: usize = headroom_for(&LIMITS.reply());
 /// Size class of buffers for short messages, headroom included.
 pub(crate) const SMALL_BUFFER: usize = 512;
+
+/// Room for the longest header with such lists, in whole cache lines.
+pub(crate) const fn headroom_for(counts: &ChunkCounts) -> usize {
+    (wire::msg_len(Version::V2, true) + counts.encoded_len()).next_multiple_of(64)
+}
 
 /// How a shard behaves. Both ends of a connection must agree on `revision`; versions, credits and thresholds are negotiated.
 #[derive(Clone, Debug)]

@@ -3,6 +3,9 @@
 
 use super::CallError;
 
+/// Bytes that the last part of a message has at least: two words, of which the part in front of it may take one.
+pub const LEAST_LAST_PART: usize = 8;
+
 /// What decides about the form of a message: the limits of one direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormLimits {
@@ -103,6 +106,8 @@ pub enum ReplyForm {
 pub fn choose_reply(limits: &FormLimits, header: usize, reply: usize, room: Option<u64>) -> ReplyForm {
     if header + reply <= limits.send_inline {
         ReplyForm::Inline
+    } else if header + LEAST_LAST_PART > limits.send_inline {
+        ReplyForm::TooLong
     } else if room.is_some_and(|room| reply as u64 <= room) {
         // With a Reply chunk that is large enough there is no choice (version 2 §4.5.4).
         ReplyForm::ReplyChunk
@@ -181,5 +186,9 @@ mod tests {
         assert_eq!(choose_reply(&V2, 40, 4057, None), ReplyForm::Continued);
         assert_eq!(choose_reply(&V1, 40, 4057, Some(4056)), ReplyForm::TooLong);
         assert_eq!(choose_reply(&V1, 40, 4057, None), ReplyForm::TooLong);
+        // Without room for the header, and for a last part behind it, there is no form at all.
+        assert_eq!(choose_reply(&V2, 4088, 9, Some(1 << 20)), ReplyForm::ReplyChunk);
+        assert_eq!(choose_reply(&V2, 4089, 8, Some(1 << 20)), ReplyForm::TooLong);
+        assert_eq!(choose_reply(&V2, 4089, 8, None), ReplyForm::TooLong);
     }
 }

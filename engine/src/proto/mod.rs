@@ -29,6 +29,7 @@
 //! | `calls`, `inbound` | the calls of this side, and those of the peer |
 //! | `sequence` | messages that come in parts |
 //! | `form` | which form a message travels in |
+//! | `limits` | how many chunks and segments a call may have |
 //! | `fault` | what a peer can do wrong, how a call can end |
 
 mod calls;
@@ -43,6 +44,7 @@ mod form;
 mod free_list;
 mod inbound;
 mod introduce;
+mod limits;
 mod negotiate;
 mod plain;
 mod receive;
@@ -61,9 +63,12 @@ pub use credits::{CreditWords, Credits, MAX_WINDOW, MIN_WINDOW, Scheme};
 pub use event::{Event, Outgoing};
 use exchange::Exchange;
 pub use fault::{CallError, PeerFault, Refusal, Rejected};
-pub use form::{CallForm, CallLengths, CallPlan, FormLimits, ReplyForm, choose_call, choose_reply};
+pub use form::{
+    CallForm, CallLengths, CallPlan, FormLimits, LEAST_LAST_PART, ReplyForm, choose_call, choose_reply,
+};
 pub use inbound::InboundId;
 use inbound::InboundTable;
+pub use limits::{LIMITS, MAX_CHUNKS, MAX_READ_SEGMENTS, MAX_SEGMENTS, MAX_WRITE_SEGMENTS};
 pub use negotiate::{FIRST_MESSAGE_LEN, Phase, Terms, connect_data};
 use sequence::Sequence;
 pub use transmit::Form;

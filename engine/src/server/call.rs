@@ -11,15 +11,11 @@ use super::reply_cache::Claim;
 use super::writer::ResultWriter;
 use crate::binding::Binding;
 use crate::fabric::{QpId, ReceivedBuf};
-use crate::proto::{InboundId, Refusal};
+use crate::proto::{InboundId, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Refusal};
+pub use crate::proto::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, AnonymousCall, Flavor};
 use crate::wire::xdr::padded;
-use crate::wire::{ReadSegment, Segment};
-
-/// Chunks that one call may have in each direction.
-pub const MAX_CHUNKS: usize = 4;
-/// Segments that the chunks of one call may have in each direction, in all.
-pub const MAX_SEGMENTS: usize = 16;
+use crate::wire::{ChunkCounts, ReadSegment, Segment};
 
 /// Who called: a connection of a server, to [call it back](crate::Server::call_back) by. It names that connection only, for as long as
 /// it lasts.
@@ -104,9 +100,9 @@ pub struct ServerCall {
     pub(crate) reads: ArrayVec<ReadArgument, MAX_CHUNKS>,
     pub(crate) results: ArrayVec<ResultChunk, MAX_CHUNKS>,
     /// The caller's Write list, flat.
-    pub(crate) segments: ArrayVec<Segment, MAX_SEGMENTS>,
-    /// The caller's Read list.
-    pub(crate) asked: ArrayVec<ReadSegment, MAX_SEGMENTS>,
+    pub(crate) segments: ArrayVec<Segment, MAX_WRITE_SEGMENTS>,
+    /// The caller's Read list, by position: the segments of each chunk stand together, in their order.
+    pub(crate) asked: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
     /// The caller's Reply chunk.
     pub(crate) reply_chunk: ArrayVec<Segment, MAX_SEGMENTS>,
     /// It offered one, if only of no segments.
@@ -308,11 +304,20 @@ impl ServerCall {
 
     /// Most bytes of inline results that the reply can carry for sure: in one message, or in the Reply chunk that the caller has offered.
     pub fn reply_room(&self) -> usize {
-        let returned =
-            4 * self.results.len() + size_of::<Segment>() * (self.segments.len() + self.reply_chunk.len());
-        let inline = (self.inline_room as usize).saturating_sub(if self.returns { 8 + returned } else { 0 });
+        let inline = (self.inline_room as usize).saturating_sub(self.returned().encoded_len());
         let chunk: u64 = self.reply_chunk.iter().map(|segment| u64::from(segment.length)).sum();
         inline.max(usize::try_from(chunk).unwrap_or(0)).saturating_sub(ACCEPTED_REPLY_LEN)
+    }
+
+    /// The lists that its reply returns.
+    #[inline]
+    pub(crate) fn returned(&self) -> ChunkCounts {
+        ChunkCounts {
+            reads: 0,
+            writes: self.results.len(),
+            write_segments: self.segments.len(),
+            reply: self.reply_offered.then_some(self.reply_chunk.len()),
+        }
     }
 
     /// The RPC transaction's identifier.

@@ -7,9 +7,8 @@ use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
 use crate::proto::{
-    CallError, ConnConfig, Connection, MIN_WINDOW, Outgoing, PeerFault, Scheme, connect_data,
+    CallError, ConnConfig, Connection, LIMITS, MIN_WINDOW, Outgoing, PeerFault, Scheme, connect_data,
 };
-use crate::server::MAX_SEGMENTS;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 
@@ -193,7 +192,7 @@ impl<F: Fabric> Shard<F> {
             optional_operations: config.optional_operations,
             receive_sizes: self.sizes_for_peers(),
             segment_size: largest.max(1 << 20) as u32,
-            segment_count: MAX_SEGMENTS as u32,
+            segment_count: LIMITS.call().segments() as u32,
             continue_up_to: config.continue_up_to,
             reassemble_up_to: config.reassemble_up_to,
             remote_invalidation: config.remote_invalidate,

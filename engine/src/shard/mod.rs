@@ -63,7 +63,7 @@ use std::sync::{Arc, mpsc};
 
 use rpcrdma_mempool::{Arena, Buf, Class, MemError, Pool, PoolConfig};
 
-use crate::config::{Config, ConfigError, HEADROOM_CHUNKS, RECEIVE_MARGIN, SMALL_BUFFER};
+use crate::config::{Config, ConfigError, HEADROOM_REPLY, RECEIVE_MARGIN, SMALL_BUFFER};
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Completion, ControlEvent, Fabric, FabricError, QpId};
 use crate::handoff::mailbox::Mailbox;
@@ -242,10 +242,10 @@ impl<F: Fabric> Shard<F> {
         let mut classes = vec![
             Class { size: SMALL_BUFFER, count: config.small_buffers },
             Class { size: config.inline, count: config.receives + config.message_buffers },
-            Class { size: config.inline + HEADROOM_CHUNKS, count: config.message_buffers },
+            Class { size: config.inline + HEADROOM_REPLY, count: config.message_buffers },
         ];
         if config.longest_message() > config.inline {
-            let size = config.longest_message() + HEADROOM_CHUNKS;
+            let size = config.longest_message() + HEADROOM_REPLY;
             classes.push(Class { size, count: config.message_buffers });
         }
         classes.extend(config.long_buffers.iter().map(|&(size, count)| Class { size, count }));

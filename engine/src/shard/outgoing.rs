@@ -311,7 +311,7 @@ impl<F: Fabric> Shard<F> {
             }
             Err(error) => {
                 self.error("failures to expose memory", format_args!("cannot expose memory: {error}"));
-                Self::unsendable(conn);
+                self.unsendable(conn, "a call");
                 None
             }
         }
@@ -346,7 +346,7 @@ impl<F: Fabric> Shard<F> {
         let start = conn.proto.emit_plain(Outgoing::Call(call), receives_ok, message.full_mut(), at);
         match start.is_some_and(|start| message.extend_front(start)) {
             true => conn.push_send(message, None, self.config.signal_every),
-            false => Self::unsendable(conn),
+            false => self.unsendable(conn, "a call"),
         }
     }
 
@@ -361,7 +361,7 @@ impl<F: Fabric> Shard<F> {
     ) {
         let (at, len) = (message.start(), message.len());
         if !self.lists.fill(&conn.exposures[index as usize], conn.proto.terms()) {
-            return Self::unsendable(conn);
+            return self.unsendable(conn, "a call");
         }
         conn.exposures[index as usize].segment_size = conn.proto.terms().segment_size;
         let chunks = self.lists.chunks(conn.proto.offers_invalidation());
@@ -372,14 +372,8 @@ impl<F: Fabric> Shard<F> {
                 message.set_window(start, len + at - start);
                 conn.push_send(message, None, self.config.signal_every);
             }
-            None => Self::unsendable(conn),
+            None => self.unsendable(conn, "a call"),
         }
-    }
-
-    /// A call that was counted as sent cannot be: the connection's counts no longer hold.
-    #[cold]
-    fn unsendable(conn: &mut Conn) {
-        conn.doomed.get_or_insert_with(|| "a call could not be sent".into());
     }
 
     /// Binds a window for each chunk; the binds go out in front of the Send.
@@ -437,7 +431,7 @@ fn set_xid(message: &mut Buf, call: CallId) {
     }
 }
 
-/// Room that a message needs in front of it.
+/// Room that a call of ours needs in front of it.
 pub(crate) const fn headroom(chunks: bool) -> usize {
     if chunks { HEADROOM_CHUNKS } else { crate::config::HEADROOM_PLAIN }
 }

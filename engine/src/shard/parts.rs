@@ -58,6 +58,12 @@ impl<F: Fabric> Shard<F> {
         // The last part is never empty, and parts end where XDR words do.
         let room = (limit - conn.proto.header_len(&ChunkCounts::default())) & !3;
         let longest = if room < left { room } else { (left / 2) & !3 };
+        if longest == 0 {
+            // The peer has come to receive less since it began: nothing of it fits behind the last header.
+            self.unsendable(conn, "the rest of a message");
+            conn.parts = Some(parts);
+            return true;
+        }
         let sent = self.alloc_part(longest).is_some_and(|(mut buf, take)| {
             let end = HEADROOM_PLAIN + take;
             let bytes = parts.message.get(..take).unwrap_or_default();
@@ -67,9 +73,7 @@ impl<F: Fabric> Shard<F> {
                     buf.set_window(start, end - start);
                     conn.push_send(buf, None, self.config.signal_every);
                 }
-                None => {
-                    conn.doomed.get_or_insert_with(|| "a part of a message could not be sent".into());
-                }
+                None => self.unsendable(conn, "a part of a message"),
             }
             let start = parts.message.start();
             parts.message.set_window(start + take, left - take);

@@ -11,7 +11,7 @@ use super::conn::{Conn, Ending};
 use super::outcome::{CallResult, Reply, Sink};
 use super::reading::{only_handle, read_rpc};
 use crate::binding::Binding;
-use crate::config::{HEADROOM_CHUNKS, HEADROOM_PLAIN};
+use crate::config::HEADROOM_PLAIN;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{CallId, InboundId, Outgoing, Refusal};
 use crate::server::{ReadArgument, ResultChunk, ServerCall};
@@ -156,7 +156,7 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn answer_plain(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
         let receives_ok = self.receives_ok(conn);
-        let fits = call.outcome.is_ok() && len + HEADROOM_CHUNKS <= conn.proto.terms().send_inline;
+        let fits = call.outcome.is_ok() && len + HEADROOM_PLAIN <= conn.proto.terms().send_inline;
         if !fits || conn.is_clogged(self.config.signal_every) || !conn.proto.may_reply(receives_ok) {
             return self.finish(conn, call);
         }

@@ -318,6 +318,16 @@ impl<F: Fabric> Shard<F> {
         conn.doomed.get_or_insert_with(|| fault.to_string());
     }
 
+    /// What was counted as sent cannot be: the counts no longer hold, and the connection ends.
+    #[cold]
+    pub(super) fn unsendable(&mut self, conn: &mut Conn, what: &str) {
+        if conn.doomed.is_none() {
+            let line = format_args!("{:?}: {what} could not be sent, its connection ends", conn.qp);
+            self.error("connections that ended as something could not be sent", line);
+            conn.doomed = Some(format!("{what} could not be sent"));
+        }
+    }
+
     /// Calls whose deadline has come.
     #[inline(never)]
     fn timers(&mut self, now: u64) {
@@ -441,9 +451,7 @@ impl<F: Fabric> Shard<F> {
                 buf.set_window(start, end - start);
                 conn.push_send(buf, None, self.config.signal_every);
             }
-            None => {
-                conn.doomed.get_or_insert_with(|| "a control message could not be written".into());
-            }
+            None => self.unsendable(conn, "a control message"),
         }
         true
     }

@@ -3,11 +3,11 @@
 use arrayvec::ArrayVec;
 
 use crate::binding::reduction_allowed;
-use crate::proto::Refusal;
-use crate::server::{MAX_CHUNKS, MAX_SEGMENTS, Procedure, ResultChunk, ServerCall, Services};
+use crate::proto::{LIMITS, MAX_READ_SEGMENTS, Refusal};
+use crate::server::{Procedure, REFUSAL_LEN, ResultChunk, ServerCall, Services};
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
-use crate::wire::{ErrorBody, ReadSegment, Segment, Version, View};
+use crate::wire::{ErrorBody, ReadSegment, SEGMENT_LEN, Segment, Version, View};
 
 /// Why a call is not run.
 pub(super) enum Reject {
@@ -19,8 +19,8 @@ pub(super) enum Reject {
     Transport(ErrorBody),
 }
 
-/// The Read chunks of a call, as they are to be fetched.
-pub(super) type Fetch = ArrayVec<(u32, Segment), MAX_SEGMENTS>;
+/// The Read chunks of a call, as they are to be fetched: where in the arguments, and from where. Those of one place stand together, and none is empty.
+pub(super) type Fetch = ArrayVec<(u32, Segment), MAX_READ_SEGMENTS>;
 
 /// What a handler's refusal is on the wire (RFC 5531 §9).
 pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
@@ -93,38 +93,38 @@ pub(super) fn read_rpc(
 
 /// Takes over the chunk lists of a call, bounded.
 pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), Reject> {
+    view.check_limits(&LIMITS).map_err(Reject::Transport)?;
     call.unusual = true;
-    let too_many = Reject::Transport(ErrorBody::Segments { max: MAX_SEGMENTS as u32 });
-    for read in view.reads() {
-        if call.asked.try_push(read).is_err() {
-            return Err(too_many);
-        }
-    }
+    call.asked.extend(view.reads());
+    // The segments of a chunk may be anywhere in the list, and chunks in any order: grouped, they are in the order of the list.
+    call.asked.sort_by_key(|read| read.position);
     for chunk in view.writes() {
         call.returns = true;
         let capacity = chunk.total_length().min(u64::from(u32::MAX)) as u32;
-        let count = chunk.len() as u32;
-        if call.results.try_push(ResultChunk::of(capacity, count)).is_err() {
-            return Err(Reject::Transport(ErrorBody::WriteChunks { max: MAX_CHUNKS as u32 }));
-        }
-        for segment in chunk.segments() {
-            if call.segments.try_push(segment).is_err() {
-                return Err(too_many);
-            }
-        }
+        call.results.push(ResultChunk::of(capacity, chunk.len() as u32));
+        call.segments.extend(chunk.segments());
     }
     if let Some(chunk) = view.reply_chunk() {
         (call.returns, call.reply_offered) = (true, true);
-        for segment in chunk.segments() {
-            if call.reply_chunk.try_push(segment).is_err() {
-                return Err(too_many);
-            }
-        }
+        call.reply_chunk.extend(chunk.segments());
     }
+    check_returned(call).map_err(Reject::Transport)?;
     if view.version() == Version::V1 {
         call.inv_handle = only_handle(call);
     }
     Ok(())
+}
+
+/// What the caller receives must have room for a header that returns its Write list and Reply chunk, and for a refusal at least.
+fn check_returned(call: &ServerCall) -> Result<(), ErrorBody> {
+    let counts = call.returned();
+    let room = (call.inline_room as usize).saturating_sub(REFUSAL_LEN);
+    if counts.encoded_len() <= room {
+        return Ok(());
+    }
+    let chunks = counts.writes + usize::from(counts.reply.is_some());
+    let fixed = counts.encoded_len() - SEGMENT_LEN * counts.segments();
+    Err(ErrorBody::Segments { max: (room.saturating_sub(fixed) / SEGMENT_LEN / chunks) as u32 })
 }
 
 /// The handle that all segments of the call name, 0 if there is none: version 1 has no field for the one to invalidate (RFC 8797 §4.1), and of
@@ -167,8 +167,7 @@ pub(super) fn read_position_zero(
     for read in call.asked.drain(..count) {
         total += u64::from(read.target.length);
         if read.target.length > 0 {
-            // As many as the list has.
-            let _ = fetch.try_push((0, read.target));
+            fetch.push((0, read.target));
         }
     }
     match total {
@@ -185,35 +184,26 @@ fn check_reads(
     inline: usize,
     fetch: &mut Fetch,
 ) -> Result<(), ErrorBody> {
-    let mut chunks = 0;
     // Where the next chunk may start at the earliest, and how many bytes earlier chunks have put in front of it.
     let (mut earliest, mut inserted) = (args_at as u64, 0u64);
-    let mut position = None;
-    let mut chunk_len = 0u64;
-    for read in asked {
-        if position != Some(read.position) {
-            inserted += padded(chunk_len as usize) as u64;
-            earliest = earliest.max(position.map_or(0, |at: u32| u64::from(at) + chunk_len));
-            position = Some(read.position);
-            chunk_len = 0;
-            chunks += 1;
-            if chunks > entry.binding.arguments.count {
-                return Err(ErrorBody::ReadChunks { max: entry.binding.arguments.count as u32 });
-            }
-            let at = u64::from(read.position);
-            if !read.position.is_multiple_of(4) || at < earliest || at > inline as u64 + inserted {
-                return Err(ErrorBody::BadXdr);
-            }
+    for (n, chunk) in asked.chunk_by(|one, next| one.position == next.position).enumerate() {
+        if n == entry.binding.arguments.count {
+            return Err(ErrorBody::ReadChunks { max: entry.binding.arguments.count as u32 });
         }
-        chunk_len += u64::from(read.target.length);
-        // Its padding may come with it (RFC 8166 §3.4.5.2).
-        let longest = (entry.binding.arguments.max_len as u64).checked_next_multiple_of(4);
-        if longest.is_some_and(|longest| chunk_len > longest) || read.target.length == 0 {
+        let position = chunk.first().map_or(0, |read| read.position);
+        let at = u64::from(position);
+        if !position.is_multiple_of(4) || at < earliest || at > inline as u64 + inserted {
             return Err(ErrorBody::BadXdr);
         }
-        fetch
-            .try_push((read.position - args_at as u32, read.target))
-            .map_err(|_| ErrorBody::Segments { max: MAX_SEGMENTS as u32 })?;
+        let len: u64 = chunk.iter().map(|read| u64::from(read.target.length)).sum();
+        // Its padding may come with it (RFC 8166 §3.4.5.2).
+        let longest = (entry.binding.arguments.max_len as u64).checked_next_multiple_of(4);
+        if longest.is_some_and(|longest| len > longest) || len == 0 {
+            return Err(ErrorBody::BadXdr);
+        }
+        let targets = chunk.iter().map(|read| read.target).filter(|target| target.length > 0);
+        fetch.extend(targets.map(|target| (position - args_at as u32, target)));
+        (earliest, inserted) = (at + len, inserted + padded(len as usize) as u64);
     }
     Ok(())
 }

@@ -6,14 +6,12 @@ use rpcrdma_mempool::Buf;
 use super::Shard;
 use super::conn::Conn;
 use super::list::push;
-use crate::config::{HEADROOM_CHUNKS, RECEIVE_LOW_WATER};
+use super::reading::Reject;
+use crate::config::{HEADROOM_PLAIN, RECEIVE_LOW_WATER, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
 use crate::server::{MAX_CHUNKS, ResultBytes, ServerCall};
-use crate::wire::{ChunkCounts, Chunks, ErrorBody, Segment, WriteList, rpc};
-
-/// Room for the header of a long reply, with as many segments as a call may have.
-const LONG_HEADER: usize = 1024;
+use crate::wire::{Chunks, ErrorBody, Segment, WriteList, rpc};
 
 impl<F: Fabric> Shard<F> {
     /// Sends a reply that waited for its credit.
@@ -38,12 +36,19 @@ impl<F: Fabric> Shard<F> {
             }
         }
         self.timed(call.arrived);
-        if len + HEADROOM_CHUNKS > conn.proto.terms().send_inline {
+        // In front of it is room for its header: where that fits, too, nothing more need be known.
+        if at + len > conn.proto.terms().send_inline {
             buf.set_window(at, len);
             match reply_form(conn, &call, len) {
                 ReplyForm::Inline => {}
                 ReplyForm::ReplyChunk => return self.transmit_long_reply(conn, call, buf, receives_ok),
-                ReplyForm::Continued | ReplyForm::TooLong => {
+                // A refusal, or the peer has come to receive less since the call was looked at.
+                ReplyForm::TooLong => {
+                    let error = ErrorBody::ReplyResource { length_needed: len as u32 };
+                    self.reject(conn, call, Reject::Transport(error));
+                    return Self::make_ready(&mut self.ready, conn);
+                }
+                ReplyForm::Continued => {
                     let of = Outgoing::Reply(id);
                     return self.start_parts(conn, of, buf, None, Some(call), receives_ok);
                 }
@@ -80,14 +85,15 @@ impl<F: Fabric> Shard<F> {
         receives_ok: bool,
     ) {
         // The message that it came in is not needed any more.
-        let message = call.message.take().filter(|message| message.capacity() >= LONG_HEADER);
-        let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| self.alloc(LONG_HEADER)) else {
+        let room = reply_headroom(&call);
+        let message = call.message.take().filter(|message| message.capacity() >= room);
+        let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| self.alloc(room)) else {
             conn.proto.reply_error(call.id, ErrorBody::System);
             Self::make_ready(&mut self.ready, conn);
             return self.boxes.put(call);
         };
-        let start = Self::emit_written(conn, &mut call, Some(reply), receives_ok, &mut buf, LONG_HEADER);
-        self.push_reply(conn, call, buf, start.map(|start| (start, LONG_HEADER - start)));
+        let start = Self::emit_written(conn, &mut call, Some(reply), receives_ok, &mut buf, room);
+        self.push_reply(conn, call, buf, start.map(|start| (start, room - start)));
     }
 
     /// Queues the Send of a reply whose header is written.
@@ -107,9 +113,7 @@ impl<F: Fabric> Shard<F> {
                 let signal_every = if self.waiting.is_empty() { self.config.signal_every } else { 1 };
                 conn.push_send(buf, offered.then_some(call.inv_handle), signal_every);
             }
-            _ => {
-                conn.doomed.get_or_insert_with(|| "a reply could not be sent".into());
-            }
+            _ => self.unsendable(conn, "a reply"),
         }
         // The buffer that the call came in goes back to where it came from.
         if let Some(message) = call.message.take()
@@ -187,13 +191,11 @@ pub(super) fn reply_form(conn: &Conn, call: &ServerCall, len: usize) -> ReplyFor
 
 /// Bytes of the transport header of a reply.
 pub(super) fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
-    if !call.returns {
-        return proto.header_len(&ChunkCounts::default());
-    }
-    proto.header_len(&ChunkCounts {
-        reads: 0,
-        writes: call.results.len(),
-        write_segments: call.segments.len(),
-        reply: call.reply_offered.then_some(call.reply_chunk.len()),
-    })
+    proto.header_len(&call.returned())
+}
+
+/// Room that the transport header of a reply takes in front of it, whatever the version: with all lists that it returns.
+#[inline(always)]
+pub(super) fn reply_headroom(call: &ServerCall) -> usize {
+    if call.returns { headroom_for(&call.returned()) } else { HEADROOM_PLAIN }
 }

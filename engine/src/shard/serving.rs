@@ -7,10 +7,8 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::Shard;
 use super::conn::{Conn, PendingReads, Stage};
-use super::outgoing::headroom;
 use super::reading::{Reject, read_lists, read_position_zero, read_rpc, reply_body};
-use super::replying::reply_form;
-use crate::config::HEADROOM_CHUNKS;
+use super::replying::{reply_form, reply_headroom};
 use crate::fabric::{Fabric, Posting, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::{Refusal, ReplyForm};
 use crate::server::reply_cache::Lookup;
@@ -80,7 +78,7 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn prepare(&mut self, call: &mut ServerCall) -> bool {
         let Some(services) = self.services.as_ref() else { return false };
         let entry = services.entry(call.entry);
-        let room = headroom(call.returns);
+        let room = reply_headroom(call);
         call.results_at = room + rpc::ACCEPTED_REPLY_LEN;
         call.reply = self.pool.alloc(room + entry.reply_room);
         let mut enough = call.reply.is_some();
@@ -315,7 +313,7 @@ impl<F: Fabric> Shard<F> {
         }
         let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
         // The exact length matters only near the limit.
-        if len + HEADROOM_CHUNKS > conn.proto.terms().send_inline
+        if call.results_at + call.results_len > conn.proto.terms().send_inline
             && reply_form(conn, &call, len) == ReplyForm::TooLong
         {
             let error = ErrorBody::ReplyResource { length_needed: len as u32 };
@@ -380,20 +378,20 @@ impl<F: Fabric> Shard<F> {
                 return self.boxes.put(call);
             }
             Reject::Transport(error) => {
+                // Version 1 has one word for all of them.
+                log::debug!("{:?}: call {:#x} is refused: {error}", conn.qp, call.xid);
                 conn.proto.reply_error(id, error);
                 return self.boxes.put(call);
             }
         };
+        let at = reply_headroom(&call);
         if call.reply.is_none() {
             // The message that it came in is not needed any more.
-            let message =
-                call.message.take().filter(|message| message.capacity() >= headroom(true) + REFUSAL_LEN);
-            call.reply =
-                message.map(ReceivedBuf::into_buf).or_else(|| self.alloc(headroom(true) + REFUSAL_LEN));
+            let message = call.message.take().filter(|message| message.capacity() >= at + REFUSAL_LEN);
+            call.reply = message.map(ReceivedBuf::into_buf).or_else(|| self.alloc(at + REFUSAL_LEN));
         }
         call.results.iter_mut().for_each(|result| result.len = 0);
         let header = ReplyHeader { xid: call.xid, body };
-        let at = headroom(call.returns);
         let written = call.reply.as_mut().and_then(|buf| {
             let len = header.emit(buf.full_mut().get_mut(at..)?).ok()?;
             buf.set_window(at, len);

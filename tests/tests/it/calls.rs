@@ -108,7 +108,7 @@ fn a_procedure_that_answers_more_than_it_declared_is_a_system_error() {
     let mut world = World::new("declared");
     let address = world.serve(small_server());
     let mut client = world.client(&address, small());
-    assert_eq!(reply_of(&mut client, 5000), Err(CallError::Refused(Refusal::SystemError)));
+    assert_eq!(reply_of(&mut client, 6000), Err(CallError::Refused(Refusal::SystemError)));
     echo(&mut client, b"on").unwrap();
 }
 

@@ -37,6 +37,7 @@ mod reverse;
 mod reverse_rules;
 mod rules_of_clients;
 mod rules_of_servers;
+mod segments;
 mod stale;
 mod threads;
 mod version_1;

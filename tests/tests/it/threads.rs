@@ -61,7 +61,7 @@ fn blocking_calls_futures_and_polls() {
             assert_eq!(reply.unwrap().unwrap().results(), args);
         }
         // It goes there in two messages, but the procedure has no room for such an answer.
-        let error = client.call(ClientCall::new(ECHO).args(vec![0; 5000])).unwrap_err();
+        let error = client.call(ClientCall::new(ECHO).args(vec![0; 6000])).unwrap_err();
         assert_eq!(error, CallError::Refused(Refusal::SystemError));
         // Longer than any buffer, so it does not even become a message.
         let error = client.call(ClientCall::new(ECHO).args(vec![0; 2 << 20])).unwrap_err();

@@ -1,0 +1,65 @@
+//! How many chunks a call may have, and how many segments these: what calls of the peer are held to, what it is told of, and what the
+//! room for headers follows from.
+
+use crate::wire::Limits;
+
+/// Chunks that one call may have in each direction, beside a Position Zero Read chunk and a Reply chunk.
+pub const MAX_CHUNKS: usize = 4;
+/// Segments that any one chunk may have: a Read chunk, that of position zero too, a Write chunk, the Reply chunk (RFC 8267 §6.4.2).
+pub const MAX_SEGMENTS: usize = 16;
+
+/// The same for [`View::check_limits`](crate::wire::View::check_limits).
+pub const LIMITS: Limits =
+    Limits { read_chunks: MAX_CHUNKS as u32, write_chunks: MAX_CHUNKS as u32, segments: MAX_SEGMENTS as u32 };
+
+/// Segments of the longest Read list.
+pub const MAX_READ_SEGMENTS: usize = LIMITS.call().reads;
+/// Segments of the longest Write list.
+pub const MAX_WRITE_SEGMENTS: usize = LIMITS.call().write_segments;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{
+        Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList,
+        msg_len,
+    };
+
+    /// A call with so many segments in each of its chunks: its header.
+    fn header(segments: usize, version: Version) -> Vec<u8> {
+        let segment = Segment { handle: 1, length: 8, offset: 0 };
+        // Not in their order.
+        let positions = (0..segments).flat_map(|_| (0..=MAX_CHUNKS as u32).rev());
+        let reads: Vec<_> =
+            positions.map(|position| ReadSegment { position: 8 * position, target: segment }).collect();
+        let writes = vec![segment; MAX_CHUNKS * segments];
+        let counts = [segments as u32; MAX_CHUNKS];
+        let chunks = Chunks {
+            inv_handle: 1,
+            reads: &reads,
+            writes: WriteList { counts: &counts, segments: &writes },
+            reply: Some(&writes[..segments]),
+        };
+        let received = (version == Version::V2).then_some(1);
+        let header = Header { xid: 1, credit: 1, received, flags: Flags::NONE, body: Body::Nomsg(chunks) };
+        let mut bytes = vec![0; 4096];
+        let len = header.emit(&mut bytes, version, Revision::Ietf00).expect("it fits a Receive of version 2");
+        bytes.truncate(len);
+        bytes
+    }
+
+    #[test]
+    fn the_longest_header_is_within_the_limits_and_as_long_as_they_say() {
+        for version in [Version::V1, Version::V2] {
+            let longest = header(MAX_SEGMENTS, version);
+            let view = View::check(&longest, Revision::Ietf00).expect("good");
+            assert_eq!(view.check_limits(&LIMITS), Ok(()));
+            assert_eq!(view.reads().count(), MAX_READ_SEGMENTS);
+            assert_eq!(view.writes().map(|chunk| chunk.len()).sum::<usize>(), MAX_WRITE_SEGMENTS);
+            assert_eq!(longest.len(), msg_len(version, true) + LIMITS.call().encoded_len());
+            let longer = header(MAX_SEGMENTS + 1, version);
+            let view = View::check(&longer, Revision::Ietf00).expect("good");
+            assert_eq!(view.check_limits(&LIMITS), Err(ErrorBody::Segments { max: 16 }));
+        }
+    }
+}
