@@ -11,12 +11,13 @@ use crate::fabric::verbs::VerbsConfig;
 use crate::handoff::idle::IdlePolicy;
 use crate::proto::{LIMITS, MAX_WINDOW, MIN_WINDOW, Scheme};
 use crate::wire::properties::ReverseSupport;
-use crate::wire::{self, ChunkCounts, Revision, Version};
+use crate::wire::{self, ChunkCounts, Limits, Revision, Version};
 
 /// Bytes in front of a message for a transport header without chunks.
 pub(crate) const HEADROOM_PLAIN: usize = 64;
-/// Bytes in front of a call of ours for a transport header with as many chunks and segments as it may have.
-pub(crate) const HEADROOM_CHUNKS: usize = 1024;
+/// Bytes in front of a call of ours for a transport header with as many chunks as a call may have, each of one segment. One whose peer
+/// wants shorter segments is moved to where it has more room.
+pub(crate) const HEADROOM_CHUNKS: usize = headroom_for(&Limits { segments: 1, ..LIMITS }.call());
 /// Bytes in front of a reply for the longest transport header that it can have.
 pub(crate) const HEADROOM_REPLY: usize = headroom_for(&LIMITS.reply());
 /// Size class of buffers for short messages, headroom included.

@@ -121,6 +121,32 @@ pub enum CallError {
     /// More calls than the connection's table holds; or more chunks than one call may have.
     #[error("too many calls outstanding, or too many chunks in one call")]
     TooMany,
+    /// A chunk has more segments, of the length that the peer handles (RSSIZ), than a chunk may have: [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
+    #[error(
+        "a chunk of {segments} segments as the peer handles them (RSSIZ), of which one chunk may have {limit}"
+    )]
+    ChunkSegments {
+        /// Of the longest chunk.
+        segments: usize,
+        /// What a chunk may have.
+        limit: usize,
+    },
+    /// The call's chunks have more segments together than the peer takes in one header (RCSIZ).
+    #[error("{segments} segments in one header, of which the peer takes {limit} (RCSIZ)")]
+    HeaderSegments {
+        /// Of all chunks.
+        segments: usize,
+        /// What the peer takes.
+        limit: usize,
+    },
+    /// The transport header that lists the chunks of the call, or the one that returns them with its reply, does not fit one message.
+    #[error("a header of {needed} bytes for the call's chunks, of which one message has room for {limit}")]
+    HeaderTooLong {
+        /// Bytes of the header.
+        needed: usize,
+        /// What there is room for.
+        limit: usize,
+    },
     /// A chunk's memory is not of this connection's [`alloc`](crate::client::LocalClient::alloc).
     #[error("the memory of a chunk was not allocated for this connection")]
     ForeignMemory,

@@ -265,10 +265,13 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn transmit_queued(&mut self, conn: &mut Conn, call: CallId, receives_ok: bool) {
         let slot = conn.proto.call_slot(call);
         let out = &mut conn.calls[slot];
-        let (Some(message), memory) = (out.message.take(), out.memory.take()) else { return };
-        // The peer may have changed its terms while it waited.
-        if let Err(error) = measure(memory.as_deref(), conn.proto.terms()) {
-            return self.abandon(conn, call, error);
+        let (Some(mut message), memory) = (out.message.take(), out.memory.take()) else { return };
+        if let Some(memory) = memory.as_deref() {
+            // The peer may have changed its terms while it waited.
+            let chunks = measure(Some(memory), conn.proto.terms());
+            if let Err(error) = chunks.and_then(|chunks| self.make_room(conn, &mut message, &chunks)) {
+                return self.abandon(conn, call, error);
+            }
         }
         conn.calls[slot].exposure = self.transmit_call(conn, call, message, memory, receives_ok);
         if conn.calls[slot].call_only {

@@ -5,7 +5,7 @@ use rpcrdma_mempool::Buf;
 use super::Shard;
 use super::conn::{Conn, Parts};
 use super::shape::counts_of;
-use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
+use crate::config::{HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::Fabric;
 use crate::proto::Outgoing;
 use crate::server::ServerCall;
@@ -107,7 +107,7 @@ impl<F: Fabric> Shard<F> {
         let Outgoing::Call(call) = parts.of else { return };
         // It may have to be sent again: so the message itself stays here, if there is memory for the rest of it.
         if conn.proto.is_under_way(call)
-            && let Some(last) = self.copy_of(&parts.message)
+            && let Some(last) = self.copy_with(parts.last_header.max(HEADROOM_CHUNKS), &parts.message)
         {
             let whole = std::mem::replace(&mut parts.message, last);
             conn.keep_whole(call, whole, parts.whole);

@@ -8,7 +8,10 @@ use super::chunks::{ChunkMemory, Memory};
 use super::conn::{Conn, Exposed, Exposure, Stage};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
-use crate::proto::{CallError, CallForm, CallId, CallLengths, Terms, choose_call};
+use crate::proto::{
+    CallError, CallForm, CallId, CallLengths, LEAST_LAST_PART, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Terms,
+    choose_call,
+};
 use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::xdr::padded;
@@ -66,9 +69,8 @@ impl<F: Fabric> Shard<F> {
             plan.reply_chunk = false;
         }
         if plan.form != CallForm::Long && !plan.reply_chunk {
-            return Ok(());
+            return self.make_room(conn, message, &chunks);
         }
-        let had_room = memory.is_some();
         let memory = memory.get_or_insert_with(ChunkMemory::new);
         if plan.reply_chunk {
             memory.reply = Some(self.alloc_for(conn, padded(reply))?);
@@ -77,19 +79,45 @@ impl<F: Fabric> Shard<F> {
             let mut long = self.alloc_for(conn, message.len())?;
             long.copy_from_slice(message);
             memory.call = Some(long);
+            *message = self.copy_of(&[]).ok_or(CallError::NoMemory)?;
         }
-        if plan.form == CallForm::Long || !had_room {
-            // The header grows, and needs more room in front.
-            let inline = if plan.form == CallForm::Long { &[] } else { &message[..] };
-            *message = self.copy_of(inline).ok_or(CallError::NoMemory)?;
-        }
-        measure(Some(memory), conn.proto.terms()).map(|_| ())
+        let chunks = measure(Some(memory), conn.proto.terms())?;
+        self.make_room(conn, message, &chunks)
     }
 
-    /// A copy of a message, with room in front for any header. `None` without memory for it.
+    /// Sees to it that the header of a call with such lists fits one message, as that of its reply does, and the room in front of the call.
+    ///
+    /// # Errors
+    /// [`CallError::HeaderTooLong`]; [`CallError::NoMemory`] to move the call to where there is room.
+    pub(super) fn make_room(
+        &mut self,
+        conn: &Conn,
+        message: &mut Buf,
+        chunks: &ChunkCounts,
+    ) -> Result<(), CallError> {
+        let terms = conn.proto.terms();
+        let room = conn.proto.header_len(chunks);
+        let returned = conn.proto.header_len(&ChunkCounts { reads: 0, ..*chunks });
+        for (header, limit) in [(room, terms.send_inline), (returned, terms.receive_inline)] {
+            if header + LEAST_LAST_PART > limit {
+                return Err(CallError::HeaderTooLong { needed: header, limit: limit - LEAST_LAST_PART });
+            }
+        }
+        if message.start() < room {
+            *message = self.copy_with(room, message).ok_or(CallError::NoMemory)?;
+        }
+        Ok(())
+    }
+
+    /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for it.
     pub(super) fn copy_of(&mut self, message: &[u8]) -> Option<Buf> {
-        let mut copy = self.alloc(HEADROOM_CHUNKS + message.len())?;
-        copy.set_window(HEADROOM_CHUNKS, message.len());
+        self.copy_with(HEADROOM_CHUNKS, message)
+    }
+
+    /// A copy of a message, with so much room in front.
+    pub(super) fn copy_with(&mut self, room: usize, message: &[u8]) -> Option<Buf> {
+        let mut copy = self.alloc(room + message.len())?;
+        copy.set_window(room, message.len());
         copy.copy_from_slice(message);
         Some(copy)
     }
@@ -176,9 +204,9 @@ impl<F: Fabric> Shard<F> {
         Self::make_ready(&mut self.ready, conn);
     }
 
-    /// A message with room in front for any header.
+    /// A message with the usual room in front for a header with chunks.
     pub(super) fn roomy(&mut self, message: Buf) -> Option<Buf> {
-        if message.start() == HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
+        if message.start() >= HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
     }
 
     /// Gets what the refusal asked for. Another message, if the call is no longer reduced.
@@ -253,7 +281,7 @@ fn segments_of(len: usize, terms: &Terms) -> usize {
 /// Chunk lists of memory that is yet to be exposed.
 ///
 /// # Errors
-/// [`CallError::TooMany`] if they have more segments than the peer, or this side, handles.
+/// [`CallError::ChunkSegments`] or [`CallError::HeaderSegments`] if they have more segments than this side, or the peer, handles.
 pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCounts, CallError> {
     let Some(memory) = memory else { return Ok(ChunkCounts::default()) };
     let of = |buf: &Buf| segments_of(buf.len(), terms);
@@ -263,14 +291,22 @@ pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCou
         write_segments: memory.receive.iter().map(of).sum(),
         reply: memory.reply.as_ref().map(of),
     };
-    if are_too_many(&counts, terms) { Err(CallError::TooMany) } else { Ok(counts) }
+    let chunks = memory.call.iter().chain(memory.send.iter().map(|(_, buf)| buf));
+    let longest = chunks.chain(&memory.receive).chain(&memory.reply).map(Buf::len).max().unwrap_or(0);
+    check_segments(&counts, longest, terms).map(|()| counts)
 }
 
-fn are_too_many(counts: &ChunkCounts, terms: &Terms) -> bool {
-    let reply = counts.reply.unwrap_or(0);
-    let most = counts.reads.max(counts.write_segments).max(reply);
-    let all = counts.reads + counts.write_segments + reply;
-    most > MAX_SEGMENTS || all > terms.segment_count as usize
+/// Holds segments against what each chunk, of which the longest has so many bytes, and the whole header may have.
+fn check_segments(counts: &ChunkCounts, longest: usize, terms: &Terms) -> Result<(), CallError> {
+    let (in_chunk, in_header) = (segments_of(longest, terms), counts.segments());
+    if in_chunk > MAX_SEGMENTS {
+        return Err(CallError::ChunkSegments { segments: in_chunk, limit: MAX_SEGMENTS });
+    }
+    if in_header > terms.segment_count as usize {
+        let limit = terms.segment_count as usize;
+        return Err(CallError::HeaderSegments { segments: in_header, limit });
+    }
+    Ok(())
 }
 
 /// Chunk lists of memory that is exposed.
@@ -287,9 +323,9 @@ pub(super) fn counts_of(exposure: &Exposure, terms: &Terms) -> ChunkCounts {
 /// The chunk lists of a call, cut into segments of the length that the peer handles. One of them serves all calls in turn.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
-    reads: ArrayVec<ReadSegment, MAX_SEGMENTS>,
+    reads: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
     counts: ArrayVec<u32, MAX_CHUNKS>,
-    writes: ArrayVec<Segment, MAX_SEGMENTS>,
+    writes: ArrayVec<Segment, MAX_WRITE_SEGMENTS>,
     reply: ArrayVec<Segment, MAX_SEGMENTS>,
     has_reply: bool,
     /// The handle that the peer may invalidate.
@@ -299,7 +335,8 @@ pub(super) struct Lists {
 impl Lists {
     /// Those of memory that is exposed. False if there are too many segments: the peer has changed its terms since the call was shaped.
     pub(super) fn fill(&mut self, exposure: &Exposure, terms: &Terms) -> bool {
-        if are_too_many(&counts_of(exposure, terms), terms) {
+        let longest = exposure.parts.iter().map(|part| part.segment.length).max().unwrap_or(0);
+        if check_segments(&counts_of(exposure, terms), longest as usize, terms).is_err() {
             return false;
         }
         self.reads.clear();

@@ -430,16 +430,24 @@ fn segments_are_cut_to_what_the_peer_handles() {
 #[test]
 fn no_call_has_more_segments_than_the_peer_handles() {
     let offers = |offers| Properties { segment_size: 4096, segment_count: 3, ..offers };
-    let cases: [(&[usize], &[usize]); 5] =
-        [(&[12288], &[]), (&[12289], &[]), (&[8], &[4096, 8]), (&[8], &[4097, 8]), (&[], &[1, 1, 1, 1])];
+    let cases: [(&[usize], &[usize]); 6] = [
+        (&[12288], &[]),
+        (&[12289], &[]),
+        (&[8], &[4096, 8]),
+        (&[8], &[4097, 8]),
+        (&[], &[1, 1, 1, 1]),
+        (&[65537], &[]),
+    ];
     let seen = segments(offers, small(), &cases);
     let full = vec![4096; 3];
+    let too_many = Err(CallError::HeaderSegments { segments: 4, limit: 3 });
     let expected = [
         Ok(vec![full]),
-        Err(CallError::TooMany),
+        too_many.clone(),
         Ok(vec![vec![8], vec![4096], vec![8]]),
-        Err(CallError::TooMany),
-        Err(CallError::TooMany),
+        too_many.clone(),
+        too_many,
+        Err(CallError::ChunkSegments { segments: 17, limit: 16 }),
     ];
     assert_eq!(seen, expected);
 }

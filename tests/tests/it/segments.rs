@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 
 use rpcrdma::fabric::Access;
 use rpcrdma::server::{MAX_CHUNKS, MAX_SEGMENTS, ServerConfig};
@@ -11,12 +12,14 @@ use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, ReadSegment, Revision, Segment, Version, View, ViewBody, WriteList,
 };
-use rpcrdma::{Procedure, Refusal, Scheme};
+use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme};
 use rpcrdma_mempool::Lent;
 use rpcrdma_tests::*;
 
 use super::calls::workers;
 use super::hostile_client::be;
+use super::hostile_server::{Server, reply};
+use super::rules_of_clients::next;
 use super::rules_of_servers::{ARGS_AT, Client, SCHEMES, XID, pair, server_of};
 
 /// Bytes of each chunk.
@@ -445,5 +448,69 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
             );
         }
         client.ping();
+    }
+}
+
+/// A call of ours with so many bytes of arguments and eight chunks of sixteen segments each, as a server without an engine sees it.
+fn call_of_many(scheme: Scheme, args: usize, offers: Properties<'static>) -> Result<Vec<u8>, CallError> {
+    let world = World::new("of-many");
+    let address = world.address();
+    let (tell, told) = channel();
+    let server = Server::start_silently(&address, move |peer| {
+        peer.offers = offers;
+        peer.welcome();
+        let mut payload = Vec::new();
+        while let Some(bytes) = next(peer) {
+            let part = view(&bytes);
+            payload.extend_from_slice(part.payload());
+            if part.flags().contains(Flags::MORE) {
+                continue;
+            }
+            let (reads, writes) =
+                (part.reads().count(), part.writes().map(|chunk| chunk.len()).sum::<usize>());
+            assert_eq!((reads, writes), (64, 64), "{part}");
+            tell.send(std::mem::take(&mut payload)).expect("somebody listens");
+            let xid = part.xid();
+            reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
+        }
+    });
+    let mut client = world.client(&address, Config { scheme, ..small() });
+    let first = client.first();
+    let mut call = client.prepare_with_chunks(STORE, args).expect("a buffer");
+    pattern(3, call.args_mut());
+    for n in 0..MAX_CHUNKS {
+        let at = args + n * (64 << 10);
+        call.send_chunk(at, client.alloc(first, 64 << 10).expect("a buffer")).expect("room");
+        call.receive_chunk(client.alloc(first, 64 << 10).expect("a buffer")).expect("room");
+    }
+    let ended = client.call(call).map(|_| told.recv().expect("the server speaks"));
+    assert_eq!(client.stats().exposed_buffers, 0);
+    drop(client);
+    server.join();
+    ended
+}
+
+#[test]
+fn a_call_of_ours_may_have_as_many_segments_as_its_peer_takes() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let offers = Properties {
+            receive_size: 4096,
+            segment_size: 4096,
+            segment_count: 128,
+            windowed_credits: scheme == Scheme::V2Windowed,
+            ..Properties::default()
+        };
+        // In one message, and in two: the lists, of 2592 bytes, are in the last one.
+        for args in [400, 1400, 3000] {
+            let payload = call_of_many(scheme, args, offers).expect("it is answered");
+            assert!(payload.len() == ARGS_AT as usize + args, "{scheme:?} {args}");
+            assert!(patterned(3, &payload[ARGS_AT as usize..]), "{scheme:?} {args}");
+        }
+        let fewer = call_of_many(scheme, 4, Properties { segment_count: 127, ..offers });
+        assert_eq!(fewer, Err(CallError::HeaderSegments { segments: 128, limit: 127 }));
+        let small = call_of_many(scheme, 4, Properties { receive_size: 2048, ..offers });
+        assert!(matches!(small, Err(CallError::HeaderTooLong { limit: 2040, .. })), "{small:?}");
+        let small = call_of_many(scheme, 4, Properties { send_size: 1024, ..offers });
+        assert!(matches!(small, Err(CallError::HeaderTooLong { limit: 1016, .. })), "{small:?}");
     }
 }
