@@ -94,7 +94,8 @@ pub struct Config {
     /// the application still holds. Default 512.
     pub message_buffers: usize,
     /// Buffers for bulk data: bytes and number of each class. A server reads and writes chunks through them; a client
-    /// connection has its own set, made when it is first used. Default 32 of 64 KiB and 8 of 1 MiB.
+    /// connection has its own set, made when it is first used, and where peers reach what they were shown at any time (the
+    /// software fabric) a shard has one more, for copies of long replies. Default 32 of 64 KiB and 8 of 1 MiB.
     pub bulk_buffers: Vec<(usize, usize)>,
     /// Buffers for RPC messages that are longer than one Send: to be sent, put together or fetched; bytes and number of each class.
     /// Default 16 of 32 KiB and 2 of 1 MiB.

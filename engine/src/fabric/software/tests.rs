@@ -565,6 +565,33 @@ fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
     town.ends(qp);
 }
 
+/// Memory that takes long to unmap is unmapped elsewhere; its place is free when it is.
+#[test]
+fn long_memory_gives_its_place_back() {
+    const LEN: usize = 256 << 20;
+    let budget: &'static Budget = Box::leak(Box::new(Budget::new(4)));
+    let mut memory = PeerMemory::new(budget);
+    let long = sealed(LEN);
+    let show = || long.fd().try_clone_to_owned().expect("a descriptor");
+    let first = memory.map(show(), LEN as u64).expect("mapped");
+    let second = memory.map(show(), LEN as u64).expect("mapped");
+    assert_eq!((first.len(), budget.left()), (LEN, 3), "one mapping for both");
+    drop(first);
+    assert_eq!(budget.left(), 3);
+    drop(second);
+    let start = Instant::now();
+    while budget.left() < 4 {
+        assert!(start.elapsed() < PATIENCE, "it is not unmapped");
+        std::thread::yield_now();
+    }
+    assert_eq!(memory.map(show(), LEN as u64 + 1).err().map(|why| why.contains("announced")), Some(true));
+    let places: Vec<_> = (0..4).map(|_| budget.take(1).expect("a place")).collect();
+    let why = memory.map(show(), LEN as u64).expect_err("there is no place");
+    assert!(why.contains("vm.max_map_count"), "{why}");
+    drop(places);
+    assert_eq!(budget.left(), 4);
+}
+
 /// Bells without end, and nobody there to be woken.
 #[test]
 fn a_storm_of_bells() {
