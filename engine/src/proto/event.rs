@@ -6,7 +6,7 @@ use super::{CallError, CallId, InboundId, Rejected};
 use crate::wire::ErrorBody;
 
 /// What a message turned out to be.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Event {
     /// A call of ours was answered; it is out of the table.
     Reply {

@@ -30,6 +30,9 @@ mod address;
 mod config;
 mod connect;
 mod doorbell;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzz;
 mod memory;
 mod message;
 #[cfg(all(test, loom))]
