@@ -470,13 +470,15 @@ impl SoftwareFabric {
         let Some(qp) = self.table.at(slot) else { return false };
         let late = qp.deadline.is_some_and(|d| d <= now);
         match qp.state {
-            State::Up => match qp.waits_since(now) {
-                Some(since) if now.duration_since(since) >= self.common.config.retry_timeout => {
+            State::Up => {
+                let limit = self.common.config.retry_timeout;
+                let waited = qp.waited(now, limit);
+                if waited.is_some_and(|waited| waited >= limit) {
                     qp.not_taken(&mut self.common);
-                    self.tend_qp(slot, now)
+                    return self.tend_qp(slot, now);
                 }
-                since => since.is_some(),
-            },
+                waited.is_some()
+            }
             State::Connecting => {
                 if late {
                     let error = FabricError::Peer("it did not answer within handshake_timeout".to_owned());

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt::Arguments;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rpcrdma_mempool::{Buf, PeerRings};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -74,11 +74,11 @@ pub(super) enum State {
 /// How far requests have come: what the peer has taken, requests that wait, bytes left of the first.
 type Progress = (u64, usize, usize);
 
-/// Requests that wait for the peer: how far they were when they were last looked at, and since when.
+/// Requests that wait for the peer: how far they were when they were last looked at, since when, and when that was.
 #[derive(Debug)]
-struct Waiting {
+pub(super) struct Waiting {
     at: Progress,
-    since: Option<Instant>,
+    looks: Option<(Instant, Instant)>,
 }
 
 /// Receives that one queue pair keeps for itself.
@@ -131,7 +131,7 @@ pub(super) struct Qp {
     /// The rings that the connector has made.
     offered: Layout,
     /// Of requests that wait for the peer.
-    waits: Option<Waiting>,
+    pub(super) waits: Option<Waiting>,
     pub(super) socket: Option<OwnedFd>,
     pub(super) deadline: Option<Instant>,
 }
@@ -365,22 +365,24 @@ impl Qp {
     #[cold]
     pub(super) fn watch_waiting(&mut self, common: &mut Common) {
         if self.waits.is_none() {
-            self.waits = Some(Waiting { at: self.progress(), since: None });
+            self.waits = Some(Waiting { at: self.progress(), looks: None });
             common.attention.push(self.id.slot);
         }
     }
 
-    /// Since when what is posted waits, and nothing moves; `None` if nothing waits any more.
-    pub(super) fn waits_since(&mut self, now: Instant) -> Option<Instant> {
+    /// How long what is posted has waited without that anything moved; `None` if nothing waits any more. Time in which nobody looked does
+    /// not count: then it was us who took no notice.
+    pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         if self.pending.is_empty() {
             self.waits = None;
             return None;
         }
         let at = self.progress();
-        let since = self.waits.as_ref().filter(|waits| waits.at == at).and_then(|waits| waits.since);
-        let since = since.unwrap_or(now);
-        self.waits = Some(Waiting { at, since: Some(since) });
-        Some(since)
+        let away = (limit / 4).max(Duration::from_secs(1));
+        let looks = self.waits.as_ref().filter(|waits| waits.at == at).and_then(|waits| waits.looks);
+        let since = looks.filter(|&(_, last)| now - last <= away).map_or(now, |(since, _)| since);
+        self.waits = Some(Waiting { at, looks: Some((since, now)) });
+        Some(now - since)
     }
 
     /// What changes whenever a request that waits gets on.

@@ -713,6 +713,14 @@ fn a_peer_that_takes_nothing_is_ended() {
         .collect();
     town.server.post_send(qp, &mut chain).expect("post");
     assert!(free(&town) > before + 20, "a ring of {RING} bytes has no room for all of them");
+    // Time in which nobody looks is not the peer's.
+    let (start, limit) = (Instant::now(), Duration::from_secs(40));
+    let waiting = town.server.table.get(qp).expect("it waits");
+    let mut waited =
+        |seconds| waiting.waited(start + Duration::from_secs(seconds), limit).map(|t| t.as_secs());
+    assert_eq!([0, 10, 20, 31, 41].map(&mut waited), [0, 10, 20, 0, 10].map(Some));
+    waiting.waits = None;
+    waiting.watch_waiting(&mut town.server.common);
     town.until("the first of them ends", |t| {
         t.done.iter().find(|d| d.qp == qp && d.status == Status::RnrRetryExceeded && d.wr_id == 0).map(|_| ())
     });
