@@ -1,0 +1,140 @@
+//! What others' crates are: of licences that `deny.toml` allows, from crates.io, and content with the oldest Rust that we claim. Known
+//! vulnerabilities are for `cargo deny check advisories`, as the list of them is not here.
+
+use std::process::Command;
+
+use rpcrdma_tests::source::{read, root};
+use serde_json::Value;
+
+const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
+
+/// The value of a key in a file of TOML, as it is written.
+fn value<'a>(toml: &'a str, key: &str) -> &'a str {
+    let start = format!("\n{key} = ");
+    let (_, rest) = toml.split_once(&start).unwrap_or_else(|| panic!("there is no {key}"));
+    rest.lines().next().unwrap_or_default()
+}
+
+/// The strings of an array.
+fn strings(array: &str) -> Vec<&str> {
+    array.split('"').skip(1).step_by(2).collect()
+}
+
+/// The crates that are used on this platform, with all features; `None` if they are not here and cannot be had.
+fn packages() -> Option<Vec<Value>> {
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let metadata = |offline: &[&str]| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["metadata", "--format-version", "1", "--locked", "--all-features"]).args(offline);
+        let output =
+            cargo.args(["--filter-platform", &target]).current_dir(root()).output().expect("it runs");
+        output.status.success().then_some(output.stdout)
+    };
+    let Some(json) = metadata(&["--offline"]).or_else(|| metadata(&[])) else {
+        println!("not run: the manifests of the dependencies cannot be had");
+        return None;
+    };
+    let mut all: Value = serde_json::from_slice(&json).expect("JSON");
+    let Value::Array(packages) = all["packages"].take() else { panic!("no packages") };
+    assert!(packages.len() > 50, "only {} crates", packages.len());
+    Some(packages)
+}
+
+/// Whether an SPDX expression can be met with these licences. AND binds closer than OR; a slash is an old OR.
+fn is_met(expression: &str, allowed: &[&str]) -> bool {
+    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
+    let mut words = spaced.split_whitespace().peekable();
+    let met = any(&mut words, allowed);
+    assert_eq!(words.next(), None, "behind the end of {expression:?}");
+    met
+}
+
+type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
+
+fn any(words: &mut Words<'_>, allowed: &[&str]) -> bool {
+    let mut met = all(words, allowed);
+    while words.next_if_eq(&"OR").is_some() {
+        met |= all(words, allowed);
+    }
+    met
+}
+
+fn all(words: &mut Words<'_>, allowed: &[&str]) -> bool {
+    let mut met = one(words, allowed);
+    while words.next_if_eq(&"AND").is_some() {
+        met &= one(words, allowed);
+    }
+    met
+}
+
+fn one(words: &mut Words<'_>, allowed: &[&str]) -> bool {
+    let word = words.next().expect("a licence");
+    if word == "(" {
+        let met = any(words, allowed);
+        assert_eq!(words.next(), Some(")"));
+        return met;
+    }
+    // An exception permits more, but has a name of its own.
+    let exception = words.next_if_eq(&"WITH").and_then(|_| words.next());
+    exception.is_none() && allowed.contains(&word)
+}
+
+#[test]
+fn expressions_are_met_or_not() {
+    let allowed = ["MIT", "Apache-2.0"];
+    for met in
+        ["MIT", "MIT/GPL-3.0", "GPL-3.0 OR MIT", "(MIT OR GPL-3.0) AND Apache-2.0", "MIT AND Apache-2.0"]
+    {
+        assert!(is_met(met, &allowed), "{met}");
+    }
+    for not in ["GPL-3.0", "MIT AND GPL-3.0", "GPL-3.0 OR GPL-2.0 AND MIT", "Apache-2.0 WITH X", "MITx"] {
+        assert!(!is_met(not, &allowed), "{not}");
+    }
+}
+
+#[test]
+fn licences_are_those_that_are_allowed() {
+    let Some(packages) = packages() else { return };
+    let deny = read("deny.toml");
+    let allowed = strings(value(&deny, "allow"));
+    let clarified = (value(&deny, "crate").trim_matches('"'), value(&deny, "expression").trim_matches('"'));
+    let (mut used, mut refused) = (Vec::new(), Vec::new());
+    for package in &packages {
+        let name = package["name"].as_str().expect("a name");
+        let by_file = (name == clarified.0).then_some(clarified.1);
+        let licence = package["license"].as_str().or(by_file).unwrap_or("none");
+        if !is_met(licence, &allowed) {
+            refused.push(format!("{name}: {licence}"));
+        }
+        used.extend(licence.split([' ', '/', '(', ')']).map(str::to_owned));
+    }
+    assert!(refused.is_empty(), "deny.toml does not allow: {refused:#?}");
+    let unused: Vec<_> = allowed.iter().filter(|&&name| !used.iter().any(|word| word == name)).collect();
+    assert!(unused.is_empty(), "deny.toml allows what nobody has: {unused:?}");
+}
+
+#[test]
+fn all_that_is_not_ours_comes_from_crates_io() {
+    let lock = read("Cargo.lock");
+    let from: Vec<_> = lock.lines().filter_map(|line| line.strip_prefix("source = ")).collect();
+    assert!(from.len() > 50, "only {} sources", from.len());
+    let others: Vec<_> = from.iter().filter(|source| source.trim_matches('"') != CRATES_IO).collect();
+    assert!(others.is_empty(), "{others:?}");
+}
+
+#[test]
+fn nothing_asks_for_a_newer_rust_than_we_do() {
+    let Some(packages) = packages() else { return };
+    let version =
+        |text: &str| -> Vec<u32> { text.split('.').map(|n| n.parse().expect("a number")).collect() };
+    let manifest = read("Cargo.toml");
+    let oldest = value(&manifest, "rust-version").trim_matches('"');
+    let newer: Vec<_> = packages
+        .iter()
+        .filter_map(|package| Some((package["name"].as_str()?, package["rust_version"].as_str()?)))
+        .filter(|(_, wanted)| version(wanted) > version(&format!("{oldest}.0")))
+        .collect();
+    assert!(newer.is_empty(), "Rust {oldest} is claimed; these want more: {newer:?}");
+    // The README says the same.
+    assert!(read("README.md").contains(&format!("Rust {oldest} or later")), "README.md");
+}
