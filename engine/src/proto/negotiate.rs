@@ -58,7 +58,7 @@ impl Terms {
             // A peer that cannot receive even a first message cannot be talked to; it is its own loss.
             send_inline: config.longest_send.min((peer.receive_size as usize).max(FIRST_MESSAGE_LEN)),
             receive_inline: config.inline.min((peer.send_size as usize).max(FIRST_MESSAGE_LEN)),
-            segment_size: peer.segment_size.max(4096),
+            segment_size: peer.segment_size.max(1),
             segment_count: peer.segment_count.max(1),
             reverse: peer.reverse_support,
             remote_invalidation: config.remote_invalidation,
