@@ -55,7 +55,7 @@ pub struct Config {
     /// may have no chunks; bytes. Default 1 MiB.
     pub reassemble_up_to: usize,
     /// Calls in the reverse direction that may be under way in version 1, which counts the directions apart: a client with
-    /// services keeps Receives for so many, a server for so many replies. Default 8.
+    /// services keeps Receives for so many, at least 1, a server for so many replies. Default 8.
     pub reverse_window: u32,
     /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default any.
     pub reverse: ReverseSupport,

@@ -184,6 +184,7 @@ impl<F: Fabric> LocalClient<F> {
     /// # Errors
     /// See [`ConnectError`].
     pub fn begin_connect(&mut self, address: &Address) -> Result<Connection, ConnectError> {
+        self.config.check()?;
         let fabric_address = address.of(self.shard.fabric().capabilities())?;
         self.connections.push(self.shard.connect(fabric_address)?);
         Ok(Connection(self.connections.len() - 1))

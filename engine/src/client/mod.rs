@@ -8,7 +8,7 @@ mod threaded;
 use std::sync::Arc;
 
 use crate::binding::{BindingError, Bindings, reduction_allowed};
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::fabric::FabricError;
 use crate::server::Services;
 use crate::shard::{OpenError, SpawnError};
@@ -48,6 +48,16 @@ impl ClientConfig {
             services: None,
             bindings: None,
             connect_timeout: std::time::Duration::from_secs(5),
+        }
+    }
+
+    /// Checks what a shard alone does not know.
+    fn check(&self) -> Result<(), OpenError> {
+        let wanted =
+            "at least 1 where a client has services: what version 1 grants is never 0 (RFC 8166 §3.3.1)";
+        match (&self.services, self.shard.reverse_window) {
+            (Some(_), 0) => Err(ConfigError { knob: "reverse_window", value: 0, wanted }.into()),
+            _ => Ok(()),
         }
     }
 }

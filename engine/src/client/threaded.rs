@@ -138,6 +138,7 @@ impl Client {
     /// # Errors
     /// See [`ConnectError`].
     pub fn connect(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
+        config.check()?;
         let (shard_config, services) = (config.shard.clone(), config.services.clone());
         let opened = address.clone();
         let make = move || Shard::open(opened.open(&shard_config)?, shard_config, services);

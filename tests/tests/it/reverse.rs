@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rpcrdma::client::{Client, ClientCall, ClientConfig};
+use rpcrdma::client::{Client, ClientCall, ClientConfig, LocalClient};
 use rpcrdma::server::Caller;
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::{CallError, Config, Procedure, Scheme, Services};
@@ -46,6 +46,17 @@ pub(super) fn both_ways(world: &mut World, server: Config, client: Config) -> (C
 
 fn echo(client: &mut Client, args: &[u8]) -> Result<Vec<u8>, CallError> {
     client.call(ClientCall::new(ECHO).args(args)).map(|reply| reply.results().to_vec())
+}
+
+/// What a client grants its server in version 1 is that window, and must not be 0.
+#[test]
+fn a_client_with_services_has_a_reverse_window() {
+    let world = World::new("no-window");
+    let shard = Config { reverse_window: 0, ..small() };
+    let refused = Client::connect(&world.address(), serving_client(shard.clone())).err().expect("refused");
+    assert!(refused.to_string().contains("reverse_window is 0"), "{refused}");
+    let refused = LocalClient::connect(&world.address(), serving_client(shard)).err().expect("refused");
+    assert!(refused.to_string().contains("reverse_window is 0"), "{refused}");
 }
 
 #[test]

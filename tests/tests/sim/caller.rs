@@ -4,10 +4,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpcrdma::Address;
 use rpcrdma::client::{ClientConfig, LocalClient, PreparedCall};
 use rpcrdma::shard::SimulatedTime;
 use rpcrdma::wire::properties::ReverseSupport;
+use rpcrdma::{Address, Config};
 use rpcrdma_tests::{ECHO, shard_leak, small_client};
 
 use crate::desk::{Desk, Link, Seat};
@@ -58,7 +58,10 @@ impl Caller {
         let serves = plan.reverse != ReverseSupport::None;
         let fabric = device(config, software, *chaos, &journal, Some(addresses), (serves, false));
         let services = serves.then(|| Arc::new(services(plan, runs)));
-        let client = ClientConfig { services, ..small_client(config.clone()) };
+        // What a client grants is never 0.
+        let reverse_window = config.reverse_window.max(u32::from(serves));
+        let shard = Config { reverse_window, ..config.clone() };
+        let client = ClientConfig { services, ..small_client(shard) };
         let mut client = LocalClient::open(fabric, client).expect("a client");
         client.simulate(time);
         let seat = Seat { plan, journal, time, runs, who: index as u32, habits: habits.clone() };
