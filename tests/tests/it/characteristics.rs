@@ -7,7 +7,7 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::optional::{Operation, OperationCode};
 use rpcrdma::wire::properties::{Builder, Properties, Property, PropertyId, PropertySet, ReverseSupport};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View, ViewBody, WriteList};
-use rpcrdma::{Address, Config, Procedure, Scheme, Services};
+use rpcrdma::{Address, CallError, Config, Procedure, Scheme, Services};
 use rpcrdma_tests::*;
 
 /// As [`ECHO`], for long arguments.
@@ -464,6 +464,61 @@ fn what_a_peer_tells_takes_effect_at_once() {
     drop(client);
     let seen = server.join().expect("the raw server is content");
     assert_eq!(seen, [(1, 1, true), (1, 3, true), (2, 3, true), (1, 2, false), (1, 2, false)]);
+}
+
+/// A call that waits for a credit has the form that was right when it was started. If that is no longer so it ends, and nothing else does.
+#[test]
+fn a_call_that_waits_while_segments_get_shorter_ends_alone() {
+    let world = World::new("shorter");
+    let address = world.address();
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    let there = address.clone();
+    let server = std::thread::spawn(move || {
+        let listener = RawListener::bind(&there);
+        ready.send(()).expect("it is waited for");
+        let mut peer = listener.accept_silently();
+        let hello = peer.receive().expect("the client's properties");
+        // One message at a time.
+        peer.credit = 1;
+        send_properties(&mut peer);
+        peer.take_properties(&hello.bytes);
+        let (_, _, code, _) = next_operation(&mut peer);
+        assert_eq!(code, OperationCode::Initial);
+        // That was the one; and this is for the first call.
+        peer.send(&peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), &[]));
+        let mut answered = Vec::new();
+        while answered.len() < 2 {
+            let message = next_message(&mut peer);
+            let view = View::check(&message.bytes, Revision::Ietf00).expect("a header");
+            answered.push(view.writes().next().map_or(0, |chunk| chunk.len()));
+            // The second call is the next to go, and would have 128 segments now.
+            update(&mut peer, PropertyId::SegmentSize, 4096);
+            let xid = view.xid();
+            let reply = peer.message(xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b""));
+            peer.send(&reply);
+        }
+        peer.wait_until_over();
+        answered
+    });
+    is_ready.recv().expect("a server");
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    for (token, room) in [(1, 64 << 10), (2, 512 << 10), (3, 8 << 10)] {
+        let mut call = client.prepare_with_chunks(LOAD, 100).expect("memory");
+        call.receive_chunk(client.alloc(first, room).expect("memory")).expect("room");
+        client.start(first, call, token).expect("it is sent, or waits");
+    }
+    let mut ended = Vec::new();
+    let all = settles(|| {
+        client.poll(|done| ended.push((done.token, done.result.err())));
+        ended.len() == 3
+    });
+    assert!(all, "{ended:?}");
+    ended.sort_by_key(|(token, _)| *token);
+    // Two segments are what anybody handles.
+    assert_eq!(ended, [(1, None), (2, Some(CallError::TooMany)), (3, None)]);
+    drop(client);
+    assert_eq!(server.join().expect("the raw server is content"), [1, 2]);
 }
 
 #[test]
