@@ -69,7 +69,7 @@ pub enum Rejected {
     TooShort,
     /// Answered with the protocol's own error.
     Answered(ErrorBody),
-    /// A responder sent nonsense: errors never flow from requester to responder, so it is dropped.
+    /// Nonsense that is not answered: it came from a responder, and errors never flow from requester to responder; or it is an error itself.
     Dropped(WireErrorKind),
     /// A reply whose call has ended, by deadline or cancellation.
     Late,

@@ -36,7 +36,7 @@ impl Connection {
     /// The peer is not who it has to be.
     pub(super) fn properties(&mut self, xid: u32, set: PropertySet<'_>) -> Result<Event, PeerFault> {
         let Ok(properties) = Properties::from_set(&set, self.config.revision) else {
-            return Ok(self.answer(xid, wire::ErrorBody::BadXdr));
+            return self.bad_properties(xid);
         };
         if !self.peer_introduced {
             self.peer_introduced = true;
@@ -47,6 +47,19 @@ impl Connection {
         }
         self.authenticate(properties.host_auth)?;
         Ok(Event::Grant)
+    }
+
+    /// Properties that cannot be read are answered by either end (version 2 §5.1). A client goes on without them, as with a server that says
+    /// nothing of itself; nor has that proved who it is.
+    ///
+    /// # Errors
+    /// The server would have had to.
+    #[cold]
+    pub(super) fn bad_properties(&mut self, xid: u32) -> Result<Event, PeerFault> {
+        if !self.config.server {
+            self.authenticate(None)?;
+        }
+        Ok(self.answer(xid, wire::ErrorBody::BadXdr))
     }
 
     /// Goes one step on with authentication; `None` if the peer has nothing to say about it.

@@ -14,6 +14,29 @@ use crate::wire::{
 /// Longest CONNPROP that is put together from parts, in bytes.
 const LONGEST_CONNPROP: usize = 64 << 10;
 
+/// Whose XID a message has that is of no use otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    /// The peer's: it is, or was to be, a call.
+    Peers,
+    /// This side's: an answer.
+    Ours,
+    /// Nobody's: it is dropped.
+    Nobodys,
+}
+
+/// A message that is of no use.
+struct Useless {
+    /// What it is about, if that can be told.
+    xid: Option<u32>,
+    whose: Whose,
+    kind: WireErrorKind,
+    /// How it is answered, if it is.
+    answer: Option<ErrorBody>,
+    /// What it grants all the same, with increments.
+    increment: Option<u32>,
+}
+
 impl Connection {
     /// Takes a received message, as [`View::check`] read it; [`View::check_part`] while
     /// [a CONNPROP is coming in parts](Self::expects_properties).
@@ -51,13 +74,14 @@ impl Connection {
         }
         let windowed = view.received().is_some();
         if windowed && !self.may_be_windowed() {
-            return self.unusable(
-                Some(view.xid()),
-                WireErrorKind::InvalidFlag { flags: view.flags().0 },
-                Some(ErrorBody::InvalFlag),
-                is_response(view),
-                (view.htype() != HeaderType::Error).then(|| view.credit()),
-            );
+            let error = view.htype() == HeaderType::Error;
+            return self.unusable(Useless {
+                xid: Some(view.xid()),
+                whose: if error || is_response(view) { Whose::Ours } else { Whose::Peers },
+                kind: WireErrorKind::InvalidFlag { flags: view.flags().0 },
+                answer: Some(ErrorBody::InvalFlag),
+                increment: (!error).then(|| view.credit()),
+            });
         }
         if self.peer_windowed && !windowed {
             return Err(PeerFault::CreditWordMissing);
@@ -98,7 +122,7 @@ impl Connection {
             }
             HeaderType::Connprop => match view.body() {
                 ViewBody::Connprop(properties) => self.properties(view.xid(), properties),
-                _ => Ok(self.answer(view.xid(), ErrorBody::BadXdr)),
+                _ => self.bad_properties(view.xid()),
             },
             HeaderType::Msg if more => {
                 let wanted =
@@ -149,7 +173,7 @@ impl Connection {
             let bytes = std::mem::take(&mut self.connprop);
             return match PropertySet::parse(&bytes, self.config.revision) {
                 Ok(properties) if sequence.kept => self.properties(view.xid(), properties),
-                _ => Ok(self.answer(view.xid(), ErrorBody::BadXdr)),
+                _ => self.bad_properties(view.xid()),
             };
         }
         sequence.add(view.payload().len(), self.config.reassemble_up_to);
@@ -176,7 +200,7 @@ impl Connection {
     #[cold]
     fn broken(&mut self, sequence: Sequence, view: &View<'_>) -> Event {
         self.break_off(sequence);
-        if is_response(view) {
+        if is_response(view) || view.htype() == HeaderType::Error {
             let why = "it came between the parts of another message";
             return self.end_call(view.xid(), CallError::MalformedReply(why));
         }
@@ -262,21 +286,22 @@ impl Connection {
             self.go_version_1()?;
             return self.handle_v1(view);
         }
-        self.wrong_version(view.xid(), vers.code())
+        self.wrong_version(view.xid(), vers.code(), view.htype() == HeaderType::Error)
     }
 
     #[cold]
-    fn wrong_version(&mut self, xid: u32, vers: u32) -> Result<Event, PeerFault> {
+    fn wrong_version(&mut self, xid: u32, vers: u32, error: bool) -> Result<Event, PeerFault> {
         if self.config.server && self.phase == Phase::Settled {
             return Err(PeerFault::VersionChanged(vers));
         }
-        self.unusable(
-            Some(xid),
-            WireErrorKind::UnsupportedVersion { vers },
-            Some(self.version_error()),
-            false,
-            None,
-        )
+        let whose = match self.version {
+            _ if error => Whose::Nobodys,
+            Version::V1 if !self.config.server => Whose::Ours,
+            _ => Whose::Peers,
+        };
+        let kind = WireErrorKind::UnsupportedVersion { vers };
+        let answer = Some(self.version_error());
+        self.unusable(Useless { xid: Some(xid), whose, kind, answer, increment: None })
     }
 
     /// The versions that this end speaks.
@@ -296,22 +321,28 @@ impl Connection {
     // ---- version 1
 
     fn handle_v1(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
-        let response = match view.htype() {
-            // The two directions are told apart by the RPC message itself (RFC 8167 §5).
-            HeaderType::Msg => match view.payload().get(4..8) {
-                Some(msg_type) => msg_type == 1u32.to_be_bytes(),
-                None => !self.config.server,
-            },
-            // There are no long messages in the reverse direction, and errors answer calls.
-            HeaderType::Nomsg => !self.config.server,
-            HeaderType::Error => true,
-            _ => !self.config.server,
-        };
+        let response = self.answers_in_v1(view);
         let event = if response { self.handle_v1_reply(view) } else { self.handle_v1_call(view) };
         if self.phase == Phase::Settled {
             self.plain = Some(PlainLayout::V1);
         }
         event
+    }
+
+    /// Whether a message of version 1 has an XID of this side. The header does not say it.
+    fn answers_in_v1(&self, view: &View<'_>) -> bool {
+        match view.htype() {
+            HeaderType::Error => true,
+            // The RPC message does, where it came with the header (RFC 8167 §5).
+            HeaderType::Msg if view.payload().len() >= 8 => view.payload()[4..8] == 1u32.to_be_bytes(),
+            // Replies have no Read list, and long calls are in one. A server, which offers no Reply chunk here, awaits no long reply: what looks
+            // like one is about the call that it names, if that is under way.
+            HeaderType::Msg => !self.config.server && view.reads().next().is_none(),
+            HeaderType::Nomsg => {
+                view.reads().next().is_none() && (!self.config.server || self.calls.is_sent(view.xid()))
+            }
+            _ => !self.config.server,
+        }
     }
 
     fn handle_v1_call(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
@@ -395,6 +426,10 @@ impl Connection {
     #[cold]
     fn failed(&mut self, view: &View<'_>) -> Event {
         let ViewBody::Error(error) = view.body() else { return self.reject(Rejected::Unexpected) };
+        if self.version == Version::V1 && matches!(error, ErrorBody::Unknown(_)) {
+            // What cannot be decoded ends nothing (RFC 8166 §4.5).
+            return self.reject(Rejected::Unexpected);
+        }
         if self.operation_failed(view.xid(), &error) {
             return Event::Changed;
         }
@@ -417,8 +452,12 @@ impl Connection {
     fn called(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if self.serves && view.has_chunks() {
             if !self.takes_chunks() {
-                // Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3).
-                return Ok(self.answer(view.xid(), ErrorBody::ReadChunks { max: 0 }));
+                // Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3); it may not come again with other chunks.
+                let error = match view.reads().next() {
+                    Some(_) => ErrorBody::ReadChunks { max: 0 },
+                    None => ErrorBody::ReplyResource { length_needed: 0 },
+                };
+                return Ok(self.answer(view.xid(), error));
             }
             self.count_form(view);
         }
@@ -467,53 +506,76 @@ impl Connection {
             && version != self.version
         {
             if !self.follows(version) {
-                return self.wrong_version(xid, version.code());
+                return self.wrong_version(xid, version.code(), error.is_error());
             }
             self.go_version_1()?;
         }
         // Whoever counts messages says in each how many have come: nothing is lost with one.
         let increment = error.credit().filter(|_| !self.peer_windowed);
-        self.unusable(xid, error.kind, error.answer(self.versions()), error.is_response(), increment)
+        if let (Some(xid), true) = (xid, error.is_connprop()) {
+            self.lose_one(increment)?;
+            if !self.config.server {
+                // The server speaks version 2, as far as can be told.
+                self.phase = Phase::Settled;
+            }
+            let event = self.bad_properties(xid)?;
+            self.expect_plain();
+            return Ok(self.opened(event));
+        }
+        let whose = match self.version {
+            // An error that cannot be decoded means nothing in version 1 (RFC 8166 §4.5), and an unknown version says nothing of ours.
+            _ if error.is_error() && error.version() != Some(Version::V2) => Whose::Nobodys,
+            Version::V1 if !self.config.server && !error.has_reads() => Whose::Ours,
+            Version::V2 if error.is_error() || error.is_response() => Whose::Ours,
+            _ => Whose::Peers,
+        };
+        self.unusable(Useless {
+            xid,
+            whose,
+            kind: error.kind,
+            answer: error.answer(self.versions()),
+            increment,
+        })
     }
 
-    /// A message that is no use still took a Receive, and must be counted as the peer counts it.
-    #[cold]
-    fn unusable(
-        &mut self,
-        xid: Option<u32>,
-        kind: WireErrorKind,
-        answer: Option<ErrorBody>,
-        response: bool,
-        increment: Option<u32>,
-    ) -> Result<Event, PeerFault> {
+    /// A message that is no use still took a Receive, and must be counted as the peer counts it; and it is no part of another.
+    fn lose_one(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
         self.credits.count_unreadable(increment)?;
         if let Some(sequence) = self.sequence {
             self.break_off(sequence);
         }
+        Ok(())
+    }
+
+    #[cold]
+    fn unusable(&mut self, useless: Useless) -> Result<Event, PeerFault> {
+        let Useless { xid, whose, kind, answer, increment } = useless;
+        self.lose_one(increment)?;
         let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
-        // In version 1 a malformed message to a client is taken for a reply: nothing in it says otherwise.
-        let about_a_call = !response && (self.config.server || self.version == Version::V2);
-        if about_a_call && self.config.takes_calls {
-            if self.version == Version::V1 {
-                self.check_overrun()?;
-            }
-            return Ok(match kind {
-                WireErrorKind::UnsupportedVersion { vers } => {
-                    self.answer_with(Outgoing::WrongVersion { xid, vers }, answer)
+        match whose {
+            Whose::Peers if self.config.takes_calls => {
+                if self.version == Version::V1 {
+                    self.check_overrun()?;
                 }
-                _ => self.answer(xid, answer),
-            });
-        }
-        // Errors never flow from requester to responder: the call that it speaks of ends, if there is one.
-        Ok(match self.calls.answered(xid) {
-            Match::Call(call, token) => {
-                self.credits.on_answered();
-                self.counters.reject(&Rejected::Dropped(kind));
-                Event::Failed { call, token, error: CallError::MalformedReply(kind.name()) }
+                Ok(match kind {
+                    WireErrorKind::UnsupportedVersion { vers } => {
+                        self.answer_with(Outgoing::WrongVersion { xid, vers }, answer)
+                    }
+                    _ => self.answer(xid, answer),
+                })
             }
-            Match::Late(call) => self.late(call),
-            Match::Unknown => self.reject(Rejected::Dropped(kind)),
-        })
+            // Errors never flow from requester to responder: the call that it speaks of ends, if there is one.
+            Whose::Ours => Ok(match self.calls.answered(xid) {
+                Match::Call(call, token) => {
+                    self.credits.on_answered();
+                    self.counters.reject(&Rejected::Dropped(kind));
+                    Event::Failed { call, token, error: CallError::MalformedReply(kind.name()) }
+                }
+                Match::Late(call) => self.late(call),
+                Match::Unknown => self.reject(Rejected::Dropped(kind)),
+            }),
+            Whose::Peers | Whose::Nobodys => Ok(self.reject(Rejected::Dropped(kind))),
+        }
     }
 
     #[cold]

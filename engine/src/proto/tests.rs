@@ -425,8 +425,8 @@ fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
     let mut pair = Pair::new(Scheme::V1);
     let call = pair.client.start_call(5, u64::MAX).unwrap();
     Pair::transmit(&mut pair.client, &mut pair.to_server);
-    // A reply with a Read list that is cut off.
-    pair.to_client.push_back(words(&[call.xid(), 1, 1, 0, 1, 0, 0]));
+    // A reply with a Write list that is none.
+    pair.to_client.push_back(words(&[call.xid(), 1, 1, 0, 0, 5, 0]));
     pair.deliver_to_client();
     assert!(matches!(pair.failed[..], [(5, CallError::MalformedReply(_))]));
     // A whole one: replies have no Read list.
@@ -437,7 +437,8 @@ fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
         Header { xid: call.xid(), credit: 1, received: None, flags: Flags::NONE, body: Body::Msg(chunks) };
     let mut bytes = vec![0; 128];
     let len = header.emit(&mut bytes, Version::V1, Revision::Ietf00).unwrap();
-    pair.to_client.push_back(bytes[..len].to_vec());
+    // XID and REPLY.
+    pair.to_client.push_back([&bytes[..len], &words(&[call.xid(), 1])].concat());
     pair.deliver_to_client();
     assert!(matches!(pair.failed[1], (6, CallError::MalformedReply(_))));
     pair.to_server.clear();
@@ -520,6 +521,63 @@ fn what_cannot_be_read_grants_all_the_same() {
         assert!(matches!(take(&mut client, &message), Ok(Event::Rejected(_))), "{message:?}");
         assert_eq!(client.credits().available(), before + newly, "{message:?}");
     }
+}
+
+/// Whatever is wrong with it, and wherever it comes.
+#[test]
+fn an_error_never_answers_an_error() {
+    // As a first message, and of versions that are known and not; with a flag that nobody knows, with MORE, cut off, of an unknown code.
+    let errors: [&[u32]; 7] = [
+        &[9, 2, 1, 4, 1, 2],
+        &[9, 2, 1, 4, 0x8000_0001, 2],
+        &[9, 2, 1, 4, 3, 2],
+        &[9, 2, 1, 4, 0],
+        &[9, 2, 1, 4, 1, 77],
+        &[9, 3, 1, 4, 2, 0, 0],
+        &[9, 1, 1, 4, 77, 0, 0],
+    ];
+    for message in errors {
+        for scheme in ALL {
+            for settled in [false, true] {
+                let mut server = Connection::new(config(scheme, true));
+                if settled && scheme != Scheme::V1 {
+                    take(&mut server, &words(&[8, 2, 8 << 16 | 8, 77, 0])).unwrap();
+                    take(&mut server, &words(&[8, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
+                }
+                let mut link = VecDeque::new();
+                Pair::transmit(&mut server, &mut link);
+                link.clear();
+                match take(&mut server, &words(message)) {
+                    Ok(event) => {
+                        assert!(matches!(event, Event::Rejected(_)), "{scheme:?} {message:?}: {event:?}")
+                    }
+                    Err(fault) => {
+                        assert!(matches!(fault, PeerFault::VersionChanged(_)), "{message:?}: {fault}")
+                    }
+                }
+                Pair::transmit(&mut server, &mut link);
+                let said: Vec<_> = link
+                    .iter()
+                    .filter_map(|said| View::check(said, Revision::Ietf00).ok())
+                    .map(|said| said.htype())
+                    .collect();
+                assert!(!said.contains(&HeaderType::Error), "{scheme:?} {message:?}: {said:?}");
+            }
+        }
+    }
+    // Between the parts of another message: that one is broken, and answered.
+    let mut server = Connection::new(config(Scheme::V2Incremental, true));
+    let mut link = VecDeque::new();
+    take(&mut server, &words(&[8, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
+    Pair::transmit(&mut server, &mut link);
+    link.clear();
+    assert!(matches!(take(&mut server, &words(&[7, 2, 0, 0, 2, 0, 0, 0, 0])), Ok(Event::Part { .. })));
+    take(&mut server, &words(&[9, 2, 0, 4, 0, 2])).unwrap();
+    Pair::transmit(&mut server, &mut link);
+    let errors = link.iter().map(|said| View::check(said, Revision::Ietf00).unwrap());
+    let about: Vec<_> =
+        errors.filter(|said| said.htype() == HeaderType::Error).map(|said| said.xid()).collect();
+    assert_eq!(about, [7]);
 }
 
 fn part(xid: u32, flags: Flags) -> Vec<u8> {

@@ -22,8 +22,11 @@ pub struct WireError {
     pub(super) vers: u32,
     /// `rdma_flags` of version 2, 0 if they are cut off.
     flags: u32,
-    /// `rdma_credit`, if it means what it does in version 2.
-    credit: Option<u32>,
+    /// `rdma_credit` and `rdma_htype`, 0 if they are cut off.
+    credit: u32,
+    htype: u32,
+    /// Version 1: it has, or begins, a Read list.
+    reads: bool,
     len: usize,
 }
 
@@ -103,19 +106,43 @@ impl WireError {
     /// What is wrong with the header at the start of `bytes`.
     pub(super) fn new(kind: WireErrorKind, bytes: &[u8]) -> WireError {
         let vers = word(bytes, 4);
-        let second = vers == Version::V2.code();
-        let flags = if second { word(bytes, 16) } else { 0 };
-        // The fixed words are there; that of an error is to be ignored (version 2 §6.4.3).
-        let grants = second
-            && !matches!(kind, WireErrorKind::TooShort { .. })
-            && word(bytes, 12) != HeaderType::Error.code();
-        let credit = grants.then(|| word(bytes, 8));
-        WireError { kind, xid: word(bytes, 0), vers, flags, credit, len: bytes.len() }
+        let flags = if vers == Version::V2.code() { word(bytes, 16) } else { 0 };
+        let htype = word(bytes, 12);
+        let lists = [HeaderType::Msg.code(), HeaderType::Nomsg.code()].contains(&htype);
+        let reads = vers == Version::V1.code() && lists && word(bytes, 16) == 1;
+        WireError {
+            kind,
+            xid: word(bytes, 0),
+            vers,
+            flags,
+            credit: word(bytes, 8),
+            htype,
+            reads,
+            len: bytes.len(),
+        }
     }
 
     /// `rdma_credit` of a message of version 2 that is no error: whatever is wrong with it, its sender has granted that.
     pub const fn credit(&self) -> Option<u32> {
-        self.credit
+        match self.version() {
+            Some(Version::V2) if !self.is_error() => Some(self.credit),
+            _ => None,
+        }
+    }
+
+    /// Whether it is an error, as all versions have it: it is never answered.
+    pub const fn is_error(&self) -> bool {
+        self.vers().is_some() && self.htype == HeaderType::Error.code()
+    }
+
+    /// Whether these are properties of version 2.
+    pub const fn is_connprop(&self) -> bool {
+        matches!(self.version(), Some(Version::V2)) && self.htype == HeaderType::Connprop.code()
+    }
+
+    /// Version 1: whether it has a Read list, which calls have and replies do not (RFC 8166 §4.3.1).
+    pub const fn has_reads(&self) -> bool {
+        self.reads
     }
 
     /// Whether the message is shorter than any call or reply of its version, and so to be dropped without a word (RFC 8166 §4.5).

@@ -324,6 +324,90 @@ fn chunks_in_a_reverse_call_get_err_chunk_where_there_are_none() {
     }
 }
 
+/// In version 1 no flag tells whose XID a message has: of one whose RPC message is not in it, the lists do.
+#[test]
+fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
+    for reverse in [ReverseSupport::Inline, ReverseSupport::General] {
+        let world = World::new("no-reply");
+        let address = world.address();
+        let server = Server::start_silently(&address, move |peer| {
+            peer.version = Version::V1;
+            let xid = view(&answer(peer).bytes).xid();
+            // The same XID in the other direction.
+            let call = call_bytes(xid, PROGRAM, VERSION, ECHO, b"four");
+            let (whole, _memory) = peer.expose(&call, Access::REMOTE_READ);
+            let (room, _room) = peer.expose(&[0; 4096], Access::REMOTE_WRITE);
+            let zero = [ReadSegment { position: 0, target: whole }];
+            let item = [ReadSegment { position: ARGS_AT + 4, target: whole }];
+            let long = Chunks { reads: &zero, ..Chunks::NONE };
+            let message = |peer: &RawPeer, body: Body<'_>, payload: &[u8]| {
+                peer.message(xid, Flags::NONE, body, payload)
+            };
+            let rooms = [room];
+            if reverse == ReverseSupport::General {
+                let bytes = message(peer, Body::Nomsg(long), b"");
+                peer.send(&bytes);
+                assert_eq!(view(&answer(peer).bytes).payload(), reply_bytes(xid, b"four"));
+            } else {
+                let writes = WriteList { counts: &[1], segments: &rooms };
+                let bodies: [(Body<'_>, &[u8]); 6] = [
+                    (Body::Nomsg(long), b""),
+                    (Body::Nomsg(Chunks { reply: Some(&rooms), ..long }), b""),
+                    (Body::Msg(Chunks { reads: &item, ..Chunks::NONE }), &call),
+                    (Body::Msg(Chunks { reads: &item, ..Chunks::NONE }), b""),
+                    (Body::Msg(Chunks { writes, ..Chunks::NONE }), &call),
+                    (Body::Msg(Chunks { reply: Some(&rooms), ..Chunks::NONE }), &call),
+                ];
+                let mut messages: Vec<_> =
+                    bodies.iter().map(|&(body, payload)| message(peer, body, payload)).collect();
+                // A Read list that is cut off.
+                messages.push(be(&[xid, 1, 9, 1, 1, 0, 7]));
+                for (n, bytes) in messages.iter().enumerate() {
+                    peer.send(bytes);
+                    let bytes = answer(peer).bytes;
+                    assert_eq!((&bytes[..8], &bytes[12..]), (&be(&[xid, 1])[..], &be(&[4, 2])[..]), "{n}");
+                    assert_ne!(bytes[8..12], [0; 4], "{n}: a grant is never 0");
+                }
+            }
+            let bytes = message(peer, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"here"));
+            peer.send(&bytes);
+            while peer.receive().is_some() {}
+        });
+        let config = Config { scheme: Scheme::V1, reverse, ..small() };
+        let mut client = Caller::connect(&address, serving_client(config)).expect("a connection");
+        let results = client.call(ClientCall::new(ECHO).args(b"mine")).map(|reply| reply.results().to_vec());
+        assert_eq!(results, Ok(b"here".to_vec()), "{reverse:?}");
+        drop(client);
+        server.join();
+    }
+}
+
+/// Where no chunks are taken, it is said of those that were offered.
+#[test]
+fn read_chunks_is_no_answer_where_none_was_offered() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let world = World::new("none-offered");
+        let address = world.address();
+        let server = Server::start(&address, move |peer| {
+            let writes = WriteList { counts: &[1], segments: &[segment(64)] };
+            let reads = [ReadSegment { position: ARGS_AT, target: segment(64) }];
+            let none = ErrorBody::ReplyResource { length_needed: 0 };
+            for (chunks, error) in [
+                (Chunks { writes, ..Chunks::NONE }, none),
+                (Chunks { reply: Some(&[segment(64)]), ..Chunks::NONE }, none),
+                (Chunks { reads: &reads, writes, ..Chunks::NONE }, ErrorBody::ReadChunks { max: 0 }),
+            ] {
+                send(peer, XID, chunks, &call_bytes(XID, PROGRAM, VERSION, LOAD, &be(&[3, 64])));
+                assert_eq!(error_of(&answer(peer).bytes, Revision::Ietf00), (XID, error), "{scheme:?}");
+            }
+        });
+        let config = Config { scheme, reverse: ReverseSupport::Inline, ..small() };
+        let client = Caller::connect(&address, serving_client(config)).expect("a connection");
+        server.join();
+        drop(client);
+    }
+}
+
 #[test]
 fn a_client_invalidates_what_a_reverse_call_offers() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
@@ -350,28 +434,44 @@ fn a_client_invalidates_what_a_reverse_call_offers() {
 
 #[test]
 fn no_reverse_call_before_the_upper_layer_says_so() {
-    // In version 1 it is the application that says so: until then nothing comes but replies.
-    let mut world = World::new("not-yet-ready");
-    let (services, told) = telling_services();
-    let shard = Config { scheme: Scheme::V1, keep_alive_ms: 1, ..small() };
-    let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-    let mut raw = Client::connect(&address, Scheme::V1, Revision::Ietf00);
-    for _ in 0..50 {
-        raw.ping();
+    // It is the application that says so, of each connection: until then nothing comes but replies.
+    for scheme in SCHEMES {
+        let mut world = World::new("not-yet-ready");
+        let (services, told) = telling_services();
+        let shard = Config { scheme, keep_alive_ms: 1, ..small() };
+        let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
+        let connect = || Client::connect(&address, scheme, Revision::Ietf00);
+        let (mut ready, mut other) = (connect(), connect());
+        for _ in 0..50 {
+            ready.ping();
+            other.ping();
+        }
+        ready.call(HELLO, Chunks::NONE, b"");
+        ready.answer();
+        let caller = told.recv().expect("it was called");
+        let mut reverse = world.server().call_back(caller, small_client(small())).expect("of this server");
+        ready.ping();
+        // One is called, and the other, at the same server, is not.
+        let pending = reverse.start(ClientCall::new(ECHO).args(b"four")).expect("a slot");
+        let xid = view(&ready.answer().bytes).xid();
+        for _ in 0..50 {
+            other.ping();
+        }
+        ready.send(xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"now"));
+        assert_eq!(results(pending), Ok(b"now".to_vec()), "{scheme:?}");
+        // Nor is the same client on a connection on which it has not said so.
+        let pending = reverse.start(ClientCall::new(ECHO).args(b"four")).expect("a slot");
+        ready.answer();
+        ready.peer.vanish();
+        assert_eq!(results(pending), Err(CallError::ConnectionLost { sent: true }), "{scheme:?}");
+        let mut back = connect();
+        back.ping();
+        assert!(reverse.call(ClientCall::new(ECHO)).is_err(), "{scheme:?}");
+        for client in [&mut back, &mut other] {
+            (0..50).for_each(|_| client.ping());
+        }
+        drop((reverse, back, other));
     }
-    raw.call(HELLO, Chunks::NONE, b"");
-    raw.answer();
-    let mut reverse = world
-        .server()
-        .call_back(told.recv().expect("it was called"), small_client(small()))
-        .expect("of this server");
-    raw.ping();
-    let pending = reverse.start(ClientCall::new(ECHO).args(b"four")).expect("a slot");
-    let xid = view(&raw.answer().bytes).xid();
-    raw.send(xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"now"));
-    assert_eq!(results(pending), Ok(b"now".to_vec()));
-    drop((reverse, raw));
-    drop(world);
     // In version 2 the client's properties say so, and a call that is against them is not sent.
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let mut called = Called::by("never-ready", Config { scheme, ..small() }, |address| {

@@ -11,8 +11,9 @@ use rpcrdma::wire::{
 use rpcrdma::{CallError, Config, Scheme};
 use rpcrdma_tests::*;
 
-use super::hostile_client::be;
+use super::hostile_client::{be, error_of};
 use super::hostile_server::{Server, plain, reply};
+use super::rules_of_servers::XID;
 
 /// The next message that is more than a grant.
 pub(super) fn next(peer: &mut RawPeer) -> Option<Vec<u8>> {
@@ -109,6 +110,10 @@ fn clients_say_nothing_to_what_they_cannot_use() {
             be(&[stranger, 1, 9, 4, 1, 1]),
             be(&[stranger, 1, 9, 4, 2]),
             be(&[stranger, 1, 9, 0, 1, 0]),
+            // Errors that cannot be decoded are nobody's, too: codes that are none, whatever is behind them.
+            be(&[xid, 1, 9, 4, 77]),
+            be(&[xid, 1, 9, 4, 77, 0, 0]),
+            be(&[xid, 1, 9, 4, 0, 1, 1]),
             be(&[stranger, 1, 9, 77, 0, 0, 0]),
             be(&[stranger, 3, 9, 0, 0, 0, 0]),
             vec![0; 5],
@@ -118,7 +123,7 @@ fn clients_say_nothing_to_what_they_cannot_use() {
         }
         reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
         // Replies that are cut off, and of no known type: they name a call, which ends.
-        for words in [&[1, 9, 0, 1, 0, 0][..], &[1, 9, 77, 0, 0, 0]] {
+        for words in [&[1, 9, 0, 0, 5, 0][..], &[1, 9, 77, 0, 0, 0]] {
             let xid = next_xid(peer).expect("a call");
             peer.send(&be(&[&[xid], words].concat()));
         }
@@ -136,6 +141,60 @@ fn clients_say_nothing_to_what_they_cannot_use() {
     }
     drop(client);
     server.join();
+}
+
+/// Whole, or in parts: the server hears of it, and the client goes on without them, at once.
+#[test]
+fn malformed_properties_of_a_server_get_bad_xdr() {
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        for case in 0..5 {
+            let world = World::new("bad-properties");
+            let address = world.address();
+            let server = Server::start_silently(&address, move |peer| {
+                let hello = peer.receive().expect("the client's properties");
+                assert_eq!(
+                    View::check(&hello.bytes, Revision::Ietf00).expect("a header").htype(),
+                    HeaderType::Connprop
+                );
+                // Behind one that is good: a number of three bytes; data, and a set, longer than the message; a boolean of 2.
+                let good = [2, 4, 8192];
+                let body = match case {
+                    0 | 4 => be(&[&[2], &good[..], &[1, 3, 0]].concat()),
+                    1 => be(&[&[2], &good[..], &[1, 8, 0]].concat()),
+                    2 => be(&[&[3], &good[..]].concat()),
+                    _ => be(&[&[2], &[1][..], &good, &[1, 0xFFFF_FF02, 4, 2]].concat()),
+                };
+                let parts: Vec<_> = body.chunks(if case == 4 { 12 } else { body.len() }).collect();
+                for (n, part) in parts.iter().enumerate() {
+                    let more = if n + 1 < parts.len() { 2 } else { 0 };
+                    let mut bytes = be(&[XID, 2, peer.increment(false), 5, more]);
+                    bytes.extend_from_slice(part);
+                    peer.send(&bytes);
+                }
+                let (mut errors, mut calls) = (Vec::new(), 0);
+                while let Some(bytes) = next(peer) {
+                    let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+                    assert!(view.received().is_none() && view.version() == Version::V2);
+                    match view.htype() {
+                        HeaderType::Error => errors.push(error_of(&bytes, Revision::Ietf00)),
+                        _ => {
+                            calls += 1;
+                            reply(peer, view.xid(), Chunks::NONE, &reply_bytes(view.xid(), b"fine"), None);
+                        }
+                    }
+                }
+                assert_eq!((errors, calls), (vec![(XID, ErrorBody::BadXdr)], 2), "case {case}");
+            });
+            // No timer of the test's patience would do.
+            let config = Config { scheme, version_1: false, negotiation_timeout_ms: 600_000, ..small() };
+            let mut client = world.client(&address, config);
+            for _ in 0..2 {
+                assert_eq!(plain(&mut client), Ok(b"fine".to_vec()), "case {case}");
+            }
+            drop(client);
+            server.join();
+        }
+    }
 }
 
 /// An error that asks for more than can be given ends its call, with what it says.

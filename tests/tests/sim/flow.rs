@@ -150,6 +150,11 @@ impl Flow {
         if first && self.server && version == Some(Version::V1) && !short {
             *self = Self { settled: true, ..Self::new(true, self.hostile, self.serves, Version::V1) };
         }
+        // What cannot be read grants all the same.
+        let increment = match &view {
+            Ok(view) => (view.htype() != HeaderType::Error).then(|| view.credit()),
+            Err(error) => error.credit(),
+        };
         // A count of messages was not offered yet.
         let view = view.ok().filter(|view| !(first && view.received().is_some()));
         let Some(view) = view else {
@@ -157,6 +162,8 @@ impl Flow {
             self.settled = !(first && self.server && self.version == Version::V2);
             if self.version == Version::V2 {
                 self.theirs.add();
+                let newly = increment.map_or(0, |credit| credit & 0xFFFF);
+                self.ours.limit = self.ours.limit.wrapping_add(newly);
             }
             return;
         };
