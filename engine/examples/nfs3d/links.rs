@@ -50,7 +50,7 @@ fn place(call: &mut ServerCall, results: READLINK3resok<'_>) -> Result<(), Refus
         return reply(call, &whole);
     }
     let needed = path.len();
-    if !call.result_writer(0).is_some_and(|mut room| room.put(&path).is_ok()) {
+    if call.result_writer(0).is_none_or(|mut room| room.put(&path).is_err()) {
         return Err(Refusal::ShortChunk { index: 0, needed: needed as u32 });
     }
     let mut bytes = Vec::with_capacity(whole.packed_size());

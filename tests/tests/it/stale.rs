@@ -52,7 +52,7 @@ const INLINE: [(Handler, usize); 5] = [
     (
         |call, len| {
             call.reply_mut(len).ok_or(Refusal::SystemError)?.fill(1);
-            drop(call.reply_writer());
+            call.reply_writer().ok_or(Refusal::SystemError)?;
             call.reply_mut(len).map(drop).ok_or(Refusal::SystemError)
         },
         0,
