@@ -1,7 +1,9 @@
 //! The RPC header of a client's calls: the same bytes each time, but for two words.
 
 use crate::wire::NoSpace;
-use crate::wire::rpc::{AuthSys, CallHeader, MAX_AUTH_LEN, OpaqueAuth};
+use crate::wire::rpc::{
+    ACCEPTED_REPLY_LEN, AuthSys, CallHeader, MAX_AUTH_LEN, OpaqueAuth, accepted_reply_room,
+};
 
 /// Who calls (RFC 5531 §8.2): a flavor, and a body of up to 400 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,7 +47,11 @@ impl Credential {
 
 /// The header, encoded once.
 #[derive(Clone, Debug)]
-pub(super) struct Template(Vec<u8>);
+pub(super) struct Template {
+    header: Vec<u8>,
+    /// Bytes that the verifier of a reply may have.
+    verifier_room: usize,
+}
 
 /// Length of a header with `AUTH_NONE`.
 const AUTH_NONE_LEN: usize = 40;
@@ -66,27 +72,34 @@ impl Template {
         // The length is the header's own.
         let written = header.emit(&mut bytes).unwrap_or(0);
         debug_assert_eq!(written, bytes.len());
-        Self(bytes)
+        let verifier_room = accepted_reply_room(credential.flavor) - ACCEPTED_REPLY_LEN;
+        Self { header: bytes, verifier_room }
     }
 
     /// Bytes in front of the arguments.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.header.len()
+    }
+
+    /// The most that a reply may come to behind a header without a verifier, for this many bytes of inline results.
+    #[inline]
+    pub(super) fn reply_room(&self, results: usize) -> usize {
+        results.saturating_add(self.verifier_room)
     }
 
     /// With a credential. (By itself, or the compiler makes one copy of unknown length of the two.)
     #[inline(never)]
     fn write_named(&self, out: &mut [u8]) {
-        out[..self.0.len()].copy_from_slice(&self.0);
+        out[..self.header.len()].copy_from_slice(&self.header);
     }
 
     /// Writes the header to the start of `out`; the XID stays blank.
     #[inline]
     pub(super) fn write(&self, out: &mut [u8], procedure: u32) {
-        match (out.first_chunk_mut::<AUTH_NONE_LEN>(), self.0.first_chunk()) {
+        match (out.first_chunk_mut::<AUTH_NONE_LEN>(), self.header.first_chunk()) {
             // The usual length, known beforehand, is copied without a call.
-            (Some(out), Some(template)) if self.0.len() == AUTH_NONE_LEN => *out = *template,
+            (Some(out), Some(template)) if self.header.len() == AUTH_NONE_LEN => *out = *template,
             _ => self.write_named(out),
         }
         out[PROCEDURE_AT..PROCEDURE_AT + 4].copy_from_slice(&procedure.to_be_bytes());

@@ -355,6 +355,7 @@ impl<F: Fabric> LocalClient<F> {
         // A connection that is not this client's is refused as a closed one.
         let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);
         let sink = Sink::Polled;
+        let max_reply = self.template.reply_room(max_reply);
         let request = CallRequest { message, memory, max_reply, deadline, token, sink };
         if call_only {
             return self.shard.start_call_only(conn, request);

@@ -212,7 +212,8 @@ impl Client {
             memory.most_results = most_results;
             memory.send.extend(call.send.into_iter().map(|(at, data)| ((header + at) as u32, data)));
         }
-        let (receive, max_reply, deadline) = (call.receive, call.max_reply, call.deadline);
+        let (receive, deadline) = (call.receive, call.deadline);
+        let max_reply = template.reply_room(call.max_reply);
         let conn = self.shared.conn;
         let call = RemoteCall { conn, message, memory, receive, max_reply, deadline, completer };
         match self.sender.send(Command::Call(call)) {

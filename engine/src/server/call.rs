@@ -13,9 +13,9 @@ use crate::binding::Binding;
 use crate::fabric::{QpId, ReceivedBuf};
 use crate::proto::{InboundId, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Refusal};
 pub use crate::proto::{MAX_CHUNKS, MAX_SEGMENTS};
-use crate::wire::rpc::{ACCEPTED_REPLY_LEN, AnonymousCall, Flavor};
+use crate::wire::rpc::{ACCEPTED_REPLY_LEN, AnonymousCall, Flavor, MAX_AUTH_LEN, OpaqueAuth};
 use crate::wire::xdr::padded;
-use crate::wire::{ChunkCounts, ReadSegment, Segment};
+use crate::wire::{ChunkCounts, NoSpace, ReadSegment, Segment};
 
 /// Who called: a connection of a server, to [call it back](crate::Server::call_back) by. It names that connection only, for as long as
 /// it lasts.
@@ -76,6 +76,30 @@ impl ResultChunk {
     }
 }
 
+/// What proves who answers: AUTH_NONE, if nothing was set.
+#[derive(Debug, Default)]
+pub(crate) struct Verifier {
+    flavor: u32,
+    body: Vec<u8>,
+}
+
+impl Verifier {
+    /// It is not AUTH_NONE.
+    #[inline(always)]
+    pub(crate) fn is_some(&self) -> bool {
+        self.flavor != Flavor::None.code()
+    }
+
+    pub(crate) fn get(&self) -> OpaqueAuth<'_> {
+        OpaqueAuth { flavor: self.flavor, body: &self.body }
+    }
+
+    fn clear(&mut self) {
+        self.flavor = Flavor::None.code();
+        self.body.clear();
+    }
+}
+
 /// A call that is being served. Handlers get it by reference; it is theirs alone while they run, on whichever
 /// thread they run.
 #[derive(Debug)]
@@ -124,6 +148,8 @@ pub struct ServerCall {
     pub(crate) inline_room: u32,
     /// It is to be remembered.
     claim: Option<Claim>,
+    /// That of the reply.
+    pub(crate) verifier: Verifier,
     /// There is more to be cleared for the next call than there always is.
     pub(crate) unusual: bool,
 }
@@ -196,6 +222,7 @@ impl ServerCall {
             arrived: None,
             inline_room: 0,
             claim: None,
+            verifier: Verifier::default(),
             unusual: false,
         }
     }
@@ -204,6 +231,7 @@ impl ServerCall {
     fn clear(&mut self) {
         self.unusual = false;
         (self.peer, self.claim) = (None, None);
+        self.verifier.clear();
         self.reads.clear();
         self.results.clear();
         self.segments.clear();
@@ -243,7 +271,7 @@ impl ServerCall {
             Ok(()) => {
                 let results = self.results_at..self.results_at + self.results_len;
                 let results = self.reply.as_mut().and_then(|buf| buf.full_mut().get(results));
-                claim.finish(results.unwrap_or_default());
+                claim.finish_with(self.verifier.get(), results.unwrap_or_default());
             }
             // Nobody knows what was done.
             Err(Refusal::SystemError | Refusal::NoReply) => drop(claim),
@@ -306,7 +334,34 @@ impl ServerCall {
     pub fn reply_room(&self) -> usize {
         let inline = (self.inline_room as usize).saturating_sub(self.returned().encoded_len());
         let chunk: u64 = self.reply_chunk.iter().map(|segment| u64::from(segment.length)).sum();
-        inline.max(usize::try_from(chunk).unwrap_or(0)).saturating_sub(ACCEPTED_REPLY_LEN)
+        inline.max(usize::try_from(chunk).unwrap_or(0)).saturating_sub(self.header_len())
+    }
+
+    /// Bytes of the RPC header of a successful reply.
+    #[inline(always)]
+    pub(crate) fn header_len(&self) -> usize {
+        ACCEPTED_REPLY_LEN + padded(self.verifier.body.len())
+    }
+
+    /// Gives the reply this verifier (RFC 5531 §8.2), instead of none: that of a success, and of a refusal that RPC accepts (all but
+    /// [`Refusal::Authentication`] and [`Refusal::RpcMismatch`]). To be said before [`reply_room`](Self::reply_room) is asked for. Clients whose credential is
+    /// neither AUTH_NONE nor AUTH_SYS have room for any, others for none beyond what the reply leaves of their message or Reply chunk.
+    ///
+    /// A procedure that runs [once](super::Procedure::once) gives the same verifier again with the same results; where each message needs its own, as
+    /// that of RPCSEC_GSS does, use a [`ReplyCache`](super::reply_cache::ReplyCache) of the service's own.
+    ///
+    /// # Errors
+    /// The body is longer than [`MAX_AUTH_LEN`] bytes, or not empty for AUTH_NONE.
+    pub fn set_verifier(&mut self, flavor: u32, body: &[u8]) -> Result<(), NoSpace> {
+        let available = if flavor == Flavor::None.code() { 0 } else { MAX_AUTH_LEN };
+        if body.len() > available {
+            return Err(NoSpace { needed: body.len(), available });
+        }
+        self.unusual = true;
+        self.verifier.clear();
+        self.verifier.flavor = flavor;
+        self.verifier.body.extend_from_slice(body);
+        Ok(())
     }
 
     /// The lists that its reply returns.

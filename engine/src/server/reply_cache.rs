@@ -32,11 +32,13 @@ mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
 
 use super::ServerCall;
+use crate::wire::rpc::OpaqueAuth;
 
 /// Bytes of the arguments that the key's checksum covers.
 pub const CHECKSUMMED: usize = 256;
@@ -125,7 +127,7 @@ pub enum Lookup {
     /// [is through](ReplyCache::is_running), and then asks again.
     InProgress,
     /// It ran: send this reply.
-    Done(Arc<[u8]>),
+    Done(Kept),
     /// It ran, or began to, but its reply is not there: too long, or its handler never gave one. It must not run again.
     Lost,
     /// Every entry is in progress: it cannot be told whether this call is. It must not run.
@@ -136,7 +138,37 @@ pub enum Lookup {
 enum State {
     InProgress,
     /// `None` for [`Lookup::Lost`].
-    Finished(Option<Arc<[u8]>>),
+    Finished(Option<Kept>),
+}
+
+/// A reply that was kept: its results, and its verifier.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// The verifier's body, and the results.
+    bytes: Arc<[u8]>,
+    flavor: u32,
+    results_at: u32,
+}
+
+impl Kept {
+    fn new(verifier: OpaqueAuth<'_>, results: &[u8]) -> Self {
+        let OpaqueAuth { flavor, body } = verifier;
+        let bytes = if body.is_empty() { results.into() } else { [body, results].concat().into() };
+        Self { bytes, flavor, results_at: body.len() as u32 }
+    }
+
+    /// Its verifier; AUTH_NONE, where none was given.
+    pub fn verifier(&self) -> OpaqueAuth<'_> {
+        OpaqueAuth { flavor: self.flavor, body: self.bytes.get(..self.results_at as usize).unwrap_or(&[]) }
+    }
+}
+
+impl Deref for Kept {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(self.results_at as usize..).unwrap_or(&[])
+    }
 }
 
 /// Counters since the start, and what is held now.
@@ -207,7 +239,7 @@ impl ReplyCache {
             }
             Some(State::Finished(Some(reply))) => {
                 part.stats.hits += 1;
-                return Lookup::Done(Arc::clone(reply));
+                return Lookup::Done(reply.clone());
             }
             Some(State::Finished(None)) => {
                 part.stats.lost += 1;
@@ -254,9 +286,11 @@ impl ReplyCache {
         lock(&self.parts[at])
     }
 
-    fn finish(&self, key: &CallKey, reply: Option<&[u8]>) {
-        let reply = reply.filter(|reply| reply.len() <= self.limits.bytes).map(Arc::<[u8]>::from);
-        let len = reply.as_deref().map_or(0, <[u8]>::len) as u64;
+    fn finish(&self, key: &CallKey, reply: Option<(OpaqueAuth<'_>, &[u8])>) {
+        let reply = reply
+            .filter(|(verifier, results)| verifier.body.len() + results.len() <= self.limits.bytes)
+            .map(|(verifier, results)| Kept::new(verifier, results));
+        let len = reply.as_ref().map_or(0, |reply| reply.bytes.len()) as u64;
         let part = &mut *self.part(key);
         while part.stats.bytes + len > self.limits.bytes as u64 && part.evict() {}
         part.stats.bytes += len;
@@ -270,7 +304,7 @@ impl Part {
     fn evict(&mut self) -> bool {
         let Some(key) = self.finished.pop_front() else { return false };
         if let Some(State::Finished(Some(reply))) = self.calls.remove(&key) {
-            self.stats.bytes -= reply.len() as u64;
+            self.stats.bytes -= reply.bytes.len() as u64;
         }
         self.stats.evictions += 1;
         true
@@ -293,9 +327,14 @@ pub struct Claim {
 
 impl Claim {
     /// It ran: from now on this is the answer, for as long as there is room. To be said before the reply is sent.
-    pub fn finish(mut self, reply: &[u8]) {
+    pub fn finish(self, reply: &[u8]) {
+        self.finish_with(OpaqueAuth::NONE, reply);
+    }
+
+    /// As [`finish`](Self::finish), of a reply that has this verifier.
+    pub fn finish_with(mut self, verifier: OpaqueAuth<'_>, reply: &[u8]) {
         self.over = true;
-        self.cache.finish(&self.key, Some(reply));
+        self.cache.finish(&self.key, Some((verifier, reply)));
     }
 
     /// It did not run, and did nothing: when it comes again it is new.

@@ -27,7 +27,7 @@ impl<F: Fabric> Shard<F> {
     ) {
         let (sink, exposure, started) = conn.end_call(call);
         self.timed(started);
-        let result = read.results.map(|results| Reply { message, results, memory: None });
+        let result = read.header.map(|header| Reply { message, header, memory: None });
         match (exposure, read.written) {
             (Some(index), Some(written)) => {
                 let (result, written) = match written {
@@ -149,7 +149,7 @@ impl<F: Fabric> Shard<F> {
                 // By the binding, one of them belongs into a Write chunk (RFC 8166 §6.1).
                 let most = memory.most_results.unwrap_or(usize::MAX);
                 match reply {
-                    Ok(reply) if reply.results.len() > most => {
+                    Ok(reply) if reply.results().len() > most => {
                         Err(CallError::MalformedReply("a result is not in the Write chunk that it was given"))
                     }
                     Ok(reply) => Ok(Reply { memory: Some(memory), ..reply }),
@@ -176,8 +176,8 @@ impl<F: Fabric> Shard<F> {
         }
         // Its transport header came in the other message.
         let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
-        let results = results_of(xid, &buf, 0)?;
-        Ok(Reply { message: ReceivedBuf::whole(buf), results, memory: None })
+        let header = header_of(xid, &buf, 0)?;
+        Ok(Reply { message: ReceivedBuf::whole(buf), header, memory: None })
     }
 
     /// A copy in memory that no peer is ever shown: in buffers like those that peers are shown, so that whatever comes in these fits.
@@ -215,8 +215,8 @@ impl<F: Fabric> Shard<F> {
 
 /// What the shard needs of a reply, free of the message's borrow.
 pub(super) struct ReadReply {
-    /// Where the results are within the message, or why there are none.
-    results: Result<Range<u32>, CallError>,
+    /// Where its RPC header is within the message, or why there are no results behind it.
+    header: Result<Range<u32>, CallError>,
     /// Of a call that exposes memory: bytes in each Write chunk.
     written: Option<Result<ArrayVec<u32, MAX_CHUNKS>, CallError>>,
     /// Of a long reply: its length in the Reply chunk. Its results are known when that is the caller's again.
@@ -235,12 +235,12 @@ pub(super) fn read_reply(
         return read_long_reply(view, exposure);
     }
     let written = exposure.map(|exposure| written_of(view, exposure, false));
-    let results = if view.has_chunks() && written.is_none() && returns_anything(view) {
+    let header = if view.has_chunks() && written.is_none() && returns_anything(view) {
         Err(CallError::MalformedReply("it returns chunks that were not offered"))
     } else {
-        results_of(view.xid(), payload, base)
+        header_of(view.xid(), payload, base)
     };
-    ReadReply { results, written, long: None }
+    ReadReply { header, written, long: None }
 }
 
 /// Reads a reply that says that the RPC message is in the Reply chunk.
@@ -252,21 +252,21 @@ fn read_long_reply(view: &View<'_>, exposure: Option<&Exposure>) -> ReadReply {
         (Some(_), None) => Ok(0),
         (Some((exposure, part)), Some(chunk)) => written_into(&chunk, part, exposure.segment_size),
     };
-    let results = match len {
+    let header = match len {
         Ok(0) => Err(CallError::MalformedReply("its length does not fit the Reply chunk")),
-        len => len.clone().map(|_| 0..0),
+        len => len.map(|_| 0..0),
     };
-    let long = len.ok().filter(|_| results.is_ok());
-    ReadReply { results, written: exposure.map(|exposure| written_of(view, exposure, true)), long }
+    let long = len.ok().filter(|_| header.is_ok());
+    ReadReply { header, written: exposure.map(|exposure| written_of(view, exposure, true)), long }
 }
 
-/// Where the results are within a reply, or why there are none.
+/// Where the RPC header is within a reply, or why there are no results behind it.
 #[inline(always)]
-pub(super) fn results_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallError> {
+pub(super) fn header_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallError> {
     match rpc::ReplyHeader::parse(payload) {
         Ok((reply, _)) if reply.xid != xid => Err(CallError::MalformedReply("its two XIDs differ")),
         Ok((reply, len)) => match Refusal::of(&reply.body) {
-            None => Ok((base + len) as u32..(base + payload.len()) as u32),
+            None => Ok(base as u32..(base + len) as u32),
             Some(refusal) => Err(CallError::Refused(refusal)),
         },
         Err(_) => Err(CallError::MalformedReply("its RPC header cannot be decoded")),

@@ -8,12 +8,14 @@ use super::chunks::ChunkMemory;
 use crate::fabric::ReceivedBuf;
 use crate::handoff::slot::Completer;
 use crate::proto::CallError;
+use crate::wire::rpc::{OpaqueAuth, ReplyBody, ReplyHeader};
 
 /// A reply. Its memory may be kept, and dropped, on any thread.
 #[derive(Debug)]
 pub struct Reply {
     pub(super) message: ReceivedBuf,
-    pub(super) results: Range<u32>,
+    /// Where its RPC header is; the results are what is behind it.
+    pub(super) header: Range<u32>,
     /// What was sent and received as chunks.
     pub(super) memory: Option<ChunkMemory>,
 }
@@ -21,13 +23,24 @@ pub struct Reply {
 impl Reply {
     /// What a call without a reply comes to.
     pub(super) fn empty(message: Buf) -> Self {
-        Self { message: ReceivedBuf::new(message, 0), results: 0..0, memory: None }
+        Self { message: ReceivedBuf::new(message, 0), header: 0..0, memory: None }
     }
 
     /// The results that came inline, in the buffer that they arrived in.
     #[inline]
     pub fn results(&self) -> &[u8] {
-        self.message.get(self.results.start as usize..self.results.end as usize).unwrap_or(&[])
+        self.message.get(self.header.end as usize..).unwrap_or(&[])
+    }
+
+    /// The server's verifier: flavor and body (RFC 5531 §8.2). Nobody here has looked into it.
+    pub fn verifier(&self) -> (u32, &[u8]) {
+        let header = self.message.get(self.header.start as usize..self.header.end as usize).unwrap_or(&[]);
+        match ReplyHeader::parse(header) {
+            Ok((ReplyHeader { body: ReplyBody::Accepted { verifier, .. }, .. }, _)) => {
+                (verifier.flavor, verifier.body)
+            }
+            _ => (OpaqueAuth::NONE.flavor, OpaqueAuth::NONE.body),
+        }
     }
 
     /// The data that came into Write chunk `index`, as long as what came, where the peer has put it: the engine has looked at none of it.

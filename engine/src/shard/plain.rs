@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use arrayvec::ArrayVec;
 
 use super::Shard;
-use super::answered::results_of;
+use super::answered::header_of;
 use super::conn::{Conn, Ending};
 use super::outcome::{CallResult, Reply, Sink};
 use super::reading::{only_handle, read_rpc};
@@ -156,7 +156,9 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn answer_plain(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
         let receives_ok = self.receives_ok(conn);
-        let fits = call.outcome.is_ok() && len + HEADROOM_PLAIN <= conn.proto.terms().send_inline;
+        let fits = call.outcome.is_ok()
+            && !call.verifier.is_some()
+            && len + HEADROOM_PLAIN <= conn.proto.terms().send_inline;
         if !fits || conn.is_clogged(self.config.signal_every) || !conn.proto.may_reply(receives_ok) {
             return self.finish(conn, call);
         }
@@ -184,10 +186,10 @@ impl<F: Fabric> Shard<F> {
         message: ReceivedBuf,
         invalidated: Option<u32>,
     ) {
-        let results = results_of(plain.xid, message.get(plain.len..).unwrap_or_default(), plain.len);
+        let header = header_of(plain.xid, message.get(plain.len..).unwrap_or_default(), plain.len);
         let (sink, exposure, started) = conn.end_call(call);
         self.timed(started);
-        let result = results.map(|results| Reply { message, results, memory: None });
+        let result = header.map(|header| Reply { message, header, memory: None });
         match exposure {
             None => self.tell(sink, token, result),
             Some(index) => self.conclude_plain(conn, index, invalidated, (sink, token, result)),

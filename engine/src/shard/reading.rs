@@ -150,7 +150,7 @@ fn check_reduction(
         return Err(ErrorBody::ReadChunks { max: 0 });
     }
     if !call.results.is_empty() {
-        let length_needed = rpc::ACCEPTED_REPLY_LEN + entry.binding.reply_len(0);
+        let length_needed = rpc::accepted_reply_room(credential.flavor) + entry.binding.reply_len(0);
         return Err(ErrorBody::ReplyResource { length_needed: length_needed as u32 });
     }
     Ok(())
@@ -213,7 +213,7 @@ fn check_writes(entry: &Procedure, call: &ServerCall) -> Result<(), ErrorBody> {
         (0, _) => Ok(()),
         // Who handles none asks for a Reply chunk instead (version 2 §6.4.3).
         (_, 0) => {
-            let length_needed = (rpc::ACCEPTED_REPLY_LEN + entry.binding.max_reply) as u32;
+            let length_needed = (rpc::accepted_reply_room(call.flavor) + entry.binding.max_reply) as u32;
             Err(ErrorBody::ReplyResource { length_needed })
         }
         (chunks, most) if chunks > most => Err(ErrorBody::WriteChunks { max: most as u32 }),

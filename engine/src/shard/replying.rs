@@ -11,6 +11,7 @@ use crate::config::{HEADROOM_PLAIN, RECEIVE_LOW_WATER, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
 use crate::server::{MAX_CHUNKS, ResultBytes, ServerCall};
+use crate::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use crate::wire::{Chunks, ErrorBody, Segment, WriteList, rpc};
 
 impl<F: Fabric> Shard<F> {
@@ -29,10 +30,15 @@ impl<F: Fabric> Shard<F> {
         let (mut at, mut len) = (buf.start(), buf.len());
         if call.outcome.is_ok() {
             // The handler's results are in place: the RPC header goes in front of them.
-            at = call.results_at - rpc::ACCEPTED_REPLY_LEN;
-            len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
+            let header_len = call.header_len();
+            at = call.results_at - header_len;
+            len = header_len + call.results_len;
             if let Some(header) = buf.full_mut().get_mut(at..call.results_at) {
-                rpc::emit_accepted_success(header, call.xid);
+                if call.verifier.is_some() {
+                    emit_verified(header, &call);
+                } else {
+                    rpc::emit_accepted_success(header, call.xid);
+                }
             }
         }
         self.timed(call.arrived);
@@ -179,6 +185,14 @@ fn fill(conn: &mut Conn, segments: &mut [Segment], mut source: Option<Source>, l
         offset += len as usize;
         left -= len;
     }
+}
+
+/// Writes the RPC header of a successful reply that has a verifier; it is as long as the room for it.
+#[cold]
+fn emit_verified(out: &mut [u8], call: &ServerCall) {
+    let body = ReplyBody::Accepted { verifier: call.verifier.get(), stat: AcceptStat::Success };
+    let written = ReplyHeader { xid: call.xid, body }.emit(out);
+    debug_assert_eq!(written, Ok(call.header_len()));
 }
 
 /// How a reply of `len` bytes travels.

@@ -15,7 +15,7 @@ use crate::server::reply_cache::Lookup;
 use crate::server::{
     MAX_CHUNKS, Placement, REFUSAL_LEN, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall,
 };
-use crate::wire::rpc::{self, ReplyBody, ReplyHeader};
+use crate::wire::rpc::{self, OpaqueAuth, ReplyBody, ReplyHeader};
 use crate::wire::{ErrorBody, HeaderType, Version, View};
 
 impl<F: Fabric> Shard<F> {
@@ -245,6 +245,9 @@ impl<F: Fabric> Shard<F> {
     fn run_before(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, known: Lookup, silent: bool) {
         match known {
             Lookup::Done(reply) => {
+                let OpaqueAuth { flavor, body } = reply.verifier();
+                // It was taken the first time.
+                let _ = call.set_verifier(flavor, body);
                 let given = call.reply_writer().is_some_and(|mut results| results.put(&reply).is_ok());
                 call.outcome = if given { Ok(()) } else { Err(Refusal::SystemError) };
                 self.finish(conn, call);
@@ -288,7 +291,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// The handler is through: queues the reply.
-    pub(super) fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+    pub(super) fn finish(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         self.stats.calls += 1;
         if let Err(refusal) = call.outcome {
             match refusal {
@@ -311,7 +314,10 @@ impl<F: Fabric> Shard<F> {
             );
             return self.reject(conn, call, Reject::Rpc(reply_body(Refusal::SystemError)));
         }
-        let len = rpc::ACCEPTED_REPLY_LEN + call.results_len;
+        if call.verifier.is_some() && !self.make_room_for_verifier(&mut call) {
+            return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+        }
+        let len = call.header_len() + call.results_len;
         // The exact length matters only near the limit.
         if call.results_at + call.results_len > conn.proto.terms().send_inline
             && reply_form(conn, &call, len) == ReplyForm::TooLong
@@ -320,6 +326,27 @@ impl<F: Fabric> Shard<F> {
             return self.reject(conn, call, Reject::Transport(error));
         }
         self.answer(conn, call);
+    }
+
+    /// Moves the results back, so that a longer RPC header has its place in front of them. False without memory for it.
+    #[cold]
+    fn make_room_for_verifier(&mut self, call: &mut ServerCall) -> bool {
+        let at = reply_headroom(call) + call.header_len();
+        let (results, end) = (call.results_at..call.results_at + call.results_len, at + call.results_len);
+        if at <= call.results_at {
+            return true;
+        }
+        match &mut call.reply {
+            Some(buf) if end <= buf.capacity() => buf.full_mut().copy_within(results, at),
+            Some(buf) => {
+                let Some(mut longer) = self.pool.alloc(end) else { return false };
+                longer[at..].copy_from_slice(&buf.full_mut()[results]);
+                call.reply = Some(longer);
+            }
+            None => return false,
+        }
+        call.results_at = at;
+        true
     }
 
     /// A call that is not answered is over. In version 1 its caller would wait for the credit for ever.
@@ -385,13 +412,19 @@ impl<F: Fabric> Shard<F> {
             }
         };
         let at = reply_headroom(&call);
-        if call.reply.is_none() {
+        let verifier = std::mem::take(&mut call.verifier);
+        let body = match body {
+            ReplyBody::Accepted { stat, .. } => ReplyBody::Accepted { verifier: verifier.get(), stat },
+            denied => denied,
+        };
+        let header = ReplyHeader { xid: call.xid, body };
+        if call.reply.as_ref().is_none_or(|buf| buf.capacity() < at + header.encoded_len()) {
+            let needed = at + header.encoded_len().max(REFUSAL_LEN);
             // The message that it came in is not needed any more.
-            let message = call.message.take().filter(|message| message.capacity() >= at + REFUSAL_LEN);
-            call.reply = message.map(ReceivedBuf::into_buf).or_else(|| self.alloc(at + REFUSAL_LEN));
+            let message = call.message.take().filter(|message| message.capacity() >= needed);
+            call.reply = message.map(ReceivedBuf::into_buf).or_else(|| self.alloc(needed));
         }
         call.results.iter_mut().for_each(|result| result.len = 0);
-        let header = ReplyHeader { xid: call.xid, body };
         let written = call.reply.as_mut().and_then(|buf| {
             let len = header.emit(buf.full_mut().get_mut(at..)?).ok()?;
             buf.set_window(at, len);

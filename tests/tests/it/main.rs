@@ -40,5 +40,6 @@ mod rules_of_servers;
 mod segments;
 mod stale;
 mod threads;
+mod verifiers;
 mod version_1;
 mod windows;

@@ -4,11 +4,19 @@ use std::fmt;
 
 use super::super::xdr::{BadXdr, NoSpace, Reader, Writer};
 use super::MessageType;
-use super::auth::{AuthStat, OpaqueAuth};
+use super::auth::{AuthStat, Flavor, MAX_AUTH_LEN, OpaqueAuth};
 use super::call::{RpcError, RpcErrorKind};
 
 /// Bytes of the header of a successful reply with an AUTH_NONE verifier.
 pub const ACCEPTED_REPLY_LEN: usize = 24;
+
+/// Bytes that the header of a successful reply has at most, to a call with a credential of this flavor: beyond AUTH_NONE and AUTH_SYS the verifier may be
+/// of any length that there is (RFC 8166 §8.2.2.2).
+#[inline]
+pub const fn accepted_reply_room(flavor: u32) -> usize {
+    let known = flavor == Flavor::None.code() || flavor == Flavor::Sys.code();
+    if known { ACCEPTED_REPLY_LEN } else { ACCEPTED_REPLY_LEN + MAX_AUTH_LEN }
+}
 
 const MSG_ACCEPTED: u32 = 0;
 const MSG_DENIED: u32 = 1;

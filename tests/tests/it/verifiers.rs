@@ -1,0 +1,200 @@
+//! Verifiers of replies (RFC 5531 §8.2): servers set them, clients have room for them (version 2 §10.2.2.2; RFC 8166 §8.2.2.2).
+
+use std::sync::Arc;
+
+use rpcrdma::client::{ClientCall, ClientConfig, Credential, LocalClient};
+use rpcrdma::handoff::workers::WorkerConfig;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::server::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
+use rpcrdma::wire::rpc::{AcceptStat, MAX_AUTH_LEN, OpaqueAuth, ReplyBody, ReplyHeader};
+use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, View};
+use rpcrdma::{CallResult, Client, Config, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma_tests::*;
+
+use super::hostile_client::be;
+
+const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+/// A flavor that nobody knows.
+const FLAVOR: u32 = 77;
+/// Arguments: bytes of the verifier, and of the results. Results: as many as that, also in the first Write chunk.
+const SIGN: u32 = 60;
+const WORKER_SIGN: u32 = 61;
+/// As [`SIGN`], with a buffer that has no room for more than [`SHORT`] bytes of results.
+const SHORT_SIGN: u32 = 62;
+/// As [`SIGN`], once.
+const SIGN_ONCE: u32 = 63;
+/// As [`SIGN`], and then refuses.
+const SIGN_AND_REFUSE: u32 = 64;
+const SHORT: usize = 400;
+const LONGEST: usize = 20_000;
+
+fn body(len: usize) -> Vec<u8> {
+    let mut body = vec![0; len];
+    pattern(3, &mut body);
+    body
+}
+
+fn sign(call: &mut ServerCall) -> Result<(), Refusal> {
+    let (words, _) = call.args().as_chunks::<4>();
+    let &[verifier, results] = words else { return Err(Refusal::GarbageArguments) };
+    let [verifier, results] = [verifier, results].map(|word| u32::from_be_bytes(word) as usize);
+    let too_long = NoSpace { needed: MAX_AUTH_LEN + 1, available: MAX_AUTH_LEN };
+    assert_eq!(call.set_verifier(FLAVOR, &[1; MAX_AUTH_LEN + 1]), Err(too_long));
+    assert!(call.set_verifier(0, &[1]).is_err(), "AUTH_NONE is empty");
+    // The last one counts.
+    call.set_verifier(9, &[1; 300]).map_err(|_| Refusal::SystemError)?;
+    call.set_verifier(FLAVOR, &body(verifier)).map_err(|_| Refusal::SystemError)?;
+    if let Some(mut chunk) = call.result_writer(0) {
+        chunk.put(&[8; 100]).map_err(|_| Refusal::SystemError)?;
+    }
+    pattern(9, call.reply_mut(results).ok_or(Refusal::SystemError)?);
+    Ok(())
+}
+
+fn services(cache: &Arc<ReplyCache>) -> Services {
+    let mut services = standard_services();
+    let whole = |procedure: Procedure| procedure.max_reply(LONGEST);
+    services
+        .add(PROGRAM, VERSION, SIGN, whole(Procedure::new(sign)).write_chunks(1, 100))
+        .add(PROGRAM, VERSION, WORKER_SIGN, whole(Procedure::new(sign)).write_chunks(1, 100).on_workers())
+        .add(PROGRAM, VERSION, SHORT_SIGN, Procedure::new(sign).max_reply(SHORT).write_chunks(1, 100))
+        .add(
+            PROGRAM,
+            VERSION,
+            SIGN_ONCE,
+            whole(Procedure::new(sign)).once(Arc::clone(cache), |_| Some(Whose::number(1))),
+        )
+        .add(
+            PROGRAM,
+            VERSION,
+            SIGN_AND_REFUSE,
+            Procedure::new(|call| sign(call).and(Err(Refusal::GarbageArguments))).max_reply(0),
+        );
+    services
+}
+
+fn serve(world: &mut World, scheme: Scheme) -> (rpcrdma::Address, Arc<ReplyCache>) {
+    let cache = Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 64, bytes: 1 << 20 }));
+    let shard = Config { scheme, ..small() };
+    let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
+    let config = ServerConfig { shard, workers, ..small_server() };
+    (world.serve_with(config, services(&cache)), cache)
+}
+
+fn signing(scheme: Scheme, credential: Credential) -> ClientConfig {
+    ClientConfig { credential, ..small_client(Config { scheme, ..small() }) }
+}
+
+fn assert_signed(result: CallResult, verifier: usize, results: usize, what: &str) {
+    let reply = result.unwrap_or_else(|error| panic!("{what}, {verifier} and {results} bytes: {error}"));
+    assert_eq!(reply.verifier(), (FLAVOR, &body(verifier)[..]), "{what}");
+    assert!(reply.results().len() == results && patterned(9, reply.results()), "{what}");
+}
+
+/// A call that says how long its results may be, and nothing of the verifier.
+fn call(
+    client: &mut LocalClient,
+    procedure: u32,
+    verifier: usize,
+    results: usize,
+    chunk: bool,
+) -> CallResult {
+    let mut call = client.prepare_with_chunks(procedure, 8)?;
+    call.args_mut().copy_from_slice(&be(&[verifier as u32, results as u32]));
+    call.expect_reply(results);
+    if chunk {
+        call.receive_chunk(client.alloc(client.first(), 100)?).expect("room");
+    }
+    client.call(call)
+}
+
+#[test]
+fn there_is_room_for_a_verifier_in_every_form_of_a_reply() {
+    for scheme in SCHEMES {
+        let mut world = World::new("verifiers");
+        let (address, _) = serve(&mut world, scheme);
+        let config = signing(scheme, Credential::opaque(FLAVOR, vec![1; 20]));
+        let mut client = LocalClient::connect(&address, config.clone()).unwrap();
+        // Around the lengths at which the reply no longer fits one message, without and with the longest verifier; then in parts, or in a Reply chunk.
+        let around = (3600..4100).step_by(20);
+        for results in [0, 8, SHORT].into_iter().chain(around).chain([8000, LONGEST]) {
+            for (verifier, chunk) in [(0, false), (5, true), (400, false), (400, true)] {
+                for procedure in [SIGN, WORKER_SIGN, SHORT_SIGN] {
+                    if procedure == SHORT_SIGN && results > SHORT {
+                        continue;
+                    }
+                    let what = format!("{scheme:?}, procedure {procedure}");
+                    let result = call(&mut client, procedure, verifier, results, chunk);
+                    if chunk && let Ok(reply) = &result {
+                        assert_eq!(reply.chunk(0), Some(&[8; 100][..]), "{what}");
+                    }
+                    assert_signed(result, verifier, results, &what);
+                }
+            }
+        }
+        let stats = client.stats();
+        assert_eq!((stats.calls_again, stats.calls_failed), (0, 0), "{scheme:?}: none had to be made again");
+        drop(client);
+        let mut client = Client::connect(&address, config).unwrap();
+        for results in [8, 3900, LONGEST] {
+            let args = be(&[400, results as u32]);
+            let call = ClientCall::new(SIGN).args(args).expect_reply(results);
+            assert_signed(client.call(call), 400, results, "by the ring");
+        }
+        assert_eq!(client.stats().map(|stats| stats.calls_again), Some(0));
+        drop(client);
+        // Who has no room set aside gets those that fit.
+        let mut client = LocalClient::connect(&address, signing(scheme, Credential::none())).unwrap();
+        assert_signed(call(&mut client, SIGN, 37, 8, false), 37, 8, "AUTH_NONE");
+        let echo = client.prepare(ECHO, 0).unwrap();
+        assert_eq!(client.call(echo).unwrap().verifier(), (0, &[][..]), "the next call's has none");
+    }
+}
+
+fn signed(xid: u32, verifier: usize, stat: AcceptStat, results: usize) -> Vec<u8> {
+    let body = body(verifier);
+    let body = ReplyBody::Accepted { verifier: OpaqueAuth { flavor: FLAVOR, body: &body }, stat };
+    let header = ReplyHeader { xid, body };
+    let mut bytes = vec![0; header.encoded_len() + results];
+    let len = header.emit(&mut bytes).unwrap();
+    pattern(9, &mut bytes[len..]);
+    bytes
+}
+
+#[test]
+fn refusals_and_replies_that_are_kept_have_their_verifier() {
+    let mut world = World::new("kept-verifiers");
+    let (address, cache) = serve(&mut world, Scheme::V2Windowed);
+    let mut peer = RawPeer::connect(&address);
+    let mut ask = |xid, procedure, verifier: usize, results: usize| {
+        let args = be(&[verifier as u32, results as u32]);
+        let call = call_bytes(xid, PROGRAM, VERSION, procedure, &args);
+        peer.send(&peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call));
+        let mut whole = Vec::new();
+        loop {
+            let message = peer.receive().expect("a reply").bytes;
+            let view = View::check(&message, Revision::Ietf00).expect("a header");
+            whole.extend_from_slice(view.payload());
+            if view.xid() == xid && !view.flags().contains(Flags::MORE) {
+                return whole;
+            }
+        }
+    };
+    for (xid, (verifier, results)) in (1..).zip([(0, 0), (7, 100), (400, 3000), (400, 15_000)]) {
+        for time in 0..2 {
+            let expected = signed(xid, verifier, AcceptStat::Success, results);
+            assert!(ask(xid, SIGN_ONCE, verifier, results) == expected, "{verifier}, {results}, time {time}");
+        }
+    }
+    assert_eq!(cache.stats().hits, 4);
+    for (xid, verifier) in (100..).zip([0, 7, 400]) {
+        let expected = signed(xid, verifier, AcceptStat::GarbageArgs, 0);
+        assert_eq!(ask(xid, SIGN_AND_REFUSE, verifier, 0), expected);
+    }
+    // What a service hands to the cache by itself is kept alike.
+    let key = rpcrdma::server::reply_cache::CallKey::new(Whose::number(2), 1, 2, 3, 4, b"");
+    let rpcrdma::server::reply_cache::Lookup::New(claim) = cache.begin(key) else { panic!("new") };
+    claim.finish_with(OpaqueAuth { flavor: 5, body: b"body" }, b"results");
+    let rpcrdma::server::reply_cache::Lookup::Done(kept) = cache.begin(key) else { panic!("kept") };
+    assert_eq!((kept.verifier(), &kept[..]), (OpaqueAuth { flavor: 5, body: b"body" }, &b"results"[..]));
+}
