@@ -9,8 +9,8 @@ use super::conn::{Conn, Exposed, Exposure, Stage};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
 use crate::proto::{
-    CallError, CallForm, CallId, CallLengths, LEAST_LAST_PART, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Terms,
-    choose_call,
+    CallError, CallForm, CallId, CallLengths, FIRST_MESSAGE_LEN, LEAST_LAST_PART, MAX_READ_SEGMENTS,
+    MAX_WRITE_SEGMENTS, Terms, choose_call,
 };
 use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
@@ -89,22 +89,39 @@ impl<F: Fabric> Shard<F> {
     ///
     /// # Errors
     /// [`CallError::HeaderTooLong`]; [`CallError::NoMemory`] to move the call to where there is room.
+    #[inline]
     pub(super) fn make_room(
         &mut self,
         conn: &Conn,
         message: &mut Buf,
         chunks: &ChunkCounts,
     ) -> Result<(), CallError> {
+        let header = conn.proto.header_len(chunks);
+        // What is usual fits the shortest messages that there are.
+        if header <= message.start().min(FIRST_MESSAGE_LEN - LEAST_LAST_PART) {
+            return Ok(());
+        }
+        self.make_more_room(conn, message, chunks, header)
+    }
+
+    #[cold]
+    fn make_more_room(
+        &mut self,
+        conn: &Conn,
+        message: &mut Buf,
+        chunks: &ChunkCounts,
+        header: usize,
+    ) -> Result<(), CallError> {
         let terms = conn.proto.terms();
-        let room = conn.proto.header_len(chunks);
         let returned = conn.proto.header_len(&ChunkCounts { reads: 0, ..*chunks });
-        for (header, limit) in [(room, terms.send_inline), (returned, terms.receive_inline)] {
-            if header + LEAST_LAST_PART > limit {
-                return Err(CallError::HeaderTooLong { needed: header, limit: limit - LEAST_LAST_PART });
+        for (needed, limit) in [(header, terms.send_inline), (returned, terms.receive_inline)] {
+            let limit = limit - LEAST_LAST_PART;
+            if needed > limit {
+                return Err(CallError::HeaderTooLong { needed, limit });
             }
         }
-        if message.start() < room {
-            *message = self.copy_with(room, message).ok_or(CallError::NoMemory)?;
+        if message.start() < header {
+            *message = self.copy_with(header, message).ok_or(CallError::NoMemory)?;
         }
         Ok(())
     }
@@ -292,21 +309,26 @@ pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCou
         reply: memory.reply.as_ref().map(of),
     };
     let chunks = memory.call.iter().chain(memory.send.iter().map(|(_, buf)| buf));
-    let longest = chunks.chain(&memory.receive).chain(&memory.reply).map(Buf::len).max().unwrap_or(0);
-    check_segments(&counts, longest, terms).map(|()| counts)
+    let lens = chunks.chain(&memory.receive).chain(&memory.reply).map(Buf::len);
+    check_segments(&counts, lens, terms).map(|()| counts)
 }
 
-/// Holds segments against what each chunk, of which the longest has so many bytes, and the whole header may have.
-fn check_segments(counts: &ChunkCounts, longest: usize, terms: &Terms) -> Result<(), CallError> {
-    let (in_chunk, in_header) = (segments_of(longest, terms), counts.segments());
-    if in_chunk > MAX_SEGMENTS {
-        return Err(CallError::ChunkSegments { segments: in_chunk, limit: MAX_SEGMENTS });
+/// Holds segments against what each chunk, and the whole header, may have; `lens` are the bytes of each chunk.
+#[inline(always)]
+fn check_segments(
+    counts: &ChunkCounts,
+    lens: impl Iterator<Item = usize>,
+    terms: &Terms,
+) -> Result<(), CallError> {
+    let (segments, limit) = (counts.segments(), terms.segment_count as usize);
+    // Usually all together have no more than one chunk may have.
+    if segments > MAX_SEGMENTS {
+        let segments = segments_of(lens.max().unwrap_or(0), terms);
+        if segments > MAX_SEGMENTS {
+            return Err(CallError::ChunkSegments { segments, limit: MAX_SEGMENTS });
+        }
     }
-    if in_header > terms.segment_count as usize {
-        let limit = terms.segment_count as usize;
-        return Err(CallError::HeaderSegments { segments: in_header, limit });
-    }
-    Ok(())
+    if segments > limit { Err(CallError::HeaderSegments { segments, limit }) } else { Ok(()) }
 }
 
 /// Chunk lists of memory that is exposed.
@@ -335,8 +357,8 @@ pub(super) struct Lists {
 impl Lists {
     /// Those of memory that is exposed. False if there are too many segments: the peer has changed its terms since the call was shaped.
     pub(super) fn fill(&mut self, exposure: &Exposure, terms: &Terms) -> bool {
-        let longest = exposure.parts.iter().map(|part| part.segment.length).max().unwrap_or(0);
-        if check_segments(&counts_of(exposure, terms), longest as usize, terms).is_err() {
+        let lens = exposure.parts.iter().map(|part| part.segment.length as usize);
+        if check_segments(&counts_of(exposure, terms), lens, terms).is_err() {
             return false;
         }
         self.reads.clear();
