@@ -266,16 +266,33 @@ impl<F: Fabric> Shard<F> {
         let slot = conn.proto.call_slot(call);
         let out = &mut conn.calls[slot];
         let (Some(mut message), memory) = (out.message.take(), out.memory.take()) else { return };
-        if let Some(memory) = memory.as_deref() {
-            // The peer may have changed its terms while it waited.
-            let chunks = measure(Some(memory), conn.proto.terms());
-            if let Err(error) = chunks.and_then(|chunks| self.make_room(conn, &mut message, &chunks)) {
-                return self.abandon(conn, call, error);
-            }
+        if (memory.is_some() || message.len() > conn.plain_call)
+            && let Err(error) = self.still_fits(conn, &mut message, memory.as_deref())
+        {
+            return self.abandon(conn, call, error);
         }
         conn.calls[slot].exposure = self.transmit_call(conn, call, message, memory, receives_ok);
         if conn.calls[slot].call_only {
             self.sent_call_only(conn, call);
+        }
+    }
+
+    /// Whether a call that has waited can still go out in the form that it was made for: the peer may have changed its terms meanwhile.
+    fn still_fits(
+        &mut self,
+        conn: &Conn,
+        message: &mut Buf,
+        memory: Option<&Memory>,
+    ) -> Result<(), CallError> {
+        let chunks = measure(memory, conn.proto.terms())?;
+        let (needed, limit) =
+            (conn.proto.header_len(&chunks) + message.len(), conn.proto.terms().send_inline);
+        if needed > limit && !conn.proto.form_limits().continuation {
+            return Err(CallError::TooLong { needed, limit });
+        }
+        match memory {
+            Some(_) => self.make_room(conn, message, &chunks),
+            None => Ok(()),
         }
     }
 

@@ -364,6 +364,50 @@ fn a_first_message_without_an_answer_leads_to_version_1() {
     server.join();
 }
 
+/// Of the older revision, which has no messages in parts: a client that went on without properties hears of them with a call waiting that was
+/// made for the defaults.
+#[test]
+fn a_call_that_waits_and_is_too_long_by_then_ends_alone() {
+    let world = World::new("too-long-by-then");
+    let address = world.address();
+    let (started, has_started) = channel();
+    let server = Server::start_silently(&address, move |peer| {
+        peer.revision = Revision::Cel09;
+        let _ = peer.receive().expect("the client's properties");
+        // It may go on, and has no credit yet.
+        peer.credit = 0;
+        let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
+        peer.send(&grant);
+        has_started.recv().expect("calls");
+        peer.credit = 8;
+        peer.offers = Properties { receive_size: 2048, windowed_credits: false, ..peer.offers };
+        peer.send_properties();
+        let bytes = next(peer).expect("a call");
+        let header = View::check(&bytes, Revision::Cel09).expect("a header");
+        assert_eq!(header.payload().len(), RPC_CALL + 4, "the short one");
+        reply(peer, header.xid(), Chunks::NONE, &reply_bytes(header.xid(), b"fine"), None);
+        assert!(next(peer).is_none(), "nothing else was sent");
+    });
+    let mut client = world.client(&address, Config { revision: Revision::Cel09, ..small() });
+    let first = client.first();
+    for (token, len) in [(1, 3000), (2, 4)] {
+        let call = client.prepare(ECHO, len).expect("a buffer");
+        client.start(first, call, token).expect("it waits");
+    }
+    started.send(()).expect("the server is there");
+    let mut ended = Vec::new();
+    let all = settles(|| {
+        client.poll(|done| ended.push((done.token, done.result.map(|reply| reply.results().to_vec()))));
+        ended.len() == 2
+    });
+    assert!(all, "{ended:?}");
+    let needed = 36 + RPC_CALL + 3000;
+    let expected = [(1, Err(CallError::TooLong { needed, limit: 2048 })), (2, Ok(b"fine".to_vec()))];
+    assert_eq!(ended, expected);
+    drop(client);
+    server.join();
+}
+
 /// A call with these Read chunks and Write chunks: the segments of each, as a raw server with these limits sees them.
 fn segments(
     offers: impl Fn(Properties<'static>) -> Properties<'static> + Send + 'static,
