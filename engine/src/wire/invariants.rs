@@ -208,7 +208,8 @@ pub fn properties(bytes: &[u8], revision: Revision) {
 
 /// A set that was found good.
 fn property_set(set: &PropertySet<'_>, revision: Revision) {
-    assert_eq!((set.iter().count(), set.is_empty()), (set.len(), set.len() == 0));
+    assert_eq!(set.iter().count(), set.len());
+    assert_eq!(set.iter().next().is_none(), set.is_empty());
     let properties = Properties::from_set(set, revision).expect("it was checked");
     let mut buffer = vec![0; 512 + properties.host_auth.map_or(0, <[u8]>::len)];
     let again = properties.emit(&mut buffer, revision).expect("space");
