@@ -78,7 +78,8 @@ impl Peer {
         let layout = self.layout;
         let ring = layout.rings(map(&self.memory[0]), Side::Acceptor).expect("they fit");
         let windows = OwnWindows::new(map(&self.memory[Part::Ours as usize]), params.windows, 0x5a5a_5a5a);
-        let (side, max_message, mapped) = (Side::Acceptor, MAX_MESSAGE as u32, 0);
+        let places = fabric.common.peer_memory.budget.take(region::PER_CONNECTION).expect("places");
+        let (side, max_message, mapped) = (Side::Acceptor, MAX_MESSAGE as u32, (0, places));
         let id = fabric
             .table
             .insert(|id| Qp::new(Parts { id, side, layout, ring, windows, params, max_message, mapped }));
@@ -89,7 +90,8 @@ impl Peer {
         // As if its descriptor had gone out already.
         qp.announced.push(region);
         let shown = self.memory[Part::Shown as usize].fd().try_clone_to_owned().expect("dup");
-        qp.shown.add(&mut fabric.common.peer_memory, 0, shown, SHOWN as u64, SHOWN as u64).expect("it fits");
+        let common = &mut fabric.common;
+        qp.shown.add(&mut common.peer_memory, 0, shown, SHOWN as u64, &common.config).expect("it fits");
         fabric.warm(id.slot);
         id
     }
