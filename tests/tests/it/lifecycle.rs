@@ -406,7 +406,9 @@ fn a_drain_returns_in_time_whatever_a_handler_does() {
             client.poll(|done| end = Some(done.result.map(drop)));
             end.is_some()
         }));
-        assert_eq!(end, Some(Err(CallError::ConnectionLost { sent: true })));
+        // What is stuck is told to end, and answers before it hears of that.
+        let lost = Some(Err(CallError::ConnectionLost { sent: true }));
+        assert!(end == lost || (left == shard && end == Some(Ok(()))), "{end:?}");
     }
 }
 
