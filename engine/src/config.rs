@@ -84,6 +84,9 @@ pub struct Config {
     /// to end a message that it has begun. Then its connection ends; after half a second already if calls of others wait for memory and none comes
     /// home. Looked at every eighth of it; `Duration::MAX` for never. Default 10 s.
     pub progress_timeout: Duration,
+    /// Messages of no use that a peer may send in a second, and at once: malformed ones, replies to no call, grants that nothing asked for. Beyond
+    /// that its connection ends. Default 1000.
+    pub useless_per_second: u32,
     /// Receives of the shard in all: bounds receive memory whatever the number of connections. Default 4096.
     pub receives: usize,
     /// Calls that a client connection may have outstanding. Default 128. Each costs about 100 bytes.
@@ -153,6 +156,7 @@ impl Default for Config {
             max_window: 256,
             keep_alive_ms: 0,
             progress_timeout: Duration::from_secs(10),
+            useless_per_second: 1000,
             receives: 4096,
             max_calls: 128,
             small_buffers: 2048,

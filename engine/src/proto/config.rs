@@ -49,6 +49,8 @@ pub struct ConnConfig {
     pub reassemble_up_to: usize,
     /// Replies may come, and go, as Send With Invalidate.
     pub remote_invalidation: bool,
+    /// Messages of no use that the peer may send in a second, and at once.
+    pub useless_per_second: u32,
     /// Who the peer may be.
     pub auth: AuthPolicy,
     /// What the peer's connect message said (RFC 8797).

@@ -56,6 +56,12 @@ pub enum PeerFault {
     /// It has not proved who it is, and policy asks for it; or it tried, and failed.
     #[error("host authentication: {0}")]
     NotAuthenticated(#[from] AuthError),
+    /// It sends messages that are of no use.
+    #[error("peer sends more than {per_second} messages of no use in a second")]
+    Useless {
+        /// So many are put up with.
+        per_second: u32,
+    },
     /// Key, bound or right refused what the peer asked our device to do.
     #[error("peer made the device refuse: {0}")]
     Device(&'static str),

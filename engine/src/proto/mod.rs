@@ -28,6 +28,7 @@
 //! | `credits` | who may send how much |
 //! | `calls`, `inbound` | the calls of this side, and those of the peer |
 //! | `sequence` | messages that come in parts |
+//! | `useless` | how many messages of no use a peer may send |
 //! | `form` | which form a message travels in |
 //! | `limits` | how many chunks and segments a call may have |
 //! | `fault` | what a peer can do wrong, how a call can end |
@@ -52,6 +53,7 @@ mod sequence;
 #[cfg(test)]
 mod tests;
 mod transmit;
+mod useless;
 
 use std::collections::VecDeque;
 
@@ -72,6 +74,7 @@ pub use limits::{LIMITS, MAX_CHUNKS, MAX_READ_SEGMENTS, MAX_SEGMENTS, MAX_WRITE_
 pub use negotiate::{FIRST_MESSAGE_LEN, Phase, Terms, connect_data};
 use sequence::Sequence;
 pub use transmit::Form;
+use useless::Budget;
 
 use crate::auth::{HostAuth, Role};
 use crate::wire::private_data::PrivateData;
@@ -103,6 +106,9 @@ pub struct Connection {
     ping: bool,
     closing: bool,
     counters: Counters,
+    useless: Budget,
+    /// Pure grants that have come.
+    grants: u64,
     config: ConnConfig,
     phase: Phase,
     terms: Terms,
@@ -165,6 +171,8 @@ impl Connection {
             // Without slots there is nothing to be taken.
             closing: config.max_calls == 0,
             counters: Counters::default(),
+            useless: Budget::new(config.useless_per_second),
+            grants: 0,
             phase: Phase::Hello,
             terms: match version {
                 Version::V1 => Terms::version_1(&config),
@@ -316,6 +324,31 @@ impl Connection {
         Some((call, token, CallError::DeadlinePassed { sent }))
     }
 
+    /// Time has passed, in nanoseconds: to be said now and then.
+    pub fn pass_time(&mut self, now: u64) {
+        self.useless.pass_time(now);
+    }
+
+    /// The peer has sent more messages of no use than this side puts up with: end the connection. To be asked after each message that was
+    /// neither a call nor a reply.
+    pub fn exhausted(&self) -> Option<PeerFault> {
+        self.useless.overdrawn().map(|per_second| PeerFault::Useless { per_second })
+    }
+
+    /// Messages received that were of use: neither rejected nor pure grants.
+    pub fn useful_messages(&self) -> u64 {
+        // One message may spoil another, too.
+        self.counters.received.saturating_sub(self.counters.rejected() + self.grants)
+    }
+
+    /// Nothing was heard or said yet, nor is anything to be said.
+    pub fn is_untouched(&self) -> bool {
+        self.counters.received == 0
+            && self.counters.sent == 0
+            && self.calls.is_empty()
+            && self.reply_queue.is_empty()
+    }
+
     /// The connection is gone: one call that ends with it. Call again until `None`.
     pub fn lost(&mut self) -> Option<(CallId, u64, CallError)> {
         self.closing = true;
@@ -455,7 +488,8 @@ impl Connection {
     /// Queues a transport error instead of a reply, and forgets the call.
     pub fn reply_error(&mut self, id: InboundId, error: ErrorBody) {
         if let Some(inbound) = self.inbound.remove(id) {
-            self.answer(inbound.xid, error);
+            self.queue_error(Outgoing::Error { xid: inbound.xid, error });
+            self.counters.reject(&Rejected::Answered(error));
         }
     }
 

@@ -106,6 +106,11 @@ impl Connection {
     fn understand(&mut self, view: &View<'_>, grant: bool) -> Result<Event, PeerFault> {
         // A grant may come between the parts of a message: two peers that both continue would starve else.
         if grant {
+            self.grants += 1;
+            // Each message of ours may be thanked for.
+            if self.grants > self.counters.sent {
+                self.useless.spend();
+            }
             return Ok(Event::Grant);
         }
         if let Some(sequence) = self.sequence {
@@ -580,6 +585,7 @@ impl Connection {
 
     #[cold]
     pub(super) fn reject(&mut self, why: Rejected) -> Event {
+        self.useless.spend();
         self.counters.reject(&why);
         Event::Rejected(why)
     }
@@ -601,12 +607,18 @@ impl Connection {
         if !self.config.takes_calls && self.version == Version::V1 {
             return self.reject(Rejected::Unexpected);
         }
+        self.queue_error(out);
+        self.reject(Rejected::Answered(error))
+    }
+
+    /// Queues a transport error.
+    #[cold]
+    pub(super) fn queue_error(&mut self, out: Outgoing) {
         // A peer that keeps to its credits never meets this bound: it is told of no more Receives before.
         if self.errors_queued < self.inbound.capacity().max(MIN_ERRORS) {
             self.errors_queued += 1;
             self.reply_queue.push_back(out);
         }
-        self.reject(Rejected::Answered(error))
     }
 }
 

@@ -62,6 +62,7 @@ pub(super) fn config(scheme: Scheme, server: bool) -> ConnConfig {
         continue_up_to: 16384,
         reassemble_up_to: 1 << 20,
         remote_invalidation: true,
+        useless_per_second: 1000,
         auth: AuthPolicy::Off,
         private_data: None,
     }

@@ -196,6 +196,7 @@ impl<F: Fabric> Shard<F> {
             continue_up_to: config.continue_up_to,
             reassemble_up_to: config.reassemble_up_to,
             remote_invalidation: config.remote_invalidate,
+            useless_per_second: config.useless_per_second,
             auth: config.host_auth.clone(),
             private_data: peer,
         }

@@ -232,6 +232,9 @@ impl<F: Fabric> Shard<F> {
     /// All that is neither a call nor a reply.
     #[cold]
     fn unusual(&mut self, conn: &mut Conn, event: Event, message: &ReceivedBuf, invalidated: Option<u32>) {
+        if let Some(fault) = conn.proto.exhausted() {
+            self.fault(conn, fault);
+        }
         match event {
             Event::Part { first, kept } => {
                 if first {

@@ -47,9 +47,11 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         let open = self.conns.iter().flatten().count();
+        let now = self.clock.read();
         for slot in 0..self.conns.len() {
             let Some(mut conn) = self.conns[slot].take() else { continue };
             if windows {
+                conn.proto.pass_time(now);
                 self.fit_window(&mut conn, open);
             }
             if keep_alive && conn.stage == Stage::Open {

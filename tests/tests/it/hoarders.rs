@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Access;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::wire::{Body, Chunks, Flags, Segment, Version, WriteList};
+use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Segment, Version, WriteList};
 use rpcrdma::{Address, Config, Scheme};
 use rpcrdma_tests::*;
 
@@ -113,9 +113,11 @@ fn a_message_that_is_never_ended_ends_its_connection() {
     ping(&mut peer, 1);
     send(&mut peer, Flags::MORE, 2, ECHO, &[0; 400], &[]);
     // Grants are no parts.
-    while !peer.is_over() {
+    for _ in 0..10 {
         let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), &[]);
         peer.send(&grant);
+    }
+    while !peer.is_over() {
         peer.turn();
         echo(&mut witness, b"meanwhile").expect("the witness is unharmed");
     }
@@ -155,4 +157,55 @@ fn a_client_that_is_quiet_is_not_ended() {
     }
     unharmed(&mut quiet);
     assert_eq!((world.server().stats()[0].peers_stalled, quiet.stats().peers_stalled), (0, 0));
+}
+
+#[test]
+fn messages_of_no_use_end_their_connection() {
+    let mut world = World::new("useless");
+    type Make = fn(&RawPeer) -> Vec<u8>;
+    let kinds: [(&str, Make); 5] = [
+        ("RDMA_DONE", |_| be(&[9, 1, 1, 3])),
+        ("twelve bytes", |_| be(&[9, 1, 1])),
+        ("a reply to nothing", |peer| {
+            peer.message(9, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(9, b""))
+        }),
+        ("an error about nothing", |peer| {
+            peer.message(9, Flags::RESPONSE, Body::Error(ErrorBody::BadXdr), b"")
+        }),
+        ("a header that cannot be read", |_| be(&[9, 1, 1, 0, 2, 2, 2])),
+    ];
+    for scheme in [Scheme::V1, Scheme::V2Windowed] {
+        let address = serve(&mut world, Config { scheme, useless_per_second: 20, ..small() });
+        let mut witness = world.client(&address, Config { scheme, ..small() });
+        let mut faults = 0;
+        for (kind, make) in kinds {
+            if scheme != Scheme::V1 && matches!(kind, "RDMA_DONE" | "a header that cannot be read") {
+                continue;
+            }
+            let mut peer = RawPeer::connect_as(&address, version(scheme));
+            for xid in 101..119 {
+                peer.send(&make(&peer));
+                send(&mut peer, Flags::NONE, xid, ECHO, b"", &[]);
+                // It may be answered with an error before.
+                while !peer.receive().expect("it is put up with").bytes.starts_with(&be(&[xid])) {}
+            }
+            // No other rule is broken: what each takes comes back with a reply.
+            let mut sent = 0;
+            while !peer.is_over() && sent < 20_000 {
+                peer.send(&make(&peer));
+                send(&mut peer, Flags::NONE, 100, ECHO, b"", &[]);
+                sent += 1;
+                while peer.take_message().is_none() && !peer.is_over() {
+                    peer.turn();
+                }
+            }
+            assert!(peer.is_over(), "{scheme:?}, {kind}: {sent} were put up with");
+            faults += 1;
+            assert!(
+                settles(|| world.server().stats()[0].peer_faults == faults),
+                "{kind}: it was not counted"
+            );
+            unharmed(&mut witness);
+        }
+    }
 }

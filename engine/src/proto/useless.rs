@@ -1,0 +1,83 @@
+//! Messages of no use. No rule of flow control ends them in version 1, and in version 2 they get their credits back: so each connection has a
+//! budget of them.
+
+/// What is left of the budget. Times are nanoseconds.
+#[derive(Clone, Debug)]
+pub(super) struct Budget {
+    per_second: u32,
+    left: u32,
+    /// As of when it was filled up.
+    filled: u64,
+    overdrawn: bool,
+}
+
+impl Budget {
+    /// So many in a second, and so many at once.
+    pub(super) fn new(per_second: u32) -> Self {
+        Self { per_second, left: per_second, filled: 0, overdrawn: false }
+    }
+
+    /// One more has come.
+    pub(super) fn spend(&mut self) {
+        self.overdrawn |= self.left == 0;
+        self.left = self.left.saturating_sub(1);
+    }
+
+    /// It is so late now: what has been spent is given back little by little.
+    pub(super) fn pass_time(&mut self, now: u64) {
+        const SECOND: u128 = 1_000_000_000;
+        let elapsed = u128::from(now.saturating_sub(self.filled));
+        let more = (elapsed * u128::from(self.per_second) / SECOND).min(u128::from(self.per_second)) as u32;
+        // Less than one is kept for the next time.
+        if more > 0 {
+            self.left = self.left.saturating_add(more).min(self.per_second);
+            self.filled = now;
+        }
+    }
+
+    /// More have come than there was budget for, at any time: how many there may be in a second.
+    pub(super) fn overdrawn(&self) -> Option<u32> {
+        self.overdrawn.then_some(self.per_second)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_budget_is_for_each_second_and_never_more() {
+        let mut budget = Budget::new(10);
+        for _ in 0..10 {
+            budget.spend();
+        }
+        assert_eq!(budget.overdrawn(), None);
+        // A tenth of a second at a time, and then a long one.
+        for tenth in 1..50 {
+            budget.pass_time(tenth * 100_000_000);
+            budget.spend();
+        }
+        assert_eq!(budget.overdrawn(), None);
+        budget.pass_time(u64::MAX);
+        for _ in 0..10 {
+            budget.spend();
+        }
+        assert_eq!(budget.overdrawn(), None);
+        budget.spend();
+        assert_eq!(budget.overdrawn(), Some(10));
+        budget.pass_time(u64::MAX);
+        assert_eq!(budget.overdrawn(), Some(10), "what was done is done");
+    }
+
+    #[test]
+    fn looks_in_a_row_lose_no_time() {
+        let mut budget = Budget::new(1);
+        for now in (0..=3_000_000_000).step_by(100_000_000) {
+            budget.pass_time(now);
+            if now % 1_000_000_000 == 0 {
+                budget.spend();
+            }
+        }
+        assert_eq!(budget.overdrawn(), None);
+    }
+}
