@@ -80,6 +80,12 @@ pub struct Config {
     /// grant is sent; in version 1 an RDMA Write of no bytes, which the peer's device acknowledges (it must permit RDMA Writes, as that of
     /// every requester with Write or Reply chunks does). Default 0.
     pub keep_alive_ms: u64,
+    /// How long a connection that somebody makes may take until it is set up: until both ends know of it, and, if version 2 is all that is spoken,
+    /// until its first message. Default 5 s.
+    pub setup_timeout: Duration,
+    /// How long a connection that somebody has made may say nothing of use before it is ended when Receives for another one are wanted; one that
+    /// has never said anything, at once. Default 10 s.
+    pub silent_after: Duration,
     /// How long a peer may owe something for which this side holds memory: to take what it is sent, to grant a credit for replies that wait,
     /// to end a message that it has begun. Then its connection ends; after half a second already if calls of others wait for memory and none comes
     /// home. Looked at every eighth of it; `Duration::MAX` for never. Default 10 s.
@@ -155,6 +161,8 @@ impl Default for Config {
             window: 64,
             max_window: 256,
             keep_alive_ms: 0,
+            setup_timeout: Duration::from_secs(5),
+            silent_after: Duration::from_secs(10),
             progress_timeout: Duration::from_secs(10),
             useless_per_second: 1000,
             receives: 4096,

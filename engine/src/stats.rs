@@ -25,6 +25,12 @@ pub struct ShardStats {
     pub connections: u64,
     /// Connections since the start.
     pub connections_total: u64,
+    /// Connect requests that were refused because no Receives were left.
+    pub connections_refused: u64,
+    /// Connections that were not set up in time ([`Config::setup_timeout`](crate::Config::setup_timeout)).
+    pub connections_expired: u64,
+    /// Connections that were silent, and made room for others ([`Config::silent_after`](crate::Config::silent_after)).
+    pub connections_displaced: u64,
     /// Connections that ended because the peer broke a rule.
     pub peer_faults: u64,
     /// Connections that ended because the peer owed something for too long ([`Config::progress_timeout`](crate::Config::progress_timeout)).
@@ -76,6 +82,9 @@ impl ShardStats {
             messages: Counters::default(),
             connections: 0,
             connections_total: 0,
+            connections_refused: 0,
+            connections_expired: 0,
+            connections_displaced: 0,
             peer_faults: 0,
             peers_stalled: 0,
             calls: 0,

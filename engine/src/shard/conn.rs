@@ -15,6 +15,7 @@ use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::{self, ErrorBody, Segment, Version};
 
 use super::chunks::ChunkMemory;
+use super::guests::Guest;
 use super::list::push;
 use super::outcome::{CallResult, Sink};
 use super::progress::{Owed, Progress};
@@ -214,6 +215,8 @@ pub(super) struct Conn {
     pub(super) peer: Option<Arc<str>>,
     /// Where a client comes from, if that has an address.
     pub(super) host: Option<IpAddr>,
+    /// Of one that somebody else has made: who.
+    pub(super) guest: Option<Guest>,
     /// Calls of the peer need no thought before they are run: it is open, and nobody in particular.
     pub(super) plain_serving: bool,
     /// Of a client that negotiates: until when, in nanoseconds.
@@ -274,6 +277,7 @@ impl Conn {
             keeps_all: false,
             peer: None,
             host: None,
+            guest: None,
             plain_serving: false,
             settle_by: u64::MAX,
             reserve: 0,
@@ -323,6 +327,22 @@ impl Conn {
         let inbound = self.proto.inbound_slots().max(self.replies.len());
         self.replies.resize_with(inbound, || None);
         self.pending.resize_with(inbound, || None);
+    }
+
+    /// Takes note of the time, now and then.
+    pub(super) fn pass_time(&mut self, now: u64) {
+        self.proto.pass_time(now);
+        if let Some(guest) = &mut self.guest {
+            guest.look(self.proto.useful_messages(), now);
+        }
+    }
+
+    /// Starts anew, before anything was said.
+    pub(super) fn restart(&mut self, proto: Connection) {
+        self.proto = proto;
+        self.calls.resize_with(self.proto.call_slots(), OutCall::default);
+        self.fit();
+        self.refresh();
     }
 
     /// Whether the peer takes calls of this side.

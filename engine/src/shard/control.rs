@@ -1,11 +1,9 @@
 //! The slow part of a connection's life: connect, listen, accept, drain, break.
 
-use std::net::SocketAddr;
-
 use super::conn::{Conn, Parts, Stage};
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
-use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId, RequestId};
+use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId};
 use crate::proto::{
     CallError, ConnConfig, Connection, LIMITS, MIN_WINDOW, Outgoing, PeerFault, Scheme, connect_data,
 };
@@ -36,7 +34,10 @@ impl<F: Fabric> Shard<F> {
         let window = self.share()?;
         let params = self.params();
         let qp = self.fabric.connect(address, &params)?;
-        self.add(qp, window, None, Some(address.clone()));
+        let config = self.conn_config(window, false, None, false);
+        let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
+        conn.address = Some(address.clone());
+        self.insert(conn);
         Ok(ConnRef(qp))
     }
 
@@ -202,14 +203,6 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// A new connection; `address` is where a client's leads.
-    fn add(&mut self, qp: QpId, window: u32, peer: Option<PrivateData>, address: Option<FabricAddress>) {
-        let config = self.conn_config(window, address.is_none(), peer, false);
-        let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
-        conn.address = address;
-        self.insert(conn);
-    }
-
     /// Puts a connection into the table that has a queue pair now.
     pub(super) fn insert(&mut self, mut conn: Box<Conn>) {
         self.rebalance(&mut conn);
@@ -242,6 +235,7 @@ impl<F: Fabric> Shard<F> {
         self.resize();
         self.adapt();
         self.watch();
+        self.check_arrivals();
         self.resume_all();
         if !self.waiting.is_empty() {
             self.nudge_all();
@@ -277,9 +271,7 @@ impl<F: Fabric> Shard<F> {
             // A message may have come before this event.
             Self::make_ready(&mut self.ready, &mut conn);
             if conn.proto.config().server {
-                conn.stage = Stage::Open;
-                conn.refresh();
-                self.notices.push(Notice::Open(ConnRef(qp)));
+                self.guest_established(&mut conn);
             } else {
                 conn.proto.set_private_data(PrivateData::parse(private_data));
                 if conn.proto.is_open() {
@@ -329,33 +321,6 @@ impl<F: Fabric> Shard<F> {
                 }
             }
             self.put(conn);
-        }
-    }
-
-    fn requested(&mut self, request: RequestId, private_data: &[u8], peer: &str) {
-        if self.draining || self.services.is_none() {
-            return self.fabric.reject(request, b"closed");
-        }
-        let window = match self.share() {
-            Ok(window) => window,
-            Err(error) => {
-                self.warn("connections refused", format_args!("connection of {peer} refused: {error}"));
-                return self.fabric.reject(request, b"no receives left");
-            }
-        };
-        match self.fabric.accept(request, &self.params()) {
-            Ok(qp) => {
-                self.add(qp, window, PrivateData::parse(private_data), None);
-                if let Some(Some(conn)) = self.conns.get_mut(qp.slot as usize) {
-                    conn.host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
-                }
-            }
-            Err(error) => {
-                self.warn(
-                    "connections not accepted",
-                    format_args!("connection of {peer} not accepted: {error}"),
-                );
-            }
         }
     }
 
@@ -414,6 +379,7 @@ impl<F: Fabric> Shard<F> {
         }
         self.starve(conn);
         self.ungate(conn);
+        self.has_arrived(conn);
         // What the device held is given back here: only then may anything else be done with that memory.
         self.fabric.destroy_qp(conn.qp);
         conn.qp = ConnRef::NONE.0;

@@ -22,6 +22,7 @@
 //! | `control` | connect, listen, accept, drain, break |
 //! | `resize` | Receives of another size while calls run |
 //! | `changes` | other characteristics that change while connected |
+//! | `guests` | connections of others until they have said something, and when they are silent |
 //! | `progress` | deadlines on what peers owe |
 //! | `shares` | how much memory one connection may hold |
 //! | `windows` | receive windows that follow the load, keep-alive |
@@ -38,6 +39,7 @@ mod chunks;
 mod clock;
 mod conn;
 mod control;
+mod guests;
 mod list;
 mod outcome;
 mod outgoing;
@@ -182,6 +184,8 @@ pub struct Shard<F: Fabric> {
     waiting: VecDeque<Waiting>,
     /// How much of the pool one connection may hold.
     shares: Shares,
+    /// Connections of others that are being set up.
+    arriving: usize,
     /// What connections owe.
     watch: Watch,
     /// Messages in parts that have begun, on all connections.
@@ -294,6 +298,7 @@ impl<F: Fabric> Shard<F> {
             waiting: VecDeque::new(),
             fed_at: 0,
             shares: Shares::new(config.signal_every),
+            arriving: 0,
             watch: Watch::default(),
             assemblies: 0,
             worked: Vec::new(),

@@ -198,6 +198,7 @@ impl<F: Fabric> Shard<F> {
 
     #[inline(never)]
     fn received_rare(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
+        self.widen(conn);
         let view = if conn.proto.expects_properties() {
             View::check_part(&message, self.config.revision)
         } else {

@@ -51,7 +51,7 @@ impl<F: Fabric> Shard<F> {
         for slot in 0..self.conns.len() {
             let Some(mut conn) = self.conns[slot].take() else { continue };
             if windows {
-                conn.proto.pass_time(now);
+                conn.pass_time(now);
                 self.fit_window(&mut conn, open);
             }
             if keep_alive && conn.stage == Stage::Open {

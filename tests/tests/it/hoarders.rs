@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use rpcrdma::client::LocalClient;
-use rpcrdma::fabric::Access;
+use rpcrdma::fabric::any::AnyFabric;
+use rpcrdma::fabric::{Access, ConnectParams, ControlEvent, Fabric};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Segment, Version, WriteList};
 use rpcrdma::{Address, Config, Scheme};
@@ -157,6 +158,116 @@ fn a_client_that_is_quiet_is_not_ended() {
     }
     unharmed(&mut quiet);
     assert_eq!((world.server().stats()[0].peers_stalled, quiet.stats().peers_stalled), (0, 0));
+}
+
+/// Connections of one process that say nothing, however often they are ended.
+struct Crowd {
+    fabric: AnyFabric,
+    address: Address,
+    ended: usize,
+}
+
+impl Crowd {
+    fn new(address: &Address) -> Self {
+        Self { fabric: place::open(address), address: address.clone(), ended: 0 }
+    }
+
+    fn knock(&mut self, times: usize) {
+        for _ in 0..times {
+            let params = ConnectParams::default();
+            self.fabric.connect(self.address.fabric_address(), &params).expect("a connect request");
+        }
+    }
+
+    /// Takes what becomes of them; those that were ended knock again.
+    fn knock_again(&mut self) {
+        let mut events = Vec::new();
+        self.fabric.poll_control(&mut events);
+        for event in events {
+            let (ControlEvent::Rejected { qp, .. }
+            | ControlEvent::ConnectFailed { qp, .. }
+            | ControlEvent::Disconnected { qp, .. }) = event
+            else {
+                continue;
+            };
+            self.fabric.destroy_qp(qp);
+            self.ended += 1;
+            self.knock(1);
+        }
+    }
+}
+
+#[test]
+fn connections_that_say_nothing_lock_nobody_out() {
+    let mut world = World::new("knock");
+    let address = serve(&mut world, small());
+    let mut witness = world.client(&address, small());
+    let mut crowd = Crowd::new(&address);
+    crowd.knock(200);
+    for round in 0..20 {
+        // A few of them get through between any two of those who mean it.
+        assert!(settles(|| {
+            crowd.knock_again();
+            crowd.ended > 20 * round
+        }));
+        let mut newcomer = world.client(&address, small());
+        unharmed(&mut newcomer);
+        unharmed(&mut witness);
+    }
+    let stats = &world.server().stats()[0];
+    assert!(stats.connections_displaced > 100 && stats.connections < 110, "{stats:?}");
+}
+
+#[test]
+fn connections_that_fell_silent_lock_nobody_out() {
+    let mut world = World::new("silent");
+    let silent_after = Duration::from_millis(100);
+    let address = serve(&mut world, Config { silent_after, ..small() });
+    let mut witness = world.client(&address, small());
+    let mut peers = Vec::new();
+    for _ in 0..107 {
+        // They have been of use once, so that they have their Receives.
+        if let Ok(mut peer) = RawPeer::try_connect(&address, b"") {
+            peer.introduce();
+            ping(&mut peer, 1);
+            peers.push(peer);
+        }
+        echo(&mut witness, b"not silent").expect("the witness is unharmed");
+    }
+    for seed in 0..20 {
+        let mut newcomer = None;
+        assert!(settles(|| {
+            echo(&mut witness, b"not silent").expect("the witness is unharmed");
+            newcomer = LocalClient::connect(&address, small_client(small())).ok();
+            newcomer.is_some()
+        }));
+        mirror(&mut newcomer.expect("it is there"), seed, &[777]).expect("it is served");
+    }
+    assert!(world.server().stats()[0].connections_displaced > 0);
+}
+
+#[test]
+fn a_connection_that_is_not_set_up_in_time_is_over() {
+    let mut world = World::new("set-up");
+    let setup_timeout = Duration::from_millis(100);
+    // Of version 1 the first message may come at any time.
+    for version_1 in [false, true] {
+        let address = serve(&mut world, Config { setup_timeout, version_1, ..small() });
+        let mut witness = world.client(&address, small());
+        let mut peer = RawPeer::connect_silently(&address);
+        if version_1 {
+            let start = Instant::now();
+            while start.elapsed() < 3 * setup_timeout {
+                echo(&mut witness, b"time passes").expect("an echo");
+            }
+            peer.introduce();
+            ping(&mut peer, 1);
+        } else {
+            peer.wait_until_over();
+        }
+        assert_eq!(world.server().stats()[0].connections_expired, u64::from(!version_1));
+        unharmed(&mut witness);
+    }
 }
 
 #[test]

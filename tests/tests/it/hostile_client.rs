@@ -506,19 +506,11 @@ fn storms_of_connections_pass() {
             unharmed(&mut witness);
         }
     }
-    // As many as there may be at a time, and then some.
-    let mut held = Vec::new();
-    let mut refused = 0;
-    for _ in 0..120 {
-        match RawPeer::try_connect(&address, b"") {
-            Ok(peer) => held.push(peer),
-            Err(why) => {
-                assert!(why.contains("receives"), "{why}");
-                refused += 1;
-            }
-        }
-    }
-    assert!(refused > 0 && held.len() > 10, "{} connections, {refused} refused", held.len());
+    // As many as there may be at a time, and then some: whoever has said nothing makes room.
+    let connect = || RawPeer::try_connect(&address, b"").expect("a connection");
+    let held: Vec<_> = (0..120).map(|_| connect()).collect();
+    let stats = &world.server().stats()[0];
+    assert!(stats.connections_displaced > 0 && (10..100).contains(&stats.connections), "{stats:?}");
     unharmed(&mut witness);
     drop(held);
     assert!(settles(|| world.server().stats()[0].connections == 1));

@@ -1,0 +1,251 @@
+//! Connections that others have made: how many Receives they get before they have said anything, how long they may take to be set up, and who
+//! makes room when Receives are short.
+//!
+//! Until its first message a connection has the least window that there is: whoever connects and says nothing costs a handful of Receives. Then it
+//! gets what every connection gets. When there are no Receives for one more, those that have never said anything make room; then those of a host
+//! whose idle connections keep more than half of all Receives, for other hosts; then those that have been silent for long.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use super::clock::nanoseconds;
+use super::conn::{Conn, Stage};
+use super::{ConnRef, Notice, Shard};
+use crate::config::RECEIVE_MARGIN;
+use crate::fabric::{Fabric, FabricError, RequestId};
+use crate::proto::{ConnConfig, Connection, MIN_WINDOW};
+use crate::wire::private_data::PrivateData;
+
+/// The part of the Receives that the idle connections of one host may keep from others.
+const SHARE: usize = 2;
+
+/// Who has made a connection, and when it was last of use.
+#[derive(Clone, Debug)]
+pub(super) struct Guest {
+    host: Box<str>,
+    /// It has said nothing yet.
+    new: bool,
+    /// Messages of use that it had sent when it was last looked at, and when that was found, in nanoseconds.
+    useful: u64,
+    heard: u64,
+    /// When it must be set up, in nanoseconds; `u64::MAX` once it is.
+    deadline: u64,
+}
+
+impl Guest {
+    fn new(peer: &str, now: u64, deadline: u64) -> Self {
+        let host = peer.parse::<SocketAddr>().map_or_else(|_| peer.to_owned(), |at| at.ip().to_string());
+        Self { host: host.into(), new: true, useful: 0, heard: now, deadline }
+    }
+
+    /// So many messages of use have come.
+    pub(super) fn look(&mut self, useful: u64, now: u64) {
+        if useful != self.useful {
+            (self.useful, self.heard) = (useful, now);
+        }
+    }
+}
+
+/// A connection that does nothing.
+#[derive(Clone, Copy, Debug)]
+struct Idle<'a> {
+    slot: usize,
+    host: &'a str,
+    new: bool,
+    /// How long it has been silent, in nanoseconds.
+    silent: u64,
+    /// Receives that are kept for it.
+    reserve: usize,
+}
+
+/// Who makes room for one more connection of `host`: one that has never said anything; else one of another host whose idle connections keep more
+/// than `share` Receives; else one that has been silent for so long. Of several the longest silent.
+fn makes_room(idle: &[Idle<'_>], host: &str, share: usize, silent_for: u64) -> Option<usize> {
+    let mut kept = HashMap::<&str, usize>::new();
+    for one in idle {
+        *kept.entry(one.host).or_default() += one.reserve;
+    }
+    let rank = |one: &Idle<'_>| match () {
+        () if one.new => 3,
+        () if one.host != host && kept.get(one.host).is_some_and(|&kept| kept > share) => 2,
+        () => u8::from(one.silent >= silent_for),
+    };
+    idle.iter().filter(|one| rank(one) > 0).max_by_key(|one| (rank(one), one.silent)).map(|one| one.slot)
+}
+
+impl<F: Fabric> Shard<F> {
+    /// Somebody wants to connect.
+    pub(super) fn requested(&mut self, request: RequestId, private_data: &[u8], peer: &str) {
+        if self.draining || self.services.is_none() {
+            return self.fabric.reject(request, b"closed");
+        }
+        let now = self.clock.read();
+        let deadline = now.saturating_add(nanoseconds(self.config.setup_timeout));
+        let guest = Guest::new(peer, now, deadline);
+        if let Err(error) = self.displace_for(&guest.host, now) {
+            self.stats.connections_refused += 1;
+            self.warn("connections refused", format_args!("connection of {peer} refused: {error}"));
+            return self.fabric.reject(request, b"no receives left");
+        }
+        match self.fabric.accept(request, &self.params()) {
+            Ok(qp) => {
+                let config = self.conn_config(MIN_WINDOW, true, PrivateData::parse(private_data), false);
+                let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
+                conn.host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
+                conn.guest = Some(guest);
+                self.arriving += 1;
+                self.insert(conn);
+            }
+            Err(error) => {
+                let line = format_args!("connection of {peer} not accepted: {error}");
+                self.warn("connections not accepted", line);
+            }
+        }
+    }
+
+    /// Sees to it that there are Receives for one more connection, of this host.
+    ///
+    /// # Errors
+    /// There are none, and nobody who is idle for long enough to be ended for it.
+    fn displace_for(&mut self, host: &str, now: u64) -> Result<(), FabricError> {
+        let Err(error) = self.share() else { return Ok(()) };
+        let share = self.config.receives.saturating_sub(RECEIVE_MARGIN) / SHARE;
+        let idle: Vec<_> = self.idle_guests(now).collect();
+        match makes_room(&idle, host, share, nanoseconds(self.config.silent_after)) {
+            Some(slot) => self.displace(slot),
+            None => return Err(error),
+        }
+        self.share().map(drop)
+    }
+
+    /// The connections of others that nothing is under way on.
+    fn idle_guests(&self, now: u64) -> impl Iterator<Item = Idle<'_>> {
+        self.conns.iter().enumerate().filter_map(move |(slot, entry)| {
+            let conn = entry.as_ref()?;
+            let guest = conn.guest.as_ref()?;
+            let idle = conn.proto.is_idle() && conn.is_idle();
+            let useful = conn.proto.useful_messages();
+            let silent = if useful == guest.useful { now.saturating_sub(guest.heard) } else { 0 };
+            let reserve = conn.reserve as usize;
+            idle.then_some(Idle { slot, host: &guest.host, new: guest.new, silent, reserve })
+        })
+    }
+
+    /// Ends a connection that is idle, to have its Receives.
+    fn displace(&mut self, slot: usize) {
+        let Some(mut conn) = self.conns.get_mut(slot).and_then(Option::take) else { return };
+        self.stats.connections_displaced += 1;
+        let why = "it is silent, and its Receives are wanted (Config::silent_after)";
+        conn.doomed.get_or_insert_with(|| why.into());
+        self.put(conn);
+    }
+
+    /// A connection that somebody has made is there.
+    pub(super) fn guest_established(&mut self, conn: &mut Conn) {
+        conn.stage = Stage::Open;
+        conn.refresh();
+        self.notices.push(Notice::Open(ConnRef(conn.qp)));
+        // Version 1 may be silent for as long as it wants to.
+        if self.config.version_1 || conn.guest.as_ref().is_none_or(|guest| !guest.new) {
+            self.has_arrived(conn);
+        }
+    }
+
+    /// Its first message has come: from now on it is a connection as all others are.
+    #[cold]
+    pub(super) fn widen(&mut self, conn: &mut Conn) {
+        let Some(guest) = conn.guest.as_mut().filter(|guest| guest.new) else { return };
+        guest.new = false;
+        if conn.stage != Stage::Connecting {
+            self.has_arrived(conn);
+        }
+        // Else it stays with what it has, and grows as others do.
+        let Ok(window) = self.share() else { return };
+        if window > MIN_WINDOW && conn.proto.is_untouched() {
+            // What was said with the connection stays true.
+            let told = conn.proto.config();
+            let (peer, inline) = (told.private_data, told.inline);
+            let config = ConnConfig { inline, ..self.conn_config(window, true, peer, false) };
+            conn.restart(Connection::new(config));
+            self.rebalance(conn);
+            self.refill();
+        }
+    }
+
+    /// Nothing is to be waited for any more.
+    pub(super) fn has_arrived(&mut self, conn: &mut Conn) {
+        if let Some(guest) = conn.guest.as_mut().filter(|guest| guest.deadline != u64::MAX) {
+            guest.deadline = u64::MAX;
+            self.arriving -= 1;
+        }
+    }
+
+    /// Part of step 5 of a turn: ends the connections that are not set up in time.
+    pub(super) fn check_arrivals(&mut self) {
+        if self.arriving == 0 {
+            return;
+        }
+        let now = self.clock.read();
+        for slot in 0..self.conns.len() {
+            let deadline =
+                self.conns[slot].as_ref().and_then(|conn| conn.guest.as_ref()).map(|it| it.deadline);
+            match deadline {
+                Some(deadline) if deadline <= now => {}
+                _ => {
+                    self.next_control = self.next_control.min(deadline.unwrap_or(u64::MAX));
+                    continue;
+                }
+            }
+            if let Some(mut conn) = self.conns[slot].take() {
+                self.stats.connections_expired += 1;
+                conn.doomed.get_or_insert_with(|| "it was not set up in time (Config::setup_timeout)".into());
+                self.put(conn);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn idle(slot: usize, host: &str, new: bool, silent: u64, reserve: usize) -> Idle<'_> {
+        Idle { slot, host, new, silent, reserve }
+    }
+
+    #[test]
+    fn whoever_has_never_said_anything_makes_room_first() {
+        let all = [idle(0, "a", false, 900, 65), idle(1, "b", true, 3, 6), idle(2, "b", true, 5, 6)];
+        assert_eq!(makes_room(&all, "c", 500, 100), Some(2));
+        assert_eq!(makes_room(&all[..1], "c", 500, 100), Some(0));
+        assert_eq!(makes_room(&all[..1], "c", 500, 901), None, "it is not silent for long enough");
+    }
+
+    #[test]
+    fn a_host_that_keeps_more_than_its_share_makes_room_for_others() {
+        let all = [idle(0, "a", false, 10, 65), idle(1, "b", false, 30, 60), idle(2, "a", false, 20, 50)];
+        assert_eq!(makes_room(&all, "c", 114, 1000), Some(2), "the longest silent of that host");
+        assert_eq!(makes_room(&all, "c", 115, 1000), None);
+        assert_eq!(makes_room(&all, "a", 114, 1000), None, "not for itself");
+        assert_eq!(makes_room(&all, "a", 114, 15), Some(1), "but for whom silence has been long");
+    }
+
+    #[test]
+    fn the_port_of_a_peer_is_not_its_host() {
+        let host = |peer| Guest::new(peer, 0, 0).host;
+        assert_eq!(host("10.1.2.3:4711"), host("10.1.2.3:4712"));
+        assert_ne!(host("10.1.2.3:4711"), host("10.1.2.4:4711"));
+        assert_eq!(&*host("[fe80::1]:99"), "fe80::1");
+        assert_eq!(&*host("pid 17 uid 0"), "pid 17 uid 0");
+    }
+
+    #[test]
+    fn a_guest_is_silent_since_its_last_message_of_use() {
+        let mut guest = Guest::new("x", 5, 10);
+        guest.look(0, 100);
+        assert_eq!(guest.heard, 5);
+        guest.look(3, 200);
+        guest.look(3, 300);
+        assert_eq!(guest.heard, 200);
+    }
+}
