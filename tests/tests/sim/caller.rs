@@ -237,7 +237,10 @@ impl Caller {
         let stats = self.client.stats();
         let hostile = self.desk.links.iter().any(|link| link.hostile);
         assert_eq!(shard_leak(&stats), None, "{who}");
-        assert_eq!(stats.fabric.receiver_not_ready, 0, "{who}: a message met no Receive");
+        // A server that keeps to no rule may send more at once than there are Receives for while the application has the buffers.
+        if !hostile {
+            assert_eq!(stats.fabric.receiver_not_ready, 0, "{who}: a message met no Receive");
+        }
         let probe = self.client.shard().fabric();
         assert_eq!(probe.windows(), 0, "{who}: windows are still bound");
         if calm && !hostile {
