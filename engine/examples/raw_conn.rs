@@ -46,6 +46,7 @@ fn config(scheme: Scheme, server: bool) -> ConnConfig {
         segment_count: 16,
         continue_up_to: 16384,
         reassemble_up_to: 1 << 20,
+        useless_per_second: 1000,
         remote_invalidation: true,
         auth: AuthPolicy::Off,
         private_data: None,

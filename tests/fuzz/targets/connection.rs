@@ -100,6 +100,7 @@ fn config(input: &mut Input<'_>, server: bool, revision: Revision) -> ConnConfig
         segment_count: 16,
         continue_up_to: 16384,
         reassemble_up_to: 256,
+        useless_per_second: 1000,
         remote_invalidation: more & 32 != 0,
         auth: match kind >> 4 & 3 {
             2 => AuthPolicy::Optional(Arc::new(Knock)),
