@@ -84,7 +84,7 @@ pub struct Config {
     /// until its first message. Default 5 s.
     pub setup_timeout: Duration,
     /// How long a connection that somebody has made may say nothing of use before it is ended when Receives for another one are wanted; one that
-    /// has never said anything, at once. Default 10 s.
+    /// has said nothing yet, after 10 ms. Default 10 s.
     pub silent_after: Duration,
     /// How long a peer may owe something for which this side holds memory: to take what it is sent, to grant a credit for replies that wait,
     /// to end a message that it has begun. Then its connection ends; after half a second already if calls of others wait for memory and none comes

@@ -2,7 +2,7 @@
 //! makes room when Receives are short.
 //!
 //! Until its first message a connection has the least window that there is: whoever connects and says nothing costs a handful of Receives. Then it
-//! gets what every connection gets. When there are no Receives for one more, those that have never said anything make room; then those of a host
+//! gets what every connection gets. When there are no Receives for one more, those make room that have said nothing, and had time to; then those of a host
 //! whose idle connections keep more than half of all Receives, for other hosts; then those that have been silent for long.
 
 use std::collections::HashMap;
@@ -18,6 +18,9 @@ use crate::wire::private_data::PrivateData;
 
 /// The part of the Receives that the idle connections of one host may keep from others.
 const SHARE: usize = 2;
+/// How long the first message of a connection may take, in nanoseconds, before the connection makes room for another. Whoever would keep all
+/// Receives from others with connections younger than this has to make them faster than connections can be made.
+const FIRST_MESSAGE: u64 = 10_000_000;
 
 /// Who has made a connection, and when it was last of use.
 #[derive(Clone, Debug)]
@@ -58,7 +61,7 @@ struct Idle<'a> {
     reserve: usize,
 }
 
-/// Who makes room for one more connection of `host`: one that has never said anything; else one of another host whose idle connections keep more
+/// Who makes room for one more connection of `host`: one that has said nothing yet, and had time to; else one of another host whose idle connections keep more
 /// than `share` Receives; else one that has been silent for so long. Of several the longest silent.
 fn makes_room(idle: &[Idle<'_>], host: &str, share: usize, silent_for: u64) -> Option<usize> {
     let mut kept = HashMap::<&str, usize>::new();
@@ -66,7 +69,7 @@ fn makes_room(idle: &[Idle<'_>], host: &str, share: usize, silent_for: u64) -> O
         *kept.entry(one.host).or_default() += one.reserve;
     }
     let rank = |one: &Idle<'_>| match () {
-        () if one.new => 3,
+        () if one.new && one.silent >= FIRST_MESSAGE => 3,
         () if one.host != host && kept.get(one.host).is_some_and(|&kept| kept > share) => 2,
         () => u8::from(one.silent >= silent_for),
     };
@@ -215,10 +218,17 @@ mod tests {
 
     #[test]
     fn whoever_has_never_said_anything_makes_room_first() {
-        let all = [idle(0, "a", false, 900, 65), idle(1, "b", true, 3, 6), idle(2, "b", true, 5, 6)];
-        assert_eq!(makes_room(&all, "c", 500, 100), Some(2));
-        assert_eq!(makes_room(&all[..1], "c", 500, 100), Some(0));
-        assert_eq!(makes_room(&all[..1], "c", 500, 901), None, "it is not silent for long enough");
+        let long = 9 * FIRST_MESSAGE;
+        let all = [
+            idle(0, "a", false, long, 65),
+            idle(1, "b", true, FIRST_MESSAGE, 6),
+            idle(2, "b", true, FIRST_MESSAGE + 1, 6),
+            idle(3, "b", true, FIRST_MESSAGE - 1, 6),
+        ];
+        assert_eq!(makes_room(&all, "c", 500, long), Some(2));
+        assert_eq!(makes_room(&all[..1], "c", 500, long), Some(0));
+        assert_eq!(makes_room(&all[..1], "c", 500, long + 1), None, "it is not silent for long enough");
+        assert_eq!(makes_room(&all[3..], "c", 500, long), None, "its first message may be on its way");
     }
 
     #[test]

@@ -364,9 +364,12 @@ impl<F: Fabric> Shard<F> {
         }
         stats.fabric = self.fabric.stats();
         stats.pool = self.pool.stats();
-        self.sizing.drain_remote();
         let others = self.sizing.pools().chain(&self.copies);
-        stats.pool.classes.extend(others.flat_map(|pool| pool.stats().classes));
+        let classes = others.flat_map(|pool| {
+            pool.drain_remote();
+            pool.stats().classes
+        });
+        stats.pool.classes.extend(classes);
         (stats.receive_size, stats.receive_size_posted) = (self.sizing.announced(), self.sizing.filled());
         self.pool.reset_low_water();
         for conn in self.conns.iter().flatten() {
