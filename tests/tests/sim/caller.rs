@@ -195,9 +195,9 @@ impl Caller {
         self.client.shard().fabric().windows() == 0 && self.client.stats().exposed_buffers == 0
     }
 
-    /// Calls once more on every open connection: none has run out of credits.
-    pub(crate) fn ping(&mut self) {
-        self.desk.ping(&mut self.client);
+    /// Calls once more on every open connection, some at a time; true when that is done.
+    pub(crate) fn ping(&mut self) -> bool {
+        self.desk.ping(&mut self.client)
     }
 
     /// Closes every connection in order.

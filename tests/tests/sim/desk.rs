@@ -42,6 +42,8 @@ pub(crate) struct Desk {
     claims: Vec<(u64, Claim)>,
     /// Calls without a reply that were sent: errors may come all the same, to nobody.
     pub(crate) told: u64,
+    /// Links that have been called once more.
+    pinged: usize,
     /// Calls that were not answered for want of the other side's memory, or because it drains, by group.
     pub(crate) turned_away: Vec<u64>,
 }
@@ -123,6 +125,7 @@ impl Desk {
             next_token: 0,
             runs: runs.clone(),
             claims: Vec::new(),
+            pinged: 0,
             told: 0,
             turned_away: vec![0; plan.groups.len()],
         }
@@ -359,15 +362,19 @@ impl Desk {
         }
     }
 
-    /// Calls once more on every open connection: none has run out of credits.
-    pub(crate) fn ping(&mut self, client: &mut LocalClient<Device>) {
-        for link in 0..self.links.len() {
+    /// Calls once more on every open connection: none has run out of credits. As many at a time as there is memory for: true once every one
+    /// has been called.
+    pub(crate) fn ping(&mut self, client: &mut LocalClient<Device>) -> bool {
+        let first = self.pinged;
+        for link in first..self.links.len() {
             let Link { connection, hostile, room, .. } = self.links[link];
-            if client.is_open(connection) && !hostile && room > 0 {
-                let ping = self.call(client, link, Shape::ping());
-                assert!(ping, "{}: no memory though nothing is under way", self.journal.who());
+            if client.is_open(connection) && !hostile && room > 0 && !self.call(client, link, Shape::ping()) {
+                assert!(link > first, "{}: no memory though nothing is under way", self.journal.who());
+                return false;
             }
+            self.pinged = link + 1;
         }
+        true
     }
 
     /// The shard ends at once: each call has ended all the same.

@@ -211,11 +211,10 @@ impl Host {
         self.client.shard().fabric().windows() == 0 && self.client.stats().exposed_buffers == 0
     }
 
-    /// Calls every client once more.
-    pub(crate) fn ping(&mut self) {
-        if !self.retired && self.plan.reverse != rpcrdma::wire::properties::ReverseSupport::None {
-            self.desk.ping(&mut self.client);
-        }
+    /// Calls every client once more, some at a time; true when that is done.
+    pub(crate) fn ping(&mut self) -> bool {
+        let calls = !self.retired && self.plan.reverse != rpcrdma::wire::properties::ReverseSupport::None;
+        !calls || self.desk.ping(&mut self.client)
     }
 }
 

@@ -336,9 +336,13 @@ impl World {
         self.until("memory stays exposed", |world| {
             world.callers.iter_mut().all(Caller::is_quiet) && world.hosts.iter_mut().all(Host::is_quiet)
         });
-        self.callers.iter_mut().for_each(Caller::ping);
-        self.hosts.iter_mut().for_each(Host::ping);
-        self.until("connections do not work any more", World::is_idle);
+        let mut all = false;
+        while !all {
+            all = true;
+            self.callers.iter_mut().for_each(|caller| all &= caller.ping());
+            self.hosts.iter_mut().for_each(|host| all &= host.ping());
+            self.until("connections do not work any more", World::is_idle);
+        }
     }
 
     /// No call is under way that has not ended for whoever made it.
