@@ -18,6 +18,20 @@ const MAGICS: [[u8; 4]; 5] = [
 const BUFFER: usize = 1 << 20;
 const LARGEST_BUFFER: usize = 1 << 28;
 
+/// How a pcapng section writes numbers, once one has begun.
+type Order = Option<fn([u8; 4]) -> u32>;
+
+/// Whether the next block of a section says that it is shorter than its own frame, its type and its two lengths: the parser takes them off
+/// without looking.
+fn is_too_short(data: &[u8], order: Order) -> bool {
+    const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
+    let (Some(order), Some(kind), Some(length)) = (order, data.get(..4), data.get(4..8)) else {
+        return false;
+    };
+    // That one says in which order its length is.
+    kind != SECTION_HEADER && length.first_chunk().is_some_and(|length| order(*length) < 12)
+}
+
 /// Whether a file that starts with `head` is a capture.
 pub fn is_capture(head: &[u8]) -> bool {
     head.first_chunk().is_some_and(|magic| MAGICS.contains(magic))
@@ -60,9 +74,14 @@ pub fn read<R: Read + Send, E: From<CaptureError>>(
 ) -> Result<u64, E> {
     let mut frame = 0;
     let mut links = Vec::new();
+    let mut order: Order = None;
     let mut capacity = BUFFER;
     let mut reader = create_reader(capacity, source).map_err(|error| bad(&error, 0))?;
     loop {
+        if is_too_short(reader.data(), order) {
+            let reason = "a block shorter than its frame".to_owned();
+            return Err(CaptureError::Bad { frames: frame, reason }.into());
+        }
         match reader.next() {
             Ok((length, block)) => {
                 let found = match &block {
@@ -71,7 +90,9 @@ pub fn read<R: Read + Send, E: From<CaptureError>>(
                         None
                     }
                     PcapBlockOwned::Legacy(record) => Some((0, record.data)),
-                    PcapBlockOwned::NG(Block::SectionHeader(_)) => {
+                    PcapBlockOwned::NG(Block::SectionHeader(section)) => {
+                        order =
+                            Some(if section.big_endian() { u32::from_be_bytes } else { u32::from_le_bytes });
                         links.clear();
                         None
                     }

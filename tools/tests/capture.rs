@@ -159,6 +159,21 @@ fn a_record_that_only_says_that_it_is_long_takes_no_memory() {
 }
 
 /// The stored table is what tshark says today, where there is a tshark.
+/// Whatever the order of bytes, and whatever block it is.
+#[test]
+fn a_block_that_is_shorter_than_its_frame_ends_the_capture() {
+    for big in [false, true] {
+        let word = |n: u32| if big { n.to_be_bytes() } else { n.to_le_bytes() };
+        let section = [0x0A0D_0D0A, 28, 0x1A2B_3C4D, if big { 1 << 16 } else { 1 }, u32::MAX, u32::MAX, 28];
+        for (kind, length) in [(0x8000_0001, 4), (0x8000_0001, 11), (6, 8), (77, 0)] {
+            let words = section.into_iter().chain([kind, length, 0, 0, 0]);
+            let file: Vec<u8> = words.flat_map(word).collect();
+            let end = capture::read(&file[..], |_| Ok::<_, CaptureError>(()));
+            assert!(matches!(end, Err(CaptureError::Bad { frames: 0, .. })), "{kind:#x} {length}: {end:?}");
+        }
+    }
+}
+
 #[test]
 fn the_table_is_fresh() {
     let stored = std::fs::read_to_string(format!("{DATA}/nfs3-linux61.tshark.tsv")).expect("test data");
