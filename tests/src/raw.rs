@@ -94,6 +94,11 @@ fn params(private_data: &[u8]) -> ConnectParams {
     }
 }
 
+fn post_receives(fabric: &mut AnyFabric, messages: &Pool, count: usize) {
+    let mut bufs: Vec<_> = (0..count).map_while(|_| messages.alloc(RECEIVE)).collect();
+    fabric.post_recv(None, &mut bufs);
+}
+
 impl RawPeer {
     /// Connects as a client that offers windowed credits; panics if it is refused.
     pub fn connect(address: &Address) -> Self {
@@ -163,15 +168,10 @@ impl RawPeer {
     /// Why it cannot be.
     pub fn begin(address: &Address, private_data: &[u8]) -> Result<Self, String> {
         let (mut fabric, messages, exposed) = device(address);
+        post_receives(&mut fabric, &messages, RECEIVES);
         let qp =
             fabric.connect(address.fabric_address(), &params(private_data)).map_err(|e| e.to_string())?;
-        Ok(Self::new(fabric, messages, exposed, qp, 0))
-    }
-
-    fn new(fabric: AnyFabric, messages: Pool, exposed: Pool, qp: QpId, told: u32) -> Self {
-        let mut peer = Self::bare(fabric, messages, exposed, qp, told);
-        peer.refill(RECEIVES);
-        peer
+        Ok(Self::bare(fabric, messages, exposed, qp, 0))
     }
 
     fn bare(fabric: AnyFabric, messages: Pool, exposed: Pool, qp: QpId, told: u32) -> Self {
@@ -212,11 +212,9 @@ impl RawPeer {
     }
 
     fn refill(&mut self, count: usize) {
-        if self.deaf {
-            return;
+        if !self.deaf {
+            post_receives(&mut self.fabric, &self.messages, count);
         }
-        let mut bufs: Vec<_> = (0..count).map_while(|_| self.messages.alloc(RECEIVE)).collect();
-        self.fabric.post_recv(None, &mut bufs);
     }
 
     fn establish(&mut self) -> Result<(), String> {
@@ -487,7 +485,7 @@ impl RawListener {
     pub fn try_accept(mut self: Box<Self>) -> Result<RawPeer, Box<Self>> {
         match self.take_request() {
             Some((qp, private_data)) => {
-                let mut peer = RawPeer::new(self.fabric, self.messages, self.exposed, qp, 1);
+                let mut peer = RawPeer::bare(self.fabric, self.messages, self.exposed, qp, 1);
                 peer.private_data = private_data;
                 Ok(peer)
             }
@@ -506,7 +504,7 @@ impl RawListener {
                 let fabric = std::mem::replace(&mut self.fabric, fabric);
                 let messages = std::mem::replace(&mut self.messages, messages);
                 let exposed = std::mem::replace(&mut self.exposed, exposed);
-                let mut peer = RawPeer::new(fabric, messages, exposed, qp, 1);
+                let mut peer = RawPeer::bare(fabric, messages, exposed, qp, 1);
                 peer.private_data = private_data;
                 peer.establish().expect("established");
                 return peer;
@@ -522,6 +520,8 @@ impl RawListener {
         self.fabric.poll_control(&mut events);
         events.into_iter().find_map(|event| match event {
             ControlEvent::ConnectRequest { request, private_data, .. } => {
+                // The client need not wait for Receives that come after the answer.
+                post_receives(&mut self.fabric, &self.messages, RECEIVES);
                 let qp = self.fabric.accept(request, &params(&self.private_data)).ok()?;
                 Some((qp, private_data))
             }
