@@ -307,7 +307,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
         self.inner.poll_control(events);
         for event in &events[before..] {
             match event {
-                ControlEvent::Established { qp, .. } => self.live.push(*qp),
+                ControlEvent::Established { qp, .. } if !self.live.contains(qp) => self.live.push(*qp),
                 ControlEvent::Disconnected { qp, .. } => {
                     self.live.retain(|id| id != qp);
                     if let Some(doomed) = self.failed_here(*qp) {
@@ -389,6 +389,12 @@ impl<F: Fabric> Fabric for Chaos<F> {
         let end = before.saturating_add(max);
         self.polls += 1;
         let n = self.inner.poll_cq(out, max);
+        // A message may come, and be answered, before the connection manager's last word.
+        for message in out[before..].iter().filter(|c| c.buf.is_some() && c.status.is_ok()) {
+            if !self.live.contains(&message.qp) && !self.broken.contains(&message.qp) {
+                self.live.push(message.qp);
+            }
+        }
         if n < max {
             self.end_doomed(out, end);
         }
