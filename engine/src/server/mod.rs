@@ -180,7 +180,7 @@ pub struct Undrained {
 }
 
 /// What is kept of the time of a drain for cutting off what has not ended.
-const CUT: Duration = Duration::from_millis(100);
+const CUT: Duration = Duration::from_secs(1);
 
 /// Looks again now and then, until a time.
 struct Until(Option<Instant>);
