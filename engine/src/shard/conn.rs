@@ -487,11 +487,6 @@ impl Conn {
         }
     }
 
-    /// Calls of the peer are taken: it may make this side hold memory for replies.
-    pub(super) fn serves(&self) -> bool {
-        self.proto.config().takes_calls
-    }
-
     /// A free exposure; its index names it in work requests.
     pub(super) fn new_exposure(&mut self) -> u32 {
         self.free_exposures.pop().unwrap_or_else(|| {

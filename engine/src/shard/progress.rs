@@ -126,9 +126,9 @@ impl<F: Fabric> Shard<F> {
             let Some(mut conn) = self.conns[slot].take() else { continue };
             if self.look(&mut conn, elapsed, limit) {
                 ended += 1;
-            } else if conn.progress.unheard() >= timeout / 4 && conn.has_unsignalled() && conn.serves() {
+            } else if conn.progress.unheard() >= timeout / 4 {
                 // Of the last Sends nothing may ever be heard: they are asked for.
-                self.write_nothing(&mut conn);
+                self.nudge(&mut conn);
             }
             self.put(conn);
         }
