@@ -13,15 +13,14 @@ use rpcrdma_tests::*;
 
 use super::hostile_client::{be, ping, unharmed};
 
-/// Forty of them.
-const MANY: u32 = 40;
+/// Forty of them; fewer where each is a device, of which an emulated machine has not so much memory.
+fn many() -> u32 {
+    if place::on_device() { 12 } else { 40 }
+}
 
-/// Each peer here is a device of its own, and deadlines are short: too much for a machine that is emulated.
-fn is_too_much() -> bool {
-    if place::on_device() {
-        println!("not run: so many devices, and such short deadlines, on an emulated machine");
-    }
-    place::on_device()
+/// A deadline that those who behave can keep, on a machine that is emulated, too.
+fn deadline(milliseconds: u64) -> Duration {
+    Duration::from_millis(if place::on_device() { 10 * milliseconds } else { milliseconds })
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
@@ -56,7 +55,7 @@ fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
     }
 }
 
-/// Everything that the forty ask for, somebody else gets.
+/// Everything that they ask for, somebody else gets.
 fn is_served(witness: &mut LocalClient, continues: bool) {
     unharmed(witness);
     for seed in 0..3 {
@@ -70,28 +69,25 @@ fn is_served(witness: &mut LocalClient, continues: bool) {
 }
 
 #[test]
-fn forty_clients_that_never_read_take_no_memory_from_others() {
-    if is_too_much() {
-        return;
-    }
+fn many_clients_that_never_read_take_no_memory_from_others() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
         let mut world = World::new("hoard");
         let address = serve(&mut world, Config { scheme, receives: 4096, ..small() });
         let mut witness = world.client(&address, Config { scheme, ..small() });
         let mut peers = Vec::new();
-        for n in 0..MANY {
+        for n in 0..many() {
             let mut peer = RawPeer::connect_as(&address, version(scheme));
             ping(&mut peer, 1);
             hoard(&mut peer, &mut witness);
             peers.push(peer);
-            if n % 8 == 7 {
+            if n % 4 == 3 {
                 is_served(&mut witness, scheme != Scheme::V1);
             }
         }
         let stats = &world.server().stats()[0];
         assert_eq!(
             stats.connections,
-            u64::from(MANY) + 1,
+            u64::from(many()) + 1,
             "{scheme:?}: none has come to an end by another way"
         );
         is_served(&mut witness, scheme != Scheme::V1);
@@ -100,17 +96,18 @@ fn forty_clients_that_never_read_take_no_memory_from_others() {
 
 #[test]
 fn a_client_that_never_reads_is_ended() {
-    if is_too_much() {
-        return;
-    }
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
         let mut world = World::new("deadline");
-        let progress_timeout = Duration::from_millis(400);
+        let progress_timeout = deadline(400);
         let address = serve(&mut world, Config { scheme, progress_timeout, ..small() });
         let mut witness = world.client(&address, Config { scheme, ..small() });
         let mut peer = RawPeer::connect_as(&address, version(scheme));
         ping(&mut peer, 1);
         hoard(&mut peer, &mut witness);
+        if place::on_device() && scheme == Scheme::V1 {
+            // Its device takes all that by itself.
+            continue;
+        }
         assert!(settles(|| world.server().stats()[0].peers_stalled == 1), "{scheme:?}: it goes on for ever");
         assert!(settles(|| world.server().stats()[0].connections == 1));
         is_served(&mut witness, scheme != Scheme::V1);
@@ -121,7 +118,7 @@ fn a_client_that_never_reads_is_ended() {
 #[test]
 fn a_message_that_is_never_ended_ends_its_connection() {
     let mut world = World::new("half-sent");
-    let progress_timeout = Duration::from_millis(200);
+    let progress_timeout = deadline(200);
     let address = serve(&mut world, Config { progress_timeout, ..small() });
     let mut witness = world.client(&address, small());
     let mut peer = RawPeer::connect(&address);
@@ -142,7 +139,7 @@ fn a_message_that_is_never_ended_ends_its_connection() {
 #[test]
 fn a_client_that_grants_nothing_for_its_replies_is_ended() {
     let mut world = World::new("no-grant");
-    let progress_timeout = Duration::from_millis(200);
+    let progress_timeout = deadline(200);
     let address = serve(&mut world, Config { progress_timeout, ..small() });
     let mut witness = world.client(&address, small());
     let mut peer = RawPeer::connect_silently(&address);
@@ -161,11 +158,8 @@ fn a_client_that_grants_nothing_for_its_replies_is_ended() {
 /// Nothing of what it has sent is heard of but what is signalled: that is not held against its peer.
 #[test]
 fn a_client_that_is_quiet_is_not_ended() {
-    if is_too_much() {
-        return;
-    }
     let mut world = World::new("quiet");
-    let progress_timeout = Duration::from_millis(100);
+    let progress_timeout = deadline(100);
     let address = serve(&mut world, Config { progress_timeout, ..small() });
     let mut quiet = world.client(&address, Config { progress_timeout, ..small() });
     let mut busy = world.client(&address, small());
@@ -200,7 +194,9 @@ impl Crowd {
 
     /// Takes what becomes of them; those that were ended knock again.
     fn knock_again(&mut self) {
-        let mut events = Vec::new();
+        let (mut events, mut completions) = (Vec::new(), Vec::new());
+        // The end of a connection is told when there are no completions before it.
+        self.fabric.poll_cq(&mut completions, 64);
         self.fabric.poll_control(&mut events);
         for event in events {
             let (ControlEvent::Rejected { qp, .. }
@@ -218,9 +214,6 @@ impl Crowd {
 
 #[test]
 fn connections_that_say_nothing_lock_nobody_out() {
-    if is_too_much() {
-        return;
-    }
     let mut world = World::new("knock");
     let address = serve(&mut world, small());
     let mut witness = world.client(&address, small());
@@ -247,11 +240,8 @@ fn connections_that_say_nothing_lock_nobody_out() {
 
 #[test]
 fn connections_that_fell_silent_lock_nobody_out() {
-    if is_too_much() {
-        return;
-    }
     let mut world = World::new("silent");
-    let silent_after = Duration::from_millis(100);
+    let silent_after = deadline(100);
     let address = serve(&mut world, Config { silent_after, ..small() });
     let mut witness = world.client(&address, small());
     let mut peers = Vec::new();
@@ -279,7 +269,7 @@ fn connections_that_fell_silent_lock_nobody_out() {
 #[test]
 fn a_connection_that_is_not_set_up_in_time_is_over() {
     let mut world = World::new("set-up");
-    let setup_timeout = Duration::from_millis(100);
+    let setup_timeout = deadline(100);
     // Of version 1 the first message may come at any time.
     for version_1 in [false, true] {
         let address = serve(&mut world, Config { setup_timeout, version_1, ..small() });
