@@ -108,10 +108,6 @@ mod tests {
         }
     }
 
-    fn reaper(threads: usize, most: usize) -> &'static Reaper<Thing> {
-        Box::leak(Box::new(Reaper::new("test-reaper", threads, most)))
-    }
-
     /// Bounds hangs, measures nothing.
     fn next(is_gone: &Receiver<u32>) -> u32 {
         is_gone.recv_timeout(Duration::from_secs(20)).expect("it is dropped")
@@ -119,7 +115,8 @@ mod tests {
 
     #[test]
     fn one_that_takes_long_delays_no_other() {
-        let reaper = reaper(3, 8);
+        static REAPER: Reaper<Thing> = Reaper::new("test-reaper", 3, 8);
+        let reaper = &REAPER;
         let (gone, is_gone) = channel();
         let (release, wait) = channel();
         let (release_2, wait_2) = channel();
@@ -140,7 +137,8 @@ mod tests {
 
     #[test]
     fn it_says_when_too_many_wait() {
-        let reaper = reaper(1, 4);
+        static REAPER: Reaper<Thing> = Reaper::new("test-reaper", 1, 4);
+        let reaper = &REAPER;
         let (gone, is_gone) = channel();
         let (release, wait) = channel();
         reaper.dispose(Thing(0, gone.clone(), Some(wait)));

@@ -519,8 +519,9 @@ fn messages_out_of_place() {
 #[test]
 fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
     const MOST: usize = 64;
+    static BUDGET: Budget = Budget::new(MOST);
     let mut town = Town::new("mappings");
-    let budget: &'static Budget = Box::leak(Box::new(Budget::new(MOST)));
+    let budget = &BUDGET;
     town.server.common.peer_memory = PeerMemory::new(budget);
     let show = |intruder: &Intruder, id| {
         let _ = Message::Region { id, bytes: 4096 }.send(intruder.socket.as_fd(), &[sealed(4096).fd()]);
@@ -569,7 +570,8 @@ fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
 #[test]
 fn long_memory_gives_its_place_back() {
     const LEN: usize = 256 << 20;
-    let budget: &'static Budget = Box::leak(Box::new(Budget::new(4)));
+    static BUDGET: Budget = Budget::new(4);
+    let budget = &BUDGET;
     let mut memory = PeerMemory::new(budget);
     let long = sealed(LEN);
     let show = || long.fd().try_clone_to_owned().expect("a descriptor");
