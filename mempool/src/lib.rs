@@ -44,6 +44,7 @@ mod core;
 mod error;
 mod home;
 mod host;
+#[cfg_attr(miri, path = "map_miri.rs")]
 mod map;
 mod owner;
 mod pool;

@@ -153,6 +153,7 @@ const UNSAFE: &[&str] = &[
     "mempool/src/buf.rs",
     "mempool/src/core.rs",
     "mempool/src/map.rs",
+    "mempool/src/map_miri.rs",
     "mempool/src/pool.rs",
     "mempool/src/ring.rs",
     "mempool/src/shared.rs",

@@ -11,7 +11,7 @@ mod real {
 
     #[test]
     fn a_sleeper_wakes_for_each_item() {
-        const ITEMS: usize = 2_000;
+        const ITEMS: usize = if cfg!(miri) { 50 } else { 2_000 };
         let mut sleeper = Sleeper::new(Wake::Thread);
         let (signal, items) = (sleeper.signal(), Arc::new(AtomicUsize::new(0)));
         let seen = Arc::new(AtomicUsize::new(0));

@@ -30,13 +30,14 @@ fn collect_all<J, D>(port: &mut ShardPort<u64, J, D>, sleeper: &mut Sleeper) -> 
 
 #[test]
 fn every_job_comes_back_once_under_back_pressure() {
+    const JOBS: u64 = if cfg!(miri) { 40 } else { 2_000 };
     for idle in [IdlePolicy::Event, IdlePolicy::Poll, IdlePolicy::Adaptive { spin: 10 }] {
         let pool = WorkerPool::new(&config(2, 4, idle), |n: u64| n * n).unwrap();
         let mut sleeper = Sleeper::new(Wake::Thread);
         let mut port = pool.attach_shard(&sleeper.signal());
         let (mut sent, mut got, mut refused) = (0u64, BTreeMap::new(), 0);
-        while got.len() < 2_000 {
-            while sent < 2_000 {
+        while got.len() < JOBS as usize {
+            while sent < JOBS {
                 match port.dispatch(sent, sent + 7) {
                     Ok(()) => sent += 1,
                     Err(back) => {
@@ -65,7 +66,7 @@ fn two_shards_share_the_workers_and_get_their_own_results() {
             let mut sleeper = Sleeper::new(Wake::Thread);
             let mut port = pool.attach_shard(&sleeper.signal());
             std::thread::spawn(move || {
-                for round in 0..500 {
+                for round in 0..if cfg!(miri) { 10 } else { 500 } {
                     for key in 0..8 {
                         port.dispatch(key, shard * 1_000_000 + round * 10 + key).unwrap();
                     }
@@ -157,7 +158,7 @@ fn a_stop_finishes_what_was_dispatched_and_refuses_the_rest() {
 /// Dispatches all the while the pool stops: each job ends, run or refused.
 #[test]
 fn jobs_that_meet_the_stop_come_back() {
-    for round in 0..200 {
+    for round in 0..if cfg!(miri) { 5 } else { 200 } {
         let pool = WorkerPool::new(&config(1, 4, IdlePolicy::Event), |n: u64| n).unwrap();
         let mut sleeper = Sleeper::new(Wake::Thread);
         let mut port = pool.attach_shard(&sleeper.signal());
