@@ -86,6 +86,8 @@ impl Meta {
 /// One size class, with its free list. The list belongs to the owner thread.
 pub(crate) struct ClassList {
     placed: Placed,
+    /// Buffers of this class and of all larger ones.
+    fitting: usize,
     /// `stack[..free]`: free buffers. The last one freed is the first to go out, cache-warm.
     stack: Box<[Cell<Option<NonNull<Meta>>>]>,
     free: Cell<usize>,
@@ -94,10 +96,11 @@ pub(crate) struct ClassList {
 }
 
 impl ClassList {
-    /// With room for all its buffers, and none of them.
-    fn new(placed: &Placed) -> Self {
+    /// With room for all its buffers, and none of them. `larger`: buffers of larger classes.
+    fn new(placed: &Placed, larger: usize) -> Self {
         Self {
             placed: *placed,
+            fitting: placed.count + larger,
             stack: (0..placed.count).map(|_| Cell::new(None)).collect(),
             free: Cell::new(0),
             low_water: Cell::new(placed.count),
@@ -114,6 +117,12 @@ impl ClassList {
     /// Buffers there are.
     pub(crate) fn count(&self) -> usize {
         self.placed.count
+    }
+
+    /// Buffers there are that hold what one of these holds.
+    #[inline]
+    pub(crate) fn fitting(&self) -> usize {
+        self.fitting
     }
 
     /// Takes a free buffer. Owner thread only.
@@ -139,6 +148,7 @@ impl ClassList {
     }
 
     /// Buffers on the free list. Owner thread only.
+    #[inline]
     pub(crate) fn free(&self) -> usize {
         self.free.get()
     }
@@ -179,11 +189,12 @@ impl Core {
     /// Owned by this thread, all buffers free. `offset`: a range of the arena that is this pool's.
     pub(crate) fn new(arena: Arena, offset: usize, placed: &[Placed]) -> NonNull<Self> {
         let count = placed.iter().map(|class| class.count).sum();
+        let larger = |class: &Placed| count - class.first as usize - class.count;
         let core = NonNull::from(Box::leak(Box::new(Self {
             owner: AtomicU64::new(owner::enlist()),
             arena,
             offset,
-            classes: placed.iter().map(ClassList::new).collect(),
+            classes: placed.iter().map(|class| ClassList::new(class, larger(class))).collect(),
             metas: OnceCell::new(),
             leaked: AtomicU64::new(0),
             home: Home::new(count),

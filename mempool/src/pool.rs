@@ -65,6 +65,18 @@ impl Pool {
         None
     }
 
+    /// Takes a buffer as [`alloc`](Self::alloc) does, if the smallest class that fits has one, and `enough` says yes to what
+    /// [`first_room`](Self::first_room) would say.
+    #[inline]
+    pub fn alloc_if(&self, len: usize, enough: impl FnOnce(usize, usize) -> bool) -> Option<Buf> {
+        let list = self.core().classes().iter().find(|list| list.size() >= len)?;
+        if list.free() == 0 || !enough(list.free(), list.fitting()) {
+            return None;
+        }
+        // SAFETY: as in `alloc`.
+        list.pop().map(|meta| unsafe { Buf::new(meta, len as u32) })
+    }
+
     #[cold]
     fn refuse(&self, len: usize) {
         if self.core().classes().last().is_none_or(|largest| len > largest.size()) {
@@ -105,6 +117,13 @@ impl Pool {
     pub fn room(&self, len: usize) -> (usize, usize) {
         let fitting = self.core().classes().iter().filter(|list| list.size() >= len);
         fitting.fold((0, 0), |(free, count), list| (free + list.free(), count + list.count()))
+    }
+
+    /// The same, but of those that are free only the ones that [`alloc`](Self::alloc) takes first, those of the smallest class: this is quick.
+    #[inline]
+    pub fn first_room(&self, len: usize) -> (usize, usize) {
+        let first = self.core().classes().iter().find(|list| list.size() >= len);
+        first.map_or((0, 0), |list| (list.free(), list.fitting()))
     }
 
     /// Starts the low-water marks anew.

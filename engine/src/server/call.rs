@@ -285,7 +285,9 @@ impl ServerCall {
             let word = self.word_before(index);
             if let Some(buf) = self.reads.get_mut(index).and_then(|read| read.buf.as_mut()) {
                 let len = binding.argument_len(buf.len(), word);
-                buf.set_window(buf.start(), len);
+                if len < buf.len() {
+                    buf.set_window(buf.start(), len);
+                }
             }
         }
     }

@@ -63,8 +63,7 @@ impl<F: Fabric> Shard<F> {
         call.message = Some(message);
         let entry = services.entry(index);
         let len = HEADROOM_PLAIN + entry.reply_room;
-        let at_once = entry.plain && !self.is_over_share(conn, len);
-        let reply = if at_once { self.pool.alloc(len) } else { None };
+        let reply = if entry.plain { self.alloc_in_share(conn, len) } else { None };
         let Some(reply) = reply else {
             self.fetch.clear();
             return self.serve(conn, call, Ok(()));

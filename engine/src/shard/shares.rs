@@ -46,26 +46,52 @@ impl Shares {
     /// Whether a connection that holds memory for so many calls, the one at hand among them, is beyond its share, where `free` of `count`
     /// buffers would do.
     fn is_beyond(&self, held: usize, free: usize, count: usize) -> bool {
-        let short = free * LAST < count;
+        let short = is_short(free, count);
         self.few.set(if short { 1 } else { self.usual });
         short && held > (count / PART).max(1)
     }
 }
 
+/// Whether the last part is begun of so many buffers, of which so many are free.
+#[inline(always)]
+fn is_short(free: usize, count: usize) -> bool {
+    free * LAST < count
+}
+
 impl<F: Fabric> Shard<F> {
-    /// Whether a call that needs a buffer of `len` bytes must wait because of what its connection holds already.
+    /// A buffer of `len` bytes for a call, unless that must wait because of what its connection holds already.
     #[inline(always)]
-    pub(super) fn is_over_share(&self, conn: &Conn, len: usize) -> bool {
+    pub(super) fn alloc_in_share(&self, conn: &Conn, len: usize) -> Option<Buf> {
+        // The smallest that would do are almost always so many that nobody is beyond a share.
+        let first = self.pool.alloc_if(len, |free, count| !is_short(free, self.shared(len, count)));
+        first.or_else(|| self.alloc_unless_over_share(conn, len))
+    }
+
+    #[inline(never)]
+    fn alloc_unless_over_share(&self, conn: &Conn, len: usize) -> Option<Buf> {
+        if self.is_over_share(conn, len) { None } else { self.pool.alloc(len) }
+    }
+
+    /// Whether a call that needs a buffer of `len` bytes must wait because of what its connection holds already.
+    fn is_over_share(&self, conn: &Conn, len: usize) -> bool {
         conn.held() > self.shares.few.get() && self.is_beyond_share(conn, len)
     }
 
     /// The same, of a call that needs bulk memory: each one counts.
     #[inline(never)]
     pub(super) fn is_beyond_share(&self, conn: &Conn, len: usize) -> bool {
-        let (free, count) = self.pool.room(len);
-        // Posted Receives are not there to be shared.
+        let (first, count) = self.pool.first_room(len);
+        let count = self.shared(len, count);
+        // Larger ones need not be counted where the smallest that would do are enough.
+        let free = if is_short(first, count) { self.pool.room(len).0 } else { first };
+        self.shares.is_beyond(conn.held(), free, count)
+    }
+
+    /// Of `count` buffers that hold `len` bytes, those that are there to be shared: not the posted Receives.
+    #[inline(always)]
+    fn shared(&self, len: usize, count: usize) -> usize {
         let posted = if len <= self.configured_receive { self.posted + self.receives.len() } else { 0 };
-        self.shares.is_beyond(conn.held(), free, count.saturating_sub(posted))
+        count.saturating_sub(posted)
     }
 
     /// Whether a call must wait until its connection holds less. What is to be read for it is in `self.fetch`.

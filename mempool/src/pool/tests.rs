@@ -26,6 +26,14 @@ fn the_smallest_class_that_fits_and_then_larger_ones() {
     assert_eq!(stats.oversize, 1);
     bufs.truncate(1);
     assert_eq!([1, 65].map(|len| pool.room(len)), [(3, 4), (2, 2)]);
+    assert_eq!([1, 65, 4097].map(|len| pool.first_room(len)), [(1, 4), (1, 2), (0, 0)]);
+    assert!(pool.alloc_if(65, |free, count| (free, count) != (1, 2)).is_none());
+    let last = pool.alloc_if(65, |free, count| (free, count) == (1, 2)).unwrap();
+    assert_eq!((last.len(), last.capacity()), (65, 1024));
+    // It is for those to whom the smallest class is enough.
+    assert!(pool.alloc_if(65, |_, _| true).is_none());
+    assert!(pool.alloc_if(4097, |_, _| true).is_none());
+    drop(last);
     let stats = pool.stats();
     assert_eq!(stats.classes.iter().map(|class| class.free).collect::<Vec<_>>(), [1, 1, 1]);
     assert_eq!(stats.classes.iter().map(|class| class.low_water).collect::<Vec<_>>(), [0, 0, 0]);
