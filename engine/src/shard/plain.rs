@@ -94,7 +94,8 @@ impl<F: Fabric> Shard<F> {
         let len =
             chunks.read.map_or(0, |read| read.target.length).max(chunks.write.map_or(0, |to| to.length));
         let in_share = conn.held() <= 1 || !self.is_beyond_share(conn, len as usize);
-        let at_once = conn.plain_serving && self.waiting.is_empty() && in_share;
+        let first = self.waiting.is_empty() && conn.gated.is_empty();
+        let at_once = conn.plain_serving && first && in_share;
         let (Some(header), Some(services), true) = (header, &self.services, at_once) else {
             return self.plain_call_of_somebody(conn, call, plain, message);
         };

@@ -25,7 +25,7 @@ impl<F: Fabric> Shard<F> {
         if let Err(reject) = read {
             return self.reject(conn, call, reject);
         }
-        if self.exceeds_share(conn, &call) {
+        if self.must_wait(conn, &call) {
             return self.gate(conn, call);
         }
         self.start(conn, call);
@@ -189,7 +189,7 @@ impl<F: Fabric> Shard<F> {
             if let Err(reject) = read {
                 return self.reject(conn, call, reject);
             }
-            if self.exceeds_share(conn, &call) {
+            if self.must_wait(conn, &call) {
                 self.gate(conn, call);
             } else if let Err(call) = self.begin(conn, call) {
                 self.wait_for_memory(conn, call);

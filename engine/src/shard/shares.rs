@@ -3,7 +3,8 @@
 //! until its [deadline](super::progress) has come.
 //!
 //! What a connection holds is counted in calls: those that are being served, and those whose replies are not known to have left. A call beyond the share
-//! waits, with nothing but the message that it came in, until its own connection has come down to it. Nobody waits behind it.
+//! waits, with nothing but the message that it came in, until its own connection has come down to it. Nobody waits behind it but those calls of its
+//! connection that need bulk memory, too: they keep their order.
 //!
 //! Messages that come in parts have half of the long buffers: for one more the oldest of them makes room.
 
@@ -94,8 +95,25 @@ impl<F: Fabric> Shard<F> {
         count.saturating_sub(posted)
     }
 
-    /// Whether a call must wait until its connection holds less. What is to be read for it is in `self.fetch`.
-    pub(super) fn exceeds_share(&self, conn: &Conn, call: &ServerCall) -> bool {
+    /// Whether a call must wait until its connection holds less, or behind those that do. What is to be read for it is in `self.fetch`.
+    pub(super) fn must_wait(&mut self, conn: &mut Conn, call: &ServerCall) -> bool {
+        (!conn.gated.is_empty() && self.is_behind(conn, call)) || self.exceeds_share(conn, call)
+    }
+
+    /// Goes on with the calls that wait, as what they wait for may have come home by now; true if one that has come after them must not go
+    /// past those that are left.
+    #[cold]
+    fn is_behind(&mut self, conn: &mut Conn, call: &ServerCall) -> bool {
+        let fetch = take(&mut self.fetch);
+        self.resume(conn);
+        self.fetch = fetch;
+        let bulk = !self.fetch.is_empty() || !call.results.is_empty();
+        // What must not wait would be refused.
+        bulk && !conn.gated.is_empty() && !self.holds_what_others_wait_for(call)
+    }
+
+    /// Whether a call is beyond the share of its connection. What is to be read for it is in `self.fetch`.
+    fn exceeds_share(&self, conn: &Conn, call: &ServerCall) -> bool {
         let bulk = self.fetch.iter().map(|&(_, part)| part.length as usize).max();
         let Some(services) = &self.services else { return false };
         if call.message.is_none() {

@@ -1,9 +1,12 @@
 //! Calls that wait for the server's memory, and peers of version 1 with more calls under way than they were granted.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
 use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View};
-use rpcrdma::{CallError, Config, Scheme};
+use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, ServerCall, Services};
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -73,6 +76,86 @@ fn more_calls_than_buffers_are_all_served_in_their_order() {
         let stats = &world.server().stats()[0];
         assert!(stats.memory_waits >= CALLS, "{scheme:?}: {}", stats.memory_waits);
         assert_eq!((stats.calls_failed, stats.pool_empty), (0, 0), "{scheme:?}");
+    }
+}
+
+/// Has the shard stop in a handler.
+#[derive(Default)]
+struct Stops {
+    reached: AtomicU32,
+    passed: AtomicU32,
+}
+
+impl Stops {
+    fn stop(&self) {
+        let stop = self.reached.fetch_add(1, Ordering::SeqCst);
+        assert!(settles(|| self.passed.load(Ordering::SeqCst) > stop), "nobody goes on");
+    }
+}
+
+/// As memory comes home in the middle of a turn, a call that has arrived since meets it before those that wait do.
+#[test]
+fn what_comes_as_memory_comes_home_goes_behind_those_that_wait() {
+    for scheme in SCHEMES {
+        let (stops, order) = (Arc::new(Stops::default()), Arc::new(Mutex::new(Vec::new())));
+        let mut services = Services::new();
+        let stop = Arc::clone(&stops);
+        let echo = move |_: &mut ServerCall| {
+            stop.stop();
+            Ok(())
+        };
+        let (stop, log) = (Arc::clone(&stops), Arc::clone(&order));
+        let store = move |call: &mut ServerCall| {
+            let seed = *call.args().get(3).ok_or(Refusal::GarbageArguments)?;
+            log.lock().unwrap().push(seed);
+            if seed == 0 {
+                stop.stop();
+            }
+            Ok(())
+        };
+        services.add(PROGRAM, VERSION, ECHO, Procedure::new(echo));
+        services.add(PROGRAM, VERSION, STORE, Procedure::new(store).read_chunks(1, LEN).uncounted());
+        let mut world = World::new("behind");
+        let mut config = poor(scheme, 0);
+        // What wakes those that wait would hide it: a look now and then, and Sends of which it is heard that they have left.
+        (config.shard.control_interval_us, config.shard.signal_every) = (200_000, 1);
+        let address = world.serve_with(config, services);
+        let mut client = world.client(&address, rich(scheme));
+        let first = client.first();
+        let send = |client: &mut rpcrdma::client::LocalClient, seed: u32| {
+            let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
+            call.args_mut().copy_from_slice(&be(&[seed]));
+            let memory = client.alloc(first, LEN).unwrap();
+            call.send_chunk(4, memory).unwrap();
+            client.start(first, call, u64::from(seed));
+            client.flush();
+        };
+        let mut ended = 0;
+        let mut until = |client: &mut rpcrdma::client::LocalClient, calls: u32, stop: u32| {
+            assert!(settles(|| {
+                client.poll(|done| {
+                    done.result.expect("it is served");
+                    ended += 1;
+                });
+                ended >= calls && stops.reached.load(Ordering::SeqCst) >= stop
+            }));
+        };
+        // All of these are there at once: there is memory for two, and the third waits.
+        let call = client.prepare(ECHO, 0).unwrap();
+        client.start(first, call, 9);
+        until(&mut client, 0, 1);
+        (0..3).for_each(|seed| send(&mut client, seed));
+        stops.passed.store(1, Ordering::SeqCst);
+        until(&mut client, 0, 2);
+        // While the first is served, another one comes.
+        send(&mut client, 3);
+        stops.passed.store(2, Ordering::SeqCst);
+        // The client takes no reply until it has arrived, so that no Send has left.
+        assert!(settles(|| world.server().stats()[0].messages.chunked_received == 4));
+        until(&mut client, 5, 2);
+        assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3], "{scheme:?}");
+        let stats = &world.server().stats()[0];
+        assert!(stats.memory_waits >= 1 && stats.pool_empty == 0, "{scheme:?}: {stats:?}");
     }
 }
 
