@@ -170,9 +170,10 @@ fn a_warm_engine_allocates_nothing() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
         for (remote_invalidate, batch, signal_every) in [(true, true, 16), (false, false, 1)] {
             let mut world = World::new("alloc");
-            // A window that grows has larger tables.
-            let max_window = small().window;
-            let shard = Config { scheme, remote_invalidate, batch, signal_every, max_window, ..small() };
+            // A window that grows has larger tables: it starts with its most, for which there are Receives.
+            let (max_window, receives) = (small().window, 16 * small().window as usize);
+            let shard =
+                Config { scheme, remote_invalidate, batch, signal_every, max_window, receives, ..small() };
             let config = rpcrdma::server::ServerConfig { shard: shard.clone(), ..small_server() };
             let address = world.serve_with(config, services());
             let mut client = world.client(&address, shard);
