@@ -24,9 +24,14 @@ struct Counting;
 static COUNTS: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
+/// That is the harness's, which allocates when it says that a test takes long; the test has a thread of its own.
+fn is_main_thread() -> bool {
+    rustix::thread::gettid() == rustix::process::getpid()
+}
+
 fn count() {
     // Relaxed: threads are told apart by nothing, and the sum is read when all is quiet.
-    if COUNTS.load(Ordering::Relaxed) {
+    if COUNTS.load(Ordering::Relaxed) && !is_main_thread() {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -167,6 +172,10 @@ fn bulk_calls(client: &mut LocalClient, count: u64, depth: u64) {
 
 #[test]
 fn a_warm_engine_allocates_nothing() {
+    std::thread::spawn(allocates_nothing).join().expect("it allocates nothing");
+}
+
+fn allocates_nothing() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
         for (remote_invalidate, batch, signal_every) in [(true, true, 16), (false, false, 1)] {
             let mut world = World::new("alloc");
