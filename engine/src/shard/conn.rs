@@ -14,6 +14,7 @@ use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::{self, ErrorBody, Segment, Version};
 
+use super::assembly::Assembly;
 use super::chunks::ChunkMemory;
 use super::guests::Guest;
 use super::list::push;
@@ -198,7 +199,7 @@ pub(super) struct Conn {
     /// Calls given to workers and not back yet.
     pub(super) at_workers: u32,
     /// What has come of a message in parts.
-    pub(super) assembly: Option<Buf>,
+    pub(super) assembly: Option<Assembly>,
     /// When that began: the number of such messages that the shard had seen before.
     pub(super) assembly_age: u64,
     /// The message that goes out in parts, if one does.

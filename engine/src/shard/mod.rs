@@ -14,6 +14,7 @@
 //! | `shape` | the form that a call takes, and the chunks that go with it |
 //! | `answered` | the end of our calls: match the reply, revoke, tell, or send again |
 //! | `parts` | messages that go out in several |
+//! | `assembly` | messages that come in several |
 //! | `serving` | calls of the peer: fetch what they bring, run them |
 //! | `waiting` | calls of the peer for which there is no memory now |
 //! | `reading` | what a call says, held against what its procedure declares |
@@ -34,6 +35,7 @@
 //! | `thread` | a shard on a thread of its own: placement, idling |
 
 mod answered;
+mod assembly;
 mod changes;
 mod chunks;
 mod clock;
@@ -75,6 +77,7 @@ use crate::proto::exchange;
 use crate::server::{CallBoxes, ServerCall, Services};
 use crate::stats::ShardStats;
 
+use assembly::Assemblies;
 pub(crate) use chunks::ChunkMemory;
 use clock::Clock;
 pub use clock::SimulatedTime;
@@ -188,8 +191,8 @@ pub struct Shard<F: Fabric> {
     arriving: usize,
     /// What connections owe.
     watch: Watch,
-    /// Messages in parts that have begun, on all connections.
-    assemblies: u64,
+    /// Messages that come in parts, on all connections.
+    assemblies: Assemblies,
     /// When the last of them got what it needed, or the first began to wait, in nanoseconds.
     fed_at: u64,
     worked: Vec<(WorkKey, JobResult<Box<ServerCall>>)>,
@@ -300,7 +303,7 @@ impl<F: Fabric> Shard<F> {
             shares: Shares::new(config.signal_every),
             arriving: 0,
             watch: Watch::default(),
-            assemblies: 0,
+            assemblies: Assemblies::default(),
             worked: Vec::new(),
             sleeper: Sleeper::new(Wake::Fabric(fabric.waker())),
             inbox: None,

@@ -1,6 +1,7 @@
 //! One turn of the loop.
 
 use super::answered::read_reply;
+use super::assembly::Assembly;
 use super::conn::{Conn, Stage};
 use super::reading::read_call;
 use super::{MAX_BATCH, Shard};
@@ -243,12 +244,13 @@ impl<F: Fabric> Shard<F> {
                 }
                 if let (true, Ok(view)) = (kept, View::check(message, self.config.revision)) {
                     if first {
-                        self.assemblies += 1;
-                        conn.assembly_age = self.assemblies;
+                        conn.assembly_age = self.assemblies.begin();
                         let len = view.payload().len();
-                        conn.assembly = self.alloc_assembly(conn, len, 2 * self.config.inline);
-                        match &mut conn.assembly {
-                            Some(buf) => buf.set_window(0, 0),
+                        match self.alloc_assembly(conn, len, 2 * self.config.inline) {
+                            Some(mut buf) => {
+                                buf.set_window(0, 0);
+                                self.hold_assembly(conn, buf);
+                            }
                             // Else the last part would be taken for the whole.
                             None => conn.proto.spoil_sequence(),
                         }
@@ -277,7 +279,7 @@ impl<F: Fabric> Shard<F> {
     /// Appends a part to what has come of a message.
     #[cold]
     pub(super) fn assemble(&mut self, conn: &mut Conn, part: &[u8]) {
-        let Some(mut buf) = conn.assembly.take() else { return };
+        let Some(mut buf) = conn.assembly.take().map(Assembly::into_buf) else { return };
         let len = buf.len();
         if len + part.len() > buf.capacity() {
             let needed = len + part.len();
@@ -289,7 +291,7 @@ impl<F: Fabric> Shard<F> {
         }
         buf.set_window(0, len + part.len());
         buf[len..].copy_from_slice(part);
-        conn.assembly = Some(buf);
+        self.hold_assembly(conn, buf);
     }
 
     /// The last part of a reply has come.
@@ -304,7 +306,7 @@ impl<F: Fabric> Shard<F> {
     ) {
         let Ok(view) = View::check(&message, self.config.revision) else { return };
         self.assemble(conn, view.payload());
-        let Some(whole) = conn.assembly.take() else {
+        let Some(whole) = conn.assembly.take().map(Assembly::into_buf) else {
             return self.failed(conn, call, token, CallError::NoMemory, invalidated);
         };
         let read = read_reply(&view, &whole, 0, conn.exposure_of(call));

@@ -6,6 +6,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::Shard;
+use super::assembly::Assembly;
 use super::conn::{Conn, PendingReads, Stage};
 use super::reading::{Reject, read_lists, read_position_zero, read_rpc, reply_body};
 use super::replying::{reply_form, reply_headroom};
@@ -197,7 +198,7 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         self.assemble(conn, view.payload());
-        let Some(message) = conn.assembly.take() else {
+        let Some(message) = conn.assembly.take().map(Assembly::into_buf) else {
             return self.reject(conn, call, Reject::Transport(ErrorBody::System));
         };
         if read.is_ok() {

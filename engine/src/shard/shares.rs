@@ -5,8 +5,6 @@
 //! What a connection holds is counted in calls: those that are being served, and those whose replies are not known to have left. A call beyond the share
 //! waits, with nothing but the message that it came in, until its own connection has come down to it. Nobody waits behind it but those calls of its
 //! connection that need bulk memory, too: they keep their order.
-//!
-//! Messages that come in parts have half of the long buffers: for one more the oldest of them makes room.
 
 use std::cell::Cell;
 use std::mem::take;
@@ -194,43 +192,6 @@ impl<F: Fabric> Shard<F> {
         self.shares.gated -= conn.gated.len();
         for waiting in conn.gated.drain(..) {
             self.boxes.put(waiting.call);
-        }
-    }
-
-    /// A buffer for what comes in parts, and has so many bytes, or better `roomy` as many. `conn` is not in the table.
-    #[cold]
-    pub(super) fn alloc_assembly(&mut self, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
-        if self.may_assemble(roomy) {
-            if let Some(buf) = self.pool.alloc(roomy) {
-                return Some(buf);
-            }
-        } else if len > self.configured_receive && !self.may_assemble(len) {
-            self.drop_oldest_assembly(conn);
-        }
-        self.alloc(len)
-    }
-
-    /// Whether one more of the buffers of `len` bytes may go to a message in parts.
-    fn may_assemble(&self, len: usize) -> bool {
-        let (free, count) = self.pool.room(len);
-        let long = |buf: &Buf| buf.capacity() > self.configured_receive;
-        let all = || self.conns.iter().flatten().filter(|conn| conn.assembly.as_ref().is_some_and(long));
-        // No more can be in use for that than are in use at all.
-        free * 2 > count || all().count() < count / 2
-    }
-
-    /// Whoever began a message first, and has not ended it, loses it: all that comes of it yet is dropped, and it is answered with an error.
-    fn drop_oldest_assembly(&mut self, conn: &Conn) {
-        let long = |buf: &Buf| buf.capacity() > self.configured_receive;
-        let others = self.conns.iter_mut().flatten();
-        let oldest = others
-            .filter(|other| other.assembly.as_ref().is_some_and(long))
-            .min_by_key(|other| other.assembly_age)
-            .filter(|other| other.assembly_age < conn.assembly_age);
-        if let Some(other) = oldest {
-            other.assembly = None;
-            other.proto.spoil_sequence();
-            self.stats.pool_empty += 1;
         }
     }
 }

@@ -1,0 +1,150 @@
+//! What has come of messages in parts. They have at most half of the long buffers: for one more the oldest of them makes room.
+//!
+//! Who has such a buffer is written down where it is taken and where it goes: whatever peers send, connections are not counted for it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use rpcrdma_mempool::Buf;
+
+use super::Shard;
+use super::conn::Conn;
+use crate::fabric::Fabric;
+
+/// Connections with a long buffer for what they put together: their slots, by the age of the message.
+type Holders = Rc<RefCell<BTreeMap<u64, u32>>>;
+
+/// The messages in parts of all connections.
+#[derive(Debug, Default)]
+pub(super) struct Assemblies {
+    begun: u64,
+    long: Holders,
+}
+
+impl Assemblies {
+    /// One more begins: how many there were, with it.
+    pub(super) fn begin(&mut self) -> u64 {
+        self.begun += 1;
+        self.begun
+    }
+
+    /// What has come of the message of this age, of the connection in this slot, is in `buf`.
+    fn hold(&self, buf: Buf, is_long: bool, age: u64, slot: u32) -> Assembly {
+        let place = is_long.then(|| {
+            self.long.borrow_mut().insert(age, slot);
+            Place { age, among: Rc::clone(&self.long) }
+        });
+        Assembly { buf, _place: place }
+    }
+
+    /// Whether one more may have one of `count` buffers, of which so many are free.
+    fn may_grow(&self, free: usize, count: usize) -> bool {
+        // No more can be in use for that than are in use at all.
+        free * 2 > count || self.long.borrow().len() < count / 2
+    }
+
+    /// The slot of whoever has had a long buffer since before the message of this age began, for longest.
+    fn oldest(&self, before: u64) -> Option<u32> {
+        self.long.borrow().range(..before).next().map(|(_, &slot)| slot)
+    }
+}
+
+/// What has come of a message in parts.
+#[derive(Debug)]
+pub(super) struct Assembly {
+    buf: Buf,
+    _place: Option<Place>,
+}
+
+impl Assembly {
+    pub(super) fn into_buf(self) -> Buf {
+        self.buf
+    }
+}
+
+/// Among those who have long buffers, until it is dropped.
+#[derive(Debug)]
+struct Place {
+    age: u64,
+    among: Holders,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.among.borrow_mut().remove(&self.age);
+    }
+}
+
+impl<F: Fabric> Shard<F> {
+    /// A buffer for what comes in parts, and has so many bytes, or better `roomy` as many. `conn` is not in the table, and has none.
+    #[cold]
+    pub(super) fn alloc_assembly(&mut self, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
+        if self.may_assemble(roomy) {
+            if let Some(buf) = self.pool.alloc(roomy) {
+                return Some(buf);
+            }
+        } else if len > self.configured_receive && !self.may_assemble(len) {
+            self.drop_oldest_assembly(conn);
+        }
+        self.alloc(len)
+    }
+
+    /// What has come of the message of a connection is in this buffer.
+    #[cold]
+    pub(super) fn hold_assembly(&self, conn: &mut Conn, buf: Buf) {
+        let is_long = buf.capacity() > self.configured_receive;
+        conn.assembly = Some(self.assemblies.hold(buf, is_long, conn.assembly_age, conn.qp.slot));
+    }
+
+    /// Whether one more of the buffers of `len` bytes may go to a message in parts.
+    fn may_assemble(&self, len: usize) -> bool {
+        let (free, count) = self.pool.room(len);
+        self.assemblies.may_grow(free, count)
+    }
+
+    /// Whoever began a message first, and has not ended it, loses it: all that comes of it yet is dropped, and it is answered with an error.
+    fn drop_oldest_assembly(&mut self, conn: &Conn) {
+        let Some(slot) = self.assemblies.oldest(conn.assembly_age) else { return };
+        if let Some(other) = self.conns.get_mut(slot as usize).and_then(Option::as_mut) {
+            other.assembly = None;
+            other.proto.spoil_sequence();
+            self.stats.pool_empty += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
+
+    use super::*;
+
+    #[test]
+    fn long_buffers_are_counted_from_where_they_are_taken_to_where_they_go() {
+        let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+        let classes = vec![Class { size: 64, count: 8 }];
+        let pool = Pool::new(&PoolConfig { classes, arena }).expect("memory");
+        let mut all = Assemblies::default();
+        let mut hold = |is_long, slot| {
+            let age = all.begin();
+            (all.hold(pool.alloc(64).expect("a buffer"), is_long, age, slot), age)
+        };
+        let ((first, _), (second, _), (short, _), (third, last)) =
+            (hold(true, 7), hold(true, 5), hold(false, 6), hold(true, 3));
+        assert_eq!(all.oldest(last), Some(7));
+        assert_eq!(all.oldest(1), None, "nobody makes room for an older one");
+        assert!(!all.may_grow(0, 6) && all.may_grow(0, 8), "three have long buffers: half of six");
+        assert!(all.may_grow(4, 6), "most are free");
+        // It gets a longer one.
+        let grown = all.hold(first.into_buf(), true, 1, 7);
+        assert_eq!(all.oldest(last), Some(7));
+        drop((grown, short));
+        assert_eq!(all.oldest(last), Some(5));
+        drop(second);
+        assert_eq!(all.oldest(last), None, "the last one itself is not older");
+        assert!(!all.may_grow(0, 2) && all.may_grow(0, 4));
+        drop(third);
+        assert!(all.long.borrow().is_empty());
+    }
+}
