@@ -300,7 +300,7 @@ impl<F: Fabric> Shard<F> {
             repeats: VecDeque::new(),
             waiting: VecDeque::new(),
             fed_at: 0,
-            shares: Shares::new(config.signal_every),
+            shares: Shares::default(),
             arriving: 0,
             watch: Watch::default(),
             assemblies: Assemblies::default(),

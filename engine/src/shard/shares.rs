@@ -6,7 +6,6 @@
 //! waits, with nothing but the message that it came in, until its own connection has come down to it. Nobody waits behind it but those calls of its
 //! connection that need bulk memory, too: they keep their order.
 
-use std::cell::Cell;
 use std::mem::take;
 
 use rpcrdma_mempool::Buf;
@@ -25,30 +24,17 @@ const LAST: usize = 4;
 /// Calls that a connection may hold memory for while the pool is short: this part of what there is, or one.
 const PART: usize = 64;
 
-/// Whether the pool is short, and what waits for that reason.
-#[derive(Debug)]
+/// What waits because its connection is beyond its share.
+#[derive(Debug, Default)]
 pub(super) struct Shares {
-    /// Calls of a connection that are not questioned: as many as may have left unheard, or one since the pool was last found short.
-    few: Cell<usize>,
-    usual: usize,
     /// Calls that wait, of all connections.
     gated: usize,
 }
 
-impl Shares {
-    /// One in `signal_every` Sends is signalled.
-    pub(super) fn new(signal_every: u32) -> Self {
-        let usual = signal_every as usize + 1;
-        Self { few: Cell::new(usual), usual, gated: 0 }
-    }
-
-    /// Whether a connection that holds memory for so many calls, the one at hand among them, is beyond its share, where `free` of `count`
-    /// buffers would do.
-    fn is_beyond(&self, held: usize, free: usize, count: usize) -> bool {
-        let short = is_short(free, count);
-        self.few.set(if short { 1 } else { self.usual });
-        short && held > (count / PART).max(1)
-    }
+/// Whether a connection that holds memory for so many calls, the one at hand among them, is beyond its share, where `free` of `count`
+/// buffers would do.
+fn is_beyond(held: usize, free: usize, count: usize) -> bool {
+    is_short(free, count) && held > (count / PART).max(1)
 }
 
 /// Whether the last part is begun of so many buffers, of which so many are free.
@@ -73,7 +59,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Whether a call that needs a buffer of `len` bytes must wait because of what its connection holds already.
     fn is_over_share(&self, conn: &Conn, len: usize) -> bool {
-        conn.held() > self.shares.few.get() && self.is_beyond_share(conn, len)
+        conn.held() > 1 && self.is_beyond_share(conn, len)
     }
 
     /// The same, of a call that needs bulk memory: each one counts.
@@ -83,7 +69,7 @@ impl<F: Fabric> Shard<F> {
         let count = self.shared(len, count);
         // Larger ones need not be counted where the smallest that would do are enough.
         let free = if is_short(first, count) { self.pool.room(len).0 } else { first };
-        self.shares.is_beyond(conn.held(), free, count)
+        is_beyond(conn.held(), free, count)
     }
 
     /// Of `count` buffers that hold `len` bytes, those that are there to be shared: not the posted Receives.
@@ -202,24 +188,10 @@ mod tests {
 
     #[test]
     fn the_last_quarter_goes_round() {
-        let shares = Shares::new(16);
-        assert!(!shares.is_beyond(500, 25, 100), "there is enough");
-        assert!(shares.is_beyond(2, 24, 100));
-        assert!(
-            !shares.is_beyond(1, 0, 100),
-            "the only call of a connection waits for memory, not for its share"
-        );
-        assert!(!shares.is_beyond(10, 0, 640) && shares.is_beyond(11, 0, 640), "a few, where there are many");
-        assert!(!shares.is_beyond(9, 0, 0), "there is none such");
-    }
-
-    #[test]
-    fn who_holds_little_is_not_questioned_before_the_pool_was_found_short() {
-        let shares = Shares::new(16);
-        assert_eq!(shares.few.get(), 17);
-        shares.is_beyond(18, 0, 100);
-        assert_eq!(shares.few.get(), 1);
-        shares.is_beyond(18, 50, 100);
-        assert_eq!(shares.few.get(), 17);
+        assert!(!is_beyond(500, 25, 100), "there is enough");
+        assert!(is_beyond(2, 24, 100));
+        assert!(!is_beyond(1, 0, 100), "the only call of a connection waits for memory, not for its share");
+        assert!(!is_beyond(10, 0, 640) && is_beyond(11, 0, 640), "a few, where there are many");
+        assert!(!is_beyond(9, 0, 0), "there is none such");
     }
 }

@@ -155,6 +155,32 @@ fn a_client_that_grants_nothing_for_its_replies_is_ended() {
     unharmed(&mut witness);
 }
 
+/// Their replies wait for a grant, each with its buffer.
+#[test]
+fn clients_that_grant_nothing_leave_buffers_to_others() {
+    let mut world = World::new("ungranted");
+    let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
+    let shard = Config { window: 16, message_buffers: 60, bulk_buffers, long_buffers, ..small() };
+    let address = serve(&mut world, shard);
+    let mut witness = world.client(&address, small());
+    let mut peers = Vec::new();
+    for _ in 0..10 {
+        let mut peer = RawPeer::connect_silently(&address);
+        // One, for the server's properties.
+        peer.credit = 1;
+        peer.introduce();
+        peer.credit = 0;
+        for xid in 1..15 {
+            send(&mut peer, Flags::NONE, xid, ECHO, &[7; 3000], &[]);
+        }
+        echo(&mut witness, &[7; 3000]).expect("buffers are left");
+        peers.push(peer);
+    }
+    let stats = &world.server().stats()[0];
+    let ended = peers.len() as u64 + 1 - stats.connections;
+    assert_eq!((ended, stats.peers_stalled), (0, 0), "some were ended for the buffers that they had");
+}
+
 /// Nothing of what it has sent is heard of but what is signalled: that is not held against its peer.
 #[test]
 fn a_client_that_is_quiet_is_not_ended() {
