@@ -232,6 +232,12 @@ fn no_interleaving_of_changed_windows_overruns_or_deadlocks() {
             }
         }
     }
+    // The most that may be outstanding comes down when more than that is granted, and there is enough to send to overrun it.
+    for (who, replies, calls) in [(0, 7, 1), (1, 0, 9)] {
+        let start = World::new(Scheme::V2Incremental, 2 * MIN_WINDOW, true, calls, NEAR_WRAP);
+        let start = World { blunt: Some(who), ..start };
+        worlds += Model { replies, v1: false, resize: Some((who, MIN_WINDOW)) }.explore(start);
+    }
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 

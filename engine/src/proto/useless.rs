@@ -58,6 +58,8 @@ mod tests {
             budget.spend();
         }
         assert_eq!(budget.overdrawn(), None);
+        // What is not used is not saved up.
+        budget.pass_time(u64::MAX / 2);
         budget.pass_time(u64::MAX);
         for _ in 0..10 {
             budget.spend();

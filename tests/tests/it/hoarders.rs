@@ -51,7 +51,10 @@ fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
         send(peer, Flags::NONE, xid, LOAD, &be(&[0, 60_000]), &[segment]);
     }
     if peer.version == Version::V2 {
-        send(peer, Flags::MORE, 90, ECHO, &[0; 3000], &[]);
+        // Longer than a Receive, so that it takes a long buffer where the first part did not.
+        for _ in 0..3 {
+            send(peer, Flags::MORE, 90, ECHO, &[0; 3000], &[]);
+        }
     }
 }
 
@@ -129,10 +132,12 @@ fn a_message_that_is_never_ended_ends_its_connection() {
         let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), &[]);
         peer.send(&grant);
     }
-    while !peer.is_over() {
+    let ended = settles(|| {
         peer.turn();
         echo(&mut witness, b"meanwhile").expect("the witness is unharmed");
-    }
+        peer.is_over()
+    });
+    assert!(ended, "it may be half sent for ever");
     assert_eq!(world.server().stats()[0].peers_stalled, 1);
 }
 
@@ -352,7 +357,10 @@ fn messages_of_no_use_end_their_connection() {
                 peer.send(&make(&peer));
                 send(&mut peer, Flags::NONE, 100, ECHO, b"", &[]);
                 sent += 1;
-                while peer.take_message().is_none() && !peer.is_over() {
+                // It may be answered with an error, too: that must not add up.
+                while !peer.is_over()
+                    && peer.take_message().is_none_or(|it| !it.bytes.starts_with(&be(&[100])))
+                {
                     peer.turn();
                 }
             }
@@ -365,4 +373,35 @@ fn messages_of_no_use_end_their_connection() {
             unharmed(&mut witness);
         }
     }
+}
+
+#[test]
+fn grants_that_nothing_asked_for_end_their_connection() {
+    let mut world = World::new("grants");
+    let address = serve(&mut world, Config { useless_per_second: 20, ..small() });
+    let mut witness = world.client(&address, small());
+    let mut peer = RawPeer::connect(&address);
+    let round = |peer: &mut RawPeer, grants: usize| {
+        for _ in 0..grants {
+            let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), &[]);
+            peer.send(&grant);
+        }
+        send(peer, Flags::NONE, 100, ECHO, b"", &[]);
+        while !peer.is_over() && peer.take_message().is_none_or(|it| !it.bytes.starts_with(&be(&[100]))) {
+            peer.turn();
+        }
+    };
+    // Each reply may be thanked for.
+    for _ in 0..1000 {
+        round(&mut peer, 1);
+        assert!(!peer.is_over(), "it was ended for its thanks");
+    }
+    let mut rounds = 0;
+    while !peer.is_over() && rounds < 5000 {
+        round(&mut peer, 4);
+        rounds += 1;
+    }
+    assert!(peer.is_over(), "{rounds} rounds of grants were put up with");
+    assert!(settles(|| world.server().stats()[0].peer_faults == 1), "it was not counted");
+    unharmed(&mut witness);
 }

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use rpcrdma::fabric::{Access, RemoteMemory};
+use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::{Body, Chunks, Flags, Version};
-use rpcrdma::{Address, Scheme};
+use rpcrdma::{Address, Config, Scheme};
 use rpcrdma_tests::place::on_device;
 use rpcrdma_tests::*;
 
@@ -145,16 +146,21 @@ fn keys_that_were_not_given_open_nothing() {
     ping(&mut peer, 3);
 }
 
-/// Messages of all lengths, and none that means anything: as many as go out, with no regard to credits.
+/// Messages of all lengths, and none that means anything: as many as go out, with no regard to credits. In version 1 no credit is counted for them,
+/// and the budget of such messages is all that ends them.
 #[test]
 fn floods_of_nonsense_stop_nobody_else() {
     for scheme in [Scheme::V1, Scheme::V2Windowed] {
-        let (world, address, mut witness) = scene("flood", scheme);
+        let mut world = World::new("flood");
+        let shard = Config { scheme, useless_per_second: 20, ..small() };
+        let address = world.serve(ServerConfig { shard: shard.clone(), ..small_server() });
+        let mut witness = world.client(&address, shard);
         let version = if scheme == Scheme::V1 { 1 } else { 2 };
         let done = be(&[9, version, 64, 3, 0, 0, 0]);
         let short = be(&[9, version, 64]);
         let mut random = Random::new(5);
         for kind in 0..4 {
+            let before = world.server().stats()[0].peer_faults;
             let mut peer = RawPeer::connect_silently(&address);
             for n in 0..1500usize {
                 let noise: Vec<u8> = (0..1 + random.below(900)).map(|_| random.draw() as u8).collect();
@@ -175,6 +181,10 @@ fn floods_of_nonsense_stop_nobody_else() {
                 }
             }
             unharmed(&mut witness);
+            // Whoever floods is ended, and for that.
+            peer.wait_until_over();
+            let ended = || world.server().stats()[0].peer_faults == before + 1;
+            assert!(settles(ended), "{scheme:?}, kind {kind}: it was not ended for what it sent");
         }
         assert!(settles(|| connections(&world) == 1), "{} connections", connections(&world));
         drop(witness);
