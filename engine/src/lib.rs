@@ -15,19 +15,14 @@
 //! Arrows point down only. Start at [`server::Server`] and [`client::LocalClient`]; `PROTOCOL.md` beside this crate says what
 //! is on the wire, and `README.md` how a call goes through the code.
 
-pub mod auth;
-pub mod binding;
 pub mod client;
 pub mod config;
-pub mod fabric;
 pub mod handoff;
-pub mod proto;
 pub mod rpcbind;
 pub mod server;
 pub mod shard;
 pub mod stats;
 pub mod stream;
-pub mod wire;
 
 mod address;
 
@@ -36,6 +31,9 @@ pub use client::{Client, LocalClient};
 pub use config::Config;
 pub use handoff::idle::IdlePolicy;
 pub use proto::{CallError, Refusal, Scheme};
+pub use rpcrdma_fabric as fabric;
 pub use rpcrdma_mempool as mempool;
+pub use rpcrdma_proto as proto;
+pub use rpcrdma_proto::{auth, binding, wire};
 pub use server::{Procedure, Server, ServerCall, Services};
 pub use shard::{CallResult, Reply};

@@ -11,8 +11,8 @@ const KNOBS: &[(&str, &str)] = &[
     ("ServerConfig", "engine/src/server/mod.rs"),
     ("WorkerConfig", "engine/src/handoff/workers.rs"),
     ("ClientConfig", "engine/src/client/mod.rs"),
-    ("SoftwareConfig", "engine/src/fabric/software/config.rs"),
-    ("VerbsConfig", "engine/src/fabric/verbs/config.rs"),
+    ("SoftwareConfig", "engine/fabric/src/software/config.rs"),
+    ("VerbsConfig", "engine/fabric/src/verbs/config.rs"),
     ("ArenaConfig", "mempool/src/config.rs"),
 ];
 

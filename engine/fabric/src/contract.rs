@@ -1,0 +1,424 @@
+//! What every fabric has to do, as cases that run against any of them.
+//!
+//! A [`World`] is two fabrics and a bound address. [`run`] makes one per case, runs it, and then checks that all
+//! memory has come home. Cases end with an error in words; they never hang: what does not happen within
+//! [`PATIENCE`] is an error too.
+//!
+//! ```
+//! use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
+//! use rpcrdma_fabric::{FabricAddress, contract};
+//! let open = || SoftwareFabric::new(SoftwareConfig::default());
+//! let address = FabricAddress(format!("doc-{}", std::process::id()));
+//! let report = contract::run(contract::cases(), || Ok((open()?, open()?, address.clone())));
+//! assert!(report.failed.is_empty(), "{report:#?}");
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod connections;
+mod memory;
+mod messages;
+
+use std::fmt::Debug;
+use std::time::{Duration, Instant};
+
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
+
+use super::{
+    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, Opcode, PostError,
+    Posting, QpId, RemoteMemory, Status, WindowId, WorkRequest,
+};
+
+/// How long a case waits for something that must happen.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Turns in which something that must *not* happen is waited for.
+const QUIET_TURNS: usize = 3000;
+/// Bytes of a Receive.
+const RECEIVE: usize = 4096;
+
+/// How a case ended: what was wrong, in words.
+pub type Outcome = Result<(), String>;
+
+/// One thing that every fabric has to do.
+pub struct Case<F: Fabric> {
+    /// What it has to do, in a few words.
+    pub name: &'static str,
+    /// Does it.
+    pub check: fn(&mut World<F>) -> Outcome,
+}
+
+/// What a run of cases gave.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Cases that held.
+    pub passed: Vec<&'static str>,
+    /// Cases that did not, and why.
+    pub failed: Vec<(&'static str, String)>,
+    /// Cases that ask for what the device says it does not have, and what that is.
+    pub skipped: Vec<(&'static str, &'static str)>,
+}
+
+/// All cases.
+pub fn cases<F: Fabric>() -> Vec<Case<F>> {
+    let mut all = messages::cases();
+    all.extend(memory::cases());
+    all.extend(connections::cases());
+    all
+}
+
+/// Runs cases, each in a world of its own.
+pub fn run<F: Fabric>(
+    cases: Vec<Case<F>>,
+    make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>,
+) -> Report {
+    run_with(cases, make, |address| FabricAddress(format!("{}-nowhere", address.0)))
+}
+
+/// As [`run`], for fabrics whose addresses are no names: `nowhere` makes of an address another one, where nobody listens.
+pub fn run_with<F: Fabric>(
+    cases: Vec<Case<F>>,
+    mut make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>,
+    nowhere: impl Fn(&FabricAddress) -> FabricAddress,
+) -> Report {
+    let mut report = Report::default();
+    for case in cases {
+        log::debug!("case: {}", case.name);
+        let world = make().and_then(|(client, server, address)| {
+            let nowhere = nowhere(&address);
+            World::new(client, server, address, nowhere)
+        });
+        let mut missing = None;
+        let outcome = world.map_err(|e| format!("no world: {e}")).and_then(|mut world| {
+            let outcome = (case.check)(&mut world);
+            missing = world.missing;
+            outcome.and(world.close())
+        });
+        match (outcome, missing) {
+            (Err(why), _) => report.failed.push((case.name, why)),
+            (Ok(()), None) => report.passed.push(case.name),
+            (Ok(()), Some(missing)) => report.skipped.push((case.name, missing)),
+        }
+    }
+    report
+}
+
+/// Makes a check of a case: an error in words unless it holds.
+macro_rules! ensure {
+    ($holds:expr, $($words:tt)+) => {
+        if !$holds {
+            return Err(format!($($words)+));
+        }
+    };
+}
+use ensure;
+
+/// One end: a fabric, its memory, and what it has said so far.
+pub struct End<F: Fabric> {
+    /// The device.
+    pub fabric: F,
+    /// Memory for messages, registered without remote rights.
+    pub pool: Pool,
+    /// Memory to expose, in an arena of its own.
+    pub exposed: Pool,
+    /// Completions that nobody has asked for yet.
+    pub completions: Vec<Completion>,
+    /// Events that nobody has asked for yet.
+    pub events: Vec<ControlEvent>,
+    /// Queue pairs to destroy in the end.
+    pub qps: Vec<QpId>,
+}
+
+/// Two fabrics, and an address that the server listens at.
+pub struct World<F: Fabric> {
+    /// Connects.
+    pub client: End<F>,
+    /// Accepts.
+    pub server: End<F>,
+    /// Where the server listens.
+    pub address: FabricAddress,
+    /// Keeps the address bound.
+    pub listener: F::Listener,
+    /// An address of the right form where nobody listens.
+    pub nowhere: FabricAddress,
+    /// What the device says it does not have, if the case asks for that.
+    pub missing: Option<&'static str>,
+}
+
+impl<F: Fabric> End<F> {
+    fn new(mut fabric: F) -> Result<Self, FabricError> {
+        let pool = |name, count| {
+            let arena = ArenaConfig {
+                bytes: 0,
+                name,
+                pages: PagePolicy::Small,
+                prefault: false,
+                ..ArenaConfig::default()
+            };
+            let classes = vec![Class { size: RECEIVE, count }, Class { size: 4 << 20, count: 2 }];
+            Pool::new(&PoolConfig { classes, arena })
+                .map_err(|e| FabricError::System { call: "Pool::new".into(), detail: e.to_string() })
+        };
+        let (messages, exposed) = (pool("contract-messages", 1024)?, pool("contract-exposed", 64)?);
+        fabric.register(messages.arena(), Access::LOCAL)?;
+        fabric.register(exposed.arena(), Access::REMOTE)?;
+        Ok(Self {
+            fabric,
+            pool: messages,
+            exposed,
+            completions: Vec::new(),
+            events: Vec::new(),
+            qps: Vec::new(),
+        })
+    }
+
+    /// A message buffer with these contents.
+    pub fn message(&self, bytes: &[u8]) -> Result<Buf, String> {
+        let mut buf = self.pool.alloc(bytes.len()).ok_or("the pool is empty")?;
+        buf.copy_from_slice(bytes);
+        Ok(buf)
+    }
+
+    /// Memory to expose or to copy to and from, with these contents.
+    pub fn lent(&self, bytes: &[u8]) -> Result<Lent, String> {
+        let mut buf = self.exposed.alloc(bytes.len()).ok_or("the pool is empty")?;
+        buf.copy_from_slice(bytes);
+        buf.lend().map_err(|_| "a buffer of this thread cannot be lent".to_owned())
+    }
+
+    /// Posts `n` Receives of 4096 bytes.
+    pub fn post_receives(&mut self, qp: Option<QpId>, n: usize) -> Outcome {
+        let mut bufs: Vec<Buf> = (0..n).map_while(|_| self.pool.alloc(RECEIVE)).collect();
+        ensure!(bufs.len() == n, "the pool is empty");
+        let took = self.fabric.post_recv(qp, &mut bufs);
+        ensure!(took == n && bufs.is_empty(), "of {n} Receives {took} were posted");
+        Ok(())
+    }
+
+    /// Posts a chain whole.
+    pub fn post(&mut self, qp: QpId, chain: impl IntoIterator<Item = Posting>) -> Outcome {
+        let mut chain: Vec<Posting> = chain.into_iter().collect();
+        let result = self.fabric.post_send(qp, &mut chain);
+        ensure!(result.is_ok() && chain.is_empty(), "post_send: {result:?}, {} left", chain.len());
+        Ok(())
+    }
+
+    /// Posts one request that must be refused, and gives it back.
+    pub fn refused(&mut self, qp: QpId, posting: Posting) -> Result<(Posting, PostError), String> {
+        let mut chain = vec![posting];
+        match (self.fabric.post_send(qp, &mut chain), chain.pop()) {
+            (Err(error), Some(posting)) => Ok((posting, error)),
+            (result, left) => Err(format!("post_send took it: {result:?}, left {left:?}")),
+        }
+    }
+
+    /// A signalled Send.
+    pub fn send(&self, wr_id: u64, bytes: &[u8]) -> Result<Posting, String> {
+        let buf = self.message(bytes)?;
+        Ok(Posting { wr_id, signalled: true, wr: WorkRequest::Send { buf, invalidate: None, fence: false } })
+    }
+
+    /// A Send that is only heard of if it fails.
+    pub fn quiet_send(&self, wr_id: u64, bytes: &[u8]) -> Result<Posting, String> {
+        Ok(Posting { signalled: false, ..self.send(wr_id, bytes)? })
+    }
+
+    /// Binds a new window to a whole buffer, with a signalled bind; the peer's view of it.
+    pub fn expose(
+        &mut self,
+        qp: QpId,
+        mem: &Lent,
+        access: Access,
+    ) -> Result<(WindowId, RemoteMemory), String> {
+        let window = self.fabric.alloc_window(qp).map_err(|e| e.to_string())?;
+        let remote = self.rebind(qp, window, mem, access)?;
+        Ok((window, remote))
+    }
+
+    /// Binds a free window to a whole buffer, unsignalled.
+    pub fn rebind(
+        &mut self,
+        qp: QpId,
+        window: WindowId,
+        mem: &Lent,
+        access: Access,
+    ) -> Result<RemoteMemory, String> {
+        let remote =
+            RemoteMemory { rkey: self.fabric.next_rkey(window), address: self.fabric.remote_address(mem, 0) };
+        let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: mem.len(), access };
+        self.post(qp, [Posting { wr_id: 0xb1d, signalled: false, wr }])?;
+        Ok(remote)
+    }
+
+    /// Takes the oldest completion of this kind on this queue pair.
+    pub fn take(&mut self, qp: QpId, opcode: Opcode) -> Option<Completion> {
+        let at = self.completions.iter().position(|c| c.qp == qp && c.opcode == opcode)?;
+        Some(self.completions.remove(at))
+    }
+
+    fn turn(&mut self) {
+        self.fabric.poll_cq(&mut self.completions, 64);
+        self.fabric.poll_control(&mut self.events);
+        self.pool.drain_remote();
+        self.exposed.drain_remote();
+    }
+
+    fn close(mut self) -> Outcome {
+        for qp in std::mem::take(&mut self.qps) {
+            self.fabric.destroy_qp(qp);
+        }
+        self.completions.clear();
+        while self.fabric.poll_cq(&mut self.completions, 64) > 0 {
+            self.completions.clear();
+        }
+        drop(self.fabric);
+        self.pool.close().map_err(|leak| format!("messages did not come home: {leak}"))?;
+        self.exposed.close().map_err(|leak| format!("exposed memory did not come home: {leak}"))
+    }
+}
+
+impl<F: Fabric> World<F> {
+    /// Registers memory with both, and lets the server listen.
+    pub fn new(
+        client: F,
+        server: F,
+        address: FabricAddress,
+        nowhere: FabricAddress,
+    ) -> Result<Self, FabricError> {
+        let (client, mut server) = (End::new(client)?, End::new(server)?);
+        let listener = F::bind(&address)?;
+        server.fabric.listen(&listener)?;
+        Ok(Self { client, server, address, listener, nowhere, missing: None })
+    }
+
+    /// One turn of both.
+    pub fn turn(&mut self) {
+        self.client.turn();
+        self.server.turn();
+    }
+
+    /// Turns until there is something.
+    pub fn until<T>(
+        &mut self,
+        what: &str,
+        mut look: impl FnMut(&mut Self) -> Option<T>,
+    ) -> Result<T, String> {
+        let start = now();
+        loop {
+            if let Some(found) = look(self) {
+                return Ok(found);
+            }
+            if start.elapsed() > PATIENCE {
+                return Err(format!(
+                    "{what}: did not happen within {PATIENCE:?}; client: {:?} {:?}; server: {:?} {:?}",
+                    self.client.completions, self.client.events, self.server.completions, self.server.events
+                ));
+            }
+            self.turn();
+        }
+    }
+
+    /// Turns for a while in which nothing may happen.
+    pub fn quiet(&mut self) {
+        for _ in 0..QUIET_TURNS {
+            self.turn();
+        }
+    }
+
+    /// The client's next completion of this kind.
+    pub fn client_done(&mut self, qp: QpId, opcode: Opcode) -> Result<Completion, String> {
+        self.until(&format!("{opcode:?} completes at the client"), |w| w.client.take(qp, opcode))
+    }
+
+    /// The server's next completion of this kind.
+    pub fn server_done(&mut self, qp: QpId, opcode: Opcode) -> Result<Completion, String> {
+        self.until(&format!("{opcode:?} completes at the server"), |w| w.server.take(qp, opcode))
+    }
+
+    /// A connect request that waits at the server.
+    pub fn request(&mut self) -> Result<(super::RequestId, Vec<u8>), String> {
+        self.until("the server sees a connect request", |w| {
+            let at = w.server.events.iter().position(|e| matches!(e, ControlEvent::ConnectRequest { .. }))?;
+            match w.server.events.remove(at) {
+                ControlEvent::ConnectRequest { request, private_data, .. } => Some((request, private_data)),
+                _ => None,
+            }
+        })
+    }
+
+    /// Connects, with these parameters at either end; the client's queue pair and the server's.
+    pub fn connect_with(
+        &mut self,
+        client: &ConnectParams,
+        server: &ConnectParams,
+    ) -> Result<(QpId, QpId), String> {
+        let c = self.client.fabric.connect(&self.address, client).map_err(|e| e.to_string())?;
+        self.client.qps.push(c);
+        let (request, _) = self.request()?;
+        let s = self.server.fabric.accept(request, server).map_err(|e| e.to_string())?;
+        self.server.qps.push(s);
+        self.established(c, s)?;
+        Ok((c, s))
+    }
+
+    /// Connects with default parameters.
+    pub fn connect(&mut self) -> Result<(QpId, QpId), String> {
+        self.connect_with(&ConnectParams::default(), &ConnectParams::default())
+    }
+
+    /// Waits until both ends are connected; what the acceptor said.
+    pub fn established(&mut self, client: QpId, server: QpId) -> Result<Vec<u8>, String> {
+        let take = |end: &mut End<F>, id: QpId| {
+            let at = end
+                .events
+                .iter()
+                .position(|e| matches!(e, ControlEvent::Established { qp, .. } if *qp == id))?;
+            match end.events.remove(at) {
+                ControlEvent::Established { private_data, .. } => Some(private_data),
+                _ => None,
+            }
+        };
+        let said = self.until("the client is connected", |w| take(&mut w.client, client))?;
+        self.until("the server is connected", |w| take(&mut w.server, server))?;
+        Ok(said)
+    }
+
+    /// Waits until this end hears that the connection is over.
+    pub fn client_disconnected(&mut self, qp: QpId) -> Outcome {
+        self.until("the client hears of the end", |w| take_disconnected(&mut w.client.events, qp))
+    }
+
+    /// Waits until this end hears that the connection is over.
+    pub fn server_disconnected(&mut self, qp: QpId) -> Outcome {
+        self.until("the server hears of the end", |w| take_disconnected(&mut w.server.events, qp))
+    }
+
+    /// Destroys everything; all memory must be home then.
+    pub fn close(self) -> Outcome {
+        let Self { client, server, .. } = self;
+        // Both go before either is judged: a peer that is gone holds nothing any more.
+        let server = server.close();
+        client.close().and(server)
+    }
+}
+
+fn take_disconnected(events: &mut Vec<ControlEvent>, id: QpId) -> Option<()> {
+    let at = events.iter().position(|e| matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id))?;
+    events.remove(at);
+    Some(())
+}
+
+/// The bytes of a received message.
+fn bytes(completion: &Completion) -> Result<&[u8], String> {
+    ensure!(completion.status == Status::Success, "{completion:?}");
+    completion.buf.as_deref().ok_or_else(|| format!("a Receive without its buffer: {completion:?}"))
+}
+
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// Both are the same.
+fn same<T: PartialEq + Debug>(what: &str, got: T, wanted: T) -> Outcome {
+    ensure!(got == wanted, "{what}: got {got:?}, wanted {wanted:?}");
+    Ok(())
+}

@@ -1,0 +1,337 @@
+//! RDMA Reads and Writes, and the windows that allow them.
+
+use super::*;
+use crate::Source;
+
+pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
+    vec![
+        Case { name: "a Write is visible before the Send behind it", check: write_then_send },
+        Case { name: "a Write of shared immutable memory", check: write_frozen },
+        Case { name: "a Read sees what was written", check: read_after_write },
+        Case { name: "a long Write and a long Read arrive whole", check: long_transfers },
+        Case { name: "a window opens part of a buffer and no more", check: part_of_buffer },
+        Case { name: "a key is stale after a local invalidation", check: local_invalidation },
+        Case { name: "Send With Invalidate revokes, and says so", check: remote_invalidation },
+        Case { name: "a window bound again has a new key, the old one is stale", check: rebound },
+        Case { name: "a Write past the end of a window is refused", check: write_bounds },
+        Case { name: "a Read past the end of a window is refused", check: read_bounds },
+        Case { name: "a Write needs the right to write", check: write_rights },
+        Case { name: "a Read needs the right to read", check: read_rights },
+        Case { name: "a key that never was is refused", check: no_such_key },
+        Case { name: "a key works on its own connection only", check: other_connection },
+        Case { name: "invalidating what is not bound ends the connection", check: invalidate_nothing },
+        Case { name: "windows are bounded, and bind only what may be exposed", check: bind_checks },
+        Case { name: "exposed memory comes home when its queue pair goes", check: exposed_then_destroyed },
+    ]
+}
+
+fn write<F: Fabric>(w: &World<F>, contents: &[u8], remote: RemoteMemory) -> Result<Posting, String> {
+    let src = Source::Lent(w.server.lent(contents)?);
+    let wr = WorkRequest::Write { src, offset: 0, len: contents.len(), remote };
+    Ok(Posting { wr_id: 0x33, signalled: true, wr })
+}
+
+fn read(dst: &Lent, len: usize, remote: RemoteMemory) -> Posting {
+    Posting {
+        wr_id: 0x44,
+        signalled: true,
+        wr: WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote },
+    }
+}
+
+fn contents(lent: &Lent) -> Result<Vec<u8>, String> {
+    let mut to = vec![0; lent.len()];
+    ensure!(lent.read_at(0, &mut to), "lent memory cannot be read");
+    Ok(to)
+}
+
+fn shifted(remote: RemoteMemory, by: u64) -> RemoteMemory {
+    RemoteMemory { address: remote.address + by, ..remote }
+}
+
+fn invalidate(window: WindowId) -> Posting {
+    Posting { wr_id: 0x55, signalled: true, wr: WorkRequest::LocalInvalidate { window } }
+}
+
+/// Whether the case, which is about the bounds of windows, has to be left out.
+fn no_bounds<F: Fabric>(w: &mut World<F>) -> bool {
+    if !w.client.fabric.capabilities().checks_window_bounds {
+        w.missing = Some("the device does not check the bounds of windows");
+    }
+    w.missing.is_some()
+}
+
+/// The poster's request must end so, and the connection with it.
+fn refused<F: Fabric>(w: &mut World<F>, c: QpId, s: QpId, opcode: Opcode) -> Outcome {
+    same("status", w.server_done(s, opcode)?.status, Status::RemoteAccess)?;
+    ensure!(
+        w.server.fabric.stats().access_refused + w.client.fabric.stats().access_refused > 0,
+        "it was not counted"
+    );
+    w.server_disconnected(s)?;
+    w.client_disconnected(c)
+}
+
+fn write_then_send<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.client.post_receives(None, 1)?;
+    let place = w.client.lent(&[0; 3000])?;
+    let (_, remote) = w.client.expose(c, &place, Access::REMOTE_WRITE)?;
+    let chain = [write(w, &[0xab; 3000], remote)?, w.server.quiet_send(1, b"written")?];
+    w.server.post(s, chain)?;
+    same("message", bytes(&w.client_done(c, Opcode::Recv)?)?, b"written")?;
+    same("memory", contents(&place)?, vec![0xab; 3000])?;
+    let done = w.server_done(s, Opcode::Write)?;
+    same("completion", (done.wr_id, done.status), (0x33, Status::Success))
+}
+
+fn write_frozen<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let place = w.client.lent(&[0; 100])?;
+    let (_, remote) = w.client.expose(c, &place, Access::REMOTE_WRITE)?;
+    let shared = w.server.message(b"0123456789")?.freeze();
+    let half = |offset: usize, remote| {
+        let wr = WorkRequest::Write { src: Source::Frozen(shared.clone()), offset, len: 5, remote };
+        Posting { wr_id: 1, signalled: true, wr }
+    };
+    w.server.post(s, [half(5, remote), half(0, shifted(remote, 5))])?;
+    same("first", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    same("second", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    same("memory", &contents(&place)?[..12], b"5678901234\0\0")
+}
+
+fn read_after_write<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let place = w.client.lent(&[1; 500])?;
+    let (_, remote) = w.client.expose(c, &place, Access::REMOTE)?;
+    let to = w.server.lent(&[0; 500])?;
+    let chain = [write(w, &[2; 250], remote)?, read(&to, 500, remote)];
+    w.server.post(s, chain)?;
+    same("Write", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    same("Read", w.server_done(s, Opcode::Read)?.status, Status::Success)?;
+    let got = contents(&to)?;
+    same("written half", &got[..250], &[2; 250][..])?;
+    same("other half", &got[250..], &[1; 250][..])
+}
+
+fn long_transfers<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let len = 3 << 20;
+    let pattern: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+    let place = w.client.lent(&vec![0; len])?;
+    let (_, remote) = w.client.expose(c, &place, Access::REMOTE)?;
+    w.client.post_receives(None, 1)?;
+    let chain = [write(w, &pattern, remote)?, w.server.send(9, b"behind")?];
+    w.server.post(s, chain)?;
+    same("message", bytes(&w.client_done(c, Opcode::Recv)?)?, b"behind")?;
+    ensure!(contents(&place)? == pattern, "the Write is damaged");
+    same("Write", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    same("Send", w.server_done(s, Opcode::Send)?.status, Status::Success)?;
+    let to = w.server.lent(&vec![0; len])?;
+    w.server.post(s, [read(&to, len, remote)])?;
+    same("Read", w.server_done(s, Opcode::Read)?.status, Status::Success)?;
+    ensure!(contents(&to)? == pattern, "the Read is damaged");
+    Ok(())
+}
+
+fn part_of_buffer<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let mem = w.client.lent(&[1; 1000])?;
+    let window = w.client.fabric.alloc_window(c).map_err(|e| e.to_string())?;
+    let rkey = w.client.fabric.next_rkey(window);
+    let remote = RemoteMemory { rkey, address: w.client.fabric.remote_address(&mem, 100) };
+    let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 100, len: 50, access: Access::REMOTE };
+    w.client.post(c, [Posting { wr_id: 5, signalled: true, wr }])?;
+    let bound = w.client_done(c, Opcode::Bind)?;
+    same("bind", (bound.wr_id, bound.status), (5, Status::Success))?;
+    let inside = write(w, &[2; 50], remote)?;
+    w.server.post(s, [inside])?;
+    same("inside", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    same("its bytes", &contents(&mem)?[99..151], &[[1].as_slice(), &[2; 50], &[1]].concat()[..])?;
+    if no_bounds(w) {
+        return Ok(());
+    }
+    let outside = write(w, &[3; 1], RemoteMemory { address: remote.address - 1, ..remote })?;
+    w.server.post(s, [outside])?;
+    refused(w, c, s, Opcode::Write)
+}
+
+fn local_invalidation<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let place = w.client.lent(&[0; 64])?;
+    let (window, remote) = w.client.expose(c, &place, Access::REMOTE)?;
+    w.client.post(c, [invalidate(window)])?;
+    let done = w.client_done(c, Opcode::LocalInvalidate)?;
+    same("completion", (done.wr_id, done.status), (0x55, Status::Success))?;
+    ensure!(place.reclaim().is_ok(), "the fabric still holds the memory");
+    let late = write(w, &[1; 64], remote)?;
+    w.server.post(s, [late])?;
+    refused(w, c, s, Opcode::Write)
+}
+
+fn remote_invalidation<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.client.post_receives(None, 2)?;
+    let place = w.client.lent(&[0; 64])?;
+    let (window, remote) = w.client.expose(c, &place, Access::REMOTE_WRITE)?;
+    let wr =
+        WorkRequest::Send { buf: w.server.message(b"done")?, invalidate: Some(remote.rkey), fence: true };
+    let chain = [write(w, &[9; 64], remote)?, Posting { wr_id: 2, signalled: true, wr }];
+    w.server.post(s, chain)?;
+    let got = w.client_done(c, Opcode::Recv)?;
+    same("message", bytes(&got)?, b"done")?;
+    same("invalidated", got.invalidated, Some(remote.rkey))?;
+    same("memory", contents(&place)?, vec![9; 64])?;
+    same("Send", w.server_done(s, Opcode::Send)?.status, Status::Success)?;
+    let place = place.reclaim().map_err(|_| "the fabric still holds the memory")?;
+    // The window is free: it can be bound again, without an invalidation of our own.
+    let place = place.lend().map_err(|_| "lend")?;
+    let again = w.client.rebind(c, window, &place, Access::REMOTE)?;
+    ensure!(again.rkey != remote.rkey, "the key did not change");
+    let write = write(w, &[8; 64], again)?;
+    w.server.post(s, [write])?;
+    while !w.server.completions.is_empty() {
+        w.server.completions.clear();
+    }
+    w.until("the memory changes", |_| contents(&place).ok().filter(|c| c == &[8; 64]).map(|_| ()))
+}
+
+fn rebound<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let place = w.client.lent(&[0; 64])?;
+    let (window, first) = w.client.expose(c, &place, Access::REMOTE)?;
+    w.client.post(c, [invalidate(window)])?;
+    same("invalidated", w.client_done(c, Opcode::LocalInvalidate)?.status, Status::Success)?;
+    let second = w.client.rebind(c, window, &place, Access::REMOTE)?;
+    ensure!(first.rkey != second.rkey, "the key did not change");
+    let good = write(w, &[1; 64], second)?;
+    w.server.post(s, [good])?;
+    same("new key", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    let stale = write(w, &[2; 64], first)?;
+    w.server.post(s, [stale])?;
+    refused(w, c, s, Opcode::Write)?;
+    same("memory", contents(&place)?, vec![1; 64])
+}
+
+fn write_bounds<F: Fabric>(w: &mut World<F>) -> Outcome {
+    if no_bounds(w) {
+        return Ok(());
+    }
+    let (c, s) = w.connect()?;
+    let place = w.client.lent(&[0; 64])?;
+    let (_, remote) = w.client.expose(c, &place, Access::REMOTE)?;
+    let long = write(w, &[1; 64], shifted(remote, 1))?;
+    w.server.post(s, [long])?;
+    refused(w, c, s, Opcode::Write)?;
+    same("memory", contents(&place)?, vec![0; 64])
+}
+
+fn read_bounds<F: Fabric>(w: &mut World<F>) -> Outcome {
+    if no_bounds(w) {
+        return Ok(());
+    }
+    let (c, s) = w.connect()?;
+    let place = w.client.lent(&[0; 64])?;
+    let (_, remote) = w.client.expose(c, &place, Access::REMOTE)?;
+    let to = w.server.lent(&[0; 100])?;
+    w.server.post(s, [read(&to, 65, remote)])?;
+    refused(w, c, s, Opcode::Read)
+}
+
+fn write_rights<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let place = w.client.lent(&[0; 64])?;
+    let (_, remote) = w.client.expose(c, &place, Access::REMOTE_READ)?;
+    let write = write(w, &[1; 64], remote)?;
+    w.server.post(s, [write])?;
+    refused(w, c, s, Opcode::Write)?;
+    same("memory", contents(&place)?, vec![0; 64])
+}
+
+fn read_rights<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let place = w.client.lent(&[5; 64])?;
+    let (_, remote) = w.client.expose(c, &place, Access::REMOTE_WRITE)?;
+    let to = w.server.lent(&[0; 64])?;
+    w.server.post(s, [read(&to, 64, remote)])?;
+    refused(w, c, s, Opcode::Read)?;
+    same("memory", contents(&to)?, vec![0; 64])
+}
+
+fn no_such_key<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let place = w.client.lent(&[0; 64])?;
+    let (_, remote) = w.client.expose(c, &place, Access::REMOTE)?;
+    let wild = write(w, &[1; 64], RemoteMemory { rkey: remote.rkey ^ 0x8000_0000, ..remote })?;
+    w.server.post(s, [wild])?;
+    refused(w, c, s, Opcode::Write)
+}
+
+fn other_connection<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c1, s1) = w.connect()?;
+    let (c2, s2) = w.connect()?;
+    let place = w.client.lent(&[0; 64])?;
+    let (_, remote) = w.client.expose(c1, &place, Access::REMOTE)?;
+    let write2 = write(w, &[1; 64], remote)?;
+    w.server.post(s2, [write2])?;
+    refused(w, c2, s2, Opcode::Write)?;
+    let write1 = write(w, &[2; 64], remote)?;
+    w.server.post(s1, [write1])?;
+    same("its own", w.server_done(s1, Opcode::Write)?.status, Status::Success)?;
+    same("memory", contents(&place)?, vec![2; 64])
+}
+
+fn invalidate_nothing<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.client.post_receives(None, 1)?;
+    let wr = WorkRequest::Send { buf: w.server.message(b"?")?, invalidate: Some(0xdead_0100), fence: false };
+    w.server.post(s, [Posting { wr_id: 3, signalled: true, wr }])?;
+    w.client_disconnected(c)?;
+    w.server_disconnected(s)?;
+    let got = w.client_done(c, Opcode::Recv)?;
+    ensure!(!got.status.is_ok() && got.buf.is_some(), "{got:?}");
+    Ok(())
+}
+
+fn bind_checks<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let few = ConnectParams { windows: 2, ..ConnectParams::default() };
+    let (c, _) = w.connect_with(&few, &few)?;
+    let (c2, _) = w.connect()?;
+    let one = w.client.fabric.alloc_window(c).map_err(|e| e.to_string())?;
+    let two = w.client.fabric.alloc_window(c).map_err(|e| e.to_string())?;
+    ensure!(one != two, "the same window twice");
+    ensure!(w.client.fabric.alloc_window(c).is_err(), "a third window of two");
+    let mem = w.client.lent(&[0; 64])?;
+    let bind = |w: &mut World<F>, qp, window, mem: &Lent, offset, len| {
+        let wr = WorkRequest::Bind { window, mem: mem.clone(), offset, len, access: Access::REMOTE };
+        let (left, error) = w.client.refused(qp, Posting { wr_id: 1, signalled: true, wr })?;
+        drop(left);
+        ensure!(matches!(error, PostError::Invalid(_)), "{error:?}");
+        Ok(())
+    };
+    bind(w, c, one, &mem, 0, 0).map_err(|e| format!("no bytes: {e}"))?;
+    bind(w, c, one, &mem, 1, 64).map_err(|e| format!("past the end: {e}"))?;
+    bind(w, c2, one, &mem, 0, 64).map_err(|e| format!("another queue pair's window: {e}"))?;
+    let private = w.client.message(&[0; 64])?.lend().map_err(|_| "lend")?;
+    bind(w, c, one, &private, 0, 64).map_err(|e| format!("memory without remote rights: {e}"))?;
+    w.client.rebind(c, one, &mem, Access::REMOTE)?;
+    bind(w, c, one, &mem, 0, 64).map_err(|e| format!("a window that is bound: {e}"))
+}
+
+fn exposed_then_destroyed<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let place = w.client.lent(&[0; 64])?;
+    let (_, remote) = w.client.expose(c, &place, Access::REMOTE)?;
+    let write = write(w, &[1; 64], remote)?;
+    w.server.post(s, [write])?;
+    same("Write", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    w.client.fabric.destroy_qp(c);
+    let mut place = Some(place);
+    w.until("the memory is home", |_| match place.take()?.reclaim() {
+        Ok(_) => Some(()),
+        Err(lent) => {
+            place = Some(lent);
+            None
+        }
+    })
+}

@@ -1,0 +1,396 @@
+//! Sends and Receives.
+
+use super::*;
+use crate::{ReceivedBuf, Source};
+
+pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
+    vec![
+        Case { name: "messages arrive whole and in order", check: order },
+        Case { name: "messages of every length arrive", check: lengths },
+        Case { name: "many messages, through every place of the rings", check: volume },
+        Case { name: "a long conversation of short messages", check: conversation },
+        Case { name: "a shared receive queue serves all connections", check: shared_queue },
+        Case { name: "Receives behind a fence are taken last", check: fenced_receives },
+        Case { name: "a queue pair's own receive queue is its own", check: own_queue },
+        Case { name: "a chain is carried out in order", check: chain },
+        Case { name: "only signalled requests complete", check: selective_signalling },
+        Case { name: "an unsignalled request that fails is reported", check: unsignalled_failure },
+        Case { name: "a message longer than its Receive ends the connection", check: too_long },
+        Case { name: "no Receive, no retries: the sender hears of it", check: not_ready },
+        Case { name: "no Receive, few retries: the sender hears of it in the end", check: few_retries },
+        Case { name: "no Receive, retries without end: the message waits", check: waits_for_receive },
+        Case { name: "a full send queue refuses, and takes again later", check: queue_full },
+        Case { name: "sends in flight both ways at once", check: both_ways },
+        Case { name: "memory that is not registered is refused", check: foreign_memory },
+        Case { name: "a Send with immediate data is no message", check: send_with_immediate },
+        Case { name: "a Write with immediate data is no message", check: write_with_immediate },
+        Case { name: "a Write of nothing with immediate data is no message", check: nothing_with_immediate },
+    ]
+}
+
+fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (seed * 31 + i * 7) as u8).collect()
+}
+
+fn order<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.server.post_receives(None, 100)?;
+    for i in 0..100u64 {
+        let send = w.client.send(i, &pattern(i as usize, 64))?;
+        w.client.post(c, [send])?;
+    }
+    for i in 0..100u64 {
+        let got = w.server_done(s, Opcode::Recv)?;
+        same("message", bytes(&got)?, &pattern(i as usize, 64)[..])?;
+        let sent = w.client_done(c, Opcode::Send)?;
+        same("completion", (sent.wr_id, sent.status), (i, Status::Success))?;
+    }
+    Ok(())
+}
+
+fn lengths<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let edges =
+        [0, 1, 15, 16, 47, 48, 49, 63, 64, 65, 111, 112, 113, 127, 128, 4000, 4079, 4080, 4081, 4095, 4096];
+    for len in edges {
+        w.server.post_receives(None, 1)?;
+        let send = w.client.quiet_send(0, &pattern(len, len))?;
+        w.client.post(c, [send])?;
+        let got = w.server_done(s, Opcode::Recv)?;
+        same(&format!("message of {len} bytes"), bytes(&got)?, &pattern(len, len)[..])?;
+    }
+    Ok(())
+}
+
+fn volume<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.server.post_receives(None, 64)?;
+    let (mut sent, mut got) = (0usize, 0usize);
+    let total = 3000;
+    let len = |i: usize| (i * 97) % 4097;
+    w.until("all messages arrive", |w| {
+        while sent < total && sent < got + 64 {
+            let send = w.client.quiet_send(0, &pattern(sent, len(sent))).ok()?;
+            w.client.post(c, [send]).ok()?;
+            sent += 1;
+        }
+        while let Some(done) = w.server.take(s, Opcode::Recv) {
+            let wanted = pattern(got, len(got));
+            if bytes(&done).ok()? != &wanted[..] {
+                return Some(Err(format!("message {got} is damaged")));
+            }
+            got += 1;
+            let mut back = vec![done.buf?.into_buf()];
+            w.server.fabric.post_recv(None, &mut back);
+        }
+        (got == total).then_some(Ok(()))
+    })?
+}
+
+fn conversation<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.server.post_receives(None, 1)?;
+    w.client.post_receives(None, 1)?;
+    for i in 0..6000 {
+        let call = w.client.quiet_send(0, &pattern(i, 100))?;
+        w.client.post(c, [call])?;
+        let got = w.server_done(s, Opcode::Recv)?;
+        same("call", bytes(&got)?, &pattern(i, 100)[..])?;
+        w.server.fabric.post_recv(None, &mut got.buf.into_iter().map(ReceivedBuf::into_buf).collect());
+        let reply = w.server.quiet_send(0, &pattern(i + 1, 100))?;
+        w.server.post(s, [reply])?;
+        let got = w.client_done(c, Opcode::Recv)?;
+        same("reply", bytes(&got)?, &pattern(i + 1, 100)[..])?;
+        w.client.fabric.post_recv(None, &mut got.buf.into_iter().map(ReceivedBuf::into_buf).collect());
+    }
+    Ok(())
+}
+
+fn shared_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let pairs = [w.connect()?, w.connect()?, w.connect()?];
+    w.server.post_receives(None, 3)?;
+    for (i, (c, _)) in pairs.iter().enumerate() {
+        let send = w.client.send(7, &pattern(i, 100))?;
+        w.client.post(*c, [send])?;
+    }
+    for (i, (c, s)) in pairs.iter().enumerate() {
+        let got = w.server_done(*s, Opcode::Recv)?;
+        same("message", bytes(&got)?, &pattern(i, 100)[..])?;
+        same("completion", w.client_done(*c, Opcode::Send)?.status, Status::Success)?;
+    }
+    Ok(())
+}
+
+fn fenced_receives<F: Fabric>(w: &mut World<F>) -> Outcome {
+    const OLD: usize = 5;
+    let (c, s) = w.connect()?;
+    let larger = |end: &mut End<F>| {
+        let mut one = vec![end.pool.alloc(1 << 20).ok_or("the pool is empty")?];
+        same("Receives posted", end.fabric.post_recv(None, &mut one), 1)
+    };
+    w.client.post_receives(None, OLD)?;
+    w.client.fabric.fence_receives();
+    for i in 0..3 * OLD {
+        // Two of them, in chains of their own; later ones replace them.
+        if i == 0 || i == OLD - 1 || i > OLD {
+            larger(&mut w.client)?;
+        }
+        let send = w.server.quiet_send(0, &pattern(i, 64))?;
+        w.server.post(s, [send])?;
+        let got = w.client_done(c, Opcode::Recv)?;
+        same("message", bytes(&got)?, &pattern(i, 64)[..])?;
+        let old = got.buf.as_ref().is_some_and(|buf| buf.capacity() < 1 << 20);
+        same(&format!("message {i} took an old Receive"), old, i < OLD)?;
+    }
+    Ok(())
+}
+
+fn own_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let own = ConnectParams { own_receive_queue: Some(4), rnr_retry: 7, ..ConnectParams::default() };
+    let (c, s) = w.connect_with(&ConnectParams::default(), &own)?;
+    // Receives of the shared queue are not for it.
+    w.server.post_receives(None, 1)?;
+    let send = w.client.send(1, b"first")?;
+    w.client.post(c, [send])?;
+    w.quiet();
+    ensure!(w.server.take(s, Opcode::Recv).is_none(), "it took a Receive of the shared queue");
+    w.server.post_receives(Some(s), 2)?;
+    let got = w.server_done(s, Opcode::Recv)?;
+    same("message", bytes(&got)?, b"first")?;
+    let mut bufs: Vec<Buf> = (0..9).map_while(|_| w.server.pool.alloc(RECEIVE)).collect();
+    let took = w.server.fabric.post_recv(Some(s), &mut bufs);
+    ensure!((3..=8).contains(&took), "a queue of 4 with 1 posted took {took} of 9");
+    // What is left in its own queue comes back when the connection ends.
+    w.server.fabric.disconnect(s);
+    for _ in 0..=took {
+        let flushed = w.server_done(s, Opcode::Recv)?;
+        ensure!(flushed.status == Status::Flushed && flushed.buf.is_some(), "{flushed:?}");
+    }
+    Ok(())
+}
+
+fn chain<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.server.post_receives(None, 16)?;
+    let chain: Result<Vec<_>, _> = (0..16).map(|i| w.client.send(i, &pattern(i as usize, 200))).collect();
+    w.client.post(c, chain?)?;
+    for i in 0..16 {
+        let got = w.server_done(s, Opcode::Recv)?;
+        same("message", bytes(&got)?, &pattern(i, 200)[..])?;
+        same("completion", w.client_done(c, Opcode::Send)?.wr_id, i as u64)?;
+    }
+    Ok(())
+}
+
+fn selective_signalling<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.server.post_receives(None, 20)?;
+    for i in 0..20u64 {
+        let send = Posting { signalled: i % 10 == 9, ..w.client.send(i, b"x")? };
+        w.client.post(c, [send])?;
+    }
+    for _ in 0..20 {
+        bytes(&w.server_done(s, Opcode::Recv)?)?;
+    }
+    same("first signalled", w.client_done(c, Opcode::Send)?.wr_id, 9)?;
+    same("second signalled", w.client_done(c, Opcode::Send)?.wr_id, 19)?;
+    w.quiet();
+    ensure!(w.client.completions.is_empty(), "more completions: {:?}", w.client.completions);
+    Ok(())
+}
+
+fn unsignalled_failure<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.server.post_receives(None, 2)?;
+    let sends = [w.client.quiet_send(1, b"fits")?, w.client.quiet_send(2, &[1; 64])?];
+    w.client.post(c, sends)?;
+    bytes(&w.server_done(s, Opcode::Recv)?)?;
+    bytes(&w.server_done(s, Opcode::Recv)?)?;
+    // No Receive is left for this one.
+    let send = w.client.quiet_send(3, b"too many")?;
+    w.client.post(c, [send])?;
+    let failed = w.client_done(c, Opcode::Send)?;
+    same("failure", (failed.wr_id, failed.status), (3, Status::RnrRetryExceeded))
+}
+
+fn too_long<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let mut short = w.server.pool.alloc(RECEIVE).into_iter().collect::<Vec<_>>();
+    let capacity = short.first().map_or(0, |b| b.capacity());
+    w.server.fabric.post_recv(None, &mut short);
+    let send = w.client.send(1, &vec![7; capacity + 1])?;
+    w.client.post(c, [send])?;
+    let got = w.server_done(s, Opcode::Recv)?;
+    // Some devices (rxe) have another name for it.
+    ensure!(matches!(got.status, Status::LocalLength | Status::LocalQpOperation), "receiver: {got:?}");
+    let sent = w.client_done(c, Opcode::Send)?;
+    same("sender", sent.wr_id, 1)?;
+    ensure!(
+        matches!(sent.status, Status::RemoteInvalidRequest | Status::RemoteOperation),
+        "sender: {sent:?}"
+    );
+    w.client_disconnected(c)?;
+    w.server_disconnected(s)
+}
+
+fn not_ready<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let sends = [w.client.send(1, b"nobody waits")?, w.client.quiet_send(2, b"for these")?];
+    w.client.post(c, sends)?;
+    let sent = w.client_done(c, Opcode::Send)?;
+    same("first", (sent.wr_id, sent.status), (1, Status::RnrRetryExceeded))?;
+    let sent = w.client_done(c, Opcode::Send)?;
+    same("behind", (sent.wr_id, sent.status), (2, Status::Flushed))?;
+    w.client_disconnected(c)?;
+    w.server_disconnected(s)
+}
+
+fn few_retries<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let patient = ConnectParams { rnr_retry: 2, ..ConnectParams::default() };
+    let (c, s) = w.connect_with(&ConnectParams::default(), &patient)?;
+    let send = w.client.send(1, b"nobody waits")?;
+    w.client.post(c, [send])?;
+    same("status", w.client_done(c, Opcode::Send)?.status, Status::RnrRetryExceeded)?;
+    w.server_disconnected(s)
+}
+
+fn waits_for_receive<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let patient = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
+    let (c, s) = w.connect_with(&patient, &patient)?;
+    let sends = [w.client.send(1, b"one")?, w.client.send(2, b"two")?];
+    w.client.post(c, sends)?;
+    w.quiet();
+    ensure!(w.client.completions.is_empty(), "completed without a Receive: {:?}", w.client.completions);
+    w.server.post_receives(None, 2)?;
+    same("first", bytes(&w.server_done(s, Opcode::Recv)?)?, b"one")?;
+    same("second", bytes(&w.server_done(s, Opcode::Recv)?)?, b"two")?;
+    same("first", w.client_done(c, Opcode::Send)?.wr_id, 1)?;
+    same("second", w.client_done(c, Opcode::Send)?.wr_id, 2)?;
+    ensure!(w.server.fabric.stats().receiver_not_ready > 0, "it was not counted");
+    Ok(())
+}
+
+fn queue_full<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let shallow = ConnectParams { send_queue_depth: 8, ..ConnectParams::default() };
+    let patient = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
+    let (c, s) = w.connect_with(&shallow, &patient)?;
+    let mut chain = Vec::new();
+    for i in 0..40 {
+        chain.push(w.client.send(i, b"fill")?);
+    }
+    let result = w.client.fabric.post_send(c, &mut chain);
+    same("result", result, Err(PostError::QueueFull))?;
+    let posted = 40 - chain.len();
+    ensure!((8..40).contains(&posted), "a queue of 8 took {posted} of 40");
+    same("first that is left", chain.first().map(|p| p.wr_id), Some(posted as u64))?;
+    w.server.post_receives(None, 40)?;
+    w.until("the rest is taken", |w| {
+        let _ = w.client.fabric.post_send(c, &mut chain);
+        chain.is_empty().then_some(())
+    })?;
+    for i in 0..40 {
+        bytes(&w.server_done(s, Opcode::Recv)?)?;
+        same("completion", w.client_done(c, Opcode::Send)?.wr_id, i)?;
+    }
+    Ok(())
+}
+
+fn both_ways<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    w.server.post_receives(None, 64)?;
+    w.client.post_receives(None, 64)?;
+    for i in 0..64 {
+        let ours = w.client.quiet_send(0, &pattern(i, 300))?;
+        let theirs = w.server.quiet_send(0, &pattern(i + 1000, 500))?;
+        w.client.post(c, [ours])?;
+        w.server.post(s, [theirs])?;
+    }
+    for i in 0..64 {
+        same("to the server", bytes(&w.server_done(s, Opcode::Recv)?)?, &pattern(i, 300)[..])?;
+        same("to the client", bytes(&w.client_done(c, Opcode::Recv)?)?, &pattern(i + 1000, 500)[..])?;
+    }
+    Ok(())
+}
+
+fn foreign_memory<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, _) = w.connect()?;
+    ensure!(w.client.fabric.register(w.client.pool.arena(), Access::LOCAL).is_err(), "registered twice");
+    let foreign = Pool::new(&PoolConfig {
+        classes: vec![Class { size: RECEIVE, count: 2 }],
+        arena: ArenaConfig { pages: PagePolicy::Small, ..ArenaConfig::default() },
+    });
+    let foreign = foreign.map_err(|e| e.to_string())?;
+    ensure!(
+        w.client.fabric.deregister(foreign.arena().id()).is_err(),
+        "deregistered what never was registered"
+    );
+    let buf = foreign.alloc(10).ok_or("empty")?;
+    let send =
+        Posting { wr_id: 1, signalled: true, wr: WorkRequest::Send { buf, invalidate: None, fence: false } };
+    let (left, error) = w.client.refused(c, send)?;
+    ensure!(matches!(error, PostError::Invalid(_)), "{error:?}");
+    drop(left);
+    let mut bufs: Vec<Buf> = foreign.alloc(10).into_iter().collect();
+    same("Receives taken", w.client.fabric.post_recv(None, &mut bufs), 0)?;
+    bufs.clear();
+    foreign.close().map_err(|e| e.to_string())
+}
+
+/// The client posts this with immediate data behind a message of the ordinary kind: the message arrives, the other is none, and ends the
+/// connection. Others live on, and no byte of the Receive that was taken is shown.
+fn immediate<F: Fabric>(w: &mut World<F>, (c, s): (QpId, QpId), posting: Posting) -> Outcome {
+    let (other, its_peer) = w.connect()?;
+    w.server.post_receives(None, 1)?;
+    let secret = w.client.send(1, &pattern(5, 300))?;
+    w.client.post(other, [secret])?;
+    let got = w.server_done(its_peer, Opcode::Recv)?;
+    same("message", bytes(&got)?, &pattern(5, 300)[..])?;
+    // The same buffer again: what is in it is another client's.
+    ensure!(
+        w.server.fabric.post_recv(None, &mut got.buf.into_iter().map(ReceivedBuf::into_buf).collect()) == 1,
+        "it was not posted"
+    );
+    if !w.client.fabric.post_immediate(c, posting, 7) {
+        // The software fabric's rings have no such records.
+        w.missing = Some("the fabric has no work requests with immediate data");
+        return Ok(());
+    }
+    let got = w.server_done(s, Opcode::Recv)?;
+    same("status", got.status, Status::RemoteInvalidRequest)?;
+    same("bytes that are shown", got.buf.as_deref(), Some(&[][..]))?;
+    w.server_disconnected(s)?;
+    w.client_disconnected(c)?;
+    same("what is counted", w.server.fabric.stats().peer_violations, 1)?;
+    ensure!(
+        w.server.fabric.post_recv(None, &mut got.buf.into_iter().map(ReceivedBuf::into_buf).collect()) == 1,
+        "it was not posted"
+    );
+    let again = w.client.send(2, &pattern(6, 300))?;
+    w.client.post(other, [again])?;
+    same("message of another", bytes(&w.server_done(its_peer, Opcode::Recv)?)?, &pattern(6, 300)[..])
+}
+
+fn send_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let pair = w.connect()?;
+    let posting = w.client.send(3, &pattern(1, 200))?;
+    immediate(w, pair, posting)
+}
+
+fn write_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let (c, s) = w.connect()?;
+    let place = w.server.lent(&[0; 300])?;
+    let (_, remote) = w.server.expose(s, &place, Access::REMOTE_WRITE)?;
+    w.quiet();
+    let src = Source::Lent(w.client.lent(&pattern(1, 300))?);
+    let wr = WorkRequest::Write { src, offset: 0, len: 300, remote };
+    immediate(w, (c, s), Posting { wr_id: 3, signalled: true, wr })
+}
+
+fn nothing_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
+    let pair = w.connect()?;
+    let src = Source::Lent(w.client.lent(&[0; 8])?);
+    // It needs no key.
+    let remote = RemoteMemory { rkey: 0, address: 0 };
+    let wr = WorkRequest::Write { src, offset: 0, len: 0, remote };
+    immediate(w, pair, Posting { wr_id: 3, signalled: true, wr })
+}

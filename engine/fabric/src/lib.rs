@@ -1,0 +1,547 @@
+//! What an RDMA device is to this engine: one narrow trait, and the values that cross it.
+//!
+//! A [`Fabric`] is one shard's device: its completion queue, its shared receive queue, its queue pairs and its
+//! connection manager. It is owned and driven by one thread. Semantics are those of reliable connected queue
+//! pairs (InfiniBand Architecture 1.2.1 chapter 9; RFC 5040): in order per queue pair, a Write visible before
+//! the Send behind it, Reads unordered with later Sends unless fenced, receiver-not-ready, length and rights
+//! errors, flush on error.
+//!
+//! # Ownership of memory
+//! 1. Memory given to the fabric is *moved* into it: a [`Buf`] in [`Fabric::post_recv`] or
+//!    [`WorkRequest::Send`], a clone of a [`Lent`] or [`Frozen`] in the others. Safe code cannot reach the bytes meanwhile.
+//! 2. A posted [`Buf`] comes back in its [`Completion`], as a [`ReceivedBuf`] of what has arrived in it. A sent one goes home to its pool by itself, once the
+//!    fabric knows that the device has finished with it.
+//! 3. [`Lent`] memory is usable again when every clone is gone: the fabric drops its clones at the completion of the
+//!    Read or Write, or, for a bound window, at the proof of its revocation: the completion of a
+//!    [`WorkRequest::LocalInvalidate`], a Receive completion whose `invalidated` names it, or the destruction of
+//!    the queue pair.
+//! 4. Flushed work requests keep to the same rules: the completion comes first, the memory after it.
+
+pub mod any;
+#[cfg(any(test, feature = "testing"))]
+pub mod chaos;
+#[cfg(any(test, feature = "testing"))]
+pub mod contract;
+pub mod log_limit;
+mod reaper;
+mod received;
+pub mod software;
+mod table;
+#[cfg(any(test, feature = "testing"))]
+pub mod trace;
+#[cfg(feature = "verbs")]
+pub mod verbs;
+
+use std::fmt;
+use std::time::Duration;
+
+pub use self::received::ReceivedBuf;
+use rpcrdma_mempool::{Arena, ArenaId, Buf, Frozen, Lent};
+
+/// A queue pair, by slot and generation: a stale one never names a newer queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct QpId {
+    /// Index into the fabric's table: small, dense, reused.
+    pub slot: u32,
+    /// Counts the uses of the slot.
+    pub generation: u32,
+}
+
+impl fmt::Debug for QpId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "qp{}.{}", self.slot, self.generation)
+    }
+}
+
+/// An address in the fabric's own form: the part behind `soft:` or `verbs:`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FabricAddress(pub String);
+
+/// What this device can do; asked once, when it is opened.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The fabric: the word before the colon of its addresses.
+    pub scheme: &'static str,
+    /// Human-readable device name.
+    pub device: String,
+    /// Work requests that may be outstanding on the send queue of one queue pair.
+    pub max_send_wr: u32,
+    /// Receives that may be posted to one receive queue.
+    pub max_recv_wr: u32,
+    /// Bytes that a Send may carry inside its work request (0: none).
+    pub max_inline: u32,
+    /// Longest message, in bytes.
+    pub max_message: u32,
+    /// Bytes of private data in a connect request.
+    pub max_connect_private_data: usize,
+    /// Bytes of private data in an accept or reject.
+    pub max_accept_private_data: usize,
+    /// RDMA Reads outstanding per queue pair, as initiator and as responder.
+    pub max_read_depth: u16,
+    /// The device binds type-2 memory windows, and obeys a peer's Send With Invalidate.
+    pub remote_invalidate: bool,
+    /// Whoever holds a connection can reach all memory exposed on it, windows or not: memory that is exposed must
+    /// come from an arena that serves no other peer.
+    pub exposure_needs_own_arena: bool,
+    /// The bounds of a window are checked at each access. Without that a peer reaches the whole arena in which a window of its
+    /// connection is bound, as long as it is.
+    pub checks_window_bounds: bool,
+    /// There is a shared receive queue.
+    pub shared_receive_queue: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self {
+            scheme: "",
+            device: String::new(),
+            max_send_wr: 1024,
+            max_recv_wr: 4096,
+            max_inline: 0,
+            max_message: 1 << 30,
+            max_connect_private_data: 56,
+            max_accept_private_data: 196,
+            max_read_depth: 16,
+            remote_invalidate: true,
+            exposure_needs_own_arena: false,
+            checks_window_bounds: true,
+            shared_receive_queue: true,
+        }
+    }
+}
+
+/// Rights that memory is registered or exposed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Access {
+    /// The peer may RDMA Read it.
+    pub remote_read: bool,
+    /// The peer may RDMA Write it.
+    pub remote_write: bool,
+}
+
+impl Access {
+    /// This side's work requests only.
+    pub const LOCAL: Self = Self { remote_read: false, remote_write: false };
+    /// The peer may read.
+    pub const REMOTE_READ: Self = Self { remote_read: true, remote_write: false };
+    /// The peer may write.
+    pub const REMOTE_WRITE: Self = Self { remote_read: false, remote_write: true };
+    /// The peer may do both.
+    pub const REMOTE: Self = Self { remote_read: true, remote_write: true };
+}
+
+/// Exposed memory of the peer: the steering tag and the address in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteMemory {
+    /// `R_key`, STag, or RFC 8166 `rdma_handle`.
+    pub rkey: u32,
+    /// First byte, in the addressing of the exposing side (`rdma_offset`).
+    pub address: u64,
+}
+
+/// A memory window of one queue pair; see [`Fabric::alloc_window`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WindowId {
+    /// The queue pair that it belongs to.
+    pub qp: QpId,
+    /// Index among the windows of that queue pair.
+    pub index: u32,
+}
+
+/// Where the bytes of an RDMA Write come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Memory of this call alone.
+    Lent(Lent),
+    /// Immutable memory that many calls may send at once.
+    Frozen(Frozen),
+}
+
+/// One element of a posted chain. Offsets and lengths are in bytes, within the buffer that is named.
+#[derive(Debug)]
+pub enum WorkRequest {
+    /// Sends the buffer's current contents.
+    Send {
+        /// What is sent; goes home by itself.
+        buf: Buf,
+        /// A key of the peer that its device invalidates as the message arrives (Send With Invalidate).
+        invalidate: Option<u32>,
+        /// Wait for earlier Reads of this queue pair.
+        fence: bool,
+    },
+    /// RDMA Write.
+    Write {
+        /// The local side.
+        src: Source,
+        /// First byte in the local buffer.
+        offset: usize,
+        /// Bytes.
+        len: usize,
+        /// The peer's side.
+        remote: RemoteMemory,
+    },
+    /// RDMA Read.
+    Read {
+        /// The local side.
+        dst: Lent,
+        /// First byte in the local buffer.
+        offset: usize,
+        /// Bytes.
+        len: usize,
+        /// The peer's side.
+        remote: RemoteMemory,
+    },
+    /// Binds a free window to part of a buffer; its key is what [`Fabric::next_rkey`] said before.
+    Bind {
+        /// A free window of this queue pair.
+        window: WindowId,
+        /// The memory to expose.
+        mem: Lent,
+        /// First byte in the buffer.
+        offset: usize,
+        /// Bytes, not zero.
+        len: usize,
+        /// What the peer may do.
+        access: Access,
+    },
+    /// Revokes a bound window. Never post it for a window that the peer has invalidated.
+    LocalInvalidate {
+        /// The window.
+        window: WindowId,
+    },
+}
+
+/// A work request with what the caller wants to hear of it.
+#[derive(Debug)]
+pub struct Posting {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Without it there is a completion only if the request fails.
+    pub signalled: bool,
+    /// What to do.
+    pub wr: WorkRequest,
+}
+
+/// Which kind of work a completion ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opcode {
+    /// [`WorkRequest::Send`].
+    Send,
+    /// [`WorkRequest::Write`].
+    Write,
+    /// [`WorkRequest::Read`].
+    Read,
+    /// [`WorkRequest::Bind`].
+    Bind,
+    /// [`WorkRequest::LocalInvalidate`].
+    LocalInvalidate,
+    /// A message arrived.
+    Recv,
+}
+
+/// How a work request ended; names follow `ibv_wc_status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// It was done.
+    Success,
+    /// A message was longer than the Receive that met it.
+    LocalLength,
+    /// The queue pair could not carry it out.
+    LocalQpOperation,
+    /// A local key, bound or right was wrong.
+    LocalProtection,
+    /// The queue pair went to error before it was done.
+    Flushed,
+    /// A window could not be bound.
+    WindowBind,
+    /// The peer found the message malformed for its queue: too long, or a bad operation.
+    RemoteInvalidRequest,
+    /// The peer's key, bound or right refused a Read or Write.
+    RemoteAccess,
+    /// The peer could not carry it out.
+    RemoteOperation,
+    /// The peer does not answer any more.
+    RetryExceeded,
+    /// The peer had no Receive posted for longer than its retries allow.
+    RnrRetryExceeded,
+    /// The device is beyond use.
+    Fatal,
+    /// A code that this engine does not know; kept for the log.
+    Other(u32),
+}
+
+impl Status {
+    /// True for [`Status::Success`].
+    pub fn is_ok(self) -> bool {
+        self == Self::Success
+    }
+}
+
+/// The end of one work request.
+#[derive(Debug)]
+pub struct Completion {
+    /// As given at post; 0 for Receives.
+    pub wr_id: u64,
+    /// The queue pair that it happened on. It may be gone already.
+    pub qp: QpId,
+    /// What kind of work.
+    pub opcode: Opcode,
+    /// How it ended. All but `wr_id`, `qp` and `status` mean something only on success.
+    pub status: Status,
+    /// For [`Opcode::Recv`]: the message, `buf.len()` bytes of it. Also present when a Receive has failed or is flushed, and empty then.
+    pub buf: Option<ReceivedBuf>,
+    /// For [`Opcode::Recv`]: the key of ours that the peer's Send With Invalidate revoked.
+    pub invalidated: Option<u32>,
+}
+
+/// What both sides say when a queue pair is set up.
+#[derive(Clone, Debug)]
+pub struct ConnectParams {
+    /// Opaque to the fabric (RFC 8797 for version 1).
+    pub private_data: Vec<u8>,
+    /// Depth of the send queue.
+    pub send_queue_depth: u32,
+    /// Receives: from the shared queue, or from one of this queue pair's own, so deep.
+    pub own_receive_queue: Option<u32>,
+    /// Windows that may be bound at a time.
+    pub windows: u32,
+    /// How often the *peer* tries again when we have no Receive posted: 0–6, or 7 for without end, as far as the limits of the peer's own
+    /// fabric let it.
+    pub rnr_retry: u8,
+    /// RDMA Reads that we may have outstanding.
+    pub initiator_depth: u16,
+    /// RDMA Reads of the peer that we serve at a time.
+    pub responder_resources: u16,
+}
+
+impl Default for ConnectParams {
+    fn default() -> Self {
+        Self {
+            private_data: Vec::new(),
+            send_queue_depth: 256,
+            own_receive_queue: None,
+            windows: 256,
+            rnr_retry: 0,
+            initiator_depth: 16,
+            responder_resources: 16,
+        }
+    }
+}
+
+/// A connect request that waits for [`Fabric::accept`] or [`Fabric::reject`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestId(pub u64);
+
+/// Something happened to a connection.
+#[derive(Debug)]
+pub enum ControlEvent {
+    /// A peer asks; answer it.
+    ConnectRequest {
+        /// For the answer.
+        request: RequestId,
+        /// What the peer said.
+        private_data: Vec<u8>,
+        /// Who it is: address and port, or process and user.
+        peer: String,
+    },
+    /// Both directions may be used.
+    Established {
+        /// The queue pair.
+        qp: QpId,
+        /// The acceptor's private data (empty at the acceptor).
+        private_data: Vec<u8>,
+    },
+    /// The peer refused.
+    Rejected {
+        /// The queue pair that was being connected. Destroy it.
+        qp: QpId,
+        /// What the peer said.
+        private_data: Vec<u8>,
+    },
+    /// It could not be connected.
+    ConnectFailed {
+        /// The queue pair that was being connected. Destroy it.
+        qp: QpId,
+        /// Why.
+        error: FabricError,
+    },
+    /// The connection is over, by either side's doing or by failure: everything posted has been or will now be
+    /// flushed. Destroy the queue pair after its last completion.
+    Disconnected {
+        /// The queue pair.
+        qp: QpId,
+        /// Why, in words.
+        reason: String,
+    },
+}
+
+/// A failure of the fabric or of its environment. The text names the call, the limit found and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum FabricError {
+    /// The address is not of this fabric's form.
+    #[error("address {address:?}: {detail}")]
+    Address {
+        /// As given.
+        address: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// Somebody listens there already.
+    #[error("address {address:?} is in use: {detail}")]
+    AddressInUse {
+        /// As given.
+        address: String,
+        /// What was found there, and the remedy.
+        detail: String,
+    },
+    /// Nobody listens there.
+    #[error("nobody listens at {address:?}: {detail}")]
+    Unreachable {
+        /// As given.
+        address: String,
+        /// What was tried, and the remedy.
+        detail: String,
+    },
+    /// A call to the operating system or the device failed.
+    #[error("{call}: {detail}")]
+    System {
+        /// What was called, and with what size.
+        call: String,
+        /// The error, the limit found, the command that fixes it.
+        detail: String,
+    },
+    /// The peer does not keep to the fabric's own protocol.
+    #[error("peer: {0}")]
+    Peer(String),
+    /// The caller asked for what cannot be: an unknown queue pair, a bound window, memory never registered.
+    #[error("misuse: {0}")]
+    Misuse(String),
+}
+
+/// Why a chain was not posted whole. What was not posted is still in the caller's vector, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PostError {
+    /// The send queue is full; post the rest after a completion.
+    QueueFull,
+    /// The queue pair is unknown, not connected yet, or destroyed.
+    NotConnected,
+    /// The first request left is malformed: foreign memory, bounds, a window in the wrong state.
+    Invalid(&'static str),
+}
+
+/// Counters that every fabric keeps, since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FabricStats {
+    /// Work requests taken by [`Fabric::post_send`].
+    pub posts: u64,
+    /// Times that the device, or the peer, was told of new work.
+    pub doorbells: u64,
+    /// Work requests posted with `signalled`.
+    pub signalled: u64,
+    /// Receives posted.
+    pub recv_posts: u64,
+    /// Messages that met no Receive.
+    pub receiver_not_ready: u64,
+    /// Reads, Writes and Sends-With-Invalidate that a key, bound or right refused.
+    pub access_refused: u64,
+    /// Times that a peer broke the fabric's own rules.
+    pub peer_violations: u64,
+    /// Connect requests that were refused before anybody was asked: of strangers, malformed ones, too many at a time.
+    pub requests_refused: u64,
+}
+
+/// One shard's RDMA device. See the module page for who owns memory when.
+///
+/// Drive it like this: [`poll_cq`](Self::poll_cq) each turn; [`post_send`](Self::post_send) at most once per
+/// queue pair and turn; [`post_recv`](Self::post_recv) in chains; [`poll_control`](Self::poll_control) now and
+/// then. Before sleeping: [`arm`](Self::arm), one more empty `poll_cq`, then [`wait`](Self::wait).
+pub trait Fabric: Sized {
+    /// A bound address. It may be shared by the fabrics of several shards; each connect request then reaches one of them.
+    type Listener: Clone + Send + 'static;
+
+    /// What the device can do.
+    fn capabilities(&self) -> &Capabilities;
+    /// Counters.
+    fn stats(&self) -> FabricStats;
+
+    /// Makes an arena's memory usable in work requests. Registering it twice is [`FabricError::Misuse`].
+    fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError>;
+    /// Undoes [`register`](Self::register).
+    fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError>;
+
+    /// Binds an address.
+    fn bind(address: &FabricAddress) -> Result<Self::Listener, FabricError>;
+    /// Takes connect requests from a bound address from now on.
+    fn listen(&mut self, listener: &Self::Listener) -> Result<(), FabricError>;
+    /// Stops taking connect requests; established connections live on.
+    fn unlisten(&mut self);
+    /// Starts to connect; [`ControlEvent`]s tell how it ends. Nothing can be sent before `Established`.
+    fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError>;
+    /// Answers a connect request; `Established` follows, or `Disconnected`.
+    fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError>;
+    /// Answers a connect request.
+    fn reject(&mut self, request: RequestId, private_data: &[u8]);
+    /// Ends the connection in order: what was posted before is carried out if the peer lets it, the rest is flushed.
+    fn disconnect(&mut self, qp: QpId);
+    /// Forgets the queue pair and gives back all that it held: flushes first what was still posted.
+    fn destroy_qp(&mut self, qp: QpId);
+    /// Drives connection management; appends what happened. Does system calls: call it now and then, not each turn.
+    fn poll_control(&mut self, events: &mut Vec<ControlEvent>);
+
+    /// Makes a free window.
+    fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError>;
+    /// The key that the next [`WorkRequest::Bind`] of this free window will make valid.
+    fn next_rkey(&self, window: WindowId) -> u32;
+    /// The address by which the peer names byte `offset` of this memory.
+    fn remote_address(&self, mem: &Lent, offset: usize) -> u64;
+
+    /// Posts Receives as one chain: to the shared queue, or to a queue pair's own. Takes from the front of `bufs` as many as
+    /// the queue holds; returns how many. Each buffer receives up to its capacity.
+    /// Stops at memory that is not registered.
+    fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize;
+    /// From now on, Receives that the shared queue holds are taken before any that are posted later: by this a queue's Receives are
+    /// replaced. Nothing is to be done where they are taken in the order in which they were posted anyway.
+    fn fence_receives(&mut self) {}
+    /// Posts a chain, in order, with one doorbell. Takes from the front of `chain` what it posted.
+    fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError>;
+    /// Posts a Send or a Write that carries immediate data, which this protocol has no use for: so that tests can be a peer that does.
+    /// False where the fabric has no such operation, or does not take this one.
+    #[doc(hidden)]
+    fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
+        let _ = (qp, posting, immediate);
+        false
+    }
+    /// Whether memory of requests that were posted on this queue pair may still be in use. A device that cannot say so, though it has heard of
+    /// no failure, says true. Now and then, not for each message.
+    fn holds_sends(&mut self, _qp: QpId) -> bool {
+        true
+    }
+    /// Appends up to `max` completions; returns how many. Never blocks, never calls the system.
+    fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize;
+
+    /// From now until the next [`wait`](Self::wait) returns, completions and control events wake that wait.
+    fn arm(&mut self);
+    /// Sleeps until a completion or control event may be there, the waker is used, or the time is over. False if it is known that there
+    /// is no control event: [`poll_control`](Self::poll_control) can wait until it is due anyway.
+    fn wait(&mut self, timeout: Option<Duration>) -> bool;
+    /// Wakes [`wait`](Self::wait) from another thread.
+    fn waker(&self) -> Waker;
+}
+
+/// Wakes a sleeping fabric from another thread; see [`Fabric::waker`].
+#[derive(Clone, Debug)]
+pub struct Waker(std::sync::Arc<rustix::fd::OwnedFd>);
+
+impl Waker {
+    /// Wraps an eventfd.
+    pub fn new(eventfd: std::sync::Arc<rustix::fd::OwnedFd>) -> Self {
+        Self(eventfd)
+    }
+
+    /// Ends the current or the next wait. A system call.
+    pub fn wake(&self) {
+        // The counter of an eventfd can only refuse when it is already far from zero: the sleeper wakes anyway.
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+}

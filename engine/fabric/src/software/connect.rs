@@ -1,0 +1,575 @@
+//! Connection management: everything that goes over sockets, in `poll_control` and `wait`.
+
+use std::hash::{BuildHasher, Hasher};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rpcrdma_mempool::{PeerMapping, SharedMapping};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec};
+use rustix::net::Shutdown;
+
+use super::SoftwareFabric;
+use super::address::{self, SoftwareListener, system};
+use super::config::MAX_WINDOWS;
+use super::memory::{Layout, Side};
+use super::message::{MAX_PRIVATE_DATA, Message, Received};
+use super::qp::{Parts, Qp, State};
+use super::region;
+use super::request::{Offer, Request};
+use super::window::{ENTRY, OwnWindows, PeerWindows};
+use crate::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId, Waker};
+
+/// Sockets with news that one look takes in; the others follow in the next.
+const EVENTS: usize = 64;
+/// Longest sleep while something has a time limit that no socket announces.
+const TICK: Duration = Duration::from_millis(10);
+/// Longest sleep while a queue pair has work that no bell announces.
+const SHORT_TICK: Duration = Duration::from_micros(100);
+
+/// Sockets that are not, or not any more, queue pairs'; and the means to wait for all of them.
+#[derive(Debug)]
+pub(super) struct Connections {
+    epoll: OwnedFd,
+    waker: Arc<OwnedFd>,
+    pub(super) listeners: Vec<SoftwareListener>,
+    pub(super) requests: Vec<Request>,
+    pub(super) next_request: u64,
+    dials: Vec<Dial>,
+    partings: Vec<Parting>,
+    random: std::hash::RandomState,
+    randoms: u64,
+}
+
+/// A connection of ours that the listener's queue had no room for yet.
+#[derive(Debug)]
+struct Dial {
+    qp: QpId,
+    address: FabricAddress,
+    hello: Message,
+    ring: OwnedFd,
+    table: OwnedFd,
+}
+
+/// What is left of a destroyed queue pair while its peer is in the middle of a copy: the memory must not be used again yet.
+#[derive(Debug)]
+struct Parting {
+    socket: Option<OwnedFd>,
+    windows: OwnWindows,
+    deadline: Instant,
+}
+
+/// What an epoll event is about, in 64 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Token {
+    Waker,
+    Listener,
+    Request(u64),
+    Qp(QpId),
+}
+
+impl Token {
+    const GENERATION: u32 = (1 << 30) - 1;
+
+    fn data(self) -> EventData {
+        EventData::new_u64(match self {
+            Self::Waker => 0,
+            Self::Listener => 1,
+            Self::Request(id) => 1 << 62 | id,
+            Self::Qp(qp) => 2 << 62 | u64::from(qp.generation & Self::GENERATION) << 32 | u64::from(qp.slot),
+        })
+    }
+
+    fn of(data: EventData) -> Self {
+        let data = data.u64();
+        match data >> 62 {
+            0 if data == 0 => Self::Waker,
+            0 => Self::Listener,
+            1 => Self::Request(data & !(3 << 62)),
+            _ => Self::Qp(QpId { slot: data as u32, generation: (data >> 32) as u32 & Self::GENERATION }),
+        }
+    }
+}
+
+/// The clock of connection management, which is called now and then. Nothing on the path of messages reads it.
+pub(super) fn now() -> Instant {
+    Instant::now()
+}
+
+impl Connections {
+    pub(super) fn new() -> Result<Self, FabricError> {
+        let limit = |call: &str, e| {
+            system(call, format!("{e} (limits: ulimit -n, /proc/sys/fs/epoll/max_user_watches)"))
+        };
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|e| limit("epoll_create", e))?;
+        let waker = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        let waker = Arc::new(waker.map_err(|e| limit("eventfd", e))?);
+        epoll::add(&epoll, &*waker, Token::Waker.data(), EventFlags::IN)
+            .map_err(|e| limit("epoll_ctl", e))?;
+        Ok(Self {
+            epoll,
+            waker,
+            listeners: Vec::new(),
+            requests: Vec::new(),
+            next_request: 0,
+            dials: Vec::new(),
+            partings: Vec::new(),
+            random: std::hash::RandomState::new(),
+            randoms: 0,
+        })
+    }
+
+    pub(super) fn waker(&self) -> Waker {
+        Waker::new(Arc::clone(&self.waker))
+    }
+
+    pub(super) fn listen(&mut self, listener: &SoftwareListener) -> Result<(), FabricError> {
+        // Exclusive: of the shards that share it and sleep, one wakes per connect request.
+        epoll::add(
+            &self.epoll,
+            listener.socket(),
+            Token::Listener.data(),
+            EventFlags::IN | EventFlags::EXCLUSIVE,
+        )
+        .map_err(|e| system("epoll_ctl(listener)", e))?;
+        self.listeners.push(listener.clone());
+        Ok(())
+    }
+
+    pub(super) fn unlisten(&mut self) {
+        for listener in self.listeners.drain(..) {
+            // It was added, and it is still open.
+            let _ = epoll::delete(&self.epoll, listener.socket());
+        }
+    }
+
+    pub(super) fn reject(&mut self, request: RequestId, private_data: &[u8]) {
+        let Some(at) = self.requests.iter().position(|r| r.id == request) else { return };
+        let request = self.requests.swap_remove(at);
+        let private_data = private_data[..private_data.len().min(MAX_PRIVATE_DATA)].to_vec();
+        // If it does not arrive, the end of the connection will.
+        let _ = Message::Reject { private_data }.send(request.socket.as_fd(), &[]);
+    }
+
+    /// Lets a destroyed queue pair go, and its memory as soon as the peer cannot touch it.
+    pub(super) fn forget(&mut self, qp: Qp, linger: Duration) {
+        self.dials.retain(|d| d.qp != qp.id);
+        let Qp { mut windows, socket, .. } = qp;
+        if let Some(socket) = &socket {
+            let _ = epoll::delete(&self.epoll, socket);
+            let _ = rustix::net::shutdown(socket, Shutdown::Write);
+        }
+        if !windows.revoke_all() {
+            self.partings.push(Parting { socket, windows, deadline: now() + linger });
+        }
+    }
+
+    pub(super) fn watch(&self, socket: BorrowedFd<'_>, token: Token) -> Result<(), FabricError> {
+        let flags = EventFlags::IN | EventFlags::RDHUP;
+        epoll::add(&self.epoll, socket, token.data(), flags)
+            .map_err(|e| system("epoll_ctl (limit: /proc/sys/fs/epoll/max_user_watches)", e))
+    }
+
+    /// Another number each time, hard to guess from outside.
+    fn random(&mut self) -> u32 {
+        self.randoms += 1;
+        let mut hasher = self.random.build_hasher();
+        hasher.write_u64(self.randoms);
+        hasher.finish() as u32
+    }
+}
+
+/// Bytes of a table of windows: whole pages, at least one.
+pub(super) fn table_bytes(windows: u32) -> Result<usize, String> {
+    if windows as usize > MAX_WINDOWS {
+        return Err(format!("{windows} windows; at most {MAX_WINDOWS} are allowed"));
+    }
+    Ok((windows.max(1) as usize * ENTRY).next_multiple_of(4096))
+}
+
+/// Makes memory to share: its mapping, and the descriptor for the peer.
+pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), FabricError> {
+    let shared = SharedMapping::create(bytes, name).map_err(|e| system(name, e))?;
+    let dup = || shared.fd().try_clone_to_owned().map_err(|e| system("dup (limit: ulimit -n)", e));
+    let mapping = PeerMapping::map(dup()?, bytes).map_err(|e| system(name, e))?;
+    Ok((mapping, dup()?))
+}
+
+impl SoftwareFabric {
+    /// What both ends of a new connection have in common.
+    fn own_windows(&mut self, params: &ConnectParams) -> Result<(OwnWindows, OwnedFd, u64), FabricError> {
+        if params.private_data.len() > MAX_PRIVATE_DATA {
+            let got = params.private_data.len();
+            return Err(FabricError::Misuse(format!(
+                "{got} bytes of private data; at most {MAX_PRIVATE_DATA} fit"
+            )));
+        }
+        let max = self.capabilities.max_send_wr;
+        if params.send_queue_depth > max {
+            return Err(FabricError::Misuse(format!(
+                "send_queue_depth {}; at most {max}",
+                params.send_queue_depth
+            )));
+        }
+        let bytes = table_bytes(params.windows).map_err(FabricError::Misuse)?;
+        let (mapping, fd) = make(bytes, "rpcrdma-windows")?;
+        Ok((OwnWindows::new(mapping, params.windows, self.connections.random()), fd, bytes as u64))
+    }
+
+    pub(super) fn start_connect(
+        &mut self,
+        to: &FabricAddress,
+        params: &ConnectParams,
+    ) -> Result<QpId, FabricError> {
+        let config = &self.common.config;
+        let layout = Layout::new(config.ring_bytes as u32);
+        let max_message = config.max_message as u32;
+        let deadline = now() + config.handshake_timeout;
+        let hello = Message::Hello {
+            may_sleep: config.may_sleep,
+            ring_bytes: config.ring_bytes as u32,
+            max_message,
+            windows: params.windows,
+            private_data: params.private_data.clone(),
+        };
+        let places = self.common.peer_memory.budget.take(region::PER_CONNECTION);
+        let places = places.map_err(|why| system("mmap", why))?;
+        let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
+        let (windows, table_fd, table_bytes) = self.own_windows(params)?;
+        let mapped = (layout.bytes() as u64 + table_bytes, places);
+        let ring = layout.rings(ring, Side::Connector).map_err(FabricError::Misuse)?;
+        // Last, so that what is to be said is said at once: the acceptor has little patience with who is silent.
+        let socket = address::connect(to)?;
+        let id = self.table.insert(|id| {
+            Qp::new(Parts { id, side: Side::Connector, layout, ring, windows, params, max_message, mapped })
+        });
+        let dial = Dial { qp: id, address: to.clone(), hello, ring: ring_fd, table: table_fd };
+        if let Some(qp) = self.table.get(id) {
+            qp.deadline = Some(deadline);
+        }
+        self.common.attention.push(id.slot);
+        match socket {
+            None => self.connections.dials.push(dial),
+            Some(socket) => {
+                if let Err(error) = self.say_hello(&dial, socket) {
+                    self.table.remove(id);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(id)
+    }
+
+    fn say_hello(&mut self, dial: &Dial, socket: OwnedFd) -> Result<(), FabricError> {
+        self.connections.watch(socket.as_fd(), Token::Qp(dial.qp))?;
+        let sent = dial.hello.send(socket.as_fd(), &[dial.ring.as_fd(), dial.table.as_fd()]);
+        if let Some(qp) = self.table.get(dial.qp) {
+            qp.socket = Some(socket);
+        }
+        // If the listener has closed it, the socket says so to `poll_control`.
+        sent.or_else(|e| match e {
+            rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET => Ok(()),
+            e => Err(system("sendmsg(Hello)", e)),
+        })
+    }
+
+    pub(super) fn accept_request(
+        &mut self,
+        request: RequestId,
+        params: &ConnectParams,
+    ) -> Result<QpId, FabricError> {
+        let (windows, table, table_bytes) = self.own_windows(params)?;
+        let requests = &mut self.connections.requests;
+        let at = requests.iter().position(|r| r.id == request && r.offer.is_some());
+        let at = at.ok_or_else(|| FabricError::Peer("it has given up its connect request".to_owned()))?;
+        let Request { socket, offer, .. } = requests.swap_remove(at);
+        let Some(Offer {
+            layout,
+            ring,
+            table: peer_table,
+            windows: peer_windows,
+            max_message,
+            may_sleep,
+            places,
+        }) = offer
+        else {
+            return Err(FabricError::Misuse("a request without an offer".to_owned()));
+        };
+        let config = &self.common.config;
+        let max_message = max_message.min(config.max_message as u32);
+        let answer = Message::Accept {
+            may_sleep: config.may_sleep,
+            ring_bytes: layout.ring_bytes(),
+            max_message,
+            windows: params.windows,
+            private_data: params.private_data.clone(),
+        };
+        let mapped = (layout.bytes() as u64 + table_bytes + peer_table.len() as u64, places);
+        let ring = layout.rings(ring, Side::Acceptor).map_err(FabricError::Peer)?;
+        let id = self.table.insert(|id| {
+            Qp::new(Parts { id, side: Side::Acceptor, layout, ring, windows, params, max_message, mapped })
+        });
+        // Replaces the request's token: only the socket of a queue pair is watched under its name.
+        let _ = epoll::delete(&self.connections.epoll, &socket);
+        let watched = self.connections.watch(socket.as_fd(), Token::Qp(id));
+        let sent = watched.and_then(|()| {
+            answer
+                .send(socket.as_fd(), &[table.as_fd()])
+                .map_err(|e| FabricError::Peer(format!("sendmsg(Accept): {e}")))
+        });
+        if let Err(error) = sent {
+            self.table.remove(id);
+            return Err(error);
+        }
+        if let Some(qp) = self.table.get(id) {
+            qp.socket = Some(socket);
+            qp.peer_windows = Some(PeerWindows::new(peer_table, peer_windows));
+            qp.peer_may_sleep = may_sleep;
+            qp.state = State::Up;
+        }
+        self.common.events.push_back(ControlEvent::Established { qp: id, private_data: Vec::new() });
+        Ok(id)
+    }
+
+    /// Waits for sockets, as long as allowed, and does what they ask for.
+    pub(super) fn pump(&mut self, timeout: Option<Duration>) {
+        let timeout =
+            timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
+        // Interrupted, or nothing there: both are fine.
+        let Ok((ready, _)) = epoll::wait(&self.connections.epoll, &mut space, timeout.as_ref()) else {
+            return;
+        };
+        for event in ready {
+            match Token::of(event.data) {
+                // Left for `sleep`: a wake also ends the *next* wait.
+                Token::Waker => {}
+                Token::Listener => self.connections.accept_sockets(&mut self.common),
+                Token::Request(id) => self.connections.read_request(RequestId(id), &mut self.common),
+                Token::Qp(id) => self.read_qp(id),
+            }
+        }
+    }
+
+    fn read_qp(&mut self, id: QpId) {
+        let Some(qp) = self.table.at(id.slot) else { return };
+        if qp.id.generation & Token::GENERATION != id.generation {
+            return;
+        }
+        if qp.state == State::Connecting {
+            return self.read_answer(id.slot);
+        }
+        let open = qp.read_socket(&mut self.common);
+        match open {
+            Ok(true) => {}
+            Err(why) => {
+                qp.violation(&mut self.common, &why);
+            }
+            Ok(false) => {
+                // Its end of the socket stays readable for ever: look no more.
+                if let Some(socket) = qp.socket() {
+                    let _ = epoll::delete(&self.connections.epoll, socket);
+                }
+                if matches!(qp.state, State::Up | State::Closing) {
+                    qp.state = State::Draining;
+                    qp.chores = true;
+                    qp.deadline = Some(now() + self.common.config.linger);
+                    self.common.attention.push(id.slot);
+                }
+            }
+        }
+    }
+
+    /// The acceptor's answer to our Hello.
+    fn read_answer(&mut self, slot: u32) {
+        let Some(qp) = self.table.at(slot) else { return };
+        let Some(socket) = qp.socket() else { return };
+        let error = match Message::receive(socket) {
+            Received::Empty => return,
+            Received::Message(Message::Reject { private_data }, fds) if fds.is_empty() => {
+                self.common.events.push_back(ControlEvent::Rejected { qp: qp.id, private_data });
+                return self.give_up(slot);
+            }
+            Received::Message(
+                Message::Accept { may_sleep, ring_bytes, max_message, windows, private_data },
+                mut fds,
+            ) => {
+                let table = match (fds.pop(), fds.is_empty(), table_bytes(windows)) {
+                    (Some(fd), true, Ok(bytes)) => region::map(fd, bytes),
+                    (_, _, Err(why)) => Err(why),
+                    _ => Err("an answer without its descriptor".to_owned()),
+                };
+                match table {
+                    Ok(_) if !qp.take_rings(ring_bytes) => {
+                        FabricError::Peer(format!("it answers with rings of {ring_bytes} bytes"))
+                    }
+                    Ok(table) if (1..=qp.max_message.min(ring_bytes / 2)).contains(&max_message) => {
+                        qp.peer_windows = Some(PeerWindows::new(table, windows));
+                        qp.peer_may_sleep = may_sleep;
+                        qp.max_message = max_message;
+                        qp.state = State::Up;
+                        qp.deadline = None;
+                        self.common.events.push_back(ControlEvent::Established { qp: qp.id, private_data });
+                        return;
+                    }
+                    Ok(_) => FabricError::Peer(format!("it answers with messages of {max_message} bytes")),
+                    Err(why) => FabricError::Peer(why),
+                }
+            }
+            Received::Message(..) => FabricError::Peer("a message out of turn".to_owned()),
+            Received::Garbage(why) => FabricError::Peer(why.to_owned()),
+            Received::Closed => FabricError::Peer("it closed the connection before it answered".to_owned()),
+        };
+        let qp = qp.id;
+        self.common.events.push_back(ControlEvent::ConnectFailed { qp, error });
+        self.give_up(slot);
+    }
+
+    /// Its owner does not want it any more, whatever the answer would have been.
+    pub(super) fn abandon(&mut self, qp: QpId) {
+        self.connections.dials.retain(|d| d.qp != qp);
+        let error = FabricError::Peer("disconnected before it answered".to_owned());
+        self.common.events.push_back(ControlEvent::ConnectFailed { qp, error });
+        self.give_up(qp.slot);
+        // Now: an answer that is there already must not be read as a message out of turn.
+        self.tend_qp(qp.slot, now());
+    }
+
+    /// Ends a queue pair that was never connected; the event is sent already.
+    fn give_up(&mut self, slot: u32) {
+        if let Some(qp) = self.table.at(slot) {
+            qp.fail(&mut self.common, String::new());
+        }
+    }
+
+    /// Does what is due without any socket saying so.
+    pub(super) fn tend(&mut self) {
+        self.common.log.sum_up();
+        let nothing = self.common.attention.is_empty()
+            && self.connections.requests.is_empty()
+            && self.connections.partings.is_empty();
+        if nothing {
+            return;
+        }
+        let now = now();
+        self.dial_again();
+        // Those that the owner has to answer may take as long as they want; their sockets say when they are gone.
+        self.connections.requests.retain(|r| r.offer.is_some() || r.deadline > now);
+        self.connections.partings.retain_mut(|p| !p.is_over(now));
+        let mut slots = std::mem::take(&mut self.common.attention);
+        slots.sort_unstable();
+        slots.dedup();
+        slots.retain(|&slot| self.tend_qp(slot, now));
+        self.common.attention.append(&mut slots);
+    }
+
+    /// True if it has to be looked at again.
+    fn tend_qp(&mut self, slot: u32, now: Instant) -> bool {
+        let Some(qp) = self.table.at(slot) else { return false };
+        let late = qp.deadline.is_some_and(|d| d <= now);
+        match qp.state {
+            State::Up => {
+                let limit = self.common.config.retry_timeout;
+                let waited = qp.waited(now, limit);
+                if waited.is_some_and(|waited| waited >= limit) {
+                    qp.not_taken(&mut self.common);
+                    return self.tend_qp(slot, now);
+                }
+                waited.is_some()
+            }
+            State::Connecting => {
+                if late {
+                    let error = FabricError::Peer("it did not answer within handshake_timeout".to_owned());
+                    self.common.events.push_back(ControlEvent::ConnectFailed { qp: qp.id, error });
+                    self.give_up(slot);
+                    return self.tend_qp(slot, now);
+                }
+                true
+            }
+            State::Closing => {
+                if qp.pending.is_empty()
+                    && let Some(socket) = qp.socket()
+                {
+                    // The peer sees the end of the connection behind all that was published.
+                    let _ = rustix::net::shutdown(socket, Shutdown::Write);
+                }
+                let honest = qp.settle_reported();
+                let done = qp.pending.is_empty() && qp.tx.is_idle();
+                if done || late || !honest {
+                    qp.fail(&mut self.common, "disconnected".to_owned());
+                    return self.tend_qp(slot, now);
+                }
+                true
+            }
+            State::Draining => {
+                if late || qp.rx.peek(&qp.ring.rx()) == 0 {
+                    qp.fail(&mut self.common, "the peer closed the connection".to_owned());
+                    return self.tend_qp(slot, now);
+                }
+                true
+            }
+            State::Error => {
+                if let Some(socket) = qp.socket() {
+                    let _ = rustix::net::shutdown(socket, Shutdown::Write);
+                    let _ = epoll::delete(&self.connections.epoll, socket);
+                }
+                false
+            }
+        }
+    }
+
+    fn dial_again(&mut self) {
+        for dial in std::mem::take(&mut self.connections.dials) {
+            let failed = match address::connect(&dial.address) {
+                Ok(None) => {
+                    self.connections.dials.push(dial);
+                    continue;
+                }
+                Ok(Some(socket)) => self.say_hello(&dial, socket).err(),
+                Err(error) => Some(error),
+            };
+            if let Some(error) = failed {
+                self.common.events.push_back(ControlEvent::ConnectFailed { qp: dial.qp, error });
+                self.give_up(dial.qp.slot);
+            }
+        }
+        let table = &mut self.table;
+        self.connections.dials.retain(|d| table.get(d.qp).is_some_and(|qp| qp.state == State::Connecting));
+    }
+
+    /// Sleeps until there may be news.
+    pub(super) fn sleep(&mut self, timeout: Option<Duration>) {
+        let news = self.common.rung || !self.common.ready.is_empty() || !self.common.events.is_empty();
+        let limit = if news {
+            Some(Duration::ZERO)
+        } else if self.table.iter().any(Qp::needs_polls) {
+            Some(SHORT_TICK)
+        } else if !self.common.attention.is_empty()
+            || !self.connections.partings.is_empty()
+            || self.connections.requests.iter().any(|r| r.offer.is_none())
+        {
+            Some(TICK)
+        } else {
+            None
+        };
+        let timeout = match (timeout, limit) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        self.pump(timeout);
+        let mut count = [0; 8];
+        // Empty unless somebody used the waker.
+        let _ = rustix::io::read(&*self.connections.waker, &mut count);
+    }
+}
+
+impl Parting {
+    /// Whether the peer cannot touch the memory any more, or had time enough: what it can reach then is only its own.
+    fn is_over(&mut self, now: Instant) -> bool {
+        let gone =
+            self.socket.as_ref().is_none_or(|s| matches!(Message::receive(s.as_fd()), Received::Closed));
+        gone || self.deadline <= now || self.windows.revoke_all()
+    }
+}

@@ -1,0 +1,137 @@
+//! What a hostile peer of this fabric has in hand, for the fuzz targets of `tests/fuzz`: the bytes of a handshake, and the shared memory of a
+//! connection, here without its socket.
+
+use std::os::fd::AsFd;
+
+use rpcrdma_mempool::{ArenaId, PeerMapping, PeerRings, SharedMapping};
+
+use super::connect::table_bytes;
+use super::memory::{Layout, Side};
+use super::message::Message;
+use super::qp::{Parts, Qp, State};
+use super::ring::{Header, Producer};
+use super::window::{OwnWindows, PeerWindows};
+use super::{SoftwareFabric, region};
+use crate::{ConnectParams, QpId};
+
+/// Bytes of each ring.
+pub const RING: usize = 4096;
+/// Longest message.
+pub const MAX_MESSAGE: usize = RING / 2;
+/// Windows of each side.
+pub const WINDOWS: u32 = 4;
+/// Bytes of memory that the peer shows, as region 0.
+pub const SHOWN: usize = 4096;
+
+/// One datagram of a connection's socket: what is understood is what was said, to the byte.
+pub fn handshake(bytes: &[u8]) {
+    match Message::decode(bytes) {
+        Ok(message) => assert_eq!(message.encode()[..], *bytes),
+        Err(why) => assert!(!why.is_empty()),
+    }
+}
+
+/// The parts of a connection's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Reports, bells, and both rings.
+    Rings,
+    /// The table of the peer's own windows.
+    Table,
+    /// The table of our windows, which the peer has, too.
+    Ours,
+    /// What the peer has shown.
+    Shown,
+}
+
+/// The peer's side.
+#[derive(Debug)]
+pub struct Peer {
+    memory: [SharedMapping; 4],
+    rings: PeerRings,
+    producer: Producer,
+    layout: Layout,
+}
+
+impl Peer {
+    /// Makes the memory of connections, which can be used for one after the other.
+    pub fn new() -> Self {
+        let layout = Layout::new(RING as u32);
+        let table = table_bytes(WINDOWS).expect("not too many");
+        let memory = [layout.bytes(), table, table, SHOWN]
+            .map(|bytes| SharedMapping::create(bytes, "fuzz").expect("memory"));
+        let rings = layout.rings(map(&memory[0]), Side::Connector).expect("they fit");
+        Self { memory, rings, producer: Producer::new(RING as u32), layout }
+    }
+
+    /// Bytes of a part.
+    pub fn len(&self, part: Part) -> usize {
+        self.memory[part as usize].len()
+    }
+
+    /// Starts a connection: a queue pair of the fabric whose memory is zeroed. Memory of this arena may be exposed on it.
+    pub fn join(&mut self, fabric: &mut SoftwareFabric, exposed: ArenaId, params: &ConnectParams) -> QpId {
+        for part in &self.memory {
+            assert!(part.write(0, &[0; 4 * RING][..part.len()]));
+        }
+        self.producer = Producer::new(RING as u32);
+        let layout = self.layout;
+        let ring = layout.rings(map(&self.memory[0]), Side::Acceptor).expect("they fit");
+        let windows = OwnWindows::new(map(&self.memory[Part::Ours as usize]), params.windows, 0x5a5a_5a5a);
+        let places = fabric.common.peer_memory.budget.take(region::PER_CONNECTION).expect("places");
+        let (side, max_message, mapped) = (Side::Acceptor, MAX_MESSAGE as u32, (0, places));
+        let id = fabric
+            .table
+            .insert(|id| Qp::new(Parts { id, side, layout, ring, windows, params, max_message, mapped }));
+        let region = fabric.common.regions.get(exposed).expect("it is registered").id;
+        let qp = fabric.table.get(id).expect("it was just made");
+        qp.peer_windows = Some(PeerWindows::new(map(&self.memory[Part::Table as usize]), WINDOWS));
+        qp.state = State::Up;
+        // As if its descriptor had gone out already.
+        qp.announced.push(region);
+        let shown = self.memory[Part::Shown as usize].fd().try_clone_to_owned().expect("dup");
+        let common = &mut fabric.common;
+        qp.shown.add(&mut common.peer_memory, 0, shown, SHOWN as u64, &common.config).expect("it fits");
+        fabric.warm(id.slot);
+        id
+    }
+
+    /// Stores bytes as the peer may, anywhere. False if they do not lie in the part.
+    pub fn poke(&self, part: Part, at: usize, bytes: &[u8]) -> bool {
+        self.memory[part as usize].write(at, bytes)
+    }
+
+    /// Reads bytes of a part.
+    pub fn peek(&self, part: Part, at: usize, bytes: &mut [u8]) -> bool {
+        self.memory[part as usize].read(at, bytes)
+    }
+
+    /// Sends a message as an honest peer does; false if there is no room for it. `head` is how far the peer says it has come in our ring.
+    pub fn send(&mut self, payload: &[u8], invalidate: Option<u32>, head: u64) -> bool {
+        // It reads our reports as the fabric reads its.
+        let mut report = [0; 8];
+        assert!(self.peek(Part::Rings, self.layout.report(Side::Acceptor), &mut report));
+        let honest = self.producer.acknowledge(u64::from_ne_bytes(report));
+        let room = self.producer.has_room(payload.len() as u32);
+        if honest && room {
+            let header = Header::message(payload.len() as u32, invalidate, head);
+            self.producer.push(&self.rings.tx(), header, payload);
+        }
+        honest && room
+    }
+
+    /// Where the peer says how far it has come, in [`Part::Rings`]: a word, and behind it one that is not zero if it refuses a message.
+    pub fn report(&self) -> usize {
+        self.layout.report(Side::Connector)
+    }
+}
+
+impl Default for Peer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn map(memory: &SharedMapping) -> PeerMapping {
+    region::map(memory.fd().as_fd().try_clone_to_owned().expect("dup"), memory.len()).expect("map")
+}

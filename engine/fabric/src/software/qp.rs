@@ -1,0 +1,454 @@
+//! One queue pair: what it holds, and how it ends.
+
+use std::collections::VecDeque;
+use std::fmt::Arguments;
+use std::time::{Duration, Instant};
+
+use rpcrdma_mempool::{Buf, PeerRings};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::config::{RING_BYTES, SoftwareConfig};
+use super::doorbell::{Doorbell, Waits};
+use super::memory::{Layout, Memory, Side};
+use super::message::{Message, Received};
+use super::region::{PeerMemory, Places, Regions, Shown};
+use super::retire::RetireQueue;
+use super::ring::{Consumer, Producer};
+use super::window::{OwnWindows, PeerWindows};
+use crate::log_limit::ClockedLog;
+use crate::{
+    Completion, ConnectParams, ControlEvent, FabricStats, Opcode, Posting, QpId, ReceivedBuf, Status,
+    WorkRequest,
+};
+
+/// What all queue pairs of a fabric share.
+#[derive(Debug)]
+pub(super) struct Common {
+    pub(super) config: SoftwareConfig,
+    /// The shared receive queue. The last one posted is the warmest: it goes first.
+    pub(super) receives: Vec<Buf>,
+    /// So many at the front were posted behind a fence: the others go first.
+    pub(super) fenced: Option<usize>,
+    /// Completions that are due already, such as flushed ones.
+    pub(super) ready: VecDeque<Completion>,
+    /// For the next `poll_control`.
+    pub(super) events: VecDeque<ControlEvent>,
+    pub(super) stats: FabricStats,
+    /// Lines that peers can cause.
+    pub(super) log: ClockedLog,
+    pub(super) regions: Regions,
+    pub(super) peer_memory: PeerMemory,
+    /// Slots of queue pairs that connection management has to look at.
+    pub(super) attention: Vec<u32>,
+    /// A bell was heard since `arm`.
+    pub(super) rung: bool,
+}
+
+impl Common {
+    /// Counts a connect request that was refused, and says why.
+    #[cold]
+    pub(super) fn refuse(&mut self, why: Arguments<'_>) {
+        self.stats.requests_refused += 1;
+        self.log.warn(
+            "connect requests refused",
+            format_args!("software fabric: connect request refused: {why}"),
+        );
+    }
+}
+
+/// Where a queue pair is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// Not answered yet.
+    Connecting,
+    /// Both directions may be used.
+    Up,
+    /// We are leaving: what was posted still goes out.
+    Closing,
+    /// The peer has left: what it sent is still taken.
+    Draining,
+    /// Over. Everything was flushed.
+    Error,
+}
+
+/// How far requests have come: what the peer has taken, requests that wait, bytes left of the first.
+type Progress = (u64, usize, usize);
+
+/// Requests that wait for the peer: how far they were when they were last looked at, since when, and when that was.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    at: Progress,
+    looks: Option<(Instant, Instant)>,
+}
+
+/// Receives that one queue pair keeps for itself.
+#[derive(Debug)]
+pub(super) struct OwnReceives {
+    pub(super) bufs: Vec<Buf>,
+    pub(super) depth: usize,
+}
+
+/// One queue pair.
+#[derive(Debug)]
+pub(super) struct Qp {
+    // What every poll looks at.
+    pub(super) ring: PeerRings,
+    pub(super) rx: Consumer,
+    /// The next poll has something to do even if no message is there.
+    pub(super) chores: bool,
+    /// Something is to be done now and then: acknowledgements in either direction.
+    pub(super) later: bool,
+    pub(super) state: State,
+    /// A request has failed: nothing behind it is carried out.
+    pub(super) halted: bool,
+    /// The first request waits for room in the ring, and for nothing else.
+    pub(super) needs_room: bool,
+    pub(super) peer_may_sleep: bool,
+    /// Polls since the last message.
+    pub(super) idle: u32,
+    pub(super) id: QpId,
+    pub(super) tx: Producer,
+    pub(super) max_message: u32,
+    pub(super) retire: RetireQueue,
+    pub(super) pending: VecDeque<Posting>,
+    pub(super) depth: usize,
+    pub(super) own_receives: Option<OwnReceives>,
+    pub(super) peer_bell: Doorbell,
+    own_bell: Doorbell,
+    own_report: usize,
+    pub(super) peer_report: usize,
+    // Receiver-not-ready.
+    pub(super) rnr_retry: u8,
+    pub(super) rnr_polls: u32,
+    refused: Option<Refusal>,
+    // Memory.
+    pub(super) windows: OwnWindows,
+    pub(super) peer_windows: Option<PeerWindows>,
+    pub(super) shown: Shown,
+    pub(super) announced: Vec<u32>,
+    // Connection.
+    side: Side,
+    /// The rings that the connector has made.
+    offered: Layout,
+    /// Of requests that wait for the peer.
+    pub(super) waits: Option<Waiting>,
+    pub(super) socket: Option<OwnedFd>,
+    pub(super) deadline: Option<Instant>,
+}
+
+/// Why a receiver does not take a record; travels in its report.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub(super) enum Refusal {
+    NotReady = 1,
+    InvalidRequest = 2,
+}
+
+impl Refusal {
+    /// What the sender's request ends with. The word is the peer's: anything is possible.
+    fn status(code: u64) -> Option<Status> {
+        match code {
+            0 => None,
+            1 => Some(Status::RnrRetryExceeded),
+            2 => Some(Status::RemoteInvalidRequest),
+            _ => Some(Status::RemoteOperation),
+        }
+    }
+}
+
+/// What a new queue pair is made of.
+pub(super) struct Parts<'a> {
+    pub(super) id: QpId,
+    pub(super) side: Side,
+    pub(super) layout: Layout,
+    pub(super) ring: PeerRings,
+    pub(super) windows: OwnWindows,
+    pub(super) params: &'a ConnectParams,
+    pub(super) max_message: u32,
+    /// Bytes mapped for the connection itself, in so many places.
+    pub(super) mapped: (u64, Places),
+}
+
+impl Qp {
+    pub(super) fn new(parts: Parts<'_>) -> Self {
+        let Parts { id, side, layout, ring, windows, params, max_message, mapped } = parts;
+        let depth = params.send_queue_depth.max(1) as usize;
+        Self {
+            ring,
+            rx: Consumer::new(layout.ring_bytes()),
+            chores: false,
+            later: false,
+            state: State::Connecting,
+            halted: false,
+            needs_room: false,
+            peer_may_sleep: true,
+            idle: 0,
+            id,
+            tx: Producer::new(layout.ring_bytes()),
+            side,
+            offered: layout,
+            max_message,
+            retire: RetireQueue::new(depth),
+            pending: VecDeque::new(),
+            depth,
+            own_receives: params
+                .own_receive_queue
+                .map(|depth| OwnReceives { bufs: Vec::with_capacity(depth as usize), depth: depth as usize }),
+            peer_bell: layout.bell(side.other()),
+            own_bell: layout.bell(side),
+            own_report: layout.report(side),
+            peer_report: layout.report(side.other()),
+            rnr_retry: params.rnr_retry,
+            rnr_polls: 0,
+            refused: None,
+            windows,
+            peer_windows: None,
+            shown: Shown::new(mapped.0, mapped.1),
+            announced: Vec::new(),
+            waits: None,
+            socket: None,
+            deadline: None,
+        }
+    }
+
+    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Whether messages are still taken.
+    pub(super) fn is_live(&self) -> bool {
+        matches!(self.state, State::Up | State::Closing | State::Draining)
+    }
+
+    /// Tells the peer how far we have come, and wakes it if it waits for that.
+    pub(super) fn report(&mut self) {
+        // Pair with the loads in `settle_reported` and `refusal` at the other side: who finds a refusal finds the head
+        // that it is about.
+        self.ring.publish(self.own_report, self.rx.tell());
+        if let Some(refused) = self.refused {
+            self.ring.publish(self.own_report + 8, refused as u64);
+        }
+        if self.peer_may_sleep && self.peer_bell.take_if_anything(&*self.ring) {
+            self.wake_peer();
+        }
+    }
+
+    /// Rings. A full socket has bells in it already; a closed one has nobody behind it.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn wake_peer(&self) {
+        if let Some(socket) = self.socket() {
+            let _ = Message::Bell.send(socket, &[]);
+        }
+    }
+
+    /// Asks to be woken from now on.
+    pub(super) fn arm(&mut self) {
+        if !self.is_live() {
+            return;
+        }
+        if self.rx.untold() != 0 {
+            self.report();
+        }
+        let waiting = !self.pending.is_empty() || self.retire.has_signalled();
+        self.own_bell.set(&*self.ring, if waiting { Waits::Anything } else { Waits::Message });
+    }
+
+    /// Is awake.
+    pub(super) fn disarm(&self) {
+        if self.is_live() {
+            self.own_bell.clear(&*self.ring);
+        }
+    }
+
+    /// Whether there is work that no bell will announce: a copy in slices, a window that the peer is busy with, a
+    /// message that waits for a Receive.
+    pub(super) fn needs_polls(&self) -> bool {
+        self.is_live()
+            && (self.rnr_polls != 0 && self.rnr_retry < 7 || !self.pending.is_empty() && !self.needs_room)
+    }
+
+    /// Refuses the record at the head of the ring: both sides go to error. False: it is over.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn refuse(&mut self, common: &mut Common, why: Refusal, reason: &str) -> bool {
+        self.refused = Some(why);
+        self.fail(common, reason.to_owned());
+        false
+    }
+
+    /// The peer does what no correct one does. False: it is over.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn violation(&mut self, common: &mut Common, what: &str) -> bool {
+        common.stats.peer_violations += 1;
+        self.fail(common, format!("the peer broke the rules of the fabric: {what}"));
+        false
+    }
+
+    /// The end: whatever is still posted is flushed.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn fail(&mut self, common: &mut Common, reason: String) {
+        self.fail_as(common, reason, None);
+    }
+
+    /// The same; the first message that the peer has not taken ends with `status`, if the peer does not say why.
+    #[cold]
+    #[inline(never)]
+    fn fail_as(&mut self, common: &mut Common, reason: String, status: Option<Status>) {
+        if self.state == State::Error {
+            return;
+        }
+        let told = self.state != State::Connecting;
+        let refused = self.refusal().or(status);
+        if told {
+            self.report();
+            self.settle_reported();
+        }
+        self.state = State::Error;
+        // The next poll finds it, and drops it from its lists.
+        self.chores = true;
+        self.flush(common, refused);
+        common.attention.push(self.id.slot);
+        if told {
+            log::debug!("{:?}: {reason}", self.id);
+            common.events.push_back(ControlEvent::Disconnected { qp: self.id, reason });
+        }
+    }
+
+    /// Reads how far the peer says it has come. False if that cannot be.
+    #[inline]
+    pub(super) fn settle_reported(&mut self) -> bool {
+        // Pairs with the publication in `report` at the other side.
+        self.tx.acknowledge(self.ring.load(self.peer_report))
+    }
+
+    /// What the peer says of the first record that it has not taken.
+    #[inline]
+    pub(super) fn refusal(&self) -> Option<Status> {
+        // Pairs with the publication in `report` at the other side.
+        Refusal::status(self.ring.load(self.peer_report + 8))
+    }
+
+    /// Ends all that is posted: what the peer has taken is done, the record that it refused says why, the rest is flushed.
+    fn flush(&mut self, common: &mut Common, mut refused: Option<Status>) {
+        while let Some(r) = self.retire.pop() {
+            let status =
+                if self.tx.is_acked(r.end) { r.status } else { refused.take().unwrap_or(Status::Flushed) };
+            if r.signalled || !status.is_ok() {
+                common.ready.push_back(ended(self.id, r.wr_id, r.opcode, status));
+            }
+        }
+        for posting in self.pending.drain(..) {
+            common.ready.push_back(ended(self.id, posting.wr_id, opcode(&posting.wr), Status::Flushed));
+        }
+        if let Some(own) = &mut self.own_receives {
+            for buf in own.bufs.drain(..) {
+                common.ready.push_back(flushed_receive(self.id, buf));
+            }
+        }
+    }
+
+    /// Of the rings that we offered, the acceptor uses so much. False if that cannot be.
+    pub(super) fn take_rings(&mut self, bytes: u32) -> bool {
+        let layout = Layout::new(bytes);
+        let allowed = RING_BYTES.contains(&(bytes as usize)) && bytes <= self.offered.ring_bytes();
+        if !allowed || !layout.lay(&mut self.ring, self.side) {
+            return false;
+        }
+        (self.rx, self.tx) = (Consumer::new(bytes), Producer::new(bytes));
+        true
+    }
+
+    /// Requests have begun to wait for the peer: connection management looks how long they do.
+    #[cold]
+    pub(super) fn watch_waiting(&mut self, common: &mut Common) {
+        if self.waits.is_none() {
+            self.waits = Some(Waiting { at: self.progress(), looks: None });
+            common.attention.push(self.id.slot);
+        }
+    }
+
+    /// How long what is posted has waited without that anything moved; `None` if nothing waits any more. Time in which nobody looked does
+    /// not count: then it was us who took no notice.
+    pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
+        if self.pending.is_empty() {
+            self.waits = None;
+            return None;
+        }
+        let at = self.progress();
+        let away = (limit / 4).max(Duration::from_secs(1));
+        let looks = self.waits.as_ref().filter(|waits| waits.at == at).and_then(|waits| waits.looks);
+        let since = looks.filter(|&(_, last)| now - last <= away).map_or(now, |(since, _)| since);
+        self.waits = Some(Waiting { at, looks: Some((since, now)) });
+        Some(now - since)
+    }
+
+    /// What changes whenever a request that waits gets on.
+    fn progress(&self) -> Progress {
+        let left = match self.pending.front().map(|posting| &posting.wr) {
+            Some(WorkRequest::Read { len, .. } | WorkRequest::Write { len, .. }) => *len,
+            _ => 0,
+        };
+        (self.tx.acked(), self.pending.len(), left)
+    }
+
+    /// The peer has taken nothing for `retry_timeout` of what waits for it: as a device ends its retries.
+    #[cold]
+    pub(super) fn not_taken(&mut self, common: &mut Common) {
+        let limit = common.config.retry_timeout;
+        let reason = format!("the peer takes nothing of what was sent: longer than retry_timeout, {limit:?}");
+        self.fail_as(common, reason, Some(Status::RnrRetryExceeded));
+    }
+
+    /// Takes the messages that wait at the connection's socket. False once it is closed; an error says what rule was broken.
+    pub(super) fn read_socket(&mut self, common: &mut Common) -> Result<bool, String> {
+        // Bounded: a peer that fills the socket as fast as we read it must not keep us here.
+        for _ in 0..64 {
+            let Some(socket) = self.socket() else { return Ok(false) };
+            match Message::receive(socket) {
+                Received::Empty => break,
+                Received::Closed => return Ok(false),
+                Received::Garbage(why) => return Err(why.to_owned()),
+                Received::Message(Message::Bell, fds) if fds.is_empty() => common.rung = true,
+                Received::Message(Message::Region { id, bytes }, mut fds) if fds.len() == 1 => {
+                    let Some(fd) = fds.pop() else { break };
+                    self.shown.add(&mut common.peer_memory, id, fd, bytes, &common.config)?;
+                }
+                Received::Message(..) => {
+                    return Err("a message, or a number of descriptors, that has no place here".to_owned());
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// A completion without memory.
+pub(super) fn ended(qp: QpId, wr_id: u64, opcode: Opcode, status: Status) -> Completion {
+    Completion { wr_id, qp, opcode, status, buf: None, invalidated: None }
+}
+
+/// A Receive that met no message.
+pub(super) fn flushed_receive(qp: QpId, buf: Buf) -> Completion {
+    Completion {
+        wr_id: 0,
+        qp,
+        opcode: Opcode::Recv,
+        status: Status::Flushed,
+        buf: Some(ReceivedBuf::new(buf, 0)),
+        invalidated: None,
+    }
+}
+
+/// The kind of a work request.
+pub(super) fn opcode(wr: &WorkRequest) -> Opcode {
+    match wr {
+        WorkRequest::Send { .. } => Opcode::Send,
+        WorkRequest::Write { .. } => Opcode::Write,
+        WorkRequest::Read { .. } => Opcode::Read,
+        WorkRequest::Bind { .. } => Opcode::Bind,
+        WorkRequest::LocalInvalidate { .. } => Opcode::LocalInvalidate,
+    }
+}

@@ -1,0 +1,210 @@
+//! The receiving half of a queue pair: from the ring into posted Receives.
+
+use rpcrdma_mempool::Buf;
+
+use super::qp::{Common, Qp, Refusal};
+use super::window::Revoked;
+use crate::{Completion, Opcode, ReceivedBuf, Status};
+
+/// Messages that one queue pair may deliver per poll, so that the others get their turn.
+const BURST: usize = 32;
+/// Empty polls between two looks at what is not urgent, a power of two. A request and its reply need fewer, so that
+/// in a conversation acknowledgements only travel with messages, and the line for reports stays quiet.
+const LATER: u32 = 16;
+/// Polls that make up one retry of a sender whose message meets no Receive.
+const RNR_POLLS: u32 = 1024;
+
+/// Empty polls after which a queue pair is looked at less often.
+const IDLE_POLLS: u32 = 4096;
+
+/// What a poll found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Polled {
+    /// Nothing to do.
+    Quiet,
+    /// Nothing was to do for long.
+    Idle,
+    /// Something is going on.
+    Active,
+    /// It is over; do not poll it again.
+    Dead,
+}
+
+impl Common {
+    /// Posts Receives to the shared queue so that those in front of the fence are taken first; without one again when they are gone.
+    #[cold]
+    pub(super) fn post_behind(&mut self, bufs: impl Iterator<Item = Buf>) {
+        match self.fenced {
+            Some(behind) if self.receives.len() > behind => {
+                let before = self.receives.len();
+                self.receives.splice(behind..behind, bufs);
+                self.fenced = Some(behind + self.receives.len() - before);
+            }
+            _ => {
+                self.fenced = None;
+                self.receives.extend(bufs);
+            }
+        }
+    }
+}
+
+impl Qp {
+    /// One look at the queue pair.
+    #[inline]
+    pub(super) fn poll(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
+        let first = self.rx.peek(&self.ring.rx());
+        if first != 0 {
+            self.idle = 0;
+            return self.work(common, out, end, first);
+        }
+        self.idle += 1;
+        if !self.chores && !self.idle.is_multiple_of(LATER) {
+            return Polled::Quiet;
+        }
+        self.look(common, out, end)
+    }
+
+    /// Does what has to be done even without a message.
+    #[inline(never)]
+    fn look(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
+        if self.chores || self.later {
+            return self.work(common, out, end, 0);
+        }
+        if self.idle < IDLE_POLLS { Polled::Quiet } else { Polled::Idle }
+    }
+
+    #[inline(always)]
+    fn work(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, first: u64) -> Polled {
+        if !self.is_live() {
+            return Polled::Dead;
+        }
+        if first != 0 && !self.receive(common, out, end, first) {
+            return Polled::Dead;
+        }
+        if !self.retire.is_empty() && !self.forget_done() && !self.reap(common, out, end) {
+            return Polled::Dead;
+        }
+        if !self.pending.is_empty() {
+            self.resume(common);
+        }
+        if self.rx.untold() != 0 && (self.rx.owes_report() || first == 0 && self.idle.is_multiple_of(LATER)) {
+            self.report();
+        }
+        self.plan();
+        Polled::Active
+    }
+
+    /// Decides how soon the next poll has to do more than look for a message.
+    #[inline]
+    pub(super) fn plan(&mut self) {
+        if self.retire.is_empty() && self.pending.is_empty() && !self.halted {
+            self.chores = false;
+            self.later = self.rx.untold() != 0;
+            return;
+        }
+        // Nobody waits for the end of unsignalled requests, as long as there is room for more of them.
+        self.chores = self.halted
+            || self.retire.has_signalled()
+            || !self.pending.is_empty()
+            || self.retire.len() > self.depth / 2;
+        self.later = !self.retire.is_empty() || self.rx.untold() != 0;
+    }
+
+    /// Takes messages. False if the queue pair ends by that.
+    #[inline]
+    fn receive(
+        &mut self,
+        common: &mut Common,
+        out: &mut Vec<Completion>,
+        end: usize,
+        mut first: u64,
+    ) -> bool {
+        let end = end.min(out.len() + BURST);
+        while out.len() < end {
+            let header = self.rx.header(&self.ring.rx(), first);
+            if !header.is_valid(self.max_message) {
+                return self.violation(common, "a record header that cannot be");
+            }
+            if !self.tx.acknowledge(header.head()) {
+                return self.violation(common, "it takes what was never sent");
+            }
+            let queue = match &mut self.own_receives {
+                Some(own) => &mut own.bufs,
+                None => &mut common.receives,
+            };
+            let Some(mut buf) = queue.pop() else { return self.not_ready(common) };
+            let len = header.len();
+            if len as usize > buf.capacity() {
+                return self.too_long(common, out, buf, len);
+            }
+            buf.set_window(0, len as usize);
+            self.rx.copy(&self.ring.rx(), &mut buf);
+            self.rnr_polls = 0;
+            let invalidated = header.invalidate();
+            if let Some(rkey) = invalidated
+                && self.windows.revoke_key(rkey) != Revoked::Done
+            {
+                return self.bad_invalidation(common, out, buf);
+            }
+            self.rx.advance(len);
+            out.push(Completion {
+                wr_id: 0,
+                qp: self.id,
+                opcode: Opcode::Recv,
+                status: Status::Success,
+                buf: Some(ReceivedBuf::whole(buf)),
+                invalidated,
+            });
+            first = self.rx.peek(&self.ring.rx());
+            if first == 0 {
+                break;
+            }
+        }
+        true
+    }
+
+    /// There is no Receive for the message: it stays where it is, as often as our parameters let the peer try again.
+    #[cold]
+    #[inline(never)]
+    fn not_ready(&mut self, common: &mut Common) -> bool {
+        if self.rnr_polls == 0 {
+            common.stats.receiver_not_ready += 1;
+        }
+        self.rnr_polls = self.rnr_polls.saturating_add(1);
+        if self.rnr_retry < 7 && self.rnr_polls > u32::from(self.rnr_retry) * RNR_POLLS {
+            return self.refuse(
+                common,
+                Refusal::NotReady,
+                "a message met no Receive for longer than rnr_retry allows",
+            );
+        }
+        true
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn too_long(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf, len: u32) -> bool {
+        let reason = format!("a message of {len} bytes met a Receive of {}", buf.capacity());
+        out.push(self.failed_receive(Status::LocalLength, buf));
+        self.refuse(common, Refusal::InvalidRequest, &reason)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn bad_invalidation(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf) -> bool {
+        common.stats.access_refused += 1;
+        out.push(self.failed_receive(Status::RemoteInvalidRequest, buf));
+        self.refuse(common, Refusal::InvalidRequest, "the peer invalidates a key that is not bound here")
+    }
+
+    fn failed_receive(&self, status: Status, buf: Buf) -> Completion {
+        Completion {
+            wr_id: 0,
+            qp: self.id,
+            opcode: Opcode::Recv,
+            status,
+            buf: Some(ReceivedBuf::new(buf, 0)),
+            invalidated: None,
+        }
+    }
+}

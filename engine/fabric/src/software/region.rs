@@ -1,0 +1,288 @@
+//! Registered memory: ours, and what peers have shown to us.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::rc::{Rc, Weak};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rpcrdma_mempool::{Arena, ArenaId, PeerMapping};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::address::system;
+use super::config::SoftwareConfig;
+use crate::reaper::Reaper;
+use crate::{Access, FabricError};
+
+/// One registered arena.
+#[derive(Debug)]
+pub(super) struct Region {
+    arena: ArenaId,
+    access: Access,
+    bytes: u64,
+    /// What peers call it.
+    pub(super) id: u32,
+    /// For memory that peers may be shown.
+    descriptor: Option<OwnedFd>,
+}
+
+impl Region {
+    /// Whether all these rights were registered.
+    pub(super) fn permits(&self, access: Access) -> bool {
+        (self.access.remote_read || !access.remote_read) && (self.access.remote_write || !access.remote_write)
+    }
+
+    /// Descriptor and size, to show to a peer.
+    pub(super) fn showing(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        self.descriptor.as_ref().map(|d| (d.as_fd(), self.bytes))
+    }
+}
+
+/// What is registered with one fabric.
+#[derive(Debug, Default)]
+pub(super) struct Regions {
+    list: Vec<Region>,
+    next_id: u32,
+}
+
+impl Regions {
+    pub(super) fn add(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
+        if self.contains(arena.id()) {
+            return Err(FabricError::Misuse(format!("{:?} is registered already", arena.id())));
+        }
+        let remote = access.remote_read || access.remote_write;
+        let descriptor = if remote {
+            let fd = arena.fd().try_clone_to_owned();
+            Some(fd.map_err(|e| system("dup of an arena's descriptor (limit: ulimit -n)", e))?)
+        } else {
+            None
+        };
+        let id = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1);
+        self.list.push(Region { arena: arena.id(), access, bytes: arena.len() as u64, id, descriptor });
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, arena: ArenaId) -> Result<(), FabricError> {
+        let at = self.list.iter().position(|r| r.arena == arena);
+        let at = at.ok_or_else(|| FabricError::Misuse(format!("{arena:?} is not registered")))?;
+        self.list.remove(at);
+        Ok(())
+    }
+
+    /// Whether memory of this arena may be used in work requests. On the path of every message.
+    #[inline]
+    pub(super) fn contains(&self, arena: ArenaId) -> bool {
+        self.list.first().is_some_and(|r| r.arena == arena) || self.is_further_down(arena)
+    }
+
+    #[inline(never)]
+    fn is_further_down(&self, arena: ArenaId) -> bool {
+        self.list.iter().any(|r| r.arena == arena)
+    }
+
+    pub(super) fn get(&self, arena: ArenaId) -> Option<&Region> {
+        self.list.iter().find(|r| r.arena == arena)
+    }
+}
+
+/// Mappings that a connection takes by itself: its rings, and a table of windows of each side.
+pub(super) const PER_CONNECTION: usize = 3;
+/// What a connection's share of the mappings that are left is divided by.
+const SHARE: usize = 8;
+/// A mapping longer than this is given back on another thread: that takes the kernel as long as it has pages.
+const LONG: usize = 64 << 20;
+
+/// The mappings that connections of the software fabric may take, of those that the kernel lets the process have.
+#[derive(Debug)]
+pub(super) struct Budget {
+    most: usize,
+    used: AtomicUsize,
+}
+
+/// Shared by all fabrics of the process. The other half is for everything else.
+static PROCESS: LazyLock<Budget> = LazyLock::new(|| {
+    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    let limit = limit.and_then(|text| text.trim().parse().ok()).unwrap_or(65530usize);
+    Budget::new(limit / 2)
+});
+
+impl Budget {
+    pub(super) const fn new(most: usize) -> Self {
+        Self { most, used: AtomicUsize::new(0) }
+    }
+
+    /// That of the process.
+    pub(super) fn of_process() -> &'static Self {
+        &PROCESS
+    }
+
+    /// Mappings that are left.
+    pub(super) fn left(&self) -> usize {
+        // It counts, and orders nothing.
+        self.most.saturating_sub(self.used.load(Ordering::Relaxed))
+    }
+
+    /// Takes so many, until the places are dropped.
+    pub(super) fn take(&'static self, count: usize) -> Result<Places, String> {
+        // Taken first: of two fabrics that meet here, none goes beyond.
+        let places = Places { budget: self, count };
+        if self.used.fetch_add(count, Ordering::Relaxed) + count > self.most {
+            // Which gives them back.
+            drop(places);
+            return Err(format!(
+                "{} memory mappings of connections are all that this process may have: raise vm.max_map_count (sysctl), which is twice that",
+                self.most
+            ));
+        }
+        Ok(places)
+    }
+}
+
+/// Mappings that were taken out of a [`Budget`].
+#[derive(Debug)]
+pub(super) struct Places {
+    budget: &'static Budget,
+    count: usize,
+}
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.count, Ordering::Relaxed);
+    }
+}
+
+/// Memory that a peer has shown, mapped. Only `drop` takes it.
+#[derive(Debug)]
+pub(super) struct Mapped(Option<Whole>);
+
+/// Unmapped by dropping; its place is free behind that.
+#[derive(Debug)]
+struct Whole {
+    mapping: PeerMapping,
+    _place: Places,
+}
+
+/// Unmaps what is long, so that no shard waits for it. When many wait, shards unmap themselves.
+static UNMAPPER: Reaper<Whole> = Reaper::new("rpcrdma-unmap", 8, 256);
+
+impl Deref for Mapped {
+    type Target = PeerMapping;
+
+    #[inline]
+    fn deref(&self) -> &PeerMapping {
+        &self.0.as_ref().expect("present until dropped").mapping
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if self.len() > LONG
+            && !UNMAPPER.is_full()
+            && let Some(whole) = self.0.take()
+        {
+            UNMAPPER.dispose(whole);
+        }
+    }
+}
+
+/// All memory of peers that is mapped here. Connections that show the same memory share one mapping of it.
+#[derive(Debug)]
+pub(super) struct PeerMemory {
+    by_inode: HashMap<(u64, u64), Weak<Mapped>>,
+    /// So many entries are looked through for those that are gone.
+    prune_at: usize,
+    pub(super) budget: &'static Budget,
+}
+
+impl PeerMemory {
+    pub(super) fn new(budget: &'static Budget) -> Self {
+        Self { by_inode: HashMap::new(), prune_at: 16, budget }
+    }
+
+    /// Maps a peer's memory of exactly `bytes`, after checking that it cannot shrink under us.
+    pub(super) fn map(&mut self, fd: OwnedFd, bytes: u64) -> Result<Rc<Mapped>, String> {
+        let stat = rustix::fs::fstat(&fd).map_err(|e| format!("fstat: {e}"))?;
+        if stat.st_size as u64 != bytes {
+            return Err(format!("memory of {} bytes was announced as {bytes}", stat.st_size));
+        }
+        let key = (stat.st_dev, stat.st_ino);
+        if let Some(mapping) = self.by_inode.get(&key).and_then(Weak::upgrade) {
+            return Ok(mapping);
+        }
+        if self.by_inode.len() >= self.prune_at {
+            self.by_inode.retain(|_, mapping| mapping.strong_count() > 0);
+            self.prune_at = 2 * self.by_inode.len() + 16;
+        }
+        let place = self.budget.take(1)?;
+        let max = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than can be mapped"))?;
+        // Only our own user and root get this far: whoever takes hugetlb pages back under us could as well kill us.
+        let mapping = PeerMapping::map_trusted(fd, max).map_err(|e| e.to_string())?;
+        let mapping = Rc::new(Mapped(Some(Whole { mapping, _place: place })));
+        self.by_inode.insert(key, Rc::downgrade(&mapping));
+        Ok(mapping)
+    }
+}
+
+/// Maps memory of a connection itself, of exactly `bytes`: sealed against shrinking, in small pages.
+pub(super) fn map(fd: OwnedFd, bytes: usize) -> Result<PeerMapping, String> {
+    let mapping = PeerMapping::map(fd, bytes).map_err(|e| e.to_string())?;
+    if mapping.len() != bytes {
+        return Err(format!("memory of {} bytes where {bytes} were announced", mapping.len()));
+    }
+    Ok(mapping)
+}
+
+/// The memory that one connection's peer has shown.
+#[derive(Debug)]
+pub(super) struct Shown {
+    list: Vec<(u32, Rc<Mapped>)>,
+    bytes: u64,
+    /// Those of the connection itself.
+    _places: Places,
+}
+
+impl Shown {
+    /// Counts what the connection itself has mapped.
+    pub(super) fn new(bytes: u64, places: Places) -> Self {
+        Self { list: Vec::new(), bytes, _places: places }
+    }
+
+    /// Adds a region within the bounds of the configuration.
+    pub(super) fn add(
+        &mut self,
+        memory: &mut PeerMemory,
+        id: u32,
+        fd: OwnedFd,
+        bytes: u64,
+        config: &SoftwareConfig,
+    ) -> Result<(), String> {
+        let total = self.bytes.saturating_add(bytes);
+        if total > config.max_mapped_per_peer {
+            return Err(format!(
+                "it shows {total} bytes; max_mapped_per_peer is {}",
+                config.max_mapped_per_peer
+            ));
+        }
+        // No connection takes the last ones, but for its first.
+        let share = (memory.budget.left() / SHARE).max(1);
+        if self.list.len() >= config.max_regions_per_peer.min(share) {
+            return Err(format!(
+                "it shows {} pieces of memory; max_regions_per_peer is {}, its share of what vm.max_map_count leaves is {share}",
+                self.list.len() + 1,
+                config.max_regions_per_peer
+            ));
+        }
+        if self.get(id).is_some() {
+            return Err(format!("region {id} is shown twice"));
+        }
+        self.list.push((id, memory.map(fd, bytes)?));
+        self.bytes = total;
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn get(&self, id: u32) -> Option<&Rc<Mapped>> {
+        self.list.iter().find(|(i, _)| *i == id).map(|(_, m)| m)
+    }
+}

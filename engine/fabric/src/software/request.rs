@@ -1,0 +1,169 @@
+//! Connect requests: from a connection that somebody started to one that waits for its owner's answer.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+use rpcrdma_mempool::PeerMapping;
+
+use super::address::{Accepted, Peer};
+use super::config::RING_BYTES;
+use super::connect::{Connections, Token, now, table_bytes};
+use super::memory::Layout;
+use super::message::{Descriptors, Message, Received};
+use super::qp::Common;
+use super::region::{self, Places};
+use crate::{ControlEvent, RequestId};
+
+/// What the places for connections that have said nothing are divided by: more are not one process's.
+const SHARE: usize = 4;
+
+/// A connection that somebody else has started.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) id: RequestId,
+    pub(super) socket: OwnedFd,
+    pub(super) peer: Peer,
+    pub(super) deadline: Instant,
+    /// What was said, once it was; from then on it is the owner's turn.
+    pub(super) offer: Option<Offer>,
+}
+
+impl Request {
+    /// It has said nothing yet.
+    fn is_silent(&self) -> bool {
+        self.offer.is_none()
+    }
+}
+
+/// A Hello that was found good.
+#[derive(Debug)]
+pub(super) struct Offer {
+    pub(super) layout: Layout,
+    pub(super) ring: PeerMapping,
+    pub(super) table: PeerMapping,
+    pub(super) windows: u32,
+    pub(super) max_message: u32,
+    pub(super) may_sleep: bool,
+    /// Of its mappings, our own table of windows included.
+    pub(super) places: Places,
+}
+
+impl Connections {
+    /// Takes connections of the listeners, and reads what they say at once: an honest one has said it already.
+    pub(super) fn accept_sockets(&mut self, common: &mut Common) {
+        for listener in self.listeners.clone() {
+            // Bounded, refusals included, so that a storm of connections leaves time for those that are there.
+            for _ in 0..common.config.max_handshakes {
+                match listener.accept() {
+                    Accepted::Peer(socket, peer) => self.accept_socket(common, socket, peer),
+                    Accepted::Refused(why) => common.refuse(format_args!("{why}")),
+                    Accepted::Nobody => break,
+                    Accepted::Failed(error) => {
+                        common.log.warn(
+                            "failures of accept",
+                            format_args!("software fabric: accept: {error} (open files: see ulimit -n)"),
+                        );
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn accept_socket(&mut self, common: &mut Common, socket: OwnedFd, peer: Peer) {
+        let most = common.config.max_handshakes;
+        let own = |request: &Request| request.is_silent() && request.peer.pid == peer.pid;
+        // A process that opens one after the other and says nothing drives out its own.
+        if self.requests.iter().filter(|request| own(request)).count() >= (most / SHARE).max(1) {
+            self.drop_oldest(common, own);
+        } else if self.requests.len() >= most && !self.drop_oldest(common, Request::is_silent) {
+            return common
+                .refuse(format_args!("{peer}: {most} requests (max_handshakes) wait for an answer"));
+        }
+        let id = RequestId(self.next_request);
+        self.next_request += 1;
+        if let Err(error) = self.watch(socket.as_fd(), Token::Request(id.0)) {
+            return common.refuse(format_args!("{peer}: {error}"));
+        }
+        let deadline = now() + common.config.handshake_timeout;
+        self.requests.push(Request { id, socket, peer, deadline, offer: None });
+        self.read_request(id, common);
+    }
+
+    /// Drops the oldest of these. False if there is none.
+    fn drop_oldest(&mut self, common: &mut Common, which: impl Fn(&Request) -> bool) -> bool {
+        let these = self.requests.iter().enumerate().filter(|(_, request)| which(request));
+        let Some((at, _)) = these.min_by_key(|(_, request)| request.deadline) else { return false };
+        let gone = self.requests.swap_remove(at);
+        common.refuse(format_args!("{}: it says nothing, and there are others (max_handshakes)", gone.peer));
+        true
+    }
+
+    pub(super) fn read_request(&mut self, id: RequestId, common: &mut Common) {
+        let Some(at) = self.requests.iter().position(|r| r.id == id) else { return };
+        let request = &mut self.requests[at];
+        let refused = match (Message::receive(request.socket.as_fd()), request.offer.is_some()) {
+            (Received::Empty, _) => return,
+            (
+                Received::Message(
+                    Message::Hello { may_sleep, ring_bytes, max_message, windows, private_data },
+                    fds,
+                ),
+                false,
+            ) => match Offer::check(common, may_sleep, ring_bytes, max_message, windows, fds) {
+                Ok(offer) => {
+                    request.offer = Some(offer);
+                    let peer = request.peer.to_string();
+                    common.events.push_back(ControlEvent::ConnectRequest { request: id, private_data, peer });
+                    return;
+                }
+                Err(why) => why,
+            },
+            (Received::Message(..), _) => "a message out of turn".to_owned(),
+            (Received::Closed, _) => {
+                log::debug!("software fabric: {} has given up its connect request", request.peer);
+                self.requests.swap_remove(at);
+                return;
+            }
+            (Received::Garbage(why), _) => why.to_owned(),
+        };
+        common.refuse(format_args!("{}: {refused}", request.peer));
+        self.requests.swap_remove(at);
+    }
+}
+
+impl Offer {
+    fn check(
+        common: &Common,
+        may_sleep: bool,
+        ring_bytes: u32,
+        max_message: u32,
+        windows: u32,
+        fds: Descriptors,
+    ) -> Result<Self, String> {
+        let [ring, table] =
+            fds.into_inner().map_err(|fds| format!("{} descriptors instead of 2", fds.len()))?;
+        if !ring_bytes.is_power_of_two() || !RING_BYTES.contains(&(ring_bytes as usize)) {
+            return Err(format!("rings of {ring_bytes} bytes"));
+        }
+        if max_message == 0 || max_message > ring_bytes / 2 {
+            return Err(format!("messages of {max_message} bytes in rings of {ring_bytes}"));
+        }
+        let all = Layout::new(ring_bytes).bytes();
+        let mapped = all as u64 + table_bytes(windows)? as u64;
+        let most = common.config.max_mapped_per_peer;
+        if mapped > most {
+            return Err(format!("{mapped} bytes to map; max_mapped_per_peer is {most}"));
+        }
+        Ok(Self {
+            // Of longer rings than ours no more is used.
+            layout: Layout::new(ring_bytes.min(common.config.ring_bytes as u32)),
+            ring: region::map(ring, all)?,
+            table: region::map(table, table_bytes(windows)?)?,
+            windows,
+            max_message,
+            may_sleep,
+            places: common.peer_memory.budget.take(region::PER_CONNECTION)?,
+        })
+    }
+}

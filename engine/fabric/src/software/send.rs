@@ -1,0 +1,479 @@
+//! The sending half of a queue pair: work requests are carried out in the order in which they were posted, most of
+//! them within the post.
+
+use rpcrdma_mempool::{Buf, Lent, PeerMapping};
+
+use super::message::Message;
+use super::qp::{Common, Qp, State, ended, opcode};
+use super::retire::Retire;
+use super::ring::Header;
+use super::window::{Exposure, Revoked};
+use crate::{
+    Access, Completion, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest,
+};
+
+/// Bytes that one queue pair may copy per post or poll, so that the others get their turn.
+const COPY_BUDGET: usize = 1 << 20;
+
+const FOREIGN: &str = "memory that is not registered with this fabric";
+const BOUNDS: &str = "bytes outside of the buffer";
+
+/// How far a work request came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// It is carried out, or has failed for good.
+    Done,
+    /// It goes on in a later poll.
+    Wait,
+}
+
+impl Qp {
+    /// Posts a chain; see [`Fabric::post_send`](crate::Fabric::post_send).
+    #[inline]
+    pub(super) fn post(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        if self.state != State::Up || !self.pending.is_empty() || self.halted {
+            return self.post_behind(common, chain, 0);
+        }
+        if chain.len() == 1 && self.post_one(common, chain) {
+            return Ok(());
+        }
+        self.post_all(common, chain)
+    }
+
+    /// Posts a chain of one Send for which there is room: what a conversation is made of. False if it is anything else.
+    #[inline(always)]
+    fn post_one(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> bool {
+        let Some(Posting { wr_id, signalled, wr: WorkRequest::Send { buf, invalidate, .. } }) = chain.first()
+        else {
+            return false;
+        };
+        let (len, signalled) = (buf.len() as u32, *signalled);
+        let refused = self.retire.len() >= self.depth || self.check_send(common, buf).is_err();
+        if refused || !self.tx.has_room(len) {
+            return false;
+        }
+        self.send(*wr_id, signalled, buf, *invalidate);
+        common.stats.posts += 1;
+        common.stats.signalled += u64::from(signalled);
+        common.stats.doorbells += 1;
+        self.chores |= signalled;
+        self.later = true;
+        // What was sent goes home here.
+        if let Some(Posting { wr: WorkRequest::Send { buf, .. }, .. }) = chain.pop() {
+            drop(buf);
+        }
+        if self.peer_may_sleep && self.peer_bell.take(&*self.ring) {
+            self.wake_peer();
+        }
+        true
+    }
+
+    /// Posts a chain while nothing waits.
+    #[inline(never)]
+    fn post_all(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        let before = self.tx.sent();
+        let mut budget = COPY_BUDGET;
+        let mut result = Ok(());
+        let (mut done, mut signalled) = (0, 0);
+        for posting in chain.iter_mut() {
+            if self.retire.len() >= self.depth {
+                result = Err(PostError::QueueFull);
+                break;
+            }
+            if let Err(why) = self.check(common, posting) {
+                result = Err(PostError::Invalid(why));
+                break;
+            }
+            if self.step(common, posting, &mut budget) == Step::Wait {
+                return self.post_waits(common, chain, done, before);
+            }
+            signalled += u64::from(posting.signalled);
+            done += 1;
+            if self.halted {
+                break;
+            }
+        }
+        common.stats.posts += done as u64;
+        common.stats.signalled += signalled;
+        self.chores |= signalled != 0 || self.halted;
+        self.later = true;
+        if done == chain.len() {
+            // What was sent goes home here.
+            chain.clear();
+        } else {
+            chain.drain(..done);
+            if self.halted {
+                result = self.post_behind(common, chain, 0);
+            }
+        }
+        self.tell_peer(common, before);
+        result
+    }
+
+    /// Ends a post whose element `done` cannot be carried out yet.
+    #[cold]
+    #[inline(never)]
+    fn post_waits(
+        &mut self,
+        common: &mut Common,
+        chain: &mut Vec<Posting>,
+        done: usize,
+        before: u64,
+    ) -> Result<(), PostError> {
+        common.stats.posts += done as u64;
+        common.stats.signalled += chain.drain(..done).filter(|p| p.signalled).count() as u64;
+        let result = self.post_behind(common, chain, 1);
+        self.tell_peer(common, before);
+        result
+    }
+
+    /// Wakes the peer if it sleeps and something was published since `before`.
+    #[inline]
+    fn tell_peer(&self, common: &mut Common, before: u64) {
+        if self.tx.sent() != before {
+            common.stats.doorbells += 1;
+            if self.peer_may_sleep && self.peer_bell.take(&*self.ring) {
+                self.wake_peer();
+            }
+        }
+    }
+
+    /// Queues a chain behind what waits already. The first `checked` of it were looked at before.
+    #[cold]
+    #[inline(never)]
+    fn post_behind(
+        &mut self,
+        common: &mut Common,
+        chain: &mut Vec<Posting>,
+        checked: usize,
+    ) -> Result<(), PostError> {
+        if self.state == State::Connecting {
+            return Err(PostError::NotConnected);
+        }
+        let mut result = Ok(());
+        let mut taken = 0;
+        for posting in chain.iter() {
+            if taken >= checked {
+                if self.retire.len() + self.pending.len() + taken >= self.depth && self.state != State::Error
+                {
+                    result = Err(PostError::QueueFull);
+                    break;
+                }
+                if let Err(why) = self.check(common, posting) {
+                    result = Err(PostError::Invalid(why));
+                    break;
+                }
+            }
+            common.stats.posts += 1;
+            common.stats.signalled += u64::from(posting.signalled);
+            taken += 1;
+        }
+        let taken = chain.drain(..taken);
+        if self.state == State::Error {
+            let flushed = taken.map(|p| ended(self.id, p.wr_id, opcode(&p.wr), Status::Flushed));
+            common.ready.extend(flushed);
+        } else {
+            self.pending.extend(taken);
+            self.watch_waiting(common);
+        }
+        self.chores = true;
+        result
+    }
+
+    /// What a NIC's driver checks before it takes a request.
+    #[inline(always)]
+    fn check(&mut self, common: &Common, posting: &Posting) -> Result<(), &'static str> {
+        match &posting.wr {
+            WorkRequest::Send { buf, .. } => self.check_send(common, buf),
+            _ => self.check_memory(common, posting),
+        }
+    }
+
+    #[inline]
+    fn check_send(&self, common: &Common, buf: &Buf) -> Result<(), &'static str> {
+        if buf.len() > self.max_message as usize {
+            return Err("a message longer than max_message of the two sides");
+        }
+        if common.regions.contains(buf.arena()) { Ok(()) } else { Err(FOREIGN) }
+    }
+
+    #[inline(never)]
+    fn check_memory(&mut self, common: &Common, posting: &Posting) -> Result<(), &'static str> {
+        let inside =
+            |offset: usize, len: usize, all: usize| offset.checked_add(len).is_some_and(|end| end <= all);
+        match &posting.wr {
+            WorkRequest::Send { .. } => Ok(()),
+            WorkRequest::Write { src, offset, len, .. } => {
+                let (arena, all) = match src {
+                    Source::Lent(lent) => (lent.arena(), lent.len()),
+                    Source::Frozen(frozen) => (frozen.arena(), frozen.len()),
+                };
+                match (common.regions.contains(arena), inside(*offset, *len, all)) {
+                    (true, true) => Ok(()),
+                    (false, _) => Err(FOREIGN),
+                    (true, false) => Err(BOUNDS),
+                }
+            }
+            WorkRequest::Read { dst, offset, len, .. } => {
+                match (common.regions.contains(dst.arena()), inside(*offset, *len, dst.len())) {
+                    (true, true) => Ok(()),
+                    (false, _) => Err(FOREIGN),
+                    (true, false) => Err(BOUNDS),
+                }
+            }
+            WorkRequest::Bind { window, mem, offset, len, access } => {
+                if !common
+                    .regions
+                    .get(mem.arena())
+                    .is_some_and(|r| r.permits(*access) && r.showing().is_some())
+                {
+                    return Err("memory that is not registered with these rights");
+                }
+                if *len == 0 || !inside(*offset, *len, mem.len()) {
+                    return Err(BOUNDS);
+                }
+                if *access == Access::LOCAL {
+                    return Err("a window without rights");
+                }
+                if window.qp != self.id || !self.windows.post_bind(window.index) {
+                    return Err("a window that is not free, or of another queue pair");
+                }
+                Ok(())
+            }
+            WorkRequest::LocalInvalidate { window } => {
+                if window.qp != self.id || !self.windows.post_invalidate(window.index) {
+                    return Err("a window that is not bound, or of another queue pair");
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Carries a request out, as far as room and budget allow.
+    #[inline(always)]
+    fn step(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> Step {
+        let WorkRequest::Send { buf, invalidate, .. } = &posting.wr else {
+            return self.step_memory(common, posting, budget);
+        };
+        let len = buf.len() as u32;
+        let room = self.tx.has_room(len);
+        // The first of a turn may be longer than the budget: else it would never go.
+        if !room || *budget < buf.len() && *budget < COPY_BUDGET {
+            self.needs_room = !room;
+            return Step::Wait;
+        }
+        *budget = budget.saturating_sub(buf.len());
+        self.send(posting.wr_id, posting.signalled, buf, *invalidate);
+        Step::Done
+    }
+
+    /// Puts a message into the ring, in which there is room for it.
+    #[inline(always)]
+    fn send(&mut self, wr_id: u64, signalled: bool, buf: &Buf, invalidate: Option<u32>) {
+        let header = Header::message(buf.len() as u32, invalidate, self.rx.tell());
+        self.tx.push(&self.ring.tx(), header, buf);
+        let end = self.tx.sent();
+        self.retire.push(Retire { wr_id, end, opcode: Opcode::Send, signalled, status: Status::Success });
+    }
+
+    /// The same, for all but Sends.
+    #[inline(never)]
+    fn step_memory(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> Step {
+        let (wr_id, signalled, opcode) = (posting.wr_id, posting.signalled, opcode(&posting.wr));
+        self.needs_room = false;
+        let status = match &mut posting.wr {
+            WorkRequest::Send { .. } => Status::Success,
+            WorkRequest::Write { src, offset, len, remote } => {
+                let slice = (*len).min(*budget);
+                let status = self.copy(common, remote, *len, true, |there, at| match src {
+                    Source::Lent(lent) => there.copy_from_lent(at, lent, *offset, slice),
+                    Source::Frozen(frozen) => there.write(at, &frozen[*offset..*offset + slice]),
+                });
+                match advance(status, budget, slice, offset, len, remote) {
+                    Some(status) => status,
+                    None => return Step::Wait,
+                }
+            }
+            WorkRequest::Read { dst, offset, len, remote } => {
+                let slice = (*len).min(*budget);
+                let to: &Lent = dst;
+                let status = self.copy(common, remote, *len, false, |there, at| {
+                    there.copy_to_lent(at, to, *offset, slice)
+                });
+                match advance(status, budget, slice, offset, len, remote) {
+                    Some(status) => status,
+                    None => return Step::Wait,
+                }
+            }
+            WorkRequest::Bind { window, mem, offset, len, access } => match self.show(common, mem) {
+                Ok(region) => {
+                    let address = (mem.offset() + *offset) as u64;
+                    let what = Exposure { mem, region, address, len: *len as u64, access: *access };
+                    if self.windows.bind(window.index, &what) { Status::Success } else { Status::WindowBind }
+                }
+                Err(status) => status,
+            },
+            WorkRequest::LocalInvalidate { window } => match self.windows.revoke(window.index) {
+                Revoked::Busy => return Step::Wait,
+                // The peer may have been faster.
+                Revoked::Done | Revoked::NotBound => Status::Success,
+            },
+        };
+        if signalled || !status.is_ok() {
+            let end = self.tx.sent();
+            self.retire.push(Retire { wr_id, end, opcode, signalled, status });
+        }
+        self.halted = !status.is_ok();
+        Step::Done
+    }
+
+    /// Copies one slice to or from the peer's memory, if its window allows all that is left.
+    fn copy(
+        &mut self,
+        common: &mut Common,
+        remote: &RemoteMemory,
+        left: usize,
+        write: bool,
+        act: impl FnOnce(&PeerMapping, usize) -> bool,
+    ) -> Status {
+        if left == 0 {
+            return Status::Success;
+        }
+        let claim =
+            self.peer_windows.as_ref().and_then(|w| w.claim(remote.rkey, remote.address, left as u64, write));
+        let Some(claim) = claim else {
+            common.stats.access_refused += 1;
+            return Status::RemoteAccess;
+        };
+        if self.shown.get(claim.region).is_none() {
+            // The descriptor was sent before the key was told: it waits at the socket. The end of the connection is
+            // noticed elsewhere.
+            if let Err(why) = self.read_socket(common) {
+                common.log.warn(
+                    "peers that broke the rules of the fabric",
+                    format_args!("{:?}: the peer broke the rules of the fabric: {why}", self.id),
+                );
+            }
+        }
+        let copied = self.shown.get(claim.region).is_some_and(|there| act(there, claim.offset));
+        if let Some(windows) = &self.peer_windows {
+            windows.release(claim);
+        }
+        if copied {
+            return Status::Success;
+        }
+        // Its own table points to where it has no memory.
+        common.stats.peer_violations += 1;
+        common.stats.access_refused += 1;
+        Status::RemoteAccess
+    }
+
+    /// Sends the peer the descriptor of this memory, once per connection.
+    fn show(&mut self, common: &mut Common, mem: &Lent) -> Result<u32, Status> {
+        let Some(region) = common.regions.get(mem.arena()) else { return Err(Status::LocalProtection) };
+        if self.announced.contains(&region.id) {
+            return Ok(region.id);
+        }
+        let (Some(socket), Some((fd, bytes))) = (self.socket(), region.showing()) else {
+            return Err(Status::LocalProtection);
+        };
+        let id = region.id;
+        if let Err(error) = (Message::Region { id, bytes }).send(socket, &[fd]) {
+            common.log.warn(
+                "peers that do not take the descriptor of a region",
+                format_args!("{:?}: the peer does not take the descriptor of a region: {error}", self.id),
+            );
+            return Err(Status::LocalQpOperation);
+        }
+        self.announced.push(id);
+        Ok(id)
+    }
+
+    /// Goes on with what waits.
+    pub(super) fn resume(&mut self, common: &mut Common) {
+        if self.halted || self.state == State::Draining {
+            return;
+        }
+        let before = self.tx.sent();
+        let mut budget = COPY_BUDGET;
+        let mut pending = std::mem::take(&mut self.pending);
+        while !self.halted
+            && let Some(posting) = pending.front_mut()
+            && self.step(common, posting, &mut budget) == Step::Done
+        {
+            pending.pop_front();
+        }
+        self.pending = pending;
+        self.tell_peer(common, before);
+    }
+
+    /// Ends the queue pair for a request that we, or the peer, could not carry out.
+    #[cold]
+    #[inline(never)]
+    fn fail_request(&mut self, common: &mut Common, failed: Option<Retire>) -> bool {
+        let reason = match failed {
+            Some(r) => format!("{:?} {:#x} failed: {:?}", r.opcode, r.wr_id, r.status),
+            None => "the peer refused a message".to_owned(),
+        };
+        self.fail(common, reason);
+        false
+    }
+
+    /// The peer has taken everything, nothing has failed, and nobody waits to hear of it: true then, and it is forgotten.
+    #[inline]
+    pub(super) fn forget_done(&mut self) -> bool {
+        let done = self.tx.is_idle() && !self.halted && !self.retire.has_signalled();
+        if done {
+            self.retire.clear();
+        }
+        done
+    }
+
+    /// Reports what the peer has taken. False if the queue pair ends by that.
+    #[inline]
+    pub(super) fn reap(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> bool {
+        if !self.tx.is_idle() {
+            if !self.settle_reported() {
+                return self.violation(common, "it takes what was never sent");
+            }
+            if self.refusal().is_some() {
+                return self.fail_request(common, None);
+            }
+        }
+        while let Some(r) = self.retire.front()
+            && self.tx.is_acked(r.end)
+        {
+            if !r.status.is_ok() {
+                let failed = *r;
+                return self.fail_request(common, Some(failed));
+            }
+            if r.signalled {
+                if out.len() >= end {
+                    break;
+                }
+                out.push(ended(self.id, r.wr_id, r.opcode, Status::Success));
+            }
+            self.retire.pop();
+        }
+        true
+    }
+}
+
+/// Notes a slice; the status once there is nothing left to do.
+fn advance(
+    status: Status,
+    budget: &mut usize,
+    slice: usize,
+    offset: &mut usize,
+    len: &mut usize,
+    remote: &mut RemoteMemory,
+) -> Option<Status> {
+    if !status.is_ok() {
+        return Some(status);
+    }
+    *budget -= slice;
+    *offset += slice;
+    *len -= slice;
+    remote.address += slice as u64;
+    (*len == 0).then_some(status)
+}

@@ -1,0 +1,352 @@
+//! Memory windows: the table in which a side says what the peer may reach, and the two ways of using it.
+//!
+//! The owner of a table writes its entries and revokes them; the peer claims an entry for the time of a copy.
+//! Each side writes one word of the entry that the other reads, the owner the key, the peer BUSY, each before it looks
+//! at the other's, with a full fence between. So of a revocation and a claim that meet, one at least sees the other:
+//!
+//! | owner | peer |
+//! |---|---|
+//! | bind: write the fields, publish key + VALID | claim: set BUSY, fence, read the key; if another, clear BUSY |
+//! | revoke: clear VALID, fence, read BUSY; done if clear, else wait | copy, then clear BUSY |
+//!
+//! A claim that fails shows as BUSY for a moment; the owner then asks once more than it need.
+//!
+//! The table belongs to a process that may be hostile, whichever side looks at it: the owner keeps its own record of
+//! what is bound, and takes from the table only BUSY; the peer checks what it reads against what it has mapped.
+//!
+//! A steering tag is 24 bits that name the window, some of them random, and 8 bits that change at each bind.
+
+use rpcrdma_mempool::{ArenaId, Lent, PeerMapping};
+
+use super::memory::Memory;
+use crate::Access;
+
+/// Bytes of an entry: a cache line.
+pub(super) const ENTRY: usize = 64;
+const PLACE: usize = 8;
+const ADDRESS: usize = 16;
+const LEN: usize = 24;
+/// Not zero while the peer copies.
+pub(super) const BUSY: usize = 32;
+
+const VALID: u64 = 1;
+const READ: u64 = 1 << 32;
+const WRITE: u64 = 1 << 33;
+
+/// Bits of a tag's upper 24 that are the index.
+fn index_bits(windows: u32) -> u32 {
+    windows.next_power_of_two().trailing_zeros()
+}
+
+fn index_of(rkey: u32, windows: u32) -> usize {
+    ((rkey >> 8) & (windows.next_power_of_two() - 1)) as usize
+}
+
+/// The same window's key after one more bind.
+fn following(rkey: u32) -> u32 {
+    rkey & !0xff | rkey.wrapping_add(1) & 0xff
+}
+
+/// How a revocation went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Revoked {
+    /// Nothing of the peer's reaches the memory any more.
+    Done,
+    /// The peer is in the middle of a copy.
+    Busy,
+    /// It was not bound.
+    NotBound,
+}
+
+/// The windows of our side of one queue pair.
+#[derive(Debug)]
+pub(super) struct OwnWindows {
+    table: PeerMapping,
+    limit: u32,
+    tag: u32,
+    windows: Vec<Window>,
+}
+
+#[derive(Debug)]
+struct Window {
+    /// Key of the last bind that was carried out.
+    rkey: u32,
+    /// Key of the last bind that was posted; may be ahead.
+    posted: u32,
+    /// Whether the window will be bound once everything posted is carried out.
+    posted_bound: bool,
+    /// What is exposed, while anybody can reach it.
+    mem: Option<Lent>,
+    /// VALID is set.
+    bound: bool,
+}
+
+/// What a bind exposes.
+#[derive(Debug)]
+pub(super) struct Exposure<'a> {
+    pub(super) mem: &'a Lent,
+    pub(super) region: u32,
+    pub(super) address: u64,
+    pub(super) len: u64,
+    pub(super) access: Access,
+}
+
+impl OwnWindows {
+    /// Windows in a table of zeroes. `random` makes their keys hard to guess.
+    pub(super) fn new(table: PeerMapping, limit: u32, random: u32) -> Self {
+        Self { table, limit, tag: random, windows: Vec::new() }
+    }
+
+    /// How many there may be.
+    pub(super) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// One more window, as long as there are any.
+    pub(super) fn add(&mut self) -> Option<u32> {
+        let index = self.windows.len() as u32;
+        if index >= self.limit {
+            return None;
+        }
+        let bits = index_bits(self.limit);
+        let high = self.tag >> 8 >> bits << bits;
+        // The generation starts anywhere, so that the first key is no easier to guess than the others.
+        let rkey = (high | index) << 8 | self.tag.rotate_left(index) & 0xff;
+        self.windows.push(Window { rkey, posted: rkey, posted_bound: false, mem: None, bound: false });
+        Some(index)
+    }
+
+    /// The key that the next bind to be posted will make valid.
+    pub(super) fn next_rkey(&self, index: u32) -> Option<u32> {
+        self.windows.get(index as usize).map(|w| following(w.posted))
+    }
+
+    /// Notes that a bind is posted; false if the window is not free.
+    pub(super) fn post_bind(&mut self, index: u32) -> bool {
+        match self.windows.get_mut(index as usize) {
+            Some(w) if !w.posted_bound => {
+                w.posted = following(w.posted);
+                w.posted_bound = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Notes that an invalidation is posted; false if the window is free.
+    pub(super) fn post_invalidate(&mut self, index: u32) -> bool {
+        match self.windows.get_mut(index as usize) {
+            Some(w) if w.posted_bound => {
+                w.posted_bound = false;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Carries a bind out. False if the window is still bound.
+    pub(super) fn bind(&mut self, index: u32, what: &Exposure<'_>) -> bool {
+        let Some(window) = self.windows.get_mut(index as usize) else { return false };
+        if window.mem.is_some() {
+            return false;
+        }
+        window.rkey = following(window.rkey);
+        window.mem = Some(what.mem.clone());
+        window.bound = true;
+        let fields =
+            Fields { region: what.region, access: what.access, address: what.address, len: what.len };
+        Entry(index as usize).bind(&self.table, window.rkey, fields);
+        true
+    }
+
+    /// Revokes by index, for an invalidation of our own. Call it again while it says `Busy`.
+    pub(super) fn revoke(&mut self, index: u32) -> Revoked {
+        let Some(window) = self.windows.get_mut(index as usize) else { return Revoked::NotBound };
+        if window.mem.is_none() {
+            return Revoked::NotBound;
+        }
+        window.bound = false;
+        if !Entry(index as usize).revoke(&self.table, window.rkey) {
+            return Revoked::Busy;
+        }
+        window.mem = None;
+        Revoked::Done
+    }
+
+    /// Revokes by key, as a message of the peer asks.
+    pub(super) fn revoke_key(&mut self, rkey: u32) -> Revoked {
+        let index = index_of(rkey, self.limit.max(1));
+        match self.windows.get_mut(index) {
+            Some(w) if w.bound && w.rkey == rkey => {
+                w.posted_bound = w.posted != w.rkey && w.posted_bound;
+                self.revoke(index as u32)
+            }
+            _ => Revoked::NotBound,
+        }
+    }
+
+    /// The arenas of memory that is exposed right now.
+    pub(super) fn exposes(&self, arena: ArenaId) -> bool {
+        self.windows.iter().any(|w| w.mem.as_ref().is_some_and(|m| m.arena() == arena))
+    }
+
+    /// Revokes everything. True if the peer is in no copy any more; else ask again.
+    pub(super) fn revoke_all(&mut self) -> bool {
+        let busy = (0..self.windows.len() as u32).filter(|&i| self.revoke(i) == Revoked::Busy).count();
+        busy == 0
+    }
+}
+
+/// The windows of the peer's side.
+#[derive(Debug)]
+pub(super) struct PeerWindows {
+    table: PeerMapping,
+    windows: u32,
+}
+
+/// A claimed window: the peer waits with its revocation until it is released.
+#[derive(Debug)]
+pub(super) struct Claim {
+    entry: Entry,
+    /// Region of the peer.
+    pub(super) region: u32,
+    /// First byte, in the region.
+    pub(super) offset: usize,
+}
+
+impl PeerWindows {
+    /// The table of a peer that said how many windows it has; the mapping is at least that long.
+    pub(super) fn new(table: PeerMapping, windows: u32) -> Self {
+        Self { table, windows }
+    }
+
+    /// Claims a window for a copy, if the key is valid and grants it.
+    pub(super) fn claim(&self, rkey: u32, address: u64, len: u64, write: bool) -> Option<Claim> {
+        let index = index_of(rkey, self.windows.max(1));
+        if index >= self.windows as usize {
+            return None;
+        }
+        let entry = Entry(index);
+        let fields = entry.claim(&self.table, rkey)?;
+        let claim = Claim { entry, region: fields.region, offset: address as usize };
+        let granted = if write { fields.access.remote_write } else { fields.access.remote_read };
+        let inside = || address.checked_sub(fields.address).and_then(|skip| fields.len.checked_sub(skip));
+        if granted && inside().is_some_and(|left| len <= left) {
+            return Some(claim);
+        }
+        self.release(claim);
+        None
+    }
+
+    /// The copy is over.
+    pub(super) fn release(&self, claim: Claim) {
+        claim.entry.release(&self.table);
+    }
+}
+
+/// One entry of a table, as both sides use it; see the page of this module.
+#[derive(Clone, Copy, Debug)]
+struct Entry(usize);
+
+/// What an entry says beside its key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Fields {
+    region: u32,
+    access: Access,
+    address: u64,
+    len: u64,
+}
+
+impl Entry {
+    fn at(self) -> usize {
+        self.0 * ENTRY
+    }
+
+    fn bind(self, table: &impl Memory, rkey: u32, fields: Fields) {
+        let rights = if fields.access.remote_read { READ } else { 0 }
+            | if fields.access.remote_write { WRITE } else { 0 };
+        table.store_relaxed(self.at() + PLACE, u64::from(fields.region) | rights);
+        table.store_relaxed(self.at() + ADDRESS, fields.address);
+        table.store_relaxed(self.at() + LEN, fields.len);
+        // Pairs with the load in `claim`: who finds the key finds the fields.
+        table.publish(self.at(), u64::from(rkey) << 32 | VALID);
+    }
+
+    /// False while the peer copies.
+    fn revoke(self, table: &impl Memory, rkey: u32) -> bool {
+        table.store_relaxed(self.at(), u64::from(rkey) << 32);
+        // Pairs with the fence in `claim`: we see its BUSY, or it sees that the key is gone.
+        table.settle();
+        // Pairs with `release`: the copy is over.
+        table.load(self.at() + BUSY) == 0
+    }
+
+    fn claim(self, table: &impl Memory, rkey: u32) -> Option<Fields> {
+        table.store_relaxed(self.at() + BUSY, 1);
+        // Pairs with the fence in `revoke`.
+        table.settle();
+        // Pairs with the publication in `bind`.
+        if table.load(self.at()) != u64::from(rkey) << 32 | VALID {
+            self.release(table);
+            return None;
+        }
+        let place = table.load_relaxed(self.at() + PLACE);
+        Some(Fields {
+            region: place as u32,
+            access: Access { remote_read: place & READ != 0, remote_write: place & WRITE != 0 },
+            address: table.load_relaxed(self.at() + ADDRESS),
+            len: table.load_relaxed(self.at() + LEN),
+        })
+    }
+
+    fn release(self, table: &impl Memory) {
+        // Pairs with the load in `revoke`.
+        table.publish(self.at() + BUSY, 0);
+    }
+}
+
+/// One entry for the model: its fields follow from the key, so that a claim can check them.
+#[cfg(all(test, loom))]
+pub(super) mod model {
+    use super::super::model::Words;
+    use super::*;
+
+    pub(in super::super) struct WindowModel(Words);
+
+    impl WindowModel {
+        pub(in super::super) fn new() -> Self {
+            Self(Words::new(ENTRY))
+        }
+
+        fn fields(rkey: u32) -> Fields {
+            Fields {
+                region: rkey,
+                access: Access::REMOTE,
+                address: u64::from(rkey) * 100,
+                len: u64::from(rkey),
+            }
+        }
+
+        pub(in super::super) fn bind(&self, rkey: u32) {
+            Entry(0).bind(&self.0, rkey, Self::fields(rkey));
+        }
+
+        pub(in super::super) fn revoke(&self, rkey: u32) -> bool {
+            Entry(0).revoke(&self.0, rkey)
+        }
+
+        pub(in super::super) fn claim(&self, rkey: u32) -> bool {
+            match Entry(0).claim(&self.0, rkey) {
+                None => false,
+                Some(fields) => {
+                    assert_eq!(fields, Self::fields(rkey), "the fields of another bind");
+                    true
+                }
+            }
+        }
+
+        pub(in super::super) fn release(&self) {
+            Entry(0).release(&self.0);
+        }
+    }
+}

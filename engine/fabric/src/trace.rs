@@ -1,0 +1,248 @@
+//! A wrapper that writes one line per request, completion and event of any fabric.
+//!
+//! ```
+//! use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
+//! use rpcrdma_fabric::{Fabric, trace};
+//! let inner = SoftwareFabric::new(SoftwareConfig::default())?;
+//! let traced = trace::Trace::new(inner, trace::length, |line| println!("{line}"));
+//! assert!(traced.capabilities().shared_receive_queue);
+//! # Ok::<(), rpcrdma_fabric::FabricError>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::time::Duration;
+
+use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
+
+use super::{
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
+    FabricStats, PostError, Posting, QpId, RequestId, Source, Waker, WindowId, WorkRequest,
+};
+
+/// Says in words what a message is; a codec's printer fits here.
+pub type Printer = fn(&[u8]) -> String;
+
+/// The printer for those who only want to know how long messages are.
+pub fn length(message: &[u8]) -> String {
+    format!("{} bytes", message.len())
+}
+
+/// Writes down what passes. Completions and events that bring nothing write nothing.
+pub struct Trace<F> {
+    inner: F,
+    printer: Printer,
+    sink: Box<dyn FnMut(&str)>,
+}
+
+impl<F: Fabric> Trace<F> {
+    /// Wraps a fabric; `sink` gets each line, without its end.
+    pub fn new(inner: F, printer: Printer, sink: impl FnMut(&str) + 'static) -> Self {
+        Self { inner, printer, sink: Box::new(sink) }
+    }
+
+    /// The fabric itself.
+    pub fn inner(&mut self) -> &mut F {
+        &mut self.inner
+    }
+
+    /// Unwraps it.
+    pub fn into_inner(self) -> F {
+        self.inner
+    }
+
+    fn line(&mut self, words: fmt::Arguments<'_>) {
+        (self.sink)(&words.to_string());
+    }
+
+    fn request(&self, qp: QpId, posting: &Posting) -> String {
+        let signalled = if posting.signalled { " signalled" } else { "" };
+        let what = match &posting.wr {
+            WorkRequest::Send { buf, invalidate, fence } => {
+                let invalidate = invalidate.map_or(String::new(), |key| format!(" invalidates {key:#010x}"));
+                let fence = if *fence { " fenced" } else { "" };
+                format!("Send{invalidate}{fence}: {}", (self.printer)(buf))
+            }
+            WorkRequest::Write { src, len, remote, .. } => {
+                let src = match src {
+                    Source::Lent(lent) => format!("{lent:?}"),
+                    Source::Frozen(frozen) => format!("{frozen:?}"),
+                };
+                format!("Write {len} bytes of {src} to {:#010x}+{:#x}", remote.rkey, remote.address)
+            }
+            WorkRequest::Read { dst, len, remote, .. } => {
+                format!("Read {len} bytes of {:#010x}+{:#x} to {dst:?}", remote.rkey, remote.address)
+            }
+            WorkRequest::Bind { window, mem, offset, len, access } => {
+                format!("Bind window {} to {offset}+{len} of {mem:?} for {access:?}", window.index)
+            }
+            WorkRequest::LocalInvalidate { window } => format!("LocalInvalidate window {}", window.index),
+        };
+        format!("{qp:?} > {:#x}{signalled} {what}", posting.wr_id)
+    }
+
+    fn completion(&self, done: &Completion) -> String {
+        let Completion { wr_id, qp, opcode, status, buf, invalidated } = done;
+        let invalidated = invalidated.map_or(String::new(), |key| format!(" invalidated {key:#010x}"));
+        match buf {
+            Some(buf) if status.is_ok() => {
+                format!("{qp:?} < {opcode:?}{invalidated}: {}", (self.printer)(buf))
+            }
+            _ => format!("{qp:?} < {wr_id:#x} {opcode:?} {status:?}{invalidated}"),
+        }
+    }
+}
+
+impl<F: fmt::Debug> fmt::Debug for Trace<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trace").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl<F: Fabric> Fabric for Trace<F> {
+    type Listener = F::Listener;
+
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn stats(&self) -> FabricStats {
+        self.inner.stats()
+    }
+
+    fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
+        let result = self.inner.register(arena, access);
+        self.line(format_args!(
+            "register arena {} of {} bytes for {access:?}: {result:?}",
+            arena.id(),
+            arena.len()
+        ));
+        result
+    }
+
+    fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
+        let result = self.inner.deregister(arena);
+        self.line(format_args!("deregister arena {arena}: {result:?}"));
+        result
+    }
+
+    fn bind(address: &FabricAddress) -> Result<Self::Listener, FabricError> {
+        F::bind(address)
+    }
+
+    fn listen(&mut self, listener: &Self::Listener) -> Result<(), FabricError> {
+        let result = self.inner.listen(listener);
+        self.line(format_args!("listen: {result:?}"));
+        result
+    }
+
+    fn unlisten(&mut self) {
+        self.line(format_args!("unlisten"));
+        self.inner.unlisten();
+    }
+
+    fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
+        let result = self.inner.connect(address, params);
+        self.line(format_args!("connect to {:?} with {params:?}: {result:?}", address.0));
+        result
+    }
+
+    fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
+        let result = self.inner.accept(request, params);
+        self.line(format_args!("accept {request:?} with {params:?}: {result:?}"));
+        result
+    }
+
+    fn reject(&mut self, request: RequestId, private_data: &[u8]) {
+        self.line(format_args!("reject {request:?} with {} bytes", private_data.len()));
+        self.inner.reject(request, private_data);
+    }
+
+    fn disconnect(&mut self, qp: QpId) {
+        self.line(format_args!("{qp:?} disconnect"));
+        self.inner.disconnect(qp);
+    }
+
+    fn holds_sends(&mut self, qp: QpId) -> bool {
+        self.inner.holds_sends(qp)
+    }
+
+    fn destroy_qp(&mut self, qp: QpId) {
+        self.line(format_args!("{qp:?} destroy"));
+        self.inner.destroy_qp(qp);
+    }
+
+    fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
+        let before = events.len();
+        self.inner.poll_control(events);
+        for event in &events[before..] {
+            self.line(format_args!("event {event:?}"));
+        }
+    }
+
+    fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
+        let result = self.inner.alloc_window(qp);
+        self.line(format_args!("{qp:?} window: {result:?}"));
+        result
+    }
+
+    fn next_rkey(&self, window: WindowId) -> u32 {
+        self.inner.next_rkey(window)
+    }
+
+    fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
+        self.inner.remote_address(mem, offset)
+    }
+
+    fn fence_receives(&mut self) {
+        self.line(format_args!("shared Receives: those that are there go first"));
+        self.inner.fence_receives();
+    }
+
+    fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
+        let (wanted, took) = (bufs.len(), self.inner.post_recv(qp, bufs));
+        match qp {
+            Some(qp) => self.line(format_args!("{qp:?} Receives: {took} of {wanted}")),
+            None => self.line(format_args!("shared Receives: {took} of {wanted}")),
+        }
+        took
+    }
+
+    fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        let lines: Vec<String> = chain.iter().map(|posting| self.request(qp, posting)).collect();
+        let result = self.inner.post_send(qp, chain);
+        let took = lines.len() - chain.len();
+        for line in &lines[..took] {
+            (self.sink)(line);
+        }
+        if let Err(error) = result {
+            self.line(format_args!("{qp:?} post: {error:?}, {} left", chain.len()));
+        }
+        result
+    }
+
+    fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        let before = out.len();
+        let n = self.inner.poll_cq(out, max);
+        for done in &out[before..] {
+            let line = self.completion(done);
+            (self.sink)(&line);
+        }
+        n
+    }
+
+    fn arm(&mut self) {
+        self.line(format_args!("arm"));
+        self.inner.arm();
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        self.line(format_args!("wait {timeout:?}"));
+        self.inner.wait(timeout)
+    }
+
+    fn waker(&self) -> Waker {
+        self.inner.waker()
+    }
+}

@@ -1,0 +1,170 @@
+//! From the device's completions to the fabric's.
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+
+use super::endpoint::flushed_receive;
+use super::map::NumberMap;
+use super::qp::{Qp, State};
+use super::quirks::Quirks;
+use super::receives::SharedReceives;
+use super::sys::WorkCompletion;
+use super::wr_id::{Owner, WrId};
+use crate::table::Table;
+use crate::{Completion, FabricStats, Opcode, QpId, Status};
+
+/// A queue pair that nobody has: of Receives whose queue pair is gone.
+const NOBODY: QpId = QpId { slot: u32::MAX, generation: u32::MAX };
+
+/// What completions change.
+pub(super) struct Book {
+    pub(super) table: Table<Qp>,
+    pub(super) shared: SharedReceives,
+    /// Slot of each queue pair number.
+    pub(super) by_number: NumberMap<u32>,
+    /// The number that was looked up last, and its slot.
+    last: (u32, u32),
+    /// Completions that are due already.
+    pub(super) ready: VecDeque<Completion>,
+    /// Slots that connection management has to look at.
+    pub(super) attention: Vec<u32>,
+    pub(super) stats: FabricStats,
+    /// Polls that have found the device's queue empty.
+    pub(super) empty_polls: u64,
+    /// Completions that the queue can still be made to hold.
+    pub(super) room: usize,
+    invalidated_flags: u32,
+}
+
+impl Book {
+    pub(super) fn new(shared: SharedReceives, room: usize, quirks: &Quirks) -> Self {
+        Self {
+            table: Table::default(),
+            shared,
+            by_number: NumberMap::default(),
+            last: (u32::MAX, u32::MAX),
+            ready: VecDeque::with_capacity(64),
+            attention: Vec::new(),
+            stats: FabricStats::default(),
+            empty_polls: 0,
+            room,
+            invalidated_flags: quirks.invalidated_flags,
+        }
+    }
+
+    pub(super) fn add_number(&mut self, number: u32, slot: u32) {
+        self.by_number.insert(number, slot);
+    }
+
+    pub(super) fn remove_number(&mut self, number: u32) {
+        self.by_number.remove(&number);
+        self.last = (u32::MAX, u32::MAX);
+    }
+
+    /// One completion of the device.
+    #[inline]
+    pub(super) fn complete(&mut self, done: &WorkCompletion, out: &mut Vec<Completion>) {
+        if WrId(done.wr_id()).is_receive() { self.receive_done(done, out) } else { self.send_done(done, out) }
+    }
+
+    #[inline]
+    fn send_done(&mut self, done: &WorkCompletion, out: &mut Vec<Completion>) {
+        let status = status(done.status);
+        let Some(qp) = self.table.at(WrId(done.wr_id()).slot()) else { return };
+        let retired = qp.endpoint.retire(done, status, out);
+        self.room += retired.count;
+        if !status.is_ok() && !retired.is_unknown {
+            self.stats.access_refused += u64::from(status == Status::RemoteAccess);
+            failed(qp, &mut self.attention, "a work request", status, done.vendor_err);
+        }
+    }
+
+    #[inline]
+    fn receive_done(&mut self, done: &WorkCompletion, out: &mut Vec<Completion>) {
+        let mut status = status(done.status);
+        let immediate = status.is_ok() && !done.is_message();
+        if immediate {
+            status = Status::RemoteInvalidRequest;
+        }
+        let received = if status.is_ok() { done.byte_len as usize } else { 0 };
+        let id = WrId(done.wr_id());
+        let (qp, buf) = if id.owner() == Owner::SHARED {
+            let buf = self.shared.complete(done, received);
+            if self.last.0 != done.qp_num {
+                self.last = (done.qp_num, self.by_number.get(&done.qp_num).copied().unwrap_or(u32::MAX));
+            }
+            (self.table.at(self.last.1), buf)
+        } else {
+            match self.table.at(id.slot()) {
+                Some(qp) => {
+                    let buf = qp.endpoint.received(done, received);
+                    (Some(qp), buf)
+                }
+                None => (None, None),
+            }
+        };
+        // A completion of a queue that is gone names no buffer.
+        let Some(buf) = buf else { return };
+        self.room += 1;
+        let Some(qp) = qp else {
+            out.push(flushed_receive(NOBODY, buf));
+            return;
+        };
+        let mut invalidated = None;
+        if status.is_ok() {
+            if done.flags & self.invalidated_flags != 0 && qp.endpoint.windows.revoked_by_peer(done.extra) {
+                invalidated = Some(done.extra);
+            }
+            if qp.state == State::Accepting && !qp.is_early {
+                qp.is_early = true;
+                self.attention.push(qp.id.slot);
+            }
+        } else if immediate {
+            self.stats.peer_violations += 1;
+            sent_immediate(qp, &mut self.attention);
+        } else {
+            failed(qp, &mut self.attention, "a Receive", status, done.vendor_err);
+        }
+        out.push(Completion {
+            wr_id: 0,
+            qp: qp.id,
+            opcode: Opcode::Recv,
+            status,
+            buf: Some(buf),
+            invalidated,
+        });
+    }
+}
+
+#[cold]
+fn failed(qp: &mut Qp, attention: &mut Vec<u32>, what: &str, status: Status, vendor: u32) {
+    qp.fail(attention, || format!("{what} ended with {status:?} (vendor's code {vendor:#x})"));
+}
+
+/// The device takes a Send or Write with immediate data for good, and goes on: the queue pair is stopped here.
+#[cold]
+fn sent_immediate(qp: &mut Qp, attention: &mut Vec<u32>) {
+    qp.stop();
+    qp.fail(attention, || "the peer has sent immediate data, which no message has".to_owned());
+}
+
+/// The fabric's name of a device's status.
+#[inline]
+pub(super) fn status(code: u32) -> Status {
+    match code {
+        0 => Status::Success,
+        1 => Status::LocalLength,
+        2 | 3 => Status::LocalQpOperation,
+        4 | 8 => Status::LocalProtection,
+        5 => Status::Flushed,
+        6 => Status::WindowBind,
+        9 => Status::RemoteInvalidRequest,
+        10 => Status::RemoteAccess,
+        11 | 16 => Status::RemoteOperation,
+        12 | 20 => Status::RetryExceeded,
+        13 => Status::RnrRetryExceeded,
+        19 => Status::Fatal,
+        other => Status::Other(other),
+    }
+}

@@ -1,0 +1,107 @@
+//! The knobs of the verbs fabric.
+
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use crate::{FabricAddress, FabricError};
+
+/// A feature of the device: used, not used, or as is known of the device and found out about it at start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Switch {
+    /// What the table of devices and the test at start say.
+    #[default]
+    Auto,
+    /// Used.
+    On,
+    /// Not used.
+    Off,
+}
+
+/// How a [`VerbsFabric`](super::VerbsFabric) is set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerbsConfig {
+    /// The device, such as `mlx5_0`. Default: the one that `address` is reached through, else the first with an active port.
+    pub device: Option<String>,
+    /// Which GID of the device connections go out from, by its index in the port's table: a routable one (RoCE v2). Default: the one of the way to the
+    /// peer.
+    pub gid_index: Option<u32>,
+    /// Where the fabric will listen, or connect to: picks the device. Default none.
+    pub address: Option<FabricAddress>,
+    /// Receives that the shared queue holds. Default 4096.
+    pub shared_receives: u32,
+    /// Work requests that all queue pairs together may have posted at a time. Default 32768; each costs 64 bytes for its completion, and so
+    /// does each Receive. A device with smaller completion queues gives what it has. A post that finds no room is refused with
+    /// [`PostError::QueueFull`](crate::PostError::QueueFull).
+    pub completions: u32,
+    /// Longest Send that is copied into its work request, in bytes, if the device can. Default 220: the largest that most
+    /// devices hold without longer work requests.
+    pub inline: u32,
+    /// Whether peers may invalidate keys of this side by Send With Invalidate. Default auto.
+    pub remote_invalidate: Switch,
+    /// What a peer waits before it tries again when no Receive is posted here: the code of the InfiniBand specification, 1 (10 µs) to
+    /// 31 (491 ms), 0 for 655 ms. Default 12: 640 µs.
+    pub min_rnr_timer: u8,
+    /// How often a lost packet is sent again before the connection is given up, 0 to 7, by either side; at this one at most, for peers may ask for
+    /// less or more. Default 6, as the Linux kernel's NFS has it: Soft-RoCE takes 7 for without end, and a peer that is gone is never noticed then.
+    pub retries: u8,
+    /// How often, at most, a message of this side that meets no Receive is sent again before the connection is given up, 0 to 6: peers say how often, and
+    /// may say without end. How long each wait takes is theirs to say, too: at most 655 ms. Default 6: a peer that takes nothing is given up after 4 s.
+    pub rnr_retries: u8,
+    /// How long, at most, an acknowledgement is waited for before a packet is sent again: the code of the InfiniBand specification, 4.096 µs times two to the
+    /// power of 1 to 31. What is waited for follows from the path and from what the peer says, which may be for ever. Default 20: 4.3 s.
+    pub ack_timeout: u8,
+    /// How long address and route may take to be found. Default 5 s.
+    pub resolve_timeout: Duration,
+    /// How long a connection that is being closed waits for the peer to take what was sent. Default 1 s.
+    pub linger: Duration,
+    /// How long the destruction of a queue pair waits for its last completions. Default 1 s. Devices need microseconds; what did not
+    /// come by then is counted as flushed.
+    pub drain: Duration,
+}
+
+impl Default for VerbsConfig {
+    fn default() -> Self {
+        Self {
+            device: None,
+            gid_index: None,
+            address: None,
+            shared_receives: 4096,
+            completions: 32768,
+            inline: 220,
+            remote_invalidate: Switch::Auto,
+            min_rnr_timer: 12,
+            retries: 6,
+            rnr_retries: 6,
+            ack_timeout: 20,
+            resolve_timeout: Duration::from_secs(5),
+            linger: Duration::from_secs(1),
+            drain: Duration::from_secs(1),
+        }
+    }
+}
+
+impl VerbsConfig {
+    /// Says which field is out of its range.
+    pub(super) fn check(&self) -> Result<(), FabricError> {
+        let check = |ok: bool, field: &str, got: u32, rule: &str| {
+            if ok {
+                Ok(())
+            } else {
+                Err(FabricError::Misuse(format!("verbs fabric: {field} = {got}: {rule}")))
+            }
+        };
+        check(
+            (1..=1 << 21).contains(&self.shared_receives),
+            "shared_receives",
+            self.shared_receives,
+            "1 to 2097152",
+        )?;
+        check((64..=1 << 22).contains(&self.completions), "completions", self.completions, "64 to 4194304")?;
+        check(self.inline <= 4096, "inline", self.inline, "at most 4096")?;
+        check(self.min_rnr_timer < 32, "min_rnr_timer", self.min_rnr_timer.into(), "0 to 31")?;
+        check(self.retries < 8, "retries", self.retries.into(), "0 to 7")?;
+        check(self.rnr_retries < 7, "rnr_retries", self.rnr_retries.into(), "0 to 6")?;
+        check((1..32).contains(&self.ack_timeout), "ack_timeout", self.ack_timeout.into(), "1 to 31")
+    }
+}

@@ -1,0 +1,603 @@
+//! How connections begin and end.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::device::Gid;
+use super::drain::{Known, Last, drain};
+use super::endpoint::{Endpoint, Parts};
+use super::qp::{Qp, State, depth};
+use super::sleep::Source;
+use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel, POLL_BATCH};
+use super::{VerbsFabric, address, explain, reaper, wr_id};
+use crate::{Completion, ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId};
+
+/// Events of one kind that one look takes, so that the others get their turn.
+const MOST_EVENTS: usize = 256;
+/// Set in the numbers of identifiers that are requests, not queue pairs.
+const REQUEST: usize = 1 << (usize::BITS - 1);
+/// Bytes that a request's, and an accept's or reject's, private data may have.
+pub(super) const CONNECT_DATA: usize = 56;
+pub(super) const ACCEPT_DATA: usize = 196;
+pub(super) const REJECT_DATA: usize = 148;
+/// The peer's application has refused (`IB_CM_REJ_CONSUMER_DEFINED`).
+const REJECTED_BY_CONSUMER: i32 = 28;
+/// Nobody listens (`IB_CM_REJ_INVALID_SERVICE_ID`).
+const REJECTED_NO_SERVICE: i32 = 8;
+/// Private data of a reject has no length on the wire: it is padded.
+const PADDING: u8 = 0;
+
+/// A connect request that waits for its answer.
+pub(super) struct Request {
+    number: u64,
+    cm: CmId,
+    responder_resources: u16,
+    initiator_depth: u16,
+}
+
+impl Request {
+    /// Nobody will answer it.
+    pub(super) fn dispose(self) {
+        reaper::dispose(self.cm);
+    }
+}
+
+fn milliseconds(time: Duration) -> i32 {
+    time.as_millis().clamp(1, i32::MAX as u128) as i32
+}
+
+pub(super) fn now() -> Instant {
+    Instant::now()
+}
+
+impl VerbsFabric {
+    pub(super) fn start_connect(
+        &mut self,
+        address: &FabricAddress,
+        params: &ConnectParams,
+    ) -> Result<QpId, FabricError> {
+        let to = address::resolve(address)?;
+        check_data(&params.private_data, CONNECT_DATA)?;
+        if reaper::is_behind() {
+            let detail =
+                "the kernel is behind with destroying earlier connections (rdma_destroy_id): try again later";
+            return Err(FabricError::System { call: "rdma_create_id".to_owned(), detail: detail.to_owned() });
+        }
+        let from = self.source();
+        if let Some(from) = from.filter(|from| from.is_ipv4() != to.is_ipv4()) {
+            let detail = format!("the GID that was chosen is {from}, which is of another family");
+            return Err(FabricError::Address { address: address.0.clone(), detail });
+        }
+        let channel = Arc::clone(&self.channel);
+        let id = self.add(params, State::Connecting, |slot| {
+            CmId::new(&channel, slot as usize).map_err(|e| explain::opening("rdma_create_id", &e))
+        })?;
+        let timeout = milliseconds(self.config.resolve_timeout);
+        let result = self.book.table.get(id).map_or(Ok(()), |qp| {
+            qp.open(self.choice.port).and_then(|()| qp.cm.resolve_address(from, to, timeout))
+        });
+        if let Err(error) = result {
+            self.destroy(id);
+            return Err(self.unreachable(address.0.clone(), format!("rdma_resolve_addr: {error}")));
+        }
+        Ok(id)
+    }
+
+    pub(super) fn accept_request(
+        &mut self,
+        request: RequestId,
+        params: &ConnectParams,
+    ) -> Result<QpId, FabricError> {
+        let gone = || FabricError::Misuse(format!("{request:?} is unknown, or the peer has given it up"));
+        let at = self.requests.iter().position(|waiting| waiting.number == request.0).ok_or_else(gone)?;
+        let Request { mut cm, responder_resources, initiator_depth, .. } = self.requests.swap_remove(at);
+        let mut params = params.clone();
+        params.responder_resources = params.responder_resources.min(responder_resources);
+        params.initiator_depth = params.initiator_depth.min(initiator_depth);
+        let possible = check_data(&params.private_data, ACCEPT_DATA).and_then(|()| self.check_device(&cm));
+        if let Err(error) = possible {
+            reaper::dispose(cm);
+            return Err(error);
+        }
+        let id = self.add(&params, State::Accepting, |slot| {
+            cm.set_cookie(slot as usize);
+            Ok(cm)
+        })?;
+        let result = self.book.table.get(id).map_or(Ok(()), |qp| {
+            qp.start(&self.config, self.is_infiniband)?;
+            qp.cm.accept(&qp.parameters(&self.config))
+        });
+        if let Err(error) = result {
+            self.destroy(id);
+            return Err(explain::calling("rdma_accept", &error));
+        }
+        Ok(id)
+    }
+
+    pub(super) fn reject_request(&mut self, request: RequestId, private_data: &[u8]) {
+        let Some(at) = self.requests.iter().position(|waiting| waiting.number == request.0) else { return };
+        let Request { cm, .. } = self.requests.swap_remove(at);
+        if let Err(error) = cm.reject(&private_data[..private_data.len().min(REJECT_DATA)]) {
+            log::debug!("rdma_reject: {error}");
+        }
+        reaper::dispose(cm);
+    }
+
+    /// Makes a queue pair, with the identifier that `identify` makes for its slot.
+    fn add(
+        &mut self,
+        params: &ConnectParams,
+        state: State,
+        identify: impl FnOnce(u32) -> Result<CmId, FabricError>,
+    ) -> Result<QpId, FabricError> {
+        let capabilities = &self.capabilities;
+        let bounded = |what: &str, asked: u32, most: u32| {
+            let detail = format!("{what} {asked}: the device takes {most}");
+            if asked <= most { Ok(()) } else { Err(FabricError::Misuse(detail)) }
+        };
+        bounded("send_queue_depth", params.send_queue_depth, capabilities.max_send_wr)?;
+        bounded("own_receive_queue", params.own_receive_queue.unwrap_or(0), capabilities.max_recv_wr)?;
+        bounded("initiator_depth", params.initiator_depth.into(), capabilities.max_read_depth.into())?;
+        bounded(
+            "responder_resources",
+            params.responder_resources.into(),
+            capabilities.max_read_depth.into(),
+        )?;
+        let (pd, cq, srq) = (&self.pd, &self.cq, self.book.shared.queue());
+        let id = self.book.table.try_insert(|id| {
+            if id.slot >= wr_id::MAX_QPS - 1 {
+                return Err(FabricError::Misuse(format!(
+                    "a fabric has at most {} queue pairs",
+                    wr_id::MAX_QPS - 1
+                )));
+            }
+            let parts = Parts {
+                id,
+                pd,
+                cq,
+                srq,
+                send_depth: params.send_queue_depth,
+                own_receives: params.own_receive_queue,
+                inline: capabilities.max_inline,
+                windows: params.windows,
+            };
+            let cm = identify(id.slot)?;
+            let endpoint = Endpoint::new(&parts).map_err(|e| {
+                let (sends, receives) = (parts.send_depth, parts.own_receives.unwrap_or(0));
+                explain::pinning(format!("ibv_create_qp with {sends} sends, {receives} own Receives"), &e)
+            })?;
+            Ok(Qp {
+                id,
+                state,
+                endpoint,
+                cm,
+                params: params.clone(),
+                deadline: None,
+                failure: None,
+                farewell: None,
+                is_early: false,
+                was_ready: false,
+                last_receive_reached: false,
+            })
+        })?;
+        if let Some(qp) = self.book.table.peek(id) {
+            let number = qp.endpoint.number();
+            self.book.add_number(number, id.slot);
+        }
+        Ok(id)
+    }
+
+    /// The connection manager must have come to the device that this fabric has opened.
+    fn check_device(&self, cm: &CmId) -> Result<(), FabricError> {
+        match cm.device() {
+            Some(device) if device == self.choice.device => Ok(()),
+            other => Err(FabricError::System {
+                call: "using a connection".to_owned(),
+                detail: format!(
+                    "it goes by device {}, this fabric has opened {}: name the device in the configuration",
+                    other.as_deref().unwrap_or("none"),
+                    self.choice.device
+                ),
+            }),
+        }
+    }
+
+    /// Where connections go out from, if a GID was chosen.
+    pub(super) fn source(&self) -> Option<IpAddr> {
+        self.config.gid_index.and(self.choice.gid.as_ref()).map(Gid::ip)
+    }
+
+    /// The address was not reached: what devices there are.
+    fn unreachable(&self, address: String, why: String) -> FabricError {
+        let detail = format!("{why}; this fabric is on {}", self.capabilities.device);
+        FabricError::Unreachable { address, detail }
+    }
+
+    /// Takes what the connection manager and the device have to say.
+    pub(super) fn pump(&mut self) {
+        self.scratch.log.sum_up();
+        let happened = self.sleeper.wait(Some(Duration::ZERO));
+        if happened[Source::Device as usize] {
+            self.device_events();
+        }
+        // Requests of which there are too many already wait in the kernel, whose queue is bounded, too.
+        if happened[Source::Listener as usize]
+            && !reaper::is_behind()
+            && let Some(listener) = &self.listener
+        {
+            let channel = Arc::clone(listener.channel());
+            self.channel_events(&channel);
+        }
+        if happened[Source::Connections as usize] {
+            let channel = Arc::clone(&self.channel);
+            self.channel_events(&channel);
+        }
+        if !self.book.attention.is_empty() {
+            self.tend();
+        }
+    }
+
+    fn channel_events(&mut self, channel: &Arc<EventChannel>) {
+        for _ in 0..MOST_EVENTS {
+            match channel.next() {
+                Ok(Some(event)) => self.connection_event(event),
+                Ok(None) => return,
+                Err(error) => {
+                    return self
+                        .scratch
+                        .log
+                        .warn("failures of rdma_get_cm_event", format_args!("rdma_get_cm_event: {error}"));
+                }
+            }
+        }
+    }
+
+    fn connection_event(&mut self, event: CmEvent) {
+        if event.kind == CmEventKind::ConnectRequest {
+            return self.requested(event);
+        }
+        if event.cookie == reaper::NOBODY {
+            return;
+        }
+        if event.cookie & REQUEST != 0 {
+            // The peer has given up before it was answered.
+            let number = (event.cookie & !REQUEST) as u64;
+            if let Some(at) = self.requests.iter().position(|request| request.number == number) {
+                self.requests.swap_remove(at).dispose();
+            }
+            return;
+        }
+        let Some(qp) = self.book.table.at(event.cookie as u32) else { return };
+        let id = qp.id;
+        log::trace!("{id:?}: {:?} {}", event.kind, event.status);
+        match (event.kind, qp.state) {
+            (CmEventKind::AddressResolved, State::Connecting) => {
+                let timeout = milliseconds(self.config.resolve_timeout);
+                let resolved = qp.cm.resolve_route(timeout);
+                if let Some(Err(error)) = self.book.table.peek(id).map(|qp| self.check_device(&qp.cm)) {
+                    self.connect_failed(id, error);
+                } else if let Err(error) = resolved {
+                    self.not_reached(id, format!("rdma_resolve_route: {error}"));
+                }
+            }
+            (CmEventKind::RouteResolved, State::Connecting) => {
+                if let Err(error) = qp.cm.connect(&qp.parameters(&self.config)) {
+                    self.not_reached(id, format!("rdma_connect: {error}"));
+                }
+            }
+            (CmEventKind::ConnectResponse, State::Connecting) => {
+                let started = qp.start(&self.config, self.is_infiniband);
+                match started.and_then(|()| qp.cm.establish()) {
+                    Ok(()) => self.established(id, event.private_data),
+                    Err(error) => {
+                        self.connect_failed(id, explain::calling("starting the queue pair", &error))
+                    }
+                }
+            }
+            // Given up meanwhile: the acceptor has to know.
+            (CmEventKind::ConnectResponse, State::Failed) => {
+                if let Err(error) = qp.cm.reject(&[]) {
+                    log::debug!("{id:?}: rdma_reject: {error}");
+                }
+            }
+            (CmEventKind::Established, State::Accepting) => self.established(id, Vec::new()),
+            (CmEventKind::Rejected, State::Connecting) => self.rejected(id, event),
+            (kind, State::Connecting) if ends(kind) => {
+                self.not_reached(
+                    id,
+                    format!("{kind:?} ({})", io::Error::from_raw_os_error(event.status.abs())),
+                );
+            }
+            (CmEventKind::DeviceRemoval, State::Accepting | State::Up | State::Closing) => {
+                self.finish(id, "the device was removed".to_owned());
+            }
+            (CmEventKind::Disconnected, State::Closing) => {
+                self.finish(id, "both sides have closed it".to_owned())
+            }
+            (CmEventKind::Disconnected, _) => self.finish(id, "the peer has closed it".to_owned()),
+            (kind, State::Accepting | State::Up) if ends(kind) => {
+                self.finish(id, format!("the connection manager says {kind:?} ({})", event.status));
+            }
+            _ => {}
+        }
+    }
+
+    fn requested(&mut self, event: CmEvent) {
+        let Some(mut cm) = event.request else { return };
+        self.next_request += 1;
+        let number = self.next_request;
+        if let Err(error) = cm.adopt(&self.channel, REQUEST | number as usize) {
+            return self.scratch.log.warn(
+                "connect requests lost",
+                format_args!("a connect request is lost: rdma_migrate_id: {error}"),
+            );
+        }
+        let peer =
+            cm.peer_address().map_or_else(|| "an unknown address".to_owned(), |address| address.to_string());
+        self.requests.push(Request {
+            number,
+            cm,
+            responder_resources: event.responder_resources.into(),
+            initiator_depth: event.initiator_depth.into(),
+        });
+        let (request, private_data) = (RequestId(number), event.private_data);
+        self.events.push(ControlEvent::ConnectRequest { request, private_data, peer });
+    }
+
+    fn established(&mut self, id: QpId, private_data: Vec<u8>) {
+        if let Some(qp) = self.book.table.get(id) {
+            qp.state = State::Up;
+            self.events.push(ControlEvent::Established { qp: id, private_data });
+        }
+    }
+
+    fn rejected(&mut self, id: QpId, event: CmEvent) {
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused).raw_os_error();
+        if event.status == REJECTED_BY_CONSUMER || event.status < 0 && !event.private_data.is_empty() {
+            self.fail(id);
+            let mut private_data = event.private_data;
+            private_data
+                .truncate(private_data.iter().rposition(|&byte| byte != PADDING).map_or(0, |last| last + 1));
+            self.events.push(ControlEvent::Rejected { qp: id, private_data });
+        } else if event.status == REJECTED_NO_SERVICE || event.status.checked_neg() == refused {
+            self.not_reached(id, "the host is there, but nobody listens at this port".to_owned());
+        } else {
+            self.not_reached(id, format!("its connection manager has refused, code {}", event.status));
+        }
+    }
+
+    fn not_reached(&mut self, id: QpId, why: String) {
+        let peer = self.book.table.peek(id).and_then(|qp| qp.cm.peer_address());
+        let error = self.unreachable(peer.map_or_else(String::new, |address| address.to_string()), why);
+        self.connect_failed(id, error);
+    }
+
+    fn connect_failed(&mut self, id: QpId, error: FabricError) {
+        if self.fail(id) {
+            self.events.push(ControlEvent::ConnectFailed { qp: id, error });
+        }
+    }
+
+    /// The connection never came about. False if it did.
+    fn fail(&mut self, id: QpId) -> bool {
+        let Some(qp) = self.book.table.get(id).filter(|qp| qp.state == State::Connecting) else {
+            return false;
+        };
+        qp.state = State::Failed;
+        qp.stop();
+        true
+    }
+
+    /// The connection is over: what is posted is flushed.
+    pub(super) fn finish(&mut self, id: QpId, reason: String) {
+        let Some(qp) = self.book.table.get(id) else { return };
+        if matches!(qp.state, State::Connecting | State::Failed | State::Over) {
+            return;
+        }
+        qp.state = State::Over;
+        // Says so to the peer, or answers it. An error means that both know already.
+        if let Err(error) = qp.cm.disconnect() {
+            log::trace!("{id:?}: rdma_disconnect: {error}");
+        }
+        qp.stop();
+        log::debug!("{id:?}: {reason}");
+        qp.farewell = Some((self.book.empty_polls, reason));
+        self.book.attention.push(id.slot);
+    }
+
+    /// Starts to leave: what is posted still goes out.
+    pub(super) fn start_disconnect(&mut self, id: QpId) {
+        let Some(qp) = self.book.table.get(id) else { return };
+        match qp.state {
+            State::Up => {
+                qp.state = State::Closing;
+                qp.deadline = Some(now() + self.config.linger);
+                if qp.endpoint.post_marker(&mut self.scratch) {
+                    self.book.room = self.book.room.saturating_sub(1);
+                }
+                self.book.attention.push(id.slot);
+            }
+            State::Connecting => {
+                self.connect_failed(id, FabricError::Misuse("given up by this side".to_owned()));
+            }
+            State::Accepting => self.finish(id, "given up by this side".to_owned()),
+            State::Closing | State::Over | State::Failed => {}
+        }
+    }
+
+    /// Looks at the connections that asked for it.
+    fn tend(&mut self) {
+        for slot in std::mem::take(&mut self.book.attention) {
+            let Some(qp) = self.book.table.at(slot) else { continue };
+            let id = qp.id;
+            if let Some((since, _)) = qp.farewell {
+                if self.book.empty_polls == since {
+                    self.book.attention.push(slot);
+                } else if let Some((_, reason)) = qp.farewell.take() {
+                    self.events.push(ControlEvent::Disconnected { qp: id, reason });
+                }
+            } else if let Some(reason) = qp.failure.take() {
+                self.finish(id, reason);
+            } else if qp.state == State::Closing {
+                if qp.endpoint.in_flight() == 0 || qp.deadline.is_some_and(|deadline| deadline <= now()) {
+                    self.finish(id, "closed by this side".to_owned());
+                } else {
+                    self.book.attention.push(slot);
+                }
+            } else if qp.state == State::Accepting && qp.is_early {
+                // The connection manager finds out by itself. Being told (rdma_notify) and then closed at once, it forgets in Linux 6.1 to
+                // stop repeating its answer, and holds the identifier until it gives up: for 40 seconds.
+                self.established(id, Vec::new());
+            }
+        }
+    }
+
+    /// Takes the device's asynchronous events.
+    pub(super) fn device_events(&mut self) {
+        for _ in 0..MOST_EVENTS {
+            let Some(event) = self.context.next_async() else { return };
+            match event {
+                AsyncEvent::QueuePair { cookie, code } => self.queue_pair_event(cookie as u32, code),
+                AsyncEvent::Device {
+                    code: AsyncEvent::CQ_ERROR | AsyncEvent::DEVICE_FATAL | AsyncEvent::SRQ_ERROR,
+                } => {
+                    log::error!(
+                        "{}: {event:?}: the device, or a queue of it, is beyond use",
+                        self.choice.device
+                    );
+                    let attention = &mut self.book.attention;
+                    self.book
+                        .table
+                        .iter_mut()
+                        .for_each(|qp| qp.fail(attention, || format!("the device says {event:?}")));
+                }
+                other => log::info!("{}: {other:?}", self.choice.device),
+            }
+        }
+    }
+
+    fn queue_pair_event(&mut self, slot: u32, code: u32) {
+        let Some(qp) = self.book.table.at(slot) else { return };
+        match code {
+            AsyncEvent::LAST_RECEIVE_REACHED => qp.last_receive_reached = true,
+            AsyncEvent::ESTABLISHED => {
+                qp.is_early = true;
+                self.book.attention.push(slot);
+            }
+            // Fatal, a bad request, refused access; the rest is about path migration.
+            1..=3 => qp.fail(&mut self.book.attention, || {
+                format!("the device says: event {code} of the queue pair")
+            }),
+            _ => log::debug!("{:?}: event {code} of the queue pair", qp.id),
+        }
+    }
+
+    /// Forgets a queue pair, and gives back all that it held.
+    pub(super) fn destroy(&mut self, id: QpId) {
+        let Some(qp) = self.book.table.get(id) else { return };
+        let was_connected = !matches!(qp.state, State::Connecting | State::Failed);
+        if was_connected && qp.state != State::Over {
+            // An error means that both know already.
+            let _ = qp.cm.disconnect();
+        }
+        qp.state = State::Over;
+        qp.stop();
+        if qp.was_ready {
+            self.drain(id);
+        }
+        let Some(gone) = self.book.table.remove(id) else { return };
+        let Qp { mut endpoint, cm, .. } = *gone;
+        self.book.remove_number(endpoint.number());
+        let held = endpoint.destroy(&mut self.book.ready);
+        self.book.room += held.count;
+        reaper::dispose(cm);
+        self.book.attention.retain(|&slot| slot != id.slot);
+        // Whoever destroys it need not be told that it is gone.
+        self.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
+    }
+
+    /// Waits for the last completions of a queue pair in error, for a bounded time.
+    fn drain(&mut self, id: QpId) {
+        if let Some(qp) = self.book.table.get(id)
+            && qp.endpoint.post_marker(&mut self.scratch)
+        {
+            self.book.room = self.book.room.saturating_sub(1);
+        }
+        let within = self.config.drain;
+        let mut leaving = Leaving { fabric: self, id, limit: None, done: Vec::new() };
+        if !drain(&mut leaving) {
+            let line = format_args!("{id:?}: its last completions did not come within {within:?}");
+            self.scratch.log.warn("queue pairs whose last completions did not come", line);
+        }
+    }
+}
+
+/// A queue pair that is about to be destroyed, with its fabric.
+struct Leaving<'a> {
+    fabric: &'a mut VerbsFabric,
+    id: QpId,
+    limit: Option<Instant>,
+    done: Vec<Completion>,
+}
+
+impl Last for Leaving<'_> {
+    fn take(&mut self) -> (usize, bool) {
+        let Self { fabric, done, .. } = self;
+        let taken = fabric.poll_device(done, POLL_BATCH);
+        fabric.book.ready.extend(done.drain(..));
+        (taken, taken == POLL_BATCH)
+    }
+
+    fn is_silent(&mut self) -> bool {
+        let VerbsFabric { book, quirks, .. } = self.fabric;
+        book.table.peek(self.id).is_none_or(|qp| {
+            let known = Known {
+                was_ready: qp.was_ready,
+                shares_receives: qp.endpoint.shares_receives(),
+                reports_last_receive: quirks.reports_last_receive,
+                last_receive_reached: qp.last_receive_reached,
+                outstanding: qp.endpoint.in_flight() + qp.endpoint.own_receives(),
+            };
+            known.is_silent()
+        })
+    }
+
+    fn capacity(&self) -> usize {
+        self.fabric.cq.capacity() as usize
+    }
+
+    fn wait(&mut self) -> bool {
+        self.fabric.device_events();
+        let within = self.fabric.config.drain;
+        let limit = *self.limit.get_or_insert_with(|| now() + within);
+        std::thread::yield_now();
+        now() < limit
+    }
+}
+
+/// Events that end a connection, or the hope for one.
+fn ends(kind: CmEventKind) -> bool {
+    use CmEventKind::{
+        AddressError, ConnectError, DeviceRemoval, Disconnected, Rejected, RouteError, Unreachable,
+    };
+    matches!(
+        kind,
+        AddressError | RouteError | ConnectError | Unreachable | Rejected | Disconnected | DeviceRemoval
+    )
+}
+
+fn check_data(data: &[u8], most: usize) -> Result<(), FabricError> {
+    if data.len() <= most {
+        return Ok(());
+    }
+    Err(FabricError::Misuse(format!("{} bytes of private data: at most {most} travel", data.len())))
+}
+
+/// Reads of both sides that a device serves, as capabilities say it.
+pub(super) fn read_depth(serves: u32, begins: u32) -> u16 {
+    u16::from(depth(serves.min(begins).min(u32::from(u16::MAX)) as u16))
+}

@@ -1,0 +1,385 @@
+//! Which device, port and GID: what there is, which is chosen, and why.
+//!
+//! The connection manager chooses by the routing tables; this looks at the same before a device is opened, and can tell what else there
+//! would have been.
+
+#![forbid(unsafe_code)]
+
+use std::fmt::{self, Write as _};
+use std::fs;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+use super::explain;
+use crate::FabricError;
+
+/// Where the kernel describes RDMA devices.
+const SYSFS: &str = "/sys/class/infiniband";
+
+/// Free places in a row after which a table of GIDs has no more: places are filled from the front.
+const MOST_HOLES: usize = 32;
+
+/// An address of a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Gid {
+    pub(super) index: u32,
+    pub(super) value: Ipv6Addr,
+    /// As the kernel calls it, such as `RoCE v2`; empty if it says nothing.
+    pub(super) kind: String,
+    pub(super) netdev: String,
+}
+
+impl Gid {
+    /// The IP address that it stands for.
+    pub(super) fn ip(&self) -> IpAddr {
+        self.value.to_ipv4_mapped().map_or(IpAddr::V6(self.value), IpAddr::V4)
+    }
+
+    fn is_link_local(&self) -> bool {
+        self.value.segments()[0] & 0xFFC0 == 0xFE80
+    }
+
+    fn is_routable_roce(&self) -> bool {
+        self.kind == "RoCE v2"
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GID {} {}", self.index, self.ip())?;
+        for word in [&self.kind, &self.netdev].into_iter().filter(|word| !word.is_empty()) {
+            write!(f, " {word}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A port of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Port {
+    pub(super) device: String,
+    pub(super) number: u8,
+    pub(super) is_active: bool,
+    /// `Ethernet` or `InfiniBand`.
+    pub(super) link_layer: String,
+    pub(super) gids: Vec<Gid>,
+}
+
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = if self.is_active { "active" } else { "not active" };
+        write!(f, "{} port {} ({}, {state}", self.device, self.number, self.link_layer)?;
+        self.gids.iter().try_for_each(|gid| write!(f, ", {gid}"))?;
+        f.write_char(')')
+    }
+}
+
+/// What was chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) device: String,
+    pub(super) port: u8,
+    /// The address that connections will use, as far as it is known.
+    pub(super) gid: Option<Gid>,
+}
+
+/// All ports of this host.
+pub(super) fn ports() -> Vec<Port> {
+    ports_in(Path::new(SYSFS))
+}
+
+/// Addresses of this host at which active RDMA ports can be reached: RoCE v2, not link-local. Of other links nothing is known here.
+pub(super) fn addresses(ports: &[Port]) -> Vec<IpAddr> {
+    let active = ports.iter().filter(|port| port.is_active).flat_map(|port| &port.gids);
+    active.filter(|gid| gid.is_routable_roce() && !gid.is_link_local()).map(Gid::ip).collect()
+}
+
+fn ports_in(root: &Path) -> Vec<Port> {
+    let mut ports = Vec::new();
+    for device in names(root) {
+        let directory = root.join(&device).join("ports");
+        for number in names(&directory) {
+            let path = directory.join(&number);
+            let Ok(number) = number.parse() else { continue };
+            ports.push(Port {
+                device: device.clone(),
+                number,
+                is_active: text(&path.join("state")).contains("ACTIVE"),
+                link_layer: text(&path.join("link_layer")),
+                gids: gids(&path),
+            });
+        }
+    }
+    ports
+}
+
+fn gids(port: &Path) -> Vec<Gid> {
+    let mut gids = Vec::new();
+    let mut holes = 0;
+    for index in 0.. {
+        let name = index.to_string();
+        // The table ends, or goes on with nothing but free places: rxe's has a thousand.
+        let value = text(&port.join("gids").join(&name)).parse().unwrap_or(Ipv6Addr::UNSPECIFIED);
+        if value.is_unspecified() {
+            holes += 1;
+            if holes == MOST_HOLES {
+                break;
+            }
+            continue;
+        }
+        holes = 0;
+        let attribute = |kind: &str| text(&port.join("gid_attrs").join(kind).join(&name));
+        gids.push(Gid { index, value, kind: attribute("types"), netdev: attribute("ndevs") });
+    }
+    gids
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let mut names: Vec<_> =
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+fn text(path: &Path) -> String {
+    fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
+}
+
+/// Chooses among `ports`: the named device, the one with the address, or the first that is active; of its GIDs the one with this index, or the
+/// one with the address.
+pub(super) fn choose(
+    ports: &[Port],
+    name: Option<&str>,
+    address: Option<IpAddr>,
+    gid_index: Option<u32>,
+) -> Result<Choice, FabricError> {
+    let Some(index) = gid_index else { return choose_port(ports, name, address) };
+    // A named device with a GID of its own needs no address to be found.
+    let choice = choose_port(ports, name, address.filter(|_| name.is_none()))?;
+    let failed = |why: String| {
+        let call = format!("choosing GID {index} of {} port {}", choice.device, choice.port);
+        Err(FabricError::System { call, detail: format!("{why}; there are: {}", alternatives(ports)) })
+    };
+    let mut gids = ports
+        .iter()
+        .filter(|port| (&port.device, port.number) == (&choice.device, choice.port))
+        .flat_map(|port| &port.gids);
+    match gids.find(|gid| gid.index == index) {
+        None => failed("the port has none with this index".to_owned()),
+        Some(gid) if gid.is_link_local() => failed(format!("{gid} is link-local: nothing is routed to it")),
+        Some(gid) if !gid.is_routable_roce() => failed(format!(
+            "{gid} is no address of RoCE v2, which alone can be chosen: leave the choice to the connection manager"
+        )),
+        Some(gid) => Ok(Choice { gid: Some(gid.clone()), ..choice }),
+    }
+}
+
+fn choose_port(ports: &[Port], name: Option<&str>, address: Option<IpAddr>) -> Result<Choice, FabricError> {
+    let named: Vec<&Port> = ports.iter().filter(|port| name.is_none_or(|name| port.device == name)).collect();
+    let failed = |why: String| {
+        let call = "choosing an RDMA device".to_owned();
+        Err(FabricError::System { call, detail: format!("{why}; there are: {}", alternatives(ports)) })
+    };
+    if named.is_empty() {
+        return failed(name.map_or("none is there".to_owned(), |name| format!("none is called {name:?}")));
+    }
+    let active: Vec<&Port> = named.iter().copied().filter(|port| port.is_active).collect();
+    let Some(&first) = active.first() else {
+        return failed(
+            "no port is active: is the cable in, and the interface up (`ip link set NETDEV up`)?".to_owned(),
+        );
+    };
+    let Some(address) = address else { return Ok(Choice::new(first, None)) };
+    let mut matching: Vec<(&Port, &Gid)> = active
+        .iter()
+        .flat_map(|port| port.gids.iter().map(move |gid| (*port, gid)))
+        .filter(|(_, gid)| gid.ip() == address && !gid.is_link_local())
+        .collect();
+    matching.sort_by_key(|(_, gid)| !gid.is_routable_roce());
+    if let Some((port, gid)) = matching.first() {
+        if port.link_layer == "Ethernet" && !gid.is_routable_roce() {
+            return failed(format!(
+                "{address} is there as {:?} only, which routers drop: set RoCE v2 (`cma_roce_mode -d {} -m 2`)",
+                gid.kind, port.device
+            ));
+        }
+        return Ok(Choice::new(port, Some(gid)));
+    }
+    // InfiniBand addresses do not contain IP addresses: there the connection manager decides. Nor do those of iWARP, which are refused later, by name.
+    match active
+        .iter()
+        .find(|port| port.link_layer != "Ethernet" || port.gids.iter().all(|gid| gid.kind.is_empty()))
+    {
+        Some(port) => Ok(Choice::new(port, None)),
+        None => failed(format!(
+            "no active port has the address {address}; is it on an interface of an RDMA device (`rdma link`)?"
+        )),
+    }
+}
+
+impl Choice {
+    fn new(port: &Port, gid: Option<&Gid>) -> Self {
+        let gid = gid.or_else(|| {
+            port.gids
+                .iter()
+                .filter(|gid| !gid.is_link_local())
+                .max_by_key(|gid| (gid.is_routable_roce(), u32::MAX - gid.index))
+        });
+        Self { device: port.device.clone(), port: port.number, gid: gid.cloned() }
+    }
+}
+
+/// All ports, in words.
+pub(super) fn alternatives(ports: &[Port]) -> String {
+    if ports.is_empty() {
+        return format!("no RDMA devices at all (`rdma link` lists none): {}", explain::NO_DEVICE);
+    }
+    ports.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// How often messages met no Receive at a port, by its hardware counters; 0 where it does not count.
+pub(super) fn receiver_not_ready(device: &str, port: u8) -> u64 {
+    let directory: PathBuf = [SYSFS, device, "ports", &port.to_string(), "hw_counters"].iter().collect();
+    // Of rxe, of mlx4 and mlx5, of bnxt_re, of irdma.
+    ["send_rnr_err", "out_of_buffer", "rnr_naks_sent", "rnr_sent"]
+        .iter()
+        .filter_map(|name| text(&directory.join(name)).parse::<u64>().ok())
+        .sum()
+}
+
+/// Soft-RoCE: the only devices with this file.
+pub(super) fn is_soft_roce(device: &str) -> bool {
+    Path::new(SYSFS).join(device).join("parent").exists()
+}
+
+/// An iWARP device.
+pub(super) fn is_iwarp(device: &str) -> bool {
+    node_is_iwarp(&text(&Path::new(SYSFS).join(device).join("node_type")))
+}
+
+/// By the kind of its node, as the kernel tells it: "1: CA" of InfiniBand and RoCE, "4: RNIC" of iWARP.
+fn node_is_iwarp(node_type: &str) -> bool {
+    node_type.split(':').next().is_some_and(|number| number.trim() == "4")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(index: u32, value: &str, kind: &str) -> Gid {
+        Gid { index, value: value.parse().expect("a GID"), kind: kind.into(), netdev: "eth0".into() }
+    }
+
+    fn port(device: &str, is_active: bool, gids: Vec<Gid>) -> Port {
+        Port { device: device.into(), number: 1, is_active, link_layer: "Ethernet".into(), gids }
+    }
+
+    fn two() -> Vec<Port> {
+        let both = |last: &str| {
+            vec![
+                gid(0, "fe80::1", "RoCE v2"),
+                gid(1, &format!("::ffff:10.0.0.{last}"), "IB/RoCE v1"),
+                gid(2, &format!("::ffff:10.0.0.{last}"), "RoCE v2"),
+            ]
+        };
+        vec![
+            port("mlx5_0", false, both("1")),
+            port("mlx5_1", true, both("2")),
+            port("mlx5_2", true, both("3")),
+        ]
+    }
+
+    fn failure(name: Option<&str>, address: Option<&str>) -> String {
+        let address = address.map(|text| text.parse().expect("an address"));
+        choose(&two(), name, address, None).expect_err("a failure").to_string()
+    }
+
+    #[test]
+    fn by_address_in_its_routable_form() {
+        let choice =
+            choose(&two(), None, Some("10.0.0.3".parse().expect("an address")), None).expect("a device");
+        assert_eq!((choice.device.as_str(), choice.gid.map(|gid| gid.index)), ("mlx5_2", Some(2)));
+    }
+
+    #[test]
+    fn by_name_or_the_first_active() {
+        let device = |name| choose(&two(), name, None, None).map(|choice| choice.device);
+        assert_eq!(device(None).expect("a device"), "mlx5_1");
+        assert_eq!(device(Some("mlx5_2")).expect("a device"), "mlx5_2");
+    }
+
+    #[test]
+    fn by_index_of_the_gid() {
+        let address = Some("10.0.0.2".parse().expect("an address"));
+        for (name, device, ip) in [(None, "mlx5_1", "10.0.0.2"), (Some("mlx5_2"), "mlx5_2", "10.0.0.3")] {
+            let choice = choose(&two(), name, address, Some(2)).expect("a device");
+            assert_eq!(
+                (choice.device.as_str(), choice.gid.map(|gid| gid.ip().to_string())),
+                (device, Some(ip.into()))
+            );
+        }
+        for (index, why) in [(0, "is link-local"), (1, "is no address of RoCE v2"), (3, "the port has none")]
+        {
+            let text = choose(&two(), Some("mlx5_1"), None, Some(index)).expect_err("a failure").to_string();
+            assert!(text.contains(why) && text.contains("mlx5_2 port 1 (Ethernet, active"), "{text}");
+        }
+    }
+
+    #[test]
+    fn failures_tell_what_else_there_is() {
+        for (name, address, why) in [
+            (Some("mlx4_0"), None, "none is called \"mlx4_0\""),
+            (Some("mlx5_0"), None, "no port is active"),
+            (None, Some("10.0.0.9"), "no active port has the address 10.0.0.9"),
+            (None, Some("fe80::1"), "no active port has the address fe80::1"),
+        ] {
+            let text = failure(name, address);
+            assert!(
+                text.contains(why) && text.contains("mlx5_2 port 1 (Ethernet, active, GID 0 fe80::1"),
+                "{text}"
+            );
+        }
+        let text = choose(&[], None, None, None).expect_err("nothing there").to_string();
+        assert!(text.contains("no RDMA devices at all") && text.contains("modprobe rdma_rxe"), "{text}");
+        let old = vec![port("mlx5_0", true, vec![gid(0, "::ffff:10.0.0.1", "IB/RoCE v1")])];
+        let text = choose(&old, None, Some("10.0.0.1".parse().expect("an address")), None)
+            .expect_err("v1")
+            .to_string();
+        assert!(text.contains("cma_roce_mode"), "{text}");
+    }
+
+    #[test]
+    fn iwarp_is_known_by_its_node() {
+        // As the drivers of the kernel say it: mlx5 and rxe; siw, irdma in that mode, and cxgb4; usNIC.
+        for (node_type, is_iwarp) in
+            [("1: CA", false), ("4: RNIC", true), ("6: usNIC UDP", false), ("2: switch", false), ("", false)]
+        {
+            assert_eq!(node_is_iwarp(node_type), is_iwarp, "{node_type:?}");
+        }
+    }
+
+    #[test]
+    fn read_from_the_kernels_files() {
+        let root = tempfile::tempdir().expect("a directory");
+        let port = root.path().join("rxe0/ports/1");
+        for (file, content) in [
+            ("state", "4: ACTIVE\n"),
+            ("link_layer", "Ethernet\n"),
+            ("gids/0", "fe80:0000:0000:0000:0000:00ff:fe00:0001\n"),
+            ("gids/1", "0000:0000:0000:0000:0000:ffff:0a00:0001\n"),
+            ("gids/2", "0000:0000:0000:0000:0000:0000:0000:0000\n"),
+            ("gid_attrs/types/1", "RoCE v2\n"),
+            ("gid_attrs/ndevs/1", "v0\n"),
+        ] {
+            let path = port.join(file);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("directories");
+            fs::write(path, content).expect("a file");
+        }
+        let ports = ports_in(root.path());
+        assert_eq!(
+            alternatives(&ports),
+            "rxe0 port 1 (Ethernet, active, GID 0 fe80::ff:fe00:1, GID 1 10.0.0.1 RoCE v2 v0)"
+        );
+    }
+}

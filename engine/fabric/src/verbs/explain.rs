@@ -1,0 +1,148 @@
+//! What failed, the limit that was found, and what to do about it.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::path::Path;
+
+use rpcrdma_mempool::MemoryLimits;
+use rustix::fs::Access;
+use rustix::io::Errno;
+
+use crate::FabricError;
+
+/// The device nodes of user space verbs and of the connection manager.
+const NODES: &str = "/dev/infiniband";
+
+/// How a host comes by a device.
+pub(super) const NO_DEVICE: &str = "load the driver of the adapter (`sudo modprobe mlx5_ib`), or make a soft-RoCE device (`sudo modprobe rdma_rxe && \
+                                   sudo rdma link add rxe0 type rxe netdev NETDEV`)";
+
+fn errno(error: &io::Error) -> Option<Errno> {
+    error.raw_os_error().map(Errno::from_raw_os_error)
+}
+
+/// Opening something failed: the kernel, its modules or permissions.
+pub(super) fn opening(call: impl Into<String>, error: &io::Error) -> FabricError {
+    let why = match errno(error) {
+        Some(Errno::ACCESS | Errno::PERM) => permissions(Path::new(NODES)),
+        Some(Errno::NOENT | Errno::NODEV | Errno::NOSYS | Errno::NXIO | Errno::OPNOTSUPP) => {
+            absence(Path::new(NODES))
+        }
+        Some(Errno::MFILE) => "raise the limit of open files: `ulimit -n 65536`".to_owned(),
+        Some(Errno::NOMEM | Errno::AGAIN) => memlock(),
+        _ => "see `dmesg`".to_owned(),
+    };
+    FabricError::System { call: call.into(), detail: format!("{error}; {why}") }
+}
+
+/// A call that pins memory, or makes an object of the device, failed.
+pub(super) fn pinning(call: impl Into<String>, error: &io::Error) -> FabricError {
+    let why = match errno(error) {
+        Some(Errno::NOMEM | Errno::AGAIN | Errno::PERM) => memlock(),
+        Some(Errno::NOSPC) => {
+            "the device has no more of these: `rdma resource show` tells who holds them".to_owned()
+        }
+        Some(Errno::INVAL) => "the device cannot do this: see its limits with `ibv_devinfo -v`".to_owned(),
+        Some(Errno::MFILE) => "raise the limit of open files: `ulimit -n 65536`".to_owned(),
+        Some(Errno::IO | Errno::NODEV) => {
+            "the device is gone, or beyond use: see `rdma link` and `dmesg`".to_owned()
+        }
+        _ => "see `dmesg`".to_owned(),
+    };
+    FabricError::System { call: call.into(), detail: format!("{error}; {why}") }
+}
+
+/// Any other call.
+pub(super) fn calling(call: impl Into<String>, error: &io::Error) -> FabricError {
+    FabricError::System { call: call.into(), detail: error.to_string() }
+}
+
+fn memlock() -> String {
+    format!(
+        "{}; devices pin memory: raise the limit with `ulimit -l unlimited`, or LimitMEMLOCK=infinity in the service's unit",
+        MemoryLimits::read()
+    )
+}
+
+/// Nodes that this process may not use.
+fn forbidden(nodes: &Path) -> Vec<String> {
+    entries(nodes)
+        .into_iter()
+        .map(|name| nodes.join(name))
+        .filter(|node| rustix::fs::access(node, Access::READ_OK | Access::WRITE_OK).is_err())
+        .map(|node| node.display().to_string())
+        .collect()
+}
+
+/// Why something is not there. The libraries say so too of nodes that may not be opened.
+fn absence(nodes: &Path) -> String {
+    if forbidden(nodes).is_empty() { modules(nodes) } else { permissions(nodes) }
+}
+
+/// Which nodes this process may not use.
+fn permissions(nodes: &Path) -> String {
+    let forbidden = forbidden(nodes);
+    let which = if forbidden.is_empty() {
+        "see `dmesg` and the container's device list".to_owned()
+    } else {
+        forbidden.join(", ")
+    };
+    format!(
+        "this user may not read and write {which}: `sudo chmod 666 {}/*`, or a udev rule for the group `rdma`",
+        nodes.display()
+    )
+}
+
+/// Which modules are missing.
+fn modules(nodes: &Path) -> String {
+    let names = entries(nodes);
+    let has = |prefix: &str| names.iter().any(|name| name.starts_with(prefix));
+    let mut missing = Vec::new();
+    if !has("uverbs") {
+        missing.push(format!("there is no RDMA device (`rdma link` lists none): {NO_DEVICE}"));
+    }
+    if !has("rdma_cm") {
+        missing.push("/dev/infiniband/rdma_cm is missing: `sudo modprobe rdma_ucm`".to_owned());
+    }
+    if missing.is_empty() {
+        missing.push("see `rdma link` and `dmesg`".to_owned());
+    }
+    missing.join("; ")
+}
+
+fn entries(directory: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let mut names: Vec<_> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(errno: Errno) -> io::Error {
+        io::Error::from_raw_os_error(errno.raw_os_error())
+    }
+
+    #[test]
+    fn each_failure_has_its_remedy() {
+        let text = pinning("ibv_reg_mr of 4096 bytes", &error(Errno::NOMEM)).to_string();
+        assert!(text.starts_with("ibv_reg_mr of 4096 bytes: "), "{text}");
+        assert!(text.contains("RLIMIT_MEMLOCK is ") && text.contains("ulimit -l unlimited"), "{text}");
+        let text = pinning("ibv_create_qp", &error(Errno::INVAL)).to_string();
+        assert!(text.contains("ibv_devinfo -v"), "{text}");
+    }
+
+    #[test]
+    fn missing_modules_are_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let both = modules(directory.path());
+        assert!(both.contains("modprobe rdma_rxe") && both.contains("modprobe rdma_ucm"), "{both}");
+        std::fs::write(directory.path().join("uverbs0"), "").expect("a file");
+        let one = modules(directory.path());
+        assert!(!one.contains("rdma_rxe") && one.contains("modprobe rdma_ucm"), "{one}");
+    }
+}

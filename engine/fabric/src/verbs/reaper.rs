@@ -1,0 +1,29 @@
+//! The end of identifiers of the connection manager.
+//!
+//! The kernel waits, when one is destroyed, until its last datagram is done with: mostly microseconds, but more than half a minute when it
+//! goes on to repeat one that nobody answers (seen on Linux 6.1). No shard waits for that: threads of the process do, for all of them.
+
+#![forbid(unsafe_code)]
+
+use super::sys::CmId;
+use crate::reaper::Reaper;
+
+/// The number of identifiers that nobody asks for any more.
+pub(super) const NOBODY: usize = usize::MAX;
+
+/// Identifiers that may wait for their end while new ones are made. Those that there are when it is reached may follow.
+const MOST: usize = 1024;
+
+static REAPER: Reaper<CmId> = Reaper::new("rpcrdma-reaper", 64, MOST);
+
+/// Destroys an identifier, some time.
+pub(super) fn dispose(mut id: CmId) {
+    // Events that are still on their way to us are then no queue pair's.
+    id.set_cookie(NOBODY);
+    REAPER.dispose(id);
+}
+
+/// The kernel is so far behind with destroying identifiers that no more must be made: neither for peers, nor for us.
+pub(super) fn is_behind() -> bool {
+    REAPER.is_full()
+}

@@ -1,0 +1,196 @@
+#![expect(unsafe_code, reason = "hands receive buffers to the device, and takes them back")]
+//! Posted Receives: the shared queue's, or one queue pair's own.
+
+use std::io;
+use std::ptr;
+use std::rc::Rc;
+
+use rdma_sys::{ibv_recv_wr, ibv_sge};
+use rpcrdma_mempool::{Buf, Posted};
+
+use super::region::Regions;
+use super::sys::{QueuePair, Refused, SharedReceiveQueue, WorkCompletion};
+use super::wr_id::{Owner, WrId};
+use crate::ReceivedBuf;
+
+/// The buffers that a receive queue of the device holds, by their place in work request names.
+pub(super) struct ReceiveTable {
+    owner: Owner,
+    places: Vec<Option<Posted>>,
+    free: Vec<u32>,
+    requests: Vec<ibv_recv_wr>,
+    parts: Vec<ibv_sge>,
+}
+
+impl ReceiveTable {
+    pub(super) fn new(owner: Owner, depth: u32) -> Self {
+        Self {
+            owner,
+            places: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            requests: Vec::new(),
+            parts: Vec::new(),
+        }
+    }
+
+    /// Receives that the device has.
+    pub(super) fn outstanding(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    /// Posts from the front of `bufs`, as one chain, as many as there are places for, `limit` at most, up to the first of foreign
+    /// memory. Returns how many.
+    #[inline]
+    fn post(
+        &mut self,
+        regions: &Regions,
+        bufs: &mut Vec<Buf>,
+        limit: usize,
+        give: impl FnOnce(*mut ibv_recv_wr) -> Result<(), Refused<ibv_recv_wr>>,
+    ) -> usize {
+        let room = bufs.len().min(self.free.len()).min(limit);
+        if self.requests.len() < room {
+            self.grow(room);
+        }
+        let (requests, parts) = (self.requests.as_mut_ptr(), self.parts.as_mut_ptr());
+        let places = self.requests.iter_mut().zip(&mut self.parts).zip(self.free.iter().rev());
+        let mut count = 0;
+        for (buf, ((request, part), &place)) in bufs[..room].iter().zip(places) {
+            let Some(region) = regions.get(buf.arena()) else { break };
+            let addr = (buf.address() - buf.start()) as u64;
+            *part = ibv_sge { addr, length: buf.capacity() as u32, lkey: region.mr.lkey() };
+            let wr_id = self.owner.receive(place);
+            let sg_list = parts.wrapping_add(count);
+            count += 1;
+            *request = ibv_recv_wr { wr_id, next: requests.wrapping_add(count), sg_list, num_sge: 1 };
+        }
+        if count == 0 {
+            return 0;
+        }
+        self.requests[count - 1].next = ptr::null_mut();
+        let posted = match give(requests) {
+            Ok(()) => count,
+            Err(refused) => {
+                log::warn!("posting {count} Receives: {}", refused.error);
+                position(&self.requests[..count], refused.first).unwrap_or(count)
+            }
+        };
+        for buf in bufs.drain(..posted) {
+            let Some(place) = self.free.pop() else { break };
+            self.places[place as usize] = Some(buf.post());
+        }
+        posted
+    }
+
+    /// Makes room for a chain.
+    #[cold]
+    fn grow(&mut self, count: usize) {
+        let (next, sg_list) = (ptr::null_mut(), ptr::null_mut());
+        self.requests.resize_with(count, || ibv_recv_wr { wr_id: 0, next, sg_list, num_sge: 0 });
+        self.parts.resize_with(count, || ibv_sge { addr: 0, length: 0, lkey: 0 });
+    }
+
+    /// Posts to a shared queue.
+    #[inline]
+    fn post_shared(
+        &mut self,
+        srq: &SharedReceiveQueue,
+        regions: &Regions,
+        bufs: &mut Vec<Buf>,
+        limit: usize,
+    ) -> usize {
+        // SAFETY: the chain was linked over vectors that live on; its buffers are moved into the table, whence only their completion
+        // or the end of the queue brings them back.
+        self.post(regions, bufs, limit, |first| unsafe { srq.post(first) })
+    }
+
+    /// Posts to a queue pair's own queue.
+    #[inline]
+    pub(super) fn post_own(
+        &mut self,
+        qp: &QueuePair,
+        regions: &Regions,
+        bufs: &mut Vec<Buf>,
+        limit: usize,
+    ) -> usize {
+        // SAFETY: as in `post_shared`.
+        self.post(regions, bufs, limit, |first| unsafe { qp.post_recv(first) })
+    }
+
+    /// The buffer of a completed Receive, as many bytes of it as were received. `None` if there is no such Receive.
+    #[inline]
+    pub(super) fn complete(&mut self, done: &WorkCompletion, received: usize) -> Option<ReceivedBuf> {
+        let id = WrId(done.wr_id());
+        if id.owner() != self.owner {
+            return None;
+        }
+        let posted = self.places.get_mut(id.index() as usize)?.take()?;
+        self.free.push(id.index());
+        // SAFETY: this is the completion of the work request that the buffer was posted with.
+        Some(ReceivedBuf::new(unsafe { posted.complete() }, received))
+    }
+
+    /// Takes all buffers back.
+    ///
+    /// # Safety
+    /// The queue that they were posted to is destroyed.
+    pub(super) unsafe fn reclaim(&mut self) -> Vec<Buf> {
+        self.free.clear();
+        // SAFETY: the caller's promise.
+        self.places.drain(..).flatten().map(|posted| unsafe { posted.complete() }).collect()
+    }
+}
+
+/// Where a request lies in the vector that it was posted from.
+pub(super) fn position<W>(requests: &[W], at: *const W) -> Option<usize> {
+    let offset = at.addr().checked_sub(requests.as_ptr().addr())?;
+    Some(offset / size_of::<W>()).filter(|&n| n < requests.len())
+}
+
+/// The shared receive queue with its buffers.
+pub(super) struct SharedReceives {
+    srq: Option<Rc<SharedReceiveQueue>>,
+    table: ReceiveTable,
+}
+
+impl SharedReceives {
+    pub(super) fn new(srq: Rc<SharedReceiveQueue>, depth: u32) -> Self {
+        Self { srq: Some(srq), table: ReceiveTable::new(Owner::SHARED, depth) }
+    }
+
+    pub(super) fn queue(&self) -> Option<&Rc<SharedReceiveQueue>> {
+        self.srq.as_ref()
+    }
+
+    /// See [`ReceiveTable::post`].
+    #[inline]
+    pub(super) fn post(&mut self, regions: &Regions, bufs: &mut Vec<Buf>, limit: usize) -> usize {
+        match &self.srq {
+            Some(srq) => self.table.post_shared(srq, regions, bufs, limit),
+            None => 0,
+        }
+    }
+
+    /// See [`ReceiveTable::complete`].
+    #[inline]
+    pub(super) fn complete(&mut self, done: &WorkCompletion, received: usize) -> Option<ReceivedBuf> {
+        self.table.complete(done, received)
+    }
+}
+
+impl Drop for SharedReceives {
+    fn drop(&mut self) {
+        let Some(srq) = self.srq.take() else { return };
+        match Rc::try_unwrap(srq)
+            .map_err(|_| io::ErrorKind::ResourceBusy.into())
+            .and_then(|srq| srq.destroy())
+        {
+            // SAFETY: the queue is destroyed.
+            Ok(()) => drop(unsafe { self.table.reclaim() }),
+            // The device may still write to the buffers: they are lost, and the pool counts them.
+            Err(error) => {
+                log::error!("ibv_destroy_srq: {error}; {} buffers are lost", self.table.outstanding())
+            }
+        }
+    }
+}

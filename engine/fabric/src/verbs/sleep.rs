@@ -1,0 +1,83 @@
+//! Sleeping until the device, the connection manager, or another thread has something.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::fd::{BorrowedFd, OwnedFd};
+
+use crate::Waker;
+
+/// What may have happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Source {
+    /// Completions.
+    Completions = 0,
+    /// Events of connections.
+    Connections = 1,
+    /// Connect requests.
+    Listener = 2,
+    /// Asynchronous events.
+    Device = 3,
+    /// Another thread.
+    Waker = 4,
+}
+
+const ALL: [Source; 5] =
+    [Source::Completions, Source::Connections, Source::Listener, Source::Device, Source::Waker];
+
+/// All descriptors of a fabric.
+pub(super) struct Sleeper {
+    epoll: OwnedFd,
+    waker: Arc<OwnedFd>,
+}
+
+impl Sleeper {
+    pub(super) fn new() -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let sleeper = Self { epoll, waker };
+        sleeper.add(Source::Waker, rustix::fd::AsFd::as_fd(&*sleeper.waker))?;
+        Ok(sleeper)
+    }
+
+    pub(super) fn waker(&self) -> Waker {
+        Waker::new(Arc::clone(&self.waker))
+    }
+
+    pub(super) fn add(&self, source: Source, fd: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(source as u64), EventFlags::IN)?)
+    }
+
+    pub(super) fn remove(&self, fd: BorrowedFd<'_>) {
+        // One that was never added is not there.
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// Waits until something may be there; says for each source whether. `None`: without end.
+    pub(super) fn wait(&self, timeout: Option<Duration>) -> [bool; ALL.len()] {
+        let mut happened = [false; ALL.len()];
+        let mut events = [const { std::mem::MaybeUninit::uninit() }; ALL.len()];
+        let timeout =
+            timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
+        // An error is a signal: the caller looks, finds nothing, and comes again.
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, timeout.as_ref()) else {
+            return happened;
+        };
+        for event in events {
+            if let Some(place) = happened.get_mut(event.data.u64() as usize) {
+                *place = true;
+            }
+        }
+        happened
+    }
+
+    /// Forgets that another thread has used the waker.
+    pub(super) fn awake(&self) {
+        let _ = rustix::io::read(&*self.waker, &mut [0; 8]);
+    }
+}

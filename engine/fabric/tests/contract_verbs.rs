@@ -1,0 +1,76 @@
+//! The contract of a fabric, kept by the verbs fabric on whatever RDMA device there is.
+#![cfg(feature = "verbs")]
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use rpcrdma_fabric::verbs::{self, VerbsConfig, VerbsFabric};
+use rpcrdma_fabric::{FabricAddress, contract};
+
+/// Set where there is a device, so that tests cannot pass by not finding it.
+const MUST_RUN: &str = "RPCRDMA_VERBS";
+
+/// An address of either kind, or none where there is no device.
+fn hosts() -> Vec<IpAddr> {
+    let all = verbs::local_addresses();
+    let mut hosts: Vec<IpAddr> = all.iter().copied().find(IpAddr::is_ipv4).into_iter().collect();
+    hosts.extend(all.iter().copied().find(IpAddr::is_ipv6));
+    if hosts.is_empty() {
+        assert!(
+            std::env::var_os(MUST_RUN).is_none(),
+            "{MUST_RUN} is set, and there is no RDMA device with an address"
+        );
+        println!("not run: no RDMA device with an address (tests/vm/run has one)");
+    }
+    hosts
+}
+
+fn open(address: &FabricAddress) -> VerbsFabric {
+    let config = VerbsConfig { address: Some(address.clone()), ..VerbsConfig::default() };
+    VerbsFabric::new(config).expect("open")
+}
+
+/// Cases to leave the others out for.
+fn only(name: &str) -> bool {
+    std::env::var("RPCRDMA_CASE").map_or(true, |wanted| name.contains(&wanted))
+}
+
+/// Prints what is logged, if `RPCRDMA_LOG` is set: for whoever looks into a failure.
+struct Printer(std::sync::OnceLock<std::time::Instant>);
+
+static PRINTER: Printer = Printer(std::sync::OnceLock::new());
+
+impl log::Log for Printer {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let since = self.0.get_or_init(std::time::Instant::now).elapsed().as_secs_f64();
+        println!("{since:9.3} {} {}", record.level(), record.args());
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn verbs() {
+    if let Some(level) = std::env::var("RPCRDMA_LOG").ok().and_then(|level| level.parse().ok()) {
+        log::set_logger(&PRINTER).expect("the only logger");
+        log::set_max_level(level);
+    }
+    static PORT: AtomicU16 = AtomicU16::new(20100);
+    for host in hosts() {
+        let next = || SocketAddr::new(host, PORT.fetch_add(1, Ordering::Relaxed)).to_string();
+        let make = || {
+            let address = FabricAddress(next());
+            Ok((open(&address), open(&address), address))
+        };
+        let cases: Vec<_> = contract::cases().into_iter().filter(|case| only(case.name)).collect();
+        let count = cases.len();
+        let report = contract::run_with(cases, make, |_| FabricAddress(SocketAddr::new(host, 9).to_string()));
+        println!("{host}: {} of {count} cases hold, not asked: {:#?}", report.passed.len(), report.skipped);
+        assert!(report.failed.is_empty(), "{host}: {:#?}", report.failed);
+        assert!(report.passed.len() + report.skipped.len() == count && !report.passed.is_empty());
+    }
+}

@@ -1,0 +1,604 @@
+//! The software fabric between processes: data, and death.
+//!
+//! The peer process is this test binary again, running only [`peer`].
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
+use rpcrdma_fabric::{
+    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, Opcode, Posting,
+    QpId, RemoteMemory, Source, Status, WorkRequest,
+};
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const ROLE: &str = "FABRIC_PEER_ROLE";
+const ADDRESS: &str = "FABRIC_PEER_ADDRESS";
+const SIZE: usize = 64 << 10;
+
+/// One test at a time: they count this process's descriptors.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// The least of several looks: the C library opens a file for a moment when a thread of the test harness allocates for the first time.
+fn descriptors() -> usize {
+    let look = |_| {
+        std::thread::sleep(Duration::from_millis(1));
+        std::fs::read_dir("/proc/self/fd").expect("/proc").count()
+    };
+    (0..10).map(look).min().unwrap_or(0)
+}
+
+fn mappings() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc");
+    maps.lines().filter(|l| l.contains("/memfd:")).count()
+}
+
+fn address(name: &str) -> FabricAddress {
+    FabricAddress(format!("processes-{name}-{}", std::process::id()))
+}
+
+fn params() -> ConnectParams {
+    ConnectParams { rnr_retry: 7, ..ConnectParams::default() }
+}
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|i| (seed.wrapping_mul(31) + i * 7) as u8).collect()
+}
+
+/// A fabric with its memory.
+struct End {
+    fabric: SoftwareFabric,
+    pool: Pool,
+    exposed: Pool,
+    done: Vec<Completion>,
+    events: Vec<ControlEvent>,
+}
+
+impl End {
+    fn new() -> Self {
+        let arena = || ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+        let pool = |size, count| {
+            Pool::new(&PoolConfig { classes: vec![Class { size, count }], arena: arena() }).expect("pool")
+        };
+        let (messages, exposed) = (pool(8192, 512), pool(SIZE, 16));
+        let mut fabric = SoftwareFabric::new(SoftwareConfig::default()).expect("open");
+        fabric.register(messages.arena(), Access::LOCAL).expect("register");
+        fabric.register(exposed.arena(), Access::REMOTE).expect("register");
+        Self { fabric, pool: messages, exposed, done: Vec::new(), events: Vec::new() }
+    }
+
+    fn receives(&mut self, n: usize) {
+        let mut bufs: Vec<Buf> = (0..n).map_while(|_| self.pool.alloc(8192)).collect();
+        assert_eq!(self.fabric.post_recv(None, &mut bufs), n);
+    }
+
+    fn send(&mut self, qp: QpId, parts: &[&[u8]], invalidate: Option<u32>) -> bool {
+        let bytes = parts.concat();
+        let Some(mut buf) = self.pool.alloc(bytes.len()) else { return false };
+        buf.copy_from_slice(&bytes);
+        let wr = WorkRequest::Send { buf, invalidate, fence: false };
+        self.fabric.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: false, wr }]).is_ok()
+    }
+
+    fn lend(&self) -> Lent {
+        self.exposed.alloc(SIZE).expect("memory").lend().expect("lend")
+    }
+
+    fn turn(&mut self) {
+        self.fabric.poll_cq(&mut self.done, 64);
+        self.fabric.poll_control(&mut self.events);
+    }
+
+    /// What a message said; its Receive goes back at once.
+    fn take(&mut self, qp: QpId) -> Option<(Vec<u8>, Option<u32>)> {
+        self.take_from(qp, None)
+    }
+
+    fn take_from(&mut self, qp: QpId, queue: Option<QpId>) -> Option<(Vec<u8>, Option<u32>)> {
+        let at = self.done.iter().position(|d| d.qp == qp && d.opcode == Opcode::Recv && d.status.is_ok())?;
+        let done = self.done.remove(at);
+        let buf = done.buf.expect("a message");
+        let bytes = buf.to_vec();
+        self.fabric.post_recv(queue, &mut vec![buf.into_buf()]);
+        Some((bytes, done.invalidated))
+    }
+
+    fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let start = Instant::now();
+        loop {
+            if let Some(found) = look(self) {
+                return found;
+            }
+            let waits = self.done.len();
+            assert!(start.elapsed() < PATIENCE, "{what}; {waits} completions wait, and {:?}", self.events);
+            self.turn();
+            // Two processes, and maybe one core.
+            std::thread::yield_now();
+        }
+    }
+
+    fn connect(&mut self, to: &FabricAddress) -> QpId {
+        let start = Instant::now();
+        let qp = loop {
+            match self.fabric.connect(to, &params()) {
+                Ok(qp) => break qp,
+                Err(FabricError::Unreachable { .. }) if start.elapsed() < PATIENCE => {
+                    std::thread::yield_now()
+                }
+                Err(error) => panic!("{error}"),
+            }
+        };
+        self.established(qp);
+        qp
+    }
+
+    fn established(&mut self, qp: QpId) {
+        self.until("the connection stands", |e| {
+            let at = e
+                .events
+                .iter()
+                .position(|e| matches!(e, ControlEvent::Established { qp: id, .. } if *id == qp))?;
+            Some(e.events.remove(at))
+        });
+    }
+
+    fn is_over(&mut self, qp: QpId) -> bool {
+        self.events.iter().any(|e| matches!(e, ControlEvent::Disconnected { qp: id, .. } if *id == qp))
+    }
+
+    /// An echo, checked.
+    fn echo(&mut self, qp: QpId, seed: u64, len: usize) {
+        let bytes = pattern(seed, len);
+        assert!(self.send(qp, &[b"E", &bytes], None), "post");
+        let (got, _) = self.until("the echo", |e| e.take(qp));
+        assert!(got == bytes, "the echo is damaged");
+    }
+
+    /// Gives everything back.
+    fn close(self) {
+        let Self { fabric, pool, exposed, done, .. } = self;
+        drop(done);
+        drop(fabric);
+        pool.close().expect("messages come home");
+        exposed.close().expect("exposed memory comes home");
+    }
+}
+
+/// A peer process, killed at the latest when it is dropped.
+struct Peer(Child);
+
+impl Peer {
+    fn start(role: &str, address: &FabricAddress) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("own path"))
+            .args(["--ignored", "--exact", "peer", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .env(ADDRESS, &address.0)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("spawn");
+        let mut lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
+        // It works from here on; what it says later nobody reads.
+        let ready = lines.any(|line| line.expect("stdout").contains("ready"));
+        assert!(ready, "the peer did not start");
+        Self(child)
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().expect("kill");
+        self.0.wait().expect("wait");
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+fn order(what: &[u8; 1], remote: RemoteMemory, len: usize, seed: u64) -> Vec<u8> {
+    [
+        &what[..],
+        &remote.rkey.to_le_bytes(),
+        &remote.address.to_le_bytes(),
+        &(len as u32).to_le_bytes(),
+        &seed.to_le_bytes(),
+    ]
+    .concat()
+}
+
+/// The other process. It lives until it is killed, or a minute.
+#[test]
+#[ignore = "the other process of the tests in this file"]
+fn peer() {
+    let (Ok(role), Ok(address)) = (std::env::var(ROLE), std::env::var(ADDRESS)) else {
+        panic!("only to be started by another test");
+    };
+    let address = FabricAddress(address);
+    match role.as_str() {
+        "serve" => serve(&address),
+        "storm" => storm(&address),
+        other => panic!("no such role: {other}"),
+    }
+}
+
+/// Echoes, writes and reads as it is told.
+fn serve(address: &FabricAddress) {
+    let mut end = End::new();
+    let listener = SoftwareFabric::bind(address).expect("bind");
+    end.fabric.listen(&listener).expect("listen");
+    end.receives(256);
+    println!("ready");
+    let mut reads: Vec<(QpId, Lent, usize)> = Vec::new();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(60) {
+        end.turn();
+        std::thread::yield_now();
+        for event in std::mem::take(&mut end.events) {
+            match event {
+                ControlEvent::ConnectRequest { request, .. } => {
+                    let _ = end.fabric.accept(request, &params());
+                }
+                ControlEvent::Disconnected { qp, .. } => end.fabric.destroy_qp(qp),
+                _ => {}
+            }
+        }
+        for done in std::mem::take(&mut end.done) {
+            if done.opcode == Opcode::Read && done.status.is_ok() {
+                let at = reads.iter().position(|r| r.0 == done.qp).expect("a read");
+                let (qp, lent, len) = reads.remove(at);
+                let mut bytes = vec![0; len];
+                assert!(lent.read_at(0, &mut bytes));
+                let sum: u64 = bytes.iter().map(|&b| u64::from(b)).sum();
+                end.send(qp, &[&sum.to_le_bytes()], None);
+            }
+            let Some(buf) = done.buf else { continue };
+            let bytes = buf.to_vec();
+            end.fabric.post_recv(None, &mut vec![buf.into_buf()]);
+            if !done.status.is_ok() {
+                continue;
+            }
+            let qp = done.qp;
+            if bytes[0] == b'E' {
+                end.send(qp, &[&bytes[1..]], None);
+                continue;
+            }
+            let remote = RemoteMemory { rkey: u32_at(&bytes, 1), address: u64_at(&bytes, 5) };
+            let (len, seed) = (u32_at(&bytes, 13) as usize, u64_at(&bytes, 17));
+            let mem = end.lend();
+            let wr = if bytes[0] == b'W' {
+                assert!(mem.write_at(0, &pattern(seed, len)));
+                WorkRequest::Write { src: Source::Lent(mem), offset: 0, len, remote }
+            } else {
+                reads.push((qp, mem.clone(), len));
+                WorkRequest::Read { dst: mem, offset: 0, len, remote }
+            };
+            let _ = end.fabric.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]);
+            if bytes[0] == b'W' {
+                end.send(qp, &[b"written"], Some(remote.rkey));
+            }
+        }
+    }
+}
+
+/// Connects, exposes memory, and sends as fast as it can.
+fn storm(address: &FabricAddress) {
+    let mut end = End::new();
+    end.receives(256);
+    let qp = end.connect(address);
+    println!("ready");
+    let start = Instant::now();
+    let mut n = 0u64;
+    while start.elapsed() < Duration::from_secs(60) {
+        if let Ok(window) = end.fabric.alloc_window(qp) {
+            let mem = end.exposed.alloc(SIZE).map(|b| b.lend().expect("lend"));
+            if let Some(mem) = mem {
+                let remote = RemoteMemory {
+                    rkey: end.fabric.next_rkey(window),
+                    address: end.fabric.remote_address(&mem, 0),
+                };
+                let wr = WorkRequest::Bind { window, mem, offset: 0, len: SIZE, access: Access::REMOTE };
+                let bind = Posting { wr_id: 3, signalled: false, wr };
+                if end.fabric.post_send(qp, &mut vec![bind]).is_ok() {
+                    end.send(qp, &[&order(b"W", remote, SIZE, 0)], None);
+                }
+            }
+        }
+        if end.send(qp, &[&(n + 1).to_le_bytes(), &pattern(n + 1, ((n + 1) * 131 % 4000) as usize)], None) {
+            n += 1;
+        }
+        end.turn();
+        end.done.clear();
+    }
+}
+
+#[test]
+fn data_and_memory_between_processes() {
+    let _turn = turn();
+    let before = descriptors();
+    let to = address("data");
+    let peer = Peer::start("serve", &to);
+    let mut end = End::new();
+    end.receives(64);
+    let qp = end.connect(&to);
+    for i in 0..2000u64 {
+        end.echo(qp, i, (i as usize * 61) % 4096);
+    }
+    let window = end.fabric.alloc_window(qp).expect("window");
+    for (i, len) in [1usize, 63, 64, 65, 4095, 4096, 4097, SIZE - 1, SIZE].into_iter().enumerate() {
+        let mem = end.lend();
+        let bind = |end: &mut End, access| {
+            let remote = RemoteMemory {
+                rkey: end.fabric.next_rkey(window),
+                address: end.fabric.remote_address(&mem, 0),
+            };
+            let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access };
+            end.fabric.post_send(qp, &mut vec![Posting { wr_id: 5, signalled: false, wr }]).expect("bind");
+            remote
+        };
+        let remote = bind(&mut end, Access::REMOTE_WRITE);
+        end.send(qp, &[&order(b"W", remote, len, i as u64)], None);
+        let (said, invalidated) = end.until("the Write", |e| e.take(qp));
+        assert_eq!((&said[..], invalidated), (&b"written"[..], Some(remote.rkey)));
+        let mut got = vec![0; len];
+        assert!(mem.read_at(0, &mut got));
+        assert!(got == pattern(i as u64, len), "{len} bytes are damaged");
+        let remote = bind(&mut end, Access::REMOTE_READ);
+        end.send(qp, &[&order(b"R", remote, len, 0)], None);
+        let (sum, _) = end.until("the Read", |e| e.take(qp));
+        assert_eq!(u64_at(&sum, 0), got.iter().map(|&b| u64::from(b)).sum::<u64>(), "{len} bytes");
+        let wr = WorkRequest::LocalInvalidate { window };
+        end.fabric.post_send(qp, &mut vec![Posting { wr_id: 6, signalled: true, wr }]).expect("invalidate");
+        end.until("the invalidation", |e| {
+            let at = e.done.iter().position(|d| d.opcode == Opcode::LocalInvalidate)?;
+            Some(e.done.remove(at))
+        });
+        assert!(mem.reclaim().is_ok(), "the memory is still held");
+    }
+    end.fabric.destroy_qp(qp);
+    end.close();
+    drop(peer);
+    assert_eq!(descriptors(), before, "descriptors leak");
+}
+
+/// Killed at any instruction: its connection ends, everything posted to it ends once, the other's data is whole.
+#[test]
+fn a_killed_server_ends_its_own_connection_only() {
+    let _turn = turn();
+    let (before, maps) = (descriptors(), mappings());
+    let steady = address("steady");
+    let other = Peer::start("serve", &steady);
+    let mut end = End::new();
+    end.receives(256);
+    let good = end.connect(&steady);
+    for round in 0..25u64 {
+        let doomed = address(&format!("doomed-{round}"));
+        let mut victim = Peer::start("serve", &doomed);
+        let bad = end.connect(&doomed);
+        let window = end.fabric.alloc_window(bad).expect("window");
+        let mut mem = Some(end.lend());
+        let (mut posted, mut ended) = (0u64, 0u64);
+        let mut killed = false;
+        let mut turns = 0u64;
+        end.until("the end of the killed one", |end| {
+            turns += 1;
+            // Calls of all kinds, so that the kill finds the peer in the middle of something.
+            if turns % 3 == 1 && !end.is_over(bad) {
+                let remote = RemoteMemory {
+                    rkey: end.fabric.next_rkey(window),
+                    address: end.fabric.remote_address(mem.as_ref()?, 0),
+                };
+                let wr = WorkRequest::Bind {
+                    window,
+                    mem: mem.clone()?,
+                    offset: 0,
+                    len: SIZE,
+                    access: Access::REMOTE,
+                };
+                let bind = Posting { wr_id: 8, signalled: false, wr };
+                if end.fabric.post_send(bad, &mut vec![bind]).is_ok() {
+                    end.send(bad, &[&order(b"W", remote, SIZE, turns)], None);
+                }
+            }
+            let buf = end.pool.alloc(1000)?;
+            let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
+            let mut chain = vec![Posting { wr_id: 100 + posted, signalled: true, wr }];
+            chain[0].wr = match std::mem::replace(&mut chain[0].wr, WorkRequest::LocalInvalidate { window }) {
+                WorkRequest::Send { mut buf, .. } => {
+                    buf[0] = b'E';
+                    WorkRequest::Send { buf, invalidate: None, fence: false }
+                }
+                wr => wr,
+            };
+            if end.fabric.post_send(bad, &mut chain).is_ok() {
+                posted += 1;
+            }
+            if turns == 20 + round * 37 % 400 {
+                victim.kill();
+                killed = true;
+            }
+            if turns.is_multiple_of(16) {
+                end.echo(good, turns, 3000);
+            }
+            let mut i = 0;
+            while i < end.done.len() {
+                if end.done[i].qp == bad && end.done[i].wr_id >= 100 {
+                    assert_eq!(end.done[i].wr_id, 100 + ended, "out of order, or twice");
+                    ended += 1;
+                    end.done.remove(i);
+                } else if end.done[i].qp == bad {
+                    let done = end.done.remove(i);
+                    if let Some(buf) = done.buf {
+                        end.fabric.post_recv(None, &mut vec![buf.into_buf()]);
+                    }
+                } else {
+                    i += 1;
+                }
+            }
+            (killed && end.is_over(bad) && ended == posted).then_some(())
+        });
+        assert!(posted > 0);
+        end.fabric.destroy_qp(bad);
+        let mut held = mem.take();
+        end.until("the memory is home", |_| match held.take()?.reclaim() {
+            Ok(_) => Some(()),
+            Err(lent) => {
+                held = Some(lent);
+                None
+            }
+        });
+        end.events.clear();
+        end.echo(good, round, 4000);
+    }
+    end.fabric.destroy_qp(good);
+    end.close();
+    drop(other);
+    assert_eq!(descriptors(), before, "descriptors leak");
+    assert_eq!(mappings(), maps, "mappings leak");
+}
+
+/// The same with the server on this side: it is written to, and writes into memory of processes that die.
+#[test]
+fn a_killed_client_ends_its_own_connection_only() {
+    let _turn = turn();
+    let (before, maps) = (descriptors(), mappings());
+    let here = address("here");
+    let mut end = End::new();
+    end.receives(256);
+    let steady = address("steady-too");
+    let other = Peer::start("serve", &steady);
+    let good = end.connect(&steady);
+    let listener = SoftwareFabric::bind(&here).expect("bind");
+    end.fabric.listen(&listener).expect("listen");
+    for round in 0..25u64 {
+        let start = std::thread::spawn({
+            let here = here.clone();
+            move || Peer::start("storm", &here)
+        });
+        let request = end.until("a connect request", |end| {
+            let at = end.events.iter().position(|e| matches!(e, ControlEvent::ConnectRequest { .. }))?;
+            match end.events.remove(at) {
+                ControlEvent::ConnectRequest { request, .. } => Some(request),
+                _ => None,
+            }
+        });
+        // Receives of its own, so that its storm leaves the others theirs.
+        let own = ConnectParams { own_receive_queue: Some(64), ..params() };
+        let bad = end.fabric.accept(request, &own).expect("accept");
+        let mut bufs: Vec<Buf> = (0..64).map_while(|_| end.pool.alloc(8192)).collect();
+        assert_eq!(end.fabric.post_recv(Some(bad), &mut bufs), 64);
+        let mut start = Some(start);
+        let mut victim = None;
+        let (mut got, mut writes, mut kill_at) = (0u64, 0u64, u64::MAX);
+        end.until("the end of the killed one", |end| {
+            if start.as_ref().is_some_and(|s| s.is_finished()) {
+                victim = start.take().map(|s| s.join().expect("start"));
+                kill_at = got + 1 + round * 53 % 500;
+            }
+            while let Some((bytes, _)) = end.take_from(bad, Some(bad)) {
+                if bytes[0] == b'W' && bytes.len() == 25 {
+                    writes += 1;
+                    let remote = RemoteMemory { rkey: u32_at(&bytes, 1), address: u64_at(&bytes, 5) };
+                    if let Some(buf) = end.exposed.alloc(SIZE) {
+                        let src = Source::Frozen(buf.freeze());
+                        let wr = WorkRequest::Write { src, offset: 0, len: SIZE, remote };
+                        let _ =
+                            end.fabric.post_send(bad, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
+                    }
+                } else {
+                    got += 1;
+                    assert_eq!(u64_at(&bytes, 0), got, "lost, or twice");
+                    assert!(
+                        bytes[8..] == pattern(got, (got * 131 % 4000) as usize),
+                        "message {got} is damaged"
+                    );
+                }
+            }
+            if got >= kill_at && writes > 0 {
+                kill_at = u64::MAX;
+                if let Some(victim) = &mut victim {
+                    victim.kill();
+                }
+            }
+            if got.is_multiple_of(64) {
+                end.echo(good, got, 3000);
+            }
+            end.is_over(bad).then_some(())
+        });
+        assert!(got > 0 && writes > 0, "{got} messages, {writes} orders");
+        end.fabric.destroy_qp(bad);
+        end.turn();
+        for done in std::mem::take(&mut end.done) {
+            assert!(done.status == Status::Success || done.qp != good, "{done:?}");
+        }
+        end.events.clear();
+        end.echo(good, round, 4000);
+    }
+    end.fabric.destroy_qp(good);
+    end.fabric.unlisten();
+    drop(listener);
+    end.close();
+    drop(other);
+    assert_eq!(descriptors(), before, "descriptors leak");
+    assert_eq!(mappings(), maps, "mappings leak");
+}
+
+/// The file of a dead process does not keep the address; that of a living one does.
+#[test]
+fn socket_files() {
+    let _turn = turn();
+    let directory = std::env::temp_dir().join(format!("rpcrdma-test-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("directory");
+    let path = directory.join("server");
+    let to = FabricAddress(path.to_str().expect("utf-8").to_owned());
+    let mut victim = Peer::start("serve", &to);
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).expect("socket").permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let mut end = End::new();
+    end.receives(8);
+    let qp = end.connect(&to);
+    end.echo(qp, 1, 100);
+    assert!(
+        matches!(SoftwareFabric::bind(&to), Err(FabricError::AddressInUse { .. })),
+        "a living server's file"
+    );
+    victim.kill();
+    assert!(path.exists());
+    assert!(matches!(end.fabric.connect(&to, &params()), Err(FabricError::Unreachable { .. })));
+    let listener = SoftwareFabric::bind(&to).expect("a dead server's file");
+    assert!(matches!(SoftwareFabric::bind(&to), Err(FabricError::AddressInUse { .. })), "our own");
+    drop(listener);
+    assert!(!path.exists(), "the file is left behind");
+    // A file that is no socket is nobody's to remove.
+    std::fs::write(&path, b"precious").expect("write");
+    assert!(matches!(SoftwareFabric::bind(&to), Err(FabricError::AddressInUse { .. })));
+    assert_eq!(std::fs::read(&path).expect("read"), b"precious");
+    end.close();
+    std::fs::remove_dir_all(&directory).expect("clean up");
+}
+
+#[test]
+fn malformed_addresses() {
+    // The others count descriptors.
+    let _turn = turn();
+    for name in ["", "a\0b", "line\nbreak", "/tmp/", &"x".repeat(200), "/no/such/directory/here"] {
+        let to = FabricAddress(name.to_owned());
+        let bound = SoftwareFabric::bind(&to);
+        assert!(matches!(bound, Err(FabricError::Address { .. })), "{name:?}: {bound:?}");
+    }
+}

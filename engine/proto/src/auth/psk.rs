@@ -1,0 +1,224 @@
+//! A mechanism for hosts that share a secret: each proves that it has it, without showing it.
+//!
+//! | | bytes |
+//! | --- | --- |
+//! | client → | `1`, version `1`, length of the key's name, the name, its nonce (32) |
+//! | ← server | `2`, its nonce (32), proof (32) |
+//! | client → | `3`, proof (32) |
+//!
+//! A proof is HMAC-SHA256, under the key, of: a label, who makes it (1 client, 2 server), the name with its length, the
+//! client's nonce, the server's nonce. Nonces come from the system's generator, so that no message of another exchange
+//! fits this one; because the maker is part of it, no proof can be sent back to where it came from.
+//!
+//! Whoever opens an exchange gets a proof, and can try keys against it at leisure: keys must be random, not passwords.
+
+use std::sync::Arc;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+use super::{AuthError, Handshake, Mechanism, Role, Step};
+
+/// Shortest key, bytes. 32 random bytes are what it should be.
+pub const MIN_KEY: usize = 16;
+/// Longest name of a key, bytes.
+pub const MAX_KEY_ID: usize = 64;
+
+const LABEL: &[u8] = b"rpcrdma host authentication psk 1";
+const VERSION: u8 = 1;
+const NONCE: usize = 32;
+const PROOF: usize = 32;
+
+type Nonce = [u8; NONCE];
+
+/// Why a key cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// Too easily guessed.
+    #[error("key of {0} bytes, at least {MIN_KEY} are needed (`openssl rand -out FILE 32` makes one)")]
+    TooShort(usize),
+    /// Empty, or too long for the message.
+    #[error("name of a key of {0} bytes, it must have 1 to {MAX_KEY_ID}")]
+    BadName(usize),
+}
+
+struct Key {
+    id: String,
+    /// Ready to take a message; cleared when dropped.
+    mac: Hmac<Sha256>,
+}
+
+impl Key {
+    fn new(id: &str, key: &[u8]) -> Result<Key, KeyError> {
+        if id.is_empty() || id.len() > MAX_KEY_ID {
+            return Err(KeyError::BadName(id.len()));
+        }
+        if key.len() < MIN_KEY {
+            return Err(KeyError::TooShort(key.len()));
+        }
+        let mac = Hmac::new_from_slice(key).map_err(|_| KeyError::TooShort(key.len()))?;
+        Ok(Key { id: id.to_owned(), mac })
+    }
+
+    fn proof(&self, maker: Role, client: &Nonce, server: &Nonce) -> Hmac<Sha256> {
+        let maker = match maker {
+            Role::Client => 1,
+            Role::Server => 2,
+        };
+        let mut mac = self.mac.clone();
+        for part in [LABEL, &[maker, self.id.len() as u8], self.id.as_bytes(), client, server] {
+            mac.update(part);
+        }
+        mac
+    }
+}
+
+/// Never shows the key.
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Key").field(&self.id).finish()
+    }
+}
+
+/// Mutual challenge and response with keys that both hosts have. A client uses the first key; a server takes any.
+///
+/// ```
+/// use std::sync::Arc;
+/// use rpcrdma_proto::auth::{AuthPolicy, PreSharedKey};
+/// let (new, old) = ([7; 32], [6; 32]);
+/// let keys = PreSharedKey::new("rack12/2026", &new)?.and("rack12/2025", &old)?;
+/// let policy = AuthPolicy::Required(Arc::new(keys));
+/// # Ok::<(), rpcrdma_proto::auth::KeyError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct PreSharedKey {
+    keys: Vec<Arc<Key>>,
+}
+
+impl PreSharedKey {
+    /// One key and its name, which is what the peer is then called. The name is no secret.
+    ///
+    /// # Errors
+    /// It is too short, or its name is.
+    pub fn new(id: &str, key: &[u8]) -> Result<Self, KeyError> {
+        Ok(Self { keys: vec![Arc::new(Key::new(id, key)?)] })
+    }
+
+    /// One more key for a server to take, as when keys are replaced, or each client has its own.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn and(mut self, id: &str, key: &[u8]) -> Result<Self, KeyError> {
+        self.keys.push(Arc::new(Key::new(id, key)?));
+        Ok(self)
+    }
+}
+
+impl Mechanism for PreSharedKey {
+    fn begin(&self, role: Role) -> Box<dyn Handshake> {
+        match (role, self.keys.first()) {
+            (Role::Client, Some(key)) => Box::new(Client::Start(Arc::clone(key))),
+            _ => Box::new(Server::Start(self.keys.clone())),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Client {
+    Start(Arc<Key>),
+    Challenged(Arc<Key>, Nonce),
+    Over,
+}
+
+impl Handshake for Client {
+    fn step(&mut self, message: Option<&[u8]>) -> Step {
+        match (std::mem::replace(self, Client::Over), message) {
+            (Client::Start(key), None) => match nonce() {
+                Ok(nonce) => {
+                    let mut opening = vec![1, VERSION, key.id.len() as u8];
+                    opening.extend_from_slice(key.id.as_bytes());
+                    opening.extend_from_slice(&nonce);
+                    *self = Client::Challenged(key, nonce);
+                    Step::Continue(opening)
+                }
+                Err(error) => Step::Failed(error),
+            },
+            (Client::Challenged(key, ours), Some(message)) => {
+                let Some((theirs, proof)) = parse_challenge(message) else {
+                    return Step::Failed(AuthError::Malformed);
+                };
+                // The comparison takes the same time wherever they differ.
+                if key.proof(Role::Server, &ours, theirs).verify_slice(proof).is_err() {
+                    return Step::Failed(AuthError::WrongProof);
+                }
+                let mut last = vec![3];
+                last.extend_from_slice(&key.proof(Role::Client, &ours, theirs).finalize().into_bytes());
+                Step::Done { peer: key.id.clone(), last: Some(last) }
+            }
+            _ => Step::Failed(AuthError::Malformed),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Server {
+    Start(Vec<Arc<Key>>),
+    /// The key, the client's nonce, and its own.
+    Challenged(Arc<Key>, Nonce, Nonce),
+    Over,
+}
+
+impl Handshake for Server {
+    fn step(&mut self, message: Option<&[u8]>) -> Step {
+        let message = message.unwrap_or_default();
+        match std::mem::replace(self, Server::Over) {
+            Server::Start(keys) => {
+                let Some((id, theirs)) = parse_opening(message) else {
+                    return Step::Failed(AuthError::Malformed);
+                };
+                let Some(key) = keys.into_iter().find(|key| key.id.as_bytes() == id) else {
+                    return Step::Failed(AuthError::UnknownKey);
+                };
+                let ours = match nonce() {
+                    Ok(nonce) => nonce,
+                    Err(error) => return Step::Failed(error),
+                };
+                let mut challenge = vec![2];
+                challenge.extend_from_slice(&ours);
+                challenge.extend_from_slice(&key.proof(Role::Server, theirs, &ours).finalize().into_bytes());
+                *self = Server::Challenged(key, *theirs, ours);
+                Step::Continue(challenge)
+            }
+            Server::Challenged(key, theirs, ours) => match message.split_first() {
+                Some((3, proof)) if proof.len() == PROOF => {
+                    if key.proof(Role::Client, &theirs, &ours).verify_slice(proof).is_err() {
+                        return Step::Failed(AuthError::WrongProof);
+                    }
+                    Step::Done { peer: key.id.clone(), last: None }
+                }
+                _ => Step::Failed(AuthError::Malformed),
+            },
+            Server::Over => Step::Failed(AuthError::Malformed),
+        }
+    }
+}
+
+/// The key's name and the client's nonce.
+fn parse_opening(message: &[u8]) -> Option<(&[u8], &Nonce)> {
+    let [1, VERSION, len, rest @ ..] = message else { return None };
+    let (id, nonce) = rest.split_at_checked(usize::from(*len))?;
+    Some((id, nonce.try_into().ok()?))
+}
+
+/// The server's nonce and its proof.
+fn parse_challenge(message: &[u8]) -> Option<(&Nonce, &[u8])> {
+    let (2, rest) = message.split_first()? else { return None };
+    let (nonce, proof) = rest.split_first_chunk()?;
+    (proof.len() == PROOF).then_some((nonce, proof))
+}
+
+fn nonce() -> Result<Nonce, AuthError> {
+    let mut nonce = [0; NONCE];
+    getrandom::fill(&mut nonce).map_err(|_| AuthError::NoRandom)?;
+    Ok(nonce)
+}

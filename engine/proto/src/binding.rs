@@ -1,0 +1,258 @@
+//! Upper-layer bindings: which arguments and results of a procedure may be placed directly (RFC 8166 §6).
+//!
+//! A [`Binding`] says it for one procedure, a [`Bindings`] table for programs. Both ends use the same one: a server makes its
+//! procedures of it ([`Procedure::bound`](crate::Procedure::bound)) and refuses calls that break it; a client checks a call before it is sent,
+//! and sizes its reply resources by it. [`nfs3`] is the ready one of NFS version 3.
+//!
+//! What a binding does *not* restrict: a call as a whole may travel in a position-zero Read chunk and a reply as a whole in
+//! the Reply chunk, whatever is in them (RFC 8166 §6.1).
+#![forbid(unsafe_code)]
+
+pub mod nfs3;
+#[cfg(test)]
+mod tests;
+
+use crate::wire::ErrorBody;
+use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor};
+use crate::wire::xdr::{Reader, padded};
+
+/// Items of a procedure's arguments, or of its results, that may be reduced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Eligible {
+    /// How many there are.
+    pub count: usize,
+    /// Most bytes of each, without XDR round-up.
+    pub max_len: usize,
+}
+
+/// One procedure's part of an upper-layer binding.
+///
+/// ```
+/// use rpcrdma_proto::binding::Binding;
+/// const READ: Binding = Binding::inline(20, 104).results(1, 1 << 20);
+/// assert!(READ.check_call(20, &[], &[65536], true).is_ok());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Binding {
+    /// Arguments that may travel as Read chunks.
+    pub arguments: Eligible,
+    /// Each of these has the count of its bytes in front of it, which stays in the message, as `opaque<>` and `string<>` have. Default true.
+    pub counted: bool,
+    /// Results that may travel as Write chunks.
+    pub results: Eligible,
+    /// Most bytes of the arguments with every eligible item taken out, without RPC header.
+    pub max_call: usize,
+    /// Most bytes of the results with every eligible item taken out, without RPC header.
+    pub max_reply: usize,
+}
+
+/// A call that its binding does not allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BindingError {
+    /// RPCSEC_GSS protects the call: then nothing may be reduced (RFC 8166 §8.2.2).
+    #[error("the call has reduced items, which its RPCSEC_GSS credential forbids")]
+    ReductionOff,
+    /// More Read chunks than eligible arguments.
+    #[error("{found} reduced arguments, the procedure has {max} that may be")]
+    TooManyArguments {
+        /// In the call.
+        found: usize,
+        /// In the binding.
+        max: usize,
+    },
+    /// More Write chunks than eligible results.
+    #[error("room for {found} reduced results, the procedure has {max} that may be")]
+    TooManyResults {
+        /// In the call.
+        found: usize,
+        /// In the binding.
+        max: usize,
+        /// Bytes of a reply none of whose results is reduced.
+        reply_len: usize,
+    },
+    /// A Read chunk longer than an eligible argument can be.
+    #[error("reduced argument {index} has {len} bytes, at most {max} are allowed")]
+    ArgumentTooLong {
+        /// Counted from 0.
+        index: usize,
+        /// Its bytes.
+        len: usize,
+        /// In the binding.
+        max: usize,
+    },
+    /// More arguments inline than the procedure has.
+    #[error("{len} bytes of inline arguments, at most {max} are allowed")]
+    CallTooLong {
+        /// In the call.
+        len: usize,
+        /// In the binding.
+        max: usize,
+    },
+}
+
+impl BindingError {
+    /// What a responder answers (version 2 §6.4.3; RFC 8166 §4.5, where all of these are ERR_CHUNK); `None` for GARBAGE_ARGS, which is RPC's.
+    pub fn answer(&self) -> Option<ErrorBody> {
+        match *self {
+            BindingError::ReductionOff | BindingError::ArgumentTooLong { .. } => Some(ErrorBody::BadXdr),
+            BindingError::TooManyArguments { max, .. } => Some(ErrorBody::ReadChunks { max: max as u32 }),
+            // Without any, the requester is told how large a Reply chunk it needs instead.
+            BindingError::TooManyResults { max: 0, reply_len, .. } => {
+                Some(ErrorBody::ReplyResource { length_needed: reply_len.min(u32::MAX as usize) as u32 })
+            }
+            BindingError::TooManyResults { max, .. } => Some(ErrorBody::WriteChunks { max: max as u32 }),
+            BindingError::CallTooLong { .. } => None,
+        }
+    }
+}
+
+impl Binding {
+    /// A procedure none of whose arguments and results may be reduced.
+    pub const fn inline(max_call: usize, max_reply: usize) -> Self {
+        let none = Eligible { count: 0, max_len: 0 };
+        Self { arguments: none, counted: true, results: none, max_call, max_reply }
+    }
+
+    /// Arguments that may be reduced: how many, and the most bytes of each.
+    pub const fn arguments(mut self, count: usize, max_len: usize) -> Self {
+        self.arguments = Eligible { count, max_len };
+        self
+    }
+
+    /// The arguments that may be reduced are of another kind than `opaque<>` and `string<>`: arrays of longer elements, optional data, or opaque
+    /// data of a fixed length. The word in front of them says nothing of their bytes.
+    pub const fn uncounted(mut self) -> Self {
+        self.counted = false;
+        self
+    }
+
+    /// Bytes of the argument that is in a Read chunk of so many, which may have its XDR round-up, too: RFC 8166 §3.4.5.2 allows that, and leaves
+    /// the count in the message as it is. `word` is the one in front of the chunk, if there is one. This is all there is to know it by, beside the
+    /// longest that the argument can be.
+    pub const fn argument_len(&self, chunk: usize, word: Option<u32>) -> usize {
+        let len = match word {
+            Some(count) if self.counted && (count as usize) < chunk && padded(count as usize) == chunk => {
+                count as usize
+            }
+            _ => chunk,
+        };
+        if len < self.arguments.max_len { len } else { self.arguments.max_len }
+    }
+
+    /// Results that may be reduced: how many, and the most bytes of each.
+    pub const fn results(mut self, count: usize, max_len: usize) -> Self {
+        self.results = Eligible { count, max_len };
+        self
+    }
+
+    /// Most bytes of arguments in the message when `reduced` of the eligible ones travel apart.
+    pub const fn call_len(&self, reduced: usize) -> usize {
+        self.max_call.saturating_add(left_in(&self.arguments, reduced))
+    }
+
+    /// Most bytes of results in the message when `reduced` of the eligible ones travel apart: what a requester must have room for, inline
+    /// or in a Reply chunk (RFC 8166 §6.2), beside the RPC reply header.
+    pub const fn reply_len(&self, reduced: usize) -> usize {
+        self.max_reply.saturating_add(left_in(&self.results, reduced))
+    }
+
+    /// Checks a call: by a requester before it is sent, by a responder before anything of it is read.
+    ///
+    /// `inline` is the bytes of arguments in the message, `reads` the bytes of each Read chunk but one at position zero, `writes` those
+    /// of each Write chunk. An empty Write chunk has its place and asks for its result inline. A Write chunk may have more room
+    /// than the result can need. `reduction` is what [`reduction_allowed`] says.
+    ///
+    /// # Errors
+    /// The first rule that it breaks.
+    pub fn check_call(
+        &self,
+        inline: usize,
+        reads: &[usize],
+        writes: &[usize],
+        reduction: bool,
+    ) -> Result<(), BindingError> {
+        let reduced = !reads.is_empty() || !writes.is_empty();
+        if reduced && !reduction {
+            return Err(BindingError::ReductionOff);
+        }
+        let Eligible { count, max_len } = self.arguments;
+        if reads.len() > count {
+            return Err(BindingError::TooManyArguments { found: reads.len(), max: count });
+        }
+        if let Some(index) = reads.iter().position(|len| *len > max_len) {
+            return Err(BindingError::ArgumentTooLong { index, len: reads[index], max: max_len });
+        }
+        let max = self.call_len(reads.len());
+        if inline > max {
+            return Err(BindingError::CallTooLong { len: inline, max });
+        }
+        let max = self.results.count;
+        if writes.len() > max {
+            let reply_len = ACCEPTED_REPLY_LEN + self.reply_len(0);
+            return Err(BindingError::TooManyResults { found: writes.len(), max, reply_len });
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of the eligible items that are not reduced, as they are in the message.
+const fn left_in(items: &Eligible, reduced: usize) -> usize {
+    items.count.saturating_sub(reduced).saturating_mul(padded(items.max_len))
+}
+
+/// The bindings of programs.
+#[derive(Clone, Debug, Default)]
+pub struct Bindings {
+    /// Sorted by program, version and procedure.
+    rows: Vec<((u32, u32, u32), Binding)>,
+}
+
+impl Bindings {
+    /// None yet.
+    pub const fn new() -> Self {
+        Self { rows: Vec::new() }
+    }
+
+    /// Adds a procedure, or replaces it.
+    pub fn add(&mut self, program: u32, version: u32, procedure: u32, binding: Binding) -> &mut Self {
+        let key = (program, version, procedure);
+        match self.rows.binary_search_by_key(&key, |row| row.0) {
+            Ok(at) => self.rows[at].1 = binding,
+            Err(at) => self.rows.insert(at, (key, binding)),
+        }
+        self
+    }
+
+    /// The binding of a procedure. `None` for one that has none: nothing of it may be reduced (RFC 8166 §6.1).
+    pub fn get(&self, program: u32, version: u32, procedure: u32) -> Option<&Binding> {
+        let key = (program, version, procedure);
+        self.rows.binary_search_by_key(&key, |row| row.0).ok().map(|at| &self.rows[at].1)
+    }
+
+    /// The procedures of one version of a program, ascending.
+    pub fn of(&self, program: u32, version: u32) -> impl Iterator<Item = (u32, &Binding)> {
+        self.rows
+            .iter()
+            .filter(move |(key, _)| (key.0, key.1) == (program, version))
+            .map(|(key, binding)| (key.2, binding))
+    }
+}
+
+/// Whether items of a call with this credential may be reduced, arguments and results alike.
+///
+/// RPCSEC_GSS integrity and privacy work on whole messages, and its control messages are its own: with these nothing is
+/// eligible, and the call is as on a transport without direct placement (RFC 8166 §8.2.2). So it is with services that are not known here,
+/// and with credentials that cannot be read. Plain authentication (`rpc_gss_svc_none`) changes nothing.
+pub fn reduction_allowed(flavor: u32, credential: &[u8]) -> bool {
+    const DATA: u32 = 0;
+    const SERVICE_NONE: u32 = 1;
+    if flavor != Flavor::Gss.code() {
+        return true;
+    }
+    let mut reader = Reader::new(credential);
+    let mut word = |what| reader.u32(what).ok();
+    let head = [word("version"), word("gss_proc"), word("seq_num"), word("service")];
+    let whole = reader.opaque(usize::MAX, "handle").is_ok() && reader.rest().is_empty();
+    // The versions of RFC 2203, RFC 5403 and RFC 7861 have these fields at the same places.
+    matches!(head, [Some(1..=3), Some(DATA), Some(_), Some(SERVICE_NONE)]) && whole
+}

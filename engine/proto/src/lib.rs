@@ -1,0 +1,559 @@
+//! One connection's rules, without I/O: no device, no clock, no thread.
+//!
+//! A [`Connection`] is driven by its owner in this order:
+//! 1. *input*: [`handle_message`](Connection::handle_message) for each message received and read,
+//!    [`handle_timeout`](Connection::handle_timeout) when [`next_timeout`](Connection::next_timeout) is over,
+//!    [`lost`](Connection::lost) when the device says that the connection has ended;
+//! 2. *commands*, as the application has them: [`start_call`](Connection::start_call), [`cancel`](Connection::cancel),
+//!    [`reply`](Connection::reply), [`reply_error`](Connection::reply_error), [`close`](Connection::close);
+//! 3. *output*: [`poll_transmit`](Connection::poll_transmit) until it says `None`, and for each message
+//!    [`emit_plain`](Connection::emit_plain) or [`emit_before`](Connection::emit_before) to write its header in front of the
+//!    payload; it ends with the pure grant,
+//!    if one is due.
+//!
+//! Either end may call, and either may serve: [`ConnConfig::max_calls`] and [`ConnConfig::takes_calls`] say which it does.
+//!
+//! Memory is the owner's: the connection names calls ([`CallId`]) and served calls ([`InboundId`]), and the owner
+//! keeps their buffers and exposed memory beside those names.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `config` | what a connection is made with |
+//! | `event` | what goes in and out |
+//! | `receive` | what a message means |
+//! | `transmit` | what goes out next, and its header |
+//! | `characteristics` | what changes while connected, by the rules of `exchange` |
+//! | `negotiate` | version and terms |
+//! | `introduce` | CONNPROP: properties, and host authentication with them |
+//! | `credits` | who may send how much |
+//! | `calls`, `inbound` | the calls of this side, and those of the peer |
+//! | `sequence` | messages that come in parts |
+//! | `useless` | how many messages of no use a peer may send |
+//! | `form` | which form a message travels in |
+//! | `limits` | how many chunks and segments a call may have |
+//! | `fault` | what a peer can do wrong, how a call can end |
+
+pub mod auth;
+pub mod binding;
+mod calls;
+mod characteristics;
+mod config;
+mod counters;
+mod credits;
+mod event;
+pub mod exchange;
+mod fault;
+mod form;
+mod free_list;
+mod inbound;
+mod introduce;
+mod limits;
+mod negotiate;
+mod plain;
+mod receive;
+mod sequence;
+#[cfg(test)]
+mod tests;
+mod transmit;
+mod useless;
+pub mod wire;
+
+use std::collections::VecDeque;
+
+pub use calls::CallId;
+use calls::CallTable;
+pub use config::ConnConfig;
+pub use counters::Counters;
+pub use credits::{CreditWords, Credits, MAX_WINDOW, MIN_WINDOW, Scheme};
+pub use event::{Event, Outgoing};
+use exchange::Exchange;
+pub use fault::{CallError, PeerFault, Refusal, Rejected};
+pub use form::{
+    CallForm, CallLengths, CallPlan, FormLimits, LEAST_LAST_PART, ReplyForm, choose_call, choose_reply,
+};
+pub use inbound::InboundId;
+use inbound::InboundTable;
+pub use limits::{LIMITS, MAX_CHUNKS, MAX_READ_SEGMENTS, MAX_SEGMENTS, MAX_WRITE_SEGMENTS};
+pub use negotiate::{FIRST_MESSAGE_LEN, Phase, Terms, connect_data};
+use sequence::Sequence;
+pub use transmit::Form;
+use useless::Budget;
+
+use crate::auth::{HostAuth, Role};
+use crate::wire::private_data::PrivateData;
+use crate::wire::{ErrorBody, PlainLayout, Version};
+
+/// Errors that wait to be sent, at least.
+const MIN_ERRORS: usize = 4;
+
+/// One connection. See the module page for how to drive it.
+#[derive(Debug)]
+pub struct Connection {
+    /// How messages are laid out that need no further thought; `None` while every message does.
+    plain: Option<PlainLayout>,
+    version: Version,
+    credits: Credits,
+    calls: CallTable,
+    inbound: InboundTable,
+    /// Slots of `inbound` that must be free for the peer to be granted more.
+    inbound_room: usize,
+    /// Calls that wait for a credit, oldest first. May name calls that have ended.
+    call_queue: VecDeque<CallId>,
+    /// Replies, errors and properties, oldest first. Version 1 sends them without a credit.
+    reply_queue: VecDeque<Outgoing>,
+    /// Errors in `reply_queue`: each takes the place of a served call until it is sent.
+    errors_queued: usize,
+    /// A message went out since the last pure-grant decision.
+    spoke: bool,
+    /// A pure grant is to be sent, though nothing needs one.
+    ping: bool,
+    closing: bool,
+    counters: Counters,
+    useless: Budget,
+    /// Pure grants that have come.
+    grants: u64,
+    config: ConnConfig,
+    phase: Phase,
+    terms: Terms,
+    /// A CONNPROP of this side has gone out, or waits to.
+    introduced: bool,
+    /// The peer's CONNPROP has come.
+    peer_introduced: bool,
+    /// The peer has sent a windowed header: all that follow are.
+    peer_windowed: bool,
+    /// A message of the peer that is coming in parts.
+    sequence: Option<Sequence>,
+    /// Messages in parts that have begun.
+    sequences: u32,
+    /// What has come of a CONNPROP in parts.
+    connprop: Vec<u8>,
+    /// What is left of a CONNPROP that goes out in parts.
+    connprop_rest: Vec<u8>,
+    auth: HostAuth,
+    /// For the next CONNPROP.
+    auth_message: Option<Vec<u8>>,
+    /// Calls of the peer are taken: they are at all, and it is who it has to be.
+    serves: bool,
+    /// A client may call.
+    open: bool,
+    /// Both ends have offered to change characteristics while connected.
+    exchange: Option<Box<Exchange>>,
+    /// What it led to, for the owner.
+    changes: VecDeque<exchange::Event>,
+    /// The last operation that went out was this side's message of this number.
+    told: Option<u32>,
+    /// Largest Receives that the peer may rely on, in bytes.
+    promised: usize,
+    /// Requests for changes so far.
+    requests: u32,
+    /// Calls of ours offer a handle for invalidation.
+    offers_invalidation: bool,
+    /// The XID of a reply in parts that was broken off.
+    orphan: Option<u32>,
+}
+
+impl Connection {
+    /// A connection that has just been established.
+    pub fn new(config: ConnConfig) -> Self {
+        let version = if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 };
+        let window = config.window.clamp(MIN_WINDOW, MAX_WINDOW);
+        let config = ConnConfig { window, ..config };
+        let max_inbound = if config.takes_calls { 2 * (window as usize + 1) } else { 0 };
+        let mut connection = Self {
+            plain: None,
+            version,
+            credits: config.credits(version),
+            calls: CallTable::new(config.max_calls, config.xid_seed),
+            inbound: InboundTable::new(max_inbound),
+            inbound_room: max_inbound / 2,
+            call_queue: VecDeque::with_capacity(config.max_calls + 1),
+            reply_queue: VecDeque::with_capacity(2 * max_inbound.max(MIN_ERRORS)),
+            errors_queued: 0,
+            spoke: false,
+            ping: false,
+            // Without slots there is nothing to be taken.
+            closing: config.max_calls == 0,
+            counters: Counters::default(),
+            useless: Budget::new(config.useless_per_second),
+            grants: 0,
+            phase: Phase::Hello,
+            terms: match version {
+                Version::V1 => Terms::version_1(&config),
+                Version::V2 => Terms::version_2(&config),
+            },
+            introduced: false,
+            peer_introduced: false,
+            peer_windowed: false,
+            sequence: None,
+            sequences: 0,
+            connprop: Vec::new(),
+            connprop_rest: Vec::new(),
+            auth: HostAuth::new(&config.auth, if config.server { Role::Server } else { Role::Client }),
+            auth_message: None,
+            serves: false,
+            open: false,
+            exchange: None,
+            changes: VecDeque::new(),
+            told: None,
+            promised: config.inline,
+            requests: 0,
+            offers_invalidation: config.remote_invalidation,
+            orphan: None,
+            config,
+        };
+        connection.begin();
+        connection
+    }
+
+    /// Who the peer is. If it has [failed](HostAuth::failure) when the connection is made, that is of no use.
+    pub fn auth(&self) -> &HostAuth {
+        &self.auth
+    }
+
+    /// A client may call: the version is settled, and the server is who it has to be.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// This side may call, as far as version and authentication go.
+    pub fn may_call(&self) -> bool {
+        self.phase == Phase::Settled && self.auth.may_go_on() && (self.open || self.config.server)
+    }
+
+    /// What the peer's connect message said, which a client hears with the connection. It sets the terms of version 1.
+    pub fn set_private_data(&mut self, peer: Option<PrivateData>) {
+        self.config.private_data = peer;
+        if self.version == Version::V1 {
+            self.terms = Terms::version_1(&self.config);
+        }
+    }
+
+    /// The configuration that it was made with.
+    pub fn config(&self) -> &ConnConfig {
+        &self.config
+    }
+
+    /// What this side may send, as far as it is known.
+    #[inline]
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Where it is in agreeing on the version.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// What decides about the form of this side's messages.
+    pub fn form_limits(&self) -> FormLimits {
+        self.terms.form_limits(&self.config)
+    }
+
+    /// Receives that must be in reserve for this connection.
+    pub fn reserve(&self) -> u32 {
+        self.config.reserve().max(self.credits.reserve())
+    }
+
+    /// Receives of the [`reserve`](Self::reserve) that are not needed for now. In version 1 a call that has no answer yet has used up one of the
+    /// calls that its peer may make.
+    pub fn spared(&self) -> u32 {
+        match self.version {
+            Version::V1 => self.credits.window().min(self.inbound.len() as u32),
+            Version::V2 => 0,
+        }
+    }
+
+    /// Offers the peer another window; see [`Credits::set_window`].
+    pub fn set_window(&mut self, window: u32) {
+        self.credits.set_window(window);
+        self.config.window = self.credits.window().max(MIN_WINDOW);
+        if self.config.takes_calls {
+            let slots = self.config.window as usize + 1;
+            self.inbound.grow(2 * slots);
+            self.inbound_room = slots;
+        }
+    }
+
+    /// Says something, if nothing else is said in this turn: a pure grant that keeps a quiet connection alive (version 2
+    /// §4.3.1.2). Version 1 has no such message.
+    pub fn keep_alive(&mut self) {
+        self.ping = self.version == Version::V2 && self.phase == Phase::Settled;
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The flow control state.
+    pub fn credits(&self) -> &Credits {
+        &self.credits
+    }
+
+    /// Calls of ours, queued or sent, and those given up whose reply is owed.
+    pub fn calls_outstanding(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Slots that calls of ours use; see [`call_slot`](Self::call_slot).
+    pub fn call_slots(&self) -> usize {
+        self.calls.capacity()
+    }
+
+    /// The slot of a call of ours: dense, reused only after its reply, for the owner's own table.
+    #[inline]
+    pub fn call_slot(&self, call: CallId) -> usize {
+        self.calls.slot(call)
+    }
+
+    /// Slots that calls of the peer use; see [`InboundId::index`].
+    pub fn inbound_slots(&self) -> usize {
+        self.inbound.capacity()
+    }
+
+    // ---- time and loss
+
+    /// The earliest time, in nanoseconds, at which [`handle_timeout`](Self::handle_timeout) may have something to do;
+    /// `u64::MAX` for never.
+    #[inline]
+    pub fn next_timeout(&self) -> u64 {
+        self.calls.earliest_deadline()
+    }
+
+    /// One call whose deadline has passed, with its token: it has ended. Call again until `None`.
+    pub fn handle_timeout(&mut self, now: u64) -> Option<(CallId, u64, CallError)> {
+        let call = self.calls.expired(now)?;
+        let (token, sent) = self.calls.remove(call, true)?;
+        Some((call, token, CallError::DeadlinePassed { sent }))
+    }
+
+    /// Time has passed, in nanoseconds: to be said now and then.
+    pub fn pass_time(&mut self, now: u64) {
+        self.useless.pass_time(now);
+    }
+
+    /// The peer has sent more messages of no use than this side puts up with: end the connection. To be asked after each message that was
+    /// neither a call nor a reply.
+    pub fn exhausted(&self) -> Option<PeerFault> {
+        self.useless.overdrawn().map(|per_second| PeerFault::Useless { per_second })
+    }
+
+    /// Messages received that were of use: neither rejected nor pure grants.
+    pub fn useful_messages(&self) -> u64 {
+        // One message may spoil another, too.
+        self.counters.received.saturating_sub(self.counters.rejected() + self.grants)
+    }
+
+    /// Nothing was heard or said yet, nor is anything to be said.
+    pub fn is_untouched(&self) -> bool {
+        self.counters.received == 0
+            && self.counters.sent == 0
+            && self.calls.is_empty()
+            && self.reply_queue.is_empty()
+    }
+
+    /// The connection is gone: one call that ends with it. Call again until `None`.
+    pub fn lost(&mut self) -> Option<(CallId, u64, CallError)> {
+        self.closing = true;
+        self.reply_queue.clear();
+        self.errors_queued = 0;
+        self.call_queue.clear();
+        let call = self.calls.any()?;
+        let (token, sent) = self.calls.remove(call, false)?;
+        Some((call, token, CallError::ConnectionLost { sent }))
+    }
+
+    /// The connection is gone, and will be made again: the calls that are not over, and whether each had been sent. They are queued
+    /// again, under their XIDs; nothing else is.
+    pub fn interrupt(&mut self) -> Vec<(CallId, bool)> {
+        let calls = self.calls.interrupt();
+        self.reply_queue.clear();
+        self.errors_queued = 0;
+        self.call_queue.clear();
+        self.call_queue.extend(calls.iter().map(|&(call, _)| call));
+        calls
+    }
+
+    /// Starts again on a new connection, with the calls that were [interrupted](Self::interrupt) and those queued since.
+    pub fn restart(&mut self, config: ConnConfig) {
+        let fresh = Self::new(ConnConfig { max_calls: self.config.max_calls, ..config });
+        let old = std::mem::replace(self, fresh);
+        (self.calls, self.call_queue, self.closing) = (old.calls, old.call_queue, old.closing);
+    }
+
+    /// Calls that wait to be sent, oldest first.
+    pub fn queued(&self) -> Vec<CallId> {
+        self.call_queue.iter().copied().filter(|&call| self.calls.is_queued(call)).collect()
+    }
+
+    // ---- commands
+
+    /// Queues a call. `token` is the caller's own name for it; `deadline` is in nanoseconds, `u64::MAX` for none.
+    ///
+    /// # Errors
+    /// [`CallError::Closed`], or [`CallError::TooMany`] when the table is full.
+    #[inline]
+    pub fn start_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
+        if self.closing {
+            return Err(CallError::Closed);
+        }
+        let call = self.calls.insert(token, deadline).ok_or(CallError::TooMany)?;
+        self.queue(call);
+        Ok(call)
+    }
+
+    /// A call waits for a credit. Of those that ended while they waited, as where a peer grants nothing, none stay for ever.
+    #[inline]
+    fn queue(&mut self, call: CallId) {
+        if self.call_queue.len() >= 2 * self.calls.capacity() {
+            self.call_queue.retain(|&call| self.calls.is_queued(call));
+        }
+        self.call_queue.push_back(call);
+    }
+
+    /// As [`start_call`](Self::start_call); true if the call may go out at once: then it is not queued, and its header must be
+    /// [written](Self::emit_plain) now.
+    ///
+    /// # Errors
+    /// As [`start_call`](Self::start_call).
+    #[inline(always)]
+    pub fn start_call_now(
+        &mut self,
+        token: u64,
+        deadline: u64,
+        receives_ok: bool,
+    ) -> Result<(CallId, bool), CallError> {
+        // What waits to be sent goes first: a message in parts must not be interrupted.
+        let now = self.call_queue.is_empty()
+            && self.reply_queue.is_empty()
+            && self.credits.may_send(true, receives_ok)
+            && !self.closing;
+        if !now {
+            return self.start_call(token, deadline).map(|call| (call, false));
+        }
+        let call = self.calls.insert_sent(token, deadline).ok_or(CallError::TooMany)?;
+        Ok((call, true))
+    }
+
+    /// Queues a call that was [refused](Event::Refused) once more, under its XID. False if it has ended meanwhile.
+    pub fn resend(&mut self, call: CallId) -> bool {
+        let live = self.calls.is_queued(call);
+        if live {
+            self.queue(call);
+        }
+        live
+    }
+
+    /// Whether a call has not ended, and waits to be sent.
+    pub fn is_waiting(&self, call: CallId) -> bool {
+        self.calls.is_queued(call)
+    }
+
+    /// Whether a call was sent, and neither answered nor given up.
+    pub fn is_under_way(&self, call: CallId) -> bool {
+        self.calls.is_sent(call.xid())
+    }
+
+    /// Ends a call that was [refused](Event::Refused). `None` if it has ended meanwhile, else its token.
+    pub fn give_up(&mut self, call: CallId) -> Option<u64> {
+        self.calls.remove(call, false).map(|(token, _)| token)
+    }
+
+    /// As [`reply`](Self::reply); true if the reply may go out at once: then it is not queued, and its header must be
+    /// [written](Self::emit_plain) now.
+    #[inline]
+    pub fn reply_now(&mut self, id: InboundId, receives_ok: bool) -> bool {
+        let now = self.may_reply(receives_ok);
+        if !now {
+            self.reply_queue.push_back(Outgoing::Reply(id));
+        }
+        now
+    }
+
+    /// A reply may go out at once.
+    #[inline(always)]
+    pub fn may_reply(&self, receives_ok: bool) -> bool {
+        self.reply_queue.is_empty() && self.credits.may_send(false, self.replenished(receives_ok))
+    }
+
+    /// Gives up a call. `None` if it has ended before. Its reply, should one come, is dropped and counted.
+    pub fn cancel(&mut self, call: CallId) -> Option<(u64, CallError)> {
+        let (token, sent) = self.calls.remove(call, true)?;
+        Some((token, CallError::Cancelled { sent }))
+    }
+
+    /// Queues the reply to a peer's call.
+    #[inline]
+    pub fn reply(&mut self, id: InboundId) {
+        self.reply_queue.push_back(Outgoing::Reply(id));
+    }
+
+    /// Queues a transport error instead of a reply, and forgets the call.
+    pub fn reply_error(&mut self, id: InboundId, error: ErrorBody) {
+        if let Some(inbound) = self.inbound.remove(id) {
+            self.queue_error(Outgoing::Error { xid: inbound.xid, error });
+            self.counters.reject(&Rejected::Answered(error));
+        }
+    }
+
+    /// Whether the peer has made this call twice on this connection, and the other one is not answered either.
+    pub fn is_double(&self, id: InboundId) -> bool {
+        self.inbound.is_double(id)
+    }
+
+    /// Forgets a peer's call without an answer.
+    pub fn forget(&mut self, id: InboundId) {
+        self.inbound.remove(id);
+    }
+
+    /// The message that is coming in parts cannot be kept: there is no memory for it. Its remaining parts are dropped, and it is
+    /// answered with an error.
+    pub fn spoil_sequence(&mut self) {
+        if let Some(sequence) = &mut self.sequence {
+            (sequence.kept, sequence.starved) = (false, true);
+        }
+    }
+
+    /// The number of the message of which some parts have come, and not the last: another one for each message.
+    pub fn half_sent(&self) -> Option<u32> {
+        self.sequence.map(|_| self.sequences)
+    }
+
+    /// Replies wait to be sent.
+    pub fn has_replies(&self) -> bool {
+        !self.reply_queue.is_empty()
+    }
+
+    /// Replies wait, and the peer has granted nothing that they could go out with.
+    pub fn lacks_grant(&self) -> bool {
+        self.version == Version::V2 && !self.reply_queue.is_empty() && self.credits.available() == 0
+    }
+
+    /// Calls of the peer that are not answered, those whose replies wait included.
+    #[inline]
+    pub fn calls_served(&self) -> usize {
+        self.inbound.len()
+    }
+
+    /// The call whose reply was broken off by the last message, if that was so: to be asked after each [`Event::Failed`] and
+    /// [`Event::Rejected`].
+    pub fn broken_off(&mut self) -> Option<Event> {
+        let xid = self.orphan.take()?;
+        Some(self.end_call(xid, CallError::MalformedReply("something else came between its parts")))
+    }
+
+    /// Whether the answer to a call that was sent has not come: also if nobody waits for it.
+    pub fn is_owed(&self, call: CallId) -> bool {
+        self.calls.is_owed(call)
+    }
+
+    /// Takes no more calls of ours; those under way go on.
+    pub fn close(&mut self) {
+        self.closing = true;
+    }
+
+    /// Nothing is under way in either direction.
+    pub fn is_idle(&self) -> bool {
+        self.calls.is_empty() && self.inbound.is_empty() && self.reply_queue.is_empty()
+    }
+}

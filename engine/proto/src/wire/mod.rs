@@ -1,0 +1,72 @@
+//! Bytes to headers and back: RPC-over-RDMA versions 1 and 2, and the RPC headers they carry.
+//!
+//! There are two forms of a header. A [`View`] is a received message whose header was checked once; its accessors read
+//! the bytes in place and cannot fail. A [`Header`] is a value to be sent; [`Header::emit`] writes it into a buffer of
+//! the caller, and what a view shows can be written again. Nothing here allocates, reads a clock or keeps state, and no
+//! input makes it panic.
+//!
+//! ```
+//! use rpcrdma_proto::wire::{Body, Chunks, Flags, Header, Revision, Segment, Version, View};
+//!
+//! let segment = Segment { handle: 7, length: 4096, offset: 0x1000 };
+//! let reply = Some(std::slice::from_ref(&segment));
+//! let chunks = Chunks { inv_handle: 7, reply, ..Chunks::NONE };
+//! let header = Header { xid: 1, credit: 32, received: None, flags: Flags::NONE, body: Body::Msg(chunks) };
+//! let mut buffer = [0; 128];
+//! let len = header.emit(&mut buffer, Version::V2, Revision::Ietf00)?;
+//!
+//! let view = View::check(&buffer[..len], Revision::Ietf00).expect("as it was written");
+//! assert_eq!(view.reply_chunk().expect("a Reply chunk").total_length(), 4096);
+//! assert_eq!(view.to_string(), "v2 MSG xid=0x00000001 credit=0x20 inv_handle=0x7 reply=[0x7:4096@0x1000]");
+//! # Ok::<(), rpcrdma_proto::wire::NoSpace>(())
+//! ```
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `codes` | versions, revisions, header types, flags |
+//! | `view`, `header` | a header received, a header to be sent |
+//! | `plain` | the header that most messages have, without a view |
+//! | `chunks` | segments and chunk lists, both ways |
+//! | `error` | what is wrong with a header; the protocol's own errors |
+//! | [`properties`], [`optional`] | version 2: properties, and operations that change them |
+//! | [`private_data`] | version 1: properties in the connect message |
+//! | [`rpc`] | RFC 5531 call and reply headers |
+//! | [`xdr`] | cursors over bytes |
+#![forbid(unsafe_code)]
+
+mod chunks;
+mod codes;
+mod display;
+mod error;
+mod header;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod invariants;
+pub mod optional;
+mod plain;
+pub mod private_data;
+pub mod properties;
+pub mod rpc;
+mod view;
+pub mod xdr;
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod tests_golden;
+#[cfg(test)]
+mod tests_rpc;
+
+pub use chunks::{
+    ChunkCounts, Chunks, READ_SEGMENT_LEN, ReadSegment, Reads, SEGMENT_LEN, Segment, WriteChunk, WriteList,
+    Writes,
+};
+pub use codes::{Flags, HeaderType, Revision, Version};
+pub use error::{ErrorBody, WireError, WireErrorKind};
+pub use header::{
+    Body, Header, WINDOWED_LEN, connprop_len, emit_connprop_part, emit_err_vers, emit_msg, emit_windowed,
+    msg_len,
+};
+pub use plain::{Plain, PlainChunks, PlainLayout};
+pub use view::{COMMON_LEN, ERR_VERS_LEN, Limits, View, ViewBody};
+pub use xdr::{BadXdr, NoSpace};

@@ -1,0 +1,430 @@
+//! Transport properties (version 2 §5): what each end of a connection tells about itself.
+//!
+//! [`PropertySet`] is the list as it is on the wire, [`Properties`] is what it says. A property that is left out, or
+//! sent with no data, has its default.
+
+use super::codes::{Revision, codes};
+use super::xdr::{BadXdr, NoSpace, Reader, Writer, padded, word};
+
+/// First of the identifiers set aside for experiments; the range ends at `u32::MAX`.
+pub const EXPERIMENTAL: u32 = 0xFFFF_FF00;
+
+codes! {
+    /// The known properties, by their code in [`Revision::Ietf00`].
+    pub enum PropertyId {
+        /// Longest message that the sender of the property sends, `uint32`, bytes.
+        SendSize = 1, "SBSIZ";
+        /// Size of the buffers that it posts, `uint32`, bytes.
+        ReceiveSize = 2, "RBSIZ";
+        /// Longest segment that it handles, `uint32`, bytes.
+        SegmentSize = 3, "RSSIZ";
+        /// Most segments in one header, `uint32`.
+        SegmentCount = 4, "RCSIZ";
+        /// Which requests it takes in the reverse direction, see [`ReverseSupport`].
+        ReverseSupport = 5, "BRS";
+        /// A message of host authentication, `opaque<>`.
+        HostAuth = 6, "HOSTAUTH";
+        /// Experimental: 1 offers windowed credit accounting, `uint32`.
+        WindowedCredits = 0xFFFF_FF00, "WINDOWED_CREDITS";
+        /// Experimental: 1 says that OPTIONAL headers are understood, `uint32`.
+        OptionalType = 0xFFFF_FF01, "OPTIONAL_TYPE";
+        /// Experimental: replies may come as Send With Invalidate, `bool`.
+        RemoteInvalidation = 0xFFFF_FF02, "REQREMINV";
+    }
+}
+
+/// The XDR type of a property's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Uint32,
+    /// A word that must not exceed this.
+    Enum(u32),
+    Opaque,
+}
+
+impl PropertyId {
+    /// `rdma_which`, if this revision has the property.
+    pub const fn which(self, revision: Revision) -> Option<u32> {
+        match (revision, self) {
+            (Revision::Ietf00, _) => Some(self.code()),
+            (Revision::Cel09, PropertyId::ReceiveSize) => Some(1),
+            (Revision::Cel09, PropertyId::ReverseSupport) => Some(2),
+            (Revision::Cel09, _) if self.code() >= EXPERIMENTAL => Some(self.code()),
+            (Revision::Cel09, _) => None,
+        }
+    }
+
+    /// The property that `rdma_which` names in this revision.
+    pub const fn of_revision(which: u32, revision: Revision) -> Option<PropertyId> {
+        match (revision, which) {
+            (Revision::Ietf00, _) => PropertyId::from_code(which),
+            (Revision::Cel09, 1) => Some(PropertyId::ReceiveSize),
+            (Revision::Cel09, 2) => Some(PropertyId::ReverseSupport),
+            (Revision::Cel09, EXPERIMENTAL..) => PropertyId::from_code(which),
+            (Revision::Cel09, _) => None,
+        }
+    }
+
+    const fn kind(self, revision: Revision) -> Kind {
+        match (self, revision) {
+            (PropertyId::HostAuth, _) => Kind::Opaque,
+            (PropertyId::RemoteInvalidation, _) => Kind::Enum(1),
+            // The older text makes it an enumeration, the newer one a number.
+            (PropertyId::ReverseSupport, Revision::Cel09) => Kind::Enum(2),
+            _ => Kind::Uint32,
+        }
+    }
+}
+
+/// How far a peer takes requests in the reverse direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum ReverseSupport {
+    /// Not at all.
+    None,
+    /// Inline messages only.
+    #[default]
+    Inline,
+    /// As in the forward direction.
+    General,
+}
+
+impl ReverseSupport {
+    /// The number on the wire.
+    pub const fn code(self) -> u32 {
+        match self {
+            ReverseSupport::None => 0,
+            ReverseSupport::Inline => 1,
+            ReverseSupport::General => 2,
+        }
+    }
+
+    /// The level with this number. Numbers that no text defines are taken for the default.
+    pub const fn from_code(code: u32) -> ReverseSupport {
+        match code {
+            0 => ReverseSupport::None,
+            2 => ReverseSupport::General,
+            _ => ReverseSupport::Inline,
+        }
+    }
+}
+
+/// One property as it is on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Property<'a> {
+    /// `rdma_which`.
+    pub which: u32,
+    /// `rdma_data`: the XDR form of the value, or nothing for the default.
+    pub data: &'a [u8],
+}
+
+impl<'a> Property<'a> {
+    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Property<'a>, BadXdr> {
+        Ok(Property { which: reader.u32("rdma_which")?, data: reader.opaque(usize::MAX, "rdma_data")? })
+    }
+
+    pub(super) fn emit(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
+        out.u32(self.which)?;
+        out.opaque(self.data)
+    }
+
+    /// Bytes of the property on the wire.
+    pub const fn encoded_len(&self) -> usize {
+        8 + padded(self.data.len())
+    }
+
+    /// Whether the data has the form that this revision gives the property. Unknown properties pass.
+    pub fn check(&self, revision: Revision) -> Result<(), BadXdr> {
+        let Some(id) = PropertyId::of_revision(self.which, revision) else { return Ok(()) };
+        let bad = BadXdr { what: id.name(), at: 0 };
+        let valid = match id.kind(revision) {
+            _ if self.data.is_empty() => true,
+            Kind::Uint32 => self.data.len() == 4,
+            Kind::Enum(max) => self.data.len() == 4 && word(self.data, 0) <= max,
+            Kind::Opaque => {
+                let mut reader = Reader::new(self.data);
+                reader.opaque(usize::MAX, id.name())?;
+                reader.rest().is_empty()
+            }
+        };
+        if valid { Ok(()) } else { Err(bad) }
+    }
+
+    /// The value of a property that is one word; `None` asks for the default.
+    pub fn uint32(&self) -> Option<u32> {
+        self.data.first_chunk().map(|word| u32::from_be_bytes(*word))
+    }
+
+    /// The value of a property that is opaque; `None` asks for the default.
+    pub fn opaque(&self) -> Option<&'a [u8]> {
+        Reader::new(self.data).opaque(usize::MAX, "rdma_data").ok()
+    }
+}
+
+/// A list of properties, checked to be well-formed, in no particular order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct PropertySet<'a> {
+    count: u32,
+    bytes: &'a [u8],
+}
+
+impl<'a> PropertySet<'a> {
+    /// Reads a set and leaves the cursor behind it.
+    pub(super) fn read(reader: &mut Reader<'a>) -> Result<PropertySet<'a>, BadXdr> {
+        let count = reader.u32("rdma_props")?;
+        let (start, rest) = (reader.at(), reader.rest());
+        for _ in 0..count {
+            Property::read(reader)?;
+        }
+        Ok(PropertySet { count, bytes: rest.get(..reader.at() - start).unwrap_or_default() })
+    }
+
+    /// Reads a set that is all of `bytes`, and checks that known properties have the form that this revision gives them.
+    pub fn parse(bytes: &'a [u8], revision: Revision) -> Result<PropertySet<'a>, BadXdr> {
+        let mut reader = Reader::new(bytes);
+        let set = PropertySet::read(&mut reader)?;
+        set.check_known(revision, 0)?;
+        Ok(set)
+    }
+
+    /// Checks that known properties have the form that this revision gives them. `at` is where the set starts; errors
+    /// name the start of the property.
+    pub(super) fn check_known(&self, revision: Revision, mut at: usize) -> Result<(), BadXdr> {
+        at += 4;
+        for property in self.iter() {
+            property.check(revision).map_err(|bad| BadXdr { at, ..bad })?;
+            at += property.encoded_len();
+        }
+        Ok(())
+    }
+
+    /// The properties; those that are sent twice come twice.
+    pub fn iter(&self) -> impl Iterator<Item = Property<'a>> + Clone + use<'a> {
+        let mut reader = Reader::new(self.bytes);
+        (0..self.count).map_while(move |_| Property::read(&mut reader).ok())
+    }
+
+    /// How many properties there are.
+    pub const fn len(&self) -> usize {
+        self.count as usize
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Bytes of the set on the wire.
+    pub const fn encoded_len(&self) -> usize {
+        4 + self.bytes.len()
+    }
+
+    pub(super) fn emit(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
+        out.u32(self.count)?;
+        out.bytes(self.bytes)
+    }
+}
+
+/// Writes properties one by one into a buffer of the caller.
+///
+/// ```
+/// use rpcrdma_proto::wire::properties::{Builder, PropertyId};
+/// let mut buffer = [0; 64];
+/// let set = Builder::new(&mut buffer).uint32(PropertyId::ReceiveSize.code(), 8192)?.finish();
+/// assert_eq!(set.iter().next().unwrap().uint32(), Some(8192));
+/// # Ok::<(), rpcrdma_proto::wire::NoSpace>(())
+/// ```
+#[derive(Debug)]
+pub struct Builder<'b> {
+    out: Writer<'b>,
+    count: u32,
+}
+
+impl<'b> Builder<'b> {
+    /// An empty set in `buffer`.
+    pub const fn new(buffer: &'b mut [u8]) -> Self {
+        Builder { out: Writer::new(buffer), count: 0 }
+    }
+
+    /// Adds a property as it is on the wire.
+    pub fn property(mut self, property: Property<'_>) -> Result<Self, NoSpace> {
+        property.emit(&mut self.out)?;
+        self.count += 1;
+        Ok(self)
+    }
+
+    /// Adds a property that is one word.
+    pub fn uint32(self, which: u32, value: u32) -> Result<Self, NoSpace> {
+        self.property(Property { which, data: &value.to_be_bytes() })
+    }
+
+    /// Adds a property that is opaque.
+    pub fn opaque(mut self, which: u32, value: &[u8]) -> Result<Self, NoSpace> {
+        self.out.u32(which)?;
+        self.out.u32(4 + padded(value.len()) as u32)?;
+        self.out.opaque(value)?;
+        self.count += 1;
+        Ok(self)
+    }
+
+    /// The set.
+    pub fn finish(self) -> PropertySet<'b> {
+        PropertySet { count: self.count, bytes: self.out.into_written() }
+    }
+}
+
+/// What a property set says, all known properties in one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Properties<'a> {
+    /// [`PropertyId::SendSize`], bytes.
+    pub send_size: u32,
+    /// [`PropertyId::ReceiveSize`], bytes.
+    pub receive_size: u32,
+    /// [`PropertyId::SegmentSize`], bytes.
+    pub segment_size: u32,
+    /// [`PropertyId::SegmentCount`].
+    pub segment_count: u32,
+    /// [`PropertyId::ReverseSupport`].
+    pub reverse_support: ReverseSupport,
+    /// [`PropertyId::HostAuth`]; `None` if there was no message.
+    pub host_auth: Option<&'a [u8]>,
+    /// [`PropertyId::WindowedCredits`] is offered.
+    pub windowed_credits: bool,
+    /// [`PropertyId::OptionalType`] is offered.
+    pub optional_type: bool,
+    /// [`PropertyId::RemoteInvalidation`].
+    pub remote_invalidation: bool,
+}
+
+/// The defaults of version 2 §5.2; nothing experimental.
+impl Default for Properties<'_> {
+    fn default() -> Self {
+        Properties {
+            send_size: 4096,
+            receive_size: 4096,
+            segment_size: 1_048_576,
+            segment_count: 16,
+            reverse_support: ReverseSupport::Inline,
+            host_auth: None,
+            windowed_credits: false,
+            optional_type: false,
+            remote_invalidation: false,
+        }
+    }
+}
+
+impl<'a> Properties<'a> {
+    /// What `set` says. Unknown properties are passed over; of one that comes twice the last counts.
+    pub fn from_set(set: &PropertySet<'a>, revision: Revision) -> Result<Properties<'a>, BadXdr> {
+        let mut properties = Properties::default();
+        for property in set.iter() {
+            properties.apply(&property, revision)?;
+        }
+        Ok(properties)
+    }
+
+    /// Takes over one property, as an update of a running connection brings it. Says which one it was, `None` for an
+    /// unknown one.
+    pub fn apply(
+        &mut self,
+        property: &Property<'a>,
+        revision: Revision,
+    ) -> Result<Option<PropertyId>, BadXdr> {
+        property.check(revision)?;
+        let Some(id) = PropertyId::of_revision(property.which, revision) else { return Ok(None) };
+        let default = Properties::default();
+        let value = property.uint32();
+        match id {
+            PropertyId::SendSize => self.send_size = value.unwrap_or(default.send_size),
+            PropertyId::ReceiveSize => self.receive_size = value.unwrap_or(default.receive_size),
+            PropertyId::SegmentSize => self.segment_size = value.unwrap_or(default.segment_size),
+            PropertyId::SegmentCount => self.segment_count = value.unwrap_or(default.segment_count),
+            PropertyId::ReverseSupport => {
+                self.reverse_support = value.map_or(default.reverse_support, ReverseSupport::from_code);
+            }
+            PropertyId::HostAuth => self.host_auth = property.opaque(),
+            PropertyId::WindowedCredits => self.windowed_credits = value == Some(1),
+            PropertyId::OptionalType => self.optional_type = value == Some(1),
+            PropertyId::RemoteInvalidation => self.remote_invalidation = value == Some(1),
+        }
+        Ok(Some(id))
+    }
+
+    /// Writes the set: the values of the text's own table as far as the revision has them, the experimental ones and
+    /// the authentication message only where they are not the default.
+    pub fn emit<'b>(&self, buffer: &'b mut [u8], revision: Revision) -> Result<PropertySet<'b>, NoSpace> {
+        let words = [
+            (PropertyId::SendSize, self.send_size, true),
+            (PropertyId::ReceiveSize, self.receive_size, true),
+            (PropertyId::SegmentSize, self.segment_size, true),
+            (PropertyId::SegmentCount, self.segment_count, true),
+            (PropertyId::ReverseSupport, self.reverse_support.code(), true),
+            (PropertyId::WindowedCredits, 1, self.windowed_credits),
+            (PropertyId::OptionalType, 1, self.optional_type),
+            (PropertyId::RemoteInvalidation, 1, self.remote_invalidation),
+        ];
+        let mut builder = Builder::new(buffer);
+        for (id, value, wanted) in words {
+            if let Some(which) = id.which(revision).filter(|_| wanted) {
+                builder = builder.uint32(which, value)?;
+            }
+        }
+        if let (Some(message), Some(which)) = (self.host_auth, PropertyId::HostAuth.which(revision)) {
+            builder = builder.opaque(which, message)?;
+        }
+        Ok(builder.finish())
+    }
+}
+
+/// A subset of a property set: bit `n` stands for its `n`th property.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Subset<'a> {
+    words: &'a [[u8; 4]],
+}
+
+impl<'a> Subset<'a> {
+    pub(super) fn read(reader: &mut Reader<'a>, what: &'static str) -> Result<Subset<'a>, BadXdr> {
+        Ok(Subset { words: reader.words(what)? })
+    }
+
+    pub(super) fn emit(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
+        out.u32(self.words.len() as u32)?;
+        out.bytes(self.words.as_flattened())
+    }
+
+    /// Makes a subset of these positions in a buffer of the caller, four bytes for every 32 positions up to the
+    /// highest.
+    pub fn encode(
+        positions: impl IntoIterator<Item = usize>,
+        buffer: &'a mut [u8],
+    ) -> Result<Subset<'a>, NoSpace> {
+        buffer.fill(0);
+        let available = buffer.len();
+        let (words, _) = buffer.as_chunks_mut::<4>();
+        let mut len = 0;
+        for position in positions {
+            let index = position / 32;
+            let word = words.get_mut(index).ok_or(NoSpace { needed: 4 * (index + 1), available })?;
+            *word = (u32::from_be_bytes(*word) | 1 << (position % 32)).to_be_bytes();
+            len = len.max(index + 1);
+        }
+        let words: &'a [[u8; 4]] = words;
+        Ok(Subset { words: &words[..len] })
+    }
+
+    /// Whether the `position`th property belongs to it. Words that were not sent count as zero.
+    pub fn contains(&self, position: usize) -> bool {
+        self.words
+            .get(position / 32)
+            .is_some_and(|word| u32::from_be_bytes(*word) >> (position % 32) & 1 == 1)
+    }
+
+    /// The positions, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..32 * self.words.len()).filter(|position| self.contains(*position))
+    }
+
+    /// Bytes of the subset on the wire.
+    pub const fn encoded_len(&self) -> usize {
+        4 + 4 * self.words.len()
+    }
+}
