@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rpcrdma::server::MAX_CHUNKS;
+use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 
 use crate::data::{pattern, patterned};

@@ -7,7 +7,7 @@ use rpcrdma_tests::source::{code, code_without_tests, files, is_test, paths, rea
 /// A layer of the engine.
 struct Layer {
     name: &'static str,
-    /// Its files and directories, below `engine/src/`.
+    /// Its files and directories. What ends with a slash is a directory; of two that match, the longer one counts.
     places: &'static [&'static str],
     /// The layers that it names. Exactly these: an arrow that is no longer needed must go from here too.
     uses: &'static [&'static str],
@@ -19,105 +19,103 @@ struct Layer {
 
 const MEMPOOL: &str = "rpcrdma_mempool";
 
-/// From the bottom to the top: a layer uses only layers above it in this table.
-///
-/// `service` is what services are written with: calls, procedures, handlers. Shards run them, so they lie below `shard`; the
-/// server that owns shards lies above. Both are in the folder `server/`, as they are one thing to those who use it.
+/// From the bottom to the top: a layer uses only layers above it in this table. That `rpcrdma-proto` names no fabric, and neither names the engine,
+/// Cargo sees to.
 const LAYERS: &[Layer] = &[
-    Layer { name: "wire", places: &["wire/"], uses: &[], pure: true, crates: &["thiserror"] },
+    Layer {
+        name: "wire",
+        places: &["engine/proto/src/wire/"],
+        uses: &[],
+        pure: true,
+        crates: &["thiserror"],
+    },
     Layer {
         name: "auth",
-        places: &["auth/"],
+        places: &["engine/proto/src/auth/"],
         uses: &[],
         pure: false,
         crates: &["getrandom", "hmac", "sha2", "thiserror"],
     },
     Layer {
         name: "binding",
-        places: &["binding.rs", "binding/"],
+        places: &["engine/proto/src/binding.rs", "engine/proto/src/binding/"],
         uses: &["wire"],
         pure: true,
         crates: &["thiserror"],
     },
     Layer {
         name: "proto",
-        places: &["proto/"],
+        places: &["engine/proto/src/"],
         uses: &["auth", "binding", "wire"],
         pure: true,
         crates: &["arrayvec", "thiserror"],
     },
     Layer {
+        name: "fabric",
+        places: &["engine/fabric/src/"],
+        uses: &[],
+        pure: false,
+        crates: &[MEMPOOL, "arrayvec", "libc", "log", "rdma_sys", "rustix", "thiserror"],
+    },
+    Layer {
         name: "stream",
-        places: &["stream.rs"],
+        places: &["engine/src/stream.rs"],
         uses: &["proto", "wire"],
         pure: false,
         crates: &["thiserror"],
     },
     Layer {
         name: "rpcbind",
-        places: &["rpcbind.rs", "rpcbind/"],
+        places: &["engine/src/rpcbind.rs", "engine/src/rpcbind/"],
         uses: &["stream", "wire"],
         pure: false,
         crates: &["thiserror"],
     },
     Layer {
-        name: "fabric",
-        places: &["fabric/"],
-        uses: &[],
-        pure: false,
-        crates: &[MEMPOOL, "arrayvec", "libc", "log", "rustix", "thiserror"],
-    },
-    Layer {
         name: "handoff",
-        places: &["handoff/"],
+        places: &["engine/src/handoff/"],
         uses: &["fabric"],
         pure: false,
         crates: &[MEMPOOL, "core_affinity", "crossbeam_utils", "log", "loom", "rustix", "thiserror"],
     },
     Layer {
         name: "service",
-        places: &[
-            "server/call.rs",
-            "server/service.rs",
-            "server/writer.rs",
-            "server/reply_cache.rs",
-            "server/reply_cache/",
-        ],
+        places: &["engine/src/service/"],
         uses: &["binding", "fabric", "proto", "wire"],
         pure: false,
         crates: &[MEMPOOL, "arrayvec", "rustix", "sha2", "thiserror"],
     },
     Layer {
         name: "config",
-        places: &["config.rs"],
+        places: &["engine/src/config.rs"],
         uses: &["auth", "fabric", "handoff", "proto", "wire"],
         pure: true,
         crates: &[MEMPOOL, "thiserror"],
     },
     Layer {
         name: "stats",
-        places: &["stats.rs"],
+        places: &["engine/src/stats.rs"],
         uses: &["fabric", "proto"],
         pure: true,
         crates: &[MEMPOOL, "hdrhistogram"],
     },
     Layer {
         name: "address",
-        places: &["address.rs"],
+        places: &["engine/src/address.rs"],
         uses: &["config", "fabric"],
         pure: true,
         crates: &["thiserror"],
     },
     Layer {
         name: "shard",
-        places: &["shard/"],
+        places: &["engine/src/shard/"],
         uses: &["auth", "binding", "config", "fabric", "handoff", "proto", "service", "stats", "wire"],
         pure: false,
         crates: &[MEMPOOL, "arrayvec", "log", "thiserror"],
     },
     Layer {
         name: "client",
-        places: &["client/"],
+        places: &["engine/src/client/"],
         uses: &[
             "address", "binding", "config", "fabric", "handoff", "proto", "service", "shard", "stats", "wire",
         ],
@@ -126,12 +124,15 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "server",
-        places: &["server/mod.rs"],
-        uses: &["address", "client", "config", "fabric", "handoff", "shard", "stats"],
+        places: &["engine/src/server/"],
+        uses: &["address", "client", "config", "fabric", "handoff", "service", "shard", "stats"],
         pure: false,
         crates: &[MEMPOOL, "log", "thiserror"],
     },
 ];
+
+/// Where the crates of the engine have their sources; `lib.rs` of the last is above all.
+const CRATES: &[&str] = &["engine/proto/src/", "engine/fabric/src/", "engine/src/"];
 
 /// Words that name a clock, a thread or an atomic.
 const IMPURE: &[&str] =
@@ -171,66 +172,67 @@ fn sources() -> Vec<String> {
     all
 }
 
-/// The layer that a file of `engine/src/` belongs to; `lib.rs` is above all.
-fn layer_of(file: &str) -> Option<&'static Layer> {
-    LAYERS.iter().find(|layer| {
-        layer.places.iter().any(|place| file == *place || place.ends_with('/') && file.starts_with(place))
-    })
+/// The source files of the engine, without tests.
+fn engine() -> Vec<String> {
+    let all = CRATES.iter().flat_map(|crate_| files(crate_.trim_end_matches('/'), ".rs"));
+    let all: Vec<_> = all.filter(|path| !is_test(path) && path != "engine/src/lib.rs").collect();
+    assert!(all.len() > 100, "only {} source files were found", all.len());
+    all
 }
 
-/// The modules that a file is in, from the crate's root.
-fn module_of(file: &str) -> Vec<&str> {
-    let mut steps: Vec<&str> = file.trim_end_matches(".rs").split('/').collect();
-    if steps.last() == Some(&"mod") {
+/// The layer that a file of the engine belongs to.
+fn layer_of(path: &str) -> Option<&'static Layer> {
+    let place_of = |layer: &'static Layer| {
+        let matching = layer
+            .places
+            .iter()
+            .filter(|place| path == **place || place.ends_with('/') && path.starts_with(**place));
+        matching.map(|place| (place.len(), layer)).max_by_key(|place| place.0)
+    };
+    LAYERS.iter().filter_map(place_of).max_by_key(|place| place.0).map(|place| place.1)
+}
+
+/// The crate that a file is in, and its modules from the crate's root.
+fn module_of(path: &str) -> (&'static str, Vec<&str>) {
+    let crate_ = *CRATES.iter().find(|crate_| path.starts_with(**crate_)).expect("it is the engine's");
+    let mut steps: Vec<&str> = path[crate_.len()..].trim_end_matches(".rs").split('/').collect();
+    if ["mod", "lib"].contains(steps.last().unwrap_or(&"")) {
         steps.pop();
     }
-    steps
-}
-
-/// The names that `server/mod.rs` itself declares: those of the server, the others are of the services.
-fn server_names() -> BTreeSet<String> {
-    let code = code_without_tests(&read("engine/src/server/mod.rs"));
-    let all: Vec<&str> = words(&code).collect();
-    all.windows(2)
-        .filter(|pair| ["struct", "enum"].contains(&pair[0]))
-        .map(|pair| pair[1].to_owned())
-        .collect()
+    (crate_, steps)
 }
 
 /// The layers that a file names, with the path that does so.
-fn arrows(file: &str, code: &str, server: &BTreeSet<String>) -> Vec<(String, String)> {
+fn arrows(path: &str, code: &str) -> Vec<(String, String)> {
+    let (crate_, modules) = module_of(path);
     let mut found: Vec<(String, String)> = paths(code, "crate").into_iter().collect();
     // A path that climbs up to the root of the crate.
-    let climb = vec!["super"; module_of(file).len()].join("::");
-    found.extend(paths(code, &climb).into_iter().filter(|(first, _)| first != "super" && first != "*"));
+    let climb = vec!["super"; modules.len()].join("::");
+    if !climb.is_empty() {
+        found.extend(paths(code, &climb).into_iter().filter(|(first, _)| first != "super" && first != "*"));
+    }
     let layer = |(first, second): (String, String)| {
-        let path = format!("crate::{first}::{second}");
-        match first.as_str() {
-            "server" if server.contains(&second) => ("server".to_owned(), path),
-            "server" => ("service".to_owned(), path),
-            _ => (first, path),
-        }
+        let named = format!("crate::{first}::{second}");
+        // Crates below are modules of the engine by their `pub use`.
+        let places = [format!("{crate_}{first}/"), format!("{crate_}{first}.rs")];
+        let layer = LAYERS.iter().find(|layer| layer.name == first && crate_ == "engine/src/");
+        let layer = layer.or_else(|| places.iter().find_map(|place| layer_of(place)));
+        (layer.map_or(first, |layer| layer.name.to_owned()), named)
     };
     found.into_iter().map(layer).collect()
 }
 
 #[test]
 fn arrows_point_down() {
-    let server = server_names();
-    assert!(server.contains("Server") && !server.contains("ServerCall"), "{server:?}");
     let mut wrong = Vec::new();
     let mut used = vec![BTreeSet::new(); LAYERS.len()];
-    for path in files("engine/src", ".rs").iter().filter(|path| !is_test(path)) {
-        let file = &path["engine/src/".len()..];
-        if file == "lib.rs" {
-            continue;
-        }
-        let Some(layer) = layer_of(file) else {
+    for path in engine() {
+        let Some(layer) = layer_of(&path) else {
             wrong.push(format!("{path} belongs to no layer"));
             continue;
         };
         let place = LAYERS.iter().position(|other| other.name == layer.name).expect("it is from the table");
-        for (target, named) in arrows(file, &code_without_tests(&read(path)), &server) {
+        for (target, named) in arrows(&path, &code_without_tests(&read(&path))) {
             if target == layer.name {
                 continue;
             }
@@ -255,18 +257,21 @@ fn arrows_point_down() {
 
 #[test]
 fn layers_name_only_their_crates() {
-    let manifest = read("engine/Cargo.toml");
-    let dependencies: BTreeSet<String> = manifest
-        .lines()
-        .filter_map(|line| line.split_once(".workspace"))
+    let manifests =
+        ["engine", "engine/fabric", "engine/proto"].map(|crate_| read(format!("{crate_}/Cargo.toml")));
+    let dependencies: BTreeSet<String> = manifests
+        .iter()
+        .flat_map(|manifest| manifest.lines())
+        .filter_map(|line| line.split_once(".workspace").or_else(|| line.split_once(" = { workspace")))
         .map(|(name, _)| name.trim().replace('-', "_"))
         .filter(|name| !["version", "edition", "rust_version", "license", "publish"].contains(&name.as_str()))
+        .filter(|name| !["rpcrdma_fabric", "rpcrdma_proto"].contains(&name.as_str()))
         .collect();
     assert!(dependencies.contains(MEMPOOL) && dependencies.contains("rustix"), "{dependencies:?}");
     let mut wrong = Vec::new();
-    for path in files("engine/src", ".rs").iter().filter(|path| !is_test(path)) {
-        let Some(layer) = layer_of(&path["engine/src/".len()..]) else { continue };
-        let code = code_without_tests(&read(path));
+    for path in engine() {
+        let Some(layer) = layer_of(&path) else { continue };
+        let code = code_without_tests(&read(&path));
         for name in words(&code).filter(|word| dependencies.contains(*word)) {
             if !layer.crates.contains(&name) {
                 wrong.push(format!("{path} names the crate {name}, which {} does not use", layer.name));
@@ -280,14 +285,14 @@ fn layers_name_only_their_crates() {
 fn pure_layers_know_no_clock_thread_or_atomic() {
     let mut wrong = Vec::new();
     let mut seen = 0;
-    for path in files("engine/src", ".rs").iter().filter(|path| !is_test(path)) {
-        let Some(layer) = layer_of(&path["engine/src/".len()..]) else { continue };
+    for path in engine() {
+        let Some(layer) = layer_of(&path) else { continue };
         if !layer.pure {
             continue;
         }
         seen += 1;
         // A length of time is no clock.
-        let code = code_without_tests(&read(path)).replace("std::time::Duration", "");
+        let code = code_without_tests(&read(&path)).replace("std::time::Duration", "");
         for word in words(&code).filter(|word| IMPURE.contains(word) || word.starts_with("Atomic")) {
             wrong.push(format!("{path} names {word}"));
         }

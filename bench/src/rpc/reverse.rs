@@ -10,7 +10,7 @@ use std::thread;
 use rpcrdma::client::{Client, ClientCall, ClientConfig, Pending};
 use rpcrdma::handoff::idle::{Idle, IdleStep};
 use rpcrdma::mempool::Buf;
-use rpcrdma::server::Caller;
+use rpcrdma::service::Caller;
 use rpcrdma::{CallError, Refusal, Reply, Server, ServerCall};
 use serde::{Deserialize, Serialize};
 

@@ -14,7 +14,7 @@ use std::sync::{PoisonError, RwLock};
 
 use anyhow::{Context, bail, ensure};
 use memmap2::{Mmap, MmapOptions};
-use rpcrdma::server::ResultWriter;
+use rpcrdma::service::ResultWriter;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 

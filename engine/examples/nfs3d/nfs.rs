@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use nfs3_types::xdr_codec::Pack;
 use rpcrdma::binding::nfs3::{self, PATH_MAX, Sizes};
-use rpcrdma::server::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
+use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::rpc::{AuthSys, Flavor};
 use rpcrdma::wire::xdr::padded;
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};

@@ -8,7 +8,7 @@ use nfs3_types::nfs3::{
     WRITE3resok, nfsstat3, stable_how,
 };
 use nfs3_types::xdr_codec::{Pack, Void};
-use rpcrdma::server::ResultWriter;
+use rpcrdma::service::ResultWriter;
 use rpcrdma::wire::xdr::padded;
 use rpcrdma::{Refusal, ServerCall};
 use rustix::fs::{Stat, fdatasync, fstat, fsync};

@@ -15,7 +15,7 @@ use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
 use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
-use crate::server::MAX_CHUNKS;
+use crate::service::MAX_CHUNKS;
 use crate::shard::{
     CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, SimulatedTime, Sink,
     headroom,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::binding::{BindingError, Bindings, reduction_allowed};
 use crate::config::{Config, ConfigError};
 use crate::fabric::FabricError;
-use crate::server::Services;
+use crate::service::Services;
 use crate::shard::{OpenError, SpawnError};
 
 pub use header::Credential;

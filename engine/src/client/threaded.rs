@@ -16,7 +16,7 @@ use crate::handoff::idle::IdlePolicy;
 use crate::handoff::mailbox::Sender;
 use crate::handoff::slot::{SlotTable, Ticket};
 use crate::proto::CallError;
-use crate::server::MAX_CHUNKS;
+use crate::service::MAX_CHUNKS;
 use crate::shard::{
     CallResult, ChunkMemory, Command, ConnRef, Message, RemoteCall, Shard, ShardHandle, spawn,
 };

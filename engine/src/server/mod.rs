@@ -1,24 +1,14 @@
-//! The public face for those who serve: [`Services`] say what, [`Server`] runs it on shards and workers.
-
-mod call;
-pub mod reply_cache;
-mod service;
-mod writer;
+//! A server: shards and workers that run [`Services`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
-pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
-pub(crate) use service::REFUSAL_LEN;
-pub use service::{Handler, Identify, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
-pub use writer::ResultWriter;
 
 use crate::address::Address;
 use crate::client::{Client, ClientConfig};
 use crate::config::Config;
 use crate::fabric::FabricError;
 use crate::handoff::workers::{PoolError, WorkerConfig};
+use crate::service::{Caller, Services};
 use crate::shard::{
     Command, ConnRef, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn, worker_of,
 };

@@ -11,7 +11,7 @@ use super::list::push;
 use super::outcome::{CallResult, Done, Reply, Sink};
 use crate::fabric::{Fabric, Posting, ReceivedBuf, WorkRequest};
 use crate::proto::{CallError, CallId, Refusal};
-use crate::server::MAX_CHUNKS;
+use crate::service::MAX_CHUNKS;
 use crate::wire::{HeaderType, View, WriteChunk, rpc};
 
 impl<F: Fabric> Shard<F> {

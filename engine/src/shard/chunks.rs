@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
-use crate::server::MAX_CHUNKS;
+use crate::service::MAX_CHUNKS;
 
 /// Boxes that a thread keeps.
 const KEPT: usize = 1024;

@@ -9,7 +9,7 @@ use rpcrdma_mempool::{Buf, Lent, Pool};
 
 use crate::fabric::{FabricAddress, Posting, QpId, RemoteMemory, WindowId, WorkRequest};
 use crate::proto::{CallError, CallId, Connection, Outgoing};
-use crate::server::{MAX_CHUNKS, ServerCall};
+use crate::service::{MAX_CHUNKS, ServerCall};
 use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::{self, ErrorBody, Segment, Version};

@@ -74,7 +74,7 @@ use crate::handoff::mailbox::Mailbox;
 use crate::handoff::parker::{Signal, Sleeper, Wake};
 use crate::handoff::workers::JobResult;
 use crate::proto::exchange;
-use crate::server::{CallBoxes, ServerCall, Services};
+use crate::service::{CallBoxes, ServerCall, Services};
 use crate::stats::ShardStats;
 
 use assembly::Assemblies;

@@ -8,7 +8,7 @@ use super::shape::counts_of;
 use crate::config::{HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::Fabric;
 use crate::proto::Outgoing;
-use crate::server::ServerCall;
+use crate::service::ServerCall;
 use crate::wire::ChunkCounts;
 
 /// Bytes of the shortest parts, but for the last: what the smallest buffers hold.

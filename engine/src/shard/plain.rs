@@ -14,7 +14,7 @@ use crate::binding::Binding;
 use crate::config::HEADROOM_PLAIN;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{CallId, InboundId, Outgoing, Refusal};
-use crate::server::{ReadArgument, ResultChunk, ServerCall};
+use crate::service::{ReadArgument, ResultChunk, ServerCall};
 use crate::wire::{Plain, PlainChunks, ReadSegment, Version, rpc};
 
 /// Where the results of such a call are in the buffer of its reply.

@@ -8,7 +8,7 @@ use super::{MAX_BATCH, Shard};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, SMALL_BUFFER};
 use crate::fabric::{Completion, Fabric, Opcode, PostError, ReceivedBuf, Status};
 use crate::proto::{CallError, CallId, Event, Form, InboundId, Outgoing, PeerFault};
-use crate::server::ServerCall;
+use crate::service::ServerCall;
 use crate::wire::{HeaderType, View};
 
 /// Whether a work request failed because of what the peer said or sent.

@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 
 use crate::binding::reduction_allowed;
 use crate::proto::{LIMITS, MAX_READ_SEGMENTS, Refusal};
-use crate::server::{Procedure, REFUSAL_LEN, ResultChunk, ServerCall, Services};
+use crate::service::{Procedure, REFUSAL_LEN, ResultChunk, ServerCall, Services};
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
 use crate::wire::{ErrorBody, ReadSegment, SEGMENT_LEN, Segment, Version, View};

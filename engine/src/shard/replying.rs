@@ -10,7 +10,7 @@ use super::reading::Reject;
 use crate::config::{HEADROOM_PLAIN, RECEIVE_LOW_WATER, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
-use crate::server::{MAX_CHUNKS, ResultBytes, ServerCall};
+use crate::service::{MAX_CHUNKS, ResultBytes, ServerCall};
 use crate::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use crate::wire::{Chunks, ErrorBody, Segment, WriteList, rpc};
 

@@ -12,8 +12,8 @@ use super::reading::{Reject, read_lists, read_position_zero, read_rpc, reply_bod
 use super::replying::{reply_form, reply_headroom};
 use crate::fabric::{Fabric, Posting, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::{Refusal, ReplyForm};
-use crate::server::reply_cache::Lookup;
-use crate::server::{
+use crate::service::reply_cache::Lookup;
+use crate::service::{
     MAX_CHUNKS, Placement, REFUSAL_LEN, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall,
 };
 use crate::wire::rpc::{self, OpaqueAuth, ReplyBody, ReplyHeader};

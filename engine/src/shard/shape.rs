@@ -12,7 +12,7 @@ use crate::proto::{
     CallError, CallForm, CallId, CallLengths, FIRST_MESSAGE_LEN, LEAST_LAST_PART, MAX_READ_SEGMENTS,
     MAX_WRITE_SEGMENTS, Terms, choose_call,
 };
-use crate::server::{MAX_CHUNKS, MAX_SEGMENTS};
+use crate::service::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::xdr::padded;
 use crate::wire::{ChunkCounts, Chunks, ErrorBody, ReadSegment, SEGMENT_LEN, Segment, WriteList};

@@ -16,7 +16,7 @@ use super::outgoing::headroom;
 use super::reading::Reject;
 use super::waiting::{Waiting, release};
 use crate::fabric::Fabric;
-use crate::server::{ResultMemory, ServerCall};
+use crate::service::{ResultMemory, ServerCall};
 use crate::wire::ErrorBody;
 
 /// A pool is short when no more than this part of its buffers is free.

@@ -17,7 +17,7 @@ use crate::handoff::mailbox::{Connector, Mailbox};
 use crate::handoff::pin::{PinError, pin_current_thread};
 use crate::handoff::slot::Completer;
 use crate::proto::CallError;
-use crate::server::MAX_CHUNKS;
+use crate::service::MAX_CHUNKS;
 use crate::shard::CallResult;
 use crate::stats::ShardStats;
 

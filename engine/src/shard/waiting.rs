@@ -17,7 +17,7 @@ use super::Shard;
 use super::conn::Conn;
 use super::reading::{Fetch, Reject};
 use crate::fabric::{Fabric, Posting, RemoteMemory, Source, WorkRequest};
-use crate::server::{MAX_CHUNKS, ResultBytes, ResultMemory, ServerCall};
+use crate::service::{MAX_CHUNKS, ResultBytes, ResultMemory, ServerCall};
 use crate::wire::ErrorBody;
 
 /// A call that waits.

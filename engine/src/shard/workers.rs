@@ -7,7 +7,7 @@ use crate::config::POLL_BATCH;
 use crate::fabric::{Fabric, QpId};
 use crate::handoff::workers::{Bench, JobError, ShardPort, WorkerPool};
 use crate::proto::InboundId;
-use crate::server::{ServerCall, Services};
+use crate::service::{ServerCall, Services};
 use crate::wire::ErrorBody;
 
 /// Names a call that is with the workers.

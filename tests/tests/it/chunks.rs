@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use rpcrdma::server::{MAX_CHUNKS, ServerConfig};
+use rpcrdma::server::ServerConfig;
+use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::{CallError, Config, Procedure, Refusal};
 use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};

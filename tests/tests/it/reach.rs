@@ -29,7 +29,7 @@ fn at(segment: Segment, skip: i64) -> RemoteMemory {
 }
 
 impl Showing {
-    fn new(world: &World, address: &rpcrdma::Address, told: &Receiver<rpcrdma::server::Caller>) -> Self {
+    fn new(world: &World, address: &rpcrdma::Address, told: &Receiver<rpcrdma::service::Caller>) -> Self {
         let mut peer = RawPeer::connect_silently(address);
         peer.offers = Properties { reverse_support: ReverseSupport::General, ..peer.offers };
         peer.introduce();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::server::reply_cache::{Client, ReplyCache, ReplyCacheConfig, by_credential, by_host};
+use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig, by_credential, by_host};
 use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, Flags, Revision, Version, View, ViewBody};
 use rpcrdma::{Address, Config, Procedure, Refusal, Services};

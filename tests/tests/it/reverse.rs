@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rpcrdma::client::{Client, ClientCall, ClientConfig, LocalClient};
-use rpcrdma::server::Caller;
+use rpcrdma::service::Caller;
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::{CallError, Config, Procedure, Scheme, Services};
 use rpcrdma_tests::{

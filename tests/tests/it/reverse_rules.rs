@@ -26,7 +26,7 @@ fn view(bytes: &[u8]) -> View<'_> {
 struct Called {
     raw: Client,
     reverse: Caller,
-    told: Receiver<rpcrdma::server::Caller>,
+    told: Receiver<rpcrdma::service::Caller>,
     address: rpcrdma::Address,
     world: World,
 }

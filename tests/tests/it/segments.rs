@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
 use rpcrdma::fabric::Access;
-use rpcrdma::server::{MAX_CHUNKS, MAX_SEGMENTS, ServerConfig};
+use rpcrdma::server::ServerConfig;
+use rpcrdma::service::{MAX_CHUNKS, MAX_SEGMENTS};
 use rpcrdma::wire::optional::Operation;
 use rpcrdma::wire::properties::{Properties, Property, PropertyId};
 use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};

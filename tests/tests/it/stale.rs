@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use rpcrdma::client::{ClientCall, LocalClient, PreparedCall};
 use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::server::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
+use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, View};
 use rpcrdma::{Client, Config, Procedure, Refusal, Scheme, ServerCall, Services};
 use rpcrdma_tests::*;
@@ -375,7 +375,10 @@ fn reverse_replies_that_nobody_wrote_are_zero() {
     }
 }
 
-fn telling(world: &mut World, config: Config) -> (mpsc::Receiver<rpcrdma::server::Caller>, rpcrdma::Address) {
+fn telling(
+    world: &mut World,
+    config: Config,
+) -> (mpsc::Receiver<rpcrdma::service::Caller>, rpcrdma::Address) {
     let (services, told) = telling_services();
     (told, world.serve_with(server(config), services))
 }

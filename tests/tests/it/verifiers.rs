@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rpcrdma::client::{ClientCall, ClientConfig, Credential, LocalClient};
 use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::server::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
+use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::rpc::{AcceptStat, MAX_AUTH_LEN, OpaqueAuth, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, View};
 use rpcrdma::{CallResult, Client, Config, Procedure, Refusal, Scheme, ServerCall, Services};
@@ -192,9 +192,9 @@ fn refusals_and_replies_that_are_kept_have_their_verifier() {
         assert_eq!(ask(xid, SIGN_AND_REFUSE, verifier, 0), expected);
     }
     // What a service hands to the cache by itself is kept alike.
-    let key = rpcrdma::server::reply_cache::CallKey::new(Whose::number(2), 1, 2, 3, 4, b"");
-    let rpcrdma::server::reply_cache::Lookup::New(claim) = cache.begin(key) else { panic!("new") };
+    let key = rpcrdma::service::reply_cache::CallKey::new(Whose::number(2), 1, 2, 3, 4, b"");
+    let rpcrdma::service::reply_cache::Lookup::New(claim) = cache.begin(key) else { panic!("new") };
     claim.finish_with(OpaqueAuth { flavor: 5, body: b"body" }, b"results");
-    let rpcrdma::server::reply_cache::Lookup::Done(kept) = cache.begin(key) else { panic!("kept") };
+    let rpcrdma::service::reply_cache::Lookup::Done(kept) = cache.begin(key) else { panic!("kept") };
     assert_eq!((kept.verifier(), &kept[..]), (OpaqueAuth { flavor: 5, body: b"body" }, &b"results"[..]));
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rpcrdma::server::MAX_CHUNKS;
-use rpcrdma::server::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
+use rpcrdma::service::MAX_CHUNKS;
+use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{PROGRAM, VERSION, pattern, patterned, services_for};
 

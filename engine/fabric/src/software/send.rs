@@ -8,9 +8,7 @@ use super::qp::{Common, Qp, State, ended, opcode};
 use super::retire::Retire;
 use super::ring::Header;
 use super::window::{Exposure, Revoked};
-use crate::{
-    Access, Completion, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest,
-};
+use crate::{Access, Completion, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest};
 
 /// Bytes that one queue pair may copy per post or poll, so that the others get their turn.
 const COPY_BUDGET: usize = 1 << 20;

@@ -6,7 +6,7 @@
 //!
 //! ```
 //! # use std::sync::Arc;
-//! use rpcrdma::server::reply_cache::{CallKey, Client, Lookup, ReplyCache, ReplyCacheConfig};
+//! use rpcrdma::service::reply_cache::{CallKey, Client, Lookup, ReplyCache, ReplyCacheConfig};
 //! let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
 //! let key = CallKey::new(Client::number(7), 0x1234, 100003, 3, 12, b"arguments");
 //! match cache.begin(key) {

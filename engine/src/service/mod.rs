@@ -1,0 +1,13 @@
+//! What a server offers, and what its handlers see: [`Procedure`]s with their bindings, the [`ServerCall`] that one is run for, the writer of
+//! its results, and the [cache of replies](reply_cache) of calls that must not run twice. Shards run them; [`Server`](crate::Server) has shards.
+
+mod call;
+mod procedure;
+pub mod reply_cache;
+mod writer;
+
+pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
+pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
+pub(crate) use procedure::REFUSAL_LEN;
+pub use procedure::{Handler, Identify, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
+pub use writer::ResultWriter;
