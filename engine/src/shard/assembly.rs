@@ -84,7 +84,7 @@ impl<F: Fabric> Shard<F> {
             if let Some(buf) = self.pool.alloc(roomy) {
                 return Some(buf);
             }
-        } else if len > self.configured_receive && !self.may_assemble(len) {
+        } else if len > self.sizing.configured_capacity() && !self.may_assemble(len) {
             self.drop_oldest_assembly(conn);
         }
         self.alloc(len)
@@ -93,7 +93,7 @@ impl<F: Fabric> Shard<F> {
     /// What has come of the message of a connection is in this buffer.
     #[cold]
     pub(super) fn hold_assembly(&self, conn: &mut Conn, buf: Buf) {
-        let is_long = buf.capacity() > self.configured_receive;
+        let is_long = buf.capacity() > self.sizing.configured_capacity();
         conn.assembly = Some(self.assemblies.hold(buf, is_long, conn.assembly_age, conn.qp.slot));
     }
 

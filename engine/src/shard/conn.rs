@@ -20,6 +20,7 @@ use super::guests::Guest;
 use super::list::push;
 use super::outcome::{CallResult, Sink};
 use super::progress::{Owed, Progress};
+use super::receives::Promise;
 use super::waiting::Waiting;
 
 /// Where a connection is in its life.
@@ -223,9 +224,7 @@ pub(super) struct Conn {
     /// Of a client that negotiates: until when, in nanoseconds.
     pub(super) settle_by: u64,
     /// Receives that the shard keeps for it.
-    pub(super) reserve: u32,
-    /// Receives beyond them that it may need.
-    pub(super) leeway: u32,
+    pub(super) promise: Promise,
     /// Messages that it had sent and received when it was last looked at, and since when it has sent none, in nanoseconds.
     pub(super) last_sent: u64,
     pub(super) last_received: u64,
@@ -281,8 +280,7 @@ impl Conn {
             guest: None,
             plain_serving: false,
             settle_by: u64::MAX,
-            reserve: 0,
-            leeway: 0,
+            promise: Promise::default(),
             last_sent: 0,
             last_received: 0,
             quiet_since: 0,

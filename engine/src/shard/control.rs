@@ -144,16 +144,16 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// Too few are left to be promised; or there is no memory for those that are promised already.
     pub(super) fn share(&mut self) -> Result<u32, FabricError> {
-        if self.posted < self.reserved + UNTOLD {
+        if !self.receives.exceed_by(UNTOLD) {
             self.refill();
         }
-        if self.posted < self.reserved + UNTOLD {
+        if !self.receives.exceed_by(UNTOLD) {
             return Err(no_receives(
                 "all that there are buffers for are promised to others; raise `message_buffers`, or hold fewer".into(),
             ));
         }
         let limit = self.config.receives;
-        let left = limit.saturating_sub(RECEIVE_MARGIN + self.reserved);
+        let left = self.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
         let most = (left / SHARE).max(MIN_WINDOW as usize).min(left.saturating_sub(1)) as u32;
         if most < MIN_WINDOW {
             let remedy = "raise `receives`, or lower `window`";
@@ -399,10 +399,8 @@ impl<F: Fabric> Shard<F> {
             self.boxes.put(pending.call);
         }
         self.stats.messages.add(conn.proto.counters());
-        self.reserved -= conn.reserve as usize;
-        self.leeway -= conn.leeway as usize;
-        (conn.reserve, conn.leeway) = (0, 0);
-        if self.starved {
+        self.receives.promise(&mut conn.promise, 0, 0);
+        if self.receives.is_starved() {
             self.relieved();
         }
         if conn.stage == Stage::Negotiating {

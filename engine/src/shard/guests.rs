@@ -129,7 +129,7 @@ impl<F: Fabric> Shard<F> {
             let idle = conn.proto.is_idle() && conn.is_idle();
             let useful = conn.proto.useful_messages();
             let silent = if useful == guest.useful { now.saturating_sub(guest.heard) } else { 0 };
-            let reserve = conn.reserve as usize;
+            let reserve = conn.promise.receives() as usize;
             idle.then_some(Idle { slot, host: &guest.host, new: guest.new, silent, reserve })
         })
     }

@@ -18,6 +18,7 @@
 //! | `serving` | calls of the peer: fetch what they bring, run them |
 //! | `waiting` | calls of the peer for which there is no memory now |
 //! | `reading` | what a call says, held against what its procedure declares |
+//! | `receives` | the budget of Receives |
 //! | `replying` | replies: RDMA Writes, header, Send |
 //! | `revive` | connections that are made again |
 //! | `control` | connect, listen, accept, drain, break |
@@ -50,6 +51,7 @@ mod plain;
 mod poll;
 mod progress;
 mod reading;
+mod receives;
 mod replying;
 mod resize;
 mod revive;
@@ -67,7 +69,7 @@ use std::sync::{Arc, mpsc};
 
 use rpcrdma_mempool::{Arena, Buf, Class, MemError, Pool, PoolConfig};
 
-use crate::config::{Config, ConfigError, HEADROOM_REPLY, RECEIVE_MARGIN, SMALL_BUFFER};
+use crate::config::{Config, ConfigError, HEADROOM_REPLY, SMALL_BUFFER};
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Completion, ControlEvent, Fabric, FabricError, QpId};
 use crate::handoff::mailbox::Mailbox;
@@ -89,6 +91,7 @@ pub use outcome::{CallResult, Done, Reply};
 pub(crate) use outgoing::{CallRequest, headroom};
 use progress::Watch;
 use reading::Fetch;
+use receives::ReceiveBudget;
 pub use resize::ResizeError;
 use resize::Sizing;
 use shape::Lists;
@@ -166,16 +169,7 @@ pub struct Shard<F: Fabric> {
     events: Vec<ControlEvent>,
     notices: Vec<Notice>,
     done: Vec<Done>,
-    /// Receives on their way to the device.
-    receives: Vec<Buf>,
-    /// Receives that the device has.
-    posted: usize,
-    /// Receives promised to connections.
-    reserved: usize,
-    /// Receives that connections may need though they were promised none.
-    leeway: usize,
-    /// Connections were told to wait because fewer are posted than promised.
-    starved: bool,
+    receives: ReceiveBudget,
     services: Option<Arc<Services>>,
     boxes: CallBoxes,
     workers: Option<Port>,
@@ -225,10 +219,6 @@ pub struct Shard<F: Fabric> {
     adaptations: u32,
     /// When `control` has something to do by itself, in nanoseconds.
     next_control: u64,
-    /// Capacity of a Receive's buffer.
-    receive_size: usize,
-    /// That of one of the configured size.
-    configured_receive: usize,
     sizing: Sizing,
     /// What peers have told of their characteristics, for the application.
     changes: VecDeque<(ConnRef, exchange::Event)>,
@@ -288,11 +278,7 @@ impl<F: Fabric> Shard<F> {
             events: Vec::new(),
             notices: Vec::new(),
             done: Vec::with_capacity(256),
-            receives: Vec::with_capacity(RECEIVE_MARGIN),
-            posted: 0,
-            reserved: 0,
-            leeway: 0,
-            starved: false,
+            receives: ReceiveBudget::new(config.receives),
             services,
             boxes: CallBoxes::default(),
             workers: None,
@@ -322,9 +308,7 @@ impl<F: Fabric> Shard<F> {
             aliases: Vec::new(),
             adaptations: 0,
             next_control: u64::MAX,
-            receive_size,
-            configured_receive: receive_size,
-            sizing: Sizing::new(config.inline),
+            sizing: Sizing::new(config.inline, receive_size),
             changes: VecDeque::new(),
             fabric,
             config,
@@ -381,8 +365,8 @@ impl<F: Fabric> Shard<F> {
             let classes = conn.exposed.as_ref().map_or_else(Vec::new, |pool| pool.stats().classes);
             stats.exposed_buffers += classes.iter().map(|class| class.outstanding as u64).sum::<u64>();
         }
-        stats.receives_posted = (self.posted + self.receives.len()) as u64;
-        stats.receives_promised = self.reserved as u64;
+        stats.receives_posted = self.receives.held() as u64;
+        stats.receives_promised = self.receives.promised() as u64;
         stats.worker_depth =
             self.backlog.len() as u64 + self.workers.as_ref().map_or(0, |port| port.outstanding() as u64);
         stats

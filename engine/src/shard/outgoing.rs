@@ -107,7 +107,7 @@ impl<F: Fabric> Shard<F> {
         sink: Sink,
         started: Option<u64>,
     ) -> Option<CallId> {
-        let receives_ok = self.posted >= self.reserved;
+        let receives_ok = self.receives.suffice();
         let (call, now) = match conn.proto.start_call_now(token, deadline, receives_ok) {
             Ok(started) => started,
             Err(error) => return self.refuse(sink, token, error),
@@ -136,7 +136,7 @@ impl<F: Fabric> Shard<F> {
         started: Option<u64>,
     ) -> Option<CallId> {
         let CallRequest { mut message, mut memory, max_reply, token, sink, .. } = request;
-        let receives_ok = self.posted >= self.reserved;
+        let receives_ok = self.receives.suffice();
         let result = if conn.is_reviving() {
             // It gets its form when the connection is open again.
             conn.proto.start_call(token, deadline).map(|call| (call, false))

@@ -5,7 +5,7 @@ use super::assembly::Assembly;
 use super::conn::{Conn, Stage};
 use super::reading::read_call;
 use super::{MAX_BATCH, Shard};
-use crate::config::{HEADROOM_PLAIN, POLL_BATCH, RECEIVE_LOW_WATER, SMALL_BUFFER};
+use crate::config::{HEADROOM_PLAIN, POLL_BATCH, SMALL_BUFFER};
 use crate::fabric::{Completion, Fabric, Opcode, PostError, ReceivedBuf, Status};
 use crate::proto::{CallError, CallId, Event, Form, InboundId, Outgoing, PeerFault};
 use crate::service::ServerCall;
@@ -47,8 +47,8 @@ impl<F: Fabric> Shard<F> {
             self.control();
         }
         // 6. Receives go back, buffers come home.
-        if self.posted < self.reserved + RECEIVE_LOW_WATER || self.receives.len() >= RECEIVE_LOW_WATER {
-            self.starved |= self.posted < self.reserved;
+        if self.receives.is_low() {
+            self.receives.note_shortage();
             self.refill();
         }
         self.pool.drain_remote();
@@ -78,7 +78,7 @@ impl<F: Fabric> Shard<F> {
         self.stats.completions += count as u64;
         if count == 1 {
             if let Some(completion) = self.completions.pop() {
-                self.posted -= usize::from(completion.buf.is_some());
+                self.count_receive(&completion);
                 if let Some(mut conn) = self.take(completion.qp) {
                     self.completed(&mut conn, completion);
                     self.settle(&mut conn, true);
@@ -91,6 +91,13 @@ impl<F: Fabric> Shard<F> {
         count
     }
 
+    #[inline(always)]
+    fn count_receive(&mut self, completion: &Completion) {
+        if completion.buf.is_some() {
+            self.receives.completed();
+        }
+    }
+
     /// The same for more than one.
     #[inline(never)]
     fn many_completions(&mut self) {
@@ -98,7 +105,7 @@ impl<F: Fabric> Shard<F> {
         // Most come from one connection in a row: it is taken out of the table, and put back, once.
         let mut current: Option<Box<Conn>> = None;
         for completion in completions.drain(..) {
-            self.posted -= usize::from(completion.buf.is_some());
+            self.count_receive(&completion);
             if current.as_ref().is_none_or(|conn| conn.qp != completion.qp || conn.doomed.is_some()) {
                 if let Some(mut conn) = current.take() {
                     self.settle(&mut conn, false);
@@ -359,7 +366,7 @@ impl<F: Fabric> Shard<F> {
 
     #[inline]
     fn transmit(&mut self) {
-        self.starved |= self.posted < self.reserved;
+        self.receives.note_shortage();
         if self.ready.len() == 1 {
             if let Some(slot) = self.ready.pop() {
                 self.transmit_one(slot);
@@ -490,23 +497,18 @@ impl<F: Fabric> Shard<F> {
     /// Posts Receives, as one chain, up to what is promised and the margin.
     #[inline(never)]
     pub(super) fn refill(&mut self) {
-        let wanted = self.wanted_receives().saturating_sub(self.posted + self.receives.len());
         self.sizing.drain_remote();
-        for _ in 0..wanted {
+        for _ in 0..self.receives.wanted() {
             let Some(buf) = self.alloc_receive() else { break };
             // What is not promised takes no longer buffer, for which calls may wait.
-            if buf.capacity() > self.receive_size && self.posted + self.receives.len() >= self.reserved {
+            if buf.capacity() > self.sizing.capacity() && self.receives.covers_promises() {
                 break;
             }
-            self.receives.push(buf);
+            self.receives.add(buf);
         }
-        let mut posted = 0;
-        if !self.receives.is_empty() {
-            posted = self.fabric.post_recv(None, &mut self.receives);
-            self.posted += posted;
-            self.sizing.posted(posted);
-        }
-        if self.starved && (posted > 0 || self.posted >= self.reserved) {
+        let posted = self.receives.post(|bufs| self.fabric.post_recv(None, bufs));
+        self.sizing.posted(posted);
+        if self.receives.is_starved() && (posted > 0 || self.receives.suffice()) {
             self.relieved();
         }
     }
@@ -514,7 +516,7 @@ impl<F: Fabric> Shard<F> {
     /// There are more Receives, or fewer promised: whoever had to keep its grants, or its replies, back may go on.
     #[cold]
     pub(super) fn relieved(&mut self) {
-        self.starved = false;
+        self.receives.relieve();
         for conn in self.conns.iter_mut().flatten() {
             Self::make_ready(&mut self.ready, conn);
         }

@@ -5,9 +5,8 @@ use rpcrdma_mempool::Buf;
 
 use super::Shard;
 use super::conn::Conn;
-use super::list::push;
 use super::reading::Reject;
-use crate::config::{HEADROOM_PLAIN, RECEIVE_LOW_WATER, headroom_for};
+use crate::config::{HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
 use crate::service::{MAX_CHUNKS, ResultBytes, ServerCall};
@@ -123,10 +122,9 @@ impl<F: Fabric> Shard<F> {
         }
         // The buffer that the call came in goes back to where it came from.
         if let Some(message) = call.message.take()
-            && self.receives.len() < RECEIVE_LOW_WATER
-            && message.capacity() == self.receive_size
+            && message.capacity() == self.sizing.capacity()
         {
-            push(&mut self.receives, || message.into_buf());
+            self.receives.give(|| message.into_buf());
         }
         self.boxes.put(call);
     }

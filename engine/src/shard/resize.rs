@@ -76,10 +76,14 @@ pub(super) struct Sizing {
     retired: Vec<Sized>,
     /// Receives posted since the start.
     posted: u64,
+    /// Bytes of the buffer of a Receive that is posted now, and of one of the configured size.
+    capacity: usize,
+    configured_capacity: usize,
 }
 
 impl Sizing {
-    pub(super) fn new(size: usize) -> Self {
+    /// Receives of `size` bytes, in buffers that have `capacity`.
+    pub(super) fn new(size: usize, capacity: usize) -> Self {
         Self {
             announced: size,
             filled: size,
@@ -88,6 +92,8 @@ impl Sizing {
             pool: None,
             retired: Vec::new(),
             posted: 0,
+            capacity,
+            configured_capacity: capacity,
         }
     }
 
@@ -99,6 +105,18 @@ impl Sizing {
     /// What is posted from now on.
     pub(super) fn filled(&self) -> usize {
         self.filled
+    }
+
+    /// Bytes of the buffer of a Receive that is posted now.
+    #[inline]
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Bytes of the buffer of a Receive of the configured size: longer ones have other uses, too.
+    #[inline]
+    pub(super) fn configured_capacity(&self) -> usize {
+        self.configured_capacity
     }
 
     /// Something of it is to be looked at now and then.
@@ -174,11 +192,11 @@ impl<F: Fabric> Shard<F> {
         let before = std::mem::replace(&mut self.sizing.pool, next);
         self.sizing.retired.extend(before);
         self.sizing.filled = bytes;
-        self.receives.clear();
+        self.receives.drop_waiting();
         // What is of another size goes home instead of being posted again.
-        self.receive_size = match &self.sizing.pool {
+        self.sizing.capacity = match &self.sizing.pool {
             Some(sized) => sized.pool.stats().classes.first().map_or(bytes, |class| class.size),
-            None => self.configured_receive,
+            None => self.sizing.configured_capacity,
         };
         Ok(())
     }
@@ -217,7 +235,7 @@ impl<F: Fabric> Shard<F> {
         if !self.sizing.is_busy() {
             return;
         }
-        let taken = self.sizing.posted - self.posted as u64;
+        let taken = self.sizing.posted - self.receives.posted() as u64;
         match self.sizing.stage {
             Progress::Growing(until) if taken >= until => {
                 self.sizing.announced = self.sizing.filled;

@@ -75,7 +75,7 @@ impl<F: Fabric> Shard<F> {
     /// Of `count` buffers that hold `len` bytes, those that are there to be shared: not the posted Receives.
     #[inline(always)]
     fn shared(&self, len: usize, count: usize) -> usize {
-        let posted = if len <= self.configured_receive { self.posted + self.receives.len() } else { 0 };
+        let posted = if len <= self.sizing.configured_capacity() { self.receives.held() } else { 0 };
         count.saturating_sub(posted)
     }
 

@@ -136,7 +136,7 @@ impl<F: Fabric> Shard<F> {
         let ours = self.pool.arena().id();
         call.message
             .as_ref()
-            .is_some_and(|buf| buf.arena() == ours && buf.capacity() > self.configured_receive)
+            .is_some_and(|buf| buf.arena() == ours && buf.capacity() > self.sizing.configured_capacity())
     }
 
     /// Whether the pool has buffers for what a call needs, were they all free. What fits a buffer fits all larger ones, too.
@@ -145,7 +145,7 @@ impl<F: Fabric> Shard<F> {
         let mut needs = ArrayVec::<usize, { 2 * MAX_CHUNKS + 2 }>::new();
         if let Some(message) = &call.message {
             // A long one has taken its part already.
-            needs.extend(Some(message.capacity()).filter(|&len| len != self.receive_size));
+            needs.extend(Some(message.capacity()).filter(|&len| len != self.sizing.capacity()));
             let entry = services.entry(call.entry);
             needs.push(call.results_at + entry.binding.max_reply);
             if entry.result_memory == ResultMemory::Pool {

@@ -18,16 +18,10 @@ const EVERY: u32 = 8;
 const TURNOVERS: u64 = 8;
 
 impl<F: Fabric> Shard<F> {
-    /// Receives that are to be posted: what is promised, what may be needed beyond that, as far as there are so many, and a margin.
-    #[inline]
-    pub(super) fn wanted_receives(&self) -> usize {
-        self.reserved + self.leeway.min(self.config.receives.saturating_sub(self.reserved)) + RECEIVE_MARGIN
-    }
-
     /// Receives are posted for all that peers may send when `conn`, which is not in the table now, has let its peer send one more.
     #[inline]
     pub(super) fn receives_ok(&self, conn: &Conn) -> bool {
-        self.posted >= self.reserved || self.spares_receives(conn)
+        self.receives.suffice() || self.spares_receives(conn)
     }
 
     /// The same, while there are fewer than all reserves together: calls may have their buffers for long.
@@ -35,7 +29,7 @@ impl<F: Fabric> Shard<F> {
     fn spares_receives(&self, conn: &Conn) -> bool {
         let others: u32 = self.conns.iter().flatten().map(|other| other.proto.spared()).sum();
         // An answer of version 1 makes it one fewer.
-        self.posted + (others + conn.proto.spared()) as usize > self.reserved
+        self.receives.suffice_without(others + conn.proto.spared())
     }
 
     /// Part of step 5 of a turn: fits windows to their use, now and then, and keeps connections alive.
@@ -66,7 +60,7 @@ impl<F: Fabric> Shard<F> {
         let received = conn.proto.counters().received;
         let turned = received - std::mem::replace(&mut conn.last_received, received);
         let total = self.config.receives.saturating_sub(RECEIVE_MARGIN);
-        let free = total.saturating_sub(self.reserved);
+        let free = self.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
         let window = conn.proto.credits().window();
         let share = (total / open.max(1)).saturating_sub(2) as u32;
         let wanted = if free < total / 8 {
@@ -87,12 +81,8 @@ impl<F: Fabric> Shard<F> {
 
     /// Counts what a connection was promised as it is now.
     pub(super) fn rebalance(&mut self, conn: &mut Conn) {
-        let reserve = conn.proto.reserve();
-        self.reserved = self.reserved + reserve as usize - conn.reserve as usize;
-        conn.reserve = reserve;
-        let leeway = conn.proto.credits().leeway();
-        self.leeway = self.leeway + leeway as usize - conn.leeway as usize;
-        conn.leeway = leeway;
+        let (receives, overcommit) = (conn.proto.reserve(), conn.proto.credits().leeway());
+        self.receives.promise(&mut conn.promise, receives, overcommit);
     }
 
     fn keep_alive(&mut self, conn: &mut Conn) {

@@ -1,0 +1,230 @@
+//! The budget of a shard's Receives: how many its device has, how many its connections were promised, and who has to wait while there are
+//! fewer.
+
+use rpcrdma_mempool::Buf;
+
+use super::list::push;
+use crate::config::{RECEIVE_LOW_WATER, RECEIVE_MARGIN};
+
+/// What one connection was promised of it.
+#[derive(Debug, Default)]
+pub(super) struct Promise {
+    receives: u32,
+    overcommit: u32,
+}
+
+impl Promise {
+    /// Receives that are kept for the connection.
+    pub(super) fn receives(&self) -> u32 {
+        self.receives
+    }
+}
+
+/// See the module page.
+#[derive(Debug)]
+pub(super) struct ReceiveBudget {
+    /// Most that may be promised.
+    limit: usize,
+    /// The device has so many.
+    posted: usize,
+    promised: usize,
+    /// What connections may need beyond what they were promised.
+    overcommit: usize,
+    /// Connections were told to wait because fewer are posted than promised.
+    starved: bool,
+    /// On their way to the device.
+    waiting: Vec<Buf>,
+}
+
+impl ReceiveBudget {
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            posted: 0,
+            promised: 0,
+            overcommit: 0,
+            starved: false,
+            waiting: Vec::with_capacity(RECEIVE_MARGIN),
+        }
+    }
+
+    /// There is a Receive for all that peers may send.
+    #[inline(always)]
+    pub(super) fn suffice(&self) -> bool {
+        self.posted >= self.promised
+    }
+
+    /// The same when one more is promised, while so many of the promised ones are not needed.
+    pub(super) fn suffice_without(&self, spared: u32) -> bool {
+        self.posted + spared as usize > self.promised
+    }
+
+    /// So many more than are promised are posted.
+    pub(super) fn exceed_by(&self, count: usize) -> bool {
+        self.posted >= self.promised + count
+    }
+
+    /// Somebody is about to ask whether they suffice, and has to be told if they come to.
+    #[inline]
+    pub(super) fn note_shortage(&mut self) {
+        self.starved |= !self.suffice();
+    }
+
+    /// Somebody waits for more.
+    pub(super) fn is_starved(&self) -> bool {
+        self.starved
+    }
+
+    /// Nobody waits any more.
+    pub(super) fn relieve(&mut self) {
+        self.starved = false;
+    }
+
+    /// One of them has been used.
+    #[inline]
+    pub(super) fn completed(&mut self) {
+        self.posted -= 1;
+    }
+
+    /// It is time to post.
+    #[inline]
+    pub(super) fn is_low(&self) -> bool {
+        !self.exceed_by(RECEIVE_LOW_WATER) || self.waiting.len() >= RECEIVE_LOW_WATER
+    }
+
+    /// How many buffers are wanted for all that is promised, what may be needed beyond that, as far as there are so many, and a margin.
+    pub(super) fn wanted(&self) -> usize {
+        let overcommit = self.overcommit.min(self.unpromised());
+        (self.promised + overcommit + RECEIVE_MARGIN).saturating_sub(self.held())
+    }
+
+    /// What is promised has its buffers.
+    pub(super) fn covers_promises(&self) -> bool {
+        self.held() >= self.promised
+    }
+
+    /// Receives that may still be promised.
+    pub(super) fn unpromised(&self) -> usize {
+        self.limit.saturating_sub(self.promised)
+    }
+
+    /// Receives that are promised.
+    pub(super) fn promised(&self) -> usize {
+        self.promised
+    }
+
+    /// Receives that the device has, or is about to have.
+    #[inline]
+    pub(super) fn held(&self) -> usize {
+        self.posted + self.waiting.len()
+    }
+
+    /// Receives that the device has.
+    pub(super) fn posted(&self) -> usize {
+        self.posted
+    }
+
+    /// A buffer to be posted. What there is enough of goes home.
+    #[inline]
+    pub(super) fn give(&mut self, buf: impl FnOnce() -> Buf) {
+        if self.waiting.len() < RECEIVE_LOW_WATER {
+            push(&mut self.waiting, buf);
+        }
+    }
+
+    /// A buffer that was wanted.
+    pub(super) fn add(&mut self, buf: Buf) {
+        self.waiting.push(buf);
+    }
+
+    /// What is not posted yet goes home.
+    pub(super) fn drop_waiting(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// Posts what waits, by a function that takes as many as the device does, from the front, and says how many; returns that.
+    pub(super) fn post(&mut self, post: impl FnOnce(&mut Vec<Buf>) -> usize) -> usize {
+        if self.waiting.is_empty() {
+            return 0;
+        }
+        let posted = post(&mut self.waiting);
+        self.posted += posted;
+        posted
+    }
+
+    /// Changes what a connection was promised.
+    pub(super) fn promise(&mut self, promise: &mut Promise, receives: u32, overcommit: u32) {
+        self.promised = self.promised + receives as usize - promise.receives as usize;
+        self.overcommit = self.overcommit + overcommit as usize - promise.overcommit as usize;
+        *promise = Promise { receives, overcommit };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rpcrdma_mempool::{Class, Pool, PoolConfig};
+
+    use super::*;
+
+    fn pool() -> Pool {
+        Pool::new(&PoolConfig { classes: vec![Class { size: 64, count: 1000 }], ..PoolConfig::default() })
+            .unwrap()
+    }
+
+    fn post(budget: &mut ReceiveBudget, pool: &Pool, count: usize) {
+        (0..count).for_each(|_| budget.add(pool.alloc(64).unwrap()));
+        let posted = budget.post(|bufs| bufs.drain(..).count());
+        assert_eq!(posted, count);
+    }
+
+    #[test]
+    fn a_promise_is_counted_once_however_often_it_changes() {
+        let mut budget = ReceiveBudget::new(300);
+        let (mut one, mut other) = (Promise::default(), Promise::default());
+        for receives in [7, 200, 33] {
+            budget.promise(&mut one, receives, 2 * receives);
+        }
+        budget.promise(&mut other, 10, 5);
+        assert_eq!((budget.promised(), budget.unpromised(), one.receives()), (43, 257, 33));
+        assert_eq!(budget.wanted(), 43 + 71 + RECEIVE_MARGIN);
+        budget.promise(&mut one, 0, 0);
+        budget.promise(&mut other, 0, 0);
+        assert_eq!((budget.promised(), budget.wanted()), (0, RECEIVE_MARGIN));
+    }
+
+    #[test]
+    fn what_may_be_needed_is_wanted_as_far_as_there_is_any() {
+        let mut budget = ReceiveBudget::new(100);
+        budget.promise(&mut Promise::default(), 90, 500);
+        assert_eq!(budget.wanted(), 100 + RECEIVE_MARGIN);
+    }
+
+    #[test]
+    fn they_suffice_while_none_is_missing() {
+        let (pool, mut budget) = (pool(), ReceiveBudget::new(300));
+        budget.promise(&mut Promise::default(), 10, 0);
+        post(&mut budget, &pool, 10);
+        assert!(budget.suffice() && !budget.suffice_without(0) && budget.suffice_without(1));
+        budget.note_shortage();
+        assert!(!budget.is_starved());
+        budget.completed();
+        budget.note_shortage();
+        assert!(!budget.suffice() && budget.is_starved() && !budget.suffice_without(1));
+        post(&mut budget, &pool, 1);
+        assert!(budget.suffice() && budget.is_starved(), "until it was acted on");
+        budget.relieve();
+        assert!(!budget.is_starved());
+    }
+
+    #[test]
+    fn what_comes_back_is_bounded_and_what_the_device_refuses_waits() {
+        let (pool, mut budget) = (pool(), ReceiveBudget::new(300));
+        (0..2 * RECEIVE_LOW_WATER).for_each(|_| budget.give(|| pool.alloc(64).unwrap()));
+        assert!(budget.is_low());
+        assert_eq!((budget.held(), budget.posted()), (RECEIVE_LOW_WATER, 0));
+        assert_eq!(budget.post(|bufs| bufs.drain(..RECEIVE_LOW_WATER - 5).count()), RECEIVE_LOW_WATER - 5);
+        assert_eq!((budget.held(), budget.posted()), (RECEIVE_LOW_WATER, RECEIVE_LOW_WATER - 5));
+        budget.drop_waiting();
+        assert_eq!(budget.held(), RECEIVE_LOW_WATER - 5);
+    }
+}
