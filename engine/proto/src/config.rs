@@ -57,6 +57,37 @@ pub struct ConnConfig {
     pub private_data: Option<PrivateData>,
 }
 
+impl Default for ConnConfig {
+    /// A client of version 2 that takes no calls, has up to 32 under way, and gives way to version 1.
+    fn default() -> Self {
+        Self {
+            scheme: Scheme::V2Windowed,
+            version_1: true,
+            revision: Revision::default(),
+            server: false,
+            takes_calls: false,
+            window: 32,
+            reverse_window: 0,
+            max_calls: 32,
+            reverse: ReverseSupport::None,
+            coalesce_grants: true,
+            xid_seed: 0,
+            inline: 4096,
+            longest_send: 4096,
+            optional_operations: false,
+            receive_sizes: None,
+            segment_size: 1 << 20,
+            segment_count: 16,
+            continue_up_to: 16 << 10,
+            reassemble_up_to: 1 << 20,
+            remote_invalidation: true,
+            useless_per_second: 1000,
+            auth: AuthPolicy::Off,
+            private_data: None,
+        }
+    }
+}
+
 impl ConnConfig {
     /// Receives that must be in reserve for such a connection, whatever its version turns out to be.
     pub fn reserve(&self) -> u32 {

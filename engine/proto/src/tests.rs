@@ -5,8 +5,6 @@ mod versions;
 use std::collections::VecDeque;
 
 use super::*;
-use crate::auth::AuthPolicy;
-use crate::wire::properties::ReverseSupport;
 use crate::wire::{
     Body, Chunks, ErrorBody, Flags, Header, HeaderType, ReadSegment, Revision, View, ViewBody,
 };
@@ -43,28 +41,12 @@ fn take(connection: &mut Connection, message: &[u8]) -> Result<Event, PeerFault>
 pub(super) fn config(scheme: Scheme, server: bool) -> ConnConfig {
     ConnConfig {
         scheme,
-        version_1: true,
-        revision: Revision::Ietf00,
         server,
         takes_calls: server,
         window: WINDOW,
-        reverse_window: 0,
         max_calls: if server { 0 } else { 32 },
-        reverse: ReverseSupport::None,
-        coalesce_grants: true,
         xid_seed: 0xFFFF_FFF0,
-        inline: 4096,
-        longest_send: 4096,
-        optional_operations: false,
-        receive_sizes: None,
-        segment_size: 1 << 20,
-        segment_count: 16,
-        continue_up_to: 16384,
-        reassemble_up_to: 1 << 20,
-        remote_invalidation: true,
-        useless_per_second: 1000,
-        auth: AuthPolicy::Off,
-        private_data: None,
+        ..ConnConfig::default()
     }
 }
 

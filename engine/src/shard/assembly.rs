@@ -10,10 +10,10 @@ use rpcrdma_mempool::Buf;
 
 use super::Shard;
 use super::conn::Conn;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, QpId};
 
-/// Connections with a long buffer for what they put together: their slots, by the age of the message.
-type Holders = Rc<RefCell<BTreeMap<u64, u32>>>;
+/// Connections with a long buffer for what they put together: by the age of the message.
+type Holders = Rc<RefCell<BTreeMap<u64, QpId>>>;
 
 /// The messages in parts of all connections.
 #[derive(Debug, Default)]
@@ -29,10 +29,10 @@ impl Assemblies {
         self.begun
     }
 
-    /// What has come of the message of this age, of the connection in this slot, is in `buf`.
-    fn hold(&self, buf: Buf, is_long: bool, age: u64, slot: u32) -> Assembly {
+    /// What has come of the message of this age, of this connection, is in `buf`.
+    fn hold(&self, buf: Buf, is_long: bool, age: u64, qp: QpId) -> Assembly {
         let place = is_long.then(|| {
-            self.long.borrow_mut().insert(age, slot);
+            self.long.borrow_mut().insert(age, qp);
             Place { age, among: Rc::clone(&self.long) }
         });
         Assembly { buf, _place: place }
@@ -44,9 +44,9 @@ impl Assemblies {
         free * 2 > count || self.long.borrow().len() < count / 2
     }
 
-    /// The slot of whoever has had a long buffer since before the message of this age began, for longest.
-    fn oldest(&self, before: u64) -> Option<u32> {
-        self.long.borrow().range(..before).next().map(|(_, &slot)| slot)
+    /// Whoever has had a long buffer since before the message of this age began, for longest.
+    fn oldest(&self, before: u64) -> Option<QpId> {
+        self.long.borrow().range(..before).next().map(|(_, &qp)| qp)
     }
 }
 
@@ -94,7 +94,7 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     pub(super) fn hold_assembly(&self, conn: &mut Conn, buf: Buf) {
         let is_long = buf.capacity() > self.sizing.configured_capacity();
-        conn.assembly = Some(self.assemblies.hold(buf, is_long, conn.assembly_age, conn.qp.slot));
+        conn.assembly = Some(self.assemblies.hold(buf, is_long, conn.assembly_age, conn.qp));
     }
 
     /// Whether one more of the buffers of `len` bytes may go to a message in parts.
@@ -105,8 +105,8 @@ impl<F: Fabric> Shard<F> {
 
     /// Whoever began a message first, and has not ended it, loses it: all that comes of it yet is dropped, and it is answered with an error.
     fn drop_oldest_assembly(&mut self, conn: &Conn) {
-        let Some(slot) = self.assemblies.oldest(conn.assembly_age) else { return };
-        if let Some(other) = self.conns.get_mut(slot as usize).and_then(Option::as_mut) {
+        let Some(oldest) = self.assemblies.oldest(conn.assembly_age) else { return };
+        if let Some(other) = self.conns.get_mut(oldest) {
             other.assembly = None;
             other.proto.spoil_sequence();
             self.stats.pool_empty += 1;
@@ -126,21 +126,22 @@ mod tests {
         let classes = vec![Class { size: 64, count: 8 }];
         let pool = Pool::new(&PoolConfig { classes, arena }).expect("memory");
         let mut all = Assemblies::default();
+        let qp = |slot| QpId { slot, generation: 0 };
         let mut hold = |is_long, slot| {
             let age = all.begin();
-            (all.hold(pool.alloc(64).expect("a buffer"), is_long, age, slot), age)
+            (all.hold(pool.alloc(64).expect("a buffer"), is_long, age, qp(slot)), age)
         };
         let ((first, _), (second, _), (short, _), (third, last)) =
             (hold(true, 7), hold(true, 5), hold(false, 6), hold(true, 3));
-        assert_eq!(all.oldest(last), Some(7));
+        assert_eq!(all.oldest(last), Some(qp(7)));
         assert_eq!(all.oldest(1), None, "nobody makes room for an older one");
         assert!(!all.may_grow(0, 6) && all.may_grow(0, 8), "three have long buffers: half of six");
         assert!(all.may_grow(4, 6), "most are free");
         // It gets a longer one.
-        let grown = all.hold(first.into_buf(), true, 1, 7);
-        assert_eq!(all.oldest(last), Some(7));
+        let grown = all.hold(first.into_buf(), true, 1, qp(7));
+        assert_eq!(all.oldest(last), Some(qp(7)));
         drop((grown, short));
-        assert_eq!(all.oldest(last), Some(5));
+        assert_eq!(all.oldest(last), Some(qp(5)));
         drop(second);
         assert_eq!(all.oldest(last), None, "the last one itself is not older");
         assert!(!all.may_grow(0, 2) && all.may_grow(0, 4));

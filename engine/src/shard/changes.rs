@@ -1,6 +1,7 @@
 //! Characteristics of one connection that change while it is in use: what its peer says about them, and what this end asks for.
 
-use super::conn::{Conn, Stage};
+use super::conn::Conn;
+use super::stage::Stage;
 use super::{ConnRef, Shard};
 use crate::fabric::Fabric;
 use crate::proto::exchange::{ChangeError, Characteristic, Event};
@@ -45,12 +46,13 @@ impl<F: Fabric> Shard<F> {
         conn: ConnRef,
         act: impl FnOnce(&mut Conn) -> Result<T, ChangeError>,
     ) -> Result<T, ChangeError> {
-        let Some(mut conn) = self.take_ref(conn) else { return Err(ChangeError::Unsupported) };
-        let result = if conn.stage == Stage::Open { act(&mut conn) } else { Err(ChangeError::Unsupported) };
-        conn.refresh();
-        Self::make_ready(&mut self.ready, &mut conn);
-        self.put(conn);
-        result
+        let result = self.with_ref(conn, |shard, conn| {
+            let result = if conn.stage == Stage::Open { act(conn) } else { Err(ChangeError::Unsupported) };
+            conn.refresh();
+            Self::make_ready(&mut shard.ready, conn);
+            result
+        });
+        result.unwrap_or(Err(ChangeError::Unsupported))
     }
 
     /// Asks a peer to change characteristics of its end. What becomes of it comes by [`take_changes`](Self::take_changes).
@@ -85,8 +87,6 @@ impl<F: Fabric> Shard<F> {
     }
 
     fn open_conn(&self, conn: ConnRef) -> Option<&Conn> {
-        let qp = self.resolve(conn);
-        let conn = self.conns.get(qp.slot as usize)?.as_ref()?;
-        (conn.qp == qp && conn.stage == Stage::Open).then_some(conn)
+        self.conns.get(conn).filter(|conn| conn.stage == Stage::Open)
     }
 }

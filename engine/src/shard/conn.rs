@@ -21,24 +21,8 @@ use super::list::push;
 use super::outcome::{CallResult, Sink};
 use super::progress::{Owed, Progress};
 use super::receives::Promise;
+use super::stage::Stage;
 use super::waiting::Waiting;
-
-/// Where a connection is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// The fabric has not said `Established` yet.
-    Connecting,
-    /// A client waits for the answer to its first message.
-    Negotiating,
-    /// Messages flow.
-    Open,
-    /// No new calls in either direction; those under way end.
-    Draining,
-    /// The last one has ended; over when the peer has taken everything.
-    Closing,
-    /// Lost, and to be made again.
-    Limbo,
-}
 
 /// A call of ours whose message waits to be sent, or for its reply: a slot, used again and again.
 #[derive(Debug, Default)]
@@ -239,7 +223,7 @@ pub(super) struct Conn {
     pub(super) origin: QpId,
     /// Times that it was made again since it was open.
     pub(super) attempts: u32,
-    /// In limbo: when the next attempt is due, in nanoseconds.
+    /// While it waits to be made again: when the next attempt is due, in nanoseconds.
     pub(super) retry_at: u64,
     /// Its server does not speak version 2.
     pub(super) version_1_only: bool,
@@ -303,7 +287,8 @@ impl Conn {
 
     /// It was lost, and is not open again yet.
     pub(super) fn is_reviving(&self) -> bool {
-        self.attempts > 0 && matches!(self.stage, Stage::Limbo | Stage::Connecting | Stage::Negotiating)
+        self.attempts > 0
+            && matches!(self.stage, Stage::Reconnecting | Stage::Connecting | Stage::Negotiating)
     }
 
     /// The device is gone, with all that it held.

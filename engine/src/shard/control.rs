@@ -1,6 +1,7 @@
 //! The slow part of a connection's life: connect, listen, accept, drain, break.
 
-use super::conn::{Conn, Parts, Stage};
+use super::conn::{Conn, Parts};
+use super::stage::Stage;
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId};
@@ -43,16 +44,12 @@ impl<F: Fabric> Shard<F> {
 
     /// True while calls may be started on it.
     pub fn is_open(&self, conn: ConnRef) -> bool {
-        let qp = self.resolve(conn);
-        let entry = self.conns.get(qp.slot as usize).and_then(Option::as_ref);
-        entry.is_some_and(|entry| entry.qp == qp && entry.stage == Stage::Open)
+        self.conns.get(conn).is_some_and(|conn| conn.stage == Stage::Open)
     }
 
     /// Takes no more calls on a connection, and ends it when those under way have ended.
     pub fn close(&mut self, conn: ConnRef) {
-        let Some(mut conn) = self.take_ref(conn) else { return };
-        self.start_drain(&mut conn);
-        self.put(conn);
+        self.with_ref(conn, Self::start_drain);
     }
 
     fn start_drain(&mut self, conn: &mut Conn) {
@@ -60,15 +57,15 @@ impl<F: Fabric> Shard<F> {
         if conn.stage == Stage::Negotiating {
             self.negotiating -= 1;
         }
-        conn.stage = match conn.stage {
+        match conn.stage {
             // Nothing can be sent on it yet.
             Stage::Connecting => {
                 conn.doomed.get_or_insert_with(|| "closed by this side".into());
-                Stage::Closing
+                conn.stage.go(Stage::Closing);
             }
-            Stage::Closing => Stage::Closing,
-            _ => Stage::Draining,
-        };
+            Stage::Closing | Stage::Draining => {}
+            Stage::Negotiating | Stage::Open | Stage::Reconnecting => conn.stage.go(Stage::Draining),
+        }
         conn.refresh();
         Self::make_ready(&mut self.ready, conn);
     }
@@ -77,39 +74,30 @@ impl<F: Fabric> Shard<F> {
     pub fn drain(&mut self) {
         self.draining = true;
         self.fabric.unlisten();
-        for slot in 0..self.conns.len() {
-            if let Some(mut conn) = self.conns[slot].take() {
-                self.start_drain(&mut conn);
-                self.put(conn);
-            }
-        }
-        self.end_limbo();
+        self.with_each(Self::start_drain);
+        self.end_parked();
     }
 
     /// Ends what waits to be made again.
-    fn end_limbo(&mut self) {
-        for mut conn in std::mem::take(&mut self.limbo) {
-            conn.stage = Stage::Closing;
-            self.put(conn);
+    fn end_parked(&mut self) {
+        for conn in self.conns.take_parked() {
+            self.lend(conn, |_, conn| conn.stage.go(Stage::Closing));
         }
     }
 
     /// No connection is left.
     pub fn is_drained(&self) -> bool {
-        self.limbo.is_empty() && self.conns.iter().all(Option::is_none)
+        self.conns.is_empty()
     }
 
     /// Ends every connection now.
     pub fn abort(&mut self) {
         self.draining = true;
         self.fabric.unlisten();
-        for slot in 0..self.conns.len() {
-            if let Some(mut conn) = self.conns[slot].take() {
-                conn.doomed.get_or_insert_with(|| "closed by this side".into());
-                self.put(conn);
-            }
-        }
-        self.end_limbo();
+        self.with_each(|_, conn| {
+            conn.doomed.get_or_insert_with(|| "closed by this side".into());
+        });
+        self.end_parked();
     }
 
     pub(super) fn params(&self) -> ConnectParams {
@@ -206,12 +194,8 @@ impl<F: Fabric> Shard<F> {
     /// Puts a connection into the table that has a queue pair now.
     pub(super) fn insert(&mut self, mut conn: Box<Conn>) {
         self.rebalance(&mut conn);
-        let slot = conn.qp.slot as usize;
-        if self.conns.len() <= slot {
-            self.conns.resize_with(slot + 1, || None);
-        }
         let (qp, failure) = (conn.qp, conn.proto.auth().failure());
-        self.conns[slot] = Some(conn);
+        self.conns.insert(conn);
         self.stats.connections_total += 1;
         self.refill();
         if let Some(error) = failure {
@@ -243,7 +227,7 @@ impl<F: Fabric> Shard<F> {
         if !self.repeats.is_empty() {
             self.answer_repeats();
         }
-        if self.negotiating > 0 || !self.limbo.is_empty() {
+        if self.negotiating > 0 || self.conns.has_parked() {
             self.check_negotiations();
             self.revive();
         }
@@ -266,25 +250,24 @@ impl<F: Fabric> Shard<F> {
     }
 
     fn established(&mut self, qp: QpId, private_data: &[u8]) {
-        let Some(mut conn) = self.take(qp) else { return };
-        if conn.stage == Stage::Connecting {
-            // A message may have come before this event.
-            Self::make_ready(&mut self.ready, &mut conn);
-            if conn.proto.config().server {
-                self.guest_established(&mut conn);
-            } else {
-                conn.proto.set_private_data(PrivateData::parse(private_data));
-                if conn.proto.is_open() {
-                    self.settled(&mut conn);
-                } else {
-                    conn.stage = Stage::Negotiating;
-                    conn.settle_by = self.clock.read() + self.config.negotiation_timeout_ms * 1_000_000;
-                    self.next_control = self.next_control.min(conn.settle_by);
-                    self.negotiating += 1;
-                }
+        self.with(qp, |shard, conn| {
+            if conn.stage != Stage::Connecting {
+                return;
             }
-        }
-        self.put(conn);
+            // A message may have come before this event.
+            Self::make_ready(&mut shard.ready, conn);
+            if conn.proto.config().server {
+                return shard.guest_established(conn);
+            }
+            conn.proto.set_private_data(PrivateData::parse(private_data));
+            if conn.proto.is_open() {
+                return shard.settled(conn);
+            }
+            conn.stage.go(Stage::Negotiating);
+            conn.settle_by = shard.clock.read() + shard.config.negotiation_timeout_ms * 1_000_000;
+            shard.next_control = shard.next_control.min(conn.settle_by);
+            shard.negotiating += 1;
+        });
     }
 
     /// A client knows the version and the terms: calls may be started.
@@ -294,7 +277,7 @@ impl<F: Fabric> Shard<F> {
             self.negotiating -= 1;
         }
         if matches!(conn.stage, Stage::Connecting | Stage::Negotiating) {
-            conn.stage = Stage::Open;
+            conn.stage.go(Stage::Open);
             conn.settle_by = u64::MAX;
             conn.refresh();
             if conn.attempts > 0 {
@@ -308,35 +291,32 @@ impl<F: Fabric> Shard<F> {
     /// Ends the connections whose first message was not answered in time.
     fn check_negotiations(&mut self) {
         let now = self.clock.read();
-        for slot in 0..self.conns.len() {
-            let Some(mut conn) = self.conns[slot].take() else { continue };
+        self.with_each(|shard, conn| {
             if conn.stage == Stage::Negotiating && conn.proto.is_open() {
                 // By a message that was something else, too.
-                self.settled(&mut conn);
+                shard.settled(conn);
             }
             if conn.stage == Stage::Negotiating {
-                self.next_control = self.next_control.min(conn.settle_by.max(now));
+                shard.next_control = shard.next_control.min(conn.settle_by.max(now));
                 if conn.settle_by <= now {
                     conn.doomed.get_or_insert_with(|| "the peer does not answer the first message".into());
                 }
             }
-            self.put(conn);
-        }
+        });
     }
 
     /// Ends a connection, now.
     pub(super) fn doom(&mut self, qp: QpId, reason: String) {
-        if let Some(mut conn) = self.take(qp) {
+        self.with(qp, |_, conn| {
             conn.doomed.get_or_insert(reason);
-            self.put(conn);
-        }
+        });
     }
 
     /// The end of a connection: every call of it ends here, everything that it held goes home. Or it is to be made again.
     #[cold]
     pub(super) fn end(&mut self, mut conn: Box<Conn>) {
-        if conn.stage == Stage::Limbo {
-            return self.limbo.push(conn);
+        if conn.stage == Stage::Reconnecting {
+            return self.conns.park(conn);
         }
         if self.may_revive(&conn) {
             return self.lose(conn);
@@ -368,7 +348,7 @@ impl<F: Fabric> Shard<F> {
             );
         }
         log::debug!("{origin:?} closed: {reason}");
-        self.aliases.retain(|(first, _)| *first != origin);
+        self.conns.forget(origin);
         self.notices.push(Notice::Closed { conn: ConnRef(origin), reason });
     }
 

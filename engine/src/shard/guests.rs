@@ -9,10 +9,11 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use super::clock::nanoseconds;
-use super::conn::{Conn, Stage};
+use super::conn::Conn;
+use super::stage::Stage;
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
-use crate::fabric::{Fabric, FabricError, RequestId};
+use crate::fabric::{Fabric, FabricError, QpId, RequestId};
 use crate::proto::{ConnConfig, Connection, MIN_WINDOW};
 use crate::wire::private_data::PrivateData;
 
@@ -52,7 +53,7 @@ impl Guest {
 /// A connection that does nothing.
 #[derive(Clone, Copy, Debug)]
 struct Idle<'a> {
-    slot: usize,
+    qp: QpId,
     host: &'a str,
     new: bool,
     /// How long it has been silent, in nanoseconds.
@@ -63,7 +64,7 @@ struct Idle<'a> {
 
 /// Who makes room for one more connection of `host`: one that has said nothing yet, and had time to; else one of another host whose idle connections keep more
 /// than `share` Receives; else one that has been silent for so long. Of several the longest silent.
-fn makes_room(idle: &[Idle<'_>], host: &str, share: usize, silent_for: u64) -> Option<usize> {
+fn makes_room(idle: &[Idle<'_>], host: &str, share: usize, silent_for: u64) -> Option<QpId> {
     let mut kept = HashMap::<&str, usize>::new();
     for one in idle {
         *kept.entry(one.host).or_default() += one.reserve;
@@ -73,7 +74,7 @@ fn makes_room(idle: &[Idle<'_>], host: &str, share: usize, silent_for: u64) -> O
         () if one.host != host && kept.get(one.host).is_some_and(|&kept| kept > share) => 2,
         () => u8::from(one.silent >= silent_for),
     };
-    idle.iter().filter(|one| rank(one) > 0).max_by_key(|one| (rank(one), one.silent)).map(|one| one.slot)
+    idle.iter().filter(|one| rank(one) > 0).max_by_key(|one| (rank(one), one.silent)).map(|one| one.qp)
 }
 
 impl<F: Fabric> Shard<F> {
@@ -115,7 +116,7 @@ impl<F: Fabric> Shard<F> {
         let share = self.config.receives.saturating_sub(RECEIVE_MARGIN) / SHARE;
         let idle: Vec<_> = self.idle_guests(now).collect();
         match makes_room(&idle, host, share, nanoseconds(self.config.silent_after)) {
-            Some(slot) => self.displace(slot),
+            Some(qp) => self.displace(qp),
             None => return Err(error),
         }
         self.share().map(drop)
@@ -123,29 +124,25 @@ impl<F: Fabric> Shard<F> {
 
     /// The connections of others that nothing is under way on.
     fn idle_guests(&self, now: u64) -> impl Iterator<Item = Idle<'_>> {
-        self.conns.iter().enumerate().filter_map(move |(slot, entry)| {
-            let conn = entry.as_ref()?;
+        self.conns.iter().filter_map(move |conn| {
             let guest = conn.guest.as_ref()?;
             let idle = conn.proto.is_idle() && conn.is_idle();
             let useful = conn.proto.useful_messages();
             let silent = if useful == guest.useful { now.saturating_sub(guest.heard) } else { 0 };
             let reserve = conn.promise.receives() as usize;
-            idle.then_some(Idle { slot, host: &guest.host, new: guest.new, silent, reserve })
+            idle.then_some(Idle { qp: conn.qp, host: &guest.host, new: guest.new, silent, reserve })
         })
     }
 
     /// Ends a connection that is idle, to have its Receives.
-    fn displace(&mut self, slot: usize) {
-        let Some(mut conn) = self.conns.get_mut(slot).and_then(Option::take) else { return };
+    fn displace(&mut self, qp: QpId) {
         self.stats.connections_displaced += 1;
-        let why = "it is silent, and its Receives are wanted (Config::silent_after)";
-        conn.doomed.get_or_insert_with(|| why.into());
-        self.put(conn);
+        self.doom(qp, "it is silent, and its Receives are wanted (Config::silent_after)".into());
     }
 
     /// A connection that somebody has made is there.
     pub(super) fn guest_established(&mut self, conn: &mut Conn) {
-        conn.stage = Stage::Open;
+        conn.stage.go(Stage::Open);
         conn.refresh();
         self.notices.push(Notice::Open(ConnRef(conn.qp)));
         // Version 1 may be silent for as long as it wants to.
@@ -189,22 +186,13 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         let now = self.clock.read();
-        for slot in 0..self.conns.len() {
-            let deadline =
-                self.conns[slot].as_ref().and_then(|conn| conn.guest.as_ref()).map(|it| it.deadline);
-            match deadline {
-                Some(deadline) if deadline <= now => {}
-                _ => {
-                    self.next_control = self.next_control.min(deadline.unwrap_or(u64::MAX));
-                    continue;
-                }
-            }
-            if let Some(mut conn) = self.conns[slot].take() {
-                self.stats.connections_expired += 1;
+        self.with_each(|shard, conn| match conn.guest.as_ref().map_or(u64::MAX, |guest| guest.deadline) {
+            deadline if deadline <= now => {
+                shard.stats.connections_expired += 1;
                 conn.doomed.get_or_insert_with(|| "it was not set up in time (Config::setup_timeout)".into());
-                self.put(conn);
             }
-        }
+            deadline => shard.next_control = shard.next_control.min(deadline),
+        });
     }
 }
 
@@ -212,8 +200,12 @@ impl<F: Fabric> Shard<F> {
 mod tests {
     use super::*;
 
-    fn idle(slot: usize, host: &str, new: bool, silent: u64, reserve: usize) -> Idle<'_> {
-        Idle { slot, host, new, silent, reserve }
+    fn idle(slot: u32, host: &str, new: bool, silent: u64, reserve: usize) -> Idle<'_> {
+        Idle { qp: QpId { slot, generation: 0 }, host, new, silent, reserve }
+    }
+
+    fn makes_room(idle: &[Idle<'_>], host: &str, share: usize, silent_for: u64) -> Option<u32> {
+        super::makes_room(idle, host, share, silent_for).map(|qp| qp.slot)
     }
 
     #[test]

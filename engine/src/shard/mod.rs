@@ -58,6 +58,8 @@ mod revive;
 mod serving;
 mod shape;
 mod shares;
+mod stage;
+mod table;
 mod thread;
 mod waiting;
 mod windows;
@@ -96,6 +98,7 @@ pub use resize::ResizeError;
 use resize::Sizing;
 use shape::Lists;
 use shares::Shares;
+use table::ConnTable;
 pub use thread::SpawnError;
 pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
 use waiting::Waiting;
@@ -155,8 +158,7 @@ pub struct Shard<F: Fabric> {
     pool: Pool,
     /// Where replies go that came into memory which their peer may reach even now; made for the first of them.
     copies: Option<Pool>,
-    /// By the slot of the queue pair.
-    conns: Vec<Option<Box<Conn>>>,
+    conns: ConnTable,
     /// Slots of connections with something to say this turn.
     ready: Vec<u32>,
     /// Slots of connections that have said it, and whose chains are to be posted.
@@ -210,11 +212,6 @@ pub struct Shard<F: Fabric> {
     lists: Lists,
     /// Clients that wait for the answer to their first message.
     negotiating: usize,
-    /// Connections that wait to be made again. Each is doomed, so that it comes back here whenever it is put.
-    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
-    limbo: Vec<Box<Conn>>,
-    /// Connections that were made again: the queue pair that they had first, and the one that they have.
-    aliases: Vec<(QpId, QpId)>,
     /// Counts looks at the control plane.
     adaptations: u32,
     /// When `control` has something to do by itself, in nanoseconds.
@@ -269,7 +266,7 @@ impl<F: Fabric> Shard<F> {
             clock: Clock::real(),
             pool,
             copies: None,
-            conns: Vec::new(),
+            conns: ConnTable::default(),
             ready: Vec::with_capacity(64),
             spoke: Vec::with_capacity(64),
             next_deadline: u64::MAX,
@@ -304,8 +301,6 @@ impl<F: Fabric> Shard<F> {
             fetch: Fetch::new(),
             lists: Lists::default(),
             negotiating: 0,
-            limbo: Vec::new(),
-            aliases: Vec::new(),
             adaptations: 0,
             next_control: u64::MAX,
             sizing: Sizing::new(config.inline, receive_size),
@@ -359,7 +354,7 @@ impl<F: Fabric> Shard<F> {
         stats.pool.classes.extend(classes);
         (stats.receive_size, stats.receive_size_posted) = (self.sizing.announced(), self.sizing.filled());
         self.pool.reset_low_water();
-        for conn in self.conns.iter().flatten() {
+        for conn in self.conns.iter() {
             stats.messages.add(conn.proto.counters());
             stats.connections += 1;
             let classes = conn.exposed.as_ref().map_or_else(Vec::new, |pool| pool.stats().classes);
@@ -401,23 +396,39 @@ impl<F: Fabric> Shard<F> {
         self.notices.drain(..)
     }
 
-    /// Takes a connection out of the table, to work on it and on the shard at once; [`put`](Self::put) it back.
-    #[inline]
-    fn take(&mut self, qp: QpId) -> Option<Box<Conn>> {
-        let entry = self.conns.get_mut(qp.slot as usize)?;
-        if entry.as_ref()?.qp != qp {
-            return None;
-        }
-        entry.take()
+    /// Works on the connection that has this queue pair, and on the shard at once. `None` if there is none, as when it is lent already.
+    #[inline(always)]
+    fn with<T>(&mut self, qp: QpId, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
+        let conn = self.conns.take(qp)?;
+        Some(self.lend(conn, work))
     }
 
+    /// The same with the connection that its owner knows by this name.
+    #[inline(always)]
+    fn with_ref<T>(&mut self, conn: ConnRef, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
+        let conn = self.conns.take_ref(conn)?;
+        Some(self.lend(conn, work))
+    }
+
+    /// The same with each connection that has a queue pair.
     #[inline]
-    fn put(&mut self, conn: Box<Conn>) {
-        if conn.doomed.is_some() {
-            return self.end(conn);
+    fn with_each(&mut self, mut work: impl FnMut(&mut Self, &mut Conn)) {
+        for slot in self.conns.slots() {
+            if let Some(conn) = self.conns.take_slot(slot) {
+                self.lend(conn, &mut work);
+            }
         }
-        let slot = conn.qp.slot as usize;
-        self.conns[slot] = Some(conn);
+    }
+
+    /// The only way from the table and back: whoever has a connection cannot lose it. If it is to end, it ends here.
+    #[inline(always)]
+    fn lend<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
+        let result = work(self, &mut conn);
+        match conn.doomed {
+            None => self.conns.put(conn),
+            Some(_) => self.end(conn),
+        }
+        result
     }
 
     /// Puts a connection into the list of those with something to say.

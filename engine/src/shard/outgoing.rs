@@ -33,33 +33,33 @@ impl<F: Fabric> Shard<F> {
     /// Starts a call that gets no reply: it has ended, well, when it is sent.
     #[cold]
     pub(crate) fn start_call_only(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
-        let CallRequest { mut message, mut memory, deadline, token, sink, .. } = request;
-        let Some(mut conn) = self.take_ref(conn) else {
-            return self.refuse(sink, token, CallError::Closed);
+        let Some(conn) = self.conns.take_ref(conn) else {
+            return self.refuse(request.sink, request.token, CallError::Closed);
         };
-        let deadline = self.clock.after(deadline);
-        let allowed = memory.is_none() && conn.proto.terms().version == Version::V2;
-        let shaped = if allowed {
-            // A chunk would have to be revoked, and nobody says when.
-            self.shape(&mut conn, &mut message, &mut memory, 0, false)
-        } else {
-            Err(CallError::NotCallOnly)
-        };
-        let started = match shaped.and_then(|()| conn.proto.start_call(token, deadline)) {
-            Ok(call) => {
-                self.stats.calls += 1;
-                self.next_deadline = self.next_deadline.min(deadline);
-                let at = conn.proto.call_slot(call);
-                let out = &mut conn.calls[at];
-                (out.sink, out.message, out.memory, out.exposure) = (sink, Some(message), None, None);
-                out.call_only = true;
-                Self::make_ready(&mut self.ready, &mut conn);
-                Some(call)
+        self.lend(conn, |shard, conn| {
+            let CallRequest { mut message, mut memory, deadline, token, sink, .. } = request;
+            let deadline = shard.clock.after(deadline);
+            let allowed = memory.is_none() && conn.proto.terms().version == Version::V2;
+            let shaped = if allowed {
+                // A chunk would have to be revoked, and nobody says when.
+                shard.shape(conn, &mut message, &mut memory, 0, false)
+            } else {
+                Err(CallError::NotCallOnly)
+            };
+            match shaped.and_then(|()| conn.proto.start_call(token, deadline)) {
+                Ok(call) => {
+                    shard.stats.calls += 1;
+                    shard.next_deadline = shard.next_deadline.min(deadline);
+                    let at = conn.proto.call_slot(call);
+                    let out = &mut conn.calls[at];
+                    (out.sink, out.message, out.memory, out.exposure) = (sink, Some(message), None, None);
+                    out.call_only = true;
+                    Self::make_ready(&mut shard.ready, conn);
+                    Some(call)
+                }
+                Err(error) => shard.refuse(sink, token, error),
             }
-            Err(error) => self.refuse(sink, token, error),
-        };
-        self.put(conn);
-        started
+        })
     }
 
     /// A call that gets no reply is on its way.
@@ -77,23 +77,24 @@ impl<F: Fabric> Shard<F> {
     /// Starts a call. How it ends is told to its sink, exactly once; an error here included.
     #[inline(always)]
     pub(crate) fn start_call(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
-        let CallRequest { message, memory, max_reply, deadline, token, sink } = request;
         self.stats.calls += 1;
-        let deadline = self.clock.after(deadline);
+        let deadline = self.clock.after(request.deadline);
         self.next_deadline = self.next_deadline.min(deadline);
         let started = self.sample();
-        let Some(mut conn) = self.take_ref(conn) else {
-            return self.refuse(sink, token, CallError::Closed);
+        let Some(conn) = self.conns.take_ref(conn) else {
+            return self.refuse(request.sink, request.token, CallError::Closed);
         };
-        let plain = memory.is_none() && message.len() <= conn.plain_call && max_reply <= conn.plain_reply;
-        let call = if plain && !self.config.retransmit {
-            self.start_plain(&mut conn, message, token, deadline, sink, started)
-        } else {
-            let request = CallRequest { message, memory, max_reply, deadline: None, token, sink };
-            self.start_shaped(&mut conn, request, deadline, started)
-        };
-        self.put(conn);
-        call
+        self.lend(conn, |shard, conn| {
+            let plain = request.memory.is_none()
+                && request.message.len() <= conn.plain_call
+                && request.max_reply <= conn.plain_reply;
+            if plain && !shard.config.retransmit {
+                let CallRequest { message, token, sink, .. } = request;
+                shard.start_plain(conn, message, token, deadline, sink, started)
+            } else {
+                shard.start_shaped(conn, request, deadline, started)
+            }
+        })
     }
 
     /// Starts a call that fits one message, as its reply does, and that is not to be sent again.
@@ -200,11 +201,11 @@ impl<F: Fabric> Shard<F> {
 
     /// Gives up a call. Its memory comes home when the peer can no longer reach it.
     pub(crate) fn cancel_call(&mut self, conn: ConnRef, call: CallId) {
-        let Some(mut conn) = self.take_ref(conn) else { return };
-        if let Some((token, error)) = conn.proto.cancel(call) {
-            self.forsake(&mut conn, call, token, error);
-        }
-        self.put(conn);
+        self.with_ref(conn, |shard, conn| {
+            if let Some((token, error)) = conn.proto.cancel(call) {
+                shard.forsake(conn, call, token, error);
+            }
+        });
     }
 
     /// Tells the caller that its call is over while the reply is still owed. The record stays, with what is exposed,
@@ -223,10 +224,7 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::Closed`] without a connection.
     pub(crate) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
-        let Some(mut conn) = self.take_ref(conn) else { return Err(CallError::Closed) };
-        let result = self.alloc_for(&mut conn, len);
-        self.put(conn);
-        result
+        self.with_ref(conn, |shard, conn| shard.alloc_for(conn, len)).unwrap_or(Err(CallError::Closed))
     }
 
     pub(super) fn alloc_for(&mut self, conn: &mut Conn, len: usize) -> Result<Buf, CallError> {

@@ -2,8 +2,9 @@
 
 use super::answered::read_reply;
 use super::assembly::Assembly;
-use super::conn::{Conn, Stage};
+use super::conn::Conn;
 use super::reading::read_call;
+use super::stage::Stage;
 use super::{MAX_BATCH, Shard};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, SMALL_BUFFER};
 use crate::fabric::{Completion, Fabric, Opcode, PostError, ReceivedBuf, Status};
@@ -79,11 +80,10 @@ impl<F: Fabric> Shard<F> {
         if count == 1 {
             if let Some(completion) = self.completions.pop() {
                 self.count_receive(&completion);
-                if let Some(mut conn) = self.take(completion.qp) {
-                    self.completed(&mut conn, completion);
-                    self.settle(&mut conn, true);
-                    self.put(conn);
-                }
+                self.with(completion.qp, |shard, conn| {
+                    shard.completed(conn, completion);
+                    shard.settle(conn, true);
+                });
             }
             return 1;
         }
@@ -102,26 +102,22 @@ impl<F: Fabric> Shard<F> {
     #[inline(never)]
     fn many_completions(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
-        // Most come from one connection in a row: it is taken out of the table, and put back, once.
-        let mut current: Option<Box<Conn>> = None;
-        for completion in completions.drain(..) {
-            self.count_receive(&completion);
-            if current.as_ref().is_none_or(|conn| conn.qp != completion.qp || conn.doomed.is_some()) {
-                if let Some(mut conn) = current.take() {
-                    self.settle(&mut conn, false);
-                    self.put(conn);
+        let mut rest = completions.drain(..).peekable();
+        while let Some(first) = rest.next() {
+            self.count_receive(&first);
+            // Without a connection it is a late completion of one that is gone. Most come from one connection in a row: it is lent once.
+            self.with(first.qp, |shard, conn| {
+                shard.completed(conn, first);
+                while conn.doomed.is_none()
+                    && let Some(next) = rest.next_if(|next| next.qp == conn.qp)
+                {
+                    shard.count_receive(&next);
+                    shard.completed(conn, next);
                 }
-                current = self.take(completion.qp);
-            }
-            // Else it is a late completion of a connection that is gone.
-            if let Some(conn) = &mut current {
-                self.completed(conn, completion);
-            }
+                shard.settle(conn, false);
+            });
         }
-        if let Some(mut conn) = current {
-            self.settle(&mut conn, false);
-            self.put(conn);
-        }
+        drop(rest);
         self.completions = completions;
     }
 
@@ -345,21 +341,15 @@ impl<F: Fabric> Shard<F> {
     #[inline(never)]
     fn timers(&mut self, now: u64) {
         let mut next = u64::MAX;
-        for slot in 0..self.conns.len() {
-            let Some(mut conn) = self.conns[slot].take() else { continue };
+        let mut expire = |shard: &mut Self, conn: &mut Conn| {
             while let Some((call, token, error)) = conn.proto.handle_timeout(now) {
-                self.forsake(&mut conn, call, token, error);
+                shard.forsake(conn, call, token, error);
             }
             next = next.min(conn.proto.next_timeout());
-            self.put(conn);
-        }
-        // Those that wait to be made again are not in the table.
-        for mut conn in std::mem::take(&mut self.limbo) {
-            while let Some((call, token, error)) = conn.proto.handle_timeout(now) {
-                self.forsake(&mut conn, call, token, error);
-            }
-            next = next.min(conn.proto.next_timeout());
-            self.limbo.push(conn);
+        };
+        self.with_each(&mut expire);
+        for conn in self.conns.take_parked() {
+            self.lend(conn, &mut expire);
         }
         self.next_deadline = next;
     }
@@ -384,20 +374,22 @@ impl<F: Fabric> Shard<F> {
     /// Posts what one connection has to say.
     #[inline(never)]
     fn transmit_one(&mut self, slot: u32) {
-        let Some(mut conn) = self.conns[slot as usize].take() else { return };
-        conn.ready = false;
-        if conn.stage != Stage::Connecting {
-            if conn.proto.must_be_asked(self.receives_ok(&conn)) || conn.stage == Stage::Draining {
-                self.say(&mut conn);
+        let Some(conn) = self.conns.take_slot(slot as usize) else { return };
+        self.lend(conn, |shard, conn| {
+            conn.ready = false;
+            if conn.stage == Stage::Connecting {
+                return;
             }
-            self.post_chain(&mut conn);
+            if conn.proto.must_be_asked(shard.receives_ok(conn)) || conn.stage == Stage::Draining {
+                shard.say(conn);
+            }
+            shard.post_chain(conn);
             if conn.stage == Stage::Closing && conn.chain.is_empty() {
                 // The device says when all of it has arrived.
-                self.fabric.disconnect(conn.qp);
-                self.control_due = 0;
+                shard.fabric.disconnect(conn.qp);
+                shard.control_due = 0;
             }
-        }
-        self.put(conn);
+        });
     }
 
     fn say(&mut self, conn: &mut Conn) {
@@ -443,7 +435,7 @@ impl<F: Fabric> Shard<F> {
             Self::make_ready(&mut self.ready, conn);
         }
         if conn.stage == Stage::Draining && conn.proto.is_idle() && conn.is_idle() {
-            conn.stage = Stage::Closing;
+            conn.stage.go(Stage::Closing);
         }
     }
 
@@ -517,7 +509,7 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     pub(super) fn relieved(&mut self) {
         self.receives.relieve();
-        for conn in self.conns.iter_mut().flatten() {
+        for conn in self.conns.iter_mut() {
             Self::make_ready(&mut self.ready, conn);
         }
     }

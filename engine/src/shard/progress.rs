@@ -4,7 +4,8 @@
 
 use super::Shard;
 use super::clock::nanoseconds;
-use super::conn::{Conn, Stage};
+use super::conn::Conn;
+use super::stage::Stage;
 use crate::fabric::Fabric;
 
 /// Looks at a connection within [`Config::progress_timeout`](crate::Config::progress_timeout).
@@ -122,22 +123,20 @@ impl<F: Fabric> Shard<F> {
         let every = (timeout / LOOKS).max(self.config.control_interval_us * 1000);
         let elapsed = self.watch.begin(now, every);
         let mut ended = 0;
-        for slot in 0..self.conns.len() {
-            let Some(mut conn) = self.conns[slot].take() else { continue };
-            if self.look(&mut conn, elapsed, limit) {
+        self.with_each(|shard, conn| {
+            if shard.look(conn, elapsed, limit) {
                 ended += 1;
             } else if conn.progress.unheard() >= timeout / 4 {
                 // Of the last Sends nothing may ever be heard: they are asked for.
-                self.nudge(&mut conn);
+                shard.nudge(conn);
             }
-            self.put(conn);
-        }
+        });
         ended
     }
 
     /// Looks at one connection; true if it is ended for what it owes.
     fn look(&mut self, conn: &mut Conn, elapsed: u64, limit: u64) -> bool {
-        if matches!(conn.stage, Stage::Connecting | Stage::Limbo) {
+        if matches!(conn.stage, Stage::Connecting | Stage::Reconnecting) {
             return false;
         }
         let in_device = self.fabric.holds_sends(conn.qp);

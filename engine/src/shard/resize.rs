@@ -212,7 +212,7 @@ impl<F: Fabric> Shard<F> {
     /// Tells each peer what it is to know; `settled` if that is all that comes of what it may have asked for.
     fn tell_sizes(&mut self, settled: bool) {
         let size = self.sizing.announced;
-        for conn in self.conns.iter_mut().flatten() {
+        for conn in self.conns.iter_mut() {
             // A peer that cannot be told keeps to what it was promised.
             let _ = match settled {
                 true => conn.proto.settle_receive_size(size),
@@ -264,7 +264,7 @@ impl<F: Fabric> Shard<F> {
     /// Posts smaller Receives, if nobody relies on larger ones any more.
     fn shrink(&mut self) {
         let size = self.sizing.announced;
-        if !self.conns.iter_mut().flatten().all(|conn| conn.proto.promised_receive() <= size) {
+        if !self.conns.iter_mut().all(|conn| conn.proto.promised_receive() <= size) {
             return;
         }
         if let Err(error) = self.post_from_now_on(size) {

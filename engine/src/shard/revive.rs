@@ -1,42 +1,19 @@
 //! Connections that are made again: after a loss, by policy; and in version 1, when version 2 was not answered.
 //!
-//! A connection that waits to be made again is in *limbo*: out of the table, without a queue pair. Its calls wait with it, and
+//! A connection that waits to be made again is parked: without a queue pair. Its calls wait with it, and
 //! go out under their XIDs when it is open again. Its owner's name for it stays that of its first queue pair.
 
 use log::Level;
 
-use super::conn::{Conn, Stage};
-use super::{ConnRef, Shard};
+use super::Shard;
+use super::conn::Conn;
+use super::stage::Stage;
 use crate::auth::AuthPolicy;
-use crate::fabric::{Fabric, FabricError, QpId};
+use crate::fabric::{Fabric, FabricError};
 use crate::proto::{CallError, CallId, Phase};
 use crate::wire::Version;
 
 impl<F: Fabric> Shard<F> {
-    /// Takes a connection by the name that its owner has for it.
-    #[inline]
-    pub(super) fn take_ref(&mut self, conn: ConnRef) -> Option<Box<Conn>> {
-        match self.take(conn.0) {
-            None => self.take_revived(conn.0),
-            taken => taken,
-        }
-    }
-
-    #[cold]
-    fn take_revived(&mut self, origin: QpId) -> Option<Box<Conn>> {
-        if let Some(at) = self.limbo.iter().position(|conn| conn.origin == origin) {
-            return Some(self.limbo.swap_remove(at));
-        }
-        let &(_, now) = self.aliases.iter().find(|(first, _)| *first == origin)?;
-        self.take(now)
-    }
-
-    /// The queue pair that a connection has now.
-    pub(super) fn resolve(&self, conn: ConnRef) -> QpId {
-        let alias = self.aliases.iter().find(|(first, _)| *first == conn.0);
-        alias.map_or(conn.0, |&(_, now)| now)
-    }
-
     /// Whether a connection that has ended is to be made again.
     pub(super) fn may_revive(&self, conn: &Conn) -> bool {
         if conn.address.is_none() || self.draining {
@@ -48,7 +25,7 @@ impl<F: Fabric> Shard<F> {
             Stage::Open => self.refused_and_lost(conn) || more,
             // Who never was connected is told so.
             Stage::Connecting => conn.attempts > 0 && more,
-            Stage::Draining | Stage::Closing | Stage::Limbo => false,
+            Stage::Draining | Stage::Closing | Stage::Reconnecting => false,
         }
     }
 
@@ -99,14 +76,14 @@ impl<F: Fabric> Shard<F> {
             }
         }
         conn.forget_device();
-        conn.stage = Stage::Limbo;
+        conn.stage.go(Stage::Reconnecting);
         conn.retry_at = match version_1 {
             true => 0,
             false => self.clock.read() + self.backoff(conn.attempts),
         };
         conn.attempts += 1;
         self.next_control = self.next_control.min(conn.retry_at);
-        self.limbo.push(conn);
+        self.conns.park(conn);
     }
 
     /// Nanoseconds to wait before the next attempt.
@@ -118,11 +95,10 @@ impl<F: Fabric> Shard<F> {
     /// Makes connections again whose time has come.
     pub(super) fn revive(&mut self) {
         let now = self.clock.read();
-        for _ in 0..self.limbo.len() {
-            let conn = self.limbo.remove(0);
+        for conn in self.conns.take_parked() {
             if conn.retry_at > now {
                 self.next_control = self.next_control.min(conn.retry_at);
-                self.limbo.push(conn);
+                self.conns.park(conn);
             } else {
                 self.try_again(conn, now);
             }
@@ -143,11 +119,9 @@ impl<F: Fabric> Shard<F> {
                 (conn.last_sent, conn.last_received) = (0, 0);
                 conn.fit();
                 conn.qp = qp;
-                conn.stage = Stage::Connecting;
+                conn.stage.go(Stage::Connecting);
                 conn.ready = false;
                 conn.doomed = None;
-                self.aliases.retain(|(origin, _)| *origin != conn.origin);
-                self.aliases.push((conn.origin, qp));
                 self.insert(conn);
             }
             Err(why) if conn.attempts < self.config.reconnect_attempts => {
@@ -155,12 +129,11 @@ impl<F: Fabric> Shard<F> {
                 conn.retry_at = now + self.backoff(conn.attempts);
                 conn.doomed = Some(why.to_string());
                 self.next_control = self.next_control.min(conn.retry_at);
-                self.limbo.push(conn);
+                self.conns.park(conn);
             }
             Err(why) => {
                 conn.doomed = Some(why.to_string());
-                conn.stage = Stage::Closing;
-                self.put(conn);
+                self.lend(conn, |_, conn| conn.stage.go(Stage::Closing));
             }
         }
     }

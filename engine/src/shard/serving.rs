@@ -7,9 +7,10 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::Shard;
 use super::assembly::Assembly;
-use super::conn::{Conn, PendingReads, Stage};
+use super::conn::{Conn, PendingReads};
 use super::reading::{Reject, read_lists, read_position_zero, read_rpc, reply_body};
 use super::replying::{reply_form, reply_headroom};
+use super::stage::Stage;
 use crate::fabric::{Fabric, Posting, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::{Refusal, ReplyForm};
 use crate::service::reply_cache::Lookup;
@@ -274,20 +275,21 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     pub(super) fn answer_repeats(&mut self) {
         for call in std::mem::take(&mut self.repeats) {
-            let Some(mut conn) = self.take(call.qp) else {
+            let Some(conn) = self.conns.take(call.qp) else {
                 self.boxes.put(call);
                 continue;
             };
-            let once = self.services.as_ref().and_then(|all| all.entry(call.entry).once.as_ref());
-            if once.is_some_and(|once| once.still_runs(&call)) {
-                let soon = self.clock.read() + self.config.control_interval_us * 1000;
-                self.next_control = self.next_control.min(soon);
-                self.repeats.push_back(call);
-            } else {
-                self.run_elsewhere(&mut conn, call);
-                Self::make_ready(&mut self.ready, &mut conn);
-            }
-            self.put(conn);
+            self.lend(conn, |shard, conn| {
+                let once = shard.services.as_ref().and_then(|all| all.entry(call.entry).once.as_ref());
+                if once.is_some_and(|once| once.still_runs(&call)) {
+                    let soon = shard.clock.read() + shard.config.control_interval_us * 1000;
+                    shard.next_control = shard.next_control.min(soon);
+                    shard.repeats.push_back(call);
+                } else {
+                    shard.run_elsewhere(conn, call);
+                    Self::make_ready(&mut shard.ready, conn);
+                }
+            });
         }
     }
 

@@ -5,7 +5,8 @@ use rpcrdma_mempool::Buf;
 
 use super::Shard;
 use super::chunks::{ChunkMemory, Memory};
-use super::conn::{Conn, Exposed, Exposure, Stage};
+use super::conn::{Conn, Exposed, Exposure};
+use super::stage::Stage;
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
 use crate::proto::{

@@ -158,15 +158,11 @@ impl<F: Fabric> Shard<F> {
         if self.shares.gated == 0 {
             return;
         }
-        for slot in 0..self.conns.len() {
-            if self.conns[slot].as_ref().is_none_or(|conn| conn.gated.is_empty()) {
-                continue;
+        self.with_each(|shard, conn| {
+            if !conn.gated.is_empty() {
+                shard.resume(conn);
             }
-            if let Some(mut conn) = self.conns[slot].take() {
-                self.resume(&mut conn);
-                self.put(conn);
-            }
-        }
+        });
         if self.shares.gated > 0 {
             let soon = self.clock.read() + self.config.control_interval_us * 1000;
             self.next_control = self.next_control.min(soon);

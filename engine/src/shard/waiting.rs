@@ -69,33 +69,43 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     pub(super) fn feed(&mut self, now: u64) -> usize {
         let mut fed = 0;
-        while let Some(Waiting { call, fetch }) = self.waiting.pop_front() {
-            let Some(mut conn) = self.take(call.qp) else {
-                self.boxes.put(call);
+        while let Some(waiting) = self.waiting.pop_front() {
+            let Some(conn) = self.conns.take(waiting.call.qp) else {
+                self.boxes.put(waiting.call);
                 continue;
             };
-            self.fetch = fetch;
-            match self.begin(&mut conn, call) {
-                Ok(()) => {
-                    fed += 1;
-                    self.fed_at = now;
-                }
-                Err(mut call) => {
-                    release(&mut call);
-                    let fetch = take(&mut self.fetch);
-                    if !self.is_hopeless(&mut conn, now) {
-                        self.waiting.push_front(Waiting { call, fetch });
-                        self.put(conn);
-                        break;
-                    }
-                    self.stats.pool_empty += 1;
-                    self.reject(&mut conn, call, Reject::Transport(ErrorBody::System));
-                }
+            match self.lend(conn, |shard, conn| shard.feed_one(conn, waiting, now)) {
+                Some(began) => fed += usize::from(began),
+                None => break,
             }
-            Self::make_ready(&mut self.ready, &mut conn);
-            self.put(conn);
         }
         fed
+    }
+
+    /// Goes on with a call if there is memory for it, or refuses it if there is no hope; true if it goes on. `None` if it waits on, as
+    /// the first.
+    fn feed_one(&mut self, conn: &mut Conn, waiting: Waiting, now: u64) -> Option<bool> {
+        let Waiting { call, fetch } = waiting;
+        self.fetch = fetch;
+        let began = match self.begin(conn, call) {
+            Ok(()) => {
+                self.fed_at = now;
+                true
+            }
+            Err(mut call) => {
+                release(&mut call);
+                let fetch = take(&mut self.fetch);
+                if !self.is_hopeless(conn, now) {
+                    self.waiting.push_front(Waiting { call, fetch });
+                    return None;
+                }
+                self.stats.pool_empty += 1;
+                self.reject(conn, call, Reject::Transport(ErrorBody::System));
+                false
+            }
+        };
+        Self::make_ready(&mut self.ready, conn);
+        Some(began)
     }
 
     /// Whether what is waited for will not come home by this shard's own doing: who began a message and does not go on with it may have it, or
@@ -106,7 +116,7 @@ impl<F: Fabric> Shard<F> {
         }
         let look = self.stats.polls.is_multiple_of(LOOK_EVERY);
         if now.saturating_sub(self.fed_at) < PATIENCE {
-            let mut others = self.conns.iter().flatten();
+            let mut others = self.conns.iter();
             return look && others.all(|other| other.holds_nothing()) && conn.holds_nothing();
         }
         // Those who hold memory for what they do not take make room.
@@ -167,12 +177,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Replies whose end is not heard of may hold what is waited for: asks for a word of it.
     pub(super) fn nudge_all(&mut self) {
-        for slot in 0..self.conns.len() {
-            if let Some(mut conn) = self.conns[slot].take() {
-                self.nudge(&mut conn);
-                self.put(conn);
-            }
-        }
+        self.with_each(Self::nudge);
     }
 
     pub(super) fn nudge(&mut self, conn: &mut Conn) {

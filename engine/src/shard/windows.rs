@@ -6,7 +6,8 @@
 //! window grows where it is turned over often, and only as far as half of the shard's Receives go: they are posted anyway.
 
 use super::Shard;
-use super::conn::{Conn, Stage};
+use super::conn::Conn;
+use super::stage::Stage;
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::Fabric;
 use crate::proto::MIN_WINDOW;
@@ -27,7 +28,7 @@ impl<F: Fabric> Shard<F> {
     /// The same, while there are fewer than all reserves together: calls may have their buffers for long.
     #[cold]
     fn spares_receives(&self, conn: &Conn) -> bool {
-        let others: u32 = self.conns.iter().flatten().map(|other| other.proto.spared()).sum();
+        let others: u32 = self.conns.iter().map(|other| other.proto.spared()).sum();
         // An answer of version 1 makes it one fewer.
         self.receives.suffice_without(others + conn.proto.spared())
     }
@@ -40,19 +41,17 @@ impl<F: Fabric> Shard<F> {
         if !windows && !keep_alive {
             return;
         }
-        let open = self.conns.iter().flatten().count();
+        let open = self.conns.iter().count();
         let now = self.clock.read();
-        for slot in 0..self.conns.len() {
-            let Some(mut conn) = self.conns[slot].take() else { continue };
+        self.with_each(|shard, conn| {
             if windows {
                 conn.pass_time(now);
-                self.fit_window(&mut conn, open);
+                shard.fit_window(conn, open);
             }
             if keep_alive && conn.stage == Stage::Open {
-                self.keep_alive(&mut conn);
+                shard.keep_alive(conn);
             }
-            self.put(conn);
-        }
+        });
         self.refill();
     }
 

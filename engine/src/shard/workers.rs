@@ -92,23 +92,24 @@ impl<F: Fabric> Shard<F> {
     }
 
     fn worked_off(&mut self, qp: QpId, id: InboundId, result: Result<Box<ServerCall>, JobError>) {
-        let Some(mut conn) = self.take(qp) else {
+        let Some(conn) = self.conns.take(qp) else {
             // The connection ended meanwhile; so did the call.
             if let Ok(call) = result {
                 self.boxes.put(call);
             }
             return;
         };
-        conn.at_workers -= 1;
-        match result {
-            Ok(call) => self.finish(&mut conn, call),
-            Err(error) => {
-                self.error("failures of workers", format_args!("a procedure on a worker: {error}"));
-                conn.proto.reply_error(id, ErrorBody::System);
-                self.stats.calls_failed += 1;
+        self.lend(conn, |shard, conn| {
+            conn.at_workers -= 1;
+            match result {
+                Ok(call) => shard.finish(conn, call),
+                Err(error) => {
+                    shard.error("failures of workers", format_args!("a procedure on a worker: {error}"));
+                    conn.proto.reply_error(id, ErrorBody::System);
+                    shard.stats.calls_failed += 1;
+                }
             }
-        }
-        Self::make_ready(&mut self.ready, &mut conn);
-        self.put(conn);
+            Self::make_ready(&mut shard.ready, conn);
+        });
     }
 }

@@ -1,0 +1,79 @@
+//! Where a connection is in its life, and which way it goes from there.
+
+/// Where a connection is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The fabric has not said `Established` yet.
+    Connecting,
+    /// A client waits for the answer to its first message.
+    Negotiating,
+    /// Messages flow.
+    Open,
+    /// No new calls in either direction; those under way end.
+    Draining,
+    /// The last one has ended; over when the peer has taken everything.
+    Closing,
+    /// Lost, and to be made again.
+    Reconnecting,
+}
+
+impl Stage {
+    /// Whether a connection goes from here to `next` in one step.
+    const fn leads_to(self, next: Self) -> bool {
+        use Stage::{Closing, Connecting, Draining, Negotiating, Open, Reconnecting};
+        match self {
+            // One that was never there has nothing to drain.
+            Connecting => matches!(next, Negotiating | Open | Closing | Reconnecting),
+            Negotiating => matches!(next, Open | Draining | Reconnecting),
+            Open => matches!(next, Draining | Reconnecting),
+            Draining => matches!(next, Closing),
+            Reconnecting => matches!(next, Connecting | Draining | Closing),
+            Closing => false,
+        }
+    }
+
+    /// Goes on to `next`.
+    ///
+    /// # Panics
+    /// In debug builds, if there is no such way.
+    pub(super) fn go(&mut self, next: Self) {
+        debug_assert!(self.leads_to(next), "{self:?} does not lead to {next:?}");
+        *self = next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Stage::{self, Closing, Connecting, Draining, Negotiating, Open, Reconnecting};
+
+    const ALL: [Stage; 6] = [Connecting, Negotiating, Open, Draining, Closing, Reconnecting];
+
+    #[test]
+    fn every_stage_leads_to_the_end_and_the_end_nowhere() {
+        for start in ALL {
+            let mut reached = vec![start];
+            for at in 0.. {
+                let Some(&stage) = reached.get(at) else { break };
+                for next in ALL.into_iter().filter(|next| stage.leads_to(*next)) {
+                    assert_ne!(stage, Closing);
+                    if !reached.contains(&next) {
+                        reached.push(next);
+                    }
+                }
+            }
+            assert!(reached.contains(&Closing), "{start:?}");
+        }
+    }
+
+    #[test]
+    fn what_drains_takes_no_calls_again() {
+        assert!(ALL.into_iter().filter(|next| Draining.leads_to(*next)).eq([Closing]));
+    }
+
+    #[test]
+    #[should_panic(expected = "Closing does not lead to Open")]
+    fn a_wrong_way_is_not_gone() {
+        let mut stage = Closing;
+        stage.go(Open);
+    }
+}

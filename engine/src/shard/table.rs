@@ -1,0 +1,177 @@
+//! The connections of a shard, by queue pair and by the name that their owner has for them: the queue pair that they had first.
+
+use super::ConnRef;
+use super::conn::Conn;
+use crate::fabric::QpId;
+
+/// See the module page. A connection is lent to one user at a time, as [`Shard::with`](super::Shard::with) does, and meanwhile not in
+/// the table.
+#[derive(Default)]
+pub(super) struct ConnTable {
+    /// By the slot of the queue pair.
+    slots: Vec<Option<Box<Conn>>>,
+    /// Those without a queue pair, which are to be made again, oldest first.
+    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
+    reconnecting: Vec<Box<Conn>>,
+    /// Those that were made again: the queue pair that they had first, and the one that they have.
+    aliases: Vec<(QpId, QpId)>,
+}
+
+impl ConnTable {
+    /// Puts in a connection that has a new queue pair.
+    pub(super) fn insert(&mut self, conn: Box<Conn>) {
+        let slot = conn.qp.slot as usize;
+        if self.slots.len() <= slot {
+            self.slots.resize_with(slot + 1, || None);
+        }
+        if conn.origin != conn.qp {
+            self.aliases.retain(|(origin, _)| *origin != conn.origin);
+            self.aliases.push((conn.origin, conn.qp));
+        }
+        debug_assert!(self.slots[slot].is_none(), "two connections of one queue pair");
+        self.slots[slot] = Some(conn);
+    }
+
+    /// Lends the connection that has this queue pair.
+    #[inline(always)]
+    pub(super) fn take(&mut self, qp: QpId) -> Option<Box<Conn>> {
+        let entry = self.slots.get_mut(qp.slot as usize)?;
+        if entry.as_ref()?.qp != qp {
+            return None;
+        }
+        entry.take()
+    }
+
+    /// Lends the connection in a slot.
+    #[inline]
+    pub(super) fn take_slot(&mut self, slot: usize) -> Option<Box<Conn>> {
+        self.slots.get_mut(slot)?.take()
+    }
+
+    /// Lends a connection by the name that its owner has for it.
+    #[inline]
+    pub(super) fn take_ref(&mut self, conn: ConnRef) -> Option<Box<Conn>> {
+        match self.take(conn.0) {
+            None => self.take_made_again(conn.0),
+            taken => taken,
+        }
+    }
+
+    #[cold]
+    fn take_made_again(&mut self, origin: QpId) -> Option<Box<Conn>> {
+        if let Some(at) = self.reconnecting.iter().position(|conn| conn.origin == origin) {
+            return Some(self.reconnecting.remove(at));
+        }
+        let &(_, now) = self.aliases.iter().find(|(first, _)| *first == origin)?;
+        self.take(now)
+    }
+
+    /// Takes back what was lent.
+    #[inline(always)]
+    pub(super) fn put(&mut self, conn: Box<Conn>) {
+        let slot = conn.qp.slot as usize;
+        self.slots[slot] = Some(conn);
+    }
+
+    /// Keeps a connection that has no queue pair until it is made again.
+    pub(super) fn park(&mut self, conn: Box<Conn>) {
+        self.reconnecting.push(conn);
+    }
+
+    /// Lends all connections that have no queue pair.
+    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
+    pub(super) fn take_parked(&mut self) -> Vec<Box<Conn>> {
+        std::mem::take(&mut self.reconnecting)
+    }
+
+    /// Connections wait to be made again.
+    pub(super) fn has_parked(&self) -> bool {
+        !self.reconnecting.is_empty()
+    }
+
+    /// A connection is over: its owner's name leads nowhere.
+    pub(super) fn forget(&mut self, origin: QpId) {
+        self.aliases.retain(|(first, _)| *first != origin);
+    }
+
+    /// The connection that goes by this name, if it has a queue pair.
+    pub(super) fn get(&self, conn: ConnRef) -> Option<&Conn> {
+        let alias = self.aliases.iter().find(|(first, _)| *first == conn.0);
+        let qp = alias.map_or(conn.0, |&(_, now)| now);
+        let conn = self.slots.get(qp.slot as usize)?.as_ref()?;
+        (conn.qp == qp).then_some(conn)
+    }
+
+    /// The connection that has this queue pair.
+    pub(super) fn get_mut(&mut self, qp: QpId) -> Option<&mut Conn> {
+        self.slots.get_mut(qp.slot as usize)?.as_deref_mut().filter(|conn| conn.qp == qp)
+    }
+
+    /// All that have a queue pair.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Conn> {
+        self.slots.iter().flatten().map(|conn| &**conn)
+    }
+
+    /// The same, to be changed.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Conn> {
+        self.slots.iter_mut().flatten().map(|conn| &mut **conn)
+    }
+
+    /// Slots that may have a connection.
+    pub(super) fn slots(&self) -> std::ops::Range<usize> {
+        0..self.slots.len()
+    }
+
+    /// There is none, or each is lent.
+    pub(super) fn is_empty(&self) -> bool {
+        self.reconnecting.is_empty() && self.slots.iter().all(Option::is_none)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{ConnConfig, Connection};
+
+    fn qp(slot: u32, generation: u32) -> QpId {
+        QpId { slot, generation }
+    }
+
+    fn conn(qp: QpId) -> Box<Conn> {
+        Box::new(Conn::new(qp, Connection::new(ConnConfig::default())))
+    }
+
+    #[test]
+    fn a_connection_is_lent_once_and_a_stale_name_leads_nowhere() {
+        let mut table = ConnTable::default();
+        table.insert(conn(qp(3, 1)));
+        assert!(table.take(qp(3, 0)).is_none() && table.take(qp(4, 1)).is_none());
+        let lent = table.take(qp(3, 1)).expect("it is there");
+        assert!(table.take(qp(3, 1)).is_none() && table.take_slot(3).is_none() && table.is_empty());
+        table.put(lent);
+        assert!(table.get(ConnRef(qp(3, 1))).is_some() && table.get_mut(qp(3, 2)).is_none());
+        assert_eq!((table.iter().count(), table.slots()), (1, 0..4));
+    }
+
+    #[test]
+    fn the_name_of_a_connection_stays_when_it_is_made_again() {
+        let mut table = ConnTable::default();
+        let name = qp(0, 0);
+        table.insert(conn(name));
+        for again in [qp(5, 0), qp(0, 1)] {
+            let mut lost = table.take_ref(ConnRef(name)).expect("by its name");
+            lost.qp = ConnRef::NONE.0;
+            table.park(lost);
+            assert!(table.has_parked() && !table.is_empty() && table.get(ConnRef(name)).is_none());
+            let parked = table.take_ref(ConnRef(name)).expect("by its name, while it has no queue pair");
+            table.park(parked);
+            let mut made = table.take_parked().pop().expect("one");
+            made.qp = again;
+            table.insert(made);
+            assert_eq!(table.get(ConnRef(name)).expect("by its name").qp, again);
+        }
+        table.take(qp(0, 1)).expect("by its queue pair");
+        table.forget(name);
+        assert!(table.get(ConnRef(name)).is_none() && table.take_ref(ConnRef(name)).is_none());
+    }
+}
