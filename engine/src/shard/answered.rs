@@ -9,7 +9,7 @@ use super::Shard;
 use super::conn::{Conn, Ending, Exposed, Exposure};
 use super::list::push;
 use super::outcome::{CallResult, Done, Reply, Sink};
-use crate::fabric::{Fabric, Posting, ReceivedBuf, WorkRequest};
+use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
 use crate::proto::{CallError, CallId, Refusal};
 use crate::service::MAX_CHUNKS;
 use crate::wire::{HeaderType, View, WriteChunk, rpc};
@@ -75,7 +75,7 @@ impl<F: Fabric> Shard<F> {
         invalidated: Option<u32>,
         ending: Option<Ending>,
     ) {
-        let Conn { exposures, chain, .. } = conn;
+        let Conn { exposures, sends, .. } = conn;
         let exposure = &mut exposures[index as usize];
         exposure.ending = ending;
         for part in &mut exposure.parts {
@@ -88,11 +88,7 @@ impl<F: Fabric> Shard<F> {
         for (n, window) in windows.enumerate() {
             // They complete in order: the last one speaks for all.
             let signalled = n + 1 == left;
-            chain.push(Posting {
-                wr_id: u64::from(index),
-                signalled,
-                wr: WorkRequest::LocalInvalidate { window },
-            });
+            sends.push_named(u64::from(index), signalled, || WorkRequest::LocalInvalidate { window });
         }
         if left == 0 {
             return self.revoked(conn, index);

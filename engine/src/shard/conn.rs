@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
-use crate::fabric::{FabricAddress, Posting, QpId, RemoteMemory, WindowId, WorkRequest};
+use crate::fabric::{FabricAddress, QpId, RemoteMemory, WindowId, WorkRequest};
 use crate::proto::{CallError, CallId, Connection, Outgoing};
 use crate::service::{MAX_CHUNKS, ServerCall};
 use crate::wire::properties::ReverseSupport;
@@ -17,10 +17,10 @@ use crate::wire::{self, ErrorBody, Segment, Version};
 use super::assembly::Assembly;
 use super::chunks::ChunkMemory;
 use super::guests::Guest;
-use super::list::push;
 use super::outcome::{CallResult, Sink};
 use super::progress::{Owed, Progress};
 use super::receives::Promise;
+use super::send_queue::SendQueue;
 use super::stage::Stage;
 use super::waiting::Waiting;
 
@@ -162,14 +162,9 @@ pub(super) struct Conn {
     pub(super) qp: QpId,
     pub(super) stage: Stage,
     pub(super) proto: Connection,
-    /// Work requests of this turn.
-    pub(super) chain: Vec<Posting>,
+    pub(super) sends: SendQueue,
     /// In the shard's list of connections with something to say.
     pub(super) ready: bool,
-    /// Sends so far; which of them was the last signalled one, and the last that is known to have left. They wrap.
-    sends: u32,
-    signalled: u32,
-    left: u32,
     /// By call slot.
     pub(super) calls: Vec<OutCall>,
     pub(super) free_windows: Vec<WindowId>,
@@ -239,11 +234,8 @@ impl Conn {
             qp,
             stage: Stage::Connecting,
             proto,
-            chain: Vec::with_capacity(64),
+            sends: SendQueue::new(),
             ready: false,
-            sends: 0,
-            signalled: 0,
-            left: 0,
             calls: (0..calls).map(|_| OutCall::default()).collect(),
             free_windows: Vec::new(),
             exposures: Vec::new(),
@@ -294,13 +286,13 @@ impl Conn {
     /// The device is gone, with all that it held.
     pub(super) fn forget_device(&mut self) {
         self.peer = None;
-        self.chain.clear();
+        self.sends.forget_device();
         self.free_windows.clear();
         // Calls that were given up have kept theirs until now.
         self.calls.iter_mut().for_each(|out| out.exposure = None);
         self.exposures.clear();
         self.free_exposures.clear();
-        (self.signalled, self.left, self.at_workers) = (self.sends, self.sends, 0);
+        self.at_workers = 0;
         (self.assembly, self.parts) = (None, None);
         self.progress = Progress::default();
         (self.plain_call, self.plain_reply) = (0, 0);
@@ -370,25 +362,15 @@ impl Conn {
         self.plain_serving = self.stage == Stage::Open && self.peer.is_none();
     }
 
-    /// Queues a work request of which nothing need be heard unless it fails.
-    #[inline]
-    pub(super) fn push(&mut self, wr: WorkRequest) {
-        push(&mut self.chain, || Posting { wr_id: 0, signalled: false, wr });
-    }
-
     /// Queues the RDMA Read of all that a call waits for, if that is one segment.
     #[inline(always)]
     pub(super) fn read_for(&mut self, call: Box<ServerCall>, landing: Lent, from: &Segment) {
         let index = call.id.index();
-        push(&mut self.chain, || Posting {
-            wr_id: index as u64,
-            signalled: true,
-            wr: WorkRequest::Read {
-                dst: landing.clone(),
-                offset: 0,
-                len: from.length as usize,
-                remote: RemoteMemory { rkey: from.handle, address: from.offset },
-            },
+        self.sends.push_named(index as u64, true, || WorkRequest::Read {
+            dst: landing.clone(),
+            offset: 0,
+            len: from.length as usize,
+            remote: RemoteMemory { rkey: from.handle, address: from.offset },
         });
         let landing = ArrayVec::from_iter([landing]);
         if let Some(pending) = self.pending.get_mut(index) {
@@ -396,51 +378,13 @@ impl Conn {
         }
     }
 
-    /// Queues a Send; one in `signal_every` is signalled.
-    #[inline]
-    pub(super) fn push_send(&mut self, buf: Buf, invalidate: Option<u32>, signal_every: u32) {
-        self.sends = self.sends.wrapping_add(1);
-        let signalled = self.sends.wrapping_sub(self.signalled) >= signal_every;
-        if signalled {
-            self.signalled = self.sends;
-        }
-        push(&mut self.chain, || Posting {
-            wr_id: u64::from(self.sends),
-            signalled,
-            wr: WorkRequest::Send { buf, invalidate, fence: false },
-        });
-    }
-
-    /// Sends were posted behind the last signalled one.
-    pub(super) fn has_unsignalled(&self) -> bool {
-        self.sends != self.signalled
-    }
-
-    /// The end of a Send will be heard of.
-    pub(super) fn awaits_end(&self) -> bool {
-        self.left != self.signalled
-    }
-
-    /// What is posted next is signalled, counts as a Send, and speaks for all before it; its name.
-    pub(super) fn signal_all(&mut self) -> u64 {
-        self.sends = self.sends.wrapping_add(1);
-        self.signalled = self.sends;
-        u64::from(self.sends)
-    }
-
     /// None of its calls is being read or waits to be answered, and the device is through with all replies.
     #[cold]
     pub(super) fn holds_nothing(&self) -> bool {
-        self.left == self.sends
+        self.sends.under_way() == 0
             && self.pending.iter().all(Option::is_none)
             && self.replies.iter().all(Option::is_none)
-            && self.chain.is_empty()
-    }
-
-    /// A signalled Send has left, and all before it.
-    #[inline]
-    pub(super) fn has_left(&mut self, send: u64) {
-        self.left = send as u32;
+            && self.sends.is_empty()
     }
 
     /// More is on its way than a peer that takes what it is sent can be behind with: replies wait. Else a peer that reads nothing, or claims
@@ -448,7 +392,7 @@ impl Conn {
     #[inline]
     pub(super) fn is_clogged(&self, signal_every: u32) -> bool {
         let under_way = self.proto.credits().window().max(self.proto.call_slots() as u32);
-        self.sends.wrapping_sub(self.left) >= under_way.saturating_add(signal_every)
+        self.sends.under_way() >= under_way.saturating_add(signal_every)
     }
 
     /// Calls of the peer that may hold memory of the shard: those that are not answered, but for those that wait with their message alone, and
@@ -456,16 +400,17 @@ impl Conn {
     #[inline(always)]
     pub(super) fn held(&self) -> usize {
         let served = self.proto.calls_served().saturating_sub(self.gated.len());
-        served + self.sends.wrapping_sub(self.left) as usize
+        served + self.sends.under_way() as usize
     }
 
     /// What its peer is waited for. `in_device`: the device has memory of this connection.
     pub(super) fn owed(&self, in_device: bool) -> Owed {
         // A peer that is busy elsewhere may let stand what costs this side nothing.
-        let holds = in_device || !self.chain.is_empty() || self.proto.has_replies();
+        let holds = in_device || !self.sends.is_empty() || self.proto.has_replies();
+        let (sends, left) = self.sends.numbers();
         Owed {
-            sends: self.sends,
-            left: if holds { self.left } else { self.sends },
+            sends,
+            left: if holds { left } else { sends },
             ungranted: self.proto.lacks_grant(),
             half_sent: self.proto.half_sent(),
         }

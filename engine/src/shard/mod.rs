@@ -18,6 +18,7 @@
 //! | `serving` | calls of the peer: fetch what they bring, run them |
 //! | `waiting` | calls of the peer for which there is no memory now |
 //! | `reading` | what a call says, held against what its procedure declares |
+//! | `table`, `stage` | the connections, and where each is in its life |
 //! | `receives` | the budget of Receives |
 //! | `replying` | replies: RDMA Writes, header, Send |
 //! | `revive` | connections that are made again |
@@ -29,6 +30,7 @@
 //! | `shares` | how much memory one connection may hold |
 //! | `windows` | receive windows that follow the load, keep-alive |
 //! | `chunks` | the memory that goes with a call |
+//! | `send_queue` | what one connection posts, and what is known of it |
 //! | `outcome` | how a call ends, and who is told |
 //! | `clock` | the only reader of the clock |
 //! | `list` | lists that nearly always have room |
@@ -55,6 +57,7 @@ mod receives;
 mod replying;
 mod resize;
 mod revive;
+mod send_queue;
 mod serving;
 mod shape;
 mod shares;

@@ -363,7 +363,7 @@ impl<F: Fabric> Shard<F> {
         let at = message.start();
         let start = conn.proto.emit_plain(Outgoing::Call(call), receives_ok, message.full_mut(), at);
         match start.is_some_and(|start| message.extend_front(start)) {
-            true => conn.push_send(message, None, self.config.signal_every),
+            true => conn.sends.push_send(message, None, self.config.signal_every),
             false => self.unsendable(conn, "a call"),
         }
     }
@@ -388,7 +388,7 @@ impl<F: Fabric> Shard<F> {
         match conn.proto.emit_before(Outgoing::Call(call), &form, receives_ok, message.full_mut(), at) {
             Some(start) => {
                 message.set_window(start, len + at - start);
-                conn.push_send(message, None, self.config.signal_every);
+                conn.sends.push_send(message, None, self.config.signal_every);
             }
             None => self.unsendable(conn, "a call"),
         }
@@ -435,7 +435,7 @@ impl<F: Fabric> Shard<F> {
             length: len as u32,
             offset: self.fabric.remote_address(&mem, 0),
         };
-        conn.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
+        conn.sends.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
         conn.exposures[index as usize].parts.push(Exposed { window, mem, segment, position, revoked: false });
         Ok(())
     }

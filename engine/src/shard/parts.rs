@@ -71,7 +71,7 @@ impl<F: Fabric> Shard<F> {
             match conn.proto.emit_part(parts.of, receives_ok, buf.full_mut(), HEADROOM_PLAIN) {
                 Some(start) => {
                     buf.set_window(start, end - start);
-                    conn.push_send(buf, None, self.config.signal_every);
+                    conn.sends.push_send(buf, None, self.config.signal_every);
                 }
                 None => self.unsendable(conn, "a part of a message"),
             }

@@ -127,9 +127,9 @@ impl<F: Fabric> Shard<F> {
     fn settle(&mut self, conn: &mut Conn, only_one: bool) {
         let receives_ok = self.receives_ok(conn);
         let asks = conn.proto.has_output(receives_ok) || conn.stage == Stage::Draining;
-        if asks || (!only_one && !conn.chain.is_empty()) {
+        if asks || (!only_one && !conn.sends.is_empty()) {
             Self::make_ready(&mut self.ready, conn);
-        } else if !conn.chain.is_empty() && !conn.ready {
+        } else if !conn.sends.is_empty() && !conn.ready {
             conn.proto.must_be_asked(receives_ok);
             self.post_chain(conn);
         }
@@ -151,7 +151,7 @@ impl<F: Fabric> Shard<F> {
             Opcode::LocalInvalidate => self.revoked(conn, wr_id as u32),
             // Of Writes only those are signalled that speak for Sends.
             Opcode::Send | Opcode::Write => {
-                conn.has_left(wr_id);
+                conn.sends.has_left(wr_id);
                 if !conn.gated.is_empty() {
                     self.resume(conn);
                 }
@@ -384,7 +384,7 @@ impl<F: Fabric> Shard<F> {
                 shard.say(conn);
             }
             shard.post_chain(conn);
-            if conn.stage == Stage::Closing && conn.chain.is_empty() {
+            if conn.stage == Stage::Closing && conn.sends.is_empty() {
                 // The device says when all of it has arrived.
                 shard.fabric.disconnect(conn.qp);
                 shard.control_due = 0;
@@ -454,7 +454,7 @@ impl<F: Fabric> Shard<F> {
         match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
             Some(start) => {
                 buf.set_window(start, end - start);
-                conn.push_send(buf, None, self.config.signal_every);
+                conn.sends.push_send(buf, None, self.config.signal_every);
             }
             None => self.unsendable(conn, "a control message"),
         }
@@ -463,14 +463,14 @@ impl<F: Fabric> Shard<F> {
 
     #[inline]
     pub(super) fn post_chain(&mut self, conn: &mut Conn) {
-        let count = conn.chain.len();
-        if count == 0 {
+        if conn.sends.is_empty() {
             return;
         }
-        if let Err(error) = self.fabric.post_send(conn.qp, &mut conn.chain) {
+        let qp = conn.qp;
+        let (posted, result) = conn.sends.post(|chain| self.fabric.post_send(qp, chain));
+        if let Err(error) = result {
             self.not_posted(conn, error);
         }
-        let posted = count - conn.chain.len();
         self.batches[posted.min(MAX_BATCH)] += 1;
     }
 

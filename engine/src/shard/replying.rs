@@ -116,7 +116,7 @@ impl<F: Fabric> Shard<F> {
                 buf.set_window(start, len);
                 // While calls wait for memory the end of each reply is of interest.
                 let signal_every = if self.waiting.is_empty() { self.config.signal_every } else { 1 };
-                conn.push_send(buf, offered.then_some(call.inv_handle), signal_every);
+                conn.sends.push_send(buf, offered.then_some(call.inv_handle), signal_every);
             }
             _ => self.unsendable(conn, "a reply"),
         }
@@ -177,7 +177,7 @@ fn fill(conn: &mut Conn, segments: &mut [Segment], mut source: Option<Source>, l
             // The last one has it for itself.
             let src = if len == left { source.take() } else { source.clone() };
             if let Some(src) = src {
-                conn.push(WorkRequest::Write { src, offset, len: len as usize, remote });
+                conn.sends.push(WorkRequest::Write { src, offset, len: len as usize, remote });
             }
         }
         offset += len as usize;

@@ -11,7 +11,7 @@ use super::conn::{Conn, PendingReads};
 use super::reading::{Reject, read_lists, read_position_zero, read_rpc, reply_body};
 use super::replying::{reply_form, reply_headroom};
 use super::stage::Stage;
-use crate::fabric::{Fabric, Posting, ReceivedBuf, RemoteMemory, WorkRequest};
+use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::{Refusal, ReplyForm};
 use crate::service::reply_cache::Lookup;
 use crate::service::{
@@ -101,7 +101,7 @@ impl<F: Fabric> Shard<F> {
     fn fetch(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) -> Result<(), Box<ServerCall>> {
         let id = call.id;
         let fetch = &self.fetch;
-        let before = conn.chain.len();
+        let before = conn.sends.len();
         let mut landing = ArrayVec::<Lent, MAX_CHUNKS>::new();
         let mut filled = 0;
         for (n, &(at, segment)) in fetch.iter().enumerate() {
@@ -113,7 +113,7 @@ impl<F: Fabric> Shard<F> {
                     .sum();
                 let Some(Ok(lent)) = self.pool.alloc(len).map(Buf::lend) else {
                     // Nothing is read for a call that waits.
-                    conn.chain.truncate(before);
+                    conn.sends.truncate(before);
                     return Err(call);
                 };
                 // A long call's message is no argument.
@@ -129,7 +129,7 @@ impl<F: Fabric> Shard<F> {
             let wr = WorkRequest::Read { dst: lent.clone(), offset: filled, len, remote };
             // They complete in order: the last one speaks for all.
             let signalled = n + 1 == fetch.len();
-            conn.chain.push(Posting { wr_id: id.index() as u64, signalled, wr });
+            conn.sends.push_named(id.index() as u64, signalled, || wr);
             filled += len;
         }
         self.fetch.clear();

@@ -16,7 +16,7 @@ use rpcrdma_mempool::Buf;
 use super::Shard;
 use super::conn::Conn;
 use super::reading::{Fetch, Reject};
-use crate::fabric::{Fabric, Posting, RemoteMemory, Source, WorkRequest};
+use crate::fabric::Fabric;
 use crate::service::{MAX_CHUNKS, ResultBytes, ResultMemory, ServerCall};
 use crate::wire::ErrorBody;
 
@@ -181,24 +181,16 @@ impl<F: Fabric> Shard<F> {
     }
 
     pub(super) fn nudge(&mut self, conn: &mut Conn) {
-        if conn.has_unsignalled() {
+        if conn.sends.has_unsignalled() {
             self.write_nothing(conn);
         }
     }
 
-    /// An RDMA Write of no bytes, signalled: the peer's device takes it without a Receive and without looking at the key, and its end is the
-    /// end of all Sends before it, or of the connection.
+    /// Asks what became of all Sends, and whether the peer's device is there: by an [empty Write](super::send_queue::SendQueue::push_empty_write).
     pub(super) fn write_nothing(&mut self, conn: &mut Conn) {
         // Without a buffer it is tried again soon.
-        let Some(Ok(src)) = self.pool.alloc(0).map(Buf::lend) else { return };
-        let wr = WorkRequest::Write {
-            src: Source::Lent(src),
-            offset: 0,
-            len: 0,
-            remote: RemoteMemory { rkey: 0, address: 0 },
-        };
-        let wr_id = conn.signal_all();
-        conn.chain.push(Posting { wr_id, signalled: true, wr });
+        let Some(Ok(nothing)) = self.pool.alloc(0).map(Buf::lend) else { return };
+        conn.sends.push_empty_write(nothing);
         Self::make_ready(&mut self.ready, conn);
     }
 }

@@ -95,7 +95,7 @@ impl<F: Fabric> Shard<F> {
             if conn.proto.terms().version == Version::V2 {
                 conn.proto.keep_alive();
                 Self::make_ready(&mut self.ready, conn);
-            } else if !conn.awaits_end() {
+            } else if !conn.sends.awaits_end() {
                 self.write_nothing(conn);
             }
         }

@@ -1,0 +1,201 @@
+//! The send queue of a connection: the work requests of this turn, which of them are signalled, and how far the device is known to have come.
+//!
+//! One Send in some is signalled, and speaks for those before it: they complete in order.
+
+use rpcrdma_mempool::{Buf, Lent};
+
+use super::list::push;
+use crate::fabric::{Posting, RemoteMemory, Source, WorkRequest};
+
+/// See the module page.
+#[derive(Debug)]
+pub(super) struct SendQueue {
+    /// To be posted.
+    chain: Vec<Posting>,
+    /// Sends so far; which of them was the last signalled one, and the last that is known to have left. They wrap.
+    sends: u32,
+    signalled: u32,
+    left: u32,
+}
+
+impl SendQueue {
+    pub(super) fn new() -> Self {
+        Self { chain: Vec::with_capacity(64), sends: 0, signalled: 0, left: 0 }
+    }
+
+    /// Queues a work request of which nothing need be heard unless it fails.
+    #[inline]
+    pub(super) fn push(&mut self, wr: WorkRequest) {
+        push(&mut self.chain, || Posting { wr_id: 0, signalled: false, wr });
+    }
+
+    /// Queues a work request other than a Send, under a name of its kind.
+    #[inline(always)]
+    pub(super) fn push_named(&mut self, wr_id: u64, signalled: bool, wr: impl FnOnce() -> WorkRequest) {
+        push(&mut self.chain, || Posting { wr_id, signalled, wr: wr() });
+    }
+
+    /// Queues a Send; one in `signal_every` is signalled.
+    #[inline]
+    pub(super) fn push_send(&mut self, buf: Buf, invalidate: Option<u32>, signal_every: u32) {
+        self.sends = self.sends.wrapping_add(1);
+        let signalled = self.sends.wrapping_sub(self.signalled) >= signal_every;
+        if signalled {
+            self.signalled = self.sends;
+        }
+        push(&mut self.chain, || Posting {
+            wr_id: u64::from(self.sends),
+            signalled,
+            wr: WorkRequest::Send { buf, invalidate, fence: false },
+        });
+    }
+
+    /// Queues an RDMA Write of no bytes, from a buffer of none, signalled: the peer's device takes it without a Receive and without looking at the
+    /// key, and its end is the end of all Sends before it, or of the connection.
+    pub(super) fn push_empty_write(&mut self, nothing: Lent) {
+        self.sends = self.sends.wrapping_add(1);
+        self.signalled = self.sends;
+        let remote = RemoteMemory { rkey: 0, address: 0 };
+        let wr = WorkRequest::Write { src: Source::Lent(nothing), offset: 0, len: 0, remote };
+        self.chain.push(Posting { wr_id: u64::from(self.sends), signalled: true, wr });
+    }
+
+    /// Nothing is to be posted.
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.chain.is_empty()
+    }
+
+    /// Work requests that are to be posted.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.chain.len()
+    }
+
+    /// Takes back what is no Send and was queued behind the first `len`.
+    pub(super) fn truncate(&mut self, len: usize) {
+        debug_assert!(
+            !self.chain[len..].iter().any(|posting| matches!(posting.wr, WorkRequest::Send { .. }))
+        );
+        self.chain.truncate(len);
+    }
+
+    /// Posts what is queued, by a function that takes as many as the device does, from the front; says how many.
+    #[inline]
+    pub(super) fn post<E>(
+        &mut self,
+        post: impl FnOnce(&mut Vec<Posting>) -> Result<(), E>,
+    ) -> (usize, Result<(), E>) {
+        let count = self.chain.len();
+        let result = post(&mut self.chain);
+        (count - self.chain.len(), result)
+    }
+
+    /// A signalled Send has left, and all before it.
+    #[inline]
+    pub(super) fn has_left(&mut self, wr_id: u64) {
+        self.left = wr_id as u32;
+    }
+
+    /// Sends behind the last signalled one: of their end nothing will be heard by itself.
+    pub(super) fn has_unsignalled(&self) -> bool {
+        self.sends != self.signalled
+    }
+
+    /// The end of a Send will be heard of.
+    pub(super) fn awaits_end(&self) -> bool {
+        self.left != self.signalled
+    }
+
+    /// Sends that are not known to have left.
+    #[inline(always)]
+    pub(super) fn under_way(&self) -> u32 {
+        self.sends.wrapping_sub(self.left)
+    }
+
+    /// The numbers of the last Send, and of the last that is known to have left. They wrap.
+    pub(super) fn numbers(&self) -> (u32, u32) {
+        (self.sends, self.left)
+    }
+
+    /// The device is gone, with all that it held: what was sent has left, and what was to be posted is nothing.
+    pub(super) fn forget_device(&mut self) {
+        self.chain.clear();
+        (self.signalled, self.left) = (self.sends, self.sends);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
+
+    use super::*;
+
+    fn pool() -> Pool {
+        let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+        Pool::new(&PoolConfig { classes: vec![Class { size: 64, count: 100 }], arena }).expect("memory")
+    }
+
+    fn buf(pool: &Pool) -> Buf {
+        pool.alloc(8).expect("a buffer")
+    }
+
+    /// The names of what is signalled.
+    fn signalled(queue: &mut SendQueue) -> Vec<u64> {
+        let mut names = Vec::new();
+        let (count, result) = queue.post(|chain| {
+            names.extend(chain.drain(..).filter(|posting| posting.signalled).map(|posting| posting.wr_id));
+            Ok::<(), ()>(())
+        });
+        assert!(count > 0 && result == Ok(()) && queue.is_empty());
+        names
+    }
+
+    #[test]
+    fn one_send_in_some_is_signalled_and_speaks_for_those_before_it() {
+        let (pool, mut queue) = (pool(), SendQueue { sends: u32::MAX - 2, ..SendQueue::new() });
+        queue.forget_device();
+        for _ in 0..7 {
+            queue.push_send(buf(&pool), None, 4);
+        }
+        assert_eq!(queue.under_way(), 7);
+        // Numbers wrap.
+        assert_eq!(signalled(&mut queue), [1]);
+        assert!(queue.has_unsignalled() && queue.awaits_end());
+        queue.has_left(1);
+        assert!(queue.has_unsignalled() && !queue.awaits_end());
+        assert_eq!((queue.under_way(), queue.numbers()), (3, (4, 1)));
+    }
+
+    #[test]
+    fn a_write_of_nothing_asks_for_all_that_was_sent() {
+        let (pool, mut queue) = (pool(), SendQueue::new());
+        queue.push_send(buf(&pool), None, 16);
+        assert!(queue.has_unsignalled() && !queue.awaits_end());
+        queue.push_empty_write(buf(&pool).lend().expect("its own thread"));
+        assert!(!queue.has_unsignalled() && queue.awaits_end());
+        assert_eq!(signalled(&mut queue), [2]);
+        queue.has_left(2);
+        assert_eq!(queue.under_way(), 0);
+    }
+
+    #[test]
+    fn other_requests_are_no_sends_and_what_the_device_refuses_stays() {
+        let (pool, mut queue) = (pool(), SendQueue::new());
+        let lent = buf(&pool).lend().expect("its own thread");
+        let remote = RemoteMemory { rkey: 1, address: 2 };
+        let read = || WorkRequest::Read { dst: lent.clone(), offset: 0, len: 8, remote };
+        queue.push_send(buf(&pool), None, 16);
+        queue.push(read());
+        queue.push_named(7, true, read);
+        queue.truncate(2);
+        assert_eq!((queue.len(), queue.under_way()), (2, 1));
+        let (count, result) = queue.post(|chain| {
+            chain.drain(..1);
+            Err("full")
+        });
+        assert_eq!((count, result, queue.len()), (1, Err("full"), 1));
+        queue.forget_device();
+        assert!(queue.is_empty() && queue.under_way() == 0 && !queue.has_unsignalled());
+    }
+}
