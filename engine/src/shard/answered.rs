@@ -6,7 +6,8 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Pool};
 
 use super::Shard;
-use super::conn::{Conn, Ending, Exposed, Exposure};
+use super::conn::Conn;
+use super::exposures::{Ending, Exposed, Exposure, Recovered};
 use super::list::push;
 use super::outcome::{CallResult, Done, Reply, Sink};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
@@ -76,15 +77,9 @@ impl<F: Fabric> Shard<F> {
         ending: Option<Ending>,
     ) {
         let Conn { exposures, sends, .. } = conn;
-        let exposure = &mut exposures[index as usize];
-        exposure.ending = ending;
-        for part in &mut exposure.parts {
-            part.revoked = Some(part.segment.handle) == invalidated;
-        }
-        let left = exposure.parts.iter().filter(|part| !part.revoked).count();
+        let (windows, left, all) = exposures.end(index, invalidated, ending);
         self.stats.revoked_here += left as u64;
-        self.stats.revoked_by_peers += (exposure.parts.len() - left) as u64;
-        let windows = exposure.parts.iter().filter(|part| !part.revoked).map(|part| part.window);
+        self.stats.revoked_by_peers += (all - left) as u64;
         for (n, window) in windows.enumerate() {
             // They complete in order: the last one speaks for all.
             let signalled = n + 1 == left;
@@ -98,43 +93,19 @@ impl<F: Fabric> Shard<F> {
 
     /// Nothing of the exposure can be reached any more: its memory is the caller's again.
     pub(super) fn revoked(&mut self, conn: &mut Conn, index: u32) {
-        let Some(exposure) = conn.exposures.get_mut(index as usize) else { return };
-        let (ending, memory) = (exposure.ending.take(), exposure.memory.take());
-        let (reads, writes) = (exposure.reads, exposure.writes);
-        let again = ending.as_ref().and_then(|ending| ending.again);
-        let mut wanted = ending.as_ref().is_some_and(|ending| ending.result.is_ok() || again.is_some());
-        let mut memory = memory.filter(|_| wanted);
-        for (n, part) in exposure.parts.drain(..).enumerate() {
-            conn.free_windows.push(part.window);
-            let (Some(ending), Some(memory)) = (&ending, &mut memory) else { continue };
-            match part.mem.reclaim() {
-                Ok(buf) if n < reads && part.position == 0 => memory.call = Some(buf),
-                Ok(buf) if n < reads => memory.send.push((part.position, buf)),
-                Ok(buf) if n == reads + writes => memory.reply = Some(buf),
-                Ok(mut buf) => {
-                    if again.is_none() {
-                        let (start, len) = (buf.start(), ending.written.get(n - reads).copied().unwrap_or(0));
-                        buf.set_window(start, len as usize);
-                    }
-                    memory.receive.push(buf);
-                }
-                // The device says that it is revoked, and holds it still.
-                Err(_) => wanted = false,
-            }
-        }
-        conn.free_exposures.push(index);
+        let Some(Recovered { ending, memory, whole }) = conn.exposures.recover(index) else { return };
         // A connection that is closing waits for this.
         Self::make_ready(&mut self.ready, conn);
-        let Some(Ending { sink, token, result, long, .. }) = ending else { return };
+        let Some(Ending { sink, token, result, long, again, .. }) = ending else { return };
+        if let Some((call, error)) = again {
+            return match memory.filter(|_| whole) {
+                Some(memory) => self.send_again(conn, call, error, memory),
+                None => self.abandon(conn, call, CallError::Transport(error)),
+            };
+        }
         let result = match (result, memory) {
-            (_, Some(memory)) if again.is_some() && wanted => {
-                if let Some((call, error)) = again {
-                    self.send_again(conn, call, error, memory);
-                }
-                return;
-            }
             (Err(error), _) => Err(error),
-            (Ok(_), _) if !wanted => {
+            (Ok(_), _) if !whole => {
                 Err(CallError::MalformedReply("its memory is still in use by the device"))
             }
             (Ok(reply), Some(mut memory)) => {
@@ -154,10 +125,6 @@ impl<F: Fabric> Shard<F> {
             }
             (Ok(reply), None) => Ok(reply),
         };
-        if let Some((call, error)) = again {
-            // It cannot be sent again after all.
-            return self.abandon(conn, call, CallError::Transport(error));
-        }
         self.tell(sink, token, result);
     }
 
@@ -246,7 +213,7 @@ fn read_long_reply(view: &View<'_>, exposure: Option<&Exposure>) -> ReadReply {
     let len = match (offered, view.reply_chunk()) {
         (None, _) => Err(CallError::MalformedReply("it uses a Reply chunk that was not offered")),
         (Some(_), None) => Ok(0),
-        (Some((exposure, part)), Some(chunk)) => written_into(&chunk, part, exposure.segment_size),
+        (Some((exposure, part)), Some(chunk)) => written_into(&chunk, part, exposure.segment_size()),
     };
     let header = match len {
         Ok(0) => Err(CallError::MalformedReply("its length does not fit the Reply chunk")),
@@ -272,7 +239,7 @@ pub(super) fn header_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u
 /// Bytes that a reply says were written into one chunk, which was offered in segments of `size` bytes and a shorter last one. They are filled in their order
 /// (RFC 8166 §3.4.6): one that is not full is the last that was used, or there would be bytes between that nobody wrote.
 fn written_into(chunk: &WriteChunk<'_>, part: &Exposed, size: u32) -> Result<u32, CallError> {
-    let (mut room_left, mut written, mut full) = (part.segment.length, 0, true);
+    let (mut room_left, mut written, mut full) = (part.segment().length, 0, true);
     for segment in chunk.segments() {
         let room = room_left.min(size);
         if segment.length > room {
@@ -300,7 +267,7 @@ fn written_of(
         let Some(part) = expected.next() else {
             return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
         };
-        written.push(written_into(&chunk, part, offered.segment_size)?);
+        written.push(written_into(&chunk, part, offered.segment_size())?);
     }
     if !long && view.reply_chunk().is_some_and(|chunk| chunk.total_length() > 0) {
         return Err(CallError::MalformedReply("it has results inline, and in the Reply chunk"));

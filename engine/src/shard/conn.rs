@@ -7,17 +7,18 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
-use crate::fabric::{FabricAddress, QpId, RemoteMemory, WindowId, WorkRequest};
-use crate::proto::{CallError, CallId, Connection, Outgoing};
+use crate::fabric::{FabricAddress, QpId, RemoteMemory, WorkRequest};
+use crate::proto::{CallId, Connection, Outgoing};
 use crate::service::{MAX_CHUNKS, ServerCall};
 use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
-use crate::wire::{self, ErrorBody, Segment, Version};
+use crate::wire::{self, Segment, Version};
 
 use super::assembly::Assembly;
 use super::chunks::ChunkMemory;
+use super::exposures::{Exposure, Exposures};
 use super::guests::Guest;
-use super::outcome::{CallResult, Sink};
+use super::outcome::Sink;
 use super::progress::{Owed, Progress};
 use super::receives::Promise;
 use super::send_queue::SendQueue;
@@ -32,7 +33,7 @@ pub(super) struct OutCall {
     pub(super) message: Option<Buf>,
     /// Its chunks; gone to `exposure` once it was sent.
     pub(super) memory: Option<ChunkMemory>,
-    /// Index into `Conn::exposures`.
+    /// What it exposes: its index in `Conn::exposures`.
     pub(super) exposure: Option<u32>,
     /// When it was started, in nanoseconds, if it is one of those that are timed.
     pub(super) started: Option<u64>,
@@ -52,84 +53,6 @@ impl OutCall {
     pub(super) fn forget(&mut self) {
         (self.message, self.memory, self.kept, self.call_only) = (None, None, None, false);
         self.max_reply = 0;
-    }
-}
-
-/// One piece of exposed memory: a chunk of one segment.
-#[derive(Debug)]
-pub(super) struct Exposed {
-    pub(super) window: WindowId,
-    pub(super) mem: Lent,
-    pub(super) segment: Segment,
-    /// Of a Read chunk: where it belongs in the RPC message.
-    pub(super) position: u32,
-    pub(super) revoked: bool,
-}
-
-/// What one call exposes: from the posting of its message to the proof that the peer can reach none of it. A slot of
-/// the connection's, used again and again.
-#[derive(Debug, Default)]
-pub(super) struct Exposure {
-    /// Read chunks first, that of position zero before all, then Write chunks, then the Reply chunk. Empty while the slot is
-    /// free.
-    pub(super) parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
-    /// How many of `parts` are Read chunks.
-    pub(super) reads: usize,
-    /// How many are Write chunks.
-    pub(super) writes: usize,
-    /// Most bytes of the segments that they were offered in.
-    pub(super) segment_size: u32,
-    /// What the buffers go back into.
-    pub(super) memory: Option<ChunkMemory>,
-    /// The call's outcome, which waits for the last revocation.
-    pub(super) ending: Option<Ending>,
-}
-
-impl Exposure {
-    /// The RPC message is in a Position Zero Read chunk.
-    pub(super) fn is_long(&self) -> bool {
-        self.reads > 0 && self.parts.first().is_some_and(|part| part.position == 0)
-    }
-
-    /// The Read chunks.
-    pub(super) fn reads(&self) -> &[Exposed] {
-        self.parts.get(..self.reads).unwrap_or_default()
-    }
-
-    /// The Write chunks.
-    pub(super) fn writes(&self) -> &[Exposed] {
-        self.parts.get(self.reads..self.reads + self.writes).unwrap_or_default()
-    }
-
-    /// The Reply chunk.
-    pub(super) fn reply(&self) -> Option<&Exposed> {
-        self.parts.get(self.reads + self.writes)
-    }
-}
-
-/// An outcome that may be told once nothing is exposed any more.
-#[derive(Debug)]
-pub(super) struct Ending {
-    pub(super) sink: Sink,
-    pub(super) token: u64,
-    pub(super) result: CallResult,
-    /// Bytes that the peer wrote into each Write chunk.
-    pub(super) written: ArrayVec<u32, MAX_CHUNKS>,
-    /// Length of the RPC reply that is in the Reply chunk, if it is there.
-    pub(super) long: Option<u32>,
-    /// The call is to be sent again, for this reason, rather than to be told.
-    pub(super) again: Option<(CallId, ErrorBody)>,
-}
-
-impl Ending {
-    /// Without results.
-    pub(super) fn error(sink: Sink, token: u64, error: CallError) -> Self {
-        Self { sink, token, result: Err(error), written: ArrayVec::new(), long: None, again: None }
-    }
-
-    /// The call is sent again; its sink stays with it.
-    pub(super) fn again(token: u64, call: CallId, error: ErrorBody) -> Self {
-        Self { again: Some((call, error)), ..Self::error(Sink::Polled, token, CallError::Transport(error)) }
     }
 }
 
@@ -167,9 +90,7 @@ pub(super) struct Conn {
     pub(super) ready: bool,
     /// By call slot.
     pub(super) calls: Vec<OutCall>,
-    pub(super) free_windows: Vec<WindowId>,
-    pub(super) exposures: Vec<Exposure>,
-    pub(super) free_exposures: Vec<u32>,
+    pub(super) exposures: Exposures,
     /// Memory that this peer alone can reach; made at first use.
     pub(super) exposed: Option<Pool>,
     /// By [`InboundId`](crate::proto::InboundId) slot: answered calls that wait to be sent.
@@ -237,9 +158,7 @@ impl Conn {
             sends: SendQueue::new(),
             ready: false,
             calls: (0..calls).map(|_| OutCall::default()).collect(),
-            free_windows: Vec::new(),
-            exposures: Vec::new(),
-            free_exposures: Vec::new(),
+            exposures: Exposures::default(),
             exposed: None,
             replies: (0..inbound).map(|_| None).collect(),
             pending: (0..inbound).map(|_| None).collect(),
@@ -287,11 +206,9 @@ impl Conn {
     pub(super) fn forget_device(&mut self) {
         self.peer = None;
         self.sends.forget_device();
-        self.free_windows.clear();
         // Calls that were given up have kept theirs until now.
         self.calls.iter_mut().for_each(|out| out.exposure = None);
-        self.exposures.clear();
-        self.free_exposures.clear();
+        self.exposures.forget_device();
         self.at_workers = 0;
         (self.assembly, self.parts) = (None, None);
         self.progress = Progress::default();
@@ -416,19 +333,11 @@ impl Conn {
         }
     }
 
-    /// A free exposure; its index names it in work requests.
-    pub(super) fn new_exposure(&mut self) -> u32 {
-        self.free_exposures.pop().unwrap_or_else(|| {
-            self.exposures.push(Exposure::default());
-            self.exposures.len() as u32 - 1
-        })
-    }
-
     /// What a call exposes.
     #[inline]
     pub(super) fn exposure_of(&self, call: CallId) -> Option<&Exposure> {
         let index = self.calls.get(self.proto.call_slot(call))?.exposure?;
-        self.exposures.get(index as usize)
+        self.exposures.get(index)
     }
 
     /// Whether an exposure is still that of a call.
@@ -440,7 +349,7 @@ impl Conn {
 
     /// Nothing is under way that the protocol does not know of.
     pub(super) fn is_idle(&self) -> bool {
-        self.at_workers == 0 && self.exposures.len() == self.free_exposures.len()
+        self.at_workers == 0 && self.exposures.is_empty()
     }
 
     /// Ends a call's record: who is to be told, what it exposes, when it was started if it is timed.

@@ -328,16 +328,14 @@ impl<F: Fabric> Shard<F> {
             let (sink, ..) = conn.end_call(call);
             self.tell(sink, token, Err(error));
         }
-        for exposure in std::mem::take(&mut conn.exposures) {
-            // One that was to be sent again has ended with the others.
-            if let Some(ending) = exposure.ending.filter(|ending| ending.again.is_none()) {
-                // Its reply had come; only the revocation was owed, and that is done.
-                let result = match ending.result {
-                    Ok(_) => Err(CallError::ConnectionLost { sent: true }),
-                    error => error,
-                };
-                self.tell(ending.sink, ending.token, result);
-            }
+        // One that was to be sent again has ended with the others.
+        for ending in conn.exposures.take_endings().filter(|ending| ending.again.is_none()) {
+            // Its reply had come; only the revocation was owed, and that is done.
+            let result = match ending.result {
+                Ok(_) => Err(CallError::ConnectionLost { sent: true }),
+                error => error,
+            };
+            self.tell(ending.sink, ending.token, result);
         }
         if let Some(pool) = conn.exposed.take()
             && let Err(error) = self.fabric.deregister(pool.arena().id())

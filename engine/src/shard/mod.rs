@@ -30,6 +30,7 @@
 //! | `shares` | how much memory one connection may hold |
 //! | `windows` | receive windows that follow the load, keep-alive |
 //! | `chunks` | the memory that goes with a call |
+//! | `exposures` | what one connection exposes to its peer |
 //! | `send_queue` | what one connection posts, and what is known of it |
 //! | `outcome` | how a call ends, and who is told |
 //! | `clock` | the only reader of the clock |
@@ -44,6 +45,7 @@ mod chunks;
 mod clock;
 mod conn;
 mod control;
+mod exposures;
 mod guests;
 mod list;
 mod outcome;

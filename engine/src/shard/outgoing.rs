@@ -5,7 +5,7 @@ use std::time::Duration;
 use rpcrdma_mempool::{Buf, Class, Pool, PoolConfig};
 
 use super::chunks::{ChunkMemory, Memory};
-use super::conn::{Conn, Exposed};
+use super::conn::Conn;
 use super::outcome::{Reply, Sink};
 use super::parts::starts_parts;
 use super::shape::measure;
@@ -378,10 +378,10 @@ impl<F: Fabric> Shard<F> {
         receives_ok: bool,
     ) {
         let (at, len) = (message.start(), message.len());
-        if !self.lists.fill(&conn.exposures[index as usize], conn.proto.terms()) {
+        let terms = conn.proto.terms();
+        if !self.lists.fill(conn.exposures.offer(index, terms.segment_size), terms) {
             return self.unsendable(conn, "a call");
         }
-        conn.exposures[index as usize].segment_size = conn.proto.terms().segment_size;
         let chunks = self.lists.chunks(conn.proto.offers_invalidation());
         // A long call is in a chunk itself.
         let form = Form { chunks, external: len == 0 };
@@ -396,11 +396,9 @@ impl<F: Fabric> Shard<F> {
 
     /// Binds a window for each chunk; the binds go out in front of the Send.
     fn expose(&mut self, conn: &mut Conn, call: CallId, mut memory: ChunkMemory) -> Result<u32, FabricError> {
-        let index = conn.new_exposure();
         let long = memory.call.take();
-        conn.exposures[index as usize].reads = memory.send.len() + usize::from(long.is_some());
-        conn.exposures[index as usize].writes = memory.receive.len();
-        conn.exposures[index as usize].segment_size = conn.proto.terms().segment_size;
+        let reads = memory.send.len() + usize::from(long.is_some());
+        let index = conn.exposures.begin(reads, memory.receive.len(), conn.proto.terms().segment_size);
         if let Some(mut buf) = long {
             set_xid(&mut buf, call);
             self.expose_one(conn, index, 0, buf, Access::REMOTE_READ)?;
@@ -412,7 +410,7 @@ impl<F: Fabric> Shard<F> {
         for buf in receive.drain(..).chain(reply.take()) {
             self.expose_one(conn, index, 0, buf, Access::REMOTE_WRITE)?;
         }
-        conn.exposures[index as usize].memory = Some(memory);
+        conn.exposures.keep(index, memory);
         Ok(index)
     }
 
@@ -426,7 +424,7 @@ impl<F: Fabric> Shard<F> {
     ) -> Result<(), FabricError> {
         let len = buf.len();
         let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
-        let window = match conn.free_windows.pop() {
+        let window = match conn.exposures.free_window() {
             Some(window) => window,
             None => self.fabric.alloc_window(conn.qp)?,
         };
@@ -436,7 +434,7 @@ impl<F: Fabric> Shard<F> {
             offset: self.fabric.remote_address(&mem, 0),
         };
         conn.sends.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
-        conn.exposures[index as usize].parts.push(Exposed { window, mem, segment, position, revoked: false });
+        conn.exposures.add(index, window, mem, segment, position);
         Ok(())
     }
 }

@@ -127,7 +127,7 @@ pub(super) fn starts_parts(conn: &Conn, message: &Buf, exposure: Option<u32>) ->
 
 /// Bytes of a call's header.
 fn call_header(conn: &Conn, exposure: Option<u32>) -> usize {
-    let exposure = exposure.and_then(|index| conn.exposures.get(index as usize));
+    let exposure = exposure.and_then(|index| conn.exposures.get(index));
     let chunks = exposure.map_or(ChunkCounts::default(), |exposure| counts_of(exposure, conn.proto.terms()));
     conn.proto.header_len(&chunks)
 }

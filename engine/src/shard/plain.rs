@@ -7,7 +7,8 @@ use arrayvec::ArrayVec;
 
 use super::Shard;
 use super::answered::header_of;
-use super::conn::{Conn, Ending};
+use super::conn::Conn;
+use super::exposures::Ending;
 use super::outcome::{CallResult, Reply, Sink};
 use super::reading::{only_handle, read_rpc};
 use crate::binding::Binding;

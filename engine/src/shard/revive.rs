@@ -54,10 +54,8 @@ impl<F: Fabric> Shard<F> {
         self.log.log(self.clock.read(), Level::Info, "connections lost, to be made again", line);
         self.let_go(&mut conn);
         // What has come and was only to be revoked ends as it would have: the device holds nothing any more.
-        for index in 0..conn.exposures.len() as u32 {
-            if conn.exposures[index as usize].ending.is_some() {
-                self.revoked(&mut conn, index);
-            }
+        for index in conn.exposures.ended() {
+            self.revoked(&mut conn, index);
         }
         for (call, sent) in conn.proto.interrupt() {
             let whole = bring_home(&mut conn, call);
@@ -189,18 +187,8 @@ impl<F: Fabric> Shard<F> {
 fn bring_home(conn: &mut Conn, call: CallId) -> bool {
     let slot = conn.proto.call_slot(call);
     let Some(index) = conn.calls[slot].exposure.take() else { return true };
-    let exposure = &mut conn.exposures[index as usize];
-    let (reads, writes) = (exposure.reads, exposure.writes);
-    let Some(mut memory) = exposure.memory.take() else { return false };
-    for (n, part) in exposure.parts.drain(..).enumerate() {
-        let Ok(buf) = part.mem.reclaim() else { return false };
-        match n {
-            _ if n < reads && part.position == 0 => memory.call = Some(buf),
-            _ if n < reads => memory.send.push((part.position, buf)),
-            _ if n == reads + writes => memory.reply = Some(buf),
-            _ => memory.receive.push(buf),
-        }
-    }
-    conn.calls[slot].memory = Some(memory);
-    true
+    let memory = conn.exposures.bring_home(index);
+    let whole = memory.is_some();
+    conn.calls[slot].memory = memory;
+    whole
 }

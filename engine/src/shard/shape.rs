@@ -5,7 +5,8 @@ use rpcrdma_mempool::Buf;
 
 use super::Shard;
 use super::chunks::{ChunkMemory, Memory};
-use super::conn::{Conn, Exposed, Exposure};
+use super::conn::Conn;
+use super::exposures::{Ending, Exposed, Exposure};
 use super::stage::Stage;
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
@@ -157,7 +158,7 @@ impl<F: Fabric> Shard<F> {
         // A long call that cannot be read will not be read the next time either (version 2 §6.4.3), unless it was for other chunks.
         let hopeless = long
             && matches!(error, ErrorBody::ReadChunks { .. })
-            && exposure.is_some_and(|exposure| exposure.reads == 1);
+            && exposure.is_some_and(|exposure| exposure.reads().len() == 1);
         let gone = conn.calls[slot].kept.is_none() && !long;
         if gone && matches!(error, ErrorBody::ReplyResource { .. }) {
             // This peer does not continue its replies: from now on even plain calls are kept, and get what their replies take.
@@ -173,7 +174,7 @@ impl<F: Fabric> Shard<F> {
         self.stats.calls_again += 1;
         match out.exposure.take() {
             Some(index) => {
-                let ending = super::conn::Ending::again(token, call, error);
+                let ending = Ending::again(token, call, error);
                 self.conclude(conn, index, invalidated, Some(ending));
             }
             None => self.send_again(conn, call, error, ChunkMemory::new()),
@@ -334,10 +335,10 @@ fn check_segments(
 
 /// Chunk lists of memory that is exposed.
 pub(super) fn counts_of(exposure: &Exposure, terms: &Terms) -> ChunkCounts {
-    let of = |part: &Exposed| segments_of(part.segment.length as usize, terms);
+    let of = |part: &Exposed| segments_of(part.segment().length as usize, terms);
     ChunkCounts {
         reads: exposure.reads().iter().map(of).sum(),
-        writes: exposure.writes,
+        writes: exposure.writes().len(),
         write_segments: exposure.writes().iter().map(of).sum(),
         reply: exposure.reply().map(of),
     }
@@ -358,7 +359,7 @@ pub(super) struct Lists {
 impl Lists {
     /// Those of memory that is exposed. False if there are too many segments: the peer has changed its terms since the call was shaped.
     pub(super) fn fill(&mut self, exposure: &Exposure, terms: &Terms) -> bool {
-        let lens = exposure.parts.iter().map(|part| part.segment.length as usize);
+        let lens = exposure.all().iter().map(|part| part.segment().length as usize);
         if check_segments(&counts_of(exposure, terms), lens, terms).is_err() {
             return false;
         }
@@ -367,7 +368,7 @@ impl Lists {
         self.writes.clear();
         self.reply.clear();
         for part in exposure.reads() {
-            let position = part.position;
+            let position = part.position();
             self.reads.extend(cut(part, terms).map(|target| ReadSegment { position, target }));
         }
         for part in exposure.writes() {
@@ -377,7 +378,7 @@ impl Lists {
         }
         self.has_reply = exposure.reply().is_some();
         self.reply.extend(exposure.reply().into_iter().flat_map(|part| cut(part, terms)));
-        self.offer = exposure.parts.last().map_or(0, |part| part.segment.handle);
+        self.offer = exposure.all().last().map_or(0, |part| part.segment().handle);
         true
     }
 
@@ -394,7 +395,7 @@ impl Lists {
 
 /// The segments of one piece of memory, each as long as the peer handles them.
 fn cut(part: &Exposed, terms: &Terms) -> impl Iterator<Item = Segment> {
-    let (mut rest, size) = (part.segment, terms.segment_size);
+    let (mut rest, size) = (*part.segment(), terms.segment_size);
     std::iter::from_fn(move || {
         let length = rest.length.min(size);
         let segment = Segment { length, ..rest };

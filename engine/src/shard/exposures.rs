@@ -1,0 +1,356 @@
+//! What a connection exposes to its peer: from the posting of a call to the proof that the peer can reach none of its memory.
+//!
+//! Each call that exposes memory has an *exposure*, and each piece of it a memory window of its own. Slots and windows are used again and again.
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::Lent;
+
+use super::chunks::{ChunkMemory, Memory};
+use super::outcome::{CallResult, Sink};
+use crate::fabric::WindowId;
+use crate::proto::{CallError, CallId};
+use crate::service::MAX_CHUNKS;
+use crate::wire::{ErrorBody, Segment};
+
+/// One piece of exposed memory: a chunk of one segment.
+#[derive(Debug)]
+pub(super) struct Exposed {
+    window: WindowId,
+    mem: Lent,
+    segment: Segment,
+    /// Of a Read chunk: where it belongs in the RPC message.
+    position: u32,
+    revoked: bool,
+}
+
+impl Exposed {
+    pub(super) fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
+    pub(super) fn position(&self) -> u32 {
+        self.position
+    }
+}
+
+/// What one call exposes.
+#[derive(Debug, Default)]
+pub(super) struct Exposure {
+    /// Read chunks first, that of position zero before all, then Write chunks, then the Reply chunk. Empty while the slot is
+    /// free.
+    parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
+    /// How many of `parts` are Read chunks.
+    reads: usize,
+    /// How many are Write chunks.
+    writes: usize,
+    /// Most bytes of the segments that they were offered in.
+    segment_size: u32,
+    /// What the buffers go back into.
+    memory: Option<ChunkMemory>,
+    /// The call's outcome, which waits for the last revocation.
+    ending: Option<Ending>,
+}
+
+impl Exposure {
+    /// All of them: Read chunks, Write chunks, Reply chunk.
+    pub(super) fn all(&self) -> &[Exposed] {
+        &self.parts
+    }
+
+    /// The Read chunks.
+    pub(super) fn reads(&self) -> &[Exposed] {
+        self.parts.get(..self.reads).unwrap_or_default()
+    }
+
+    /// The Write chunks.
+    pub(super) fn writes(&self) -> &[Exposed] {
+        self.parts.get(self.reads..self.reads + self.writes).unwrap_or_default()
+    }
+
+    /// The Reply chunk.
+    pub(super) fn reply(&self) -> Option<&Exposed> {
+        self.parts.get(self.reads + self.writes)
+    }
+
+    /// The RPC message is in a Position Zero Read chunk.
+    pub(super) fn is_long(&self) -> bool {
+        self.reads().first().is_some_and(|part| part.position == 0)
+    }
+
+    /// Most bytes of the segments that they were offered in.
+    pub(super) fn segment_size(&self) -> u32 {
+        self.segment_size
+    }
+
+    /// Takes the buffers back into the memory that they came from; false if the device holds one of them still. The windows are free.
+    fn take_back(&mut self, memory: Option<&mut Memory>, windows: &mut Vec<WindowId>) -> bool {
+        let (reads, all_but_reply) = (self.reads, self.reads + self.writes);
+        let mut memory = memory;
+        let mut whole = true;
+        for (n, part) in self.parts.drain(..).enumerate() {
+            windows.push(part.window);
+            let Some(memory) = &mut memory else { continue };
+            match part.mem.reclaim() {
+                Ok(buf) if n < reads && part.position == 0 => memory.call = Some(buf),
+                Ok(buf) if n < reads => memory.send.push((part.position, buf)),
+                Ok(buf) if n < all_but_reply => memory.receive.push(buf),
+                Ok(buf) => memory.reply = Some(buf),
+                Err(_) => whole = false,
+            }
+        }
+        whole
+    }
+}
+
+/// An outcome that may be told once nothing is exposed any more.
+#[derive(Debug)]
+pub(super) struct Ending {
+    pub(super) sink: Sink,
+    pub(super) token: u64,
+    pub(super) result: CallResult,
+    /// Bytes that the peer wrote into each Write chunk.
+    pub(super) written: ArrayVec<u32, MAX_CHUNKS>,
+    /// Length of the RPC reply that is in the Reply chunk, if it is there.
+    pub(super) long: Option<u32>,
+    /// The call is to be sent again, for this reason, rather than to be told.
+    pub(super) again: Option<(CallId, ErrorBody)>,
+}
+
+impl Ending {
+    /// Without results.
+    pub(super) fn error(sink: Sink, token: u64, error: CallError) -> Self {
+        Self { sink, token, result: Err(error), written: ArrayVec::new(), long: None, again: None }
+    }
+
+    /// The call is sent again; its sink stays with it.
+    pub(super) fn again(token: u64, call: CallId, error: ErrorBody) -> Self {
+        Self { again: Some((call, error)), ..Self::error(Sink::Polled, token, CallError::Transport(error)) }
+    }
+
+    /// Somebody wants the memory: for the results, or to send the call again.
+    fn wants_memory(&self) -> bool {
+        self.result.is_ok() || self.again.is_some()
+    }
+}
+
+/// What an exposure leaves when nothing of it can be reached any more.
+#[derive(Debug)]
+pub(super) struct Recovered {
+    /// Nobody waits for a call that was given up.
+    pub(super) ending: Option<Ending>,
+    /// If somebody wants it: the Write chunks as long as what was written, unless the call is to be sent again.
+    pub(super) memory: Option<ChunkMemory>,
+    /// All of the memory that is wanted is there. (Else the device says that it is revoked, and holds it still.)
+    pub(super) whole: bool,
+}
+
+/// What one connection exposes.
+#[derive(Debug, Default)]
+pub(super) struct Exposures {
+    slots: Vec<Exposure>,
+    free: Vec<u32>,
+    windows: Vec<WindowId>,
+}
+
+impl Exposures {
+    /// A free slot, for so many Read and Write chunks; its index names it in work requests.
+    pub(super) fn begin(&mut self, reads: usize, writes: usize, segment_size: u32) -> u32 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Exposure::default());
+            self.slots.len() as u32 - 1
+        });
+        if let Some(exposure) = self.slots.get_mut(index as usize) {
+            (exposure.reads, exposure.writes, exposure.segment_size) = (reads, writes, segment_size);
+        }
+        index
+    }
+
+    /// A window that is not bound; `None` where the device has to make one more.
+    pub(super) fn free_window(&mut self) -> Option<WindowId> {
+        self.windows.pop()
+    }
+
+    /// A window is about to be bound to one more piece of memory: in the order of [`Exposure::all`].
+    pub(super) fn add(&mut self, index: u32, window: WindowId, mem: Lent, segment: Segment, position: u32) {
+        if let Some(exposure) = self.slots.get_mut(index as usize) {
+            exposure.parts.push(Exposed { window, mem, segment, position, revoked: false });
+        }
+    }
+
+    /// All is exposed; the buffers will go back into this.
+    pub(super) fn keep(&mut self, index: u32, memory: ChunkMemory) {
+        if let Some(exposure) = self.slots.get_mut(index as usize) {
+            exposure.memory = Some(memory);
+        }
+    }
+
+    /// It is offered in segments of up to so many bytes.
+    pub(super) fn offer(&mut self, index: u32, segment_size: u32) -> &Exposure {
+        let exposure = &mut self.slots[index as usize];
+        exposure.segment_size = segment_size;
+        exposure
+    }
+
+    pub(super) fn get(&self, index: u32) -> Option<&Exposure> {
+        self.slots.get(index as usize)
+    }
+
+    /// The call is over, and the peer has invalidated one handle, if it has. Gives the windows that are to be revoked, the number of those, and
+    /// that of all.
+    pub(super) fn end(
+        &mut self,
+        index: u32,
+        invalidated: Option<u32>,
+        ending: Option<Ending>,
+    ) -> (impl Iterator<Item = WindowId> + use<'_>, usize, usize) {
+        let exposure = &mut self.slots[index as usize];
+        exposure.ending = ending;
+        let mut left = 0;
+        for part in &mut exposure.parts {
+            part.revoked = Some(part.segment.handle) == invalidated;
+            left += usize::from(!part.revoked);
+        }
+        let bound = exposure.parts.iter().filter(|part| !part.revoked).map(|part| part.window);
+        (bound, left, exposure.parts.len())
+    }
+
+    /// Nothing of it can be reached any more: the slot is free, and its memory the caller's again.
+    pub(super) fn recover(&mut self, index: u32) -> Option<Recovered> {
+        let exposure = self.slots.get_mut(index as usize)?;
+        let ending = exposure.ending.take();
+        let wanted = ending.as_ref().is_some_and(Ending::wants_memory);
+        let mut memory = exposure.memory.take().filter(|_| wanted);
+        let whole = exposure.take_back(memory.as_deref_mut(), &mut self.windows);
+        self.free.push(index);
+        if let (Some(Ending { written, again: None, .. }), Some(memory)) = (&ending, &mut memory) {
+            for (n, buf) in memory.receive.iter_mut().enumerate() {
+                let (start, len) = (buf.start(), written.get(n).copied().unwrap_or(0));
+                buf.set_window(start, len as usize);
+            }
+        }
+        Some(Recovered { ending, memory, whole })
+    }
+
+    /// The device is gone: the memory of a call that has not ended. `None` if not all of it can be had.
+    pub(super) fn bring_home(&mut self, index: u32) -> Option<ChunkMemory> {
+        let exposure = self.slots.get_mut(index as usize)?;
+        let mut memory = exposure.memory.take()?;
+        exposure.take_back(Some(&mut memory), &mut self.windows).then_some(memory)
+    }
+
+    /// Those whose calls are over, and wait for the last revocation.
+    pub(super) fn ended(&self) -> Vec<u32> {
+        let all = self.slots.iter().zip(0..);
+        all.filter(|(exposure, _)| exposure.ending.is_some()).map(|(_, index)| index).collect()
+    }
+
+    /// The outcomes that wait, as nothing will be revoked any more.
+    pub(super) fn take_endings(&mut self) -> impl Iterator<Item = Ending> {
+        std::mem::take(self).slots.into_iter().filter_map(|exposure| exposure.ending)
+    }
+
+    /// The device is gone, with all windows.
+    pub(super) fn forget_device(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Nothing is exposed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.len() == self.free.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
+
+    use super::*;
+    use crate::fabric::QpId;
+    use crate::proto::{ConnConfig, Connection};
+
+    fn pool() -> Pool {
+        let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+        Pool::new(&PoolConfig { classes: vec![Class { size: 64, count: 16 }], arena }).expect("memory")
+    }
+
+    fn window(index: u32) -> WindowId {
+        WindowId { qp: QpId { slot: 0, generation: 0 }, index }
+    }
+
+    /// Two Read chunks, that of position zero among them, a Write chunk and a Reply chunk, each of as many bytes as its handle says.
+    fn expose(exposures: &mut Exposures, pool: &Pool) -> (u32, Vec<Lent>) {
+        let index = exposures.begin(2, 1, 1 << 20);
+        let mut held = Vec::new();
+        for (n, position) in [(1, 0), (2, 44), (3, 0), (4, 0)] {
+            let mem = pool.alloc(n).expect("a buffer").lend().expect("its own thread");
+            let segment = Segment { handle: n as u32, length: n as u32, offset: 0 };
+            let window = exposures.free_window().unwrap_or(window(n as u32));
+            exposures.add(index, window, mem.clone(), segment, position);
+            held.push(mem);
+        }
+        exposures.keep(index, ChunkMemory::new());
+        (index, held)
+    }
+
+    fn answered(written: u32, again: bool) -> Ending {
+        let call = Connection::new(ConnConfig::default()).start_call(1, u64::MAX).expect("a free slot");
+        let again = again.then_some((call, ErrorBody::System));
+        let mut ending = Ending { again, ..Ending::error(Sink::Polled, 7, CallError::NoMemory) };
+        ending.written.push(written);
+        ending
+    }
+
+    #[test]
+    fn each_piece_comes_home_to_its_place() {
+        let (pool, mut exposures) = (pool(), Exposures::default());
+        let (index, held) = expose(&mut exposures, &pool);
+        let exposure = exposures.get(index).expect("it is there");
+        assert!(exposure.is_long() && exposure.reply().is_some());
+        assert_eq!((exposure.reads().len(), exposure.writes().len(), exposure.all().len()), (2, 1, 4));
+        assert!(!exposures.is_empty() && exposures.ended().is_empty());
+        let (bound, left, all) = exposures.end(index, Some(2), Some(answered(2, true)));
+        assert_eq!((bound.map(|window| window.index).collect::<Vec<_>>(), left, all), (vec![1, 3, 4], 3, 4));
+        assert_eq!(exposures.ended(), [index]);
+        drop(held);
+        let Recovered { ending, memory, whole } = exposures.recover(index).expect("it was there");
+        assert!(whole && ending.is_some_and(|ending| ending.token == 7));
+        let memory = memory.expect("the call is sent again");
+        assert_eq!(memory.call.as_ref().map(|buf| buf.len()), Some(1));
+        assert_eq!(memory.send.iter().map(|(at, buf)| (*at, buf.len())).collect::<Vec<_>>(), [(44, 2)]);
+        // A call that is sent again offers all of it again.
+        assert_eq!(memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>(), [3]);
+        assert_eq!(memory.reply.as_ref().map(|buf| buf.len()), Some(4));
+        assert!(exposures.is_empty() && exposures.ended().is_empty());
+        // Slot and windows are used again.
+        let (again, _held) = expose(&mut exposures, &pool);
+        assert_eq!((again, exposures.free_window()), (index, None));
+    }
+
+    #[test]
+    fn nobody_gets_memory_that_the_device_holds_or_that_is_not_wanted() {
+        let (pool, mut exposures) = (pool(), Exposures::default());
+        let (index, held) = expose(&mut exposures, &pool);
+        drop(exposures.end(index, None, Some(answered(2, true))));
+        assert!(!exposures.recover(index).expect("it was there").whole);
+        drop(held);
+        let (index, _held) = expose(&mut exposures, &pool);
+        drop(exposures.end(index, None, Some(answered(2, false))));
+        assert!(exposures.recover(index).expect("it was there").memory.is_none(), "it has failed");
+    }
+
+    #[test]
+    fn what_is_under_way_comes_home_when_the_device_is_gone() {
+        let (pool, mut exposures) = (pool(), Exposures::default());
+        let (index, held) = expose(&mut exposures, &pool);
+        drop(held);
+        assert_eq!(exposures.bring_home(index).map(|memory| memory.receive.len()), Some(1));
+        let (index, held) = expose(&mut exposures, &pool);
+        assert!(exposures.bring_home(index).is_none(), "the device holds it");
+        drop(held);
+        let (index, _held) = expose(&mut exposures, &pool);
+        drop(exposures.end(index, None, Some(answered(0, false))));
+        assert_eq!(exposures.take_endings().map(|ending| ending.token).collect::<Vec<_>>(), [7]);
+        exposures.forget_device();
+        assert!(exposures.is_empty() && exposures.free_window().is_none());
+    }
+}
