@@ -425,15 +425,21 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// The only way from the table and back: whoever has a connection cannot lose it. If it is to end, it ends here.
+    /// Works on a connection that is not in the table, and gives it back: whoever works on one cannot lose it.
     #[inline(always)]
     fn lend<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);
+        self.give_back(conn);
+        result
+    }
+
+    /// Puts a connection into the table, or ends it if it is to end.
+    #[inline(always)]
+    fn give_back(&mut self, conn: Box<Conn>) {
         match conn.doomed {
             None => self.conns.put(conn),
             Some(_) => self.end(conn),
         }
-        result
     }
 
     /// Puts a connection into the list of those with something to say.

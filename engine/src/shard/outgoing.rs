@@ -77,24 +77,24 @@ impl<F: Fabric> Shard<F> {
     /// Starts a call. How it ends is told to its sink, exactly once; an error here included.
     #[inline(always)]
     pub(crate) fn start_call(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
+        let CallRequest { message, memory, max_reply, deadline, token, sink } = request;
         self.stats.calls += 1;
-        let deadline = self.clock.after(request.deadline);
+        let deadline = self.clock.after(deadline);
         self.next_deadline = self.next_deadline.min(deadline);
         let started = self.sample();
-        let Some(conn) = self.conns.take_ref(conn) else {
-            return self.refuse(request.sink, request.token, CallError::Closed);
+        let Some(mut conn) = self.conns.take_ref(conn) else {
+            return self.refuse(sink, token, CallError::Closed);
         };
-        self.lend(conn, |shard, conn| {
-            let plain = request.memory.is_none()
-                && request.message.len() <= conn.plain_call
-                && request.max_reply <= conn.plain_reply;
-            if plain && !shard.config.retransmit {
-                let CallRequest { message, token, sink, .. } = request;
-                shard.start_plain(conn, message, token, deadline, sink, started)
-            } else {
-                shard.start_shaped(conn, request, deadline, started)
-            }
-        })
+        let plain = memory.is_none() && message.len() <= conn.plain_call && max_reply <= conn.plain_reply;
+        let call = if plain && !self.config.retransmit {
+            self.start_plain(&mut conn, message, token, deadline, sink, started)
+        } else {
+            let request = CallRequest { message, memory, max_reply, deadline: None, token, sink };
+            self.start_shaped(&mut conn, request, deadline, started)
+        };
+        // As `lend` does: to move the call into a closure would take as long as all of this.
+        self.give_back(conn);
+        call
     }
 
     /// Starts a call that fits one message, as its reply does, and that is not to be sent again.
