@@ -227,7 +227,7 @@ pub enum Refusal {
         /// Bytes of the result.
         needed: u32,
     },
-    /// Nothing is answered: the procedure is [call-only](crate::Procedure::call_only).
+    /// Nothing is answered: the procedure is call-only.
     #[error("no reply")]
     NoReply,
     /// The credential was refused; the `auth_stat` of RFC 5531 §9.
