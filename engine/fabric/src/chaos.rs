@@ -124,6 +124,13 @@ impl<F: Fabric> Chaos<F> {
         &mut self.inner
     }
 
+    /// A queue pair is connected, and may be broken, once.
+    fn is_up(&mut self, qp: QpId) {
+        if !self.live.contains(&qp) && !self.broken.contains(&qp) {
+            self.live.push(qp);
+        }
+    }
+
     /// Whether, and how, to fail this request.
     fn fate(&mut self, wr: &WorkRequest) -> Option<Status> {
         let trouble = match wr {
@@ -307,7 +314,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
         self.inner.poll_control(events);
         for event in &events[before..] {
             match event {
-                ControlEvent::Established { qp, .. } if !self.live.contains(qp) => self.live.push(*qp),
+                ControlEvent::Established { qp, .. } => self.is_up(*qp),
                 ControlEvent::Disconnected { qp, .. } => {
                     self.live.retain(|id| id != qp);
                     if let Some(doomed) = self.failed_here(*qp) {
@@ -391,9 +398,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
         let n = self.inner.poll_cq(out, max);
         // A message may come, and be answered, before the connection manager's last word.
         for message in out[before..].iter().filter(|c| c.buf.is_some() && c.status.is_ok()) {
-            if !self.live.contains(&message.qp) && !self.broken.contains(&message.qp) {
-                self.live.push(message.qp);
-            }
+            self.is_up(message.qp);
         }
         if n < max {
             self.end_doomed(out, end);

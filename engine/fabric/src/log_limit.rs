@@ -104,7 +104,7 @@ pub(super) struct ClockedLog {
 
 impl Default for ClockedLog {
     fn default() -> Self {
-        Self { limit: LogLimit::new("rpcrdma::fabric"), made: Instant::now() }
+        Self { limit: LogLimit::new("rpcrdma_fabric"), made: Instant::now() }
     }
 }
 

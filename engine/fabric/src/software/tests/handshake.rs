@@ -1,0 +1,283 @@
+//! Connections that are not set up as they should be: hellos, answers, silence.
+
+use super::*;
+
+#[test]
+fn bad_hellos_are_refused() {
+    let mut town = Town::new("hello");
+    let layout = Layout::new(RING);
+    let ring = sealed(layout.bytes());
+    let table = sealed(table_bytes(WINDOWS).expect("windows"));
+    let short = sealed(4096);
+    let (open_ring, open_table) = (unsealed(layout.bytes() as u64), unsealed(4096));
+    let nothing = null();
+    let good = [ring.fd(), table.fd()];
+    let change = |ring_bytes, max_message, windows| Message::Hello {
+        may_sleep: false,
+        ring_bytes,
+        max_message,
+        windows,
+        private_data: vec![],
+    };
+    let cases: Vec<(&str, Message, Vec<BorrowedFd<'_>>)> = vec![
+        ("no descriptors", hello(), vec![]),
+        ("one descriptor", hello(), vec![ring.fd()]),
+        ("unsealed rings", hello(), vec![open_ring.as_fd(), table.fd()]),
+        ("an unsealed table", hello(), vec![ring.fd(), open_table.as_fd()]),
+        ("rings too short", hello(), vec![short.fd(), table.fd()]),
+        ("rings too long", change(RING / 2, 2048, WINDOWS), good.to_vec()),
+        ("a device", hello(), vec![nothing.as_fd(), nothing.as_fd()]),
+        ("no rings", change(0, 4096, WINDOWS), good.to_vec()),
+        ("an odd ring", change(12345, 4096, WINDOWS), good.to_vec()),
+        ("huge rings", change(1 << 31, 4096, WINDOWS), good.to_vec()),
+        ("messages longer than rings", change(RING, RING, WINDOWS), good.to_vec()),
+        ("no messages", change(RING, 0, WINDOWS), good.to_vec()),
+        ("windows without end", change(RING, 4096, u32::MAX), good.to_vec()),
+        ("more windows than the table has", change(RING, 4096, 60_000), good.to_vec()),
+        ("an answer instead", Message::Reject { private_data: vec![1] }, vec![]),
+        ("a bell instead", Message::Bell, vec![]),
+    ];
+    for (what, message, fds) in &cases {
+        let socket = dial(&town.address);
+        message.send(socket.as_fd(), fds).expect("send");
+        town.refused(what, &socket);
+    }
+    // The same with bytes that are no message at all.
+    for bytes in [
+        &b""[..],
+        b"x",
+        b"RPsf",
+        b"RPsf\x02\0",
+        b"RPsf\x03\0\x01\0",
+        b"RPsf\x02\0\x09\0",
+        b"RPsf\x02\0\x05\xff",
+        &[0; 288],
+        &[0xff; 5000],
+    ] {
+        let socket = dial(&town.address);
+        raw(&socket, bytes);
+        town.refused(&format!("{} bytes", bytes.len()), &socket);
+    }
+}
+
+/// Other users of the host, who knock without end: a turn stays short, and so does the log.
+#[test]
+fn a_storm_of_strangers() {
+    const STRANGERS: usize = 200;
+    heard();
+    let mut town = Town::new("strangers");
+    let gate = FabricAddress(format!("hostile-gate-{}", std::process::id()));
+    let listener = SoftwareListener::bind_for(&gate, |_| Err("a stranger".to_owned())).expect("bind");
+    town.server.listen(&listener).expect("listen");
+    let strangers: Vec<OwnedFd> = (0..STRANGERS).map(|_| dial(&gate)).collect();
+    let most = config().max_handshakes as u64;
+    let before = town.server.stats().requests_refused;
+    town.server.poll_control(&mut town.events);
+    assert_eq!(town.server.stats().requests_refused - before, most, "refusals in one turn");
+    for socket in &strangers {
+        town.refused("a stranger", socket);
+    }
+    assert_eq!(town.server.stats().requests_refused - before, STRANGERS as u64);
+    let (intruder, qp) = town.intruder();
+    drop(intruder);
+    town.ends(qp);
+    // The sum is told when the time is over, or at the end.
+    drop(town);
+    let lines = heard();
+    let (sums, lines): (Vec<String>, Vec<String>) =
+        lines.into_iter().partition(|line| line.contains("more: "));
+    assert!(lines.iter().all(|line| line.contains("a stranger")), "{lines:?}");
+    // So many in ten seconds, and the machine may be slow.
+    assert!(lines.len() <= 3 * LINES as usize && !sums.is_empty(), "{lines:?} {sums:?}");
+    let told: usize = sums.iter().filter_map(|line| line.split(' ').nth(1)?.parse::<usize>().ok()).sum();
+    assert_eq!(told + lines.len(), STRANGERS, "{sums:?}");
+}
+
+#[test]
+fn a_flag_is_known_only_where_it_says_something() {
+    for (kind, body, known) in [(1, 12, true), (2, 12, true), (3, 0, false), (4, 16, false), (5, 0, false)] {
+        for (flags, known) in [(0, true), (1, known), (2, false)] {
+            let bytes = [b"RPsf\x02\0".as_slice(), &[kind, flags], &[0; 16][..body]].concat();
+            assert_eq!(Message::decode(&bytes).is_ok(), known, "kind {kind}, flags {flags}");
+        }
+    }
+}
+
+#[test]
+fn silent_handshakes_cost_only_themselves() {
+    let mut town = Town::new("silent");
+    let mut silent: Vec<OwnedFd> = Vec::new();
+    for _ in 0..100 {
+        silent.push(dial(&town.address));
+        town.turn();
+    }
+    town.check();
+    // Somebody who does speak gets through, with all of them still there.
+    let (intruder, qp) = town.intruder();
+    drop(intruder);
+    town.ends(qp);
+    // The silent ones are gone after their time.
+    for socket in &silent {
+        town.refused("silent", socket);
+    }
+}
+
+/// A process that opens connections without end, and says nothing on any, drives out its own and nobody else's.
+#[test]
+fn silence_of_one_process_leaves_places_to_others() {
+    static PID: AtomicI32 = AtomicI32::new(1);
+    let mut town = Town::new("one-process");
+    town.server.common.config.handshake_timeout = 10 * PATIENCE;
+    let gate = FabricAddress(format!("hostile-process-{}", std::process::id()));
+    let admit = |_: BorrowedFd<'_>| Ok(Peer { pid: PID.load(Ordering::Relaxed), uid: 0 });
+    let listener = SoftwareListener::bind_for(&gate, admit).expect("bind");
+    town.server.listen(&listener).expect("listen");
+    // Slow, but honest.
+    let slow = dial(&gate);
+    town.turn();
+    PID.store(2, Ordering::Relaxed);
+    let mut silent = Vec::new();
+    for _ in 0..10 * config().max_handshakes {
+        silent.push(dial(&gate));
+        town.turn();
+    }
+    assert_eq!(town.server.connections.requests.len(), 1 + config().max_handshakes / 4);
+    let (_ring, ring_fd) = make(Layout::new(RING).bytes(), "slow").expect("ring");
+    let (_table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "slow").expect("table");
+    hello().send(slow.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
+    let qp = town.accept();
+    town.turn();
+    assert!(matches!(Message::receive(slow.as_fd()), Received::Message(Message::Accept { .. }, _)));
+    drop(slow);
+    town.ends(qp);
+}
+
+/// Rings as long as they get, of a connector whose acceptor is more modest: no more is used than the acceptor has.
+#[test]
+fn rings_are_no_longer_than_ours() {
+    let mut town = Town::new("rings");
+    const LONG: u32 = 1 << 18;
+    town.server.common.config.max_mapped_per_peer = 1 << 30;
+    let socket = dial(&town.address);
+    let (ring, ring_fd) = make(Layout::new(LONG).bytes(), "intruder").expect("ring");
+    let (_table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "intruder").expect("table");
+    let hello = Message::Hello {
+        may_sleep: true,
+        ring_bytes: LONG,
+        max_message: LONG / 2,
+        windows: WINDOWS,
+        private_data: vec![],
+    };
+    hello.send(socket.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
+    let qp = town.accept();
+    match Message::receive(socket.as_fd()) {
+        Received::Message(Message::Accept { ring_bytes, max_message, .. }, _) => {
+            assert_eq!((ring_bytes, max_message), (RING, 4096));
+        }
+        other => panic!("no answer: {other:?}"),
+    }
+    let mut chain: Vec<Posting> = (0..100)
+        .map(|wr_id| {
+            let buf = town.pool.alloc(4000).expect("buffer");
+            let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
+            Posting { wr_id, signalled: false, wr }
+        })
+        .collect();
+    town.server.post_send(qp, &mut chain).expect("post");
+    let layout = Layout::new(RING);
+    let untouched = (layout.bytes()..ring.len()).step_by(8).all(|at| ring.load(at) == 0);
+    assert!(untouched && ring.load(layout.ring(Side::Acceptor)) != 0);
+    drop(socket);
+    town.ends(qp);
+    // An honest one, which has messages both ways, several times round the ring.
+    let long = SoftwareConfig { ring_bytes: LONG as usize, max_message: 8192, ..config() };
+    let mut client = SoftwareFabric::new(long).expect("open");
+    client.register(town.pool.arena(), Access::LOCAL).expect("register");
+    let c = client.connect(&town.address, &params()).expect("connect");
+    let s = town.accept();
+    town.until("it is up", |_| {
+        client.poll_control(&mut Vec::new());
+        client.table.get(c).filter(|q| q.is_live()).map(|_| ())
+    });
+    let mut bufs: Vec<Buf> = (0..8).map_while(|_| town.pool.alloc(4096)).collect();
+    assert_eq!(client.post_recv(None, &mut bufs), 8);
+    for round in 0..40u8 {
+        let send = |fabric: &mut SoftwareFabric, qp, pool: &Pool| {
+            let mut buf = pool.alloc(3000).expect("buffer");
+            buf.fill(round);
+            let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
+            fabric.post_send(qp, &mut vec![Posting { wr_id: 0, signalled: false, wr }]).expect("post");
+        };
+        send(&mut client, c, &town.pool);
+        let got = town.until("the client's message", |t| {
+            let at = t.done.iter().position(|d| d.qp == s && d.opcode == Opcode::Recv)?;
+            t.done.swap_remove(at).buf
+        });
+        assert!(got.len() == 3000 && got.iter().all(|&byte| byte == round));
+        town.server.post_recv(None, &mut vec![got.into_buf()]);
+        send(&mut town.server, s, &town.pool);
+        let got = town.until("the server's message", |_| {
+            let mut done = Vec::new();
+            client.poll_cq(&mut done, 1);
+            done.pop()?.buf
+        });
+        assert!(got.len() == 3000 && got.iter().all(|&byte| byte == round));
+        client.post_recv(None, &mut vec![got.into_buf()]);
+    }
+    drop(client);
+    town.ends(s);
+}
+
+/// An acceptor that answers nonsense.
+#[test]
+fn answers_that_cannot_be() {
+    let address = FabricAddress(format!("hostile-acceptor-{}", std::process::id()));
+    let listener = SoftwareFabric::bind(&address).expect("bind");
+    let table = sealed(table_bytes(WINDOWS).expect("windows"));
+    let open_table = unsealed(4096);
+    let rings = |ring_bytes, max_message, windows| Message::Accept {
+        may_sleep: true,
+        ring_bytes,
+        max_message,
+        windows,
+        private_data: vec![],
+    };
+    let accept = |max_message, windows| rings(RING, max_message, windows);
+    let answers: Vec<(Message, Vec<BorrowedFd<'_>>)> = vec![
+        (rings(0, 4096, WINDOWS), vec![table.fd()]),
+        (rings(RING - 64, 4096, WINDOWS), vec![table.fd()]),
+        (rings(2 * RING, 4096, WINDOWS), vec![table.fd()]),
+        (rings(u32::MAX, 4096, WINDOWS), vec![table.fd()]),
+        (rings(RING / 4, 4096, WINDOWS), vec![table.fd()]),
+        (accept(4096, WINDOWS), vec![]),
+        (accept(4096, WINDOWS), vec![open_table.as_fd()]),
+        (accept(4096, WINDOWS), vec![table.fd(), table.fd()]),
+        (accept(4097, WINDOWS), vec![table.fd()]),
+        (accept(0, WINDOWS), vec![table.fd()]),
+        (accept(4096, u32::MAX), vec![table.fd()]),
+        (accept(4096, 1000), vec![table.fd()]),
+        (Message::Bell, vec![]),
+        (hello(), vec![table.fd(), table.fd()]),
+        (Message::Region { id: 1, bytes: 4096 }, vec![table.fd()]),
+    ];
+    let mut client = open();
+    for (answer, fds) in &answers {
+        let qp = client.connect(&address, &params()).expect("connect");
+        let Accepted::Peer(socket, _) = listener.accept() else { panic!("no connection") };
+        answer.send(socket.as_fd(), fds).expect("send");
+        let mut events = Vec::new();
+        client.poll_control(&mut events);
+        let failed = matches!(&events[..], [ControlEvent::ConnectFailed { qp: id, error: FabricError::Peer(_) }] if *id == qp);
+        assert!(failed, "{answer:?}: {events:?}");
+        client.destroy_qp(qp);
+    }
+    // One that never answers.
+    let qp = client.connect(&address, &params()).expect("connect");
+    let start = Instant::now();
+    let mut events = Vec::new();
+    while events.is_empty() {
+        assert!(start.elapsed() < PATIENCE, "it waits for ever");
+        client.poll_control(&mut events);
+    }
+    assert!(matches!(&events[..], [ControlEvent::ConnectFailed { qp: id, .. }] if *id == qp), "{events:?}");
+}

@@ -1,0 +1,178 @@
+//! Memory that peers show, or are shown: mappings, windows, copies that do not end.
+
+use super::*;
+
+/// Many pieces of memory, each of which is a mapping, of which a process has so many.
+#[test]
+fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
+    const MOST: usize = 64;
+    static BUDGET: Budget = Budget::new(MOST);
+    let mut town = Town::new("mappings");
+    let budget = &BUDGET;
+    town.server.common.peer_memory = PeerMemory::new(budget);
+    let show = |intruder: &Intruder, id| {
+        let _ = Message::Region { id, bytes: 4096 }.send(intruder.socket.as_fd(), &[sealed(4096).fd()]);
+    };
+    // One alone gets its share, or what its own bound is, and no more.
+    let default = town.server.common.config.max_regions_per_peer;
+    for (regions, taken_by_one) in [(default, 4..=MOST / 8), (3, 3..=3)] {
+        town.server.common.config.max_regions_per_peer = regions;
+        let violations = town.server.stats().peer_violations;
+        let (intruder, qp) = town.intruder();
+        assert_eq!(budget.left(), MOST - PER_CONNECTION);
+        (0..MOST as u32).for_each(|id| show(&intruder, id));
+        town.until("it is ended", |t| (t.server.stats().peer_violations > violations).then_some(()));
+        let taken = MOST - PER_CONNECTION - budget.left();
+        assert!(
+            taken_by_one.contains(&taken),
+            "{taken} of {MOST} mappings, max_regions_per_peer is {regions}"
+        );
+        drop(intruder);
+        town.ends(qp);
+        assert_eq!(budget.left(), MOST, "all come back");
+    }
+    town.server.common.config.max_regions_per_peer = default;
+    let violations = town.server.stats().peer_violations;
+    // Many together: the last ones of them get one each, and when there is none left, no connection.
+    let mut intruders = Vec::new();
+    while budget.left() >= PER_CONNECTION {
+        let (intruder, qp) = town.intruder();
+        let before = budget.left();
+        for id in 0..8 {
+            if budget.left() / 8 > id as usize || id == 0 && before > 0 {
+                show(&intruder, id);
+                town.turn();
+            }
+        }
+        assert!(before == 0 || budget.left() < before, "a connection cannot show its first memory");
+        intruders.push((intruder, qp));
+    }
+    assert_eq!(town.server.stats().peer_violations, violations, "each kept to its share");
+    let refused = town.server.stats().requests_refused;
+    let one_more = Intruder::new(&town.address);
+    town.refused("there are no mappings", &one_more.socket);
+    assert_eq!(town.server.stats().requests_refused, refused + 1);
+    for (intruder, qp) in intruders {
+        drop(intruder);
+        town.ends(qp);
+    }
+    assert_eq!(budget.left(), MOST, "all come back");
+    let (intruder, qp) = town.intruder();
+    drop(intruder);
+    town.ends(qp);
+}
+
+/// Memory that takes long to unmap is unmapped elsewhere; its place is free when it is.
+#[test]
+fn long_memory_gives_its_place_back() {
+    const LEN: usize = 256 << 20;
+    static BUDGET: Budget = Budget::new(4);
+    let budget = &BUDGET;
+    let mut memory = PeerMemory::new(budget);
+    let long = sealed(LEN);
+    let show = || long.fd().try_clone_to_owned().expect("a descriptor");
+    let first = memory.map(show(), LEN as u64).expect("mapped");
+    let second = memory.map(show(), LEN as u64).expect("mapped");
+    assert_eq!((first.len(), budget.left()), (LEN, 3), "one mapping for both");
+    drop(first);
+    assert_eq!(budget.left(), 3);
+    drop(second);
+    let start = Instant::now();
+    while budget.left() < 4 {
+        assert!(start.elapsed() < PATIENCE, "it is not unmapped");
+        std::thread::yield_now();
+    }
+    assert_eq!(memory.map(show(), LEN as u64 + 1).err().map(|why| why.contains("announced")), Some(true));
+    let places: Vec<_> = (0..4).map(|_| budget.take(1).expect("a place")).collect();
+    let why = memory.map(show(), LEN as u64).expect_err("there is no place");
+    assert!(why.contains("vm.max_map_count"), "{why}");
+    drop(places);
+    assert_eq!(budget.left(), 4);
+}
+
+/// A table whose entries lead nowhere, or into memory that is not that long.
+#[test]
+fn windows_that_lie() {
+    let mut town = Town::new("windows");
+    let memory = sealed(8192);
+    let rights = 3u64 << 32;
+    // Region and rights, first address, length, address asked for.
+    let lies: [(u64, u64, u64, u64); 6] = [
+        (7 | rights, 0, 4096, 0),
+        (1 | rights, 0, u64::MAX, 8192 - 1),
+        (1 | rights, 0, u64::MAX, 1 << 40),
+        (1 | rights, u64::MAX - 10, 4096, u64::MAX - 5),
+        (1, 0, 4096, 0),
+        (1 | rights, 4096, 100, 0),
+    ];
+    for (place, first, len, address) in lies {
+        for write in [true, false] {
+            let refused = town.server.stats().access_refused;
+            let (intruder, qp) = town.intruder();
+            intruder.say(&Message::Region { id: 1, bytes: 8192 }, &[memory.fd()]);
+            let rkey = 0xabcd_0000u32;
+            intruder.table.store_relaxed(8, place);
+            intruder.table.store_relaxed(16, first);
+            intruder.table.store_relaxed(24, len);
+            intruder.table.publish(0, u64::from(rkey) << 32 | 1);
+            let remote = RemoteMemory { rkey, address };
+            let wr = if write {
+                WorkRequest::Write { src: Source::Lent(lend(&town)), offset: 0, len: 64, remote }
+            } else {
+                WorkRequest::Read { dst: lend(&town), offset: 0, len: 64, remote }
+            };
+            let posted = town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
+            assert_eq!(posted, Ok(()));
+            town.until("it is refused", |t| {
+                t.done.iter().find(|d| d.qp == qp && d.status == Status::RemoteAccess).map(|_| ())
+            });
+            town.ends(qp);
+            assert_eq!(
+                town.server.stats().access_refused,
+                refused + 1,
+                "{place:#x} {first:#x} {len:#x} {address:#x}"
+            );
+        }
+    }
+    // Keys whose index is behind the table.
+    let (_intruder, qp) = town.intruder();
+    let remote = RemoteMemory { rkey: u32::MAX, address: 0 };
+    let wr = WorkRequest::Write { src: Source::Lent(lend(&town)), offset: 0, len: 64, remote };
+    town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("post");
+    town.ends(qp);
+}
+
+/// A peer that is in the middle of a copy for ever holds its own connection up, and memory only for `linger`.
+#[test]
+fn a_peer_that_never_ends_its_copy() {
+    let mut town = Town::new("busy");
+    let (intruder, qp) = town.intruder();
+    let window = town.server.alloc_window(qp).expect("window");
+    let mem = lend(&town);
+    let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: 4096, access: Access::REMOTE };
+    town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("bind");
+    let table = intruder.peer_table.as_ref().expect("table");
+    let entry = window.index as usize * ENTRY;
+    let valid = table.load(entry);
+    assert_eq!(valid & 1, 1, "not bound: {valid:#x}");
+    table.publish(entry + BUSY, 1);
+    let wr = WorkRequest::LocalInvalidate { window };
+    town.server.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]).expect("invalidate");
+    for _ in 0..200 {
+        town.check();
+    }
+    assert!(!town.done.iter().any(|d| d.opcode == Opcode::LocalInvalidate), "revoked while the peer copies");
+    town.server.destroy_qp(qp);
+    let mem = mem.reclaim().expect_err("the memory is free while the peer copies");
+    let mut mem = Some(mem);
+    town.until("the memory comes home", |t| {
+        t.check();
+        match mem.take()?.reclaim() {
+            Ok(_) => Some(()),
+            Err(lent) => {
+                mem = Some(lent);
+                None
+            }
+        }
+    });
+}

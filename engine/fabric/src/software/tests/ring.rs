@@ -1,0 +1,226 @@
+//! What peers write into a ring that is up, and what they leave in it.
+
+use super::*;
+
+#[test]
+fn record_headers_that_cannot_be() {
+    let mut town = Town::new("headers");
+    let valid = Header::message(8, None, 0).words().0;
+    let mut random = 12345u64;
+    for i in 0..120u64 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let first = match i {
+            0 => u64::MAX,
+            1 => 1,
+            // One byte too long; as long as it gets.
+            2 => valid & !0xff_ffff | 4097,
+            3 => valid | 0xff_ffff,
+            4 => valid | 1 << 31,
+            // It has taken what was never sent.
+            5 => valid | 64 << 32,
+            _ => random | 1 << 31,
+        };
+        let violations = town.server.stats().peer_violations;
+        let (intruder, qp) = town.intruder();
+        intruder.ring.store_relaxed(intruder.at() + 8, random);
+        intruder.ring.publish(intruder.at(), first);
+        town.ends(qp);
+        assert_eq!(town.server.stats().peer_violations, violations + 1, "{first:#x} {random:#x}");
+    }
+}
+
+#[test]
+fn reports_that_cannot_be() {
+    let mut town = Town::new("reports");
+    let send = |town: &mut Town, qp| {
+        let buf = town.pool.alloc(100).expect("buffer");
+        let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
+        town.server.post_send(qp, &mut vec![Posting { wr_id: 9, signalled: true, wr }])
+    };
+    let (intruder, qp) = town.intruder();
+    assert_eq!(send(&mut town, qp), Ok(()));
+    intruder.ring.publish(intruder.layout.report(Side::Connector), 1 << 40);
+    town.until("the Send ends", |t| {
+        t.done.iter().find(|d| d.qp == qp && d.status == Status::Flushed).map(|_| ())
+    });
+    town.ends(qp);
+    // Refusals with codes that no one has.
+    for code in [3, u64::MAX] {
+        let (intruder, qp) = town.intruder();
+        assert_eq!(send(&mut town, qp), Ok(()));
+        intruder.ring.publish(intruder.layout.report(Side::Connector) + 8, code);
+        town.until("the Send ends", |t| {
+            t.done.iter().find(|d| d.status == Status::RemoteOperation).map(|_| ())
+        });
+        town.ends(qp);
+    }
+}
+
+#[test]
+fn messages_out_of_place() {
+    let mut town = Town::new("control");
+    let memory = sealed(8192);
+    let open_memory = unsealed(8192);
+    let big = sealed(2 << 20);
+    type Attack<'a> = Box<dyn Fn(&Intruder) + 'a>;
+    let region = |id, bytes| Message::Region { id, bytes };
+    let attacks: Vec<(&str, Attack<'_>)> = vec![
+        ("a second Hello", Box::new(|i| i.say(&hello(), &[memory.fd(), memory.fd()]))),
+        ("a Reject", Box::new(|i| i.say(&Message::Reject { private_data: vec![] }, &[]))),
+        ("a region of nothing", Box::new(|i| i.say(&region(1, 8192), &[]))),
+        ("a region of two", Box::new(|i| i.say(&region(1, 8192), &[memory.fd(), memory.fd()]))),
+        ("a bell with a descriptor", Box::new(|i| i.say(&Message::Bell, &[memory.fd()]))),
+        ("an unsealed region", Box::new(|i| i.say(&region(1, 8192), &[open_memory.as_fd()]))),
+        ("a region that lies of its size", Box::new(|i| i.say(&region(1, 4096), &[memory.fd()]))),
+        ("a region of no bytes", Box::new(|i| i.say(&region(1, 0), &[memory.fd()]))),
+        ("a region of too many bytes", Box::new(|i| i.say(&region(1, 2 << 20), &[big.fd()]))),
+        ("a region of all bytes", Box::new(|i| i.say(&region(1, u64::MAX), &[big.fd()]))),
+        (
+            "one region twice",
+            Box::new(|i| {
+                i.say(&region(1, 8192), &[memory.fd()]);
+                i.say(&region(1, 8192), &[memory.fd()]);
+            }),
+        ),
+        (
+            "more regions than may be mapped",
+            Box::new(|i| {
+                for id in 0..100 {
+                    i.say(&region(id, 16 << 10), &[sealed(16 << 10).fd()]);
+                }
+                for id in 100..200 {
+                    // By now it may have been shut out.
+                    let _ = region(id, 16 << 10).send(i.socket.as_fd(), &[sealed(16 << 10).fd()]);
+                }
+            }),
+        ),
+        ("noise", Box::new(|i| raw(&i.socket, &[7; 100]))),
+    ];
+    for (what, attack) in &attacks {
+        println!("{what}");
+        let violations = town.server.stats().peer_violations;
+        let (intruder, qp) = town.intruder();
+        attack(&intruder);
+        town.ends(qp);
+        assert_eq!(town.server.stats().peer_violations, violations + 1, "{what}");
+    }
+}
+
+/// Bells without end, and nobody there to be woken.
+#[test]
+fn a_storm_of_bells() {
+    let mut town = Town::new("bells");
+    let (intruder, qp) = town.intruder();
+    for _ in 0..200 {
+        while Message::Bell.send(intruder.socket.as_fd(), &[]).is_ok() {}
+        town.check();
+    }
+    drop(intruder);
+    town.ends(qp);
+}
+
+/// A peer that takes nothing, or never ends a copy: what waits for it ends with a status, and holds no buffer any more.
+#[test]
+fn a_peer_that_takes_nothing_is_ended() {
+    let mut town = Town::new("takes-nothing");
+    town.server.common.config.retry_timeout = Duration::from_millis(200);
+    let free = |town: &Town| town.pool.stats().classes.iter().map(|class| class.outstanding).sum::<usize>();
+    let before = free(&town);
+    let (_intruder, qp) = town.intruder();
+    let mut chain: Vec<Posting> = (0..32)
+        .map(|wr_id| {
+            let buf = town.pool.alloc(4000).expect("buffer");
+            let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
+            Posting { wr_id, signalled: true, wr }
+        })
+        .collect();
+    town.server.post_send(qp, &mut chain).expect("post");
+    assert!(free(&town) > before + 20, "a ring of {RING} bytes has no room for all of them");
+    // Time in which nobody looks is not the peer's.
+    let (start, limit) = (Instant::now(), Duration::from_secs(40));
+    let waiting = town.server.table.get(qp).expect("it waits");
+    let mut waited =
+        |seconds| waiting.waited(start + Duration::from_secs(seconds), limit).map(|t| t.as_secs());
+    assert_eq!([0, 10, 20, 31, 41].map(&mut waited), [0, 10, 20, 0, 10].map(Some));
+    waiting.waits = None;
+    waiting.watch_waiting(&mut town.server.common);
+    town.until("the first of them ends", |t| {
+        t.done.iter().find(|d| d.qp == qp && d.status == Status::RnrRetryExceeded && d.wr_id == 0).map(|_| ())
+    });
+    assert_eq!(town.done.iter().filter(|d| d.qp == qp && d.status == Status::Flushed).count(), 31);
+    assert_eq!(free(&town), before);
+    town.ends(qp);
+    // In the middle of a copy for ever: the memory cannot be had back, and the connection ends.
+    let (intruder, qp) = town.intruder();
+    let window = town.server.alloc_window(qp).expect("window");
+    let wr = WorkRequest::Bind { window, mem: lend(&town), offset: 0, len: 4096, access: Access::REMOTE };
+    town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: false, wr }]).expect("bind");
+    let table = intruder.peer_table.as_ref().expect("table");
+    table.publish(window.index as usize * ENTRY + BUSY, 1);
+    let wr = WorkRequest::LocalInvalidate { window };
+    town.server.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]).expect("invalidate");
+    town.ends(qp);
+}
+
+/// Noise all over the shared memory, while it is in use.
+#[test]
+fn scribbling() {
+    let mut town = Town::new("scribble");
+    for round in 0..20u64 {
+        let (intruder, qp) = town.intruder();
+        let Intruder { socket, ring, table, peer_table, layout } = intruder;
+        let scribbler = std::thread::spawn(move || {
+            let mut random = round + 1;
+            let ring = layout.rings(ring, Side::Connector).expect("rings");
+            let peer_table = peer_table.expect("table");
+            for _ in 0..2000 {
+                for _ in 0..16 {
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    let at = (random >> 33) as usize;
+                    ring.store_relaxed((at % layout.bytes()) & !7, random);
+                    peer_table.store_relaxed((at % 4096) & !7, random);
+                    table.store_relaxed((at % 4096) & !7, random);
+                }
+                // And a record now and then that can be.
+                let mut tx = Producer::new(layout.ring_bytes());
+                tx.push(&ring.tx(), Header::message(100, None, 0), &[1; 100]);
+            }
+            drop(socket);
+        });
+        let window = town.server.alloc_window(qp).ok();
+        while !scribbler.is_finished() {
+            let buf = town.pool.alloc(100);
+            if let Some(buf) = buf {
+                let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
+                let _ = town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
+            }
+            if let Some(window) = window {
+                let wr = WorkRequest::Bind {
+                    window,
+                    mem: lend(&town),
+                    offset: 0,
+                    len: 64,
+                    access: Access::REMOTE,
+                };
+                let wr2 = WorkRequest::LocalInvalidate { window };
+                let bind = Posting { wr_id: 2, signalled: false, wr };
+                let _ = town
+                    .server
+                    .post_send(qp, &mut vec![bind, Posting { wr_id: 3, signalled: false, wr: wr2 }]);
+            }
+            town.turn();
+            for done in std::mem::take(&mut town.done) {
+                if let Some(buf) = done.buf {
+                    town.server.post_recv(None, &mut vec![buf.into_buf()]);
+                }
+            }
+        }
+        scribbler.join().expect("scribbler");
+        town.server.destroy_qp(qp);
+        town.events.clear();
+        town.done.clear();
+        town.check();
+    }
+}
