@@ -188,7 +188,8 @@ fn the_way_of_a_call_is_through_functions_that_there_are() {
     let mut seen = 0;
     for row in rows(&section(&read("engine/README.md"), "## One call, out and home")) {
         let mut file = String::new();
-        for name in row[1..].join(" ").split('`').skip(1).step_by(2) {
+        let text = row[1..].join(" ");
+        for name in text.split('`').skip(1).step_by(2) {
             if name.ends_with(".rs") {
                 file = code(&read(format!("engine/{name}")));
             } else if name.chars().all(|c| c.is_ascii_lowercase() || c == '_') {
@@ -196,7 +197,7 @@ fn the_way_of_a_call_is_through_functions_that_there_are() {
                 let defined = names.windows(2).any(|pair| pair == ["fn", name]);
                 // `a` of `file`: the file may also stand behind.
                 let elsewhere =
-                    row[2].split_once(&format!("`{name}` of `")).and_then(|(_, rest)| rest.split_once('`'));
+                    text.split_once(&format!("`{name}` of `")).and_then(|(_, rest)| rest.split_once('`'));
                 let elsewhere = elsewhere
                     .is_some_and(|(path, _)| read(format!("engine/{path}")).contains(&format!("fn {name}(")));
                 assert!(defined || elsewhere, "step {} names {name}, which is not there", row[0]);

@@ -57,3 +57,32 @@ up() {
     await 10 grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
     await 10 grep -qs fd00:0000 /sys/class/infiniband/rxe0/ports/1/gids/2
 }
+
+# load ARGUMENT…: clients that write and read as fast as they can, and what they have to say.
+load() {
+    local op
+    clients=()
+    for op in write read; do
+        "$rpcperf" bw $at --op $op -s 64K -t 4 -D 60 --idle event "$@" >"/run/busy-$op" 2>&1 &
+        clients+=($!)
+    done
+    await 30 grep -q '#bytes' /run/busy-write
+    await 30 grep -q '#bytes' /run/busy-read
+    sleep 1
+}
+
+# lost WHAT: each of them ends, with an error that says so.
+lost() {
+    local client op status
+    for client in "${clients[@]}"; do
+        # A lost packet is sent again for some seconds before the device gives up.
+        await 60 bash -c "! kill -0 $client 2>/dev/null"
+        status=0
+        wait "$client" || status=$?
+        ((status == 1)) || fail "$1: exit status $status of a client: $(cat /run/busy-*)"
+    done
+    for op in write read; do
+        grep -q 'rpcperf: .*connection lost' "/run/busy-$op" || fail "$1: nothing is said of the loss: $(<"/run/busy-$op")"
+        echo "- $1, amid --op $op: $(grep rpcperf: "/run/busy-$op")"
+    done
+}
