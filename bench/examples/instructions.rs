@@ -1,13 +1,15 @@
-//! What a call costs each side in instructions, without a doubt: both ends on one thread, each polled when it has something to do,
-//! so that no turn is idle and every run is alike. For `valgrind --tool=callgrind --toggle-collect='*client_side*'`, or
-//! `'*server_side*'`; the difference of two numbers of calls leaves the start out. `tuning.md` has the figures.
+//! What a call costs each side in instructions, without a doubt: both ends on one thread, each polled when it
+//! has something to do, so that no turn is idle and every run is alike. For `valgrind --tool=callgrind
+//! --toggle-collect='*client_side*'`, or `'*server_side*'`; the difference of two numbers of calls leaves the
+//! start out. `tuning.md` has the figures.
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example instructions -- \
 //!     CALLS DEPTH [write|read] [v1|windowed|incremental] [verbs:HOST:PORT]
 //! ```
 //!
-//! The calls echo 64 bytes. With `write` and `read` as much travels in a Read or Write chunk, beside a call without arguments.
+//! The calls echo 64 bytes. With `write` and `read` as much travels in a Read or Write chunk, beside a call
+//! without arguments.
 //!
 //! With an address of the verbs fabric both ends are on its device: `tests/vm/instructions` counts that.
 #![forbid(unsafe_code)]

@@ -80,7 +80,8 @@ pub(crate) struct ServeArgs {
     /// What to do when there is nothing to do
     #[arg(long, value_enum, default_value_t = Idle::Adaptive)]
     pub(crate) idle: Idle,
-    /// Serve one kind of tests only: each of the two has a thread of its own, on the same core, and so one of them must sleep
+    /// Serve one kind of tests only: each of the two has a thread of its own, on the same core, and so one
+    /// of them must sleep
     #[arg(long, value_enum)]
     pub(crate) only: Option<Half>,
     /// Largest payload of read and write to have memory for
@@ -92,7 +93,8 @@ pub(crate) struct ServeArgs {
     /// Connections to have memory for
     #[arg(short = 'q', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(crate) qp: u32,
-    /// Have memory for payloads in RPC messages too, as --form continued and long need it; the server's own calls take the same form
+    /// Have memory for payloads in RPC messages too, as --form continued and long need it; the server's own
+    /// calls take the same form
     #[arg(long, value_enum)]
     pub(crate) form: Option<Form>,
     /// Post and ring for each work request by itself
@@ -108,7 +110,8 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// A server for a test that was given no address: its own kind of tests only, and the defaults for the rest.
+    /// A server for a test that was given no address: its own kind of tests only, and the defaults for the
+    /// rest.
     pub(crate) fn of_test(
         common: &CommonArgs,
         half: Half,
@@ -144,7 +147,8 @@ pub(crate) enum Half {
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct RawLatArgs {
-    /// The operation: `send` is echoed by the peer; `write` is a Write and the Send behind it, answered by a Send
+    /// The operation: `send` is echoed by the peer; `write` is a Write and the Send behind it, answered by a
+    /// Send
     #[arg(long, value_enum, default_value_t = RawOp::Send)]
     pub(crate) op: RawOp,
     #[command(flatten)]
@@ -190,7 +194,8 @@ pub(crate) struct CommonArgs {
     /// The server, e.g. soft:NAME; without it, serve at soft:rpcperf
     #[arg(value_name = "ADDRESS")]
     pub(crate) address: Option<String>,
-    /// Start a server of our own, in a process on another core; at an address of the software fabric, or at this one
+    /// Start a server of our own, in a process on another core; at an address of the software fabric, or at
+    /// this one
     #[arg(
         long,
         value_name = "ADDRESS",

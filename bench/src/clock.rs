@@ -31,8 +31,8 @@ impl Clock {
     }
 }
 
-/// `quanta` falls back to the system's clock by itself and does not say so. The raw values tell: a counter that
-/// advances by one per nanosecond is that clock.
+/// `quanta` falls back to the system's clock by itself and does not say so. The raw values tell: a counter
+/// that advances by one per nanosecond is that clock.
 fn name_of(clock: &quanta::Clock) -> String {
     let (wall, ticks) = (Instant::now(), clock.raw());
     while wall.elapsed() < Duration::from_millis(5) {

@@ -1,4 +1,5 @@
-//! What the figures were taken on: processor, clock, kernel, huge pages. What cannot be read is left out, never guessed.
+//! What the figures were taken on: processor, clock, kernel, huge pages. What cannot be read is left out,
+//! never guessed.
 #![forbid(unsafe_code)]
 
 use std::fs;

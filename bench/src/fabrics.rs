@@ -40,7 +40,8 @@ fn next_port(text: &str) -> Result<String, Failure> {
     Ok(format!("{host}:{}", next.ok_or_else(wrong)?))
 }
 
-/// Opens the fabric of an address as its defaults are, but told whether this side ever sleeps, and on which device it is.
+/// Opens the fabric of an address as its defaults are, but told whether this side ever sleeps, and on which
+/// device it is.
 pub(crate) fn open(address: &Address, idle: Idle, device: &DeviceArgs) -> Result<AnyFabric, Failure> {
     device.check(address)?;
     let opened: Result<AnyFabric, FabricError> = match address {

@@ -1,7 +1,7 @@
 //! Percentile distributions as text (`.hgrm`), as the HdrHistogram plotters read them.
 //!
-//! Four columns: value (microseconds), percentile (0 to 1), samples up to there, 1/(1-percentile). The last row has no fourth
-//! column. Plotters skip it, the header, the empty line and the three comment lines.
+//! Four columns: value (microseconds), percentile (0 to 1), samples up to there, 1/(1-percentile). The last
+//! row has no fourth column. Plotters skip it, the header, the empty line and the three comment lines.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};
@@ -38,8 +38,8 @@ pub(crate) fn write(out: &mut dyn Write, samples: &Samples) -> io::Result<()> {
     writeln!(out, "#[Buckets = {buckets:>12}, SubBuckets     = {sub_buckets:>12}]")
 }
 
-/// How an HDR histogram from 1 to `high` is cut: each bucket spans twice the one before, in as many sub-buckets as
-/// the significant digits need.
+/// How an HDR histogram from 1 to `high` is cut: each bucket spans twice the one before, in as many
+/// sub-buckets as the significant digits need.
 fn layout(high: u64) -> (u32, u64) {
     let sub_buckets = (2 * 10u64.pow(u32::from(DIGITS))).next_power_of_two();
     let mut buckets = 1;

@@ -36,7 +36,8 @@ impl Idler {
         self.armed = false;
     }
 
-    /// A poll brought nothing: spins, yields, arms or sleeps. True if it is time to look at connection management.
+    /// A poll brought nothing: spins, yields, arms or sleeps. True if it is time to look at connection
+    /// management.
     #[inline]
     pub(crate) fn empty<F: Fabric>(&mut self, fabric: &mut F) -> bool {
         self.empty = self.empty.wrapping_add(1);

@@ -17,9 +17,9 @@ pub(crate) struct RoundTrips {
 
 /// Measures round trips.
 ///
-/// Closed loop (`rate` absent): an operation begins when one ends, and is timed from its begin. Open loop: operations
-/// are due at a steady `rate` per second, and timed from the moment that they were *due*: if the target stalls, all that
-/// should have begun meanwhile is late, and shows (no coordinated omission).
+/// Closed loop (`rate` absent): an operation begins when one ends, and is timed from its begin. Open loop:
+/// operations are due at a steady `rate` per second, and timed from the moment that they were *due*: if the
+/// target stalls, all that should have begun meanwhile is late, and shows (no coordinated omission).
 pub(crate) fn measure(
     target: &mut impl Target,
     clock: &Clock,
@@ -35,7 +35,8 @@ pub(crate) fn measure(
     let (mut started, mut done) = (0u64, 0u64);
     let interval_ns = rate.map(|per_second| 1e9 / per_second);
     let origin = clock.ns();
-    // One reading ends an operation and begins the next, as it does in perftest: what the loop itself takes is part of each.
+    // One reading ends an operation and begins the next, as it does in perftest: what the loop itself takes
+    // is part of each.
     let mut now = origin;
     loop {
         if !free.is_empty() {

@@ -9,12 +9,12 @@ use crate::clock::Clock;
 const SPAN_NS: u64 = 20_000_000;
 /// Copies between two looks at the clock are about this many bytes.
 const BYTES_PER_LOOK: usize = 256 * 1024;
-/// Both buffers begin where a page does, as those of pools do: how two addresses lie to each other within a page makes up to a third
-/// of the speed on some processors, and the heap gives any.
+/// Both buffers begin where a page does, as those of pools do: how two addresses lie to each other within a
+/// page makes up to a third of the speed on some processors, and the heap gives any.
 const PAGE: usize = 4096;
 
-/// Bytes per second of one core that copies `size` bytes between the same two buffers again and again (so: from the
-/// nearest cache that holds both): the average, as bandwidths are.
+/// Bytes per second of one core that copies `size` bytes between the same two buffers again and again (so:
+/// from the nearest cache that holds both): the average, as bandwidths are.
 pub(crate) fn bytes_per_second(clock: &Clock, size: usize) -> f64 {
     let (mut source, mut target) = (vec![0x5au8; size + PAGE], vec![0u8; size + PAGE]);
     let (source, target) = (page_aligned(&mut source, size), page_aligned(&mut target, size));

@@ -95,8 +95,8 @@ impl Placement {
 }
 
 impl Placement {
-    /// Where a third thread runs that polls: on a core of its own, or with the client, whose core then has two threads that yield to
-    /// each other.
+    /// Where a third thread runs that polls: on a core of its own, or with the client, whose core then has
+    /// two threads that yield to each other.
     pub(crate) fn third(&self) -> usize {
         let free = self.allowed.iter().copied().find(|&core| core != self.client && core != self.server);
         free.unwrap_or(self.client)

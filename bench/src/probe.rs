@@ -1,8 +1,8 @@
 //! How far apart two cores are right now: the round trip of a cache line between them.
 //!
-//! A hypervisor may move virtual cores between hardware threads of one core, cores of one cache and cores of different
-//! caches while a benchmark runs; figures differ several times between these. A probe before and after each measurement
-//! lets the reader drop the runs whose surroundings changed.
+//! A hypervisor may move virtual cores between hardware threads of one core, cores of one cache and cores of
+//! different caches while a benchmark runs; figures differ several times between these. A probe before and
+//! after each measurement lets the reader drop the runs whose surroundings changed.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,8 +89,8 @@ fn time(clock: &Clock, ping: &Line, pong: &Line) -> Option<u64> {
     Some(times[times.len() / 2])
 }
 
-/// Spins without a pause instruction, whose length would show in the result; yields now and then, for the other
-/// side may be waiting for this very core.
+/// Spins without a pause instruction, whose length would show in the result; yields now and then, for the
+/// other side may be waiting for this very core.
 fn spin<T>(mut ready: impl FnMut() -> Option<T>) -> T {
     loop {
         for _ in 0..20_000 {

@@ -65,8 +65,8 @@ impl ServerProcess {
         format!("soft:rpcperf-{}", std::process::id())
     }
 
-    /// Starts `rpcperf serve --listen ADDRESS` with further arguments and waits until it listens. What the server says
-    /// on standard error goes to ours.
+    /// Starts `rpcperf serve --listen ADDRESS` with further arguments and waits until it listens. What the
+    /// server says on standard error goes to ours.
     pub(crate) fn start(address: &str, arguments: &[String]) -> Result<Self, Failure> {
         let program =
             std::env::current_exe().map_err(|e| Failure::run("--loopback: our own executable", e))?;

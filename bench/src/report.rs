@@ -1,4 +1,5 @@
-//! What is reported. One description serves both forms: JSON is these values as they are, and the text table is made of them.
+//! What is reported. One description serves both forms: JSON is these values as they are, and the text table
+//! is made of them.
 #![forbid(unsafe_code)]
 
 use serde::Serialize;
@@ -152,11 +153,11 @@ pub(crate) struct Entry {
     /// `bytes_per_s` by `memcpy_bytes_per_s`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memcpy_ratio: Option<f64>,
-    /// Round trip of a cache line between the two cores, around the measurement: two values that differ much mean that
-    /// the cores were moved meanwhile.
+    /// Round trip of a cache line between the two cores, around the measurement: two values that differ much
+    /// mean that the cores were moved meanwhile.
     pub(crate) probe_rtt_ns: Probes,
-    /// Times that the kernel took the client's core away during the measurement: more than a few, and something else
-    /// wants that core.
+    /// Times that the kernel took the client's core away during the measurement: more than a few, and
+    /// something else wants that core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) preemptions: Option<u64>,
     /// What the client's engine counted, warm-up included.

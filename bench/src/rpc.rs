@@ -300,7 +300,8 @@ impl Plan<'_> {
         let common = self.common;
         let travel = self.travels()?;
         let largest = if travel.form == Form::Inline { 1 } else { sizes.iter().copied().max().unwrap_or(1) };
-        // Of a server's window the engine gives a quarter to the reverse direction, and its window is for twice these.
+        // Of a server's window the engine gives a quarter to the reverse direction, and its window is for
+        // twice these.
         let twice = if self.travel.direction() == Direction::Forward { 1 } else { 2 };
         let mut arguments: Vec<String> = Vec::new();
         let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);

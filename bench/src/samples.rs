@@ -4,7 +4,8 @@
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Longest time that keeps its resolution, in nanoseconds; longer ones are counted there, but still make the maximum.
+/// Longest time that keeps its resolution, in nanoseconds; longer ones are counted there, but still make the
+/// maximum.
 const HIGHEST: u64 = 60_000_000_000;
 /// Significant decimal digits of every bucket.
 pub(crate) const DIGITS: u8 = 3;

@@ -1,4 +1,5 @@
-//! The text form of a report, in the style of `perftest`: a banner of what was used, its column titles, one row per size.
+//! The text form of a report, in the style of `perftest`: a banner of what was used, its column titles, one
+//! row per size.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write;
@@ -17,8 +18,8 @@ const HALF: usize = 42;
 /// A title with the space before it, and what stands beneath.
 type Column = (&'static str, fn(&Entry) -> String);
 
-/// Round trips. The titles up to 99.9 % are perftest's, to the letter; its values are half round trips for Send and Write, ours
-/// never are.
+/// Round trips. The titles up to 99.9 % are perftest's, to the letter; its values are half round trips for
+/// Send and Write, ours never are.
 const LATENCY: &[Column] = &[
     (" #bytes", |e| e.size.to_string()),
     (" #iterations", |e| e.own.iters.to_string()),
@@ -146,7 +147,8 @@ pub(crate) fn per_call(entry: &Entry) -> impl Iterator<Item = String> {
 pub(crate) fn banner(info: &TestInfo) -> String {
     let mut out = format!("{}\n{:^DASHES$}\n", rule(), info.title);
     let mut pending: Option<String> = None;
-    // The serialized form is the list of what there is to say: what is added to the report appears here by itself.
+    // The serialized form is the list of what there is to say: what is added to the report appears here by
+    // itself.
     if let Ok(Value::Object(fields)) = serde_json::to_value(info) {
         for (key, value) in fields {
             let value = match value {

@@ -9,12 +9,13 @@ use crate::figures::Figures;
 
 /// Takes operations and completes them: calls, or work requests of the bare fabric.
 ///
-/// Drive it like this: any number of [`start`](Self::start), one [`flush`](Self::flush), one [`poll`](Self::poll);
-/// again. There are never more operations under way than [`depth`](Self::depth).
+/// Drive it like this: any number of [`start`](Self::start), one [`flush`](Self::flush), one
+/// [`poll`](Self::poll); again. There are never more operations under way than [`depth`](Self::depth).
 pub(crate) trait Target {
     /// Operations that may be under way at a time.
     fn depth(&self) -> u32;
-    /// Begins an operation. `token` (less than `depth`) names it until it is done; tokens of operations under way differ.
+    /// Begins an operation. `token` (less than `depth`) names it until it is done; tokens of operations under
+    /// way differ.
     fn start(&mut self, token: u32) -> Result<(), Failure>;
     /// Hands over what was begun, as one batch. No other operation is begun before one of these is done.
     fn flush(&mut self) -> Result<(), Failure>;
@@ -24,8 +25,8 @@ pub(crate) trait Target {
     fn counters(&mut self) -> Option<Counters> {
         None
     }
-    /// Lets the other end begin to measure operations of its own towards this one; they are served while this side
-    /// [polls](Self::poll).
+    /// Lets the other end begin to measure operations of its own towards this one; they are served while this
+    /// side [polls](Self::poll).
     fn start_reverse(&mut self) -> Result<(), Failure> {
         Err(Failure::Run("this side cannot be called".to_owned()))
     }

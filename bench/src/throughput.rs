@@ -28,8 +28,9 @@ pub(crate) struct Throughput {
 
 /// Keeps as many operations under way as the target allows, and counts those that end.
 ///
-/// A counted run counts from an empty window to an empty one: what was begun before the clock started, and might be
-/// half done by then, does not flatter it. A timed run counts what ends within its time, with a full window at both ends.
+/// A counted run counts from an empty window to an empty one: what was begun before the clock started, and
+/// might be half done by then, does not flatter it. A timed run counts what ends within its time, with a full
+/// window at both ends.
 pub(crate) fn measure(
     target: &mut impl Target,
     clock: &Clock,

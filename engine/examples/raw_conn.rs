@@ -1,10 +1,10 @@
-//! The protocol without anything around it: two [`Connection`]s joined in one function, with no fabric, no thread and no
-//! clock. Every message is printed as it crosses.
+//! The protocol without anything around it: two [`Connection`]s joined in one function, with no fabric, no
+//! thread and no clock. Every message is printed as it crosses.
 //!
 //! `cargo run --example raw_conn`
 //!
-//! A [`Connection`] is one end's rules. It reads messages, says which may be sent, and writes their headers in front of
-//! payloads that its owner keeps. In the engine the owner is a shard; here it is `main`.
+//! A [`Connection`] is one end's rules. It reads messages, says which may be sent, and writes their headers
+//! in front of payloads that its owner keeps. In the engine the owner is a shard; here it is `main`.
 
 use std::error::Error;
 

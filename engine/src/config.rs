@@ -15,8 +15,8 @@ use crate::wire::{self, ChunkCounts, Limits, Revision, Version};
 
 /// Bytes in front of a message for a transport header without chunks.
 pub(crate) const HEADROOM_PLAIN: usize = 64;
-/// Bytes in front of a call of ours for a transport header with as many chunks as a call may have, each of one segment. One whose peer
-/// wants shorter segments is moved to where it has more room.
+/// Bytes in front of a call of ours for a transport header with as many chunks as a call may have, each of
+/// one segment. One whose peer wants shorter segments is moved to where it has more room.
 pub(crate) const HEADROOM_CHUNKS: usize = headroom_for(&Limits { segments: 1, ..LIMITS }.call());
 /// Bytes in front of a reply for the longest transport header that it can have.
 pub(crate) const HEADROOM_REPLY: usize = headroom_for(&LIMITS.reply());
@@ -28,70 +28,83 @@ pub(crate) const fn headroom_for(counts: &ChunkCounts) -> usize {
     (wire::msg_len(Version::V2, true) + counts.encoded_len()).next_multiple_of(64)
 }
 
-/// How a shard behaves. Both ends of a connection must agree on `revision`; versions, credits and thresholds are negotiated.
+/// How a shard behaves. Both ends of a connection must agree on `revision`; versions, credits and thresholds
+/// are negotiated.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Protocol version and credit scheme that this end prefers. Default: version 2, windowed.
     pub scheme: Scheme,
-    /// Goes on in version 1 with a peer that does not speak version 2; a server also takes peers that start in it. Default true.
+    /// Goes on in version 1 with a peer that does not speak version 2; a server also takes peers that start
+    /// in it. Default true.
     pub version_1: bool,
     /// Code points of version 2. Default: draft-ietf-nfsv4-rpcrdma-version-two-00.
     pub revision: Revision,
-    /// Size of each Receive, and the longest Send, in bytes; the inline thresholds are the least of both ends. Version 2 needs
-    /// 4096 at least. Default 4096.
+    /// Size of each Receive, and the longest Send, in bytes; the inline thresholds are the least of both
+    /// ends. Version 2 needs 4096 at least. Default 4096.
     pub inline: usize,
-    /// The most that `inline` may be changed to while connected ([`Shard::change_receive_size`](crate::shard::Shard::change_receive_size)),
-    /// and the longest Send to a peer that takes so much; bytes. Less than `inline` counts as `inline`. Default 0.
+    /// The most that `inline` may be changed to while connected
+    /// ([`Shard::change_receive_size`](crate::shard::Shard::change_receive_size)), and the longest Send
+    /// to a peer that takes so much; bytes. Less than `inline` counts as `inline`. Default 0.
     pub max_inline: usize,
-    /// Offers to peers that either end may change its characteristics while connected, in version 2. Default true.
+    /// Offers to peers that either end may change its characteristics while connected, in version 2. Default
+    /// true.
     pub optional_operations: bool,
-    /// Changes the size of the shard's Receives when a peer asks for it, within 4096 and `max_inline`: for peers that are trusted, because it is the
-    /// same for all of them. Default false.
+    /// Changes the size of the shard's Receives when a peer asks for it, within 4096 and `max_inline`: for
+    /// peers that are trusted, because it is the same for all of them. Default false.
     pub resize_on_request: bool,
-    /// RPC messages up to this length are continued in several messages rather than sent as a chunk, where the peer has version 2; bytes.
-    /// Default 8192: what two or three messages hold; from there on a chunk is cheaper (`tuning.md`).
+    /// RPC messages up to this length are continued in several messages rather than sent as a chunk, where
+    /// the peer has version 2; bytes. Default 8192: what two or three messages hold; from there on a
+    /// chunk is cheaper (`tuning.md`).
     pub continue_up_to: usize,
-    /// Longest RPC message that is put together from parts, or fetched as a long call, and longest call that is sent in parts because it
-    /// may have no chunks; bytes. Default 1 MiB.
+    /// Longest RPC message that is put together from parts, or fetched as a long call, and longest call that
+    /// is sent in parts because it may have no chunks; bytes. Default 1 MiB.
     pub reassemble_up_to: usize,
-    /// Calls in the reverse direction that may be under way in version 1, which counts the directions apart: a client with
-    /// services keeps Receives for so many, at least 1, a server for so many replies. Default 8.
+    /// Calls in the reverse direction that may be under way in version 1, which counts the directions apart:
+    /// a client with services keeps Receives for so many, at least 1, a server for so many replies.
+    /// Default 8.
     pub reverse_window: u32,
-    /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default any.
+    /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default
+    /// any.
     pub reverse: ReverseSupport,
-    /// Whether peers must prove who they are, in version 2. Default off. A shard's connections in both roles follow it.
+    /// Whether peers must prove who they are, in version 2. Default off. A shard's connections in both roles
+    /// follow it.
     pub host_auth: AuthPolicy,
-    /// How often a client's connection that was lost is tried to be made again, before it is given up; 0 for never. Default 0.
+    /// How often a client's connection that was lost is tried to be made again, before it is given up; 0 for
+    /// never. Default 0.
     pub reconnect_attempts: u32,
-    /// How long the first of these attempts waits, and the longest: the wait doubles each time; milliseconds. Default 10 and 1000.
+    /// How long the first of these attempts waits, and the longest: the wait doubles each time;
+    /// milliseconds. Default 10 and 1000.
     pub reconnect_backoff_ms: (u64, u64),
-    /// Keeps each call, most as a copy, until its reply has come, so that it can be sent again on a new connection. Default false.
+    /// Keeps each call, most as a copy, until its reply has come, so that it can be sent again on a new
+    /// connection. Default false.
     pub retransmit: bool,
-    /// How long a client waits for the answer to its first message, in milliseconds; then it tries again in version 1.
-    /// Default 1000.
+    /// How long a client waits for the answer to its first message, in milliseconds; then it tries again in
+    /// version 1. Default 1000.
     pub negotiation_timeout_ms: u64,
     /// Receives kept for each connection: messages that its peer may have under way. 4 to 32767. Default 64.
     /// Each costs `inline` bytes. A new connection gets at most an eighth of what `receives` has left.
     pub window: u32,
-    /// What the window of a connection may grow to that uses all of it; `window` or more. Windows shrink again when Receives get short.
-    /// Default 256.
+    /// What the window of a connection may grow to that uses all of it; `window` or more. Windows shrink
+    /// again when Receives get short. Default 256.
     pub max_window: u32,
-    /// How long nothing may be sent on a connection before it is found out whether the peer is there, in milliseconds; 0 for never. In version 2 a pure
-    /// grant is sent; in version 1 an RDMA Write of no bytes, which the peer's device acknowledges (it must permit RDMA Writes, as that of
+    /// How long nothing may be sent on a connection before it is found out whether the peer is there, in
+    /// milliseconds; 0 for never. In version 2 a pure grant is sent; in version 1 an RDMA Write of no
+    /// bytes, which the peer's device acknowledges (it must permit RDMA Writes, as that of
     /// every requester with Write or Reply chunks does). Default 0.
     pub keep_alive_ms: u64,
-    /// How long a connection that somebody makes may take until it is set up: until both ends know of it, and, if version 2 is all that is spoken,
-    /// until its first message. Default 5 s.
+    /// How long a connection that somebody makes may take until it is set up: until both ends know of it,
+    /// and, if version 2 is all that is spoken, until its first message. Default 5 s.
     pub setup_timeout: Duration,
-    /// How long a connection that somebody has made may say nothing of use before it is ended when Receives for another one are wanted; one that
-    /// has said nothing yet, after 10 ms. Default 10 s.
+    /// How long a connection that somebody has made may say nothing of use before it is ended when Receives
+    /// for another one are wanted; one that has said nothing yet, after 10 ms. Default 10 s.
     pub silent_after: Duration,
-    /// How long a peer may owe something for which this side holds memory: to take what it is sent, to grant a credit for replies that wait,
-    /// to end a message that it has begun. Then its connection ends; after half a second already if calls of others wait for memory and none comes
-    /// home. Looked at every eighth of it; `Duration::MAX` for never. Default 10 s.
+    /// How long a peer may owe something for which this side holds memory: to take what it is sent, to grant
+    /// a credit for replies that wait, to end a message that it has begun. Then its connection ends;
+    /// after half a second already if calls of others wait for memory and none comes home. Looked at
+    /// every eighth of it; `Duration::MAX` for never. Default 10 s.
     pub progress_timeout: Duration,
-    /// Messages of no use that a peer may send in a second, and at once: malformed ones, replies to no call, grants that nothing asked for. Beyond
-    /// that its connection ends. Default 1000.
+    /// Messages of no use that a peer may send in a second, and at once: malformed ones, replies to no call,
+    /// grants that nothing asked for. Beyond that its connection ends. Default 1000.
     pub useless_per_second: u32,
     /// Receives of the shard in all: bounds receive memory whatever the number of connections. Default 4096.
     pub receives: usize,
@@ -99,28 +112,31 @@ pub struct Config {
     pub max_calls: usize,
     /// Buffers of 512 bytes for short messages. Default 2048.
     pub small_buffers: usize,
-    /// Buffers of `inline` bytes and headroom, beside those for `receives`: for long messages, and for received ones that
-    /// the application still holds. Default 512.
+    /// Buffers of `inline` bytes and headroom, beside those for `receives`: for long messages, and for
+    /// received ones that the application still holds. Default 512.
     pub message_buffers: usize,
-    /// Buffers for bulk data: bytes and number of each class. A server reads and writes chunks through them; a client
-    /// connection has its own set, made when it is first used, and where peers reach what they were shown at any time (the
-    /// software fabric) a shard has one more, for copies of long replies. Default 32 of 64 KiB and 8 of 1 MiB.
+    /// Buffers for bulk data: bytes and number of each class. A server reads and writes chunks through them;
+    /// a client connection has its own set, made when it is first used, and where peers reach what they
+    /// were shown at any time (the software fabric) a shard has one more, for copies of long replies.
+    /// Default 32 of 64 KiB and 8 of 1 MiB.
     pub bulk_buffers: Vec<(usize, usize)>,
-    /// Buffers for RPC messages that are longer than one Send: to be sent, put together or fetched; bytes and number of each class.
-    /// Default 16 of 32 KiB and 2 of 1 MiB.
+    /// Buffers for RPC messages that are longer than one Send: to be sent, put together or fetched; bytes
+    /// and number of each class. Default 16 of 32 KiB and 2 of 1 MiB.
     pub long_buffers: Vec<(usize, usize)>,
     /// Pages that the pools are made of. Default: the largest that there are.
     pub pages: PagePolicy,
     /// NUMA node of the pools. Default: where the shard runs.
     pub numa_node: Option<u32>,
-    /// Further memory of the application that the shard may send from ([`ServerCall::set_result`](crate::ServerCall::set_result)).
+    /// Further memory of the application that the shard may send from
+    /// ([`ServerCall::set_result`](crate::ServerCall::set_result)).
     pub arenas: Vec<Arena>,
     /// The core that the shard's thread is pinned to. Default: none.
     pub core: Option<usize>,
-    /// The RDMA device, such as `mlx5_0`; of no meaning to the software fabric. Default: the one on the way to the address.
+    /// The RDMA device, such as `mlx5_0`; of no meaning to the software fabric. Default: the one on the way
+    /// to the address.
     pub device: Option<String>,
-    /// Which of the device's GIDs connections go out from, and a server listens at, by its index; of no meaning to the software fabric.
-    /// Default: the one of the way to the address.
+    /// Which of the device's GIDs connections go out from, and a server listens at, by its index; of no
+    /// meaning to the software fabric. Default: the one of the way to the address.
     pub gid_index: Option<u32>,
     /// What the shard's thread does when there is nothing to do. Default adaptive.
     pub idle: IdlePolicy,
@@ -128,14 +144,17 @@ pub struct Config {
     pub signal_every: u32,
     /// One post per queue pair and turn; without, each work request is posted by itself. Default true.
     pub batch: bool,
-    /// Pure grants wait until half a window is used; without, each message is reported at once. Default true.
+    /// Pure grants wait until half a window is used; without, each message is reported at once. Default
+    /// true.
     pub coalesce_grants: bool,
-    /// A client offers one handle of a call for Send With Invalidate, a server uses what is offered. Default true.
+    /// A client offers one handle of a call for Send With Invalidate, a server uses what is offered. Default
+    /// true.
     pub remote_invalidate: bool,
-    /// Every how many calls one is timed for the latency histogram: a power of two, or 0 for none. Default 64. Timing a call
-    /// reads the clock twice.
+    /// Every how many calls one is timed for the latency histogram: a power of two, or 0 for none. Default
+    /// 64. Timing a call reads the clock twice.
     pub sample_latency: u32,
-    /// Longest sleep, and longest time between looks at the control plane while busy, in microseconds. Default 10 000.
+    /// Longest sleep, and longest time between looks at the control plane while busy, in microseconds.
+    /// Default 10 000.
     pub control_interval_us: u64,
 }
 
@@ -290,7 +309,8 @@ impl Config {
     }
 }
 
-/// Receives that a shard keeps posted beyond what it has promised: what one turn may consume, and as much again before more are posted.
+/// Receives that a shard keeps posted beyond what it has promised: what one turn may consume, and as much
+/// again before more are posted.
 pub(crate) const RECEIVE_MARGIN: usize = 128;
 /// The rest of the margin at which more are posted.
 pub(crate) const RECEIVE_LOW_WATER: usize = 64;

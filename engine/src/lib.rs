@@ -12,8 +12,8 @@
 //!
 //! Beside it, for what goes beside RDMA: `stream`, RPC over TCP, and `rpcbind`.
 //!
-//! Arrows point down only. Start at [`server::Server`] and [`client::LocalClient`]; `PROTOCOL.md` beside this crate says what
-//! is on the wire, and `README.md` how a call goes through the code.
+//! Arrows point down only. Start at [`server::Server`] and [`client::LocalClient`]; `PROTOCOL.md` beside this
+//! crate says what is on the wire, and `README.md` how a call goes through the code.
 
 pub mod client;
 pub mod config;

@@ -1,8 +1,10 @@
-//! rpcbind (RFC 1833, version 4): which port a program is at. A server registers itself ([`Registration`]), a client asks ([`locate`]).
+//! rpcbind (RFC 1833, version 4): which port a program is at. A server registers itself ([`Registration`]), a
+//! client asks ([`locate`]).
 //!
-//! RPC over RDMA has the netids `rdma` and `rdma6` there, for IPv4 and IPv6, and universal addresses like those of TCP (RFC 5665 §5.2.3.3 and
-//! §5.2.3.4, RFC 8166 §9). A client takes them from the whole list, by RPCBPROC_DUMP: RPCBPROC_GETADDR ignores the netid that it is given, and answers for
-//! the transport on which it was asked (RFC 1833 §2.2.1), which is never RDMA; so it would give the port of the same program on TCP.
+//! RPC over RDMA has the netids `rdma` and `rdma6` there, for IPv4 and IPv6, and universal addresses like
+//! those of TCP (RFC 5665 §5.2.3.3 and §5.2.3.4, RFC 8166 §9). A client takes them from the whole list, by
+//! RPCBPROC_DUMP: RPCBPROC_GETADDR ignores the netid that it is given, and answers for the transport on which
+//! it was asked (RFC 1833 §2.2.1), which is never RDMA; so it would give the port of the same program on TCP.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Read, Write};
@@ -192,7 +194,8 @@ impl<S: Read + Write> Rpcbind<S> {
         self.yes(SET, mapping)
     }
 
-    /// Withdraws what is registered for a program, version and netid. False if there is nothing, or it is another user's.
+    /// Withdraws what is registered for a program, version and netid. False if there is nothing, or it is
+    /// another user's.
     ///
     /// # Errors
     /// The call failed.
@@ -255,7 +258,8 @@ pub struct Registration {
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Registration {
-    /// Registers all of them. What a server of the same address left behind, that did not end as it should, is taken over.
+    /// Registers all of them. What a server of the same address left behind, that did not end as it should,
+    /// is taken over.
     ///
     /// # Errors
     /// Nothing is registered.

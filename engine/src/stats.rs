@@ -29,11 +29,13 @@ pub struct ShardStats {
     pub connections_refused: u64,
     /// Connections that were not set up in time ([`Config::setup_timeout`](crate::Config::setup_timeout)).
     pub connections_expired: u64,
-    /// Connections that were silent, and made room for others ([`Config::silent_after`](crate::Config::silent_after)).
+    /// Connections that were silent, and made room for others
+    /// ([`Config::silent_after`](crate::Config::silent_after)).
     pub connections_displaced: u64,
     /// Connections that ended because the peer broke a rule.
     pub peer_faults: u64,
-    /// Connections that ended because the peer owed something for too long ([`Config::progress_timeout`](crate::Config::progress_timeout)).
+    /// Connections that ended because the peer owed something for too long
+    /// ([`Config::progress_timeout`](crate::Config::progress_timeout)).
     pub peers_stalled: u64,
     /// Calls made and ended, or served and answered.
     pub calls: u64,

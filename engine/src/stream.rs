@@ -1,5 +1,5 @@
-//! ONC RPC over a byte stream (RFC 5531 §11), as a client: for what goes beside RDMA, such as MOUNT and rpcbind. One call at a time, blocking;
-//! nothing of it is fast, or meant to be.
+//! ONC RPC over a byte stream (RFC 5531 §11), as a client: for what goes beside RDMA, such as MOUNT and
+//! rpcbind. One call at a time, blocking; nothing of it is fast, or meant to be.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Read, Write};

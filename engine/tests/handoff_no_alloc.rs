@@ -1,4 +1,5 @@
-//! The hand-off allocates nothing per call once it runs. One test in this file: the count is of the whole process.
+//! The hand-off allocates nothing per call once it runs. One test in this file: the count is of the whole
+//! process.
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "a counting allocator is an unsafe trait")]
 

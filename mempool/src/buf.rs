@@ -130,8 +130,8 @@ macro_rules! place {
 
 /// A buffer that is its holder's alone. Dereferences to its window: `[start, start + len)` of the capacity.
 ///
-/// Dropping it returns it to its pool, from any thread: to the free list on the owner thread, without an atomic
-/// operation; to the pool's lock-free list elsewhere.
+/// Dropping it returns it to its pool, from any thread: to the free list on the owner thread, without an
+/// atomic operation; to the pool's lock-free list elsewhere.
 pub struct Buf {
     handle: Handle,
 }
@@ -208,7 +208,8 @@ impl Buf {
         self.handle.window = Window::new(start as u32, len as u32);
     }
 
-    /// Moves the window's start to an earlier byte of the buffer, `start`; its end stays. False if that is no earlier byte.
+    /// Moves the window's start to an earlier byte of the buffer, `start`; its end stays. False if that is no
+    /// earlier byte.
     #[inline(always)]
     #[must_use = "false means that nothing was moved"]
     pub fn extend_front(&mut self, start: usize) -> bool {

@@ -31,7 +31,8 @@ pub(crate) mod state {
     pub(crate) const LEAKED: u32 = 4 << 29;
 }
 
-/// All that is known of one buffer, in a cache line of its own, out of reach of whoever the data is exposed to.
+/// All that is known of one buffer, in a cache line of its own, out of reach of whoever the data is exposed
+/// to.
 #[repr(align(64))]
 pub(crate) struct Meta {
     core: NonNull<Core>,

@@ -73,7 +73,8 @@ impl Home {
         }
     }
 
-    /// Owner only: hands every waiting buffer to `each`; returns how many. One relaxed load when there is none.
+    /// Owner only: hands every waiting buffer to `each`; returns how many. One relaxed load when there is
+    /// none.
     #[inline]
     pub(crate) fn take(&self, each: impl FnMut(u32)) -> usize {
         // Relaxed: a stale "empty" only delays the buffer to the next turn.

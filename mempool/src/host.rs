@@ -145,7 +145,8 @@ pub(crate) fn list_contains(list: &str, n: u32) -> bool {
     })
 }
 
-/// The chosen word of `shmem_enabled`, such as `never`; `unknown` if the kernel has no transparent huge pages.
+/// The chosen word of `shmem_enabled`, such as `never`; `unknown` if the kernel has no transparent huge
+/// pages.
 pub(crate) fn shmem_enabled() -> String {
     let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
     let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));

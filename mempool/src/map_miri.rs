@@ -1,6 +1,7 @@
 #![expect(unsafe_code, reason = "stands for mapped memory")]
-//! What stands for `map.rs` under Miri, which knows neither memfds nor shared mappings: memory of the allocator, of which
-//! it then knows every byte. What two mappings of one memfd share, and what is asked of the kernel, is not to be seen there.
+//! What stands for `map.rs` under Miri, which knows neither memfds nor shared mappings: memory of the
+//! allocator, of which it then knows every byte. What two mappings of one memfd share, and what is asked of
+//! the kernel, is not to be seen there.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fs::File;

@@ -65,8 +65,8 @@ impl Pool {
         None
     }
 
-    /// Takes a buffer as [`alloc`](Self::alloc) does, if the smallest class that fits has one, and `enough` says yes to what
-    /// [`first_room`](Self::first_room) would say.
+    /// Takes a buffer as [`alloc`](Self::alloc) does, if the smallest class that fits has one, and `enough`
+    /// says yes to what [`first_room`](Self::first_room) would say.
     #[inline]
     pub fn alloc_if(&self, len: usize, enough: impl FnOnce(usize, usize) -> bool) -> Option<Buf> {
         let list = self.core().classes().iter().find(|list| list.size() >= len)?;
@@ -111,15 +111,16 @@ impl Pool {
         PoolStats { classes: classes.collect(), leaked: self.core().leaked(), oversize: self.oversize.get() }
     }
 
-    /// Buffers that hold `len` bytes: how many are free, and how many there are. Those that other threads dropped count as in
-    /// [`stats`](Self::stats).
+    /// Buffers that hold `len` bytes: how many are free, and how many there are. Those that other threads
+    /// dropped count as in [`stats`](Self::stats).
     #[inline]
     pub fn room(&self, len: usize) -> (usize, usize) {
         let fitting = self.core().classes().iter().filter(|list| list.size() >= len);
         fitting.fold((0, 0), |(free, count), list| (free + list.free(), count + list.count()))
     }
 
-    /// The same, but of those that are free only the ones that [`alloc`](Self::alloc) takes first, those of the smallest class: this is quick.
+    /// The same, but of those that are free only the ones that [`alloc`](Self::alloc) takes first, those of
+    /// the smallest class: this is quick.
     #[inline]
     pub fn first_room(&self, len: usize) -> (usize, usize) {
         let first = self.core().classes().iter().find(|list| list.size() >= len);

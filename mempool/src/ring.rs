@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicU64;
 
 use crate::shared::PeerMapping;
 
-/// A mapping with two rings in it, one for each direction. Where they lie is checked once, and every position lies in a ring: no
-/// access need be checked again.
+/// A mapping with two rings in it, one for each direction. Where they lie is checked once, and every position
+/// lies in a ring: no access need be checked again.
 #[derive(Debug)]
 pub struct PeerRings {
     places: [Place; 2],
@@ -38,8 +38,8 @@ impl Place {
 unsafe impl Send for PeerRings {}
 
 impl PeerRings {
-    /// Rings of `bytes` bytes that begin at byte `tx` and byte `rx` of a mapping. `None` unless that is a power of two of at least 64, both
-    /// begin at a multiple of it or of 4096, and lie in the mapping.
+    /// Rings of `bytes` bytes that begin at byte `tx` and byte `rx` of a mapping. `None` unless that is a
+    /// power of two of at least 64, both begin at a multiple of it or of 4096, and lie in the mapping.
     pub fn new(mapping: PeerMapping, tx: usize, rx: usize, bytes: usize) -> Option<Self> {
         let places = [Place::new(&mapping, tx, bytes)?, Place::new(&mapping, rx, bytes)?];
         Some(Self { places, mapping })
@@ -91,12 +91,13 @@ impl<'a> PeerRing<'a> {
         let offset = position as usize & self.place.mask & !7;
         // SAFETY: the offset is a multiple of 8 below the ring's length, which is one, too.
         let word = unsafe { self.place.base.add(offset) }.cast::<AtomicU64>();
-        // SAFETY: in bounds, and aligned; any bits are valid, shared memory is only ever accessed atomically or by copies, which may
-        // tear but not break it, and the mapping lives for 'a.
+        // SAFETY: in bounds, and aligned; any bits are valid, shared memory is only ever accessed atomically
+        // or by copies, which may tear but not break it, and the mapping lives for 'a.
         unsafe { word.as_ref() }
     }
 
-    /// Copies the bytes from a position on out. False, having done nothing, if there are not so many in a ring.
+    /// Copies the bytes from a position on out. False, having done nothing, if there are not so many in a
+    /// ring.
     #[inline(always)]
     #[must_use = "false means that nothing was copied"]
     pub fn read(&self, position: u64, to: &mut [u8]) -> bool {
@@ -106,7 +107,8 @@ impl<'a> PeerRing<'a> {
         }
         // SAFETY: `at` is below the ring's length.
         let from = unsafe { self.place.base.add(at) };
-        // SAFETY: so many bytes follow in the ring, checked above; no Rust slice lies in a mapping that nobody refers to.
+        // SAFETY: so many bytes follow in the ring, checked above; no Rust slice lies in a mapping that
+        // nobody refers to.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         true
     }
@@ -121,7 +123,8 @@ impl<'a> PeerRing<'a> {
         }
         // SAFETY: `at` is below the ring's length.
         let to = unsafe { self.place.base.add(at) };
-        // SAFETY: so many bytes follow in the ring, checked above; no reference to them exists, so `from` lies elsewhere.
+        // SAFETY: so many bytes follow in the ring, checked above; no reference to them exists, so `from`
+        // lies elsewhere.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) };
         true
     }

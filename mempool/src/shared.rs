@@ -142,7 +142,8 @@ impl PeerMapping {
         true
     }
 
-    /// The word at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything into it.
+    /// The word at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything into
+    /// it.
     #[inline]
     pub fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
         // One comparison for both: the low bits of an offset that is not aligned become its highest.
@@ -151,8 +152,8 @@ impl PeerMapping {
         }
         // SAFETY: the offset is a multiple of 4 and less than the mapping's whole words.
         let word = unsafe { self.base.add(offset) }.cast::<AtomicU32>();
-        // SAFETY: in bounds and, as mappings start at a page, aligned; any bits are valid, and shared memory is only ever
-        // accessed atomically or by copies, which may tear but not break it.
+        // SAFETY: in bounds and, as mappings start at a page, aligned; any bits are valid, and shared memory
+        // is only ever accessed atomically or by copies, which may tear but not break it.
         Some(unsafe { word.as_ref() })
     }
 
@@ -171,7 +172,8 @@ impl PeerMapping {
     }
 }
 
-/// Memory made here to be shared with another process: a sealed memfd and its mapping, zeroed, in small pages.
+/// Memory made here to be shared with another process: a sealed memfd and its mapping, zeroed, in small
+/// pages.
 #[derive(Debug)]
 pub struct SharedMapping {
     mapping: PeerMapping,

@@ -1,4 +1,5 @@
-//! What the compiler must refuse: bytes of buffers that the device has, two owners, pools that change threads.
+//! What the compiler must refuse: bytes of buffers that the device has, two owners, pools that change
+//! threads.
 #![cfg(not(loom))]
 
 #[test]

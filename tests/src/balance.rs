@@ -7,7 +7,8 @@ use rpcrdma::stats::ShardStats;
 /// Longest wait for something that must happen: bounds hangs, measures nothing.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Descriptors that this process has open, by what they are. What changes in number beside the engine is left out.
+/// Descriptors that this process has open, by what they are. What changes in number beside the engine is left
+/// out.
 pub fn open_descriptors() -> Vec<String> {
     let entries = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted");
     let targets = entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());

@@ -1,5 +1,6 @@
-//! Shared helpers of the integration tests: a [`World`] with servers and clients in it, the services that tests call,
-//! data that can be recognized, peers that misbehave ([`RawPeer`]), and child processes that are killed.
+//! Shared helpers of the integration tests: a [`World`] with servers and clients in it, the services that
+//! tests call, data that can be recognized, peers that misbehave ([`RawPeer`]), and child processes that are
+//! killed.
 #![forbid(unsafe_code)]
 
 mod balance;

@@ -45,7 +45,8 @@ fn device_address(_: u16) -> String {
     panic!("{FABRIC} is set, and the tests were built without `--features verbs`")
 }
 
-/// Opens the fabric of an address as its defaults are, but patient: whatever takes long is the tests' to notice.
+/// Opens the fabric of an address as its defaults are, but patient: whatever takes long is the tests' to
+/// notice.
 pub fn open(address: &Address) -> AnyFabric {
     const LONG: Duration = Duration::from_secs(2000);
     match address {

@@ -52,9 +52,11 @@ pub struct RawPeer {
     over: Option<String>,
     /// Protocol version of the headers that it makes.
     pub version: Version,
-    /// Receives that they offer: the window of version 2, which increments have in their high half; the credit word of version 1.
+    /// Receives that they offer: the window of version 2, which increments have in their high half; the
+    /// credit word of version 1.
     pub credit: u32,
-    /// What increments have told so far: the other side may send so many messages. A client's first one is free.
+    /// What increments have told so far: the other side may send so many messages. A client's first one is
+    /// free.
     told: u32,
     /// They are windowed: they have the count of messages received.
     pub windowed: bool,
@@ -162,7 +164,8 @@ impl RawPeer {
         Ok(peer)
     }
 
-    /// Starts to connect as a client, and returns at once: [take turns](Self::turn) until it [is up](Self::is_up) or over.
+    /// Starts to connect as a client, and returns at once: [take turns](Self::turn) until it [is
+    /// up](Self::is_up) or over.
     ///
     /// # Errors
     /// Why it cannot be.
@@ -202,7 +205,8 @@ impl RawPeer {
         }
     }
 
-    /// Connects as a client that posts no Receive, and lets the other side try again without end; panics if it is refused.
+    /// Connects as a client that posts no Receive, and lets the other side try again without end; panics if
+    /// it is refused.
     pub fn connect_deaf(address: &Address) -> Self {
         let (mut fabric, messages, exposed) = device(address);
         let qp = fabric.connect(address.fabric_address(), &params(b"")).expect("a connect request");
@@ -355,7 +359,8 @@ impl RawPeer {
         self.fabric.post_immediate(self.qp, Posting { wr_id: 0, signalled: true, wr }, 1)
     }
 
-    /// Writes bytes into memory of the other side, with immediate data; false where the fabric has no such operation. To write nothing takes no key.
+    /// Writes bytes into memory of the other side, with immediate data; false where the fabric has no such
+    /// operation. To write nothing takes no key.
     pub fn write_immediate(&mut self, bytes: &[u8], remote: RemoteMemory) -> bool {
         let mut buf = self.exposed.alloc(bytes.len().max(1)).expect("a buffer");
         buf[..bytes.len()].copy_from_slice(bytes);
@@ -396,8 +401,8 @@ impl RawPeer {
         (Segment { handle, length: bytes.len() as u32, offset }, mem)
     }
 
-    /// The credit word of version 2 without windows, as a correct peer has it now: what is newly granted, below the most that is outstanding.
-    /// An error grants nothing.
+    /// The credit word of version 2 without windows, as a correct peer has it now: what is newly granted,
+    /// below the most that is outstanding. An error grants nothing.
     pub fn increment(&self, error: bool) -> u32 {
         let left = self.told.wrapping_sub(self.received) as i32;
         let newly = if error { 0 } else { (self.credit as i32 - left).clamp(0, 0xFFFF) };

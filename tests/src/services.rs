@@ -16,7 +16,8 @@ pub const VERSION: u32 = 3;
 pub const ECHO: u32 = 1;
 /// Arguments: seed. Read chunks: the pattern of seed, seed + 1, and so on. Results: the bytes of each.
 pub const STORE: u32 = 2;
-/// Arguments: seed, then the bytes wanted of each result. Write chunks: as [`STORE`]. Results: the room in each.
+/// Arguments: seed, then the bytes wanted of each result. Write chunks: as [`STORE`]. Results: the room in
+/// each.
 pub const LOAD: u32 = 3;
 /// Copies Read chunk n into Write chunk n.
 pub const MIRROR: u32 = 4;

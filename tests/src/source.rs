@@ -181,7 +181,8 @@ pub fn test_names() -> BTreeSet<String> {
         ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs"))
     {
         let code = code(&read(&path));
-        // Attributes of other kinds may stand between; what follows `#[test]` and names a function is the test.
+        // Attributes of other kinds may stand between; what follows `#[test]` and names a function is the
+        // test.
         for (at, marker) in code.match_indices("#[test]") {
             let mut words = words(&code[at + marker.len()..]);
             if words.by_ref().take(12).any(|word| word == "fn") {
@@ -197,8 +198,8 @@ pub fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c| !is_word(c)).filter(|word| !word.is_empty())
 }
 
-/// What follows each `prefix::` in a piece of [`code`]: two steps of each path, with groups taken apart. `crate::a::{B, c::D}`
-/// gives `("a", "B")` and `("a", "c")`.
+/// What follows each `prefix::` in a piece of [`code`]: two steps of each path, with groups taken apart.
+/// `crate::a::{B, c::D}` gives `("a", "B")` and `("a", "c")`.
 pub fn paths(code: &str, prefix: &str) -> BTreeSet<(String, String)> {
     let start = format!("{prefix}::");
     let mut found = BTreeSet::new();

@@ -16,8 +16,8 @@ use crate::services::{ECHO, LOAD, MIRROR, PROGRAM, STORE, VERSION, standard_serv
 /// Worlds take turns: descriptors are counted per process, and two cores serve one world well.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// One test's servers. When it is dropped, every server must have come back to where it was, and so must this process's
-/// descriptors. Clients go before it.
+/// One test's servers. When it is dropped, every server must have come back to where it was, and so must this
+/// process's descriptors. Clients go before it.
 pub struct World {
     name: &'static str,
     descriptors: Vec<String>,

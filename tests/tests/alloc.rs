@@ -14,7 +14,8 @@ const PAUSE: u32 = 30;
 const PAUSED: u64 = MOST;
 /// It is in the middle of one.
 static PAUSES: AtomicBool = AtomicBool::new(false);
-/// Calls under way at a time: fewer than the credits that a busy server leaves its client, half of its window.
+/// Calls under way at a time: fewer than the credits that a busy server leaves its client, half of its
+/// window.
 const MOST: u64 = 24;
 /// Bulk calls under way at a time.
 const MOST_BULK: u64 = 7;
@@ -24,7 +25,8 @@ struct Counting;
 static COUNTS: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// That is the harness's, which allocates when it says that a test takes long; the test has a thread of its own.
+/// That is the harness's, which allocates when it says that a test takes long; the test has a thread of its
+/// own.
 fn is_main_thread() -> bool {
     rustix::thread::gettid() == rustix::process::getpid()
 }

@@ -1,4 +1,5 @@
-//! The example block store as its users run it: whole transfers, bad input, and the sudden end of either side.
+//! The example block store as its users run it: whole transfers, bad input, and the sudden end of either
+//! side.
 #![forbid(unsafe_code)]
 
 use std::fs::File;

@@ -1,5 +1,6 @@
-//! What others' crates are: of licences that `deny.toml` allows, from crates.io, and content with the oldest Rust that we claim. Known
-//! vulnerabilities are for `cargo deny check advisories`, as the list of them is not here.
+//! What others' crates are: of licences that `deny.toml` allows, from crates.io, and content with the oldest
+//! Rust that we claim. Known vulnerabilities are for `cargo deny check advisories`, as the list of them is
+//! not here.
 
 use std::process::Command;
 
@@ -20,7 +21,8 @@ fn strings(array: &str) -> Vec<&str> {
     array.split('"').skip(1).step_by(2).collect()
 }
 
-/// The crates that are used on this platform, with all features; `None` if they are not here and cannot be had.
+/// The crates that are used on this platform, with all features; `None` if they are not here and cannot be
+/// had.
 fn packages() -> Option<Vec<Value>> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let metadata = |offline: &[&str]| {

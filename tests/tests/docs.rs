@@ -5,7 +5,8 @@ use rpcrdma::wire::{ErrorBody, HeaderType, Revision, Version};
 use rpcrdma_tests::document::{rows, section};
 use rpcrdma_tests::source::{code, files, read, root, test_names, words};
 
-/// The structs whose fields are knobs: each has a section of this name in `tuning.md`, with a table of its fields.
+/// The structs whose fields are knobs: each has a section of this name in `tuning.md`, with a table of its
+/// fields.
 const KNOBS: &[(&str, &str)] = &[
     ("Config", "engine/src/config.rs"),
     ("ServerConfig", "engine/src/server/mod.rs"),
@@ -182,7 +183,8 @@ fn anchor(line: &str) -> Option<String> {
     Some(text.chars().filter(|&c| kept(c)).map(|c| if c == ' ' { '-' } else { c }).collect())
 }
 
-/// The way of a call is told with the functions that it goes through: they are in the files that stand in front of them.
+/// The way of a call is told with the functions that it goes through: they are in the files that stand in
+/// front of them.
 #[test]
 fn the_way_of_a_call_is_through_functions_that_there_are() {
     let mut seen = 0;

@@ -8,7 +8,8 @@ use rpcrdma_tests::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Uid;
 
-/// Lines of one kind that a server may write within a test: it may have several shards, and may take longer than one interval.
+/// Lines of one kind that a server may write within a test: it may have several shards, and may take longer
+/// than one interval.
 const FEW: usize = 100;
 
 static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());

@@ -7,7 +7,8 @@ use rpcrdma_tests::source::{code, code_without_tests, files, is_test, paths, rea
 /// A layer of the engine.
 struct Layer {
     name: &'static str,
-    /// Its files and directories. What ends with a slash is a directory; of two that match, the longer one counts.
+    /// Its files and directories. What ends with a slash is a directory; of two that match, the longer one
+    /// counts.
     places: &'static [&'static str],
     /// The layers that it names. Exactly these: an arrow that is no longer needed must go from here too.
     uses: &'static [&'static str],
@@ -19,8 +20,8 @@ struct Layer {
 
 const MEMPOOL: &str = "rpcrdma_mempool";
 
-/// From the bottom to the top: a layer uses only layers above it in this table. That `rpcrdma-proto` names no fabric, and neither names the engine,
-/// Cargo sees to.
+/// From the bottom to the top: a layer uses only layers above it in this table. That `rpcrdma-proto` names no
+/// fabric, and neither names the engine, Cargo sees to.
 const LAYERS: &[Layer] = &[
     Layer {
         name: "wire",

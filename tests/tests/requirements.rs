@@ -1,5 +1,5 @@
-//! `engine/REQUIREMENTS.md`: every requirement has a verdict, every one that is met has tests that exist, and no part of a text that
-//! makes requirements is without a row.
+//! `engine/REQUIREMENTS.md`: every requirement has a verdict, every one that is met has tests that exist, and
+//! no part of a text that makes requirements is without a row.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -96,7 +96,8 @@ fn no_requirement_stands_twice() {
     }
 }
 
-/// The sections that use a requirement word, as counted in the texts, against the sections that the rows name.
+/// The sections that use a requirement word, as counted in the texts, against the sections that the rows
+/// name.
 #[test]
 fn every_section_that_requires_something_has_a_row() {
     let (document, all) = requirements();

@@ -5,7 +5,8 @@ use std::io::Read;
 use pcap_parser::{Block, Linktype, PcapBlockOwned, PcapError, create_reader};
 use thiserror::Error;
 
-/// Bytes of a file that tell a capture: magic numbers of pcap (both byte orders, micro- and nanoseconds) and pcapng.
+/// Bytes of a file that tell a capture: magic numbers of pcap (both byte orders, micro- and nanoseconds) and
+/// pcapng.
 const MAGICS: [[u8; 4]; 5] = [
     [0xd4, 0xc3, 0xb2, 0xa1],
     [0xa1, 0xb2, 0xc3, 0xd4],
@@ -21,8 +22,8 @@ const LARGEST_BUFFER: usize = 1 << 28;
 /// How a pcapng section writes numbers, once one has begun.
 type Order = Option<fn([u8; 4]) -> u32>;
 
-/// Whether the next block of a section says that it is shorter than its own frame, its type and its two lengths: the parser takes them off
-/// without looking.
+/// Whether the next block of a section says that it is shorter than its own frame, its type and its two
+/// lengths: the parser takes them off without looking.
 fn is_too_short(data: &[u8], order: Order) -> bool {
     const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
     let (Some(order), Some(kind), Some(length)) = (order, data.get(..4), data.get(4..8)) else {

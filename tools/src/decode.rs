@@ -13,17 +13,18 @@ use crate::json;
 use crate::payload::RpcHeader;
 use crate::roce::{Message, Reassembler};
 
-/// Bytes that are read before the rest: enough to tell what the input is, and for the first block of a capture, which
-/// the parser wants at once even from a pipe that delivers in pieces.
+/// Bytes that are read before the rest: enough to tell what the input is, and for the first block of a
+/// capture, which the parser wants at once even from a pipe that delivers in pieces.
 const HEAD: u64 = 4096;
 
 /// Decode RPC-over-RDMA messages from a capture or from hex
 ///
-/// FILE is a RoCEv2 capture (pcap or pcapng), whose Sends are put together per queue pair, or text with one message
-/// in hex per line: digits with any blanks, `:` or `0x` between them; empty lines and lines that start with `#` are
-/// skipped. Which of the two it is shows from its first bytes.
+/// FILE is a RoCEv2 capture (pcap or pcapng), whose Sends are put together per queue pair, or text with one
+/// message in hex per line: digits with any blanks, `:` or `0x` between them; empty lines and lines that
+/// start with `#` are skipped. Which of the two it is shows from its first bytes.
 ///
-/// Each message gives one line. A message that cannot be decoded gives a line too, and the exit status is 1 at the end.
+/// Each message gives one line. A message that cannot be decoded gives a line too, and the exit status is 1
+/// at the end.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -40,8 +41,9 @@ pub struct Args {
     /// Write one JSON object per message and line
     ///
     /// Keys: vers, xid, credit, received, htype, flags, inv_handle, reads, writes, reply, error, props,
-    /// payload_offset, rpc; `optional` for optional operations; frame, source, destination, queue_pair, invalidate
-    /// and immediate for messages of a capture. A message that cannot be decoded has error_kind and detail instead.
+    /// payload_offset, rpc; `optional` for optional operations; frame, source, destination, queue_pair,
+    /// invalidate and immediate for messages of a capture. A message that cannot be decoded has
+    /// error_kind and detail instead.
     #[arg(long)]
     pub json: bool,
 

@@ -1,4 +1,5 @@
-//! The parts of the `rpcrdma` command. Each subcommand has a file of its own with its arguments and its `run`.
+//! The parts of the `rpcrdma` command. Each subcommand has a file of its own with its arguments and its
+//! `run`.
 #![forbid(unsafe_code)]
 
 pub mod capture;

@@ -10,8 +10,8 @@ pub(crate) enum RpcHeader<'a> {
 }
 
 impl<'a> RpcHeader<'a> {
-    /// The header, if the payload starts with one. The later parts of a continued message do not: only a header with
-    /// the XID of the transport's is taken for one.
+    /// The header, if the payload starts with one. The later parts of a continued message do not: only a
+    /// header with the XID of the transport's is taken for one.
     pub(crate) fn of(view: &View<'a>) -> Option<RpcHeader<'a>> {
         let (xid, message_type) = rpc::peek(view.payload())?;
         if xid != view.xid() {

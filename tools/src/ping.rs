@@ -26,8 +26,9 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Call a server's NULL procedure, and say what the server speaks
 ///
-/// One call after another, on one connection, each timed from before it is written until its reply has been read. The first call, which
-/// is not timed, offers a Reply chunk: it shows whether the server answers into it, and whether it invalidates its handle.
+/// One call after another, on one connection, each timed from before it is written until its reply has been
+/// read. The first call, which is not timed, offers a Reply chunk: it shows whether the server answers into
+/// it, and whether it invalidates its handle.
 ///
 /// A connection that is lost is made again. Without a count, calls go on until SIGINT (Ctrl-C) or SIGTERM.
 #[derive(clap::Args, Clone, Debug)]
@@ -67,7 +68,8 @@ pub struct Args {
     #[arg(short = 'W', long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub timeout: Duration,
 
-    /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version 1
+    /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version
+    /// 1
     #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub rdma_version: u8,
 
@@ -85,9 +87,10 @@ pub struct Args {
 
     /// Prints one JSON object, at the end, and nothing else
     ///
-    /// Keys: address, program, version, rdma_version, inline_send, inline_receive (bytes), credits, credits_at_start, connections, reply_chunk (used, inline,
-    /// failed or none), invalidated_by_server, invalidated_here, calls, answered, failed, errors; rtt_us: min, mean, p50, p90, p99,
-    /// p99.9, max (microseconds).
+    /// Keys: address, program, version, rdma_version, inline_send, inline_receive (bytes), credits,
+    /// credits_at_start, connections, reply_chunk (used, inline, failed or none), invalidated_by_server,
+    /// invalidated_here, calls, answered, failed, errors; rtt_us: min, mean, p50, p90, p99, p99.9, max
+    /// (microseconds).
     #[arg(long)]
     pub json: bool,
 }

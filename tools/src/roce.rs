@@ -1,8 +1,9 @@
 //! Sends out of RoCEv2 packets: Ethernet, IP and UDP port 4791, then InfiniBand's transport headers.
 //!
-//! [`Reassembler::packet`] takes packets as they were captured and returns each Send once, whole, without padding and
-//! checksum. Retransmitted packets are recognized by their sequence number (PSN). Packets that the capture missed cost
-//! the Sends that they belong to, which [`Reassembler::unfinished`] counts, and no others.
+//! [`Reassembler::packet`] takes packets as they were captured and returns each Send once, whole, without
+//! padding and checksum. Retransmitted packets are recognized by their sequence number (PSN). Packets that
+//! the capture missed cost the Sends that they belong to, which [`Reassembler::unfinished`] counts, and no
+//! others.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -104,8 +105,8 @@ enum Extension {
     Invalidate,
 }
 
-/// Sends of the reliable connected service, by opcode. Everything else (Writes, Reads, acknowledgements, other
-/// services) is not for the receiver's eyes.
+/// Sends of the reliable connected service, by opcode. Everything else (Writes, Reads, acknowledgements,
+/// other services) is not for the receiver's eyes.
 const fn send_opcode(opcode: u8) -> Option<(Place, Extension)> {
     Some(match opcode {
         0x00 => (Place::First, Extension::None),
@@ -156,8 +157,9 @@ impl Reassembler {
         })
     }
 
-    /// Adds a packet to its Send, and returns that if it is whole. A packet counts as used only once it has found its
-    /// place: one that its receiver had to refuse, as it came too early, is sent again and will find it then.
+    /// Adds a packet to its Send, and returns that if it is whole. A packet counts as used only once it has
+    /// found its place: one that its receiver had to refuse, as it came too early, is sent again and will
+    /// find it then.
     fn place(&mut self, flow: Flow, psn: u32, place: Place, payload: &[u8]) -> Option<Vec<u8>> {
         let progress = self.flows.entry(flow).or_default();
         if progress.used.contains(&psn) {

@@ -228,7 +228,8 @@ fn a_capture_from_standard_input() {
     assert!(errors.contains("no RoCEv2 Send in 0 packets"), "{errors}");
 }
 
-/// pcapng, made here from the packets of the pcap file: a section, an interface, one enhanced packet block per packet.
+/// pcapng, made here from the packets of the pcap file: a section, an interface, one enhanced packet block
+/// per packet.
 #[test]
 fn a_capture_in_pcapng() {
     let pcap = std::fs::read(CAPTURE).expect("test data");

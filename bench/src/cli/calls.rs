@@ -58,8 +58,8 @@ pub(crate) struct BwArgs {
     pub(crate) common: CommonArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
-    /// Calls under way at a time, of each connection; fewer if their payload is more than 32 MiB. Each has a buffer of
-    /// its own: few of them stay in a core's cache, as perftest's one does
+    /// Calls under way at a time, of each connection; fewer if their payload is more than 32 MiB. Each has a
+    /// buffer of its own: few of them stay in a core's cache, as perftest's one does
     #[arg(short = 't', long, value_name = "N", default_value_t = 4, value_parser = outstanding())]
     pub(crate) outstanding: u32,
     #[command(flatten)]
@@ -115,8 +115,8 @@ impl TravelArgs {
         if matches!(self.form, Some(Form::Continued | Form::Long)) { 64 << 10 } else { usual }
     }
 
-    /// How long to measure without a number of calls or seconds: two directions at once for a time, so that each is measured
-    /// while the other is there.
+    /// How long to measure without a number of calls or seconds: two directions at once for a time, so that
+    /// each is measured while the other is there.
     pub(crate) fn seconds(&self) -> Option<f64> {
         self.both.then_some(2.0)
     }

@@ -331,7 +331,8 @@ impl<F: Fabric> Target for RawTarget<F> {
     fn flush(&mut self) -> Result<(), Failure> {
         if !self.spec.is_answered() {
             for &index in &self.gathered {
-                // Nothing follows before something is done: without this, the tail of a window might never tell.
+                // Nothing follows before something is done: without this, the tail of a window might never
+                // tell.
                 if let Some(newest) = self.links[index].chain.last_mut() {
                     newest.signalled = true;
                 }

@@ -1,4 +1,5 @@
-//! What the two sides of a raw test tell each other. The server knows no tests: the client says what it needs of it.
+//! What the two sides of a raw test tell each other. The server knows no tests: the client says what it needs
+//! of it.
 #![forbid(unsafe_code)]
 
 use rpcrdma::fabric::RemoteMemory;

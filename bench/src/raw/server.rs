@@ -238,7 +238,8 @@ impl<F: Fabric> RawServer<F> {
         Ok(Exposed { pool, memory })
     }
 
-    /// Binds the window, if there is memory to expose, and says where it is. The binding is done before the message goes.
+    /// Binds the window, if there is memory to expose, and says where it is. The binding is done before the
+    /// message goes.
     fn welcome(&mut self, qp: QpId) {
         let Some(peer) = self.peers.get_mut(qp.slot as usize).and_then(Option::as_mut).filter(|p| p.qp == qp)
         else {

@@ -27,7 +27,8 @@ pub(crate) struct Load {
     pub(crate) outstanding: usize,
     /// Bytes of the largest payload that travels by RDMA; 0: none does.
     pub(crate) bulk: usize,
-    /// Bytes of the largest payload that travels in RPC messages which may be longer than a Send; 0: none does.
+    /// Bytes of the largest payload that travels in RPC messages which may be longer than a Send; 0: none
+    /// does.
     pub(crate) message: usize,
     /// How they travel: only [`Form::Continued`] and [`Form::Long`] say anything.
     pub(crate) form: Form,
@@ -44,13 +45,14 @@ impl Load {
         steps(self.bulk).map(|size| (size, self.affordable(size))).collect()
     }
 
-    /// Sizes and numbers of buffers for RPC messages: a call's and a reply's for each call, or a call's and its copy; and two in which
-    /// messages are put together.
+    /// Sizes and numbers of buffers for RPC messages: a call's and a reply's for each call, or a call's and
+    /// its copy; and two in which messages are put together.
     fn long_buffers(&self) -> Vec<(usize, usize)> {
         steps(self.message).map(|size| (size + SLACK, 2 * self.affordable(size) + 2)).collect()
     }
 
-    /// Sizes and numbers of buffers that the peer is given access to, for RPC messages in chunks: two for each call.
+    /// Sizes and numbers of buffers that the peer is given access to, for RPC messages in chunks: two for
+    /// each call.
     pub(crate) fn exposed_messages(&self) -> Vec<(usize, usize)> {
         if self.form != Form::Long {
             return Vec::new();
@@ -63,7 +65,8 @@ impl Load {
         self.calls().min(MOST_PER_SIZE / size).max(self.connections)
     }
 
-    /// Calls that each of `connections` may have under way with payloads of `size` bytes, when the server is set up for `self`.
+    /// Calls that each of `connections` may have under way with payloads of `size` bytes, when the server is
+    /// set up for `self`.
     pub(crate) fn outstanding_with(&self, size: usize, connections: usize) -> usize {
         let class = steps(self.bulk.max(self.message)).find(|&largest| size <= largest);
         class.map_or(1, |class| (self.affordable(class) / connections).max(1))

@@ -1,5 +1,5 @@
-//! The forms in which payloads travel: what each can carry, what a client must be set up with for it, and what its counters say
-//! when it was really used.
+//! The forms in which payloads travel: what each can carry, what a client must be set up with for it, and
+//! what its counters say when it was really used.
 #![forbid(unsafe_code)]
 
 use rpcrdma::Scheme;
@@ -74,7 +74,8 @@ impl Travel {
             }
     }
 
-    /// Bytes of the RPC messages that a payload of so many bytes is in: the call's, the reply's; 0 for one that it is not in.
+    /// Bytes of the RPC messages that a payload of so many bytes is in: the call's, the reply's; 0 for one
+    /// that it is not in.
     fn messages(&self, size: usize) -> [usize; 2] {
         let call = call_header_len();
         match self.op {
@@ -130,7 +131,8 @@ impl Travel {
         Shape { op: self.op, form: self.form, size }
     }
 
-    /// Holds what was counted at one end against `calls` calls, at least, that were made with payloads of `size` bytes.
+    /// Holds what was counted at one end against `calls` calls, at least, that were made with payloads of
+    /// `size` bytes.
     pub(crate) fn verify(&self, counted: &Counters, size: usize, calls: u64) -> Result<(), Failure> {
         let messages = self.messages(size);
         let bulk = u64::from(self.op != RpcOp::Null);

@@ -74,7 +74,8 @@ impl Shape {
         }
     }
 
-    /// Writes the inline arguments, with `stamp` at the end of the payload if it is among them; returns what of it there was room for.
+    /// Writes the inline arguments, with `stamp` at the end of the payload if it is among them; returns what
+    /// of it there was room for.
     pub(crate) fn write_args(&self, args: &mut [u8], stamp: u32) -> u32 {
         let len = (self.size as u32).to_be_bytes();
         match self.op {

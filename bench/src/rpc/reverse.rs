@@ -1,4 +1,5 @@
-//! Calls in the reverse direction: the server calls a client that asked for it, measures, and tells the client what came out.
+//! Calls in the reverse direction: the server calls a client that asked for it, measures, and tells the
+//! client what came out.
 //!
 //! The calls are made by a thread of the server's own, beside its shard, as an application would make them.
 #![forbid(unsafe_code)]
@@ -180,7 +181,8 @@ impl ReverseTarget {
         if !self.shape.sends_chunk()
             && let Some(mut came) = lane.chunk.take()
         {
-            // It goes back to the shard, and whoever gets it next must not take what is there for what is to come.
+            // It goes back to the shard, and whoever gets it next must not take what is there for what is to
+            // come.
             service::stamp(&mut came, 0);
         }
         done.push(token);

@@ -23,7 +23,8 @@ pub(crate) const ECHO_SMALL: u32 = 1;
 pub(crate) const ECHO: u32 = 2;
 /// One Write chunk is filled with [`pattern`]. Results: its length.
 pub(crate) const READ: u32 = 3;
-/// Arguments: the length of one opaque, which is a Read chunk at position 4. Results: that length, and [`tail`] of what came.
+/// Arguments: the length of one opaque, which is a Read chunk at position 4. Results: that length, and
+/// [`tail`] of what came.
 pub(crate) const WRITE: u32 = 4;
 /// Results: [`Info`].
 pub(crate) const INFO: u32 = 5;
@@ -32,11 +33,11 @@ pub(crate) const INFO: u32 = 5;
 pub(crate) const READ_MESSAGE: u32 = 6;
 /// As [`WRITE`], without a chunk. Arguments: one opaque.
 pub(crate) const WRITE_MESSAGE: u32 = 7;
-/// Arguments: a [`Run`](super::reverse::Run), as JSON. The server begins to call its caller. Results: how many calls it has under way at
-/// a time; 0 if it calls somebody else already.
+/// Arguments: a [`Run`](super::reverse::Run), as JSON. The server begins to call its caller. Results: how
+/// many calls it has under way at a time; 0 if it calls somebody else already.
 pub(crate) const START_REVERSE: u32 = 8;
-/// Arguments: a position. Results: how long the outcome of the last run is, as JSON, or 0 as long as there is none; and up to
-/// [`PAGE`] bytes of it, from that position.
+/// Arguments: a position. Results: how long the outcome of the last run is, as JSON, or 0 as long as there is
+/// none; and up to [`PAGE`] bytes of it, from that position.
 pub(crate) const OUTCOME: u32 = 9;
 
 /// Bytes of results of [`OUTCOME`]: they fit the shortest of messages.
@@ -227,7 +228,8 @@ fn content(len: usize) -> Result<(Arena, Frozen), Failure> {
     Ok((pool.arena().clone(), buf.freeze()))
 }
 
-/// The byte at `at` of everything that is read or written. Never 0, so that memory nobody wrote to is not taken for it.
+/// The byte at `at` of everything that is read or written. Never 0, so that memory nobody wrote to is not
+/// taken for it.
 pub(crate) fn pattern(at: usize) -> u8 {
     (at % 251) as u8 + 1
 }

@@ -55,7 +55,8 @@ pub(crate) struct RpcTarget {
     travel: Travel,
     shape: Shape,
     kind: Kind,
-    /// Payloads are so long that each call is handed over when it is made: the server is at it while the next is made.
+    /// Payloads are so long that each call is handed over when it is made: the server is at it while the
+    /// next is made.
     bulk: bool,
     /// Bytes of inline arguments.
     args: usize,

@@ -1,5 +1,5 @@
-//! The forms of payloads, and the directions of calls. That a form was used is what the program itself holds its counters against; here
-//! it is looked at once more from outside.
+//! The forms of payloads, and the directions of calls. That a form was used is what the program itself holds
+//! its counters against; here it is looked at once more from outside.
 
 use serde_json::Value;
 

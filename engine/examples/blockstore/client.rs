@@ -117,8 +117,8 @@ impl BlockClient {
         self.transfer("WRITE", &order, size, prepare, finish)
     }
 
-    /// Reads the store's blocks in an order that `seed` gives, and compares each one's checksum with the file's. Also returns
-    /// the checksum (CRC-32) of the whole.
+    /// Reads the store's blocks in an order that `seed` gives, and compares each one's checksum with the
+    /// file's. Also returns the checksum (CRC-32) of the whole.
     pub(crate) fn verify(&mut self, source: &File, size: u64, seed: u64) -> anyhow::Result<(Figures, u32)> {
         let block = self.block;
         let mut order: Vec<u32> = (0..self.blocks(size)?).collect();

@@ -18,8 +18,9 @@
 //! } = 1; } = 0x2b10c570;
 //! ```
 //!
-//! Upper-layer binding (RFC 8166 §6): the contents of the two `data` always travel as chunks, their length words always
-//! inline. Data of no bytes needs no chunk. Nothing has to be aligned; no data is longer than `block_max`.
+//! Upper-layer binding (RFC 8166 §6): the contents of the two `data` always travel as chunks, their length
+//! words always inline. Data of no bytes needs no chunk. Nothing has to be aligned; no data is longer than
+//! `block_max`.
 #![forbid(unsafe_code)]
 
 use rpcrdma::wire::xdr::{BadXdr, NoSpace, Reader, Writer};
@@ -141,7 +142,8 @@ impl Xdr for ReadArgs {
     }
 }
 
-/// Bytes that were read: fewer than asked for at the end of the store, or where the Write chunk had no more room.
+/// Bytes that were read: fewer than asked for at the end of the store, or where the Write chunk had no more
+/// room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReadData {
     /// The last byte of the store is among them, or before them.

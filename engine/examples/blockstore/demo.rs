@@ -19,8 +19,8 @@ pub(crate) struct Demo {
     /// Bytes of the file.
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
     size: u64,
-    /// Where the file and the store are made, and removed. Twice the size is needed. Default: the system's directory
-    /// for temporary files.
+    /// Where the file and the store are made, and removed. Twice the size is needed. Default: the system's
+    /// directory for temporary files.
     #[arg(long, value_name = "PATH")]
     dir: Option<PathBuf>,
     #[command(flatten)]
@@ -47,7 +47,8 @@ pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
     let source = pseudo_random(dir.path().join("source"), size, options.seed)?;
     let address: Address = format!("soft:blockstore-{}", std::process::id()).parse()?;
     let server = ServerProcess::start(&address, dir.path().join("store"), options)?;
-    // Both processes have the files open, and nobody else needs their names: nothing is left however this ends.
+    // Both processes have the files open, and nobody else needs their names: nothing is left however this
+    // ends.
     dir.close().context("the temporary directory")?;
 
     let mut client = BlockClient::connect(&address, block, depth.into())?;

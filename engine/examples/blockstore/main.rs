@@ -72,7 +72,8 @@ struct Serve {
     /// Cores to pin shards to, one each, separated by commas. Without, there is one shard, anywhere.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cores: Vec<usize>,
-    /// Threads for WRITE and FLUSH, which may block. With 0, they run on the shards, which stand still meanwhile.
+    /// Threads for WRITE and FLUSH, which may block. With 0, they run on the shards, which stand still
+    /// meanwhile.
     #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
     /// Serves the file as it is, and refuses WRITE.

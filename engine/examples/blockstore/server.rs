@@ -15,9 +15,10 @@ pub(crate) const BLOCK_MAX: usize = 1 << 20;
 
 /// The block store's procedures over a store.
 ///
-/// READ runs on the shard, to completion: what it reads is in memory, as a rule, and takes microseconds to copy. WRITE and
-/// FLUSH run on workers, for they may wait: the system makes writers wait when too much is unwritten, and FLUSH is
-/// nothing but waiting. Where the store is larger than the memory, READ belongs there too.
+/// READ runs on the shard, to completion: what it reads is in memory, as a rule, and takes microseconds to
+/// copy. WRITE and FLUSH run on workers, for they may wait: the system makes writers wait when too much is
+/// unwritten, and FLUSH is nothing but waiting. Where the store is larger than the memory, READ belongs there
+/// too.
 pub(crate) fn services(store: &Arc<Store>) -> Services {
     let mut services = Services::new();
     let mut add = |number, procedure: Procedure| {

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "maps a file")]
 //! The file behind the store: read through a mapping, written by `pwrite`.
 //!
-//! Reads cost no system call, which is what a shard wants. Writes go by the system, because a mapping is bad at them: it can
-//! only say by SIGBUS that the disk is full, and the first write to each page is a fault, which the file system may make
-//! dearer than the copy. Both see the same pages: those of the page cache.
+//! Reads cost no system call, which is what a shard wants. Writes go by the system, because a mapping is bad
+//! at them: it can only say by SIGBUS that the disk is full, and the first write to each page is a fault,
+//! which the file system may make dearer than the copy. Both see the same pages: those of the page cache.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -27,12 +27,12 @@ const MAX_STRIPES: u64 = 4096;
 
 /// A file of fixed size. Nothing in it needs to be aligned.
 ///
-/// It is mapped in stripes with a lock each: bytes that a reference shows do not change, because whoever writes to a stripe
-/// holds its lock. Reads never wait for that lock: they ask the system instead.
+/// It is mapped in stripes with a lock each: bytes that a reference shows do not change, because whoever
+/// writes to a stripe holds its lock. Reads never wait for that lock: they ask the system instead.
 ///
-/// The file is locked (`flock`) as long as the store lives. That keeps other stores away, and whoever else asks for the
-/// lock. It does not keep away who does not ask: whoever cuts the file short meanwhile ends this process, by SIGBUS, at the
-/// next read of what is gone. So does a disk error under a mapping.
+/// The file is locked (`flock`) as long as the store lives. That keeps other stores away, and whoever else
+/// asks for the lock. It does not keep away who does not ask: whoever cuts the file short meanwhile ends this
+/// process, by SIGBUS, at the next read of what is gone. So does a disk error under a mapping.
 #[derive(Debug)]
 pub(crate) struct Store {
     file: File,
@@ -43,8 +43,8 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Opens a file; with `size`, makes it that long, or new, if it is not, and reserves its place on the disk, where the file
-    /// system can do so.
+    /// Opens a file; with `size`, makes it that long, or new, if it is not, and reserves its place on the
+    /// disk, where the file system can do so.
     pub(crate) fn open(path: &Path, size: Option<u64>, read_only: bool) -> anyhow::Result<Self> {
         let shown = path.display();
         let writable = !read_only;
@@ -101,7 +101,8 @@ impl Store {
         self.size.checked_sub(offset).ok_or(Status::OutOfRange)
     }
 
-    /// Writes `most` bytes from `offset` on to `out`; returns how many there were: fewer than `out` has room for only at the end.
+    /// Writes `most` bytes from `offset` on to `out`; returns how many there were: fewer than `out` has room
+    /// for only at the end.
     ///
     /// Bytes that are being written meanwhile may be old or new.
     pub(crate) fn read(&self, offset: u64, most: usize, out: &mut ResultWriter<'_>) -> Result<usize, Status> {
@@ -110,7 +111,8 @@ impl Store {
             let len = part.of_data.len();
             let done = match self.stripes[part.stripe].try_read() {
                 Ok(map) => out.put(&map[part.at..part.at + len]).map_err(std::io::Error::other),
-                // It is being written, by a thread that may have to wait. The system copies without waiting for that one.
+                // It is being written, by a thread that may have to wait. The system copies without waiting
+                // for that one.
                 Err(_) => match out.read_from(&self.file, part.offset, len) {
                     Ok(read) if read < len => Err(ErrorKind::UnexpectedEof.into()),
                     read => read.map(drop),
@@ -197,8 +199,9 @@ fn status(call: &str, error: &std::io::Error) -> Status {
 fn map(file: &File, offset: u64, len: u64) -> std::io::Result<Mmap> {
     let mut options = MmapOptions::new();
     options.offset(offset).len(len as usize);
-    // SAFETY: what a mapping shows must not change while a reference to it lives. In this process the file is open in one place,
-    // the `Store`, which writes to a stripe only while it holds the stripe's lock for itself, and references live only
-    // under the same lock. Other processes are kept out by the file's lock as far as they ask for it; see `Store` for others.
+    // SAFETY: what a mapping shows must not change while a reference to it lives. In this process the file is
+    // open in one place, the `Store`, which writes to a stripe only while it holds the stripe's lock for
+    // itself, and references live only under the same lock. Other processes are kept out by the file's
+    // lock as far as they ask for it; see `Store` for others.
     unsafe { options.map(file) }
 }

@@ -1,5 +1,5 @@
-//! An NFS version 3 client without a mount: lists, reads and writes the files of a server over RDMA, such as the Linux kernel's, many calls at a
-//! time.
+//! An NFS version 3 client without a mount: lists, reads and writes the files of a server over RDMA, such as
+//! the Linux kernel's, many calls at a time.
 //!
 //! ```text
 //! cargo run --release --features verbs --example nfs3c -- verbs:10.0.0.1 /srv/nfs ls
@@ -56,11 +56,12 @@ struct Cli {
     /// Most bytes of each READ and WRITE; fewer, where the server takes fewer.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(512..=1 << 20))]
     block: u32,
-    /// Data of up to so many bytes is part of the RPC message; more goes into a chunk of its own. A message that is too long for one Send is itself put
-    /// into a chunk.
+    /// Data of up to so many bytes is part of the RPC message; more goes into a chunk of its own. A message
+    /// that is too long for one Send is itself put into a chunk.
     #[arg(long, value_name = "BYTES", default_value_t = 512)]
     inline: u32,
-    /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version 1.
+    /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version
+    /// 1.
     #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     rdma_version: u8,
     /// Does not let the server invalidate handles (Send With Invalidate).
@@ -101,7 +102,8 @@ enum Command {
         /// Below the export: the copy, or, of several, the directory that they go to.
         path: String,
     },
-    /// Prints the SHA-256 of each file below a directory, as `sha256sum` does, and of each symbolic link what it says.
+    /// Prints the SHA-256 of each file below a directory, as `sha256sum` does, and of each symbolic link what
+    /// it says.
     Sum {
         /// Below the export.
         #[arg(default_value = "")]

@@ -9,8 +9,8 @@ use crate::calls::Nfs;
 const PATIENCE: u32 = 256;
 
 impl Nfs {
-    /// Makes a call of each job, up to the connection's depth at once, in whatever order they end. `ended` may give a job back, changed, for what
-    /// is left of it to be done.
+    /// Makes a call of each job, up to the connection's depth at once, in whatever order they end. `ended`
+    /// may give a job back, changed, for what is left of it to be done.
     pub(crate) fn many<J>(
         &mut self,
         mut jobs: impl Iterator<Item = J>,

@@ -107,7 +107,8 @@ pub(crate) fn mode(new: &sattr3) -> Mode {
     Mode::from_raw_mode(given(&new.mode).unwrap_or(0) & 0o7777)
 }
 
-/// Sets what is given, as far as it goes: size, owner, mode, times, in this order, for each may change those behind it.
+/// Sets what is given, as far as it goes: size, owner, mode, times, in this order, for each may change those
+/// behind it.
 pub(crate) fn apply(node: &Node, who: &Identity, new: &sattr3) -> Outcome<()> {
     if let Some(size) = given(&new.size) {
         if i64::try_from(size).is_err() {

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::node::Node;
 
-/// By inode number. There are two generations: what is used moves to the young one; at each [turn](Cache::turn), and when there are too many, the old
-/// one goes and the young one becomes old. So a file that nobody uses is soon closed, and its space free if it was removed behind the server's back.
+/// By inode number. There are two generations: what is used moves to the young one; at each
+/// [turn](Cache::turn), and when there are too many, the old one goes and the young one becomes old. So a
+/// file that nobody uses is soon closed, and its space free if it was removed behind the server's back.
 #[derive(Debug)]
 pub(crate) struct Cache {
     generations: Mutex<Generations>,
@@ -40,7 +41,8 @@ impl Cache {
         Some(node)
     }
 
-    /// Enters a node, and gives back what is to be used: it, or the one of the same inode that was there first.
+    /// Enters a node, and gives back what is to be used: it, or the one of the same inode that was there
+    /// first.
     pub(crate) fn enter(&self, node: Node) -> Arc<Node> {
         if let Some(known) = self.get(node.ino())
             && known.handle() == node.handle()

@@ -1,7 +1,7 @@
 //! Arguments out of a call, results into its reply.
 //!
-//! Arguments are read in place: names and handles are of whatever length a client claims, and nothing is allocated for them. What has no
-//! variable length is decoded by `nfs3_types`, which encodes the results too.
+//! Arguments are read in place: names and handles are of whatever length a client claims, and nothing is
+//! allocated for them. What has no variable length is decoded by `nfs3_types`, which encodes the results too.
 #![forbid(unsafe_code)]
 
 use nfs3_types::nfs3::{Nfs3Option, Nfs3Result, nfs_fh3, nfsstat3};

@@ -27,7 +27,8 @@ use crate::status::status;
 /// A file that was made, or was there.
 pub(crate) type Made = (Arc<Node>, Stat);
 
-/// Runs something that makes a name in a directory, with the directory's attributes around it. What it makes is stable then.
+/// Runs something that makes a name in a directory, with the directory's attributes around it. What it makes
+/// is stable then.
 pub(crate) fn in_dir<T>(
     export: &Export,
     handle: &FileHandle,
@@ -130,7 +131,8 @@ fn existing(export: &Export, dir: &Node, name: &[u8], who: &Identity, size: &set
     Ok((node, stat))
 }
 
-/// An exclusive CREATE: the file is the client's own if it has the verifier, which is kept in the file's times until the client sets them.
+/// An exclusive CREATE: the file is the client's own if it has the verifier, which is kept in the file's
+/// times until the client sets them.
 fn exclusive(
     export: &Export,
     dir: &Node,

@@ -44,7 +44,8 @@ pub(crate) struct Export {
     dev: u64,
     handles: Handles,
     cache: Cache,
-    /// Changes when data that was written but not committed may be lost: with each start, and when a sync fails.
+    /// Changes when data that was written but not committed may be lost: with each start, and when a sync
+    /// fails.
     verifier: AtomicU64,
 }
 

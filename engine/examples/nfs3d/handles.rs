@@ -9,8 +9,8 @@
 //! .   16 bytes  HMAC-SHA-256 over the export's root and all of the above, cut
 //! ```
 //!
-//! A handle holds no state of the server, so it survives a restart. It is worth something only if this server made it: without the key, which is
-//! in a file, nobody makes one of a file beside the export.
+//! A handle holds no state of the server, so it survives a restart. It is worth something only if this server
+//! made it: without the key, which is in a file, nobody makes one of a file beside the export.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -45,7 +45,8 @@ pub(crate) enum By {
     Auto,
     /// The kernel's handles: needs root, and a file system that has them.
     Kernel,
-    /// Inode number and time of birth, and the names by which they were found last; looked for in the whole tree when that fails.
+    /// Inode number and time of birth, and the names by which they were found last; looked for in the whole
+    /// tree when that fails.
     Names,
 }
 

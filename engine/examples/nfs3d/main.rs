@@ -1,12 +1,14 @@
-//! An NFS version 3 server: exports one directory, over RDMA to the Linux kernel's client, or over the software fabric.
+//! An NFS version 3 server: exports one directory, over RDMA to the Linux kernel's client, or over the
+//! software fabric.
 //!
 //! ```text
 //! cargo run --release --features verbs --example nfs3d -- /srv/data --listen verbs:10.0.0.1:20049
 //! mount -t nfs -o vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=20048,nolock 10.0.0.1:/srv/data /mnt
 //! ```
 //!
-//! Beside NFS there is MOUNT, on TCP. What else RFC 8267 §5.1 asks of a server is not here: no NLM (locks among hosts: mount with `nolock`, and
-//! locks hold among the processes of one host) and no NSM, which it would need; nor NFSACL (no ACLs; clients ask, are refused, and go on).
+//! Beside NFS there is MOUNT, on TCP. What else RFC 8267 §5.1 asks of a server is not here: no NLM (locks
+//! among hosts: mount with `nolock`, and locks hold among the processes of one host) and no NSM, which it
+//! would need; nor NFSACL (no ACLs; clients ask, are refused, and go on).
 //!
 //! | file | holds |
 //! |---|---|
@@ -72,11 +74,13 @@ const WINDOW: u32 = 32;
 
 /// Exports a directory by NFS version 3, over RDMA or the software fabric.
 ///
-/// As root, it acts as whoever calls, as AUTH_SYS credentials say (see --squash): whoever can reach the server can claim to be anybody,
-/// so be sure who that is. Not as root, it acts as its own user, whoever calls.
+/// As root, it acts as whoever calls, as AUTH_SYS credentials say (see --squash): whoever can reach the
+/// server can claim to be anybody, so be sure who that is. Not as root, it acts as its own user, whoever
+/// calls.
 ///
-/// Other file systems mounted within the directory are not exported. There is no lock manager (NLM, and NSM with it): clients mount with nolock, and
-/// their locks are not seen by other hosts. There are no ACLs (NFSACL).
+/// Other file systems mounted within the directory are not exported. There is no lock manager (NLM, and NSM
+/// with it): clients mount with nolock, and their locks are not seen by other hosts. There are no ACLs
+/// (NFSACL).
 #[derive(Debug, Parser)]
 #[command(name = "nfs3d", args_override_self = true)]
 struct Cli {
@@ -97,11 +101,12 @@ struct Cli {
     /// Refuses every change.
     #[arg(long)]
     read_only: bool,
-    /// Answers changes of names and attributes before they are stable. (What is written is as stable as its client asks, in any case.)
+    /// Answers changes of names and attributes before they are stable. (What is written is as stable as its
+    /// client asks, in any case.)
     #[arg(long = "async")]
     not_sync: bool,
-    /// Threads that do the work, as it may wait for a disk. With 0, the shards do it, which stand still meanwhile: fastest for
-    /// what is in memory.
+    /// Threads that do the work, as it may wait for a disk. With 0, the shards do it, which stand still
+    /// meanwhile: fastest for what is in memory.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(0..=256))]
     workers: u16,
     /// Cores to pin shards to, one each, separated by commas. Without, there is one shard, anywhere.
@@ -113,15 +118,16 @@ struct Cli {
     /// Clients that may be busy at once, for each shard: each takes 32 MiB of memory.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     clients: u16,
-    /// Seconds without a reply after which it is found out whether a client is still there; 0 for never. (One that is gone without a word has its memory until
-    /// then.)
+    /// Seconds without a reply after which it is found out whether a client is still there; 0 for never.
+    /// (One that is gone without a word has its memory until then.)
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     keep_alive: u32,
     /// What file handles are made of.
     #[arg(long, value_enum, default_value = "auto")]
     handles: By,
-    /// The key that file handles are sealed with, made if it is not there: with it, handles survive a restart. As it says who may open
-    /// which file, it must not be in the directory. [default: nfs3d.key in /var/lib for root, in ~/.local/state for others]
+    /// The key that file handles are sealed with, made if it is not there: with it, handles survive a
+    /// restart. As it says who may open which file, it must not be in the directory. [default: nfs3d.key
+    /// in /var/lib for root, in ~/.local/state for others]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 }
@@ -223,7 +229,8 @@ fn register(listen: &Address, mount_port: u16) -> anyhow::Result<Registration> {
     ])?)
 }
 
-/// Shards on cores, one each, or one shard anywhere; and buffers for as many calls as clients may have under way.
+/// Shards on cores, one each, or one shard anywhere; and buffers for as many calls as clients may have under
+/// way.
 fn config(options: &Cli) -> ServerConfig {
     let calls = WINDOW as usize * usize::from(options.clients);
     let shard = Config {

@@ -1,4 +1,5 @@
-//! Finding files by inode number where the kernel does not: by the names they had, and by a look through the whole tree.
+//! Finding files by inode number where the kernel does not: by the names they had, and by a look through the
+//! whole tree.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, HashSet};
@@ -45,7 +46,8 @@ impl Names {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What tells an inode from a later one of the same number. File systems that keep no time of birth cannot.
+    /// What tells an inode from a later one of the same number. File systems that keep no time of birth
+    /// cannot.
     pub(crate) fn birth(file: BorrowedFd<'_>) -> io::Result<[u8; BIRTH]> {
         let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME)?;
         let mut birth = [0; BIRTH];
@@ -109,7 +111,8 @@ impl Names {
         let mut seen = HashSet::from([self.root_ino]);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         while let Some(dir_ino) = to_do.pop() {
-            // What is no directory, is not of this file system, or may not be read by the server has no names.
+            // What is no directory, is not of this file system, or may not be read by the server has no
+            // names.
             let Some(dir) = self.descend(links, dir_ino) else { continue };
             let Ok(entries) = openat(&dir, ".", flags, Mode::empty()).and_then(Dir::new) else { continue };
             for entry in entries {

@@ -20,8 +20,8 @@ use crate::{attributes, create, dirs, links, read_write, remove};
 pub(crate) const TRANSFER: u32 = 1 << 20;
 /// Most bytes of one READDIR or READDIRPLUS.
 pub(crate) const DIRECTORY: u32 = 64 << 10;
-/// Bytes that a READ gives inline, to a client that has offered no Write chunk: what fits one message of 4096 in version 1. It gets less where
-/// messages are shorter, and asks for the rest.
+/// Bytes that a READ gives inline, to a client that has offered no Write chunk: what fits one message of 4096
+/// in version 1. It gets less where messages are shorter, and asks for the rest.
 pub(crate) const INLINE_READ: usize = 3940;
 
 const SETATTR: u32 = 2;
@@ -52,8 +52,8 @@ pub(crate) fn services(export: &Arc<Export>) -> Services {
             let who = export.options().policy.of(call)?;
             run(&export, &who, call)
         });
-        // What has changed something must not do so again when its client, reconnected, asks again. A WRITE would come to the same,
-        // but not behind another that its client has made since.
+        // What has changed something must not do so again when its client, reconnected, asks again. A WRITE
+        // would come to the same, but not behind another that its client has made since.
         let procedure = match number {
             SETATTR | WRITE..=LINK => procedure.once(Arc::clone(&replies), host),
             _ => procedure,
@@ -84,8 +84,9 @@ pub(crate) fn services(export: &Arc<Export>) -> Services {
     services
 }
 
-/// Whose call it is: the host's that it comes from, and that its credential names. Both are the same when it has reconnected, be it from another
-/// port; two hosts that are given the same name are not taken for each other.
+/// Whose call it is: the host's that it comes from, and that its credential names. Both are the same when it
+/// has reconnected, be it from another port; two hosts that are given the same name are not taken for each
+/// other.
 fn host(call: &ServerCall) -> Option<Client> {
     let (flavor, body) = call.credential();
     let sys = (flavor == Flavor::Sys.code()).then(|| AuthSys::parse(body).ok()).flatten()?;

@@ -127,8 +127,8 @@ impl Node {
         self.kept(&self.reader, OFlags::RDONLY).map_err(status)
     }
 
-    /// Opens it for a user's reading. A file's owner, whose client has let him open it before, always may; so may whoever may
-    /// execute it, for that is done by reading.
+    /// Opens it for a user's reading. A file's owner, whose client has let him open it before, always may; so
+    /// may whoever may execute it, for that is done by reading.
     pub(crate) fn reader(&self, who: &Identity, owner: u32) -> Outcome<Opened<'_>> {
         let may = || {
             who.owns(owner)

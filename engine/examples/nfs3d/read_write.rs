@@ -1,4 +1,5 @@
-//! READ, WRITE, COMMIT: the data goes between the file and the memory that the device reads and writes, with nothing between.
+//! READ, WRITE, COMMIT: the data goes between the file and the memory that the device reads and writes, with
+//! nothing between.
 #![forbid(unsafe_code)]
 
 use std::os::fd::AsFd;

@@ -30,8 +30,8 @@ struct Raw {
 pub(crate) fn name_to_handle(file: BorrowedFd<'_>) -> io::Result<KernelHandle> {
     let mut raw = Raw { len: MAX_LEN as u32, kind: 0, bytes: [0; MAX_LEN] };
     let mut mount: c_int = 0;
-    // SAFETY: the path is an empty string that ends with a zero, `raw` is laid out as the call wants it and says how much room it
-    // has, and all three outlive the call.
+    // SAFETY: the path is an empty string that ends with a zero, `raw` is laid out as the call wants it and
+    // says how much room it has, and all three outlive the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -49,7 +49,8 @@ pub(crate) fn name_to_handle(file: BorrowedFd<'_>) -> io::Result<KernelHandle> {
     Ok(KernelHandle { kind: raw.kind, bytes: bytes.iter().copied().collect() })
 }
 
-/// Opens the file of a handle with `O_PATH`. `mount` is any open file of its file system. Needs `CAP_DAC_READ_SEARCH`.
+/// Opens the file of a handle with `O_PATH`. `mount` is any open file of its file system. Needs
+/// `CAP_DAC_READ_SEARCH`.
 pub(crate) fn open_by_handle(mount: BorrowedFd<'_>, handle: &KernelHandle) -> io::Result<OwnedFd> {
     let mut raw = Raw { len: handle.bytes.len() as u32, kind: handle.kind, bytes: [0; MAX_LEN] };
     raw.bytes[..handle.bytes.len()].copy_from_slice(&handle.bytes);

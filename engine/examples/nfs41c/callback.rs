@@ -1,4 +1,5 @@
-//! The callback program (RFC 8881 §20), which the server calls: CB_SEQUENCE and CB_RECALL; all else is not supported.
+//! The callback program (RFC 8881 §20), which the server calls: CB_SEQUENCE and CB_RECALL; all else is not
+//! supported.
 
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,6 @@
-//! An NFS version 4.1 client that answers its server: it opens a file, is given a delegation of it, waits for the server to want that back, in a
-//! call in the reverse direction on the connection that the client made (RFC 8167), and gives it back.
+//! An NFS version 4.1 client that answers its server: it opens a file, is given a delegation of it, waits for
+//! the server to want that back, in a call in the reverse direction on the connection that the client made
+//! (RFC 8167), and gives it back.
 //!
 //! ```text
 //! cargo run --release --features verbs --example nfs41c -- verbs:10.0.0.1 file
@@ -29,7 +30,8 @@ use rpcrdma::{Address, Config, LocalClient, Scheme};
 use callback::Heard;
 use session::Session;
 
-/// Opens a file of an NFS 4.1 server, for reading, and holds a delegation of it until the server recalls that.
+/// Opens a file of an NFS 4.1 server, for reading, and holds a delegation of it until the server recalls
+/// that.
 #[derive(Debug, Parser)]
 #[command(name = "nfs41c")]
 struct Cli {
@@ -37,7 +39,8 @@ struct Cli {
     server: Address,
     /// The file, from the server's root.
     path: String,
-    /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version 1.
+    /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version
+    /// 1.
     #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     rdma_version: u8,
     /// Seconds to wait for the recall.

@@ -134,7 +134,8 @@ impl Session {
             .add(CREATE_SESSION, "CREATE_SESSION")
             .u64(client_id)
             .words(&[sequence, CONN_BACK_CHAN])
-            // Of each channel: header padding, longest request, reply, cached reply; operations, requests, no RDMA of its own.
+            // Of each channel: header padding, longest request, reply, cached reply; operations, requests, no
+            // RDMA of its own.
             .words(&[0, LONGEST, LONGEST, LONGEST, 8, 1, 0])
             .words(&[0, LONGEST_BACK, LONGEST_BACK, 0, 8, BACK_SLOTS, 0])
             .words(&[callback::PROGRAM, 1, AUTH_SYS, 0])
@@ -261,7 +262,8 @@ impl Session {
         self.client.terms(self.client.first()).map_or(0, |terms| terms.version.code())
     }
 
-    /// Ends the session, and forgets the client. How many calls were made and served, and how many messages made no sense.
+    /// Ends the session, and forgets the client. How many calls were made and served, and how many messages
+    /// made no sense.
     pub(crate) fn end(mut self) -> anyhow::Result<(u64, u64)> {
         let mut end = Compound::default();
         end.add(DESTROY_SESSION, "DESTROY_SESSION").fixed(&self.id);

@@ -1,8 +1,8 @@
-//! A wrapper that makes any fabric misbehave, within what its contract allows: requests fail, connections break,
-//! completions come late, and those of different queue pairs in another order.
+//! A wrapper that makes any fabric misbehave, within what its contract allows: requests fail, connections
+//! break, completions come late, and those of different queue pairs in another order.
 //!
-//! The same seed over the same calls makes the same trouble. Nothing is ever lost: what chaos fails is reported like
-//! any failure, in order, with its memory given back behind it.
+//! The same seed over the same calls makes the same trouble. Nothing is ever lost: what chaos fails is
+//! reported like any failure, in order, with its memory given back behind it.
 
 #![forbid(unsafe_code)]
 

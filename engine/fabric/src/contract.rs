@@ -1,7 +1,7 @@
 //! What every fabric has to do, as cases that run against any of them.
 //!
-//! A [`World`] is two fabrics and a bound address. [`run`] makes one per case, runs it, and then checks that all
-//! memory has come home. Cases end with an error in words; they never hang: what does not happen within
+//! A [`World`] is two fabrics and a bound address. [`run`] makes one per case, runs it, and then checks that
+//! all memory has come home. Cases end with an error in words; they never hang: what does not happen within
 //! [`PATIENCE`] is an error too.
 //!
 //! ```
@@ -74,7 +74,8 @@ pub fn run<F: Fabric>(
     run_with(cases, make, |address| FabricAddress(format!("{}-nowhere", address.0)))
 }
 
-/// As [`run`], for fabrics whose addresses are no names: `nowhere` makes of an address another one, where nobody listens.
+/// As [`run`], for fabrics whose addresses are no names: `nowhere` makes of an address another one, where
+/// nobody listens.
 pub fn run_with<F: Fabric>(
     cases: Vec<Case<F>>,
     mut make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>,

@@ -1,20 +1,21 @@
 //! What an RDMA device is to this engine: one narrow trait, and the values that cross it.
 //!
-//! A [`Fabric`] is one shard's device: its completion queue, its shared receive queue, its queue pairs and its
-//! connection manager. It is owned and driven by one thread. Semantics are those of reliable connected queue
-//! pairs (InfiniBand Architecture 1.2.1 chapter 9; RFC 5040): in order per queue pair, a Write visible before
-//! the Send behind it, Reads unordered with later Sends unless fenced, receiver-not-ready, length and rights
-//! errors, flush on error.
+//! A [`Fabric`] is one shard's device: its completion queue, its shared receive queue, its queue pairs and
+//! its connection manager. It is owned and driven by one thread. Semantics are those of reliable connected
+//! queue pairs (InfiniBand Architecture 1.2.1 chapter 9; RFC 5040): in order per queue pair, a Write visible
+//! before the Send behind it, Reads unordered with later Sends unless fenced, receiver-not-ready, length and
+//! rights errors, flush on error.
 //!
 //! # Ownership of memory
 //! 1. Memory given to the fabric is *moved* into it: a [`Buf`] in [`Fabric::post_recv`] or
-//!    [`WorkRequest::Send`], a clone of a [`Lent`] or [`Frozen`] in the others. Safe code cannot reach the bytes meanwhile.
-//! 2. A posted [`Buf`] comes back in its [`Completion`], as a [`ReceivedBuf`] of what has arrived in it. A sent one goes home to its pool by itself, once the
-//!    fabric knows that the device has finished with it.
-//! 3. [`Lent`] memory is usable again when every clone is gone: the fabric drops its clones at the completion of the
-//!    Read or Write, or, for a bound window, at the proof of its revocation: the completion of a
-//!    [`WorkRequest::LocalInvalidate`], a Receive completion whose `invalidated` names it, or the destruction of
-//!    the queue pair.
+//!    [`WorkRequest::Send`], a clone of a [`Lent`] or [`Frozen`] in the others. Safe code cannot reach the
+//!    bytes meanwhile.
+//! 2. A posted [`Buf`] comes back in its [`Completion`], as a [`ReceivedBuf`] of what has arrived in it. A
+//!    sent one goes home to its pool by itself, once the fabric knows that the device has finished with it.
+//! 3. [`Lent`] memory is usable again when every clone is gone: the fabric drops its clones at the completion
+//!    of the Read or Write, or, for a bound window, at the proof of its revocation: the completion of a
+//!    [`WorkRequest::LocalInvalidate`], a Receive completion whose `invalidated` names it, or the destruction
+//!    of the queue pair.
 //! 4. Flushed work requests keep to the same rules: the completion comes first, the memory after it.
 
 pub mod any;
@@ -81,11 +82,11 @@ pub struct Capabilities {
     pub max_read_depth: u16,
     /// The device binds type-2 memory windows, and obeys a peer's Send With Invalidate.
     pub remote_invalidate: bool,
-    /// Whoever holds a connection can reach all memory exposed on it, windows or not: memory that is exposed must
-    /// come from an arena that serves no other peer.
+    /// Whoever holds a connection can reach all memory exposed on it, windows or not: memory that is exposed
+    /// must come from an arena that serves no other peer.
     pub exposure_needs_own_arena: bool,
-    /// The bounds of a window are checked at each access. Without that a peer reaches the whole arena in which a window of its
-    /// connection is bound, as long as it is.
+    /// The bounds of a window are checked at each access. Without that a peer reaches the whole arena in
+    /// which a window of its connection is bound, as long as it is.
     pub checks_window_bounds: bool,
     /// There is a shared receive queue.
     pub shared_receive_queue: bool,
@@ -289,7 +290,8 @@ pub struct Completion {
     pub opcode: Opcode,
     /// How it ended. All but `wr_id`, `qp` and `status` mean something only on success.
     pub status: Status,
-    /// For [`Opcode::Recv`]: the message, `buf.len()` bytes of it. Also present when a Receive has failed or is flushed, and empty then.
+    /// For [`Opcode::Recv`]: the message, `buf.len()` bytes of it. Also present when a Receive has failed or
+    /// is flushed, and empty then.
     pub buf: Option<ReceivedBuf>,
     /// For [`Opcode::Recv`]: the key of ours that the peer's Send With Invalidate revoked.
     pub invalidated: Option<u32>,
@@ -306,8 +308,8 @@ pub struct ConnectParams {
     pub own_receive_queue: Option<u32>,
     /// Windows that may be bound at a time.
     pub windows: u32,
-    /// How often the *peer* tries again when we have no Receive posted: 0–6, or 7 for without end, as far as the limits of the peer's own
-    /// fabric let it.
+    /// How often the *peer* tries again when we have no Receive posted: 0–6, or 7 for without end, as far as
+    /// the limits of the peer's own fabric let it.
     pub rnr_retry: u8,
     /// RDMA Reads that we may have outstanding.
     pub initiator_depth: u16,
@@ -366,8 +368,8 @@ pub enum ControlEvent {
         /// Why.
         error: FabricError,
     },
-    /// The connection is over, by either side's doing or by failure: everything posted has been or will now be
-    /// flushed. Destroy the queue pair after its last completion.
+    /// The connection is over, by either side's doing or by failure: everything posted has been or will now
+    /// be flushed. Destroy the queue pair after its last completion.
     Disconnected {
         /// The queue pair.
         qp: QpId,
@@ -447,17 +449,19 @@ pub struct FabricStats {
     pub access_refused: u64,
     /// Times that a peer broke the fabric's own rules.
     pub peer_violations: u64,
-    /// Connect requests that were refused before anybody was asked: of strangers, malformed ones, too many at a time.
+    /// Connect requests that were refused before anybody was asked: of strangers, malformed ones, too many
+    /// at a time.
     pub requests_refused: u64,
 }
 
 /// One shard's RDMA device. See the module page for who owns memory when.
 ///
 /// Drive it like this: [`poll_cq`](Self::poll_cq) each turn; [`post_send`](Self::post_send) at most once per
-/// queue pair and turn; [`post_recv`](Self::post_recv) in chains; [`poll_control`](Self::poll_control) now and
-/// then. Before sleeping: [`arm`](Self::arm), one more empty `poll_cq`, then [`wait`](Self::wait).
+/// queue pair and turn; [`post_recv`](Self::post_recv) in chains; [`poll_control`](Self::poll_control) now
+/// and then. Before sleeping: [`arm`](Self::arm), one more empty `poll_cq`, then [`wait`](Self::wait).
 pub trait Fabric: Sized {
-    /// A bound address. It may be shared by the fabrics of several shards; each connect request then reaches one of them.
+    /// A bound address. It may be shared by the fabrics of several shards; each connect request then reaches
+    /// one of them.
     type Listener: Clone + Send + 'static;
 
     /// What the device can do.
@@ -482,11 +486,13 @@ pub trait Fabric: Sized {
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError>;
     /// Answers a connect request.
     fn reject(&mut self, request: RequestId, private_data: &[u8]);
-    /// Ends the connection in order: what was posted before is carried out if the peer lets it, the rest is flushed.
+    /// Ends the connection in order: what was posted before is carried out if the peer lets it, the rest is
+    /// flushed.
     fn disconnect(&mut self, qp: QpId);
     /// Forgets the queue pair and gives back all that it held: flushes first what was still posted.
     fn destroy_qp(&mut self, qp: QpId);
-    /// Drives connection management; appends what happened. Does system calls: call it now and then, not each turn.
+    /// Drives connection management; appends what happened. Does system calls: call it now and then, not each
+    /// turn.
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>);
 
     /// Makes a free window.
@@ -496,24 +502,25 @@ pub trait Fabric: Sized {
     /// The address by which the peer names byte `offset` of this memory.
     fn remote_address(&self, mem: &Lent, offset: usize) -> u64;
 
-    /// Posts Receives as one chain: to the shared queue, or to a queue pair's own. Takes from the front of `bufs` as many as
-    /// the queue holds; returns how many. Each buffer receives up to its capacity.
+    /// Posts Receives as one chain: to the shared queue, or to a queue pair's own. Takes from the front of
+    /// `bufs` as many as the queue holds; returns how many. Each buffer receives up to its capacity.
     /// Stops at memory that is not registered.
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize;
-    /// From now on, Receives that the shared queue holds are taken before any that are posted later: by this a queue's Receives are
-    /// replaced. Nothing is to be done where they are taken in the order in which they were posted anyway.
+    /// From now on, Receives that the shared queue holds are taken before any that are posted later: by this
+    /// a queue's Receives are replaced. Nothing is to be done where they are taken in the order in which
+    /// they were posted anyway.
     fn fence_receives(&mut self) {}
     /// Posts a chain, in order, with one doorbell. Takes from the front of `chain` what it posted.
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError>;
-    /// Posts a Send or a Write that carries immediate data, which this protocol has no use for: so that tests can be a peer that does.
-    /// False where the fabric has no such operation, or does not take this one.
+    /// Posts a Send or a Write that carries immediate data, which this protocol has no use for: so that tests
+    /// can be a peer that does. False where the fabric has no such operation, or does not take this one.
     #[doc(hidden)]
     fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
         let _ = (qp, posting, immediate);
         false
     }
-    /// Whether memory of requests that were posted on this queue pair may still be in use. A device that cannot say so, though it has heard of
-    /// no failure, says true. Now and then, not for each message.
+    /// Whether memory of requests that were posted on this queue pair may still be in use. A device that
+    /// cannot say so, though it has heard of no failure, says true. Now and then, not for each message.
     fn holds_sends(&mut self, _qp: QpId) -> bool {
         true
     }
@@ -522,8 +529,9 @@ pub trait Fabric: Sized {
 
     /// From now until the next [`wait`](Self::wait) returns, completions and control events wake that wait.
     fn arm(&mut self);
-    /// Sleeps until a completion or control event may be there, the waker is used, or the time is over. False if it is known that there
-    /// is no control event: [`poll_control`](Self::poll_control) can wait until it is due anyway.
+    /// Sleeps until a completion or control event may be there, the waker is used, or the time is over. False
+    /// if it is known that there is no control event: [`poll_control`](Self::poll_control) can wait until
+    /// it is due anyway.
     fn wait(&mut self, timeout: Option<Duration>) -> bool;
     /// Wakes [`wait`](Self::wait) from another thread.
     fn waker(&self) -> Waker;
@@ -541,7 +549,8 @@ impl Waker {
 
     /// Ends the current or the next wait. A system call.
     pub fn wake(&self) {
-        // The counter of an eventfd can only refuse when it is already far from zero: the sleeper wakes anyway.
+        // The counter of an eventfd can only refuse when it is already far from zero: the sleeper wakes
+        // anyway.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 }

@@ -14,8 +14,9 @@ pub const INTERVAL: u64 = 10_000_000_000;
 
 /// Where a shard, or its fabric, writes what peers can make it write as often as they like.
 ///
-/// Of each kind of line the first [`LINES`] of an [`INTERVAL`] are written; the others are counted, and one line says so when the interval
-/// is over. A kind is a text of the program, such as `"connect requests refused"`, so there are few of them.
+/// Of each kind of line the first [`LINES`] of an [`INTERVAL`] are written; the others are counted, and one
+/// line says so when the interval is over. A kind is a text of the program, such as `"connect requests
+/// refused"`, so there are few of them.
 ///
 /// Time is an argument, in nanoseconds of one clock that never goes back. Nothing here is shared or locked.
 #[derive(Debug)]
@@ -78,7 +79,8 @@ impl LogLimit {
         self.log(now, Level::Error, what, line);
     }
 
-    /// Whether lines were counted that no line has told of: then [`sum_up`](Self::sum_up) has something to say, some time.
+    /// Whether lines were counted that no line has told of: then [`sum_up`](Self::sum_up) has something to
+    /// say, some time.
     #[inline]
     pub fn holds_any(&self) -> bool {
         self.held != 0
@@ -95,7 +97,8 @@ impl LogLimit {
     }
 }
 
-/// A [`LogLimit`] of a fabric, with a clock of its own. It is read for lines that are written or counted, and never else.
+/// A [`LogLimit`] of a fabric, with a clock of its own. It is read for lines that are written or counted, and
+/// never else.
 #[derive(Debug)]
 pub(super) struct ClockedLog {
     limit: LogLimit,

@@ -6,13 +6,14 @@ use std::ops::Deref;
 
 use rpcrdma_mempool::{ArenaId, Buf};
 
-/// A buffer that something has arrived in. It reads as that, and nothing makes it longer: behind it there may be what others have sent
-/// when the buffer was used before.
+/// A buffer that something has arrived in. It reads as that, and nothing makes it longer: behind it there may
+/// be what others have sent when the buffer was used before.
 #[derive(Debug)]
 pub struct ReceivedBuf(Buf);
 
 impl ReceivedBuf {
-    /// The first `len` bytes of the buffer have arrived; 0 of a Receive that has met no message. No more than there is room for.
+    /// The first `len` bytes of the buffer have arrived; 0 of a Receive that has met no message. No more than
+    /// there is room for.
     #[inline]
     pub fn new(mut buf: Buf, len: usize) -> Self {
         buf.set_window(0, len.min(buf.capacity()));

@@ -25,7 +25,8 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The least of several looks: the C library opens a file for a moment when a thread of the test harness allocates for the first time.
+/// The least of several looks: the C library opens a file for a moment when a thread of the test harness
+/// allocates for the first time.
 fn descriptors() -> usize {
     let look = |_| {
         std::thread::sleep(Duration::from_millis(1));
@@ -375,7 +376,8 @@ fn data_and_memory_between_processes() {
     assert_eq!(descriptors(), before, "descriptors leak");
 }
 
-/// Killed at any instruction: its connection ends, everything posted to it ends once, the other's data is whole.
+/// Killed at any instruction: its connection ends, everything posted to it ends once, the other's data is
+/// whole.
 #[test]
 fn a_killed_server_ends_its_own_connection_only() {
     let _turn = turn();

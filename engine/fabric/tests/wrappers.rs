@@ -1,4 +1,5 @@
-//! The wrappers change nothing of the contract, and the trouble that one of them makes is reported as it should be.
+//! The wrappers change nothing of the contract, and the trouble that one of them makes is reported as it
+//! should be.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -85,7 +86,8 @@ struct Seen {
     failures: u64,
 }
 
-/// Connections that send until they break, many times over. Every request ends once, in order; all memory comes home.
+/// Connections that send until they break, many times over. Every request ends once, in order; all memory
+/// comes home.
 fn storm(config: ChaosConfig) -> Seen {
     let client = Chaos::new(open(), config);
     let server = Chaos::new(open(), ChaosConfig { seed: config.seed + 1, ..ChaosConfig::default() });

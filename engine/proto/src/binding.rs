@@ -1,11 +1,11 @@
 //! Upper-layer bindings: which arguments and results of a procedure may be placed directly (RFC 8166 §6).
 //!
-//! A [`Binding`] says it for one procedure, a [`Bindings`] table for programs. Both ends use the same one: a server makes its
-//! procedures of it (`Procedure::bound`) and refuses calls that break it; a client checks a call before it is sent,
-//! and sizes its reply resources by it. [`nfs3`] is the ready one of NFS version 3.
+//! A [`Binding`] says it for one procedure, a [`Bindings`] table for programs. Both ends use the same one: a
+//! server makes its procedures of it (`Procedure::bound`) and refuses calls that break it; a client checks a
+//! call before it is sent, and sizes its reply resources by it. [`nfs3`] is the ready one of NFS version 3.
 //!
-//! What a binding does *not* restrict: a call as a whole may travel in a position-zero Read chunk and a reply as a whole in
-//! the Reply chunk, whatever is in them (RFC 8166 §6.1).
+//! What a binding does *not* restrict: a call as a whole may travel in a position-zero Read chunk and a reply
+//! as a whole in the Reply chunk, whatever is in them (RFC 8166 §6.1).
 #![forbid(unsafe_code)]
 
 pub mod nfs3;
@@ -36,7 +36,8 @@ pub struct Eligible {
 pub struct Binding {
     /// Arguments that may travel as Read chunks.
     pub arguments: Eligible,
-    /// Each of these has the count of its bytes in front of it, which stays in the message, as `opaque<>` and `string<>` have. Default true.
+    /// Each of these has the count of its bytes in front of it, which stays in the message, as `opaque<>`
+    /// and `string<>` have. Default true.
     pub counted: bool,
     /// Results that may travel as Write chunks.
     pub results: Eligible,
@@ -91,7 +92,8 @@ pub enum BindingError {
 }
 
 impl BindingError {
-    /// What a responder answers (version 2 §6.4.3; RFC 8166 §4.5, where all of these are ERR_CHUNK); `None` for GARBAGE_ARGS, which is RPC's.
+    /// What a responder answers (version 2 §6.4.3; RFC 8166 §4.5, where all of these are ERR_CHUNK); `None`
+    /// for GARBAGE_ARGS, which is RPC's.
     pub fn answer(&self) -> Option<ErrorBody> {
         match *self {
             BindingError::ReductionOff | BindingError::ArgumentTooLong { .. } => Some(ErrorBody::BadXdr),
@@ -119,16 +121,18 @@ impl Binding {
         self
     }
 
-    /// The arguments that may be reduced are of another kind than `opaque<>` and `string<>`: arrays of longer elements, optional data, or opaque
-    /// data of a fixed length. The word in front of them says nothing of their bytes.
+    /// The arguments that may be reduced are of another kind than `opaque<>` and `string<>`: arrays of longer
+    /// elements, optional data, or opaque data of a fixed length. The word in front of them says nothing
+    /// of their bytes.
     pub const fn uncounted(mut self) -> Self {
         self.counted = false;
         self
     }
 
-    /// Bytes of the argument that is in a Read chunk of so many, which may have its XDR round-up, too: RFC 8166 §3.4.5.2 allows that, and leaves
-    /// the count in the message as it is. `word` is the one in front of the chunk, if there is one. This is all there is to know it by, beside the
-    /// longest that the argument can be.
+    /// Bytes of the argument that is in a Read chunk of so many, which may have its XDR round-up, too: RFC
+    /// 8166 §3.4.5.2 allows that, and leaves the count in the message as it is. `word` is the one in
+    /// front of the chunk, if there is one. This is all there is to know it by, beside the longest that
+    /// the argument can be.
     pub const fn argument_len(&self, chunk: usize, word: Option<u32>) -> usize {
         let len = match word {
             Some(count) if self.counted && (count as usize) < chunk && padded(count as usize) == chunk => {
@@ -150,17 +154,19 @@ impl Binding {
         self.max_call.saturating_add(left_in(&self.arguments, reduced))
     }
 
-    /// Most bytes of results in the message when `reduced` of the eligible ones travel apart: what a requester must have room for, inline
-    /// or in a Reply chunk (RFC 8166 §6.2), beside the RPC reply header.
+    /// Most bytes of results in the message when `reduced` of the eligible ones travel apart: what a
+    /// requester must have room for, inline or in a Reply chunk (RFC 8166 §6.2), beside the RPC reply
+    /// header.
     pub const fn reply_len(&self, reduced: usize) -> usize {
         self.max_reply.saturating_add(left_in(&self.results, reduced))
     }
 
     /// Checks a call: by a requester before it is sent, by a responder before anything of it is read.
     ///
-    /// `inline` is the bytes of arguments in the message, `reads` the bytes of each Read chunk but one at position zero, `writes` those
-    /// of each Write chunk. An empty Write chunk has its place and asks for its result inline. A Write chunk may have more room
-    /// than the result can need. `reduction` is what [`reduction_allowed`] says.
+    /// `inline` is the bytes of arguments in the message, `reads` the bytes of each Read chunk but one at
+    /// position zero, `writes` those of each Write chunk. An empty Write chunk has its place and asks for
+    /// its result inline. A Write chunk may have more room than the result can need. `reduction` is what
+    /// [`reduction_allowed`] says.
     ///
     /// # Errors
     /// The first rule that it breaks.
@@ -223,7 +229,8 @@ impl Bindings {
         self
     }
 
-    /// The binding of a procedure. `None` for one that has none: nothing of it may be reduced (RFC 8166 §6.1).
+    /// The binding of a procedure. `None` for one that has none: nothing of it may be reduced (RFC 8166
+    /// §6.1).
     pub fn get(&self, program: u32, version: u32, procedure: u32) -> Option<&Binding> {
         let key = (program, version, procedure);
         self.rows.binary_search_by_key(&key, |row| row.0).ok().map(|at| &self.rows[at].1)
@@ -240,9 +247,10 @@ impl Bindings {
 
 /// Whether items of a call with this credential may be reduced, arguments and results alike.
 ///
-/// RPCSEC_GSS integrity and privacy work on whole messages, and its control messages are its own: with these nothing is
-/// eligible, and the call is as on a transport without direct placement (RFC 8166 §8.2.2). So it is with services that are not known here,
-/// and with credentials that cannot be read. Plain authentication (`rpc_gss_svc_none`) changes nothing.
+/// RPCSEC_GSS integrity and privacy work on whole messages, and its control messages are its own: with these
+/// nothing is eligible, and the call is as on a transport without direct placement (RFC 8166 §8.2.2). So it
+/// is with services that are not known here, and with credentials that cannot be read. Plain authentication
+/// (`rpc_gss_svc_none`) changes nothing.
 pub fn reduction_allowed(flavor: u32, credential: &[u8]) -> bool {
     const DATA: u32 = 0;
     const SERVICE_NONE: u32 = 1;

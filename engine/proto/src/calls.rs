@@ -1,7 +1,8 @@
 //! The calls that this side has made: a slot each, found by XID without a search.
 //!
-//! An XID is a slot number with the slot's generation above it. A call that was sent and then given up keeps its
-//! slot until its reply has come (or the connection is over), so that no late reply can ever match another call.
+//! An XID is a slot number with the slot's generation above it. A call that was sent and then given up keeps
+//! its slot until its reply has come (or the connection is over), so that no late reply can ever match
+//! another call.
 
 use super::free_list::FreeList;
 
@@ -55,7 +56,8 @@ pub(super) struct CallTable {
     slots: Vec<Slot>,
     free: FreeList,
     mask: u32,
-    /// No call's deadline is earlier, of the slots that were looked at if a look at all of them is under way.
+    /// No call's deadline is earlier, of the slots that were looked at if a look at all of them is under
+    /// way.
     earliest: u64,
     /// The next slot to look at for a deadline; 0 between two looks at all of them.
     looked_at: usize,
@@ -67,8 +69,8 @@ pub(super) struct CallTable {
 }
 
 impl CallTable {
-    /// `capacity` calls at a time, rounded up to a power of two of at most 2^16. XIDs start from `seed`, so that those of one
-    /// connection are not those of the next.
+    /// `capacity` calls at a time, rounded up to a power of two of at most 2^16. XIDs start from `seed`, so
+    /// that those of one connection are not those of the next.
     pub(super) fn new(capacity: usize, seed: u32) -> Self {
         let size = capacity.clamp(1, 1 << 16).next_power_of_two() as u32;
         let slot = |i: u32| Slot {
@@ -90,7 +92,8 @@ impl CallTable {
         }
     }
 
-    /// Takes a slot for a call that waits to be sent; `None` when all are in use. `deadline` in nanoseconds, `u64::MAX` for none.
+    /// Takes a slot for a call that waits to be sent; `None` when all are in use. `deadline` in nanoseconds,
+    /// `u64::MAX` for none.
     #[inline]
     pub(super) fn insert(&mut self, token: u64, deadline: u64) -> Option<CallId> {
         self.insert_as(State::Queued, token, deadline)
@@ -166,8 +169,8 @@ impl CallTable {
         })
     }
 
-    /// The connection is gone: all calls that are not over are to be sent again; those given up are over. Which, and whether they
-    /// had been sent.
+    /// The connection is gone: all calls that are not over are to be sent again; those given up are over.
+    /// Which, and whether they had been sent.
     pub(super) fn interrupt(&mut self) -> Vec<(CallId, bool)> {
         let mut calls = Vec::new();
         for (index, slot) in self.slots.iter_mut().enumerate() {
@@ -193,8 +196,8 @@ impl CallTable {
         slot.state == State::Queued && slot.xid == call.0
     }
 
-    /// Ends a call. `None` if it has ended before; else its token, and whether it had ever been sent. With `reply_owed`
-    /// its reply may still come, and will be [`Match::Late`].
+    /// Ends a call. `None` if it has ended before; else its token, and whether it had ever been sent. With
+    /// `reply_owed` its reply may still come, and will be [`Match::Late`].
     #[inline]
     pub(super) fn remove(&mut self, call: CallId, reply_owed: bool) -> Option<(u64, bool)> {
         let slot = self.live(call)?;
@@ -237,8 +240,8 @@ impl CallTable {
         if self.looked_at == 0 { self.earliest } else { 0 }
     }
 
-    /// The next call whose deadline is not after `now`, if any. Call again until `None`, and end each before: one after the
-    /// other they take one look at each slot.
+    /// The next call whose deadline is not after `now`, if any. Call again until `None`, and end each before:
+    /// one after the other they take one look at each slot.
     pub(super) fn expired(&mut self, now: u64) -> Option<CallId> {
         if self.looked_at == 0 {
             if now < self.earliest {

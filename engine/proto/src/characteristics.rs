@@ -1,5 +1,6 @@
-//! What may change while connected: an [`Exchange`] on its connection. What the peer's end tells takes effect here, in the terms;
-//! what this end tells is the owner's to bring about, but for what concerns one connection alone.
+//! What may change while connected: an [`Exchange`] on its connection. What the peer's end tells takes effect
+//! here, in the terms; what this end tells is the owner's to bring about, but for what concerns one
+//! connection alone.
 
 use super::exchange::{self, ChangeError, Characteristic, Exchange, Verdict};
 use super::{Connection, Event, FIRST_MESSAGE_LEN, Outgoing, Rejected, negotiate};
@@ -29,9 +30,9 @@ impl Connection {
         self.exchange.as_deref()
     }
 
-    /// What the last message led to, oldest first. Requests of the peer are answered already; one for a size of Receives that
-    /// [`ConnConfig::receive_sizes`](super::ConnConfig::receive_sizes) has is pending until
-    /// [`settle_receive_size`](Self::settle_receive_size).
+    /// What the last message led to, oldest first. Requests of the peer are answered already; one for a size
+    /// of Receives that [`ConnConfig::receive_sizes`](super::ConnConfig::receive_sizes) has is pending
+    /// until [`settle_receive_size`](Self::settle_receive_size).
     pub fn poll_change(&mut self) -> Option<exchange::Event> {
         self.changes.pop_front()
     }
@@ -59,8 +60,9 @@ impl Connection {
         }
     }
 
-    /// Tells the peer of the size of this end's Receives. One that grows must be true by now. One that shrinks must not be true before
-    /// [`promised_receive`](Self::promised_receive) says that the peer relies on no more.
+    /// Tells the peer of the size of this end's Receives. One that grows must be true by now. One that
+    /// shrinks must not be true before [`promised_receive`](Self::promised_receive) says that the peer
+    /// relies on no more.
     ///
     /// # Errors
     /// The peer was not told.
@@ -106,7 +108,8 @@ impl Connection {
         self.offers_invalidation
     }
 
-    /// The size of Receives that the peer may rely on: that which it was told last, or a larger one until it is known to have read that.
+    /// The size of Receives that the peer may rely on: that which it was told last, or a larger one until it
+    /// is known to have read that.
     pub fn promised_receive(&mut self) -> usize {
         let told = self.exchange.as_ref().map_or(self.config.inline, |all| all.local().receive_size as usize);
         self.promised = if self.peer_knows() { told } else { self.promised.max(told) };

@@ -21,13 +21,15 @@ pub struct ConnConfig {
     pub takes_calls: bool,
     /// Receives that are kept for this connection, beside one for a pure grant.
     pub window: u32,
-    /// Receives of version 1 for calls in the reverse direction (client) or for the replies to them (server).
+    /// Receives of version 1 for calls in the reverse direction (client) or for the replies to them
+    /// (server).
     pub reverse_window: u32,
     /// Calls of this end that may be outstanding or queued; 0 for none.
     pub max_calls: usize,
     /// Which calls in the reverse direction this end takes, as a client.
     pub reverse: ReverseSupport,
-    /// Pure grants wait for half a window, and for nothing else to carry them; without, each message is reported at once.
+    /// Pure grants wait for half a window, and for nothing else to carry them; without, each message is
+    /// reported at once.
     pub coalesce_grants: bool,
     /// Where XIDs start: differs from connection to connection.
     pub xid_seed: u32,
@@ -94,8 +96,8 @@ impl ConnConfig {
         self.window + 1 + if self.takes_calls && self.max_calls > 0 { self.reverse_window } else { 0 }
     }
 
-    /// Changes of characteristics are offered. The older revision has no continuation, without which a message that waits could not get
-    /// through when the peer's Receives shrink.
+    /// Changes of characteristics are offered. The older revision has no continuation, without which a
+    /// message that waits could not get through when the peer's Receives shrink.
     pub(super) fn optional(&self) -> bool {
         self.optional_operations && self.scheme != Scheme::V1 && self.revision == Revision::Ietf00
     }

@@ -1,8 +1,8 @@
 //! Who may send how much: the three credit schemes, counted exactly.
 //!
 //! All three are one rule seen from two ends. A *sender* has sent `sent` messages and may go on to `limit`. A
-//! *receiver* has got `received` messages and has told its peer a limit, `told_limit`, for which it keeps Receives in
-//! reserve. The schemes differ in how a header says the limit:
+//! *receiver* has got `received` messages and has told its peer a limit, `told_limit`, for which it keeps
+//! Receives in reserve. The schemes differ in how a header says the limit:
 //!
 //! | scheme | `rdma_credit` | limit that it says |
 //! |---|---|---|
@@ -10,9 +10,10 @@
 //! | [`Scheme::V2Incremental`] | low half: newly granted; high half: most outstanding | previous limit + newly granted, and no more than the most at a time |
 //! | [`Scheme::V1`] | requested, or granted, calls outstanding | calls answered + granted |
 //!
-//! Before the peer has said anything, a client's limit is 1 and a server's 0 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.3); in version 1
-//! it is 1 in either direction (RFC 8166 §3.3.1).
-//! A pure grant may exceed the limit by one, and every receiver keeps one Receive for it (§4.3.1.2 there).
+//! Before the peer has said anything, a client's limit is 1 and a server's 0
+//! (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.3); in version 1 it is 1 in either direction (RFC 8166
+//! §3.3.1). A pure grant may exceed the limit by one, and every receiver keeps one Receive for it (§4.3.1.2
+//! there).
 
 use super::fault::PeerFault;
 
@@ -49,7 +50,8 @@ pub struct Credits {
     sent: u32,
     /// `sent` may go up to here.
     limit: u32,
-    /// Incremental: all that the peer has granted. The limit is less while the peer says that less may be outstanding.
+    /// Incremental: all that the peer has granted. The limit is less while the peer says that less may be
+    /// outstanding.
     granted: u32,
     /// What the peer last said it had received; windowed only.
     acknowledged: u32,
@@ -57,9 +59,11 @@ pub struct Credits {
     received: u32,
     /// The peer may send up to here, as far as it can know.
     told_limit: u32,
-    /// Incremental: what of that no message has said yet. A client keeps a Receive for its server's first message, and says so in its own.
+    /// Incremental: what of that no message has said yet. A client keeps a Receive for its server's first
+    /// message, and says so in its own.
     untold: u32,
-    /// Receives that this side offers: config, within [`MIN_WINDOW`] and [`MAX_WINDOW`]. Version 1: calls of the peer that it takes.
+    /// Receives that this side offers: config, within [`MIN_WINDOW`] and [`MAX_WINDOW`]. Version 1: calls of
+    /// the peer that it takes.
     window: u32,
     /// Version 1: Receives that this side keeps for the replies to its own calls.
     made: u32,
@@ -78,8 +82,8 @@ pub struct Credits {
 }
 
 impl Credits {
-    /// A new connection, at its client or at its server. `window` is clamped to its bounds; without `coalesce` each message is reported
-    /// at once.
+    /// A new connection, at its client or at its server. `window` is clamped to its bounds; without
+    /// `coalesce` each message is reported at once.
     pub fn new(scheme: Scheme, server: bool, window: u32, coalesce: bool) -> Self {
         let window = window.clamp(MIN_WINDOW, MAX_WINDOW);
         // Only a client has a credit that nobody granted.
@@ -104,8 +108,8 @@ impl Credits {
         }
     }
 
-    /// A connection of version 1, whose directions are counted apart (RFC 8167 §4.1): `taken` calls of the peer at a time, and
-    /// up to `made` of this side's own. Either may be 0.
+    /// A connection of version 1, whose directions are counted apart (RFC 8167 §4.1): `taken` calls of the
+    /// peer at a time, and up to `made` of this side's own. Either may be 0.
     pub fn version_1(taken: u32, made: u32) -> Self {
         Self {
             window: taken.min(MAX_WINDOW),
@@ -120,7 +124,8 @@ impl Credits {
         self.scheme
     }
 
-    /// From the next message on, this side's headers are windowed. Counts and limits mean the same in both schemes of version 2.
+    /// From the next message on, this side's headers are windowed. Counts and limits mean the same in both
+    /// schemes of version 2.
     pub fn go_windowed(&mut self) {
         self.scheme = Scheme::V2Windowed;
     }
@@ -131,15 +136,16 @@ impl Credits {
         self.window
     }
 
-    /// Version 1: calls of the peer that may be under way before that is held against it. Deployed clients take a call's credit back when they
-    /// give the call up (its process was killed, its mount is being forced off), though it is not answered yet, and may then have another
-    /// window of calls under way.
+    /// Version 1: calls of the peer that may be under way before that is held against it. Deployed clients
+    /// take a call's credit back when they give the call up (its process was killed, its mount is being
+    /// forced off), though it is not answered yet, and may then have another window of calls under way.
     #[inline]
     pub fn tolerated(&self) -> u32 {
         2 * self.window
     }
 
-    /// Receives beyond the [`reserve`](Self::reserve) for what is tolerated though it was not promised: good to have, while there are plenty.
+    /// Receives beyond the [`reserve`](Self::reserve) for what is tolerated though it was not promised: good
+    /// to have, while there are plenty.
     pub fn leeway(&self) -> u32 {
         if self.scheme == Scheme::V1 { self.tolerated() - self.window } else { 0 }
     }
@@ -159,8 +165,9 @@ impl Credits {
         (self.told_limit.wrapping_sub(self.received) as i32).max(0) as u32
     }
 
-    /// Offers more Receives from now on, or fewer, within [`MIN_WINDOW`] and [`MAX_WINDOW`]. What the peer was told before holds. Version 1 only
-    /// grows: a grant that is lower than calls under way could not be held against them.
+    /// Offers more Receives from now on, or fewer, within [`MIN_WINDOW`] and [`MAX_WINDOW`]. What the peer
+    /// was told before holds. Version 1 only grows: a grant that is lower than calls under way could not
+    /// be held against them.
     pub fn set_window(&mut self, window: u32) {
         let window = window.clamp(MIN_WINDOW, MAX_WINDOW);
         self.window = if self.scheme == Scheme::V1 { self.window.max(window) } else { window };
@@ -173,8 +180,8 @@ impl Credits {
         (self.limit.wrapping_sub(self.sent) as i32).max(0) as u32
     }
 
-    /// Whether a message (version 1: a call, if `counted`) may go out now. In version 1 each message lets the peer send one more,
-    /// so nothing goes out until the Receive for it is `replenished`.
+    /// Whether a message (version 1: a call, if `counted`) may go out now. In version 1 each message lets the
+    /// peer send one more, so nothing goes out until the Receive for it is `replenished`.
     #[inline]
     pub fn may_send(&self, counted: bool, replenished: bool) -> bool {
         match self.scheme {
@@ -184,8 +191,8 @@ impl Credits {
     }
 
     /// A message goes out. `counted` is false for version 1 replies and errors, which their call paid for.
-    /// With `replenished` the receive queue holds the full reserve, so that the peer may be told everything that
-    /// arrived; without, it is told what it could know before.
+    /// With `replenished` the receive queue holds the full reserve, so that the peer may be told everything
+    /// that arrived; without, it is told what it could know before.
     #[inline(always)]
     pub fn on_send(&mut self, counted: bool, replenished: bool) -> CreditWords {
         self.sent = self.sent.wrapping_add(u32::from(counted));
@@ -201,8 +208,8 @@ impl Credits {
         self.words(before)
     }
 
-    /// As [`on_send`](Self::on_send) in the windowed scheme, while the receive queue holds the full reserve: the window, and how many
-    /// messages were received.
+    /// As [`on_send`](Self::on_send) in the windowed scheme, while the receive queue holds the full reserve:
+    /// the window, and how many messages were received.
     #[inline(always)]
     pub fn on_send_windowed(&mut self) -> (u32, u32) {
         self.sent = self.sent.wrapping_add(1);
@@ -227,8 +234,9 @@ impl Credits {
         self.unreported_payload = 0;
     }
 
-    /// As [`on_send`](Self::on_send), while there are Receives but no room for more calls. The peer is told of no more than it
-    /// used, but of all of that: so it may send one more grant, without which the answers that make room could not go out.
+    /// As [`on_send`](Self::on_send), while there are Receives but no room for more calls. The peer is told
+    /// of no more than it used, but of all of that: so it may send one more grant, without which the
+    /// answers that make room could not go out.
     pub fn on_send_crowded(&mut self, counted: bool) -> CreditWords {
         if self.scheme == Scheme::V1 {
             return self.on_send(counted, true);
@@ -247,7 +255,8 @@ impl Credits {
         if self.scheme == Scheme::V2Windowed {
             let window = self.told_limit.wrapping_sub(self.received) as i32;
             if window < 0 {
-                // The one message beyond the window has arrived: report one less than came, so that the sum stays true.
+                // The one message beyond the window has arrived: report one less than came, so that the sum
+                // stays true.
                 return CreditWords { credit: 0, received: Some(self.told_limit) };
             }
             CreditWords { credit: window as u32, received: Some(self.received) }
@@ -259,8 +268,8 @@ impl Credits {
         }
     }
 
-    /// A message came in: what its header says of our sending, and one more to count. `payload` is false for pure
-    /// grants; `counted` for version 1 replies and errors.
+    /// A message came in: what its header says of our sending, and one more to count. `payload` is false for
+    /// pure grants; `counted` for version 1 replies and errors.
     ///
     /// # Errors
     /// The peer sent more than it was allowed, or acknowledges what was never sent. The connection must end.
@@ -311,7 +320,8 @@ impl Credits {
         Ok(())
     }
 
-    /// The peer grants so many more in the low half, and says in the high half how many may be outstanding (version 2 §4.3.1.1).
+    /// The peer grants so many more in the low half, and says in the high half how many may be outstanding
+    /// (version 2 §4.3.1.1).
     fn on_increment(&mut self, credit: u32) -> Result<(), PeerFault> {
         let (newly, most) = (credit & 0xFFFF, credit >> 16);
         // Negative by one behind a grant beyond the limit.
@@ -331,7 +341,8 @@ impl Credits {
         Ok(())
     }
 
-    /// A version 2 ERROR came in: its credit word means nothing (version 2 §6.4.3), and its count of messages what it always does.
+    /// A version 2 ERROR came in: its credit word means nothing (version 2 §6.4.3), and its count of messages
+    /// what it always does.
     ///
     /// # Errors
     /// As [`on_receive`](Self::on_receive).
@@ -347,8 +358,8 @@ impl Credits {
         Ok(())
     }
 
-    /// A message came in that is of no use otherwise: it counts as the peer counts it, and so does what it grants by `increment`, if its credit
-    /// word is there to be read.
+    /// A message came in that is of no use otherwise: it counts as the peer counts it, and so does what it
+    /// grants by `increment`, if its credit word is there to be read.
     ///
     /// # Errors
     /// As [`on_receive`](Self::on_receive).
@@ -384,8 +395,8 @@ impl Credits {
         self.sent
     }
 
-    /// Whether the peer is known to have received this side's first `sent` messages (version 2): it counts them, or it has granted
-    /// more than it may without having received so many.
+    /// Whether the peer is known to have received this side's first `sent` messages (version 2): it counts
+    /// them, or it has granted more than it may without having received so many.
     pub fn is_received(&self, sent: u32) -> bool {
         let received = match self.scheme {
             Scheme::V2Windowed => self.acknowledged,
@@ -415,8 +426,8 @@ impl Credits {
         if self.scheme == Scheme::V1 || !replenished {
             return false;
         }
-        // Pure grants use up the window too, and must be reported in the end; but never one for one, or two idle
-        // peers would thank each other for ever.
+        // Pure grants use up the window too, and must be reported in the end; but never one for one, or two
+        // idle peers would thank each other for ever.
         let left = self.told_limit.wrapping_sub(self.received) as i32;
         let due = self.unreported_payload >= self.grant_after || left <= (self.window / 2) as i32;
         due && self.unreported > 0 && self.may_grant()
@@ -428,8 +439,8 @@ impl Credits {
         (self.limit.wrapping_sub(self.sent) as i32) >= 0
     }
 
-    /// As [`wants_grant`](Self::wants_grant), while there are Receives but no room for more calls: only a peer that has used its one grant
-    /// beyond the limit needs to hear of it.
+    /// As [`wants_grant`](Self::wants_grant), while there are Receives but no room for more calls: only a
+    /// peer that has used its one grant beyond the limit needs to hear of it.
     #[inline]
     pub fn wants_grant_crowded(&self) -> bool {
         let beyond = self.received.wrapping_sub(self.told_limit) as i32 > 0;

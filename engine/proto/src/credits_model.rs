@@ -1,8 +1,8 @@
 //! A model of flow control: every interleaving of two peers, for small windows and a few messages.
 //!
-//! Whatever the order of sending, delivery, refilling and granting: there are never more messages under way than Receives
-//! posted for them, none but a pure grant is beyond what its sender was told, what headers say is true, every message gets through, and the
-//! peers come to rest.
+//! Whatever the order of sending, delivery, refilling and granting: there are never more messages under way
+//! than Receives posted for them, none but a pure grant is beyond what its sender was told, what headers say
+//! is true, every message gets through, and the peers come to rest.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -22,7 +22,8 @@ struct End {
     arriving: VecDeque<Message>,
     to_send: u32,
     resized: bool,
-    /// The most that may be outstanding, as the other end said it last, and messages sent since; only where that end is blunt.
+    /// The most that may be outstanding, as the other end said it last, and messages sent since; only where
+    /// that end is blunt.
     heard: Option<(u32, u32)>,
 }
 
@@ -32,7 +33,8 @@ struct World {
     ends: [End; 2],
     /// Answers that end 1 owes at most while it takes more calls.
     room: u32,
-    /// The end that changes its window says so at once, though it has granted more, as other implementations may.
+    /// The end that changes its window says so at once, though it has granted more, as other implementations
+    /// may.
     blunt: Option<usize>,
 }
 
@@ -232,7 +234,8 @@ fn no_interleaving_of_changed_windows_overruns_or_deadlocks() {
             }
         }
     }
-    // The most that may be outstanding comes down when more than that is granted, and there is enough to send to overrun it.
+    // The most that may be outstanding comes down when more than that is granted, and there is enough to send
+    // to overrun it.
     for (who, replies, calls) in [(0, 7, 1), (1, 0, 9)] {
         let start = World::new(Scheme::V2Incremental, 2 * MIN_WINDOW, true, calls, NEAR_WRAP);
         let start = World { blunt: Some(who), ..start };

@@ -24,8 +24,9 @@ pub enum Event {
         /// Why.
         error: CallError,
     },
-    /// A call of ours was answered with an error that more resources may cure, and is still in the table: [`Connection::resend`] it, or
-    /// [`Connection::give_up`]. If it was for the length of its results, it has run.
+    /// A call of ours was answered with an error that more resources may cure, and is still in the table:
+    /// [`Connection::resend`] it, or [`Connection::give_up`]. If it was for the length of its results, it
+    /// has run.
     Refused {
         /// Which.
         call: CallId,
@@ -44,8 +45,8 @@ pub enum Event {
         /// Which.
         call: CallId,
     },
-    /// A part of a message that will be a [`Call`](Self::Call) or [`Reply`](Self::Reply) when its last part has come: the owner keeps
-    /// the payload.
+    /// A part of a message that will be a [`Call`](Self::Call) or [`Reply`](Self::Reply) when its last part
+    /// has come: the owner keeps the payload.
     Part {
         /// It is the first part.
         first: bool,
@@ -82,7 +83,8 @@ pub enum Outgoing {
         /// Why.
         error: ErrorBody,
     },
-    /// The answer to a message of a version that this end does not speak; header only, in the layout that all versions share.
+    /// The answer to a message of a version that this end does not speak; header only, in the layout that all
+    /// versions share.
     WrongVersion {
         /// Of the message that it answers.
         xid: u32,

@@ -1,8 +1,9 @@
-//! Changing characteristics of a running connection (draft-dnoveck-nfsv4-rpcrdma-xcharext-02, called XC below).
+//! Changing characteristics of a running connection (draft-dnoveck-nfsv4-rpcrdma-xcharext-02, called XC
+//! below).
 //!
 //! One [`Exchange`] per end of a connection whose peer offered
-//! [`PropertyId::OptionalType`]. It starts with what CONNPROP said ([`advertised`](Exchange::advertised)), states all of this end
-//! once (INITXCH), and from then on:
+//! [`PropertyId::OptionalType`]. It starts with what CONNPROP said ([`advertised`](Exchange::advertised)),
+//! states all of this end once (INITXCH), and from then on:
 //!
 //! | this end | on the wire | the peer's end |
 //! | --- | --- | --- |
@@ -15,11 +16,11 @@
 //! [`failed`](Exchange::failed), takes the [events](Exchange::poll_event) after each, and sends what
 //! [`poll_transmit`](Exchange::poll_transmit) has.
 //!
-//! Decisions where the text is silent: one request at a time per end, because nothing ties an update to its request
-//! (XC §4.4); a second request of the peer, and one for what is still pending, is rejected whole or in that part, as XC
-//! §3 allows for any reason; an update of what was said never to change is believed, because the peer knows best what it
-//! does; INITXCH may come again and is then the same as updates. Memory is bounded: at most six characteristics are ever
-//! remembered of a message, and few answers wait to be sent.
+//! Decisions where the text is silent: one request at a time per end, because nothing ties an update to its
+//! request (XC §4.4); a second request of the peer, and one for what is still pending, is rejected whole or
+//! in that part, as XC §3 allows for any reason; an update of what was said never to change is believed,
+//! because the peer knows best what it does; INITXCH may come again and is then the same as updates. Memory
+//! is bounded: at most six characteristics are ever remembered of a message, and few answers wait to be sent.
 #![forbid(unsafe_code)]
 
 mod characteristic;
@@ -44,7 +45,8 @@ pub use error::{ChangeError, ExchangeError};
 use message::Message;
 pub use message::Outgoing;
 
-/// Most properties that one request of the peer may list, known or not. Its answer then takes less than 150 bytes.
+/// Most properties that one request of the peer may list, known or not. Its answer then takes less than 150
+/// bytes.
 pub const MAX_REQUESTED: usize = 256;
 /// Answers that may wait to be sent: a peer that asks on, and grants nothing, gets errors beyond.
 pub const MAX_ANSWERS: usize = 4;
@@ -133,8 +135,8 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// An end that is as `local` says, of which `constant` will not change; what is no characteristic is ignored. INITXCH is
-    /// queued.
+    /// An end that is as `local` says, of which `constant` will not change; what is no characteristic is
+    /// ignored. INITXCH is queued.
     pub fn new(revision: Revision, local: &Properties<'_>, constant: &[PropertyId]) -> Self {
         Self {
             revision,
@@ -180,8 +182,8 @@ impl Exchange {
         requested.chain(self.awaited.iter().map(|awaited| awaited.wanted)).find(|wanted| wanted.id() == id)
     }
 
-    /// Harmless things that a correct peer does not do: changing what it had said never to change, and ending requests
-    /// that were not pending.
+    /// Harmless things that a correct peer does not do: changing what it had said never to change, and ending
+    /// requests that were not pending.
     pub const fn unexpected(&self) -> u64 {
         self.unexpected
     }
@@ -397,7 +399,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Decides what the peer [asked](Event::Asked) for. [`Verdict::Done`] must be true already. False if nothing was asked.
+    /// Decides what the peer [asked](Event::Asked) for. [`Verdict::Done`] must be true already. False if
+    /// nothing was asked.
     pub fn answer(&mut self, mut decide: impl FnMut(Characteristic) -> Verdict) -> bool {
         let Some(Asked { xid, count, open }) = self.asked.take() else { return false };
         let (mut done, mut pending) = (ArrayVec::new(), ArrayVec::new());
@@ -418,8 +421,9 @@ impl Exchange {
         true
     }
 
-    /// Tells the peer that a value of this end is now this; nothing, if it was told so before. An update of the same
-    /// value that was not sent yet is replaced. For the order of telling and doing see [`Characteristic::told_first`].
+    /// Tells the peer that a value of this end is now this; nothing, if it was told so before. An update of
+    /// the same value that was not sent yet is replaced. For the order of telling and doing see
+    /// [`Characteristic::told_first`].
     ///
     /// # Errors
     /// The peer was not told.
@@ -431,7 +435,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Ends what this end had answered with [`Verdict::Pending`]: with the value asked for, the old one, or one between.
+    /// Ends what this end had answered with [`Verdict::Pending`]: with the value asked for, the old one, or
+    /// one between.
     ///
     /// # Errors
     /// The peer was not told.

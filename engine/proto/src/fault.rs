@@ -75,7 +75,8 @@ pub enum Rejected {
     TooShort,
     /// Answered with the protocol's own error.
     Answered(ErrorBody),
-    /// Nonsense that is not answered: it came from a responder, and errors never flow from requester to responder; or it is an error itself.
+    /// Nonsense that is not answered: it came from a responder, and errors never flow from requester to
+    /// responder; or it is an error itself.
     Dropped(WireErrorKind),
     /// A reply whose call has ended, by deadline or cancellation.
     Late,
@@ -116,7 +117,8 @@ pub enum CallError {
     /// The server refused the call, or could not decode or serve it (RFC 5531 §9).
     #[error("refused by the server: {0}")]
     Refused(Refusal),
-    /// The call, or its reply, is longer than one Send, or than all that may go in parts; and it may have no chunks.
+    /// The call, or its reply, is longer than one Send, or than all that may go in parts; and it may have no
+    /// chunks.
     #[error("call or reply of {needed} bytes, of which {limit} may be sent without chunks")]
     TooLong {
         /// Bytes of the message with its headers.
@@ -127,7 +129,8 @@ pub enum CallError {
     /// More calls than the connection's table holds; or more chunks than one call may have.
     #[error("too many calls outstanding, or too many chunks in one call")]
     TooMany,
-    /// A chunk has more segments, of the length that the peer handles (RSSIZ), than a chunk may have: [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
+    /// A chunk has more segments, of the length that the peer handles (RSSIZ), than a chunk may have:
+    /// [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
     #[error(
         "a chunk of {segments} segments as the peer handles them (RSSIZ), of which one chunk may have {limit}"
     )]
@@ -145,7 +148,8 @@ pub enum CallError {
         /// What the peer takes.
         limit: usize,
     },
-    /// The transport header that lists the chunks of the call, or the one that returns them with its reply, does not fit one message.
+    /// The transport header that lists the chunks of the call, or the one that returns them with its reply,
+    /// does not fit one message.
     #[error("a header of {needed} bytes for the call's chunks, of which one message has room for {limit}")]
     HeaderTooLong {
         /// Bytes of the header.
@@ -159,14 +163,15 @@ pub enum CallError {
     /// A chunk of no bytes: there is nothing to expose.
     #[error("a chunk of the call has no bytes")]
     EmptyChunk,
-    /// A Read chunk's position in the RPC message is no multiple of 4, or lies before the end of the chunk in front of it.
+    /// A Read chunk's position in the RPC message is no multiple of 4, or lies before the end of the chunk in
+    /// front of it.
     #[error("no Read chunk can be at position {0}: a multiple of 4, behind the chunk in front of it")]
     Position(u32),
     /// The peer takes no calls in this direction, or none that this side may make.
     #[error("the peer takes no calls in the reverse direction")]
     NoReverse,
-    /// A call without a reply cannot be made here: version 1 counts its credits by replies, and what has chunks must say when it is done
-    /// with them.
+    /// A call without a reply cannot be made here: version 1 counts its credits by replies, and what has
+    /// chunks must say when it is done with them.
     #[error("a call without a reply needs version 2, and has no chunks")]
     NotCallOnly,
     /// It breaks the binding of its procedure.
@@ -218,8 +223,8 @@ pub enum Refusal {
         /// Highest version.
         high: u32,
     },
-    /// A Write chunk of the caller is too small for its result: answered with the transport's own error, and the caller may come again with more
-    /// room.
+    /// A Write chunk of the caller is too small for its result: answered with the transport's own error, and
+    /// the caller may come again with more room.
     #[error("Write chunk {index} is too small, {needed} bytes are needed")]
     ShortChunk {
         /// Which, counted from 0.

@@ -1,9 +1,10 @@
-//! Which form a message travels in: a pure function of sizes, limits and what the other side offers (version 2 §4.5 and §6.5,
-//! RFC 8166 §3.5).
+//! Which form a message travels in: a pure function of sizes, limits and what the other side offers (version
+//! 2 §4.5 and §6.5, RFC 8166 §3.5).
 
 use super::CallError;
 
-/// Bytes that the last part of a message has at least: two words, of which the part in front of it may take one.
+/// Bytes that the last part of a message has at least: two words, of which the part in front of it may take
+/// one.
 pub const LEAST_LAST_PART: usize = 8;
 
 /// What decides about the form of a message: the limits of one direction of a connection.
@@ -17,7 +18,8 @@ pub struct FormLimits {
     pub continuation: bool,
     /// RPC messages up to this length are continued rather than sent as a chunk, where both can be; bytes.
     pub continue_up_to: usize,
-    /// Longest RPC message that this side puts together from parts, and that it thinks the peer puts together; bytes.
+    /// Longest RPC message that this side puts together from parts, and that it thinks the peer puts
+    /// together; bytes.
     pub reassemble_up_to: usize,
     /// Calls of this direction may have chunks.
     pub chunks: bool,
@@ -101,8 +103,9 @@ pub enum ReplyForm {
     TooLong,
 }
 
-/// The responder's choice. `header` is the length of the transport header with the Write chunks that are returned, `reply` that of
-/// the reduced RPC message, `room` that of the Reply chunk, if the call offered one.
+/// The responder's choice. `header` is the length of the transport header with the Write chunks that are
+/// returned, `reply` that of the reduced RPC message, `room` that of the Reply chunk, if the call offered
+/// one.
 pub fn choose_reply(limits: &FormLimits, header: usize, reply: usize, room: Option<u64>) -> ReplyForm {
     if header + reply <= limits.send_inline {
         ReplyForm::Inline

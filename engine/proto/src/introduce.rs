@@ -1,4 +1,5 @@
-//! What an end says of itself before all else: CONNPROP, with its properties and the messages of host authentication.
+//! What an end says of itself before all else: CONNPROP, with its properties and the messages of host
+//! authentication.
 
 use super::negotiate::{self, Terms};
 use super::{Connection, Event, Outgoing, PeerFault, Phase, Version};
@@ -30,7 +31,8 @@ impl Connection {
         self.serves = self.config.takes_calls && self.auth.may_go_on();
     }
 
-    /// Takes the peer's properties. A second set changes nothing (version 2 §6.4.4), but goes on with authentication.
+    /// Takes the peer's properties. A second set changes nothing (version 2 §6.4.4), but goes on with
+    /// authentication.
     ///
     /// # Errors
     /// The peer is not who it has to be.
@@ -49,8 +51,8 @@ impl Connection {
         Ok(Event::Grant)
     }
 
-    /// Properties that cannot be read are answered by either end (version 2 §5.1). A client goes on without them, as with a server that says
-    /// nothing of itself; nor has that proved who it is.
+    /// Properties that cannot be read are answered by either end (version 2 §5.1). A client goes on without
+    /// them, as with a server that says nothing of itself; nor has that proved who it is.
     ///
     /// # Errors
     /// The server would have had to.
@@ -109,8 +111,9 @@ impl Connection {
         (PROPERTIES_LEN + message + self.connprop_rest.len()).min(self.terms.send_inline)
     }
 
-    /// Writes this side's CONNPROP in front of `end` of `buf`: whole, or as much as the peer takes in one message, and then the rest
-    /// follows. The client's first one is whole: it has an opening of [`MAX_OPENING`](crate::auth::MAX_OPENING) bytes at most.
+    /// Writes this side's CONNPROP in front of `end` of `buf`: whole, or as much as the peer takes in one
+    /// message, and then the rest follows. The client's first one is whole: it has an opening of
+    /// [`MAX_OPENING`](crate::auth::MAX_OPENING) bytes at most.
     pub(super) fn emit_connprop(&mut self, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         if self.connprop_rest.is_empty() {
             self.connprop_rest = self.own_properties()?;

@@ -4,17 +4,18 @@
 //! 1. *input*: [`handle_message`](Connection::handle_message) for each message received and read,
 //!    [`handle_timeout`](Connection::handle_timeout) when [`next_timeout`](Connection::next_timeout) is over,
 //!    [`lost`](Connection::lost) when the device says that the connection has ended;
-//! 2. *commands*, as the application has them: [`start_call`](Connection::start_call), [`cancel`](Connection::cancel),
-//!    [`reply`](Connection::reply), [`reply_error`](Connection::reply_error), [`close`](Connection::close);
+//! 2. *commands*, as the application has them: [`start_call`](Connection::start_call),
+//!    [`cancel`](Connection::cancel), [`reply`](Connection::reply), [`reply_error`](Connection::reply_error),
+//!    [`close`](Connection::close);
 //! 3. *output*: [`poll_transmit`](Connection::poll_transmit) until it says `None`, and for each message
-//!    [`emit_plain`](Connection::emit_plain) or [`emit_before`](Connection::emit_before) to write its header in front of the
-//!    payload; it ends with the pure grant,
-//!    if one is due.
+//!    [`emit_plain`](Connection::emit_plain) or [`emit_before`](Connection::emit_before) to write its header
+//!    in front of the payload; it ends with the pure grant, if one is due.
 //!
-//! Either end may call, and either may serve: [`ConnConfig::max_calls`] and [`ConnConfig::takes_calls`] say which it does.
+//! Either end may call, and either may serve: [`ConnConfig::max_calls`] and [`ConnConfig::takes_calls`] say
+//! which it does.
 //!
-//! Memory is the owner's: the connection names calls ([`CallId`]) and served calls ([`InboundId`]), and the owner
-//! keeps their buffers and exposed memory beside those names.
+//! Memory is the owner's: the connection names calls ([`CallId`]) and served calls ([`InboundId`]), and the
+//! owner keeps their buffers and exposed memory beside those names.
 //!
 //! | file | holds |
 //! |---|---|
@@ -220,7 +221,8 @@ impl Connection {
         self.phase == Phase::Settled && self.auth.may_go_on() && (self.open || self.config.server)
     }
 
-    /// What the peer's connect message said, which a client hears with the connection. It sets the terms of version 1.
+    /// What the peer's connect message said, which a client hears with the connection. It sets the terms of
+    /// version 1.
     pub fn set_private_data(&mut self, peer: Option<PrivateData>) {
         self.config.private_data = peer;
         if self.version == Version::V1 {
@@ -254,8 +256,8 @@ impl Connection {
         self.config.reserve().max(self.credits.reserve())
     }
 
-    /// Receives of the [`reserve`](Self::reserve) that are not needed for now. In version 1 a call that has no answer yet has used up one of the
-    /// calls that its peer may make.
+    /// Receives of the [`reserve`](Self::reserve) that are not needed for now. In version 1 a call that has
+    /// no answer yet has used up one of the calls that its peer may make.
     pub fn spared(&self) -> u32 {
         match self.version {
             Version::V1 => self.credits.window().min(self.inbound.len() as u32),
@@ -274,8 +276,8 @@ impl Connection {
         }
     }
 
-    /// Says something, if nothing else is said in this turn: a pure grant that keeps a quiet connection alive (version 2
-    /// §4.3.1.2). Version 1 has no such message.
+    /// Says something, if nothing else is said in this turn: a pure grant that keeps a quiet connection alive
+    /// (version 2 §4.3.1.2). Version 1 has no such message.
     pub fn keep_alive(&mut self) {
         self.ping = self.version == Version::V2 && self.phase == Phase::Settled;
     }
@@ -313,8 +315,8 @@ impl Connection {
 
     // ---- time and loss
 
-    /// The earliest time, in nanoseconds, at which [`handle_timeout`](Self::handle_timeout) may have something to do;
-    /// `u64::MAX` for never.
+    /// The earliest time, in nanoseconds, at which [`handle_timeout`](Self::handle_timeout) may have
+    /// something to do; `u64::MAX` for never.
     #[inline]
     pub fn next_timeout(&self) -> u64 {
         self.calls.earliest_deadline()
@@ -332,8 +334,8 @@ impl Connection {
         self.useless.pass_time(now);
     }
 
-    /// The peer has sent more messages of no use than this side puts up with: end the connection. To be asked after each message that was
-    /// neither a call nor a reply.
+    /// The peer has sent more messages of no use than this side puts up with: end the connection. To be asked
+    /// after each message that was neither a call nor a reply.
     pub fn exhausted(&self) -> Option<PeerFault> {
         self.useless.overdrawn().map(|per_second| PeerFault::Useless { per_second })
     }
@@ -363,8 +365,8 @@ impl Connection {
         Some((call, token, CallError::ConnectionLost { sent }))
     }
 
-    /// The connection is gone, and will be made again: the calls that are not over, and whether each had been sent. They are queued
-    /// again, under their XIDs; nothing else is.
+    /// The connection is gone, and will be made again: the calls that are not over, and whether each had been
+    /// sent. They are queued again, under their XIDs; nothing else is.
     pub fn interrupt(&mut self) -> Vec<(CallId, bool)> {
         let calls = self.calls.interrupt();
         self.reply_queue.clear();
@@ -374,7 +376,8 @@ impl Connection {
         calls
     }
 
-    /// Starts again on a new connection, with the calls that were [interrupted](Self::interrupt) and those queued since.
+    /// Starts again on a new connection, with the calls that were [interrupted](Self::interrupt) and those
+    /// queued since.
     pub fn restart(&mut self, config: ConnConfig) {
         let fresh = Self::new(ConnConfig { max_calls: self.config.max_calls, ..config });
         let old = std::mem::replace(self, fresh);
@@ -388,7 +391,8 @@ impl Connection {
 
     // ---- commands
 
-    /// Queues a call. `token` is the caller's own name for it; `deadline` is in nanoseconds, `u64::MAX` for none.
+    /// Queues a call. `token` is the caller's own name for it; `deadline` is in nanoseconds, `u64::MAX` for
+    /// none.
     ///
     /// # Errors
     /// [`CallError::Closed`], or [`CallError::TooMany`] when the table is full.
@@ -402,7 +406,8 @@ impl Connection {
         Ok(call)
     }
 
-    /// A call waits for a credit. Of those that ended while they waited, as where a peer grants nothing, none stay for ever.
+    /// A call waits for a credit. Of those that ended while they waited, as where a peer grants nothing, none
+    /// stay for ever.
     #[inline]
     fn queue(&mut self, call: CallId) {
         if self.call_queue.len() >= 2 * self.calls.capacity() {
@@ -411,8 +416,8 @@ impl Connection {
         self.call_queue.push_back(call);
     }
 
-    /// As [`start_call`](Self::start_call); true if the call may go out at once: then it is not queued, and its header must be
-    /// [written](Self::emit_plain) now.
+    /// As [`start_call`](Self::start_call); true if the call may go out at once: then it is not queued, and
+    /// its header must be [written](Self::emit_plain) now.
     ///
     /// # Errors
     /// As [`start_call`](Self::start_call).
@@ -435,7 +440,8 @@ impl Connection {
         Ok((call, true))
     }
 
-    /// Queues a call that was [refused](Event::Refused) once more, under its XID. False if it has ended meanwhile.
+    /// Queues a call that was [refused](Event::Refused) once more, under its XID. False if it has ended
+    /// meanwhile.
     pub fn resend(&mut self, call: CallId) -> bool {
         let live = self.calls.is_queued(call);
         if live {
@@ -459,8 +465,8 @@ impl Connection {
         self.calls.remove(call, false).map(|(token, _)| token)
     }
 
-    /// As [`reply`](Self::reply); true if the reply may go out at once: then it is not queued, and its header must be
-    /// [written](Self::emit_plain) now.
+    /// As [`reply`](Self::reply); true if the reply may go out at once: then it is not queued, and its header
+    /// must be [written](Self::emit_plain) now.
     #[inline]
     pub fn reply_now(&mut self, id: InboundId, receives_ok: bool) -> bool {
         let now = self.may_reply(receives_ok);
@@ -496,7 +502,8 @@ impl Connection {
         }
     }
 
-    /// Whether the peer has made this call twice on this connection, and the other one is not answered either.
+    /// Whether the peer has made this call twice on this connection, and the other one is not answered
+    /// either.
     pub fn is_double(&self, id: InboundId) -> bool {
         self.inbound.is_double(id)
     }
@@ -506,15 +513,16 @@ impl Connection {
         self.inbound.remove(id);
     }
 
-    /// The message that is coming in parts cannot be kept: there is no memory for it. Its remaining parts are dropped, and it is
-    /// answered with an error.
+    /// The message that is coming in parts cannot be kept: there is no memory for it. Its remaining parts are
+    /// dropped, and it is answered with an error.
     pub fn spoil_sequence(&mut self) {
         if let Some(sequence) = &mut self.sequence {
             (sequence.kept, sequence.starved) = (false, true);
         }
     }
 
-    /// The number of the message of which some parts have come, and not the last: another one for each message.
+    /// The number of the message of which some parts have come, and not the last: another one for each
+    /// message.
     pub fn half_sent(&self) -> Option<u32> {
         self.sequence.map(|_| self.sequences)
     }
@@ -535,8 +543,8 @@ impl Connection {
         self.inbound.len()
     }
 
-    /// The call whose reply was broken off by the last message, if that was so: to be asked after each [`Event::Failed`] and
-    /// [`Event::Rejected`].
+    /// The call whose reply was broken off by the last message, if that was so: to be asked after each
+    /// [`Event::Failed`] and [`Event::Rejected`].
     pub fn broken_off(&mut self) -> Option<Event> {
         let xid = self.orphan.take()?;
         Some(self.end_call(xid, CallError::MalformedReply("something else came between its parts")))

@@ -1,11 +1,12 @@
-//! How many chunks a call may have, and how many segments these: what calls of the peer are held to, what it is told of, and what the
-//! room for headers follows from.
+//! How many chunks a call may have, and how many segments these: what calls of the peer are held to, what it
+//! is told of, and what the room for headers follows from.
 
 use crate::wire::Limits;
 
 /// Chunks that one call may have in each direction, beside a Position Zero Read chunk and a Reply chunk.
 pub const MAX_CHUNKS: usize = 4;
-/// Segments that any one chunk may have: a Read chunk, that of position zero too, a Write chunk, the Reply chunk (RFC 8267 §6.4.2).
+/// Segments that any one chunk may have: a Read chunk, that of position zero too, a Write chunk, the Reply
+/// chunk (RFC 8267 §6.4.2).
 pub const MAX_SEGMENTS: usize = 16;
 
 /// The same for [`View::check_limits`](crate::wire::View::check_limits).

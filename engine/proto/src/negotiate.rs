@@ -1,8 +1,9 @@
 //! What two ends agree on: the protocol version, and the terms of it.
 //!
-//! A client that prefers version 2 starts with a CONNPROP and says nothing else until it was answered (version 2 §4.3.3). A
-//! server follows the version of the first message that it can read. In version 1 the terms are those of the private data of
-//! the connect messages (RFC 8797); in version 2 those of the CONNPROPs, or its defaults.
+//! A client that prefers version 2 starts with a CONNPROP and says nothing else until it was answered
+//! (version 2 §4.3.3). A server follows the version of the first message that it can read. In version 1 the
+//! terms are those of the private data of the connect messages (RFC 8797); in version 2 those of the
+//! CONNPROPs, or its defaults.
 
 use super::form::FormLimits;
 use super::{ConnConfig, Scheme};
@@ -27,7 +28,8 @@ pub enum Phase {
 pub struct Terms {
     /// Protocol version.
     pub version: Version,
-    /// Longest message that this side may send, in bytes: the least of what it sends and what the peer receives.
+    /// Longest message that this side may send, in bytes: the least of what it sends and what the peer
+    /// receives.
     pub send_inline: usize,
     /// Longest message that the peer will send, in bytes.
     pub receive_inline: usize,

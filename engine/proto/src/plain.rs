@@ -1,5 +1,5 @@
-//! Messages that need no further thought: calls and replies in one piece, in the layout that both ends have settled on, without chunks, or
-//! calls with one in each direction at most.
+//! Messages that need no further thought: calls and replies in one piece, in the layout that both ends have
+//! settled on, without chunks, or calls with one in each direction at most.
 //!
 //! [`Connection::handle_message`] would take them, too, and come to the same end.
 
@@ -7,15 +7,15 @@ use super::{Connection, CreditWords, Event, PeerFault};
 use crate::wire::{Plain, PlainChunks, PlainLayout};
 
 impl Connection {
-    /// Reads a received message if it is such a one, to be [handled](Self::handle_plain) then. Else `None`, and it was not looked at yet as
-    /// far as the connection is concerned.
+    /// Reads a received message if it is such a one, to be [handled](Self::handle_plain) then. Else `None`,
+    /// and it was not looked at yet as far as the connection is concerned.
     #[inline(always)]
     pub fn plain(&self, message: &[u8]) -> Option<Plain> {
         self.plain?.read(message)
     }
 
-    /// The same for a call with chunks, few enough to be read in one go, where calls may have any: to be handled
-    /// [as such](Self::handle_plain_with_chunks).
+    /// The same for a call with chunks, few enough to be read in one go, where calls may have any: to be
+    /// handled [as such](Self::handle_plain_with_chunks).
     #[inline]
     pub fn plain_with_chunks(&self, message: &[u8]) -> Option<(Plain, PlainChunks)> {
         if self.takes_chunks() { self.plain?.read_with_chunks(message) } else { None }

@@ -340,8 +340,9 @@ impl Connection {
             HeaderType::Error => true,
             // The RPC message does, where it came with the header (RFC 8167 §5).
             HeaderType::Msg if view.payload().len() >= 8 => view.payload()[4..8] == 1u32.to_be_bytes(),
-            // Replies have no Read list, and long calls are in one. A server, which offers no Reply chunk here, awaits no long reply: what looks
-            // like one is about the call that it names, if that is under way.
+            // Replies have no Read list, and long calls are in one. A server, which offers no Reply chunk
+            // here, awaits no long reply: what looks like one is about the call that it names, if
+            // that is under way.
             HeaderType::Msg => !self.config.server && view.reads().next().is_none(),
             HeaderType::Nomsg => {
                 view.reads().next().is_none() && (!self.config.server || self.calls.is_sent(view.xid()))
@@ -355,7 +356,8 @@ impl Connection {
             return Ok(self.reject(Rejected::Unexpected));
         }
         self.settle_server(Version::V1, false);
-        // Its credit word asks for credits, which this side grants as it sees fit: what counts are the calls under way.
+        // Its credit word asks for credits, which this side grants as it sees fit: what counts are the calls
+        // under way.
         self.check_overrun()?;
         match view.htype() {
             HeaderType::Msg | HeaderType::Nomsg => self.called(view),
@@ -388,7 +390,8 @@ impl Connection {
         }
     }
 
-    /// Version 1 counts no messages, but calls under way: no more of them than are [tolerated](super::Credits::tolerated).
+    /// Version 1 counts no messages, but calls under way: no more of them than are
+    /// [tolerated](super::Credits::tolerated).
     #[inline]
     pub(super) fn check_overrun(&self) -> Result<(), PeerFault> {
         let limit = self.credits.tolerated() + 1;
@@ -528,7 +531,8 @@ impl Connection {
             return Ok(self.opened(event));
         }
         let whose = match self.version {
-            // An error that cannot be decoded means nothing in version 1 (RFC 8166 §4.5), and an unknown version says nothing of ours.
+            // An error that cannot be decoded means nothing in version 1 (RFC 8166 §4.5), and an unknown
+            // version says nothing of ours.
             _ if error.is_error() && error.version() != Some(Version::V2) => Whose::Nobodys,
             Version::V1 if !self.config.server && !error.has_reads() => Whose::Ours,
             Version::V2 if error.is_error() || error.is_response() => Whose::Ours,
@@ -543,7 +547,8 @@ impl Connection {
         })
     }
 
-    /// A message that is no use still took a Receive, and must be counted as the peer counts it; and it is no part of another.
+    /// A message that is no use still took a Receive, and must be counted as the peer counts it; and it is no
+    /// part of another.
     fn lose_one(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
         self.credits.count_unreadable(increment)?;
         if let Some(sequence) = self.sequence {
@@ -569,7 +574,8 @@ impl Connection {
                     _ => self.answer(xid, answer),
                 })
             }
-            // Errors never flow from requester to responder: the call that it speaks of ends, if there is one.
+            // Errors never flow from requester to responder: the call that it speaks of ends, if there is
+            // one.
             Whose::Ours => Ok(match self.calls.answered(xid) {
                 Match::Call(call, token) => {
                     self.credits.on_answered();

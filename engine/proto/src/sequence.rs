@@ -1,4 +1,5 @@
-//! A message of the peer that comes in parts (version 2 §6.3.2.2): what must be the same in all of them, and how much there is.
+//! A message of the peer that comes in parts (version 2 §6.3.2.2): what must be the same in all of them, and
+//! how much there is.
 
 use crate::wire::{Flags, HeaderType, View};
 

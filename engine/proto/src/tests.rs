@@ -254,7 +254,8 @@ fn a_server_that_is_slow_to_answer_grants_by_itself() {
             pair.deliver_to_client();
         }
         assert!(pair.server.counters().grants_pure > 0, "{scheme:?}");
-        // It stops granting before its table of calls is full: it never breaks the connection by its own generosity.
+        // It stops granting before its table of calls is full: it never breaks the connection by its own
+        // generosity.
         assert!(pair.served.len() as u32 > WINDOW, "{scheme:?}: {}", pair.served.len());
         assert!(pair.served.len() < pair.server.inbound_slots(), "{scheme:?}: {}", pair.served.len());
         for _ in 0..10 {
@@ -265,7 +266,8 @@ fn a_server_that_is_slow_to_answer_grants_by_itself() {
     }
 }
 
-/// Errors say nothing of credits in version 2, so a server that does nothing but refuse must grant apart from them.
+/// Errors say nothing of credits in version 2, so a server that does nothing but refuse must grant apart from
+/// them.
 #[test]
 fn a_server_that_refuses_everything_keeps_granting() {
     for scheme in ALL {
@@ -494,7 +496,8 @@ fn settled_client() -> (Connection, CallId) {
 fn what_cannot_be_read_grants_all_the_same() {
     let (mut client, _) = settled_client();
     let before = client.credits().available();
-    // A type that nobody knows, a flag that nobody knows, a list that is cut off; and an error, whose word is to be ignored.
+    // A type that nobody knows, a flag that nobody knows, a list that is cut off; and an error, whose word is
+    // to be ignored.
     for (message, newly) in [
         (words(&[9, 2, 16 << 16 | 1, 77, 0]), 1),
         (words(&[9, 2, 16 << 16 | 1, 0, 0x8000_0000, 0, 0, 0, 0]), 2),
@@ -509,7 +512,8 @@ fn what_cannot_be_read_grants_all_the_same() {
 /// Whatever is wrong with it, and wherever it comes.
 #[test]
 fn an_error_never_answers_an_error() {
-    // As a first message, and of versions that are known and not; with a flag that nobody knows, with MORE, cut off, of an unknown code.
+    // As a first message, and of versions that are known and not; with a flag that nobody knows, with MORE,
+    // cut off, of an unknown code.
     let errors: [&[u32]; 7] = [
         &[9, 2, 1, 4, 1, 2],
         &[9, 2, 1, 4, 0x8000_0001, 2],
@@ -643,7 +647,8 @@ fn a_keep_alive_leaves_the_message_beyond_the_limit_to_grants() {
     assert_eq!(client.poll_transmit(true), None);
 }
 
-/// A client of version 1 that has given up all its calls may have as many more under way before those are answered; each of them is.
+/// A client of version 1 that has given up all its calls may have as many more under way before those are
+/// answered; each of them is.
 #[test]
 fn version_1_calls_up_to_twice_the_window_are_served_and_more_are_a_fault() {
     let mut server = Connection::new(config(Scheme::V1, true));

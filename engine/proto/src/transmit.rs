@@ -19,16 +19,16 @@ impl Connection {
         !self.reply_queue.is_empty() || !self.call_queue.is_empty() || self.credits.wants_grant(receives_ok)
     }
 
-    /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due; or one is due in spite of what
-    /// was sent, which may have been long ago.
+    /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due; or
+    /// one is due in spite of what was sent, which may have been long ago.
     #[inline]
     pub fn must_be_asked(&mut self, receives_ok: bool) -> bool {
         let silent = !std::mem::replace(&mut self.spoke, false);
         silent || self.has_output(receives_ok)
     }
 
-    /// The next message that may go out. `receives_ok` says that the receive queue holds the reserves of all its
-    /// connections. Each message must then be written by [`emit_before`](Self::emit_before).
+    /// The next message that may go out. `receives_ok` says that the receive queue holds the reserves of all
+    /// its connections. Each message must then be written by [`emit_before`](Self::emit_before).
     #[inline]
     pub fn poll_transmit(&mut self, receives_ok: bool) -> Option<Outgoing> {
         let replenished = self.replenished(receives_ok);
@@ -50,21 +50,22 @@ impl Connection {
             true => self.credits.wants_grant_crowded(),
             false => self.credits.wants_grant(replenished),
         };
-        // What keeps alive says nothing new: it must not use up the one message beyond the limit, which may be needed to say something.
+        // What keeps alive says nothing new: it must not use up the one message beyond the limit, which may
+        // be needed to say something.
         let due = due || (self.ping && self.credits.may_send(false, replenished));
         self.ping = false;
         (silent && due).then_some(Outgoing::Grant)
     }
 
-    /// The next message is the answer to one of a version that is not spoken. Whatever credits are in that, its sender has kept a Receive for
-    /// the answer to its first message.
+    /// The next message is the answer to one of a version that is not spoken. Whatever credits are in that,
+    /// its sender has kept a Receive for the answer to its first message.
     fn owes_versions(&self) -> bool {
         let versions = matches!(self.reply_queue.front(), Some(Outgoing::WrongVersion { .. }));
         versions && self.config.server && self.version == Version::V2 && self.credits.may_grant()
     }
 
-    /// A message that [`poll_transmit`](Self::poll_transmit) gave cannot be sent now, and is nothing but a header: it is the next that
-    /// will be given again.
+    /// A message that [`poll_transmit`](Self::poll_transmit) gave cannot be sent now, and is nothing but a
+    /// header: it is the next that will be given again.
     #[cold]
     pub fn take_back(&mut self, out: Outgoing) {
         match out {
@@ -87,8 +88,9 @@ impl Connection {
         self.reply_queue.push_front(Outgoing::Continue);
     }
 
-    /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its calls. In version 1 calls under way
-    /// are bounded when they come, and an answer makes the room that it grants.
+    /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its
+    /// calls. In version 1 calls under way are bounded when they come, and an answer makes the room that
+    /// it grants.
     #[inline]
     pub(super) fn replenished(&self, receives_ok: bool) -> bool {
         let taken = self.inbound.capacity().min(self.errors_queued);
@@ -106,9 +108,9 @@ impl Connection {
         wire::msg_len(self.version, self.windowed()) + chunks.encoded_len()
     }
 
-    /// Writes the header of a call or reply without chunks in front of `end` of `buf`, and returns where it starts. The message is
-    /// then on its way as far as the connection is concerned. `None` if it does not fit before `end` (the caller's fault) or names
-    /// a served call that is gone.
+    /// Writes the header of a call or reply without chunks in front of `end` of `buf`, and returns where it
+    /// starts. The message is then on its way as far as the connection is concerned. `None` if it does
+    /// not fit before `end` (the caller's fault) or names a served call that is gone.
     #[inline(always)]
     pub fn emit_plain(
         &mut self,
@@ -151,8 +153,9 @@ impl Connection {
         Some(start)
     }
 
-    /// Writes the header of a part of a call or reply that is not the last, as [`emit_plain`](Self::emit_plain). The last part is written
-    /// by that or by [`emit_before`](Self::emit_before).
+    /// Writes the header of a part of a call or reply that is not the last, as
+    /// [`emit_plain`](Self::emit_plain). The last part is written by that or by
+    /// [`emit_before`](Self::emit_before).
     pub fn emit_part(
         &mut self,
         out: Outgoing,
@@ -169,7 +172,8 @@ impl Connection {
         self.emit_msg(xid, flags, true, receives_ok, buf, end)
     }
 
-    /// As [`emit_plain`](Self::emit_plain), for messages in other forms; `form` means nothing for errors, properties and grants.
+    /// As [`emit_plain`](Self::emit_plain), for messages in other forms; `form` means nothing for errors,
+    /// properties and grants.
     pub fn emit_before(
         &mut self,
         out: Outgoing,
@@ -203,7 +207,8 @@ impl Connection {
                 Body::Msg(form.chunks)
             }
         };
-        // What an error says of credits is ignored in version 2, so it promises nothing, and a grant may still be due behind it.
+        // What an error says of credits is ignored in version 2, so it promises nothing, and a grant may
+        // still be due behind it.
         let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
         let grants = !error || self.version == Version::V1;
         let piggybacked = self.counters.grants_piggybacked;
@@ -222,8 +227,8 @@ impl Connection {
         header.emit_before(buf, end, self.version, self.config.revision)
     }
 
-    /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts; a message that `grants`
-    /// nothing tells nothing new.
+    /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts;
+    /// a message that `grants` nothing tells nothing new.
     #[inline(always)]
     pub(super) fn account(&mut self, call: bool, grants: bool, receives_ok: bool) -> CreditWords {
         self.spoke |= grants;

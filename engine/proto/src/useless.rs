@@ -1,5 +1,5 @@
-//! Messages of no use. No rule of flow control ends them in version 1, and in version 2 they get their credits back: so each connection has a
-//! budget of them.
+//! Messages of no use. No rule of flow control ends them in version 1, and in version 2 they get their
+//! credits back: so each connection has a budget of them.
 
 /// What is left of the budget. Times are nanoseconds.
 #[derive(Clone, Debug)]

@@ -82,7 +82,8 @@ impl Template {
         self.header.len()
     }
 
-    /// The most that a reply may come to behind a header without a verifier, for this many bytes of inline results.
+    /// The most that a reply may come to behind a header without a verifier, for this many bytes of inline
+    /// results.
     #[inline]
     pub(super) fn reply_room(&self, results: usize) -> usize {
         results.saturating_add(self.verifier_room)

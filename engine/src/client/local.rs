@@ -59,7 +59,8 @@ pub struct LocalClient<F: Fabric = AnyFabric> {
 pub struct PreparedCall {
     message: Buf,
     args_at: usize,
-    /// Bytes of the message, from its start on, that are this call's; the others hold what other messages had there.
+    /// Bytes of the message, from its start on, that are this call's; the others hold what other messages
+    /// had there.
     filled: usize,
     memory: Option<ChunkMemory>,
     procedure: u32,
@@ -69,7 +70,8 @@ pub struct PreparedCall {
 }
 
 impl PreparedCall {
-    /// The arguments, where they are sent from: zero, as far as they are not written yet. [`put_args`](Self::put_args) spares the zeroes.
+    /// The arguments, where they are sent from: zero, as far as they are not written yet.
+    /// [`put_args`](Self::put_args) spares the zeroes.
     #[inline]
     pub fn args_mut(&mut self) -> &mut [u8] {
         self.fill();
@@ -99,8 +101,9 @@ impl PreparedCall {
         }
     }
 
-    /// Sends a buffer as a Read chunk: an argument that belongs at byte `at` of the arguments (a multiple of 4), without XDR round-up. The
-    /// buffer must be of the client's [`alloc`](LocalClient::alloc); its window is what is sent.
+    /// Sends a buffer as a Read chunk: an argument that belongs at byte `at` of the arguments (a multiple of
+    /// 4), without XDR round-up. The buffer must be of the client's [`alloc`](LocalClient::alloc); its
+    /// window is what is sent.
     ///
     /// # Errors
     /// The buffer back, if the call was not prepared for chunks, or has too many.
@@ -114,8 +117,8 @@ impl PreparedCall {
         }
     }
 
-    /// Offers a buffer as a Write chunk for the next result; its window is how much there is room for. The buffer must be of the client's
-    /// [`alloc`](LocalClient::alloc).
+    /// Offers a buffer as a Write chunk for the next result; its window is how much there is room for. The
+    /// buffer must be of the client's [`alloc`](LocalClient::alloc).
     ///
     /// # Errors
     /// The buffer back, if the call was not prepared for chunks, or has too many.
@@ -129,14 +132,15 @@ impl PreparedCall {
         }
     }
 
-    /// Says that the inline results may come to so many bytes, so that there is room for them however they travel. Not needed for
-    /// results that fit one message.
+    /// Says that the inline results may come to so many bytes, so that there is room for them however they
+    /// travel. Not needed for results that fit one message.
     pub fn expect_reply(&mut self, bytes: usize) {
         self.max_reply = bytes;
     }
 
-    /// Makes it a call without a reply, of a [call-only](crate::Procedure::call_only) procedure: it has ended, well, when it is sent, and
-    /// nothing says whether it was carried out. In version 2 only, and without chunks.
+    /// Makes it a call without a reply, of a [call-only](crate::Procedure::call_only) procedure: it has
+    /// ended, well, when it is sent, and nothing says whether it was carried out. In version 2 only, and
+    /// without chunks.
     pub fn call_only(&mut self) {
         self.call_only = true;
     }
@@ -178,8 +182,8 @@ impl<F: Fabric> LocalClient<F> {
         Ok(client)
     }
 
-    /// Starts to connect, and returns at once: poll until the connection [is open](Self::is_open), or there is a
-    /// [reason](Self::closed_because) why it never will be.
+    /// Starts to connect, and returns at once: poll until the connection [is open](Self::is_open), or there
+    /// is a [reason](Self::closed_because) why it never will be.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -213,8 +217,8 @@ impl<F: Fabric> LocalClient<F> {
         Ok(connection)
     }
 
-    /// Takes no more calls on a connection, and returns at once: it ends when those under way have ended, and then there is a
-    /// [reason](Self::closed_because).
+    /// Takes no more calls on a connection, and returns at once: it ends when those under way have ended, and
+    /// then there is a [reason](Self::closed_because).
     pub fn begin_close(&mut self, connection: Connection) {
         if let Some(&conn) = self.connections.get(connection.0) {
             self.shard.close(conn);
@@ -253,14 +257,14 @@ impl<F: Fabric> LocalClient<F> {
         &self.shard
     }
 
-    /// The shard, to be driven by its owner: what it [tells](Shard::take_notices) and what [ended](Shard::take_done) is then the owner's to
-    /// take, rather than [`poll`](Self::poll)'s to give.
+    /// The shard, to be driven by its owner: what it [tells](Shard::take_notices) and what
+    /// [ended](Shard::take_done) is then the owner's to take, rather than [`poll`](Self::poll)'s to give.
     pub fn shard_mut(&mut self) -> &mut Shard<F> {
         &mut self.shard
     }
 
-    /// Takes in a connection that the [shard](Self::shard_mut) has accepted, to call back on it (RFC 8167). A client that serves, and
-    /// listens, is a server that is polled by its caller.
+    /// Takes in a connection that the [shard](Self::shard_mut) has accepted, to call back on it (RFC 8167). A
+    /// client that serves, and listens, is a server that is polled by its caller.
     pub fn adopt(&mut self, conn: ConnRef) -> Connection {
         self.connections.push(conn);
         Connection(self.connections.len() - 1)
@@ -331,17 +335,19 @@ impl<F: Fabric> LocalClient<F> {
         })
     }
 
-    /// Memory for a chunk of a call on a connection: only that connection's peer is ever given access to it. It holds zeroes, or what earlier calls on
-    /// this connection had there.
+    /// Memory for a chunk of a call on a connection: only that connection's peer is ever given access to it.
+    /// It holds zeroes, or what earlier calls on this connection had there.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] when [`Config::bulk_buffers`](crate::Config::bulk_buffers) has no such buffer left.
+    /// [`CallError::NoMemory`] when [`Config::bulk_buffers`](crate::Config::bulk_buffers) has no such buffer
+    /// left.
     pub fn alloc(&mut self, connection: Connection, len: usize) -> Result<Buf, CallError> {
         let conn = *self.connections.get(connection.0).ok_or(CallError::Closed)?;
         self.shard.alloc_exposed(conn, len)
     }
 
-    /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has ended already.
+    /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has
+    /// ended already.
     #[inline(always)]
     pub fn start(&mut self, connection: Connection, mut call: PreparedCall, token: u64) -> Option<CallId> {
         if call.memory.is_some()
@@ -373,15 +379,15 @@ impl<F: Fabric> LocalClient<F> {
         Ok(())
     }
 
-    /// Posts the calls that were started since the last [`poll`](Self::poll): now, instead of in the next. Worth it before anything
-    /// else is done; `poll` does the same when it is called at once.
+    /// Posts the calls that were started since the last [`poll`](Self::poll): now, instead of in the next.
+    /// Worth it before anything else is done; `poll` does the same when it is called at once.
     #[inline]
     pub fn flush(&mut self) {
         self.shard.flush();
     }
 
-    /// Gives up a call. It ends with [`CallError::Cancelled`] if it has not ended yet; its memory comes home when the server can no longer
-    /// reach it.
+    /// Gives up a call. It ends with [`CallError::Cancelled`] if it has not ended yet; its memory comes home
+    /// when the server can no longer reach it.
     pub fn cancel(&mut self, connection: Connection, call: CallId) {
         if let Some(&conn) = self.connections.get(connection.0) {
             self.shard.cancel_call(conn, call);
@@ -403,15 +409,17 @@ impl<F: Fabric> LocalClient<F> {
         busy
     }
 
-    /// Sleeps until there may be something to do, for at most `longest`. What it comes across is told by the next [`poll`](Self::poll). For
-    /// callers with an idle policy of their own; it needs a configuration whose own is not [`IdlePolicy::Poll`](crate::IdlePolicy::Poll).
+    /// Sleeps until there may be something to do, for at most `longest`. What it comes across is told by the
+    /// next [`poll`](Self::poll). For callers with an idle policy of their own; it needs a configuration
+    /// whose own is not [`IdlePolicy::Poll`](crate::IdlePolicy::Poll).
     pub fn wait(&mut self, longest: Duration) {
         if self.waiting.is_empty() {
             self.shard.sleep(longest);
         }
     }
 
-    /// Calls, and waits for the end. Other calls that end meanwhile are told by the next [`poll`](Self::poll).
+    /// Calls, and waits for the end. Other calls that end meanwhile are told by the next
+    /// [`poll`](Self::poll).
     ///
     /// # Errors
     /// How the call ended without a reply.
@@ -451,8 +459,8 @@ impl<F: Fabric> LocalClient<F> {
         }
     }
 
-    /// Takes no more calls, waits for those under way, and closes. Calls that are still under way after `timeout` end with an error.
-    /// Returns how those ended that [`poll`](Self::poll) had not told yet.
+    /// Takes no more calls, waits for those under way, and closes. Calls that are still under way after
+    /// `timeout` end with an error. Returns how those ended that [`poll`](Self::poll) had not told yet.
     pub fn close(mut self, timeout: Duration) -> Vec<Done> {
         self.shard.drain();
         let started = self.shard.now();

@@ -1,5 +1,5 @@
-//! The public face for those who call: [`LocalClient`] is polled by its caller, on the caller's thread; [`Client`] talks to a
-//! shard on a thread of its own, blocking or as a `Future`.
+//! The public face for those who call: [`LocalClient`] is polled by its caller, on the caller's thread;
+//! [`Client`] talks to a shard on a thread of its own, blocking or as a `Future`.
 
 mod header;
 mod local;
@@ -28,10 +28,11 @@ pub struct ClientConfig {
     pub version: u32,
     /// Default: `AUTH_NONE`.
     pub credential: Credential,
-    /// What the client serves to its server, in the reverse direction (RFC 8167): on its shard, whatever placement the procedures ask for. Default: nothing.
+    /// What the client serves to its server, in the reverse direction (RFC 8167): on its shard, whatever
+    /// placement the procedures ask for. Default: nothing.
     pub services: Option<Arc<Services>>,
-    /// What may be placed directly: calls that break it are not sent. `None`: the server alone decides. RPCSEC_GSS integrity and privacy are heeded
-    /// in any case.
+    /// What may be placed directly: calls that break it are not sent. `None`: the server alone decides.
+    /// RPCSEC_GSS integrity and privacy are heeded in any case.
     pub bindings: Option<Arc<Bindings>>,
     /// How long connecting may take. Default 5 s.
     pub connect_timeout: std::time::Duration,
@@ -93,8 +94,9 @@ pub enum ConnectError {
 }
 
 impl ClientConfig {
-    /// Holds a call with chunks against the binding. `reads` and `writes` are the lengths of its chunks. The most bytes of inline results
-    /// that its reply may have if each result goes into the Write chunk that there is for it; `None` if that is not known.
+    /// Holds a call with chunks against the binding. `reads` and `writes` are the lengths of its chunks. The
+    /// most bytes of inline results that its reply may have if each result goes into the Write chunk that
+    /// there is for it; `None` if that is not known.
     fn check_binding(
         &self,
         procedure: u32,

@@ -24,9 +24,9 @@ use crate::stats::ShardStats;
 
 /// A connection, as one application thread uses it. For another thread, take [`another`](Self::another).
 ///
-/// Calls may block ([`call`](Self::call)) or be futures of any runtime ([`start`](Self::start)). The client's memory is its
-/// shard's: a future that is dropped leaves its call to end by itself, and no buffer is freed that the
-/// device may still touch.
+/// Calls may block ([`call`](Self::call)) or be futures of any runtime ([`start`](Self::start)). The client's
+/// memory is its shard's: a future that is dropped leaves its call to end by itself, and no buffer is freed
+/// that the device may still touch.
 pub struct Client {
     // Before the shard's handle: the shard stops when its last client is gone.
     sender: Sender<Command>,
@@ -64,8 +64,8 @@ impl ClientCall {
         self
     }
 
-    /// Sends a buffer as a Read chunk: an argument that belongs at byte `at` of the arguments (a multiple of 4). The buffer must be of the client's
-    /// [`alloc`](Client::alloc).
+    /// Sends a buffer as a Read chunk: an argument that belongs at byte `at` of the arguments (a multiple of
+    /// 4). The buffer must be of the client's [`alloc`](Client::alloc).
     ///
     /// # Panics
     /// With more than [`MAX_CHUNKS`].
@@ -83,8 +83,8 @@ impl ClientCall {
         self
     }
 
-    /// Says that the inline results may come to so many bytes, so that there is room for them however they travel. Not needed for
-    /// results that fit one message.
+    /// Says that the inline results may come to so many bytes, so that there is room for them however they
+    /// travel. Not needed for results that fit one message.
     pub fn expect_reply(mut self, bytes: usize) -> Self {
         self.max_reply = bytes;
         self
@@ -175,10 +175,12 @@ impl Client {
         Self::of(Arc::clone(&self.shared))
     }
 
-    /// Memory for a chunk of a call: only this connection's server is ever given access to it. Asks the shard.
+    /// Memory for a chunk of a call: only this connection's server is ever given access to it. Asks the
+    /// shard.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] when [`Config::bulk_buffers`](crate::Config::bulk_buffers) has no such buffer left.
+    /// [`CallError::NoMemory`] when [`Config::bulk_buffers`](crate::Config::bulk_buffers) has no such buffer
+    /// left.
     pub fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
         let conn = self.shared.conn;
         self.shared.shard.ask(|answer| Command::Alloc(conn, len, answer)).unwrap_or(Err(CallError::Closed))

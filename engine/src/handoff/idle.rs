@@ -3,8 +3,8 @@
 
 /// Empty polls between two yields of the core, unless [`Idle::yield_every`] says otherwise.
 ///
-/// A yield costs about as much as a dozen polls when nobody else wants the core, and it is what keeps more threads
-/// than cores from stopping each other: so one every few dozen polls, not one each and not none.
+/// A yield costs about as much as a dozen polls when nobody else wants the core, and it is what keeps more
+/// threads than cores from stopping each other: so one every few dozen polls, not one each and not none.
 pub const YIELD_EVERY: u32 = 32;
 
 /// Empty polls that [`IdlePolicy::Adaptive`] makes by default before it sleeps: some tens of microseconds.
@@ -20,13 +20,15 @@ pub enum IdlePolicy {
         /// Empty polls in a row before it sleeps. 0 is the same as [`IdlePolicy::Event`].
         spin: u32,
     },
-    /// Lets other threads have the core after each empty poll, and sleeps if there was nothing for a while. Where a server shares its cores with
-    /// its clients: while it waits, they make the next call, and it is found without the system calls of a sleep.
+    /// Lets other threads have the core after each empty poll, and sleeps if there was nothing for a while.
+    /// Where a server shares its cores with its clients: while it waits, they make the next call, and it
+    /// is found without the system calls of a sleep.
     Yield {
         /// Empty polls in a row before it sleeps.
         times: u32,
     },
-    /// Sleeps at the first empty poll: no time of the core is wasted, and each message that meets a sleeper pays for a wake-up.
+    /// Sleeps at the first empty poll: no time of the core is wasted, and each message that meets a sleeper
+    /// pays for a wake-up.
     Event,
 }
 
@@ -85,7 +87,8 @@ impl Idle {
         self.empty = 0;
     }
 
-    /// There was none: what now? After a sleep the count goes on, so that a wake-up for nothing sleeps again at once.
+    /// There was none: what now? After a sleep the count goes on, so that a wake-up for nothing sleeps again
+    /// at once.
     #[inline]
     #[expect(
         clippy::should_implement_trait,

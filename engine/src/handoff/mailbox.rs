@@ -1,7 +1,7 @@
 //! Many application threads to one shard: a ring for each thread, read in turn by the shard.
 //!
-//! A thread joins a running shard through the [`Connector`]: its new ring waits behind a small lock until the shard,
-//! which looks at one flag each turn, takes it in. From then on nothing is shared between senders.
+//! A thread joins a running shard through the [`Connector`]: its new ring waits behind a small lock until the
+//! shard, which looks at one flag each turn, takes it in. From then on nothing is shared between senders.
 #![forbid(unsafe_code)]
 
 use rpcrdma_mempool::sync::{Arc, AtomicBool, Ordering, thread};
@@ -57,7 +57,8 @@ impl<R> Intake<R> {
 
 /// The shard's end: all rings of all senders.
 ///
-/// Dropping it closes every ring; items inside are dropped, and later sends are refused with [`SendError::Closed`].
+/// Dropping it closes every ring; items inside are dropped, and later sends are refused with
+/// [`SendError::Closed`].
 pub struct Mailbox<T> {
     rings: Vec<Consumer<T>>,
     /// Whose turn it is.
@@ -77,7 +78,8 @@ impl<T> Mailbox<T> {
         Connector { intake: Arc::clone(&self.intake), signal: self.signal.clone() }
     }
 
-    /// Hands up to `max` items to `take`, from the senders in turn; returns how many. Forgets senders that are gone.
+    /// Hands up to `max` items to `take`, from the senders in turn; returns how many. Forgets senders that
+    /// are gone.
     #[inline]
     pub fn poll(&mut self, max: usize, mut take: impl FnMut(T)) -> usize {
         if self.intake.is_fresh() {
@@ -106,7 +108,8 @@ impl<T> Mailbox<T> {
         taken
     }
 
-    /// True if a poll would find something: items, or a sender that came or went. The second look before sleeping.
+    /// True if a poll would find something: items, or a sender that came or went. The second look before
+    /// sleeping.
     pub fn has_work(&self) -> bool {
         self.intake.is_fresh() || self.rings.iter().any(|ring| !ring.is_empty() || ring.is_closed())
     }
@@ -141,8 +144,8 @@ impl<T> Clone for Connector<T> {
 }
 
 impl<T> Connector<T> {
-    /// Joins, with a ring of `capacity` items. Takes a lock and allocates: once per application thread, not per call. If the
-    /// shard is gone already the sender is born closed.
+    /// Joins, with a ring of `capacity` items. Takes a lock and allocates: once per application thread, not
+    /// per call. If the shard is gone already the sender is born closed.
     pub fn connect(&self, capacity: usize) -> Sender<T> {
         let (producer, consumer) = ring(capacity);
         // A refused consumer is dropped here, and that closes the ring.
@@ -183,8 +186,8 @@ impl<T> Sender<T> {
         Self { ring, signal }
     }
 
-    /// Sends and wakes the receiver if it sleeps. An item that was accepted is taken by the receiver, or dropped by it
-    /// when it ends: it never waits in a ring that nobody reads.
+    /// Sends and wakes the receiver if it sleeps. An item that was accepted is taken by the receiver, or
+    /// dropped by it when it ends: it never waits in a ring that nobody reads.
     #[inline]
     pub fn send(&mut self, item: T) -> Result<(), SendError<T>> {
         self.stage(item)?;
@@ -207,7 +210,8 @@ impl<T> Sender<T> {
         self.ring.stage(item).map_err(SendError::Full)
     }
 
-    /// Sends all that was staged: one store and at most one wake-up. If the receiver is gone, it is dropped here.
+    /// Sends all that was staged: one store and at most one wake-up. If the receiver is gone, it is dropped
+    /// here.
     #[inline]
     pub fn flush(&mut self) {
         self.ring.publish();

@@ -7,9 +7,9 @@
 //! notifier:  publish an item ; fence(SeqCst) ; look at `sleeping`      ; wake if true
 //! ```
 //!
-//! The two fences have an order. If the sleeper's is first, the notifier sees `sleeping`; if the notifier's is
-//! first, the sleeper's second look sees the item. No wake-up is lost, and a sleeper that is awake costs its
-//! notifiers a fence and a load of a line that nobody writes.
+//! The two fences have an order. If the sleeper's is first, the notifier sees `sleeping`; if the notifier's
+//! is first, the sleeper's second look sees the item. No wake-up is lost, and a sleeper that is awake costs
+//! its notifiers a fence and a load of a line that nobody writes.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -62,8 +62,8 @@ impl Sleeper {
         Signal { shared: Arc::clone(&self.shared) }
     }
 
-    /// Says that this thread is about to sleep. Look at every source of work again after this, and sleep only if all
-    /// are empty. Each `arm` is followed by [`park`](Self::park) or [`disarm`](Self::disarm).
+    /// Says that this thread is about to sleep. Look at every source of work again after this, and sleep only
+    /// if all are empty. Each `arm` is followed by [`park`](Self::park) or [`disarm`](Self::disarm).
     pub fn arm(&mut self) {
         if matches!(self.shared.wake, Wake::Thread) {
             let me = thread::current();
@@ -114,8 +114,8 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// Call it after publishing something: the sleeper will see it, awake or not. A fence and a load if it is awake; a
-    /// system call if it sleeps, once per sleep.
+    /// Call it after publishing something: the sleeper will see it, awake or not. A fence and a load if it is
+    /// awake; a system call if it sleeps, once per sleep.
     #[inline]
     pub fn notify(&self) {
         // SYNC POINT sleep: with the fence in `Sleeper::arm`.

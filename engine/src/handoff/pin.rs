@@ -40,7 +40,8 @@ pub enum PinError {
 
 /// The cores that this process may use, ascending.
 ///
-/// Looked up once: threads pinned later, by [`pin_current_thread`], do not shrink it for the threads that they start.
+/// Looked up once: threads pinned later, by [`pin_current_thread`], do not shrink it for the threads that
+/// they start.
 pub fn allowed_cores() -> &'static [usize] {
     static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
     ALLOWED.get_or_init(|| {

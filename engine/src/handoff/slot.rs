@@ -1,13 +1,13 @@
-//! Call slots: where a shard puts the result of a call that an application thread waits for, blocking or as a future.
-//! A table of slots is made once; a call takes one and gives it back, with no allocation.
+//! Call slots: where a shard puts the result of a call that an application thread waits for, blocking or as a
+//! future. A table of slots is made once; a call takes one and gives it back, with no allocation.
 //!
 //! A slot in use has two ends, each of which exists once: the [`Ticket`] waits, the [`Completer`] completes.
-//! Because they are moved and never cloned, no end of an earlier use can reach a slot that is in use again, so the
-//! slot needs no generation.
+//! Because they are moved and never cloned, no end of an earlier use can reach a slot that is in use again,
+//! so the slot needs no generation.
 //!
 //! # Field-access protocol
-//! `state` is a set of bits; a new use starts with none (*pending*). DONE, LEFT and GONE are set once per use, so they may be
-//! added, which is one instruction where fetching an `or` is a loop.
+//! `state` is a set of bits; a new use starts with none (*pending*). DONE, LEFT and GONE are set once per
+//! use, so they may be added, which is one instruction where fetching an `or` is a loop.
 //!
 //! | bit | set by | meaning |
 //! | --- | --- | --- |
@@ -16,19 +16,20 @@
 //! | `LEFT` | completer, after DONE | it has moved the waiter out and will not touch the slot again |
 //! | `GONE` | ticket | it will not touch the slot again (*abandoned* if DONE is not set yet) |
 //!
-//! 1. `value` belongs to the completer until it sets DONE; then to the ticket, unless GONE was set before: then to
-//!    the completer still.
-//! 2. `waiter` belongs to the ticket while WAITER is clear, to nobody while it is set, and to the completer once it
-//!    sets DONE or sees GONE while WAITER is set.
-//! 3. The slot goes home exactly once, with both cells empty, by whoever ends last: the completer if it finds GONE; the ticket
-//!    if DONE was set without WAITER, because then the completer is through at DONE. When DONE met WAITER, both still
-//!    have something to do: the completer then sets LEFT and the ticket GONE, and the second one brings it home.
+//! 1. `value` belongs to the completer until it sets DONE; then to the ticket, unless GONE was set before:
+//!    then to the completer still.
+//! 2. `waiter` belongs to the ticket while WAITER is clear, to nobody while it is set, and to the completer
+//!    once it sets DONE or sees GONE while WAITER is set.
+//! 3. The slot goes home exactly once, with both cells empty, by whoever ends last: the completer if it finds
+//!    GONE; the ticket if DONE was set without WAITER, because then the completer is through at DONE. When
+//!    DONE met WAITER, both still have something to do: the completer then sets LEFT and the ticket GONE, and
+//!    the second one brings it home.
 //! 4. Nobody touches a slot, or the table, after the step that lets the other end bring it home.
 //! 5. The table is freed once its owner is gone and every slot is home (`remaining`).
 //!
-//! SYNC POINTS: *result*: the completer's DONE (Release) with the ticket's look (Acquire). *waiter*: the ticket's
-//! WAITER (Release) with the completer's DONE (Acquire). *parting*: LEFT and GONE, both AcqRel. *home*: the push onto `returned`
-//! (Release) with the owner's swap (Acquire).
+//! SYNC POINTS: *result*: the completer's DONE (Release) with the ticket's look (Acquire). *waiter*: the
+//! ticket's WAITER (Release) with the completer's DONE (Acquire). *parting*: LEFT and GONE, both AcqRel.
+//! *home*: the push onto `returned` (Release) with the owner's swap (Acquire).
 #![expect(
     unsafe_code,
     reason = "result and waiter cells change hands between threads; the protocol above says when"
@@ -106,13 +107,14 @@ pub struct SlotTable<T> {
     free: u32,
 }
 
-// SAFETY: the table behind the pointer lives until its last user is through (rule 5). What crosses threads with it are
-// the values, hence `T: Send`, and waiters, which are `Send`; atomics order each change of hands (rules 1 to 3).
+// SAFETY: the table behind the pointer lives until its last user is through (rule 5). What crosses threads
+// with it are the values, hence `T: Send`, and waiters, which are `Send`; atomics order each change of hands
+// (rules 1 to 3).
 unsafe impl<T: Send> Send for SlotTable<T> {}
 
 impl<T> SlotTable<T> {
-    /// A table for `capacity` calls in flight, at least 1. Memory: about `size_of::<T>() + 64` bytes each, in whole pairs of
-    /// cache lines, so that neighbours do not disturb each other.
+    /// A table for `capacity` calls in flight, at least 1. Memory: about `size_of::<T>() + 64` bytes each, in
+    /// whole pairs of cache lines, so that neighbours do not disturb each other.
     pub fn new(capacity: u32) -> Self {
         let capacity = capacity.clamp(1, CLOSED - 1);
         let slot = |index: u32| Slot {
@@ -187,8 +189,8 @@ fn settle<T>(table: NonNull<Table<T>>, home: usize) {
     let remaining = unsafe { &table.as_ref().remaining };
     // Each user's last accesses come before the last user's free.
     if remaining.fetch_sub(home, Ordering::AcqRel) == home {
-        // SAFETY: it came from `Box::leak` in `new`, nobody has a share left, and so this happens once. Free slots have
-        // empty cells (rule 3), so nothing in them is left to drop.
+        // SAFETY: it came from `Box::leak` in `new`, nobody has a share left, and so this happens once. Free
+        // slots have empty cells (rule 3), so nothing in them is left to drop.
         let table = unsafe { Box::from_raw(table.as_ptr()) };
         #[cfg(loom)]
         table.life.with_mut(|_| ());
@@ -213,7 +215,8 @@ impl<T> Copy for End<T> {}
 impl<T> End<T> {
     #[inline]
     fn table(&self) -> &Table<T> {
-        // SAFETY: rules 4 and 5: an end is used only while its slot is not home, and until then the table exists.
+        // SAFETY: rules 4 and 5: an end is used only while its slot is not home, and until then the table
+        // exists.
         let table = unsafe { self.table.as_ref() };
         #[cfg(loom)]
         table.life.with(|_| ());
@@ -281,8 +284,8 @@ impl<T> End<T> {
 
 /// The waiting end of a call.
 ///
-/// Ask with [`try_take`](Self::try_take), block with [`wait`](Self::wait), or `.await` it. Dropping it before the
-/// result is there abandons the call: the result is dropped by the shard when it comes.
+/// Ask with [`try_take`](Self::try_take), block with [`wait`](Self::wait), or `.await` it. Dropping it before
+/// the result is there abandons the call: the result is dropped by the shard when it comes.
 ///
 /// # Panics
 /// As a future, when polled again after it was ready.
@@ -315,8 +318,8 @@ impl<T> Ticket<T> {
         Some(take(end, state))
     }
 
-    /// Waits for the result: polls a while, then sleeps. `None` when the deadline is over first, or the result was
-    /// taken before; the ticket stays good for another try.
+    /// Waits for the result: polls a while, then sleeps. `None` when the deadline is over first, or the
+    /// result was taken before; the ticket stays good for another try.
     pub fn wait(&mut self, deadline: Option<Instant>) -> Option<Result<T, Lost>> {
         self.wait_with(IdlePolicy::default(), deadline)
     }
@@ -368,8 +371,8 @@ impl<T> Drop for Ticket<T> {
         let state = &end.slot().state;
         let mut seen = state.load(Ordering::Acquire);
         while seen & DONE == 0 {
-            // Until DONE only this end changes the state. SYNC POINT parting: all that this end did comes before the
-            // completer brings the slot home, and before the table's end.
+            // Until DONE only this end changes the state. SYNC POINT parting: all that this end did comes
+            // before the completer brings the slot home, and before the table's end.
             match state.compare_exchange_weak(seen, seen | GONE, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
                 Err(now) => seen = now,
@@ -429,7 +432,8 @@ pub struct Completer<T> {
 unsafe impl<T: Send> Send for Completer<T> {}
 
 impl<T> Completer<T> {
-    /// Ends the call with a result and wakes whoever waits for it. If the ticket is gone, the result is dropped here.
+    /// Ends the call with a result and wakes whoever waits for it. If the ticket is gone, the result is
+    /// dropped here.
     #[inline]
     pub fn complete(self, value: T) {
         let end = self.end;

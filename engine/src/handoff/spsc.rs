@@ -11,8 +11,8 @@
 //! 5. A consumer that ends says CLOSING, takes what it finds, and says GONE as its last act; from GONE on the
 //!    producer holds both roles. What is left when both are gone is dropped with the ring.
 //!
-//! Both cached positions live in the ends themselves, so a busy ring moves one line for the slots and one for a
-//! position only when a cached one has run out.
+//! Both cached positions live in the ends themselves, so a busy ring moves one line for the slots and one for
+//! a position only when a cached one has run out.
 #![expect(
     unsafe_code,
     reason = "slots are written by one thread and read by another; the protocol above says when"
@@ -43,8 +43,9 @@ struct Shared<T> {
     tail: CachePadded<AtomicUsize>,
 }
 
-// SAFETY: the only shared mutable state that is not atomic are the slots, and rules 1 to 5 give each slot to one
-// thread at a time, with a Release/Acquire pair at each change of hands. Items move between threads, hence `T: Send`.
+// SAFETY: the only shared mutable state that is not atomic are the slots, and rules 1 to 5 give each slot to
+// one thread at a time, with a Release/Acquire pair at each change of hands. Items move between threads,
+// hence `T: Send`.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
@@ -60,7 +61,8 @@ impl<T> Shared<T> {
     #[inline]
     unsafe fn take(&self, position: usize) -> T {
         self.slot(position).with(|slot| {
-            // SAFETY: full and owned, says the caller; the slot counts as empty from now on, so it is read once.
+            // SAFETY: full and owned, says the caller; the slot counts as empty from now on, so it is read
+            // once.
             unsafe { slot.cast::<T>().read() }
         })
     }
@@ -115,7 +117,8 @@ pub struct Producer<T> {
 impl<T> Producer<T> {
     /// Puts an item in and shows it to the consumer. Gives it back when the ring is full.
     ///
-    /// It is also taken when the consumer is gone: see [`is_closed`](Self::is_closed), [`reclaim`](Self::reclaim).
+    /// It is also taken when the consumer is gone: see [`is_closed`](Self::is_closed),
+    /// [`reclaim`](Self::reclaim).
     #[inline]
     pub fn push(&mut self, item: T) -> Result<(), T> {
         self.stage(item)?;
@@ -123,15 +126,16 @@ impl<T> Producer<T> {
         Ok(())
     }
 
-    /// Puts an item in, to be shown by the next [`publish`](Self::publish). Gives it back when the ring is full.
+    /// Puts an item in, to be shown by the next [`publish`](Self::publish). Gives it back when the ring is
+    /// full.
     #[inline]
     pub fn stage(&mut self, item: T) -> Result<(), T> {
         if self.tail.wrapping_sub(self.head) == self.shared.slots.len() && !self.refresh() {
             return Err(item);
         }
         self.shared.slot(self.tail).with_mut(|slot| {
-            // SAFETY: `tail` is less than `head + capacity`, so the slot is empty and ours (rule 3); the Acquire
-            // load in `refresh` ordered the consumer's last read of it before this write.
+            // SAFETY: `tail` is less than `head + capacity`, so the slot is empty and ours (rule 3); the
+            // Acquire load in `refresh` ordered the consumer's last read of it before this write.
             unsafe { slot.cast::<T>().write(item) }
         });
         self.tail = self.tail.wrapping_add(1);
@@ -174,20 +178,22 @@ impl<T> Producer<T> {
     /// True once the consumer takes nothing more. What it left can be had from [`reclaim`](Self::reclaim).
     ///
     /// To be sure that a pushed item is either taken or reclaimed, a thread asks this after the push *and* a
-    /// `SeqCst` fence (SYNC POINT closing): then either the consumer's last look finds the item, or this says true.
+    /// `SeqCst` fence (SYNC POINT closing): then either the consumer's last look finds the item, or this says
+    /// true.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.shared.consumer.load(Ordering::Relaxed) != OPEN
     }
 
-    /// True once the consumer has ended: what [`reclaim`](Self::reclaim) gives from now on is all it will give.
+    /// True once the consumer has ended: what [`reclaim`](Self::reclaim) gives from now on is all it will
+    /// give.
     pub fn is_abandoned(&self) -> bool {
         // SYNC POINT leftovers: with the Release in `Farewell::drop`.
         self.shared.consumer.load(Ordering::Acquire) == GONE
     }
 
-    /// Publishes what was staged and says that nothing comes after it: what a drop does, for owners that have to
-    /// notify the consumer afterwards.
+    /// Publishes what was staged and says that nothing comes after it: what a drop does, for owners that have
+    /// to notify the consumer afterwards.
     pub(super) fn close(&mut self) {
         self.publish();
         // SYNC POINT last word: with the Acquire in `Consumer::is_closed`.
@@ -205,7 +211,8 @@ impl<T> Producer<T> {
         if self.head == self.tail {
             return None;
         }
-        // SAFETY: the slot is full (rule 1) and the consumer is gone, so it is ours (rule 5); `head` moves on below.
+        // SAFETY: the slot is full (rule 1) and the consumer is gone, so it is ours (rule 5); `head` moves on
+        // below.
         let item = unsafe { self.shared.take(self.head) };
         self.head = self.head.wrapping_add(1);
         self.shared.head.store(self.head, Ordering::Relaxed);
@@ -221,8 +228,8 @@ impl<T> Drop for Producer<T> {
 
 /// The end that takes items out. One thread at a time; it may move to another thread.
 ///
-/// Dropping it closes the ring and drops what is in it; dropping it after [`close`](Self::close) drops nothing.
-/// What it leaves can be taken back by [`Producer::reclaim`], or is dropped with the producer.
+/// Dropping it closes the ring and drops what is in it; dropping it after [`close`](Self::close) drops
+/// nothing. What it leaves can be taken back by [`Producer::reclaim`], or is dropped with the producer.
 pub struct Consumer<T> {
     shared: Arc<Shared<T>>,
     /// Next slot to take.
@@ -245,8 +252,8 @@ impl<T> Consumer<T> {
         Some(item)
     }
 
-    /// Takes up to `max` items, oldest first, and gives their slots back to the producer at once, when the iterator
-    /// is dropped. Items that were not asked for stay in the ring.
+    /// Takes up to `max` items, oldest first, and gives their slots back to the producer at once, when the
+    /// iterator is dropped. Items that were not asked for stay in the ring.
     #[inline]
     pub fn drain(&mut self, max: usize) -> Drain<'_, T> {
         if self.tail.wrapping_sub(self.head) < max {
@@ -269,8 +276,8 @@ impl<T> Consumer<T> {
     #[inline]
     fn take(&mut self) -> T {
         debug_assert_ne!(self.head, self.tail, "callers look first");
-        // SAFETY: `head` is less than the published `tail`, so the slot is full and ours (rule 3); the Acquire load
-        // in `refresh` ordered the producer's write before this read; `head` moves on.
+        // SAFETY: `head` is less than the published `tail`, so the slot is full and ours (rule 3); the
+        // Acquire load in `refresh` ordered the producer's write before this read; `head` moves on.
         let item = unsafe { self.shared.take(self.head) };
         self.head = self.head.wrapping_add(1);
         item
@@ -310,12 +317,13 @@ impl<T> Consumer<T> {
     /// True if the producer is gone and everything has been taken: nothing will come any more.
     #[inline]
     pub fn is_closed(&self) -> bool {
-        // SYNC POINT last word: with the Release in `Producer::close`. Its last items are visible once this is.
+        // SYNC POINT last word: with the Release in `Producer::close`. Its last items are visible once this
+        // is.
         self.shared.producer_gone.load(Ordering::Acquire) && self.is_empty()
     }
 
-    /// Tells the producer that nothing more is taken, apart from what this end still finds after this call. From now on
-    /// the drop leaves the items in the ring, for the producer to reclaim.
+    /// Tells the producer that nothing more is taken, apart from what this end still finds after this call.
+    /// From now on the drop leaves the items in the ring, for the producer to reclaim.
     #[cold]
     pub fn close(&mut self) {
         self.closed = true;

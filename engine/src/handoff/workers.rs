@@ -3,8 +3,9 @@
 //! Between each shard and each worker there are two rings: jobs out, results home. Nothing is shared between
 //! shards, and a worker looks at its shards in turn, one job each.
 //!
-//! A job travels with a *key*: whatever the shard needs to go on with the call, whatever becomes of the job. Every
-//! job that was dispatched comes back exactly once by [`ShardPort::collect`]: with its result, or with the reason why there is none.
+//! A job travels with a *key*: whatever the shard needs to go on with the call, whatever becomes of the job.
+//! Every job that was dispatched comes back exactly once by [`ShardPort::collect`]: with its result, or with
+//! the reason why there is none.
 #![forbid(unsafe_code)]
 
 use std::any::Any;
@@ -26,8 +27,9 @@ pub struct WorkerConfig {
     pub count: usize,
     /// Cores to pin them to, one each, at least `count` of them. `None`: the system places them.
     pub cores: Option<Vec<usize>>,
-    /// Jobs that one shard may have with one worker, running one included; rounded up to a power of two. Beyond
-    /// that [`ShardPort::dispatch`] pushes back. Memory: this many keys and jobs, and keys and results, per pair.
+    /// Jobs that one shard may have with one worker, running one included; rounded up to a power of two.
+    /// Beyond that [`ShardPort::dispatch`] pushes back. Memory: this many keys and jobs, and keys and
+    /// results, per pair.
     pub ring_capacity: usize,
     /// What a worker does without jobs.
     pub idle: IdlePolicy,
@@ -183,8 +185,9 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
 }
 
 impl<K, J, D> WorkerPool<K, J, D> {
-    /// Has the threads end when they have run what was dispatched, and looks whether they have as often as `patience` says true. Returns how
-    /// many have not: those end by themselves, whenever the job that they are at lets them.
+    /// Has the threads end when they have run what was dispatched, and looks whether they have as often as
+    /// `patience` says true. Returns how many have not: those end by themselves, whenever the job that
+    /// they are at lets them.
     pub fn finish(mut self, mut patience: impl FnMut() -> bool) -> usize {
         self.tell_to_stop();
         let busy =
@@ -342,8 +345,9 @@ pub struct ShardPort<K, J, D> {
 }
 
 impl<K, J, D> ShardPort<K, J, D> {
-    /// Gives a job to the worker that has the fewest of this shard's, in turn among equals. Gives it back when
-    /// every worker has all it may have, or the pool has stopped: keep it and try again after a collect.
+    /// Gives a job to the worker that has the fewest of this shard's, in turn among equals. Gives it back
+    /// when every worker has all it may have, or the pool has stopped: keep it and try again after a
+    /// collect.
     #[inline]
     pub fn dispatch(&mut self, key: K, job: J) -> Result<(), (K, J)> {
         let count = self.lanes.len();

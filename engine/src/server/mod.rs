@@ -98,12 +98,13 @@ impl Server {
         Ok(Self { shards, reverse_window: config.shard.reverse_window, workers })
     }
 
-    /// A client of a connected client: it makes calls in the reverse direction (RFC 8167), on the connection that `caller` called on,
-    /// as whatever `config` says but for its `shard`. At most [`Config::reverse_window`] of them are under way. Every call ends with
-    /// an error once the connection is gone.
+    /// A client of a connected client: it makes calls in the reverse direction (RFC 8167), on the connection
+    /// that `caller` called on, as whatever `config` says but for its `shard`. At most
+    /// [`Config::reverse_window`] of them are under way. Every call ends with an error once the
+    /// connection is gone.
     ///
-    /// Version 1 has no word for it that a client is ready to be called: the upper layer must have said so (RFC 8167 §6).
-    /// In version 2 each call is held against what the client's properties say.
+    /// Version 1 has no word for it that a client is ready to be called: the upper layer must have said so
+    /// (RFC 8167 §6). In version 2 each call is held against what the client's properties say.
     ///
     /// `None` for a caller of another server.
     pub fn call_back(&self, caller: Caller, config: ClientConfig) -> Option<Client> {
@@ -128,8 +129,8 @@ impl Server {
         self.shards.iter().try_for_each(|shard| ask(shard).unwrap_or(Err(ResizeError::Stopped)))
     }
 
-    /// Takes no more connections, lets the calls under way end, and stops; shortly before `timeout` is over without regard to them. It comes back
-    /// when it is over, whatever a handler does.
+    /// Takes no more connections, lets the calls under way end, and stops; shortly before `timeout` is over
+    /// without regard to them. It comes back when it is over, whatever a handler does.
     ///
     /// # Errors
     /// Something was left to be cut off, or even to be left running.
@@ -163,7 +164,8 @@ impl Server {
 pub struct Undrained {
     /// Shards with connections that had not ended: those were cut off.
     pub shards: usize,
-    /// Those of them that are in a handler which does not return: their threads, and what they hold, are there until it does.
+    /// Those of them that are in a handler which does not return: their threads, and what they hold, are
+    /// there until it does.
     pub stuck_shards: usize,
     /// Workers that are in such a handler, or have more to run than there was time for.
     pub stuck_workers: usize,

@@ -17,8 +17,8 @@ use crate::wire::rpc::{ACCEPTED_REPLY_LEN, AnonymousCall, Flavor, MAX_AUTH_LEN, 
 use crate::wire::xdr::padded;
 use crate::wire::{ChunkCounts, NoSpace, ReadSegment, Segment};
 
-/// Who called: a connection of a server, to [call it back](crate::Server::call_back) by. It names that connection only, for as long as
-/// it lasts.
+/// Who called: a connection of a server, to [call it back](crate::Server::call_back) by. It names that
+/// connection only, for as long as it lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     pub(crate) shard: u32,
@@ -64,7 +64,8 @@ impl ResultChunk {
         Self { capacity, len: 0, filled: 0, bytes: ResultBytes::Empty, segments }
     }
 
-    /// Clears what memory of the pool holds of other calls within the first `len` bytes, or all of them if there are fewer; returns how many these are.
+    /// Clears what memory of the pool holds of other calls within the first `len` bytes, or all of them if
+    /// there are fewer; returns how many these are.
     fn fill(&mut self, len: usize) -> usize {
         let ResultBytes::Pool(buf) = &mut self.bytes else { return 0 };
         let (filled, len) = (self.filled.max(self.len), len.min(buf.len()));
@@ -320,19 +321,21 @@ impl ServerCall {
         Caller { shard: self.shard, qp: self.qp }
     }
 
-    /// The name that the caller's host has proved, if it has proved one: see [`auth`](crate::auth), and for how
-    /// far that is to be trusted, too. It is the host's, not the user's: that one is in the [credential](Self::credential).
+    /// The name that the caller's host has proved, if it has proved one: see [`auth`](crate::auth), and for
+    /// how far that is to be trusted, too. It is the host's, not the user's: that one is in the
+    /// [credential](Self::credential).
     pub fn peer_identity(&self) -> Option<&str> {
         self.peer.as_deref()
     }
 
-    /// The address of the caller's host, on fabrics that have addresses: the same for all of the host's connections, and after it has
-    /// reconnected from another port. Nobody has proved it.
+    /// The address of the caller's host, on fabrics that have addresses: the same for all of the host's
+    /// connections, and after it has reconnected from another port. Nobody has proved it.
     pub fn peer_host(&self) -> Option<IpAddr> {
         self.host
     }
 
-    /// Most bytes of inline results that the reply can carry for sure: in one message, or in the Reply chunk that the caller has offered.
+    /// Most bytes of inline results that the reply can carry for sure: in one message, or in the Reply chunk
+    /// that the caller has offered.
     pub fn reply_room(&self) -> usize {
         let inline = (self.inline_room as usize).saturating_sub(self.returned().encoded_len());
         let chunk: u64 = self.reply_chunk.iter().map(|segment| u64::from(segment.length)).sum();
@@ -345,12 +348,15 @@ impl ServerCall {
         ACCEPTED_REPLY_LEN + padded(self.verifier.body.len())
     }
 
-    /// Gives the reply this verifier (RFC 5531 §8.2), instead of none: that of a success, and of a refusal that RPC accepts (all but
-    /// [`Refusal::Authentication`] and [`Refusal::RpcMismatch`]). To be said before [`reply_room`](Self::reply_room) is asked for. Clients whose credential is
-    /// neither AUTH_NONE nor AUTH_SYS have room for any, others for none beyond what the reply leaves of their message or Reply chunk.
+    /// Gives the reply this verifier (RFC 5531 §8.2), instead of none: that of a success, and of a refusal
+    /// that RPC accepts (all but [`Refusal::Authentication`] and [`Refusal::RpcMismatch`]). To be said
+    /// before [`reply_room`](Self::reply_room) is asked for. Clients whose credential is
+    /// neither AUTH_NONE nor AUTH_SYS have room for any, others for none beyond what the reply leaves of
+    /// their message or Reply chunk.
     ///
-    /// A procedure that runs [once](super::Procedure::once) gives the same verifier again with the same results; where each message needs its own, as
-    /// that of RPCSEC_GSS does, use a [`ReplyCache`](super::reply_cache::ReplyCache) of the service's own.
+    /// A procedure that runs [once](super::Procedure::once) gives the same verifier again with the same
+    /// results; where each message needs its own, as that of RPCSEC_GSS does, use a
+    /// [`ReplyCache`](super::reply_cache::ReplyCache) of the service's own.
     ///
     /// # Errors
     /// The body is longer than [`MAX_AUTH_LEN`] bytes, or not empty for AUTH_NONE.
@@ -402,7 +408,8 @@ impl ServerCall {
         (self.flavor, self.part(&self.credential))
     }
 
-    /// The arguments as they came inline, in the buffer that they arrived in; without those that came as Read chunks.
+    /// The arguments as they came inline, in the buffer that they arrived in; without those that came as Read
+    /// chunks.
     #[inline]
     pub fn args(&self) -> &[u8] {
         self.part(&self.args)
@@ -413,8 +420,8 @@ impl ServerCall {
         self.reads.len()
     }
 
-    /// An argument that came as a Read chunk, without XDR round-up: where that came with it, it is known by the count of bytes in front
-    /// ([`Binding::counted`]).
+    /// An argument that came as a Read chunk, without XDR round-up: where that came with it, it is known by
+    /// the count of bytes in front ([`Binding::counted`]).
     pub fn read_chunk(&self, index: usize) -> Option<&[u8]> {
         self.reads.get(index)?.buf.as_deref()
     }
@@ -424,8 +431,8 @@ impl ServerCall {
         self.reads.get(index).map(|read| read.at as usize)
     }
 
-    /// Takes a Read chunk, to keep it after the call, or to [send it](Self::set_result). It may be dropped on any thread. Nobody changes it any
-    /// more, and nobody sees what else its buffer has held.
+    /// Takes a Read chunk, to keep it after the call, or to [send it](Self::set_result). It may be dropped on
+    /// any thread. Nobody changes it any more, and nobody sees what else its buffer has held.
     pub fn take_read_chunk(&mut self, index: usize) -> Option<Frozen> {
         self.reads.get_mut(index)?.buf.take().map(Buf::freeze)
     }
@@ -435,11 +442,13 @@ impl ServerCall {
         self.results.get(index).map(|result| result.capacity as usize)
     }
 
-    /// Memory of the pool for the result that goes into a Write chunk: as much as the chunk, and the procedure's
-    /// declaration, allow. Nothing of it is sent until [`set_result_len`](Self::set_result_len) says how much.
-    /// `None` if there is no such chunk, or its result is [shared](Self::set_result).
+    /// Memory of the pool for the result that goes into a Write chunk: as much as the chunk, and the
+    /// procedure's declaration, allow. Nothing of it is sent until
+    /// [`set_result_len`](Self::set_result_len) says how much. `None` if there is no such chunk, or its
+    /// result is [shared](Self::set_result).
     ///
-    /// The slow way: all that this call has not written there is cleared first. A [writer](Self::result_writer) does without.
+    /// The slow way: all that this call has not written there is cleared first. A
+    /// [writer](Self::result_writer) does without.
     pub fn result_mut(&mut self, index: usize) -> Option<&mut [u8]> {
         let result = self.results.get_mut(index)?;
         result.fill(usize::MAX);
@@ -449,9 +458,9 @@ impl ServerCall {
         }
     }
 
-    /// Writes the result that goes into a Write chunk, from its start on, to where it is sent from, and so says how long it is. There is room for as
-    /// much as the chunk, and the procedure's declaration, allow. `None` if there is no such chunk, or its result is
-    /// [shared](Self::set_result).
+    /// Writes the result that goes into a Write chunk, from its start on, to where it is sent from, and so
+    /// says how long it is. There is room for as much as the chunk, and the procedure's declaration,
+    /// allow. `None` if there is no such chunk, or its result is [shared](Self::set_result).
     pub fn result_writer(&mut self, index: usize) -> Option<ResultWriter<'_>> {
         let result = self.results.get_mut(index)?;
         result.filled = result.filled.max(result.len);
@@ -461,7 +470,8 @@ impl ServerCall {
         }
     }
 
-    /// Sends the first `len` bytes of a result; more than there are is cut to what there is. Those that this call has not written are zero.
+    /// Sends the first `len` bytes of a result; more than there are is cut to what there is. Those that this
+    /// call has not written are zero.
     pub fn set_result_len(&mut self, index: usize, len: usize) {
         if let Some(result) = self.results.get_mut(index) {
             result.len = match &result.bytes {
@@ -472,8 +482,9 @@ impl ServerCall {
         }
     }
 
-    /// Sends memory of the service's own, without a copy. The arena that it is from must be the shard's own or
-    /// one of [`Config::arenas`](crate::Config::arenas): else the caller gets SYSTEM_ERR, and the log says why. False if there is no such Write chunk, or it is too small.
+    /// Sends memory of the service's own, without a copy. The arena that it is from must be the shard's own
+    /// or one of [`Config::arenas`](crate::Config::arenas): else the caller gets SYSTEM_ERR, and the log
+    /// says why. False if there is no such Write chunk, or it is too small.
     pub fn set_result(&mut self, index: usize, bytes: Frozen) -> bool {
         match self.results.get_mut(index) {
             Some(result) if bytes.len() <= result.capacity as usize => {
@@ -485,16 +496,17 @@ impl ServerCall {
         }
     }
 
-    /// Room for `len` bytes of inline results, where they are sent from. What this call has put into the first `len` before is still there, the
-    /// rest is zero; so for long results a [writer](Self::reply_writer) is faster. `None` if that is more than the buffer holds: it holds what the
-    /// procedure declared ([`Procedure::max_reply`](super::Procedure::max_reply)), or a little more.
+    /// Room for `len` bytes of inline results, where they are sent from. What this call has put into the
+    /// first `len` before is still there, the rest is zero; so for long results a
+    /// [writer](Self::reply_writer) is faster. `None` if that is more than the buffer holds: it holds what
+    /// the procedure declared ([`Procedure::max_reply`](super::Procedure::max_reply)), or a little more.
     #[inline]
     pub fn reply_mut(&mut self, len: usize) -> Option<&mut [u8]> {
         Some(self.args_and_reply(len)?.1)
     }
 
-    /// The inline arguments, and room for `len` bytes of inline results, at once: for results made of arguments.
-    /// Else as [`reply_mut`](Self::reply_mut).
+    /// The inline arguments, and room for `len` bytes of inline results, at once: for results made of
+    /// arguments. Else as [`reply_mut`](Self::reply_mut).
     #[inline]
     pub fn args_and_reply(&mut self, len: usize) -> Option<(&[u8], &mut [u8])> {
         let args = self.args.start as usize..self.args.end as usize;
@@ -507,8 +519,10 @@ impl ServerCall {
         Some((args, room))
     }
 
-    /// Writes inline results, from their start on, to where they are sent from, and so says how long they are. There is room for what the procedure
-    /// declared ([`Procedure::max_reply`](super::Procedure::max_reply)), or a little more. `None` never comes while a handler runs.
+    /// Writes inline results, from their start on, to where they are sent from, and so says how long they
+    /// are. There is room for what the procedure
+    /// declared ([`Procedure::max_reply`](super::Procedure::max_reply)), or a little more. `None` never comes
+    /// while a handler runs.
     #[inline]
     pub fn reply_writer(&mut self) -> Option<ResultWriter<'_>> {
         Some(self.args_and_writer()?.1)

@@ -1,5 +1,6 @@
-//! What a server offers, and what its handlers see: [`Procedure`]s with their bindings, the [`ServerCall`] that one is run for, the writer of
-//! its results, and the [cache of replies](reply_cache) of calls that must not run twice. Shards run them; [`Server`](crate::Server) has shards.
+//! What a server offers, and what its handlers see: [`Procedure`]s with their bindings, the [`ServerCall`]
+//! that one is run for, the writer of its results, and the [cache of replies](reply_cache) of calls that must
+//! not run twice. Shards run them; [`Server`](crate::Server) has shards.
 
 mod call;
 mod procedure;

@@ -1,4 +1,5 @@
-//! What a server offers: programs, their versions and procedures, and which arguments and results may travel as chunks.
+//! What a server offers: programs, their versions and procedures, and which arguments and results may travel
+//! as chunks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,8 +16,8 @@ pub type Handler = dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync;
 /// Where a procedure runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Placement {
-    /// On the shard that received the call, to completion. For what takes less than a few microseconds and never blocks:
-    /// meanwhile the shard does nothing else.
+    /// On the shard that received the call, to completion. For what takes less than a few microseconds and
+    /// never blocks: meanwhile the shard does nothing else.
     #[default]
     Shard,
     /// On a worker thread. For what blocks, or computes.
@@ -92,13 +93,14 @@ impl fmt::Debug for Procedure {
 }
 
 impl Procedure {
-    /// A procedure that runs on the shard, takes and gives everything inline, and replies with up to 256 bytes.
+    /// A procedure that runs on the shard, takes and gives everything inline, and replies with up to 256
+    /// bytes.
     pub fn new(handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static) -> Self {
         Self::bound(Binding::inline(usize::MAX, 256), handler)
     }
 
-    /// A procedure that runs on the shard and takes and gives what its binding says. Of items that may be reduced, up to
-    /// [`MAX_CHUNKS`] each way are.
+    /// A procedure that runs on the shard and takes and gives what its binding says. Of items that may be
+    /// reduced, up to [`MAX_CHUNKS`] each way are.
     pub fn bound(
         mut binding: Binding,
         handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static,
@@ -124,7 +126,8 @@ impl Procedure {
         &self.binding
     }
 
-    /// A procedure that is not answered: callers make [call-only](crate::client::PreparedCall::call_only) calls of it.
+    /// A procedure that is not answered: callers make [call-only](crate::client::PreparedCall::call_only)
+    /// calls of it.
     pub fn call_only(handler: impl Fn(&mut ServerCall) + Send + Sync + 'static) -> Self {
         let procedure = Self::new(move |call| {
             handler(call);
@@ -133,15 +136,18 @@ impl Procedure {
         Self { silent: true, ..procedure }
     }
 
-    /// Runs each call once, though it may come again: after a reconnection, or because its caller does not wait for long. A repeated call gets
-    /// the reply of the first one; none, while that runs; SYSTEM_ERR, if that reply is not there any more, was lost with a handler
-    /// that panicked, or if the cache is full of calls that run. `client` says whose a call is: [`by_host`](super::reply_cache::by_host),
-    /// [`by_credential`](super::reply_cache::by_credential), or what the upper layer knows. A call of nobody in particular (`None`) is run
-    /// as often as it comes.
+    /// Runs each call once, though it may come again: after a reconnection, or because its caller does not
+    /// wait for long. A repeated call gets the reply of the first one; none, while that runs; SYSTEM_ERR,
+    /// if that reply is not there any more, was lost with a handler that panicked, or if the cache is
+    /// full of calls that run. `client` says whose a call is: [`by_host`](super::reply_cache::by_host),
+    /// [`by_credential`](super::reply_cache::by_credential), or what the upper layer knows. A call of nobody
+    /// in particular (`None`) is run as often as it comes.
     ///
-    /// A handler that refuses with anything but [`Refusal::SystemError`] says that it has done nothing: the call is new when it comes again.
+    /// A handler that refuses with anything but [`Refusal::SystemError`] says that it has done nothing: the
+    /// call is new when it comes again.
     ///
-    /// Results must be inline: those in Write chunks are not kept. [`Services::add`] refuses such a declaration.
+    /// Results must be inline: those in Write chunks are not kept. [`Services::add`] refuses such a
+    /// declaration.
     pub fn once(
         mut self,
         cache: Arc<ReplyCache>,
@@ -163,20 +169,22 @@ impl Procedure {
         self
     }
 
-    /// Arguments that may be reduced: how many, and the most bytes of each. A call with more is refused with the transport's own
-    /// error, and nothing of it is read.
+    /// Arguments that may be reduced: how many, and the most bytes of each. A call with more is refused with
+    /// the transport's own error, and nothing of it is read.
     pub fn read_chunks(mut self, count: usize, max_len: usize) -> Self {
         self.binding = self.binding.arguments(count.min(MAX_CHUNKS), max_len);
         self
     }
 
-    /// The arguments that may be reduced have no count of their bytes in front of them: see [`Binding::uncounted`].
+    /// The arguments that may be reduced have no count of their bytes in front of them: see
+    /// [`Binding::uncounted`].
     pub fn uncounted(mut self) -> Self {
         self.binding = self.binding.uncounted();
         self
     }
 
-    /// Results that may be reduced: how many, and the most bytes of each. Room beyond `max_len` that a caller offers stays unused.
+    /// Results that may be reduced: how many, and the most bytes of each. Room beyond `max_len` that a caller
+    /// offers stays unused.
     pub fn write_chunks(mut self, count: usize, max_len: usize) -> Self {
         self.binding = self.binding.results(count.min(MAX_CHUNKS), max_len);
         self
@@ -224,8 +232,8 @@ impl Services {
     /// Adds a procedure, or replaces it.
     ///
     /// # Panics
-    /// With a procedure number above [`MAX_PROCEDURE`]; with a procedure that runs [once](Procedure::once) and has results in
-    /// Write chunks, which cannot be given again.
+    /// With a procedure number above [`MAX_PROCEDURE`]; with a procedure that runs [once](Procedure::once)
+    /// and has results in Write chunks, which cannot be given again.
     pub fn add(&mut self, program: u32, version: u32, procedure: u32, mut entry: Procedure) -> &mut Self {
         assert!(procedure <= MAX_PROCEDURE, "procedure {procedure} is above {MAX_PROCEDURE}");
         assert!(

@@ -1,8 +1,9 @@
 //! Replies kept for a while, so that a call which comes twice runs once.
 //!
-//! A client whose connection is lost sends its unanswered calls again, with the same XIDs. For a procedure that must not
-//! run twice (one that appends, renames, removes) the
-//! cache is asked first. [`Procedure::once`](super::Procedure::once) does that, for procedures on shards and on workers; what it does is this:
+//! A client whose connection is lost sends its unanswered calls again, with the same XIDs. For a procedure
+//! that must not run twice (one that appends, renames, removes) the
+//! cache is asked first. [`Procedure::once`](super::Procedure::once) does that, for procedures on shards and
+//! on workers; what it does is this:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -18,13 +19,14 @@
 //! assert!(matches!(cache.begin(key), Lookup::Done(reply) if &reply[..] == b"results"));
 //! ```
 //!
-//! One cache serves all shards and workers: the new connection may well land on another shard than the old one, so a
-//! cache per shard would miss just what it is there for. It is cut into parts, each with its own lock, held for a lookup and never while a call
-//! runs. Calls that use it are not the ones for which a lock would show.
+//! One cache serves all shards and workers: the new connection may well land on another shard than the old
+//! one, so a cache per shard would miss just what it is there for. It is cut into parts, each with its own
+//! lock, held for a lookup and never while a call runs. Calls that use it are not the ones for which a lock
+//! would show.
 //!
-//! What it is not: it is in memory, so it does not outlive the server; it is bounded, so a reply may be gone when it is asked for,
-//! soonest when clients that call much push it out; and it keeps inline results only, so a procedure whose results go into Write chunks has
-//! no use for it (those read, and may run twice).
+//! What it is not: it is in memory, so it does not outlive the server; it is bounded, so a reply may be gone
+//! when it is asked for, soonest when clients that call much push it out; and it keeps inline results only,
+//! so a procedure whose results go into Write chunks has no use for it (those read, and may run twice).
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -61,8 +63,9 @@ impl Default for ReplyCacheConfig {
     }
 }
 
-/// Who calls. It must be the same after a reconnect, and different clients must have different ones: an identifier
-/// of the upper layer, or the name that [host authentication](crate::auth) proved; not the connection.
+/// Who calls. It must be the same after a reconnect, and different clients must have different ones: an
+/// identifier of the upper layer, or the name that [host authentication](crate::auth) proved; not the
+/// connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client([u8; 32]);
 
@@ -81,14 +84,14 @@ impl Client {
     }
 }
 
-/// The client whose host has [proved its name](ServerCall::peer_identity). All users of a host are one client then: right if the host
-/// numbers its calls.
+/// The client whose host has [proved its name](ServerCall::peer_identity). All users of a host are one client
+/// then: right if the host numbers its calls.
 pub fn by_host(call: &ServerCall) -> Option<Client> {
     call.peer_identity().map(|name| Client::named(name.as_bytes()))
 }
 
-/// The client with this credential: right where a credential names a caller on a host, as AUTH_SYS with machine name and stamp does; `None` for
-/// AUTH_NONE.
+/// The client with this credential: right where a credential names a caller on a host, as AUTH_SYS with
+/// machine name and stamp does; `None` for AUTH_NONE.
 pub fn by_credential(call: &ServerCall) -> Option<Client> {
     let (flavor, body) = call.credential();
     (flavor != 0).then(|| Client::named(&[&flavor.to_be_bytes()[..], body].concat()))
@@ -107,9 +110,9 @@ pub struct CallKey {
 }
 
 impl CallKey {
-    /// The key of a call with these arguments: those that came inline, without RPC header, whose credential may differ
-    /// when the call comes again. The first [`CHECKSUMMED`] bytes count, and the length: a client that uses an XID
-    /// anew soon, for another call, gets no old reply.
+    /// The key of a call with these arguments: those that came inline, without RPC header, whose credential
+    /// may differ when the call comes again. The first [`CHECKSUMMED`] bytes count, and the length: a
+    /// client that uses an XID anew soon, for another call, gets no old reply.
     pub fn new(client: Client, xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> Self {
         let mut hasher = DefaultHasher::new();
         hasher.write(&args[..args.len().min(CHECKSUMMED)]);
@@ -123,12 +126,13 @@ impl CallKey {
 pub enum Lookup {
     /// It is new: run it, then [finish](Claim::finish) the claim.
     New(Claim),
-    /// It runs right now. The first one's answer goes to the connection that it came by, which may be gone: this one waits until the first
-    /// [is through](ReplyCache::is_running), and then asks again.
+    /// It runs right now. The first one's answer goes to the connection that it came by, which may be gone:
+    /// this one waits until the first [is through](ReplyCache::is_running), and then asks again.
     InProgress,
     /// It ran: send this reply.
     Done(Kept),
-    /// It ran, or began to, but its reply is not there: too long, or its handler never gave one. It must not run again.
+    /// It ran, or began to, but its reply is not there: too long, or its handler never gave one. It must not
+    /// run again.
     Lost,
     /// Every entry is in progress: it cannot be told whether this call is. It must not run.
     Full,
@@ -316,8 +320,8 @@ fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
     part.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A call that runs. Dropped without a word, as when its handler panics, it counts as finished without a reply: part of it
-/// may have been done.
+/// A call that runs. Dropped without a word, as when its handler panics, it counts as finished without a
+/// reply: part of it may have been done.
 #[derive(Debug)]
 pub struct Claim {
     cache: Arc<ReplyCache>,
@@ -326,7 +330,8 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// It ran: from now on this is the answer, for as long as there is room. To be said before the reply is sent.
+    /// It ran: from now on this is the answer, for as long as there is room. To be said before the reply is
+    /// sent.
     pub fn finish(self, reply: &[u8]) {
         self.finish_with(OpaqueAuth::NONE, reply);
     }

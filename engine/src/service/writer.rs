@@ -1,4 +1,5 @@
-//! Results are written where they are sent from, and what is sent is what was written: the memory there has held other calls' data.
+//! Results are written where they are sent from, and what is sent is what was written: the memory there has
+//! held other calls' data.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -8,9 +9,10 @@ use rustix::io::{Errno, pread};
 
 use crate::wire::NoSpace;
 
-/// Writes a result from its start on, and is its length: nothing is sent that was not written here, and nothing is cleared beforehand.
-/// [`ServerCall::result_writer`](super::ServerCall::result_writer) has that of a Write chunk,
-/// [`reply_writer`](super::ServerCall::reply_writer) that of the results that travel in the message.
+/// Writes a result from its start on, and is its length: nothing is sent that was not written here, and
+/// nothing is cleared beforehand. [`ServerCall::result_writer`](super::ServerCall::result_writer) has that of
+/// a Write chunk, [`reply_writer`](super::ServerCall::reply_writer) that of the results that travel in the
+/// message.
 ///
 /// As an [`io::Write`] it takes what there is room for.
 #[derive(Debug)]
@@ -70,8 +72,8 @@ impl<'a> ResultWriter<'a> {
         Ok(())
     }
 
-    /// Has the system write what is in a file from byte `offset` on: `most` bytes, or as many as there is room for, or as the file has there. Returns
-    /// how many that are. Blocks as long as the file does.
+    /// Has the system write what is in a file from byte `offset` on: `most` bytes, or as many as there is
+    /// room for, or as the file has there. Returns how many that are. Blocks as long as the file does.
     ///
     /// # Errors
     /// `pread` failed: nothing is written.

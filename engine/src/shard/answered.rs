@@ -128,8 +128,8 @@ impl<F: Fabric> Shard<F> {
         self.tell(sink, token, result);
     }
 
-    /// The reply that was written into the Reply chunk. Where the peer may reach that memory even now, it is copied first, and only the copy
-    /// is looked at: what was checked must not change afterwards.
+    /// The reply that was written into the Reply chunk. Where the peer may reach that memory even now, it is
+    /// copied first, and only the copy is looked at: what was checked must not change afterwards.
     #[cold]
     fn long_reply(&mut self, reply: Reply, mut buf: Buf, len: u32) -> CallResult {
         let start = buf.start();
@@ -143,7 +143,8 @@ impl<F: Fabric> Shard<F> {
         Ok(Reply { message: ReceivedBuf::whole(buf), header, memory: None })
     }
 
-    /// A copy in memory that no peer is ever shown: in buffers like those that peers are shown, so that whatever comes in these fits.
+    /// A copy in memory that no peer is ever shown: in buffers like those that peers are shown, so that
+    /// whatever comes in these fits.
     fn private_copy(&mut self, shown: &[u8]) -> Option<Buf> {
         if self.copies.is_none() {
             match Pool::new(&self.exposed_config()) {
@@ -182,12 +183,13 @@ pub(super) struct ReadReply {
     header: Result<Range<u32>, CallError>,
     /// Of a call that exposes memory: bytes in each Write chunk.
     written: Option<Result<ArrayVec<u32, MAX_CHUNKS>, CallError>>,
-    /// Of a long reply: its length in the Reply chunk. Its results are known when that is the caller's again.
+    /// Of a long reply: its length in the Reply chunk. Its results are known when that is the caller's
+    /// again.
     long: Option<u32>,
 }
 
-/// Reads a reply's RPC header, and its Write list against what its call exposes. `payload` is the RPC message, which starts at
-/// `base` of the message.
+/// Reads a reply's RPC header, and its Write list against what its call exposes. `payload` is the RPC
+/// message, which starts at `base` of the message.
 pub(super) fn read_reply(
     view: &View<'_>,
     payload: &[u8],
@@ -236,8 +238,9 @@ pub(super) fn header_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u
     }
 }
 
-/// Bytes that a reply says were written into one chunk, which was offered in segments of `size` bytes and a shorter last one. They are filled in their order
-/// (RFC 8166 §3.4.6): one that is not full is the last that was used, or there would be bytes between that nobody wrote.
+/// Bytes that a reply says were written into one chunk, which was offered in segments of `size` bytes and a
+/// shorter last one. They are filled in their order (RFC 8166 §3.4.6): one that is not full is the last that
+/// was used, or there would be bytes between that nobody wrote.
 fn written_into(chunk: &WriteChunk<'_>, part: &Exposed, size: u32) -> Result<u32, CallError> {
     let (mut room_left, mut written, mut full) = (part.segment().length, 0, true);
     for segment in chunk.segments() {

@@ -1,6 +1,8 @@
-//! What has come of messages in parts. They have at most half of the long buffers: for one more the oldest of them makes room.
+//! What has come of messages in parts. They have at most half of the long buffers: for one more the oldest of
+//! them makes room.
 //!
-//! Who has such a buffer is written down where it is taken and where it goes: whatever peers send, connections are not counted for it.
+//! Who has such a buffer is written down where it is taken and where it goes: whatever peers send,
+//! connections are not counted for it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -77,7 +79,8 @@ impl Drop for Place {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// A buffer for what comes in parts, and has so many bytes, or better `roomy` as many. `conn` is not in the table, and has none.
+    /// A buffer for what comes in parts, and has so many bytes, or better `roomy` as many. `conn` is not in
+    /// the table, and has none.
     #[cold]
     pub(super) fn alloc_assembly(&mut self, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
         if self.may_assemble(roomy) {
@@ -103,7 +106,8 @@ impl<F: Fabric> Shard<F> {
         self.assemblies.may_grow(free, count)
     }
 
-    /// Whoever began a message first, and has not ended it, loses it: all that comes of it yet is dropped, and it is answered with an error.
+    /// Whoever began a message first, and has not ended it, loses it: all that comes of it yet is dropped,
+    /// and it is answered with an error.
     fn drop_oldest_assembly(&mut self, conn: &Conn) {
         let Some(oldest) = self.assemblies.oldest(conn.assembly_age) else { return };
         if let Some(other) = self.conns.get_mut(oldest) {

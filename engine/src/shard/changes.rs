@@ -1,4 +1,5 @@
-//! Characteristics of one connection that change while it is in use: what its peer says about them, and what this end asks for.
+//! Characteristics of one connection that change while it is in use: what its peer says about them, and what
+//! this end asks for.
 
 use super::conn::Conn;
 use super::stage::Stage;
@@ -55,7 +56,8 @@ impl<F: Fabric> Shard<F> {
         result.unwrap_or(Err(ChangeError::Unsupported))
     }
 
-    /// Asks a peer to change characteristics of its end. What becomes of it comes by [`take_changes`](Self::take_changes).
+    /// Asks a peer to change characteristics of its end. What becomes of it comes by
+    /// [`take_changes`](Self::take_changes).
     ///
     /// # Errors
     /// Nothing was asked for.
@@ -63,7 +65,8 @@ impl<F: Fabric> Shard<F> {
         self.with_open(conn, |conn| conn.proto.request(wanted))
     }
 
-    /// Calls on this connection offer a handle for Send With Invalidate from now on, or none; the peer is told.
+    /// Calls on this connection offer a handle for Send With Invalidate from now on, or none; the peer is
+    /// told.
     ///
     /// # Errors
     /// Nothing has changed.
@@ -71,7 +74,8 @@ impl<F: Fabric> Shard<F> {
         self.with_open(conn, |conn| conn.proto.set_remote_invalidation(yes))
     }
 
-    /// Takes what peers have told of their characteristics, asked for, and answered, oldest first; the last 256.
+    /// Takes what peers have told of their characteristics, asked for, and answered, oldest first; the last
+    /// 256.
     pub fn take_changes(&mut self) -> impl Iterator<Item = (ConnRef, Event)> + '_ {
         self.changes.drain(..)
     }
@@ -81,7 +85,8 @@ impl<F: Fabric> Shard<F> {
         self.open_conn(conn).map(|conn| *conn.proto.terms())
     }
 
-    /// Messages (version 1: calls) that a connection may send now, by the credits that its peer has granted; `None` when it is not open.
+    /// Messages (version 1: calls) that a connection may send now, by the credits that its peer has granted;
+    /// `None` when it is not open.
     pub fn credits(&self, conn: ConnRef) -> Option<u32> {
         self.open_conn(conn).map(|conn| conn.proto.credits().available())
     }

@@ -1,5 +1,5 @@
-//! The memory that goes with a call as chunks: boxed, because most calls have none, and kept for reuse by each
-//! thread, so that none is allocated per call.
+//! The memory that goes with a call as chunks: boxed, because most calls have none, and kept for reuse by
+//! each thread, so that none is allocated per call.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};

@@ -88,8 +88,8 @@ pub(super) fn nanoseconds(time: Duration) -> u64 {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Lives in simulated time from now on, and starts its XIDs at a fixed number: what it does then follows from its
-    /// calls and its fabric alone. Call it before the first connection.
+    /// Lives in simulated time from now on, and starts its XIDs at a fixed number: what it does then follows
+    /// from its calls and its fabric alone. Call it before the first connection.
     pub fn simulate(&mut self, time: &SimulatedTime) {
         self.clock = Clock::simulated(time);
         self.next_seed = 1;

@@ -105,8 +105,8 @@ pub(super) struct Conn {
     pub(super) assembly_age: u64,
     /// The message that goes out in parts, if one does.
     pub(super) parts: Option<Parts>,
-    /// Calls of ours up to this length, with results up to that length, need no thought about their form: bytes of RPC message, and of
-    /// results.
+    /// Calls of ours up to this length, with results up to that length, need no thought about their form:
+    /// bytes of RPC message, and of results.
     pub(super) plain_call: usize,
     pub(super) plain_reply: usize,
     /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
@@ -125,7 +125,8 @@ pub(super) struct Conn {
     pub(super) settle_by: u64,
     /// Receives that the shard keeps for it.
     pub(super) promise: Promise,
-    /// Messages that it had sent and received when it was last looked at, and since when it has sent none, in nanoseconds.
+    /// Messages that it had sent and received when it was last looked at, and since when it has sent none,
+    /// in nanoseconds.
     pub(super) last_sent: u64,
     pub(super) last_received: u64,
     pub(super) quiet_since: u64,
@@ -244,7 +245,8 @@ impl Conn {
         config.max_calls > 0 && (!config.server || self.proto.terms().reverse != ReverseSupport::None)
     }
 
-    /// A call that says nothing of its reply may be refused, and told how long a Reply chunk it needs: such a call is kept.
+    /// A call that says nothing of its reply may be refused, and told how long a Reply chunk it needs: such a
+    /// call is kept.
     fn may_need_more(&self) -> bool {
         let limits = self.proto.form_limits();
         // Version 1 has no word for the length.
@@ -304,16 +306,17 @@ impl Conn {
             && self.sends.is_empty()
     }
 
-    /// More is on its way than a peer that takes what it is sent can be behind with: replies wait. Else a peer that reads nothing, or claims
-    /// more credits than it has, would have all the buffers of the shard in its queue.
+    /// More is on its way than a peer that takes what it is sent can be behind with: replies wait. Else a
+    /// peer that reads nothing, or claims more credits than it has, would have all the buffers of the
+    /// shard in its queue.
     #[inline]
     pub(super) fn is_clogged(&self, signal_every: u32) -> bool {
         let under_way = self.proto.credits().window().max(self.proto.call_slots() as u32);
         self.sends.under_way() >= under_way.saturating_add(signal_every)
     }
 
-    /// Calls of the peer that may hold memory of the shard: those that are not answered, but for those that wait with their message alone, and
-    /// those whose replies are not known to have left.
+    /// Calls of the peer that may hold memory of the shard: those that are not answered, but for those that
+    /// wait with their message alone, and those whose replies are not known to have left.
     #[inline(always)]
     pub(super) fn held(&self) -> usize {
         let served = self.proto.calls_served().saturating_sub(self.gated.len());

@@ -101,8 +101,8 @@ impl<F: Fabric> Shard<F> {
     }
 
     pub(super) fn params(&self) -> ConnectParams {
-        // A Send for each message under way, and as many binds, Reads and Writes beside them. What does not fit waits: a place costs the device
-        // some hundred bytes, for each connection.
+        // A Send for each message under way, and as many binds, Reads and Writes beside them. What does not
+        // fit waits: a place costs the device some hundred bytes, for each connection.
         let capabilities = self.fabric.capabilities();
         let under_way = self.config.max_window.max(self.config.max_calls as u32);
         let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
@@ -112,7 +112,8 @@ impl<F: Fabric> Shard<F> {
             initiator_depth: read_depth,
             responder_resources: read_depth,
             windows: self.windows(),
-            // Receives are shared: a peer that keeps to its credits must not lose its connection to one that does not.
+            // Receives are shared: a peer that keeps to its credits must not lose its connection to one that
+            // does not.
             rnr_retry: 7,
             // Means nothing to version 2, and thresholds to version 1 (RFC 8797).
             private_data: connect_data(self.sizing.announced(), self.config.remote_invalidate).to_vec(),
@@ -120,8 +121,9 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Windows that a connection may need at once: one for each buffer that it may expose. The number of calls is no bound:
-    /// one that was answered keeps its windows until they are revoked, and by then others may have taken its place.
+    /// Windows that a connection may need at once: one for each buffer that it may expose. The number of
+    /// calls is no bound: one that was answered keeps its windows until they are revoked, and by then
+    /// others may have taken its place.
     fn windows(&self) -> u32 {
         let buffers: usize = self.config.bulk_buffers.iter().map(|&(_, count)| count).sum();
         buffers.clamp(1, MOST_WINDOWS) as u32
@@ -312,7 +314,8 @@ impl<F: Fabric> Shard<F> {
         });
     }
 
-    /// The end of a connection: every call of it ends here, everything that it held goes home. Or it is to be made again.
+    /// The end of a connection: every call of it ends here, everything that it held goes home. Or it is to be
+    /// made again.
     #[cold]
     pub(super) fn end(&mut self, mut conn: Box<Conn>) {
         if conn.stage == Stage::Reconnecting {

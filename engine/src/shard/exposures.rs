@@ -1,6 +1,8 @@
-//! What a connection exposes to its peer: from the posting of a call to the proof that the peer can reach none of its memory.
+//! What a connection exposes to its peer: from the posting of a call to the proof that the peer can reach
+//! none of its memory.
 //!
-//! Each call that exposes memory has an *exposure*, and each piece of it a memory window of its own. Slots and windows are used again and again.
+//! Each call that exposes memory has an *exposure*, and each piece of it a memory window of its own. Slots
+//! and windows are used again and again.
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Lent;
@@ -36,8 +38,8 @@ impl Exposed {
 /// What one call exposes.
 #[derive(Debug, Default)]
 pub(super) struct Exposure {
-    /// Read chunks first, that of position zero before all, then Write chunks, then the Reply chunk. Empty while the slot is
-    /// free.
+    /// Read chunks first, that of position zero before all, then Write chunks, then the Reply chunk. Empty
+    /// while the slot is free.
     parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
     /// How many of `parts` are Read chunks.
     reads: usize,
@@ -82,7 +84,8 @@ impl Exposure {
         self.segment_size
     }
 
-    /// Takes the buffers back into the memory that they came from; false if the device holds one of them still. The windows are free.
+    /// Takes the buffers back into the memory that they came from; false if the device holds one of them
+    /// still. The windows are free.
     fn take_back(&mut self, memory: Option<&mut Memory>, windows: &mut Vec<WindowId>) -> bool {
         let (reads, all_but_reply) = (self.reads, self.reads + self.writes);
         let mut memory = memory;
@@ -138,9 +141,11 @@ impl Ending {
 pub(super) struct Recovered {
     /// Nobody waits for a call that was given up.
     pub(super) ending: Option<Ending>,
-    /// If somebody wants it: the Write chunks as long as what was written, unless the call is to be sent again.
+    /// If somebody wants it: the Write chunks as long as what was written, unless the call is to be sent
+    /// again.
     pub(super) memory: Option<ChunkMemory>,
-    /// All of the memory that is wanted is there. (Else the device says that it is revoked, and holds it still.)
+    /// All of the memory that is wanted is there. (Else the device says that it is revoked, and holds it
+    /// still.)
     pub(super) whole: bool,
 }
 
@@ -195,8 +200,8 @@ impl Exposures {
         self.slots.get(index as usize)
     }
 
-    /// The call is over, and the peer has invalidated one handle, if it has. Gives the windows that are to be revoked, the number of those, and
-    /// that of all.
+    /// The call is over, and the peer has invalidated one handle, if it has. Gives the windows that are to be
+    /// revoked, the number of those, and that of all.
     pub(super) fn end(
         &mut self,
         index: u32,
@@ -277,7 +282,8 @@ mod tests {
         WindowId { qp: QpId { slot: 0, generation: 0 }, index }
     }
 
-    /// Two Read chunks, that of position zero among them, a Write chunk and a Reply chunk, each of as many bytes as its handle says.
+    /// Two Read chunks, that of position zero among them, a Write chunk and a Reply chunk, each of as many
+    /// bytes as its handle says.
     fn expose(exposures: &mut Exposures, pool: &Pool) -> (u32, Vec<Lent>) {
         let index = exposures.begin(2, 1, 1 << 20);
         let mut held = Vec::new();

@@ -1,9 +1,10 @@
-//! Connections that others have made: how many Receives they get before they have said anything, how long they may take to be set up, and who
-//! makes room when Receives are short.
+//! Connections that others have made: how many Receives they get before they have said anything, how long
+//! they may take to be set up, and who makes room when Receives are short.
 //!
-//! Until its first message a connection has the least window that there is: whoever connects and says nothing costs a handful of Receives. Then it
-//! gets what every connection gets. When there are no Receives for one more, those make room that have said nothing, and had time to; then those of a host
-//! whose idle connections keep more than half of all Receives, for other hosts; then those that have been silent for long.
+//! Until its first message a connection has the least window that there is: whoever connects and says nothing
+//! costs a handful of Receives. Then it gets what every connection gets. When there are no Receives for one
+//! more, those make room that have said nothing, and had time to; then those of a host whose idle connections
+//! keep more than half of all Receives, for other hosts; then those that have been silent for long.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -19,8 +20,9 @@ use crate::wire::private_data::PrivateData;
 
 /// The part of the Receives that the idle connections of one host may keep from others.
 const SHARE: usize = 2;
-/// How long the first message of a connection may take, in nanoseconds, before the connection makes room for another. Whoever would keep all
-/// Receives from others with connections younger than this has to make them faster than connections can be made.
+/// How long the first message of a connection may take, in nanoseconds, before the connection makes room for
+/// another. Whoever would keep all Receives from others with connections younger than this has to make them
+/// faster than connections can be made.
 const FIRST_MESSAGE: u64 = 10_000_000;
 
 /// Who has made a connection, and when it was last of use.
@@ -62,8 +64,9 @@ struct Idle<'a> {
     reserve: usize,
 }
 
-/// Who makes room for one more connection of `host`: one that has said nothing yet, and had time to; else one of another host whose idle connections keep more
-/// than `share` Receives; else one that has been silent for so long. Of several the longest silent.
+/// Who makes room for one more connection of `host`: one that has said nothing yet, and had time to; else one
+/// of another host whose idle connections keep more than `share` Receives; else one that has been silent for
+/// so long. Of several the longest silent.
 fn makes_room(idle: &[Idle<'_>], host: &str, share: usize, silent_for: u64) -> Option<QpId> {
     let mut kept = HashMap::<&str, usize>::new();
     for one in idle {

@@ -1,7 +1,7 @@
 //! One core's loop: everything that one thread does with one device.
 //!
-//! A [`Shard`] owns its fabric, its pool and its connections; no other thread touches them, so nothing in it is
-//! locked or atomic. Other threads reach it through the rings of [`handoff`](crate::handoff) alone.
+//! A [`Shard`] owns its fabric, its pool and its connections; no other thread touches them, so nothing in it
+//! is locked or atomic. Other threads reach it through the rings of [`handoff`](crate::handoff) alone.
 //!
 //! [`Shard::poll_once`] is one turn. Its parts, by file:
 //!
@@ -161,7 +161,8 @@ pub struct Shard<F: Fabric> {
     fabric: F,
     clock: Clock,
     pool: Pool,
-    /// Where replies go that came into memory which their peer may reach even now; made for the first of them.
+    /// Where replies go that came into memory which their peer may reach even now; made for the first of
+    /// them.
     copies: Option<Pool>,
     conns: ConnTable,
     /// Slots of connections with something to say this turn.
@@ -401,7 +402,8 @@ impl<F: Fabric> Shard<F> {
         self.notices.drain(..)
     }
 
-    /// Works on the connection that has this queue pair, and on the shard at once. `None` if there is none, as when it is lent already.
+    /// Works on the connection that has this queue pair, and on the shard at once. `None` if there is none,
+    /// as when it is lent already.
     #[inline(always)]
     fn with<T>(&mut self, qp: QpId, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.conns.take(qp)?;
@@ -425,7 +427,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Works on a connection that is not in the table, and gives it back: whoever works on one cannot lose it.
+    /// Works on a connection that is not in the table, and gives it back: whoever works on one cannot lose
+    /// it.
     #[inline(always)]
     fn lend<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);

@@ -43,10 +43,11 @@ impl Reply {
         }
     }
 
-    /// The data that came into Write chunk `index`, as long as what came, where the peer has put it: the engine has looked at none of it.
+    /// The data that came into Write chunk `index`, as long as what came, where the peer has put it: the
+    /// engine has looked at none of it.
     ///
-    /// On the software fabric a server that keeps to no rule may go on changing it: there, and with a server that is not trusted, copy what
-    /// is checked before it is used.
+    /// On the software fabric a server that keeps to no rule may go on changing it: there, and with a server
+    /// that is not trusted, copy what is checked before it is used.
     pub fn chunk(&self, index: usize) -> Option<&[u8]> {
         self.memory.as_ref()?.receive.get(index).map(|buf| &buf[..])
     }

@@ -208,9 +208,9 @@ impl<F: Fabric> Shard<F> {
         });
     }
 
-    /// Tells the caller that its call is over while the reply is still owed. The record stays, with what is exposed,
-    /// until the reply has come or the connection is gone: revoking a window that the peer may be about to revoke
-    /// by Send With Invalidate would break the connection.
+    /// Tells the caller that its call is over while the reply is still owed. The record stays, with what is
+    /// exposed, until the reply has come or the connection is gone: revoking a window that the peer may
+    /// be about to revoke by Send With Invalidate would break the connection.
     pub(super) fn forsake(&mut self, conn: &mut Conn, call: CallId, token: u64, error: CallError) {
         let slot = conn.proto.call_slot(call);
         let out = &mut conn.calls[slot];
@@ -219,10 +219,12 @@ impl<F: Fabric> Shard<F> {
         self.tell(sink, token, Err(error));
     }
 
-    /// Memory for a chunk of a call on this connection: `len` bytes that its peer, and no other, can be given access to.
+    /// Memory for a chunk of a call on this connection: `len` bytes that its peer, and no other, can be given
+    /// access to.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::Closed`] without a connection.
+    /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::Closed`]
+    /// without a connection.
     pub(crate) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
         self.with_ref(conn, |shard, conn| shard.alloc_for(conn, len)).unwrap_or(Err(CallError::Closed))
     }
@@ -275,7 +277,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Whether a call that has waited can still go out in the form that it was made for: the peer may have changed its terms meanwhile.
+    /// Whether a call that has waited can still go out in the form that it was made for: the peer may have
+    /// changed its terms meanwhile.
     fn still_fits(
         &mut self,
         conn: &Conn,
@@ -294,7 +297,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Sends a call: writes its header, exposes its memory, queues the work requests. Returns its exposure, if it has one.
+    /// Sends a call: writes its header, exposes its memory, queues the work requests. Returns its exposure,
+    /// if it has one.
     fn transmit_call(
         &mut self,
         conn: &mut Conn,

@@ -45,8 +45,8 @@ impl<F: Fabric> Shard<F> {
         if let (Outgoing::Call(call), Some(index)) = (parts.of, parts.exposure)
             && !conn.exposes(call, index)
         {
-            // It was answered before it was complete: what it exposed is others' now. The rest still goes out, or what follows would
-            // be taken for it.
+            // It was answered before it was complete: what it exposed is others' now. The rest still goes
+            // out, or what follows would be taken for it.
             (parts.exposure, parts.last_header) = (None, call_header(conn, None));
         }
         let limit = conn.proto.terms().send_inline;
@@ -85,7 +85,8 @@ impl<F: Fabric> Shard<F> {
         sent
     }
 
-    /// A buffer for a part of so many bytes, or of fewer if there is none: what waits behind this message may hold all the others.
+    /// A buffer for a part of so many bytes, or of fewer if there is none: what waits behind this message may
+    /// hold all the others.
     fn alloc_part(&mut self, longest: usize) -> Option<(Buf, usize)> {
         let mut take = longest;
         loop {
@@ -105,7 +106,8 @@ impl<F: Fabric> Shard<F> {
             return self.transmit_reply_message(conn, call, parts.message, at, receives_ok);
         }
         let Outgoing::Call(call) = parts.of else { return };
-        // It may have to be sent again: so the message itself stays here, if there is memory for the rest of it.
+        // It may have to be sent again: so the message itself stays here, if there is memory for the rest of
+        // it.
         if conn.proto.is_under_way(call)
             && let Some(last) = self.copy_with(parts.last_header.max(HEADROOM_CHUNKS), &parts.message)
         {

@@ -1,5 +1,6 @@
-//! Calls and replies that need no further thought: the shortest way through the shard, from a message that has come to the one that
-//! answers it. Whatever is out of the ordinary goes the general way, by `serving`, `replying` and `answered`.
+//! Calls and replies that need no further thought: the shortest way through the shard, from a message that
+//! has come to the one that answers it. Whatever is out of the ordinary goes the general way, by `serving`,
+//! `replying` and `answered`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -36,7 +37,8 @@ fn take_lists(call: &mut ServerCall, chunks: &PlainChunks, version: Version) {
     }
 }
 
-/// Whether a procedure with this binding takes a Read chunk, where it is in an RPC message of which so much came inline.
+/// Whether a procedure with this binding takes a Read chunk, where it is in an RPC message of which so much
+/// came inline.
 #[inline(always)]
 fn takes_one(binding: &Binding, read: &ReadSegment, inline: usize) -> bool {
     let (at, len) = (read.position as usize, read.target.length as usize);
@@ -76,8 +78,8 @@ impl<F: Fabric> Shard<F> {
         self.answer_plain(conn, call);
     }
 
-    /// A call has come that has few chunks. If it is one Read chunk that its procedure takes, that is fetched; if it is one Write chunk, the
-    /// call is run.
+    /// A call has come that has few chunks. If it is one Read chunk that its procedure takes, that is
+    /// fetched; if it is one Write chunk, the call is run.
     #[inline(always)]
     pub(super) fn call_with_chunks(
         &mut self,
@@ -136,7 +138,8 @@ impl<F: Fabric> Shard<F> {
         conn.read_for(call, landing, &read.target);
     }
 
-    /// A call whose RPC header takes reading, or its chunks: of somebody, with something amiss, or with no memory at hand.
+    /// A call whose RPC header takes reading, or its chunks: of somebody, with something amiss, or with no
+    /// memory at hand.
     #[inline(never)]
     fn plain_call_of_somebody(
         &mut self,

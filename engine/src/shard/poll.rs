@@ -21,8 +21,8 @@ fn is_peer_fault(status: Status) -> bool {
 const TRANSMIT_BATCH: usize = 64;
 
 impl<F: Fabric> Shard<F> {
-    /// One turn: never blocks, does a bounded amount of work, and calls the system only when the control plane is due.
-    /// True if it found anything to do.
+    /// One turn: never blocks, does a bounded amount of work, and calls the system only when the control
+    /// plane is due. True if it found anything to do.
     ///
     /// A connection's failure ends that connection; the later steps run for all the others.
     #[inline]
@@ -62,7 +62,8 @@ impl<F: Fabric> Shard<F> {
         busy
     }
 
-    /// Posts what was started, now instead of in the next turn: one chain and one doorbell for each connection.
+    /// Posts what was started, now instead of in the next turn: one chain and one doorbell for each
+    /// connection.
     #[inline]
     pub fn flush(&mut self) {
         if !self.ready.is_empty() {
@@ -105,7 +106,8 @@ impl<F: Fabric> Shard<F> {
         let mut rest = completions.drain(..).peekable();
         while let Some(first) = rest.next() {
             self.count_receive(&first);
-            // Without a connection it is a late completion of one that is gone. Most come from one connection in a row: it is lent once.
+            // Without a connection it is a late completion of one that is gone. Most come from one connection
+            // in a row: it is lent once.
             self.with(first.qp, |shard, conn| {
                 shard.completed(conn, first);
                 while conn.doomed.is_none()
@@ -121,8 +123,8 @@ impl<F: Fabric> Shard<F> {
         self.completions = completions;
     }
 
-    /// A connection has had its completions of this turn: what it has to say about them goes out with step 4; or at once, if there was
-    /// `only_one` in the turn, so that nothing could be gathered with it.
+    /// A connection has had its completions of this turn: what it has to say about them goes out with step 4;
+    /// or at once, if there was `only_one` in the turn, so that nothing could be gathered with it.
     #[inline]
     fn settle(&mut self, conn: &mut Conn, only_one: bool) {
         let receives_ok = self.receives_ok(conn);
@@ -439,8 +441,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// A message that is nothing but a header. False if there was no buffer for it: it is tried again in the next turn, before
-    /// anything else.
+    /// A message that is nothing but a header. False if there was no buffer for it: it is tried again in the
+    /// next turn, before anything else.
     fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) -> bool {
         let end = match out {
             Outgoing::Connprop => conn.proto.connprop_room(),
@@ -505,7 +507,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// There are more Receives, or fewer promised: whoever had to keep its grants, or its replies, back may go on.
+    /// There are more Receives, or fewer promised: whoever had to keep its grants, or its replies, back may
+    /// go on.
     #[cold]
     pub(super) fn relieved(&mut self) {
         self.receives.relieve();

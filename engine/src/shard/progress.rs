@@ -1,6 +1,7 @@
-//! Deadlines of ours on what a peer owes: to take what it is sent, to grant credits for the replies that it has asked for, to end a message
-//! that it has begun. Until then it holds memory of the shard. Nothing on the path of messages reads a clock for it: the connections are looked
-//! at now and then, and what has not moved since is timed.
+//! Deadlines of ours on what a peer owes: to take what it is sent, to grant credits for the replies that it
+//! has asked for, to end a message that it has begun. Until then it holds memory of the shard. Nothing on the
+//! path of messages reads a clock for it: the connections are looked at now and then, and what has not moved
+//! since is timed.
 
 use super::Shard;
 use super::clock::nanoseconds;
@@ -42,7 +43,8 @@ impl Stopwatch {
 /// What a peer has been waited for, as of the last look.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
-    /// The Send that must leave next: not the last one, or a peer that takes one now and then would never be late.
+    /// The Send that must leave next: not the last one, or a peer that takes one now and then would never be
+    /// late.
     mark: u32,
     sends: Stopwatch,
     grant: Stopwatch,
@@ -91,7 +93,8 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// A look begins: nanoseconds since the last one, as far as they count. While this side was not there, nobody could make progress.
+    /// A look begins: nanoseconds since the last one, as far as they count. While this side was not there,
+    /// nobody could make progress.
     fn begin(&mut self, now: u64, every: u64) -> u64 {
         let elapsed = now.saturating_sub(self.looked).min(every.saturating_mul(2));
         (self.looked, self.due, self.owed) = (now, now.saturating_add(every), false);
@@ -116,7 +119,8 @@ impl<F: Fabric> Shard<F> {
         self.next_control = self.next_control.min(self.watch.next());
     }
 
-    /// Looks at all connections that are in the table, and ends those whose peers have owed something for `limit` nanoseconds. Returns how many.
+    /// Looks at all connections that are in the table, and ends those whose peers have owed something for
+    /// `limit` nanoseconds. Returns how many.
     #[cold]
     pub(super) fn end_stalled(&mut self, now: u64, limit: u64) -> usize {
         let timeout = nanoseconds(self.config.progress_timeout);

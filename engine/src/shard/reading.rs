@@ -19,7 +19,8 @@ pub(super) enum Reject {
     Transport(ErrorBody),
 }
 
-/// The Read chunks of a call, as they are to be fetched: where in the arguments, and from where. Those of one place stand together, and none is empty.
+/// The Read chunks of a call, as they are to be fetched: where in the arguments, and from where. Those of one
+/// place stand together, and none is empty.
 pub(super) type Fetch = ArrayVec<(u32, Segment), MAX_READ_SEGMENTS>;
 
 /// What a handler's refusal is on the wire (RFC 5531 §9).
@@ -38,8 +39,8 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
     })
 }
 
-/// Reads a call's RPC header and chunk lists into `call` and `fetch`, and holds them against what the procedure
-/// declares. Nothing of a length, count or position is used before it is bounded here.
+/// Reads a call's RPC header and chunk lists into `call` and `fetch`, and holds them against what the
+/// procedure declares. Nothing of a length, count or position is used before it is bounded here.
 pub(super) fn read_call(
     view: &View<'_>,
     services: Option<&Services>,
@@ -55,8 +56,8 @@ pub(super) fn read_call(
     read_rpc(view.payload(), view.payload_offset(), services, call, fetch)
 }
 
-/// Reads the RPC message of a call, which starts at byte `base` of the call's buffer, and holds its chunks against what the procedure
-/// declares.
+/// Reads the RPC message of a call, which starts at byte `base` of the call's buffer, and holds its chunks
+/// against what the procedure declares.
 #[inline(always)]
 pub(super) fn read_rpc(
     payload: &[u8],
@@ -96,7 +97,8 @@ pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), R
     view.check_limits(&LIMITS).map_err(Reject::Transport)?;
     call.unusual = true;
     call.asked.extend(view.reads());
-    // The segments of a chunk may be anywhere in the list, and chunks in any order: grouped, they are in the order of the list.
+    // The segments of a chunk may be anywhere in the list, and chunks in any order: grouped, they are in the
+    // order of the list.
     call.asked.sort_by_key(|read| read.position);
     for chunk in view.writes() {
         call.returns = true;
@@ -115,7 +117,8 @@ pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), R
     Ok(())
 }
 
-/// What the caller receives must have room for a header that returns its Write list and Reply chunk, and for a refusal at least.
+/// What the caller receives must have room for a header that returns its Write list and Reply chunk, and for
+/// a refusal at least.
 fn check_returned(call: &ServerCall) -> Result<(), ErrorBody> {
     let counts = call.returned();
     let room = (call.inline_room as usize).saturating_sub(REFUSAL_LEN);
@@ -127,8 +130,9 @@ fn check_returned(call: &ServerCall) -> Result<(), ErrorBody> {
     Err(ErrorBody::Segments { max: (room.saturating_sub(fixed) / SEGMENT_LEN / chunks) as u32 })
 }
 
-/// The handle that all segments of the call name, 0 if there is none: version 1 has no field for the one to invalidate (RFC 8797 §4.1), and of
-/// several the requester may want to keep some. The Linux client has one for the padding of all that it reads, as long as its connection lasts.
+/// The handle that all segments of the call name, 0 if there is none: version 1 has no field for the one to
+/// invalidate (RFC 8797 §4.1), and of several the requester may want to keep some. The Linux client has one
+/// for the padding of all that it reads, as long as its connection lasts.
 pub(super) fn only_handle(call: &ServerCall) -> u32 {
     let written = call.segments.iter().chain(&call.reply_chunk);
     let mut handles = written.chain(call.asked.iter().map(|read| &read.target)).map(|segment| segment.handle);
@@ -184,7 +188,8 @@ fn check_reads(
     inline: usize,
     fetch: &mut Fetch,
 ) -> Result<(), ErrorBody> {
-    // Where the next chunk may start at the earliest, and how many bytes earlier chunks have put in front of it.
+    // Where the next chunk may start at the earliest, and how many bytes earlier chunks have put in front of
+    // it.
     let (mut earliest, mut inserted) = (args_at as u64, 0u64);
     for (n, chunk) in asked.chunk_by(|one, next| one.position == next.position).enumerate() {
         if n == entry.binding.arguments.count {

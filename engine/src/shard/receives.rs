@@ -1,5 +1,5 @@
-//! The budget of a shard's Receives: how many its device has, how many its connections were promised, and who has to wait while there are
-//! fewer.
+//! The budget of a shard's Receives: how many its device has, how many its connections were promised, and who
+//! has to wait while there are fewer.
 
 use rpcrdma_mempool::Buf;
 
@@ -92,7 +92,8 @@ impl ReceiveBudget {
         !self.exceed_by(RECEIVE_LOW_WATER) || self.waiting.len() >= RECEIVE_LOW_WATER
     }
 
-    /// How many buffers are wanted for all that is promised, what may be needed beyond that, as far as there are so many, and a margin.
+    /// How many buffers are wanted for all that is promised, what may be needed beyond that, as far as there
+    /// are so many, and a margin.
     pub(super) fn wanted(&self) -> usize {
         let overcommit = self.overcommit.min(self.unpromised());
         (self.promised + overcommit + RECEIVE_MARGIN).saturating_sub(self.held())
@@ -142,7 +143,8 @@ impl ReceiveBudget {
         self.waiting.clear();
     }
 
-    /// Posts what waits, by a function that takes as many as the device does, from the front, and says how many; returns that.
+    /// Posts what waits, by a function that takes as many as the device does, from the front, and says how
+    /// many; returns that.
     pub(super) fn post(&mut self, post: impl FnOnce(&mut Vec<Buf>) -> usize) -> usize {
         if self.waiting.is_empty() {
             return 0;

@@ -62,7 +62,8 @@ impl<F: Fabric> Shard<F> {
         self.transmit_reply_message(conn, call, buf, (at, len), receives_ok);
     }
 
-    /// Sends a reply, or what is left of it, which is in `buf` from a byte on, and so long: queues the RDMA Writes, writes the header, queues the Send.
+    /// Sends a reply, or what is left of it, which is in `buf` from a byte on, and so long: queues the RDMA
+    /// Writes, writes the header, queues the Send.
     #[inline(always)]
     pub(super) fn transmit_reply_message(
         &mut self,
@@ -206,7 +207,8 @@ pub(super) fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
     proto.header_len(&call.returned())
 }
 
-/// Room that the transport header of a reply takes in front of it, whatever the version: with all lists that it returns.
+/// Room that the transport header of a reply takes in front of it, whatever the version: with all lists that
+/// it returns.
 #[inline(always)]
 pub(super) fn reply_headroom(call: &ServerCall) -> usize {
     if call.returns { headroom_for(&call.returned()) } else { HEADROOM_PLAIN }

@@ -1,19 +1,21 @@
 //! Receives of another size, while calls run (xcharext-02 §3.1).
 //!
-//! The shared receive queue serves every connection, so every Receive in it must be as large as any peer may rely on:
-//! - *growing*: larger Receives are posted from now on. The older ones are taken first, as messages arrive; when the last of them is gone,
-//!   the peers are told.
+//! The shared receive queue serves every connection, so every Receive in it must be as large as any peer may
+//! rely on:
+//! - *growing*: larger Receives are posted from now on. The older ones are taken first, as messages arrive;
+//!   when the last of them is gone, the peers are told.
 //! - *shrinking*: the peers are told. When each is known to have read that, smaller Receives are posted.
 //!
-//! A peer that cannot be told, because it is of version 1 or does not know the operations, keeps what it was promised when it
-//! connected: it holds shrinking back until it is gone, and makes no use of growing.
+//! A peer that cannot be told, because it is of version 1 or does not know the operations, keeps what it was
+//! promised when it connected: it holds shrinking back until it is gone, and makes no use of growing.
 
 use rpcrdma_mempool::{Buf, Class, MemError, Pool, PoolConfig};
 
 use super::{Shard, arena_config};
 use crate::fabric::{Access, Fabric, FabricError};
 
-/// Smallest Receives that version 2 has without a word about it (its §4.3.2): nobody can be sure that a peer who is new sends less.
+/// Smallest Receives that version 2 has without a word about it (its §4.3.2): nobody can be sure that a peer
+/// who is new sends less.
 const LEAST: usize = 4096;
 /// Why the size of Receives does not change.
 #[derive(Debug, thiserror::Error)]
@@ -143,12 +145,13 @@ impl Sizing {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Changes the size of the shard's Receives, for all of its connections, while calls run: larger ones take effect when all older
-    /// ones have been used up by messages that arrive, smaller ones when every peer is known to have read that it may send no more. Until then
-    /// `receive_size` and `receive_size_posted` of the [statistics](Self::stats) differ.
+    /// Changes the size of the shard's Receives, for all of its connections, while calls run: larger ones
+    /// take effect when all older ones have been used up by messages that arrive, smaller ones when every
+    /// peer is known to have read that it may send no more. Until then `receive_size` and
+    /// `receive_size_posted` of the [statistics](Self::stats) differ.
     ///
-    /// Memory for Receives of another size than [`Config::inline`](crate::Config::inline) is made here, and given back when it is no
-    /// longer used: this takes as long as making a pool of `receives` of them.
+    /// Memory for Receives of another size than [`Config::inline`](crate::Config::inline) is made here, and
+    /// given back when it is no longer used: this takes as long as making a pool of `receives` of them.
     ///
     /// # Errors
     /// Nothing has changed.
@@ -230,7 +233,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Goes on with a change of sizes, as the control plane is looked at: no connection is out of the table then.
+    /// Goes on with a change of sizes, as the control plane is looked at: no connection is out of the table
+    /// then.
     pub(super) fn resize(&mut self) {
         if !self.sizing.is_busy() {
             return;

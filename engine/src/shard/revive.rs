@@ -1,4 +1,5 @@
-//! Connections that are made again: after a loss, by policy; and in version 1, when version 2 was not answered.
+//! Connections that are made again: after a loss, by policy; and in version 1, when version 2 was not
+//! answered.
 //!
 //! A connection that waits to be made again is parked: without a queue pair. Its calls wait with it, and
 //! go out under their XIDs when it is open again. Its owner's name for it stays that of its first queue pair.

@@ -1,4 +1,5 @@
-//! The send queue of a connection: the work requests of this turn, which of them are signalled, and how far the device is known to have come.
+//! The send queue of a connection: the work requests of this turn, which of them are signalled, and how far
+//! the device is known to have come.
 //!
 //! One Send in some is signalled, and speaks for those before it: they complete in order.
 
@@ -12,7 +13,8 @@ use crate::fabric::{Posting, RemoteMemory, Source, WorkRequest};
 pub(super) struct SendQueue {
     /// To be posted.
     chain: Vec<Posting>,
-    /// Sends so far; which of them was the last signalled one, and the last that is known to have left. They wrap.
+    /// Sends so far; which of them was the last signalled one, and the last that is known to have left. They
+    /// wrap.
     sends: u32,
     signalled: u32,
     left: u32,
@@ -50,8 +52,9 @@ impl SendQueue {
         });
     }
 
-    /// Queues an RDMA Write of no bytes, from a buffer of none, signalled: the peer's device takes it without a Receive and without looking at the
-    /// key, and its end is the end of all Sends before it, or of the connection.
+    /// Queues an RDMA Write of no bytes, from a buffer of none, signalled: the peer's device takes it without
+    /// a Receive and without looking at the key, and its end is the end of all Sends before it, or of the
+    /// connection.
     pub(super) fn push_empty_write(&mut self, nothing: Lent) {
         self.sends = self.sends.wrapping_add(1);
         self.signalled = self.sends;
@@ -80,7 +83,8 @@ impl SendQueue {
         self.chain.truncate(len);
     }
 
-    /// Posts what is queued, by a function that takes as many as the device does, from the front; says how many.
+    /// Posts what is queued, by a function that takes as many as the device does, from the front; says how
+    /// many.
     #[inline]
     pub(super) fn post<E>(
         &mut self,
@@ -118,7 +122,8 @@ impl SendQueue {
         (self.sends, self.left)
     }
 
-    /// The device is gone, with all that it held: what was sent has left, and what was to be posted is nothing.
+    /// The device is gone, with all that it held: what was sent has left, and what was to be posted is
+    /// nothing.
     pub(super) fn forget_device(&mut self) {
         self.chain.clear();
         (self.signalled, self.left) = (self.sends, self.sends);

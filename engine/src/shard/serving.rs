@@ -97,7 +97,8 @@ impl<F: Fabric> Shard<F> {
         enough
     }
 
-    /// Posts the RDMA Reads of a call; it runs when all have completed. Gives it back if there is not enough memory.
+    /// Posts the RDMA Reads of a call; it runs when all have completed. Gives it back if there is not enough
+    /// memory.
     fn fetch(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) -> Result<(), Box<ServerCall>> {
         let id = call.id;
         let fetch = &self.fetch;
@@ -261,7 +262,8 @@ impl<F: Fabric> Shard<F> {
                 self.repeats.push_back(call);
                 self.poll_control();
             }
-            // The first one will be answered here, or nobody waits for an answer. (It is not new: that was seen to before.)
+            // The first one will be answered here, or nobody waits for an answer. (It is not new: that was
+            // seen to before.)
             Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::New(_) => {
                 conn.proto.forget(call.id);
                 self.boxes.put(call);
@@ -270,8 +272,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Calls that came again while they ran, by a connection that was made again: they are answered as the first ones are when those are
-    /// through, which may be on another shard.
+    /// Calls that came again while they ran, by a connection that was made again: they are answered as the
+    /// first ones are when those are through, which may be on another shard.
     #[cold]
     pub(super) fn answer_repeats(&mut self) {
         for call in std::mem::take(&mut self.repeats) {
@@ -331,7 +333,8 @@ impl<F: Fabric> Shard<F> {
         self.answer(conn, call);
     }
 
-    /// Moves the results back, so that a longer RPC header has its place in front of them. False without memory for it.
+    /// Moves the results back, so that a longer RPC header has its place in front of them. False without
+    /// memory for it.
     #[cold]
     fn make_room_for_verifier(&mut self, call: &mut ServerCall) -> bool {
         let at = reply_headroom(call) + call.header_len();
@@ -365,7 +368,8 @@ impl<F: Fabric> Shard<F> {
         Self::make_ready(&mut self.ready, conn);
     }
 
-    /// The arena of a handler's own memory that this shard's fabric does not know: it would end the connection.
+    /// The arena of a handler's own memory that this shard's fabric does not know: it would end the
+    /// connection.
     fn foreign_arena(&self, result: &ResultChunk) -> Option<ArenaId> {
         let ResultBytes::Shared(bytes) = &result.bytes else { return None };
         let known = |arena: &Arena| arena.id() == bytes.arena();
@@ -373,7 +377,8 @@ impl<F: Fabric> Shard<F> {
         (!ours).then(|| bytes.arena())
     }
 
-    /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's chain is posted.
+    /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's
+    /// chain is posted.
     #[inline(always)]
     fn answer(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let receives_ok = self.receives_ok(conn);
@@ -384,7 +389,8 @@ impl<F: Fabric> Shard<F> {
         if !clogged && conn.proto.reply_now(call.id, receives_ok) {
             self.transmit_reply(conn, call, receives_ok);
         } else {
-            // What the call came in is what Receives may be short of. (A header with chunks may be written into it.)
+            // What the call came in is what Receives may be short of. (A header with chunks may be written
+            // into it.)
             if !call.returns {
                 call.message = None;
             }

@@ -1,4 +1,5 @@
-//! The form of our calls: what of them goes into chunks, what is offered for the reply, what is sent again when it was refused.
+//! The form of our calls: what of them goes into chunks, what is offered for the reply, what is sent again
+//! when it was refused.
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
@@ -23,7 +24,8 @@ use crate::wire::{ChunkCounts, Chunks, ErrorBody, ReadSegment, SEGMENT_LEN, Segm
 const MAX_RETRIES: u8 = 2;
 
 impl<F: Fabric> Shard<F> {
-    /// Chooses the form of a call that is not plain, and gets the memory that the form takes. Without `may_expose` it takes none.
+    /// Chooses the form of a call that is not plain, and gets the memory that the form takes. Without
+    /// `may_expose` it takes none.
     ///
     /// # Errors
     /// Why it cannot be sent.
@@ -87,7 +89,8 @@ impl<F: Fabric> Shard<F> {
         self.make_room(conn, message, &chunks)
     }
 
-    /// Sees to it that the header of a call with such lists fits one message, as that of its reply does, and the room in front of the call.
+    /// Sees to it that the header of a call with such lists fits one message, as that of its reply does, and
+    /// the room in front of the call.
     ///
     /// # Errors
     /// [`CallError::HeaderTooLong`]; [`CallError::NoMemory`] to move the call to where there is room.
@@ -128,7 +131,8 @@ impl<F: Fabric> Shard<F> {
         Ok(())
     }
 
-    /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for it.
+    /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for
+    /// it.
     pub(super) fn copy_of(&mut self, message: &[u8]) -> Option<Buf> {
         self.copy_with(HEADROOM_CHUNKS, message)
     }
@@ -141,8 +145,8 @@ impl<F: Fabric> Shard<F> {
         Some(copy)
     }
 
-    /// A call was answered with an error that more resources may cure: sends it again, once nothing of it is exposed any more, or
-    /// ends it.
+    /// A call was answered with an error that more resources may cure: sends it again, once nothing of it is
+    /// exposed any more, or ends it.
     #[cold]
     pub(super) fn refused(
         &mut self,
@@ -155,13 +159,15 @@ impl<F: Fabric> Shard<F> {
         let slot = conn.proto.call_slot(call);
         let exposure = conn.exposure_of(call);
         let long = exposure.is_some_and(Exposure::is_long);
-        // A long call that cannot be read will not be read the next time either (version 2 §6.4.3), unless it was for other chunks.
+        // A long call that cannot be read will not be read the next time either (version 2 §6.4.3), unless it
+        // was for other chunks.
         let hopeless = long
             && matches!(error, ErrorBody::ReadChunks { .. })
             && exposure.is_some_and(|exposure| exposure.reads().len() == 1);
         let gone = conn.calls[slot].kept.is_none() && !long;
         if gone && matches!(error, ErrorBody::ReplyResource { .. }) {
-            // This peer does not continue its replies: from now on even plain calls are kept, and get what their replies take.
+            // This peer does not continue its replies: from now on even plain calls are kept, and get what
+            // their replies take.
             conn.keeps_all = true;
             conn.refresh();
         }
@@ -266,7 +272,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// A refused call that cannot be sent again ends: with what it was refused for, or with what it would take.
+    /// A refused call that cannot be sent again ends: with what it was refused for, or with what it would
+    /// take.
     pub(super) fn abandon(&mut self, conn: &mut Conn, call: CallId, error: CallError) {
         if let Some(token) = conn.proto.give_up(call) {
             let (sink, ..) = conn.end_call(call);
@@ -300,7 +307,8 @@ fn segments_of(len: usize, terms: &Terms) -> usize {
 /// Chunk lists of memory that is yet to be exposed.
 ///
 /// # Errors
-/// [`CallError::ChunkSegments`] or [`CallError::HeaderSegments`] if they have more segments than this side, or the peer, handles.
+/// [`CallError::ChunkSegments`] or [`CallError::HeaderSegments`] if they have more segments than this side,
+/// or the peer, handles.
 pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCounts, CallError> {
     let Some(memory) = memory else { return Ok(ChunkCounts::default()) };
     let of = |buf: &Buf| segments_of(buf.len(), terms);
@@ -315,7 +323,8 @@ pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCou
     check_segments(&counts, lens, terms).map(|()| counts)
 }
 
-/// Holds segments against what each chunk, and the whole header, may have; `lens` are the bytes of each chunk.
+/// Holds segments against what each chunk, and the whole header, may have; `lens` are the bytes of each
+/// chunk.
 #[inline(always)]
 fn check_segments(
     counts: &ChunkCounts,
@@ -344,7 +353,8 @@ pub(super) fn counts_of(exposure: &Exposure, terms: &Terms) -> ChunkCounts {
     }
 }
 
-/// The chunk lists of a call, cut into segments of the length that the peer handles. One of them serves all calls in turn.
+/// The chunk lists of a call, cut into segments of the length that the peer handles. One of them serves all
+/// calls in turn.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
     reads: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
@@ -357,7 +367,8 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Those of memory that is exposed. False if there are too many segments: the peer has changed its terms since the call was shaped.
+    /// Those of memory that is exposed. False if there are too many segments: the peer has changed its terms
+    /// since the call was shaped.
     pub(super) fn fill(&mut self, exposure: &Exposure, terms: &Terms) -> bool {
         let lens = exposure.all().iter().map(|part| part.segment().length as usize);
         if check_segments(&counts_of(exposure, terms), lens, terms).is_err() {
@@ -406,8 +417,8 @@ fn cut(part: &Exposed, terms: &Terms) -> impl Iterator<Item = Segment> {
 }
 
 impl Conn {
-    /// Whose memory the chunks of a call are, whether there is any, and whether it can be where it is said to be. `inline` is the length of
-    /// the reduced message.
+    /// Whose memory the chunks of a call are, whether there is any, and whether it can be where it is said to
+    /// be. `inline` is the length of the reduced message.
     fn check_memory(&self, memory: &Memory, inline: usize) -> Result<(), CallError> {
         let mine = self.exposed.as_ref().map(|pool| pool.arena().id());
         let bufs = memory.send.iter().map(|(_, buf)| buf).chain(&memory.receive);
@@ -417,7 +428,8 @@ impl Conn {
         if bufs.clone().any(|buf| buf.is_empty()) {
             return Err(CallError::EmptyChunk);
         }
-        // Position zero is the message itself; the others are in order, as the chunks' data is, and none is behind the end.
+        // Position zero is the message itself; the others are in order, as the chunks' data is, and none is
+        // behind the end.
         let (mut earliest, mut end) = (4, inline);
         for (position, buf) in &memory.send {
             let (at, len) = (*position as usize, padded(buf.len()));

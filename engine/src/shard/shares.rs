@@ -1,10 +1,12 @@
-//! How much of the pool one connection may hold: whatever there is, but of the last quarter of the buffers that would do only what one call, or
-//! a few short ones, need. So a peer that takes no replies, and has been given all that it may ask for, leaves something to each of the others
+//! How much of the pool one connection may hold: whatever there is, but of the last quarter of the buffers
+//! that would do only what one call, or a few short ones, need. So a peer that takes no replies, and has been
+//! given all that it may ask for, leaves something to each of the others
 //! until its [deadline](super::progress) has come.
 //!
-//! What a connection holds is counted in calls: those that are being served, and those whose replies are not known to have left. A call beyond the share
-//! waits, with nothing but the message that it came in, until its own connection has come down to it. Nobody waits behind it but those calls of its
-//! connection that need bulk memory, too: they keep their order.
+//! What a connection holds is counted in calls: those that are being served, and those whose replies are not
+//! known to have left. A call beyond the share waits, with nothing but the message that it came in, until its
+//! own connection has come down to it. Nobody waits behind it but those calls of its connection that need
+//! bulk memory, too: they keep their order.
 
 use std::mem::take;
 
@@ -31,8 +33,8 @@ pub(super) struct Shares {
     gated: usize,
 }
 
-/// Whether a connection that holds memory for so many calls, the one at hand among them, is beyond its share, where `free` of `count`
-/// buffers would do.
+/// Whether a connection that holds memory for so many calls, the one at hand among them, is beyond its share,
+/// where `free` of `count` buffers would do.
 fn is_beyond(held: usize, free: usize, count: usize) -> bool {
     is_short(free, count) && held > (count / PART).max(1)
 }
@@ -44,7 +46,8 @@ fn is_short(free: usize, count: usize) -> bool {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// A buffer of `len` bytes for a call, unless that must wait because of what its connection holds already.
+    /// A buffer of `len` bytes for a call, unless that must wait because of what its connection holds
+    /// already.
     #[inline(always)]
     pub(super) fn alloc_in_share(&self, conn: &Conn, len: usize) -> Option<Buf> {
         // The smallest that would do are almost always so many that nobody is beyond a share.
@@ -57,7 +60,8 @@ impl<F: Fabric> Shard<F> {
         if self.is_over_share(conn, len) { None } else { self.pool.alloc(len) }
     }
 
-    /// Whether a call that needs a buffer of `len` bytes must wait because of what its connection holds already.
+    /// Whether a call that needs a buffer of `len` bytes must wait because of what its connection holds
+    /// already.
     fn is_over_share(&self, conn: &Conn, len: usize) -> bool {
         conn.held() > 1 && self.is_beyond_share(conn, len)
     }
@@ -79,13 +83,14 @@ impl<F: Fabric> Shard<F> {
         count.saturating_sub(posted)
     }
 
-    /// Whether a call must wait until its connection holds less, or behind those that do. What is to be read for it is in `self.fetch`.
+    /// Whether a call must wait until its connection holds less, or behind those that do. What is to be read
+    /// for it is in `self.fetch`.
     pub(super) fn must_wait(&mut self, conn: &mut Conn, call: &ServerCall) -> bool {
         (!conn.gated.is_empty() && self.is_behind(conn, call)) || self.exceeds_share(conn, call)
     }
 
-    /// Goes on with the calls that wait, as what they wait for may have come home by now; true if one that has come after them must not go
-    /// past those that are left.
+    /// Goes on with the calls that wait, as what they wait for may have come home by now; true if one that
+    /// has come after them must not go past those that are left.
     #[cold]
     fn is_behind(&mut self, conn: &mut Conn, call: &ServerCall) -> bool {
         let fetch = take(&mut self.fetch);

@@ -1,11 +1,12 @@
-//! The connections of a shard, by queue pair and by the name that their owner has for them: the queue pair that they had first.
+//! The connections of a shard, by queue pair and by the name that their owner has for them: the queue pair
+//! that they had first.
 
 use super::ConnRef;
 use super::conn::Conn;
 use crate::fabric::QpId;
 
-/// See the module page. A connection is lent to one user at a time, as [`Shard::with`](super::Shard::with) does, and meanwhile not in
-/// the table.
+/// See the module page. A connection is lent to one user at a time, as [`Shard::with`](super::Shard::with)
+/// does, and meanwhile not in the table.
 #[derive(Default)]
 pub(super) struct ConnTable {
     /// By the slot of the queue pair.

@@ -21,8 +21,8 @@ use crate::service::MAX_CHUNKS;
 use crate::shard::CallResult;
 use crate::stats::ShardStats;
 
-/// Empty turns between two yields of the core. A shard that shares its core with another busy thread gives way after some
-/// microseconds; one that owns its core yields only while nothing happens.
+/// Empty turns between two yields of the core. A shard that shares its core with another busy thread gives
+/// way after some microseconds; one that owns its core yields only while nothing happens.
 const YIELD_EVERY: u32 = 256;
 /// Longest sleep of a shard with no deadline to keep.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -116,7 +116,8 @@ pub enum SpawnError {
     Ended,
 }
 
-/// Starts a shard on a thread. `make` runs on that thread, once it is pinned, so that memory is placed near it.
+/// Starts a shard on a thread. `make` runs on that thread, once it is pinned, so that memory is placed near
+/// it.
 pub(crate) fn spawn<F: Fabric>(
     name: String,
     config: &Config,
@@ -180,7 +181,8 @@ impl ShardHandle {
         }
     }
 
-    /// Waits for it no more: it ends by itself when it is told to, as soon as the handler that it is in lets it.
+    /// Waits for it no more: it ends by itself when it is told to, as soon as the handler that it is in lets
+    /// it.
     pub(crate) fn let_go(mut self) {
         drop(self.thread.take());
     }

@@ -1,12 +1,15 @@
-//! Calls of the peer that wait for memory: for what their Read chunks bring, for their results, for their reply.
+//! Calls of the peer that wait for memory: for what their Read chunks bring, for their results, for their
+//! reply.
 //!
-//! They wait in the order in which they came, and hold nothing but the Receive that they came in: what came in parts or in a chunk, and
-//! holds more, is refused. What a call needs it gets as a whole or not at all, so that two that need much cannot wait for each other. Calls
-//! that need no bulk memory go past those that do.
+//! They wait in the order in which they came, and hold nothing but the Receive that they came in: what came
+//! in parts or in a chunk, and holds more, is refused. What a call needs it gets as a whole or not at all, so
+//! that two that need much cannot wait for each other. Calls that need no bulk memory go past those that do.
 //!
-//! Any other call is refused only if the pool could not hold what it needs were all of it free; if too many wait already; or if for a second nothing has
-//! come home, and no peer is to blame: one that has not moved on for half of that time loses its connection. Or if nobody is left who would bring something home: then those have it who began a message and do not go on with it, perhaps because
-//! they wait for calls that wait here.
+//! Any other call is refused only if the pool could not hold what it needs were all of it free; if too many
+//! wait already; or if for a second nothing has come home, and no peer is to blame: one that has not moved on
+//! for half of that time loses its connection. Or if nobody is left who would bring something home: then
+//! those have it who began a message and do not go on with it, perhaps because they wait for calls that wait
+//! here.
 
 use std::mem::take;
 
@@ -82,8 +85,8 @@ impl<F: Fabric> Shard<F> {
         fed
     }
 
-    /// Goes on with a call if there is memory for it, or refuses it if there is no hope; true if it goes on. `None` if it waits on, as
-    /// the first.
+    /// Goes on with a call if there is memory for it, or refuses it if there is no hope; true if it goes on.
+    /// `None` if it waits on, as the first.
     fn feed_one(&mut self, conn: &mut Conn, waiting: Waiting, now: u64) -> Option<bool> {
         let Waiting { call, fetch } = waiting;
         self.fetch = fetch;
@@ -108,8 +111,8 @@ impl<F: Fabric> Shard<F> {
         Some(began)
     }
 
-    /// Whether what is waited for will not come home by this shard's own doing: who began a message and does not go on with it may have it, or
-    /// the application. `conn` is not in the table.
+    /// Whether what is waited for will not come home by this shard's own doing: who began a message and does
+    /// not go on with it may have it, or the application. `conn` is not in the table.
     fn is_hopeless(&mut self, conn: &mut Conn, now: u64) -> bool {
         if self.workers.as_ref().is_some_and(|port| port.outstanding() > 0) || !self.backlog.is_empty() {
             return false;
@@ -140,8 +143,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Whether a call's message came in parts, or in a chunk, and is in a buffer of the pool that is longer than a Receive: those that wait
-    /// with such could wait for each other.
+    /// Whether a call's message came in parts, or in a chunk, and is in a buffer of the pool that is longer
+    /// than a Receive: those that wait with such could wait for each other.
     pub(super) fn holds_what_others_wait_for(&self, call: &ServerCall) -> bool {
         let ours = self.pool.arena().id();
         call.message
@@ -149,7 +152,8 @@ impl<F: Fabric> Shard<F> {
             .is_some_and(|buf| buf.arena() == ours && buf.capacity() > self.sizing.configured_capacity())
     }
 
-    /// Whether the pool has buffers for what a call needs, were they all free. What fits a buffer fits all larger ones, too.
+    /// Whether the pool has buffers for what a call needs, were they all free. What fits a buffer fits all
+    /// larger ones, too.
     pub(super) fn could_hold(&self, call: &ServerCall, fetch: &Fetch) -> bool {
         let Some(services) = &self.services else { return false };
         let mut needs = ArrayVec::<usize, { 2 * MAX_CHUNKS + 2 }>::new();
@@ -186,7 +190,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Asks what became of all Sends, and whether the peer's device is there: by an [empty Write](super::send_queue::SendQueue::push_empty_write).
+    /// Asks what became of all Sends, and whether the peer's device is there: by an [empty
+    /// Write](super::send_queue::SendQueue::push_empty_write).
     pub(super) fn write_nothing(&mut self, conn: &mut Conn) {
         // Without a buffer it is tried again soon.
         let Some(Ok(nothing)) = self.pool.alloc(0).map(Buf::lend) else { return };

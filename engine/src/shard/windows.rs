@@ -1,9 +1,10 @@
-//! Receive windows that follow the load: those of busy connections grow while Receives are plenty, and shrink to an equal share when
-//! they get short. And what keeps quiet connections alive: a pure grant; in version 1, which has no such message, an RDMA Write of no bytes, which the
-//! peer's device acknowledges by itself.
+//! Receive windows that follow the load: those of busy connections grow while Receives are plenty, and shrink
+//! to an equal share when they get short. And what keeps quiet connections alive: a pure grant; in version 1,
+//! which has no such message, an RDMA Write of no bytes, which the peer's device acknowledges by itself.
 //!
-//! Whether a peer waits for credits is not to be seen from here: a receiver that keeps up replenishes each message at once. So a
-//! window grows where it is turned over often, and only as far as half of the shard's Receives go: they are posted anyway.
+//! Whether a peer waits for credits is not to be seen from here: a receiver that keeps up replenishes each
+//! message at once. So a window grows where it is turned over often, and only as far as half of the shard's
+//! Receives go: they are posted anyway.
 
 use super::Shard;
 use super::conn::Conn;
@@ -19,7 +20,8 @@ const EVERY: u32 = 8;
 const TURNOVERS: u64 = 8;
 
 impl<F: Fabric> Shard<F> {
-    /// Receives are posted for all that peers may send when `conn`, which is not in the table now, has let its peer send one more.
+    /// Receives are posted for all that peers may send when `conn`, which is not in the table now, has let
+    /// its peer send one more.
     #[inline]
     pub(super) fn receives_ok(&self, conn: &Conn) -> bool {
         self.receives.suffice() || self.spares_receives(conn)

@@ -27,23 +27,24 @@ pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Box<ServerCall>) -> 
 
 type Work = Box<dyn Fn(Box<ServerCall>) -> Box<ServerCall>>;
 
-/// Workers without threads, for simulations: they work when they are given a turn, on the thread that gives it.
-/// Shards [use them](Shard::simulate_workers) as they use those of a [`Server`](crate::Server).
+/// Workers without threads, for simulations: they work when they are given a turn, on the thread that gives
+/// it. Shards [use them](Shard::simulate_workers) as they use those of a [`Server`](crate::Server).
 pub struct SimulatedWorkers {
     pool: Workers,
     benches: Vec<Bench<WorkKey, Box<ServerCall>, Box<ServerCall>, Work>>,
 }
 
 impl SimulatedWorkers {
-    /// So many of them, for the procedures of `services`. A shard may have `ring_capacity` calls with each, rounded up to a
-    /// power of two.
+    /// So many of them, for the procedures of `services`. A shard may have `ring_capacity` calls with each,
+    /// rounded up to a power of two.
     pub fn new(count: usize, ring_capacity: usize, services: Arc<Services>) -> Self {
         let work: Work = Box::new(worker_of(services));
         let (pool, benches) = Workers::by_hand(count, ring_capacity, work);
         Self { pool, benches }
     }
 
-    /// A worker's turn: it runs one call of each shard that has one for it. False if none had, or there is no such worker.
+    /// A worker's turn: it runs one call of each shard that has one for it. False if none had, or there is no
+    /// such worker.
     pub fn turn(&mut self, worker: usize) -> bool {
         self.benches.get_mut(worker).is_some_and(Bench::turn)
     }

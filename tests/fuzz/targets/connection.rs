@@ -1,7 +1,8 @@
-//! A whole connection: what an honest peer sends, what becomes of that on the way, what no peer would send, time, and the application.
+//! A whole connection: what an honest peer sends, what becomes of that on the way, what no peer would send,
+//! time, and the application.
 //!
-//! The connection is there twice. One takes messages as a shard does, the plain ones by the short way; the other takes all of them by the
-//! general way. Whatever happens, both must say and send the same.
+//! The connection is there twice. One takes messages as a shard does, the plain ones by the short way; the
+//! other takes all of them by the general way. Whatever happens, both must say and send the same.
 #![no_main]
 
 use std::collections::VecDeque;

@@ -1,5 +1,5 @@
-//! Property sets and the operations that change them: what is read is written again, and an end that changes its characteristics outlives
-//! whatever its peer says.
+//! Property sets and the operations that change them: what is read is written again, and an end that changes
+//! its characteristics outlives whatever its peer says.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

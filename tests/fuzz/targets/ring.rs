@@ -1,8 +1,8 @@
-//! A connection of the software fabric whose peer writes what it wants into all the memory that the two share, when it wants, and our side that
-//! sends, receives, exposes memory and reaches for the peer's.
+//! A connection of the software fabric whose peer writes what it wants into all the memory that the two
+//! share, when it wants, and our side that sends, receives, exposes memory and reaches for the peer's.
 //!
-//! Every buffer comes home, every request that is to be reported is reported once, and as long as the peer keeps to the rules its messages
-//! arrive whole and in order.
+//! Every buffer comes home, every request that is to be reported is reported once, and as long as the peer
+//! keeps to the rules its messages arrive whole and in order.
 #![no_main]
 
 use std::cell::RefCell;
@@ -290,7 +290,8 @@ impl<'t, 'd> Story<'t, 'd> {
         let mut events = Vec::new();
         self.town.fabric.poll_control(&mut events);
         assert!(!events.iter().any(|event| matches!(event, ControlEvent::Established { .. })));
-        // What is exposed while the peer says that it copies is let go now: there is no socket that says that it lives.
+        // What is exposed while the peer says that it copies is let go now: there is no socket that says that
+        // it lives.
         self.town.fabric.poll_control(&mut events);
         let free = |pool: &Pool| pool.stats().classes[0].free;
         assert_eq!(free(&self.town.exposed), BUFFERS, "exposed memory is not home");

@@ -1,4 +1,5 @@
-//! What may travel apart, and where: upper-layer bindings, items in chunks, RPCSEC_GSS (version 2 §4.4; RFC 8166 §3.4, §6, §8.2.2).
+//! What may travel apart, and where: upper-layer bindings, items in chunks, RPCSEC_GSS (version 2 §4.4; RFC
+//! 8166 §3.4, §6, §8.2.2).
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -122,7 +123,8 @@ fn a_result_that_missed_its_write_chunk_ends_the_call() {
 /// Bytes of file data that the READ of the test gives.
 const FILE: usize = 5001;
 
-/// NFS version 3 READ (RFC 1813 §3.3.6), as its binding has it, of a file that has [`FILE`] bytes or is not there.
+/// NFS version 3 READ (RFC 1813 §3.3.6), as its binding has it, of a file that has [`FILE`] bytes or is not
+/// there.
 fn nfs() -> Services {
     let read = nfs3::binding(6, &nfs3::Sizes::default()).expect("READ");
     let procedure = Procedure::bound(read, |call| {
@@ -219,7 +221,8 @@ fn read_chunks_with_their_padding_are_taken() {
     }
 }
 
-/// Whatever the procedure's maximum, however the chunk is cut, and however the call travels: the count in front of an item says where it ends.
+/// Whatever the procedure's maximum, however the chunk is cut, and however the call travels: the count in
+/// front of an item says where it ends.
 #[test]
 fn read_chunks_lose_their_padding_by_the_count_in_front() {
     for scheme in SCHEMES {

@@ -1,4 +1,5 @@
-//! Characteristics that change while connected (xcharext-02): what is said about them, and that it comes true.
+//! Characteristics that change while connected (xcharext-02): what is said about them, and that it comes
+//! true.
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Access;
@@ -282,7 +283,8 @@ fn a_pending_change_ends_with_an_update_that_clears_it() {
             continue;
         }
         assert_eq!((done, rejected, pending), (vec![], vec![], vec![0]));
-        // Receives are used up by messages, and replaced; smaller ones only when this peer has read that it is told so.
+        // Receives are used up by messages, and replaced; smaller ones only when this peer has read that it
+        // is told so.
         let (grows, mut pings, mut beside) = (n < 2, 0, Vec::new());
         if !grows {
             assert_eq!(next_update(&mut peer, &mut beside, PropertyId::ReceiveSize), (size, false));
@@ -466,7 +468,8 @@ fn what_a_peer_tells_takes_effect_at_once() {
     assert_eq!(seen, [(1, 1, true), (1, 3, true), (2, 3, true), (1, 2, false), (1, 2, false)]);
 }
 
-/// A call that waits for a credit has the form that was right when it was started. If that is no longer so it ends, and nothing else does.
+/// A call that waits for a credit has the form that was right when it was started. If that is no longer so it
+/// ends, and nothing else does.
 #[test]
 fn a_call_that_waits_while_segments_get_shorter_ends_alone() {
     let world = World::new("shorter");
@@ -543,7 +546,8 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
         assert_eq!(reply.invalidated, expected, "call {xid}");
     }
     drop(peer);
-    // What a client does: a call with one chunk is a Bind and a Send, and an invalidation of its own if the server does none.
+    // What a client does: a call with one chunk is a Bind and a Send, and an invalidation of its own if the
+    // server does none.
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let mut client = world.client(&address, Config { scheme, ..config() });
         let first = client.first();

@@ -1,5 +1,5 @@
-//! Flow control of version 2 as its peer sees it (§4.3.1.1, §4.3.3): nothing beyond what was granted, the high half of an increment, and what
-//! errors say of it.
+//! Flow control of version 2 as its peer sees it (§4.3.1.1, §4.3.3): nothing beyond what was granted, the
+//! high half of an increment, and what errors say of it.
 
 use rpcrdma::client::{Client as Caller, ClientCall};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Version, View};
@@ -126,8 +126,8 @@ fn a_client_obeys_a_high_half_that_is_lowered() {
     server.join();
 }
 
-/// A receiver must ignore what an error says of credits: so it says the most that may be outstanding, and tells nothing new, or the count would
-/// be lost.
+/// A receiver must ignore what an error says of credits: so it says the most that may be outstanding, and
+/// tells nothing new, or the count would be lost.
 #[test]
 fn errors_carry_the_grant_and_nothing_new() {
     for scheme in SCHEMES {

@@ -1,5 +1,5 @@
-//! What is said at once is posted at once: work requests to a doorbell, and to a completion, counted where no scheduler has a say in it.
-//! Both ends are on one thread, and each is polled when it has something to do.
+//! What is said at once is posted at once: work requests to a doorbell, and to a completion, counted where no
+//! scheduler has a say in it. Both ends are on one thread, and each is polled when it has something to do.
 
 use std::sync::Arc;
 

@@ -41,8 +41,8 @@ fn device(address: &Address, config: &Config, chaos: ChaosConfig, seed: u64) -> 
     Chaos::new(address.open(config).expect("a device"), ChaosConfig { seed, ..chaos })
 }
 
-/// Calls and bulk calls, many at a time; reconnects when the connection is lost. Returns how many ended well, and how many
-/// with a cause.
+/// Calls and bulk calls, many at a time; reconnects when the connection is lost. Returns how many ended well,
+/// and how many with a cause.
 fn load_up(client: &mut LocalClient<Chaos<AnyFabric>>, address: &Address, count: u64) -> (u64, u64) {
     let mut connection = client.first();
     let (mut started, mut well, mut lost) = (0, 0, 0);
@@ -181,8 +181,8 @@ impl BadServer {
     }
 }
 
-/// A device that refuses to revoke what a call exposed leaves the client one way: it ends the connection, and tells the caller when the peer can
-/// reach the memory no more.
+/// A device that refuses to revoke what a call exposed leaves the client one way: it ends the connection, and
+/// tells the caller when the peer can reach the memory no more.
 #[test]
 fn a_refused_invalidation_ends_the_connection_before_the_call() {
     for invalidations_refused in [0, 1000] {

@@ -1,5 +1,5 @@
-//! What deployed implementations got wrong, and had to be repaired in the field: each of these defects has its test here, or is named with the test that
-//! would find it in `tests/README.md`.
+//! What deployed implementations got wrong, and had to be repaired in the field: each of these defects has
+//! its test here, or is named with the test that would find it in `tests/README.md`.
 
 use rpcrdma::fabric::Access;
 use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
@@ -14,7 +14,8 @@ fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
 }
 
-/// A grant of 0 makes its client call after call; one that repeats what was asked for promises Receives that are not there.
+/// A grant of 0 makes its client call after call; one that repeats what was asked for promises Receives that
+/// are not there.
 #[test]
 fn a_version_1_grant_is_the_servers_own_whatever_is_asked_for() {
     const WINDOW: u32 = 12;
@@ -44,7 +45,8 @@ fn a_version_1_grant_is_the_servers_own_whatever_is_asked_for() {
     }
 }
 
-/// Every combination of lists that a call may have: the reply's header returns those that came, is as long as it says, and the results are behind it.
+/// Every combination of lists that a call may have: the reply's header returns those that came, is as long as
+/// it says, and the results are behind it.
 #[test]
 fn the_results_are_behind_the_header_whatever_lists_it_has() {
     for scheme in SCHEMES {
@@ -95,7 +97,8 @@ fn chunk_lists_are_bounded_before_they_are_believed() {
         super::rules_of_servers::assert_err_chunk(&mut client, "150 of them");
         client.ping();
     }
-    // XID, version, credits, MSG, no Read list; a Write list of a chunk, or a Reply chunk, that is longer than memory.
+    // XID, version, credits, MSG, no Read list; a Write list of a chunk, or a Reply chunk, that is longer
+    // than memory.
     for count in [17, 1025, 0x0FFF_FFFF, u32::MAX] {
         for words in
             [&[XID, 1, 9, 0, 0, 1, count, 1, 8, 0, 0, 0, 0][..], &[XID, 1, 9, 0, 0, 0, 1, count, 1, 8, 0, 0]]

@@ -1,5 +1,5 @@
-//! Clients that hold what they were given: memory, by taking no replies or not ending their messages; Receives, by saying nothing. And a client
-//! that behaves and must not notice them.
+//! Clients that hold what they were given: memory, by taking no replies or not ending their messages;
+//! Receives, by saying nothing. And a client that behaves and must not notice them.
 
 use std::time::{Duration, Instant};
 
@@ -38,10 +38,12 @@ fn send(peer: &mut RawPeer, flags: Flags, xid: u32, procedure: u32, args: &[u8],
     peer.send(&bytes);
 }
 
-/// Asks for whatever it may, inline and by chunks, and takes nothing of it; at last it begins a call and does not end it.
+/// Asks for whatever it may, inline and by chunks, and takes nothing of it; at last it begins a call and does
+/// not end it.
 fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
     let (segment, _) = peer.expose(&[0; 60_000], Access::REMOTE_WRITE);
-    // More than it takes. (Where each message grants so much more, it must not add up to what nobody could keep.)
+    // More than it takes. (Where each message grants so much more, it must not add up to what nobody could
+    // keep.)
     peer.credit = if peer.windowed || peer.version == Version::V1 { 30_000 } else { 500 };
     for xid in 2..60 {
         send(peer, Flags::NONE, xid, REPLY, &4000u32.to_be_bytes(), &[]);

@@ -1,4 +1,5 @@
-//! Who the other end is: host authentication in CONNPROP, and what policy makes of a peer that does not authenticate.
+//! Who the other end is: host authentication in CONNPROP, and what policy makes of a peer that does not
+//! authenticate.
 
 use std::sync::Arc;
 

@@ -348,7 +348,8 @@ fn a_client_that_ignores_its_credits_loses_its_connection() {
                 peer.send(&bytes);
             }
             unharmed(&mut witness);
-            // Version 1 counts calls under way: it depends on how fast these are answered whether there are too many.
+            // Version 1 counts calls under way: it depends on how fast these are answered whether there are
+            // too many.
             if scheme == Scheme::V1 { peer.vanish() } else { drop(peer.wait_until_over()) }
         }
         unharmed(&mut witness);
@@ -386,7 +387,8 @@ fn a_client_that_never_reads_costs_a_bounded_amount() {
     }
 }
 
-/// However much it claims that it could receive, and whichever way its replies go: those that nearly fill a message take the longer one.
+/// However much it claims that it could receive, and whichever way its replies go: those that nearly fill a
+/// message take the longer one.
 #[test]
 fn a_client_that_never_reads_takes_no_memory_from_others() {
     let schemes = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];

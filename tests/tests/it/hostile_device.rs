@@ -1,4 +1,5 @@
-//! Clients that use their queue pair for what no client of this protocol does: on an RDMA device all of it goes out on the wire.
+//! Clients that use their queue pair for what no client of this protocol does: on an RDMA device all of it
+//! goes out on the wire.
 
 use std::time::Duration;
 
@@ -55,7 +56,8 @@ fn immediate_data_is_never_a_call() {
     world.server_balances();
 }
 
-/// It lets the server try again without end: the server's own knob says when that is over, as the software fabric's rings need no Receive.
+/// It lets the server try again without end: the server's own knob says when that is over, as the software
+/// fabric's rings need no Receive.
 #[test]
 fn a_client_without_receives_is_given_up() {
     let (world, address, mut witness) = scene("no-receives", Scheme::V1);
@@ -146,8 +148,8 @@ fn keys_that_were_not_given_open_nothing() {
     ping(&mut peer, 3);
 }
 
-/// Messages of all lengths, and none that means anything: as many as go out, with no regard to credits. In version 1 no credit is counted for them,
-/// and the budget of such messages is all that ends them.
+/// Messages of all lengths, and none that means anything: as many as go out, with no regard to credits. In
+/// version 1 no credit is counted for them, and the budget of such messages is all that ends them.
 #[test]
 fn floods_of_nonsense_stop_nobody_else() {
     for scheme in [Scheme::V1, Scheme::V2Windowed] {

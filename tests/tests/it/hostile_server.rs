@@ -1,4 +1,5 @@
-//! Servers that keep to no rule: each call of their client ends once, and the connection goes on where it can.
+//! Servers that keep to no rule: each call of their client ends once, and the connection goes on where it
+//! can.
 
 use std::sync::mpsc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! RPC messages that travel as a whole in a chunk: Position Zero Read chunks and Reply chunks (version 2 §4.5.4; RFC 8166 §3.5.3).
+//! RPC messages that travel as a whole in a chunk: Position Zero Read chunks and Reply chunks (version 2
+//! §4.5.4; RFC 8166 §3.5.3).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -203,8 +204,8 @@ fn a_long_reply_whose_two_xids_differ_ends_its_call() {
     }
 }
 
-/// The memories of this process that have these bytes at this place: on the software fabric, where addresses are places in an arena, that
-/// of the client is among them. It is what a hostile process has of it for good.
+/// The memories of this process that have these bytes at this place: on the software fabric, where addresses
+/// are places in an arena, that of the client is among them. It is what a hostile process has of it for good.
 fn memories_with(bytes: &[u8], at: u64) -> Vec<File> {
     let open = std::fs::read_dir("/proc/self/fd").expect("/proc").flatten().map(|entry| entry.path());
     let is_memory =
@@ -216,7 +217,8 @@ fn memories_with(bytes: &[u8], at: u64) -> Vec<File> {
     files.filter(|file| file.read_exact_at(&mut found, at).is_ok() && found == bytes).collect()
 }
 
-/// A server that writes into the Reply chunk behind its reply, which it can on a fabric whose windows the peer itself enforces.
+/// A server that writes into the Reply chunk behind its reply, which it can on a fabric whose windows the
+/// peer itself enforces.
 #[test]
 fn a_reply_that_its_server_changes_afterwards_stays_as_it_was() {
     if place::on_device() {
@@ -356,7 +358,8 @@ fn a_reply_that_does_not_fit_inline_uses_the_reply_chunk() {
     }
 }
 
-/// An item that has its Write chunk goes there; what is left of the reply goes into the Reply chunk, if it is too long even so.
+/// An item that has its Write chunk goes there; what is left of the reply goes into the Reply chunk, if it is
+/// too long even so.
 #[test]
 fn a_reply_is_reduced_before_it_goes_into_the_reply_chunk() {
     const ITEM: usize = 2001;

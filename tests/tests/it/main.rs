@@ -1,4 +1,5 @@
-//! The engine from end to end over the software fabric: what it offers, and what it does when something goes wrong.
+//! The engine from end to end over the software fabric: what it offers, and what it does when something goes
+//! wrong.
 
 /// What this process does instead of tests, when it was started as a child of one.
 #[test]

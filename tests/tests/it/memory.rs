@@ -1,4 +1,5 @@
-//! Calls that wait for the server's memory, and peers of version 1 with more calls under way than they were granted.
+//! Calls that wait for the server's memory, and peers of version 1 with more calls under way than they were
+//! granted.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -30,7 +31,8 @@ fn rich(scheme: Scheme) -> Config {
     Config { scheme, bulk_buffers: vec![(64 << 10, 2 * CALLS as usize)], ..small() }
 }
 
-/// Starts calls that send, or get, a chunk each, and waits for all of them. Returns the tokens in the order in which the calls ended.
+/// Starts calls that send, or get, a chunk each, and waits for all of them. Returns the tokens in the order
+/// in which the calls ended.
 fn all_at_once(client: &mut rpcrdma::client::LocalClient, procedure: u32) -> Vec<u64> {
     let first = client.first();
     for token in 0..CALLS {
@@ -93,7 +95,8 @@ impl Stops {
     }
 }
 
-/// As memory comes home in the middle of a turn, a call that has arrived since meets it before those that wait do.
+/// As memory comes home in the middle of a turn, a call that has arrived since meets it before those that
+/// wait do.
 #[test]
 fn what_comes_as_memory_comes_home_goes_behind_those_that_wait() {
     for scheme in SCHEMES {
@@ -117,7 +120,8 @@ fn what_comes_as_memory_comes_home_goes_behind_those_that_wait() {
         services.add(PROGRAM, VERSION, STORE, Procedure::new(store).read_chunks(1, LEN).uncounted());
         let mut world = World::new("behind");
         let mut config = poor(scheme, 0);
-        // What wakes those that wait would hide it: a look now and then, and Sends of which it is heard that they have left.
+        // What wakes those that wait would hide it: a look now and then, and Sends of which it is heard that
+        // they have left.
         (config.shard.control_interval_us, config.shard.signal_every) = (200_000, 1);
         let address = world.serve_with(config, services);
         let mut client = world.client(&address, rich(scheme));
@@ -165,7 +169,8 @@ fn calls_without_bulk_go_past_those_that_wait_for_it() {
     let address = world.serve(poor(Scheme::V1, 0));
     let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
     let mut other = world.client(&address, rich(Scheme::V1));
-    // As these wait for RDMA Reads of memory that nobody offers, the connection ends with the first: whoever waits behind it is let go, too.
+    // As these wait for RDMA Reads of memory that nobody offers, the connection ends with the first: whoever
+    // waits behind it is let go, too.
     let target = super::rules_of_servers::segment(LEN as u32);
     let read = [rpcrdma::wire::ReadSegment { position: super::rules_of_servers::ARGS_AT + 4, target }];
     for _ in 0..8 {

@@ -1,4 +1,5 @@
-//! How two ends come to a version and to terms (version 2 §4.3.3, §5.2), each seen from the other end of the wire.
+//! How two ends come to a version and to terms (version 2 §4.3.3, §5.2), each seen from the other end of the
+//! wire.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -294,7 +295,8 @@ fn after_err_vers_the_client_goes_on_in_version_1() {
             server.join();
         }
     }
-    // With a range in which there is none of ours, and with a client that is told to have version 2 only, it is over.
+    // With a range in which there is none of ours, and with a client that is told to have version 2 only, it
+    // is over.
     for (high, version_1) in [(0, true), (1, false), (3, true)] {
         let world = World::new("none-shared");
         let address = world.address();
@@ -364,8 +366,8 @@ fn a_first_message_without_an_answer_leads_to_version_1() {
     server.join();
 }
 
-/// Of the older revision, which has no messages in parts: a client that went on without properties hears of them with a call waiting that was
-/// made for the defaults.
+/// Of the older revision, which has no messages in parts: a client that went on without properties hears of
+/// them with a call waiting that was made for the defaults.
 #[test]
 fn a_call_that_waits_and_is_too_long_by_then_ends_alone() {
     let world = World::new("too-long-by-then");
@@ -408,7 +410,8 @@ fn a_call_that_waits_and_is_too_long_by_then_ends_alone() {
     server.join();
 }
 
-/// A call with these Read chunks and Write chunks: the segments of each, as a raw server with these limits sees them.
+/// A call with these Read chunks and Write chunks: the segments of each, as a raw server with these limits
+/// sees them.
 fn segments(
     offers: impl Fn(Properties<'static>) -> Properties<'static> + Send + 'static,
     config: Config,

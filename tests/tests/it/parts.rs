@@ -19,7 +19,8 @@ use super::rules_of_clients::next;
 use super::rules_of_servers::{ARGS_AT, Client, XID};
 
 const SCHEMES: [Scheme; 2] = [Scheme::V2Windowed, Scheme::V2Incremental];
-/// Gives back arguments of any length inline, with as much of a pattern in the Write chunk as there is room for.
+/// Gives back arguments of any length inline, with as much of a pattern in the Write chunk as there is room
+/// for.
 pub(super) const LONG: u32 = 70;
 
 fn view(bytes: &[u8]) -> View<'_> {
@@ -69,7 +70,8 @@ fn a_reply_in_parts_gets_through_when_what_waits_behind_it_has_the_buffers() {
     for scheme in SCHEMES {
         let world = World::new("short-of-parts");
         let address = world.address();
-        // The long reply takes one long buffer; for its parts there are one more, one for bulk data, and one of a message's length.
+        // The long reply takes one long buffer; for its parts there are one more, one for bulk data, and one
+        // of a message's length.
         let config = Config {
             scheme,
             message_buffers: 1,
@@ -267,7 +269,8 @@ fn a_continued_message_has_its_chunks_in_the_last_part() {
         assert_eq!(returned, [[write]], "{scheme:?}");
         let mut written = [0; 300];
         assert!(memory.read_at(0, &mut written) && patterned(3, &written));
-        // One that has some before is answered with INVAL_FLAG: `malformed_messages_get_the_errors_of_the_protocol`.
+        // One that has some before is answered with INVAL_FLAG:
+        // `malformed_messages_get_the_errors_of_the_protocol`.
         client.ping();
     }
 }

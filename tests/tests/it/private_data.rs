@@ -51,7 +51,8 @@ fn assert_longest_reply(client: &mut Client, bytes: usize) {
     client.ping();
 }
 
-/// What the client of a raw server sends inline, and for which replies it does not offer a Reply chunk: the longest, headers included.
+/// What the client of a raw server sends inline, and for which replies it does not offer a Reply chunk: the
+/// longest, headers included.
 fn assert_thresholds_of_calls(private_data: Vec<u8>, call: usize, reply_len: usize) {
     let world = World::new("call-thresholds");
     let address = world.address();
@@ -175,7 +176,8 @@ fn settings_may_change_with_a_reconnection() {
     };
     let mut client = world.client(&address, config);
     for inline in [4096, 1024, 2048] {
-        // What fits exactly tells which threshold holds. The third call of each connection is answered on the next one.
+        // What fits exactly tells which threshold holds. The third call of each connection is answered on the
+        // next one.
         for args in [inline - CALL_HEADERS, inline - CALL_HEADERS + 4] {
             let call = client.prepare(ECHO, args).expect("a buffer");
             client.call(call).expect("a reply");
@@ -229,7 +231,8 @@ fn invalidated(client: &mut Client) -> Vec<(Vec<u32>, Option<u32>)> {
     let writes = WriteList { counts: &[1], segments: &[write] };
     let both = [read.handle, write.handle];
     call(client, MIRROR, Chunks { reads: &list, writes, ..Chunks::NONE }, &be(&[0]), &both);
-    // Segments of one handle, and one that serves for the last bytes of several calls, as the Linux client's write pad does.
+    // Segments of one handle, and one that serves for the last bytes of several calls, as the Linux client's
+    // write pad does.
     let (whole, _to) = client.peer.expose(&data, Access::REMOTE_WRITE);
     let part = |at: u32, length| Segment { offset: whole.offset + u64::from(at), length, ..whole };
     let writes = WriteList { counts: &[2], segments: &[part(0, 40), part(40, 24)] };

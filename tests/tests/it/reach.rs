@@ -1,4 +1,5 @@
-//! What a server shows one of its clients, and who can reach it (version 2 §10.1): that client, as long as the call goes on, and within its bounds.
+//! What a server shows one of its clients, and who can reach it (version 2 §10.1): that client, as long as
+//! the call goes on, and within its bounds.
 
 use std::sync::mpsc::Receiver;
 
@@ -77,7 +78,8 @@ fn what_a_server_shows_one_client_is_out_of_reach_of_the_others() {
     let (services, told) = telling_services();
     let address = world.serve_with(small_server(), services);
     let mut showing = Showing::new(&world, &address, &told);
-    // Other clients, to whom nothing is shown, and who are shown something of their own, try what the first one may.
+    // Other clients, to whom nothing is shown, and who are shown something of their own, try what the first
+    // one may.
     for shown in [false, true] {
         for (segment, write) in [(showing.read, false), (showing.write, true), (showing.write, false)] {
             let mut other = match shown {

@@ -55,7 +55,8 @@ fn calls_go_to_the_next_server_under_their_xids() {
         for round in 0..3u64 {
             echo(&mut client, b"before").unwrap();
             drop(world.take_server());
-            // Some are started before the loss is known, some while there is no connection; short, long, and with chunks.
+            // Some are started before the loss is known, some while there is no connection; short, long, and
+            // with chunks.
             for token in 0..20 {
                 let len = [4, 400, 6000][token as usize % 3];
                 let mut call = client.prepare(rpcrdma_tests::ECHO, len).unwrap();

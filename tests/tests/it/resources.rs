@@ -1,4 +1,5 @@
-//! Calls that ask for more, or offer less, than the other end has (version 2 §6.4.3): what is answered, and what is tried then.
+//! Calls that ask for more, or offer less, than the other end has (version 2 §6.4.3): what is answered, and
+//! what is tried then.
 
 use std::sync::mpsc::channel;
 

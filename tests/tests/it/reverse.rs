@@ -1,4 +1,5 @@
-//! Calls in the reverse direction (RFC 8167; version 2 §5.2.5): a server calls its client, on the connection that the client made.
+//! Calls in the reverse direction (RFC 8167; version 2 §5.2.5): a server calls its client, on the connection
+//! that the client made.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,5 @@
-//! What the texts require of calls in the reverse direction (RFC 8167; version 2 §5.2.5), each end seen from the other.
+//! What the texts require of calls in the reverse direction (RFC 8167; version 2 §5.2.5), each end seen from
+//! the other.
 
 use std::sync::mpsc::Receiver;
 
@@ -153,7 +154,8 @@ fn the_response_flag_tells_whose_xid_it_is() {
         let mut called = Called::new("whose", scheme, Config { scheme, ..small() });
         let pending = called.start(b"four");
         let xid = called.next_call();
-        // A reply under its XID, but for the flag: it is not about the server's call. Nor is one that has the flag and another XID.
+        // A reply under its XID, but for the flag: it is not about the server's call. Nor is one that has the
+        // flag and another XID.
         called.raw.send(xid, Flags::NONE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"nobody's"));
         called.raw.send(!xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(!xid, b"nobody's"));
         // An answer of the server has it, an error too: the XID is the client's.
@@ -175,7 +177,8 @@ fn version_1_counts_the_directions_apart() {
     let server = Config { scheme: Scheme::V1, reverse_window: 2, ..small() };
     let mut called = Called::new("apart", Scheme::V1, server);
     let mut pending: Vec<_> = (0..2).map(|_| called.start(b"four")).collect();
-    // Before a reply has said more, there is one; and what calls of the other direction say is about that one.
+    // Before a reply has said more, there is one; and what calls of the other direction say is about that
+    // one.
     let first = called.next_call();
     for _ in 0..10 {
         called.raw.ping();

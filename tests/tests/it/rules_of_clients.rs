@@ -1,4 +1,5 @@
-//! What the texts require of every requester, seen from the other end of the wire; `engine/REQUIREMENTS.md` names these tests.
+//! What the texts require of every requester, seen from the other end of the wire; `engine/REQUIREMENTS.md`
+//! names these tests.
 
 use std::sync::mpsc;
 
@@ -156,7 +157,8 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
                     View::check(&hello.bytes, Revision::Ietf00).expect("a header").htype(),
                     HeaderType::Connprop
                 );
-                // Behind one that is good: a number of three bytes; data, and a set, longer than the message; a boolean of 2.
+                // Behind one that is good: a number of three bytes; data, and a set, longer than the message;
+                // a boolean of 2.
                 let good = [2, 4, 8192];
                 let body = match case {
                     0 | 4 => be(&[&[2], &good[..], &[1, 3, 0]].concat()),
@@ -309,10 +311,12 @@ fn bad_replies_of_version_1_end_their_call_with_a_cause() {
     server.join();
 }
 
-/// A server fills a chunk's segments in their order. Where it says otherwise there are bytes between that nobody wrote.
+/// A server fills a chunk's segments in their order. Where it says otherwise there are bytes between that
+/// nobody wrote.
 #[test]
 fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
-    /// Lengths of the segments of a chunk of 10000 bytes that was offered in three, and the length of what is in it.
+    /// Lengths of the segments of a chunk of 10000 bytes that was offered in three, and the length of what is
+    /// in it.
     const CASES: [(&[u32], Option<usize>); 12] = [
         (&[4096, 4096, 1808], Some(10_000)),
         (&[4096, 10, 0], Some(4106)),

@@ -1,4 +1,5 @@
-//! What the texts require of every responder, seen from the other end of the wire; `engine/REQUIREMENTS.md` names these tests.
+//! What the texts require of every responder, seen from the other end of the wire; `engine/REQUIREMENTS.md`
+//! names these tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -491,7 +492,8 @@ fn version_1_garbage_arguments_are_answered_by_rpc() {
     client.ping();
 }
 
-/// Every program has procedure 0, which runs whoever calls (RFC 5531 §12.1); AUTH_NONE is no other flavor (§10).
+/// Every program has procedure 0, which runs whoever calls (RFC 5531 §12.1); AUTH_NONE is no other flavor
+/// (§10).
 #[test]
 fn the_null_procedure_asks_for_no_authentication() {
     use rpcrdma::wire::rpc::{CallHeader, OpaqueAuth};

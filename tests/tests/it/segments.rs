@@ -452,7 +452,8 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
     }
 }
 
-/// A call of ours with so many bytes of arguments and eight chunks of sixteen segments each, as a server without an engine sees it.
+/// A call of ours with so many bytes of arguments and eight chunks of sixteen segments each, as a server
+/// without an engine sees it.
 fn call_of_many(scheme: Scheme, args: usize, offers: Properties<'static>) -> Result<Vec<u8>, CallError> {
     let world = World::new("of-many");
     let address = world.address();

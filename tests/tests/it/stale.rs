@@ -1,4 +1,5 @@
-//! Memory is used again and again, and holds what others have had there: none of it reaches a peer, whatever handlers and callers leave unwritten.
+//! Memory is used again and again, and holds what others have had there: none of it reaches a peer, whatever
+//! handlers and callers leave unwritten.
 
 use std::sync::{Arc, mpsc};
 
@@ -14,13 +15,15 @@ use super::reverse::{HELLO, telling_services};
 
 /// What one client has in all of the server's memory, and no other may see.
 const SECRET: u8 = 0xA5;
-/// Arguments, results and chunks that are the secret: procedures, and the bytes of inline results that each has room for.
+/// Arguments, results and chunks that are the secret: procedures, and the bytes of inline results that each
+/// has room for.
 const SPILLS: [(u32, usize); 3] = [(198, 100), (199, 3000), (200, 20_000)];
 /// Gives its arguments back, in the form that they take.
 const LONG_ECHO: u32 = 300;
 /// The first of the procedures that leave results unwritten.
 const SLOPPY: u32 = 201;
-/// Bytes of inline results: of a short message, of a long one, of one in parts or in a Reply chunk, of one in a Reply chunk.
+/// Bytes of inline results: of a short message, of a long one, of one in parts or in a Reply chunk, of one in
+/// a Reply chunk.
 const LENGTHS: [usize; 4] = [100, 3000, 8000, 20_000];
 /// Bytes of results in Write chunks.
 const CHUNKS: [usize; 3] = [5000, 60_000, 1_000_000];
@@ -136,7 +139,8 @@ fn spill(call: &mut ServerCall) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The sloppy procedures, one behind the other, with `number` for each: inline ones by length, then those with chunks, then all of them on workers.
+/// The sloppy procedures, one behind the other, with `number` for each: inline ones by length, then those
+/// with chunks, then all of them on workers.
 fn sloppy() -> Vec<(Procedure, usize, usize, bool)> {
     let mut all = Vec::new();
     for workers in [false, true] {
@@ -304,7 +308,8 @@ fn replies_that_are_kept_have_nothing_of_others() {
     drop((victim, peer));
 }
 
-/// A client of two servers, which serves as well: what the one has told it, or was told, the other does not get to see.
+/// A client of two servers, which serves as well: what the one has told it, or was told, the other does not
+/// get to see.
 #[test]
 fn what_a_client_leaves_unwritten_is_zero() {
     for scheme in SCHEMES {

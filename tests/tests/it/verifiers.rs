@@ -1,4 +1,5 @@
-//! Verifiers of replies (RFC 5531 §8.2): servers set them, clients have room for them (version 2 §10.2.2.2; RFC 8166 §8.2.2.2).
+//! Verifiers of replies (RFC 5531 §8.2): servers set them, clients have room for them (version 2 §10.2.2.2;
+//! RFC 8166 §8.2.2.2).
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ use super::hostile_client::be;
 const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
 /// A flavor that nobody knows.
 const FLAVOR: u32 = 77;
-/// Arguments: bytes of the verifier, and of the results. Results: as many as that, also in the first Write chunk.
+/// Arguments: bytes of the verifier, and of the results. Results: as many as that, also in the first Write
+/// chunk.
 const SIGN: u32 = 60;
 const WORKER_SIGN: u32 = 61;
 /// As [`SIGN`], with a buffer that has no room for more than [`SHORT`] bytes of results.
@@ -115,7 +117,8 @@ fn there_is_room_for_a_verifier_in_every_form_of_a_reply() {
         let (address, _) = serve(&mut world, scheme);
         let config = signing(scheme, Credential::opaque(FLAVOR, vec![1; 20]));
         let mut client = LocalClient::connect(&address, config.clone()).unwrap();
-        // Around the lengths at which the reply no longer fits one message, without and with the longest verifier; then in parts, or in a Reply chunk.
+        // Around the lengths at which the reply no longer fits one message, without and with the longest
+        // verifier; then in parts, or in a Reply chunk.
         let around = (3600..4100).step_by(20);
         for results in [0, 8, SHORT].into_iter().chain(around).chain([8000, LONGEST]) {
             for (verifier, chunk) in [(0, false), (5, true), (400, false), (400, true)] {

@@ -1,5 +1,5 @@
-//! What RFC 8166 requires of both ends of a connection of version 1, seen from the other end of the wire: who may send how much, and what goes
-//! into chunks.
+//! What RFC 8166 requires of both ends of a connection of version 1, seen from the other end of the wire: who
+//! may send how much, and what goes into chunks.
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Access;
@@ -20,8 +20,8 @@ fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
 }
 
-/// A client with more to say than it may, and a server without an engine, that take turns on one thread: after [`LONG_ENOUGH`] turns of both, what
-/// has not come does not come.
+/// A client with more to say than it may, and a server without an engine, that take turns on one thread:
+/// after [`LONG_ENOUGH`] turns of both, what has not come does not come.
 struct Bench {
     client: LocalClient,
     server: RawPeer,
@@ -167,7 +167,8 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
     }));
 }
 
-/// A client that uses each grant in full, at once, finds a Receive for every call, though the server grants more and more.
+/// A client that uses each grant in full, at once, finds a Receive for every call, though the server grants
+/// more and more.
 #[test]
 fn a_responder_of_version_1_has_receives_for_what_it_grants_when_it_does() {
     let mut world = World::new("v1-receives");
@@ -203,7 +204,8 @@ fn a_responder_of_version_1_has_receives_for_what_it_grants_when_it_does() {
     assert_eq!(client.peer.failures, []);
 }
 
-/// Whether it would fit inline or not: each item goes into its own chunk, as long as it is, and stays out of the message.
+/// Whether it would fit inline or not: each item goes into its own chunk, as long as it is, and stays out of
+/// the message.
 #[test]
 fn a_result_with_a_write_chunk_goes_there_however_short_it_is() {
     const ROOM: u32 = 5000;
@@ -239,7 +241,8 @@ fn a_result_with_a_write_chunk_goes_there_however_short_it_is() {
     }
 }
 
-/// The arguments of a procedure that takes items far longer than these: a count, the item, a count, the item, a word.
+/// The arguments of a procedure that takes items far longer than these: a count, the item, a count, the item,
+/// a word.
 #[test]
 fn read_chunks_far_below_the_longest_are_taken_with_and_without_their_padding() {
     for scheme in SCHEMES {
@@ -346,7 +349,8 @@ fn a_chunk_of_more_segments_than_are_taken_is_refused_wherever_it_stands() {
     }
 }
 
-/// ERR_CHUNK says that the same call would fail in the same way (RFC 8267 §6.4.2): it ends, and nothing of it is sent again.
+/// ERR_CHUNK says that the same call would fail in the same way (RFC 8267 §6.4.2): it ends, and nothing of it
+/// is sent again.
 #[test]
 fn err_chunk_ends_its_call_which_is_not_made_again() {
     let world = World::new("err-chunk-ends");

@@ -48,7 +48,8 @@ fn promised(world: &World) -> u64 {
 fn windows_grow_under_load_and_shrink_when_receives_are_short() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let mut world = World::new("windows");
-        // Windows are looked at every 160 ms: on a busy machine, too, a window is turned over often enough between two looks.
+        // Windows are looked at every 160 ms: on a busy machine, too, a window is turned over often enough
+        // between two looks.
         let control_interval_us = 20_000;
         let server = Config {
             window: 8,
@@ -100,7 +101,8 @@ fn a_pure_grant_keeps_a_quiet_connection_alive() {
         let mut client = world.client(&address, Config { scheme, ..small() });
         echo(&mut client, b"four").unwrap();
         let before = client.stats().messages.received;
-        // More of them than the client's window holds: they are acknowledged now and then, and nobody thanks for thanks.
+        // More of them than the client's window holds: they are acknowledged now and then, and nobody thanks
+        // for thanks.
         assert!(settles(|| {
             client.poll(|done| panic!("{done:?}"));
             std::thread::sleep(Duration::from_millis(1));
@@ -134,8 +136,9 @@ fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
     echo(&mut client, b"four").unwrap();
 }
 
-/// In version 1 an answer is what lets a client make another call. Here calls under way keep most of the server's buffers for messages, so that there are fewer
-/// Receives than all clients together were promised: but as many as they may use, who wait for answers. Others are answered meanwhile.
+/// In version 1 an answer is what lets a client make another call. Here calls under way keep most of the
+/// server's buffers for messages, so that there are fewer Receives than all clients together were promised:
+/// but as many as they may use, who wait for answers. Others are answered meanwhile.
 #[test]
 fn clients_of_version_1_are_answered_while_calls_of_others_have_the_buffers() {
     const CLIENTS: usize = 20;

@@ -102,7 +102,8 @@ fn data_that_does_not_fit_its_count_is_refused() {
     let mut nfs = nfsd.client();
     let root = nfs.root.clone();
     let file = nfs.make(&root, "file");
-    // Count, length word, where the chunk is said to belong, bytes in it; and whether that is an error of the arguments or of the operation.
+    // Count, length word, where the chunk is said to belong, bytes in it; and whether that is an error of the
+    // arguments or of the operation.
     for (count, length, shift, bytes, garbage) in [
         (100u32, 100u32, 0, 104, true),
         (100, 100, 0, 96, true),

@@ -1,4 +1,5 @@
-//! The example NFS server as its users run it, called by a client on the engine (and by the example client): every procedure, its errors, bad input, and restarts.
+//! The example NFS server as its users run it, called by a client on the engine (and by the example client):
+//! every procedure, its errors, bad input, and restarts.
 #![forbid(unsafe_code)]
 
 mod bad_input;

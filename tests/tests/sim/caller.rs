@@ -1,4 +1,5 @@
-//! A client shard: it makes calls (`desk.rs`), serves those of its servers, and can say why a connection of its ended.
+//! A client shard: it makes calls (`desk.rs`), serves those of its servers, and can say why a connection of
+//! its ended.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -237,7 +238,8 @@ impl Caller {
         let stats = self.client.stats();
         let hostile = self.desk.links.iter().any(|link| link.hostile);
         assert_eq!(shard_leak(&stats), None, "{who}");
-        // A server that keeps to no rule may send more at once than there are Receives for while the application has the buffers.
+        // A server that keeps to no rule may send more at once than there are Receives for while the
+        // application has the buffers.
         if !hostile {
             assert_eq!(stats.fabric.receiver_not_ready, 0, "{who}: a message met no Receive");
         }

@@ -1,4 +1,5 @@
-//! Which forms messages really had, seen from the headers that are sent: so that the simulation tests what it says.
+//! Which forms messages really had, seen from the headers that are sent: so that the simulation tests what it
+//! says.
 
 use rpcrdma::wire::{ErrorBody, Flags, HeaderType, Revision, Version, View, ViewBody};
 

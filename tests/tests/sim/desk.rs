@@ -1,5 +1,6 @@
-//! The calls that a shard makes, forward or back, each held to its promise: it ends once, with the right reply or with a cause
-//! that is true; then nobody else can reach its memory; and it was carried out as often as its end says.
+//! The calls that a shard makes, forward or back, each held to its promise: it ends once, with the right
+//! reply or with a cause that is true; then nobody else can reach its memory; and it was carried out as often
+//! as its end says.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -362,8 +363,8 @@ impl Desk {
         }
     }
 
-    /// Calls once more on every open connection: none has run out of credits. As many at a time as there is memory for: true once every one
-    /// has been called.
+    /// Calls once more on every open connection: none has run out of credits. As many at a time as there is
+    /// memory for: true once every one has been called.
     pub(crate) fn ping(&mut self, client: &mut LocalClient<Device>) -> bool {
         let first = self.pinged;
         for link in first..self.links.len() {

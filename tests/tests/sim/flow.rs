@@ -1,4 +1,5 @@
-//! Flow control as an onlooker sees it: from the headers that pass a device, without a look at the engine's own counts.
+//! Flow control as an onlooker sees it: from the headers that pass a device, without a look at the engine's
+//! own counts.
 
 use rpcrdma::wire::{
     ERR_VERS_LEN, ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind,
@@ -84,7 +85,8 @@ impl Flow {
             format!("it sends what cannot be read: {e:?}: {start:02x?}")
         })?;
         if self.hostile || (!self.server && self.ours.count == 0 && !self.settled) {
-            // Whoever was not understood begins in version 1. What somebody hostile settles for is not to be seen from here.
+            // Whoever was not understood begins in version 1. What somebody hostile settles for is not to be
+            // seen from here.
             self.version = view.version();
         }
         if view.version() != self.version {
@@ -185,8 +187,8 @@ impl Flow {
             Some(received) => received.wrapping_add(view.credit().min(PLENTY)),
             None => self.ours.limit.wrapping_add(view.credit() & 0xFFFF),
         };
-        // Nobody honest takes back what was granted. Of others, an earlier message may be believed still: it was handed out in
-        // the same poll.
+        // Nobody honest takes back what was granted. Of others, an earlier message may be believed still: it
+        // was handed out in the same poll.
         if (limit.wrapping_sub(self.ours.limit) as i32) > 0 {
             self.ours.limit = limit;
         }
@@ -260,8 +262,8 @@ fn kind(view: &View<'_>, server: bool) -> Kind {
     }
 }
 
-/// An error that names versions: its layout is that of all versions, and says nothing of credits. It may name a version
-/// that nobody knows.
+/// An error that names versions: its layout is that of all versions, and says nothing of credits. It may name
+/// a version that nobody knows.
 fn is_err_vers(message: &[u8], revision: Revision) -> bool {
     match View::check(message, revision) {
         Ok(view) => matches!(view.body(), ViewBody::Error(ErrorBody::Vers { .. })),

@@ -1,5 +1,5 @@
-//! The forms of calls. Each is one function that draws a call of the form: what is sent, and what must come back.
-//! A new form is one more function, and its row in [`FORMS`].
+//! The forms of calls. Each is one function that draws a call of the form: what is sent, and what must come
+//! back. A new form is one more function, and its row in [`FORMS`].
 
 use rpcrdma::client::{Connection, LocalClient, PreparedCall};
 use rpcrdma::wire::properties::ReverseSupport;
@@ -343,7 +343,8 @@ impl Draw<'_> {
         self.plan.revision == Revision::Ietf00
     }
 
-    /// Whether a message of so many bytes, of a call and its reply, can be carried without chunks, in version 1 and in version 2.
+    /// Whether a message of so many bytes, of a call and its reply, can be carried without chunks, in version
+    /// 1 and in version 2.
     fn without_chunks(&self, call: usize, reply: usize) -> [Says; 2] {
         let longest = (CALL + call).max(REPLY_HEADER + reply);
         let fits = |least: usize, most: usize| match longest {

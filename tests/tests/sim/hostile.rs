@@ -1,5 +1,5 @@
-//! Peers that keep to no rule: a client, and a server. What they do is drawn; what becomes of their own connections is
-//! their own business, as long as nobody else notices.
+//! Peers that keep to no rule: a client, and a server. What they do is drawn; what becomes of their own
+//! connections is their own business, as long as nobody else notices.
 
 use rpcrdma::Address;
 use rpcrdma::fabric::{Access, RemoteMemory};

@@ -1,4 +1,5 @@
-//! What happened in a run, as one number: two runs of a seed are the same if these are. And, if asked for, in words.
+//! What happened in a run, as one number: two runs of a seed are the same if these are. And, if asked for, in
+//! words.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! Deterministic simulation: servers, clients and peers that keep to no rule, many connections and several shards, on one
-//! thread, in simulated time. One seed is one schedule, to the last event.
+//! Deterministic simulation: servers, clients and peers that keep to no rule, many connections and several
+//! shards, on one thread, in simulated time. One seed is one schedule, to the last event.
 //!
 //! ```text
 //!  caller.rs  a client     host.rs  a server: both serve (service.rs) and call     hostile.rs  does what it wants
@@ -12,10 +12,11 @@
 //!    SoftwareFabric
 //! ```
 //!
-//! `plan.rs` says what a seed means, and `world.rs` gives the turns. What must hold is asserted where it is seen.
+//! `plan.rs` says what a seed means, and `world.rs` gives the turns. What must hold is asserted where it is
+//! seen.
 //!
-//! Variables of the environment: `SIM_SEEDS` (how many, 2000), `SIM_FIRST` (from which, 0), `SIM_SEED` (this one only),
-//! `SIM_TRACE` (print its events).
+//! Variables of the environment: `SIM_SEEDS` (how many, 2000), `SIM_FIRST` (from which, 0), `SIM_SEED` (this
+//! one only), `SIM_TRACE` (print its events).
 
 mod caller;
 mod census;

@@ -11,7 +11,8 @@ use rpcrdma::{Config, IdlePolicy, Scheme};
 use rpcrdma_mempool::PagePolicy;
 use rpcrdma_tests::Random;
 
-/// Milliseconds that whoever calls somebody who keeps to the rules waits for the first answer: longer than any run.
+/// Milliseconds that whoever calls somebody who keeps to the rules waits for the first answer: longer than
+/// any run.
 pub(crate) const PATIENT: u64 = 10_000;
 
 /// One run.
@@ -325,7 +326,8 @@ impl Shape {
         }
     }
 
-    /// Whoever has to do with somebody hostile is not slow as well: then others would suffer, on a device too.
+    /// Whoever has to do with somebody hostile is not slow as well: then others would suffer, on a device
+    /// too.
     fn chaos(&self, r: &mut Random, hostile: bool) -> ChaosConfig {
         let seed = r.draw();
         let mut some = |wanted: bool, most: usize| -> u16 {

@@ -1,5 +1,5 @@
-//! A device with an onlooker: it writes down what passes, and keeps its own account of what is exposed and of what was
-//! promised, so that the engine's counts are not all there is to believe.
+//! A device with an onlooker: it writes down what passes, and keeps its own account of what is exposed and of
+//! what was promised, so that the engine's counts are not all there is to believe.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -99,7 +99,8 @@ pub(crate) struct Probe<F> {
     receives: u32,
     /// What those said who ask for a connection.
     requests: Vec<(RequestId, Vec<u8>)>,
-    /// Connections that have ended; and those of them that this side has not, the group of each, and whether it was up.
+    /// Connections that have ended; and those of them that this side has not, the group of each, and whether
+    /// it was up.
     ends: u64,
     lost: Vec<(QpId, usize, bool)>,
     /// Connections that were up, and that this side has ended without a word.
@@ -148,7 +149,8 @@ impl<F: Fabric + Smallest> Probe<F> {
         self.ends
     }
 
-    /// Connections to a group that others have ended: neither this side nor its device, which has broken some.
+    /// Connections to a group that others have ended: neither this side nor its device, which has broken
+    /// some.
     pub(crate) fn losses(&self, group: usize, broken: &[QpId]) -> Loss {
         let mut loss = Loss::default();
         for (_, _, up) in self.lost.iter().filter(|(qp, of, _)| *of == group && !broken.contains(qp)) {

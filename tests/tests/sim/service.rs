@@ -1,5 +1,5 @@
-//! What everybody in a simulation serves, beside the program of all tests: procedures for long messages, and for calls that
-//! are refused first. Each checks what it gets, and writes down that it ran.
+//! What everybody in a simulation serves, beside the program of all tests: procedures for long messages, and
+//! for calls that are refused first. Each checks what it gets, and writes down that it ran.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -16,10 +16,12 @@ use crate::plan::Plan;
 pub(crate) const NOTE: u32 = 20;
 /// Is not answered.
 pub(crate) const TELL: u32 = 21;
-/// Then: seed, bytes of inline results, and of each result in a Write chunk; a 0 word; filler. Read chunks: the pattern of
-/// seed, seed + 1, and so on. Results: the pattern of seed; in Write chunks those of seed + 1, and so on.
+/// Then: seed, bytes of inline results, and of each result in a Write chunk; a 0 word; filler. Read chunks:
+/// the pattern of seed, seed + 1, and so on. Results: the pattern of seed; in Write chunks those of seed + 1,
+/// and so on.
 pub(crate) const MIX: u32 = 22;
-/// Takes no chunks. Then: seed, bytes of each item, a 0 word, the items with their round-up, filler. Results: their number.
+/// Takes no chunks. Then: seed, bytes of each item, a 0 word, the items with their round-up, filler. Results:
+/// their number.
 pub(crate) const FLAT: u32 = 23;
 /// Then: seed, bytes of each result, which is refused if its Write chunk is too small. A 0 word.
 pub(crate) const GROW: u32 = 24;
@@ -62,7 +64,8 @@ pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
     let chunk = plan.longest_chunk.max(longest);
     let mut services = services_for(longest);
     let mut add = |procedure: u32, entry: Procedure| {
-        // A call that comes again while it runs elsewhere is not answered: its caller would have to ask once more.
+        // A call that comes again while it runs elsewhere is not answered: its caller would have to ask once
+        // more.
         let elsewhere = procedure != ONCE && plan.on_workers >> (procedure - NOTE) & 1 != 0;
         let entry = if elsewhere { entry.on_workers() } else { entry };
         services.add(PROGRAM, VERSION, procedure, entry);

@@ -1,4 +1,5 @@
-//! Sizes of messages and of Receives as an onlooker sees them, while they change: from what the headers that pass a device say.
+//! Sizes of messages and of Receives as an onlooker sees them, while they change: from what the headers that
+//! pass a device say.
 
 use std::collections::VecDeque;
 
@@ -16,8 +17,9 @@ const LEAST: usize = 1024;
 /// The sizes of one connection's messages.
 #[derive(Debug)]
 pub(crate) struct Sizes {
-    /// Size of this side's Receives, as the connect messages say it (version 1), and as messages do: each with the count of messages at
-    /// which it was said. The first one holds until the peer is known to have read the next.
+    /// Size of this side's Receives, as the connect messages say it (version 1), and as messages do: each
+    /// with the count of messages at which it was said. The first one holds until the peer is known to
+    /// have read the next.
     told_first: usize,
     told: VecDeque<(u32, usize)>,
     /// The same of the peer's.

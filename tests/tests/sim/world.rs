@@ -329,7 +329,8 @@ impl World {
         }
     }
 
-    /// All calls have ended: nothing may be left of them, and every connection must still be good for one more.
+    /// All calls have ended: nothing may be left of them, and every connection must still be good for one
+    /// more.
     fn settle(&mut self) {
         self.hostile_clients.clear();
         self.hostile_server = None;

@@ -336,8 +336,9 @@ fn foreign_memory<F: Fabric>(w: &mut World<F>) -> Outcome {
     foreign.close().map_err(|e| e.to_string())
 }
 
-/// The client posts this with immediate data behind a message of the ordinary kind: the message arrives, the other is none, and ends the
-/// connection. Others live on, and no byte of the Receive that was taken is shown.
+/// The client posts this with immediate data behind a message of the ordinary kind: the message arrives, the
+/// other is none, and ends the connection. Others live on, and no byte of the Receive that was taken is
+/// shown.
 fn immediate<F: Fabric>(w: &mut World<F>, (c, s): (QpId, QpId), posting: Posting) -> Outcome {
     let (other, its_peer) = w.connect()?;
     w.server.post_receives(None, 1)?;

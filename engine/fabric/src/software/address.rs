@@ -1,7 +1,8 @@
 //! Names, and the Unix sockets behind them.
 //!
-//! `soft:NAME` is an abstract socket, `rpcrdma/UID/NAME`; with a `/` in the name it is a socket file of mode 0600. Both
-//! ends look at the other's credentials: only the same user, or root, is served, and only their services are used.
+//! `soft:NAME` is an abstract socket, `rpcrdma/UID/NAME`; with a `/` in the name it is a socket file of mode
+//! 0600. Both ends look at the other's credentials: only the same user, or root, is served, and only their
+//! services are used.
 
 use std::fmt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -9,36 +9,40 @@ pub(super) const RING_BYTES: std::ops::RangeInclusive<usize> = 4096..=1 << 24;
 /// Most windows per side and queue pair: a steering tag has 16 bits of index to spare.
 pub(super) const MAX_WINDOWS: usize = 1 << 16;
 
-/// How a [`SoftwareFabric`](super::SoftwareFabric) is set up. Every field has a default that suits a shard of a few hundred connections.
+/// How a [`SoftwareFabric`](super::SoftwareFabric) is set up. Every field has a default that suits a shard of
+/// a few hundred connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoftwareConfig {
-    /// Bytes of ring in each direction of a connection; a power of two, 4 KiB to 16 MiB. The smaller of both sides' counts is used.
-    /// Default 256 KiB. Costs twice this much memory per connection, touched only as far as used. A ring that
-    /// is full makes the sender wait for the receiver: raise it when messages are long and many are outstanding.
+    /// Bytes of ring in each direction of a connection; a power of two, 4 KiB to 16 MiB. The smaller of both
+    /// sides' counts is used. Default 256 KiB. Costs twice this much memory per connection, touched only
+    /// as far as used. A ring that is full makes the sender wait for the receiver: raise it when
+    /// messages are long and many are outstanding.
     pub ring_bytes: usize,
-    /// Longest message taken or sent, in bytes; the smaller of both sides' counts. At most half of `ring_bytes`.
-    /// Default 64 KiB. Costs nothing by itself.
+    /// Longest message taken or sent, in bytes; the smaller of both sides' counts. At most half of
+    /// `ring_bytes`. Default 64 KiB. Costs nothing by itself.
     pub max_message: usize,
     /// Receives that the shared queue holds. Default 4096; 32 bytes each are set aside.
     pub shared_receives: usize,
-    /// Whether this fabric ever uses [`arm`](crate::Fabric::arm) and [`wait`](crate::Fabric::wait). Default true.
-    /// With `false` its peers save one atomic exchange (2 ns) per message, and `wait` must not be called.
+    /// Whether this fabric ever uses [`arm`](crate::Fabric::arm) and [`wait`](crate::Fabric::wait). Default
+    /// true. With `false` its peers save one atomic exchange (2 ns) per message, and `wait` must not be
+    /// called.
     pub may_sleep: bool,
-    /// Bytes that one connection may make this process map: its ring, its window table and the memory that the peer
-    /// exposes. Default 16 GiB. Costs address space, and page tables for what is used.
+    /// Bytes that one connection may make this process map: its ring, its window table and the memory that
+    /// the peer exposes. Default 16 GiB. Costs address space, and page tables for what is used.
     pub max_mapped_per_peer: u64,
-    /// Pieces of memory that one connection may show. Default 128: a client shows one, and one for each arena of its own that it
-    /// exposes. A mapping each, of which the process has half of `vm.max_map_count` for this; where few are left, a connection's share is
-    /// smaller.
+    /// Pieces of memory that one connection may show. Default 128: a client shows one, and one for each
+    /// arena of its own that it exposes. A mapping each, of which the process has half of
+    /// `vm.max_map_count` for this; where few are left, a connection's share is smaller.
     pub max_regions_per_peer: usize,
-    /// Connections that may be between their first byte and their answer, at a listener. Default 64. When one
-    /// more arrives, the one that has been silent longest is dropped; of one process, when a quarter of them is silent. Of those that have
-    /// not been accepted yet so many are looked at in one turn.
+    /// Connections that may be between their first byte and their answer, at a listener. Default 64. When
+    /// one more arrives, the one that has been silent longest is dropped; of one process, when a quarter
+    /// of them is silent. Of those that have not been accepted yet so many are looked at in one turn.
     pub max_handshakes: usize,
     /// How long a connection may take to be set up, at either side. Default 5 s.
     pub handshake_timeout: Duration,
-    /// How long what is posted may wait for a peer that takes nothing, or that never ends a copy, before the connection ends with
-    /// [`RnrRetryExceeded`](crate::Status::RnrRetryExceeded): a device's retries end, too. Default 30 s. What waits holds buffers.
+    /// How long what is posted may wait for a peer that takes nothing, or that never ends a copy, before the
+    /// connection ends with [`RnrRetryExceeded`](crate::Status::RnrRetryExceeded): a device's retries
+    /// end, too. Default 30 s. What waits holds buffers.
     pub retry_timeout: Duration,
     /// How long a connection that is being closed waits for the peer to take what was sent. Default 1 s.
     pub linger: Duration,

@@ -53,7 +53,8 @@ struct Dial {
     table: OwnedFd,
 }
 
-/// What is left of a destroyed queue pair while its peer is in the middle of a copy: the memory must not be used again yet.
+/// What is left of a destroyed queue pair while its peer is in the middle of a copy: the memory must not be
+/// used again yet.
 #[derive(Debug)]
 struct Parting {
     socket: Option<OwnedFd>,
@@ -93,7 +94,8 @@ impl Token {
     }
 }
 
-/// The clock of connection management, which is called now and then. Nothing on the path of messages reads it.
+/// The clock of connection management, which is called now and then. Nothing on the path of messages reads
+/// it.
 pub(super) fn now() -> Instant {
     Instant::now()
 }
@@ -240,7 +242,8 @@ impl SoftwareFabric {
         let (windows, table_fd, table_bytes) = self.own_windows(params)?;
         let mapped = (layout.bytes() as u64 + table_bytes, places);
         let ring = layout.rings(ring, Side::Connector).map_err(FabricError::Misuse)?;
-        // Last, so that what is to be said is said at once: the acceptor has little patience with who is silent.
+        // Last, so that what is to be said is said at once: the acceptor has little patience with who is
+        // silent.
         let socket = address::connect(to)?;
         let id = self.table.insert(|id| {
             Qp::new(Parts { id, side: Side::Connector, layout, ring, windows, params, max_message, mapped })
@@ -455,7 +458,8 @@ impl SoftwareFabric {
         }
         let now = now();
         self.dial_again();
-        // Those that the owner has to answer may take as long as they want; their sockets say when they are gone.
+        // Those that the owner has to answer may take as long as they want; their sockets say when they are
+        // gone.
         self.connections.requests.retain(|r| r.offer.is_some() || r.deadline > now);
         self.connections.partings.retain_mut(|p| !p.is_over(now));
         let mut slots = std::mem::take(&mut self.common.attention);
@@ -566,7 +570,8 @@ impl SoftwareFabric {
 }
 
 impl Parting {
-    /// Whether the peer cannot touch the memory any more, or had time enough: what it can reach then is only its own.
+    /// Whether the peer cannot touch the memory any more, or had time enough: what it can reach then is only
+    /// its own.
     fn is_over(&mut self, now: Instant) -> bool {
         let gone =
             self.socket.as_ref().is_none_or(|s| matches!(Message::receive(s.as_fd()), Received::Closed));

@@ -7,9 +7,10 @@
 //! | S1 exchange: word := what it waits for | P1 publish the news |
 //! | S2 look for news once more, sleep if there is none | P2 exchange: word := 0; ring if it was set |
 //!
-//! S1 and P2 are read-modify-writes with acquire and release, so one of them comes second and sees the first. If
-//! it is P2, it sees the word and rings. If it is S1, it has acquired what P2 released, news of P1 included, and S2
-//! finds it. No fence is needed, and while nobody sleeps the line stays in the cache of the side that has news: 2 ns.
+//! S1 and P2 are read-modify-writes with acquire and release, so one of them comes second and sees the first.
+//! If it is P2, it sees the word and rings. If it is S1, it has acquired what P2 released, news of P1
+//! included, and S2 finds it. No fence is needed, and while nobody sleeps the line stays in the cache of the
+//! side that has news: 2 ns.
 
 use super::memory::Memory;
 
@@ -52,7 +53,8 @@ impl Doorbell {
     /// P2, behind a report of consumption: whether to ring.
     #[inline]
     pub(super) fn take_if_anything(self, memory: &impl Memory) -> bool {
-        // Pairs with `set`. An exchange for itself: the word must stay for the next message if only that is waited for.
+        // Pairs with `set`. An exchange for itself: the word must stay for the next message if only that is
+        // waited for.
         memory.newest(self.0) == Waits::Anything as u64 && memory.swap(self.0, 0) != 0
     }
 }

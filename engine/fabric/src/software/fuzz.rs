@@ -1,5 +1,5 @@
-//! What a hostile peer of this fabric has in hand, for the fuzz targets of `tests/fuzz`: the bytes of a handshake, and the shared memory of a
-//! connection, here without its socket.
+//! What a hostile peer of this fabric has in hand, for the fuzz targets of `tests/fuzz`: the bytes of a
+//! handshake, and the shared memory of a connection, here without its socket.
 
 use std::os::fd::AsFd;
 
@@ -69,7 +69,8 @@ impl Peer {
         self.memory[part as usize].len()
     }
 
-    /// Starts a connection: a queue pair of the fabric whose memory is zeroed. Memory of this arena may be exposed on it.
+    /// Starts a connection: a queue pair of the fabric whose memory is zeroed. Memory of this arena may be
+    /// exposed on it.
     pub fn join(&mut self, fabric: &mut SoftwareFabric, exposed: ArenaId, params: &ConnectParams) -> QpId {
         for part in &self.memory {
             assert!(part.write(0, &[0; 4 * RING][..part.len()]));
@@ -106,7 +107,8 @@ impl Peer {
         self.memory[part as usize].read(at, bytes)
     }
 
-    /// Sends a message as an honest peer does; false if there is no room for it. `head` is how far the peer says it has come in our ring.
+    /// Sends a message as an honest peer does; false if there is no room for it. `head` is how far the peer
+    /// says it has come in our ring.
     pub fn send(&mut self, payload: &[u8], invalidate: Option<u32>, head: u64) -> bool {
         // It reads our reports as the fabric reads its.
         let mut report = [0; 8];
@@ -120,7 +122,8 @@ impl Peer {
         honest && room
     }
 
-    /// Where the peer says how far it has come, in [`Part::Rings`]: a word, and behind it one that is not zero if it refuses a message.
+    /// Where the peer says how far it has come, in [`Part::Rings`]: a word, and behind it one that is not
+    /// zero if it refuses a message.
     pub fn report(&self) -> usize {
         self.layout.report(Side::Connector)
     }

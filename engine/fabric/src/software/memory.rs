@@ -9,7 +9,8 @@ use super::doorbell::Doorbell;
 
 /// Words and bytes that another process maps too. Offsets are in bytes; words are aligned to 8.
 ///
-/// Offsets were checked against the mapping's size when it was made; one that is out of it reads as zero and writes nothing.
+/// Offsets were checked against the mapping's size when it was made; one that is out of it reads as zero and
+/// writes nothing.
 pub(super) trait Memory {
     /// Acquire load: pairs with [`publish`](Self::publish) of the other side.
     fn load(&self, at: usize) -> u64;
@@ -21,9 +22,11 @@ pub(super) trait Memory {
     fn publish(&self, at: usize, value: u64);
     /// Acquire-release exchange.
     fn swap(&self, at: usize, value: u64) -> u64;
-    /// Between a store and a load of another word: of two sides that both do this, one at least sees the other's store.
+    /// Between a store and a load of another word: of two sides that both do this, one at least sees the
+    /// other's store.
     fn settle(&self);
-    /// Acquire-release exchange of the word for itself: what is there now, in one order with the other side's exchanges.
+    /// Acquire-release exchange of the word for itself: what is there now, in one order with the other side's
+    /// exchanges.
     fn newest(&self, at: usize) -> u64;
 }
 
@@ -136,7 +139,8 @@ const LINES: usize = 4096;
 /// Lines that different sides write are this far apart: processors fetch lines in pairs.
 const APART: usize = 128;
 
-/// Where everything lies in the memory of one connection: a page of lines, the connector's ring, the acceptor's.
+/// Where everything lies in the memory of one connection: a page of lines, the connector's ring, the
+/// acceptor's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     ring_bytes: u32,
@@ -175,7 +179,8 @@ impl Layout {
             .ok_or_else(|| format!("rings of {} bytes do not fit memory of {len} bytes", self.ring_bytes))
     }
 
-    /// Two words in which this side says how far it has come in the other's ring, and whether it refused the record there.
+    /// Two words in which this side says how far it has come in the other's ring, and whether it refused the
+    /// record there.
     pub(super) fn report(self, by: Side) -> usize {
         if by == Side::Connector { 0 } else { APART }
     }

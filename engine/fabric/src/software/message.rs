@@ -1,6 +1,7 @@
 //! What travels over a connection's Unix socket: one datagram per message, descriptors beside it.
 //!
-//! All integers are little-endian. Every message begins with 8 bytes: the magic word, the version, the kind, and one byte of flags.
+//! All integers are little-endian. Every message begins with 8 bytes: the magic word, the version, the kind,
+//! and one byte of flags.
 //!
 //! | kind | sender | body | descriptors |
 //! |---|---|---|---|

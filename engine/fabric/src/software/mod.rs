@@ -1,28 +1,30 @@
-//! The fabric without hardware: reliable connected queue pairs between processes of one host, over shared memory.
+//! The fabric without hardware: reliable connected queue pairs between processes of one host, over shared
+//! memory.
 //!
-//! It keeps the semantics of a NIC, and checks what a NIC checks: keys, bounds, rights, lengths, queue depths.
-//! Nothing of it needs privileges, huge pages or a device.
+//! It keeps the semantics of a NIC, and checks what a NIC checks: keys, bounds, rights, lengths, queue
+//! depths. Nothing of it needs privileges, huge pages or a device.
 //!
 //! # How it is built
-//! - A connection is a Unix socket (`address`, `message`) and a piece of shared memory with two rings, one per direction
-//!   (`memory`, `ring`). The connector makes it and passes the descriptor. It belongs to one queue pair: no peer
-//!   can harm another one's.
-//! - A Send is copied into the ring when it is posted, and out of it, into a Receive, when the peer polls. Its buffer is free after the post.
-//! - Memory is exposed by showing the peer its descriptor, and by an entry in a table of windows (`window`). An RDMA
-//!   Read or Write is a copy by the side that posts it, after it has checked the entry. Only memory registered for
-//!   remote access is ever shown, and only once a window of the connection is bound to it.
-//! - Nobody who spins makes system calls. Who sleeps is woken through the connection's socket (`doorbell`): a shared
-//!   eventfd could be emptied by any peer that holds it, and the others' wakes with it.
+//! - A connection is a Unix socket (`address`, `message`) and a piece of shared memory with two rings, one
+//!   per direction (`memory`, `ring`). The connector makes it and passes the descriptor. It belongs to one
+//!   queue pair: no peer can harm another one's.
+//! - A Send is copied into the ring when it is posted, and out of it, into a Receive, when the peer polls.
+//!   Its buffer is free after the post.
+//! - Memory is exposed by showing the peer its descriptor, and by an entry in a table of windows (`window`).
+//!   An RDMA Read or Write is a copy by the side that posts it, after it has checked the entry. Only memory
+//!   registered for remote access is ever shown, and only once a window of the connection is bound to it.
+//! - Nobody who spins makes system calls. Who sleeps is woken through the connection's socket (`doorbell`): a
+//!   shared eventfd could be emptied by any peer that holds it, and the others' wakes with it.
 //!
 //! # What a peer can do
-//! Peers run as the same user, or as root; others are refused. Still each is treated as hostile: everything read
-//! from shared memory is read once and then checked, memory is mapped only if it cannot shrink, everything is bounded by
-//! [`SoftwareConfig`], and breaking a rule costs the peer its own connection.
+//! Peers run as the same user, or as root; others are refused. Still each is treated as hostile: everything
+//! read from shared memory is read once and then checked, memory is mapped only if it cannot shrink,
+//! everything is bounded by [`SoftwareConfig`], and breaking a rule costs the peer its own connection.
 //!
-//! Windows are enforced by the side that copies. A hostile peer can therefore reach *all* of an arena that it was shown a
-//! window of, at any time, also after the window was revoked. That is why
-//! [`Capabilities::exposure_needs_own_arena`] is set: memory that is exposed must come from an arena that only this peer
-//! ever sees, and that holds nothing else. What lies there is never parsed in place.
+//! Windows are enforced by the side that copies. A hostile peer can therefore reach *all* of an arena that it
+//! was shown a window of, at any time, also after the window was revoked. That is why
+//! [`Capabilities::exposure_needs_own_arena`] is set: memory that is exposed must come from an arena that
+//! only this peer ever sees, and that holds nothing else. What lies there is never parsed in place.
 
 #![forbid(unsafe_code)]
 
@@ -131,7 +133,8 @@ impl SoftwareFabric {
         })
     }
 
-    /// Bytes of the smallest Receive in the shared queue: no peer may be promised more. Looks at every one of them.
+    /// Bytes of the smallest Receive in the shared queue: no peer may be promised more. Looks at every one of
+    /// them.
     pub fn smallest_receive(&self) -> Option<usize> {
         self.common.receives.iter().map(Buf::capacity).min()
     }

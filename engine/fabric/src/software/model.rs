@@ -1,4 +1,5 @@
-//! The protocols between two processes, explored by loom: `RUSTFLAGS="--cfg loom" cargo test -p rpcrdma-fabric --release --lib model`.
+//! The protocols between two processes, explored by loom: `RUSTFLAGS="--cfg loom" cargo test -p
+//! rpcrdma-fabric --release --lib model`.
 
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -103,7 +104,8 @@ fn explore(test: impl Fn() + Sync + Send + 'static) {
     model.check(test);
 }
 
-/// Whoever sees a record sees all of it, and nothing but zero behind it; room is only used again once it is free.
+/// Whoever sees a record sees all of it, and nothing but zero behind it; room is only used again once it is
+/// free.
 #[test]
 fn ring() {
     const RECORDS: u64 = 5;

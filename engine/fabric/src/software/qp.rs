@@ -74,7 +74,8 @@ pub(super) enum State {
 /// How far requests have come: what the peer has taken, requests that wait, bytes left of the first.
 type Progress = (u64, usize, usize);
 
-/// Requests that wait for the peer: how far they were when they were last looked at, since when, and when that was.
+/// Requests that wait for the peer: how far they were when they were last looked at, since when, and when
+/// that was.
 #[derive(Debug)]
 pub(super) struct Waiting {
     at: Progress,
@@ -222,8 +223,8 @@ impl Qp {
 
     /// Tells the peer how far we have come, and wakes it if it waits for that.
     pub(super) fn report(&mut self) {
-        // Pair with the loads in `settle_reported` and `refusal` at the other side: who finds a refusal finds the head
-        // that it is about.
+        // Pair with the loads in `settle_reported` and `refusal` at the other side: who finds a refusal finds
+        // the head that it is about.
         self.ring.publish(self.own_report, self.rx.tell());
         if let Some(refused) = self.refused {
             self.ring.publish(self.own_report + 8, refused as u64);
@@ -261,8 +262,8 @@ impl Qp {
         }
     }
 
-    /// Whether there is work that no bell will announce: a copy in slices, a window that the peer is busy with, a
-    /// message that waits for a Receive.
+    /// Whether there is work that no bell will announce: a copy in slices, a window that the peer is busy
+    /// with, a message that waits for a Receive.
     pub(super) fn needs_polls(&self) -> bool {
         self.is_live()
             && (self.rnr_polls != 0 && self.rnr_retry < 7 || !self.pending.is_empty() && !self.needs_room)
@@ -293,7 +294,8 @@ impl Qp {
         self.fail_as(common, reason, None);
     }
 
-    /// The same; the first message that the peer has not taken ends with `status`, if the peer does not say why.
+    /// The same; the first message that the peer has not taken ends with `status`, if the peer does not say
+    /// why.
     #[cold]
     #[inline(never)]
     fn fail_as(&mut self, common: &mut Common, reason: String, status: Option<Status>) {
@@ -331,7 +333,8 @@ impl Qp {
         Refusal::status(self.ring.load(self.peer_report + 8))
     }
 
-    /// Ends all that is posted: what the peer has taken is done, the record that it refused says why, the rest is flushed.
+    /// Ends all that is posted: what the peer has taken is done, the record that it refused says why, the
+    /// rest is flushed.
     fn flush(&mut self, common: &mut Common, mut refused: Option<Status>) {
         while let Some(r) = self.retire.pop() {
             let status =
@@ -370,8 +373,8 @@ impl Qp {
         }
     }
 
-    /// How long what is posted has waited without that anything moved; `None` if nothing waits any more. Time in which nobody looked does
-    /// not count: then it was us who took no notice.
+    /// How long what is posted has waited without that anything moved; `None` if nothing waits any more. Time
+    /// in which nobody looked does not count: then it was us who took no notice.
     pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         if self.pending.is_empty() {
             self.waits = None;
@@ -402,7 +405,8 @@ impl Qp {
         self.fail_as(common, reason, Some(Status::RnrRetryExceeded));
     }
 
-    /// Takes the messages that wait at the connection's socket. False once it is closed; an error says what rule was broken.
+    /// Takes the messages that wait at the connection's socket. False once it is closed; an error says what
+    /// rule was broken.
     pub(super) fn read_socket(&mut self, common: &mut Common) -> Result<bool, String> {
         // Bounded: a peer that fills the socket as fast as we read it must not keep us here.
         for _ in 0..64 {

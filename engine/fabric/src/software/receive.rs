@@ -8,8 +8,9 @@ use crate::{Completion, Opcode, ReceivedBuf, Status};
 
 /// Messages that one queue pair may deliver per poll, so that the others get their turn.
 const BURST: usize = 32;
-/// Empty polls between two looks at what is not urgent, a power of two. A request and its reply need fewer, so that
-/// in a conversation acknowledgements only travel with messages, and the line for reports stays quiet.
+/// Empty polls between two looks at what is not urgent, a power of two. A request and its reply need fewer,
+/// so that in a conversation acknowledgements only travel with messages, and the line for reports stays
+/// quiet.
 const LATER: u32 = 16;
 /// Polls that make up one retry of a sender whose message meets no Receive.
 const RNR_POLLS: u32 = 1024;
@@ -31,7 +32,8 @@ pub(super) enum Polled {
 }
 
 impl Common {
-    /// Posts Receives to the shared queue so that those in front of the fence are taken first; without one again when they are gone.
+    /// Posts Receives to the shared queue so that those in front of the fence are taken first; without one
+    /// again when they are gone.
     #[cold]
     pub(super) fn post_behind(&mut self, bufs: impl Iterator<Item = Buf>) {
         match self.fenced {
@@ -163,7 +165,8 @@ impl Qp {
         true
     }
 
-    /// There is no Receive for the message: it stays where it is, as often as our parameters let the peer try again.
+    /// There is no Receive for the message: it stays where it is, as often as our parameters let the peer try
+    /// again.
     #[cold]
     #[inline(never)]
     fn not_ready(&mut self, common: &mut Common) -> bool {

@@ -93,7 +93,8 @@ const SHARE: usize = 8;
 /// A mapping longer than this is given back on another thread: that takes the kernel as long as it has pages.
 const LONG: usize = 64 << 20;
 
-/// The mappings that connections of the software fabric may take, of those that the kernel lets the process have.
+/// The mappings that connections of the software fabric may take, of those that the kernel lets the process
+/// have.
 #[derive(Debug)]
 pub(super) struct Budget {
     most: usize,
@@ -216,7 +217,8 @@ impl PeerMemory {
         }
         let place = self.budget.take(1)?;
         let max = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than can be mapped"))?;
-        // Only our own user and root get this far: whoever takes hugetlb pages back under us could as well kill us.
+        // Only our own user and root get this far: whoever takes hugetlb pages back under us could as well
+        // kill us.
         let mapping = PeerMapping::map_trusted(fd, max).map_err(|e| e.to_string())?;
         let mapping = Rc::new(Mapped(Some(Whole { mapping, _place: place })));
         self.by_inode.insert(key, Rc::downgrade(&mapping));

@@ -49,10 +49,12 @@ pub(super) struct Offer {
 }
 
 impl Connections {
-    /// Takes connections of the listeners, and reads what they say at once: an honest one has said it already.
+    /// Takes connections of the listeners, and reads what they say at once: an honest one has said it
+    /// already.
     pub(super) fn accept_sockets(&mut self, common: &mut Common) {
         for listener in self.listeners.clone() {
-            // Bounded, refusals included, so that a storm of connections leaves time for those that are there.
+            // Bounded, refusals included, so that a storm of connections leaves time for those that are
+            // there.
             for _ in 0..common.config.max_handshakes {
                 match listener.accept() {
                     Accepted::Peer(socket, peer) => self.accept_socket(common, socket, peer),

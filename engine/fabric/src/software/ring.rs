@@ -1,13 +1,13 @@
 //! The ring that carries messages one way: one producer, one consumer, bytes in shared memory.
 //!
-//! A record is a header of 16 bytes and the payload, rounded up to whole cache lines; the payload may run over the
-//! end of the ring, the header never does. Its first word says that the record is there: the producer *first*
-//! zeroes the first word of the place behind the record, *then* writes the record, and publishes its first word
-//! last. The consumer polls exactly the line that the next message will arrive in: a small message costs its own cache
-//! lines and no other.
+//! A record is a header of 16 bytes and the payload, rounded up to whole cache lines; the payload may run
+//! over the end of the ring, the header never does. Its first word says that the record is there: the
+//! producer *first* zeroes the first word of the place behind the record, *then* writes the record, and
+//! publishes its first word last. The consumer polls exactly the line that the next message will arrive in: a
+//! small message costs its own cache lines and no other.
 //!
-//! How far the consumer has come (its *head*) goes back inside the headers of the other direction's records, and,
-//! when there are none, through a line of its own.
+//! How far the consumer has come (its *head*) goes back inside the headers of the other direction's records,
+//! and, when there are none, through a line of its own.
 //!
 //! The memory is shared with a process that may be hostile: every word is read once, then checked.
 
@@ -18,8 +18,8 @@ pub(super) const LINE: u32 = 64;
 /// Bytes of a record's header.
 pub(super) const HEADER: usize = 16;
 
-/// The two words of a header: how long the payload is and what to do with it, how far the sender has come in the other
-/// direction's ring, and a key. The first is 0 while there is no record.
+/// The two words of a header: how long the payload is and what to do with it, how far the sender has come in
+/// the other direction's ring, and a key. The first is 0 while there is no record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     first: u64,
@@ -135,8 +135,8 @@ impl Producer {
         memory.publish(at, header.first);
     }
 
-    /// Takes the consumer's word for how far it has come. False if that cannot be. The two ways that heads travel
-    /// may overtake each other: an old one is no lie.
+    /// Takes the consumer's word for how far it has come. False if that cannot be. The two ways that heads
+    /// travel may overtake each other: an old one is no lie.
     #[inline]
     pub(super) fn acknowledge(&mut self, head: u64) -> bool {
         if head > self.sent {

@@ -1,5 +1,5 @@
-//! The sending half of a queue pair: work requests are carried out in the order in which they were posted, most of
-//! them within the post.
+//! The sending half of a queue pair: work requests are carried out in the order in which they were posted,
+//! most of them within the post.
 
 use rpcrdma_mempool::{Buf, Lent, PeerMapping};
 
@@ -38,7 +38,8 @@ impl Qp {
         self.post_all(common, chain)
     }
 
-    /// Posts a chain of one Send for which there is room: what a conversation is made of. False if it is anything else.
+    /// Posts a chain of one Send for which there is room: what a conversation is made of. False if it is
+    /// anything else.
     #[inline(always)]
     fn post_one(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> bool {
         let Some(Posting { wr_id, signalled, wr: WorkRequest::Send { buf, invalidate, .. } }) = chain.first()
@@ -344,8 +345,8 @@ impl Qp {
             return Status::RemoteAccess;
         };
         if self.shown.get(claim.region).is_none() {
-            // The descriptor was sent before the key was told: it waits at the socket. The end of the connection is
-            // noticed elsewhere.
+            // The descriptor was sent before the key was told: it waits at the socket. The end of the
+            // connection is noticed elsewhere.
             if let Err(why) = self.read_socket(common) {
                 common.log.warn(
                     "peers that broke the rules of the fabric",
@@ -417,7 +418,8 @@ impl Qp {
         false
     }
 
-    /// The peer has taken everything, nothing has failed, and nobody waits to hear of it: true then, and it is forgotten.
+    /// The peer has taken everything, nothing has failed, and nobody waits to hear of it: true then, and it
+    /// is forgotten.
     #[inline]
     pub(super) fn forget_done(&mut self) -> bool {
         let done = self.tx.is_idle() && !self.halted && !self.retire.has_signalled();

@@ -1,8 +1,9 @@
 //! Memory windows: the table in which a side says what the peer may reach, and the two ways of using it.
 //!
 //! The owner of a table writes its entries and revokes them; the peer claims an entry for the time of a copy.
-//! Each side writes one word of the entry that the other reads, the owner the key, the peer BUSY, each before it looks
-//! at the other's, with a full fence between. So of a revocation and a claim that meet, one at least sees the other:
+//! Each side writes one word of the entry that the other reads, the owner the key, the peer BUSY, each before
+//! it looks at the other's, with a full fence between. So of a revocation and a claim that meet, one at least
+//! sees the other:
 //!
 //! | owner | peer |
 //! |---|---|
@@ -11,8 +12,9 @@
 //!
 //! A claim that fails shows as BUSY for a moment; the owner then asks once more than it need.
 //!
-//! The table belongs to a process that may be hostile, whichever side looks at it: the owner keeps its own record of
-//! what is bound, and takes from the table only BUSY; the peer checks what it reads against what it has mapped.
+//! The table belongs to a process that may be hostile, whichever side looks at it: the owner keeps its own
+//! record of what is bound, and takes from the table only BUSY; the peer checks what it reads against what it
+//! has mapped.
 //!
 //! A steering tag is 24 bits that name the window, some of them random, and 8 bits that change at each bind.
 

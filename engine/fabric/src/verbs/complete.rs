@@ -142,7 +142,8 @@ fn failed(qp: &mut Qp, attention: &mut Vec<u32>, what: &str, status: Status, ven
     qp.fail(attention, || format!("{what} ended with {status:?} (vendor's code {vendor:#x})"));
 }
 
-/// The device takes a Send or Write with immediate data for good, and goes on: the queue pair is stopped here.
+/// The device takes a Send or Write with immediate data for good, and goes on: the queue pair is stopped
+/// here.
 #[cold]
 fn sent_immediate(qp: &mut Qp, attention: &mut Vec<u32>) {
     qp.stop();

@@ -21,42 +21,47 @@ pub enum Switch {
 /// How a [`VerbsFabric`](super::VerbsFabric) is set up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsConfig {
-    /// The device, such as `mlx5_0`. Default: the one that `address` is reached through, else the first with an active port.
+    /// The device, such as `mlx5_0`. Default: the one that `address` is reached through, else the first with
+    /// an active port.
     pub device: Option<String>,
-    /// Which GID of the device connections go out from, by its index in the port's table: a routable one (RoCE v2). Default: the one of the way to the
-    /// peer.
+    /// Which GID of the device connections go out from, by its index in the port's table: a routable one
+    /// (RoCE v2). Default: the one of the way to the peer.
     pub gid_index: Option<u32>,
     /// Where the fabric will listen, or connect to: picks the device. Default none.
     pub address: Option<FabricAddress>,
     /// Receives that the shared queue holds. Default 4096.
     pub shared_receives: u32,
-    /// Work requests that all queue pairs together may have posted at a time. Default 32768; each costs 64 bytes for its completion, and so
-    /// does each Receive. A device with smaller completion queues gives what it has. A post that finds no room is refused with
+    /// Work requests that all queue pairs together may have posted at a time. Default 32768; each costs 64
+    /// bytes for its completion, and so does each Receive. A device with smaller completion queues gives
+    /// what it has. A post that finds no room is refused with
     /// [`PostError::QueueFull`](crate::PostError::QueueFull).
     pub completions: u32,
-    /// Longest Send that is copied into its work request, in bytes, if the device can. Default 220: the largest that most
-    /// devices hold without longer work requests.
+    /// Longest Send that is copied into its work request, in bytes, if the device can. Default 220: the
+    /// largest that most devices hold without longer work requests.
     pub inline: u32,
     /// Whether peers may invalidate keys of this side by Send With Invalidate. Default auto.
     pub remote_invalidate: Switch,
-    /// What a peer waits before it tries again when no Receive is posted here: the code of the InfiniBand specification, 1 (10 µs) to
-    /// 31 (491 ms), 0 for 655 ms. Default 12: 640 µs.
+    /// What a peer waits before it tries again when no Receive is posted here: the code of the InfiniBand
+    /// specification, 1 (10 µs) to 31 (491 ms), 0 for 655 ms. Default 12: 640 µs.
     pub min_rnr_timer: u8,
-    /// How often a lost packet is sent again before the connection is given up, 0 to 7, by either side; at this one at most, for peers may ask for
-    /// less or more. Default 6, as the Linux kernel's NFS has it: Soft-RoCE takes 7 for without end, and a peer that is gone is never noticed then.
+    /// How often a lost packet is sent again before the connection is given up, 0 to 7, by either side; at
+    /// this one at most, for peers may ask for less or more. Default 6, as the Linux kernel's NFS has
+    /// it: Soft-RoCE takes 7 for without end, and a peer that is gone is never noticed then.
     pub retries: u8,
-    /// How often, at most, a message of this side that meets no Receive is sent again before the connection is given up, 0 to 6: peers say how often, and
-    /// may say without end. How long each wait takes is theirs to say, too: at most 655 ms. Default 6: a peer that takes nothing is given up after 4 s.
+    /// How often, at most, a message of this side that meets no Receive is sent again before the connection
+    /// is given up, 0 to 6: peers say how often, and may say without end. How long each wait takes is
+    /// theirs to say, too: at most 655 ms. Default 6: a peer that takes nothing is given up after 4 s.
     pub rnr_retries: u8,
-    /// How long, at most, an acknowledgement is waited for before a packet is sent again: the code of the InfiniBand specification, 4.096 µs times two to the
-    /// power of 1 to 31. What is waited for follows from the path and from what the peer says, which may be for ever. Default 20: 4.3 s.
+    /// How long, at most, an acknowledgement is waited for before a packet is sent again: the code of the
+    /// InfiniBand specification, 4.096 µs times two to the power of 1 to 31. What is waited for follows
+    /// from the path and from what the peer says, which may be for ever. Default 20: 4.3 s.
     pub ack_timeout: u8,
     /// How long address and route may take to be found. Default 5 s.
     pub resolve_timeout: Duration,
     /// How long a connection that is being closed waits for the peer to take what was sent. Default 1 s.
     pub linger: Duration,
-    /// How long the destruction of a queue pair waits for its last completions. Default 1 s. Devices need microseconds; what did not
-    /// come by then is counted as flushed.
+    /// How long the destruction of a queue pair waits for its last completions. Default 1 s. Devices need
+    /// microseconds; what did not come by then is counted as flushed.
     pub drain: Duration,
 }
 

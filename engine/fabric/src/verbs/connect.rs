@@ -449,8 +449,9 @@ impl VerbsFabric {
                     self.book.attention.push(slot);
                 }
             } else if qp.state == State::Accepting && qp.is_early {
-                // The connection manager finds out by itself. Being told (rdma_notify) and then closed at once, it forgets in Linux 6.1 to
-                // stop repeating its answer, and holds the identifier until it gives up: for 40 seconds.
+                // The connection manager finds out by itself. Being told (rdma_notify) and then closed at
+                // once, it forgets in Linux 6.1 to stop repeating its answer, and holds the
+                // identifier until it gives up: for 40 seconds.
                 self.established(id, Vec::new());
             }
         }

@@ -1,7 +1,7 @@
 //! Which device, port and GID: what there is, which is chosen, and why.
 //!
-//! The connection manager chooses by the routing tables; this looks at the same before a device is opened, and can tell what else there
-//! would have been.
+//! The connection manager chooses by the routing tables; this looks at the same before a device is opened,
+//! and can tell what else there would have been.
 
 #![forbid(unsafe_code)]
 
@@ -88,7 +88,8 @@ pub(super) fn ports() -> Vec<Port> {
     ports_in(Path::new(SYSFS))
 }
 
-/// Addresses of this host at which active RDMA ports can be reached: RoCE v2, not link-local. Of other links nothing is known here.
+/// Addresses of this host at which active RDMA ports can be reached: RoCE v2, not link-local. Of other links
+/// nothing is known here.
 pub(super) fn addresses(ports: &[Port]) -> Vec<IpAddr> {
     let active = ports.iter().filter(|port| port.is_active).flat_map(|port| &port.gids);
     active.filter(|gid| gid.is_routable_roce() && !gid.is_link_local()).map(Gid::ip).collect()
@@ -146,8 +147,8 @@ fn text(path: &Path) -> String {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Chooses among `ports`: the named device, the one with the address, or the first that is active; of its GIDs the one with this index, or the
-/// one with the address.
+/// Chooses among `ports`: the named device, the one with the address, or the first that is active; of its
+/// GIDs the one with this index, or the one with the address.
 pub(super) fn choose(
     ports: &[Port],
     name: Option<&str>,
@@ -206,7 +207,8 @@ fn choose_port(ports: &[Port], name: Option<&str>, address: Option<IpAddr>) -> R
         }
         return Ok(Choice::new(port, Some(gid)));
     }
-    // InfiniBand addresses do not contain IP addresses: there the connection manager decides. Nor do those of iWARP, which are refused later, by name.
+    // InfiniBand addresses do not contain IP addresses: there the connection manager decides. Nor do those of
+    // iWARP, which are refused later, by name.
     match active
         .iter()
         .find(|port| port.link_layer != "Ethernet" || port.gids.iter().all(|gid| gid.kind.is_empty()))

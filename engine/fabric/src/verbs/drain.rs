@@ -1,7 +1,7 @@
 //! The last completions of a queue pair that is about to be destroyed.
 //!
-//! A Receive of the shared queue comes back by its completion only, and providers remove from the completion queue what is left there of a queue
-//! pair when it goes. So all of it is taken before.
+//! A Receive of the shared queue comes back by its completion only, and providers remove from the completion
+//! queue what is left there of a queue pair when it goes. So all of it is taken before.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,8 @@ pub(super) trait Last {
     fn wait(&mut self) -> bool;
 }
 
-/// Takes completions until none of a queue pair in error can be left. False if the device did not fall silent in time.
+/// Takes completions until none of a queue pair in error can be left. False if the device did not fall silent
+/// in time.
 pub(super) fn drain(last: &mut impl Last) -> bool {
     loop {
         // Asked first: what came before the answer is in the queue.
@@ -46,7 +47,8 @@ pub(super) fn drain(last: &mut impl Last) -> bool {
 /// What is known of a queue pair in error.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
-    /// It was ready to receive once: before that a queue pair takes no Receive, and does not speak of its last one.
+    /// It was ready to receive once: before that a queue pair takes no Receive, and does not speak of its
+    /// last one.
     pub(super) was_ready: bool,
     /// Its Receives are those of the shared queue.
     pub(super) shares_receives: bool,
@@ -72,7 +74,8 @@ mod tests {
 
     const BATCH: usize = 64;
 
-    /// A queue of `ours` completions of the queue pair among those of others, which come as fast as they are taken.
+    /// A queue of `ours` completions of the queue pair among those of others, which come as fast as they are
+    /// taken.
     struct Queue {
         entries: std::collections::VecDeque<bool>,
         capacity: usize,

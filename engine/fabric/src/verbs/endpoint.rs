@@ -1,8 +1,9 @@
 #![expect(unsafe_code, reason = "hands memory to the device, and takes it back")]
 //! A queue pair with the memory that its work requests name.
 //!
-//! Memory moves in when a request is posted and leaves when the device has proved that it is done: by the completion of the request, or
-//! of a later one of the same queue, or by the destruction of the queue pair. If even that fails the memory is lost, and the pool says so.
+//! Memory moves in when a request is posted and leaves when the device has proved that it is done: by the
+//! completion of the request, or of a later one of the same queue, or by the destruction of the queue pair.
+//! If even that fails the memory is lost, and the pool says so.
 
 use std::collections::VecDeque;
 use std::io;
@@ -68,8 +69,9 @@ impl InFlight {
 
 const REFUSED: &str = "the device refused it; see the log";
 
-/// Where chains are built; one for all queue pairs, so that it stays in the cache. Places are used again as they are: the
-/// unions that an opcode has no use for are not read, but for immediate data, which drivers want to be 0.
+/// Where chains are built; one for all queue pairs, so that it stays in the cache. Places are used again as
+/// they are: the unions that an opcode has no use for are not read, but for immediate data, which drivers
+/// want to be 0.
 #[derive(Default)]
 pub(super) struct Scratch {
     requests: Vec<ibv_send_wr>,
@@ -219,7 +221,8 @@ impl Endpoint {
         }
     }
 
-    /// Posts a chain of one Send that the device copies: what a conversation is made of. `None` if it is anything else.
+    /// Posts a chain of one Send that the device copies: what a conversation is made of. `None` if it is
+    /// anything else.
     #[inline(always)]
     fn post_one(
         &mut self,
@@ -311,7 +314,8 @@ impl Endpoint {
         result
     }
 
-    /// Links the first `count` requests to a chain and gives it to the device; on failure, how much of it the device has taken.
+    /// Links the first `count` requests to a chain and gives it to the device; on failure, how much of it the
+    /// device has taken.
     #[inline]
     fn ring(&self, scratch: &mut Scratch, count: usize) -> Result<(), usize> {
         let (requests, parts) = (scratch.requests.as_mut_ptr(), scratch.parts.as_mut_ptr());
@@ -320,8 +324,9 @@ impl Endpoint {
             request.next = if n + 1 < count { requests.wrapping_add(n + 1) } else { ptr::null_mut() };
         }
         let Some(qp) = &self.qp else { return Err(0) };
-        // SAFETY: the chain is linked over vectors that live on. The memory that it names is that of `chain`, which moves into
-        // `in_flight`; regions keep their arenas; windows live in `self.windows`, which go only when the queue pair is in error.
+        // SAFETY: the chain is linked over vectors that live on. The memory that it names is that of `chain`,
+        // which moves into `in_flight`; regions keep their arenas; windows live in `self.windows`,
+        // which go only when the queue pair is in error.
         unsafe { qp.post_send(requests) }.map_err(|refused| {
             let line = format_args!("{:?}: ibv_post_send of {count} requests: {}", self.id, refused.error);
             scratch.log.warn("failures of ibv_post_send", line);
@@ -505,8 +510,8 @@ impl Endpoint {
         true
     }
 
-    /// Posts a marker, whose end means that everything before it has ended: an RDMA Write of no bytes, which needs no key.
-    /// False if there is no need, or no way.
+    /// Posts a marker, whose end means that everything before it has ended: an RDMA Write of no bytes, which
+    /// needs no key. False if there is no need, or no way.
     pub(super) fn post_marker(&mut self, scratch: &mut Scratch) -> bool {
         if self.in_flight.len() > self.depth || self.in_flight.back().is_none_or(|last| last.own) {
             return false;
@@ -564,7 +569,8 @@ impl Endpoint {
         let Some(InFlight { wr_id, opcode, told, own, holds }) = self.in_flight.pop_front() else { return };
         self.first = self.first.wrapping_add(1);
         match holds {
-            // SAFETY: the device has completed this request, or a later one of its queue, or the queue pair is gone.
+            // SAFETY: the device has completed this request, or a later one of its queue, or the queue pair
+            // is gone.
             Holds::Message(posted) => drop(unsafe { posted.complete() }),
             Holds::Invalidation(index) if status.is_ok() => self.windows.revoked(index),
             // What failed to be invalidated stays exposed until the queue pair goes.
@@ -575,7 +581,8 @@ impl Endpoint {
         }
     }
 
-    /// Destroys the queue pair, which must be in error, and gives back all that it held: what is left is flushed.
+    /// Destroys the queue pair, which must be in error, and gives back all that it held: what is left is
+    /// flushed.
     pub(super) fn destroy(&mut self, out: &mut impl Extend<Completion>) -> Retired {
         self.windows.destroy();
         let Some(qp) = self.qp.take() else { return Retired::default() };

@@ -15,7 +15,8 @@ use crate::{FabricAddress, FabricError};
 /// Connect requests that wait for an answer at a listener.
 const BACKLOG: i32 = 512;
 
-/// A bound address, shared by the shards that serve it: each connect request goes to the one that sees it first.
+/// A bound address, shared by the shards that serve it: each connect request goes to the one that sees it
+/// first.
 #[derive(Clone, Debug)]
 pub struct VerbsListener(Arc<Inner>);
 

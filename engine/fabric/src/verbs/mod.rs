@@ -1,22 +1,26 @@
 //! The fabric over libibverbs and librdmacm: InfiniBand, RoCE, soft-RoCE. Address `verbs:HOST:PORT`.
 //!
 //! # How it is built
-//! - `sys` has the objects of the two libraries, and is the only part that calls them. `endpoint` and `receives` own the memory that the
-//!   device has, and are the only other parts with `unsafe` code.
-//! - A fabric has opened its device for itself: one context, one protection domain, one completion queue, one shared receive queue. Nothing of it
-//!   is shared with other shards, so nothing is locked but what the libraries lock.
-//! - Queue pairs are made and moved through their states here, not by the connection manager, which only carries the messages of
-//!   `connect`. So a queue pair can take Receives before there is a connection, and lives until *we* have taken back what it holds.
-//! - Memory is registered without remote rights. What a peer may reach is what a type-2 window is bound to (`window`), on its queue
-//!   pair and nowhere else, until it is invalidated by either side.
+//! - `sys` has the objects of the two libraries, and is the only part that calls them. `endpoint` and
+//!   `receives` own the memory that the device has, and are the only other parts with `unsafe` code.
+//! - A fabric has opened its device for itself: one context, one protection domain, one completion queue, one
+//!   shared receive queue. Nothing of it is shared with other shards, so nothing is locked but what the
+//!   libraries lock.
+//! - Queue pairs are made and moved through their states here, not by the connection manager, which only
+//!   carries the messages of `connect`. So a queue pair can take Receives before there is a connection, and
+//!   lives until *we* have taken back what it holds.
+//! - Memory is registered without remote rights. What a peer may reach is what a type-2 window is bound to
+//!   (`window`), on its queue pair and nowhere else, until it is invalidated by either side.
 //! - All work ends in one completion queue. A post never brings more than that can hold: `Book::room` counts.
 //!
 //! # Devices
-//! Those of iWARP are refused: the memory that an RDMA Read of ours fills must be open to RDMA Writes of the peer there (RFC 5040 §5), and a region has
-//! its rights as a whole, so that a peer that is shown one such place could write to all of the pool.
+//! Those of iWARP are refused: the memory that an RDMA Read of ours fills must be open to RDMA Writes of the
+//! peer there (RFC 5040 §5), and a region has its rights as a whole, so that a peer that is shown one such
+//! place could write to all of the pool.
 //!
-//! `quirks` knows what devices do otherwise than the specification. Soft-RoCE does not check the bounds of windows, so there a peer reaches all of an
-//! arena while a window of it is open: see [`Capabilities::checks_window_bounds`].
+//! `quirks` knows what devices do otherwise than the specification. Soft-RoCE does not check the bounds of
+//! windows, so there a peer reaches all of an arena while a window of it is open: see
+//! [`Capabilities::checks_window_bounds`].
 
 mod address;
 mod complete;
@@ -66,7 +70,8 @@ use super::{
     FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId,
 };
 
-/// The addresses of this host's active RoCE ports: where a server of this fabric can listen. Empty on a host without.
+/// The addresses of this host's active RoCE ports: where a server of this fabric can listen. Empty on a host
+/// without.
 pub fn local_addresses() -> Vec<std::net::IpAddr> {
     device::addresses(&device::ports())
 }
@@ -109,7 +114,8 @@ impl VerbsFabric {
     /// Opens the fabric for one shard.
     ///
     /// # Errors
-    /// What failed, the limit that was met, and the remedy; for a device that cannot be found, what devices there are.
+    /// What failed, the limit that was met, and the remedy; for a device that cannot be found, what devices
+    /// there are.
     pub fn new(config: VerbsConfig) -> Result<Self, FabricError> {
         config.check()?;
         let ports = device::ports();
@@ -245,7 +251,8 @@ fn choose(ports: &[device::Port], config: &VerbsConfig) -> Result<Choice, Fabric
     device::choose(ports, config.device.as_deref(), local, config.gid_index)
 }
 
-/// The longest inline Send that the device gives, up to `wanted`. Finds out by the way whether queue pairs can be made at all.
+/// The longest inline Send that the device gives, up to `wanted`. Finds out by the way whether queue pairs
+/// can be made at all.
 fn most_inline(
     pd: &Rc<ProtectionDomain>,
     cq: &Rc<CompletionQueue>,

@@ -1,5 +1,5 @@
-//! What a device really does, found out with two queue pairs of it that talk to each other: whether a peer's Send invalidates a window, and
-//! whether the bounds of windows are kept.
+//! What a device really does, found out with two queue pairs of it that talk to each other: whether a peer's
+//! Send invalidates a window, and whether the bounds of windows are kept.
 //!
 //! Done once for each device and process, when it is first opened.
 

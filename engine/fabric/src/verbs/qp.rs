@@ -42,7 +42,8 @@ pub(super) struct Qp {
     pub(super) deadline: Option<Instant>,
     /// What a completion or the device said of its end.
     pub(super) failure: Option<String>,
-    /// What to say of its end, and the empty poll after which to say it: messages that came before are told first.
+    /// What to say of its end, and the empty poll after which to say it: messages that came before are told
+    /// first.
     pub(super) farewell: Option<(u64, String)>,
     /// A message came before the connection manager's last word.
     pub(super) is_early: bool,
@@ -128,8 +129,8 @@ impl Qp {
     }
 }
 
-/// How long this side's requests wait for the peer, and are sent again, is what the peer's request or answer says, and may be for ever:
-/// never longer than our own knobs say.
+/// How long this side's requests wait for the peer, and are sent again, is what the peer's request or answer
+/// says, and may be for ever: never longer than our own knobs say.
 fn bound_patience(send: &mut QpAttributes, config: &VerbsConfig) {
     let attr = &mut send.attr;
     attr.rnr_retry = attr.rnr_retry.min(config.rnr_retries);

@@ -1,7 +1,8 @@
 //! The end of identifiers of the connection manager.
 //!
-//! The kernel waits, when one is destroyed, until its last datagram is done with: mostly microseconds, but more than half a minute when it
-//! goes on to repeat one that nobody answers (seen on Linux 6.1). No shard waits for that: threads of the process do, for all of them.
+//! The kernel waits, when one is destroyed, until its last datagram is done with: mostly microseconds, but
+//! more than half a minute when it goes on to repeat one that nobody answers (seen on Linux 6.1). No shard
+//! waits for that: threads of the process do, for all of them.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +12,8 @@ use crate::reaper::Reaper;
 /// The number of identifiers that nobody asks for any more.
 pub(super) const NOBODY: usize = usize::MAX;
 
-/// Identifiers that may wait for their end while new ones are made. Those that there are when it is reached may follow.
+/// Identifiers that may wait for their end while new ones are made. Those that there are when it is reached
+/// may follow.
 const MOST: usize = 1024;
 
 static REAPER: Reaper<CmId> = Reaper::new("rpcrdma-reaper", 64, MOST);
@@ -23,7 +25,8 @@ pub(super) fn dispose(mut id: CmId) {
     REAPER.dispose(id);
 }
 
-/// The kernel is so far behind with destroying identifiers that no more must be made: neither for peers, nor for us.
+/// The kernel is so far behind with destroying identifiers that no more must be made: neither for peers, nor
+/// for us.
 pub(super) fn is_behind() -> bool {
     REAPER.is_full()
 }

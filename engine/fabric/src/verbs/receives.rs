@@ -38,8 +38,8 @@ impl ReceiveTable {
         self.places.len() - self.free.len()
     }
 
-    /// Posts from the front of `bufs`, as one chain, as many as there are places for, `limit` at most, up to the first of foreign
-    /// memory. Returns how many.
+    /// Posts from the front of `bufs`, as one chain, as many as there are places for, `limit` at most, up to
+    /// the first of foreign memory. Returns how many.
     #[inline]
     fn post(
         &mut self,
@@ -99,8 +99,8 @@ impl ReceiveTable {
         bufs: &mut Vec<Buf>,
         limit: usize,
     ) -> usize {
-        // SAFETY: the chain was linked over vectors that live on; its buffers are moved into the table, whence only their completion
-        // or the end of the queue brings them back.
+        // SAFETY: the chain was linked over vectors that live on; its buffers are moved into the table,
+        // whence only their completion or the end of the queue brings them back.
         self.post(regions, bufs, limit, |first| unsafe { srq.post(first) })
     }
 
@@ -117,7 +117,8 @@ impl ReceiveTable {
         self.post(regions, bufs, limit, |first| unsafe { qp.post_recv(first) })
     }
 
-    /// The buffer of a completed Receive, as many bytes of it as were received. `None` if there is no such Receive.
+    /// The buffer of a completed Receive, as many bytes of it as were received. `None` if there is no such
+    /// Receive.
     #[inline]
     pub(super) fn complete(&mut self, done: &WorkCompletion, received: usize) -> Option<ReceivedBuf> {
         let id = WrId(done.wr_id());

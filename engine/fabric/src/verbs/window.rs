@@ -1,7 +1,7 @@
 //! The memory windows of one queue pair.
 //!
-//! A window is free, bound, or about to be free. What it exposes is held here until its revocation is proven; a window is
-//! never invalidated twice, which some devices (rxe) do not survive.
+//! A window is free, bound, or about to be free. What it exposes is held here until its revocation is proven;
+//! a window is never invalidated twice, which some devices (rxe) do not survive.
 
 #![forbid(unsafe_code)]
 
@@ -150,7 +150,8 @@ impl Windows {
         self.list.iter().filter_map(|window| window.mem.as_ref()).any(|mem| mem.arena() == arena)
     }
 
-    /// Gives all windows back. To be called before the queue pair goes: a bound window keeps it, on some devices.
+    /// Gives all windows back. To be called before the queue pair goes: a bound window keeps it, on some
+    /// devices.
     pub(super) fn destroy(&mut self) {
         for Window { mw, mem, .. } in self.list.drain(..) {
             if let Err(error) = mw.deallocate() {

@@ -9,7 +9,8 @@ pub(super) const MAX_QPS: u32 = 1 << 16;
 const GENERATION: u32 = (1 << 15) - 1;
 const RECEIVE: u64 = 1 << 63;
 
-/// Who posted a work request: a queue pair of a fabric, or, as Receive only, the fabric itself for all of them.
+/// Who posted a work request: a queue pair of a fabric, or, as Receive only, the fabric itself for all of
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner(u64);
 

@@ -1,4 +1,5 @@
-//! A fabric in another process, driven from this one: each call is a message over a Unix socket, and waits for its answer.
+//! A fabric in another process, driven from this one: each call is a message over a Unix socket, and waits
+//! for its answer.
 //!
 //! It accepts; it does not connect, and exposes nothing: what a server needs.
 

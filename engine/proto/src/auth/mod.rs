@@ -1,8 +1,9 @@
 //! Host authentication: who the other end of a connection is (version 2 §5.2.6, §10.4).
 //!
-//! The base text gives the messages a place, the property [`PropertyId::HostAuth`](crate::wire::properties::PropertyId::HostAuth)
-//! in CONNPROP messages, and leaves open what is in them. Here a [`Mechanism`] says that; [`PreSharedKey`] is one. A
-//! [`HostAuth`] carries one connection through the exchange:
+//! The base text gives the messages a place, the property
+//! [`PropertyId::HostAuth`](crate::wire::properties::PropertyId::HostAuth) in CONNPROP messages, and leaves
+//! open what is in them. Here a [`Mechanism`] says that; [`PreSharedKey`] is one. A [`HostAuth`] carries one
+//! connection through the exchange:
 //!
 //! | client | CONNPROP | server |
 //! | --- | --- | --- |
@@ -10,15 +11,16 @@
 //! | [`receive`](HostAuth::receive) | ← message 2 | |
 //! | | message 3 … → | [`receive`](HostAuth::receive) |
 //!
-//! Both ends speak in turn, one message per CONNPROP, the client first and in its first CONNPROP. A CONNPROP without a
-//! message means that the peer does not authenticate, or goes no further; so does version 1, which has no properties.
-//! What then becomes of the connection is the [`AuthPolicy`]'s to say.
+//! Both ends speak in turn, one message per CONNPROP, the client first and in its first CONNPROP. A CONNPROP
+//! without a message means that the peer does not authenticate, or goes no further; so does version 1, which
+//! has no properties. What then becomes of the connection is the [`AuthPolicy`]'s to say.
 //!
 //! # What it protects, and what not
-//! It tells which key the peer holds at the time of the exchange. It does **not** protect what follows: headers, chunk lists,
-//! properties and payload travel as before, so whoever can change traffic on the fabric can take the connection over
-//! afterwards, relay the exchange to another holder of the same key, or (with [`AuthPolicy::Optional`]) strip it. Against those, isolate the
-//! fabric or encrypt below; for payloads there is RPCSEC_GSS.
+//! It tells which key the peer holds at the time of the exchange. It does **not** protect what follows:
+//! headers, chunk lists, properties and payload travel as before, so whoever can change traffic on the fabric
+//! can take the connection over afterwards, relay the exchange to another holder of the same key, or (with
+//! [`AuthPolicy::Optional`]) strip it. Against those, isolate the fabric or encrypt below; for payloads there
+//! is RPCSEC_GSS.
 #![forbid(unsafe_code)]
 
 mod psk;
@@ -54,8 +56,8 @@ pub trait Mechanism: fmt::Debug + Send + Sync {
 
 /// One end of one exchange.
 pub trait Handshake: fmt::Debug + Send {
-    /// Takes the peer's message and says what to do. `None` only as a client's first step, which no message precedes. The
-    /// message is up to [`MAX_MESSAGE`] bytes of anything.
+    /// Takes the peer's message and says what to do. `None` only as a client's first step, which no message
+    /// precedes. The message is up to [`MAX_MESSAGE`] bytes of anything.
     fn step(&mut self, message: Option<&[u8]>) -> Step;
 }
 
@@ -81,8 +83,8 @@ pub enum AuthPolicy {
     /// Messages of the peer are ignored, and none is sent.
     #[default]
     Off,
-    /// A peer that says nothing may go on; one that tries and fails may not, because its configuration is wrong or it is a
-    /// stranger.
+    /// A peer that says nothing may go on; one that tries and fails may not, because its configuration is
+    /// wrong or it is a stranger.
     Optional(Arc<dyn Mechanism>),
     /// Only an authenticated peer may go on; version 1 peers cannot.
     Required(Arc<dyn Mechanism>),
@@ -150,7 +152,8 @@ impl HostAuth {
         Self { role, required, state, steps: 0 }
     }
 
-    /// The message for the client's first CONNPROP; `None` for a server, and without authentication. To be asked once.
+    /// The message for the client's first CONNPROP; `None` for a server, and without authentication. To be
+    /// asked once.
     ///
     /// # Errors
     /// The connection is of no use.
@@ -168,8 +171,8 @@ impl HostAuth {
         }
     }
 
-    /// Takes the peer's message; to be told once for each whole CONNPROP, and once with `None` if the connection turns out to be of version 1. What
-    /// it returns is to be sent in a CONNPROP.
+    /// Takes the peer's message; to be told once for each whole CONNPROP, and once with `None` if the
+    /// connection turns out to be of version 1. What it returns is to be sent in a CONNPROP.
     ///
     /// # Errors
     /// The connection is to be ended.
@@ -216,8 +219,8 @@ impl HostAuth {
         matches!(self.state, State::Running(_))
     }
 
-    /// Whether calls of the peer may be served, and calls to it made, as things stand. A server asks it at each
-    /// first call: a client that has not waited is not authenticated.
+    /// Whether calls of the peer may be served, and calls to it made, as things stand. A server asks it at
+    /// each first call: a client that has not waited is not authenticated.
     pub fn may_go_on(&self) -> bool {
         match self.state {
             State::Off | State::Authenticated(_) => true,

@@ -6,11 +6,13 @@
 //! | ← server | `2`, its nonce (32), proof (32) |
 //! | client → | `3`, proof (32) |
 //!
-//! A proof is HMAC-SHA256, under the key, of: a label, who makes it (1 client, 2 server), the name with its length, the
-//! client's nonce, the server's nonce. Nonces come from the system's generator, so that no message of another exchange
-//! fits this one; because the maker is part of it, no proof can be sent back to where it came from.
+//! A proof is HMAC-SHA256, under the key, of: a label, who makes it (1 client, 2 server), the name with its
+//! length, the client's nonce, the server's nonce. Nonces come from the system's generator, so that no
+//! message of another exchange fits this one; because the maker is part of it, no proof can be sent back to
+//! where it came from.
 //!
-//! Whoever opens an exchange gets a proof, and can try keys against it at leisure: keys must be random, not passwords.
+//! Whoever opens an exchange gets a proof, and can try keys against it at leisure: keys must be random, not
+//! passwords.
 
 use std::sync::Arc;
 
@@ -80,7 +82,8 @@ impl std::fmt::Debug for Key {
     }
 }
 
-/// Mutual challenge and response with keys that both hosts have. A client uses the first key; a server takes any.
+/// Mutual challenge and response with keys that both hosts have. A client uses the first key; a server takes
+/// any.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -98,7 +98,8 @@ fn what_an_end_has_sent_cannot_be_sent_back_to_it() {
     let mut victim = client(keys());
     let one = open(&mut victim);
     assert_eq!(victim.receive(Some(&one)), Err(AuthError::Malformed));
-    // It makes the server prove the server's own nonce: the proof names its maker, so it is none of a client's.
+    // It makes the server prove the server's own nonce: the proof names its maker, so it is none of a
+    // client's.
     let mut victim = server(keys());
     let two = answer(&mut victim, &open(&mut client(keys())));
     let mut three = vec![3];

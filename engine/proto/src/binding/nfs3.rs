@@ -1,8 +1,8 @@
 //! The binding of NFS version 3 (RFC 8267 §4), with the sizes that RFC 1813 gives its procedures.
 //!
 //! Four items may be reduced: the data of READ and WRITE, the path of READLINK and SYMLINK. Two sizes are the
-//! server's to choose ([`Sizes`]); names are taken to have at most [`NAME_MAX`] bytes and paths [`PATH_MAX`], as servers do: the
-//! protocol itself has no bound.
+//! server's to choose ([`Sizes`]); names are taken to have at most [`NAME_MAX`] bytes and paths [`PATH_MAX`],
+//! as servers do: the protocol itself has no bound.
 
 use super::{Binding, Bindings};
 

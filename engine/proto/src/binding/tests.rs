@@ -56,7 +56,8 @@ fn rfc_8166_8_2_2_nothing_is_reduced_when_the_credential_forbids_it() {
 fn rfc_8166_3_4_5_2_round_up_is_known_by_the_count_in_front_of_the_chunk() {
     let of = |chunk, word| ONE_EACH.argument_len(chunk, word);
     assert_eq!([5, 6, 7, 8].map(|count| of(8, Some(count))), [5, 6, 7, 8]);
-    // Without round-up; with a word that is no count of these bytes, which the procedure may make of what it will; with none.
+    // Without round-up; with a word that is no count of these bytes, which the procedure may make of what it
+    // will; with none.
     assert_eq!(
         [of(5, Some(5)), of(7, Some(5)), of(8, Some(4)), of(8, Some(9)), of(8, None)],
         [5, 7, 8, 8, 8]

@@ -48,12 +48,13 @@ impl Characteristic {
         }
     }
 
-    /// Whether the end whose value this is must tell the peer before it changes over from `before`, and else only after it
-    /// has changed over.
+    /// Whether the end whose value this is must tell the peer before it changes over from `before`, and else
+    /// only after it has changed over.
     ///
-    /// A promise that shrinks (smaller Receives, fewer segments, no more reverse calls, no more remote invalidation) is
-    /// told first, and kept until the peer is known to have read it: messages that rely on it may be under way. One that
-    /// grows must be true before it is told (XC §3.1). With what its end sends it is the other way round.
+    /// A promise that shrinks (smaller Receives, fewer segments, no more reverse calls, no more remote
+    /// invalidation) is told first, and kept until the peer is known to have read it: messages that rely
+    /// on it may be under way. One that grows must be true before it is told (XC §3.1). With what its end
+    /// sends it is the other way round.
     pub const fn told_first(self, before: Characteristic) -> bool {
         let (now, before) = (self.word(), before.word());
         match self {

@@ -29,8 +29,8 @@ pub enum ExchangeError {
     /// An answer to a request never made.
     #[error("answer to no request, XID {0:#x}")]
     NotRequested(u32),
-    /// An answer that is no partition of the request, lacks the flag RESPONSE, or cannot be read. All that was requested counts
-    /// as rejected.
+    /// An answer that is no partition of the request, lacks the flag RESPONSE, or cannot be read. All that
+    /// was requested counts as rejected.
     #[error("malformed answer to a request")]
     BadAnswer,
 }

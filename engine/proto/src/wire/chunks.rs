@@ -1,7 +1,7 @@
 //! Segments and chunk lists: what a header says about memory (RFC 8166 §3.4 and §4.3, version 2 §6.3.3).
 //!
-//! Received lists are walked in place ([`Reads`], [`Writes`], [`WriteChunk`]); lists to be sent are slices of the
-//! caller ([`Chunks`], [`WriteList`]).
+//! Received lists are walked in place ([`Reads`], [`Writes`], [`WriteChunk`]); lists to be sent are slices of
+//! the caller ([`Chunks`], [`WriteList`]).
 
 use std::fmt;
 
@@ -52,7 +52,8 @@ impl fmt::Display for Segment {
 /// One segment of a Read chunk. Segments with the same position form one chunk, in list order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct ReadSegment {
-    /// Where the data belongs, in bytes from the start of the unreduced RPC message; 0: the whole message is here.
+    /// Where the data belongs, in bytes from the start of the unreduced RPC message; 0: the whole message is
+    /// here.
     pub position: u32,
     /// The memory to be read.
     pub target: Segment,
@@ -313,7 +314,8 @@ fn emit_write_chunk(chunk: &[Segment], out: &mut Writer<'_>) -> Result<(), NoSpa
     chunk.iter().try_for_each(|segment| segment.emit(out))
 }
 
-/// A Write list to be sent, flat: the first `counts[0]` segments are chunk 0, the next `counts[1]` chunk 1, and so on.
+/// A Write list to be sent, flat: the first `counts[0]` segments are chunk 0, the next `counts[1]` chunk 1,
+/// and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct WriteList<'a> {
     /// Segments per chunk.

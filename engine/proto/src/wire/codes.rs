@@ -59,8 +59,8 @@ codes! {
     }
 }
 
-/// Which text's code points version 2 uses. The structure of headers is the same; both ends must agree, as nothing
-/// on the wire tells them apart. Selected by configuration; version 1 ignores it.
+/// Which text's code points version 2 uses. The structure of headers is the same; both ends must agree, as
+/// nothing on the wire tells them apart. Selected by configuration; version 1 ignores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Revision {
     /// draft-ietf-nfsv4-rpcrdma-version-two-00: ten errors, six properties, message continuation.
@@ -154,7 +154,8 @@ impl Flags {
     pub const RESPONSE: Flags = Flags(1);
     /// The payload continues in the next message.
     pub const MORE: Flags = Flags(2);
-    /// One more word, right behind the flags, counts the messages received on this connection (windowed credits).
+    /// One more word, right behind the flags, counts the messages received on this connection (windowed
+    /// credits).
     pub const RECEIVED: Flags = Flags(4);
 
     const NAMES: [(Flags, &str); 3] =

@@ -122,7 +122,8 @@ impl WireError {
         }
     }
 
-    /// `rdma_credit` of a message of version 2 that is no error: whatever is wrong with it, its sender has granted that.
+    /// `rdma_credit` of a message of version 2 that is no error: whatever is wrong with it, its sender has
+    /// granted that.
     pub const fn credit(&self) -> Option<u32> {
         match self.version() {
             Some(Version::V2) if !self.is_error() => Some(self.credit),
@@ -145,7 +146,8 @@ impl WireError {
         self.reads
     }
 
-    /// Whether the message is shorter than any call or reply of its version, and so to be dropped without a word (RFC 8166 §4.5).
+    /// Whether the message is shorter than any call or reply of its version, and so to be dropped without a
+    /// word (RFC 8166 §4.5).
     pub const fn is_too_short(&self) -> bool {
         match self.version() {
             Some(Version::V1) => self.len < MIN_V1_LEN,
@@ -166,8 +168,8 @@ impl WireError {
         }
     }
 
-    /// The error that a responder reports (RFC 8166 §4.5, version 2 §6.4.3), `None` for silence. `supported` is the
-    /// range of versions that ERR_VERS is to name. Requesters never send errors.
+    /// The error that a responder reports (RFC 8166 §4.5, version 2 §6.4.3), `None` for silence. `supported`
+    /// is the range of versions that ERR_VERS is to name. Requesters never send errors.
     pub const fn answer(&self, supported: (Version, Version)) -> Option<ErrorBody> {
         match self.kind {
             WireErrorKind::TooShort { .. } => None,
@@ -181,7 +183,8 @@ impl WireError {
     }
 }
 
-/// What an ERROR header reports. Version 1 knows two errors; there, every error but [`ErrorBody::Vers`] is ERR_CHUNK.
+/// What an ERROR header reports. Version 1 knows two errors; there, every error but [`ErrorBody::Vers`] is
+/// ERR_CHUNK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorBody {
     /// The version is not supported.
@@ -195,7 +198,8 @@ pub enum ErrorBody {
     BadXdr,
     /// The header type is unknown or not supported.
     InvalHtype,
-    /// The flags are unknown, or do not go together. Sent as INVAL_HTYPE in [`Revision::Cel09`], which lacks it.
+    /// The flags are unknown, or do not go together. Sent as INVAL_HTYPE in [`Revision::Cel09`], which lacks
+    /// it.
     InvalFlag,
     /// More Read chunks than the responder handles.
     ReadChunks {

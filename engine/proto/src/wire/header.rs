@@ -7,8 +7,8 @@ use super::properties::PropertySet;
 use super::view::{COMMON_LEN, ERR_VERS_LEN};
 use super::xdr::{NoSpace, Writer, padded};
 
-/// A header of either version. Fields that version 1 does not have (`received`, `flags`, the handle to invalidate)
-/// are left out there.
+/// A header of either version. Fields that version 1 does not have (`received`, `flags`, the handle to
+/// invalidate) are left out there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header<'a> {
     /// Transaction id: the RPC message's, or 0 for a pure grant of credits.
@@ -70,7 +70,8 @@ impl Body<'_> {
 }
 
 impl Header<'_> {
-    /// Bytes of the header in this version. The revision makes no difference; it is asked for so that it never can.
+    /// Bytes of the header in this version. The revision makes no difference; it is asked for so that it
+    /// never can.
     pub fn encoded_len(&self, version: Version, _revision: Revision) -> usize {
         let prefix = match version {
             Version::V1 => COMMON_LEN,
@@ -89,8 +90,8 @@ impl Header<'_> {
 
     /// Writes the header to the start of `out` and returns its length.
     ///
-    /// The caller keeps to what the version has: CONNPROP and OPTIONAL are of version 2, MSGP and DONE of version 1,
-    /// MORE of [`Revision::Ietf00`].
+    /// The caller keeps to what the version has: CONNPROP and OPTIONAL are of version 2, MSGP and DONE of
+    /// version 1, MORE of [`Revision::Ietf00`].
     pub fn emit(&self, out: &mut [u8], version: Version, revision: Revision) -> Result<usize, NoSpace> {
         let htype = self.body.htype();
         debug_assert!(HeaderType::of_version(htype.code(), version).is_some(), "{version} has no {htype}");
@@ -101,8 +102,8 @@ impl Header<'_> {
         self.emit_before(out, needed, version, revision).map(|_| needed).ok_or(NoSpace { needed, available })
     }
 
-    /// Writes the header so that it ends at byte `end` of `buf`, and returns where it starts; the rest as [`emit`](Self::emit). `None`, and
-    /// nothing is written, if there is not that much room.
+    /// Writes the header so that it ends at byte `end` of `buf`, and returns where it starts; the rest as
+    /// [`emit`](Self::emit). `None`, and nothing is written, if there is not that much room.
     pub fn emit_before(
         &self,
         buf: &mut [u8],
@@ -175,8 +176,8 @@ pub fn emit_windowed(out: &mut [u8; WINDOWED_LEN], xid: u32, credit: u32, receiv
     put(out, common, [flags.with(Flags::RECEIVED).0, received, 0, 0, 0, 0]);
 }
 
-/// Writes a MSG header without chunks to the start of `out` and returns its length, [`msg_len`]: the fast path of
-/// [`Header::emit`] for inline calls and replies. Version 1 leaves out `received` and `flags`.
+/// Writes a MSG header without chunks to the start of `out` and returns its length, [`msg_len`]: the fast
+/// path of [`Header::emit`] for inline calls and replies. Version 1 leaves out `received` and `flags`.
 ///
 /// # Panics
 /// If `out` is shorter than [`msg_len`].
@@ -213,8 +214,8 @@ pub const fn connprop_len(received: Option<u32>, len: usize) -> usize {
     COMMON_LEN + 4 + if received.is_some() { 4 } else { 0 } + len
 }
 
-/// Writes a CONNPROP, or a part of one (with [`Flags::MORE`] if others follow), to the start of `out` and returns its length. `bytes` is
-/// its body, or what of it goes in this part.
+/// Writes a CONNPROP, or a part of one (with [`Flags::MORE`] if others follow), to the start of `out` and
+/// returns its length. `bytes` is its body, or what of it goes in this part.
 pub fn emit_connprop_part(
     out: &mut [u8],
     xid: u32,
@@ -235,8 +236,8 @@ pub fn emit_connprop_part(
     Ok(writer.len())
 }
 
-/// Writes an error header that names the supported versions, in the layout that RFC 8166 §7 fixes for every version:
-/// the answer to a version that we do not speak. `vers` echoes the version that was asked for.
+/// Writes an error header that names the supported versions, in the layout that RFC 8166 §7 fixes for every
+/// version: the answer to a version that we do not speak. `vers` echoes the version that was asked for.
 pub fn emit_err_vers(
     out: &mut [u8],
     xid: u32,

@@ -1,5 +1,5 @@
-//! What holds of any bytes whatever. Tests ask it of messages that they make up, the fuzz targets of `tests/fuzz` of all others: each
-//! function panics where it does not hold.
+//! What holds of any bytes whatever. Tests ask it of messages that they make up, the fuzz targets of
+//! `tests/fuzz` of all others: each function panics where it does not hold.
 
 use std::fmt::Write as _;
 
@@ -25,8 +25,8 @@ fn shown(what: &impl std::fmt::Display) {
     assert!(text.0 > 0, "it has no text");
 }
 
-/// A received message: what its view shows can be written again and then reads alike, what is read without a view agrees with it, and what
-/// cannot be read can be answered.
+/// A received message: what its view shows can be written again and then reads alike, what is read without a
+/// view agrees with it, and what cannot be read can be answered.
 pub fn message(bytes: &[u8], revision: Revision) {
     plain_agrees_with_view(bytes, revision);
     match View::check(bytes, revision) {
@@ -189,7 +189,8 @@ fn chunks_agree(message: &[u8], layout: PlainLayout, view: Option<&View<'_>>) {
     }
 }
 
-/// A body of CONNPROP, or of any operation on characteristics: what can be read can be written again, and says the same.
+/// A body of CONNPROP, or of any operation on characteristics: what can be read can be written again, and
+/// says the same.
 pub fn properties(bytes: &[u8], revision: Revision) {
     if let Ok(set) = PropertySet::parse(bytes, revision) {
         property_set(&set, revision);
@@ -216,7 +217,8 @@ fn property_set(set: &PropertySet<'_>, revision: Revision) {
     assert_eq!(Properties::from_set(&again, revision), Ok(properties));
 }
 
-/// An RPC message: what can be read of its header can be written again, whichever way it is read, and what cannot be read can be answered.
+/// An RPC message: what can be read of its header can be written again, whichever way it is read, and what
+/// cannot be read can be answered.
 pub fn rpc_message(bytes: &[u8]) {
     let call = CallHeader::parse(bytes);
     let reply = ReplyHeader::parse(bytes);

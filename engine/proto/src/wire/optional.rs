@@ -1,9 +1,9 @@
 //! Optional operations, which change characteristics of a running connection.
 //!
-//! They travel in one header type, [`HeaderType::Optional`](super::HeaderType::Optional), with an operation code
-//! (`rdma_opttype`) and an opaque body (`rdma_optinfo`). Codes and bodies are those of draft-dnoveck-nfsv4-rpcrdma-xcharext-02
-//! §4; property identifiers are those of the base revision. Sent only to peers that offered
-//! [`PropertyId::OptionalType`](super::properties::PropertyId::OptionalType).
+//! They travel in one header type, [`HeaderType::Optional`](super::HeaderType::Optional), with an operation
+//! code (`rdma_opttype`) and an opaque body (`rdma_optinfo`). Codes and bodies are those of
+//! draft-dnoveck-nfsv4-rpcrdma-xcharext-02 §4; property identifiers are those of the base revision. Sent only
+//! to peers that offered [`PropertyId::OptionalType`](super::properties::PropertyId::OptionalType).
 
 use super::codes::codes;
 use super::properties::{Property, PropertySet, Subset};
@@ -23,8 +23,8 @@ codes! {
     }
 }
 
-/// An operation with its body. [`Property::check`] and [`Properties::apply`](super::properties::Properties::apply)
-/// look at the values.
+/// An operation with its body. [`Property::check`] and
+/// [`Properties::apply`](super::properties::Properties::apply) look at the values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation<'a> {
     /// The sender's characteristics.

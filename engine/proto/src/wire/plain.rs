@@ -1,4 +1,5 @@
-//! The headers of most messages, read without a view: a MSG in one piece, without chunks, or a call with one in each direction at most.
+//! The headers of most messages, read without a view: a MSG in one piece, without chunks, or a call with one
+//! in each direction at most.
 
 use super::chunks::{Lists, READ_SEGMENT_LEN, ReadSegment, SEGMENT_LEN, Segment};
 use super::codes::{Flags, HeaderType, Version};
@@ -53,13 +54,15 @@ impl PlainLayout {
         }
     }
 
-    /// Reads the header of a message that is laid out so; `None` if it is anything else, which [`View`](super::View) tells.
+    /// Reads the header of a message that is laid out so; `None` if it is anything else, which
+    /// [`View`](super::View) tells.
     #[inline(always)]
     pub fn read(self, message: &[u8]) -> Option<Plain> {
         if self == PlainLayout::V2Windowed { read_v2::<40>(message, true) } else { self.read_other(message) }
     }
 
-    /// Reads the header of a call that is laid out so, but for [such lists](PlainChunks); `None` if it is anything else.
+    /// Reads the header of a call that is laid out so, but for [such lists](PlainChunks); `None` if it is
+    /// anything else.
     #[inline]
     pub fn read_with_chunks(self, message: &[u8]) -> Option<(Plain, PlainChunks)> {
         match self {

@@ -33,8 +33,8 @@ impl Default for PrivateData {
 }
 
 impl PrivateData {
-    /// Looks for the message anywhere in `bytes`, which may hold other layers' data in front and padding behind.
-    /// `None` if it is not there or is of another version: the defaults hold.
+    /// Looks for the message anywhere in `bytes`, which may hold other layers' data in front and padding
+    /// behind. `None` if it is not there or is of another version: the defaults hold.
     pub fn parse(bytes: &[u8]) -> Option<PrivateData> {
         let message: &[u8] = bytes.windows(LEN).find(|window| word(window, 0) == FORMAT)?;
         let &[_, _, _, _, VERSION, flags, send, receive] = message else { return None };

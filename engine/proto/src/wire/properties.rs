@@ -1,7 +1,7 @@
 //! Transport properties (version 2 §5): what each end of a connection tells about itself.
 //!
-//! [`PropertySet`] is the list as it is on the wire, [`Properties`] is what it says. A property that is left out, or
-//! sent with no data, has its default.
+//! [`PropertySet`] is the list as it is on the wire, [`Properties`] is what it says. A property that is left
+//! out, or sent with no data, has its default.
 
 use super::codes::{Revision, codes};
 use super::xdr::{BadXdr, NoSpace, Reader, Writer, padded, word};
@@ -178,7 +178,8 @@ impl<'a> PropertySet<'a> {
         Ok(PropertySet { count, bytes: rest.get(..reader.at() - start).unwrap_or_default() })
     }
 
-    /// Reads a set that is all of `bytes`, and checks that known properties have the form that this revision gives them.
+    /// Reads a set that is all of `bytes`, and checks that known properties have the form that this revision
+    /// gives them.
     pub fn parse(bytes: &'a [u8], revision: Revision) -> Result<PropertySet<'a>, BadXdr> {
         let mut reader = Reader::new(bytes);
         let set = PropertySet::read(&mut reader)?;
@@ -186,8 +187,8 @@ impl<'a> PropertySet<'a> {
         Ok(set)
     }
 
-    /// Checks that known properties have the form that this revision gives them. `at` is where the set starts; errors
-    /// name the start of the property.
+    /// Checks that known properties have the form that this revision gives them. `at` is where the set
+    /// starts; errors name the start of the property.
     pub(super) fn check_known(&self, revision: Revision, mut at: usize) -> Result<(), BadXdr> {
         at += 4;
         for property in self.iter() {
@@ -322,8 +323,8 @@ impl<'a> Properties<'a> {
         Ok(properties)
     }
 
-    /// Takes over one property, as an update of a running connection brings it. Says which one it was, `None` for an
-    /// unknown one.
+    /// Takes over one property, as an update of a running connection brings it. Says which one it was, `None`
+    /// for an unknown one.
     pub fn apply(
         &mut self,
         property: &Property<'a>,
@@ -349,8 +350,8 @@ impl<'a> Properties<'a> {
         Ok(Some(id))
     }
 
-    /// Writes the set: the values of the text's own table as far as the revision has them, the experimental ones and
-    /// the authentication message only where they are not the default.
+    /// Writes the set: the values of the text's own table as far as the revision has them, the experimental
+    /// ones and the authentication message only where they are not the default.
     pub fn emit<'b>(&self, buffer: &'b mut [u8], revision: Revision) -> Result<PropertySet<'b>, NoSpace> {
         let words = [
             (PropertyId::SendSize, self.send_size, true),
@@ -391,8 +392,8 @@ impl<'a> Subset<'a> {
         out.bytes(self.words.as_flattened())
     }
 
-    /// Makes a subset of these positions in a buffer of the caller, four bytes for every 32 positions up to the
-    /// highest.
+    /// Makes a subset of these positions in a buffer of the caller, four bytes for every 32 positions up to
+    /// the highest.
     pub fn encode(
         positions: impl IntoIterator<Item = usize>,
         buffer: &'a mut [u8],

@@ -1,5 +1,5 @@
-//! Headers written out by hand from the texts, in hex words. Each must read as the value beside it, and that value
-//! must write the same bytes.
+//! Headers written out by hand from the texts, in hex words. Each must read as the value beside it, and that
+//! value must write the same bytes.
 
 use super::invariants::Owned;
 use super::optional::{Operation, OperationCode};
@@ -251,8 +251,8 @@ fn v2_older_text_has_no_continuation() {
     assert_eq!(error(hex, Revision::Cel09), WireErrorKind::InvalidFlag { flags: 2 });
 }
 
-/// Version 2 §6.3.2 and RFC 8166 §7: a responder that knows version 1 only echoes our version number in an error of
-/// version 1's layout, which has no flags word.
+/// Version 2 §6.3.2 and RFC 8166 §7: a responder that knows version 1 only echoes our version number in an
+/// error of version 1's layout, which has no flags word.
 #[test]
 fn err_vers_in_the_layout_of_all_versions() {
     let hex = "d5dc15ba 00000002 00000040 00000004  00000001 00000001 00000001";
@@ -271,8 +271,8 @@ fn err_vers_in_the_layout_of_all_versions() {
     assert_eq!(view.body(), ViewBody::Error(ErrorBody::Vers { low: 1, high: 1 }));
 }
 
-/// Version 2 §5 and §6.4.4: a property set. HOSTAUTH is opaque inside of opaque data; 0x12345678 is unknown; RCSIZ is
-/// sent with no data, which means its default.
+/// Version 2 §5 and §6.4.4: a property set. HOSTAUTH is opaque inside of opaque data; 0x12345678 is unknown;
+/// RCSIZ is sent with no data, which means its default.
 #[test]
 fn v2_connprop() {
     let hex = "00000000 00000002 00200020 00000005  00000000  00000008
@@ -366,7 +366,8 @@ fn v2_connprop_with_bad_data() {
     assert_eq!(connprop("00000001 00000008 00002000"), beyond, "beyond the message");
 }
 
-/// Optional operations: the type 0xFFFFFF05 with the codes and bodies of draft-dnoveck-nfsv4-rpcrdma-xcharext-02 §4.
+/// Optional operations: the type 0xFFFFFF05 with the codes and bodies of
+/// draft-dnoveck-nfsv4-rpcrdma-xcharext-02 §4.
 #[test]
 fn v2_optional_operations() {
     let (mut set, mut one, mut two, mut three) = ([0; 64], [0; 8], [0; 8], [0; 8]);

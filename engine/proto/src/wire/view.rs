@@ -14,10 +14,11 @@ pub const ERR_VERS_LEN: usize = 28;
 /// A header whose structure was checked: [`View::check`] is the only way to get one, and no accessor panics,
 /// allocates or fails.
 ///
-/// Checked are the version, the header type, the flags and the whole structure up to the payload, including known
-/// properties. *Not* checked is what takes more than the bytes: whether the flags RECEIVED and MORE were negotiated,
-/// whether RESPONSE fits the RPC message, whether chunk counts are within limits ([`View::check_limits`]), and what
-/// handles and lengths refer to. Bytes behind a header that carries no payload are ignored.
+/// Checked are the version, the header type, the flags and the whole structure up to the payload, including
+/// known properties. *Not* checked is what takes more than the bytes: whether the flags RECEIVED and MORE
+/// were negotiated, whether RESPONSE fits the RPC message, whether chunk counts are within limits
+/// ([`View::check_limits`]), and what handles and lengths refer to. Bytes behind a header that carries no
+/// payload are ignored.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     bytes: &'a [u8],
@@ -65,7 +66,8 @@ pub enum ViewBody<'a> {
 /// The most chunks and segments that a receiver handles, each at least what it ever offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Read chunks, that is: distinct positions in the Read list, that of a Position Zero Read chunk not counted.
+    /// Read chunks, that is: distinct positions in the Read list, that of a Position Zero Read chunk not
+    /// counted.
     pub read_chunks: u32,
     /// Write chunks, the Reply chunk not counted.
     pub write_chunks: u32,
@@ -293,11 +295,13 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Compares the chunk lists with what the receiver handles. An error is the answer that a responder gives.
+    /// Compares the chunk lists with what the receiver handles. An error is the answer that a responder
+    /// gives.
     pub fn check_limits(&self, limits: &Limits) -> Result<(), ErrorBody> {
         let mut chunks = 0;
         for (n, read) in self.reads().enumerate() {
-            // The segments of a chunk may be anywhere in the list. Those in front of this one are within the limits: so is the work.
+            // The segments of a chunk may be anywhere in the list. Those in front of this one are within the
+            // limits: so is the work.
             let same = self.reads().take(n).filter(|other| other.position == read.position).count();
             if same >= limits.segments as usize {
                 return Err(ErrorBody::Segments { max: limits.segments });
@@ -331,9 +335,10 @@ impl<'a> View<'a> {
     }
 }
 
-/// Whether this is a version 2 ERR_VERS without the flags word. RFC 8166 §7 fixes that layout for all versions, and
-/// responders that know version 1 only echo our version number in it. The word that would be the flags is the error
-/// code, and the length is the header's: as version 2 ERR_VERS, these bytes would be cut off.
+/// Whether this is a version 2 ERR_VERS without the flags word. RFC 8166 §7 fixes that layout for all
+/// versions, and responders that know version 1 only echo our version number in it. The word that would be
+/// the flags is the error code, and the length is the header's: as version 2 ERR_VERS, these bytes would be
+/// cut off.
 fn is_fixed_err_vers(bytes: &[u8], htype: HeaderType) -> bool {
     htype == HeaderType::Error
         && bytes.len() == ERR_VERS_LEN

@@ -1,7 +1,7 @@
 //! The few XDR forms (RFC 4506) that transport and RPC headers are made of: words, booleans, opaque data.
 //!
-//! [`Reader`] never looks past the bytes it was given and says which item was bad, and where; [`Writer`] never
-//! writes past its buffer. Both work in place.
+//! [`Reader`] never looks past the bytes it was given and says which item was bad, and where; [`Writer`]
+//! never writes past its buffer. Both work in place.
 
 use thiserror::Error;
 

@@ -1,4 +1,5 @@
-//! Characteristics of running connections (xcharext-02): what this end changes, and what it asks its peers to change.
+//! Characteristics of running connections (xcharext-02): what this end changes, and what it asks its peers to
+//! change.
 
 use super::{Connection, LocalClient};
 use crate::fabric::Fabric;
@@ -16,16 +17,19 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.change_receive_size(bytes)
     }
 
-    /// From now on calls on a connection offer a handle for Send With Invalidate, or none, and the server is told.
+    /// From now on calls on a connection offer a handle for Send With Invalidate, or none, and the server is
+    /// told.
     ///
     /// # Errors
-    /// Nothing has changed: [`ChangeError::Unsupported`] with a peer that does not know of such changes, [`ChangeError::Constant`] if
-    /// [`Config::remote_invalidate`](crate::Config::remote_invalidate) is off.
+    /// Nothing has changed: [`ChangeError::Unsupported`] with a peer that does not know of such changes,
+    /// [`ChangeError::Constant`] if [`Config::remote_invalidate`](crate::Config::remote_invalidate) is
+    /// off.
     pub fn set_remote_invalidation(&mut self, connection: Connection, yes: bool) -> Result<(), ChangeError> {
         self.shard.set_remote_invalidation(self.conn_ref(connection), yes)
     }
 
-    /// Asks the server to change characteristics of its end. [`take_changes`](Self::take_changes) tells what becomes of it.
+    /// Asks the server to change characteristics of its end. [`take_changes`](Self::take_changes) tells what
+    /// becomes of it.
     ///
     /// # Errors
     /// Nothing was asked for.
@@ -49,7 +53,8 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.terms(self.conn_ref(connection))
     }
 
-    /// Messages (version 1: calls) that a connection may send now, by the credits that its server has granted; `None` when it is not open.
+    /// Messages (version 1: calls) that a connection may send now, by the credits that its server has
+    /// granted; `None` when it is not open.
     pub fn credits(&self, connection: Connection) -> Option<u32> {
         self.shard.credits(self.conn_ref(connection))
     }

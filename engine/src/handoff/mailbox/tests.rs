@@ -206,7 +206,8 @@ mod model {
         });
     }
 
-    /// Joins a shard that is about to sleep and sends: a lost ring or a lost wake-up is a deadlock of the model.
+    /// Joins a shard that is about to sleep and sends: a lost ring or a lost wake-up is a deadlock of the
+    /// model.
     #[test]
     fn loom_a_new_sender_reaches_a_sleeping_shard() {
         explore(|| {

@@ -90,11 +90,11 @@ mod model {
     use crate::handoff::explore;
     use crate::handoff::parker::{Sleeper, Wake};
 
-    /// One sleeper that waits for `items` in all, and `notifiers` that each send one after the other. A lost wake-up is a
-    /// deadlock of the model.
+    /// One sleeper that waits for `items` in all, and `notifiers` that each send one after the other. A lost
+    /// wake-up is a deadlock of the model.
     ///
-    /// The sleeper is a thread of its own that blocks in nothing but its sleep: to loom, an `unpark` that comes late
-    /// would end any other wait, too.
+    /// The sleeper is a thread of its own that blocks in nothing but its sleep: to loom, an `unpark` that
+    /// comes late would end any other wait, too.
     fn deliver(notifiers: usize, each: usize) {
         explore(move || {
             let mut sleeper = Sleeper::new(Wake::Thread);

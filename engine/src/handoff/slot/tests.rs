@@ -285,7 +285,8 @@ mod model {
         });
     }
 
-    /// One slot, used again as soon as it is home: the completer may still be on its way out of the first use.
+    /// One slot, used again as soon as it is home: the completer may still be on its way out of the first
+    /// use.
     #[test]
     fn loom_a_slot_comes_home_only_when_both_ends_are_through() {
         explore(|| {

@@ -257,7 +257,8 @@ impl CmId {
         let mut from = from.map(|from| SockAddr::new((from, 0).into()));
         let from = from.as_mut().map_or(ptr::null_mut(), SockAddr::as_mut_ptr);
         let mut to = SockAddr::new(to);
-        // SAFETY: the identifier is alive, the addresses are complete and outlive the call; no source is a valid one.
+        // SAFETY: the identifier is alive, the addresses are complete and outlive the call; no source is a
+        // valid one.
         check_errno(unsafe { rdma_resolve_addr(self.raw(), from, to.as_mut_ptr(), timeout_ms) })
     }
 

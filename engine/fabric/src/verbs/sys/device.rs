@@ -49,7 +49,8 @@ pub(crate) struct PortAttributes {
     pub(crate) lid: u16,
 }
 
-/// Something happened that no work request asked for. Codes are those of `ibv_event_type`; a device may know more of them.
+/// Something happened that no work request asked for. Codes are those of `ibv_event_type`; a device may know
+/// more of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AsyncEvent {
     /// To the queue pair with this cookie.
@@ -168,7 +169,8 @@ impl Context {
             1..=7 | 16 => {
                 // SAFETY: for these codes the union holds a queue pair.
                 let qp = unsafe { element.qp };
-                // SAFETY: a queue pair cannot be destroyed before its events are acknowledged, which happens below.
+                // SAFETY: a queue pair cannot be destroyed before its events are acknowledged, which happens
+                // below.
                 let cookie = unsafe { (*qp).qp_context };
                 AsyncEvent::QueuePair { cookie: cookie.addr(), code }
             }

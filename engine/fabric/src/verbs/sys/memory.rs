@@ -23,16 +23,16 @@ pub(crate) struct MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Registers a whole arena for the work requests of this side, and for windows if `may_expose`. Peers get no right to
-    /// the region itself in either case.
+    /// Registers a whole arena for the work requests of this side, and for windows if `may_expose`. Peers get
+    /// no right to the region itself in either case.
     pub(crate) fn new(pd: &Rc<ProtectionDomain>, arena: &Arena, may_expose: bool) -> io::Result<Self> {
         let mut access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
         if may_expose {
             access |= ibv_access_flags::IBV_ACCESS_MW_BIND.0;
         }
         let base = std::ptr::with_exposed_provenance_mut(arena.base_address());
-        // SAFETY: the range is the arena's mapping, which `arena` keeps mapped. What the device writes there lies in
-        // buffers that are posted or lent, which nobody refers to meanwhile.
+        // SAFETY: the range is the arena's mapping, which `arena` keeps mapped. What the device writes there
+        // lies in buffers that are posted or lent, which nobody refers to meanwhile.
         let raw = unsafe { ibv_reg_mr(pd.raw(), base, arena.len(), access as i32) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: the region was just made; its keys never change.
@@ -85,8 +85,8 @@ impl MemoryWindow {
         unsafe { self.raw.as_ref().rkey }
     }
 
-    /// Tells the library the key that a posted bind gives the window: some providers (rxe) do not notice by themselves, and
-    /// name the old key in the next bind.
+    /// Tells the library the key that a posted bind gives the window: some providers (rxe) do not notice by
+    /// themselves, and name the old key in the next bind.
     #[inline]
     pub(crate) fn set_rkey(&mut self, rkey: u32) {
         // SAFETY: the window lives as long as `self`, and nobody else refers to it.

@@ -1,7 +1,8 @@
-//! libibverbs and librdmacm as owned objects: each closes what it opened, keeps its parents alive, and turns return
-//! codes into `io::Error`. The only modules of this fabric that call C.
+//! libibverbs and librdmacm as owned objects: each closes what it opened, keeps its parents alive, and turns
+//! return codes into `io::Error`. The only modules of this fabric that call C.
 //!
-//! What is `unsafe` to call here hands memory to the device: its callers own that memory until the device is done.
+//! What is `unsafe` to call here hands memory to the device: its callers own that memory until the device is
+//! done.
 
 mod cm;
 mod device;

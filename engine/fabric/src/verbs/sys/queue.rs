@@ -55,7 +55,8 @@ impl Drop for CompletionChannel {
     }
 }
 
-/// The end of one work request, as the device tells it. Only a completion queue makes these, so that each is proof.
+/// The end of one work request, as the device tells it. Only a completion queue makes these, so that each is
+/// proof.
 #[derive(Debug)]
 pub(crate) struct WorkCompletion {
     wr_id: u64,
@@ -76,8 +77,8 @@ impl WorkCompletion {
         self.wr_id
     }
 
-    /// Of a Receive that has succeeded: a message has arrived in its buffer. An RDMA Write with immediate data takes a Receive
-    /// too, writes nothing to it, and gives the length of the Write.
+    /// Of a Receive that has succeeded: a message has arrived in its buffer. An RDMA Write with immediate
+    /// data takes a Receive too, writes nothing to it, and gives the length of the Write.
     #[inline]
     pub(crate) fn is_message(&self) -> bool {
         self.opcode == ibv_wc_opcode::IBV_WC_RECV && self.flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 == 0
@@ -158,13 +159,14 @@ impl CompletionQueue {
         check(unsafe { ibv_req_notify_cq(self.raw(), 0) })
     }
 
-    /// Takes the event that waits at the channel, and acknowledges it. There is one for each time that the queue was armed; should there be
-    /// more, the next sleep is short.
+    /// Takes the event that waits at the channel, and acknowledges it. There is one for each time that the
+    /// queue was armed; should there be more, the next sleep is short.
     pub(crate) fn take_event(&self) {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel is alive and does not block, the places are valid for writes.
         if unsafe { ibv_get_cq_event(self.channel.raw.as_ptr(), &raw mut cq, &raw mut context) } == 0 {
-            // SAFETY: one event of this queue, the only one of the channel, was taken and is not acknowledged.
+            // SAFETY: one event of this queue, the only one of the channel, was taken and is not
+            // acknowledged.
             unsafe { ibv_ack_cq_events(self.raw(), 1) };
         }
     }
@@ -172,7 +174,8 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: queue pairs keep the queue alive, so none is left; all events are acknowledged; it is destroyed once.
+        // SAFETY: queue pairs keep the queue alive, so none is left; all events are acknowledged; it is
+        // destroyed once.
         let code = unsafe { ibv_destroy_cq(self.raw()) };
         if code != 0 {
             log::error!("ibv_destroy_cq: {}", io::Error::from_raw_os_error(code));
@@ -204,7 +207,8 @@ impl SharedReceiveQueue {
     /// Posts a chain of Receives.
     ///
     /// # Safety
-    /// The chain is well linked, and the memory that it names stays untouched until its completions, or until the queue is gone.
+    /// The chain is well linked, and the memory that it names stays untouched until its completions, or until
+    /// the queue is gone.
     #[inline]
     pub(crate) unsafe fn post(&self, first: *mut ibv_recv_wr) -> Result<(), Refused<ibv_recv_wr>> {
         let mut bad = ptr::null_mut();
@@ -218,7 +222,8 @@ impl SharedReceiveQueue {
     /// Destroys it: on success the device touches none of its memory any more.
     pub(crate) fn destroy(self) -> io::Result<()> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: queue pairs keep the queue alive, so none is left; it is destroyed once: `this` is not dropped.
+        // SAFETY: queue pairs keep the queue alive, so none is left; it is destroyed once: `this` is not
+        // dropped.
         check(unsafe { ibv_destroy_srq(this.raw()) })?;
         // SAFETY: the field is not used again.
         unsafe { ptr::drop_in_place(&raw mut this._pd) };

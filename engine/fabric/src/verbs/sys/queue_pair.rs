@@ -69,7 +69,8 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    /// Makes one, in state RESET; `capacity` becomes what was got. `number` comes back with asynchronous events.
+    /// Makes one, in state RESET; `capacity` becomes what was got. `number` comes back with asynchronous
+    /// events.
     pub(crate) fn new(
         pd: &Rc<ProtectionDomain>,
         cq: &Rc<CompletionQueue>,
@@ -118,8 +119,8 @@ impl QueuePair {
     /// Posts a chain of work requests.
     ///
     /// # Safety
-    /// The chain is well linked; the memory, regions and windows that it names live until its completions or the destruction of
-    /// the queue pair, and nobody refers to memory that the device writes.
+    /// The chain is well linked; the memory, regions and windows that it names live until its completions or
+    /// the destruction of the queue pair, and nobody refers to memory that the device writes.
     #[inline]
     pub(crate) unsafe fn post_send(&self, first: *mut ibv_send_wr) -> Result<(), Refused<ibv_send_wr>> {
         let mut bad = ptr::null_mut();
@@ -158,7 +159,8 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: the queue pair is destroyed once. Whoever drops it instead of destroying it has posted nothing.
+        // SAFETY: the queue pair is destroyed once. Whoever drops it instead of destroying it has posted
+        // nothing.
         let code = unsafe { ibv_destroy_qp(self.raw.as_ptr()) };
         if code != 0 {
             log::error!("ibv_destroy_qp: {}", io::Error::from_raw_os_error(code));

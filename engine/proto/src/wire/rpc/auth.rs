@@ -127,8 +127,8 @@ impl<'a> AuthSys<'a> {
         }
     }
 
-    /// Writes a body with these supplementary groups, of which only the first [`AuthSys::MAX_GIDS`] are sent; the
-    /// name is cut at [`AuthSys::MAX_MACHINE`].
+    /// Writes a body with these supplementary groups, of which only the first [`AuthSys::MAX_GIDS`] are sent;
+    /// the name is cut at [`AuthSys::MAX_MACHINE`].
     pub fn emit(&self, gids: &[u32], out: &mut [u8]) -> Result<usize, NoSpace> {
         let gids = &gids[..gids.len().min(Self::MAX_GIDS)];
         let mut writer = Writer::new(out);

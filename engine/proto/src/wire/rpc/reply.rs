@@ -10,8 +10,8 @@ use super::call::{RpcError, RpcErrorKind};
 /// Bytes of the header of a successful reply with an AUTH_NONE verifier.
 pub const ACCEPTED_REPLY_LEN: usize = 24;
 
-/// Bytes that the header of a successful reply has at most, to a call with a credential of this flavor: beyond AUTH_NONE and AUTH_SYS the verifier may be
-/// of any length that there is (RFC 8166 §8.2.2.2).
+/// Bytes that the header of a successful reply has at most, to a call with a credential of this flavor:
+/// beyond AUTH_NONE and AUTH_SYS the verifier may be of any length that there is (RFC 8166 §8.2.2.2).
 #[inline]
 pub const fn accepted_reply_room(flavor: u32) -> usize {
     let known = flavor == Flavor::None.code() || flavor == Flavor::Sys.code();
@@ -76,8 +76,8 @@ pub enum RejectStat {
         /// Highest version.
         high: u32,
     },
-    /// The caller is not who it says, or must say so in another way. The number is an `auth_stat`; [`AuthStat`] names
-    /// the known ones.
+    /// The caller is not who it says, or must say so in another way. The number is an `auth_stat`;
+    /// [`AuthStat`] names the known ones.
     AuthError(u32),
 }
 
@@ -261,7 +261,8 @@ impl<'a> ReplyHeader<'a> {
 const SUCCESS_TAIL: [u8; ACCEPTED_REPLY_LEN - 4] =
     [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// Writes the header of a successful reply with an AUTH_NONE verifier: the fast path of [`ReplyHeader::emit`].
+/// Writes the header of a successful reply with an AUTH_NONE verifier: the fast path of
+/// [`ReplyHeader::emit`].
 ///
 /// # Panics
 /// If `out` is shorter than [`ACCEPTED_REPLY_LEN`].
