@@ -68,7 +68,7 @@ fn client_side_start_chunks<F: Fabric>(
     for token in 0..depth {
         let mut call = client.prepare_with_chunks(procedure, 0)?;
         let chunk = client.alloc(connection, PAYLOAD)?;
-        let full = if procedure == WRITE { call.send_chunk(0, chunk) } else { call.receive_chunk(chunk) };
+        let full = if procedure == WRITE { call.read_chunk(0, chunk) } else { call.write_chunk(chunk) };
         full.map_err(|_| "no room for a chunk")?;
         client.start(connection, call, token);
     }

@@ -174,7 +174,7 @@ pub fn store<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) 
     let mut at = 4;
     for (n, &len) in lens.iter().enumerate() {
         let data = filled(client, first, seed + n as u32, len)?;
-        call.send_chunk(at, data).expect("at most MAX_CHUNKS");
+        call.read_chunk(at, data).expect("at most MAX_CHUNKS");
         at += len.next_multiple_of(4);
     }
     let mut reply = client.call(call)?;
@@ -205,7 +205,7 @@ pub fn load<F: Fabric>(
     for &(room, _) in chunks {
         let mut buf = client.alloc(first, room)?;
         buf.fill(0xEE);
-        call.receive_chunk(buf).expect("at most MAX_CHUNKS");
+        call.write_chunk(buf).expect("at most MAX_CHUNKS");
     }
     loaded(client.call(call), seed, chunks)
 }
@@ -230,10 +230,10 @@ pub fn mirror<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize])
     let mut at = 4;
     for (n, &len) in lens.iter().enumerate() {
         let data = filled(client, first, seed + n as u32, len)?;
-        call.send_chunk(at, data).expect("at most MAX_CHUNKS");
+        call.read_chunk(at, data).expect("at most MAX_CHUNKS");
         at += len.next_multiple_of(4);
         let room = client.alloc(first, len)?;
-        call.receive_chunk(room).expect("at most MAX_CHUNKS");
+        call.write_chunk(room).expect("at most MAX_CHUNKS");
     }
     let chunks: Vec<_> = lens.iter().map(|&len| (len, len)).collect();
     loaded(client.call(call), seed, &chunks)

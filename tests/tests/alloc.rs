@@ -106,8 +106,8 @@ fn start_bulk(client: &mut LocalClient, token: u64) {
     let mut call = client.prepare_with_chunks(MIRROR, 0).expect("a buffer");
     let mut data = client.alloc(first, 9000).expect("a buffer");
     data.fill(token as u8);
-    call.send_chunk(0, data).expect("room");
-    call.receive_chunk(client.alloc(first, 9000).expect("a buffer")).expect("room");
+    call.read_chunk(0, data).expect("room");
+    call.write_chunk(client.alloc(first, 9000).expect("a buffer")).expect("room");
     client.start(first, call, token);
 }
 

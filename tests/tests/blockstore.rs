@@ -214,7 +214,7 @@ impl Raw {
         if let Some(room) = room {
             let first = self.0.first();
             let chunk = self.0.alloc(first, room).expect("memory");
-            call.receive_chunk(chunk).expect("room for a chunk");
+            call.write_chunk(chunk).expect("room for a chunk");
         }
         let (answer, reply) = self.call(call);
         (answer, reply.and_then(|reply| reply.chunk(0).map(<[u8]>::to_vec)).unwrap_or_default())
@@ -227,7 +227,7 @@ impl Raw {
             let first = self.0.first();
             let mut chunk = self.0.alloc(first, data.len()).expect("memory");
             chunk.copy_from_slice(data);
-            call.send_chunk(at, chunk).expect("room for a chunk");
+            call.read_chunk(at, chunk).expect("room for a chunk");
         }
         self.call(call).0
     }

@@ -203,11 +203,11 @@ impl Target for ReverseTarget {
         lane.expected = shape.write_args(&mut args, self.stamp);
         let mut call = ClientCall::new(shape.procedure()).args(args).expect_reply(shape.results());
         if shape.receives_chunk() {
-            call = call.receive_chunk(shape.size as u32);
+            call = call.write_chunk(shape.size as u32);
         }
         if let Some(mut sent) = lane.chunk.take() {
             lane.expected = service::stamp(&mut sent, self.stamp);
-            call = call.send_chunk(4, sent);
+            call = call.read_chunk(4, sent);
         }
         let pending = self.client.start(call).map_err(|error| failed(&error))?;
         self.under_way.push((token, pending));

@@ -193,11 +193,11 @@ impl RpcTarget {
         let refused = if self.shape.receives_chunk() {
             // Whatever is there must not be taken for what comes.
             service::stamp(&mut payload, 0);
-            call.receive_chunk(payload)
+            call.write_chunk(payload)
         } else {
             call.put_args(&(payload.len() as u32).to_be_bytes()).map_err(|_| CallError::TooMany)?;
             lane.expected = service::stamp(&mut payload, self.stamp);
-            call.send_chunk(4, payload)
+            call.read_chunk(4, payload)
         };
         refused.map_err(|_| CallError::TooMany)?;
         Ok(call)

@@ -66,7 +66,7 @@ fn read(client: &mut LocalClient, file: &nfs_fh3, part: Part, inline: u32) -> an
     } else {
         let room = client.alloc(client.first(), part.len as usize)?;
         let mut call = client.prepare_with_chunks(procedure, args.len())?;
-        call.receive_chunk(room).map_err(|_| CallError::TooMany)?;
+        call.write_chunk(room).map_err(|_| CallError::TooMany)?;
         call
     };
     call.args_mut().copy_from_slice(&args);
@@ -145,6 +145,6 @@ fn write(
     from.read_exact_at(&mut data, part.offset)?;
     let mut call = client.prepare_with_chunks(procedure, args.len())?;
     call.args_mut().copy_from_slice(&args);
-    call.send_chunk(args.len(), data).map_err(|_| CallError::TooMany)?;
+    call.read_chunk(args.len(), data).map_err(|_| CallError::TooMany)?;
     Ok(call)
 }

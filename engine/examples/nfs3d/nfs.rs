@@ -55,7 +55,7 @@ pub(crate) fn services(export: &Arc<Export>) -> Services {
         // What has changed something must not do so again when its client, reconnected, asks again. A WRITE
         // would come to the same, but not behind another that its client has made since.
         let procedure = match number {
-            SETATTR | WRITE..=LINK => procedure.once(Arc::clone(&replies), host),
+            SETATTR | WRITE..=LINK => procedure.cached(Arc::clone(&replies), host),
             _ => procedure,
         };
         services.add(nfs3::PROGRAM, nfs3::VERSION, number, procedure.on_workers());

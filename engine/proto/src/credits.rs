@@ -146,7 +146,7 @@ impl Credits {
 
     /// Receives beyond the [`reserve`](Self::reserve) for what is tolerated though it was not promised: good
     /// to have, while there are plenty.
-    pub fn leeway(&self) -> u32 {
+    pub fn overcommit(&self) -> u32 {
         if self.scheme == Scheme::V1 { self.tolerated() - self.window } else { 0 }
     }
 

@@ -173,7 +173,7 @@ pub enum CallError {
     /// A call without a reply cannot be made here: version 1 counts its credits by replies, and what has
     /// chunks must say when it is done with them.
     #[error("a call without a reply needs version 2, and has no chunks")]
-    NotCallOnly,
+    NotOneWay,
     /// It breaks the binding of its procedure.
     #[error("not as its binding has it: {0}")]
     Binding(BindingError),
@@ -232,7 +232,7 @@ pub enum Refusal {
         /// Bytes of the result.
         needed: u32,
     },
-    /// Nothing is answered: the procedure is call-only.
+    /// Nothing is answered: the procedure is one-way.
     #[error("no reply")]
     NoReply,
     /// The credential was refused; the `auth_stat` of RFC 5531 §9.

@@ -652,7 +652,7 @@ fn a_keep_alive_leaves_the_message_beyond_the_limit_to_grants() {
 #[test]
 fn version_1_calls_up_to_twice_the_window_are_served_and_more_are_a_fault() {
     let mut server = Connection::new(config(Scheme::V1, true));
-    let receives = server.reserve() + server.credits().leeway();
+    let receives = server.reserve() + server.credits().overcommit();
     assert!(receives > 2 * WINDOW, "Receives are kept for {receives} messages");
     let mut served = VecDeque::new();
     let call = |server: &mut Connection| match take(server, &words(&[9, 1, 1, 0, 0, 0, 0])) {

@@ -64,7 +64,7 @@ pub struct PreparedCall {
     filled: usize,
     memory: Option<ChunkMemory>,
     procedure: u32,
-    call_only: bool,
+    one_way: bool,
     max_reply: usize,
     deadline: Option<Duration>,
 }
@@ -107,7 +107,7 @@ impl PreparedCall {
     ///
     /// # Errors
     /// The buffer back, if the call was not prepared for chunks, or has too many.
-    pub fn send_chunk(&mut self, at: usize, data: Buf) -> Result<(), Buf> {
+    pub fn read_chunk(&mut self, at: usize, data: Buf) -> Result<(), Buf> {
         match &mut self.memory {
             Some(memory) if !memory.send.is_full() => {
                 memory.send.push(((self.args_at + at) as u32, data));
@@ -122,7 +122,7 @@ impl PreparedCall {
     ///
     /// # Errors
     /// The buffer back, if the call was not prepared for chunks, or has too many.
-    pub fn receive_chunk(&mut self, room: Buf) -> Result<(), Buf> {
+    pub fn write_chunk(&mut self, room: Buf) -> Result<(), Buf> {
         match &mut self.memory {
             Some(memory) if !memory.receive.is_full() => {
                 memory.receive.push(room);
@@ -138,11 +138,11 @@ impl PreparedCall {
         self.max_reply = bytes;
     }
 
-    /// Makes it a call without a reply, of a [call-only](crate::Procedure::call_only) procedure: it has
+    /// Makes it a call without a reply, of a [one-way](crate::Procedure::one_way) procedure: it has
     /// ended, well, when it is sent, and nothing says whether it was carried out. In version 2 only, and
     /// without chunks.
-    pub fn call_only(&mut self) {
-        self.call_only = true;
+    pub fn one_way(&mut self) {
+        self.one_way = true;
     }
 
     /// Gives the call up after this time from its start.
@@ -329,7 +329,7 @@ impl<F: Fabric> LocalClient<F> {
             filled: args_at,
             memory: chunks.then(ChunkMemory::new),
             procedure,
-            call_only: false,
+            one_way: false,
             max_reply: 0,
             deadline: None,
         })
@@ -357,14 +357,14 @@ impl<F: Fabric> LocalClient<F> {
             return None;
         }
         call.fill();
-        let PreparedCall { message, memory, call_only, max_reply, deadline, .. } = call;
+        let PreparedCall { message, memory, one_way, max_reply, deadline, .. } = call;
         // A connection that is not this client's is refused as a closed one.
         let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);
         let sink = Sink::Polled;
         let max_reply = self.template.reply_room(max_reply);
         let request = CallRequest { message, memory, max_reply, deadline, token, sink };
-        if call_only {
-            return self.shard.start_call_only(conn, request);
+        if one_way {
+            return self.shard.start_one_way(conn, request);
         }
         self.shard.start_call(conn, request)
     }

@@ -69,7 +69,7 @@ impl ClientCall {
     ///
     /// # Panics
     /// With more than [`MAX_CHUNKS`].
-    pub fn send_chunk(mut self, at: usize, data: Buf) -> Self {
+    pub fn read_chunk(mut self, at: usize, data: Buf) -> Self {
         self.send.push((at, data));
         self
     }
@@ -78,7 +78,7 @@ impl ClientCall {
     ///
     /// # Panics
     /// With more than [`MAX_CHUNKS`].
-    pub fn receive_chunk(mut self, len: u32) -> Self {
+    pub fn write_chunk(mut self, len: u32) -> Self {
         self.receive.push(len);
         self
     }

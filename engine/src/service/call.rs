@@ -354,7 +354,7 @@ impl ServerCall {
     /// neither AUTH_NONE nor AUTH_SYS have room for any, others for none beyond what the reply leaves of
     /// their message or Reply chunk.
     ///
-    /// A procedure that runs [once](super::Procedure::once) gives the same verifier again with the same
+    /// A procedure that runs [once](super::Procedure::cached) gives the same verifier again with the same
     /// results; where each message needs its own, as that of RPCSEC_GSS does, use a
     /// [`ReplyCache`](super::reply_cache::ReplyCache) of the service's own.
     ///

@@ -10,5 +10,5 @@ mod writer;
 pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
 pub(crate) use procedure::REFUSAL_LEN;
-pub use procedure::{Handler, Identify, MAX_PROCEDURE, Placement, Procedure, ResultMemory, Services};
+pub use procedure::{Handler, Identify, MAX_PROCEDURE, Procedure, ResultMemory, RunOn, Services};
 pub use writer::ResultWriter;

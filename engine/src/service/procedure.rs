@@ -15,7 +15,7 @@ pub type Handler = dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync;
 
 /// Where a procedure runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Placement {
+pub enum RunOn {
     /// On the shard that received the call, to completion. For what takes less than a few microseconds and
     /// never blocks: meanwhile the shard does nothing else.
     #[default]
@@ -38,10 +38,10 @@ pub enum ResultMemory {
 #[derive(Clone)]
 pub struct Procedure {
     pub(crate) handler: Arc<Handler>,
-    pub(crate) placement: Placement,
+    pub(crate) run_on: RunOn,
     pub(crate) binding: Binding,
     pub(crate) result_memory: ResultMemory,
-    pub(crate) once: Option<Once>,
+    pub(crate) cached: Option<Cached>,
     /// It is not answered.
     pub(crate) silent: bool,
     /// It runs on the shard, whenever it is called.
@@ -52,7 +52,7 @@ pub struct Procedure {
 
 /// Who remembers the calls of a procedure, and by whom they are.
 #[derive(Clone)]
-pub(crate) struct Once {
+pub(crate) struct Cached {
     cache: Arc<ReplyCache>,
     client: Arc<Identify>,
 }
@@ -60,7 +60,7 @@ pub(crate) struct Once {
 /// Tells who calls, for a [`ReplyCache`].
 pub type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
-impl Once {
+impl Cached {
     /// What is known of a call. `None` if it is new, and has its ticket; or if nobody can say whose it is.
     pub(crate) fn look_up(&self, call: &mut ServerCall) -> Option<Lookup> {
         match self.cache.begin(self.key(call)?) {
@@ -86,7 +86,7 @@ impl Once {
 impl fmt::Debug for Procedure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Procedure")
-            .field("placement", &self.placement)
+            .field("run_on", &self.run_on)
             .field("binding", &self.binding)
             .finish_non_exhaustive()
     }
@@ -107,14 +107,14 @@ impl Procedure {
     ) -> Self {
         binding.arguments.count = binding.arguments.count.min(MAX_CHUNKS);
         binding.results.count = binding.results.count.min(MAX_CHUNKS);
-        let (placement, result_memory) = Default::default();
+        let (run_on, result_memory) = Default::default();
         let handler = Arc::new(handler);
         Self {
             handler,
-            placement,
+            run_on,
             binding,
             result_memory,
-            once: None,
+            cached: None,
             silent: false,
             plain: true,
             reply_room: REFUSAL_LEN,
@@ -126,9 +126,9 @@ impl Procedure {
         &self.binding
     }
 
-    /// A procedure that is not answered: callers make [call-only](crate::client::PreparedCall::call_only)
+    /// A procedure that is not answered: callers make [one-way](crate::client::PreparedCall::one_way)
     /// calls of it.
-    pub fn call_only(handler: impl Fn(&mut ServerCall) + Send + Sync + 'static) -> Self {
+    pub fn one_way(handler: impl Fn(&mut ServerCall) + Send + Sync + 'static) -> Self {
         let procedure = Self::new(move |call| {
             handler(call);
             Err(Refusal::NoReply)
@@ -148,12 +148,12 @@ impl Procedure {
     ///
     /// Results must be inline: those in Write chunks are not kept. [`Services::add`] refuses such a
     /// declaration.
-    pub fn once(
+    pub fn cached(
         mut self,
         cache: Arc<ReplyCache>,
         client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
     ) -> Self {
-        self.once = Some(Once { cache, client: Arc::new(client) });
+        self.cached = Some(Cached { cache, client: Arc::new(client) });
         self
     }
 
@@ -165,7 +165,7 @@ impl Procedure {
 
     /// Runs it on workers.
     pub fn on_workers(mut self) -> Self {
-        self.placement = Placement::Workers;
+        self.run_on = RunOn::Workers;
         self
     }
 
@@ -232,16 +232,16 @@ impl Services {
     /// Adds a procedure, or replaces it.
     ///
     /// # Panics
-    /// With a procedure number above [`MAX_PROCEDURE`]; with a procedure that runs [once](Procedure::once)
+    /// With a procedure number above [`MAX_PROCEDURE`]; with a procedure that runs [once](Procedure::cached)
     /// and has results in Write chunks, which cannot be given again.
     pub fn add(&mut self, program: u32, version: u32, procedure: u32, mut entry: Procedure) -> &mut Self {
         assert!(procedure <= MAX_PROCEDURE, "procedure {procedure} is above {MAX_PROCEDURE}");
         assert!(
-            entry.once.is_none() || entry.binding.results.count == 0,
+            entry.cached.is_none() || entry.binding.results.count == 0,
             "procedure {procedure} runs once, and results in Write chunks are not kept"
         );
         entry.reply_room = (ACCEPTED_REPLY_LEN + entry.binding.max_reply).max(REFUSAL_LEN);
-        entry.plain = entry.placement == Placement::Shard && entry.once.is_none();
+        entry.plain = entry.run_on == RunOn::Shard && entry.cached.is_none();
         let at = self.versions.iter().position(|v| v.program == program && v.version == version);
         let at = at.unwrap_or_else(|| {
             self.entries.push(Procedure::new(|_| Ok(())));
@@ -260,7 +260,7 @@ impl Services {
 
     /// True if a procedure needs workers.
     pub fn needs_workers(&self) -> bool {
-        self.entries.iter().any(|entry| entry.placement == Placement::Workers)
+        self.entries.iter().any(|entry| entry.run_on == RunOn::Workers)
     }
 
     #[inline]

@@ -61,7 +61,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// The reply to a forsaken call has come: what it exposes can be revoked now.
+    /// The reply to an abandoned call has come: what it exposes can be revoked now.
     pub(super) fn late(&mut self, conn: &mut Conn, call: CallId, invalidated: Option<u32>) {
         if let (_, Some(index), _) = conn.end_call(call) {
             self.conclude(conn, index, invalidated, None);
@@ -100,7 +100,7 @@ impl<F: Fabric> Shard<F> {
         if let Some((call, error)) = again {
             return match memory.filter(|_| whole) {
                 Some(memory) => self.send_again(conn, call, error, memory),
-                None => self.abandon(conn, call, CallError::Transport(error)),
+                None => self.give_up_call(conn, call, CallError::Transport(error)),
             };
         }
         let result = match (result, memory) {

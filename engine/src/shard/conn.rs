@@ -42,7 +42,7 @@ pub(super) struct OutCall {
     /// Most bytes of inline results.
     pub(super) max_reply: usize,
     /// It is over when it is sent: no reply comes.
-    pub(super) call_only: bool,
+    pub(super) one_way: bool,
     /// How often it was sent again.
     pub(super) retries: u8,
 }
@@ -51,7 +51,7 @@ impl OutCall {
     /// It will not be sent, or not again.
     #[cold]
     pub(super) fn forget(&mut self) {
-        (self.message, self.memory, self.kept, self.call_only) = (None, None, None, false);
+        (self.message, self.memory, self.kept, self.one_way) = (None, None, None, false);
         self.max_reply = 0;
     }
 }
@@ -145,7 +145,7 @@ pub(super) struct Conn {
     /// Its server does not speak version 2.
     pub(super) version_1_only: bool,
     /// End the connection, though the loop is in the middle of it: why.
-    pub(super) doomed: Option<String>,
+    pub(super) close_reason: Option<String>,
 }
 
 impl Conn {
@@ -187,7 +187,7 @@ impl Conn {
             attempts: 0,
             retry_at: 0,
             version_1_only: false,
-            doomed: None,
+            close_reason: None,
         }
     }
 
@@ -310,7 +310,7 @@ impl Conn {
     /// peer that reads nothing, or claims more credits than it has, would have all the buffers of the
     /// shard in its queue.
     #[inline]
-    pub(super) fn is_clogged(&self, signal_every: u32) -> bool {
+    pub(super) fn is_backlogged(&self, signal_every: u32) -> bool {
         let under_way = self.proto.credits().window().max(self.proto.call_slots() as u32);
         self.sends.under_way() >= under_way.saturating_add(signal_every)
     }
@@ -360,7 +360,7 @@ impl Conn {
     pub(super) fn end_call(&mut self, call: CallId) -> (Sink, Option<u32>, Option<u64>) {
         let slot = self.proto.call_slot(call);
         let out = &mut self.calls[slot];
-        if out.message.is_some() || out.kept.is_some() || out.memory.is_some() || out.call_only {
+        if out.message.is_some() || out.kept.is_some() || out.memory.is_some() || out.one_way {
             out.forget();
         }
         (std::mem::take(&mut out.sink), out.exposure.take(), out.started.take())

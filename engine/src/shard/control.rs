@@ -60,7 +60,7 @@ impl<F: Fabric> Shard<F> {
         match conn.stage {
             // Nothing can be sent on it yet.
             Stage::Connecting => {
-                conn.doomed.get_or_insert_with(|| "closed by this side".into());
+                conn.close_reason.get_or_insert_with(|| "closed by this side".into());
                 conn.stage.go(Stage::Closing);
             }
             Stage::Closing | Stage::Draining => {}
@@ -95,7 +95,7 @@ impl<F: Fabric> Shard<F> {
         self.draining = true;
         self.fabric.unlisten();
         self.with_each(|_, conn| {
-            conn.doomed.get_or_insert_with(|| "closed by this side".into());
+            conn.close_reason.get_or_insert_with(|| "closed by this side".into());
         });
         self.end_parked();
     }
@@ -201,7 +201,7 @@ impl<F: Fabric> Shard<F> {
         self.stats.connections_total += 1;
         self.refill();
         if let Some(error) = failure {
-            self.doom(qp, PeerFault::NotAuthenticated(error).to_string());
+            self.close_now(qp, PeerFault::NotAuthenticated(error).to_string());
         }
     }
 
@@ -244,10 +244,10 @@ impl<F: Fabric> Shard<F> {
             ControlEvent::Rejected { qp, private_data } => {
                 // Any bytes: they are not to look like lines of ours in a log.
                 let said = String::from_utf8_lossy(&private_data);
-                self.doom(qp, format!("refused by the peer: {}", said.escape_debug()));
+                self.close_now(qp, format!("refused by the peer: {}", said.escape_debug()));
             }
-            ControlEvent::ConnectFailed { qp, error } => self.doom(qp, error.to_string()),
-            ControlEvent::Disconnected { qp, reason } => self.doom(qp, reason),
+            ControlEvent::ConnectFailed { qp, error } => self.close_now(qp, error.to_string()),
+            ControlEvent::Disconnected { qp, reason } => self.close_now(qp, reason),
         }
     }
 
@@ -301,16 +301,17 @@ impl<F: Fabric> Shard<F> {
             if conn.stage == Stage::Negotiating {
                 shard.next_control = shard.next_control.min(conn.settle_by.max(now));
                 if conn.settle_by <= now {
-                    conn.doomed.get_or_insert_with(|| "the peer does not answer the first message".into());
+                    conn.close_reason
+                        .get_or_insert_with(|| "the peer does not answer the first message".into());
                 }
             }
         });
     }
 
     /// Ends a connection, now.
-    pub(super) fn doom(&mut self, qp: QpId, reason: String) {
+    pub(super) fn close_now(&mut self, qp: QpId, reason: String) {
         self.with(qp, |_, conn| {
-            conn.doomed.get_or_insert(reason);
+            conn.close_reason.get_or_insert(reason);
         });
     }
 
@@ -324,7 +325,7 @@ impl<F: Fabric> Shard<F> {
         if self.may_revive(&conn) {
             return self.lose(conn);
         }
-        let reason = conn.doomed.take().unwrap_or_default();
+        let reason = conn.close_reason.take().unwrap_or_default();
         let origin = conn.origin;
         self.let_go(&mut conn);
         while let Some((call, token, error)) = conn.proto.lost() {

@@ -140,7 +140,7 @@ impl<F: Fabric> Shard<F> {
     /// Ends a connection that is idle, to have its Receives.
     fn displace(&mut self, qp: QpId) {
         self.stats.connections_displaced += 1;
-        self.doom(qp, "it is silent, and its Receives are wanted (Config::silent_after)".into());
+        self.close_now(qp, "it is silent, and its Receives are wanted (Config::silent_after)".into());
     }
 
     /// A connection that somebody has made is there.
@@ -192,7 +192,8 @@ impl<F: Fabric> Shard<F> {
         self.with_each(|shard, conn| match conn.guest.as_ref().map_or(u64::MAX, |guest| guest.deadline) {
             deadline if deadline <= now => {
                 shard.stats.connections_expired += 1;
-                conn.doomed.get_or_insert_with(|| "it was not set up in time (Config::setup_timeout)".into());
+                conn.close_reason
+                    .get_or_insert_with(|| "it was not set up in time (Config::setup_timeout)".into());
             }
             deadline => shard.next_control = shard.next_control.min(deadline),
         });

@@ -439,7 +439,7 @@ impl<F: Fabric> Shard<F> {
     /// Puts a connection into the table, or ends it if it is to end.
     #[inline(always)]
     fn give_back(&mut self, conn: Box<Conn>) {
-        match conn.doomed {
+        match conn.close_reason {
             None => self.conns.put(conn),
             Some(_) => self.end(conn),
         }

@@ -32,7 +32,7 @@ pub(crate) struct CallRequest {
 impl<F: Fabric> Shard<F> {
     /// Starts a call that gets no reply: it has ended, well, when it is sent.
     #[cold]
-    pub(crate) fn start_call_only(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
+    pub(crate) fn start_one_way(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
         let Some(conn) = self.conns.take_ref(conn) else {
             return self.refuse(request.sink, request.token, CallError::Closed);
         };
@@ -44,7 +44,7 @@ impl<F: Fabric> Shard<F> {
                 // A chunk would have to be revoked, and nobody says when.
                 shard.shape(conn, &mut message, &mut memory, 0, false)
             } else {
-                Err(CallError::NotCallOnly)
+                Err(CallError::NotOneWay)
             };
             match shaped.and_then(|()| conn.proto.start_call(token, deadline)) {
                 Ok(call) => {
@@ -53,7 +53,7 @@ impl<F: Fabric> Shard<F> {
                     let at = conn.proto.call_slot(call);
                     let out = &mut conn.calls[at];
                     (out.sink, out.message, out.memory, out.exposure) = (sink, Some(message), None, None);
-                    out.call_only = true;
+                    out.one_way = true;
                     Self::make_ready(&mut shard.ready, conn);
                     Some(call)
                 }
@@ -64,9 +64,9 @@ impl<F: Fabric> Shard<F> {
 
     /// A call that gets no reply is on its way.
     #[cold]
-    fn sent_call_only(&mut self, conn: &mut Conn, call: CallId) {
+    fn sent_one_way(&mut self, conn: &mut Conn, call: CallId) {
         let slot = conn.proto.call_slot(call);
-        conn.calls[slot].call_only = false;
+        conn.calls[slot].one_way = false;
         let (sink, ..) = conn.end_call(call);
         if let Some(token) = conn.proto.give_up(call) {
             let result = self.alloc(0).map(Reply::empty).ok_or(CallError::NoMemory);
@@ -203,7 +203,7 @@ impl<F: Fabric> Shard<F> {
     pub(crate) fn cancel_call(&mut self, conn: ConnRef, call: CallId) {
         self.with_ref(conn, |shard, conn| {
             if let Some((token, error)) = conn.proto.cancel(call) {
-                shard.forsake(conn, call, token, error);
+                shard.abandon(conn, call, token, error);
             }
         });
     }
@@ -211,7 +211,7 @@ impl<F: Fabric> Shard<F> {
     /// Tells the caller that its call is over while the reply is still owed. The record stays, with what is
     /// exposed, until the reply has come or the connection is gone: revoking a window that the peer may
     /// be about to revoke by Send With Invalidate would break the connection.
-    pub(super) fn forsake(&mut self, conn: &mut Conn, call: CallId, token: u64, error: CallError) {
+    pub(super) fn abandon(&mut self, conn: &mut Conn, call: CallId, token: u64, error: CallError) {
         let slot = conn.proto.call_slot(call);
         let out = &mut conn.calls[slot];
         let sink = std::mem::replace(&mut out.sink, Sink::Polled);
@@ -269,11 +269,11 @@ impl<F: Fabric> Shard<F> {
         if (memory.is_some() || message.len() > conn.plain_call)
             && let Err(error) = self.still_fits(conn, &mut message, memory.as_deref())
         {
-            return self.abandon(conn, call, error);
+            return self.give_up_call(conn, call, error);
         }
         conn.calls[slot].exposure = self.transmit_call(conn, call, message, memory, receives_ok);
-        if conn.calls[slot].call_only {
-            self.sent_call_only(conn, call);
+        if conn.calls[slot].one_way {
+            self.sent_one_way(conn, call);
         }
     }
 

@@ -163,7 +163,7 @@ impl<F: Fabric> Shard<F> {
         let fits = call.outcome.is_ok()
             && !call.verifier.is_some()
             && len + HEADROOM_PLAIN <= conn.proto.terms().send_inline;
-        if !fits || conn.is_clogged(self.config.signal_every) || !conn.proto.may_reply(receives_ok) {
+        if !fits || conn.is_backlogged(self.config.signal_every) || !conn.proto.may_reply(receives_ok) {
             return self.finish(conn, call);
         }
         let Some(mut buf) = call.reply.take() else { return };

@@ -110,7 +110,7 @@ impl<F: Fabric> Shard<F> {
             // in a row: it is lent once.
             self.with(first.qp, |shard, conn| {
                 shard.completed(conn, first);
-                while conn.doomed.is_none()
+                while conn.close_reason.is_none()
                     && let Some(next) = rest.next_if(|next| next.qp == conn.qp)
                 {
                     shard.count_receive(&next);
@@ -142,7 +142,7 @@ impl<F: Fabric> Shard<F> {
         let Completion { wr_id, opcode, status, buf, invalidated, .. } = completion;
         if !status.is_ok() {
             self.stats.peer_faults += u64::from(is_peer_fault(status));
-            conn.doomed.get_or_insert_with(|| format!("{opcode:?} failed: {status:?}"));
+            conn.close_reason.get_or_insert_with(|| format!("{opcode:?} failed: {status:?}"));
             return;
         }
         if let Some(message) = buf {
@@ -326,16 +326,16 @@ impl<F: Fabric> Shard<F> {
             // Another connection would end in the same way.
             conn.address = None;
         }
-        conn.doomed.get_or_insert_with(|| fault.to_string());
+        conn.close_reason.get_or_insert_with(|| fault.to_string());
     }
 
     /// What was counted as sent cannot be: the counts no longer hold, and the connection ends.
     #[cold]
     pub(super) fn unsendable(&mut self, conn: &mut Conn, what: &str) {
-        if conn.doomed.is_none() {
+        if conn.close_reason.is_none() {
             let line = format_args!("{:?}: {what} could not be sent, its connection ends", conn.qp);
             self.error("connections that ended as something could not be sent", line);
-            conn.doomed = Some(format!("{what} could not be sent"));
+            conn.close_reason = Some(format!("{what} could not be sent"));
         }
     }
 
@@ -345,7 +345,7 @@ impl<F: Fabric> Shard<F> {
         let mut next = u64::MAX;
         let mut expire = |shard: &mut Self, conn: &mut Conn| {
             while let Some((call, token, error)) = conn.proto.handle_timeout(now) {
-                shard.forsake(conn, call, token, error);
+                shard.abandon(conn, call, token, error);
             }
             next = next.min(conn.proto.next_timeout());
         };
@@ -400,7 +400,7 @@ impl<F: Fabric> Shard<F> {
         }
         let mut more = true;
         for _ in 0..TRANSMIT_BATCH {
-            if conn.is_clogged(self.config.signal_every) {
+            if conn.is_backlogged(self.config.signal_every) {
                 // It goes on when something has left.
                 more = false;
                 break;
@@ -485,7 +485,7 @@ impl<F: Fabric> Shard<F> {
             PostError::NotConnected => "the device says that it is not connected".into(),
             PostError::Invalid(why) => format!("the device refused a work request: {why}"),
         };
-        conn.doomed.get_or_insert(why);
+        conn.close_reason.get_or_insert(why);
     }
 
     /// Posts Receives, as one chain, up to what is promised and the margin.

@@ -146,11 +146,11 @@ impl<F: Fabric> Shard<F> {
         let in_device = self.fabric.holds_sends(conn.qp);
         let (waited, why) = conn.progress.look(conn.owed(in_device), elapsed);
         self.watch.owed |= conn.progress.is_owed();
-        if waited < limit.max(1) || conn.doomed.is_some() {
+        if waited < limit.max(1) || conn.close_reason.is_some() {
             return false;
         }
         self.stats.peers_stalled += 1;
-        conn.doomed = Some(format!("{why} (Config::progress_timeout)"));
+        conn.close_reason = Some(format!("{why} (Config::progress_timeout)"));
         true
     }
 

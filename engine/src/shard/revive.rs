@@ -50,7 +50,7 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn lose(&mut self, mut conn: Box<Conn>) {
         let version_1 = self.wants_version_1(&conn) || self.refused_and_lost(&conn);
         conn.version_1_only |= version_1;
-        let reason = conn.doomed.as_deref().unwrap_or_default();
+        let reason = conn.close_reason.as_deref().unwrap_or_default();
         let line = format_args!("{:?} lost, to be made again: {reason}", conn.qp);
         self.log.log(self.clock.read(), Level::Info, "connections lost, to be made again", line);
         self.let_go(&mut conn);
@@ -120,18 +120,18 @@ impl<F: Fabric> Shard<F> {
                 conn.qp = qp;
                 conn.stage.go(Stage::Connecting);
                 conn.ready = false;
-                conn.doomed = None;
+                conn.close_reason = None;
                 self.insert(conn);
             }
             Err(why) if conn.attempts < self.config.reconnect_attempts => {
                 conn.attempts += 1;
                 conn.retry_at = now + self.backoff(conn.attempts);
-                conn.doomed = Some(why.to_string());
+                conn.close_reason = Some(why.to_string());
                 self.next_control = self.next_control.min(conn.retry_at);
                 self.conns.park(conn);
             }
             Err(why) => {
-                conn.doomed = Some(why.to_string());
+                conn.close_reason = Some(why.to_string());
                 self.lend(conn, |_, conn| conn.stage.go(Stage::Closing));
             }
         }
@@ -145,7 +145,7 @@ impl<F: Fabric> Shard<F> {
             let slot = conn.proto.call_slot(call);
             let out = &mut conn.calls[slot];
             let (message, mut memory, max_reply) = (out.message.take(), out.memory.take(), out.max_reply);
-            let call_only = out.call_only;
+            let one_way = out.one_way;
             // The chunks that its last form had.
             let long = memory.as_mut().and_then(|memory| {
                 memory.reply = None;
@@ -156,10 +156,10 @@ impl<F: Fabric> Shard<F> {
             let memory = memory.filter(|memory| !memory.is_empty());
             let shaped = ready.and_then(|mut message| {
                 let mut memory = memory;
-                if call_only && conn.proto.terms().version == Version::V1 {
-                    return Err(CallError::NotCallOnly);
+                if one_way && conn.proto.terms().version == Version::V1 {
+                    return Err(CallError::NotOneWay);
                 }
-                self.shape(conn, &mut message, &mut memory, max_reply, !call_only)?;
+                self.shape(conn, &mut message, &mut memory, max_reply, !one_way)?;
                 Ok((message, memory))
             });
             match shaped {

@@ -15,7 +15,7 @@ use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::{Refusal, ReplyForm};
 use crate::service::reply_cache::Lookup;
 use crate::service::{
-    MAX_CHUNKS, Placement, REFUSAL_LEN, ReadArgument, ResultBytes, ResultChunk, ResultMemory, ServerCall,
+    MAX_CHUNKS, REFUSAL_LEN, ReadArgument, ResultBytes, ResultChunk, ResultMemory, RunOn, ServerCall,
 };
 use crate::wire::rpc::{self, OpaqueAuth, ReplyBody, ReplyHeader};
 use crate::wire::{ErrorBody, HeaderType, Version, View};
@@ -229,11 +229,11 @@ impl<F: Fabric> Shard<F> {
     fn run_elsewhere(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let Some(services) = self.services.as_ref() else { return };
         let entry = services.entry(call.entry);
-        if let Some(known) = entry.once.as_ref().and_then(|once| once.look_up(&mut call)) {
+        if let Some(known) = entry.cached.as_ref().and_then(|cache| cache.look_up(&mut call)) {
             let silent = entry.silent;
             return self.run_before(conn, call, known, silent);
         }
-        if entry.placement == Placement::Workers && self.workers.is_some() {
+        if entry.run_on == RunOn::Workers && self.workers.is_some() {
             conn.at_workers += 1;
             return self.backlog.push_back(call);
         }
@@ -282,8 +282,8 @@ impl<F: Fabric> Shard<F> {
                 continue;
             };
             self.lend(conn, |shard, conn| {
-                let once = shard.services.as_ref().and_then(|all| all.entry(call.entry).once.as_ref());
-                if once.is_some_and(|once| once.still_runs(&call)) {
+                let once = shard.services.as_ref().and_then(|all| all.entry(call.entry).cached.as_ref());
+                if once.is_some_and(|cache| cache.still_runs(&call)) {
                     let soon = shard.clock.read() + shard.config.control_interval_us * 1000;
                     shard.next_control = shard.next_control.min(soon);
                     shard.repeats.push_back(call);
@@ -300,7 +300,7 @@ impl<F: Fabric> Shard<F> {
         self.stats.calls += 1;
         if let Err(refusal) = call.outcome {
             match refusal {
-                Refusal::NoReply => return self.end_call_only(conn, call),
+                Refusal::NoReply => return self.end_one_way(conn, call),
                 Refusal::ShortChunk { index, needed } => {
                     let error = ErrorBody::WriteResource { chunk_index: index + 1, length_needed: needed };
                     return self.reject(conn, call, Reject::Transport(error));
@@ -357,7 +357,7 @@ impl<F: Fabric> Shard<F> {
 
     /// A call that is not answered is over. In version 1 its caller would wait for the credit for ever.
     #[cold]
-    fn end_call_only(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+    fn end_one_way(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         if conn.proto.terms().version == Version::V1 {
             let nothing = ReplyBody::SUCCESS;
             return self.reject(conn, call, Reject::Rpc(nothing));
@@ -382,11 +382,11 @@ impl<F: Fabric> Shard<F> {
     #[inline(always)]
     fn answer(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let receives_ok = self.receives_ok(conn);
-        let clogged = conn.is_clogged(self.config.signal_every);
-        if clogged {
+        let backlogged = conn.is_backlogged(self.config.signal_every);
+        if backlogged {
             conn.proto.reply(call.id);
         }
-        if !clogged && conn.proto.reply_now(call.id, receives_ok) {
+        if !backlogged && conn.proto.reply_now(call.id, receives_ok) {
             self.transmit_reply(conn, call, receives_ok);
         } else {
             // What the call came in is what Receives may be short of. (A header with chunks may be written

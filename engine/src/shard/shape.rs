@@ -202,11 +202,11 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         let Some(message) = conn.calls[slot].kept.take().or_else(|| memory.call.take()) else {
-            return self.abandon(conn, call, CallError::Transport(error));
+            return self.give_up_call(conn, call, CallError::Transport(error));
         };
         let message = match self.enlarge(conn, &mut memory, &message, error, retries) {
             Ok(larger) => larger.unwrap_or(message),
-            Err(error) => return self.abandon(conn, call, error),
+            Err(error) => return self.give_up_call(conn, call, error),
         };
         let out = &mut conn.calls[slot];
         if let ErrorBody::ReplyResource { length_needed } = error {
@@ -216,11 +216,11 @@ impl<F: Fabric> Shard<F> {
         }
         let max_reply = out.max_reply;
         let Some(mut message) = self.roomy(message) else {
-            return self.abandon(conn, call, CallError::NoMemory);
+            return self.give_up_call(conn, call, CallError::NoMemory);
         };
         let mut memory = Some(memory);
         if let Err(error) = self.shape(conn, &mut message, &mut memory, max_reply, true) {
-            return self.abandon(conn, call, error);
+            return self.give_up_call(conn, call, error);
         }
         let out = &mut conn.calls[slot];
         (out.message, out.memory, out.exposure) =
@@ -274,7 +274,7 @@ impl<F: Fabric> Shard<F> {
 
     /// A refused call that cannot be sent again ends: with what it was refused for, or with what it would
     /// take.
-    pub(super) fn abandon(&mut self, conn: &mut Conn, call: CallId, error: CallError) {
+    pub(super) fn give_up_call(&mut self, conn: &mut Conn, call: CallId, error: CallError) {
         if let Some(token) = conn.proto.give_up(call) {
             let (sink, ..) = conn.end_call(call);
             self.tell(sink, token, Err(error));

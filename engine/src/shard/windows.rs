@@ -82,7 +82,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Counts what a connection was promised as it is now.
     pub(super) fn rebalance(&mut self, conn: &mut Conn) {
-        let (receives, overcommit) = (conn.proto.reserve(), conn.proto.credits().leeway());
+        let (receives, overcommit) = (conn.proto.reserve(), conn.proto.credits().overcommit());
         self.receives.promise(&mut conn.promise, receives, overcommit);
     }
 

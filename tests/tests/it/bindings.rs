@@ -42,11 +42,11 @@ fn chunked(
     let mut call = client.prepare_with_chunks(procedure, 4)?;
     let mut at = 4;
     for &len in sent {
-        call.send_chunk(at, client.alloc(first, len)?).expect("room");
+        call.read_chunk(at, client.alloc(first, len)?).expect("room");
         at += len.next_multiple_of(4);
     }
     for &len in room {
-        call.receive_chunk(client.alloc(first, len)?).expect("room");
+        call.write_chunk(client.alloc(first, len)?).expect("room");
     }
     client.call(call).map(|reply| reply.results().to_vec())
 }

@@ -219,7 +219,7 @@ fn a_client_with_a_small_window_gets_every_error_of_a_server_with_a_large_one() 
             let mut call = client.prepare_with_chunks(20, 0).unwrap();
             // Two Write chunks: no other form of the call would be right either.
             for _ in 0..if token < 20 { 2 } else { 0 } {
-                call.receive_chunk(client.alloc(first, 1000).unwrap()).unwrap();
+                call.write_chunk(client.alloc(first, 1000).unwrap()).unwrap();
             }
             client.start(first, call, token);
         }
@@ -388,7 +388,7 @@ fn a_server_short_of_memory_says_so_and_gets_over() {
             let mut call = client.prepare_with_chunks(LOAD, 20).unwrap();
             call.args_mut().fill(0);
             for _ in 0..3 {
-                call.receive_chunk(client.alloc(first, 50_000).unwrap()).unwrap();
+                call.write_chunk(client.alloc(first, 50_000).unwrap()).unwrap();
             }
             client.start(first, call, token);
         }

@@ -449,7 +449,7 @@ fn what_a_peer_tells_takes_effect_at_once() {
     let call = |client: &mut LocalClient, args: usize| {
         let mut call = client.prepare_with_chunks(LOAD, args).expect("memory");
         let room = client.alloc(first, 20_000).expect("memory");
-        call.receive_chunk(room).expect("room");
+        call.write_chunk(room).expect("room");
         client.call(call).map(|_| ())
     };
     call(&mut client, 3000).expect("one message, one segment");
@@ -460,7 +460,7 @@ fn what_a_peer_tells_takes_effect_at_once() {
     for _ in 0..2 {
         let mut plain = client.prepare_with_chunks(LOAD, 100).expect("memory");
         let room = client.alloc(first, 9000).expect("memory");
-        plain.receive_chunk(room).expect("room");
+        plain.write_chunk(room).expect("room");
         client.call(plain).expect("a reply");
     }
     drop(client);
@@ -508,7 +508,7 @@ fn a_call_that_waits_while_segments_get_shorter_ends_alone() {
     let first = client.first();
     for (token, room) in [(1, 64 << 10), (2, 512 << 10), (3, 8 << 10)] {
         let mut call = client.prepare_with_chunks(LOAD, 100).expect("memory");
-        call.receive_chunk(client.alloc(first, room).expect("memory")).expect("room");
+        call.write_chunk(client.alloc(first, room).expect("memory")).expect("room");
         client.start(first, call, token).expect("it is sent, or waits");
     }
     let mut ended = Vec::new();

@@ -57,8 +57,8 @@ fn a_call_may_take_the_place_of_one_whose_memory_is_not_revoked_yet() {
         if started < 20 {
             let mut call = client.prepare_with_chunks(MIRROR, 0).unwrap();
             for n in 0..MAX_CHUNKS {
-                call.send_chunk(40 * n, client.alloc(first, 40).unwrap()).unwrap();
-                call.receive_chunk(client.alloc(first, 40).unwrap()).unwrap();
+                call.read_chunk(40 * n, client.alloc(first, 40).unwrap()).unwrap();
+                call.write_chunk(client.alloc(first, 40).unwrap()).unwrap();
             }
             started += u64::from(client.start(first, call, started).is_some());
         }
@@ -82,7 +82,7 @@ fn short_and_unused_results_leave_the_rest_alone() {
     let first = client.first();
     let mut call = client.prepare_with_chunks(MIRROR, 0).unwrap();
     for _ in 0..2 {
-        call.receive_chunk(client.alloc(first, 100).unwrap()).unwrap();
+        call.write_chunk(client.alloc(first, 100).unwrap()).unwrap();
     }
     let mut reply = client.call(call).unwrap();
     assert_eq!((reply.chunk(0), reply.chunk(1), reply.chunk(2)), (Some(&[][..]), Some(&[][..]), None));
@@ -102,8 +102,8 @@ fn calls_with_as_many_chunks_as_there_may_be_go_side_by_side() {
             for n in 0..MAX_CHUNKS {
                 let mut data = client.alloc(first, 1000).unwrap();
                 pattern(n as u32 + round, &mut data);
-                call.send_chunk(4 + 1000 * n, data).unwrap();
-                call.receive_chunk(client.alloc(first, 1000).unwrap()).unwrap();
+                call.read_chunk(4 + 1000 * n, data).unwrap();
+                call.write_chunk(client.alloc(first, 1000).unwrap()).unwrap();
             }
             client.start(first, call, token);
         }
@@ -132,11 +132,11 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
         call.args_mut().fill(0);
         let mut at = 4;
         for &len in sent {
-            call.send_chunk(at, client.alloc(first, len).unwrap()).unwrap();
+            call.read_chunk(at, client.alloc(first, len).unwrap()).unwrap();
             at += len.next_multiple_of(4);
         }
         for &len in room {
-            call.receive_chunk(client.alloc(first, len).unwrap()).unwrap();
+            call.write_chunk(client.alloc(first, len).unwrap()).unwrap();
         }
         let result = client.call(call).map(drop);
         echo(&mut client, b"the connection lives on").unwrap();
@@ -168,7 +168,7 @@ fn positions_that_cannot_be_end_their_call_alone() {
     for positions in [&[3][..], &[8], &[1 << 20], &[4, 4 + 68], &[4, 4 + 60], &[4, 0]] {
         let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
         for &at in positions {
-            call.send_chunk(at, client.alloc(first, 64).unwrap()).unwrap();
+            call.read_chunk(at, client.alloc(first, 64).unwrap()).unwrap();
         }
         let error = client.call(call).map(drop);
         // Positions count from the start of the RPC message: its header has 40 bytes.
@@ -187,7 +187,7 @@ fn empty_chunks_are_refused_here() {
     for send in [true, false] {
         let mut call = client.prepare_with_chunks(MIRROR, 4).unwrap();
         let empty = client.alloc(first, 0).unwrap();
-        if send { call.send_chunk(4, empty) } else { call.receive_chunk(empty) }.unwrap();
+        if send { call.read_chunk(4, empty) } else { call.write_chunk(empty) }.unwrap();
         assert_eq!(client.call(call).map(drop), Err(CallError::EmptyChunk));
         echo(&mut client, b"on").unwrap();
     }
@@ -203,16 +203,16 @@ fn memory_of_others_is_refused() {
     let _ = client.alloc(first, 10).unwrap();
     let others = client.alloc(second, 10).unwrap();
     let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
-    call.send_chunk(4, others).unwrap();
+    call.read_chunk(4, others).unwrap();
     assert_eq!(client.call(call).map(drop), Err(CallError::ForeignMemory));
     let mut call = client.prepare(STORE, 4).unwrap();
     let data = client.alloc(first, 10).unwrap();
-    let data = call.send_chunk(4, data).unwrap_err();
-    assert!(call.receive_chunk(data).is_err(), "it was not prepared for chunks");
+    let data = call.read_chunk(4, data).unwrap_err();
+    assert!(call.write_chunk(data).is_err(), "it was not prepared for chunks");
     let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
     for n in 0..=MAX_CHUNKS {
         let data = client.alloc(first, 10).unwrap();
-        assert_eq!(call.send_chunk(4, data).is_ok(), n < MAX_CHUNKS);
+        assert_eq!(call.read_chunk(4, data).is_ok(), n < MAX_CHUNKS);
     }
     assert_eq!(client.alloc(first, 2 << 20).map(drop), Err(CallError::NoMemory));
     drop(call);
@@ -272,7 +272,7 @@ fn results_of_the_handlers_own_memory_are_shared() {
     for token in 0..8 {
         let mut call = client.prepare_with_chunks(20, 0).unwrap();
         for _ in 0..2 {
-            call.receive_chunk(client.alloc(first, 60_001).unwrap()).unwrap();
+            call.write_chunk(client.alloc(first, 60_001).unwrap()).unwrap();
         }
         client.start(first, call, token);
     }
@@ -289,7 +289,7 @@ fn results_of_the_handlers_own_memory_are_shared() {
     for room in [&[60_000, 60_001][..], &[60_001]] {
         let mut call = client.prepare_with_chunks(20, 0).unwrap();
         for &len in room {
-            call.receive_chunk(client.alloc(first, len).unwrap()).unwrap();
+            call.write_chunk(client.alloc(first, len).unwrap()).unwrap();
         }
         assert_eq!(client.call(call).map(drop), Err(CallError::Refused(Refusal::GarbageArguments)));
     }
@@ -322,7 +322,7 @@ fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
     // The second call finds the same connection alive, and the handler without memory to give.
     for refusal in [Refusal::SystemError, Refusal::GarbageArguments] {
         let mut call = client.prepare_with_chunks(20, 0).unwrap();
-        call.receive_chunk(client.alloc(first, 4096).unwrap()).unwrap();
+        call.write_chunk(client.alloc(first, 4096).unwrap()).unwrap();
         assert_eq!(client.call(call).map(drop), Err(CallError::Refused(refusal)));
     }
     drop(client);
@@ -352,8 +352,8 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
         let first = client.first();
         for by_deadline in [true, false] {
             let mut call = client.prepare_with_chunks(20, 0).unwrap();
-            call.send_chunk(0, client.alloc(first, 5000).unwrap()).unwrap();
-            call.receive_chunk(client.alloc(first, 5000).unwrap()).unwrap();
+            call.read_chunk(0, client.alloc(first, 5000).unwrap()).unwrap();
+            call.write_chunk(client.alloc(first, 5000).unwrap()).unwrap();
             if by_deadline {
                 call.deadline(Duration::from_millis(2));
             }

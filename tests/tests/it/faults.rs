@@ -72,8 +72,8 @@ fn load_up(client: &mut LocalClient<Chaos<AnyFabric>>, address: &Address, count:
                         break;
                     };
                     pattern(seed, &mut data);
-                    call.send_chunk(40, data).expect("room");
-                    call.receive_chunk(room).expect("room");
+                    call.read_chunk(40, data).expect("room");
+                    call.write_chunk(room).expect("room");
                 }
                 client.start(connection, call, started);
                 started += 1;
@@ -214,7 +214,7 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
         let mut call = client.prepare_with_chunks(STORE, 4).expect("a buffer");
         let mut data = client.alloc(first, 500).expect("a buffer");
         pattern(1, &mut data);
-        call.send_chunk(4, data).expect("room");
+        call.read_chunk(4, data).expect("room");
         client.start(first, call, 1);
         let mut end = None;
         let over = settles(|| {

@@ -47,7 +47,7 @@ fn who(client: &mut LocalClient) -> [String; 2] {
             let mut call = client.prepare_with_chunks(procedure, 0).expect("memory");
             if chunk {
                 let data = client.alloc(client.first(), 64).expect("memory");
-                call.send_chunk(0, data).expect("room");
+                call.read_chunk(0, data).expect("room");
             }
             let reply = client.call(call).expect("a reply");
             String::from_utf8(reply.results().to_vec()).expect("a name")

@@ -98,8 +98,8 @@ pub(super) fn plain(client: &mut LocalClient) -> Result<Vec<u8>, CallError> {
 fn with_memory(client: &mut LocalClient) -> Result<Vec<u8>, CallError> {
     let first = client.first();
     let mut call = client.prepare_with_chunks(MIRROR, 4)?;
-    call.send_chunk(4, client.alloc(first, 500)?).expect("room");
-    call.receive_chunk(client.alloc(first, 500)?).expect("room");
+    call.read_chunk(4, client.alloc(first, 500)?).expect("room");
+    call.write_chunk(client.alloc(first, 500)?).expect("room");
     client.call(call).map(|reply| reply.chunk(0).unwrap_or_default().to_vec())
 }
 
@@ -319,7 +319,7 @@ fn a_server_that_never_answers_costs_no_more_than_deadlines() {
     let mut ends = Vec::new();
     for token in 0..10 {
         let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
-        call.receive_chunk(client.alloc(first, 100).expect("a buffer")).expect("room");
+        call.write_chunk(client.alloc(first, 100).expect("a buffer")).expect("room");
         call.deadline(Duration::from_millis(20));
         client.start(first, call, token);
     }
@@ -366,8 +366,8 @@ fn a_server_reaches_what_it_was_offered_and_nothing_else() {
     let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
     let mut data = client.alloc(first, 500).expect("a buffer");
     pattern(1, &mut data);
-    call.send_chunk(4, data).expect("room");
-    call.receive_chunk(client.alloc(first, 500).expect("a buffer")).expect("room");
+    call.read_chunk(4, data).expect("room");
+    call.write_chunk(client.alloc(first, 500).expect("a buffer")).expect("room");
     let reply = client.call(call).expect("a reply");
     assert_eq!(reply.chunk(0), Some(&[3; 500][..]));
     drop(reply);

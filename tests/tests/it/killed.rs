@@ -36,8 +36,8 @@ fn busy_client(address: &Address) {
             if random.once_in(2)
                 && let (Ok(data), Ok(room)) = (client.alloc(first, 60_000), client.alloc(first, 60_000))
             {
-                call.send_chunk(4, data).expect("room for one");
-                call.receive_chunk(room).expect("room for one");
+                call.read_chunk(4, data).expect("room for one");
+                call.write_chunk(room).expect("room for one");
             }
             client.start(first, call, 0);
             under_way += 1;
@@ -123,8 +123,8 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                             (client.alloc(first, 5000), client.alloc(first, 5000))
                     {
                         pattern(token as u32, &mut data);
-                        call.send_chunk(4, data).expect("room for one");
-                        call.receive_chunk(room).expect("room for one");
+                        call.read_chunk(4, data).expect("room for one");
+                        call.write_chunk(room).expect("room for one");
                     }
                     ends.push(0);
                     under_way += 1;

@@ -103,7 +103,7 @@ fn the_other_revision_of_version_2_works_when_both_ends_use_it() {
     let first = client.first();
     let mut call = client.prepare_with_chunks(20, 0).unwrap();
     for _ in 0..2 {
-        call.receive_chunk(client.alloc(first, 10).unwrap()).unwrap();
+        call.write_chunk(client.alloc(first, 10).unwrap()).unwrap();
     }
     let error = CallError::Transport(ErrorBody::WriteChunks { max: 1 });
     assert_eq!(client.call(call).map(drop), Err(error), "its number differs between the revisions");
@@ -319,7 +319,7 @@ fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
         echo(&mut client, b"hello").unwrap();
         for token in 0..4 {
             let mut call = client.prepare_with_chunks(20, 0).unwrap();
-            call.receive_chunk(client.alloc(first, 1 << 20).unwrap()).unwrap();
+            call.write_chunk(client.alloc(first, 1 << 20).unwrap()).unwrap();
             client.start(first, call, token);
         }
         // They are all at the server once an echo has come back.

@@ -292,7 +292,7 @@ fn long_call(scheme: Scheme, segment_size: u32, args: usize, chunk: Option<usize
     pattern(3, call.args_mut());
     let first = client.first();
     if let Some(len) = chunk {
-        call.send_chunk(args, client.alloc(first, len).expect("a buffer")).expect("room");
+        call.read_chunk(args, client.alloc(first, len).expect("a buffer")).expect("room");
     }
     client.call(call).expect("a reply");
     assert_eq!(client.stats().exposed_buffers, 0);

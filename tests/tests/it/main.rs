@@ -10,7 +10,6 @@ fn child_process() {
 }
 
 mod bindings;
-mod call_only;
 mod calls;
 mod characteristics;
 mod chunks;
@@ -28,6 +27,7 @@ mod lifecycle;
 mod long_messages;
 mod memory;
 mod negotiation;
+mod one_way;
 mod parts;
 mod private_data;
 mod reach;

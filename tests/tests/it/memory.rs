@@ -43,10 +43,10 @@ fn all_at_once(client: &mut rpcrdma::client::LocalClient, procedure: u32) -> Vec
         let mut memory = client.alloc(first, LEN).unwrap();
         if procedure == STORE {
             pattern(seed, &mut memory);
-            call.send_chunk(4, memory).unwrap();
+            call.read_chunk(4, memory).unwrap();
         } else {
             memory.fill(0xEE);
-            call.receive_chunk(memory).unwrap();
+            call.write_chunk(memory).unwrap();
         }
         client.start(first, call, token);
     }
@@ -130,7 +130,7 @@ fn what_comes_as_memory_comes_home_goes_behind_those_that_wait() {
             let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
             call.args_mut().copy_from_slice(&be(&[seed]));
             let memory = client.alloc(first, LEN).unwrap();
-            call.send_chunk(4, memory).unwrap();
+            call.read_chunk(4, memory).unwrap();
             client.start(first, call, u64::from(seed));
             client.flush();
         };
@@ -229,7 +229,7 @@ fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
             call.args_mut()[..4].copy_from_slice(&be(&[token as u32]));
             let mut memory = client.alloc(first, LEN).unwrap();
             pattern(token as u32, &mut memory);
-            call.send_chunk(4, memory).unwrap();
+            call.read_chunk(4, memory).unwrap();
             client.start(first, call, token);
         }
         let (mut ended, mut served) = (0, 0);

@@ -451,11 +451,11 @@ fn segments(
             let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
             let mut at = 4;
             for &len in *sent {
-                call.send_chunk(at, client.alloc(first, len).expect("a buffer")).expect("room");
+                call.read_chunk(at, client.alloc(first, len).expect("a buffer")).expect("room");
                 at += len.next_multiple_of(4);
             }
             for &len in *room {
-                call.receive_chunk(client.alloc(first, len).expect("a buffer")).expect("room");
+                call.write_chunk(client.alloc(first, len).expect("a buffer")).expect("room");
             }
             client.call(call).map(|_| told.recv().expect("the server speaks"))
         })

@@ -292,8 +292,8 @@ fn version_1_invalidates_the_only_handle_of_the_call_that_it_answers() {
     for _ in 0..4 {
         let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
         for n in 0..2 {
-            call.send_chunk(4 + 8 * n, client.alloc(first, 8).expect("a buffer")).expect("room");
-            call.receive_chunk(client.alloc(first, 8).expect("a buffer")).expect("room");
+            call.read_chunk(4 + 8 * n, client.alloc(first, 8).expect("a buffer")).expect("room");
+            call.write_chunk(client.alloc(first, 8).expect("a buffer")).expect("room");
         }
         client.call(call).expect("a reply");
     }

@@ -41,7 +41,7 @@ impl Showing {
         let mut reverse = world.server().call_back(caller, small_client(small())).expect("of this server");
         let mut data = reverse.alloc(LEN).expect("memory");
         pattern(1, &mut data);
-        let call = ClientCall::new(MIRROR).args([0; 4]).send_chunk(4, data).receive_chunk(LEN as u32);
+        let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(LEN as u32);
         let pending = reverse.start(call).expect("a slot");
         let bytes = client.answer().bytes;
         let view = View::check(&bytes, Revision::Ietf00).expect("a header");

@@ -58,7 +58,7 @@ fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
         }
     };
     let somebody = |_: &rpcrdma::ServerCall| Some(Client::number(7));
-    let once = |procedure: Procedure| procedure.once(Arc::clone(&cache), somebody);
+    let once = |procedure: Procedure| procedure.cached(Arc::clone(&cache), somebody);
     let waits = {
         let counts = counts.clone();
         move |call: &mut rpcrdma::ServerCall| {
@@ -93,8 +93,8 @@ fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
         .add(PROGRAM, VERSION, SHARD_PANIC, once(Procedure::new(panics(&ran))))
         .add(PROGRAM, VERSION, WORKER_PANIC, once(Procedure::new(panics(&ran)).on_workers()))
         .add(PROGRAM, VERSION, CHOOSY, once(Procedure::new(choosy)))
-        .add(PROGRAM, VERSION, SILENT, once(Procedure::call_only(silent)))
-        .add(PROGRAM, VERSION, PERSONAL, Procedure::new(counts).once(Arc::clone(&cache), by_credential));
+        .add(PROGRAM, VERSION, SILENT, once(Procedure::one_way(silent)))
+        .add(PROGRAM, VERSION, PERSONAL, Procedure::new(counts).cached(Arc::clone(&cache), by_credential));
     let config = ServerConfig {
         shard,
         shards: 2,
@@ -314,7 +314,7 @@ fn calls_of_nobody_in_particular_run_each_time() {
 #[test]
 fn results_in_write_chunks_and_running_once_exclude_each_other() {
     let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
-    let chunks = Procedure::new(|_| Ok(())).once(cache, by_host).write_chunks(1, 4096);
+    let chunks = Procedure::new(|_| Ok(())).cached(cache, by_host).write_chunks(1, 4096);
     let declare = || _ = Services::new().add(PROGRAM, VERSION, 1, chunks);
     let declared = catch_unwind(AssertUnwindSafe(declare));
     let message = declared.expect_err("it is refused");

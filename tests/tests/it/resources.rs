@@ -75,7 +75,7 @@ fn two(client: &mut LocalClient, room: [usize; 2]) -> Result<(), CallError> {
     let first = client.first();
     let mut call = client.prepare_with_chunks(TWO, 0)?;
     for len in room {
-        call.receive_chunk(client.alloc(first, len)?).expect("room");
+        call.write_chunk(client.alloc(first, len)?).expect("room");
     }
     let reply = client.call(call)?;
     for (n, len) in [8, NEEDED].into_iter().enumerate() {
@@ -292,7 +292,7 @@ fn a_client_whose_write_chunks_are_refused_offers_a_reply_chunk_instead() {
         let mut client = world.client(&address, Config { scheme, ..small() });
         let first = client.first();
         let mut call = client.prepare_with_chunks(LOAD, 4).expect("a buffer");
-        call.receive_chunk(client.alloc(first, 100).expect("a buffer")).expect("room");
+        call.write_chunk(client.alloc(first, 100).expect("a buffer")).expect("room");
         assert_eq!(client.call(call).expect("a reply").results(), b"all of it");
         let seen = [0; 3].map(|_| told.recv().expect("the server speaks"));
         assert_eq!(seen.map(|(writes, _)| writes), [1, 1, 0], "{scheme:?}");
@@ -335,7 +335,7 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
         for (at, len) in [(4, 5001), (4 + 5004 + 4, 7)] {
             let mut data = client.alloc(first, len).expect("a buffer");
             pattern(len as u32, &mut data);
-            call.send_chunk(at, data).expect("room");
+            call.read_chunk(at, data).expect("room");
         }
         client.call(call).expect("a reply");
         // All of it is there, with the padding of both items.
@@ -404,7 +404,7 @@ fn what_cannot_be_cured_by_more_ends_its_call() {
     let first = client.first();
     for error in errors {
         let mut call = client.prepare_with_chunks(LOAD, 8).expect("a buffer");
-        call.receive_chunk(client.alloc(first, 10).expect("a buffer")).expect("room");
+        call.write_chunk(client.alloc(first, 10).expect("a buffer")).expect("room");
         assert_eq!(client.call(call).map(drop), Err(CallError::Transport(error)));
         assert_eq!(client.stats().exposed_buffers, 0);
     }

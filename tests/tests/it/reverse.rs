@@ -94,7 +94,7 @@ fn reverse_calls_of_any_length_and_with_chunks() {
             assert_eq!(echo(&mut reverse, &args).unwrap(), args, "{scheme:?}");
         }
         let args = [1u32, 5, 5, 0, 0].map(u32::to_be_bytes).concat();
-        let reply = reverse.call(ClientCall::new(LOAD).args(args).receive_chunk(5000)).unwrap();
+        let reply = reverse.call(ClientCall::new(LOAD).args(args).write_chunk(5000)).unwrap();
         assert!(reply.chunk(0).is_some());
         drop((reverse, forward));
     }
@@ -112,7 +112,7 @@ fn reverse_calls_keep_to_the_level_of_the_client() {
         let (forward, mut reverse) = both_ways(&mut world, small(), client);
         assert_eq!(echo(&mut reverse, b"four").map(drop), inline, "{level:?}");
         let args = [1u32, 5, 5, 0, 0].map(u32::to_be_bytes).concat();
-        let load = ClientCall::new(LOAD).args(args).receive_chunk(5000);
+        let load = ClientCall::new(LOAD).args(args).write_chunk(5000);
         assert_eq!(reverse.call(load).map(drop), chunks, "{level:?}");
         drop((reverse, forward));
     }

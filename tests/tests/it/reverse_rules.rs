@@ -552,7 +552,7 @@ fn reverse_calls_of_the_older_revision() {
             }
         }
         let args = be(&[1, 5, 5, 0, 0]);
-        let reply = reverse.call(ClientCall::new(LOAD).args(args).receive_chunk(5)).expect("a reply");
+        let reply = reverse.call(ClientCall::new(LOAD).args(args).write_chunk(5)).expect("a reply");
         assert!(patterned(1, reply.chunk(0).expect("a chunk")));
         drop(reply);
         drop((reverse, forward));

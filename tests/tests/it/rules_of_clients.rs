@@ -49,10 +49,10 @@ fn calls_offer_items_without_padding_at_their_positions() {
         let mut call = client.prepare_with_chunks(MIRROR, 8).expect("a buffer");
         call.args_mut().copy_from_slice(&be(&[501, 7]));
         for (at, len) in [(4, 501), (4 + 504 + 4, 7)] {
-            call.send_chunk(at, client.alloc(first, len).expect("a buffer")).expect("room");
+            call.read_chunk(at, client.alloc(first, len).expect("a buffer")).expect("room");
         }
         for len in [503, 1] {
-            call.receive_chunk(client.alloc(first, len).expect("a buffer")).expect("room");
+            call.write_chunk(client.alloc(first, len).expect("a buffer")).expect("room");
         }
         client.call(call).expect("a reply");
         let bytes = says.recv().expect("the server speaks");
@@ -222,7 +222,7 @@ fn errors_that_cannot_be_obeyed_end_their_call_with_what_they_say() {
     let first = client.first();
     for error in errors {
         let mut call = client.prepare_with_chunks(LOAD, 8).expect("a buffer");
-        call.receive_chunk(client.alloc(first, 10).expect("a buffer")).expect("room");
+        call.write_chunk(client.alloc(first, 10).expect("a buffer")).expect("room");
         assert_eq!(client.call(call).map(drop), Err(CallError::Transport(error)));
         assert_eq!(client.stats().exposed_buffers, 0);
     }
@@ -301,7 +301,7 @@ fn bad_replies_of_version_1_end_their_call_with_a_cause() {
     let first = client.first();
     for name in names {
         let mut call = client.prepare_with_chunks(LOAD, 8).expect("a buffer");
-        call.receive_chunk(client.alloc(first, 500).expect("a buffer")).expect("room");
+        call.write_chunk(client.alloc(first, 500).expect("a buffer")).expect("room");
         let error = client.call(call).expect_err(name);
         assert!(matches!(error, CallError::MalformedReply(_)), "{name}: {error}");
         assert_eq!(client.stats().exposed_buffers, 0, "{name}");
@@ -368,7 +368,7 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
         let malformed = |error| matches!(error, CallError::MalformedReply(_));
         for (lengths, expected) in CASES {
             let mut call = client.prepare_with_chunks(MIRROR, 0).expect("a buffer");
-            call.receive_chunk(client.alloc(first, 10_000).expect("a buffer")).expect("room");
+            call.write_chunk(client.alloc(first, 10_000).expect("a buffer")).expect("room");
             match (client.call(call), expected) {
                 (Ok(reply), Some(len)) => assert_eq!(reply.chunk(0).map(<[u8]>::len), Some(len)),
                 (Err(error), None) => assert!(malformed(error), "{lengths:?}"),

@@ -482,8 +482,8 @@ fn call_of_many(scheme: Scheme, args: usize, offers: Properties<'static>) -> Res
     pattern(3, call.args_mut());
     for n in 0..MAX_CHUNKS {
         let at = args + n * (64 << 10);
-        call.send_chunk(at, client.alloc(first, 64 << 10).expect("a buffer")).expect("room");
-        call.receive_chunk(client.alloc(first, 64 << 10).expect("a buffer")).expect("room");
+        call.read_chunk(at, client.alloc(first, 64 << 10).expect("a buffer")).expect("room");
+        call.write_chunk(client.alloc(first, 64 << 10).expect("a buffer")).expect("room");
     }
     let ended = client.call(call).map(|_| told.recv().expect("the server speaks"));
     assert_eq!(client.stats().exposed_buffers, 0);

@@ -196,8 +196,8 @@ fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> PreparedC
     if chunk > 0 {
         let mut data = client.alloc(first, chunk).unwrap();
         data.full_mut().fill(SECRET);
-        call.send_chunk(args, data).unwrap();
-        call.receive_chunk(client.alloc(first, chunk).unwrap()).unwrap();
+        call.read_chunk(args, data).unwrap();
+        call.write_chunk(client.alloc(first, chunk).unwrap()).unwrap();
     }
     call
 }
@@ -256,7 +256,7 @@ fn results_that_nobody_wrote_are_zero() {
             if direct {
                 let mut room = other.alloc(first, len + 100).unwrap();
                 room.fill(0xEE);
-                call.receive_chunk(room).unwrap();
+                call.write_chunk(room).unwrap();
             } else {
                 call.expect_reply(len);
             }
@@ -285,7 +285,7 @@ fn replies_that_are_kept_have_nothing_of_others() {
     for (number, (handler, _)) in (400..).step_by(2).zip(INLINE) {
         for (number, len) in (number..).zip(lengths) {
             let procedure = Procedure::new(move |call| handler(call, len)).max_reply(len);
-            let procedure = procedure.once(Arc::clone(&cache), |_| Some(Whose::number(1)));
+            let procedure = procedure.cached(Arc::clone(&cache), |_| Some(Whose::number(1)));
             services.add(PROGRAM, VERSION, number, procedure);
         }
     }
@@ -371,7 +371,7 @@ fn reverse_replies_that_nobody_wrote_are_zero() {
         for (number, (_, len, ones, direct)) in (SLOPPY..).zip(sloppy()) {
             fill_with_secrets(&mut client);
             let call = ClientCall::new(number);
-            let call = if direct { call.receive_chunk(len as u32) } else { call.expect_reply(len) };
+            let call = if direct { call.write_chunk(len as u32) } else { call.expect_reply(len) };
             let got = called_back(&mut client, &mut back, call);
             let got = if direct { got.1 } else { got.0 };
             assert!(got == expected(len, ones), "{scheme:?}, procedure {number}, {len} bytes");

@@ -101,18 +101,18 @@ fn chunks_through_the_ring() {
     for seed in 0..50u32 {
         let mut data = client.alloc(10_001).unwrap();
         pattern(seed, &mut data);
-        let call = ClientCall::new(MIRROR).args([0; 4]).send_chunk(4, data).receive_chunk(10_001);
+        let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(10_001);
         let mut reply = client.call(call).unwrap();
         assert!(patterned(seed, reply.chunk(0).unwrap()));
         // Memory of a reply may be kept, and used again.
         let sent = reply.take_sent().next().unwrap();
-        let call = ClientCall::new(STORE).args(seed.to_be_bytes()).send_chunk(4, sent);
+        let call = ClientCall::new(STORE).args(seed.to_be_bytes()).read_chunk(4, sent);
         assert_eq!(client.call(call).unwrap().results(), 10_001u32.to_be_bytes());
     }
-    let abandoned = ClientCall::new(LOAD).args([0, 0, 0, 1, 0, 0, 0, 9]).receive_chunk(1 << 20);
+    let abandoned = ClientCall::new(LOAD).args([0, 0, 0, 1, 0, 0, 0, 9]).write_chunk(1 << 20);
     drop(client.start(abandoned).unwrap());
     assert!(settles(|| client.stats().unwrap().exposed_buffers == 0));
-    let error = client.call(ClientCall::new(LOAD).args([0; 8]).receive_chunk(1 << 30)).unwrap_err();
+    let error = client.call(ClientCall::new(LOAD).args([0; 8]).write_chunk(1 << 30)).unwrap_err();
     assert_eq!(error, CallError::NoMemory);
 }
 
@@ -142,7 +142,7 @@ fn many_threads_share_one_connection() {
                             let mut data = client.alloc(300).unwrap();
                             pattern(n, &mut data);
                             let call =
-                                ClientCall::new(MIRROR).args([0; 4]).send_chunk(4, data).receive_chunk(300);
+                                ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(300);
                             assert!(patterned(n, client.call(call).unwrap().chunk(0).unwrap()));
                         }
                     }

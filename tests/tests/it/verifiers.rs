@@ -64,7 +64,7 @@ fn services(cache: &Arc<ReplyCache>) -> Services {
             PROGRAM,
             VERSION,
             SIGN_ONCE,
-            whole(Procedure::new(sign)).once(Arc::clone(cache), |_| Some(Whose::number(1))),
+            whole(Procedure::new(sign)).cached(Arc::clone(cache), |_| Some(Whose::number(1))),
         )
         .add(
             PROGRAM,
@@ -105,7 +105,7 @@ fn call(
     call.args_mut().copy_from_slice(&be(&[verifier as u32, results as u32]));
     call.expect_reply(results);
     if chunk {
-        call.receive_chunk(client.alloc(client.first(), 100)?).expect("room");
+        call.write_chunk(client.alloc(client.first(), 100)?).expect("room");
     }
     client.call(call)
 }

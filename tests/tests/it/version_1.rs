@@ -375,8 +375,8 @@ fn err_chunk_ends_its_call_which_is_not_made_again() {
         let mut call =
             client.prepare_with_chunks(MIRROR, if form == 3 { 5000 } else { 4 }).expect("a buffer");
         match form {
-            0 => call.send_chunk(4, client.alloc(first, 100).expect("a buffer")).expect("room"),
-            1 => call.receive_chunk(client.alloc(first, 100).expect("a buffer")).expect("room"),
+            0 => call.read_chunk(4, client.alloc(first, 100).expect("a buffer")).expect("room"),
+            1 => call.write_chunk(client.alloc(first, 100).expect("a buffer")).expect("room"),
             2 => call.expect_reply(10_000),
             _ => {}
         }

@@ -116,7 +116,7 @@ fn data_that_does_not_fit_its_count_is_refused() {
         buf.copy_from_slice(&pattern(bytes));
         let mut call = nfs.client.prepare_with_chunks(7, args.len()).unwrap();
         call.args_mut().copy_from_slice(&args);
-        call.send_chunk(args.len().checked_add_signed(shift).unwrap(), buf).unwrap();
+        call.read_chunk(args.len().checked_add_signed(shift).unwrap(), buf).unwrap();
         match nfs.client.call(call) {
             Err(CallError::Refused(Refusal::GarbageArguments)) => {
                 assert!(garbage, "{count} {length} {shift} {bytes}")

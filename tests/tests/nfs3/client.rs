@@ -246,7 +246,7 @@ impl Nfs {
         let mut call =
             self.client.prepare_with_chunks(NFS_PROGRAM::NFSPROC3_READ as u32, args.len()).expect("memory");
         call.args_mut().copy_from_slice(&args);
-        call.receive_chunk(room).expect("a chunk");
+        call.write_chunk(room).expect("a chunk");
         call.deadline(PATIENCE);
         let reply = self.client.call(call).expect("a reply");
         let mut results = reply.results();
@@ -305,7 +305,7 @@ impl Nfs {
         let mut call =
             self.client.prepare_with_chunks(NFS_PROGRAM::NFSPROC3_WRITE as u32, args.len()).expect("memory");
         call.args_mut().copy_from_slice(&args);
-        call.send_chunk(args.len(), buf).expect("a chunk");
+        call.read_chunk(args.len(), buf).expect("a chunk");
         call.deadline(PATIENCE);
         decode(self.client.call(call).expect("a reply").results())
     }

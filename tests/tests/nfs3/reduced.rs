@@ -17,7 +17,7 @@ fn into_chunk(nfs: &mut Nfs, procedure: u32, args: &[u8], room: usize) -> (Vec<u
     let room = nfs.client.alloc(nfs.client.first(), room).expect("memory");
     let mut call = nfs.client.prepare_with_chunks(procedure, args.len()).expect("memory");
     call.args_mut().copy_from_slice(args);
-    call.receive_chunk(room).expect("a chunk");
+    call.write_chunk(room).expect("a chunk");
     let reply = nfs.client.call(call).expect("a reply");
     (reply.results().to_vec(), reply.chunk(0).expect("the chunk").to_vec())
 }
@@ -34,7 +34,7 @@ fn from_chunk(
     data.copy_from_slice(item);
     let mut call = nfs.client.prepare_with_chunks(procedure, args.len()).expect("memory");
     call.args_mut().copy_from_slice(args);
-    call.send_chunk(at, data).expect("a chunk");
+    call.read_chunk(at, data).expect("a chunk");
     nfs.client.call(call).map(|reply| reply.results().to_vec())
 }
 

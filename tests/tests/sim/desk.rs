@@ -250,14 +250,14 @@ impl Desk {
                 self.journal.note(format_args!("end {token}: {} bytes", reply.results().len()));
                 self.check_unexposed(client, token, &call);
                 self.journal.count("calls that succeeded", 1);
-                self.told += u64::from(call.shape.call_only);
+                self.told += u64::from(call.shape.one_way);
                 if !hostile {
                     if let Err(wrong) = call.shape.check(&mut reply, &link.terms) {
                         panic!("{who}: call {token}, {form}: {wrong}");
                     }
                     self.journal.count(form, 1);
                     self.journal.count("reverse calls that succeeded", u64::from(link.terms.reverse));
-                    let claim = if call.shape.call_only { Claim::AtMostOnce } else { Claim::Once };
+                    let claim = if call.shape.one_way { Claim::AtMostOnce } else { Claim::Once };
                     self.claim(token, &call, claim);
                 }
                 self.links[call.link].proved = true;
@@ -404,13 +404,13 @@ impl Desk {
 /// How often a call that failed so was carried out.
 fn claim_of(error: &CallError) -> Claim {
     use CallError::{
-        Cancelled, Closed, ConnectionLost, DeadlinePassed, NoChunks, NoReverse, NotCallOnly, TooLong, TooMany,
+        Cancelled, Closed, ConnectionLost, DeadlinePassed, NoChunks, NoReverse, NotOneWay, TooLong, TooMany,
     };
     match error {
         DeadlinePassed { sent: false } | Cancelled { sent: false } | ConnectionLost { sent: false } => {
             Claim::Never
         }
-        Closed | NoChunks | NoReverse | NotCallOnly | TooLong { .. } | TooMany | CallError::Refused(_) => {
+        Closed | NoChunks | NoReverse | NotOneWay | TooLong { .. } | TooMany | CallError::Refused(_) => {
             Claim::Never
         }
         _ => Claim::AtMostOnce,

@@ -24,7 +24,7 @@ pub(crate) struct Shape {
     rooms: Vec<usize>,
     /// What it says of the length of its results, if anything.
     announced: Option<usize>,
-    pub(crate) call_only: bool,
+    pub(crate) one_way: bool,
     /// What comes back inline, and in each Write chunk: the seed of its pattern, and its length.
     results: Vec<u8>,
     chunks: Vec<(u32, usize)>,
@@ -167,21 +167,21 @@ impl Shape {
         if let Some(bytes) = self.announced {
             call.expect_reply(bytes);
         }
-        if self.call_only {
-            call.call_only();
+        if self.one_way {
+            call.one_way();
         }
         let mut places = Vec::new();
         for &(at, seed, len) in &self.sends {
             let mut buf = client.alloc(connection, len)?;
             pattern(seed, &mut buf);
             places.push((buf.arena(), buf.base_offset()));
-            call.send_chunk(at, buf).expect("at most MAX_CHUNKS");
+            call.read_chunk(at, buf).expect("at most MAX_CHUNKS");
         }
         for &len in &self.rooms {
             let mut buf = client.alloc(connection, len)?;
             buf.fill(0xEE);
             places.push((buf.arena(), buf.base_offset()));
-            call.receive_chunk(buf).expect("at most MAX_CHUNKS");
+            call.write_chunk(buf).expect("at most MAX_CHUNKS");
         }
         if self.replaced() {
             // Other calls may have that memory before this one ends.
@@ -251,7 +251,7 @@ fn plain(procedure: u32, args: Vec<u8>, results: Vec<u8>) -> Shape {
         sends: Vec::new(),
         rooms: Vec::new(),
         announced: None,
-        call_only: false,
+        one_way: false,
         results,
         chunks: Vec::new(),
         succeeds: [Says::Yes; 2],
@@ -266,7 +266,7 @@ fn failing(procedure: u32, args: Vec<u8>, error: fn(&CallError) -> bool) -> Shap
 
 /// There is no way to carry it in this direction.
 fn no_form(error: &CallError) -> bool {
-    matches!(error, CallError::NoChunks | CallError::TooLong { .. } | CallError::NotCallOnly)
+    matches!(error, CallError::NoChunks | CallError::TooLong { .. } | CallError::NotOneWay)
 }
 
 /// The peer's transport has refused it, for good; or it could never have been sent.
@@ -505,7 +505,7 @@ fn tell(draw: &mut Draw<'_>) -> Shape {
     let mut args = words(draw.name());
     args.extend(patterned_bytes(draw.name.1, len));
     let [_, two] = draw.without_chunks(args.len(), 0);
-    Shape { noted: true, call_only: true, succeeds: [Says::No, two], ..plain(TELL, args, Vec::new()) }
+    Shape { noted: true, one_way: true, succeeds: [Says::No, two], ..plain(TELL, args, Vec::new()) }
 }
 
 fn flat(draw: &mut Draw<'_>) -> Shape {

@@ -74,7 +74,7 @@ pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
     let told = runs.clone();
     add(
         TELL,
-        Procedure::call_only(move |call| {
+        Procedure::one_way(move |call| {
             if let Ok(mut words) = Words::of(call)
                 && let Ok(name) = words.name()
                 && patterned(name.1, words.rest())
@@ -93,7 +93,7 @@ pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
         let name = Words::of(call).and_then(|mut words| words.name()).ok()?;
         Some(Client::number(u64::from(name.0)))
     };
-    add(ONCE, recorded(runs, note).max_reply(longest).once(cache, caller));
+    add(ONCE, recorded(runs, note).max_reply(longest).cached(cache, caller));
     // Without a word on the terminal.
     add(PANICS, Procedure::new(|_| resume_unwind(Box::new("as the plan wants"))));
     services

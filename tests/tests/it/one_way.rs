@@ -12,10 +12,10 @@ const NOTE: u32 = 60;
 #[test]
 fn calls_without_a_reply_run_in_order_and_cost_the_window_nothing() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
-        let mut world = World::new("call-only");
+        let mut world = World::new("one-way");
         let sum = Arc::new(AtomicU64::new(0));
         let noted = Arc::clone(&sum);
-        let note = Procedure::call_only(move |call| {
+        let note = Procedure::one_way(move |call| {
             let len = call.args().len() as u64;
             // Order matters to this function.
             let _ = noted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| {
@@ -41,7 +41,7 @@ fn calls_without_a_reply_run_in_order_and_cost_the_window_nothing() {
                 }
             };
             call.args_mut().fill(n as u8);
-            call.call_only();
+            call.one_way();
             assert!(client.start(first, call, n).is_some(), "call {n} was not started");
             expected = expected.wrapping_mul(31).wrapping_add(len as u64);
             // No more than there are slots for.
@@ -61,9 +61,9 @@ fn calls_without_a_reply_run_in_order_and_cost_the_window_nothing() {
 
 #[test]
 fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
-    let mut world = World::new("call-only-long");
+    let mut world = World::new("one-way-long");
     let (tell, told) = std::sync::mpsc::channel();
-    let note = Procedure::call_only(move |call| tell.send(call.args().to_vec()).expect("somebody waits"));
+    let note = Procedure::one_way(move |call| tell.send(call.args().to_vec()).expect("somebody waits"));
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, NOTE, note);
     let config = || Config { reassemble_up_to: 100_000, long_buffers: vec![(128 << 10, 8)], ..small() };
@@ -73,7 +73,7 @@ fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
     for (len, sent) in [(99_960, true), (99_964, false)] {
         let mut call = client.prepare(NOTE, len).expect("a buffer");
         pattern(7, call.args_mut());
-        call.call_only();
+        call.one_way();
         match client.call(call).map(drop) {
             Ok(()) => {
                 let args = told.recv_timeout(std::time::Duration::from_secs(20)).expect("it runs");
@@ -87,21 +87,21 @@ fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
 
 #[test]
 fn version_1_and_chunks_have_no_calls_without_a_reply() {
-    let mut world = World::new("call-only-not");
+    let mut world = World::new("one-way-not");
     let mut services = standard_services();
-    services.add(PROGRAM, VERSION, NOTE, Procedure::call_only(|_| {}));
+    services.add(PROGRAM, VERSION, NOTE, Procedure::one_way(|_| {}));
     let address = world.serve_with(small_server(), services);
     let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
     let mut call = client.prepare(NOTE, 0).unwrap();
-    call.call_only();
-    assert_eq!(client.call(call).map(drop), Err(CallError::NotCallOnly));
+    call.one_way();
+    assert_eq!(client.call(call).map(drop), Err(CallError::NotOneWay));
     // Whoever waits for a reply gets one there, as credits are counted by replies.
     let call = client.prepare(NOTE, 0).unwrap();
     client.call(call).unwrap();
     let mut client = world.client(&address, small());
     let first = client.first();
     let mut call = client.prepare_with_chunks(NOTE, 0).unwrap();
-    call.receive_chunk(client.alloc(first, 100).unwrap()).unwrap();
-    call.call_only();
-    assert_eq!(client.call(call).map(drop), Err(CallError::NotCallOnly));
+    call.write_chunk(client.alloc(first, 100).unwrap()).unwrap();
+    call.one_way();
+    assert_eq!(client.call(call).map(drop), Err(CallError::NotOneWay));
 }
