@@ -72,26 +72,26 @@ pub struct Config {
     /// How often a client's connection that was lost is tried to be made again, before it is given up; 0 for
     /// never. Default 0.
     pub reconnect_attempts: u32,
-    /// How long the first of these attempts waits, and the longest: the wait doubles each time;
-    /// milliseconds. Default 10 and 1000.
-    pub reconnect_backoff_ms: (u64, u64),
+    /// How long the first of these attempts waits, and the longest: the wait doubles each time.
+    /// Default 10 ms and 1 s.
+    pub reconnect_backoff: (Duration, Duration),
     /// Keeps each call, most as a copy, until its reply has come, so that it can be sent again on a new
     /// connection. Default false.
     pub retransmit: bool,
-    /// How long a client waits for the answer to its first message, in milliseconds; then it tries again in
-    /// version 1. Default 1000.
-    pub negotiation_timeout_ms: u64,
+    /// How long a client waits for the answer to its first message; then it tries again in version 1. Default
+    /// 1 s.
+    pub negotiation_timeout: Duration,
     /// Receives kept for each connection: messages that its peer may have under way. 4 to 32767. Default 64.
     /// Each costs `inline` bytes. A new connection gets at most an eighth of what `receives` has left.
     pub window: u32,
     /// What the window of a connection may grow to that uses all of it; `window` or more. Windows shrink
     /// again when Receives get short. Default 256.
     pub max_window: u32,
-    /// How long nothing may be sent on a connection before it is found out whether the peer is there, in
-    /// milliseconds; 0 for never. In version 2 a pure grant is sent; in version 1 an RDMA Write of no
+    /// How long nothing may be sent on a connection before it is found out whether the peer is there;
+    /// zero for never. In version 2 a pure grant is sent; in version 1 an RDMA Write of no
     /// bytes, which the peer's device acknowledges (it must permit RDMA Writes, as that of
-    /// every requester with Write or Reply chunks does). Default 0.
-    pub keep_alive_ms: u64,
+    /// every requester with Write or Reply chunks does). Default never.
+    pub keep_alive: Duration,
     /// How long a connection that somebody makes may take until it is set up: until both ends know of it,
     /// and, if version 2 is all that is spoken, until its first message. Default 5 s.
     pub setup_timeout: Duration,
@@ -153,9 +153,9 @@ pub struct Config {
     /// Every how many calls one is timed for the latency histogram: a power of two, or 0 for none. Default
     /// 64. Timing a call reads the clock twice.
     pub sample_latency: u32,
-    /// Longest sleep, and longest time between looks at the control plane while busy, in microseconds.
-    /// Default 10 000.
-    pub control_interval_us: u64,
+    /// Longest sleep, and longest time between looks at the control plane while busy. Default
+    /// 10 ms.
+    pub control_interval: Duration,
 }
 
 impl Default for Config {
@@ -174,12 +174,12 @@ impl Default for Config {
             reverse: ReverseSupport::General,
             host_auth: AuthPolicy::Off,
             reconnect_attempts: 0,
-            reconnect_backoff_ms: (10, 1000),
+            reconnect_backoff: (Duration::from_millis(10), Duration::from_secs(1)),
             retransmit: false,
-            negotiation_timeout_ms: 1000,
+            negotiation_timeout: Duration::from_secs(1),
             window: 64,
             max_window: 256,
-            keep_alive_ms: 0,
+            keep_alive: Duration::ZERO,
             setup_timeout: Duration::from_secs(5),
             silent_after: Duration::from_secs(10),
             progress_timeout: Duration::from_secs(10),
@@ -202,7 +202,7 @@ impl Default for Config {
             coalesce_grants: true,
             remote_invalidate: true,
             sample_latency: 64,
-            control_interval_us: 10_000,
+            control_interval: Duration::from_millis(10),
         }
     }
 }

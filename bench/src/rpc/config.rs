@@ -1,6 +1,8 @@
 //! How the engine is set up for a test, at either end.
 #![forbid(unsafe_code)]
 
+use std::time::Duration;
+
 use rpcrdma::{Config, IdlePolicy, Scheme};
 
 use crate::cli::{DeviceArgs, EngineArgs, Form, Idle};
@@ -123,7 +125,7 @@ pub(crate) fn shared(
         reassemble_up_to: usual_config.reassemble_up_to.max(load.message + SLACK),
         reverse_window,
         // Who waits for an answer is not told by every device that there is no link.
-        keep_alive_ms: args.keep_alive.into(),
+        keep_alive: Duration::from_millis(args.keep_alive.into()),
         device: device.ib_dev.clone(),
         gid_index: device.gid_index,
         idle: policy(idle),

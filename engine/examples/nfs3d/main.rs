@@ -237,7 +237,7 @@ fn config(options: &Cli) -> ServerConfig {
         window: WINDOW,
         max_window: WINDOW,
         idle: options.idle.policy(),
-        keep_alive_ms: u64::from(options.keep_alive) * 1000,
+        keep_alive: Duration::from_secs(options.keep_alive.into()),
         bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
         long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
         ..Config::default()

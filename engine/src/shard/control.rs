@@ -1,5 +1,6 @@
 //! The slow part of a connection's life: connect, listen, accept, drain, break.
 
+use super::clock::nanoseconds;
 use super::conn::{Conn, Parts};
 use super::stage::Stage;
 use super::{ConnRef, Notice, Shard};
@@ -266,7 +267,7 @@ impl<F: Fabric> Shard<F> {
                 return shard.settled(conn);
             }
             conn.stage.go(Stage::Negotiating);
-            conn.settle_by = shard.clock.read() + shard.config.negotiation_timeout_ms * 1_000_000;
+            conn.settle_by = shard.clock.read() + nanoseconds(shard.config.negotiation_timeout);
             shard.next_control = shard.next_control.min(conn.settle_by);
             shard.negotiating += 1;
         });

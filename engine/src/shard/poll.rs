@@ -2,6 +2,7 @@
 
 use super::answered::read_reply;
 use super::assembly::Assembly;
+use super::clock::nanoseconds;
 use super::conn::Conn;
 use super::reading::read_call;
 use super::stage::Stage;
@@ -44,7 +45,7 @@ impl<F: Fabric> Shard<F> {
         }
         // 5. Control plane.
         if now >= self.control_due {
-            self.control_due = now + self.config.control_interval_us * 1000;
+            self.control_due = now + nanoseconds(self.config.control_interval);
             self.control();
         }
         // 6. Receives go back, buffers come home.

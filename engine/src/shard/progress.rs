@@ -124,7 +124,7 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     pub(super) fn end_stalled(&mut self, now: u64, limit: u64) -> usize {
         let timeout = nanoseconds(self.config.progress_timeout);
-        let every = (timeout / LOOKS).max(self.config.control_interval_us * 1000);
+        let every = (timeout / LOOKS).max(nanoseconds(self.config.control_interval));
         let elapsed = self.watch.begin(now, every);
         let mut ended = 0;
         self.with_each(|shard, conn| {

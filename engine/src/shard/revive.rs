@@ -7,6 +7,7 @@
 use log::Level;
 
 use super::Shard;
+use super::clock::nanoseconds;
 use super::conn::Conn;
 use super::stage::Stage;
 use crate::auth::AuthPolicy;
@@ -87,8 +88,8 @@ impl<F: Fabric> Shard<F> {
 
     /// Nanoseconds to wait before the next attempt.
     fn backoff(&self, attempts: u32) -> u64 {
-        let (first, longest) = self.config.reconnect_backoff_ms;
-        (first << attempts.min(20)).min(longest) * 1_000_000
+        let (first, longest) = self.config.reconnect_backoff;
+        nanoseconds(first.saturating_mul(1 << attempts.min(20)).min(longest))
     }
 
     /// Makes connections again whose time has come.

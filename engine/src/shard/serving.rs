@@ -7,6 +7,7 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::Shard;
 use super::assembly::Assembly;
+use super::clock::nanoseconds;
 use super::conn::{Conn, PendingReads};
 use super::reading::{Reject, read_lists, read_position_zero, read_rpc, reply_body};
 use super::replying::{reply_form, reply_headroom};
@@ -284,7 +285,7 @@ impl<F: Fabric> Shard<F> {
             self.lend(conn, |shard, conn| {
                 let once = shard.services.as_ref().and_then(|all| all.entry(call.entry).cached.as_ref());
                 if once.is_some_and(|cache| cache.still_runs(&call)) {
-                    let soon = shard.clock.read() + shard.config.control_interval_us * 1000;
+                    let soon = shard.clock.read() + nanoseconds(shard.config.control_interval);
                     shard.next_control = shard.next_control.min(soon);
                     shard.repeats.push_back(call);
                 } else {

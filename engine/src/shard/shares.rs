@@ -13,6 +13,7 @@ use std::mem::take;
 use rpcrdma_mempool::Buf;
 
 use super::Shard;
+use super::clock::nanoseconds;
 use super::conn::Conn;
 use super::outgoing::headroom;
 use super::reading::Reject;
@@ -169,7 +170,7 @@ impl<F: Fabric> Shard<F> {
             }
         });
         if self.shares.gated > 0 {
-            let soon = self.clock.read() + self.config.control_interval_us * 1000;
+            let soon = self.clock.read() + nanoseconds(self.config.control_interval);
             self.next_control = self.next_control.min(soon);
         }
     }

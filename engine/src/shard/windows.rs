@@ -7,6 +7,7 @@
 //! Receives go: they are posted anyway.
 
 use super::Shard;
+use super::clock::nanoseconds;
 use super::conn::Conn;
 use super::stage::Stage;
 use crate::config::RECEIVE_MARGIN;
@@ -39,7 +40,7 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn adapt(&mut self) {
         self.adaptations = self.adaptations.wrapping_add(1);
         let windows = self.adaptations.is_multiple_of(EVERY);
-        let keep_alive = self.config.keep_alive_ms > 0;
+        let keep_alive = !self.config.keep_alive.is_zero();
         if !windows && !keep_alive {
             return;
         }
@@ -88,7 +89,7 @@ impl<F: Fabric> Shard<F> {
 
     fn keep_alive(&mut self, conn: &mut Conn) {
         let now = self.clock.read();
-        let every = self.config.keep_alive_ms * 1_000_000;
+        let every = nanoseconds(self.config.keep_alive);
         let sent = conn.proto.counters().sent;
         if sent != conn.last_sent {
             (conn.last_sent, conn.quiet_since) = (sent, now);

@@ -1,6 +1,8 @@
 //! Calls that wait for the server's memory, and peers of version 1 with more calls under way than they were
 //! granted.
 
+use std::time::Duration;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -122,7 +124,7 @@ fn what_comes_as_memory_comes_home_goes_behind_those_that_wait() {
         let mut config = poor(scheme, 0);
         // What wakes those that wait would hide it: a look now and then, and Sends of which it is heard that
         // they have left.
-        (config.shard.control_interval_us, config.shard.signal_every) = (200_000, 1);
+        (config.shard.control_interval, config.shard.signal_every) = (Duration::from_millis(200), 1);
         let address = world.serve_with(config, services);
         let mut client = world.client(&address, rich(scheme));
         let first = client.first();

@@ -1,6 +1,8 @@
 //! How two ends come to a version and to terms (version 2 §4.3.3, §5.2), each seen from the other end of the
 //! wire.
 
+use std::time::Duration;
+
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
@@ -350,7 +352,8 @@ fn a_first_message_without_an_answer_leads_to_version_1() {
             }
             behave_in_version_1(&mut listener.accept_next());
         });
-        let mut client = world.client(&address, Config { negotiation_timeout_ms: 1000, ..small() });
+        let mut client =
+            world.client(&address, Config { negotiation_timeout: Duration::from_secs(1), ..small() });
         for _ in 0..3 {
             assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
         }
@@ -361,7 +364,7 @@ fn a_first_message_without_an_answer_leads_to_version_1() {
     let world = World::new("no-answer-2");
     let address = world.address();
     let server = Server::start_silently(&address, |peer| drop(peer.wait_until_over()));
-    let config = Config { version_1: false, negotiation_timeout_ms: 1000, ..small() };
+    let config = Config { version_1: false, negotiation_timeout: Duration::from_secs(1), ..small() };
     assert!(LocalClient::connect(&address, small_client(config)).is_err());
     server.join();
 }

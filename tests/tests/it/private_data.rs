@@ -1,5 +1,7 @@
 //! What the connect messages say of version 1 (RFC 8797), and what holds without them.
 
+use std::time::Duration;
+
 use std::sync::mpsc::channel;
 
 use rpcrdma::fabric::Access;
@@ -170,7 +172,7 @@ fn settings_may_change_with_a_reconnection() {
     });
     let config = Config {
         reconnect_attempts: 1000,
-        reconnect_backoff_ms: (1, 10),
+        reconnect_backoff: (Duration::from_millis(1), Duration::from_millis(10)),
         retransmit: true,
         ..version_1(4096)
     };
@@ -186,7 +188,7 @@ fn settings_may_change_with_a_reconnection() {
         assert_eq!(told.recv().expect("the server speaks").1, HeaderType::Nomsg);
         let first = client.first();
         let mut call = client.prepare(ECHO, 0).expect("a buffer");
-        call.deadline(std::time::Duration::from_millis(1));
+        call.deadline(Duration::from_millis(1));
         client.start(first, call, 1);
         let mut ended = false;
         // It is given up, but has been sent; then the connection is lost.

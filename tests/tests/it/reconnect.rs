@@ -11,7 +11,12 @@ use rpcrdma_tests::{PROGRAM, VERSION, World, echo, load, settles, small, small_c
 const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
 
 fn persistent(scheme: Scheme) -> Config {
-    Config { scheme, reconnect_attempts: 1000, reconnect_backoff_ms: (1, 10), ..small() }
+    Config {
+        scheme,
+        reconnect_attempts: 1000,
+        reconnect_backoff: (Duration::from_millis(1), Duration::from_millis(10)),
+        ..small()
+    }
 }
 
 /// Turns until as many calls have ended.

@@ -1,6 +1,8 @@
 //! Calls that ask for more, or offer less, than the other end has (version 2 §6.4.3): what is answered, and
 //! what is tried then.
 
+use std::time::Duration;
+
 use std::sync::mpsc::channel;
 
 use rpcrdma::client::LocalClient;
@@ -226,8 +228,12 @@ fn what_a_reply_needs_is_remembered_when_the_connection_is_made_again() {
         reply(&mut peer, xid, Chunks::NONE, &reply_bytes(xid, b"here"), None);
         while peer.receive().is_some() {}
     });
-    let config =
-        Config { reconnect_attempts: 1000, reconnect_backoff_ms: (1, 10), retransmit: true, ..small() };
+    let config = Config {
+        reconnect_attempts: 1000,
+        reconnect_backoff: (Duration::from_millis(1), Duration::from_millis(10)),
+        retransmit: true,
+        ..small()
+    };
     let mut client = world.client(&address, config);
     let call = client.prepare(ECHO, 4).expect("a buffer");
     assert_eq!(client.call(call).expect("a reply").results(), b"here");

@@ -1,6 +1,8 @@
 //! What the texts require of calls in the reverse direction (RFC 8167; version 2 §5.2.5), each end seen from
 //! the other.
 
+use std::time::Duration;
+
 use std::sync::mpsc::Receiver;
 
 use rpcrdma::client::{Client as Caller, ClientCall, Pending};
@@ -441,7 +443,7 @@ fn no_reverse_call_before_the_upper_layer_says_so() {
     for scheme in SCHEMES {
         let mut world = World::new("not-yet-ready");
         let (services, told) = telling_services();
-        let shard = Config { scheme, keep_alive_ms: 1, ..small() };
+        let shard = Config { scheme, keep_alive: Duration::from_millis(1), ..small() };
         let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
         let connect = || Client::connect(&address, scheme, Revision::Ietf00);
         let (mut ready, mut other) = (connect(), connect());
@@ -506,7 +508,12 @@ fn a_client_that_serves_keeps_its_connection_up() {
                 if round % 2 == 0 { peer.vanish() } else { peer.leave() }
             }
         });
-        let config = Config { scheme, reconnect_attempts: 10_000, reconnect_backoff_ms: (1, 5), ..small() };
+        let config = Config {
+            scheme,
+            reconnect_attempts: 10_000,
+            reconnect_backoff: (Duration::from_millis(1), Duration::from_millis(5)),
+            ..small()
+        };
         let client = Caller::connect(&address, serving_client(config)).expect("a connection");
         server.join();
         drop(client);

@@ -1,6 +1,8 @@
 //! What the texts require of every requester, seen from the other end of the wire; `engine/REQUIREMENTS.md`
 //! names these tests.
 
+use std::time::Duration;
+
 use std::sync::mpsc;
 
 use rpcrdma::fabric::RemoteMemory;
@@ -188,7 +190,8 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
                 assert_eq!((errors, calls), (vec![(XID, ErrorBody::BadXdr)], 2), "case {case}");
             });
             // No timer of the test's patience would do.
-            let config = Config { scheme, version_1: false, negotiation_timeout_ms: 600_000, ..small() };
+            let config =
+                Config { scheme, version_1: false, negotiation_timeout: Duration::from_secs(600), ..small() };
             let mut client = world.client(&address, config);
             for _ in 0..2 {
                 assert_eq!(plain(&mut client), Ok(b"fine".to_vec()), "case {case}");

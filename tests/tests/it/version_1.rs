@@ -1,6 +1,8 @@
 //! What RFC 8166 requires of both ends of a connection of version 1, seen from the other end of the wire: who
 //! may send how much, and what goes into chunks.
 
+use std::time::Duration;
+
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Access;
 use rpcrdma::server::ServerConfig;
@@ -173,15 +175,9 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
 fn a_responder_of_version_1_has_receives_for_what_it_grants_when_it_does() {
     let mut world = World::new("v1-receives");
     // Windows are looked at every 160 ms.
-    let control_interval_us = 20_000;
-    let shard = Config {
-        scheme: Scheme::V1,
-        window: 4,
-        max_window: 64,
-        receives: 1024,
-        control_interval_us,
-        ..small()
-    };
+    let control_interval = Duration::from_millis(20);
+    let shard =
+        Config { scheme: Scheme::V1, window: 4, max_window: 64, receives: 1024, control_interval, ..small() };
     let address = world.serve(ServerConfig { shard, ..small_server() });
     let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
     let (mut open, mut granted) = (0, 1);

@@ -50,13 +50,13 @@ fn windows_grow_under_load_and_shrink_when_receives_are_short() {
         let mut world = World::new("windows");
         // Windows are looked at every 160 ms: on a busy machine, too, a window is turned over often enough
         // between two looks.
-        let control_interval_us = 20_000;
+        let control_interval = Duration::from_millis(20);
         let server = Config {
             window: 8,
             max_window: 64,
             receives: 1024,
             reverse_window: 0,
-            control_interval_us,
+            control_interval,
             ..small()
         };
         let address = world.serve(ServerConfig { shard: server, ..small_server() });
@@ -95,7 +95,11 @@ fn a_pure_grant_keeps_a_quiet_connection_alive() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let mut world = World::new("keep-alive");
         let address = world.serve(ServerConfig {
-            shard: Config { keep_alive_ms: 20, control_interval_us: 1000, ..small() },
+            shard: Config {
+                keep_alive: Duration::from_millis(20),
+                control_interval: Duration::from_millis(1),
+                ..small()
+            },
             ..small_server()
         });
         let mut client = world.client(&address, Config { scheme, ..small() });
@@ -118,7 +122,11 @@ fn a_pure_grant_keeps_a_quiet_connection_alive() {
 fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
     let mut world = World::new("keep-alive-1");
     let address = world.serve(ServerConfig {
-        shard: Config { keep_alive_ms: 2, control_interval_us: 1000, ..small() },
+        shard: Config {
+            keep_alive: Duration::from_millis(2),
+            control_interval: Duration::from_millis(1),
+            ..small()
+        },
         ..small_server()
     });
     let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });

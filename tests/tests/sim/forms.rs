@@ -66,7 +66,7 @@ impl Terms {
         };
         let one = [client, group].iter().any(|config| config.scheme == Scheme::V1);
         // Who is lost while it negotiates comes again in version 1.
-        let late = client.negotiation_timeout_ms < PATIENT;
+        let late = client.negotiation_timeout < PATIENT;
         let versions = [one || late || !plan.calm(), !one];
         let (inline, most) = sizes(plan, &[client, group]);
         Self { reverse: false, versions, inline, most: if plan.change == 0 { inline } else { most } }
@@ -78,7 +78,7 @@ impl Terms {
         let one = |config: &Config| config.scheme == Scheme::V1;
         let versions = [
             one(server)
-                || clients().any(|config| one(config) || config.negotiation_timeout_ms < PATIENT)
+                || clients().any(|config| one(config) || config.negotiation_timeout < PATIENT)
                 || !plan.calm(),
             !one(server) && !clients().all(one),
         ];

@@ -1,5 +1,7 @@
 //! What a seed means: who takes part, how each is configured, and what goes wrong.
 
+use std::time::Duration;
+
 use std::sync::Arc;
 
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
@@ -13,7 +15,7 @@ use rpcrdma_tests::Random;
 
 /// Milliseconds that whoever calls somebody who keeps to the rules waits for the first answer: longer than
 /// any run.
-pub(crate) const PATIENT: u64 = 10_000;
+pub(crate) const PATIENT: Duration = Duration::from_secs(10);
 
 /// One run.
 #[derive(Debug)]
@@ -273,11 +275,14 @@ impl Shape {
             reverse_window: pick(r, &[0, 2, 8, 8]),
             reverse: self.reverse,
             reconnect_attempts: if self.reconnecting { pick(r, &[0, 2, 5]) } else { 0 },
-            reconnect_backoff_ms: if self.tick < 20_000 { (0, 0) } else { pick(r, &[(0, 1), (1, 1)]) },
+            reconnect_backoff: {
+                let (first, most) = if self.tick < 20_000 { (0, 0) } else { pick(r, &[(0, 1), (1, 1)]) };
+                (Duration::from_millis(first), Duration::from_millis(most))
+            },
             retransmit: r.once_in(2),
             // Only who keeps to no rule needs so long.
-            negotiation_timeout_ms: if hostile { 1 } else { PATIENT },
-            keep_alive_ms: if self.tick < 20_000 { 0 } else { pick(r, &[0, 1]) },
+            negotiation_timeout: if hostile { Duration::from_millis(1) } else { PATIENT },
+            keep_alive: Duration::from_millis(if self.tick < 20_000 { 0 } else { pick(r, &[0, 1]) }),
             receives: 256 + r.below(200),
             max_calls: 1 + r.below(max_calls),
             small_buffers: if tight { 16 } else { 64 + r.below(64) },
@@ -291,12 +296,12 @@ impl Shape {
             coalesce_grants: !r.once_in(6),
             remote_invalidate: !r.once_in(4),
             sample_latency: pick(r, &[0, 1, 64]),
-            control_interval_us: 1 + r.below(40) as u64,
+            control_interval: Duration::from_micros(1 + r.below(40) as u64),
             ..Config::default()
         };
         let ring_bytes = (pick(r, &[2, 4, 32]) * longest_message.next_power_of_two()).max(4096);
         // Time limits of the fabric are of another clock: none is ever over.
-        let hour = std::time::Duration::from_secs(3600);
+        let hour = Duration::from_secs(3600);
         let software =
             SoftwareConfig { ring_bytes, linger: hour, handshake_timeout: hour, ..config.software() };
         (config, software)
