@@ -78,8 +78,8 @@ pub struct Config {
     /// Keeps each call, most as a copy, until its reply has come, so that it can be sent again on a new
     /// connection. Default false.
     pub retransmit: bool,
-    /// How long a client waits for the answer to its first message; then it tries again in version 1. Default
-    /// 1 s.
+    /// How long a client waits for the answer to its first message; then it tries again in version 1.
+    /// Default 1 s.
     pub negotiation_timeout: Duration,
     /// Receives kept for each connection: messages that its peer may have under way. 4 to 32767. Default 64.
     /// Each costs `inline` bytes. A new connection gets at most an eighth of what `receives` has left.

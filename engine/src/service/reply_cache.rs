@@ -2,8 +2,8 @@
 //!
 //! A client whose connection is lost sends its unanswered calls again, with the same XIDs. For a procedure
 //! that must not run twice (one that appends, renames, removes) the
-//! cache is asked first. [`Procedure::cached`](super::Procedure::cached) does that, for procedures on shards and
-//! on workers; what it does is this:
+//! cache is asked first. [`Procedure::cached`](super::Procedure::cached) does that, for procedures on shards
+//! and on workers; what it does is this:
 //!
 //! ```
 //! # use std::sync::Arc;

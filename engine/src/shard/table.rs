@@ -74,10 +74,10 @@ impl ConnTable {
         self.slots[slot] = Some(conn);
     }
 
-    /// Keeps a connection that has no queue pair until it is made again. It is marked as over, so that it comes back here from whoever it is
-    /// lent to.
+    /// Keeps a connection that has no queue pair until it is made again. It is marked as over, so that it
+    /// comes back here from whoever it is lent to.
     pub(super) fn park(&mut self, conn: Box<Conn>) {
-        debug_assert!(conn.doomed.is_some(), "it would be put where it has no place");
+        debug_assert!(conn.close_reason.is_some(), "it would be put where it has no place");
         self.reconnecting.push(conn);
     }
 
@@ -163,7 +163,7 @@ mod tests {
         table.insert(conn(name));
         for again in [qp(5, 0), qp(0, 1)] {
             let mut lost = table.take_ref(ConnRef(name)).expect("by its name");
-            (lost.qp, lost.doomed) = (ConnRef::NONE.0, Some("lost".into()));
+            (lost.qp, lost.close_reason) = (ConnRef::NONE.0, Some("lost".into()));
             table.park(lost);
             assert!(table.has_parked() && !table.is_empty() && table.get(ConnRef(name)).is_none());
             let parked = table.take_ref(ConnRef(name)).expect("by its name, while it has no queue pair");

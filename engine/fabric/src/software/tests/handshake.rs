@@ -122,7 +122,8 @@ fn silent_handshakes_cost_only_themselves() {
     }
 }
 
-/// A process that opens connections without end, and says nothing on any, drives out its own and nobody else's.
+/// A process that opens connections without end, and says nothing on any, drives out its own and nobody
+/// else's.
 #[test]
 fn silence_of_one_process_leaves_places_to_others() {
     static PID: AtomicI32 = AtomicI32::new(1);
@@ -152,7 +153,8 @@ fn silence_of_one_process_leaves_places_to_others() {
     town.ends(qp);
 }
 
-/// Rings as long as they get, of a connector whose acceptor is more modest: no more is used than the acceptor has.
+/// Rings as long as they get, of a connector whose acceptor is more modest: no more is used than the acceptor
+/// has.
 #[test]
 fn rings_are_no_longer_than_ours() {
     let mut town = Town::new("rings");

@@ -119,7 +119,8 @@ fn a_storm_of_bells() {
     town.ends(qp);
 }
 
-/// A peer that takes nothing, or never ends a copy: what waits for it ends with a status, and holds no buffer any more.
+/// A peer that takes nothing, or never ends a copy: what waits for it ends with a status, and holds no buffer
+/// any more.
 #[test]
 fn a_peer_that_takes_nothing_is_ended() {
     let mut town = Town::new("takes-nothing");
