@@ -164,7 +164,7 @@ fn run<F: Fabric>(
         client_side_poll(&mut client, expected);
         std::thread::sleep(std::time::Duration::from_millis(1));
         if let Some(reason) = client.closed_because(connection) {
-            return Err(reason.into());
+            return Err(reason.clone().into());
         }
     }
     let (mut number, mut turns) = (0, 0u64);

@@ -373,13 +373,30 @@ pub enum ControlEvent {
     Disconnected {
         /// The queue pair.
         qp: QpId,
-        /// Why, in words.
+        /// Whose doing it is.
+        cause: Disconnect,
+        /// The same in words, for a log.
         reason: String,
     },
 }
 
+/// Whose doing it is that a connection is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Disconnect {
+    /// The peer has closed it, or its process has ended.
+    Peer,
+    /// This side has closed it.
+    Local,
+    /// The peer broke a rule of the fabric, or asked for what it has no right to.
+    Violation,
+    /// The device, or the way to the peer, has failed.
+    Failure,
+}
+
 /// A failure of the fabric or of its environment. The text names the call, the limit found and the remedy.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum FabricError {
     /// The address is not of this fabric's form.
     #[error("address {address:?}: {detail}")]

@@ -17,8 +17,8 @@ use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
-    CallRequest, CallResult, ChunkMemory, ConnRef, Done, Notice, OpenError, Shard, SimulatedTime, Sink,
-    headroom,
+    CallRequest, CallResult, ChunkMemory, CloseReason, ConnRef, Done, Notice, OpenError, Shard,
+    SimulatedTime, Sink, headroom,
 };
 use crate::stats::ShardStats;
 use crate::wire::NoSpace;
@@ -47,7 +47,7 @@ pub struct LocalClient<F: Fabric = AnyFabric> {
     shard: Shard<F>,
     connections: Vec<ConnRef>,
     /// Connections that are over, and why.
-    closed: Vec<(ConnRef, String)>,
+    closed: Vec<(ConnRef, CloseReason)>,
     template: Template,
     /// Ended calls that a blocking call came across.
     waiting: Vec<Done>,
@@ -206,7 +206,7 @@ impl<F: Fabric> LocalClient<F> {
             self.shard.poll_control();
             self.turn();
             if let Some(reason) = self.closed_because(connection) {
-                return Err(ConnectError::Refused { address: address.to_string(), reason: reason.into() });
+                return Err(ConnectError::Refused { address: address.to_string(), reason: reason.clone() });
             }
             if self.shard.now() - started > timeout.as_nanos() as u64 {
                 self.shard.close(self.connections[connection.0]);
@@ -226,9 +226,9 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Why a connection is over; `None` while it is not.
-    pub fn closed_because(&self, connection: Connection) -> Option<&str> {
+    pub fn closed_because(&self, connection: Connection) -> Option<&CloseReason> {
         let conn = self.connections.get(connection.0)?;
-        self.closed.iter().find(|(closed, _)| closed == conn).map(|(_, reason)| &reason[..])
+        self.closed.iter().find(|(closed, _)| closed == conn).map(|(_, reason)| reason)
     }
 
     /// One turn of the shard.

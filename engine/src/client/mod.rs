@@ -13,6 +13,7 @@ use crate::fabric::FabricError;
 use crate::service::Services;
 use crate::shard::{OpenError, SpawnError};
 
+pub use crate::shard::{CloseReason, LocalClose, Stall};
 pub use header::Credential;
 pub use local::{Connection, LocalClient, PreparedCall};
 pub use threaded::{Client, ClientCall, Pending};
@@ -80,8 +81,8 @@ pub enum ConnectError {
     Refused {
         /// The server's.
         address: String,
-        /// In words.
-        reason: String,
+        /// Why.
+        reason: CloseReason,
     },
     /// Nothing was heard in time.
     #[error("{address} did not answer within {timeout:?}")]

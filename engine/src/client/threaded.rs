@@ -18,7 +18,7 @@ use crate::handoff::slot::{SlotTable, Ticket};
 use crate::proto::CallError;
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
-    CallResult, ChunkMemory, Command, ConnRef, Message, RemoteCall, Shard, ShardHandle, spawn,
+    CallResult, ChunkMemory, Command, ConnRef, LocalClose, Message, RemoteCall, Shard, ShardHandle, spawn,
 };
 use crate::stats::ShardStats;
 
@@ -148,7 +148,7 @@ impl Client {
         let refused = |reason| ConnectError::Refused { address: address.to_string(), reason };
         let conn = match answered.recv_timeout(config.connect_timeout) {
             Ok(outcome) => outcome.map_err(refused)?,
-            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(refused("the shard has stopped".into())),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(refused(LocalClose::Stopped.into())),
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 let timeout = config.connect_timeout;
                 return Err(ConnectError::TimedOut { address: address.to_string(), timeout });

@@ -46,8 +46,13 @@ pub enum ServerError {
     #[error(transparent)]
     Workers(#[from] PoolError),
     /// The configuration contradicts itself.
-    #[error("server: {0}")]
-    Config(String),
+    #[error("server: {shards} shards, {cores} cores: at least one shard, and a core for each")]
+    Cores {
+        /// Shards that were asked for.
+        shards: usize,
+        /// Cores that were named for them.
+        cores: usize,
+    },
 }
 
 /// A running server. Dropping it ends all connections at once; [`drain`](Self::drain) lets them finish first.
@@ -71,9 +76,8 @@ impl Server {
             Some(config) => Some(Arc::new(Workers::new(config, worker_of(Arc::clone(&services)))?)),
         };
         if config.shards == 0 || config.cores.as_ref().is_some_and(|cores| cores.len() < config.shards) {
-            let detail =
-                format!("{} shards, {} cores", config.shards, config.cores.as_ref().map_or(0, Vec::len));
-            return Err(ServerError::Config(format!("{detail}: at least one shard, and a core for each")));
+            let cores = config.cores.as_ref().map_or(0, Vec::len);
+            return Err(ServerError::Cores { shards: config.shards, cores });
         }
         let mut shards = Vec::new();
         for index in 0..config.shards {

@@ -16,6 +16,7 @@ use crate::wire::{self, Segment, Version};
 
 use super::assembly::Assembly;
 use super::chunks::ChunkMemory;
+use super::close_reason::CloseReason;
 use super::exposures::{Exposure, Exposures};
 use super::guests::Guest;
 use super::outcome::Sink;
@@ -145,7 +146,7 @@ pub(super) struct Conn {
     /// Its server does not speak version 2.
     pub(super) version_1_only: bool,
     /// End the connection, though the loop is in the middle of it: why.
-    pub(super) close_reason: Option<String>,
+    pub(super) close_reason: Option<Box<CloseReason>>,
 }
 
 impl Conn {
@@ -189,6 +190,12 @@ impl Conn {
             version_1_only: false,
             close_reason: None,
         }
+    }
+
+    /// Has it ended as soon as whoever works on it is through. The first reason is the one that counts.
+    #[cold]
+    pub(super) fn end_for(&mut self, reason: impl Into<CloseReason>) {
+        self.close_reason.get_or_insert_with(|| Box::new(reason.into()));
     }
 
     /// The terms may have changed: says again how much a reply has room for.

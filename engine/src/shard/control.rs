@@ -1,6 +1,7 @@
 //! The slow part of a connection's life: connect, listen, accept, drain, break.
 
 use super::clock::nanoseconds;
+use super::close_reason::{CloseReason, LocalClose};
 use super::conn::{Conn, Parts};
 use super::stage::Stage;
 use super::{ConnRef, Notice, Shard};
@@ -61,7 +62,7 @@ impl<F: Fabric> Shard<F> {
         match conn.stage {
             // Nothing can be sent on it yet.
             Stage::Connecting => {
-                conn.close_reason.get_or_insert_with(|| "closed by this side".into());
+                conn.end_for(LocalClose::Requested);
                 conn.stage.go(Stage::Closing);
             }
             Stage::Closing | Stage::Draining => {}
@@ -96,7 +97,7 @@ impl<F: Fabric> Shard<F> {
         self.draining = true;
         self.fabric.unlisten();
         self.with_each(|_, conn| {
-            conn.close_reason.get_or_insert_with(|| "closed by this side".into());
+            conn.end_for(LocalClose::Requested);
         });
         self.end_parked();
     }
@@ -202,7 +203,7 @@ impl<F: Fabric> Shard<F> {
         self.stats.connections_total += 1;
         self.refill();
         if let Some(error) = failure {
-            self.close_now(qp, PeerFault::NotAuthenticated(error).to_string());
+            self.close_now(qp, PeerFault::NotAuthenticated(error));
         }
     }
 
@@ -243,12 +244,12 @@ impl<F: Fabric> Shard<F> {
             }
             ControlEvent::Established { qp, private_data } => self.established(qp, &private_data),
             ControlEvent::Rejected { qp, private_data } => {
-                // Any bytes: they are not to look like lines of ours in a log.
-                let said = String::from_utf8_lossy(&private_data);
-                self.close_now(qp, format!("refused by the peer: {}", said.escape_debug()));
+                self.close_now(qp, CloseReason::Refused { said: private_data });
             }
-            ControlEvent::ConnectFailed { qp, error } => self.close_now(qp, error.to_string()),
-            ControlEvent::Disconnected { qp, reason } => self.close_now(qp, reason),
+            ControlEvent::ConnectFailed { qp, error } => self.close_now(qp, error),
+            ControlEvent::Disconnected { qp, cause, reason } => {
+                self.close_now(qp, CloseReason::Disconnected { cause, detail: reason });
+            }
         }
     }
 
@@ -302,18 +303,15 @@ impl<F: Fabric> Shard<F> {
             if conn.stage == Stage::Negotiating {
                 shard.next_control = shard.next_control.min(conn.settle_by.max(now));
                 if conn.settle_by <= now {
-                    conn.close_reason
-                        .get_or_insert_with(|| "the peer does not answer the first message".into());
+                    conn.end_for(LocalClose::NegotiationTimeout);
                 }
             }
         });
     }
 
     /// Ends a connection, now.
-    pub(super) fn close_now(&mut self, qp: QpId, reason: String) {
-        self.with(qp, |_, conn| {
-            conn.close_reason.get_or_insert(reason);
-        });
+    pub(super) fn close_now(&mut self, qp: QpId, reason: impl Into<CloseReason>) {
+        self.with(qp, |_, conn| conn.end_for(reason));
     }
 
     /// The end of a connection: every call of it ends here, everything that it held goes home. Or it is to be
@@ -326,7 +324,7 @@ impl<F: Fabric> Shard<F> {
         if self.may_revive(&conn) {
             return self.lose(conn);
         }
-        let reason = conn.close_reason.take().unwrap_or_default();
+        let reason = conn.close_reason.take().map_or(LocalClose::Requested.into(), |reason| *reason);
         let origin = conn.origin;
         self.let_go(&mut conn);
         while let Some((call, token, error)) = conn.proto.lost() {

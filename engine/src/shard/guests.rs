@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use super::clock::nanoseconds;
+use super::close_reason::LocalClose;
 use super::conn::Conn;
 use super::stage::Stage;
 use super::{ConnRef, Notice, Shard};
@@ -140,7 +141,7 @@ impl<F: Fabric> Shard<F> {
     /// Ends a connection that is idle, to have its Receives.
     fn displace(&mut self, qp: QpId) {
         self.stats.connections_displaced += 1;
-        self.close_now(qp, "it is silent, and its Receives are wanted (Config::silent_after)".into());
+        self.close_now(qp, LocalClose::Displaced);
     }
 
     /// A connection that somebody has made is there.
@@ -192,8 +193,7 @@ impl<F: Fabric> Shard<F> {
         self.with_each(|shard, conn| match conn.guest.as_ref().map_or(u64::MAX, |guest| guest.deadline) {
             deadline if deadline <= now => {
                 shard.stats.connections_expired += 1;
-                conn.close_reason
-                    .get_or_insert_with(|| "it was not set up in time (Config::setup_timeout)".into());
+                conn.end_for(LocalClose::SetupTimeout);
             }
             deadline => shard.next_control = shard.next_control.min(deadline),
         });

@@ -33,6 +33,7 @@
 //! | `exposures` | what one connection exposes to its peer |
 //! | `send_queue` | what one connection posts, and what is known of it |
 //! | `outcome` | how a call ends, and who is told |
+//! | `close_reason` | why a connection is over |
 //! | `clock` | the only reader of the clock |
 //! | `list` | lists that nearly always have room |
 //! | `workers` | calls that run on worker threads: out, and home |
@@ -43,6 +44,7 @@ mod assembly;
 mod changes;
 mod chunks;
 mod clock;
+mod close_reason;
 mod conn;
 mod control;
 mod exposures;
@@ -90,6 +92,7 @@ use assembly::Assemblies;
 pub(crate) use chunks::ChunkMemory;
 use clock::Clock;
 pub use clock::SimulatedTime;
+pub use close_reason::{CloseReason, LocalClose, Stall};
 use conn::Conn;
 pub use conn_ref::ConnRef;
 use list::push;
@@ -147,8 +150,8 @@ pub enum Notice {
     Closed {
         /// Which.
         conn: ConnRef,
-        /// Why, in words.
-        reason: String,
+        /// Why.
+        reason: CloseReason,
     },
 }
 
@@ -172,7 +175,7 @@ pub struct Shard<F: Fabric> {
     /// No call's deadline is earlier.
     next_deadline: u64,
     /// Threads that wait for a connection.
-    connecting: Vec<(ConnRef, mpsc::Sender<Result<ConnRef, String>>)>,
+    connecting: Vec<(ConnRef, mpsc::Sender<Result<ConnRef, CloseReason>>)>,
     completions: Vec<Completion>,
     events: Vec<ControlEvent>,
     notices: Vec<Notice>,

@@ -3,6 +3,7 @@
 use super::answered::read_reply;
 use super::assembly::Assembly;
 use super::clock::nanoseconds;
+use super::close_reason::{CloseReason, LocalClose};
 use super::conn::Conn;
 use super::reading::read_call;
 use super::stage::Stage;
@@ -143,7 +144,7 @@ impl<F: Fabric> Shard<F> {
         let Completion { wr_id, opcode, status, buf, invalidated, .. } = completion;
         if !status.is_ok() {
             self.stats.peer_faults += u64::from(is_peer_fault(status));
-            conn.close_reason.get_or_insert_with(|| format!("{opcode:?} failed: {status:?}"));
+            conn.end_for(CloseReason::Device { opcode, status });
             return;
         }
         if let Some(message) = buf {
@@ -327,16 +328,16 @@ impl<F: Fabric> Shard<F> {
             // Another connection would end in the same way.
             conn.address = None;
         }
-        conn.close_reason.get_or_insert_with(|| fault.to_string());
+        conn.end_for(fault);
     }
 
     /// What was counted as sent cannot be: the counts no longer hold, and the connection ends.
     #[cold]
-    pub(super) fn unsendable(&mut self, conn: &mut Conn, what: &str) {
+    pub(super) fn unsendable(&mut self, conn: &mut Conn, what: &'static str) {
         if conn.close_reason.is_none() {
             let line = format_args!("{:?}: {what} could not be sent, its connection ends", conn.qp);
             self.error("connections that ended as something could not be sent", line);
-            conn.close_reason = Some(format!("{what} could not be sent"));
+            conn.end_for(LocalClose::Unsendable(what));
         }
     }
 
@@ -480,13 +481,11 @@ impl<F: Fabric> Shard<F> {
     /// Of a chain, not all was posted.
     #[cold]
     fn not_posted(&mut self, conn: &mut Conn, error: PostError) {
-        let why = match error {
+        match error {
             // The rest goes with the next turn.
-            PostError::QueueFull => return Self::make_ready(&mut self.ready, conn),
-            PostError::NotConnected => "the device says that it is not connected".into(),
-            PostError::Invalid(why) => format!("the device refused a work request: {why}"),
-        };
-        conn.close_reason.get_or_insert(why);
+            PostError::QueueFull => Self::make_ready(&mut self.ready, conn),
+            error => conn.end_for(CloseReason::NotPosted(error)),
+        }
     }
 
     /// Posts Receives, as one chain, up to what is promised and the margin.

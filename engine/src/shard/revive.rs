@@ -51,9 +51,10 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn lose(&mut self, mut conn: Box<Conn>) {
         let version_1 = self.wants_version_1(&conn) || self.refused_and_lost(&conn);
         conn.version_1_only |= version_1;
-        let reason = conn.close_reason.as_deref().unwrap_or_default();
-        let line = format_args!("{:?} lost, to be made again: {reason}", conn.qp);
-        self.log.log(self.clock.read(), Level::Info, "connections lost, to be made again", line);
+        if let Some(reason) = &conn.close_reason {
+            let line = format_args!("{:?} lost, to be made again: {reason}", conn.qp);
+            self.log.log(self.clock.read(), Level::Info, "connections lost, to be made again", line);
+        }
         self.let_go(&mut conn);
         // What has come and was only to be revoked ends as it would have: the device holds nothing any more.
         for index in conn.exposures.ended() {
@@ -127,12 +128,12 @@ impl<F: Fabric> Shard<F> {
             Err(why) if conn.attempts < self.config.reconnect_attempts => {
                 conn.attempts += 1;
                 conn.retry_at = now + self.backoff(conn.attempts);
-                conn.close_reason = Some(why.to_string());
+                conn.close_reason = Some(Box::new(why.into()));
                 self.next_control = self.next_control.min(conn.retry_at);
                 self.conns.park(conn);
             }
             Err(why) => {
-                conn.close_reason = Some(why.to_string());
+                conn.close_reason = Some(Box::new(why.into()));
                 self.lend(conn, |_, conn| conn.stage.go(Stage::Closing));
             }
         }

@@ -135,6 +135,7 @@ impl ConnTable {
 mod tests {
     use super::*;
     use crate::proto::{ConnConfig, Connection};
+    use crate::shard::close_reason::LocalClose;
 
     fn qp(slot: u32, generation: u32) -> QpId {
         QpId { slot, generation }
@@ -163,7 +164,7 @@ mod tests {
         table.insert(conn(name));
         for again in [qp(5, 0), qp(0, 1)] {
             let mut lost = table.take_ref(ConnRef(name)).expect("by its name");
-            (lost.qp, lost.close_reason) = (ConnRef::NONE.0, Some("lost".into()));
+            (lost.qp, lost.close_reason) = (ConnRef::NONE.0, Some(Box::new(LocalClose::Requested.into())));
             table.park(lost);
             assert!(table.has_parked() && !table.is_empty() && table.get(ConnRef(name)).is_none());
             let parked = table.take_ref(ConnRef(name)).expect("by its name, while it has no queue pair");

@@ -8,6 +8,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::chunks::ChunkMemory;
+use super::close_reason::CloseReason;
 use super::outgoing::{CallRequest, headroom};
 use super::{ConnRef, Notice, OpenError, ResizeError, Shard, Sink};
 use crate::config::{Config, POLL_BATCH};
@@ -81,7 +82,7 @@ pub(crate) struct RemoteCall {
 #[expect(clippy::large_enum_variant, reason = "the large one is the one that is frequent")]
 pub(crate) enum Command {
     Call(RemoteCall),
-    Connect(FabricAddress, mpsc::Sender<Result<ConnRef, String>>),
+    Connect(FabricAddress, mpsc::Sender<Result<ConnRef, CloseReason>>),
     Alloc(ConnRef, usize, mpsc::Sender<Result<Buf, CallError>>),
     Stats(mpsc::Sender<ShardStats>),
     /// Receives of so many bytes.
@@ -283,7 +284,7 @@ impl<F: Fabric> Shard<F> {
             Command::Call(call) => self.remote_call(call),
             Command::Connect(address, answer) => match self.connect(&address) {
                 Ok(conn) => self.connecting.push((conn, answer)),
-                Err(error) => drop(answer.send(Err(error.to_string()))),
+                Err(error) => drop(answer.send(Err(error.into()))),
             },
             Command::Alloc(conn, len, answer) => drop(answer.send(self.alloc_exposed(conn, len))),
             Command::Stats(answer) => drop(answer.send(self.stats())),

@@ -59,7 +59,7 @@ fn who(client: &mut LocalClient) -> [String; 2] {
 
 fn refusal(result: Result<LocalClient, ConnectError>) -> String {
     match result {
-        Err(ConnectError::Refused { reason, .. }) => reason,
+        Err(ConnectError::Refused { reason, .. }) => reason.to_string(),
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("it was let in"),
     }

@@ -185,7 +185,7 @@ impl Caller {
         let Some(reason) = self.client.closed_because(link.connection) else { return };
         link.over = true;
         // Addresses differ from run to run.
-        let reason = reason.split('"').step_by(2).collect::<String>();
+        let reason = reason.to_string().split('"').step_by(2).collect::<String>();
         self.desk.journal.note(format_args!("link {index} is over: {reason}"));
         assert_eq!(link.under_way, 0, "{}: a connection is over, its calls are not", self.desk.journal.who());
     }

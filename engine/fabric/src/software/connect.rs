@@ -20,7 +20,7 @@ use super::qp::{Parts, Qp, State};
 use super::region;
 use super::request::{Offer, Request};
 use super::window::{ENTRY, OwnWindows, PeerWindows};
-use crate::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId, Waker};
+use crate::{ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId, Waker};
 
 /// Sockets with news that one look takes in; the others follow in the next.
 const EVENTS: usize = 64;
@@ -443,7 +443,7 @@ impl SoftwareFabric {
     /// Ends a queue pair that was never connected; the event is sent already.
     fn give_up(&mut self, slot: u32) {
         if let Some(qp) = self.table.at(slot) {
-            qp.fail(&mut self.common, String::new());
+            qp.fail(&mut self.common, Disconnect::Local, String::new());
         }
     }
 
@@ -502,14 +502,14 @@ impl SoftwareFabric {
                 let honest = qp.settle_reported();
                 let done = qp.pending.is_empty() && qp.tx.is_idle();
                 if done || late || !honest {
-                    qp.fail(&mut self.common, "disconnected".to_owned());
+                    qp.fail(&mut self.common, Disconnect::Local, "disconnected".to_owned());
                     return self.tend_qp(slot, now);
                 }
                 true
             }
             State::Draining => {
                 if late || qp.rx.peek(&qp.ring.rx()) == 0 {
-                    qp.fail(&mut self.common, "the peer closed the connection".to_owned());
+                    qp.fail(&mut self.common, Disconnect::Peer, "the peer closed the connection".to_owned());
                     return self.tend_qp(slot, now);
                 }
                 true

@@ -64,8 +64,8 @@ use self::region::{Budget, PeerMemory, Regions};
 use super::log_limit::ClockedLog;
 use super::table::Table;
 use super::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
-    FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress,
+    FabricError, FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
 /// Queue pairs on the cold list that each poll looks at.
@@ -281,7 +281,7 @@ impl Fabric for SoftwareFabric {
         self.hot.retain(|&slot| slot != qp.slot);
         self.cold.retain(|&slot| slot != qp.slot);
         self.common.attention.retain(|&slot| slot != qp.slot);
-        gone.fail(&mut self.common, "destroyed".to_owned());
+        gone.fail(&mut self.common, Disconnect::Local, "destroyed".to_owned());
         self.common.attention.retain(|&slot| slot != qp.slot);
         // Whoever destroys it need not be told that it is gone.
         self.common.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp: id, .. } if *id == qp));

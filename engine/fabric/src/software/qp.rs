@@ -17,8 +17,8 @@ use super::ring::{Consumer, Producer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::log_limit::ClockedLog;
 use crate::{
-    Completion, ConnectParams, ControlEvent, FabricStats, Opcode, Posting, QpId, ReceivedBuf, Status,
-    WorkRequest,
+    Completion, ConnectParams, ControlEvent, Disconnect, FabricStats, Opcode, Posting, QpId, ReceivedBuf,
+    Status, WorkRequest,
 };
 
 /// What all queue pairs of a fabric share.
@@ -274,7 +274,7 @@ impl Qp {
     #[inline(never)]
     pub(super) fn refuse(&mut self, common: &mut Common, why: Refusal, reason: &str) -> bool {
         self.refused = Some(why);
-        self.fail(common, reason.to_owned());
+        self.fail(common, Disconnect::Violation, reason.to_owned());
         false
     }
 
@@ -283,22 +283,22 @@ impl Qp {
     #[inline(never)]
     pub(super) fn violation(&mut self, common: &mut Common, what: &str) -> bool {
         common.stats.peer_violations += 1;
-        self.fail(common, format!("the peer broke the rules of the fabric: {what}"));
+        self.fail(common, Disconnect::Violation, format!("the peer broke the rules of the fabric: {what}"));
         false
     }
 
     /// The end: whatever is still posted is flushed.
     #[cold]
     #[inline(never)]
-    pub(super) fn fail(&mut self, common: &mut Common, reason: String) {
-        self.fail_as(common, reason, None);
+    pub(super) fn fail(&mut self, common: &mut Common, cause: Disconnect, reason: String) {
+        self.fail_as(common, cause, reason, None);
     }
 
     /// The same; the first message that the peer has not taken ends with `status`, if the peer does not say
     /// why.
     #[cold]
     #[inline(never)]
-    fn fail_as(&mut self, common: &mut Common, reason: String, status: Option<Status>) {
+    fn fail_as(&mut self, common: &mut Common, cause: Disconnect, reason: String, status: Option<Status>) {
         if self.state == State::Error {
             return;
         }
@@ -315,7 +315,7 @@ impl Qp {
         common.attention.push(self.id.slot);
         if told {
             log::debug!("{:?}: {reason}", self.id);
-            common.events.push_back(ControlEvent::Disconnected { qp: self.id, reason });
+            common.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
         }
     }
 
@@ -402,7 +402,7 @@ impl Qp {
     pub(super) fn not_taken(&mut self, common: &mut Common) {
         let limit = common.config.retry_timeout;
         let reason = format!("the peer takes nothing of what was sent: longer than retry_timeout, {limit:?}");
-        self.fail_as(common, reason, Some(Status::RnrRetryExceeded));
+        self.fail_as(common, Disconnect::Failure, reason, Some(Status::RnrRetryExceeded));
     }
 
     /// Takes the messages that wait at the connection's socket. False once it is closed; an error says what

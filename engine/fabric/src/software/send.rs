@@ -8,7 +8,9 @@ use super::qp::{Common, Qp, State, ended, opcode};
 use super::retire::Retire;
 use super::ring::Header;
 use super::window::{Exposure, Revoked};
-use crate::{Access, Completion, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest};
+use crate::{
+    Access, Completion, Disconnect, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest,
+};
 
 /// Bytes that one queue pair may copy per post or poll, so that the others get their turn.
 const COPY_BUDGET: usize = 1 << 20;
@@ -414,7 +416,7 @@ impl Qp {
             Some(r) => format!("{:?} {:#x} failed: {:?}", r.opcode, r.wr_id, r.status),
             None => "the peer refused a message".to_owned(),
         };
-        self.fail(common, reason);
+        self.fail(common, Disconnect::Failure, reason);
         false
     }
 

@@ -12,7 +12,7 @@ use super::receives::SharedReceives;
 use super::sys::WorkCompletion;
 use super::wr_id::{Owner, WrId};
 use crate::table::Table;
-use crate::{Completion, FabricStats, Opcode, QpId, Status};
+use crate::{Completion, Disconnect, FabricStats, Opcode, QpId, Status};
 
 /// A queue pair that nobody has: of Receives whose queue pair is gone.
 const NOBODY: QpId = QpId { slot: u32::MAX, generation: u32::MAX };
@@ -139,7 +139,9 @@ impl Book {
 
 #[cold]
 fn failed(qp: &mut Qp, attention: &mut Vec<u32>, what: &str, status: Status, vendor: u32) {
-    qp.fail(attention, || format!("{what} ended with {status:?} (vendor's code {vendor:#x})"));
+    qp.fail(attention, Disconnect::Failure, || {
+        format!("{what} ended with {status:?} (vendor's code {vendor:#x})")
+    });
 }
 
 /// The device takes a Send or Write with immediate data for good, and goes on: the queue pair is stopped
@@ -147,7 +149,9 @@ fn failed(qp: &mut Qp, attention: &mut Vec<u32>, what: &str, status: Status, ven
 #[cold]
 fn sent_immediate(qp: &mut Qp, attention: &mut Vec<u32>) {
     qp.stop();
-    qp.fail(attention, || "the peer has sent immediate data, which no message has".to_owned());
+    qp.fail(attention, Disconnect::Violation, || {
+        "the peer has sent immediate data, which no message has".to_owned()
+    });
 }
 
 /// The fabric's name of a device's status.

@@ -14,7 +14,9 @@ use super::qp::{Qp, State, depth};
 use super::sleep::Source;
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel, POLL_BATCH};
 use super::{VerbsFabric, address, explain, reaper, wr_id};
-use crate::{Completion, ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId};
+use crate::{
+    Completion, ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId,
+};
 
 /// Events of one kind that one look takes, so that the others get their turn.
 const MOST_EVENTS: usize = 256;
@@ -313,14 +315,20 @@ impl VerbsFabric {
                 );
             }
             (CmEventKind::DeviceRemoval, State::Accepting | State::Up | State::Closing) => {
-                self.finish(id, "the device was removed".to_owned());
+                self.finish(id, Disconnect::Failure, "the device was removed".to_owned());
             }
             (CmEventKind::Disconnected, State::Closing) => {
-                self.finish(id, "both sides have closed it".to_owned())
+                self.finish(id, Disconnect::Local, "both sides have closed it".to_owned())
             }
-            (CmEventKind::Disconnected, _) => self.finish(id, "the peer has closed it".to_owned()),
+            (CmEventKind::Disconnected, _) => {
+                self.finish(id, Disconnect::Peer, "the peer has closed it".to_owned())
+            }
             (kind, State::Accepting | State::Up) if ends(kind) => {
-                self.finish(id, format!("the connection manager says {kind:?} ({})", event.status));
+                self.finish(
+                    id,
+                    Disconnect::Failure,
+                    format!("the connection manager says {kind:?} ({})", event.status),
+                );
             }
             _ => {}
         }
@@ -393,7 +401,7 @@ impl VerbsFabric {
     }
 
     /// The connection is over: what is posted is flushed.
-    pub(super) fn finish(&mut self, id: QpId, reason: String) {
+    pub(super) fn finish(&mut self, id: QpId, cause: Disconnect, reason: String) {
         let Some(qp) = self.book.table.get(id) else { return };
         if matches!(qp.state, State::Connecting | State::Failed | State::Over) {
             return;
@@ -405,7 +413,7 @@ impl VerbsFabric {
         }
         qp.stop();
         log::debug!("{id:?}: {reason}");
-        qp.farewell = Some((self.book.empty_polls, reason));
+        qp.farewell = Some((self.book.empty_polls, cause, reason));
         self.book.attention.push(id.slot);
     }
 
@@ -424,7 +432,7 @@ impl VerbsFabric {
             State::Connecting => {
                 self.connect_failed(id, FabricError::Misuse("given up by this side".to_owned()));
             }
-            State::Accepting => self.finish(id, "given up by this side".to_owned()),
+            State::Accepting => self.finish(id, Disconnect::Local, "given up by this side".to_owned()),
             State::Closing | State::Over | State::Failed => {}
         }
     }
@@ -434,17 +442,17 @@ impl VerbsFabric {
         for slot in std::mem::take(&mut self.book.attention) {
             let Some(qp) = self.book.table.at(slot) else { continue };
             let id = qp.id;
-            if let Some((since, _)) = qp.farewell {
+            if let Some((since, ..)) = qp.farewell {
                 if self.book.empty_polls == since {
                     self.book.attention.push(slot);
-                } else if let Some((_, reason)) = qp.farewell.take() {
-                    self.events.push(ControlEvent::Disconnected { qp: id, reason });
+                } else if let Some((_, cause, reason)) = qp.farewell.take() {
+                    self.events.push(ControlEvent::Disconnected { qp: id, cause, reason });
                 }
-            } else if let Some(reason) = qp.failure.take() {
-                self.finish(id, reason);
+            } else if let Some((cause, reason)) = qp.failure.take() {
+                self.finish(id, cause, reason);
             } else if qp.state == State::Closing {
                 if qp.endpoint.in_flight() == 0 || qp.deadline.is_some_and(|deadline| deadline <= now()) {
-                    self.finish(id, "closed by this side".to_owned());
+                    self.finish(id, Disconnect::Local, "closed by this side".to_owned());
                 } else {
                     self.book.attention.push(slot);
                 }
@@ -471,10 +479,9 @@ impl VerbsFabric {
                         self.choice.device
                     );
                     let attention = &mut self.book.attention;
-                    self.book
-                        .table
-                        .iter_mut()
-                        .for_each(|qp| qp.fail(attention, || format!("the device says {event:?}")));
+                    self.book.table.iter_mut().for_each(|qp| {
+                        qp.fail(attention, Disconnect::Failure, || format!("the device says {event:?}"))
+                    });
                 }
                 other => log::info!("{}: {other:?}", self.choice.device),
             }
@@ -490,7 +497,7 @@ impl VerbsFabric {
                 self.book.attention.push(slot);
             }
             // Fatal, a bad request, refused access; the rest is about path migration.
-            1..=3 => qp.fail(&mut self.book.attention, || {
+            1..=3 => qp.fail(&mut self.book.attention, Disconnect::Failure, || {
                 format!("the device says: event {code} of the queue pair")
             }),
             _ => log::debug!("{:?}: event {code} of the queue pair", qp.id),

@@ -66,8 +66,8 @@ use self::sys::{
 };
 use self::window::NoWindow;
 use super::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
-    FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId,
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress,
+    FabricError, FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId,
 };
 
 /// The addresses of this host's active RoCE ports: where a server of this fabric can listen. Empty on a host
@@ -230,7 +230,9 @@ impl VerbsFabric {
 #[cold]
 fn unpollable(error: &std::io::Error, book: &mut Book) -> usize {
     let attention = &mut book.attention;
-    book.table.iter_mut().for_each(|qp| qp.fail(attention, || format!("ibv_poll_cq: {error}")));
+    book.table
+        .iter_mut()
+        .for_each(|qp| qp.fail(attention, Disconnect::Failure, || format!("ibv_poll_cq: {error}")));
     0
 }
 

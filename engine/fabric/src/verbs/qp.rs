@@ -9,7 +9,7 @@ use rdma_sys::{ibv_access_flags, ibv_qp_attr_mask, ibv_qp_state};
 use super::config::VerbsConfig;
 use super::endpoint::Endpoint;
 use super::sys::{CmId, ConnectionParameters, QpAttributes};
-use crate::{ConnectParams, QpId};
+use crate::{ConnectParams, Disconnect, QpId};
 
 /// Bits that the kernel's connection manager sets for its own use.
 const KERNEL_ONLY: u32 = 0xF << 21;
@@ -41,10 +41,10 @@ pub(super) struct Qp {
     /// When a closing connection is closed whatever is still under way.
     pub(super) deadline: Option<Instant>,
     /// What a completion or the device said of its end.
-    pub(super) failure: Option<String>,
+    pub(super) failure: Option<(Disconnect, String)>,
     /// What to say of its end, and the empty poll after which to say it: messages that came before are told
     /// first.
-    pub(super) farewell: Option<(u64, String)>,
+    pub(super) farewell: Option<(u64, Disconnect, String)>,
     /// A message came before the connection manager's last word.
     pub(super) is_early: bool,
     /// It has been ready to receive: messages may have met Receives of it, or of the shared queue.
@@ -56,9 +56,14 @@ pub(super) struct Qp {
 impl Qp {
     /// Sets the end of it, as the first to say so.
     #[cold]
-    pub(super) fn fail(&mut self, attention: &mut Vec<u32>, reason: impl FnOnce() -> String) {
+    pub(super) fn fail(
+        &mut self,
+        attention: &mut Vec<u32>,
+        cause: Disconnect,
+        reason: impl FnOnce() -> String,
+    ) {
         if matches!(self.state, State::Accepting | State::Up | State::Closing) && self.failure.is_none() {
-            self.failure = Some(reason());
+            self.failure = Some((cause, reason()));
             attention.push(self.id.slot);
         }
     }

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
 use rpcrdma_fabric::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
-    FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, RemoteMemory, RequestId, Source, Status,
-    Waker, WindowId, WorkRequest,
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress,
+    FabricError, FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, RemoteMemory, RequestId, Source,
+    Status, Waker, WindowId, WorkRequest,
 };
 use rpcrdma_mempool::{Arena, ArenaConfig, ArenaId, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
@@ -152,7 +152,7 @@ pub(crate) fn serve(mut socket: UnixStream, config: SoftwareConfig) {
                             answer.put(0).put(request.0).put_bytes(&private_data).put_bytes(peer.as_bytes())
                         }
                         ControlEvent::Established { qp, .. } => answer.put(1).put_qp(qp),
-                        ControlEvent::Disconnected { qp, reason } => {
+                        ControlEvent::Disconnected { qp, reason, .. } => {
                             answer.put(2).put_qp(qp).put_bytes(reason.as_bytes())
                         }
                         other => panic!("not for an acceptor: {other:?}"),
@@ -359,6 +359,7 @@ impl Far {
                 1 => ControlEvent::Established { qp: answer.get_qp(), private_data: Vec::new() },
                 _ => ControlEvent::Disconnected {
                     qp: answer.get_qp(),
+                    cause: Disconnect::Failure,
                     reason: String::from_utf8(answer.get_bytes()).expect("words"),
                 },
             });

@@ -1,0 +1,115 @@
+//! Why a connection is over.
+
+use crate::fabric::{Disconnect, FabricError, Opcode, PostError, Status};
+use crate::proto::PeerFault;
+
+/// Why a connection is over, or never came about.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloseReason {
+    /// The peer broke a rule of the protocol.
+    #[error(transparent)]
+    PeerFault(#[from] PeerFault),
+    /// The peer did not take the connection.
+    // Any bytes: they are not to look like lines of ours in a log.
+    #[error("refused by the peer: {}", String::from_utf8_lossy(.said).escape_debug())]
+    Refused {
+        /// What it said about it.
+        said: Vec<u8>,
+    },
+    /// The device could not carry out a work request.
+    #[error("{opcode:?} failed: {status:?}")]
+    Device {
+        /// What it was to do.
+        opcode: Opcode,
+        /// How that ended.
+        status: Status,
+    },
+    /// The device did not take a work request.
+    #[error("{}", not_posted(*.0))]
+    NotPosted(PostError),
+    /// The fabric could not connect.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// The connection was closed, or lost.
+    #[error("{detail}")]
+    Disconnected {
+        /// Whose doing it is.
+        cause: Disconnect,
+        /// The fabric's words for it.
+        detail: String,
+    },
+    /// This side has ended it.
+    #[error(transparent)]
+    Local(#[from] LocalClose),
+}
+
+/// Why this side has ended a connection whose peer has broken no rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LocalClose {
+    /// It was asked to.
+    #[error("closed by this side")]
+    Requested,
+    /// The shard that had it has stopped.
+    #[error("the shard has stopped")]
+    Stopped,
+    /// [`Config::negotiation_timeout`](crate::Config::negotiation_timeout) is over.
+    #[error("the peer does not answer the first message")]
+    NegotiationTimeout,
+    /// [`Config::setup_timeout`](crate::Config::setup_timeout) is over.
+    #[error("it was not set up in time (Config::setup_timeout)")]
+    SetupTimeout,
+    /// [`Config::progress_timeout`](crate::Config::progress_timeout) is over.
+    #[error("{0} (Config::progress_timeout)")]
+    ProgressTimeout(Stall),
+    /// Others needed its Receives; see [`Config::silent_after`](crate::Config::silent_after).
+    #[error("it is silent, and its Receives are wanted (Config::silent_after)")]
+    Displaced,
+    /// Something that was counted as sent could not be.
+    #[error("{0} could not be sent")]
+    Unsendable(&'static str),
+}
+
+/// What a peer owes for too long, while memory is held for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Stall {
+    /// To take what it is sent.
+    #[error("the peer does not take what it is sent")]
+    Sends,
+    /// Credits for the replies that it has asked for.
+    #[error("the peer grants no credit for its replies")]
+    Grant,
+    /// The rest of a message.
+    #[error("the peer does not end a message that it has begun")]
+    Message,
+}
+
+fn not_posted(error: PostError) -> String {
+    match error {
+        PostError::QueueFull => "the device's send queue is full".into(),
+        PostError::NotConnected => "the device says that it is not connected".into(),
+        PostError::Invalid(why) => format!("the device refused a work request: {why}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_peer_says_looks_like_no_line_of_ours() {
+        let refused = CloseReason::Refused { said: b"full\n\x1b[31m\xff".to_vec() };
+        assert_eq!(refused.to_string(), "refused by the peer: full\\n\\u{1b}[31m\u{fffd}");
+    }
+
+    #[test]
+    fn a_reason_of_another_layer_keeps_its_words() {
+        let fault = PeerFault::VersionChanged(1);
+        assert_eq!(CloseReason::from(fault).to_string(), fault.to_string());
+        let stalled = CloseReason::from(LocalClose::ProgressTimeout(Stall::Grant));
+        let text = "the peer grants no credit for its replies (Config::progress_timeout)";
+        assert_eq!(stalled.to_string(), text);
+    }
+}
