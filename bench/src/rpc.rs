@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rpcrdma::Config;
 use rpcrdma::fabric::Capabilities;
-use rpcrdma::handoff::workers::WorkerConfig;
+use rpcrdma::server::WorkerConfig;
 use rpcrdma::server::{Server, ServerConfig};
 
 use crate::cli::{

@@ -43,7 +43,7 @@ pub struct Config {
     /// ends. Version 2 needs 4096 at least. Default 4096.
     pub inline: usize,
     /// The most that `inline` may be changed to while connected
-    /// ([`Shard::change_receive_size`](crate::shard::Shard::change_receive_size)), and the longest Send
+    /// ([`LocalClient::change_receive_size`](crate::LocalClient::change_receive_size)), and the longest Send
     /// to a peer that takes so much; bytes. Less than `inline` counts as `inline`. Default 0.
     pub max_inline: usize,
     /// Offers to peers that either end may change its characteristics while connected, in version 2. Default

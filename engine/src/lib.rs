@@ -1,26 +1,92 @@
 //! ONC RPC over RDMA, protocol versions 1 and 2: poll-mode, core-pinned.
 //!
-//! ```text
-//!  client · server          the public face
-//!      │ handoff            rings between shards and other threads
-//!    shard                  one core's loop
-//!   ├── proto               one connection's rules, without I/O
-//!   │    └── wire           bytes <-> headers
-//!   └── fabric              what an RDMA device is: software, (verbs)
-//!        └── mempool        hugepage arenas, per-core pools
+//! A [`Server`] runs [`Services`]: tables of [`Procedure`]s, each with a handler that gets a [`ServerCall`]. A
+//! [`LocalClient`] calls on the thread that polls it; a [`Client`] has a thread of its own, and blocks or is a
+//! `Future`. Short arguments and results travel within the messages. Long ones travel as chunks, which the
+//! devices move from memory to memory: a *Read chunk* is an argument that the server fetches, a *Write chunk* is
+//! room for a result that the server puts there.
+//!
+//! ```
+//! use rpcrdma::client::ClientConfig;
+//! use rpcrdma::server::ServerConfig;
+//! use rpcrdma::{Address, LocalClient, Procedure, Refusal, Server, Services};
+//!
+//! /// Program numbers from 0x20000000 to 0x3fffffff are everybody's own (RFC 5531 §13).
+//! const PROGRAM: u32 = 0x2000_0001;
+//! const VERSION: u32 = 1;
+//! const UPPERCASE: u32 = 1;
+//! const LONGEST: usize = 64 << 10;
+//!
+//! // The software fabric needs no device; `verbs:HOST` is one, in builds with the feature `verbs`.
+//! let address: Address = format!("soft:uppercase-{}", std::process::id()).parse()?;
+//!
+//! // What may come and go as chunks is declared; a call that does otherwise is refused before it is run.
+//! let uppercase = Procedure::new(|call| {
+//!     let text = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
+//!     let mut result = call.result_writer(0).ok_or(Refusal::GarbageArguments)?;
+//!     result.put(&text.to_ascii_uppercase()).map_err(|_| Refusal::GarbageArguments)?;
+//!     // The results that travel within the message: here, how long the text is.
+//!     let len = (text.len() as u32).to_be_bytes();
+//!     call.reply_mut(4).ok_or(Refusal::SystemError)?.copy_from_slice(&len);
+//!     Ok(())
+//! });
+//! let uppercase = uppercase.read_chunks(1, LONGEST).uncounted().write_chunks(1, LONGEST);
+//! let mut services = Services::new();
+//! services.add(PROGRAM, VERSION, UPPERCASE, uppercase);
+//! let server = Server::start(&address, services, &ServerConfig::default())?;
+//!
+//! let mut client = LocalClient::connect(&address, ClientConfig::new(PROGRAM, VERSION))?;
+//! let connection = client.first();
+//! let text = b"one message, two chunks".repeat(1000);
+//! // Memory for chunks is the client's to give: the server reaches it for this call only.
+//! let mut argument = client.alloc(connection, text.len())?;
+//! argument.copy_from_slice(&text);
+//! let room = client.alloc(connection, text.len())?;
+//! let mut call = client.prepare_with_chunks(UPPERCASE, 0)?;
+//! call.read_chunk(0, argument).map_err(|_| "more Read chunks than a call has")?;
+//! call.write_chunk(room).map_err(|_| "more Write chunks than a call has")?;
+//! let reply = client.call(call)?;
+//! assert_eq!(reply.results(), (text.len() as u32).to_be_bytes());
+//! assert_eq!(reply.chunk(0), Some(&text.to_ascii_uppercase()[..]));
+//!
+//! drop(client);
+//! server.drain(std::time::Duration::from_secs(10))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Beside it, for what goes beside RDMA: `stream`, RPC over TCP, and `rpcbind`.
+//! # What is where
 //!
-//! Arrows point down only. Start at [`server::Server`] and [`client::LocalClient`]; `PROTOCOL.md` beside this
-//! crate says what is on the wire, and `README.md` how a call goes through the code.
+//! | | |
+//! |---|---|
+//! | [`client`] | those who call, and their configuration |
+//! | [`server`] | shards and workers that serve, and their configuration |
+//! | [`service`] | what procedures are written with; the cache for those that must not run twice |
+//! | [`Config`] | every knob of a shard, of either side |
+//! | [`stats`] | what a shard did |
+//! | [`auth`] | who a host is: keys, and what is asked of peers |
+//! | [`binding`] | what of a program may travel as chunks; NFS version 3 is there |
+//! | [`rpcbind`], [`stream`] | finding a port, and RPC over TCP, for what goes beside RDMA |
+//!
+//! Errors are typed all the way: a call ends with a [`Reply`] or a [`CallError`], a connection with a
+//! [`CloseReason`]. Configurations start from their `default()`.
+//!
+//! The crates below are under their own names, for tools and tests: [`proto`] and its [`wire`], one connection's
+//! rules and bytes, without I/O; [`fabric`], what an RDMA device is; [`mempool`], arenas and pools.
+//!
+//! `README.md` beside this crate says how a call goes through the code, `PROTOCOL.md` what is on the wire, and
+//! `tuning.md` when to turn which knob.
 
 pub mod client;
-pub mod config;
+mod config;
+// Rings and slots between shards and other threads. No part of what programs use: public for benchmarks and for the
+// tests that hold its ends to their rules.
+#[doc(hidden)]
 pub mod handoff;
 pub mod rpcbind;
 pub mod server;
 pub mod service;
+// One core's loop. No part of what programs use: public for benchmarks and for tests that turn it by themselves.
+#[doc(hidden)]
 pub mod shard;
 pub mod stats;
 pub mod stream;
@@ -29,13 +95,20 @@ mod address;
 
 pub use address::{Address, AddressError};
 pub use client::{Client, LocalClient};
-pub use config::Config;
+pub use config::{Config, ConfigError};
 pub use handoff::idle::IdlePolicy;
-pub use proto::{CallError, Refusal, Scheme};
+pub use handoff::pin::PinError;
+pub use proto::{CallError, PeerFault, Refusal, Scheme};
+pub use rpcrdma_fabric::FabricError;
+pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, PagePolicy};
+#[doc(inline)]
+pub use rpcrdma_proto::{auth, binding};
+pub use server::Server;
+pub use service::{Procedure, ServerCall, Services};
+pub use shard::{CallResult, CloseReason, LocalClose, OpenError, Reply, ResizeError, SpawnError, Stall};
+
 pub use rpcrdma_fabric as fabric;
 pub use rpcrdma_mempool as mempool;
 pub use rpcrdma_proto as proto;
-pub use rpcrdma_proto::{auth, binding, wire};
-pub use server::Server;
-pub use service::{Procedure, ServerCall, Services};
-pub use shard::{CallResult, Reply};
+#[doc(no_inline)]
+pub use rpcrdma_proto::wire;

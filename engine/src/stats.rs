@@ -1,10 +1,10 @@
 //! What a shard did: counted by the shard alone, copied out when asked for.
 
 use hdrhistogram::Histogram;
-use rpcrdma_mempool::PoolStats;
 
-use crate::fabric::FabricStats;
-use crate::proto::Counters;
+pub use crate::fabric::FabricStats;
+pub use crate::proto::Counters;
+pub use rpcrdma_mempool::{ClassStats, PoolStats};
 
 /// Counters of one shard since it started. Times are nanoseconds.
 #[derive(Clone, Debug)]

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::ServerConfig;
+use rpcrdma::server::WorkerConfig;
 use rpcrdma::{Config, Procedure, Refusal, ServerCall, Services};
 
 use crate::codec::{self, Info, ReadArgs, ReadData, Status, WriteArgs, Written, Xdr};

@@ -11,6 +11,7 @@ use super::header::Template;
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
 use crate::binding::BindingError;
+use crate::config::Config;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
 use crate::handoff::idle::{Idle, IdleStep};
@@ -252,25 +253,34 @@ impl<F: Fabric> LocalClient<F> {
         }
     }
 
-    /// The shard, for its configuration and its memory.
+    /// The configuration of its shard, as it is in force.
+    pub fn config(&self) -> &Config {
+        self.shard.config()
+    }
+
+    /// The shard, for its device and its memory.
+    #[doc(hidden)]
     pub fn shard(&self) -> &Shard<F> {
         &self.shard
     }
 
     /// The shard, to be driven by its owner: what it [tells](Shard::take_notices) and what
     /// [ended](Shard::take_done) is then the owner's to take, rather than [`poll`](Self::poll)'s to give.
+    #[doc(hidden)]
     pub fn shard_mut(&mut self) -> &mut Shard<F> {
         &mut self.shard
     }
 
     /// Takes in a connection that the [shard](Self::shard_mut) has accepted, to call back on it (RFC 8167). A
     /// client that serves, and listens, is a server that is polled by its caller.
+    #[doc(hidden)]
     pub fn adopt(&mut self, conn: ConnRef) -> Connection {
         self.connections.push(conn);
         Connection(self.connections.len() - 1)
     }
 
     /// Lives in simulated time from now on; see [`Shard::simulate`].
+    #[doc(hidden)]
     pub fn simulate(&mut self, time: &SimulatedTime) {
         self.shard.simulate(time);
     }

@@ -11,9 +11,10 @@ use crate::binding::{BindingError, Bindings, reduction_allowed};
 use crate::config::{Config, ConfigError};
 use crate::fabric::FabricError;
 use crate::service::Services;
-use crate::shard::{OpenError, SpawnError};
+use crate::shard::{CloseReason, OpenError, SpawnError};
 
-pub use crate::shard::{CloseReason, LocalClose, Stall};
+pub use crate::proto::{CallId, Terms};
+pub use crate::shard::Done;
 pub use header::Credential;
 pub use local::{Connection, LocalClient, PreparedCall};
 pub use threaded::{Client, ClientCall, Pending};

@@ -28,7 +28,7 @@ pub struct WorkerConfig {
     /// Cores to pin them to, one each, at least `count` of them. `None`: the system places them.
     pub cores: Option<Vec<usize>>,
     /// Jobs that one shard may have with one worker, running one included; rounded up to a power of two.
-    /// Beyond that [`ShardPort::dispatch`] pushes back. Memory: this many keys and jobs, and keys and
+    /// Calls beyond that wait at the shard. Memory: this many keys and jobs, and keys and
     /// results, per pair.
     pub ring_capacity: usize,
     /// What a worker does without jobs.

@@ -7,12 +7,13 @@ use crate::address::Address;
 use crate::client::{Client, ClientConfig};
 use crate::config::Config;
 use crate::fabric::FabricError;
-use crate::handoff::workers::{PoolError, WorkerConfig};
 use crate::service::{Caller, Services};
 use crate::shard::{
     Command, ConnRef, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn, worker_of,
 };
 use crate::stats::ShardStats;
+
+pub use crate::handoff::workers::{PoolError, WorkerConfig};
 
 /// How a server runs.
 #[derive(Clone, Debug)]
@@ -124,7 +125,7 @@ impl Server {
     }
 
     /// Changes the size of the Receives of every shard, while calls run; see
-    /// [`Shard::change_receive_size`](crate::shard::Shard::change_receive_size).
+    /// [`LocalClient::change_receive_size`](crate::LocalClient::change_receive_size).
     ///
     /// # Errors
     /// Of the first shard that cannot: those before it have begun.

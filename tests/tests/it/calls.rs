@@ -456,7 +456,7 @@ fn configurations_that_cannot_work_are_explained() {
     let core = rpcrdma::server::ServerConfig { cores: Some(vec![100_000]), ..small_server() };
     let error = Server::start(&address, standard_services(), &core).err().unwrap().to_string();
     assert!(error.contains("100000"), "{error}");
-    let workers = rpcrdma::handoff::workers::WorkerConfig { count: 0, ..Default::default() };
+    let workers = rpcrdma::server::WorkerConfig { count: 0, ..Default::default() };
     let workers = rpcrdma::server::ServerConfig { workers: Some(workers), ..small_server() };
     assert!(Server::start(&address, standard_services(), &workers).is_err());
 }
@@ -481,7 +481,7 @@ pub(crate) fn workers() -> rpcrdma::server::ServerConfig {
 }
 
 fn server_with_workers(shard: Config) -> rpcrdma::server::ServerConfig {
-    let workers = rpcrdma::handoff::workers::WorkerConfig { count: 2, ..Default::default() };
+    let workers = rpcrdma::server::WorkerConfig { count: 2, ..Default::default() };
     rpcrdma::server::ServerConfig { workers: Some(workers), ..server_with(shard) }
 }
 

@@ -32,7 +32,7 @@ fn with(host_auth: AuthPolicy) -> Config {
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
-    let workers = Some(rpcrdma::handoff::workers::WorkerConfig { count: 1, ..Default::default() });
+    let workers = Some(rpcrdma::server::WorkerConfig { count: 1, ..Default::default() });
     world.serve_with(ServerConfig { shard, workers, ..small_server() }, services())
 }
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use rpcrdma::client::LocalClient;
-use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::ServerConfig;
+use rpcrdma::server::WorkerConfig;
 use rpcrdma::wire::{ErrorBody, Revision};
 use rpcrdma::{CallError, Config, IdlePolicy, Procedure, Scheme, ServerCall};
 use rpcrdma_tests::*;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::ServerConfig;
+use rpcrdma::server::WorkerConfig;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View};
 use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, ServerCall, Services};
 use rpcrdma_tests::*;

@@ -111,7 +111,7 @@ fn without_retransmission_a_call_says_whether_it_may_have_run() {
         let mut services = rpcrdma_tests::standard_services();
         services.add(PROGRAM, VERSION, 50, slow.on_workers());
         let mut config = small_server();
-        config.workers = Some(rpcrdma::handoff::workers::WorkerConfig::default());
+        config.workers = Some(rpcrdma::server::WorkerConfig::default());
         let address = world.serve_with(config, services);
         let mut client = world.client(&address, persistent(scheme));
         let call = client.prepare(50, 0).unwrap();

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::ServerConfig;
+use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig, by_credential, by_host};
 use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, Flags, Revision, Version, View, ViewBody};

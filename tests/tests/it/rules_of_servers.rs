@@ -457,7 +457,7 @@ fn version_1_drops_what_is_shorter_than_28_bytes() {
 fn calls_that_share_an_xid_are_all_answered() {
     for scheme in SCHEMES {
         let mut world = World::new("shared-xid");
-        let workers = Some(rpcrdma::handoff::workers::WorkerConfig { count: 1, ..Default::default() });
+        let workers = Some(rpcrdma::server::WorkerConfig { count: 1, ..Default::default() });
         let address = world.serve(ServerConfig { workers, ..server_of(scheme) });
         let mut client = Client::connect(&address, scheme, Revision::Ietf00);
         client.ping();

@@ -4,8 +4,8 @@
 use std::sync::{Arc, mpsc};
 
 use rpcrdma::client::{ClientCall, LocalClient, PreparedCall};
-use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::ServerConfig;
+use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, View};
 use rpcrdma::{Client, Config, Procedure, Refusal, Scheme, ServerCall, Services};

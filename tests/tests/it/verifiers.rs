@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use rpcrdma::client::{ClientCall, ClientConfig, Credential, LocalClient};
-use rpcrdma::handoff::workers::WorkerConfig;
 use rpcrdma::server::ServerConfig;
+use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::rpc::{AcceptStat, MAX_AUTH_LEN, OpaqueAuth, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, View};

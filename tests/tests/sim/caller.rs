@@ -259,7 +259,7 @@ impl Caller {
         }
         journal.count("late replies", messages.rejected_late);
         journal.count("pure grants", messages.grants_pure);
-        let inline = self.client.shard().config().inline;
+        let inline = self.client.config().inline;
         journal.count("Receives that have another size", u64::from(stats.receive_size != inline));
         journal.count("calls sent again", stats.calls_again);
         journal.chaos(&probe.inner().chaos_stats());

@@ -45,7 +45,7 @@ pub(crate) fn make(client: &mut LocalClient<Device>, links: &[Link], random: &mu
 }
 
 fn longest(client: &LocalClient<Device>) -> usize {
-    let config = client.shard().config();
+    let config = client.config();
     config.inline.max(config.max_inline)
 }
 

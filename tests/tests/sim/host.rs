@@ -193,7 +193,7 @@ impl Host {
         journal.count("turns in which workers were full", stats.backpressure);
         journal.count("peer faults", stats.peer_faults);
         journal.count("pure grants", messages.grants_pure);
-        let inline = self.client.shard().config().inline;
+        let inline = self.client.config().inline;
         journal.count("Receives that have another size", u64::from(stats.receive_size != inline));
         journal.count("late replies to servers", messages.rejected_late);
         journal.chaos(&probe.inner().chaos_stats());
