@@ -62,9 +62,6 @@ pub enum PeerFault {
         /// So many are put up with.
         per_second: u32,
     },
-    /// Key, bound or right refused what the peer asked our device to do.
-    #[error("peer made the device refuse: {0}")]
-    Device(&'static str),
 }
 
 /// Why a message was dropped or answered with an error, though the connection goes on.

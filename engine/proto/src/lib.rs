@@ -292,11 +292,6 @@ impl Connection {
         &self.credits
     }
 
-    /// Calls of ours, queued or sent, and those given up whose reply is owed.
-    pub fn calls_outstanding(&self) -> usize {
-        self.calls.len()
-    }
-
     /// Slots that calls of ours use; see [`call_slot`](Self::call_slot).
     pub fn call_slots(&self) -> usize {
         self.calls.capacity()

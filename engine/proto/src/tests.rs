@@ -589,7 +589,7 @@ fn a_reply_that_is_broken_off_ends_its_call() {
         assert!(matches!(take(&mut client, &other), Ok(Event::Rejected(_))));
         assert!(matches!(client.broken_off(), Some(Event::Failed { token: 1, .. })));
         assert!(client.broken_off().is_none(), "it ends once");
-        assert_eq!(client.calls_outstanding(), 0);
+        assert_eq!(client.calls.len(), 0);
     }
 }
 

@@ -56,6 +56,7 @@ pub enum IdleStep {
 pub struct Idle {
     policy: IdlePolicy,
     yield_every: u32,
+    /// Since there was work; halves instead of overflowing.
     empty: u32,
 }
 
@@ -69,16 +70,6 @@ impl Idle {
     pub fn yield_every(mut self, polls: u32) -> Self {
         self.yield_every = polls;
         self
-    }
-
-    /// The policy in force.
-    pub fn policy(&self) -> IdlePolicy {
-        self.policy
-    }
-
-    /// Empty polls since there was work; halves instead of overflowing.
-    pub fn empty_polls(&self) -> u32 {
-        self.empty
     }
 
     /// There was work.
@@ -151,7 +142,7 @@ mod tests {
         use IdleStep::{Sleep, Spin};
         assert_eq!(got, [Spin, Spin, Spin, Sleep, Sleep]);
         idle.reset();
-        assert_eq!((idle.next(), idle.empty_polls()), (Spin, 1));
+        assert_eq!((idle.next(), idle.empty), (Spin, 1));
     }
 
     #[test]

@@ -263,15 +263,6 @@ impl<T> Consumer<T> {
         Drain { ring: self, left }
     }
 
-    /// Appends up to `max` items, oldest first; returns how many.
-    #[inline]
-    pub fn pop_into(&mut self, out: &mut Vec<T>, max: usize) -> usize {
-        let batch = self.drain(max);
-        let count = batch.len();
-        out.extend(batch);
-        count
-    }
-
     /// Moves the item at `head` out; `release` gives its slot back. Only for `head != tail`.
     #[inline]
     fn take(&mut self) -> T {

@@ -326,17 +326,6 @@ struct Lane<K, J, D> {
     outstanding: usize,
 }
 
-/// How busy one worker is, as one shard sees it; see [`ShardPort::depths`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LaneDepth {
-    /// Jobs that the worker has not taken yet.
-    pub queued: usize,
-    /// Results that this shard has not collected yet.
-    pub done: usize,
-    /// All jobs dispatched and not collected: queued, running and done.
-    pub outstanding: usize,
-}
-
 /// A shard's end of the pool. Dropping it is fine at any time: the jobs still run, their results are dropped.
 pub struct ShardPort<K, J, D> {
     lanes: Vec<Lane<K, J, D>>,
@@ -405,15 +394,6 @@ impl<K, J, D> ShardPort<K, J, D> {
     /// Jobs dispatched and not collected.
     pub fn outstanding(&self) -> usize {
         self.lanes.iter().map(|lane| lane.outstanding).sum()
-    }
-
-    /// How busy each worker is with this shard's jobs.
-    pub fn depths(&self) -> impl Iterator<Item = LaneDepth> + '_ {
-        self.lanes.iter().map(|lane| LaneDepth {
-            queued: lane.jobs.len(),
-            done: lane.done.len(),
-            outstanding: lane.outstanding,
-        })
     }
 }
 

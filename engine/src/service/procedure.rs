@@ -258,11 +258,6 @@ impl Services {
         self
     }
 
-    /// True if a procedure needs workers.
-    pub fn needs_workers(&self) -> bool {
-        self.entries.iter().any(|entry| entry.run_on == RunOn::Workers)
-    }
-
     #[inline]
     pub(crate) fn entry(&self, index: usize) -> &Procedure {
         &self.entries[index]
