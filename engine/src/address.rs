@@ -32,6 +32,7 @@ const FORMS: &str = if cfg!(feature = "verbs") {
 /// A text that is no address: what is wrong with it, and what addresses look like.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no address: {detail}; addresses look like {FORMS}")]
+#[non_exhaustive]
 pub struct AddressError {
     /// As given.
     pub text: String,

@@ -210,6 +210,7 @@ impl Default for Config {
 /// A configuration that cannot work: which knob, and what it may be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{knob} is {value}: {wanted}")]
+#[non_exhaustive]
 pub struct ConfigError {
     /// The field.
     pub knob: &'static str,

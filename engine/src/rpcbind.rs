@@ -32,6 +32,7 @@ const LONGEST: usize = 1024;
 
 /// What rpcbind could not do.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RpcbindError {
     /// It cannot be reached.
     #[error("rpcbind at {at}: {error}; is it running? (systemctl start rpcbind)")]

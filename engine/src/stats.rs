@@ -8,6 +8,7 @@ pub use rpcrdma_mempool::{ClassStats, PoolStats};
 
 /// Counters of one shard since it started. Times are nanoseconds.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ShardStats {
     /// Turns of the loop.
     pub polls: u64,

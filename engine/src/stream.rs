@@ -18,6 +18,7 @@ const LAST: u32 = 1 << 31;
 
 /// How a call over a stream can end without results.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StreamError {
     /// The stream ended, or nothing came in time.
     #[error("{0}")]

@@ -182,6 +182,7 @@ impl fmt::Debug for Pool {
 
 /// Counters of a pool; see [`Pool::stats`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PoolStats {
     /// Smallest size first.
     pub classes: Vec<ClassStats>,
@@ -193,6 +194,7 @@ pub struct PoolStats {
 
 /// Counters of one size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ClassStats {
     /// Capacity of its buffers, in bytes.
     pub size: usize,

@@ -451,6 +451,7 @@ pub enum PostError {
 
 /// Counters that every fabric keeps, since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FabricStats {
     /// Work requests taken by [`Fabric::post_send`].
     pub posts: u64,

@@ -4,6 +4,7 @@ use super::Rejected;
 
 /// What happened on a connection; summed over connections by the shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counters {
     /// Messages received.
     pub received: u64,

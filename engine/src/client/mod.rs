@@ -67,6 +67,7 @@ impl ClientConfig {
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConnectError {
     /// The client's shard could not be made.
     #[error(transparent)]

@@ -9,6 +9,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 
 /// A thread could not be pinned. The text names what is allowed and the command that allows more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PinError {
     /// The core is outside of what this process was given.
     #[error(

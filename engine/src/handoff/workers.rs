@@ -43,6 +43,7 @@ impl Default for WorkerConfig {
 
 /// The pool could not be started.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PoolError {
     /// The configuration contradicts itself.
     #[error("workers: {0}")]

@@ -36,6 +36,7 @@ impl Default for ServerConfig {
 
 /// Why a server could not be started.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ServerError {
     /// The address cannot be had.
     #[error(transparent)]

@@ -9,6 +9,6 @@ mod writer;
 
 pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
-pub(crate) use procedure::REFUSAL_LEN;
-pub use procedure::{Handler, Identify, MAX_PROCEDURE, Procedure, ResultMemory, RunOn, Services};
+pub use procedure::{MAX_PROCEDURE, Procedure, Services};
+pub(crate) use procedure::{REFUSAL_LEN, ResultMemory, RunOn};
 pub use writer::ResultWriter;

@@ -11,11 +11,11 @@ use crate::proto::Refusal;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 
 /// What runs for a call: fills in the reply, or refuses.
-pub type Handler = dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync;
+type Handler = dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync;
 
 /// Where a procedure runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum RunOn {
+pub(crate) enum RunOn {
     /// On the shard that received the call, to completion. For what takes less than a few microseconds and
     /// never blocks: meanwhile the shard does nothing else.
     #[default]
@@ -26,7 +26,7 @@ pub enum RunOn {
 
 /// Whose memory the results in Write chunks are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum ResultMemory {
+pub(crate) enum ResultMemory {
     /// The shard's pool: the handler writes with [`ServerCall::result_writer`].
     #[default]
     Pool,
@@ -58,7 +58,7 @@ pub(crate) struct Cached {
 }
 
 /// Tells who calls, for a [`ReplyCache`].
-pub type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
+type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
 impl Cached {
     /// What is known of a call. `None` if it is new, and has its ticket; or if nobody can say whose it is.

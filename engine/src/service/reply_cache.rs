@@ -177,6 +177,7 @@ impl Deref for Kept {
 
 /// Counters since the start, and what is held now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ReplyCacheStats {
     /// Calls that were answered from the cache.
     pub hits: u64,

@@ -129,6 +129,7 @@ mod conn_ref {
 
 /// Why a shard could not be made.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpenError {
     /// The configuration cannot work.
     #[error(transparent)]

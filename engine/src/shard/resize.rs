@@ -19,6 +19,7 @@ use crate::fabric::{Access, Fabric, FabricError};
 const LEAST: usize = 4096;
 /// Why the size of Receives does not change.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ResizeError {
     /// It is not configured.
     #[error("Receives of {wanted} bytes: 4096 to {most} can be had, a multiple of 4; `max_inline` bounds it")]

@@ -102,6 +102,7 @@ pub(crate) struct ShardHandle {
 
 /// Why a shard's thread could not be started.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SpawnError {
     /// The shard could not be made.
     #[error(transparent)]
