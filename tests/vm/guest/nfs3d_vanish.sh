@@ -1,7 +1,9 @@
 # A client machine of the example nfs3d is gone from one moment to the next, amid its writes, and says no goodbye: from then on nothing that is sent over
 # the cable arrives. The server notices by its device, and has all back that was the client's; another client is served all the while. When the machine is
 # there again, its mount goes on, and nothing that was acknowledged is lost. One that had nothing under way is found out by the server's keep-alive.
-# limit: 200
+# Nearly all of it is waiting: for retries of the device, and of TCP. Whatever runs beside it makes it longer.
+# idle
+# limit: 600
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
@@ -42,7 +44,7 @@ cut_off
 cut=$SECONDS
 sleep 1
 written=$(cat $export/copy-* | wc -c)
-await 60 eval '[[ $(holds) == "$(</run/before)" ]]'
+await 120 eval '[[ $(holds) == "$(</run/before)" ]]'
 echo "- noticed after $((SECONDS - cut)) s, and all given back"
 [[ $(cat $export/copy-* | wc -c) == "$written" ]] || fail "written to by a client that is gone"
 before=$(answers)
@@ -61,7 +63,7 @@ echo "- the mount goes on after $((SECONDS - cut)) s"
 [[ $(theirs) -gt $(head -n 1 /run/before) ]] || fail "no queue pair for the client: $(rdma resource show qp)"
 cut_off
 cut=$SECONDS
-await 60 eval '[[ $(holds) == "$(</run/before)" ]]'
+await 120 eval '[[ $(holds) == "$(</run/before)" ]]'
 echo "- missed after $((SECONDS - cut)) s of quiet"
 mend
 rm /mnt/copy-1 || fail "the quiet mount does not go on"
