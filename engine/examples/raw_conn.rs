@@ -9,9 +9,7 @@
 use std::error::Error;
 
 use rpcrdma::Scheme;
-use rpcrdma::auth::AuthPolicy;
-use rpcrdma::proto::{ConnConfig, Connection, Event, Form, InboundId, Outgoing};
-use rpcrdma::wire::properties::ReverseSupport;
+use rpcrdma::proto::{ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing};
 use rpcrdma::wire::{Chunks, ReadSegment, Revision, Segment, View};
 
 /// Where the payload starts in a message buffer; headers are written before it.
@@ -28,28 +26,12 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn config(scheme: Scheme, server: bool) -> ConnConfig {
     ConnConfig {
         scheme,
-        version_1: true,
-        revision: Revision::Ietf00,
         server,
         takes_calls: server,
         window: 4,
-        reverse_window: 0,
         max_calls: if server { 0 } else { 8 },
-        reverse: ReverseSupport::None,
-        coalesce_grants: true,
         xid_seed: 100,
-        inline: 4096,
-        longest_send: 4096,
-        optional_operations: false,
-        receive_sizes: None,
-        segment_size: 1 << 20,
-        segment_count: 16,
-        continue_up_to: 16384,
-        reassemble_up_to: 1 << 20,
-        useless_per_second: 1000,
-        remote_invalidation: true,
-        auth: AuthPolicy::Off,
-        private_data: None,
+        ..ConnConfig::default()
     }
 }
 
@@ -70,7 +52,7 @@ fn exchange(scheme: Scheme) -> Result<(), Box<dyn Error>> {
         for message in transmit(&mut client, b"a ca\0\0\0\0", chunks)? {
             let view = View::check(&message, Revision::Ietf00);
             println!("  client -> {}", view.as_ref().map_err(|error| error.to_string())?);
-            if let Event::Call { id, .. } = server.handle_message(&view)? {
+            if let Event::Call { id, .. } = server.receive(&Incoming::checked(&view))? {
                 served.push(id);
             }
         }
@@ -79,7 +61,7 @@ fn exchange(scheme: Scheme) -> Result<(), Box<dyn Error>> {
         for message in transmit(&mut server, b"repl\0\0\0\x01", |_| &[])? {
             let view = View::check(&message, Revision::Ietf00);
             println!("  server -> {}", view.as_ref().map_err(|error| error.to_string())?);
-            if let Event::Reply { token, .. } = client.handle_message(&view)? {
+            if let Event::Reply { token, .. } = client.receive(&Incoming::checked(&view))? {
                 println!("            call {token} is answered");
                 answered += 1;
             }

@@ -144,6 +144,9 @@ pub struct Config {
     pub signal_every: u32,
     /// One post per queue pair and turn; without, each work request is posted by itself. Default true.
     pub batch: bool,
+    /// What most messages are is told by one look at a header of known layout; without, each is checked item by
+    /// item, which comes to the same. Default true.
+    pub decode_by_layout: bool,
     /// Pure grants wait until half a window is used; without, each message is reported at once. Default
     /// true.
     pub coalesce_grants: bool,
@@ -199,6 +202,7 @@ impl Default for Config {
             idle: IdlePolicy::default(),
             signal_every: 16,
             batch: true,
+            decode_by_layout: true,
             coalesce_grants: true,
             remote_invalidate: true,
             sample_latency: 64,

@@ -230,7 +230,6 @@ mod tests {
     use super::super::tests::config;
     use super::super::{ConnConfig, Form, Scheme};
     use super::*;
-    use crate::wire::Revision;
 
     /// Sends all that may be sent.
     fn transmit(from: &mut Connection) -> Vec<Vec<u8>> {
@@ -245,7 +244,8 @@ mod tests {
 
     fn deliver(messages: Vec<Vec<u8>>, to: &mut Connection) {
         for message in messages {
-            let event = to.handle_message(&View::check(&message, Revision::Ietf00)).unwrap();
+            let checked = to.check(&message);
+            let event = to.receive(&crate::Incoming::checked(&checked)).unwrap();
             assert!(matches!(event, Event::Grant | Event::Settled | Event::Changed), "{event:?}");
         }
     }

@@ -55,6 +55,9 @@ pub struct ConnConfig {
     pub useless_per_second: u32,
     /// Who the peer may be.
     pub auth: AuthPolicy,
+    /// What most messages are is told by their layout; without, each is checked as a whole, which comes to the
+    /// same.
+    pub decode_by_layout: bool,
     /// What the peer's connect message said (RFC 8797).
     pub private_data: Option<PrivateData>,
 }
@@ -85,6 +88,7 @@ impl Default for ConnConfig {
             remote_invalidation: true,
             useless_per_second: 1000,
             auth: AuthPolicy::Off,
+            decode_by_layout: true,
             private_data: None,
         }
     }

@@ -273,39 +273,45 @@ impl Credits {
     ///
     /// # Errors
     /// The peer sent more than it was allowed, or acknowledges what was never sent. The connection must end.
-    #[inline]
+    #[inline(always)]
     pub fn on_receive(&mut self, words: CreditWords, payload: bool, counted: bool) -> Result<(), PeerFault> {
+        // Most messages: in the windowed scheme, and no pure grants.
+        if let (Some(acknowledged), true, true) = (words.received, payload, counted) {
+            self.count()?;
+            return self.on_window(acknowledged, words.credit);
+        }
+        self.on_receive_other(words.credit, words.received, payload, counted)
+    }
+
+    /// The same, whatever the message.
+    pub(super) fn on_receive_other(
+        &mut self,
+        credit: u32,
+        received: Option<u32>,
+        payload: bool,
+        counted: bool,
+    ) -> Result<(), PeerFault> {
         self.received = self.received.wrapping_add(u32::from(counted));
         if (self.received.wrapping_sub(self.told_limit) as i32) > 1 && self.scheme != Scheme::V1 {
             return Err(PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit });
         }
         self.unreported += u32::from(counted);
         self.unreported_payload += u32::from(payload && counted);
-        match (self.scheme, words.received) {
+        match (self.scheme, received) {
             (Scheme::V2Windowed | Scheme::V2Incremental, Some(acknowledged)) => {
-                self.on_window(acknowledged, words.credit)?;
+                self.on_window(acknowledged, credit)?;
             }
-            (Scheme::V2Windowed | Scheme::V2Incremental, None) => self.on_increment(words.credit)?,
+            (Scheme::V2Windowed | Scheme::V2Incremental, None) => self.on_increment(credit)?,
             (Scheme::V1, _) => {
                 // A grant of 0 would be a deadlock (RFC 8166 §3.3.1): read it as 1, as deployed peers do.
                 // More outstanding calls than Receives for their replies are no use either.
                 // Only what answers our calls speaks of our calls.
                 if !counted {
-                    self.limit = self.answered.wrapping_add(words.credit.clamp(1, self.made.max(1)));
+                    self.limit = self.answered.wrapping_add(credit.clamp(1, self.made.max(1)));
                 }
             }
         }
         Ok(())
-    }
-
-    /// As [`on_receive`](Self::on_receive), of a message that is no pure grant, in the windowed scheme.
-    ///
-    /// # Errors
-    /// As there.
-    #[inline(always)]
-    pub fn on_receive_windowed(&mut self, acknowledged: u32, credit: u32) -> Result<(), PeerFault> {
-        self.count()?;
-        self.on_window(acknowledged, credit)
     }
 
     /// The peer has received so many messages, and takes as many more.

@@ -149,14 +149,15 @@ impl Model {
                     me.credits.on_answered();
                 }
                 let counted = !(self.v1 && end == 0);
-                let mut short = me.credits.clone();
+                let mut without_exit = me.credits.clone();
                 me.credits
                     .on_receive(message.words, message.payload, counted)
                     .expect("a peer that keeps the rules");
-                if let (Some(received), true) = (message.words.received, message.payload) {
-                    short.on_receive_windowed(received, message.words.credit).expect("the same peer");
-                    assert_eq!(short, me.credits, "the short way comes to the same");
-                }
+                let CreditWords { credit, received } = message.words;
+                without_exit
+                    .on_receive_other(credit, received, message.payload, counted)
+                    .expect("the same peer");
+                assert_eq!(without_exit, me.credits, "the early exit comes to the same");
                 if end == 1 && message.payload {
                     me.to_send += self.replies;
                 }

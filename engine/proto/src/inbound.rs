@@ -36,7 +36,7 @@ impl InboundTable {
         Self { slots: vec![Inbound::default(); capacity], free: FreeList::new(capacity) }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert(&mut self, xid: u32) -> Option<InboundId> {
         let index = self.free.pop()?;
         let slot = &mut self.slots[index as usize];

@@ -1,7 +1,7 @@
 //! One connection's rules, without I/O: no device, no clock, no thread.
 //!
 //! A [`Connection`] is driven by its owner in this order:
-//! 1. *input*: [`handle_message`](Connection::handle_message) for each message received and read,
+//! 1. *input*: [`decode`](Connection::decode) and [`receive`](Connection::receive) for each message,
 //!    [`handle_timeout`](Connection::handle_timeout) when [`next_timeout`](Connection::next_timeout) is over,
 //!    [`lost`](Connection::lost) when the device says that the connection has ended;
 //! 2. *commands*, as the application has them: [`start_call`](Connection::start_call),
@@ -21,6 +21,7 @@
 //! |---|---|
 //! | `config` | what a connection is made with |
 //! | `event` | what goes in and out |
+//! | `incoming` | a message as it was decoded |
 //! | `receive` | what a message means |
 //! | `transmit` | what goes out next, and its header |
 //! | `characteristics` | what changes while connected, by the rules of `exchange` |
@@ -47,10 +48,10 @@ mod fault;
 mod form;
 mod free_list;
 mod inbound;
+mod incoming;
 mod introduce;
 mod limits;
 mod negotiate;
-mod plain;
 mod receive;
 mod sequence;
 #[cfg(test)]
@@ -74,6 +75,7 @@ pub use form::{
 };
 pub use inbound::InboundId;
 use inbound::InboundTable;
+pub use incoming::{Incoming, Lists};
 pub use limits::{LIMITS, MAX_CHUNKS, MAX_READ_SEGMENTS, MAX_SEGMENTS, MAX_WRITE_SEGMENTS};
 pub use negotiate::{FIRST_MESSAGE_LEN, Phase, Terms, connect_data};
 use sequence::Sequence;
@@ -82,7 +84,7 @@ use useless::Budget;
 
 use crate::auth::{HostAuth, Role};
 use crate::wire::private_data::PrivateData;
-use crate::wire::{ErrorBody, PlainLayout, Version};
+use crate::wire::{ErrorBody, HeadLayout, Version};
 
 /// Errors that wait to be sent, at least.
 const MIN_ERRORS: usize = 4;
@@ -90,8 +92,10 @@ const MIN_ERRORS: usize = 4;
 /// One connection. See the module page for how to drive it.
 #[derive(Debug)]
 pub struct Connection {
-    /// How messages are laid out that need no further thought; `None` while every message does.
-    plain: Option<PlainLayout>,
+    /// The same as `layout`, unless this side [checks all messages as a whole](ConnConfig::decode_by_layout).
+    decoder: Option<HeadLayout>,
+    /// How most messages are laid out; `None` while none is expected of any kind.
+    layout: Option<HeadLayout>,
     version: Version,
     credits: Credits,
     calls: CallTable,
@@ -161,7 +165,8 @@ impl Connection {
         let config = ConnConfig { window, ..config };
         let max_inbound = if config.takes_calls { 2 * (window as usize + 1) } else { 0 };
         let mut connection = Self {
-            plain: None,
+            decoder: None,
+            layout: None,
             version,
             credits: config.credits(version),
             calls: CallTable::new(config.max_calls, config.xid_seed),
@@ -473,7 +478,7 @@ impl Connection {
 
     /// A reply may go out at once.
     #[inline(always)]
-    pub fn may_reply(&self, receives_ok: bool) -> bool {
+    fn may_reply(&self, receives_ok: bool) -> bool {
         self.reply_queue.is_empty() && self.credits.may_send(false, self.replenished(receives_ok))
     }
 

@@ -1,6 +1,7 @@
 //! What a received message means.
 
 use super::calls::Match;
+use super::incoming::{HasLists, Incoming, Lists};
 use super::negotiate::Terms;
 use super::{
     CallError, Connection, CreditWords, Event, MIN_ERRORS, Outgoing, PeerFault, Phase, Rejected, Scheme,
@@ -8,7 +9,7 @@ use super::{
 };
 use crate::wire::properties::{PropertySet, ReverseSupport};
 use crate::wire::{
-    ErrorBody, Flags, HeaderType, PlainLayout, Version, View, ViewBody, WireError, WireErrorKind,
+    ErrorBody, Flags, Head, HeadLayout, HeaderType, Version, View, ViewBody, WireError, WireErrorKind,
 };
 
 /// Longest CONNPROP that is put together from parts, in bytes.
@@ -38,37 +39,55 @@ struct Useless {
 }
 
 impl Connection {
-    /// Takes a received message, as [`View::check`] read it; [`View::check_part`] while
-    /// [a CONNPROP is coming in parts](Self::expects_properties).
+    /// Takes a received message, as it was [decoded](Self::decode).
     ///
     /// # Errors
     /// The peer broke a rule that the connection cannot outlive: end it.
-    pub fn handle_message(&mut self, message: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
+    #[inline(always)]
+    pub fn receive(&mut self, message: &Incoming<'_>) -> Result<Event, PeerFault> {
         self.counters.received += 1;
+        match message.lists {
+            Lists::None => self.take(message.head, None),
+            Lists::Single(chunks) => self.take_single(message.head, chunks.read.is_some()),
+            Lists::Checked(view) => self.receive_checked(view),
+        }
+    }
+
+    /// A call or reply in one piece, in the layout that was settled on: its credits, then what it is.
+    #[inline(always)]
+    fn take(&mut self, head: Head, lists: Option<HasLists>) -> Result<Event, PeerFault> {
+        if self.version == Version::V1 {
+            return self.take_v1(head.xid, head.credit, head.response, lists);
+        }
+        let words = CreditWords { credit: head.credit, received: head.received };
+        self.credits.on_receive(words, true, true)?;
+        if head.response { Ok(self.replied(head.xid, lists)) } else { self.called(head.xid, lists) }
+    }
+
+    #[inline(never)]
+    fn take_single(&mut self, head: Head, reads: bool) -> Result<Event, PeerFault> {
+        self.take(head, Some(HasLists { long: false, reads }))
+    }
+
+    #[inline(never)]
+    fn receive_checked(&mut self, message: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
         let view = match message {
             Ok(view) if view.version() == self.version => view,
             Ok(view) => return self.other_version(view),
             Err(error) => return self.malformed(error),
         };
         if self.version == Version::V1 {
-            return self.handle_v1(view);
+            return self.receive_v1(view);
         }
         let layout = view.flags().without(Flags::RESPONSE);
-        if view.htype() != HeaderType::Msg || self.plain.map(PlainLayout::flags) != Some(layout) {
-            return self.handle_rare(view);
+        if view.htype() != HeaderType::Msg || self.layout.map(HeadLayout::flags) != Some(layout) {
+            return self.receive_rare(view);
         }
-        self.credits.on_receive(words(view), true, true)?;
-        if is_response(view) { Ok(self.replied(view)) } else { self.called(view) }
-    }
-
-    /// A CONNPROP is coming in parts: the next message is no whole set.
-    #[inline]
-    pub fn expects_properties(&self) -> bool {
-        !self.connprop.is_empty()
+        self.take(Head::of(view, is_response(view)), HasLists::of(view))
     }
 
     /// What is more than a version 2 message of one piece.
-    fn handle_rare(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
+    fn receive_rare(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if let ViewBody::Error(ErrorBody::Vers { low, high }) = view.body() {
             return self.versions_refused(view, low, high);
         }
@@ -99,7 +118,7 @@ impl Connection {
             self.phase = Phase::Settled;
         }
         let event = self.understand(view, grant)?;
-        self.expect_plain();
+        self.expect_layout();
         Ok(self.opened(event))
     }
 
@@ -134,8 +153,10 @@ impl Connection {
                     if is_response(view) { self.calls.is_sent(view.xid()) } else { self.config.takes_calls };
                 self.part(Sequence::new(view, wanted), view)
             }
-            HeaderType::Msg | HeaderType::Nomsg if is_response(view) => Ok(self.replied(view)),
-            HeaderType::Msg | HeaderType::Nomsg => self.called(view),
+            HeaderType::Msg | HeaderType::Nomsg if is_response(view) => {
+                Ok(self.replied(view.xid(), HasLists::of(view)))
+            }
+            HeaderType::Msg | HeaderType::Nomsg => self.called(view.xid(), HasLists::of(view)),
             HeaderType::Error => Ok(self.failed(view)),
             HeaderType::Optional if self.exchange.is_some() => Ok(self.operation(view)),
             _ if is_response(view) => Ok(self.reject(Rejected::Unexpected)),
@@ -148,14 +169,19 @@ impl Connection {
         self.peer_introduced && self.terms.windowed && self.config.scheme == Scheme::V2Windowed
     }
 
-    /// Which messages need no further thought from now on.
-    fn expect_plain(&mut self) {
-        self.plain = match (&self.sequence, self.phase) {
-            (None, Phase::Settled) if self.peer_windowed => Some(PlainLayout::V2Windowed),
+    /// How most messages are laid out from now on.
+    fn expect_layout(&mut self) {
+        self.set_layout(match (&self.sequence, self.phase) {
+            (None, Phase::Settled) if self.peer_windowed => Some(HeadLayout::V2Windowed),
             // Until the first windowed header each is looked at.
-            (None, Phase::Settled) if !self.may_be_windowed() => Some(PlainLayout::V2),
+            (None, Phase::Settled) if !self.may_be_windowed() => Some(HeadLayout::V2),
             _ => None,
-        };
+        });
+    }
+
+    fn set_layout(&mut self, layout: Option<HeadLayout>) {
+        self.layout = layout;
+        self.decoder = layout.filter(|_| self.config.decode_by_layout);
     }
 
     // ---- messages in parts
@@ -189,8 +215,8 @@ impl Connection {
         }
         self.sequence = None;
         match (sequence.response, sequence.kept) {
-            (true, true) => Ok(self.replied(view)),
-            (false, true) => self.called(view),
+            (true, true) => Ok(self.replied(view.xid(), HasLists::of(view))),
+            (false, true) => self.called(view.xid(), HasLists::of(view)),
             (true, false) if sequence.starved => Ok(self.end_call(view.xid(), CallError::NoMemory)),
             (true, false) => {
                 Ok(self
@@ -259,7 +285,7 @@ impl Connection {
         self.credits = self.config.credits(Version::V1);
         self.terms = Terms::version_1(&self.config);
         self.phase = Phase::Settled;
-        self.plain = None;
+        self.set_layout(None);
         self.ping = false;
         self.reply_queue.retain(|out| *out != Outgoing::Connprop);
         Ok(())
@@ -289,7 +315,7 @@ impl Connection {
         }
         if self.follows(vers) {
             self.go_version_1()?;
-            return self.handle_v1(view);
+            return self.receive_v1(view);
         }
         self.wrong_version(view.xid(), vers.code(), view.htype() == HeaderType::Error)
     }
@@ -325,13 +351,42 @@ impl Connection {
 
     // ---- version 1
 
-    fn handle_v1(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
+    fn receive_v1(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         let response = self.answers_in_v1(view);
-        let event = if response { self.handle_v1_reply(view) } else { self.handle_v1_call(view) };
+        let event = match view.htype() {
+            HeaderType::Msg | HeaderType::Nomsg => {
+                self.take_v1(view.xid(), view.credit(), response, HasLists::of(view))
+            }
+            _ if response => self.receive_v1_error(view),
+            _ => self.refuse_v1(view),
+        };
         if self.phase == Phase::Settled {
-            self.plain = Some(PlainLayout::V1);
+            self.set_layout(Some(HeadLayout::V1));
         }
         event
+    }
+
+    /// A call or reply of version 1. What a call says of credits asks for some, which this side grants as it
+    /// sees fit: what counts are the calls under way.
+    #[inline]
+    fn take_v1(
+        &mut self,
+        xid: u32,
+        credit: u32,
+        response: bool,
+        lists: Option<HasLists>,
+    ) -> Result<Event, PeerFault> {
+        if response {
+            let event = self.replied(xid, lists);
+            self.credit_v1(&event, credit)?;
+            return Ok(event);
+        }
+        if !self.config.takes_calls {
+            return Ok(self.reject(Rejected::Unexpected));
+        }
+        self.settle_server(Version::V1, false);
+        self.check_overrun()?;
+        self.called(xid, lists)
     }
 
     /// Whether a message of version 1 has an XID of this side. The header does not say it.
@@ -351,25 +406,24 @@ impl Connection {
         }
     }
 
-    fn handle_v1_call(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
+    /// What is neither a call nor a reply, and comes from a requester.
+    #[cold]
+    fn refuse_v1(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if !self.config.takes_calls {
             return Ok(self.reject(Rejected::Unexpected));
         }
         self.settle_server(Version::V1, false);
-        // Its credit word asks for credits, which this side grants as it sees fit: what counts are the calls
-        // under way.
         self.check_overrun()?;
         match view.htype() {
-            HeaderType::Msg | HeaderType::Nomsg => self.called(view),
             // Dropped silently, as deployed servers do.
             HeaderType::Done | HeaderType::Error => Ok(self.reject(Rejected::Unexpected)),
             _ => Ok(self.answer(view.xid(), ErrorBody::BadXdr)),
         }
     }
 
-    fn handle_v1_reply(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
+    #[cold]
+    fn receive_v1_error(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         let event = match view.htype() {
-            HeaderType::Msg | HeaderType::Nomsg => self.replied(view),
             HeaderType::Error => self.failed(view),
             _ => self.reject(Rejected::Unexpected),
         };
@@ -401,34 +455,35 @@ impl Connection {
 
     // ---- both versions
 
-    fn replied(&mut self, view: &View<'_>) -> Event {
-        let event = self.answered(view.xid());
-        if let (Event::Reply { call, token }, true) = (&event, view.has_chunks()) {
-            self.count_form(view);
-            if view.reads().next().is_some() {
-                let error = CallError::MalformedReply("it has a Read list");
-                return Event::Failed { call: *call, token: *token, error };
-            }
+    /// A reply has come, whole.
+    #[inline(always)]
+    fn replied(&mut self, xid: u32, lists: Option<HasLists>) -> Event {
+        let event = match self.calls.answered(xid) {
+            Match::Call(call, token) => Event::Reply { call, token },
+            Match::Late(call) => self.late(call),
+            Match::Unknown => self.reject(Rejected::UnknownXid),
+        };
+        match lists {
+            None => event,
+            Some(lists) => self.replied_with(event, lists),
+        }
+    }
+
+    #[inline(never)]
+    fn replied_with(&mut self, event: Event, lists: HasLists) -> Event {
+        let Event::Reply { call, token } = event else { return event };
+        self.count_form(lists);
+        if lists.reads {
+            let error = CallError::MalformedReply("it has a Read list");
+            return Event::Failed { call, token, error };
         }
         event
     }
 
-    /// A reply has come, and no more is known of it.
-    #[inline(always)]
-    pub(super) fn answered(&mut self, xid: u32) -> Event {
-        match self.calls.answered(xid) {
-            Match::Call(call, token) => Event::Reply { call, token },
-            Match::Late(call) => self.late(call),
-            Match::Unknown => self.reject(Rejected::UnknownXid),
-        }
-    }
-
     /// Counts a call or reply that has chunk lists.
-    fn count_form(&mut self, view: &View<'_>) {
-        *match view.htype() {
-            HeaderType::Nomsg => &mut self.counters.long_received,
-            _ => &mut self.counters.chunked_received,
-        } += 1;
+    #[inline]
+    fn count_form(&mut self, lists: HasLists) {
+        *if lists.long { &mut self.counters.long_received } else { &mut self.counters.chunked_received } += 1;
     }
 
     #[cold]
@@ -457,37 +512,38 @@ impl Connection {
         }
     }
 
-    fn called(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
-        if self.serves && view.has_chunks() {
-            if !self.takes_chunks() {
-                // Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3); it may not come again with other chunks.
-                let error = match view.reads().next() {
-                    Some(_) => ErrorBody::ReadChunks { max: 0 },
-                    None => ErrorBody::ReplyResource { length_needed: 0 },
-                };
-                return Ok(self.answer(view.xid(), error));
-            }
-            self.count_form(view);
+    /// A call has come, whole.
+    #[inline(always)]
+    fn called(&mut self, xid: u32, lists: Option<HasLists>) -> Result<Event, PeerFault> {
+        if !self.serves {
+            return Ok(self.unserved(xid));
         }
-        self.admit(view.xid())
+        if let Some(lists) = lists {
+            if !self.takes_chunks() {
+                return Ok(self.refuse_chunks(xid, lists));
+            }
+            self.count_form(lists);
+        }
+        match self.inbound.insert(xid) {
+            Some(id) => Ok(Event::Call { id }),
+            None => Err(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 }),
+        }
+    }
+
+    /// Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3); the call may not come again with other chunks.
+    #[cold]
+    fn refuse_chunks(&mut self, xid: u32, lists: HasLists) -> Event {
+        let error = match lists.reads {
+            true => ErrorBody::ReadChunks { max: 0 },
+            false => ErrorBody::ReplyResource { length_needed: 0 },
+        };
+        self.answer(xid, error)
     }
 
     /// Calls of the peer may have chunks.
     #[inline]
     pub(super) fn takes_chunks(&self) -> bool {
         self.config.server || self.config.reverse == ReverseSupport::General
-    }
-
-    /// A call has come, in a form that is taken.
-    #[inline(always)]
-    pub(super) fn admit(&mut self, xid: u32) -> Result<Event, PeerFault> {
-        if !self.serves {
-            return Ok(self.unserved(xid));
-        }
-        match self.inbound.insert(xid) {
-            Some(id) => Ok(Event::Call { id }),
-            None => Err(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 }),
-        }
     }
 
     /// Calls are not taken here, or not yet: the peer has not authenticated itself.
@@ -527,7 +583,7 @@ impl Connection {
                 self.phase = Phase::Settled;
             }
             let event = self.bad_properties(xid)?;
-            self.expect_plain();
+            self.expect_layout();
             return Ok(self.opened(event));
         }
         let whose = match self.version {

@@ -25,17 +25,14 @@ struct Pair {
 
 const WINDOW: u32 = 8;
 
-/// Every other message that is plain is handled as such: it comes to the same.
+/// Every other message is checked as a whole, whatever its layout: it comes to the same.
 fn take(connection: &mut Connection, message: &[u8]) -> Result<Event, PeerFault> {
-    if connection.counters().received.is_multiple_of(2) {
-        if let Some(plain) = connection.plain(message) {
-            return connection.handle_plain(&plain);
-        }
-        if let Some((plain, _)) = connection.plain_with_chunks(message) {
-            return connection.handle_plain_with_chunks(&plain);
-        }
+    if connection.counters().received.is_multiple_of(2)
+        && let Some(incoming) = connection.decode(message)
+    {
+        return connection.receive(&incoming);
     }
-    connection.handle_message(&View::check(message, Revision::Ietf00))
+    connection.receive(&Incoming::checked(&View::check(message, Revision::Ietf00)))
 }
 
 pub(super) fn config(scheme: Scheme, server: bool) -> ConnConfig {

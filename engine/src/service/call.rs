@@ -13,7 +13,7 @@ use crate::binding::Binding;
 use crate::fabric::{QpId, ReceivedBuf};
 use crate::proto::{InboundId, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Refusal};
 pub use crate::proto::{MAX_CHUNKS, MAX_SEGMENTS};
-use crate::wire::rpc::{ACCEPTED_REPLY_LEN, AnonymousCall, Flavor, MAX_AUTH_LEN, OpaqueAuth};
+use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, MAX_AUTH_LEN, OpaqueAuth};
 use crate::wire::xdr::padded;
 use crate::wire::{ChunkCounts, NoSpace, ReadSegment, Segment};
 
@@ -89,6 +89,12 @@ impl Verifier {
     #[inline(always)]
     pub(crate) fn is_some(&self) -> bool {
         self.flavor != Flavor::None.code()
+    }
+
+    /// Bytes of RPC header that a successful reply with it has.
+    #[inline(always)]
+    pub(crate) fn header_len(&self) -> usize {
+        ACCEPTED_REPLY_LEN + if self.is_some() { padded(self.body.len()) } else { 0 }
     }
 
     pub(crate) fn get(&self) -> OpaqueAuth<'_> {
@@ -174,15 +180,20 @@ impl CallBoxes {
                 call.results_len = 0;
                 call
             }
-            None => Box::new(ServerCall::blank(self.shard, qp, id)),
+            None => ServerCall::blank(self.shard, qp, id),
         }
     }
 
     /// Takes a call back; its buffers go home.
     #[inline(always)]
     pub(crate) fn put(&mut self, mut call: Box<ServerCall>) {
-        call.message = None;
-        call.reply = None;
+        // Most have given both away.
+        if call.message.is_some() {
+            call.message = None;
+        }
+        if call.reply.is_some() {
+            call.reply = None;
+        }
         if call.unusual {
             call.clear();
         }
@@ -192,8 +203,9 @@ impl CallBoxes {
 
 impl ServerCall {
     #[cold]
-    fn blank(shard: u32, qp: QpId, id: InboundId) -> Self {
-        Self {
+    #[inline(never)]
+    fn blank(shard: u32, qp: QpId, id: InboundId) -> Box<Self> {
+        Box::new(Self {
             qp,
             shard,
             id,
@@ -225,7 +237,7 @@ impl ServerCall {
             claim: None,
             verifier: Verifier::default(),
             unusual: false,
-        }
+        })
     }
 
     #[cold]
@@ -242,17 +254,6 @@ impl ServerCall {
         self.returns = false;
     }
 
-    /// What its RPC header says, and where the arguments behind it end; nobody in particular calls.
-    #[inline(always)]
-    pub(crate) fn anonymous(&mut self, header: &AnonymousCall, entry: usize, payload: Range<usize>) {
-        self.entry = entry;
-        (self.program, self.version, self.procedure) = (header.program, header.version, header.procedure);
-        self.flavor = Flavor::None.code();
-        let args_at = (payload.start + AnonymousCall::LEN) as u32;
-        self.credential = args_at..args_at;
-        self.args = args_at..payload.end as u32;
-    }
-
     /// The peer has proved this name.
     pub(crate) fn name_peer(&mut self, peer: &Arc<str>) {
         self.unusual = true;
@@ -266,6 +267,7 @@ impl ServerCall {
     }
 
     /// It has run: keeps its reply for when it comes again.
+    #[inline(never)]
     pub(crate) fn remember(&mut self) {
         let Some(claim) = self.claim.take() else { return };
         match self.outcome {
@@ -345,7 +347,7 @@ impl ServerCall {
     /// Bytes of the RPC header of a successful reply.
     #[inline(always)]
     pub(crate) fn header_len(&self) -> usize {
-        ACCEPTED_REPLY_LEN + padded(self.verifier.body.len())
+        self.verifier.header_len()
     }
 
     /// Gives the reply this verifier (RFC 5531 §8.2), instead of none: that of a success, and of a refusal

@@ -7,7 +7,7 @@ mod procedure;
 pub mod reply_cache;
 mod writer;
 
-pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk};
+pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk, Verifier};
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
 pub use procedure::{MAX_PROCEDURE, Procedure, Services};
 pub(crate) use procedure::{REFUSAL_LEN, ResultMemory, RunOn};

@@ -1,7 +1,9 @@
 //! What a server offers: programs, their versions and procedures, and which arguments and results may travel
 //! as chunks.
 
+use std::any::Any;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::call::{MAX_CHUNKS, ServerCall};
@@ -83,6 +85,13 @@ impl Cached {
     }
 }
 
+/// What a call gets whose handler has panicked; the panic's own hook has said why.
+#[cold]
+#[inline(never)]
+fn panicked(_panic: Box<dyn Any + Send>) -> Result<(), Refusal> {
+    Err(Refusal::SystemError)
+}
+
 impl fmt::Debug for Procedure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Procedure")
@@ -157,10 +166,24 @@ impl Procedure {
         self
     }
 
-    /// Runs a call, and remembers its reply where that is asked for.
+    /// Runs a call if it is one that runs on the shard, whenever it comes; false if it is not.
+    #[inline(always)]
+    pub(crate) fn run_here(&self, call: &mut ServerCall) -> bool {
+        if self.plain {
+            self.run(call);
+        }
+        self.plain
+    }
+
+    /// Runs a call, on a shard or a worker, and remembers its reply where that is asked for. A handler that
+    /// panics costs its call, and nobody else's.
+    #[inline(never)]
     pub(crate) fn run(&self, call: &mut ServerCall) {
-        call.outcome = (self.handler)(call);
-        call.remember();
+        let run = AssertUnwindSafe(|| (self.handler)(call));
+        call.outcome = catch_unwind(run).unwrap_or_else(panicked);
+        if self.cached.is_some() {
+            call.remember();
+        }
     }
 
     /// Runs it on workers.
@@ -264,7 +287,7 @@ impl Services {
     }
 
     /// The entry of a procedure, or why there is none (RFC 5531 §9).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find(&self, program: u32, version: u32, procedure: u32) -> Result<usize, Refusal> {
         let mut known: Option<(u32, u32)> = None;
         for candidate in &self.versions {

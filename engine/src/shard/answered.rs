@@ -17,11 +17,11 @@ use crate::wire::{HeaderType, View, WriteChunk, rpc};
 
 impl<F: Fabric> Shard<F> {
     /// A reply has come, and was read: tells the caller, at once or when nothing is exposed any more.
+    #[inline(always)]
     pub(super) fn replied(
         &mut self,
         conn: &mut Conn,
-        call: CallId,
-        token: u64,
+        (call, token): (CallId, u64),
         read: ReadReply,
         message: ReceivedBuf,
         invalidated: Option<u32>,
@@ -29,17 +29,30 @@ impl<F: Fabric> Shard<F> {
         let (sink, exposure, started) = conn.end_call(call);
         self.timed(started);
         let result = read.header.map(|header| Reply { message, header, memory: None });
-        match (exposure, read.written) {
-            (Some(index), Some(written)) => {
-                let (result, written) = match written {
-                    Ok(written) => (result, written),
-                    Err(error) => (Err(error), ArrayVec::new()),
-                };
-                let ending = Ending { sink, token, result, written, long: read.long, again: None };
-                self.conclude(conn, index, invalidated, Some(ending));
-            }
-            _ => self.tell(sink, token, result),
+        match exposure {
+            None => self.tell(sink, token, result),
+            Some(index) => self.replied_to(conn, index, (sink, token, result), read.returned, invalidated),
         }
+    }
+
+    /// The same for a call that exposes memory.
+    #[inline(never)]
+    fn replied_to(
+        &mut self,
+        conn: &mut Conn,
+        index: u32,
+        (sink, token, result): (Sink, u64, CallResult),
+        returned: Option<Returned>,
+        invalidated: Option<u32>,
+    ) {
+        // Without lists nothing was written.
+        let Returned { written, long } = returned.unwrap_or_default();
+        let (result, written) = match written {
+            Ok(written) => (result, written),
+            Err(error) => (Err(error), ArrayVec::new()),
+        };
+        let ending = Ending { sink, token, result, written, long, again: None };
+        self.conclude(conn, index, invalidated, Some(ending));
     }
 
     /// The call will get no results: told when nothing is exposed any more.
@@ -181,31 +194,57 @@ impl<F: Fabric> Shard<F> {
 pub(super) struct ReadReply {
     /// Where its RPC header is within the message, or why there are no results behind it.
     header: Result<Range<u32>, CallError>,
-    /// Of a call that exposes memory: bytes in each Write chunk.
-    written: Option<Result<ArrayVec<u32, MAX_CHUNKS>, CallError>>,
+    /// What its lists say, if it has any, of the memory that its call exposes.
+    returned: Option<Returned>,
+}
+
+/// What the lists of a reply say.
+struct Returned {
+    /// Bytes in each Write chunk.
+    written: Result<ArrayVec<u32, MAX_CHUNKS>, CallError>,
     /// Of a long reply: its length in the Reply chunk. Its results are known when that is the caller's
     /// again.
     long: Option<u32>,
 }
 
-/// Reads a reply's RPC header, and its Write list against what its call exposes. `payload` is the RPC
-/// message, which starts at `base` of the message.
+impl Default for Returned {
+    fn default() -> Self {
+        Self { written: Ok(ArrayVec::new()), long: None }
+    }
+}
+
+/// Reads a reply's RPC header, and its lists against what its call exposes. `payload` is the RPC message,
+/// which starts at `base` of the message; `view` the message, unless it is known to have no lists.
+#[inline(always)]
 pub(super) fn read_reply(
+    view: Option<&View<'_>>,
+    xid: u32,
+    payload: &[u8],
+    base: usize,
+    exposure: Option<&Exposure>,
+) -> ReadReply {
+    match view {
+        None => ReadReply { header: header_of(xid, payload, base), returned: None },
+        Some(view) if view.htype() != HeaderType::Msg => read_long_reply(view, exposure),
+        Some(view) => read_reply_with_lists(view, payload, base, exposure),
+    }
+}
+
+#[inline(never)]
+fn read_reply_with_lists(
     view: &View<'_>,
     payload: &[u8],
     base: usize,
     exposure: Option<&Exposure>,
 ) -> ReadReply {
-    if view.htype() != HeaderType::Msg {
-        return read_long_reply(view, exposure);
-    }
-    let written = exposure.map(|exposure| written_of(view, exposure, false));
-    let header = if view.has_chunks() && written.is_none() && returns_anything(view) {
+    let returned =
+        exposure.map(|exposure| Returned { written: written_of(view, exposure, false), long: None });
+    let header = if view.has_chunks() && returned.is_none() && returns_anything(view) {
         Err(CallError::MalformedReply("it returns chunks that were not offered"))
     } else {
         header_of(view.xid(), payload, base)
     };
-    ReadReply { header, written, long: None }
+    ReadReply { header, returned }
 }
 
 /// Reads a reply that says that the RPC message is in the Reply chunk.
@@ -222,12 +261,13 @@ fn read_long_reply(view: &View<'_>, exposure: Option<&Exposure>) -> ReadReply {
         len => len.map(|_| 0..0),
     };
     let long = len.ok().filter(|_| header.is_ok());
-    ReadReply { header, written: exposure.map(|exposure| written_of(view, exposure, true)), long }
+    let returned = exposure.map(|exposure| Returned { written: written_of(view, exposure, true), long });
+    ReadReply { header, returned }
 }
 
 /// Where the RPC header is within a reply, or why there are no results behind it.
 #[inline(always)]
-pub(super) fn header_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallError> {
+fn header_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallError> {
     match rpc::ReplyHeader::parse(payload) {
         Ok((reply, _)) if reply.xid != xid => Err(CallError::MalformedReply("its two XIDs differ")),
         Ok((reply, len)) => match Refusal::of(&reply.body) {

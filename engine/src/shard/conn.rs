@@ -7,12 +7,12 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
-use crate::fabric::{FabricAddress, QpId, RemoteMemory, WorkRequest};
+use crate::fabric::{FabricAddress, QpId};
 use crate::proto::{CallId, Connection, Outgoing};
 use crate::service::{MAX_CHUNKS, ServerCall};
 use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
-use crate::wire::{self, Segment, Version};
+use crate::wire::{self, Version};
 
 use super::assembly::Assembly;
 use super::chunks::ChunkMemory;
@@ -286,22 +286,6 @@ impl Conn {
             self.peer = self.proto.auth().peer().map(Arc::from);
         }
         self.plain_serving = self.stage == Stage::Open && self.peer.is_none();
-    }
-
-    /// Queues the RDMA Read of all that a call waits for, if that is one segment.
-    #[inline(always)]
-    pub(super) fn read_for(&mut self, call: Box<ServerCall>, landing: Lent, from: &Segment) {
-        let index = call.id.index();
-        self.sends.push_named(index as u64, true, || WorkRequest::Read {
-            dst: landing.clone(),
-            offset: 0,
-            len: from.length as usize,
-            remote: RemoteMemory { rkey: from.handle, address: from.offset },
-        });
-        let landing = ArrayVec::from_iter([landing]);
-        if let Some(pending) = self.pending.get_mut(index) {
-            *pending = Some(PendingReads { call, landing });
-        }
     }
 
     /// None of its calls is being read or waits to be answered, and the device is through with all replies.

@@ -191,6 +191,7 @@ impl<F: Fabric> Shard<F> {
             remote_invalidation: config.remote_invalidate,
             useless_per_second: config.useless_per_second,
             auth: config.host_auth.clone(),
+            decode_by_layout: config.decode_by_layout,
             private_data: peer,
         }
     }

@@ -8,8 +8,8 @@
 //! | file | holds |
 //! |---|---|
 //! | `poll` | the turn: six steps, in order |
+//! | `incoming` | a message has come: what it is, and who goes on with it |
 //! | `conn` | what is kept for a connection |
-//! | `plain` | calls and replies that need no further thought, all the way |
 //! | `outgoing` | calls of ours: start, expose, send |
 //! | `shape` | the form that a call takes, and the chunks that go with it |
 //! | `answered` | the end of our calls: match the reply, revoke, tell, or send again |
@@ -49,11 +49,11 @@ mod conn;
 mod control;
 mod exposures;
 mod guests;
+mod incoming;
 mod list;
 mod outcome;
 mod outgoing;
 mod parts;
-mod plain;
 mod poll;
 mod progress;
 mod reading;

@@ -103,7 +103,8 @@ impl<F: Fabric> Shard<F> {
     fn last_part(&mut self, conn: &mut Conn, mut parts: Parts, receives_ok: bool) {
         if let Some(call) = parts.call {
             let at = (parts.message.start(), parts.message.len());
-            return self.transmit_reply_message(conn, call, parts.message, at, receives_ok);
+            let returns = call.returns;
+            return self.transmit_reply_message(conn, call, parts.message, at, returns, receives_ok);
         }
         let Outgoing::Call(call) = parts.of else { return };
         // It may have to be sent again: so the message itself stays here, if there is memory for the rest of

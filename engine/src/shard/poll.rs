@@ -1,18 +1,13 @@
 //! One turn of the loop.
 
-use super::answered::read_reply;
-use super::assembly::Assembly;
 use super::clock::nanoseconds;
 use super::close_reason::{CloseReason, LocalClose};
 use super::conn::Conn;
-use super::reading::read_call;
 use super::stage::Stage;
 use super::{MAX_BATCH, Shard};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, SMALL_BUFFER};
-use crate::fabric::{Completion, Fabric, Opcode, PostError, ReceivedBuf, Status};
-use crate::proto::{CallError, CallId, Event, Form, InboundId, Outgoing, PeerFault};
-use crate::service::ServerCall;
-use crate::wire::{HeaderType, View};
+use crate::fabric::{Completion, Fabric, Opcode, PostError, Status};
+use crate::proto::{Form, Outgoing};
 
 /// Whether a work request failed because of what the peer said or sent.
 fn is_peer_fault(status: Status) -> bool {
@@ -162,173 +157,6 @@ impl<F: Fabric> Shard<F> {
             }
             Opcode::Recv | Opcode::Bind => {}
         }
-    }
-
-    #[inline(never)]
-    fn received(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
-        if conn.stage == Stage::Closing {
-            return;
-        }
-        let Some(plain) = conn.proto.plain(&message) else {
-            return self.received_other(conn, message, invalidated);
-        };
-        match conn.proto.handle_plain(&plain) {
-            Ok(Event::Call { id }) => self.plain_call(conn, id, &plain, message),
-            Ok(Event::Reply { call, token }) => {
-                self.plain_reply(conn, (call, token), &plain, message, invalidated);
-            }
-            Ok(event) => self.unusual(conn, event, &message, invalidated),
-            Err(fault) => self.fault(conn, fault),
-        }
-    }
-
-    /// A call of the peer's, of which no more is known than whose it is.
-    #[inline(always)]
-    pub(super) fn new_call(&mut self, conn: &Conn, id: InboundId) -> Box<ServerCall> {
-        let mut call = self.boxes.take(conn.qp, id);
-        call.arrived = self.sample();
-        (call.host, call.inline_room) = (conn.host, conn.inline_room);
-        call
-    }
-
-    /// Takes a message that is anything else.
-    #[inline(never)]
-    fn received_other(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
-        if let Some((plain, chunks)) = conn.proto.plain_with_chunks(&message) {
-            return match conn.proto.handle_plain_with_chunks(&plain) {
-                Ok(Event::Call { id }) => self.call_with_chunks(conn, id, &plain, &chunks, message),
-                Ok(event) => self.unusual(conn, event, &message, invalidated),
-                Err(fault) => self.fault(conn, fault),
-            };
-        }
-        self.received_rare(conn, message, invalidated);
-    }
-
-    #[inline(never)]
-    fn received_rare(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
-        self.widen(conn);
-        let view = if conn.proto.expects_properties() {
-            View::check_part(&message, self.config.revision)
-        } else {
-            View::check(&message, self.config.revision)
-        };
-        let event = conn.proto.handle_message(&view);
-        // It may be the one that settles the terms.
-        conn.refresh_room();
-        match (event, &view) {
-            (Ok(Event::Call { id }), Ok(view)) => {
-                let mut call = self.new_call(conn, id);
-                if conn.assembly.is_some() || view.htype() != HeaderType::Msg {
-                    return self.serve_unusual(conn, call, view);
-                }
-                let read = read_call(view, self.services.as_deref(), &mut call, &mut self.fetch);
-                call.message = Some(message);
-                self.serve(conn, call, read);
-            }
-            (Ok(Event::Reply { call, token }), Ok(view)) => {
-                if conn.assembly.is_some() {
-                    return self.reply_in_parts(conn, call, token, message, invalidated);
-                }
-                let (payload, base) = (view.payload(), view.payload_offset());
-                let read = read_reply(view, payload, base, conn.exposure_of(call));
-                self.replied(conn, call, token, read, message, invalidated);
-            }
-            (Ok(event), _) => self.unusual(conn, event, &message, invalidated),
-            (Err(fault), _) => self.fault(conn, fault),
-        }
-    }
-
-    /// All that is neither a call nor a reply.
-    #[cold]
-    fn unusual(&mut self, conn: &mut Conn, event: Event, message: &ReceivedBuf, invalidated: Option<u32>) {
-        if let Some(fault) = conn.proto.exhausted() {
-            self.fault(conn, fault);
-        }
-        match event {
-            Event::Part { first, kept } => {
-                if first {
-                    conn.assembly = None;
-                }
-                if let (true, Ok(view)) = (kept, View::check(message, self.config.revision)) {
-                    if first {
-                        conn.assembly_age = self.assemblies.begin();
-                        let len = view.payload().len();
-                        match self.alloc_assembly(conn, len, 2 * self.config.inline) {
-                            Some(mut buf) => {
-                                buf.set_window(0, 0);
-                                self.hold_assembly(conn, buf);
-                            }
-                            // Else the last part would be taken for the whole.
-                            None => conn.proto.spoil_sequence(),
-                        }
-                    }
-                    self.assemble(conn, view.payload());
-                }
-                return;
-            }
-            Event::Settled => {
-                self.settled(conn);
-                self.changed(conn);
-            }
-            Event::Grant | Event::Changed => return self.changed(conn),
-            Event::Failed { call, token, error } => self.failed(conn, call, token, error, invalidated),
-            Event::Refused { call, token, error } => self.refused(conn, call, token, error, invalidated),
-            Event::Late { call } => self.late(conn, call, invalidated),
-            // Calls and replies are never made of what could not be read.
-            Event::Rejected(_) | Event::Call { .. } | Event::Reply { .. } => {}
-        }
-        conn.assembly = None;
-        if let Some(orphan) = conn.proto.broken_off() {
-            self.unusual(conn, orphan, message, None);
-        }
-    }
-
-    /// Appends a part to what has come of a message.
-    #[cold]
-    pub(super) fn assemble(&mut self, conn: &mut Conn, part: &[u8]) {
-        let Some(mut buf) = conn.assembly.take().map(Assembly::into_buf) else { return };
-        let len = buf.len();
-        if len + part.len() > buf.capacity() {
-            let needed = len + part.len();
-            let Some(mut larger) = self.alloc_assembly(conn, needed, 2 * needed) else {
-                return conn.proto.spoil_sequence();
-            };
-            larger.full_mut()[..len].copy_from_slice(&buf);
-            buf = larger;
-        }
-        buf.set_window(0, len + part.len());
-        buf[len..].copy_from_slice(part);
-        self.hold_assembly(conn, buf);
-    }
-
-    /// The last part of a reply has come.
-    #[cold]
-    fn reply_in_parts(
-        &mut self,
-        conn: &mut Conn,
-        call: CallId,
-        token: u64,
-        message: ReceivedBuf,
-        invalidated: Option<u32>,
-    ) {
-        let Ok(view) = View::check(&message, self.config.revision) else { return };
-        self.assemble(conn, view.payload());
-        let Some(whole) = conn.assembly.take().map(Assembly::into_buf) else {
-            return self.failed(conn, call, token, CallError::NoMemory, invalidated);
-        };
-        let read = read_reply(&view, &whole, 0, conn.exposure_of(call));
-        self.replied(conn, call, token, read, ReceivedBuf::whole(whole), invalidated);
-    }
-
-    #[cold]
-    fn fault(&mut self, conn: &mut Conn, fault: PeerFault) {
-        self.stats.peer_faults += 1;
-        self.warn("faults of peers", format_args!("{:?}: {fault}", conn.qp));
-        if matches!(fault, PeerFault::NoCommonVersion { .. }) {
-            // Another connection would end in the same way.
-            conn.address = None;
-        }
-        conn.end_for(fault);
     }
 
     /// What was counted as sent cannot be: the counts no longer hold, and the connection ends.

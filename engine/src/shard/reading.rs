@@ -1,9 +1,11 @@
 //! Reads calls of the peer: RPC header and chunk lists, held against what the procedure declares.
 
+use std::sync::Arc;
+
 use arrayvec::ArrayVec;
 
 use crate::binding::reduction_allowed;
-use crate::proto::{LIMITS, MAX_READ_SEGMENTS, Refusal};
+use crate::proto::{Incoming, LIMITS, Lists, MAX_READ_SEGMENTS, Refusal, Terms};
 use crate::service::{Procedure, REFUSAL_LEN, ResultChunk, ServerCall, Services};
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
@@ -41,19 +43,31 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
 
 /// Reads a call's RPC header and chunk lists into `call` and `fetch`, and holds them against what the
 /// procedure declares. Nothing of a length, count or position is used before it is bounded here.
+#[inline(always)]
 pub(super) fn read_call(
-    view: &View<'_>,
-    services: Option<&Services>,
+    incoming: &Incoming<'_>,
+    message: &[u8],
+    terms: &Terms,
+    services: &Option<Arc<Services>>,
     call: &mut ServerCall,
     fetch: &mut Fetch,
 ) -> Result<(), Reject> {
     fetch.clear();
-    call.xid = view.xid();
-    call.inv_handle = view.inv_handle();
-    if view.has_chunks() {
-        read_lists(view, call)?;
+    (call.xid, call.inv_handle) = (incoming.head.xid, incoming.head.inv_handle);
+    match incoming.lists {
+        Lists::None => {}
+        Lists::Single(chunks) => {
+            let write = chunks.write.map(|segment| [segment]);
+            take_lists(call, terms.version, chunks.read, write, None::<[Segment; 0]>)?;
+        }
+        Lists::Checked(view) => {
+            if let Ok(view) = view {
+                read_lists(view, call)?;
+            }
+        }
     }
-    read_rpc(view.payload(), view.payload_offset(), services, call, fetch)
+    let base = incoming.head.len;
+    read_rpc(message.get(base..).unwrap_or_default(), base, services, call, fetch)
 }
 
 /// Reads the RPC message of a call, which starts at byte `base` of the call's buffer, and holds its chunks
@@ -62,19 +76,48 @@ pub(super) fn read_call(
 pub(super) fn read_rpc(
     payload: &[u8],
     base: usize,
-    services: Option<&Services>,
+    services: &Option<Arc<Services>>,
     call: &mut ServerCall,
     fetch: &mut Fetch,
 ) -> Result<(), Reject> {
-    let (header, args_at) = match rpc::CallHeader::parse(payload) {
-        Ok(parsed) => parsed,
-        Err(error) => return Err(error.answer().map_or(Reject::NotACall, Reject::Rpc)),
-    };
+    // Most headers are told by one look, and are of known length.
+    match rpc::AnonymousCall::read(payload) {
+        Some(header) => {
+            take_header(header.into(), rpc::AnonymousCall::LEN, payload, base, services, call, fetch)
+        }
+        None => read_rpc_of_somebody(payload, base, services, call, fetch),
+    }
+}
+
+#[inline(never)]
+fn read_rpc_of_somebody(
+    payload: &[u8],
+    base: usize,
+    services: &Option<Arc<Services>>,
+    call: &mut ServerCall,
+    fetch: &mut Fetch,
+) -> Result<(), Reject> {
+    let (header, args_at) = rpc::CallHeader::parse(payload)
+        .map_err(|error| error.answer().map_or(Reject::NotACall, Reject::Rpc))?;
+    take_header(header, args_at, payload, base, services, call, fetch)
+}
+
+/// Takes over the RPC header of a call, behind which the arguments are.
+#[inline(always)]
+fn take_header(
+    header: rpc::CallHeader<'_>,
+    args_at: usize,
+    payload: &[u8],
+    base: usize,
+    services: &Option<Arc<Services>>,
+    call: &mut ServerCall,
+    fetch: &mut Fetch,
+) -> Result<(), Reject> {
     if header.xid != call.xid {
         // RFC 8166 §4.1: they are the same; a reply could not be matched.
         return Err(Reject::Transport(ErrorBody::BadXdr));
     }
-    let Some(services) = services else { return Err(Reject::NotACall) };
+    let Some(services) = services.as_deref() else { return Err(Reject::NotACall) };
     let found = services.find(header.program, header.version, header.procedure);
     call.entry = found.map_err(|refusal| Reject::Rpc(reply_body(refusal)))?;
     (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
@@ -84,34 +127,74 @@ pub(super) fn read_rpc(
     call.credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
     call.args = (base + args_at) as u32..(base + payload.len()) as u32;
     if call.returns || !call.asked.is_empty() {
-        let entry = services.entry(call.entry);
-        check_reduction(&header.credential, entry, call).map_err(Reject::Transport)?;
-        check_reads(&call.asked, entry, args_at, payload.len(), fetch).map_err(Reject::Transport)?;
-        check_writes(entry, call).map_err(Reject::Transport)?;
+        check_chunks(header.credential, args_at, payload.len(), services, call, fetch)
+            .map_err(Reject::Transport)?;
     }
     Ok(())
 }
 
-/// Takes over the chunk lists of a call, bounded.
+/// Holds the chunks of a call against what its procedure declares; `inline` bytes of its RPC message are not in
+/// chunks.
+#[inline(never)]
+fn check_chunks(
+    credential: rpc::OpaqueAuth<'_>,
+    args_at: usize,
+    inline: usize,
+    services: &Services,
+    call: &mut ServerCall,
+    fetch: &mut Fetch,
+) -> Result<(), ErrorBody> {
+    let entry = services.entry(call.entry);
+    if credential.flavor != rpc::Flavor::None.code() {
+        check_reduction(&credential, entry, call)?;
+    }
+    check_reads(&call.asked, entry, args_at, inline, fetch)?;
+    check_writes(entry, call)
+}
+
+/// Takes over the chunk lists of a call that was checked as a whole, if it has any.
+#[inline(never)]
 pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), Reject> {
+    if !view.has_chunks() {
+        return Ok(());
+    }
     view.check_limits(&LIMITS).map_err(Reject::Transport)?;
+    let writes = view.writes().map(|chunk| chunk.segments());
+    let reply = view.reply_chunk().map(|chunk| chunk.segments());
+    take_lists(call, view.version(), view.reads(), writes, reply)
+}
+
+/// Takes over chunk lists that are no longer than they may be.
+#[inline(always)]
+fn take_lists<W: IntoIterator<Item = Segment>>(
+    call: &mut ServerCall,
+    version: Version,
+    reads: impl IntoIterator<Item = ReadSegment>,
+    writes: impl IntoIterator<Item = W>,
+    reply: Option<impl IntoIterator<Item = Segment>>,
+) -> Result<(), Reject> {
     call.unusual = true;
-    call.asked.extend(view.reads());
+    call.asked.extend(reads);
     // The segments of a chunk may be anywhere in the list, and chunks in any order: grouped, they are in the
     // order of the list.
-    call.asked.sort_by_key(|read| read.position);
-    for chunk in view.writes() {
-        call.returns = true;
-        let capacity = chunk.total_length().min(u64::from(u32::MAX)) as u32;
-        call.results.push(ResultChunk::of(capacity, chunk.len() as u32));
-        call.segments.extend(chunk.segments());
+    if call.asked.len() > 1 {
+        call.asked.sort_by_key(|read| read.position);
     }
-    if let Some(chunk) = view.reply_chunk() {
+    for chunk in writes {
+        call.returns = true;
+        let (before, mut capacity) = (call.segments.len(), 0u32);
+        for segment in chunk {
+            capacity = capacity.saturating_add(segment.length);
+            call.segments.push(segment);
+        }
+        call.results.push(ResultChunk::of(capacity, (call.segments.len() - before) as u32));
+    }
+    if let Some(chunk) = reply {
         (call.returns, call.reply_offered) = (true, true);
-        call.reply_chunk.extend(chunk.segments());
+        call.reply_chunk.extend(chunk);
     }
     check_returned(call).map_err(Reject::Transport)?;
-    if view.version() == Version::V1 {
+    if version == Version::V1 {
         call.inv_handle = only_handle(call);
     }
     Ok(())
@@ -133,7 +216,7 @@ fn check_returned(call: &ServerCall) -> Result<(), ErrorBody> {
 /// The handle that all segments of the call name, 0 if there is none: version 1 has no field for the one to
 /// invalidate (RFC 8797 §4.1), and of several the requester may want to keep some. The Linux client has one
 /// for the padding of all that it reads, as long as its connection lasts.
-pub(super) fn only_handle(call: &ServerCall) -> u32 {
+fn only_handle(call: &ServerCall) -> u32 {
     let written = call.segments.iter().chain(&call.reply_chunk);
     let mut handles = written.chain(call.asked.iter().map(|read| &read.target)).map(|segment| segment.handle);
     let first = handles.next().unwrap_or(0);
@@ -181,6 +264,7 @@ pub(super) fn read_position_zero(
     }
 }
 
+#[inline(always)]
 fn check_reads(
     asked: &[ReadSegment],
     entry: &Procedure,
@@ -191,28 +275,40 @@ fn check_reads(
     // Where the next chunk may start at the earliest, and how many bytes earlier chunks have put in front of
     // it.
     let (mut earliest, mut inserted) = (args_at as u64, 0u64);
-    for (n, chunk) in asked.chunk_by(|one, next| one.position == next.position).enumerate() {
-        if n == entry.binding.arguments.count {
+    let (mut rest, mut chunks) = (asked, 0);
+    while let [first, behind @ ..] = rest {
+        if chunks == entry.binding.arguments.count {
             return Err(ErrorBody::ReadChunks { max: entry.binding.arguments.count as u32 });
         }
-        let position = chunk.first().map_or(0, |read| read.position);
-        let at = u64::from(position);
+        let (position, at) = (first.position, u64::from(first.position));
         if !position.is_multiple_of(4) || at < earliest || at > inline as u64 + inserted {
             return Err(ErrorBody::BadXdr);
         }
-        let len: u64 = chunk.iter().map(|read| u64::from(read.target.length)).sum();
+        let mut len = 0;
+        rest = behind;
+        let mut segment = Some(first);
+        while let Some(read) = segment {
+            len += u64::from(read.target.length);
+            if read.target.length > 0 {
+                fetch.push((position - args_at as u32, read.target));
+            }
+            segment = rest.first().filter(|next| next.position == position);
+            if segment.is_some() {
+                rest = rest.get(1..).unwrap_or_default();
+            }
+        }
         // Its padding may come with it (RFC 8166 §3.4.5.2).
-        let longest = (entry.binding.arguments.max_len as u64).checked_next_multiple_of(4);
-        if longest.is_some_and(|longest| len > longest) || len == 0 {
+        let longest = entry.binding.arguments.max_len as u64;
+        if len == 0 || (len > longest && len > longest.next_multiple_of(4)) {
             return Err(ErrorBody::BadXdr);
         }
-        let targets = chunk.iter().map(|read| read.target).filter(|target| target.length > 0);
-        fetch.extend(targets.map(|target| (position - args_at as u32, target)));
         (earliest, inserted) = (at + len, inserted + padded(len as usize) as u64);
+        chunks += 1;
     }
     Ok(())
 }
 
+#[inline(always)]
 fn check_writes(entry: &Procedure, call: &ServerCall) -> Result<(), ErrorBody> {
     match (call.results.len(), entry.binding.results.count) {
         (0, _) => Ok(()),

@@ -9,7 +9,7 @@ use super::reading::Reject;
 use crate::config::{HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
-use crate::service::{MAX_CHUNKS, ResultBytes, ServerCall};
+use crate::service::{MAX_CHUNKS, Procedure, ResultBytes, ServerCall, Verifier};
 use crate::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use crate::wire::{Chunks, ErrorBody, Segment, WriteList, rpc};
 
@@ -17,49 +17,74 @@ impl<F: Fabric> Shard<F> {
     /// Sends a reply that waited for its credit.
     pub(super) fn transmit_waiting(&mut self, conn: &mut Conn, id: InboundId, receives_ok: bool) {
         if let Some(call) = conn.replies[id.index()].take() {
-            self.transmit_reply(conn, call, receives_ok);
+            self.transmit_reply(conn, call, receives_ok, false);
         }
     }
 
-    /// Sends a reply: writes its headers, queues the RDMA Writes and the Send behind them.
+    /// Sends a reply: writes its headers, queues the RDMA Writes and the Send behind them. `plain`: it is known
+    /// to be a success, with no verifier, that returns nothing.
     #[inline(always)]
-    pub(super) fn transmit_reply(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, receives_ok: bool) {
-        let id = call.id;
-        let Some(mut buf) = call.reply.take() else { return };
-        let (mut at, mut len) = (buf.start(), buf.len());
-        if call.outcome.is_ok() {
-            // The handler's results are in place: the RPC header goes in front of them.
-            let header_len = call.header_len();
-            at = call.results_at - header_len;
-            len = header_len + call.results_len;
-            if let Some(header) = buf.full_mut().get_mut(at..call.results_at) {
-                if call.verifier.is_some() {
-                    emit_verified(header, &call);
-                } else {
-                    rpc::emit_accepted_success(header, call.xid);
+    pub(super) fn transmit_reply(
+        &mut self,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        receives_ok: bool,
+        plain: bool,
+    ) {
+        let Some(buf) = call.reply.as_mut() else { return };
+        let (at, len) = match call.outcome {
+            Err(_) if !plain => (buf.start(), buf.len()),
+            _ => {
+                // The handler's results are in place: the RPC header goes in front of them.
+                let verifier = Some(&call.verifier).filter(|verifier| !plain && verifier.is_some());
+                let header_len = verifier.map_or(rpc::ACCEPTED_REPLY_LEN, Verifier::header_len);
+                let end = if plain { PLAIN_RESULTS_AT } else { call.results_at };
+                let at = end - header_len;
+                if let Some(header) = buf.full_mut().get_mut(at..end) {
+                    emit_header(header, call.xid, verifier);
                 }
+                (at, header_len + call.results_len)
             }
-        }
+        };
         self.timed(call.arrived);
         // In front of it is room for its header: where that fits, too, nothing more need be known.
         if at + len > conn.proto.terms().send_inline {
-            buf.set_window(at, len);
-            match reply_form(conn, &call, len) {
-                ReplyForm::Inline => {}
-                ReplyForm::ReplyChunk => return self.transmit_long_reply(conn, call, buf, receives_ok),
-                // A refusal, or the peer has come to receive less since the call was looked at.
-                ReplyForm::TooLong => {
-                    let error = ErrorBody::ReplyResource { length_needed: len as u32 };
-                    self.reject(conn, call, Reject::Transport(error));
-                    return Self::make_ready(&mut self.ready, conn);
-                }
-                ReplyForm::Continued => {
-                    let of = Outgoing::Reply(id);
-                    return self.start_parts(conn, of, buf, None, Some(call), receives_ok);
-                }
+            return self.transmit_reply_by_form(conn, call, (at, len), receives_ok);
+        }
+        if let Some(buf) = call.reply.take() {
+            let returns = !plain && call.returns;
+            self.transmit_reply_message(conn, call, buf, (at, len), returns, receives_ok);
+        }
+    }
+
+    /// The same where its form is in question.
+    #[inline(never)]
+    fn transmit_reply_by_form(
+        &mut self,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        (at, len): (usize, usize),
+        receives_ok: bool,
+    ) {
+        let Some(mut buf) = call.reply.take() else { return };
+        buf.set_window(at, len);
+        match reply_form(conn, &call, len) {
+            ReplyForm::Inline => {
+                let returns = call.returns;
+                self.transmit_reply_message(conn, call, buf, (at, len), returns, receives_ok);
+            }
+            ReplyForm::ReplyChunk => self.transmit_long_reply(conn, call, buf, receives_ok),
+            // A refusal, or the peer has come to receive less since the call was looked at.
+            ReplyForm::TooLong => {
+                let error = ErrorBody::ReplyResource { length_needed: len as u32 };
+                self.reject(conn, call, Reject::Transport(error));
+                Self::make_ready(&mut self.ready, conn);
+            }
+            ReplyForm::Continued => {
+                let of = Outgoing::Reply(call.id);
+                self.start_parts(conn, of, buf, None, Some(call), receives_ok);
             }
         }
-        self.transmit_reply_message(conn, call, buf, (at, len), receives_ok);
     }
 
     /// Sends a reply, or what is left of it, which is in `buf` from a byte on, and so long: queues the RDMA
@@ -71,9 +96,10 @@ impl<F: Fabric> Shard<F> {
         mut call: Box<ServerCall>,
         mut buf: Buf,
         (at, len): (usize, usize),
+        returns: bool,
         receives_ok: bool,
     ) {
-        let start = if call.returns {
+        let start = if returns {
             Self::emit_written(conn, &mut call, None, receives_ok, &mut buf, at)
         } else {
             conn.proto.emit_plain(Outgoing::Reply(call.id), receives_ok, buf.full_mut(), at)
@@ -186,12 +212,20 @@ fn fill(conn: &mut Conn, segments: &mut [Segment], mut source: Option<Source>, l
     }
 }
 
-/// Writes the RPC header of a successful reply that has a verifier; it is as long as the room for it.
+/// Writes the RPC header of a successful reply; it is as long as the room for it.
+#[inline(always)]
+fn emit_header(out: &mut [u8], xid: u32, verifier: Option<&Verifier>) {
+    if let Some(verifier) = verifier {
+        return emit_verified(out, xid, verifier);
+    }
+    rpc::emit_accepted_success(out, xid);
+}
+
 #[cold]
-fn emit_verified(out: &mut [u8], call: &ServerCall) {
-    let body = ReplyBody::Accepted { verifier: call.verifier.get(), stat: AcceptStat::Success };
-    let written = ReplyHeader { xid: call.xid, body }.emit(out);
-    debug_assert_eq!(written, Ok(call.header_len()));
+fn emit_verified(out: &mut [u8], xid: u32, verifier: &Verifier) {
+    let body = ReplyBody::Accepted { verifier: verifier.get(), stat: AcceptStat::Success };
+    let written = ReplyHeader { xid, body }.emit(out);
+    debug_assert_eq!(written, Ok(verifier.header_len()));
 }
 
 /// How a reply of `len` bytes travels.
@@ -212,4 +246,15 @@ pub(super) fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
 #[inline(always)]
 pub(super) fn reply_headroom(call: &ServerCall) -> usize {
     if call.returns { headroom_for(&call.returned()) } else { HEADROOM_PLAIN }
+}
+
+/// The first of these where the reply returns no lists.
+const PLAIN_RESULTS_AT: usize = HEADROOM_PLAIN + rpc::ACCEPTED_REPLY_LEN;
+
+/// Where the results of a call go in the buffer of its reply, and how many bytes that has: room for the
+/// headers, then the results or the longest refusal.
+#[inline(always)]
+pub(super) fn reply_room(call: &ServerCall, entry: &Procedure) -> (usize, usize) {
+    let headroom = reply_headroom(call);
+    (headroom + rpc::ACCEPTED_REPLY_LEN, headroom + entry.reply_room)
 }

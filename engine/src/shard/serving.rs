@@ -1,7 +1,5 @@
 //! Calls of the peer: check, read chunks, run, write chunks, reply.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
@@ -10,32 +8,58 @@ use super::assembly::Assembly;
 use super::clock::nanoseconds;
 use super::conn::{Conn, PendingReads};
 use super::reading::{Reject, read_lists, read_position_zero, read_rpc, reply_body};
-use super::replying::{reply_form, reply_headroom};
+use super::replying::{reply_headroom, reply_room};
 use super::stage::Stage;
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
-use crate::proto::{Refusal, ReplyForm};
+use crate::proto::Refusal;
 use crate::service::reply_cache::Lookup;
 use crate::service::{
     MAX_CHUNKS, REFUSAL_LEN, ReadArgument, ResultBytes, ResultChunk, ResultMemory, RunOn, ServerCall,
 };
-use crate::wire::rpc::{self, OpaqueAuth, ReplyBody, ReplyHeader};
-use crate::wire::{ErrorBody, HeaderType, Version, View};
+use crate::wire::rpc::{OpaqueAuth, ReplyBody, ReplyHeader};
+use crate::wire::{ErrorBody, HeaderType, Segment, Version, View};
 
 impl<F: Fabric> Shard<F> {
-    /// A call has arrived, and has been read.
+    /// A call has arrived, and has been read: it gets memory, if it may have it, and runs.
+    #[inline(always)]
     pub(super) fn serve(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, read: Result<(), Reject>) {
-        let read = if conn.plain_serving { read } else { Self::look_twice(conn, &mut call, read) };
         if let Err(reject) = read {
             return self.reject(conn, call, reject);
         }
-        if self.must_wait(conn, &call) {
-            return self.gate(conn, call);
+        if !conn.plain_serving
+            && let Err(reject) = Self::look_twice(conn, &mut call)
+        {
+            return self.reject(conn, call, reject);
         }
-        self.start(conn, call);
+        // Most need a buffer for their reply, and nothing else.
+        if !call.returns
+            && self.fetch.is_empty()
+            && let Some(services) = &self.services
+        {
+            let entry = services.entry(call.entry);
+            let (results_at, len) = reply_room(&call, entry);
+            if let Some(reply) = self.alloc_in_share(conn, len) {
+                (call.reply, call.results_at) = (Some(reply), results_at);
+                return match entry.run_here(&mut call) {
+                    true => self.finish(conn, call),
+                    false => self.run_elsewhere(conn, call),
+                };
+            }
+        }
+        self.serve_in_turn(conn, call);
+    }
+
+    /// The same for a call that needs more, or may have to wait.
+    #[inline(never)]
+    fn serve_in_turn(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+        match self.must_wait(conn, &call) {
+            true => self.gate(conn, call),
+            false => self.start(conn, call),
+        }
     }
 
     /// A call may have memory.
-    #[inline]
+    #[inline(always)]
     pub(super) fn start(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         // Those that need bulk memory get it in turn.
         let in_turn = self.waiting.is_empty() || (self.fetch.is_empty() && call.results.is_empty());
@@ -65,7 +89,7 @@ impl<F: Fabric> Shard<F> {
 
     /// A call on a connection that drains, or whose peer has a name.
     #[cold]
-    fn look_twice(conn: &Conn, call: &mut ServerCall, read: Result<(), Reject>) -> Result<(), Reject> {
+    fn look_twice(conn: &Conn, call: &mut ServerCall) -> Result<(), Reject> {
         // A server that drains ends what it has begun, and begins nothing.
         if conn.stage == Stage::Draining {
             return Err(Reject::Transport(ErrorBody::System));
@@ -73,7 +97,7 @@ impl<F: Fabric> Shard<F> {
         if let Some(peer) = &conn.peer {
             call.name_peer(peer);
         }
-        read
+        Ok(())
     }
 
     /// Gives the call the memory that its procedure declared; false if there is not enough.
@@ -81,9 +105,9 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn prepare(&mut self, call: &mut ServerCall) -> bool {
         let Some(services) = self.services.as_ref() else { return false };
         let entry = services.entry(call.entry);
-        let room = reply_headroom(call);
-        call.results_at = room + rpc::ACCEPTED_REPLY_LEN;
-        call.reply = self.pool.alloc(room + entry.reply_room);
+        let (results_at, len) = reply_room(call, entry);
+        call.results_at = results_at;
+        call.reply = self.pool.alloc(len);
         let mut enough = call.reply.is_some();
         for result in &mut call.results {
             result.capacity =
@@ -103,6 +127,19 @@ impl<F: Fabric> Shard<F> {
     fn fetch(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) -> Result<(), Box<ServerCall>> {
         let id = call.id;
         let fetch = &self.fetch;
+        if let [(at, segment)] = fetch[..] {
+            // Most bring one segment.
+            let Some(Ok(lent)) = self.pool.alloc(segment.length as usize).map(Buf::lend) else {
+                return Err(call);
+            };
+            if call.message.is_some() {
+                call.reads.push(ReadArgument { at, buf: None });
+            }
+            conn.sends.push_named(id.index() as u64, true, || read_of(&lent, 0, &segment));
+            self.fetch.clear();
+            conn.pending[id.index()] = Some(PendingReads { call, landing: ArrayVec::from_iter([lent]) });
+            return Ok(());
+        }
         let before = conn.sends.len();
         let mut landing = ArrayVec::<Lent, MAX_CHUNKS>::new();
         let mut filled = 0;
@@ -127,11 +164,9 @@ impl<F: Fabric> Shard<F> {
             }
             let Some(lent) = landing.last() else { continue };
             let len = segment.length as usize;
-            let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
-            let wr = WorkRequest::Read { dst: lent.clone(), offset: filled, len, remote };
             // They complete in order: the last one speaks for all.
             let signalled = n + 1 == fetch.len();
-            conn.sends.push_named(id.index() as u64, signalled, || wr);
+            conn.sends.push_named(id.index() as u64, signalled, || read_of(lent, filled, &segment));
             filled += len;
         }
         self.fetch.clear();
@@ -174,8 +209,7 @@ impl<F: Fabric> Shard<F> {
         };
         // What a call that was refused has left there is not this one's.
         self.fetch.clear();
-        let services = self.services.clone();
-        let read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
+        let read = read_rpc(&message, 0, &self.services, &mut call, &mut self.fetch);
         call.message = Some(ReceivedBuf::whole(message));
         self.serve(conn, call, read);
     }
@@ -205,28 +239,23 @@ impl<F: Fabric> Shard<F> {
             return self.reject(conn, call, Reject::Transport(ErrorBody::System));
         };
         if read.is_ok() {
-            let services = self.services.clone();
-            read = read_rpc(&message, 0, services.as_deref(), &mut call, &mut self.fetch);
+            read = read_rpc(&message, 0, &self.services, &mut call, &mut self.fetch);
         }
         call.message = Some(ReceivedBuf::whole(message));
         self.serve(conn, call, read);
     }
 
     /// Runs a call, here or on a worker.
-    #[inline]
     pub(super) fn run(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let Some(services) = self.services.as_ref() else { return };
-        let entry = services.entry(call.entry);
-        if !entry.plain {
-            return self.run_elsewhere(conn, call);
+        match services.entry(call.entry).run_here(&mut call) {
+            true => self.finish(conn, call),
+            false => self.run_elsewhere(conn, call),
         }
-        // As on a worker: a handler that panics costs its call, and nobody else's.
-        let run = AssertUnwindSafe(|| (entry.handler)(&mut call));
-        call.outcome = catch_unwind(run).unwrap_or(Err(Refusal::SystemError));
-        if call.returns { self.finish(conn, call) } else { self.answer_plain(conn, call) }
     }
 
     /// Runs a call of a procedure that runs on workers, or once.
+    #[inline(never)]
     fn run_elsewhere(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
         let Some(services) = self.services.as_ref() else { return };
         let entry = services.entry(call.entry);
@@ -238,10 +267,7 @@ impl<F: Fabric> Shard<F> {
             conn.at_workers += 1;
             return self.backlog.push_back(call);
         }
-        if catch_unwind(AssertUnwindSafe(|| entry.run(&mut call))).is_err() {
-            call.outcome = Err(Refusal::SystemError);
-            call.remember();
-        }
+        entry.run(&mut call);
         self.finish(conn, call);
     }
 
@@ -296,19 +322,37 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// The handler is through: queues the reply.
-    pub(super) fn finish(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+    /// The handler is through: sends the reply, or queues it.
+    #[inline(always)]
+    pub(super) fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
         self.stats.calls += 1;
-        if let Err(refusal) = call.outcome {
-            match refusal {
-                Refusal::NoReply => return self.end_one_way(conn, call),
-                Refusal::ShortChunk { index, needed } => {
-                    let error = ErrorBody::WriteResource { chunk_index: index + 1, length_needed: needed };
-                    return self.reject(conn, call, Reject::Transport(error));
-                }
-                _ => {}
+        match call.outcome {
+            Ok(()) if !call.unusual => self.answer(conn, call, true),
+            _ => self.finish_unusual(conn, call),
+        }
+    }
+
+    /// The same where there is more to look at than how long the reply is.
+    #[inline(never)]
+    fn finish_unusual(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+        match self.look_at_outcome(&mut call) {
+            Ok(()) => self.answer(conn, call, false),
+            Err(Some(reject)) => self.reject(conn, call, reject),
+            Err(None) => self.end_one_way(conn, call),
+        }
+    }
+
+    /// How a call is refused instead, or `None` if it is not answered at all.
+    #[inline(always)]
+    fn look_at_outcome(&mut self, call: &mut ServerCall) -> Result<(), Option<Reject>> {
+        match call.outcome {
+            Ok(()) => {}
+            Err(Refusal::NoReply) => return Err(None),
+            Err(Refusal::ShortChunk { index, needed }) => {
+                let error = ErrorBody::WriteResource { chunk_index: index + 1, length_needed: needed };
+                return Err(Some(Reject::Transport(error)));
             }
-            return self.reject(conn, call, Reject::Rpc(reply_body(refusal)));
+            Err(refusal) => return Err(Some(Reject::Rpc(reply_body(refusal)))),
         }
         if let Some(arena) = call.results.iter().find_map(|result| self.foreign_arena(result)) {
             self.error(
@@ -318,20 +362,12 @@ impl<F: Fabric> Shard<F> {
                     call.procedure, call.program
                 ),
             );
-            return self.reject(conn, call, Reject::Rpc(reply_body(Refusal::SystemError)));
+            return Err(Some(Reject::Rpc(reply_body(Refusal::SystemError))));
         }
-        if call.verifier.is_some() && !self.make_room_for_verifier(&mut call) {
-            return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+        if call.verifier.is_some() && !self.make_room_for_verifier(call) {
+            return Err(Some(Reject::Transport(ErrorBody::System)));
         }
-        let len = call.header_len() + call.results_len;
-        // The exact length matters only near the limit.
-        if call.results_at + call.results_len > conn.proto.terms().send_inline
-            && reply_form(conn, &call, len) == ReplyForm::TooLong
-        {
-            let error = ErrorBody::ReplyResource { length_needed: len as u32 };
-            return self.reject(conn, call, Reject::Transport(error));
-        }
-        self.answer(conn, call);
+        Ok(())
     }
 
     /// Moves the results back, so that a longer RPC header has its place in front of them. False without
@@ -379,16 +415,16 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's
-    /// chain is posted.
+    /// chain is posted. `plain`: it is known to be a success, with no verifier, that returns nothing.
     #[inline(always)]
-    fn answer(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+    fn answer(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, plain: bool) {
         let receives_ok = self.receives_ok(conn);
         let backlogged = conn.is_backlogged(self.config.signal_every);
         if backlogged {
             conn.proto.reply(call.id);
         }
         if !backlogged && conn.proto.reply_now(call.id, receives_ok) {
-            self.transmit_reply(conn, call, receives_ok);
+            self.transmit_reply(conn, call, receives_ok, plain);
         } else {
             // What the call came in is what Receives may be short of. (A header with chunks may be written
             // into it.)
@@ -442,11 +478,18 @@ impl<F: Fabric> Shard<F> {
         });
         call.outcome = Err(Refusal::SystemError);
         match written {
-            Some(()) => self.answer(conn, call),
+            Some(()) => self.answer(conn, call, false),
             None => {
                 conn.proto.reply_error(id, ErrorBody::System);
                 self.boxes.put(call);
             }
         }
     }
+}
+
+/// The RDMA Read of a segment, into a buffer from a byte on.
+#[inline(always)]
+fn read_of(landing: &Lent, offset: usize, from: &Segment) -> WorkRequest {
+    let remote = RemoteMemory { rkey: from.handle, address: from.offset };
+    WorkRequest::Read { dst: landing.clone(), offset, len: from.length as usize, remote }
 }

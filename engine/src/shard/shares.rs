@@ -15,8 +15,8 @@ use rpcrdma_mempool::Buf;
 use super::Shard;
 use super::clock::nanoseconds;
 use super::conn::Conn;
-use super::outgoing::headroom;
 use super::reading::Reject;
+use super::replying::reply_room;
 use super::waiting::{Waiting, release};
 use crate::fabric::Fabric;
 use crate::service::{ResultMemory, ServerCall};
@@ -86,6 +86,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Whether a call must wait until its connection holds less, or behind those that do. What is to be read
     /// for it is in `self.fetch`.
+    #[inline(always)]
     pub(super) fn must_wait(&mut self, conn: &mut Conn, call: &ServerCall) -> bool {
         (!conn.gated.is_empty() && self.is_behind(conn, call)) || self.exceeds_share(conn, call)
     }
@@ -103,6 +104,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Whether a call is beyond the share of its connection. What is to be read for it is in `self.fetch`.
+    #[inline(always)]
     fn exceeds_share(&self, conn: &Conn, call: &ServerCall) -> bool {
         let bulk = self.fetch.iter().map(|&(_, part)| part.length as usize).max();
         let Some(services) = &self.services else { return false };
@@ -115,7 +117,7 @@ impl<F: Fabric> Shard<F> {
         let results = call.results.iter().filter(|_| pool).map(|result| result.capacity as usize).max();
         match bulk.max(results.map(|len| len.min(entry.binding.results.max_len))) {
             Some(len) if len > 0 => self.is_beyond_share(conn, len),
-            _ => self.is_over_share(conn, headroom(call.returns) + entry.reply_room),
+            _ => self.is_over_share(conn, reply_room(call, entry).1),
         }
     }
 

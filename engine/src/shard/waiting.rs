@@ -19,6 +19,7 @@ use rpcrdma_mempool::Buf;
 use super::Shard;
 use super::conn::Conn;
 use super::reading::{Fetch, Reject};
+use super::replying::reply_room;
 use crate::fabric::Fabric;
 use crate::service::{MAX_CHUNKS, ResultBytes, ResultMemory, ServerCall};
 use crate::wire::ErrorBody;
@@ -161,7 +162,7 @@ impl<F: Fabric> Shard<F> {
             // A long one has taken its part already.
             needs.extend(Some(message.capacity()).filter(|&len| len != self.sizing.capacity()));
             let entry = services.entry(call.entry);
-            needs.push(call.results_at + entry.binding.max_reply);
+            needs.push(reply_room(call, entry).1);
             if entry.result_memory == ResultMemory::Pool {
                 let room = |capacity: u32| (capacity as usize).min(entry.binding.results.max_len);
                 needs.extend(call.results.iter().map(|result| room(result.capacity)).filter(|&len| len > 0));

@@ -1,8 +1,8 @@
 //! A whole connection: what an honest peer sends, what becomes of that on the way, what no peer would send,
 //! time, and the application.
 //!
-//! The connection is there twice. One takes messages as a shard does, the plain ones by the short way; the
-//! other takes all of them by the general way. Whatever happens, both must say and send the same.
+//! The connection is there twice. One decodes messages by their layout where it can, as a shard does; the other
+//! checks each as a whole. Whatever happens, both must say and send the same.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use rpcrdma::auth::{AuthError, AuthPolicy, Handshake, Mechanism, Role, Step};
 use rpcrdma::proto::exchange::{self, Characteristic};
-use rpcrdma::proto::{CallId, ConnConfig, Connection, Event, Form, InboundId, Outgoing, PeerFault, Scheme};
+use rpcrdma::proto::{CallId, ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing, PeerFault, Scheme};
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList,
@@ -109,6 +109,7 @@ fn config(input: &mut Input<'_>, server: bool, revision: Revision) -> ConnConfig
             _ => AuthPolicy::Off,
         },
         private_data: None,
+        decode_by_layout: true,
     }
 }
 
@@ -127,13 +128,14 @@ struct Twins {
 }
 
 fn same<T: PartialEq + Debug>(fast: T, slow: T) -> T {
-    assert_eq!(fast, slow, "the short way and the general one part");
+    assert_eq!(fast, slow, "decoded by its layout it is something else");
     slow
 }
 
 impl Twins {
     fn new(config: ConnConfig) -> Self {
-        let (fast, slow) = (Connection::new(config.clone()), Connection::new(config));
+        let slow = Connection::new(ConnConfig { decode_by_layout: false, ..config.clone() });
+        let fast = Connection::new(config);
         Self { fast, slow, calls: Vec::new(), served: Vec::new(), in_parts: None, faulty: false, tokens: 0 }
     }
 
@@ -145,21 +147,14 @@ impl Twins {
         self.slow.config().revision
     }
 
-    /// Takes a message, as a shard does and without its short ways. False: the connection is over.
+    /// Takes a message, decoded by its layout and checked as a whole. False: the connection is over.
     fn take(&mut self, message: &[u8]) -> bool {
-        let revision = self.revision();
-        let view = match same(self.fast.expects_properties(), self.slow.expects_properties()) {
-            true => View::check_part(message, revision),
-            false => View::check(message, revision),
-        };
-        let fast = if let Some(plain) = self.fast.plain(message) {
-            self.fast.handle_plain(&plain)
-        } else if let Some((plain, _)) = self.fast.plain_with_chunks(message) {
-            self.fast.handle_plain_with_chunks(&plain)
-        } else {
-            self.fast.handle_message(&view)
-        };
-        let slow = self.slow.handle_message(&view);
+        let checked = self.slow.check(message);
+        same(checked.is_ok(), self.fast.check(message).is_ok());
+        assert!(self.slow.decode(message).is_none());
+        let incoming = self.fast.decode(message).unwrap_or(Incoming::checked(&checked));
+        let fast = self.fast.receive(&incoming);
+        let slow = self.slow.receive(&Incoming::checked(&checked));
         let event = same(fast, slow);
         same(self.fast.terms(), self.slow.terms());
         self.happened(event)

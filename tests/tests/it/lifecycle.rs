@@ -8,7 +8,7 @@ use rpcrdma::client::LocalClient;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::wire::{ErrorBody, Revision};
-use rpcrdma::{CallError, Config, IdlePolicy, Procedure, Scheme, ServerCall};
+use rpcrdma::{CallError, Config, IdlePolicy, Procedure, Refusal, Scheme, ServerCall};
 use rpcrdma_tests::*;
 
 use super::calls::{many_calls, workers};
@@ -247,7 +247,7 @@ fn a_handler_that_panics_on_a_worker_costs_its_call() {
     assert!(settles(|| {
         client.poll(|done| {
             let expected =
-                if done.token % 3 == 0 { Err(CallError::Transport(ErrorBody::System)) } else { Ok(()) };
+                if done.token % 3 == 0 { Err(CallError::Refused(Refusal::SystemError)) } else { Ok(()) };
             assert_eq!(done.result.map(drop), expected);
             ended += 1;
         });

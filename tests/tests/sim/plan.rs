@@ -102,8 +102,8 @@ pub(crate) enum Ending {
 }
 
 impl Plan {
-    /// The run of a seed.
-    pub(crate) fn of(seed: u64) -> Self {
+    /// The run of a seed; what most messages are is told by their layout, or not.
+    pub(crate) fn of(seed: u64, decode_by_layout: bool) -> Self {
         let mut random = Random::new(seed);
         // The first numbers of neighbours resemble each other.
         (0..8).for_each(|_| _ = random.draw());
@@ -112,6 +112,7 @@ impl Plan {
         let restart = if r.once_in(5) { 150 + r.below(600) } else { 0 };
         let shape = Shape {
             scheme,
+            decode_by_layout,
             mixed: r.once_in(3),
             revision: if r.once_in(6) { Revision::Cel09 } else { Revision::Ietf00 },
             longest_chunk: pick(r, &[3000, 10_000, 10_000, 40_000]),
@@ -226,6 +227,7 @@ fn habits(r: &mut Random, calls: usize, most: usize) -> Habits {
 /// What all shards of a run have in common.
 struct Shape {
     scheme: Scheme,
+    decode_by_layout: bool,
     /// Shards prefer what they like.
     mixed: bool,
     revision: Revision,
@@ -293,6 +295,7 @@ impl Shape {
             idle: if r.once_in(3) { IdlePolicy::Event } else { IdlePolicy::Poll },
             signal_every: pick(r, &[1, 2, 5, 16]),
             batch: !r.once_in(8),
+            decode_by_layout: self.decode_by_layout,
             coalesce_grants: !r.once_in(6),
             remote_invalidate: !r.once_in(4),
             sample_latency: pick(r, &[0, 1, 64]),

@@ -63,8 +63,8 @@ pub(crate) struct Outcome {
 }
 
 /// Runs a seed to its end. Panics if anything is not as it must be.
-pub(crate) fn run(seed: u64, trace: bool) -> Outcome {
-    let mut world = World::new(Plan::of(seed), trace);
+pub(crate) fn run(seed: u64, decode_by_layout: bool, trace: bool) -> Outcome {
+    let mut world = World::new(Plan::of(seed, decode_by_layout), trace);
     world.work();
     world.settle();
     world.end();

@@ -28,7 +28,7 @@ fn shown(what: &impl std::fmt::Display) {
 /// A received message: what its view shows can be written again and then reads alike, what is read without a
 /// view agrees with it, and what cannot be read can be answered.
 pub fn message(bytes: &[u8], revision: Revision) {
-    plain_agrees_with_view(bytes, revision);
+    heads_agree_with_views(bytes, revision);
     match View::check(bytes, revision) {
         Ok(view) => whole_view(&view),
         Err(error) => unreadable(bytes, &error, revision),
@@ -132,10 +132,10 @@ pub(super) fn whole_view(view: &View<'_>) {
 }
 
 /// What each layout makes of a message, held against what its view says.
-pub(super) fn plain_agrees_with_view(message: &[u8], revision: Revision) {
+pub(super) fn heads_agree_with_views(message: &[u8], revision: Revision) {
     let view = View::check(message, revision);
-    for layout in [PlainLayout::V1, PlainLayout::V2, PlainLayout::V2Windowed] {
-        let version = if layout == PlainLayout::V1 { Version::V1 } else { Version::V2 };
+    for layout in [HeadLayout::V1, HeadLayout::V2, HeadLayout::V2Windowed] {
+        let version = if layout == HeadLayout::V1 { Version::V1 } else { Version::V2 };
         let expected = view.as_ref().ok().filter(|view| {
             view.version() == version
                 && view.htype() == HeaderType::Msg
@@ -147,27 +147,27 @@ pub(super) fn plain_agrees_with_view(message: &[u8], revision: Revision) {
             let start = view.payload().get(4..8);
             version == Version::V2 || start.is_some_and(|word| word[..3] == [0; 3] && word[3] < 2)
         });
-        let plain = layout.read(message);
-        assert_eq!(plain.is_some(), expected.is_some(), "{layout:?} {message:?}");
-        if let (Some(plain), Some(view)) = (plain, expected) {
+        let head = layout.read(message);
+        assert_eq!(head.is_some(), expected.is_some(), "{layout:?} {message:?}");
+        if let (Some(head), Some(view)) = (head, expected) {
             let response = match version {
                 Version::V1 => msg_type == Some(true),
                 Version::V2 => view.flags().contains(Flags::RESPONSE),
             };
-            let said = (view.xid(), view.credit(), view.received().unwrap_or(0), view.inv_handle());
-            assert_eq!((plain.xid, plain.credit, plain.received, plain.inv_handle), said);
-            assert_eq!((plain.response, plain.len), (response, view.payload_offset()));
+            let said = (view.xid(), view.credit(), view.received(), view.inv_handle());
+            assert_eq!((head.xid, head.credit, head.received, head.inv_handle), said);
+            assert_eq!((head.response, head.len), (response, view.payload_offset()));
         }
         chunks_agree(message, layout, view.as_ref().ok().filter(|view| view.version() == version));
     }
 }
 
 /// The same of a call with chunks.
-fn chunks_agree(message: &[u8], layout: PlainLayout, view: Option<&View<'_>>) {
+fn chunks_agree(message: &[u8], layout: HeadLayout, view: Option<&View<'_>>) {
     let expected = view.filter(|view| {
         let mut writes = view.writes();
         let is_call = match layout {
-            PlainLayout::V1 => view.payload().get(4..8) == Some(&[0; 4]),
+            HeadLayout::V1 => view.payload().get(4..8) == Some(&[0; 4]),
             _ => view.flags() == layout.flags(),
         };
         is_call
@@ -180,10 +180,10 @@ fn chunks_agree(message: &[u8], layout: PlainLayout, view: Option<&View<'_>>) {
     });
     let read = layout.read_with_chunks(message);
     assert_eq!(read.is_some(), expected.is_some(), "{layout:?} {message:?}");
-    if let (Some((plain, chunks)), Some(view)) = (read, expected) {
-        let said = (view.xid(), view.credit(), view.received().unwrap_or(0), view.inv_handle());
-        assert_eq!((plain.xid, plain.credit, plain.received, plain.inv_handle), said);
-        assert_eq!((plain.response, plain.len), (false, view.payload_offset()));
+    if let (Some((head, chunks)), Some(view)) = (read, expected) {
+        let said = (view.xid(), view.credit(), view.received(), view.inv_handle());
+        assert_eq!((head.xid, head.credit, head.received, head.inv_handle), said);
+        assert_eq!((head.response, head.len), (false, view.payload_offset()));
         assert_eq!(chunks.read, view.reads().next());
         assert_eq!(chunks.write, view.writes().next().and_then(|chunk| chunk.segments().next()));
     }

@@ -25,7 +25,7 @@
 //! | --- | --- |
 //! | `codes` | versions, revisions, header types, flags |
 //! | `view`, `header` | a header received, a header to be sent |
-//! | `plain` | the header that most messages have, without a view |
+//! | `head` | the header that most messages have, read by its layout |
 //! | `chunks` | segments and chunk lists, both ways |
 //! | `error` | what is wrong with a header; the protocol's own errors |
 //! | [`properties`], [`optional`] | version 2: properties, and operations that change them |
@@ -38,12 +38,12 @@ mod chunks;
 mod codes;
 mod display;
 mod error;
+mod head;
 mod header;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod invariants;
 pub mod optional;
-mod plain;
 pub mod private_data;
 pub mod properties;
 pub mod rpc;
@@ -63,10 +63,10 @@ pub use chunks::{
 };
 pub use codes::{Flags, HeaderType, Revision, Version};
 pub use error::{ErrorBody, WireError, WireErrorKind};
+pub use head::{Head, HeadLayout, SingleChunks};
 pub use header::{
     Body, Header, WINDOWED_LEN, connprop_len, emit_connprop_part, emit_err_vers, emit_msg, emit_windowed,
     msg_len,
 };
-pub use plain::{Plain, PlainChunks, PlainLayout};
 pub use view::{COMMON_LEN, ERR_VERS_LEN, Limits, View, ViewBody};
 pub use xdr::{BadXdr, NoSpace};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::invariants::{self, Owned, plain_agrees_with_view, whole_view};
+use super::invariants::{self, Owned, heads_agree_with_views, whole_view};
 use super::properties::{Builder, Properties, Property, PropertyId, ReverseSupport, Subset};
 use super::*;
 
@@ -260,14 +260,14 @@ proptest! {
 
     /// What is read without a view is what the view says, and the other way round: of valid headers, and with any word changed.
     #[test]
-    fn plain_headers_are_those_of_views(
+    fn heads_are_those_of_views(
         (version, revision, parts) in parts(),
         (xid, credit, received, response) in any::<(u32, u32, Option<u32>, bool)>(),
         payload in prop::collection::vec(prop_oneof![3 => 0..3_u32, 1 => any::<u32>()], 0..5),
         changed in prop::option::of((0..24_usize, prop_oneof![0..3_u32, any::<u32>()])),
         (read, write, handle) in any::<(Option<[u32; 4]>, Option<[u32; 3]>, u32)>(),
     ) {
-        plain_agrees_with_view(&[parts.encode(version, revision), parts.payload].concat(), revision);
+        heads_agree_with_views(&[parts.encode(version, revision), parts.payload].concat(), revision);
         let flags = if response { Flags::RESPONSE } else { Flags::NONE };
         let segment = |[handle, length, low]: [u32; 3]| Segment { handle, length, offset: u64::from(low) << 7 };
         let read = read.map(|[position, rest @ ..]| ReadSegment { position, target: segment(rest) });
@@ -283,10 +283,10 @@ proptest! {
         let len = plain.emit(&mut header, version, revision).expect("space");
         let mut message = header[..len].to_vec();
         message.extend(payload.into_iter().flat_map(u32::to_be_bytes));
-        plain_agrees_with_view(&message, revision);
+        heads_agree_with_views(&message, revision);
         if let Some((at, word)) = changed && let Some(place) = message.get_mut(4 * at..4 * at + 4) {
             place.copy_from_slice(&word.to_be_bytes());
-            plain_agrees_with_view(&message, revision);
+            heads_agree_with_views(&message, revision);
         }
     }
 

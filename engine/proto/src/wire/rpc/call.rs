@@ -139,14 +139,20 @@ impl AnonymousCall {
     }
 }
 
+impl From<AnonymousCall> for CallHeader<'_> {
+    #[inline(always)]
+    fn from(header: AnonymousCall) -> Self {
+        let AnonymousCall { xid, program, version, procedure } = header;
+        Self { xid, program, version, procedure, credential: OpaqueAuth::NONE, verifier: OpaqueAuth::NONE }
+    }
+}
+
 impl<'a> CallHeader<'a> {
     /// Reads the header of a call and says where the arguments start.
     #[inline]
     pub fn parse(message: &'a [u8]) -> Result<(CallHeader<'a>, usize), RpcError> {
-        if let Some(AnonymousCall { xid, program, version, procedure }) = AnonymousCall::read(message) {
-            let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
-            let header = CallHeader { xid, program, version, procedure, credential, verifier };
-            return Ok((header, AnonymousCall::LEN));
+        if let Some(header) = AnonymousCall::read(message) {
+            return Ok((header.into(), AnonymousCall::LEN));
         }
         Self::read(message).map_err(|kind| kind.of(message))
     }

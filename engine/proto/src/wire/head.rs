@@ -1,12 +1,13 @@
-//! The headers of most messages, read without a view: a MSG in one piece, without chunks, or a call with one
-//! in each direction at most.
+//! The headers of most messages, read by their layout: a MSG in one piece without chunks, or a call with one
+//! chunk in each direction at most. What is laid out in any other way takes a [`View`].
 
 use super::chunks::{Lists, READ_SEGMENT_LEN, ReadSegment, SEGMENT_LEN, Segment};
 use super::codes::{Flags, HeaderType, Version};
+use super::view::View;
 
 /// How such a header is laid out on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlainLayout {
+pub enum HeadLayout {
     /// RFC 8166 §4: 28 bytes.
     V1,
     /// Version 2 without the count of received messages: 36 bytes.
@@ -16,14 +17,14 @@ pub enum PlainLayout {
 }
 
 /// What such a header says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plain {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Head {
     /// Transaction id.
     pub xid: u32,
     /// `rdma_credit`.
     pub credit: u32,
-    /// How many messages the sender has received, in the windowed layout; 0 in others.
-    pub received: u32,
+    /// How many messages the sender has received, in the windowed layout.
+    pub received: Option<u32>,
     /// The handle that may be invalidated with the reply; 0 for none, and in version 1.
     pub inv_handle: u32,
     /// It is a reply: as the flag says, or, in version 1, the RPC message itself (RFC 8167 §5).
@@ -32,9 +33,23 @@ pub struct Plain {
     pub len: usize,
 }
 
-/// The chunks of a call that has a Read chunk, a Write chunk or one of each, of one segment each.
+impl Head {
+    /// That of a message that was read as a whole. In version 1 the header does not say who `response`s.
+    pub fn of(view: &View<'_>, response: bool) -> Self {
+        Self {
+            xid: view.xid(),
+            credit: view.credit(),
+            received: view.received(),
+            inv_handle: view.inv_handle(),
+            response,
+            len: view.payload_offset(),
+        }
+    }
+}
+
+/// The chunks of a call that has a Read chunk, a Write chunk or one of each, each of one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlainChunks {
+pub struct SingleChunks {
     /// The Read list.
     pub read: Option<ReadSegment>,
     /// The Write list.
@@ -44,41 +59,39 @@ pub struct PlainChunks {
 /// Number of bytes that stand for the lists that are not there.
 const LISTS: usize = Lists::ABSENT_LEN;
 
-impl PlainLayout {
+impl HeadLayout {
     /// The flags RECEIVED and MORE as such a message has them.
     #[inline]
     pub const fn flags(self) -> Flags {
         match self {
-            PlainLayout::V1 | PlainLayout::V2 => Flags::NONE,
-            PlainLayout::V2Windowed => Flags::RECEIVED,
+            HeadLayout::V1 | HeadLayout::V2 => Flags::NONE,
+            HeadLayout::V2Windowed => Flags::RECEIVED,
         }
     }
 
-    /// Reads the header of a message that is laid out so; `None` if it is anything else, which
-    /// [`View`](super::View) tells.
+    /// Reads the header of a message that is laid out so; `None` if it is anything else, which a [`View`] tells.
     #[inline(always)]
-    pub fn read(self, message: &[u8]) -> Option<Plain> {
-        if self == PlainLayout::V2Windowed { read_v2::<40>(message, true) } else { self.read_other(message) }
+    pub fn read(self, message: &[u8]) -> Option<Head> {
+        match self {
+            HeadLayout::V2Windowed => read_v2::<40>(message, true),
+            HeadLayout::V2 => read_v2::<36>(message, false),
+            HeadLayout::V1 => read_v1(message),
+        }
     }
 
-    /// Reads the header of a call that is laid out so, but for [such lists](PlainChunks); `None` if it is
+    /// Reads the header of a call that is laid out so, but for [such lists](SingleChunks); `None` if it is
     /// anything else.
     #[inline]
-    pub fn read_with_chunks(self, message: &[u8]) -> Option<(Plain, PlainChunks)> {
+    pub fn read_with_chunks(self, message: &[u8]) -> Option<(Head, SingleChunks)> {
         match self {
-            PlainLayout::V1 => {
+            HeadLayout::V1 => {
                 let with = read_with_lists::<16>(message, Version::V1, Flags::NONE)?;
                 (super::xdr::word(message, with.0.len + 4) == 0 && message.len() >= with.0.len + 8)
                     .then_some(with)
             }
-            PlainLayout::V2 => read_with_lists::<24>(message, Version::V2, self.flags()),
-            PlainLayout::V2Windowed => read_with_lists::<28>(message, Version::V2, self.flags()),
+            HeadLayout::V2 => read_with_lists::<24>(message, Version::V2, self.flags()),
+            HeadLayout::V2Windowed => read_with_lists::<28>(message, Version::V2, self.flags()),
         }
-    }
-
-    #[inline(never)]
-    fn read_other(self, message: &[u8]) -> Option<Plain> {
-        if self == PlainLayout::V1 { read_v1(message) } else { read_v2::<36>(message, false) }
     }
 }
 
@@ -95,17 +108,17 @@ fn is_msg_of<const N: usize>(version: Version, header: &[u8; N]) -> bool {
 }
 
 #[inline(always)]
-fn read_v2<const N: usize>(message: &[u8], windowed: bool) -> Option<Plain> {
+fn read_v2<const N: usize>(message: &[u8], windowed: bool) -> Option<Head> {
     let header: &[u8; N] = message.first_chunk()?;
     let flags = Flags(word(header, 16));
     let layout = if windowed { Flags::RECEIVED } else { Flags::NONE };
     if !is_msg_of(Version::V2, header) || flags.without(Flags::RESPONSE) != layout {
         return None;
     }
-    Some(Plain {
+    Some(Head {
         xid: word(header, 0),
         credit: word(header, 8),
-        received: if windowed { word(header, 20) } else { 0 },
+        received: windowed.then(|| word(header, 20)),
         inv_handle: word(header, N - LISTS - 4),
         response: flags.contains(Flags::RESPONSE),
         len: N,
@@ -113,16 +126,16 @@ fn read_v2<const N: usize>(message: &[u8], windowed: bool) -> Option<Plain> {
 }
 
 #[inline(always)]
-fn read_v1(message: &[u8]) -> Option<Plain> {
+fn read_v1(message: &[u8]) -> Option<Head> {
     let (header, payload) = message.split_first_chunk::<28>()?;
     let msg_type = super::xdr::word(payload.first_chunk::<8>()?, 4);
     if !is_msg_of(Version::V1, header) || msg_type > 1 {
         return None;
     }
-    Some(Plain {
+    Some(Head {
         xid: word(header, 0),
         credit: word(header, 8),
-        received: 0,
+        received: None,
         inv_handle: 0,
         response: msg_type == 1,
         len: header.len(),
@@ -135,7 +148,7 @@ fn read_with_lists<const N: usize>(
     message: &[u8],
     version: Version,
     flags: Flags,
-) -> Option<(Plain, PlainChunks)> {
+) -> Option<(Head, SingleChunks)> {
     let (header, lists) = message.split_first_chunk::<N>()?;
     let is_call = word(header, 4) == version.code()
         && word(header, 12) == HeaderType::Msg.code()
@@ -146,16 +159,16 @@ fn read_with_lists<const N: usize>(
     let (read, lists) = one_or_none::<{ READ_SEGMENT_LEN }>(lists, &[])?;
     let (write, lists) = one_or_none::<{ SEGMENT_LEN }>(lists, &ONE)?;
     let payload = lists.strip_prefix(&NONE)?;
-    let plain = Plain {
+    let head = Head {
         xid: word(header, 0),
         credit: word(header, 8),
-        received: if flags.contains(Flags::RECEIVED) { word(header, 20) } else { 0 },
+        received: flags.contains(Flags::RECEIVED).then(|| word(header, 20)),
         inv_handle: if version == Version::V1 { 0 } else { word(header, N - 4) },
         response: false,
         len: message.len() - payload.len(),
     };
-    let chunks = PlainChunks { read: read.map(ReadSegment::read), write: write.map(Segment::read) };
-    (read.is_some() || write.is_some()).then_some((plain, chunks))
+    let chunks = SingleChunks { read: read.map(ReadSegment::read), write: write.map(Segment::read) };
+    (read.is_some() || write.is_some()).then_some((head, chunks))
 }
 
 /// The words that say that an entry, or no more of them, follows.

@@ -1,0 +1,104 @@
+//! A received message, decoded as far as its kind asks for.
+
+use super::Connection;
+use crate::wire::{Flags, Head, HeaderType, SingleChunks, View, WireError};
+
+/// A received message. What most are is told by one look at a header of known layout; any other is checked as
+/// a whole. Both ways come to the same.
+#[derive(Clone, Copy, Debug)]
+pub struct Incoming<'a> {
+    /// What it says in front of its lists; nothing, if it is no message.
+    pub head: Head,
+    /// What is behind that.
+    pub lists: Lists<'a>,
+}
+
+/// The chunk lists of a received message, or whatever else it is.
+#[derive(Clone, Copy, Debug)]
+pub enum Lists<'a> {
+    /// It is a MSG in one piece, without chunks, in the layout that both ends have settled on.
+    None,
+    /// It is a call of that kind, but for its chunks: at most one each way, of one segment.
+    Single(SingleChunks),
+    /// It was [checked](Connection::check) as a whole: any message, or why it is none.
+    Checked(&'a Result<View<'a>, WireError>),
+}
+
+/// What the lists of a call or reply are to the connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HasLists {
+    /// The RPC message is in one of them (RDMA_NOMSG).
+    pub(super) long: bool,
+    /// There is a Read list.
+    pub(super) reads: bool,
+}
+
+impl HasLists {
+    /// Those of a message; `None` without any.
+    #[inline]
+    pub(super) fn of(view: &View<'_>) -> Option<Self> {
+        let long = view.htype() == HeaderType::Nomsg;
+        view.has_chunks().then(|| Self { long, reads: view.reads().next().is_some() })
+    }
+}
+
+impl<'a> Incoming<'a> {
+    /// A message that was checked as a whole.
+    pub fn checked(message: &'a Result<View<'a>, WireError>) -> Self {
+        let head = message.as_ref().map(|view| Head::of(view, view.flags().contains(Flags::RESPONSE)));
+        Self { head: head.unwrap_or_default(), lists: Lists::Checked(message) }
+    }
+
+    /// The message as it was checked as a whole; `None` if that was not needed, or it is none.
+    #[inline(always)]
+    pub fn view(&self) -> Option<&'a View<'a>> {
+        match self.lists {
+            Lists::Checked(Ok(view)) => Some(view),
+            _ => None,
+        }
+    }
+}
+
+impl From<Head> for Incoming<'_> {
+    #[inline(always)]
+    fn from(head: Head) -> Self {
+        Self { head, lists: Lists::None }
+    }
+}
+
+impl Connection {
+    /// Decodes a message by its layout, to be [received](Self::receive) then. `None` if it has to be
+    /// [checked](Self::check). The connection has not seen it yet.
+    #[inline(always)]
+    pub fn decode(&self, message: &[u8]) -> Option<Incoming<'static>> {
+        match self.decode_plain(message) {
+            Some(head) => Some(head.into()),
+            None => self.decode_with_chunks(message),
+        }
+    }
+
+    /// Decodes a message without chunks by its layout.
+    #[inline(always)]
+    pub fn decode_plain(&self, message: &[u8]) -> Option<Head> {
+        self.decoder?.read(message)
+    }
+
+    /// Decodes a call with chunks by its layout.
+    #[inline]
+    pub fn decode_with_chunks(&self, message: &[u8]) -> Option<Incoming<'static>> {
+        let (head, chunks) = self.decoder?.read_with_chunks(message)?;
+        Some(Incoming { head, lists: Lists::Single(chunks) })
+    }
+
+    /// Checks a message as a whole.
+    ///
+    /// # Errors
+    /// It is no message. The connection is to [receive](Self::receive) that, too.
+    pub fn check<'a>(&self, message: &'a [u8]) -> Result<View<'a>, WireError> {
+        // A set of properties that comes in parts is whole with the last one.
+        match self.connprop.is_empty() {
+            true => View::check(message, self.config.revision),
+            false => View::check_part(message, self.config.revision),
+        }
+    }
+}
