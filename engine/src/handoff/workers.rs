@@ -45,9 +45,17 @@ impl Default for WorkerConfig {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The configuration contradicts itself.
-    #[error("workers: {0}")]
-    Config(String),
+    /// [`WorkerConfig::count`] is 0.
+    #[error("workers: count is 0, at least 1 is needed")]
+    NoWorkers,
+    /// [`WorkerConfig::cores`] are fewer than the workers.
+    #[error("workers: {count} workers need as many cores, but {} are given: {cores:?}", .cores.len())]
+    TooFewCores {
+        /// Workers that were asked for.
+        count: usize,
+        /// The cores that were named for them.
+        cores: Vec<usize>,
+    },
     /// A worker's core cannot be had.
     #[error("worker {worker}: {source}")]
     Pin {
@@ -230,14 +238,11 @@ impl<K, J, D> Drop for WorkerPool<K, J, D> {
 fn check(config: &WorkerConfig) -> Result<(), PoolError> {
     let count = config.count;
     if count == 0 {
-        return Err(PoolError::Config("count is 0, at least 1 is needed".into()));
+        return Err(PoolError::NoWorkers);
     }
     let Some(cores) = &config.cores else { return Ok(()) };
     if cores.len() < count {
-        let given = cores.len();
-        return Err(PoolError::Config(format!(
-            "{count} workers need as many cores, but {given} are given: {cores:?}"
-        )));
+        return Err(PoolError::TooFewCores { count, cores: cores.clone() });
     }
     for (worker, &core) in cores.iter().enumerate().take(count) {
         check_core(core).map_err(|source| PoolError::Pin { worker, source })?;

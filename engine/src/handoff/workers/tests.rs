@@ -235,8 +235,11 @@ fn impossible_configurations_are_refused_with_the_reason() {
         let config = WorkerConfig { count, cores, ..WorkerConfig::default() };
         WorkerPool::<(), (), ()>::new(&config, |()| ()).err().unwrap()
     };
-    assert_eq!(refuse(0, None).to_string(), "workers: count is 0, at least 1 is needed");
+    let none = refuse(0, None);
+    assert!(matches!(none, PoolError::NoWorkers), "{none:?}");
+    assert_eq!(none.to_string(), "workers: count is 0, at least 1 is needed");
     let few = refuse(3, Some(vec![0]));
+    assert!(matches!(&few, PoolError::TooFewCores { count: 3, cores } if *cores == [0]), "{few:?}");
     assert_eq!(few.to_string(), "workers: 3 workers need as many cores, but 1 are given: [0]");
     let foreign = refuse(1, Some(vec![100_000]));
     assert!(matches!(foreign, PoolError::Pin { worker: 0, .. }));
