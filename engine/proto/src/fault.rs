@@ -99,7 +99,8 @@ pub enum CallError {
         /// It had been sent: the server may have carried it out.
         sent: bool,
     },
-    /// The connection ended first.
+    /// The connection ended first. Why is known of the connection, not of each call: `LocalClient` and
+    /// `Client` tell it by `closed_because`, which says nothing where the connection is made again.
     #[error("connection lost ({})", sent_text(*.sent))]
     ConnectionLost {
         /// It had been sent: the server may have carried it out.

@@ -18,7 +18,8 @@ use crate::handoff::slot::{SlotTable, Ticket};
 use crate::proto::CallError;
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
-    CallResult, ChunkMemory, Command, ConnRef, LocalClose, Message, RemoteCall, Shard, ShardHandle, spawn,
+    CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, LocalClose, Message, RemoteCall,
+    Shard, ShardHandle, spawn,
 };
 use crate::stats::ShardStats;
 
@@ -39,6 +40,7 @@ struct Shared {
     conn: ConnRef,
     template: Template,
     config: ClientConfig,
+    closed: Arc<ClosedBecause>,
 }
 
 /// A call to be made.
@@ -144,7 +146,8 @@ impl Client {
         let make = move || Shard::open(opened.open(&shard_config)?, shard_config, services);
         let shard = spawn("rpcrdma-client".into(), &config.shard, make)?;
         let (answer, answered) = mpsc::channel();
-        shard.tell(Command::Connect(address.fabric_address().clone(), answer));
+        let closed = Arc::default();
+        shard.tell(Command::Connect(address.fabric_address().clone(), Arc::clone(&closed), answer));
         let refused = |reason| ConnectError::Refused { address: address.to_string(), reason };
         let conn = match answered.recv_timeout(config.connect_timeout) {
             Ok(outcome) => outcome.map_err(refused)?,
@@ -155,13 +158,18 @@ impl Client {
             }
         };
         let template = Template::new(config.program, config.version, &config.credential);
-        Ok(Self::of(Arc::new(Shared { shard, conn, template, config })))
+        Ok(Self::of(Arc::new(Shared { shard, conn, template, config, closed })))
     }
 
     /// Calls in the reverse direction, on a connection that a server's shard has accepted.
     pub(crate) fn reverse(shard: ShardHandle, conn: ConnRef, config: ClientConfig) -> Self {
         let template = Template::new(config.program, config.version, &config.credential);
-        Self::of(Arc::new(Shared { shard, conn, template, config }))
+        let closed = Arc::default();
+        let mut client =
+            Self::of(Arc::new(Shared { shard, conn, template, config, closed: Arc::clone(&closed) }));
+        // The first of its ring, which has room; a shard that has stopped is seen to be closed.
+        let _ = client.sender.send(Command::Watch(conn, closed));
+        client
     }
 
     fn of(shared: Arc<Shared>) -> Self {
@@ -231,6 +239,16 @@ impl Client {
     /// How the call ended without a reply.
     pub fn call(&mut self, call: ClientCall) -> CallResult {
         self.start(call)?.wait()
+    }
+
+    /// Why the connection is over; `None` while it is not, or is to be made again. It is there before the
+    /// calls end that [end with it](CallError::ConnectionLost).
+    pub fn closed_because(&self) -> Option<&CloseReason> {
+        let closed = &self.shared.closed;
+        if closed.get().is_none() && self.sender.is_closed() {
+            return Some(closed.get_or_init(|| LocalClose::Stopped.into()));
+        }
+        closed.get()
     }
 
     /// What the client's shard did so far; `None` when it has stopped.

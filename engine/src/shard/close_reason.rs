@@ -1,5 +1,7 @@
 //! Why a connection is over.
 
+use std::sync::OnceLock;
+
 use crate::fabric::{Disconnect, FabricError, Opcode, PostError, Status};
 use crate::proto::PeerFault;
 
@@ -42,7 +44,13 @@ pub enum CloseReason {
     /// This side has ended it.
     #[error(transparent)]
     Local(#[from] LocalClose),
+    /// It was over before its client was there to be told.
+    #[error("it was over already")]
+    Before,
 }
+
+/// Where the thread of a client finds why its connection is over.
+pub(crate) type ClosedBecause = OnceLock<CloseReason>;
 
 /// Why this side has ended a connection whose peer has broken no rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

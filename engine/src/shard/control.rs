@@ -327,6 +327,7 @@ impl<F: Fabric> Shard<F> {
         }
         let reason = conn.close_reason.take().map_or(LocalClose::Requested.into(), |reason| *reason);
         let origin = conn.origin;
+        self.say_why(ConnRef(origin), &reason);
         self.let_go(&mut conn);
         while let Some((call, token, error)) = conn.proto.lost() {
             let (sink, ..) = conn.end_call(call);

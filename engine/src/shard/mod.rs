@@ -74,7 +74,7 @@ mod workers;
 
 use std::collections::VecDeque;
 use std::fmt::Arguments;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 
 use rpcrdma_mempool::{Arena, Buf, Class, MemError, Pool, PoolConfig};
 
@@ -92,6 +92,7 @@ use assembly::Assemblies;
 pub(crate) use chunks::ChunkMemory;
 use clock::Clock;
 pub use clock::SimulatedTime;
+pub(crate) use close_reason::ClosedBecause;
 pub use close_reason::{CloseReason, LocalClose, Stall};
 use conn::Conn;
 pub use conn_ref::ConnRef;
@@ -177,6 +178,8 @@ pub struct Shard<F: Fabric> {
     next_deadline: u64,
     /// Threads that wait for a connection.
     connecting: Vec<(ConnRef, mpsc::Sender<Result<ConnRef, CloseReason>>)>,
+    /// Connections of clients on other threads, which look there for why theirs is over.
+    watched: Vec<(ConnRef, Weak<ClosedBecause>)>,
     completions: Vec<Completion>,
     events: Vec<ControlEvent>,
     notices: Vec<Notice>,
@@ -281,6 +284,7 @@ impl<F: Fabric> Shard<F> {
             spoke: Vec::with_capacity(64),
             next_deadline: u64::MAX,
             connecting: Vec::new(),
+            watched: Vec::new(),
             completions: Vec::with_capacity(crate::config::POLL_BATCH),
             events: Vec::new(),
             notices: Vec::new(),

@@ -1,6 +1,6 @@
 //! A shard on a thread of its own: placement, idling, and what other threads ask of it.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::chunks::ChunkMemory;
-use super::close_reason::CloseReason;
+use super::close_reason::{CloseReason, ClosedBecause};
 use super::outgoing::{CallRequest, headroom};
 use super::{ConnRef, Notice, OpenError, ResizeError, Shard, Sink};
 use crate::config::{Config, POLL_BATCH};
@@ -82,7 +82,9 @@ pub(crate) struct RemoteCall {
 #[expect(clippy::large_enum_variant, reason = "the large one is the one that is frequent")]
 pub(crate) enum Command {
     Call(RemoteCall),
-    Connect(FabricAddress, mpsc::Sender<Result<ConnRef, CloseReason>>),
+    Connect(FabricAddress, Arc<ClosedBecause>, mpsc::Sender<Result<ConnRef, CloseReason>>),
+    /// Why the connection is over, when it is, is to be said there.
+    Watch(ConnRef, Arc<ClosedBecause>),
     Alloc(ConnRef, usize, mpsc::Sender<Result<Buf, CallError>>),
     Stats(mpsc::Sender<ShardStats>),
     /// Receives of so many bytes.
@@ -264,6 +266,27 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
+    /// A client on another thread is to be told why its connection is over.
+    fn promise_why(&mut self, conn: ConnRef, closed: &Arc<ClosedBecause>) {
+        self.watched.retain(|(_, client)| client.strong_count() > 0);
+        if self.conns.get(conn).is_some() {
+            self.watched.push((conn, Arc::downgrade(closed)));
+        } else {
+            // Nobody else says anything there.
+            let _ = closed.set(CloseReason::Before);
+        }
+    }
+
+    /// Says why a connection is over: before its calls end, so that whoever hears of these knows.
+    pub(super) fn say_why(&mut self, over: ConnRef, reason: &CloseReason) {
+        for (_, client) in self.watched.extract_if(.., |(conn, _)| *conn == over) {
+            if let Some(closed) = client.upgrade() {
+                // It is over once.
+                let _ = closed.set(reason.clone());
+            }
+        }
+    }
+
     /// Step 3 of a turn: what other threads ask. Returns how much there was.
     #[inline]
     pub(super) fn inbox(&mut self) -> usize {
@@ -283,10 +306,14 @@ impl<F: Fabric> Shard<F> {
         // An answer to a thread that has gone meanwhile goes nowhere.
         match command {
             Command::Call(call) => self.remote_call(call),
-            Command::Connect(address, answer) => match self.connect(&address) {
-                Ok(conn) => self.connecting.push((conn, answer)),
+            Command::Connect(address, closed, answer) => match self.connect(&address) {
+                Ok(conn) => {
+                    self.promise_why(conn, &closed);
+                    self.connecting.push((conn, answer));
+                }
                 Err(error) => drop(answer.send(Err(error.into()))),
             },
+            Command::Watch(conn, closed) => self.promise_why(conn, &closed),
             Command::Alloc(conn, len, answer) => drop(answer.send(self.alloc_exposed(conn, len))),
             Command::Stats(answer) => drop(answer.send(self.stats())),
             Command::Resize(bytes, answer) => drop(answer.send(self.change_receive_size(bytes))),

@@ -8,9 +8,9 @@ use std::time::Duration;
 use rpcrdma::client::{Client, ClientCall, ClientConfig, LocalClient};
 use rpcrdma::service::Caller;
 use rpcrdma::wire::properties::ReverseSupport;
-use rpcrdma::{CallError, Config, Procedure, Scheme, Services};
+use rpcrdma::{CallError, CloseReason, Config, Procedure, Scheme, Services};
 use rpcrdma_tests::{
-    ECHO, LOAD, PROGRAM, VERSION, World, small, small_client, small_server, standard_services,
+    ECHO, LOAD, PROGRAM, VERSION, World, settles, small, small_client, small_server, standard_services,
 };
 
 pub(super) const HELLO: u32 = 100;
@@ -141,5 +141,21 @@ fn reverse_calls_end_with_the_connection() {
         echo(&mut reverse, b"four").err()
     });
     assert!(matches!(error, Some(CallError::Closed | CallError::ConnectionLost { .. })), "{error:?}");
+    assert!(settles(|| reverse.closed_because().is_some()));
+    assert!(matches!(reverse.closed_because(), Some(CloseReason::Disconnected { .. })));
     drop(reverse);
+}
+
+#[test]
+fn who_calls_back_too_late_is_told_so() {
+    let mut world = World::new("reverse-late");
+    let (services, told) = telling_services();
+    let address = world.serve_with(small_server(), services);
+    let mut forward = Client::connect(&address, serving_client(small())).unwrap();
+    forward.call(ClientCall::new(HELLO)).unwrap();
+    drop(forward);
+    assert!(settles(|| world.server().stats().iter().all(|stats| stats.connections == 0)));
+    let mut reverse = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
+    assert_eq!(echo(&mut reverse, b"four"), Err(CallError::Closed));
+    assert_eq!(reverse.closed_because(), Some(&CloseReason::Before));
 }

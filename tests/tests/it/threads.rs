@@ -8,7 +8,8 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use rpcrdma::client::{Client, ClientCall};
-use rpcrdma::{CallError, Config, IdlePolicy, Refusal};
+use rpcrdma::fabric::Disconnect;
+use rpcrdma::{CallError, CloseReason, Config, IdlePolicy, Refusal};
 use rpcrdma_tests::*;
 
 use super::calls::workers;
@@ -205,4 +206,41 @@ fn a_lost_server_ends_what_waits_for_it() {
         Err(CallError::ConnectionLost { .. }) => false,
         other => panic!("{other:?} from a server that is gone"),
     }));
+}
+
+#[test]
+fn a_lost_connection_has_a_reason() {
+    let mut world = World::new("client-reason");
+    let address = world.address();
+    for _ in 0..10 {
+        world.serve_at(&address, workers(), standard_services());
+        let mut client = connect(&world, &address, small());
+        let other = client.another();
+        let slow = ClientCall::new(WORKER_ECHO).args(50_000u32.to_be_bytes());
+        let slow = client.start(slow).unwrap();
+        client.call(ClientCall::new(ECHO)).unwrap();
+        assert_eq!((client.closed_because(), other.closed_because()), (None, None));
+        let server = world.take_server();
+        let end = std::thread::spawn(move || drop(server));
+        assert!(matches!(slow.wait(), Err(CallError::ConnectionLost { .. })));
+        // The reason is there as soon as a call has ended.
+        for client in [&client, &other] {
+            assert!(matches!(client.closed_because(), Some(CloseReason::Disconnected { .. })));
+        }
+        end.join().unwrap();
+    }
+}
+
+#[test]
+fn a_connection_that_was_closed_says_so() {
+    let mut world = World::new("client-closed");
+    let address = world.serve(small_server());
+    let mut client = connect(&world, &address, small());
+    client.call(ClientCall::new(ECHO)).unwrap();
+    assert_eq!(client.closed_because(), None);
+    client.close();
+    assert!(settles(|| client.closed_because().is_some()));
+    let reason = client.closed_because();
+    assert!(matches!(reason, Some(CloseReason::Disconnected { cause: Disconnect::Local, .. })), "{reason:?}");
+    assert_eq!(client.call(ClientCall::new(ECHO)).map(drop), Err(CallError::Closed));
 }
