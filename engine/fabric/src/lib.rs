@@ -17,6 +17,18 @@
 //!    [`WorkRequest::LocalInvalidate`], a Receive completion whose `invalidated` names it, or the destruction
 //!    of the queue pair.
 //! 4. Flushed work requests keep to the same rules: the completion comes first, the memory after it.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | [`software`] | the fabric without hardware: shared memory between processes of one host |
+//! | `verbs` | the fabric over libibverbs and librdmacm, with the feature `verbs` |
+//! | [`any`] | whichever of them an address names |
+//! | `received` | buffers with what has come in them |
+//! | `table` | queue pairs, by slot and generation |
+//! | `reaper` | what may take long to destroy, on threads of its own |
+//! | [`log_limit`] | log lines that peers can cause, within bounds |
+//! | `contract` | what every fabric has to do, as cases that run against any of them |
+//! | `chaos`, `trace` | wrappers of any fabric: one misbehaves, one writes down what goes through it |
 
 pub mod any;
 #[cfg(any(test, feature = "testing"))]

@@ -83,7 +83,7 @@ impl World {
         if credits.scheme() == Scheme::V2Windowed && refilled && !crowded {
             let (credit, received) = short.on_send_windowed();
             let said = CreditWords { credit, received: Some(received) };
-            assert_eq!((said, &short), (words, &*credits), "the short way comes to the same");
+            assert_eq!((said, &short), (words, &*credits), "both come to the same");
         }
         if credits.scheme() == Scheme::V2Incremental {
             let most = words.credit >> 16;

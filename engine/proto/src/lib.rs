@@ -1,15 +1,114 @@
 //! One connection's rules, without I/O: no device, no clock, no thread.
 //!
-//! A [`Connection`] is driven by its owner in this order:
-//! 1. *input*: [`decode`](Connection::decode) and [`receive`](Connection::receive) for each message,
-//!    [`handle_timeout`](Connection::handle_timeout) when [`next_timeout`](Connection::next_timeout) is over,
-//!    [`lost`](Connection::lost) when the device says that the connection has ended;
-//! 2. *commands*, as the application has them: [`start_call`](Connection::start_call),
+//! A [`Connection`] is driven by its owner, in turns of:
+//! 1. *input*. For each message, in the order in which they came: [`decode`](Connection::decode), or, where
+//!    that knows nothing of it, [`check`](Connection::check); then [`receive`](Connection::receive), for what
+//!    is no message, too. Its error is the end of the connection; its [`Event`] says what there is to do.
+//!    - A [`Call`](Event::Call) ends with one of the commands [`reply`](Connection::reply),
+//!      [`reply_error`](Connection::reply_error) and [`forget`](Connection::forget).
+//!    - Of a [`Part`](Event::Part) that is kept the owner keeps the payload, and has all of it when a call or a
+//!      reply comes; if it has no memory for that, [`spoil_sequence`](Connection::spoil_sequence).
+//!    - A call that was [`Refused`](Event::Refused) goes out again by [`resend`](Connection::resend), or ends by
+//!      [`give_up`](Connection::give_up).
+//!    - After all events but calls and replies: [`exhausted`](Connection::exhausted), which may be the end of
+//!      the connection, and [`poll_change`](Connection::poll_change) until it says `None`. After
+//!      [`Failed`](Event::Failed), [`Late`](Event::Late) and [`Rejected`](Event::Rejected) also
+//!      [`broken_off`](Connection::broken_off), and what had come in parts is void.
+//! 2. *time*, which nobody else tells it: [`pass_time`](Connection::pass_time) now and then, and
+//!    [`handle_timeout`](Connection::handle_timeout) until it says `None` when
+//!    [`next_timeout`](Connection::next_timeout) is over. [`keep_alive`](Connection::keep_alive) has a quiet
+//!    connection say something.
+//! 3. *commands*, as the application has them: [`start_call`](Connection::start_call),
 //!    [`cancel`](Connection::cancel), [`reply`](Connection::reply), [`reply_error`](Connection::reply_error),
-//!    [`close`](Connection::close);
-//! 3. *output*: [`poll_transmit`](Connection::poll_transmit) until it says `None`, and for each message
-//!    [`emit_plain`](Connection::emit_plain) or [`emit_before`](Connection::emit_before) to write its header
-//!    in front of the payload; it ends with the pure grant, if one is due.
+//!    [`close`](Connection::close).
+//! 4. *output*, if [`has_output`](Connection::has_output) or [`must_be_asked`](Connection::must_be_asked) says
+//!    that there may be some: [`poll_transmit`](Connection::poll_transmit) until it says `None`; it ends with
+//!    the pure grant, if one is due. Each message is written, and sent, before the next is asked for:
+//!    [`emit_plain`](Connection::emit_plain) or [`emit_before`](Connection::emit_before) writes its header in
+//!    front of the payload, or [`emit_part`](Connection::emit_part) that of a part, with
+//!    [`hold_queue`](Connection::hold_queue) behind it. A message that is only a header, and for which there is
+//!    no memory now, goes back by [`take_back`](Connection::take_back).
+//!
+//! Messages arrive whole, in order and once, or the connection is over. The owner keeps as many Receives posted
+//! as [`reserve`](Connection::reserve) says; whether it does so at the moment, for all its connections, is what
+//! `receives_ok` asks.
+//!
+//! A connection that is over ends its calls by [`lost`](Connection::lost), called until it says `None`; or
+//! these are kept by [`interrupt`](Connection::interrupt), and go out again after
+//! [`restart`](Connection::restart) with a new connection beneath. Calls of the peer are over with it in either case.
+//! A client says what the peer's connect message said by
+//! [`set_private_data`](Connection::set_private_data), before anything else.
+//!
+//! One call, and its reply:
+//!
+//! ```
+//! use rpcrdma_proto::{CallError, ConnConfig, Connection, Event, Form, Incoming, Outgoing, PeerFault};
+//!
+//! /// What was received means, and where its payload begins.
+//! fn receive(end: &mut Connection, message: &[u8]) -> Result<(Event, usize), PeerFault> {
+//!     if let Some(incoming) = end.decode(message) {
+//!         return Ok((end.receive(&incoming)?, incoming.head.len));
+//!     }
+//!     let checked = end.check(message);
+//!     let incoming = Incoming::checked(&checked);
+//!     Ok((end.receive(&incoming)?, incoming.head.len))
+//! }
+//!
+//! /// Every message that may go out now; `payload` is that of calls and replies.
+//! fn transmit(end: &mut Connection, payload: &[u8]) -> Vec<Vec<u8>> {
+//!     let mut messages = Vec::new();
+//!     while let Some(out) = end.poll_transmit(true) {
+//!         let mut message = vec![0; 256];
+//!         let start = end.emit_before(out, &Form::default(), true, &mut message, 256).expect("room");
+//!         if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) {
+//!             message.extend_from_slice(payload);
+//!         }
+//!         messages.push(message.split_off(start));
+//!     }
+//!     messages
+//! }
+//!
+//! let mut client = Connection::new(ConnConfig::default());
+//! let config = ConnConfig { server: true, takes_calls: true, max_calls: 0, ..ConnConfig::default() };
+//! let mut server = Connection::new(config);
+//!
+//! // Time is the owner's: here it stands still before the deadline of 1000 ns, and is over behind it.
+//! let call = client.start_call(7, 1000).expect("a slot");
+//! let late = client.start_call(8, 500).expect("a slot");
+//! assert_eq!(client.next_timeout(), 500);
+//! assert_eq!(client.handle_timeout(600), Some((late, 8, CallError::DeadlinePassed { sent: false })));
+//! assert_eq!(client.handle_timeout(600), None);
+//!
+//! // The first messages introduce the ends to each other; then the call goes out.
+//! let (mut answered, mut turns) = (None, 0);
+//! while answered.is_none() {
+//!     for message in transmit(&mut client, b"a call  ") {
+//!         if let (Event::Call { id }, payload) = receive(&mut server, &message)? {
+//!             assert_eq!(&message[payload..], b"a call  ");
+//!             server.reply(id);
+//!         }
+//!         assert_eq!(server.exhausted(), None);
+//!     }
+//!     for message in transmit(&mut server, b"a reply ") {
+//!         if let (Event::Reply { call, token }, payload) = receive(&mut client, &message)? {
+//!             assert_eq!(&message[payload..], b"a reply ");
+//!             answered = Some((call, token));
+//!         }
+//!         assert_eq!(client.exhausted(), None);
+//!     }
+//!     turns += 1;
+//!     assert!(turns < 4, "{client:?}");
+//! }
+//! assert_eq!(answered, Some((call, 7)));
+//! assert!(client.is_idle() && server.is_idle() && !client.has_output(true));
+//!
+//! // The device says that the connection has ended, amid a call.
+//! let call = client.start_call(9, u64::MAX).expect("a slot");
+//! assert_eq!(transmit(&mut client, b"a call  ").len(), 1);
+//! assert_eq!(client.lost(), Some((call, 9, CallError::ConnectionLost { sent: true })));
+//! assert_eq!(client.lost(), None);
+//! # Ok::<(), PeerFault>(())
+//! ```
 //!
 //! Either end may call, and either may serve: [`ConnConfig::max_calls`] and [`ConnConfig::takes_calls`] say
 //! which it does.
@@ -18,22 +117,28 @@
 //! owner keeps their buffers and exposed memory beside those names.
 //!
 //! | file | holds |
-//! |---|---|
+//! | --- | --- |
 //! | `config` | what a connection is made with |
 //! | `event` | what goes in and out |
 //! | `incoming` | a message as it was decoded |
 //! | `receive` | what a message means |
 //! | `transmit` | what goes out next, and its header |
 //! | `characteristics` | what changes while connected, by the rules of `exchange` |
+//! | [`exchange`] | these rules, of themselves |
 //! | `negotiate` | version and terms |
 //! | `introduce` | CONNPROP: properties, and host authentication with them |
 //! | `credits` | who may send how much |
 //! | `calls`, `inbound` | the calls of this side, and those of the peer |
+//! | `free_list` | which slots of their tables are free |
 //! | `sequence` | messages that come in parts |
 //! | `useless` | how many messages of no use a peer may send |
 //! | `form` | which form a message travels in |
 //! | `limits` | how many chunks and segments a call may have |
 //! | `fault` | what a peer can do wrong, how a call can end |
+//! | `counters` | what is counted |
+//! | [`auth`] | host authentication: who the other end is |
+//! | [`binding`] | what of a procedure may be placed directly |
+//! | [`wire`] | bytes to headers and back |
 
 pub mod auth;
 pub mod binding;
@@ -544,7 +649,7 @@ impl Connection {
     }
 
     /// The call whose reply was broken off by the last message, if that was so: to be asked after each
-    /// [`Event::Failed`] and [`Event::Rejected`].
+    /// [`Event::Failed`], [`Event::Late`] and [`Event::Rejected`].
     pub fn broken_off(&mut self) -> Option<Event> {
         let xid = self.orphan.take()?;
         Some(self.end_call(xid, CallError::MalformedReply("something else came between its parts")))

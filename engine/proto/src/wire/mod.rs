@@ -32,6 +32,8 @@
 //! | [`private_data`] | version 1: properties in the connect message |
 //! | [`rpc`] | RFC 5531 call and reply headers |
 //! | [`xdr`] | cursors over bytes |
+//! | `display` | one line of text for a header |
+//! | `invariants` | what holds of any bytes, for tests |
 #![forbid(unsafe_code)]
 
 mod chunks;
