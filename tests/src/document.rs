@@ -18,7 +18,7 @@ pub fn rows(text: &str) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
     let mut in_table = false;
     for line in text.lines() {
-        if line.starts_with("| ---") {
+        if line.starts_with("| ---") || line.starts_with("|---") {
             in_table = true;
         } else if !line.starts_with('|') {
             in_table = false;

@@ -1,9 +1,11 @@
 //! The documents say what is so: their links lead somewhere, and their tables are those of the code.
 
+use std::collections::BTreeSet;
+
 use rpcrdma::wire::properties::PropertyId;
 use rpcrdma::wire::{ErrorBody, HeaderType, Revision, Version};
 use rpcrdma_tests::document::{rows, section};
-use rpcrdma_tests::source::{code, files, read, root, test_names, words};
+use rpcrdma_tests::source::{code, files, is_test, read, root, test_names, words};
 
 /// The structs whose fields are knobs: each has a section of this name in `tuning.md`, with a table of its
 /// fields.
@@ -123,7 +125,7 @@ fn what_is_said_to_prove_a_rule_is_a_test() {
     }
 }
 
-/// What a merge leaves behind: rows without a head, and rows that are there twice.
+/// What a merge leaves behind: rows without a head, and rows, or whole tables, that are there twice.
 #[test]
 fn tables_have_a_head_and_no_row_twice() {
     let mut tables = 0;
@@ -131,11 +133,17 @@ fn tables_have_a_head_and_no_row_twice() {
         let text = read(&document);
         let mut fenced = false;
         let mut table: Vec<&str> = Vec::new();
+        let mut of_section: Vec<&str> = Vec::new();
         for line in text.lines().chain([""]) {
             fenced ^= line.starts_with("```");
+            if !fenced && line.starts_with('#') {
+                of_section.clear();
+            }
             if !fenced && line.starts_with('|') {
-                assert!(!table.contains(&line), "{document}: this row is there twice: {line}");
+                let again = !line.starts_with("| ---") && of_section.contains(&line);
+                assert!(!again, "{document}: this row is there twice: {line}");
                 table.push(line);
+                of_section.push(line);
                 continue;
             }
             if let Some(first) = table.first() {
@@ -208,6 +216,56 @@ fn the_way_of_a_call_is_through_functions_that_there_are() {
         }
     }
     assert!(seen > 20, "only {seen} functions were named");
+}
+
+/// Modules that tell, in a table, what their files hold.
+const PAGES: &[&str] = &[
+    "engine/proto/src/lib.rs",
+    "engine/proto/src/wire/mod.rs",
+    "engine/fabric/src/lib.rs",
+    "engine/src/shard/mod.rs",
+];
+
+/// The table of files on a module's page names each file beside it, but for tests, and no other.
+#[test]
+fn tables_of_files_are_complete() {
+    let with_table = |path: &String| read(path).lines().any(|line| line.starts_with("//! | file | "));
+    let pages: Vec<String> = ["bench", "engine", "mempool", "tests", "tools"]
+        .iter()
+        .flat_map(|crate_| files(crate_, ".rs"))
+        .collect();
+    let pages: Vec<String> = pages.into_iter().filter(with_table).collect();
+    for page in PAGES {
+        assert!(pages.iter().any(|path| path == page), "{page} has no table of its files");
+    }
+    let mut wrong = Vec::new();
+    for page in &pages {
+        let (folder, own) = page.rsplit_once('/').expect("a file is in a folder");
+        // `a.rs` and all that is in `a/` is module `a`.
+        let module = |path: &String| {
+            let inner = path.strip_prefix(folder)?.strip_prefix('/')?;
+            let name = inner.split('/').next()?;
+            (!is_test(&format!("{folder}/{name}"))).then(|| name.trim_end_matches(".rs").to_owned())
+        };
+        let mut there: BTreeSet<String> = files(folder, ".rs").iter().filter_map(module).collect();
+        there.remove(own.trim_end_matches(".rs"));
+        let text: Vec<String> = read(page)
+            .lines()
+            .map_while(|line| line.strip_prefix("//!"))
+            .map(|line| line.trim().into())
+            .collect();
+        let mut named = BTreeSet::new();
+        for row in rows(&text.join("\n")) {
+            for name in row[0].split(", ").map(|name| name.trim_matches(['[', ']', '`']).to_owned()) {
+                if !named.insert(name.clone()) {
+                    wrong.push(format!("{page} names {name} twice"));
+                }
+            }
+        }
+        wrong.extend(named.difference(&there).map(|name| format!("{page} names {name}, which is not there")));
+        wrong.extend(there.difference(&named).map(|name| format!("{page} does not name {name}")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// Files that documents name without linking to them.
