@@ -14,6 +14,8 @@ use crate::process::ServerProcess;
 use crate::target::Length;
 
 mod calls;
+#[cfg(test)]
+mod readme_tests;
 
 pub(crate) use calls::{BwArgs, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, TravelArgs};
 

@@ -1,0 +1,143 @@
+//! What `bench/README.md` says of options is so: they exist, their values too, and their defaults are those.
+
+use std::collections::BTreeSet;
+
+use clap::{Arg, Command, CommandFactory, Parser};
+
+use super::Cli;
+
+const README: &str = include_str!("../../README.md");
+const TESTS: &[&str] = &["lat", "rate", "bw", "raw-lat", "raw-bw"];
+const CALLS: &[&str] = &["lat", "rate", "bw", "serve"];
+/// Options in the README that are cargo's.
+const OTHERS: &[&str] = &["--features"];
+/// Options whose defaults are in the table of what is timed, which has a test of its own.
+const TIMED: &[(&str, &[&str])] =
+    &[("op", TESTS), ("outstanding", CALLS), ("tx_depth", TESTS), ("cq_mod", TESTS)];
+
+fn program() -> Command {
+    let mut program = Cli::command();
+    program.build();
+    program
+}
+
+fn command<'a>(program: &'a Command, name: &str) -> &'a Command {
+    program.find_subcommand(name).unwrap_or_else(|| panic!("there is no {name}"))
+}
+
+/// The option of a command that goes by `-x` or `--name`.
+fn option<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
+    command.get_arguments().find(|arg| match name.strip_prefix("--") {
+        Some(long) => arg.get_long() == Some(long),
+        None => arg.get_short().is_some_and(|short| name == format!("-{short}")),
+    })
+}
+
+/// The default as clap has it; where it follows from something else, as the help tells it.
+fn default(arg: &Arg) -> Option<String> {
+    if let [value] = arg.get_default_values() {
+        return Some(format!("`{}`", value.to_string_lossy()));
+    }
+    let help = arg.get_help()?.to_string();
+    let (_, told) = help.split_once("(default: ")?;
+    Some(told.split_once(')')?.0.to_owned())
+}
+
+/// The code in the README: lines of blocks, and spans.
+fn code() -> (Vec<&'static str>, Vec<&'static str>) {
+    let (mut lines, mut spans) = (Vec::new(), Vec::new());
+    for (n, part) in README.split("```").enumerate() {
+        if n % 2 == 1 {
+            lines.extend(part.lines());
+        } else {
+            spans.extend(part.split('`').skip(1).step_by(2));
+        }
+    }
+    (lines, spans)
+}
+
+#[test]
+fn the_defaults_in_the_readme_are_those_of_the_program() {
+    let program = program();
+    let (_, table) =
+        README.split_once("| option | of | default |\n| --- | --- | --- |\n").expect("the table");
+    let mut told = BTreeSet::new();
+    for row in table.lines().take_while(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [name, of, value] = cells[..] else { panic!("{row}") };
+        let of = match of {
+            "tests" => TESTS,
+            "calls" => CALLS,
+            "`serve`" => &["serve"],
+            _ => panic!("{row}: of what?"),
+        };
+        let mut found = 0;
+        for of in of {
+            let arg = option(command(&program, of), name.trim_matches('`'));
+            let arg = arg.unwrap_or_else(|| panic!("{row}: {of} has no such option"));
+            assert_eq!(default(arg).as_deref(), Some(value), "{row}: the default of {of} (left)");
+            told.insert((*of, arg.get_id().to_string()));
+            found += 1;
+        }
+        assert!(found > 0, "{row}");
+    }
+    assert!(told.len() > 50, "only {} defaults are told", told.len());
+    // And none is left out.
+    for of in TESTS.iter().chain(&["serve"]) {
+        for arg in command(&program, of).get_arguments() {
+            let id = arg.get_id().as_str();
+            let timed = TIMED.iter().any(|(timed, by)| *timed == id && by.contains(of) && *of != "serve");
+            if !arg.get_default_values().is_empty() && arg.get_action().takes_values() && !timed {
+                assert!(told.contains(&(*of, id.to_owned())), "the README says nothing of {id} of {of}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_options_in_the_readme_exist_and_so_do_their_values() {
+    let program = program();
+    let commands: Vec<&Command> = program.get_subcommands().collect();
+    let (mut options, mut values) = (0, 0);
+    for span in code().1 {
+        let mut words = span.split(' ').peekable();
+        while let Some(word) = words.next() {
+            let name = word.split('=').next().unwrap_or(word);
+            if !name.starts_with('-') || name == "-" || OTHERS.contains(&name) {
+                continue;
+            }
+            let named: Vec<&Arg> = commands.iter().filter_map(|command| option(command, name)).collect();
+            assert!(!named.is_empty(), "`{span}`: no command has {name}");
+            options += 1;
+            let possible: BTreeSet<String> = named
+                .iter()
+                .flat_map(|arg| arg.get_possible_values())
+                .map(|value| value.get_name().into())
+                .collect();
+            let Some(value) = words.peek().filter(|value| !value.starts_with('-') && !possible.is_empty())
+            else {
+                continue;
+            };
+            for value in value.split('|') {
+                assert!(possible.contains(value), "`{span}`: {name} has {possible:?}");
+                values += 1;
+            }
+        }
+    }
+    assert!(options > 60 && values > 10, "only {options} options and {values} values are named");
+}
+
+#[test]
+fn the_commands_in_the_readme_are_understood() {
+    let mut understood = 0;
+    for line in code().0 {
+        let line = line.split('#').next().unwrap_or(line).split(" | ").next().unwrap_or(line).trim();
+        if line.starts_with("rpcperf ") {
+            if let Err(error) = Cli::try_parse_from(line.split_whitespace()) {
+                panic!("{line}: {error}");
+            }
+            understood += 1;
+        }
+    }
+    assert!(understood > 5, "only {understood} commands are in the README");
+}
