@@ -12,7 +12,8 @@ apt() {
     local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@")
     if ! timeout 300 "${as[@]}" "${install[@]}" >"$logs/apt.log" 2>&1; then
         timeout 120 "${as[@]}" apt-get update >>"$logs/apt.log" 2>&1 || true
-        timeout 300 "${as[@]}" "${install[@]}" >>"$logs/apt.log" 2>&1 || { echo "apt-get failed: see $logs/apt.log"; return 1; }
+        timeout 300 "${as[@]}" "${install[@]}" >>"$logs/apt.log" 2>&1 ||
+            { echo "apt-get failed: see $logs/apt.log"; return 1; }
     fi
 }
 

@@ -26,8 +26,9 @@ listening() { ss -Hltn "sport = :$1" | grep -q .; }
 # listening_rdma PORT: whether something accepts RDMA connections there.
 listening_rdma() { rdma resource show cm_id | grep -q "state LISTEN.*:$1 "; }
 
-# program NAME PATH BUILD: sets the variable NAME to a program with the verbs fabric, built by the command BUILD at PATH below target/PROFILE.
-# The release build goes first; one without verbs, such as the README's first command makes, is none of those wanted.
+# program NAME PATH BUILD: sets the variable NAME to a program with the verbs fabric, built by the command BUILD at PATH
+# below target/PROFILE. The release build goes first; one without verbs, such as the README's first command makes, is
+# none of those wanted.
 program() {
     local path target
     target=$(realpath "$RPCRDMA_VM_RESULTS/../../..")

@@ -1,21 +1,23 @@
 # For tests of the example nfs3d with the Linux kernel's client: sourced, by bash, in the guest, behind lib.sh.
 #
-# The server exports /srv/nfs3d, a file system in memory, at 10.0.0.1, RDMA port 20049; MOUNT is at TCP port 20148. Its standard output is in /run/nfs3d.
+# The server exports /srv/nfs3d, a file system in memory, at 10.0.0.1, RDMA port 20049; MOUNT is at TCP port 20148. Its
+# standard output is in /run/nfs3d.
 program NFS3D examples/nfs3d "cargo build -p rpcrdma --features verbs --example nfs3d"
 nfs3d=$NFS3D
 
 modprobe -a rpcrdma nfsv3
 mkdir -p /srv/nfs3d /mnt /mnt2
 export=/srv/nfs3d
-trap 'umount -l /mnt /mnt2 /srv/nfs3d 2>/dev/null || true; for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done' EXIT
+trap 'umount -l /mnt /mnt2 /srv/nfs3d 2>/dev/null || true
+    for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done' EXIT
 
 # storage [SIZE]: what is exported.
 storage() { mount -t tmpfs -o "mode=1777,size=${1:-75%}" tmpfs $export; }
 
 # serve [OPTION…]: starts the server and waits until it listens. $server: its process.
 serve() {
-    "$nfs3d" $export --listen verbs:10.0.0.1:20049 --mount-port 20148 --key /run/nfs3d.key --squash none --clients 2 "$@" \
-        >/run/nfs3d 2>&1 &
+    "$nfs3d" $export --listen verbs:10.0.0.1:20049 --mount-port 20148 --key /run/nfs3d.key --squash none \
+        --clients 2 "$@" >/run/nfs3d 2>&1 &
     server=$!
     await 30 grep -q '^listening' /run/nfs3d
 }
@@ -29,14 +31,18 @@ quit() {
 
 # nfs [DIRECTORY [OPTIONS]]: mounts it.
 nfs() {
-    mount -t nfs -o "vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=20148,nolock,${2:-rw}" 10.0.0.1:$export "${1:-/mnt}"
+    mount -t nfs -o "vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=20148,nolock,${2:-rw}" \
+        10.0.0.1:$export "${1:-/mnt}"
 }
 
 # xprt DIRECTORY N: a figure of a mount's RDMA transport in mountstats, counted behind the word rdma.
 xprt() {
-    awk -v dir="$1" -v n="$2" '$1 == "device" { on = $5 == dir } on && $1 == "xprt:" && $2 == "rdma" { print $(n + 2) }' \
+    awk -v dir="$1" -v n="$2" '$1 == "device" { on = $5 == dir }
+        on && $1 == "xprt:" && $2 == "rdma" { print $(n + 2) }' \
         /proc/self/mountstats
 }
 
 # sums DIRECTORY: of all files and links below.
-sums() { (cd "$1" && find . -type f -print0 | sort -z | xargs -0 -r sha256sum && find . -type l -printf '%p %l\n' | sort); }
+sums() {
+    (cd "$1" && find . -type f -print0 | sort -z | xargs -0 -r sha256sum && find . -type l -printf '%p %l\n' | sort)
+}

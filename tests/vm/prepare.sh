@@ -7,8 +7,8 @@ packages=(qemu-system-x86 busybox-static cpio kmod rdma-core ibverbs-providers i
 # In the guest only: on the host their packages would start servers.
 guest_packages=(nfs-common nfs-kernel-server rpcbind)
 
-# What the initramfs loads; others are where modprobe looks for them. crc32_generic: rdma_rxe asks the kernel's crypto for
-# it by name, so that it is not among its dependencies.
+# What the initramfs loads; others are where modprobe looks for them. crc32_generic: rdma_rxe asks the kernel's crypto
+# for it by name, so that it is not among its dependencies.
 boot_modules=(virtio_pci 9pnet_virtio 9p overlay veth crc32_generic ib_uverbs rdma_ucm rdma_rxe)
 # What is kept of the kernel package, which is ten times as large.
 kept=(arch crypto fs lib net drivers/block drivers/char drivers/infiniband drivers/virtio
@@ -46,7 +46,8 @@ install_packages() {
 
 # The package that linux-image-amd64 stands for today.
 kernel_package() {
-    { apt-cache depends linux-image-amd64 2>/dev/null || true; } | sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n 1
+    { apt-cache depends linux-image-amd64 2>/dev/null || true; } |
+        sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n 1
 }
 
 # The distribution's own kernel, as it is; unpacked, not installed.

@@ -2,7 +2,8 @@
 program RPCPERF rpcperf "cargo build -p rpcrdma-bench --features verbs"
 rpcperf=$RPCPERF
 
-# serve NAME ADDRESS [OPTION…]: starts a server and waits until it listens; what it says is in /run/NAME. $server: its process.
+# serve NAME ADDRESS [OPTION…]: starts a server and waits until it listens; what it says is in /run/NAME. $server: its
+# process.
 serve() {
     local name=$1 address=$2
     shift 2
@@ -11,7 +12,8 @@ serve() {
     await 60 grep -q '^listening' "/run/$name"
 }
 
-# holds: what the device has given out, to everybody; and what this server has of this machine: pinned memory and open files.
+# holds: what the device has given out, to everybody; and what this server has of this machine: pinned memory and open
+# files.
 holds() {
     rdma resource show | sed 's/^[0-9]*: //'
     rdma resource show cm_id | grep -c 'state CONNECT' || true
@@ -82,7 +84,8 @@ lost() {
         ((status == 1)) || fail "$1: exit status $status of a client: $(cat /run/busy-*)"
     done
     for op in write read; do
-        grep -q 'rpcperf: .*connection lost' "/run/busy-$op" || fail "$1: nothing is said of the loss: $(<"/run/busy-$op")"
+        grep -q 'rpcperf: .*connection lost' "/run/busy-$op" ||
+            fail "$1: nothing is said of the loss: $(<"/run/busy-$op")"
         echo "- $1, amid --op $op: $(grep rpcperf: "/run/busy-$op")"
     done
 }

@@ -1,5 +1,5 @@
-# The device is what the engine asks of one: active, with shared receive queues, memory windows of type 2, and the GIDs of
-# the guest's addresses.
+# The device is what the engine asks of one: active, with shared receive queues, memory windows of type 2, and the GIDs
+# of the guest's addresses.
 source "$(dirname "$0")/../lib.sh"
 
 devinfo=$(ibv_devinfo -v -d rxe0)

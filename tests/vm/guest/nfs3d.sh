@@ -1,4 +1,5 @@
-# The example nfs3d, mounted by the Linux kernel's client over RDMA: files of all lengths, a tree in and out, names, links, modes, times.
+# The example nfs3d, mounted by the Linux kernel's client over RDMA: files of all lengths, a tree in and out, names,
+# links, modes, times.
 # limit: 240
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"

@@ -1,5 +1,5 @@
-# What goes wrong with files, seen through the Linux kernel's client of the example nfs3d: a full disk, a read-only export, permissions, stale handles, names
-# and paths that are too long, two mounts at once.
+# What goes wrong with files, seen through the Linux kernel's client of the example nfs3d: a full disk, a read-only
+# export, permissions, stale handles, names and paths that are too long, two mounts at once.
 # limit: 200
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
@@ -37,7 +37,8 @@ as 1001 cat /mnt/home/new >/dev/null
 chown :2000 /mnt/home/mine
 chmod 640 /mnt/home/mine
 refuses 'Permission denied' as 1001 cat /mnt/home/mine
-setpriv --reuid 1001 --regid 1001 --groups 2000 cat /mnt/home/mine >/dev/null || fail "a group of the user is not honoured"
+setpriv --reuid 1001 --regid 1001 --groups 2000 cat /mnt/home/mine >/dev/null ||
+    fail "a group of the user is not honoured"
 
 echo "- paths"
 cd /mnt
@@ -77,7 +78,8 @@ echo "- read-only"
 serve --read-only
 nfs
 [[ $(cat /mnt/shared) == $'first\nsecond' ]] || fail "reading a read-only export"
-for change in 'touch /mnt/x' 'rm -f /mnt/shared' 'mkdir /mnt/d' 'chmod 0 /mnt/shared' 'ln -s a /mnt/b' 'mv /mnt/shared /mnt/c'; do
+for change in 'touch /mnt/x' 'rm -f /mnt/shared' 'mkdir /mnt/d' 'chmod 0 /mnt/shared' \
+    'ln -s a /mnt/b' 'mv /mnt/shared /mnt/c'; do
     refuses 'Read-only file system' $change
 done
 umount /mnt

@@ -6,7 +6,8 @@ command -v git >/dev/null || { echo "no git"; exit 77; }
 storage
 serve
 nfs
-export GIT_AUTHOR_NAME=test GIT_AUTHOR_EMAIL=test@example.org GIT_COMMITTER_NAME=test GIT_COMMITTER_EMAIL=test@example.org
+export GIT_AUTHOR_NAME=test GIT_AUTHOR_EMAIL=test@example.org
+export GIT_COMMITTER_NAME=test GIT_COMMITTER_EMAIL=test@example.org
 git config --global --add safe.directory '*'
 
 echo "- a repository of this tree"

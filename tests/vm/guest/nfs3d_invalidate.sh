@@ -1,5 +1,6 @@
-# The example nfs3d and what it invalidates for the Linux kernel's client, captured on the cable: a READ whose length is no multiple of 4 offers a segment
-# for the data, and one for the padding, whose handle the client keeps as long as the connection lasts. That one is never invalidated.
+# The example nfs3d and what it invalidates for the Linux kernel's client, captured on the cable: a READ whose length is
+# no multiple of 4 offers a segment for the data, and one for the padding, whose handle the client keeps as long as the
+# connection lasts. That one is never invalidated.
 # limit: 200
 source "$(dirname "$0")/../lib.sh"
 for tool in dumpcap tshark; do
@@ -9,7 +10,8 @@ source "$(dirname "$0")/../nfs3d.sh"
 storage
 serve
 "$(dirname "$0")/../wire-up"
-trap 'umount -l /mnt /srv/nfs3d 2>/dev/null || true; for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
+trap 'umount -l /mnt /srv/nfs3d 2>/dev/null || true
+    for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
     "$(dirname "$0")/../wire-up" down' EXIT
 
 capture=$RPCRDMA_VM_RESULTS/invalidate.pcapng
@@ -31,8 +33,10 @@ wait $capturing
 chmod a+r "$capture"
 quit
 
-# Calls with their handles, and the handles that Sends With Invalidate (23) name; all values of a field, packets that a device sends again once.
-tshark -r "$capture" -T fields -E occurrence=a -E separator=/t -E aggregator=, -e infiniband.bth.opcode -e infiniband.bth.destqp -e infiniband.bth.psn \
+# Calls with their handles, and the handles that Sends With Invalidate (23) name; all values of a field, packets that a
+# device sends again once.
+tshark -r "$capture" -T fields -E occurrence=a -E separator=/t -E aggregator=, \
+    -e infiniband.bth.opcode -e infiniband.bth.destqp -e infiniband.bth.psn \
     -e rpcordma.rdma_handle -e infiniband.ieth -e ip.dst >/run/all 2>/run/tshark || fail "$(cat /run/tshark)"
 awk -F '\t' '$3 == "" || !seen[$1, $2, $3]++' /run/all >/run/packets
 awk -F '\t' '
@@ -50,7 +54,8 @@ awk -F '\t' '
         print odd + 0, kept + 0, total + 0, unknown + 0, bad
     }' /run/packets >/run/found
 read -r several kept total unknown bad </run/found
-echo "$several calls name several handles, $kept handles are in several calls, $total are invalidated, of which $unknown are of no call"
+echo "$several calls name several handles, $kept handles are in several calls," \
+    "$total are invalidated, of which $unknown are of no call"
 ((several >= ${#odd[@]})) || fail "only $several calls name several handles: there are no odd READs here"
 ((kept >= 1)) || fail "no handle is in several calls: there is no write pad here"
 ((total >= ${#even[@]} && unknown == 0)) || fail "$total handles are invalidated, and $unknown of them are of no call"

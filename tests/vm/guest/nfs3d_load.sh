@@ -1,5 +1,5 @@
-# The example nfs3d under load of the Linux kernel's client: fio with verification, storms of renames and removals, many small files, two mounts at once, a
-# remount, an unmount under load; and a client of 1024-byte thresholds.
+# The example nfs3d under load of the Linux kernel's client: fio with verification, storms of renames and removals, many
+# small files, two mounts at once, a remount, an unmount under load; and a client of 1024-byte thresholds.
 # limit: 240
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
@@ -11,7 +11,10 @@ nfs /mnt2
 
 echo "- random and sequential, written and verified"
 if command -v fio >/dev/null; then
-    verify() { fio --directory="$1" --verify=crc32c --verify_fatal=1 --output-format=terse --minimal "${@:2}" >/run/fio || fail "fio: $(cat /run/fio)"; }
+    verify() {
+        fio --directory="$1" --verify=crc32c --verify_fatal=1 --output-format=terse --minimal "${@:2}" >/run/fio ||
+            fail "fio: $(cat /run/fio)"
+    }
     verify /mnt --name=random --rw=randwrite --bsrange=512-20k --bs_unaligned --size=3m --io_size=2m --ioengine=psync &
     one=$!
     verify /mnt2 --name=direct --rw=randwrite --bs=4k --size=4m --direct=1 --ioengine=libaio --iodepth=32 &
@@ -29,7 +32,8 @@ many /mnt a &
 one=$!
 many /mnt2 b &
 wait $one $! || fail "small files"
-[[ $(cat $export/a-* | sort -u | wc -l) == 60 && $(cat $export/b-* | sort -u | wc -l) == 60 ]] || fail "small files are missing"
+[[ $(cat $export/a-* | sort -u | wc -l) == 60 && $(cat $export/b-* | sort -u | wc -l) == 60 ]] ||
+    fail "small files are missing"
 
 echo "- a storm of renames and removals"
 mkdir /mnt/storm
@@ -86,6 +90,7 @@ done
 long=$(printf 'n%.0s' {1..255})
 touch "/mnt/${long}" && mv "/mnt/$long" "/mnt/${long::254}m" && rm "/mnt/${long::254}m"
 [[ $(ls -l /mnt | grep -c short-) == 13 ]] || fail "$(ls -l /mnt)"
-ln -s "$(printf 'p%.0s' {1..1024})" /mnt/link && [[ $(readlink /mnt/link | wc -c) == 1025 ]] || fail "a link of 1024 bytes"
+ln -s "$(printf 'p%.0s' {1..1024})" /mnt/link && [[ $(readlink /mnt/link | wc -c) == 1025 ]] ||
+    fail "a link of 1024 bytes"
 umount /mnt
 quit

@@ -1,5 +1,5 @@
-# The example nfs3d is killed and started again while the Linux kernel's client writes, renames and removes: with a hard mount nothing that was
-# acknowledged is lost, nothing is done twice, and open files go on.
+# The example nfs3d is killed and started again while the Linux kernel's client writes, renames and removes: with a hard
+# mount nothing that was acknowledged is lost, nothing is done twice, and open files go on.
 # limit: 240
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
@@ -11,7 +11,8 @@ nfs /mnt2
 head -c 60000000 /dev/urandom >/run/file
 exec 5</run/file
 mkdir /mnt/work
-# Each of these fails if a call that changes something is lost or done twice: there is no file to be renamed, or one too many.
+# Each of these fails if a call that changes something is lost or done twice: there is no file to be renamed, or one too
+# many.
 (
     set +e # what fails is looked at below
     cd /mnt/work
@@ -44,8 +45,8 @@ touch /run/enough
 wait $first || fail "the first copy failed"
 wait $second || fail "the second copy failed"
 wait $names || fail "renaming and removing failed: $(cat /run/trouble)"
-# A call that was answered just before the server died, whose reply did not come through, is repeated to a server that does not remember: it finds its work
-# done. That is all that may be found fault with, once for each kill.
+# A call that was answered just before the server died, whose reply did not come through, is repeated to a server that
+# does not remember: it finds its work done. That is all that may be found fault with, once for each kill.
 (($(wc -l </run/trouble) <= 2)) || fail "$(cat /run/trouble)"
 cat /run/trouble
 
@@ -60,7 +61,8 @@ for ((i = 1; i <= rounds; i++)); do
         [[ $(<"$export/work/done-$i") == "$i" ]] || fail "done-$i is not there, or another"
     fi
 done
-[[ -z $(find $export/work -name 'new-*' -o -name 'dir-*') ]] || fail "$(find $export/work -name 'new-*' -o -name 'dir-*')"
+[[ -z $(find $export/work -name 'new-*' -o -name 'dir-*') ]] ||
+    fail "$(find $export/work -name 'new-*' -o -name 'dir-*')"
 
 echo "- unmounted under load, by force"
 dd if=/dev/zero of=/mnt2/endless bs=1M count=4000 status=none 2>/dev/null &

@@ -1,7 +1,8 @@
-# A client machine of the example nfs3d is gone from one moment to the next, amid its writes, and says no goodbye: from then on nothing that is sent over
-# the cable arrives. The server notices by its device, and has all back that was the client's; another client is served all the while. When the machine is
-# there again, its mount goes on, and nothing that was acknowledged is lost. One that had nothing under way is found out by the server's keep-alive.
-# Nearly all of it is waiting: for retries of the device, and of TCP. Whatever runs beside it makes it longer.
+# A client machine of the example nfs3d is gone from one moment to the next, amid its writes, and says no goodbye: from
+# then on nothing that is sent over the cable arrives. The server notices by its device, and has all back that was the
+# client's; another client is served all the while. When the machine is there again, its mount goes on, and nothing that
+# was acknowledged is lost. One that had nothing under way is found out by the server's keep-alive. Nearly all of it is
+# waiting: for retries of the device, and of TCP. Whatever runs beside it makes it longer.
 # idle
 # limit: 600
 source "$(dirname "$0")/../lib.sh"
@@ -17,7 +18,11 @@ answers() { wc -l </run/other; }
 await 30 bash -c '(( $(wc -l </run/other) > 5 ))'
 "$(dirname "$0")/../wire-up"
 
-cut_off() { for device in v0 v1; do tc qdisc add dev $device clsact && tc filter add dev $device ingress matchall action drop; done; }
+cut_off() {
+    for device in v0 v1; do
+        tc qdisc add dev $device clsact && tc filter add dev $device ingress matchall action drop
+    done
+}
 mend() { for device in v0 v1; do tc qdisc del dev $device clsact; done; }
 # Other tests follow in this machine, whatever becomes of this one.
 trap 'mend 2>/dev/null || true; umount -l /mnt /srv/nfs3d 2>/dev/null || true
@@ -34,7 +39,9 @@ head -c 4000000 /dev/urandom >/run/file
 copies=()
 for i in 1 2 3 4; do
     # Each of them waits for its reply before it goes on.
-    (for round in {0..9}; do dd if=/run/file of=/mnt/copy-$i bs=200000 oflag=direct conv=notrunc seek=$((round * 20)) status=none || exit; done) &
+    (for round in {0..9}; do
+        dd if=/run/file of=/mnt/copy-$i bs=200000 oflag=direct conv=notrunc seek=$((round * 20)) status=none || exit
+    done) &
     copies+=($!)
 done
 await 30 test -s $export/copy-4
@@ -55,7 +62,8 @@ mend
 for copy in "${copies[@]}"; do wait "$copy" || fail "a copy failed"; done
 for round in {1..10}; do cat /run/file; done | sha256sum >/run/sum
 for i in 1 2 3 4; do
-    sha256sum <$export/copy-$i | cmp - /run/sum || fail "copy $i is $(stat -c %s $export/copy-$i) bytes, and not 10 times the file"
+    sha256sum <$export/copy-$i | cmp - /run/sum ||
+        fail "copy $i is $(stat -c %s $export/copy-$i) bytes, and not 10 times the file"
 done
 echo "- the mount goes on after $((SECONDS - cut)) s"
 

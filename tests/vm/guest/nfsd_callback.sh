@@ -1,5 +1,5 @@
-# The Linux kernel's NFS 4.1 server calls its client, the example nfs41c, on the connection that the client made (RFC 8167): it recalls a delegation, as
-# somebody at the server wants to write.
+# The Linux kernel's NFS 4.1 server calls its client, the example nfs41c, on the connection that the client made (RFC
+# 8167): it recalls a delegation, as somebody at the server wants to write.
 # limit: 120
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"

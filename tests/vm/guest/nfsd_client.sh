@@ -1,4 +1,5 @@
-# The example nfs3c and the Linux kernel's NFS server: files of all lengths there and back by chunks, many calls at once; directories, links.
+# The example nfs3c and the Linux kernel's NFS server: files of all lengths there and back by chunks, many calls at
+# once; directories, links.
 # limit: 150
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
@@ -13,7 +14,9 @@ nfs3c() { "$NFS3C" --stats verbs:10.0.0.1 /srv/nfs "$@" >/run/out 2>$stats || fa
 echo "- files of all lengths"
 head -c 9000001 /dev/urandom >/run/file
 mkdir /srv/nfs/lengths /run/lengths
-for len in 0 1 3 511 512 513 4097 65535 262143 262144 262147 1048579; do head -c "$len" /run/file >/run/lengths/$len; done
+for len in 0 1 3 511 512 513 4097 65535 262143 262144 262147 1048579; do
+    head -c "$len" /run/file >/run/lengths/$len
+done
 nfs3c --block 262144 put /run/lengths/* lengths
 diff -r /run/lengths /srv/nfs/lengths || fail "files arrived as others"
 nfs3c --block 262144 sum lengths
@@ -71,7 +74,8 @@ diff <(awk '{ print $NF }' /run/out) <(LC_ALL=C ls /srv/nfs/tree/many) || fail "
 nfs3c sum tree
 at_least $stats replies_in_chunks 4 # two of them for links
 diff <(sort /run/out) \
-    <(cd /srv/nfs/tree && { find . -type f -print0 | xargs -0 sha256sum && find . -type l -printf '%p %l\n'; } | sort) ||
+    <(cd /srv/nfs/tree &&
+        { find . -type f -print0 | xargs -0 sha256sum && find . -type l -printf '%p %l\n'; } | sort) ||
     fail "other sums"
 nfs3c stat tree/examples/hello.rs
 grep -q " $(stat -c %s /srv/nfs/tree/examples/hello.rs) " /run/out || fail "another size: $(cat /run/out)"

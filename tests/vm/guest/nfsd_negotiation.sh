@@ -1,4 +1,5 @@
-# rpcrdma ping and the Linux kernel's NFS server: from version 2 to version 1 on one connection, its credits, its use of Send With Invalidate.
+# rpcrdma ping and the Linux kernel's NFS server: from version 2 to version 1 on one connection, its credits, its use of
+# Send With Invalidate.
 # limit: 150
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"

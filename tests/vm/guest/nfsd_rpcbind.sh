@@ -1,4 +1,5 @@
-# Debian's rpcbind: a server registers itself there under the netid rdma, or rdma6, and withdraws at its end; clients find it there.
+# Debian's rpcbind: a server registers itself there under the netid rdma, or rdma6, and withdraws at its end; clients
+# find it there.
 # limit: 150
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
@@ -27,7 +28,8 @@ rpcinfo -d 100005 3
 
 # serve ADDRESS: an nfs3d that registers itself.
 serve() {
-    "$NFS3D" /srv/rpcbind --squash none --listen "$1" --mount-port 20148 --key /run/rpcbind.key --clients 1 --rpcbind >$said 2>&1 &
+    "$NFS3D" /srv/rpcbind --squash none --listen "$1" --mount-port 20148 --key /run/rpcbind.key \
+        --clients 1 --rpcbind >$said 2>&1 &
     server=$!
     await 30 grep -q '^listening' $said
 }

@@ -1,9 +1,10 @@
-# What Wireshark's tshark makes of this project's messages to the Linux kernel's NFS server, captured on the cable: it understands all of them, sees
-# the chunk lists that there should be, and as many messages as rpcrdma decode.
+# What Wireshark's tshark makes of this project's messages to the Linux kernel's NFS server, captured on the cable: it
+# understands all of them, sees the chunk lists that there should be, and as many messages as rpcrdma decode.
 #
-# What tshark 4.0 does not do: version 2 (its heuristics ask for version 1, and show nothing but a Send); the data of a READ, which it does not
-# put back from the Write chunk, so that it calls every such reply malformed, between two Linux kernels too (tests/data/nfs3-linux61.pcap).
-# It needs the connection's beginning in the capture: from the CM exchange it learns which queue pairs belong together.
+# What tshark 4.0 does not do: version 2 (its heuristics ask for version 1, and show nothing but a Send); the data of a
+# READ, which it does not put back from the Write chunk, so that it calls every such reply malformed, between two Linux
+# kernels too (tests/data/nfs3-linux61.pcap). It needs the connection's beginning in the capture: from the CM exchange
+# it learns which queue pairs belong together.
 # limit: 150
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
@@ -14,7 +15,8 @@ program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
 program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"
 up
 "$(dirname "$0")/../wire-up"
-trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; "$(dirname "$0")/../wire-up" down; rpc.nfsd 0' EXIT
+trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
+    "$(dirname "$0")/../wire-up" down; rpc.nfsd 0' EXIT
 
 capture=$RPCRDMA_VM_RESULTS/nfsd.pcapng
 dumpcap -q -i v0 -f 'udp port 4791' -w "$capture" 2>/run/dumpcap &
@@ -39,10 +41,12 @@ wait $capturing
 chmod a+r "$capture"
 
 # One pass, as each takes long under emulation: a line for each packet, with the first value of each field.
-fields=(frame.number _ws.malformed rpcordma.version rpcordma.msg_type rpcordma.flow_control rpcordma.reads_count rpcordma.writes_count
-    rpcordma.reply_count rpcordma.position rpcordma.segment_count rpcordma.rdma_length rpc.msgtyp nfs.procedure_v3 nfs.count3 nfs.name
+fields=(frame.number _ws.malformed rpcordma.version rpcordma.msg_type rpcordma.flow_control
+    rpcordma.reads_count rpcordma.writes_count rpcordma.reply_count rpcordma.position rpcordma.segment_count
+    rpcordma.rdma_length rpc.msgtyp nfs.procedure_v3 nfs.count3 nfs.name
     infiniband.bth.opcode infiniband.bth.destqp infiniband.bth.psn)
-tshark -r "$capture" -T fields -E occurrence=f -E separator=/t "${fields[@]/#/-e}" >/run/all 2>/run/tshark || fail "$(cat /run/tshark)"
+tshark -r "$capture" -T fields -E occurrence=f -E separator=/t "${fields[@]/#/-e}" >/run/all 2>/run/tshark ||
+    fail "$(cat /run/tshark)"
 # What a device sends again, because the machine is slow to acknowledge it, is in the capture again.
 awk -F '\t' '$18 == "" || !seen[$16, $17, $18]++' /run/all >/run/packets
 echo "$(wc -l </run/all) packets, $(wc -l </run/packets) of them sent once"
@@ -51,7 +55,8 @@ echo "$(wc -l </run/all) packets, $(wc -l </run/packets) of them sent once"
 # show FIELD CONDITION: this field of the packets for which the condition is true.
 show() {
     awk -F '\t' "{
-        frame = \$1; malformed = \$2; version = \$3; type = \$4; credit = \$5; reads = \$6; writes = \$7; reply = \$8; position = \$9
+        frame = \$1; malformed = \$2; version = \$3; type = \$4; credit = \$5
+        reads = \$6; writes = \$7; reply = \$8; position = \$9
         segments = \$10; len = \$11; answer = \$12; procedure = \$13; count = \$14; name = \$15; opcode = \$16
         call = answer == \"0\"
         if ($2) print $1
@@ -69,7 +74,8 @@ some() {
 odd=$(show frame 'malformed != "" && !(procedure == 6 && answer == 1 && writes == 1)')
 [[ -z $odd ]] || fail "malformed, and no READ by chunk: packets $odd"
 
-# Calls with data have a Read list, at the place of the data. tshark shows what is in a call once its data has been read.
+# Calls with data have a Read list, at the place of the data. tshark shows what is in a call once its data has been
+# read.
 some 3 'reads >= 1 && type == 0'
 some 3 'procedure == 7 && call && count > 3000'
 for position in $(show position 'reads >= 1'); do
@@ -91,9 +97,11 @@ some 5 'opcode == 23'
 last=$(show frame 'opcode == 23' | tail -n 1)
 some 3 "frame > $last && procedure == 6 && answer == 1"
 # Every reply grants 64.
-[[ $(show credit 'answer == 1 && version == 1' | sort -u) == 64 ]] || fail "the server grants $(show credit 'answer == 1' | xargs)"
+[[ $(show credit 'answer == 1 && version == 1' | sort -u) == 64 ]] ||
+    fail "the server grants $(show credit 'answer == 1' | xargs)"
 
-# rpcrdma decode sees the same messages of version 1, and those of version 2: the first of two connections, and their answers.
+# rpcrdma decode sees the same messages of version 1, and those of version 2: the first of two connections, and their
+# answers.
 "$RPCRDMA" decode --json "$capture" >/run/decoded || fail "rpcrdma decode"
 theirs=$(show frame 'version == 1' | wc -l)
 ours=$(grep -c '"vers":1,' /run/decoded)

@@ -1,14 +1,18 @@
-# rpcperf beside perftest on one device: both work, and have figures. And what the engine saves, which is a count: with 32 calls under way a doorbell tells of 4
-# work requests or more, and at most one of 8 asks for a completion; bulk data arrives as it was sent.
+# rpcperf beside perftest on one device: both work, and have figures. And what the engine saves, which is a count: with
+# 32 calls under way a doorbell tells of 4 work requests or more, and at most one of 8 asks for a completion; bulk data
+# arrives as it was sent.
 # limit: 240
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 
-# saves: whether both sides have that. How many replies a client finds at once depends on who had the cores, so that it gets some attempts.
+# saves: whether both sides have that. How many replies a client finds at once depends on who had the cores, so that it
+# gets some attempts.
 saves() {
     "$rpcperf" rate --loopback=verbs:10.0.0.1:20049 -s 64 -t 32 -n 5000 -d rxe0 -x 1 >/run/rate
     sed -n '/a call of/p' /run/rate
-    awk '/a call of/ { sides++; for (i = 2; i <= NF; i++) { if ($i == "to") doorbell = $(i - 1); if ($i == "signalled;") signalled = $(i - 1) }
+    awk '/a call of/ { sides++; for (i = 2; i <= NF; i++) {
+                if ($i == "to") doorbell = $(i - 1)
+                if ($i == "signalled;") signalled = $(i - 1) }
             if (doorbell < 4 || signalled < 8) bad = 1 }
         END { exit !(sides == 2 && !bad) }' /run/rate
 }

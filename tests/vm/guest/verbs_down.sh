@@ -1,8 +1,9 @@
-# The interface of a device goes down under load: its clients are told, its server goes on and says why nobody comes to it, and when the
-# interface is up and the device made again, a server serves.
+# The interface of a device goes down under load: its clients are told, its server goes on and says why nobody comes to
+# it, and when the interface is up and the device made again, a server serves.
 #
-# A device whose own interface is down is another matter, in Linux 6.1: a message of its connection manager that is sent meanwhile, as each disconnect sends
-# one, blocks its queue pair 1 for good, and nobody connects by it any more, rping neither. So each such device is made again.
+# A device whose own interface is down is another matter, in Linux 6.1: a message of its connection manager that is sent
+# meanwhile, as each disconnect sends one, blocks its queue pair 1 for good, and nobody connects by it any more, rping
+# neither. So each such device is made again.
 # last
 # limit: 240
 source "$(dirname "$0")/../lib.sh"
@@ -17,7 +18,8 @@ ip link set v0 down
 lost "the server's interface down"
 fails "a client while it is down" 'no port is active' 'ip link set' -- "$rpcperf" lat $at
 kill -0 "$server" || fail "the server is gone"
-# Nothing can be asked of the device while its interface is down: most times it gives the server's ends back, sometimes it keeps one.
+# Nothing can be asked of the device while its interface is down: most times it gives the server's ends back, sometimes
+# it keeps one.
 gone() { rdma resource show | grep -q " qp 1 "; }
 for ((second = 0; second < 60; second++)); do gone && break || sleep 1; done
 echo "- of the clients, the device holds $(theirs) queue pairs after $second s"
@@ -32,4 +34,5 @@ rdma link delete rxe0
 rdma link add rxe0 type rxe netdev v0
 await 10 grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1
 serve server $at -q 8 -s 64K
-"$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1 || fail "not served after the interface came back: $(</run/again)"
+"$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1 ||
+    fail "not served after the interface came back: $(</run/again)"

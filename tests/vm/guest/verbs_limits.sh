@@ -1,5 +1,5 @@
-# What the host refuses the verbs fabric: each time what was asked for is named, with what was found and what helps. Those who are served already do not
-# notice.
+# What the host refuses the verbs fabric: each time what was asked for is named, with what was found and what helps.
+# Those who are served already do not notice.
 # limit: 200
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
@@ -12,14 +12,17 @@ holds >/run/before
 
 fails "port in use" '10.0.0.1:20049' 'in use' 'rdma resource show cm_id' -- $rpcperf serve --listen $at --only calls
 fails "port in use, of raw tests" 'in use' -- $rpcperf serve --listen verbs:10.0.0.1:20048 --only raw
-fails "an address of no device" '127.0.0.1' 'rxe0 port 1' 'GID 1 10.0.0.1 RoCE v2 v0' -- $rpcperf serve --listen verbs:127.0.0.1
+fails "an address of no device" '127.0.0.1' 'rxe0 port 1' 'GID 1 10.0.0.1 RoCE v2 v0' -- \
+    $rpcperf serve --listen verbs:127.0.0.1
 fails "nobody listens" 'nobody listens' '10.0.0.1:999' -- $rpcperf lat verbs:10.0.0.1:999
 fails "a device that is not there" 'none is called "mlx5_0"' 'rxe0 port 1' -- $rpcperf lat $at -d mlx5_0
 fails "a GID that is not there" 'the port has none' 'GID 1 10.0.0.1 RoCE v2 v0' -- $rpcperf lat $at -d rxe0 -x 9
 fails "a link-local GID" 'link-local' 'GID 1 10.0.0.1 RoCE v2 v0' -- $rpcperf lat $at -x 0
 fails "a GID of another family" 'fd00::1, which is of another family' -- $rpcperf raw-lat $at -d rxe0 -x 2
-fails "a GID of another address" 'listening at 10.0.0.1 with the GID of fd00::1' -- $rpcperf serve --listen verbs:10.0.0.1:20059 -d rxe0 -x 2 --only raw
-$rpcperf lat $at -n 20 -d rxe0 -x 1 | grep -q 'GID 1 10.0.0.1 RoCE v2 v0, MTU 1024' || fail "device and GID are not shown"
+fails "a GID of another address" 'listening at 10.0.0.1 with the GID of fd00::1' -- \
+    $rpcperf serve --listen verbs:10.0.0.1:20059 -d rxe0 -x 2 --only raw
+$rpcperf lat $at -n 20 -d rxe0 -x 1 | grep -q 'GID 1 10.0.0.1 RoCE v2 v0, MTU 1024' ||
+    fail "device and GID are not shown"
 unharmed "what was refused so far"
 
 nobody=(setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set=-all)
@@ -27,8 +30,10 @@ chmod 600 /dev/infiniband/*
 fails "no permission" /dev/infiniband/ 'may not read and write' 'chmod 666' -- "${nobody[@]}" $rpcperf lat $at
 chmod 666 /dev/infiniband/*
 fails "a port of the system's" 'CAP_NET_BIND_SERVICE' -- "${nobody[@]}" $rpcperf serve --listen verbs:10.0.0.1:7
-fails "little memory may be locked" ibv_reg_mr bytes 'RLIMIT_MEMLOCK is' 'ulimit -l unlimited' -- prlimit --memlock=1000000 "${nobody[@]}" $rpcperf lat $at
-fails "no memory may be locked, at a server" 'RLIMIT_MEMLOCK is' 'ulimit -l unlimited' -- prlimit --memlock=65536 "${nobody[@]}" $rpcperf serve --listen verbs:10.0.0.1:20059
+fails "little memory may be locked" ibv_reg_mr bytes 'RLIMIT_MEMLOCK is' 'ulimit -l unlimited' -- \
+    prlimit --memlock=1000000 "${nobody[@]}" $rpcperf lat $at
+fails "no memory may be locked, at a server" 'RLIMIT_MEMLOCK is' 'ulimit -l unlimited' -- \
+    prlimit --memlock=65536 "${nobody[@]}" $rpcperf serve --listen verbs:10.0.0.1:20059
 fails "few files" 'ulimit -n' -- prlimit --nofile=8 $rpcperf raw-lat $at
 "${nobody[@]}" $rpcperf lat $at -n 20 >/dev/null || fail "a user with all that is needed does not get through"
 mv /dev/infiniband/rdma_cm /dev/infiniband/hidden

@@ -1,8 +1,9 @@
 # The link goes down and comes up.
 #
-# With nothing under way the server goes on as if nothing had been. Under load the clients behind the link are told, nobody hangs,
-# and what was theirs comes back; others are served all the while, and when the link is up again, those that were lost are served
-# again, by the same server. What becomes of a device whose own interface goes down is in verbs_down.sh.
+# With nothing under way the server goes on as if nothing had been. Under load the clients behind the link are told,
+# nobody hangs, and what was theirs comes back; others are served all the while, and when the link is up again, those
+# that were lost are served again, by the same server. What becomes of a device whose own interface goes down is in
+# verbs_down.sh.
 # limit: 240
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
@@ -54,7 +55,8 @@ up_v1
 await 10 grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
 wire
 "$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1 || fail "not served after the link came back: $(</run/again)"
-rdma resource show qp link rxe1 | grep -q 'type RC' && fail "a client left something: $(rdma resource show qp link rxe1)"
+rdma resource show qp link rxe1 | grep -q 'type RC' &&
+    fail "a client left something: $(rdma resource show qp link rxe1)"
 unwire
 kill -INT $other
 wait $other || fail "calls of the other client failed: $(tail /run/other)"

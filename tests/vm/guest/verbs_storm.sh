@@ -1,5 +1,5 @@
-# Clients and servers of the verbs fabric that come all at once, or are killed with SIGKILL amid RDMA Reads and Writes: the others go on, each call ends with a
-# cause, and what was theirs of the device, pinned memory and files comes back.
+# Clients and servers of the verbs fabric that come all at once, or are killed with SIGKILL amid RDMA Reads and Writes:
+# the others go on, each call ends with a cause, and what was theirs of the device, pinned memory and files comes back.
 # limit: 240
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
