@@ -68,8 +68,8 @@
 //! | [`rpcbind`], [`stream`] | finding a port, and RPC over TCP, for what goes beside RDMA |
 //!
 //! Errors are typed all the way: a call ends with a [`Reply`] or a [`CallError`], a connection with a
-//! [`CloseReason`]. A configuration is its `default()` and what is to be otherwise:
-//! `Config { inline: 8192, ..Config::default() }`. Fields may be added to it, variants to errors.
+//! [`CloseReason`], which `closed_because` of its client tells. A configuration is its `default()` and what is to
+//! be otherwise: `Config { inline: 8192, ..Config::default() }`. Fields may be added to it, variants to errors.
 //!
 //! The crates below are under their own names, for tools and tests: [`proto`] and its [`wire`], one connection's
 //! rules and bytes, without I/O; [`fabric`], what an RDMA device is; [`mempool`], arenas and pools.

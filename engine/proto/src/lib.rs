@@ -6,10 +6,10 @@
 //!    is no message, too. Its error is the end of the connection; its [`Event`] says what there is to do.
 //!    - A [`Call`](Event::Call) ends with one of the commands [`reply`](Connection::reply),
 //!      [`reply_error`](Connection::reply_error) and [`forget`](Connection::forget).
-//!    - Of a [`Part`](Event::Part) that is kept the owner keeps the payload, and has all of it when a call or a
-//!      reply comes; if it has no memory for that, [`spoil_sequence`](Connection::spoil_sequence).
-//!    - A call that was [`Refused`](Event::Refused) goes out again by [`resend`](Connection::resend), or ends by
-//!      [`give_up`](Connection::give_up).
+//!    - Of a [`Part`](Event::Part) that is kept the owner keeps the payload, and has all of it when a call or
+//!      a reply comes; if it has no memory for that, [`spoil_sequence`](Connection::spoil_sequence).
+//!    - A call that was [`Refused`](Event::Refused) goes out again by [`resend`](Connection::resend), or ends
+//!      by [`give_up`](Connection::give_up).
 //!    - After all events but calls and replies: [`exhausted`](Connection::exhausted), which may be the end of
 //!      the connection, and [`poll_change`](Connection::poll_change) until it says `None`. After
 //!      [`Failed`](Event::Failed), [`Late`](Event::Late) and [`Rejected`](Event::Rejected) also
@@ -21,22 +21,22 @@
 //! 3. *commands*, as the application has them: [`start_call`](Connection::start_call),
 //!    [`cancel`](Connection::cancel), [`reply`](Connection::reply), [`reply_error`](Connection::reply_error),
 //!    [`close`](Connection::close).
-//! 4. *output*, if [`has_output`](Connection::has_output) or [`must_be_asked`](Connection::must_be_asked) says
-//!    that there may be some: [`poll_transmit`](Connection::poll_transmit) until it says `None`; it ends with
-//!    the pure grant, if one is due. Each message is written, and sent, before the next is asked for:
+//! 4. *output*, if [`has_output`](Connection::has_output) or [`must_be_asked`](Connection::must_be_asked)
+//!    says that there may be some: [`poll_transmit`](Connection::poll_transmit) until it says `None`; it ends
+//!    with the pure grant, if one is due. Each message is written, and sent, before the next is asked for:
 //!    [`emit_plain`](Connection::emit_plain) or [`emit_before`](Connection::emit_before) writes its header in
 //!    front of the payload, or [`emit_part`](Connection::emit_part) that of a part, with
-//!    [`hold_queue`](Connection::hold_queue) behind it. A message that is only a header, and for which there is
-//!    no memory now, goes back by [`take_back`](Connection::take_back).
+//!    [`hold_queue`](Connection::hold_queue) behind it. A message that is only a header, and for which there
+//!    is no memory now, goes back by [`take_back`](Connection::take_back).
 //!
-//! Messages arrive whole, in order and once, or the connection is over. The owner keeps as many Receives posted
-//! as [`reserve`](Connection::reserve) says; whether it does so at the moment, for all its connections, is what
-//! `receives_ok` asks.
+//! Messages arrive whole, in order and once, or the connection is over. The owner keeps as many Receives
+//! posted as [`reserve`](Connection::reserve) says; whether it does so at the moment, for all its
+//! connections, is what `receives_ok` asks.
 //!
 //! A connection that is over ends its calls by [`lost`](Connection::lost), called until it says `None`; or
 //! these are kept by [`interrupt`](Connection::interrupt), and go out again after
-//! [`restart`](Connection::restart) with a new connection beneath. Calls of the peer are over with it in either case.
-//! A client says what the peer's connect message said by
+//! [`restart`](Connection::restart) with a new connection beneath. Calls of the peer are over with it in
+//! either case. A client says what the peer's connect message said by
 //! [`set_private_data`](Connection::set_private_data), before anything else.
 //!
 //! One call, and its reply:
@@ -197,7 +197,8 @@ const MIN_ERRORS: usize = 4;
 /// One connection. See the module page for how to drive it.
 #[derive(Debug)]
 pub struct Connection {
-    /// The same as `layout`, unless this side [checks all messages as a whole](ConnConfig::decode_by_layout).
+    /// The same as `layout`, unless this side [checks all messages as a
+    /// whole](ConnConfig::decode_by_layout).
     decoder: Option<HeadLayout>,
     /// How most messages are laid out; `None` while none is expected of any kind.
     layout: Option<HeadLayout>,
