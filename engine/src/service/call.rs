@@ -202,6 +202,14 @@ impl CallBoxes {
 }
 
 impl ServerCall {
+    /// Gives it the buffer of its reply, of which it has none yet; its results start at byte `results_at`.
+    #[inline(always)]
+    pub(crate) fn give_reply(&mut self, reply: Buf, results_at: usize) {
+        debug_assert!(self.reply.is_none());
+        self.reply.get_or_insert(reply);
+        self.results_at = results_at;
+    }
+
     #[cold]
     #[inline(never)]
     fn blank(shard: u32, qp: QpId, id: InboundId) -> Box<Self> {

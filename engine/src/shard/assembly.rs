@@ -10,9 +10,10 @@ use std::rc::Rc;
 
 use rpcrdma_mempool::Buf;
 
-use super::Shard;
 use super::conn::Conn;
+use super::context::Context;
 use crate::fabric::{Fabric, QpId};
+use crate::wire::View;
 
 /// Connections with a long buffer for what they put together: by the age of the message.
 type Holders = Rc<RefCell<BTreeMap<u64, QpId>>>;
@@ -59,12 +60,6 @@ pub(super) struct Assembly {
     _place: Option<Place>,
 }
 
-impl Assembly {
-    pub(super) fn into_buf(self) -> Buf {
-        self.buf
-    }
-}
-
 /// Among those who have long buffers, until it is dropped.
 #[derive(Debug)]
 struct Place {
@@ -78,11 +73,55 @@ impl Drop for Place {
     }
 }
 
-impl<F: Fabric> Shard<F> {
+impl<F: Fabric> Context<F> {
+    /// A part of a message has come that is not the last; `view` is the part, if it is of use.
+    #[cold]
+    pub(super) fn part_came(&mut self, conn: &mut Conn, first: bool, view: Option<&View<'_>>) {
+        if first {
+            conn.assembly = None;
+        }
+        let Some(part) = view.map(View::payload) else { return };
+        if first {
+            conn.assembly_age = self.assemblies.begin();
+            match self.alloc_assembly(conn, part.len(), 2 * self.config.inline) {
+                Some(mut buf) => {
+                    buf.set_window(0, 0);
+                    self.hold_assembly(conn, buf);
+                }
+                // Else the last part would be taken for the whole.
+                None => conn.proto.spoil_sequence(),
+            }
+        }
+        self.assemble(conn, part);
+    }
+
+    /// The last part of a message has come: all of it. `None` without memory for it.
+    #[cold]
+    pub(super) fn assemble_last(&mut self, conn: &mut Conn, part: &[u8]) -> Option<Buf> {
+        self.assemble(conn, part);
+        conn.assembly.take().map(|assembly| assembly.buf)
+    }
+
+    /// Appends a part to what has come of a message.
+    fn assemble(&mut self, conn: &mut Conn, part: &[u8]) {
+        let Some(mut buf) = conn.assembly.take().map(|assembly| assembly.buf) else { return };
+        let len = buf.len();
+        if len + part.len() > buf.capacity() {
+            let needed = len + part.len();
+            let Some(mut larger) = self.alloc_assembly(conn, needed, 2 * needed) else {
+                return conn.proto.spoil_sequence();
+            };
+            larger.full_mut()[..len].copy_from_slice(&buf);
+            buf = larger;
+        }
+        buf.set_window(0, len + part.len());
+        buf[len..].copy_from_slice(part);
+        self.hold_assembly(conn, buf);
+    }
+
     /// A buffer for what comes in parts, and has so many bytes, or better `roomy` as many. `conn` is not in
     /// the table, and has none.
-    #[cold]
-    pub(super) fn alloc_assembly(&mut self, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
+    fn alloc_assembly(&mut self, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
         if self.may_assemble(roomy) {
             if let Some(buf) = self.pool.alloc(roomy) {
                 return Some(buf);
@@ -94,8 +133,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// What has come of the message of a connection is in this buffer.
-    #[cold]
-    pub(super) fn hold_assembly(&self, conn: &mut Conn, buf: Buf) {
+    fn hold_assembly(&self, conn: &mut Conn, buf: Buf) {
         let is_long = buf.capacity() > self.sizing.configured_capacity();
         conn.assembly = Some(self.assemblies.hold(buf, is_long, conn.assembly_age, conn.qp));
     }
@@ -142,7 +180,7 @@ mod tests {
         assert!(!all.may_grow(0, 6) && all.may_grow(0, 8), "three have long buffers: half of six");
         assert!(all.may_grow(4, 6), "most are free");
         // It gets a longer one.
-        let grown = all.hold(first.into_buf(), true, 1, qp(7));
+        let grown = all.hold(first.buf, true, 1, qp(7));
         assert_eq!(all.oldest(last), Some(qp(7)));
         drop((grown, short));
         assert_eq!(all.oldest(last), Some(qp(5)));

@@ -1,46 +1,60 @@
 //! Characteristics of one connection that change while it is in use: what its peer says about them, and what
 //! this end asks for.
 
+use std::collections::VecDeque;
+
 use super::conn::Conn;
+use super::context::Context;
 use super::stage::Stage;
-use super::{ConnRef, Shard};
+use super::{ConnRef, ResizeError, Shard};
 use crate::fabric::Fabric;
 use crate::proto::exchange::{ChangeError, Characteristic, Event};
 
 /// Changes that are kept for the application.
 const MOST_CHANGES: usize = 256;
 
-impl<F: Fabric> Shard<F> {
-    /// Characteristics have changed, or may change now.
+/// What peers have told of their characteristics, for the application.
+#[derive(Debug, Default)]
+pub(super) struct Changes(VecDeque<(ConnRef, Event)>);
+
+impl Changes {
+    /// Characteristics of a connection have changed, or may change now.
     #[cold]
-    pub(super) fn changed(&mut self, conn: &mut Conn) {
+    pub(super) fn note<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         while let Some(event) = conn.proto.poll_change() {
             if let Event::Asked(wanted) = &event {
-                self.asked_for(wanted);
+                asked_for(cx, wanted);
             }
-            if self.changes.len() == MOST_CHANGES {
-                self.changes.pop_front();
-            }
-            self.changes.push_back((ConnRef(conn.origin), event));
+            self.keep((ConnRef(conn.origin), event));
         }
         if conn.proto.exchange().is_some() {
             // It may have been told less, or more, before it could be told of changes.
-            let _ = conn.proto.tell_receive_size(self.sizing.announced());
+            let _ = conn.proto.tell_receive_size(cx.sizing.announced());
         }
-        if self.sizing.is_busy() {
-            self.control_due = 0;
+        if cx.sizing.is_busy() {
+            cx.schedule.control_now();
         }
         conn.refresh();
     }
 
-    fn asked_for(&mut self, wanted: &[Characteristic]) {
-        for value in wanted {
-            if let Characteristic::ReceiveSize(bytes) = value {
-                self.ask_for_size(*bytes as usize);
-            }
+    /// Keeps one more; of too many the oldest goes.
+    fn keep(&mut self, change: (ConnRef, Event)) {
+        if self.0.len() == MOST_CHANGES {
+            self.0.pop_front();
+        }
+        self.0.push_back(change);
+    }
+}
+
+fn asked_for<F: Fabric>(cx: &mut Context<F>, wanted: &[Characteristic]) {
+    for value in wanted {
+        if let Characteristic::ReceiveSize(bytes) = value {
+            cx.ask_for_size(*bytes as usize);
         }
     }
+}
 
+impl<F: Fabric> Shard<F> {
     /// Does something to an open connection, by its owner's name for it.
     fn with_open<T>(
         &mut self,
@@ -50,10 +64,18 @@ impl<F: Fabric> Shard<F> {
         let result = self.with_ref(conn, |shard, conn| {
             let result = if conn.stage == Stage::Open { act(conn) } else { Err(ChangeError::Unsupported) };
             conn.refresh();
-            Self::make_ready(&mut shard.ready, conn);
+            shard.cx.ready.add(conn);
             result
         });
         result.unwrap_or(Err(ChangeError::Unsupported))
+    }
+
+    /// Changes the size of the shard's Receives, for all of its connections, while calls run.
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    pub fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeError> {
+        self.cx.change_receive_size(bytes)
     }
 
     /// Asks a peer to change characteristics of its end. What becomes of it comes by
@@ -77,21 +99,35 @@ impl<F: Fabric> Shard<F> {
     /// Takes what peers have told of their characteristics, asked for, and answered, oldest first; the last
     /// 256.
     pub fn take_changes(&mut self) -> impl Iterator<Item = (ConnRef, Event)> + '_ {
-        self.changes.drain(..)
+        self.changes.0.drain(..)
     }
 
     /// What a connection may send, and what it may be sent; `None` when it is not open.
     pub fn terms(&self, conn: ConnRef) -> Option<crate::proto::Terms> {
-        self.open_conn(conn).map(|conn| *conn.proto.terms())
+        self.cx.open_conn(conn).map(|conn| *conn.proto.terms())
     }
 
     /// Messages (version 1: calls) that a connection may send now, by the credits that its peer has granted;
     /// `None` when it is not open.
     pub fn credits(&self, conn: ConnRef) -> Option<u32> {
-        self.open_conn(conn).map(|conn| conn.proto.credits().available())
+        self.cx.open_conn(conn).map(|conn| conn.proto.credits().available())
     }
+}
 
-    fn open_conn(&self, conn: ConnRef) -> Option<&Conn> {
-        self.conns.get(conn).filter(|conn| conn.stage == Stage::Open)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_too_many_changes_the_oldest_go() {
+        let mut changes = Changes::default();
+        for bytes in 0..=MOST_CHANGES as u32 {
+            changes.keep((ConnRef::NONE, Event::Peer(Characteristic::ReceiveSize(bytes))));
+        }
+        let first = Event::Peer(Characteristic::ReceiveSize(1));
+        assert_eq!(
+            (changes.0.len(), changes.0.front().map(|(_, event)| event)),
+            (MOST_CHANGES, Some(&first))
+        );
     }
 }

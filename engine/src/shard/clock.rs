@@ -4,14 +4,11 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use super::Shard;
-use crate::fabric::Fabric;
-
 /// Turns between two looks at the clock.
 const TURNS: u32 = 16;
 
 /// Time that passes only when it is told to, for simulations: the same for all shards of a thread that
-/// [use it](Shard::simulate). Clones are the same time.
+/// [use it](super::Shard::simulate). Clones are the same time.
 #[derive(Clone, Debug, Default)]
 pub struct SimulatedTime(Rc<Cell<u64>>);
 
@@ -51,7 +48,7 @@ impl Clock {
         Self { source: Source::Real(Instant::now()), now: 0, turns: 0 }
     }
 
-    fn simulated(time: &SimulatedTime) -> Self {
+    pub(super) fn simulated(time: &SimulatedTime) -> Self {
         Self { source: Source::Simulated(time.clone()), now: time.now(), turns: 0 }
     }
 
@@ -85,13 +82,4 @@ impl Clock {
 #[inline]
 pub(super) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-impl<F: Fabric> Shard<F> {
-    /// Lives in simulated time from now on, and starts its XIDs at a fixed number: what it does then follows
-    /// from its calls and its fabric alone. Call it before the first connection.
-    pub fn simulate(&mut self, time: &SimulatedTime) {
-        self.clock = Clock::simulated(time);
-        self.next_seed = 1;
-    }
 }

@@ -2,14 +2,14 @@
 
 use super::clock::nanoseconds;
 use super::close_reason::{CloseReason, LocalClose};
-use super::conn::{Conn, Parts};
+use super::conn::Conn;
+use super::continuation::{Message, Parts};
+use super::reconnect::Again;
 use super::stage::Stage;
-use super::{ConnRef, Notice, Shard};
+use super::{ConnRef, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId};
-use crate::proto::{
-    CallError, ConnConfig, Connection, LIMITS, MIN_WINDOW, Outgoing, PeerFault, Scheme, connect_data,
-};
+use crate::proto::{ConnConfig, Connection, LIMITS, MIN_WINDOW, PeerFault, Scheme, connect_data};
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 
@@ -26,7 +26,7 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// As [`Fabric::listen`].
     pub fn listen(&mut self, listener: &F::Listener) -> Result<(), FabricError> {
-        self.fabric.listen(listener)
+        self.cx.fabric.listen(listener)
     }
 
     /// Starts to connect. [`Notice`]s tell how it goes.
@@ -36,17 +36,17 @@ impl<F: Fabric> Shard<F> {
     pub fn connect(&mut self, address: &FabricAddress) -> Result<ConnRef, FabricError> {
         let window = self.share()?;
         let params = self.params();
-        let qp = self.fabric.connect(address, &params)?;
+        let qp = self.cx.fabric.connect(address, &params)?;
         let config = self.conn_config(window, false, None, false);
         let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
-        conn.address = Some(address.clone());
+        conn.again = Again::of(address.clone());
         self.insert(conn);
         Ok(ConnRef(qp))
     }
 
     /// True while calls may be started on it.
     pub fn is_open(&self, conn: ConnRef) -> bool {
-        self.conns.get(conn).is_some_and(|conn| conn.stage == Stage::Open)
+        self.cx.conns.get(conn).is_some_and(|conn| conn.stage == Stage::Open)
     }
 
     /// Takes no more calls on a connection, and ends it when those under way have ended.
@@ -57,7 +57,7 @@ impl<F: Fabric> Shard<F> {
     fn start_drain(&mut self, conn: &mut Conn) {
         conn.proto.close();
         if conn.stage == Stage::Negotiating {
-            self.negotiating -= 1;
+            self.life.negotiates_no_more();
         }
         match conn.stage {
             // Nothing can be sent on it yet.
@@ -69,33 +69,33 @@ impl<F: Fabric> Shard<F> {
             Stage::Negotiating | Stage::Open | Stage::Reconnecting => conn.stage.go(Stage::Draining),
         }
         conn.refresh();
-        Self::make_ready(&mut self.ready, conn);
+        self.cx.ready.add(conn);
     }
 
     /// Takes no more connections and no more calls; ends each connection when its calls have ended.
     pub fn drain(&mut self) {
-        self.draining = true;
-        self.fabric.unlisten();
+        self.life.drain();
+        self.cx.fabric.unlisten();
         self.with_each(Self::start_drain);
         self.end_parked();
     }
 
     /// Ends what waits to be made again.
     fn end_parked(&mut self) {
-        for conn in self.conns.take_parked() {
+        for conn in self.cx.conns.take_parked() {
             self.lend(conn, |_, conn| conn.stage.go(Stage::Closing));
         }
     }
 
     /// No connection is left.
     pub fn is_drained(&self) -> bool {
-        self.conns.is_empty()
+        self.cx.conns.is_empty()
     }
 
     /// Ends every connection now.
     pub fn abort(&mut self) {
-        self.draining = true;
-        self.fabric.unlisten();
+        self.life.drain();
+        self.cx.fabric.unlisten();
         self.with_each(|_, conn| {
             conn.end_for(LocalClose::Requested);
         });
@@ -105,8 +105,8 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn params(&self) -> ConnectParams {
         // A Send for each message under way, and as many binds, Reads and Writes beside them. What does not
         // fit waits: a place costs the device some hundred bytes, for each connection.
-        let capabilities = self.fabric.capabilities();
-        let under_way = self.config.max_window.max(self.config.max_calls as u32);
+        let capabilities = self.cx.fabric.capabilities();
+        let under_way = self.cx.config.max_window.max(self.cx.config.max_calls as u32);
         let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
         let read_depth = capabilities.max_read_depth.min(16);
         ConnectParams {
@@ -118,7 +118,7 @@ impl<F: Fabric> Shard<F> {
             // does not.
             rnr_retry: 7,
             // Means nothing to version 2, and thresholds to version 1 (RFC 8797).
-            private_data: connect_data(self.sizing.announced(), self.config.remote_invalidate).to_vec(),
+            private_data: connect_data(self.cx.sizing.announced(), self.cx.config.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
     }
@@ -127,7 +127,7 @@ impl<F: Fabric> Shard<F> {
     /// calls is no bound: one that was answered keeps its windows until they are revoked, and by then
     /// others may have taken its place.
     fn windows(&self) -> u32 {
-        let buffers: usize = self.config.bulk_buffers.iter().map(|&(_, count)| count).sum();
+        let buffers: usize = self.cx.config.bulk_buffers.iter().map(|&(_, count)| count).sum();
         buffers.clamp(1, MOST_WINDOWS) as u32
     }
 
@@ -136,22 +136,22 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// Too few are left to be promised; or there is no memory for those that are promised already.
     pub(super) fn share(&mut self) -> Result<u32, FabricError> {
-        if !self.receives.exceed_by(UNTOLD) {
-            self.refill();
+        if !self.cx.receives.exceed_by(UNTOLD) {
+            self.cx.refill();
         }
-        if !self.receives.exceed_by(UNTOLD) {
+        if !self.cx.receives.exceed_by(UNTOLD) {
             return Err(no_receives(
                 "all that there are buffers for are promised to others; raise `message_buffers`, or hold fewer".into(),
             ));
         }
-        let limit = self.config.receives;
-        let left = self.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
+        let limit = self.cx.config.receives;
+        let left = self.cx.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
         let most = (left / SHARE).max(MIN_WINDOW as usize).min(left.saturating_sub(1)) as u32;
         if most < MIN_WINDOW {
             let remedy = "raise `receives`, or lower `window`";
             return Err(no_receives(format!("all {limit} of this shard are promised to others; {remedy}")));
         }
-        Ok(self.config.window.min(most))
+        Ok(self.cx.config.window.min(most))
     }
 
     pub(super) fn conn_config(
@@ -161,9 +161,9 @@ impl<F: Fabric> Shard<F> {
         peer: Option<PrivateData>,
         version_1_only: bool,
     ) -> ConnConfig {
-        self.next_seed = self.next_seed.wrapping_mul(0x0019_660D).wrapping_add(0x3C6E_F35F);
-        let config = &self.config;
-        let serves = self.services.is_some();
+        let xid_seed = self.life.next_seed();
+        let config = &self.cx.config;
+        let serves = self.responder.serves();
         let largest = config.bulk_buffers.iter().map(|&(size, _)| size).max().unwrap_or(0);
         // A connection that gets a small share gives little of it to the reverse direction.
         let reverse_window = config.reverse_window.min(window / 4);
@@ -179,11 +179,11 @@ impl<F: Fabric> Shard<F> {
             max_calls: if server { reverse_calls } else { config.max_calls },
             reverse: if serves { config.reverse } else { ReverseSupport::None },
             coalesce_grants: config.coalesce_grants,
-            xid_seed: self.next_seed,
-            inline: self.sizing.announced(),
+            xid_seed,
+            inline: self.cx.sizing.announced(),
             longest_send: config.longest_message(),
             optional_operations: config.optional_operations,
-            receive_sizes: self.sizes_for_peers(),
+            receive_sizes: self.cx.sizes_for_peers(),
             segment_size: largest.max(1 << 20) as u32,
             segment_count: LIMITS.call().segments() as u32,
             continue_up_to: config.continue_up_to,
@@ -198,11 +198,11 @@ impl<F: Fabric> Shard<F> {
 
     /// Puts a connection into the table that has a queue pair now.
     pub(super) fn insert(&mut self, mut conn: Box<Conn>) {
-        self.rebalance(&mut conn);
+        self.cx.rebalance(&mut conn);
         let (qp, failure) = (conn.qp, conn.proto.auth().failure());
-        self.conns.insert(conn);
-        self.stats.connections_total += 1;
-        self.refill();
+        self.cx.conns.insert(conn);
+        self.cx.stats.connections_total += 1;
+        self.cx.refill();
         if let Some(error) = failure {
             self.close_now(qp, PeerFault::NotAuthenticated(error));
         }
@@ -212,30 +212,23 @@ impl<F: Fabric> Shard<F> {
     #[inline(never)]
     pub(super) fn control(&mut self) {
         let mut events = std::mem::take(&mut self.events);
-        self.fabric.poll_control(&mut events);
+        self.cx.fabric.poll_control(&mut events);
         for event in events.drain(..) {
             self.control_event(event);
         }
         self.events = events;
-        self.next_control = u64::MAX;
-        if self.log.holds_any() {
-            self.log.sum_up(self.clock.read());
-        }
-        self.resize();
-        self.adapt();
-        self.watch();
+        self.cx.schedule.begin();
+        self.cx.sum_up_lines();
+        self.cx.resize();
+        self.cx.adapt(&mut self.fitting);
+        self.watch.control(&mut self.cx, self.responder.waits_for_memory());
         self.check_arrivals();
-        self.resume_all();
-        if !self.waiting.is_empty() {
-            self.nudge_all();
-        }
-        if !self.repeats.is_empty() {
-            self.answer_repeats();
-        }
-        if self.negotiating > 0 || self.conns.has_parked() {
+        self.responder.control(&mut self.cx);
+        if self.life.is_negotiating() || self.cx.conns.has_parked() {
             self.check_negotiations();
-            self.revive();
+            self.reconnect();
         }
+        self.end_closed();
     }
 
     fn control_event(&mut self, event: ControlEvent) {
@@ -260,7 +253,7 @@ impl<F: Fabric> Shard<F> {
                 return;
             }
             // A message may have come before this event.
-            Self::make_ready(&mut shard.ready, conn);
+            shard.cx.ready.add(conn);
             if conn.proto.config().server {
                 return shard.guest_established(conn);
             }
@@ -269,9 +262,9 @@ impl<F: Fabric> Shard<F> {
                 return shard.settled(conn);
             }
             conn.stage.go(Stage::Negotiating);
-            conn.settle_by = shard.clock.read() + nanoseconds(shard.config.negotiation_timeout);
-            shard.next_control = shard.next_control.min(conn.settle_by);
-            shard.negotiating += 1;
+            conn.settle_by = shard.cx.clock.read() + nanoseconds(shard.cx.config.negotiation_timeout);
+            shard.cx.schedule.wake_by(conn.settle_by);
+            shard.life.negotiates();
         });
     }
 
@@ -279,30 +272,31 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     pub(super) fn settled(&mut self, conn: &mut Conn) {
         if conn.stage == Stage::Negotiating {
-            self.negotiating -= 1;
+            self.life.negotiates_no_more();
         }
         if matches!(conn.stage, Stage::Connecting | Stage::Negotiating) {
             conn.stage.go(Stage::Open);
             conn.settle_by = u64::MAX;
             conn.refresh();
-            if conn.attempts > 0 {
-                self.revived(conn);
+            if conn.again.is_under_way() {
+                conn.again.succeeded();
+                self.requester.resume(&mut self.cx, conn);
             }
-            self.notices.push(Notice::Open(ConnRef(conn.origin)));
+            self.life.opened(ConnRef(conn.origin));
         }
         conn.refresh();
     }
 
     /// Ends the connections whose first message was not answered in time.
     fn check_negotiations(&mut self) {
-        let now = self.clock.read();
+        let now = self.cx.clock.read();
         self.with_each(|shard, conn| {
             if conn.stage == Stage::Negotiating && conn.proto.is_open() {
                 // By a message that was something else, too.
                 shard.settled(conn);
             }
             if conn.stage == Stage::Negotiating {
-                shard.next_control = shard.next_control.min(conn.settle_by.max(now));
+                shard.cx.schedule.wake_by(conn.settle_by.max(now));
                 if conn.settle_by <= now {
                     conn.end_for(LocalClose::NegotiationTimeout);
                 }
@@ -319,40 +313,17 @@ impl<F: Fabric> Shard<F> {
     /// made again.
     #[cold]
     pub(super) fn end(&mut self, mut conn: Box<Conn>) {
-        if conn.stage == Stage::Reconnecting {
-            return self.conns.park(conn);
-        }
-        if self.may_revive(&conn) {
+        if self.may_reconnect(&conn) {
             return self.lose(conn);
         }
         let reason = conn.close_reason.take().map_or(LocalClose::Requested.into(), |reason| *reason);
         let origin = conn.origin;
         self.say_why(ConnRef(origin), &reason);
         self.let_go(&mut conn);
-        while let Some((call, token, error)) = conn.proto.lost() {
-            let (sink, ..) = conn.end_call(call);
-            self.tell(sink, token, Err(error));
-        }
-        // One that was to be sent again has ended with the others.
-        for ending in conn.exposures.take_endings().filter(|ending| ending.again.is_none()) {
-            // Its reply had come; only the revocation was owed, and that is done.
-            let result = match ending.result {
-                Ok(_) => Err(CallError::ConnectionLost { sent: true }),
-                error => error,
-            };
-            self.tell(ending.sink, ending.token, result);
-        }
-        if let Some(pool) = conn.exposed.take()
-            && let Err(error) = self.fabric.deregister(pool.arena().id())
-        {
-            self.error(
-                "memory that is not given back",
-                format_args!("memory of a closed connection: {error}"),
-            );
-        }
+        self.requester.lose(&mut self.cx, &mut conn);
         log::debug!("{origin:?} closed: {reason}");
-        self.conns.forget(origin);
-        self.notices.push(Notice::Closed { conn: ConnRef(origin), reason });
+        self.cx.conns.forget(origin);
+        self.life.closed(ConnRef(origin), reason);
     }
 
     /// Gives a queue pair back to the device, and ends what the peer had asked for.
@@ -360,34 +331,27 @@ impl<F: Fabric> Shard<F> {
         if conn.qp == ConnRef::NONE.0 {
             return;
         }
-        self.starve(conn);
-        self.ungate(conn);
+        self.responder.lose(conn);
         self.has_arrived(conn);
         // What the device held is given back here: only then may anything else be done with that memory.
-        self.fabric.destroy_qp(conn.qp);
+        self.cx.fabric.destroy_qp(conn.qp);
         conn.qp = ConnRef::NONE.0;
         // What has no queue pair has nothing to say.
         conn.ready = true;
-        match conn.parts.take() {
-            Some(Parts { call: Some(call), .. }) => self.boxes.put(call),
-            Some(Parts { of: Outgoing::Call(call), message, whole, .. }) => {
-                conn.keep_whole(call, message, whole);
+        if let Some(Parts { of, rest, whole, .. }) = conn.parts.take() {
+            match of {
+                Message::Reply(call) => self.responder.drop_call(call),
+                Message::Call(call, _) => conn.keep_whole(call, rest, whole),
             }
-            _ => {}
         }
-        for call in conn.replies.iter_mut().filter_map(Option::take) {
-            self.boxes.put(call);
-        }
-        for pending in conn.pending.iter_mut().filter_map(Option::take) {
-            self.boxes.put(pending.call);
-        }
-        self.stats.messages.add(conn.proto.counters());
-        self.receives.promise(&mut conn.promise, 0, 0);
-        if self.receives.is_starved() {
-            self.relieved();
+        self.responder.give_up_calls(conn);
+        self.cx.stats.messages.add(conn.proto.counters());
+        self.cx.receives.promise(&mut conn.promise, 0, 0);
+        if self.cx.receives.is_starved() {
+            self.cx.relieved();
         }
         if conn.stage == Stage::Negotiating {
-            self.negotiating -= 1;
+            self.life.negotiates_no_more();
         }
     }
 }

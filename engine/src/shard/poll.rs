@@ -1,12 +1,12 @@
 //! One turn of the loop.
 
-use super::clock::nanoseconds;
-use super::close_reason::{CloseReason, LocalClose};
+use super::Shard;
+use super::close_reason::CloseReason;
 use super::conn::Conn;
+use super::continuation::{Message, NextPart, Parts};
 use super::stage::Stage;
-use super::{MAX_BATCH, Shard};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, SMALL_BUFFER};
-use crate::fabric::{Completion, Fabric, Opcode, PostError, Status};
+use crate::fabric::{Completion, Fabric, Opcode, Status};
 use crate::proto::{Form, Outgoing};
 
 /// Whether a work request failed because of what the peer said or sent.
@@ -24,38 +24,37 @@ impl<F: Fabric> Shard<F> {
     /// A connection's failure ends that connection; the later steps run for all the others.
     #[inline]
     pub fn poll_once(&mut self) -> bool {
-        let now = self.clock.turn();
-        self.stats.polls += 1;
+        let now = self.cx.clock.turn();
+        self.cx.stats.polls += 1;
         // 1. Completions: messages, finished Reads, revocations, failures.
         let completed = self.completions();
         // 2. Timers.
-        if now >= self.next_deadline {
-            self.timers(now);
+        if now >= self.requester.next_deadline() {
+            self.requester.expire(&mut self.cx, now);
         }
         // 3. What other threads have for us.
-        let handed = self.inbox() + self.collect();
+        let handed = self.inbox() + self.responder.collect(&mut self.cx);
         // 4. Connections with something to say: it is gathered, and posted as one chain with one doorbell.
-        let spoke = !self.ready.is_empty();
+        let spoke = !self.cx.ready.is_empty();
         if spoke {
             self.transmit();
         }
         // 5. Control plane.
-        if now >= self.control_due {
-            self.control_due = now + nanoseconds(self.config.control_interval);
+        if self.cx.schedule.control_is_due(now, self.cx.config.control_interval) {
             self.control();
         }
         // 6. Receives go back, buffers come home.
-        if self.receives.is_low() {
-            self.receives.note_shortage();
-            self.refill();
+        if self.cx.receives.is_low() {
+            self.cx.receives.note_shortage();
+            self.cx.refill();
         }
-        self.pool.drain_remote();
-        let fed = if self.waiting.is_empty() { 0 } else { self.feed(now) };
-        if !self.backlog.is_empty() {
-            self.dispatch();
+        self.cx.pool.drain_remote();
+        let mut fed = 0;
+        if self.responder.holds_calls_back() {
+            fed = self.responder.go_on(&mut self.cx, &mut self.watch, now);
         }
         let busy = completed + handed + fed != 0 || spoke;
-        self.stats.idle_polls += u64::from(!busy);
+        self.cx.stats.idle_polls += u64::from(!busy);
         busy
     }
 
@@ -63,18 +62,18 @@ impl<F: Fabric> Shard<F> {
     /// connection.
     #[inline]
     pub fn flush(&mut self) {
-        if !self.ready.is_empty() {
+        if !self.cx.ready.is_empty() {
             self.transmit();
         }
     }
 
     #[inline]
     fn completions(&mut self) -> usize {
-        let count = self.fabric.poll_cq(&mut self.completions, POLL_BATCH);
+        let count = self.cx.fabric.poll_cq(&mut self.completions, POLL_BATCH);
         if count == 0 {
             return 0;
         }
-        self.stats.completions += count as u64;
+        self.cx.stats.completions += count as u64;
         if count == 1 {
             if let Some(completion) = self.completions.pop() {
                 self.count_receive(&completion);
@@ -92,7 +91,7 @@ impl<F: Fabric> Shard<F> {
     #[inline(always)]
     fn count_receive(&mut self, completion: &Completion) {
         if completion.buf.is_some() {
-            self.receives.completed();
+            self.cx.receives.completed();
         }
     }
 
@@ -124,13 +123,13 @@ impl<F: Fabric> Shard<F> {
     /// or at once, if there was `only_one` in the turn, so that nothing could be gathered with it.
     #[inline]
     fn settle(&mut self, conn: &mut Conn, only_one: bool) {
-        let receives_ok = self.receives_ok(conn);
+        let receives_ok = self.cx.receives_ok(conn);
         let asks = conn.proto.has_output(receives_ok) || conn.stage == Stage::Draining;
         if asks || (!only_one && !conn.sends.is_empty()) {
-            Self::make_ready(&mut self.ready, conn);
+            self.cx.ready.add(conn);
         } else if !conn.sends.is_empty() && !conn.ready {
             conn.proto.must_be_asked(receives_ok);
-            self.post_chain(conn);
+            self.cx.post_chain(conn);
         }
     }
 
@@ -138,7 +137,7 @@ impl<F: Fabric> Shard<F> {
     fn completed(&mut self, conn: &mut Conn, completion: Completion) {
         let Completion { wr_id, opcode, status, buf, invalidated, .. } = completion;
         if !status.is_ok() {
-            self.stats.peer_faults += u64::from(is_peer_fault(status));
+            self.cx.stats.peer_faults += u64::from(is_peer_fault(status));
             conn.end_for(CloseReason::Device { opcode, status });
             return;
         }
@@ -146,80 +145,49 @@ impl<F: Fabric> Shard<F> {
             return self.received(conn, message, invalidated);
         }
         match opcode {
-            Opcode::Read => self.fetched(conn, wr_id as usize),
-            Opcode::LocalInvalidate => self.revoked(conn, wr_id as u32),
+            Opcode::Read => self.responder.fetched(&mut self.cx, conn, wr_id as usize),
+            Opcode::LocalInvalidate => self.requester.revoked(&mut self.cx, conn, wr_id as u32),
             // Of Writes only those are signalled that speak for Sends.
             Opcode::Send | Opcode::Write => {
                 conn.sends.has_left(wr_id);
-                if !conn.gated.is_empty() {
-                    self.resume(conn);
+                if conn.served.is_gated() {
+                    self.responder.resume(&mut self.cx, conn);
                 }
             }
             Opcode::Recv | Opcode::Bind => {}
         }
     }
 
-    /// What was counted as sent cannot be: the counts no longer hold, and the connection ends.
-    #[cold]
-    pub(super) fn unsendable(&mut self, conn: &mut Conn, what: &'static str) {
-        if conn.close_reason.is_none() {
-            let line = format_args!("{:?}: {what} could not be sent, its connection ends", conn.qp);
-            self.error("connections that ended as something could not be sent", line);
-            conn.end_for(LocalClose::Unsendable(what));
-        }
-    }
-
-    /// Calls whose deadline has come.
-    #[inline(never)]
-    fn timers(&mut self, now: u64) {
-        let mut next = u64::MAX;
-        let mut expire = |shard: &mut Self, conn: &mut Conn| {
-            while let Some((call, token, error)) = conn.proto.handle_timeout(now) {
-                shard.abandon(conn, call, token, error);
-            }
-            next = next.min(conn.proto.next_timeout());
-        };
-        self.with_each(&mut expire);
-        for conn in self.conns.take_parked() {
-            self.lend(conn, &mut expire);
-        }
-        self.next_deadline = next;
-    }
-
     #[inline]
     fn transmit(&mut self) {
-        self.receives.note_shortage();
-        if self.ready.len() == 1 {
-            if let Some(slot) = self.ready.pop() {
-                self.transmit_one(slot);
-            }
-            return;
+        self.cx.receives.note_shortage();
+        if let Some(slot) = self.cx.ready.take_only() {
+            return self.transmit_one(slot);
         }
-        // The lists change places, so that neither is ever made anew.
-        std::mem::swap(&mut self.ready, &mut self.spoke);
-        for index in 0..self.spoke.len() {
-            self.transmit_one(self.spoke[index]);
+        let ready = self.cx.ready.take_all();
+        for &slot in &ready {
+            self.transmit_one(slot);
         }
-        self.spoke.clear();
+        self.cx.ready.give_back(ready);
     }
 
     /// Posts what one connection has to say.
     #[inline(never)]
     fn transmit_one(&mut self, slot: u32) {
-        let Some(conn) = self.conns.take_slot(slot as usize) else { return };
+        let Some(conn) = self.cx.conns.take_slot(slot as usize) else { return };
         self.lend(conn, |shard, conn| {
             conn.ready = false;
             if conn.stage == Stage::Connecting {
                 return;
             }
-            if conn.proto.must_be_asked(shard.receives_ok(conn)) || conn.stage == Stage::Draining {
+            if conn.proto.must_be_asked(shard.cx.receives_ok(conn)) || conn.stage == Stage::Draining {
                 shard.say(conn);
             }
-            shard.post_chain(conn);
+            shard.cx.post_chain(conn);
             if conn.stage == Stage::Closing && conn.sends.is_empty() {
                 // The device says when all of it has arrived.
-                shard.fabric.disconnect(conn.qp);
-                shard.control_due = 0;
+                shard.cx.fabric.disconnect(conn.qp);
+                shard.cx.schedule.control_now();
             }
         });
     }
@@ -230,25 +198,29 @@ impl<F: Fabric> Shard<F> {
         }
         let mut more = true;
         for _ in 0..TRANSMIT_BATCH {
-            if conn.is_backlogged(self.config.signal_every) {
+            if conn.is_backlogged(self.cx.config.signal_every) {
                 // It goes on when something has left.
                 more = false;
                 break;
             }
             // What goes out may take of it.
-            let receives_ok = self.receives_ok(conn);
+            let receives_ok = self.cx.receives_ok(conn);
             let Some(out) = conn.proto.poll_transmit(receives_ok) else {
                 more = false;
                 break;
             };
             match out {
-                Outgoing::Call(call) => self.transmit_queued(conn, call, receives_ok),
-                Outgoing::Reply(id) => self.transmit_waiting(conn, id, receives_ok),
-                Outgoing::Continue => {
-                    if !self.next_part(conn, receives_ok) {
-                        break;
-                    }
+                Outgoing::Call(call) => {
+                    self.requester.transmit_queued(&mut self.cx, conn, call, receives_ok);
                 }
+                Outgoing::Reply(id) => {
+                    self.responder.transmit_waiting(&mut self.cx, conn, id, receives_ok);
+                }
+                Outgoing::Continue => match self.cx.next_part(conn, receives_ok) {
+                    NextPart::Sent => {}
+                    NextPart::NoMemory => break,
+                    NextPart::Last(parts) => self.transmit_last_part(conn, parts, receives_ok),
+                },
                 Outgoing::Error { .. }
                 | Outgoing::WrongVersion { .. }
                 | Outgoing::Connprop
@@ -259,15 +231,29 @@ impl<F: Fabric> Shard<F> {
                     }
                 }
             }
-            if !self.config.batch {
-                self.post_chain(conn);
+            if !self.cx.config.batch {
+                self.cx.post_chain(conn);
             }
         }
         if more {
-            Self::make_ready(&mut self.ready, conn);
+            self.cx.ready.add(conn);
         }
         if conn.stage == Stage::Draining && conn.proto.is_idle() && conn.is_idle() {
             conn.stage.go(Stage::Closing);
+        }
+    }
+
+    /// Sends the last part of a message: that of a call, or of a reply.
+    fn transmit_last_part(&mut self, conn: &mut Conn, parts: Parts, receives_ok: bool) {
+        let Parts { of, rest, whole, last_header } = parts;
+        match of {
+            Message::Reply(call) => {
+                self.responder.transmit_last_part(&mut self.cx, conn, call, rest, receives_ok);
+            }
+            Message::Call(call, exposure) => {
+                let (of, rest) = ((call, exposure), (rest, whole, last_header));
+                self.requester.transmit_last_part(&mut self.cx, conn, of, rest, receives_ok);
+            }
         }
     }
 
@@ -279,69 +265,17 @@ impl<F: Fabric> Shard<F> {
             Outgoing::Optional => SMALL_BUFFER,
             _ => HEADROOM_PLAIN,
         };
-        let Some(mut buf) = self.alloc(end) else {
+        let Some(mut buf) = self.cx.alloc(end) else {
             conn.proto.take_back(out);
             return false;
         };
         match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
             Some(start) => {
                 buf.set_window(start, end - start);
-                conn.sends.push_send(buf, None, self.config.signal_every);
+                conn.sends.push_send(buf, None, self.cx.config.signal_every);
             }
-            None => self.unsendable(conn, "a control message"),
+            None => self.cx.unsendable(conn, "a control message"),
         }
         true
-    }
-
-    #[inline]
-    pub(super) fn post_chain(&mut self, conn: &mut Conn) {
-        if conn.sends.is_empty() {
-            return;
-        }
-        let qp = conn.qp;
-        let (posted, result) = conn.sends.post(|chain| self.fabric.post_send(qp, chain));
-        if let Err(error) = result {
-            self.not_posted(conn, error);
-        }
-        self.batches[posted.min(MAX_BATCH)] += 1;
-    }
-
-    /// Of a chain, not all was posted.
-    #[cold]
-    fn not_posted(&mut self, conn: &mut Conn, error: PostError) {
-        match error {
-            // The rest goes with the next turn.
-            PostError::QueueFull => Self::make_ready(&mut self.ready, conn),
-            error => conn.end_for(CloseReason::NotPosted(error)),
-        }
-    }
-
-    /// Posts Receives, as one chain, up to what is promised and the margin.
-    #[inline(never)]
-    pub(super) fn refill(&mut self) {
-        self.sizing.drain_remote();
-        for _ in 0..self.receives.wanted() {
-            let Some(buf) = self.alloc_receive() else { break };
-            // What is not promised takes no longer buffer, for which calls may wait.
-            if buf.capacity() > self.sizing.capacity() && self.receives.covers_promises() {
-                break;
-            }
-            self.receives.add(buf);
-        }
-        let posted = self.receives.post(|bufs| self.fabric.post_recv(None, bufs));
-        self.sizing.posted(posted);
-        if self.receives.is_starved() && (posted > 0 || self.receives.suffice()) {
-            self.relieved();
-        }
-    }
-
-    /// There are more Receives, or fewer promised: whoever had to keep its grants, or its replies, back may
-    /// go on.
-    #[cold]
-    pub(super) fn relieved(&mut self) {
-        self.receives.relieve();
-        for conn in self.conns.iter_mut() {
-            Self::make_ready(&mut self.ready, conn);
-        }
     }
 }

@@ -3,10 +3,10 @@
 //! path of messages reads a clock for it: the connections are looked at now and then, and what has not moved
 //! since is timed.
 
-use super::Shard;
 use super::clock::nanoseconds;
 use super::close_reason::{LocalClose, Stall};
 use super::conn::Conn;
+use super::context::Context;
 use super::stage::Stage;
 use crate::fabric::Fabric;
 
@@ -102,56 +102,56 @@ impl Watch {
     }
 }
 
-impl<F: Fabric> Shard<F> {
-    /// Part of step 5 of a turn: ends the connections whose peers owe something for too long.
-    pub(super) fn watch(&mut self) {
-        let now = self.clock.read();
-        let limit = nanoseconds(self.config.progress_timeout);
-        // Calls that wait for memory look for those who keep it.
-        if now >= self.watch.due || !self.waiting.is_empty() {
-            self.end_stalled(now, limit);
+impl Watch {
+    /// Part of step 5 of a turn: ends the connections whose peers owe something for too long. `pressed`: calls
+    /// wait for memory that such peers may hold.
+    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>, pressed: bool) {
+        let now = cx.clock.read();
+        if now >= self.due || pressed {
+            let limit = nanoseconds(cx.config.progress_timeout);
+            self.end_stalled(cx, now, limit);
         }
-        self.next_control = self.next_control.min(self.watch.next());
+        cx.schedule.wake_by(self.next());
     }
 
-    /// Looks at all connections that are in the table, and ends those whose peers have owed something for
-    /// `limit` nanoseconds. Returns how many.
+    /// Looks at all connections that are in the table, and ends those whose peers have owed something for `limit`
+    /// nanoseconds. Returns how many.
     #[cold]
-    pub(super) fn end_stalled(&mut self, now: u64, limit: u64) -> usize {
-        let timeout = nanoseconds(self.config.progress_timeout);
-        let every = (timeout / LOOKS).max(nanoseconds(self.config.control_interval));
-        let elapsed = self.watch.begin(now, every);
+    pub(super) fn end_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64, limit: u64) -> usize {
+        let timeout = nanoseconds(cx.config.progress_timeout);
+        let every = (timeout / LOOKS).max(nanoseconds(cx.config.control_interval));
+        let elapsed = self.begin(now, every);
         let mut ended = 0;
-        self.with_each(|shard, conn| {
-            if shard.look(conn, elapsed, limit) {
+        cx.with_each(|cx, conn| {
+            if self.look(cx, conn, elapsed, limit) {
                 ended += 1;
             } else if conn.progress.unheard() >= timeout / 4 {
                 // Of the last Sends nothing may ever be heard: they are asked for.
-                shard.nudge(conn);
+                cx.nudge(conn);
             }
         });
         ended
     }
 
     /// Looks at one connection; true if it is ended for what it owes.
-    fn look(&mut self, conn: &mut Conn, elapsed: u64, limit: u64) -> bool {
+    fn look<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, elapsed: u64, limit: u64) -> bool {
         if matches!(conn.stage, Stage::Connecting | Stage::Reconnecting) {
             return false;
         }
-        let in_device = self.fabric.holds_sends(conn.qp);
+        let in_device = cx.fabric.holds_sends(conn.qp);
         let (waited, why) = conn.progress.look(conn.owed(in_device), elapsed);
-        self.watch.owed |= conn.progress.is_owed();
+        self.owed |= conn.progress.is_owed();
         if waited < limit.max(1) || conn.close_reason.is_some() {
             return false;
         }
-        self.stats.peers_stalled += 1;
+        cx.stats.peers_stalled += 1;
         conn.end_for(LocalClose::ProgressTimeout(why));
         true
     }
 
     /// The same for one that is not in the table, in the middle of a look.
-    pub(super) fn is_stalled(&mut self, conn: &mut Conn, limit: u64) -> bool {
-        self.look(conn, 0, limit)
+    pub(super) fn is_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, limit: u64) -> bool {
+        self.look(cx, conn, 0, limit)
     }
 }
 

@@ -11,7 +11,7 @@
 
 use rpcrdma_mempool::{Buf, Class, MemError, Pool, PoolConfig};
 
-use super::{Shard, arena_config};
+use super::context::{Context, arena_config};
 use crate::fabric::{Access, Fabric, FabricError};
 
 /// Smallest Receives that version 2 has without a word about it (its §4.3.2): nobody can be sure that a peer
@@ -145,12 +145,12 @@ impl Sizing {
     }
 }
 
-impl<F: Fabric> Shard<F> {
+impl<F: Fabric> Context<F> {
     /// Changes the size of the shard's Receives, for all of its connections, while calls run.
     ///
     /// # Errors
     /// Nothing has changed.
-    pub fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeError> {
+    pub(super) fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeError> {
         let most = self.config.longest_message();
         if !(LEAST..=most).contains(&bytes) || !bytes.is_multiple_of(4) {
             return Err(ResizeError::Bounds { wanted: bytes, most });
@@ -169,7 +169,7 @@ impl<F: Fabric> Shard<F> {
             self.sizing.stage = Progress::Shrinking;
             self.tell_sizes(false);
         }
-        self.control_due = 0;
+        self.schedule.control_now();
         Ok(())
     }
 
@@ -217,7 +217,7 @@ impl<F: Fabric> Shard<F> {
                 false => conn.proto.tell_receive_size(size),
             };
             conn.refresh();
-            Self::make_ready(&mut self.ready, conn);
+            self.ready.add(conn);
         }
     }
 
@@ -280,10 +280,11 @@ impl<F: Fabric> Shard<F> {
     fn let_go_of_memory(&mut self) {
         self.sizing.drain_remote();
         let home = |sized: &mut Sized| sized.pool.stats().classes.iter().all(|class| class.outstanding == 0);
-        for sized in self.sizing.retired.extract_if(.., home) {
+        let unused: Vec<_> = self.sizing.retired.extract_if(.., home).collect();
+        for sized in unused {
             if let Err(error) = self.fabric.deregister(sized.pool.arena().id()) {
                 let line = format_args!("memory of Receives of {} bytes: {error}", sized.size);
-                self.log.error(self.clock.read(), "memory that is not given back", line);
+                self.error("memory that is not given back", line);
             }
         }
     }

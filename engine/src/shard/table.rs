@@ -3,9 +3,10 @@
 
 use super::ConnRef;
 use super::conn::Conn;
+use super::stage::Stage;
 use crate::fabric::QpId;
 
-/// See the module page. A connection is lent to one user at a time, as [`Shard::with`](super::Shard::with)
+/// See the module page. A connection is lent to one user at a time, as [`Context::lend`](super::context::Context::lend)
 /// does, and meanwhile not in the table.
 #[derive(Default)]
 pub(super) struct ConnTable {
@@ -16,6 +17,9 @@ pub(super) struct ConnTable {
     reconnecting: Vec<Box<Conn>>,
     /// Those that were made again: the queue pair that they had first, and the one that they have.
     aliases: Vec<(QpId, QpId)>,
+    /// Those that came back as over, and are to be ended.
+    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
+    closed: Vec<Box<Conn>>,
 }
 
 impl ConnTable {
@@ -67,11 +71,39 @@ impl ConnTable {
         self.take(now)
     }
 
-    /// Takes back what was lent.
+    /// Takes back what was lent. False if it is over by now: it is lent no more, and is to be
+    /// [ended](Self::take_closed).
     #[inline(always)]
-    pub(super) fn put(&mut self, conn: Box<Conn>) {
+    pub(super) fn give_back(&mut self, conn: Box<Conn>) -> bool {
+        if conn.close_reason.is_some() {
+            return self.put_aside(conn);
+        }
         let slot = conn.qp.slot as usize;
         self.slots[slot] = Some(conn);
+        true
+    }
+
+    #[cold]
+    fn put_aside(&mut self, conn: Box<Conn>) -> bool {
+        // One that is to be made again has no other place meanwhile.
+        if conn.stage == Stage::Reconnecting {
+            self.park(conn);
+            return true;
+        }
+        self.closed.push(conn);
+        false
+    }
+
+    /// Connections are over, and not ended.
+    #[inline(always)]
+    pub(super) fn has_closed(&self) -> bool {
+        !self.closed.is_empty()
+    }
+
+    /// Takes those that are over, to end them, in the order in which they came back.
+    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
+    pub(super) fn take_closed(&mut self) -> Vec<Box<Conn>> {
+        std::mem::take(&mut self.closed)
     }
 
     /// Keeps a connection that has no queue pair until it is made again. It is marked as over, so that it
@@ -127,7 +159,7 @@ impl ConnTable {
 
     /// There is none, or each is lent.
     pub(super) fn is_empty(&self) -> bool {
-        self.reconnecting.is_empty() && self.slots.iter().all(Option::is_none)
+        self.reconnecting.is_empty() && self.closed.is_empty() && self.slots.iter().all(Option::is_none)
     }
 }
 
@@ -152,9 +184,22 @@ mod tests {
         assert!(table.take(qp(3, 0)).is_none() && table.take(qp(4, 1)).is_none());
         let lent = table.take(qp(3, 1)).expect("it is there");
         assert!(table.take(qp(3, 1)).is_none() && table.take_slot(3).is_none() && table.is_empty());
-        table.put(lent);
+        table.give_back(lent);
         assert!(table.get(ConnRef(qp(3, 1))).is_some() && table.get_mut(qp(3, 2)).is_none());
         assert_eq!((table.iter().count(), table.slots()), (1, 0..4));
+    }
+
+    #[test]
+    fn one_that_comes_back_as_over_is_lent_no_more() {
+        let mut table = ConnTable::default();
+        table.insert(conn(qp(0, 7)));
+        let mut lent = table.take(qp(0, 7)).expect("it is there");
+        lent.end_for(LocalClose::Requested);
+        assert!(!table.give_back(lent));
+        assert!(table.take(qp(0, 7)).is_none() && table.get(ConnRef(qp(0, 7))).is_none());
+        assert!(table.has_closed() && !table.is_empty(), "it is not ended yet");
+        assert_eq!(table.take_closed().pop().expect("the one").qp, qp(0, 7));
+        assert!(!table.has_closed() && table.is_empty());
     }
 
     #[test]
@@ -164,11 +209,12 @@ mod tests {
         table.insert(conn(name));
         for again in [qp(5, 0), qp(0, 1)] {
             let mut lost = table.take_ref(ConnRef(name)).expect("by its name");
-            (lost.qp, lost.close_reason) = (ConnRef::NONE.0, Some(Box::new(LocalClose::Requested.into())));
+            lost.end_for(LocalClose::Requested);
+            (lost.qp, lost.stage) = (ConnRef::NONE.0, Stage::Reconnecting);
             table.park(lost);
             assert!(table.has_parked() && !table.is_empty() && table.get(ConnRef(name)).is_none());
             let parked = table.take_ref(ConnRef(name)).expect("by its name, while it has no queue pair");
-            table.park(parked);
+            assert!(table.give_back(parked), "it is not over");
             let mut made = table.take_parked().pop().expect("one");
             made.qp = again;
             table.insert(made);

@@ -1,20 +1,20 @@
 //! A shard on a thread of its own: placement, idling, and what other threads ask of it.
 
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
-use super::chunks::ChunkMemory;
 use super::close_reason::{CloseReason, ClosedBecause};
-use super::outgoing::{CallRequest, headroom};
+use super::requester::{CallRequest, ChunkMemory, headroom};
 use super::{ConnRef, Notice, OpenError, ResizeError, Shard, Sink};
 use crate::config::{Config, POLL_BATCH};
 use crate::fabric::{Fabric, FabricAddress};
 use crate::handoff::idle::{Idle, IdleStep};
 use crate::handoff::mailbox::{Connector, Mailbox};
+use crate::handoff::parker::{Signal, Sleeper};
 use crate::handoff::pin::{PinError, pin_current_thread};
 use crate::handoff::slot::Completer;
 use crate::proto::CallError;
@@ -135,7 +135,7 @@ pub(crate) fn spawn<F: Fabric>(
             Ok(mut shard) => {
                 let mailbox = Mailbox::new(shard.signal());
                 let connector = mailbox.connector();
-                shard.inbox = Some(mailbox);
+                shard.outside.inbox = Some(mailbox);
                 if started.send(Ok(connector)).is_ok() {
                     shard.turn_until_stopped();
                 }
@@ -201,11 +201,35 @@ impl Drop for ShardHandle {
     }
 }
 
+/// What other threads have to do with a shard.
+pub(super) struct Outside {
+    sleeper: Sleeper,
+    inbox: Option<Mailbox<Command>>,
+    /// Threads that wait for a connection.
+    connecting: Vec<(ConnRef, mpsc::Sender<Result<ConnRef, CloseReason>>)>,
+    /// Connections of clients on other threads, which look there for why theirs is over.
+    watched: Vec<(ConnRef, Weak<ClosedBecause>)>,
+    /// The shard's thread is to end.
+    stopped: bool,
+}
+
+impl Outside {
+    /// Of a shard that sleeps in its fabric.
+    pub(super) fn new(sleeper: Sleeper) -> Self {
+        Self { sleeper, inbox: None, connecting: Vec::new(), watched: Vec::new(), stopped: false }
+    }
+
+    /// Wakes the shard from other threads.
+    pub(super) fn signal(&self) -> Signal {
+        self.sleeper.signal()
+    }
+}
+
 impl<F: Fabric> Shard<F> {
     /// Turns until told to stop.
     fn turn_until_stopped(&mut self) {
-        let mut idle = Idle::new(self.config.idle).yield_every(YIELD_EVERY);
-        while !self.stopped {
+        let mut idle = Idle::new(self.cx.config.idle).yield_every(YIELD_EVERY);
+        while !self.outside.stopped {
             if self.poll_once() {
                 idle.reset();
                 self.notice();
@@ -223,54 +247,55 @@ impl<F: Fabric> Shard<F> {
 
     /// Sleeps until there may be something to do. Looks once more at everything after it has armed.
     pub(crate) fn sleep(&mut self, longest: Duration) {
-        self.sleeper.arm();
-        self.fabric.arm();
+        self.outside.sleeper.arm();
+        self.cx.fabric.arm();
         if !self.poll_once() {
-            self.stats.sleeps += 1;
+            self.cx.stats.sleeps += 1;
             // Memory that other threads let go wakes nobody.
-            let longest = if self.waiting.is_empty() { longest } else { longest.min(HUNGRY_SLEEP) };
-            let next = self.next_deadline.min(self.next_attempt());
+            let hungry = self.responder.waits_for_memory();
+            let longest = if hungry { longest.min(HUNGRY_SLEEP) } else { longest };
+            let next = self.requester.next_deadline().min(self.cx.schedule.next());
             let timeout = match next {
                 u64::MAX => longest,
-                next => Duration::from_nanos(next.saturating_sub(self.clock.read())).min(longest),
+                next => Duration::from_nanos(next.saturating_sub(self.cx.clock.read())).min(longest),
             };
-            let control = self.fabric.wait(Some(timeout));
+            let control = self.cx.fabric.wait(Some(timeout));
             // Without anything that is due at a time it need not be known: the turns see to it.
             if control || next != u64::MAX {
-                self.clock.read();
+                self.cx.clock.read();
             }
-            self.control_due = if control { 0 } else { self.control_due.min(next) };
+            self.cx.schedule.woken(control, next);
         }
-        self.sleeper.disarm();
+        self.outside.sleeper.disarm();
     }
 
     /// Tells the threads that wait for connections.
     #[inline]
     fn notice(&mut self) {
-        if self.notices.is_empty() {
+        if !self.life.has_notices() {
             return;
         }
-        for notice in std::mem::take(&mut self.notices) {
+        for notice in self.life.take_notices() {
             let (conn, outcome) = match notice {
                 Notice::Open(conn) => (conn, Ok(conn)),
                 Notice::Closed { conn, reason } => (conn, Err(reason)),
             };
-            if let Some(at) = self.connecting.iter().position(|(waiting, _)| *waiting == conn) {
-                let (_, answer) = self.connecting.swap_remove(at);
+            if let Some(at) = self.outside.connecting.iter().position(|(waiting, _)| *waiting == conn) {
+                let (_, answer) = self.outside.connecting.swap_remove(at);
                 // Whoever asked may have gone.
                 let _ = answer.send(outcome);
             }
         }
-        if self.draining && self.is_drained() {
-            self.stopped = true;
+        if self.life.is_draining() && self.is_drained() {
+            self.outside.stopped = true;
         }
     }
 
     /// A client on another thread is to be told why its connection is over.
     fn promise_why(&mut self, conn: ConnRef, closed: &Arc<ClosedBecause>) {
-        self.watched.retain(|(_, client)| client.strong_count() > 0);
-        if self.conns.get(conn).is_some() {
-            self.watched.push((conn, Arc::downgrade(closed)));
+        self.outside.watched.retain(|(_, client)| client.strong_count() > 0);
+        if self.cx.conns.get(conn).is_some() {
+            self.outside.watched.push((conn, Arc::downgrade(closed)));
         } else {
             // Nobody else says anything there.
             let _ = closed.set(CloseReason::Before);
@@ -279,7 +304,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Says why a connection is over: before its calls end, so that whoever hears of these knows.
     pub(super) fn say_why(&mut self, over: ConnRef, reason: &CloseReason) {
-        for (_, client) in self.watched.extract_if(.., |(conn, _)| *conn == over) {
+        for (_, client) in self.outside.watched.extract_if(.., |(conn, _)| *conn == over) {
             if let Some(closed) = client.upgrade() {
                 // It is over once.
                 let _ = closed.set(reason.clone());
@@ -290,14 +315,14 @@ impl<F: Fabric> Shard<F> {
     /// Step 3 of a turn: what other threads ask. Returns how much there was.
     #[inline]
     pub(super) fn inbox(&mut self) -> usize {
-        if self.inbox.is_none() { 0 } else { self.read_inbox() }
+        if self.outside.inbox.is_none() { 0 } else { self.read_inbox() }
     }
 
     #[inline(never)]
     fn read_inbox(&mut self) -> usize {
-        let Some(mut inbox) = self.inbox.take() else { return 0 };
+        let Some(mut inbox) = self.outside.inbox.take() else { return 0 };
         let count = inbox.poll(POLL_BATCH, |command| self.command(command));
-        self.inbox = Some(inbox);
+        self.outside.inbox = Some(inbox);
         count
     }
 
@@ -309,7 +334,7 @@ impl<F: Fabric> Shard<F> {
             Command::Connect(address, closed, answer) => match self.connect(&address) {
                 Ok(conn) => {
                     self.promise_why(conn, &closed);
-                    self.connecting.push((conn, answer));
+                    self.outside.connecting.push((conn, answer));
                 }
                 Err(error) => drop(answer.send(Err(error.into()))),
             },
@@ -320,9 +345,9 @@ impl<F: Fabric> Shard<F> {
             Command::Close(conn) => self.close(conn),
             Command::Drain => {
                 self.drain();
-                self.stopped = self.is_drained();
+                self.outside.stopped = self.is_drained();
             }
-            Command::Stop => self.stopped = true,
+            Command::Stop => self.outside.stopped = true,
         }
     }
 
@@ -336,12 +361,12 @@ impl<F: Fabric> Shard<F> {
             for &len in &receive {
                 match self.alloc_exposed(conn, len as usize) {
                     Ok(buf) => memory.receive.push(buf),
-                    Err(error) => return self.tell(sink, 0, Err(error)),
+                    Err(error) => return self.requester.tell(&mut self.cx, sink, 0, Err(error)),
                 }
             }
         }
-        let Some(mut buf) = self.alloc(room + bytes.len()) else {
-            return self.tell(sink, 0, Err(CallError::NoMemory));
+        let Some(mut buf) = self.cx.alloc(room + bytes.len()) else {
+            return self.requester.tell(&mut self.cx, sink, 0, Err(CallError::NoMemory));
         };
         buf.set_window(room, bytes.len());
         buf.copy_from_slice(bytes);

@@ -5,21 +5,55 @@ use std::ops::Range;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Pool};
 
-use super::Shard;
-use super::conn::Conn;
+use super::calls::exposed_config;
 use super::exposures::{Ending, Exposed, Exposure, Recovered};
-use super::list::push;
-use super::outcome::{CallResult, Done, Reply, Sink};
+use super::outcome::{CallResult, Reply, Sink};
+use super::{Requester, Requests};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
-use crate::proto::{CallError, CallId, Refusal};
+use crate::proto::{CallError, CallId, Incoming, Refusal};
 use crate::service::MAX_CHUNKS;
-use crate::wire::{HeaderType, View, WriteChunk, rpc};
+use crate::shard::conn::Conn;
+use crate::shard::context::Context;
+use crate::wire::{Head, HeaderType, View, WriteChunk, rpc};
 
-impl<F: Fabric> Shard<F> {
+impl Conn {
+    /// Reads the reply to a call, which is this message.
+    #[inline(always)]
+    pub(in crate::shard) fn read_reply(
+        &self,
+        call: CallId,
+        incoming: &Incoming<'_>,
+        message: &ReceivedBuf,
+    ) -> ReadReply {
+        let Head { xid, len: base, .. } = incoming.head;
+        let payload = message.get(base..).unwrap_or_default();
+        read_reply(incoming.view(), xid, payload, base, self.exposure_of(call))
+    }
+}
+
+impl Requester {
+    /// The last part of a reply has come.
+    #[cold]
+    pub(in crate::shard) fn replied_in_parts<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        (call, token): (CallId, u64),
+        view: &View<'_>,
+        invalidated: Option<u32>,
+    ) {
+        let Some(whole) = cx.assemble_last(conn, view.payload()) else {
+            return self.failed(cx, conn, call, token, CallError::NoMemory, invalidated);
+        };
+        let read = read_reply(Some(view), view.xid(), &whole, 0, conn.exposure_of(call));
+        self.replied(cx, conn, (call, token), read, ReceivedBuf::whole(whole), invalidated);
+    }
+
     /// A reply has come, and was read: tells the caller, at once or when nothing is exposed any more.
     #[inline(always)]
-    pub(super) fn replied(
+    pub(in crate::shard) fn replied<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         (call, token): (CallId, u64),
         read: ReadReply,
@@ -27,18 +61,21 @@ impl<F: Fabric> Shard<F> {
         invalidated: Option<u32>,
     ) {
         let (sink, exposure, started) = conn.end_call(call);
-        self.timed(started);
+        cx.timed(started);
         let result = read.header.map(|header| Reply { message, header, memory: None });
         match exposure {
-            None => self.tell(sink, token, result),
-            Some(index) => self.replied_to(conn, index, (sink, token, result), read.returned, invalidated),
+            None => self.tell(cx, sink, token, result),
+            Some(index) => {
+                self.replied_to(cx, conn, index, (sink, token, result), read.returned, invalidated)
+            }
         }
     }
 
     /// The same for a call that exposes memory.
     #[inline(never)]
-    fn replied_to(
+    fn replied_to<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         index: u32,
         (sink, token, result): (Sink, u64, CallResult),
@@ -52,12 +89,13 @@ impl<F: Fabric> Shard<F> {
             Err(error) => (Err(error), ArrayVec::new()),
         };
         let ending = Ending { sink, token, result, written, long, again: None };
-        self.conclude(conn, index, invalidated, Some(ending));
+        self.conclude(cx, conn, index, invalidated, Some(ending));
     }
 
     /// The call will get no results: told when nothing is exposed any more.
-    pub(super) fn failed(
+    pub(in crate::shard) fn failed<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         call: CallId,
         token: u64,
@@ -66,54 +104,63 @@ impl<F: Fabric> Shard<F> {
     ) {
         let (sink, exposure, _) = conn.end_call(call);
         match exposure {
-            None => self.tell(sink, token, Err(error)),
+            None => self.tell(cx, sink, token, Err(error)),
             Some(index) => {
                 let ending = Ending::error(sink, token, error);
-                self.conclude(conn, index, invalidated, Some(ending));
+                self.conclude(cx, conn, index, invalidated, Some(ending));
             }
         }
     }
 
     /// The reply to an abandoned call has come: what it exposes can be revoked now.
-    pub(super) fn late(&mut self, conn: &mut Conn, call: CallId, invalidated: Option<u32>) {
+    pub(in crate::shard) fn late<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: CallId,
+        invalidated: Option<u32>,
+    ) {
         if let (_, Some(index), _) = conn.end_call(call) {
-            self.conclude(conn, index, invalidated, None);
+            self.conclude(cx, conn, index, invalidated, None);
         }
     }
 
     /// Revokes what the peer has not revoked itself; tells the ending when that is proved.
-    pub(super) fn conclude(
+    pub(super) fn conclude<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         index: u32,
         invalidated: Option<u32>,
         ending: Option<Ending>,
     ) {
-        let Conn { exposures, sends, .. } = conn;
+        let Conn { requests: Requests { exposures, .. }, sends, .. } = conn;
         let (windows, left, all) = exposures.end(index, invalidated, ending);
-        self.stats.revoked_here += left as u64;
-        self.stats.revoked_by_peers += (all - left) as u64;
+        cx.stats.revoked_here += left as u64;
+        cx.stats.revoked_by_peers += (all - left) as u64;
         for (n, window) in windows.enumerate() {
             // They complete in order: the last one speaks for all.
             let signalled = n + 1 == left;
             sends.push_named(u64::from(index), signalled, || WorkRequest::LocalInvalidate { window });
         }
         if left == 0 {
-            return self.revoked(conn, index);
+            return self.revoked(cx, conn, index);
         }
-        Self::make_ready(&mut self.ready, conn);
+        cx.ready.add(conn);
     }
 
     /// Nothing of the exposure can be reached any more: its memory is the caller's again.
-    pub(super) fn revoked(&mut self, conn: &mut Conn, index: u32) {
-        let Some(Recovered { ending, memory, whole }) = conn.exposures.recover(index) else { return };
+    pub(in crate::shard) fn revoked<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: u32) {
+        let Some(Recovered { ending, memory, whole }) = conn.requests.exposures.recover(index) else {
+            return;
+        };
         // A connection that is closing waits for this.
-        Self::make_ready(&mut self.ready, conn);
+        cx.ready.add(conn);
         let Some(Ending { sink, token, result, long, again, .. }) = ending else { return };
         if let Some((call, error)) = again {
             return match memory.filter(|_| whole) {
-                Some(memory) => self.send_again(conn, call, error, memory),
-                None => self.give_up_call(conn, call, CallError::Transport(error)),
+                Some(memory) => self.send_again(cx, conn, call, error, memory),
+                None => self.give_up_call(cx, conn, call, CallError::Transport(error)),
             };
         }
         let result = match (result, memory) {
@@ -123,7 +170,7 @@ impl<F: Fabric> Shard<F> {
             }
             (Ok(reply), Some(mut memory)) => {
                 let reply = match (long, memory.reply.take()) {
-                    (Some(len), Some(buf)) => self.long_reply(reply, buf, len),
+                    (Some(len), Some(buf)) => self.long_reply(cx, reply, buf, len),
                     _ => Ok(reply),
                 };
                 // By the binding, one of them belongs into a Write chunk (RFC 8166 §6.1).
@@ -138,17 +185,23 @@ impl<F: Fabric> Shard<F> {
             }
             (Ok(reply), None) => Ok(reply),
         };
-        self.tell(sink, token, result);
+        self.tell(cx, sink, token, result);
     }
 
     /// The reply that was written into the Reply chunk. Where the peer may reach that memory even now, it is
     /// copied first, and only the copy is looked at: what was checked must not change afterwards.
     #[cold]
-    fn long_reply(&mut self, reply: Reply, mut buf: Buf, len: u32) -> CallResult {
+    fn long_reply<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        reply: Reply,
+        mut buf: Buf,
+        len: u32,
+    ) -> CallResult {
         let start = buf.start();
         buf.set_window(start, len as usize);
-        if self.fabric.capabilities().exposure_needs_own_arena {
-            buf = self.private_copy(&buf).ok_or(CallError::NoMemory)?;
+        if cx.fabric.capabilities().exposure_needs_own_arena {
+            buf = self.private_copy(cx, &buf).ok_or(CallError::NoMemory)?;
         }
         // Its transport header came in the other message.
         let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
@@ -158,12 +211,12 @@ impl<F: Fabric> Shard<F> {
 
     /// A copy in memory that no peer is ever shown: in buffers like those that peers are shown, so that
     /// whatever comes in these fits.
-    fn private_copy(&mut self, shown: &[u8]) -> Option<Buf> {
+    fn private_copy<F: Fabric>(&mut self, cx: &mut Context<F>, shown: &[u8]) -> Option<Buf> {
         if self.copies.is_none() {
-            match Pool::new(&self.exposed_config()) {
+            match Pool::new(&exposed_config(&cx.config)) {
                 Ok(pool) => self.copies = Some(pool),
                 Err(error) => {
-                    self.error(
+                    cx.error(
                         "copies of replies that cannot be had",
                         format_args!("memory for a copy of a reply: {error}"),
                     );
@@ -174,24 +227,14 @@ impl<F: Fabric> Shard<F> {
             pool.drain_remote();
             pool.alloc(shown.len())
         });
-        let mut copy = copy.or_else(|| self.alloc(shown.len()))?;
+        let mut copy = copy.or_else(|| cx.alloc(shown.len()))?;
         copy.copy_from_slice(shown);
         Some(copy)
-    }
-
-    /// Tells how a call ended.
-    #[inline(always)]
-    pub(super) fn tell(&mut self, sink: Sink, token: u64, result: CallResult) {
-        self.stats.calls_failed += u64::from(result.is_err());
-        match sink {
-            Sink::Polled => push(&mut self.done, || Done { token, result }),
-            Sink::Thread(completer) => completer.complete(result),
-        }
     }
 }
 
 /// What the shard needs of a reply, free of the message's borrow.
-pub(super) struct ReadReply {
+pub(in crate::shard) struct ReadReply {
     /// Where its RPC header is within the message, or why there are no results behind it.
     header: Result<Range<u32>, CallError>,
     /// What its lists say, if it has any, of the memory that its call exposes.
@@ -216,7 +259,7 @@ impl Default for Returned {
 /// Reads a reply's RPC header, and its lists against what its call exposes. `payload` is the RPC message,
 /// which starts at `base` of the message; `view` the message, unless it is known to have no lists.
 #[inline(always)]
-pub(super) fn read_reply(
+fn read_reply(
     view: Option<&View<'_>>,
     xid: u32,
     payload: &[u8],

@@ -13,7 +13,7 @@ use super::clock::nanoseconds;
 use super::close_reason::LocalClose;
 use super::conn::Conn;
 use super::stage::Stage;
-use super::{ConnRef, Notice, Shard};
+use super::{ConnRef, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{Fabric, FabricError, QpId, RequestId};
 use crate::proto::{ConnConfig, Connection, MIN_WINDOW};
@@ -84,29 +84,29 @@ fn makes_room(idle: &[Idle<'_>], host: &str, share: usize, silent_for: u64) -> O
 impl<F: Fabric> Shard<F> {
     /// Somebody wants to connect.
     pub(super) fn requested(&mut self, request: RequestId, private_data: &[u8], peer: &str) {
-        if self.draining || self.services.is_none() {
-            return self.fabric.reject(request, b"closed");
+        if self.life.is_draining() || !self.responder.serves() {
+            return self.cx.fabric.reject(request, b"closed");
         }
-        let now = self.clock.read();
-        let deadline = now.saturating_add(nanoseconds(self.config.setup_timeout));
+        let now = self.cx.clock.read();
+        let deadline = now.saturating_add(nanoseconds(self.cx.config.setup_timeout));
         let guest = Guest::new(peer, now, deadline);
         if let Err(error) = self.displace_for(&guest.host, now) {
-            self.stats.connections_refused += 1;
-            self.warn("connections refused", format_args!("connection of {peer} refused: {error}"));
-            return self.fabric.reject(request, b"no receives left");
+            self.cx.stats.connections_refused += 1;
+            self.cx.warn("connections refused", format_args!("connection of {peer} refused: {error}"));
+            return self.cx.fabric.reject(request, b"no receives left");
         }
-        match self.fabric.accept(request, &self.params()) {
+        match self.cx.fabric.accept(request, &self.params()) {
             Ok(qp) => {
                 let config = self.conn_config(MIN_WINDOW, true, PrivateData::parse(private_data), false);
                 let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
                 conn.host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
                 conn.guest = Some(guest);
-                self.arriving += 1;
+                self.life.arrives();
                 self.insert(conn);
             }
             Err(error) => {
                 let line = format_args!("connection of {peer} not accepted: {error}");
-                self.warn("connections not accepted", line);
+                self.cx.warn("connections not accepted", line);
             }
         }
     }
@@ -117,9 +117,9 @@ impl<F: Fabric> Shard<F> {
     /// There are none, and nobody who is idle for long enough to be ended for it.
     fn displace_for(&mut self, host: &str, now: u64) -> Result<(), FabricError> {
         let Err(error) = self.share() else { return Ok(()) };
-        let share = self.config.receives.saturating_sub(RECEIVE_MARGIN) / SHARE;
+        let share = self.cx.config.receives.saturating_sub(RECEIVE_MARGIN) / SHARE;
         let idle: Vec<_> = self.idle_guests(now).collect();
-        match makes_room(&idle, host, share, nanoseconds(self.config.silent_after)) {
+        match makes_room(&idle, host, share, nanoseconds(self.cx.config.silent_after)) {
             Some(qp) => self.displace(qp),
             None => return Err(error),
         }
@@ -128,7 +128,7 @@ impl<F: Fabric> Shard<F> {
 
     /// The connections of others that nothing is under way on.
     fn idle_guests(&self, now: u64) -> impl Iterator<Item = Idle<'_>> {
-        self.conns.iter().filter_map(move |conn| {
+        self.cx.conns.iter().filter_map(move |conn| {
             let guest = conn.guest.as_ref()?;
             let idle = conn.proto.is_idle() && conn.is_idle();
             let useful = conn.proto.useful_messages();
@@ -140,7 +140,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Ends a connection that is idle, to have its Receives.
     fn displace(&mut self, qp: QpId) {
-        self.stats.connections_displaced += 1;
+        self.cx.stats.connections_displaced += 1;
         self.close_now(qp, LocalClose::Displaced);
     }
 
@@ -148,9 +148,9 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn guest_established(&mut self, conn: &mut Conn) {
         conn.stage.go(Stage::Open);
         conn.refresh();
-        self.notices.push(Notice::Open(ConnRef(conn.qp)));
+        self.life.opened(ConnRef(conn.qp));
         // Version 1 may be silent for as long as it wants to.
-        if self.config.version_1 || conn.guest.as_ref().is_none_or(|guest| !guest.new) {
+        if self.cx.config.version_1 || conn.guest.as_ref().is_none_or(|guest| !guest.new) {
             self.has_arrived(conn);
         }
     }
@@ -171,8 +171,8 @@ impl<F: Fabric> Shard<F> {
             let (peer, inline) = (told.private_data, told.inline);
             let config = ConnConfig { inline, ..self.conn_config(window, true, peer, false) };
             conn.restart(Connection::new(config));
-            self.rebalance(conn);
-            self.refill();
+            self.cx.rebalance(conn);
+            self.cx.refill();
         }
     }
 
@@ -180,22 +180,22 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn has_arrived(&mut self, conn: &mut Conn) {
         if let Some(guest) = conn.guest.as_mut().filter(|guest| guest.deadline != u64::MAX) {
             guest.deadline = u64::MAX;
-            self.arriving -= 1;
+            self.life.arrives_no_more();
         }
     }
 
     /// Part of step 5 of a turn: ends the connections that are not set up in time.
     pub(super) fn check_arrivals(&mut self) {
-        if self.arriving == 0 {
+        if !self.life.is_arriving() {
             return;
         }
-        let now = self.clock.read();
+        let now = self.cx.clock.read();
         self.with_each(|shard, conn| match conn.guest.as_ref().map_or(u64::MAX, |guest| guest.deadline) {
             deadline if deadline <= now => {
-                shard.stats.connections_expired += 1;
+                shard.cx.stats.connections_expired += 1;
                 conn.end_for(LocalClose::SetupTimeout);
             }
-            deadline => shard.next_control = shard.next_control.min(deadline),
+            deadline => shard.cx.schedule.wake_by(deadline),
         });
     }
 }

@@ -3,29 +3,38 @@
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
-use super::Shard;
-use super::conn::Conn;
-use super::reading::Reject;
+use super::Responder;
+use super::header::Reject;
 use crate::config::{HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
 use crate::service::{MAX_CHUNKS, Procedure, ResultBytes, ServerCall, Verifier};
+use crate::shard::conn::Conn;
+use crate::shard::context::Context;
+use crate::shard::continuation::{Message, Parts};
 use crate::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use crate::wire::{Chunks, ErrorBody, Segment, WriteList, rpc};
 
-impl<F: Fabric> Shard<F> {
+impl Responder {
     /// Sends a reply that waited for its credit.
-    pub(super) fn transmit_waiting(&mut self, conn: &mut Conn, id: InboundId, receives_ok: bool) {
-        if let Some(call) = conn.replies[id.index()].take() {
-            self.transmit_reply(conn, call, receives_ok, false);
+    pub(in crate::shard) fn transmit_waiting<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        id: InboundId,
+        receives_ok: bool,
+    ) {
+        if let Some(call) = conn.served.replies[id.index()].take() {
+            self.transmit_reply(cx, conn, call, receives_ok, false);
         }
     }
 
     /// Sends a reply: writes its headers, queues the RDMA Writes and the Send behind them. `plain`: it is known
     /// to be a success, with no verifier, that returns nothing.
     #[inline(always)]
-    pub(super) fn transmit_reply(
+    pub(super) fn transmit_reply<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Box<ServerCall>,
         receives_ok: bool,
@@ -46,21 +55,22 @@ impl<F: Fabric> Shard<F> {
                 (at, header_len + call.results_len)
             }
         };
-        self.timed(call.arrived);
+        cx.timed(call.arrived);
         // In front of it is room for its header: where that fits, too, nothing more need be known.
         if at + len > conn.proto.terms().send_inline {
-            return self.transmit_reply_by_form(conn, call, (at, len), receives_ok);
+            return self.transmit_reply_by_form(cx, conn, call, (at, len), receives_ok);
         }
         if let Some(buf) = call.reply.take() {
             let returns = !plain && call.returns;
-            self.transmit_reply_message(conn, call, buf, (at, len), returns, receives_ok);
+            self.transmit_reply_message(cx, conn, call, (buf, at, len), returns, receives_ok);
         }
     }
 
     /// The same where its form is in question.
     #[inline(never)]
-    fn transmit_reply_by_form(
+    fn transmit_reply_by_form<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Box<ServerCall>,
         (at, len): (usize, usize),
@@ -71,31 +81,44 @@ impl<F: Fabric> Shard<F> {
         match reply_form(conn, &call, len) {
             ReplyForm::Inline => {
                 let returns = call.returns;
-                self.transmit_reply_message(conn, call, buf, (at, len), returns, receives_ok);
+                self.transmit_reply_message(cx, conn, call, (buf, at, len), returns, receives_ok);
             }
-            ReplyForm::ReplyChunk => self.transmit_long_reply(conn, call, buf, receives_ok),
+            ReplyForm::ReplyChunk => self.transmit_long_reply(cx, conn, call, buf, receives_ok),
             // A refusal, or the peer has come to receive less since the call was looked at.
             ReplyForm::TooLong => {
                 let error = ErrorBody::ReplyResource { length_needed: len as u32 };
-                self.reject(conn, call, Reject::Transport(error));
-                Self::make_ready(&mut self.ready, conn);
+                self.reject(cx, conn, call, Reject::Transport(error));
+                cx.ready.add(conn);
             }
             ReplyForm::Continued => {
-                let of = Outgoing::Reply(call.id);
-                self.start_parts(conn, of, buf, None, Some(call), receives_ok);
+                let last_header = reply_header_len(&conn.proto, &call);
+                cx.start_parts(conn, Parts::new(Message::Reply(call), buf, last_header), receives_ok);
             }
         }
+    }
+
+    /// Sends the last part of a reply.
+    pub(in crate::shard) fn transmit_last_part<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: Box<ServerCall>,
+        rest: Buf,
+        receives_ok: bool,
+    ) {
+        let (at, len, returns) = (rest.start(), rest.len(), call.returns);
+        self.transmit_reply_message(cx, conn, call, (rest, at, len), returns, receives_ok);
     }
 
     /// Sends a reply, or what is left of it, which is in `buf` from a byte on, and so long: queues the RDMA
     /// Writes, writes the header, queues the Send.
     #[inline(always)]
-    pub(super) fn transmit_reply_message(
+    fn transmit_reply_message<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Box<ServerCall>,
-        mut buf: Buf,
-        (at, len): (usize, usize),
+        (mut buf, at, len): (Buf, usize, usize),
         returns: bool,
         receives_ok: bool,
     ) {
@@ -104,13 +127,14 @@ impl<F: Fabric> Shard<F> {
         } else {
             conn.proto.emit_plain(Outgoing::Reply(call.id), receives_ok, buf.full_mut(), at)
         };
-        self.push_reply(conn, call, buf, start.map(|start| (start, len + at - start)));
+        self.push_reply(cx, conn, call, buf, start.map(|start| (start, len + at - start)));
     }
 
     /// Sends a reply by RDMA Write into the Reply chunk of its call, and its header behind it.
     #[cold]
-    fn transmit_long_reply(
+    fn transmit_long_reply<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Box<ServerCall>,
         reply: Buf,
@@ -119,19 +143,20 @@ impl<F: Fabric> Shard<F> {
         // The message that it came in is not needed any more.
         let room = reply_headroom(&call);
         let message = call.message.take().filter(|message| message.capacity() >= room);
-        let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| self.alloc(room)) else {
+        let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| cx.alloc(room)) else {
             conn.proto.reply_error(call.id, ErrorBody::System);
-            Self::make_ready(&mut self.ready, conn);
+            cx.ready.add(conn);
             return self.boxes.put(call);
         };
         let start = Self::emit_written(conn, &mut call, Some(reply), receives_ok, &mut buf, room);
-        self.push_reply(conn, call, buf, start.map(|start| (start, room - start)));
+        self.push_reply(cx, conn, call, buf, start.map(|start| (start, room - start)));
     }
 
     /// Queues the Send of a reply whose header is written.
     #[inline(always)]
-    pub(super) fn push_reply(
+    pub(super) fn push_reply<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Box<ServerCall>,
         mut buf: Buf,
@@ -142,16 +167,16 @@ impl<F: Fabric> Shard<F> {
             Some((start, len)) if len <= conn.proto.terms().send_inline => {
                 buf.set_window(start, len);
                 // While calls wait for memory the end of each reply is of interest.
-                let signal_every = if self.waiting.is_empty() { self.config.signal_every } else { 1 };
+                let signal_every = if self.waiting.is_empty() { cx.config.signal_every } else { 1 };
                 conn.sends.push_send(buf, offered.then_some(call.inv_handle), signal_every);
             }
-            _ => self.unsendable(conn, "a reply"),
+            _ => cx.unsendable(conn, "a reply"),
         }
         // The buffer that the call came in goes back to where it came from.
         if let Some(message) = call.message.take()
-            && message.capacity() == self.sizing.capacity()
+            && message.capacity() == cx.sizing.capacity()
         {
-            self.receives.give(|| message.into_buf());
+            cx.receives.give(|| message.into_buf());
         }
         self.boxes.put(call);
     }

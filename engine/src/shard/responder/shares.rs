@@ -12,14 +12,15 @@ use std::mem::take;
 
 use rpcrdma_mempool::Buf;
 
-use super::Shard;
-use super::clock::nanoseconds;
-use super::conn::Conn;
-use super::reading::Reject;
-use super::replying::reply_room;
-use super::waiting::{Waiting, release};
+use super::header::Reject;
+use super::memory::{Waiting, release};
+use super::replies::reply_room;
+use super::{Responder, Served};
 use crate::fabric::Fabric;
 use crate::service::{ResultMemory, ServerCall};
+use crate::shard::clock::nanoseconds;
+use crate::shard::conn::Conn;
+use crate::shard::context::Context;
 use crate::wire::ErrorBody;
 
 /// A pool is short when no more than this part of its buffers is free.
@@ -34,6 +35,14 @@ pub(super) struct Shares {
     gated: usize,
 }
 
+impl Shares {
+    /// Calls that wait, of all connections.
+    #[cfg(test)]
+    pub(super) fn gated(&self) -> usize {
+        self.gated
+    }
+}
+
 /// Whether a connection that holds memory for so many calls, the one at hand among them, is beyond its share,
 /// where `free` of `count` buffers would do.
 fn is_beyond(held: usize, free: usize, count: usize) -> bool {
@@ -46,141 +55,152 @@ fn is_short(free: usize, count: usize) -> bool {
     free * LAST < count
 }
 
-impl<F: Fabric> Shard<F> {
+impl Responder {
     /// A buffer of `len` bytes for a call, unless that must wait because of what its connection holds
     /// already.
     #[inline(always)]
-    pub(super) fn alloc_in_share(&self, conn: &Conn, len: usize) -> Option<Buf> {
+    pub(super) fn alloc_in_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, len: usize) -> Option<Buf> {
         // The smallest that would do are almost always so many that nobody is beyond a share.
-        let first = self.pool.alloc_if(len, |free, count| !is_short(free, self.shared(len, count)));
-        first.or_else(|| self.alloc_unless_over_share(conn, len))
+        let first = cx.pool.alloc_if(len, |free, count| !is_short(free, self.shared(cx, len, count)));
+        first.or_else(|| self.alloc_unless_over_share(cx, conn, len))
     }
 
     #[inline(never)]
-    fn alloc_unless_over_share(&self, conn: &Conn, len: usize) -> Option<Buf> {
-        if self.is_over_share(conn, len) { None } else { self.pool.alloc(len) }
+    fn alloc_unless_over_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, len: usize) -> Option<Buf> {
+        if self.is_over_share(cx, conn, len) { None } else { cx.pool.alloc(len) }
     }
 
     /// Whether a call that needs a buffer of `len` bytes must wait because of what its connection holds
     /// already.
-    fn is_over_share(&self, conn: &Conn, len: usize) -> bool {
-        conn.held() > 1 && self.is_beyond_share(conn, len)
+    fn is_over_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, len: usize) -> bool {
+        Served::held(conn) > 1 && self.is_beyond_share(cx, conn, len)
     }
 
     /// The same, of a call that needs bulk memory: each one counts.
     #[inline(never)]
-    pub(super) fn is_beyond_share(&self, conn: &Conn, len: usize) -> bool {
-        let (first, count) = self.pool.first_room(len);
-        let count = self.shared(len, count);
+    pub(super) fn is_beyond_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, len: usize) -> bool {
+        let (first, count) = cx.pool.first_room(len);
+        let count = self.shared(cx, len, count);
         // Larger ones need not be counted where the smallest that would do are enough.
-        let free = if is_short(first, count) { self.pool.room(len).0 } else { first };
-        is_beyond(conn.held(), free, count)
+        let free = if is_short(first, count) { cx.pool.room(len).0 } else { first };
+        is_beyond(Served::held(conn), free, count)
     }
 
     /// Of `count` buffers that hold `len` bytes, those that are there to be shared: not the posted Receives.
     #[inline(always)]
-    fn shared(&self, len: usize, count: usize) -> usize {
-        let posted = if len <= self.sizing.configured_capacity() { self.receives.held() } else { 0 };
+    fn shared<F: Fabric>(&self, cx: &Context<F>, len: usize, count: usize) -> usize {
+        let posted = if len <= cx.sizing.configured_capacity() { cx.receives.held() } else { 0 };
         count.saturating_sub(posted)
     }
 
     /// Whether a call must wait until its connection holds less, or behind those that do. What is to be read
     /// for it is in `self.fetch`.
     #[inline(always)]
-    pub(super) fn must_wait(&mut self, conn: &mut Conn, call: &ServerCall) -> bool {
-        (!conn.gated.is_empty() && self.is_behind(conn, call)) || self.exceeds_share(conn, call)
+    pub(super) fn must_wait<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: &ServerCall,
+    ) -> bool {
+        (!conn.served.gated.is_empty() && self.is_behind(cx, conn, call))
+            || self.exceeds_share(cx, conn, call)
     }
 
     /// Goes on with the calls that wait, as what they wait for may have come home by now; true if one that
     /// has come after them must not go past those that are left.
     #[cold]
-    fn is_behind(&mut self, conn: &mut Conn, call: &ServerCall) -> bool {
+    fn is_behind<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &ServerCall) -> bool {
         let fetch = take(&mut self.fetch);
-        self.resume(conn);
+        self.resume(cx, conn);
         self.fetch = fetch;
         let bulk = !self.fetch.is_empty() || !call.results.is_empty();
         // What must not wait would be refused.
-        bulk && !conn.gated.is_empty() && !self.holds_what_others_wait_for(call)
+        bulk && !conn.served.gated.is_empty() && !self.holds_what_others_wait_for(cx, call)
     }
 
     /// Whether a call is beyond the share of its connection. What is to be read for it is in `self.fetch`.
     #[inline(always)]
-    fn exceeds_share(&self, conn: &Conn, call: &ServerCall) -> bool {
+    fn exceeds_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, call: &ServerCall) -> bool {
         let bulk = self.fetch.iter().map(|&(_, part)| part.length as usize).max();
         let Some(services) = &self.services else { return false };
         if call.message.is_none() {
             // It is yet to come, and nothing else is known.
-            return bulk.is_some_and(|len| self.is_beyond_share(conn, len));
+            return bulk.is_some_and(|len| self.is_beyond_share(cx, conn, len));
         }
         let entry = services.entry(call.entry);
         let pool = entry.result_memory == ResultMemory::Pool;
         let results = call.results.iter().filter(|_| pool).map(|result| result.capacity as usize).max();
         match bulk.max(results.map(|len| len.min(entry.binding.results.max_len))) {
-            Some(len) if len > 0 => self.is_beyond_share(conn, len),
-            _ => self.is_over_share(conn, reply_room(call, entry).1),
+            Some(len) if len > 0 => self.is_beyond_share(cx, conn, len),
+            _ => self.is_over_share(cx, conn, reply_room(call, entry).1),
         }
     }
 
     /// A call waits until its connection is within its share; what is to be read for it is in `self.fetch`.
     #[cold]
-    pub(super) fn gate(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+    pub(super) fn gate<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+    ) {
         let fetch = take(&mut self.fetch);
         release(&mut call);
         // Each has the buffer of a message. One may wait on every connection, or none would get on.
-        let most = (self.config.message_buffers / 2).max(2);
-        let crowded = conn.gated.len() >= most / 2 || self.shares.gated >= most;
-        if (crowded && !conn.gated.is_empty())
-            || self.holds_what_others_wait_for(&call)
-            || !self.could_hold(&call, &fetch)
+        let most = (cx.config.message_buffers / 2).max(2);
+        let crowded = conn.served.gated.len() >= most / 2 || self.shares.gated >= most;
+        if (crowded && !conn.served.gated.is_empty())
+            || self.holds_what_others_wait_for(cx, &call)
+            || !self.could_hold(cx, &call, &fetch)
         {
-            self.stats.pool_empty += 1;
-            return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+            cx.stats.pool_empty += 1;
+            return self.reject(cx, conn, call, Reject::Transport(ErrorBody::System));
         }
-        self.stats.memory_waits += 1;
+        cx.stats.memory_waits += 1;
         self.shares.gated += 1;
-        conn.gated.push_back(Waiting { call, fetch });
-        self.nudge(conn);
-        self.poll_control();
+        conn.served.gated.push_back(Waiting { call, fetch });
+        cx.nudge(conn);
+        cx.schedule.control_now();
     }
 
     /// Goes on with the calls of a connection that were beyond its share.
     #[cold]
-    pub(super) fn resume(&mut self, conn: &mut Conn) {
-        while let Some(Waiting { call, fetch }) = conn.gated.pop_front() {
+    pub(in crate::shard) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+        while let Some(Waiting { call, fetch }) = conn.served.gated.pop_front() {
             self.shares.gated -= 1;
             let before = std::mem::replace(&mut self.fetch, fetch);
-            if self.exceeds_share(conn, &call) {
+            if self.exceeds_share(cx, conn, &call) {
                 let fetch = std::mem::replace(&mut self.fetch, before);
-                conn.gated.push_front(Waiting { call, fetch });
+                conn.served.gated.push_front(Waiting { call, fetch });
                 self.shares.gated += 1;
                 // What it waits for may have gone out unheard.
-                return self.nudge(conn);
+                return cx.nudge(conn);
             }
-            self.start(conn, call);
-            Self::make_ready(&mut self.ready, conn);
+            self.start(cx, conn, call);
+            cx.ready.add(conn);
         }
     }
 
     /// Part of step 5 of a turn: others may have brought memory home.
-    pub(super) fn resume_all(&mut self) {
+    pub(super) fn resume_all<F: Fabric>(&mut self, cx: &mut Context<F>) {
         if self.shares.gated == 0 {
             return;
         }
-        self.with_each(|shard, conn| {
-            if !conn.gated.is_empty() {
-                shard.resume(conn);
+        cx.with_each(|cx, conn| {
+            if !conn.served.gated.is_empty() {
+                self.resume(cx, conn);
             }
         });
         if self.shares.gated > 0 {
-            let soon = self.clock.read() + nanoseconds(self.config.control_interval);
-            self.next_control = self.next_control.min(soon);
+            let soon = cx.clock.read() + nanoseconds(cx.config.control_interval);
+            cx.schedule.wake_by(soon);
         }
     }
 
     /// The calls of a connection that is over wait no more.
     pub(super) fn ungate(&mut self, conn: &mut Conn) {
-        self.shares.gated -= conn.gated.len();
-        for waiting in conn.gated.drain(..) {
+        self.shares.gated -= conn.served.gated.len();
+        for waiting in conn.served.gated.drain(..) {
             self.boxes.put(waiting.call);
         }
     }

@@ -6,9 +6,9 @@
 //! message at once. So a window grows where it is turned over often, and only as far as half of the shard's
 //! Receives go: they are posted anyway.
 
-use super::Shard;
 use super::clock::nanoseconds;
 use super::conn::Conn;
+use super::context::Context;
 use super::stage::Stage;
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::Fabric;
@@ -20,7 +20,54 @@ const EVERY: u32 = 8;
 /// How often a window is turned over between two looks by a connection that is busy.
 const TURNOVERS: u64 = 8;
 
-impl<F: Fabric> Shard<F> {
+/// How much is made of a connection's credits, as of the last look.
+#[derive(Debug, Default)]
+pub(super) struct Use {
+    /// Messages that it had sent and received.
+    sent: u64,
+    received: u64,
+    /// Since when it has sent none, in nanoseconds.
+    quiet_since: u64,
+}
+
+impl Use {
+    /// It is made again: the messages are counted from the start.
+    pub(super) fn restart(&mut self) {
+        (self.sent, self.received) = (0, 0);
+    }
+
+    /// So many messages have been received: how many since the last look?
+    fn turned(&mut self, received: u64) -> u64 {
+        received - std::mem::replace(&mut self.received, received)
+    }
+
+    /// So many messages have been sent by now; true if there was none for `every` nanoseconds, for which one is
+    /// due then.
+    fn is_quiet(&mut self, sent: u64, now: u64, every: u64) -> bool {
+        let quiet = sent == self.sent && now - self.quiet_since >= every;
+        if sent != self.sent || quiet {
+            (self.sent, self.quiet_since) = (sent, now);
+        }
+        quiet
+    }
+}
+
+/// When windows are fitted.
+#[derive(Debug, Default)]
+pub(super) struct Fitting {
+    /// Looks at the control plane.
+    looks: u32,
+}
+
+impl Fitting {
+    /// One more look: whether it is time.
+    fn is_due(&mut self) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        self.looks.is_multiple_of(EVERY)
+    }
+}
+
+impl<F: Fabric> Context<F> {
     /// Receives are posted for all that peers may send when `conn`, which is not in the table now, has let
     /// its peer send one more.
     #[inline]
@@ -37,30 +84,28 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Part of step 5 of a turn: fits windows to their use, now and then, and keeps connections alive.
-    pub(super) fn adapt(&mut self) {
-        self.adaptations = self.adaptations.wrapping_add(1);
-        let windows = self.adaptations.is_multiple_of(EVERY);
+    pub(super) fn adapt(&mut self, fitting: &mut Fitting) {
+        let windows = fitting.is_due();
         let keep_alive = !self.config.keep_alive.is_zero();
         if !windows && !keep_alive {
             return;
         }
         let open = self.conns.iter().count();
         let now = self.clock.read();
-        self.with_each(|shard, conn| {
+        self.with_each(|cx, conn| {
             if windows {
                 conn.pass_time(now);
-                shard.fit_window(conn, open);
+                cx.fit_window(conn, open);
             }
             if keep_alive && conn.stage == Stage::Open {
-                shard.keep_alive(conn);
+                cx.keep_alive(conn);
             }
         });
         self.refill();
     }
 
     fn fit_window(&mut self, conn: &mut Conn, open: usize) {
-        let received = conn.proto.counters().received;
-        let turned = received - std::mem::replace(&mut conn.last_received, received);
+        let turned = conn.usage.turned(conn.proto.counters().received);
         let total = self.config.receives.saturating_sub(RECEIVE_MARGIN);
         let free = self.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
         let window = conn.proto.credits().window();
@@ -90,18 +135,44 @@ impl<F: Fabric> Shard<F> {
     fn keep_alive(&mut self, conn: &mut Conn) {
         let now = self.clock.read();
         let every = nanoseconds(self.config.keep_alive);
-        let sent = conn.proto.counters().sent;
-        if sent != conn.last_sent {
-            (conn.last_sent, conn.quiet_since) = (sent, now);
-        } else if now - conn.quiet_since >= every {
-            conn.quiet_since = now;
+        if conn.usage.is_quiet(conn.proto.counters().sent, now, every) {
             if conn.proto.terms().version == Version::V2 {
                 conn.proto.keep_alive();
-                Self::make_ready(&mut self.ready, conn);
+                self.ready.add(conn);
             } else if !conn.sends.awaits_end() {
                 self.write_nothing(conn);
             }
         }
-        self.next_control = self.next_control.min(conn.quiet_since + every);
+        self.schedule.wake_by(conn.usage.quiet_since + every);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_quiet_once_for_each_time_that_passes() {
+        let mut usage = Use::default();
+        assert!(!usage.is_quiet(3, 100, 10), "it has sent three");
+        assert!(!usage.is_quiet(3, 109, 10));
+        assert!(usage.is_quiet(3, 110, 10));
+        assert!(!usage.is_quiet(3, 119, 10), "one message is enough for a while");
+        assert!(!usage.is_quiet(4, 120, 10), "that message");
+        assert_eq!(usage.quiet_since, 120);
+    }
+
+    #[test]
+    fn what_was_received_is_counted_once_and_from_the_start_when_it_is_made_again() {
+        let mut usage = Use::default();
+        assert_eq!((usage.turned(5), usage.turned(5), usage.turned(12)), (5, 0, 7));
+        usage.restart();
+        assert_eq!(usage.turned(2), 2);
+    }
+
+    #[test]
+    fn windows_are_fitted_now_and_then() {
+        let mut fitting = Fitting::default();
+        assert_eq!((0..4 * EVERY).filter(|_| fitting.is_due()).count(), 4);
     }
 }

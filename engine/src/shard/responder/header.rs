@@ -12,7 +12,7 @@ use crate::wire::xdr::padded;
 use crate::wire::{ErrorBody, ReadSegment, SEGMENT_LEN, Segment, Version, View};
 
 /// Why a call is not run.
-pub(super) enum Reject {
+pub(in crate::shard) enum Reject {
     /// It is no RPC call at all: nothing is answered.
     NotACall,
     /// The RPC layer answers.

@@ -4,34 +4,35 @@
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
-use super::Shard;
 use super::chunks::{ChunkMemory, Memory};
-use super::conn::Conn;
 use super::exposures::{Ending, Exposed, Exposure};
-use super::stage::Stage;
-use crate::config::HEADROOM_CHUNKS;
+use super::{Requester, calls_are_taken};
 use crate::fabric::Fabric;
 use crate::proto::{
     CallError, CallForm, CallId, CallLengths, FIRST_MESSAGE_LEN, LEAST_LAST_PART, MAX_READ_SEGMENTS,
     MAX_WRITE_SEGMENTS, Terms, choose_call,
 };
 use crate::service::{MAX_CHUNKS, MAX_SEGMENTS};
+use crate::shard::conn::Conn;
+use crate::shard::context::Context;
+use crate::shard::stage::Stage;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::xdr::padded;
-use crate::wire::{ChunkCounts, Chunks, ErrorBody, ReadSegment, SEGMENT_LEN, Segment, WriteList};
+use crate::wire::{ChunkCounts, Chunks, ErrorBody, ReadSegment, SEGMENT_LEN, Segment, Version, WriteList};
 
 /// How often a call is sent again because it was refused.
 const MAX_RETRIES: u8 = 2;
 
-impl<F: Fabric> Shard<F> {
+impl Requester {
     /// Chooses the form of a call that is not plain, and gets the memory that the form takes. Without
     /// `may_expose` it takes none.
     ///
     /// # Errors
     /// Why it cannot be sent.
     #[cold]
-    pub(super) fn shape(
+    pub(super) fn shape<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         message: &mut Buf,
         memory: &mut Option<ChunkMemory>,
@@ -42,7 +43,7 @@ impl<F: Fabric> Shard<F> {
         if !matches!(conn.stage, Stage::Open | Stage::Draining) {
             return Err(CallError::Closed);
         }
-        if !conn.proto.may_call() || !conn.calls_are_taken() {
+        if !conn.proto.may_call() || !calls_are_taken(&conn.proto) {
             return Err(CallError::NoReverse);
         }
         if let Some(memory) = memory.as_deref() {
@@ -73,20 +74,20 @@ impl<F: Fabric> Shard<F> {
             plan.reply_chunk = false;
         }
         if plan.form != CallForm::Long && !plan.reply_chunk {
-            return self.make_room(conn, message, &chunks);
+            return self.make_room(cx, conn, message, &chunks);
         }
         let memory = memory.get_or_insert_with(ChunkMemory::new);
         if plan.reply_chunk {
-            memory.reply = Some(self.alloc_for(conn, padded(reply))?);
+            memory.reply = Some(self.alloc_for(cx, conn, padded(reply))?);
         }
         if plan.form == CallForm::Long {
-            let mut long = self.alloc_for(conn, message.len())?;
+            let mut long = self.alloc_for(cx, conn, message.len())?;
             long.copy_from_slice(message);
             memory.call = Some(long);
-            *message = self.copy_of(&[]).ok_or(CallError::NoMemory)?;
+            *message = cx.copy_of(&[]).ok_or(CallError::NoMemory)?;
         }
         let chunks = measure(Some(memory), conn.proto.terms())?;
-        self.make_room(conn, message, &chunks)
+        self.make_room(cx, conn, message, &chunks)
     }
 
     /// Sees to it that the header of a call with such lists fits one message, as that of its reply does, and
@@ -95,8 +96,9 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// [`CallError::HeaderTooLong`]; [`CallError::NoMemory`] to move the call to where there is room.
     #[inline]
-    pub(super) fn make_room(
+    pub(super) fn make_room<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &Conn,
         message: &mut Buf,
         chunks: &ChunkCounts,
@@ -106,12 +108,13 @@ impl<F: Fabric> Shard<F> {
         if header <= message.start().min(FIRST_MESSAGE_LEN - LEAST_LAST_PART) {
             return Ok(());
         }
-        self.make_more_room(conn, message, chunks, header)
+        self.make_more_room(cx, conn, message, chunks, header)
     }
 
     #[cold]
-    fn make_more_room(
+    fn make_more_room<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &Conn,
         message: &mut Buf,
         chunks: &ChunkCounts,
@@ -126,30 +129,17 @@ impl<F: Fabric> Shard<F> {
             }
         }
         if message.start() < header {
-            *message = self.copy_with(header, message).ok_or(CallError::NoMemory)?;
+            *message = cx.copy_with(header, message).ok_or(CallError::NoMemory)?;
         }
         Ok(())
-    }
-
-    /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for
-    /// it.
-    pub(super) fn copy_of(&mut self, message: &[u8]) -> Option<Buf> {
-        self.copy_with(HEADROOM_CHUNKS, message)
-    }
-
-    /// A copy of a message, with so much room in front.
-    pub(super) fn copy_with(&mut self, room: usize, message: &[u8]) -> Option<Buf> {
-        let mut copy = self.alloc(room + message.len())?;
-        copy.set_window(room, message.len());
-        copy.copy_from_slice(message);
-        Some(copy)
     }
 
     /// A call was answered with an error that more resources may cure: sends it again, once nothing of it is
     /// exposed any more, or ends it.
     #[cold]
-    pub(super) fn refused(
+    pub(in crate::shard) fn refused<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         call: CallId,
         token: u64,
@@ -164,79 +154,107 @@ impl<F: Fabric> Shard<F> {
         let hopeless = long
             && matches!(error, ErrorBody::ReadChunks { .. })
             && exposure.is_some_and(|exposure| exposure.reads().len() == 1);
-        let gone = conn.calls[slot].kept.is_none() && !long;
+        let gone = conn.requests.calls[slot].kept.is_none() && !long;
         if gone && matches!(error, ErrorBody::ReplyResource { .. }) {
             // This peer does not continue its replies: from now on even plain calls are kept, and get what
             // their replies take.
-            conn.keeps_all = true;
+            conn.requests.keeps_all = true;
             conn.refresh();
         }
-        let out = &mut conn.calls[slot];
+        let out = &mut conn.requests.calls[slot];
         if out.retries >= MAX_RETRIES || hopeless || gone {
             conn.proto.give_up(call);
-            return self.failed(conn, call, token, CallError::Transport(error), invalidated);
+            return self.failed(cx, conn, call, token, CallError::Transport(error), invalidated);
         }
         out.retries += 1;
-        self.stats.calls_again += 1;
+        cx.stats.calls_again += 1;
         match out.exposure.take() {
             Some(index) => {
                 let ending = Ending::again(token, call, error);
-                self.conclude(conn, index, invalidated, Some(ending));
+                self.conclude(cx, conn, index, invalidated, Some(ending));
             }
-            None => self.send_again(conn, call, error, ChunkMemory::new()),
+            None => self.send_again(cx, conn, call, error, ChunkMemory::new()),
         }
     }
 
     /// Queues a call again, with what its refusal asked for.
-    pub(super) fn send_again(
+    pub(super) fn send_again<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         call: CallId,
         error: ErrorBody,
         mut memory: ChunkMemory,
     ) {
         let slot = conn.proto.call_slot(call);
-        let retries = conn.calls[slot].retries;
+        let retries = conn.requests.calls[slot].retries;
         if !conn.proto.is_waiting(call) {
             // Its deadline passed, or it was cancelled.
             return;
         }
-        let Some(message) = conn.calls[slot].kept.take().or_else(|| memory.call.take()) else {
-            return self.give_up_call(conn, call, CallError::Transport(error));
+        let Some(message) = conn.requests.calls[slot].kept.take().or_else(|| memory.call.take()) else {
+            return self.give_up_call(cx, conn, call, CallError::Transport(error));
         };
-        let message = match self.enlarge(conn, &mut memory, &message, error, retries) {
+        let message = match self.enlarge(cx, conn, &mut memory, &message, error, retries) {
             Ok(larger) => larger.unwrap_or(message),
-            Err(error) => return self.give_up_call(conn, call, error),
+            Err(error) => return self.give_up_call(cx, conn, call, error),
         };
-        let out = &mut conn.calls[slot];
+        let out = &mut conn.requests.calls[slot];
         if let ErrorBody::ReplyResource { length_needed } = error {
             // Another connection would have to find out again, and the call may run each time.
             let needed = (length_needed as usize).saturating_sub(ACCEPTED_REPLY_LEN);
             out.max_reply = out.max_reply.max(needed);
         }
         let max_reply = out.max_reply;
-        let Some(mut message) = self.roomy(message) else {
-            return self.give_up_call(conn, call, CallError::NoMemory);
+        let Some(mut message) = cx.roomy(message) else {
+            return self.give_up_call(cx, conn, call, CallError::NoMemory);
         };
         let mut memory = Some(memory);
-        if let Err(error) = self.shape(conn, &mut message, &mut memory, max_reply, true) {
-            return self.give_up_call(conn, call, error);
+        if let Err(error) = self.shape(cx, conn, &mut message, &mut memory, max_reply, true) {
+            return self.give_up_call(cx, conn, call, error);
         }
-        let out = &mut conn.calls[slot];
+        let out = &mut conn.requests.calls[slot];
         (out.message, out.memory, out.exposure) =
             (Some(message), memory.filter(|memory| !memory.is_empty()), None);
         conn.proto.resend(call);
-        Self::make_ready(&mut self.ready, conn);
+        cx.ready.add(conn);
     }
 
-    /// A message with the usual room in front for a header with chunks.
-    pub(super) fn roomy(&mut self, message: Buf) -> Option<Buf> {
-        if message.start() >= HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
+    /// A call that has waited for another connection gets the form that the terms of this one ask for.
+    ///
+    /// # Errors
+    /// Why it cannot be sent.
+    pub(super) fn form_again<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: CallId,
+    ) -> Result<(), CallError> {
+        let slot = conn.proto.call_slot(call);
+        let out = &mut conn.requests.calls[slot];
+        let (message, memory, max_reply) = (out.message.take(), out.memory.take(), out.max_reply);
+        let (mut memory, one_way) = (memory, out.one_way);
+        // The chunks that its last form had.
+        let long = memory.as_mut().and_then(|memory| {
+            memory.reply = None;
+            memory.call.take()
+        });
+        let message = message.filter(|message| !message.is_empty()).or(long);
+        let mut message = message.and_then(|message| cx.roomy(message)).ok_or(CallError::NoMemory)?;
+        let mut memory = memory.filter(|memory| !memory.is_empty());
+        if one_way && conn.proto.terms().version == Version::V1 {
+            return Err(CallError::NotOneWay);
+        }
+        self.shape(cx, conn, &mut message, &mut memory, max_reply, !one_way)?;
+        let out = &mut conn.requests.calls[slot];
+        (out.message, out.memory, out.retries) = (Some(message), memory, 0);
+        Ok(())
     }
 
     /// Gets what the refusal asked for. Another message, if the call is no longer reduced.
-    fn enlarge(
+    fn enlarge<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         memory: &mut Memory,
         message: &Buf,
@@ -250,34 +268,25 @@ impl<F: Fabric> Shard<F> {
                     memory.receive.clear();
                     memory.most_results = None;
                 }
-                let needed = (length_needed as usize).max(self.config.inline);
-                memory.reply = Some(self.alloc_for(conn, padded(needed))?);
+                let needed = (length_needed as usize).max(cx.config.inline);
+                memory.reply = Some(self.alloc_for(cx, conn, padded(needed))?);
                 Ok(None)
             }
             ErrorBody::WriteResource { chunk_index, length_needed } => {
                 let index = (chunk_index as usize).checked_sub(1).ok_or(CallError::Transport(error))?;
                 let chunk = memory.receive.get_mut(index).ok_or(CallError::Transport(error))?;
-                *chunk = self.alloc_for(conn, length_needed as usize)?;
+                *chunk = self.alloc_for(cx, conn, length_needed as usize)?;
                 Ok(None)
             }
             ErrorBody::ReadChunks { .. } => {
                 let total =
                     message.len() + memory.send.iter().map(|(_, buf)| padded(buf.len())).sum::<usize>();
-                let mut whole = self.alloc_for(conn, total)?;
+                let mut whole = self.alloc_for(cx, conn, total)?;
                 unreduce(message, memory, &mut whole);
                 memory.send.clear();
                 Ok(Some(whole))
             }
             _ => Err(CallError::Transport(error)),
-        }
-    }
-
-    /// A refused call that cannot be sent again ends: with what it was refused for, or with what it would
-    /// take.
-    pub(super) fn give_up_call(&mut self, conn: &mut Conn, call: CallId, error: CallError) {
-        if let Some(token) = conn.proto.give_up(call) {
-            let (sink, ..) = conn.end_call(call);
-            self.tell(sink, token, Err(error));
         }
     }
 }
@@ -420,7 +429,7 @@ impl Conn {
     /// Whose memory the chunks of a call are, whether there is any, and whether it can be where it is said to
     /// be. `inline` is the length of the reduced message.
     fn check_memory(&self, memory: &Memory, inline: usize) -> Result<(), CallError> {
-        let mine = self.exposed.as_ref().map(|pool| pool.arena().id());
+        let mine = self.requests.exposed.as_ref().map(|pool| pool.arena().id());
         let bufs = memory.send.iter().map(|(_, buf)| buf).chain(&memory.receive);
         if bufs.clone().any(|buf| Some(buf.arena()) != mine) {
             return Err(CallError::ForeignMemory);

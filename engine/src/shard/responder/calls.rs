@@ -3,33 +3,68 @@
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
-use super::Shard;
-use super::assembly::Assembly;
-use super::clock::nanoseconds;
-use super::conn::{Conn, PendingReads};
-use super::reading::{Reject, read_lists, read_position_zero, read_rpc, reply_body};
-use super::replying::{reply_headroom, reply_room};
-use super::stage::Stage;
+use super::PendingReads;
+use super::Responder;
+use super::header::{Reject, read_call, read_lists, read_position_zero, read_rpc, reply_body};
+use super::replies::{reply_headroom, reply_room};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
-use crate::proto::Refusal;
+use crate::proto::{InboundId, Incoming, Refusal};
 use crate::service::reply_cache::Lookup;
 use crate::service::{
     MAX_CHUNKS, REFUSAL_LEN, ReadArgument, ResultBytes, ResultChunk, ResultMemory, RunOn, ServerCall,
 };
+use crate::shard::clock::nanoseconds;
+use crate::shard::conn::Conn;
+use crate::shard::context::Context;
+use crate::shard::stage::Stage;
 use crate::wire::rpc::{OpaqueAuth, ReplyBody, ReplyHeader};
 use crate::wire::{ErrorBody, HeaderType, Segment, Version, View};
 
-impl<F: Fabric> Shard<F> {
+impl Responder {
+    /// A call has come, of which no more is known than whose it is.
+    #[inline(always)]
+    pub(in crate::shard) fn take_call<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &Conn,
+        id: InboundId,
+    ) -> Box<ServerCall> {
+        let mut call = self.boxes.take(conn.qp, id);
+        call.arrived = cx.sample();
+        (call.host, call.inline_room) = (conn.host, conn.served.inline_room);
+        call
+    }
+
+    /// Reads a call, which is this message.
+    #[inline(always)]
+    pub(in crate::shard) fn read(
+        &mut self,
+        conn: &Conn,
+        incoming: &Incoming<'_>,
+        message: &ReceivedBuf,
+        call: &mut ServerCall,
+    ) -> Result<(), Reject> {
+        read_call(incoming, message, conn.proto.terms(), &self.services, call, &mut self.fetch)
+    }
+
     /// A call has arrived, and has been read: it gets memory, if it may have it, and runs.
     #[inline(always)]
-    pub(super) fn serve(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, read: Result<(), Reject>) {
+    pub(in crate::shard) fn serve<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        read: Result<(), Reject>,
+        message: ReceivedBuf,
+    ) {
+        call.message = Some(message);
         if let Err(reject) = read {
-            return self.reject(conn, call, reject);
+            return self.reject(cx, conn, call, reject);
         }
-        if !conn.plain_serving
+        if !conn.served.plain
             && let Err(reject) = Self::look_twice(conn, &mut call)
         {
-            return self.reject(conn, call, reject);
+            return self.reject(cx, conn, call, reject);
         }
         // Most need a buffer for their reply, and nothing else.
         if !call.returns
@@ -38,53 +73,54 @@ impl<F: Fabric> Shard<F> {
         {
             let entry = services.entry(call.entry);
             let (results_at, len) = reply_room(&call, entry);
-            if let Some(reply) = self.alloc_in_share(conn, len) {
-                (call.reply, call.results_at) = (Some(reply), results_at);
+            if let Some(reply) = self.alloc_in_share(cx, conn, len) {
+                call.give_reply(reply, results_at);
                 return match entry.run_here(&mut call) {
-                    true => self.finish(conn, call),
-                    false => self.run_elsewhere(conn, call),
+                    true => self.finish(cx, conn, call),
+                    false => self.run_elsewhere(cx, conn, call),
                 };
             }
         }
-        self.serve_in_turn(conn, call);
+        self.serve_in_turn(cx, conn, call);
     }
 
     /// The same for a call that needs more, or may have to wait.
     #[inline(never)]
-    fn serve_in_turn(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
-        match self.must_wait(conn, &call) {
-            true => self.gate(conn, call),
-            false => self.start(conn, call),
+    fn serve_in_turn<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
+        match self.must_wait(cx, conn, &call) {
+            true => self.gate(cx, conn, call),
+            false => self.start(cx, conn, call),
         }
     }
 
     /// A call may have memory.
     #[inline(always)]
-    pub(super) fn start(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+    pub(super) fn start<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
         // Those that need bulk memory get it in turn.
         let in_turn = self.waiting.is_empty() || (self.fetch.is_empty() && call.results.is_empty());
-        match if in_turn { self.begin(conn, call) } else { Err(call) } {
+        match if in_turn { self.begin(cx, conn, call) } else { Err(call) } {
             Ok(()) => {}
-            Err(call) => self.wait_for_memory(conn, call),
+            Err(call) => self.wait_for_memory(cx, conn, call),
         }
     }
 
     /// Gives a call the memory that it needs, and goes on with it. Gives it back if there is not enough.
     #[inline(always)]
-    pub(super) fn begin(
+    pub(super) fn begin<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Box<ServerCall>,
     ) -> Result<(), Box<ServerCall>> {
         // The message of a long call is yet to come: what it needs beside that is not known.
-        if call.message.is_some() && !self.prepare(&mut call) {
+        if call.message.is_some() && !self.prepare(cx, &mut call) {
             return Err(call);
         }
         if self.fetch.is_empty() {
-            self.run(conn, call);
+            self.run(cx, conn, call);
             return Ok(());
         }
-        self.fetch(conn, call)
+        self.fetch(cx, conn, call)
     }
 
     /// A call on a connection that drains, or whose peer has a name.
@@ -102,18 +138,18 @@ impl<F: Fabric> Shard<F> {
 
     /// Gives the call the memory that its procedure declared; false if there is not enough.
     #[inline(always)]
-    pub(super) fn prepare(&mut self, call: &mut ServerCall) -> bool {
+    pub(super) fn prepare<F: Fabric>(&mut self, cx: &mut Context<F>, call: &mut ServerCall) -> bool {
         let Some(services) = self.services.as_ref() else { return false };
         let entry = services.entry(call.entry);
         let (results_at, len) = reply_room(call, entry);
         call.results_at = results_at;
-        call.reply = self.pool.alloc(len);
+        call.reply = cx.pool.alloc(len);
         let mut enough = call.reply.is_some();
         for result in &mut call.results {
             result.capacity =
                 result.capacity.min(u32::try_from(entry.binding.results.max_len).unwrap_or(u32::MAX));
             if entry.result_memory == ResultMemory::Pool && result.capacity > 0 {
-                match self.pool.alloc(result.capacity as usize) {
+                match cx.pool.alloc(result.capacity as usize) {
                     Some(buf) => result.bytes = ResultBytes::Pool(buf),
                     None => enough = false,
                 }
@@ -124,12 +160,17 @@ impl<F: Fabric> Shard<F> {
 
     /// Posts the RDMA Reads of a call; it runs when all have completed. Gives it back if there is not enough
     /// memory.
-    fn fetch(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) -> Result<(), Box<ServerCall>> {
+    fn fetch<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+    ) -> Result<(), Box<ServerCall>> {
         let id = call.id;
         let fetch = &self.fetch;
         if let [(at, segment)] = fetch[..] {
             // Most bring one segment.
-            let Some(Ok(lent)) = self.pool.alloc(segment.length as usize).map(Buf::lend) else {
+            let Some(Ok(lent)) = cx.pool.alloc(segment.length as usize).map(Buf::lend) else {
                 return Err(call);
             };
             if call.message.is_some() {
@@ -137,7 +178,8 @@ impl<F: Fabric> Shard<F> {
             }
             conn.sends.push_named(id.index() as u64, true, || read_of(&lent, 0, &segment));
             self.fetch.clear();
-            conn.pending[id.index()] = Some(PendingReads { call, landing: ArrayVec::from_iter([lent]) });
+            conn.served.pending[id.index()] =
+                Some(PendingReads { call, landing: ArrayVec::from_iter([lent]) });
             return Ok(());
         }
         let before = conn.sends.len();
@@ -150,7 +192,7 @@ impl<F: Fabric> Shard<F> {
                     .take_while(|next| next.0 == at)
                     .map(|next| next.1.length as usize)
                     .sum();
-                let Some(Ok(lent)) = self.pool.alloc(len).map(Buf::lend) else {
+                let Some(Ok(lent)) = cx.pool.alloc(len).map(Buf::lend) else {
                     // Nothing is read for a call that waits.
                     conn.sends.truncate(before);
                     return Err(call);
@@ -170,109 +212,126 @@ impl<F: Fabric> Shard<F> {
             filled += len;
         }
         self.fetch.clear();
-        conn.pending[id.index()] = Some(PendingReads { call, landing });
+        conn.served.pending[id.index()] = Some(PendingReads { call, landing });
         Ok(())
     }
 
     /// The RDMA Reads of a call have completed.
-    pub(super) fn fetched(&mut self, conn: &mut Conn, index: usize) {
-        let Some(PendingReads { mut call, mut landing }) = conn.pending.get_mut(index).and_then(Option::take)
+    pub(in crate::shard) fn fetched<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        index: usize,
+    ) {
+        let Some(PendingReads { mut call, mut landing }) =
+            conn.served.pending.get_mut(index).and_then(Option::take)
         else {
             return;
         };
         if call.message.is_none() {
-            return self.long_call_fetched(conn, call, landing);
+            return self.long_call_fetched(cx, conn, call, landing);
         }
         for read in call.reads.iter_mut().rev() {
             read.buf = landing.pop().and_then(|lent| lent.reclaim().ok());
             if read.buf.is_none() {
-                return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+                return self.reject(cx, conn, call, Reject::Transport(ErrorBody::System));
             }
         }
         if let Some(services) = &self.services {
             call.trim_reads(&services.entry(call.entry).binding);
         }
-        self.run(conn, call);
+        self.run(cx, conn, call);
     }
 
     /// The RPC message of a long call has come: it is read as one that came inline.
     #[cold]
-    fn long_call_fetched(
+    fn long_call_fetched<F: Fabric>(
         &mut self,
+        cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Box<ServerCall>,
         landing: ArrayVec<Lent, MAX_CHUNKS>,
     ) {
         let landed = landing.into_iter().next().and_then(|lent| lent.reclaim().ok());
         let Some(message) = landed else {
-            return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+            return self.reject(cx, conn, call, Reject::Transport(ErrorBody::System));
         };
         // What a call that was refused has left there is not this one's.
         self.fetch.clear();
         let read = read_rpc(&message, 0, &self.services, &mut call, &mut self.fetch);
-        call.message = Some(ReceivedBuf::whole(message));
-        self.serve(conn, call, read);
+        self.serve(cx, conn, call, read, ReceivedBuf::whole(message));
     }
 
     /// A call has arrived whose RPC message is in a chunk, or came in parts.
     #[cold]
-    pub(super) fn serve_unusual(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, view: &View<'_>) {
+    pub(in crate::shard) fn serve_unusual<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        view: &View<'_>,
+    ) {
         self.fetch.clear();
         call.xid = view.xid();
         call.inv_handle = view.inv_handle();
         let mut read = if view.has_chunks() { read_lists(view, &mut call) } else { Ok(()) };
         if view.htype() == HeaderType::Nomsg {
-            let longest = self.config.reassemble_up_to as u64;
+            let longest = cx.config.reassemble_up_to as u64;
             let read = read.and_then(|()| read_position_zero(&mut call, &mut self.fetch, longest));
             if let Err(reject) = read {
-                return self.reject(conn, call, reject);
+                return self.reject(cx, conn, call, reject);
             }
-            if self.must_wait(conn, &call) {
-                self.gate(conn, call);
-            } else if let Err(call) = self.begin(conn, call) {
-                self.wait_for_memory(conn, call);
+            if self.must_wait(cx, conn, &call) {
+                self.gate(cx, conn, call);
+            } else if let Err(call) = self.begin(cx, conn, call) {
+                self.wait_for_memory(cx, conn, call);
             }
             return;
         }
-        self.assemble(conn, view.payload());
-        let Some(message) = conn.assembly.take().map(Assembly::into_buf) else {
-            return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+        let Some(message) = cx.assemble_last(conn, view.payload()) else {
+            return self.reject(cx, conn, call, Reject::Transport(ErrorBody::System));
         };
         if read.is_ok() {
             read = read_rpc(&message, 0, &self.services, &mut call, &mut self.fetch);
         }
-        call.message = Some(ReceivedBuf::whole(message));
-        self.serve(conn, call, read);
+        self.serve(cx, conn, call, read, ReceivedBuf::whole(message));
     }
 
     /// Runs a call, here or on a worker.
-    pub(super) fn run(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+    pub(super) fn run<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
         let Some(services) = self.services.as_ref() else { return };
         match services.entry(call.entry).run_here(&mut call) {
-            true => self.finish(conn, call),
-            false => self.run_elsewhere(conn, call),
+            true => self.finish(cx, conn, call),
+            false => self.run_elsewhere(cx, conn, call),
         }
     }
 
     /// Runs a call of a procedure that runs on workers, or once.
     #[inline(never)]
-    fn run_elsewhere(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+    fn run_elsewhere<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
         let Some(services) = self.services.as_ref() else { return };
         let entry = services.entry(call.entry);
         if let Some(known) = entry.cached.as_ref().and_then(|cache| cache.look_up(&mut call)) {
             let silent = entry.silent;
-            return self.run_before(conn, call, known, silent);
+            return self.run_before(cx, conn, call, known, silent);
         }
         if entry.run_on == RunOn::Workers && self.workers.is_some() {
-            conn.at_workers += 1;
+            conn.served.at_workers += 1;
             return self.backlog.push_back(call);
         }
         entry.run(&mut call);
-        self.finish(conn, call);
+        self.finish(cx, conn, call);
     }
 
     /// A call has come that came before: it must not run again.
-    fn run_before(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, known: Lookup, silent: bool) {
+    fn run_before<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        known: Lookup,
+        silent: bool,
+    ) {
         match known {
             Lookup::Done(reply) => {
                 let OpaqueAuth { flavor, body } = reply.verifier();
@@ -280,43 +339,43 @@ impl<F: Fabric> Shard<F> {
                 let _ = call.set_verifier(flavor, body);
                 let given = call.reply_writer().is_some_and(|mut results| results.put(&reply).is_ok());
                 call.outcome = if given { Ok(()) } else { Err(Refusal::SystemError) };
-                self.finish(conn, call);
+                self.finish(cx, conn, call);
             }
             Lookup::Lost | Lookup::Full if !silent => {
-                self.reject(conn, call, Reject::Rpc(reply_body(Refusal::SystemError)));
+                self.reject(cx, conn, call, Reject::Rpc(reply_body(Refusal::SystemError)));
             }
             Lookup::InProgress if !silent && !conn.proto.is_double(call.id) => {
                 self.repeats.push_back(call);
-                self.poll_control();
+                cx.schedule.control_now();
             }
             // The first one will be answered here, or nobody waits for an answer. (It is not new: that was
             // seen to before.)
             Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::New(_) => {
                 conn.proto.forget(call.id);
                 self.boxes.put(call);
-                Self::make_ready(&mut self.ready, conn);
+                cx.ready.add(conn);
             }
         }
     }
 
     /// Calls that came again while they ran, by a connection that was made again: they are answered as the
-    /// first ones are when those are through, which may be on another shard.
+    /// first ones are when those are through, which may be on another self.
     #[cold]
-    pub(super) fn answer_repeats(&mut self) {
+    pub(super) fn answer_repeats<F: Fabric>(&mut self, cx: &mut Context<F>) {
         for call in std::mem::take(&mut self.repeats) {
-            let Some(conn) = self.conns.take(call.qp) else {
+            let Some(conn) = cx.conns.take(call.qp) else {
                 self.boxes.put(call);
                 continue;
             };
-            self.lend(conn, |shard, conn| {
-                let once = shard.services.as_ref().and_then(|all| all.entry(call.entry).cached.as_ref());
+            cx.lend(conn, |cx, conn| {
+                let once = self.services.as_ref().and_then(|all| all.entry(call.entry).cached.as_ref());
                 if once.is_some_and(|cache| cache.still_runs(&call)) {
-                    let soon = shard.clock.read() + nanoseconds(shard.config.control_interval);
-                    shard.next_control = shard.next_control.min(soon);
-                    shard.repeats.push_back(call);
+                    let soon = cx.clock.read() + nanoseconds(cx.config.control_interval);
+                    cx.schedule.wake_by(soon);
+                    self.repeats.push_back(call);
                 } else {
-                    shard.run_elsewhere(conn, call);
-                    Self::make_ready(&mut shard.ready, conn);
+                    self.run_elsewhere(cx, conn, call);
+                    cx.ready.add(conn);
                 }
             });
         }
@@ -324,27 +383,31 @@ impl<F: Fabric> Shard<F> {
 
     /// The handler is through: sends the reply, or queues it.
     #[inline(always)]
-    pub(super) fn finish(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
-        self.stats.calls += 1;
+    pub(super) fn finish<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
+        cx.stats.calls += 1;
         match call.outcome {
-            Ok(()) if !call.unusual => self.answer(conn, call, true),
-            _ => self.finish_unusual(conn, call),
+            Ok(()) if !call.unusual => self.answer(cx, conn, call, true),
+            _ => self.finish_unusual(cx, conn, call),
         }
     }
 
     /// The same where there is more to look at than how long the reply is.
     #[inline(never)]
-    fn finish_unusual(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
-        match self.look_at_outcome(&mut call) {
-            Ok(()) => self.answer(conn, call, false),
-            Err(Some(reject)) => self.reject(conn, call, reject),
-            Err(None) => self.end_one_way(conn, call),
+    fn finish_unusual<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
+        match self.look_at_outcome(cx, &mut call) {
+            Ok(()) => self.answer(cx, conn, call, false),
+            Err(Some(reject)) => self.reject(cx, conn, call, reject),
+            Err(None) => self.end_one_way(cx, conn, call),
         }
     }
 
     /// How a call is refused instead, or `None` if it is not answered at all.
     #[inline(always)]
-    fn look_at_outcome(&mut self, call: &mut ServerCall) -> Result<(), Option<Reject>> {
+    fn look_at_outcome<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        call: &mut ServerCall,
+    ) -> Result<(), Option<Reject>> {
         match call.outcome {
             Ok(()) => {}
             Err(Refusal::NoReply) => return Err(None),
@@ -354,8 +417,8 @@ impl<F: Fabric> Shard<F> {
             }
             Err(refusal) => return Err(Some(Reject::Rpc(reply_body(refusal)))),
         }
-        if let Some(arena) = call.results.iter().find_map(|result| self.foreign_arena(result)) {
-            self.error(
+        if let Some(arena) = call.results.iter().find_map(|result| self.foreign_arena(cx, result)) {
+            cx.error(
                 "results in foreign arenas",
                 format_args!(
                     "procedure {} of program {}: a result is in arena {arena}, which is not among Config::arenas",
@@ -364,7 +427,7 @@ impl<F: Fabric> Shard<F> {
             );
             return Err(Some(Reject::Rpc(reply_body(Refusal::SystemError))));
         }
-        if call.verifier.is_some() && !self.make_room_for_verifier(call) {
+        if call.verifier.is_some() && !self.make_room_for_verifier(cx, call) {
             return Err(Some(Reject::Transport(ErrorBody::System)));
         }
         Ok(())
@@ -373,7 +436,7 @@ impl<F: Fabric> Shard<F> {
     /// Moves the results back, so that a longer RPC header has its place in front of them. False without
     /// memory for it.
     #[cold]
-    fn make_room_for_verifier(&mut self, call: &mut ServerCall) -> bool {
+    fn make_room_for_verifier<F: Fabric>(&mut self, cx: &mut Context<F>, call: &mut ServerCall) -> bool {
         let at = reply_headroom(call) + call.header_len();
         let (results, end) = (call.results_at..call.results_at + call.results_len, at + call.results_len);
         if at <= call.results_at {
@@ -382,7 +445,7 @@ impl<F: Fabric> Shard<F> {
         match &mut call.reply {
             Some(buf) if end <= buf.capacity() => buf.full_mut().copy_within(results, at),
             Some(buf) => {
-                let Some(mut longer) = self.pool.alloc(end) else { return false };
+                let Some(mut longer) = cx.pool.alloc(end) else { return false };
                 longer[at..].copy_from_slice(&buf.full_mut()[results]);
                 call.reply = Some(longer);
             }
@@ -394,37 +457,43 @@ impl<F: Fabric> Shard<F> {
 
     /// A call that is not answered is over. In version 1 its caller would wait for the credit for ever.
     #[cold]
-    fn end_one_way(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+    fn end_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
         if conn.proto.terms().version == Version::V1 {
             let nothing = ReplyBody::SUCCESS;
-            return self.reject(conn, call, Reject::Rpc(nothing));
+            return self.reject(cx, conn, call, Reject::Rpc(nothing));
         }
         conn.proto.forget(call.id);
         self.boxes.put(call);
         // Its place is free: the peer may be told.
-        Self::make_ready(&mut self.ready, conn);
+        cx.ready.add(conn);
     }
 
     /// The arena of a handler's own memory that this shard's fabric does not know: it would end the
     /// connection.
-    fn foreign_arena(&self, result: &ResultChunk) -> Option<ArenaId> {
+    fn foreign_arena<F: Fabric>(&self, cx: &Context<F>, result: &ResultChunk) -> Option<ArenaId> {
         let ResultBytes::Shared(bytes) = &result.bytes else { return None };
         let known = |arena: &Arena| arena.id() == bytes.arena();
-        let ours = known(self.pool.arena()) || self.config.arenas.iter().any(known);
+        let ours = known(cx.pool.arena()) || cx.config.arenas.iter().any(known);
         (!ours).then(|| bytes.arena())
     }
 
     /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's
     /// chain is posted. `plain`: it is known to be a success, with no verifier, that returns nothing.
     #[inline(always)]
-    fn answer(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, plain: bool) {
-        let receives_ok = self.receives_ok(conn);
-        let backlogged = conn.is_backlogged(self.config.signal_every);
+    fn answer<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        plain: bool,
+    ) {
+        let receives_ok = cx.receives_ok(conn);
+        let backlogged = conn.is_backlogged(cx.config.signal_every);
         if backlogged {
             conn.proto.reply(call.id);
         }
         if !backlogged && conn.proto.reply_now(call.id, receives_ok) {
-            self.transmit_reply(conn, call, receives_ok, plain);
+            self.transmit_reply(cx, conn, call, receives_ok, plain);
         } else {
             // What the call came in is what Receives may be short of. (A header with chunks may be written
             // into it.)
@@ -432,17 +501,23 @@ impl<F: Fabric> Shard<F> {
                 call.message = None;
             }
             let index = call.id.index();
-            conn.replies[index] = Some(call);
+            conn.served.replies[index] = Some(call);
         }
-        if !self.config.batch {
-            self.post_chain(conn);
+        if !cx.config.batch {
+            cx.post_chain(conn);
         }
     }
 
     /// Answers a call that has no results.
     #[cold]
-    pub(super) fn reject(&mut self, conn: &mut Conn, mut call: Box<ServerCall>, reject: Reject) {
-        self.stats.calls_failed += 1;
+    pub(super) fn reject<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        reject: Reject,
+    ) {
+        cx.stats.calls_failed += 1;
         let id = call.id;
         let body = match reject {
             Reject::Rpc(body) => body,
@@ -468,7 +543,7 @@ impl<F: Fabric> Shard<F> {
             let needed = at + header.encoded_len().max(REFUSAL_LEN);
             // The message that it came in is not needed any more.
             let message = call.message.take().filter(|message| message.capacity() >= needed);
-            call.reply = message.map(ReceivedBuf::into_buf).or_else(|| self.alloc(needed));
+            call.reply = message.map(ReceivedBuf::into_buf).or_else(|| cx.alloc(needed));
         }
         call.results.iter_mut().for_each(|result| result.len = 0);
         let written = call.reply.as_mut().and_then(|buf| {
@@ -478,7 +553,7 @@ impl<F: Fabric> Shard<F> {
         });
         call.outcome = Err(Refusal::SystemError);
         match written {
-            Some(()) => self.answer(conn, call, false),
+            Some(()) => self.answer(cx, conn, call, false),
             None => {
                 conn.proto.reply_error(id, ErrorBody::System);
                 self.boxes.put(call);

@@ -14,14 +14,15 @@
 use std::mem::take;
 
 use arrayvec::ArrayVec;
-use rpcrdma_mempool::Buf;
 
-use super::Shard;
-use super::conn::Conn;
-use super::reading::{Fetch, Reject};
-use super::replying::reply_room;
+use super::Responder;
+use super::header::{Fetch, Reject};
+use super::replies::reply_room;
 use crate::fabric::Fabric;
 use crate::service::{MAX_CHUNKS, ResultBytes, ResultMemory, ServerCall};
+use crate::shard::conn::Conn;
+use crate::shard::context::Context;
+use crate::shard::progress::Watch;
 use crate::wire::ErrorBody;
 
 /// A call that waits.
@@ -45,40 +46,45 @@ pub(super) fn release(call: &mut ServerCall) {
     call.results.iter_mut().for_each(|result| result.bytes = ResultBytes::Empty);
 }
 
-impl<F: Fabric> Shard<F> {
+impl Responder {
     /// A call waits for memory; what is to be read for it is in `self.fetch`.
     #[cold]
-    pub(super) fn wait_for_memory(&mut self, conn: &mut Conn, mut call: Box<ServerCall>) {
+    pub(super) fn wait_for_memory<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+    ) {
         let fetch = take(&mut self.fetch);
         release(&mut call);
         // Each has the buffer of a message, which Receives and replies are short of then.
-        let most = (self.config.message_buffers / 2).max(1);
+        let most = (cx.config.message_buffers / 2).max(1);
         if self.waiting.len() >= most
-            || self.holds_what_others_wait_for(&call)
-            || !self.could_hold(&call, &fetch)
+            || self.holds_what_others_wait_for(cx, &call)
+            || !self.could_hold(cx, &call, &fetch)
         {
-            self.stats.pool_empty += 1;
-            return self.reject(conn, call, Reject::Transport(ErrorBody::System));
+            cx.stats.pool_empty += 1;
+            return self.reject(cx, conn, call, Reject::Transport(ErrorBody::System));
         }
-        self.stats.memory_waits += 1;
+        cx.stats.memory_waits += 1;
         if self.waiting.is_empty() {
-            self.fed_at = self.clock.read();
+            self.fed_at = cx.clock.read();
         }
         self.waiting.push_back(Waiting { call, fetch });
-        self.nudge(conn);
-        self.nudge_all();
+        cx.nudge(conn);
+        cx.nudge_all();
     }
 
     /// Goes on with the calls for which there is memory now; returns with how many.
     #[cold]
-    pub(super) fn feed(&mut self, now: u64) -> usize {
+    pub(super) fn feed<F: Fabric>(&mut self, cx: &mut Context<F>, watch: &mut Watch, now: u64) -> usize {
         let mut fed = 0;
         while let Some(waiting) = self.waiting.pop_front() {
-            let Some(conn) = self.conns.take(waiting.call.qp) else {
+            let Some(conn) = cx.conns.take(waiting.call.qp) else {
                 self.boxes.put(waiting.call);
                 continue;
             };
-            match self.lend(conn, |shard, conn| shard.feed_one(conn, waiting, now)) {
+            match cx.lend(conn, |cx, conn| self.feed_one(cx, watch, conn, waiting, now)) {
                 Some(began) => fed += usize::from(began),
                 None => break,
             }
@@ -88,10 +94,17 @@ impl<F: Fabric> Shard<F> {
 
     /// Goes on with a call if there is memory for it, or refuses it if there is no hope; true if it goes on.
     /// `None` if it waits on, as the first.
-    fn feed_one(&mut self, conn: &mut Conn, waiting: Waiting, now: u64) -> Option<bool> {
+    fn feed_one<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        watch: &mut Watch,
+        conn: &mut Conn,
+        waiting: Waiting,
+        now: u64,
+    ) -> Option<bool> {
         let Waiting { call, fetch } = waiting;
         self.fetch = fetch;
-        let began = match self.begin(conn, call) {
+        let began = match self.begin(cx, conn, call) {
             Ok(()) => {
                 self.fed_at = now;
                 true
@@ -99,32 +112,39 @@ impl<F: Fabric> Shard<F> {
             Err(mut call) => {
                 release(&mut call);
                 let fetch = take(&mut self.fetch);
-                if !self.is_hopeless(conn, now) {
+                if !self.is_hopeless(cx, watch, conn, now) {
                     self.waiting.push_front(Waiting { call, fetch });
                     return None;
                 }
-                self.stats.pool_empty += 1;
-                self.reject(conn, call, Reject::Transport(ErrorBody::System));
+                cx.stats.pool_empty += 1;
+                self.reject(cx, conn, call, Reject::Transport(ErrorBody::System));
                 false
             }
         };
-        Self::make_ready(&mut self.ready, conn);
+        cx.ready.add(conn);
         Some(began)
     }
 
     /// Whether what is waited for will not come home by this shard's own doing: who began a message and does
     /// not go on with it may have it, or the application. `conn` is not in the table.
-    fn is_hopeless(&mut self, conn: &mut Conn, now: u64) -> bool {
+    fn is_hopeless<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        watch: &mut Watch,
+        conn: &mut Conn,
+        now: u64,
+    ) -> bool {
         if self.workers.as_ref().is_some_and(|port| port.outstanding() > 0) || !self.backlog.is_empty() {
             return false;
         }
-        let look = self.stats.polls.is_multiple_of(LOOK_EVERY);
+        let look = cx.stats.polls.is_multiple_of(LOOK_EVERY);
         if now.saturating_sub(self.fed_at) < PATIENCE {
-            let mut others = self.conns.iter();
+            let mut others = cx.conns.iter();
             return look && others.all(|other| other.holds_nothing()) && conn.holds_nothing();
         }
         // Those who hold memory for what they do not take make room.
-        let stalled = self.end_stalled(now, PATIENCE / 2) > 0 || self.is_stalled(conn, PATIENCE / 2);
+        let stalled =
+            watch.end_stalled(cx, now, PATIENCE / 2) > 0 || watch.is_stalled(cx, conn, PATIENCE / 2);
         if stalled {
             self.fed_at = now;
         }
@@ -146,21 +166,21 @@ impl<F: Fabric> Shard<F> {
 
     /// Whether a call's message came in parts, or in a chunk, and is in a buffer of the pool that is longer
     /// than a Receive: those that wait with such could wait for each other.
-    pub(super) fn holds_what_others_wait_for(&self, call: &ServerCall) -> bool {
-        let ours = self.pool.arena().id();
+    pub(super) fn holds_what_others_wait_for<F: Fabric>(&self, cx: &Context<F>, call: &ServerCall) -> bool {
+        let ours = cx.pool.arena().id();
         call.message
             .as_ref()
-            .is_some_and(|buf| buf.arena() == ours && buf.capacity() > self.sizing.configured_capacity())
+            .is_some_and(|buf| buf.arena() == ours && buf.capacity() > cx.sizing.configured_capacity())
     }
 
     /// Whether the pool has buffers for what a call needs, were they all free. What fits a buffer fits all
     /// larger ones, too.
-    pub(super) fn could_hold(&self, call: &ServerCall, fetch: &Fetch) -> bool {
+    pub(super) fn could_hold<F: Fabric>(&self, cx: &Context<F>, call: &ServerCall, fetch: &Fetch) -> bool {
         let Some(services) = &self.services else { return false };
         let mut needs = ArrayVec::<usize, { 2 * MAX_CHUNKS + 2 }>::new();
         if let Some(message) = &call.message {
             // A long one has taken its part already.
-            needs.extend(Some(message.capacity()).filter(|&len| len != self.sizing.capacity()));
+            needs.extend(Some(message.capacity()).filter(|&len| len != cx.sizing.capacity()));
             let entry = services.entry(call.entry);
             needs.push(reply_room(call, entry).1);
             if entry.result_memory == ResultMemory::Pool {
@@ -174,29 +194,9 @@ impl<F: Fabric> Shard<F> {
                 .map(|chunk| chunk.iter().map(|part| part.1.length as usize).sum()),
         );
         needs.sort_unstable_by(|a, b| b.cmp(a));
-        let classes = self.pool.stats().classes;
+        let classes = cx.pool.stats().classes;
         needs.iter().enumerate().all(|(larger, &len)| {
             classes.iter().filter(|class| class.size >= len).map(|class| class.count).sum::<usize>() > larger
         })
-    }
-
-    /// Replies whose end is not heard of may hold what is waited for: asks for a word of it.
-    pub(super) fn nudge_all(&mut self) {
-        self.with_each(Self::nudge);
-    }
-
-    pub(super) fn nudge(&mut self, conn: &mut Conn) {
-        if conn.sends.has_unsignalled() {
-            self.write_nothing(conn);
-        }
-    }
-
-    /// Asks what became of all Sends, and whether the peer's device is there: by an [empty
-    /// Write](super::send_queue::SendQueue::push_empty_write).
-    pub(super) fn write_nothing(&mut self, conn: &mut Conn) {
-        // Without a buffer it is tried again soon.
-        let Some(Ok(nothing)) = self.pool.alloc(0).map(Buf::lend) else { return };
-        conn.sends.push_empty_write(nothing);
-        Self::make_ready(&mut self.ready, conn);
     }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use super::Shard;
+use super::Responder;
 use crate::config::POLL_BATCH;
 use crate::fabric::{Fabric, QpId};
 use crate::handoff::workers::{Bench, JobError, ShardPort, WorkerPool};
 use crate::proto::InboundId;
 use crate::service::{ServerCall, Services};
+use crate::shard::context::Context;
 use crate::wire::ErrorBody;
 
 /// Names a call that is with the workers.
@@ -28,7 +29,7 @@ pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Box<ServerCall>) -> 
 type Work = Box<dyn Fn(Box<ServerCall>) -> Box<ServerCall>>;
 
 /// Workers without threads, for simulations: they work when they are given a turn, on the thread that gives
-/// it. Shards [use them](Shard::simulate_workers) as they use those of a [`Server`](crate::Server).
+/// it. Shards [use them](crate::shard::Shard::simulate_workers) as they use those of a [`Server`](crate::Server).
 pub struct SimulatedWorkers {
     pool: Workers,
     benches: Vec<Bench<WorkKey, Box<ServerCall>, Box<ServerCall>, Work>>,
@@ -50,25 +51,21 @@ impl SimulatedWorkers {
     }
 }
 
-impl<F: Fabric> Shard<F> {
-    /// Runs procedures on these workers from now on.
-    pub(crate) fn use_workers(&mut self, workers: &Workers) {
-        self.workers = Some(workers.attach_shard(&self.sleeper.signal()));
+impl SimulatedWorkers {
+    /// The workers themselves, as shards use them.
+    pub(in crate::shard) fn pool(&self) -> &Workers {
+        &self.pool
     }
+}
 
-    /// Runs procedures on simulated workers from now on. Call it before the first connection.
-    pub fn simulate_workers(&mut self, workers: &SimulatedWorkers) {
-        self.use_workers(&workers.pool);
-    }
-
+impl Responder {
     /// Hands to the workers what waits for them, as far as their rings take it.
-    #[inline(never)]
-    pub(super) fn dispatch(&mut self) {
+    pub(super) fn dispatch<F: Fabric>(&mut self, cx: &mut Context<F>) {
         let Some(port) = self.workers.as_mut() else { return };
         while let Some(call) = self.backlog.pop_front() {
             if let Err((_, call)) = port.dispatch((call.qp, call.id), call) {
                 self.backlog.push_front(call);
-                self.stats.backpressure += 1;
+                cx.stats.backpressure += 1;
                 return;
             }
         }
@@ -76,41 +73,47 @@ impl<F: Fabric> Shard<F> {
 
     /// Takes back what the workers have finished; returns how many.
     #[inline]
-    pub(super) fn collect(&mut self) -> usize {
-        if self.workers.is_none() { 0 } else { self.collect_worked() }
+    pub(in crate::shard) fn collect<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+        if self.workers.is_none() { 0 } else { self.collect_worked(cx) }
     }
 
     #[inline(never)]
-    fn collect_worked(&mut self) -> usize {
+    fn collect_worked<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let Some(port) = self.workers.as_mut() else { return 0 };
         let mut worked = std::mem::take(&mut self.worked);
         let count = port.collect(POLL_BATCH, |key, result| worked.push((key, result)));
         for ((qp, id), result) in worked.drain(..) {
-            self.worked_off(qp, id, result);
+            self.worked_off(cx, qp, id, result);
         }
         self.worked = worked;
         count
     }
 
-    fn worked_off(&mut self, qp: QpId, id: InboundId, result: Result<Box<ServerCall>, JobError>) {
-        let Some(conn) = self.conns.take(qp) else {
+    fn worked_off<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        qp: QpId,
+        id: InboundId,
+        result: Result<Box<ServerCall>, JobError>,
+    ) {
+        let Some(conn) = cx.conns.take(qp) else {
             // The connection ended meanwhile; so did the call.
             if let Ok(call) = result {
                 self.boxes.put(call);
             }
             return;
         };
-        self.lend(conn, |shard, conn| {
-            conn.at_workers -= 1;
+        cx.lend(conn, |cx, conn| {
+            conn.served.at_workers -= 1;
             match result {
-                Ok(call) => shard.finish(conn, call),
+                Ok(call) => self.finish(cx, conn, call),
                 Err(error) => {
-                    shard.error("failures of workers", format_args!("a procedure on a worker: {error}"));
+                    cx.error("failures of workers", format_args!("a procedure on a worker: {error}"));
                     conn.proto.reply_error(id, ErrorBody::System);
-                    shard.stats.calls_failed += 1;
+                    cx.stats.calls_failed += 1;
                 }
             }
-            Self::make_ready(&mut shard.ready, conn);
+            cx.ready.add(conn);
         });
     }
 }

@@ -1,0 +1,417 @@
+//! What all of a shard's parts work with: the device, the pool, the clock, the connections, the statistics. It is
+//! passed to whoever does something, and decides nothing about calls.
+
+use std::fmt::Arguments;
+
+use log::Level;
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, Pool, PoolConfig};
+
+use super::assembly::Assemblies;
+use super::clock::Clock;
+use super::close_reason::{CloseReason, LocalClose};
+use super::conn::Conn;
+use super::list::push;
+use super::receives::ReceiveBudget;
+use super::resize::Sizing;
+use super::schedule::Schedule;
+use super::stage::Stage;
+use super::table::ConnTable;
+use super::{ConnRef, OpenError};
+use crate::config::{Config, HEADROOM_CHUNKS, HEADROOM_REPLY, SMALL_BUFFER};
+use crate::fabric::log_limit::LogLimit;
+use crate::fabric::{Access, Fabric, PostError};
+use crate::stats::ShardStats;
+
+/// Longest chain that is counted by its length.
+const MAX_BATCH: usize = 256;
+
+/// See the module page.
+pub(super) struct Context<F: Fabric> {
+    pub(super) config: Config,
+    pub(super) fabric: F,
+    pub(super) clock: Clock,
+    pub(super) pool: Pool,
+    pub(super) conns: ConnTable,
+    pub(super) ready: ReadyList,
+    pub(super) receives: ReceiveBudget,
+    pub(super) sizing: Sizing,
+    /// Messages that come in parts, on all connections.
+    pub(super) assemblies: Assemblies,
+    pub(super) schedule: Schedule,
+    pub(super) stats: ShardStats,
+    /// Calls until the next one that is timed.
+    until_sample: u64,
+    /// Lines that peers can cause.
+    log: LogLimit,
+    /// Posts by the number of work requests in them; the last is for all longer ones.
+    batches: Box<[u64; MAX_BATCH + 1]>,
+}
+
+/// The connections with something to say: slots of their queue pairs.
+#[derive(Debug)]
+pub(super) struct ReadyList {
+    /// Of this turn.
+    slots: Vec<u32>,
+    /// The same of the turn before, which are being asked.
+    taken: Vec<u32>,
+}
+
+impl ReadyList {
+    fn new() -> Self {
+        Self { slots: Vec::with_capacity(64), taken: Vec::with_capacity(64) }
+    }
+
+    /// Adds a connection, unless it is there.
+    #[inline]
+    pub(super) fn add(&mut self, conn: &mut Conn) {
+        if !conn.ready {
+            conn.ready = true;
+            push(&mut self.slots, || conn.qp.slot);
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Takes the only one.
+    #[inline]
+    pub(super) fn take_only(&mut self) -> Option<u32> {
+        if self.slots.len() == 1 { self.slots.pop() } else { None }
+    }
+
+    /// Takes all. They are given back, so that no list is ever made anew.
+    #[inline]
+    pub(super) fn take_all(&mut self) -> Vec<u32> {
+        std::mem::replace(&mut self.slots, std::mem::take(&mut self.taken))
+    }
+
+    /// Takes the list back that [`take_all`](Self::take_all) gave.
+    #[inline]
+    pub(super) fn give_back(&mut self, mut list: Vec<u32>) {
+        list.clear();
+        self.taken = list;
+    }
+}
+
+impl<F: Fabric> Context<F> {
+    /// With memory for all that the configuration says; `serves`: some of it for the peers' calls.
+    ///
+    /// # Errors
+    /// The knob, limit or call that failed, and the remedy.
+    pub(super) fn open(mut fabric: F, mut config: Config, serves: bool) -> Result<Self, OpenError> {
+        config.validate()?;
+        config.remote_invalidate &= fabric.capabilities().remote_invalidate;
+        let classes = classes_of(&config, serves);
+        let receive_size = classes.iter().map(|class| class.size).find(|&size| size >= config.inline);
+        let pool = Pool::new(&PoolConfig { classes, arena: arena_config(&config) })?;
+        log::debug!("shard pool: {}", pool.arena().report());
+        fabric.register(pool.arena(), Access::LOCAL)?;
+        for arena in &config.arenas {
+            fabric.register(arena, Access::LOCAL)?;
+        }
+        Ok(Self {
+            clock: Clock::real(),
+            conns: ConnTable::default(),
+            ready: ReadyList::new(),
+            receives: ReceiveBudget::new(config.receives),
+            sizing: Sizing::new(config.inline, receive_size.unwrap_or(0)),
+            assemblies: Assemblies::default(),
+            schedule: Schedule::default(),
+            stats: ShardStats::new(pool.stats()),
+            until_sample: config.calls_per_sample(),
+            log: LogLimit::new("rpcrdma::shard"),
+            batches: Box::new([0; MAX_BATCH + 1]),
+            pool,
+            fabric,
+            config,
+        })
+    }
+
+    /// Works on each connection that has a queue pair.
+    #[inline]
+    pub(super) fn with_each(&mut self, mut work: impl FnMut(&mut Self, &mut Conn)) {
+        for slot in self.conns.slots() {
+            if let Some(conn) = self.conns.take_slot(slot) {
+                self.lend(conn, &mut work);
+            }
+        }
+    }
+
+    /// Works on a connection that is not in the table, and gives it back: whoever works on one cannot lose it. If it
+    /// is over by then, it is ended at the next look at the control plane, which is due at once.
+    #[inline(always)]
+    pub(super) fn lend<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
+        let result = work(self, &mut conn);
+        self.give_back(conn);
+        result
+    }
+
+    /// Gives back a connection, as [`lend`](Self::lend) does.
+    #[inline(always)]
+    pub(super) fn give_back(&mut self, conn: Box<Conn>) {
+        if !self.conns.give_back(conn) {
+            self.schedule.control_now();
+        }
+    }
+
+    /// Posts what a connection has queued: one chain, one doorbell.
+    #[inline]
+    pub(super) fn post_chain(&mut self, conn: &mut Conn) {
+        if conn.sends.is_empty() {
+            return;
+        }
+        let qp = conn.qp;
+        let (posted, result) = conn.sends.post(|chain| self.fabric.post_send(qp, chain));
+        if let Err(error) = result {
+            self.not_posted(conn, error);
+        }
+        self.batches[posted.min(MAX_BATCH)] += 1;
+    }
+
+    /// Of a chain, not all was posted.
+    #[cold]
+    fn not_posted(&mut self, conn: &mut Conn, error: PostError) {
+        match error {
+            // The rest goes with the next turn.
+            PostError::QueueFull => self.ready.add(conn),
+            error => conn.end_for(CloseReason::NotPosted(error)),
+        }
+    }
+
+    /// Adds the sizes of the chains so far to a histogram.
+    pub(super) fn record_batches(&self, stats: &mut ShardStats) {
+        for (size, &count) in self.batches.iter().enumerate().filter(|&(_, &count)| count > 0) {
+            // Sizes are within the histogram's bounds.
+            let _ = stats.batch.record_n(size as u64, count.try_into().unwrap_or(u32::MAX).into());
+        }
+    }
+
+    /// What was counted as sent cannot be: the counts no longer hold, and the connection ends.
+    #[cold]
+    pub(super) fn unsendable(&mut self, conn: &mut Conn, what: &'static str) {
+        if conn.close_reason.is_none() {
+            let line = format_args!("{:?}: {what} could not be sent, its connection ends", conn.qp);
+            self.error("connections that ended as something could not be sent", line);
+            conn.end_for(LocalClose::Unsendable(what));
+        }
+    }
+
+    /// Posts Receives, as one chain, up to what is promised and the margin.
+    #[inline(never)]
+    pub(super) fn refill(&mut self) {
+        self.sizing.drain_remote();
+        for _ in 0..self.receives.wanted() {
+            let Some(buf) = self.alloc_receive() else { break };
+            // What is not promised takes no longer buffer, for which calls may wait.
+            if buf.capacity() > self.sizing.capacity() && self.receives.covers_promises() {
+                break;
+            }
+            self.receives.add(buf);
+        }
+        let posted = self.receives.post(|bufs| self.fabric.post_recv(None, bufs));
+        self.sizing.posted(posted);
+        if self.receives.is_starved() && (posted > 0 || self.receives.suffice()) {
+            self.relieved();
+        }
+    }
+
+    /// There are more Receives, or fewer promised: whoever had to keep its grants, or its replies, back may go
+    /// on.
+    #[cold]
+    pub(super) fn relieved(&mut self) {
+        self.receives.relieve();
+        for conn in self.conns.iter_mut() {
+            self.ready.add(conn);
+        }
+    }
+
+    /// Replies whose end is not heard of may hold what is waited for: asks for a word of it.
+    pub(super) fn nudge_all(&mut self) {
+        self.with_each(Self::nudge);
+    }
+
+    /// The same of one connection.
+    pub(super) fn nudge(&mut self, conn: &mut Conn) {
+        if conn.sends.has_unsignalled() {
+            self.write_nothing(conn);
+        }
+    }
+
+    /// Asks what became of all Sends, and whether the peer's device is there: by an [empty
+    /// Write](super::send_queue::SendQueue::push_empty_write).
+    pub(super) fn write_nothing(&mut self, conn: &mut Conn) {
+        // Without a buffer it is tried again soon.
+        let Some(Ok(nothing)) = self.pool.alloc(0).map(Buf::lend) else { return };
+        conn.sends.push_empty_write(nothing);
+        self.ready.add(conn);
+    }
+
+    /// A buffer of the pool for `len` bytes; counts when there is none.
+    #[inline]
+    pub(super) fn alloc(&mut self, len: usize) -> Option<Buf> {
+        let buf = self.pool.alloc(len);
+        self.stats.pool_empty += u64::from(buf.is_none());
+        buf
+    }
+
+    /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for it.
+    pub(super) fn copy_of(&mut self, message: &[u8]) -> Option<Buf> {
+        self.copy_with(HEADROOM_CHUNKS, message)
+    }
+
+    /// A copy of a message, with so much room in front.
+    pub(super) fn copy_with(&mut self, room: usize, message: &[u8]) -> Option<Buf> {
+        let mut copy = self.alloc(room + message.len())?;
+        copy.set_window(room, message.len());
+        copy.copy_from_slice(message);
+        Some(copy)
+    }
+
+    /// A message with the usual room in front for a header with chunks.
+    pub(super) fn roomy(&mut self, message: Buf) -> Option<Buf> {
+        if message.start() >= HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
+    }
+
+    /// The time, in nanoseconds, if this call is one of those that are timed.
+    #[inline]
+    pub(super) fn sample(&mut self) -> Option<u64> {
+        self.until_sample -= 1;
+        if self.until_sample == 0 { self.next_sample() } else { None }
+    }
+
+    #[inline(never)]
+    fn next_sample(&mut self) -> Option<u64> {
+        self.until_sample = self.config.calls_per_sample();
+        Some(self.clock.read())
+    }
+
+    /// A call that was started, or has arrived, at this time has ended.
+    #[inline(always)]
+    pub(super) fn timed(&mut self, started: Option<u64>) {
+        if let Some(started) = started {
+            self.record(started);
+        }
+    }
+
+    #[inline(never)]
+    fn record(&mut self, started: u64) {
+        // Too long for the histogram is as long as it goes.
+        self.stats.latency.saturating_record(self.clock.read().saturating_sub(started));
+    }
+
+    /// Writes a line that a peer can cause, or counts it; see [`LogLimit`].
+    #[cold]
+    pub(super) fn warn(&mut self, what: &'static str, line: Arguments<'_>) {
+        self.log.warn(self.clock.read(), what, line);
+    }
+
+    /// The same for what must not be.
+    #[cold]
+    pub(super) fn error(&mut self, what: &'static str, line: Arguments<'_>) {
+        self.log.error(self.clock.read(), what, line);
+    }
+
+    /// The same for what may be.
+    #[cold]
+    pub(super) fn info(&mut self, what: &'static str, line: Arguments<'_>) {
+        self.log.log(self.clock.read(), Level::Info, what, line);
+    }
+
+    /// Sums up the lines that were counted instead of written.
+    pub(super) fn sum_up_lines(&mut self) {
+        if self.log.holds_any() {
+            self.log.sum_up(self.clock.read());
+        }
+    }
+
+    /// The connection that goes by this name, if calls may be started on it.
+    pub(super) fn open_conn(&self, conn: ConnRef) -> Option<&Conn> {
+        self.conns.get(conn).filter(|conn| conn.stage == Stage::Open)
+    }
+}
+
+/// The classes of buffers of a shard's pool.
+fn classes_of(config: &Config, serves: bool) -> Vec<Class> {
+    let mut classes = vec![
+        Class { size: SMALL_BUFFER, count: config.small_buffers },
+        Class { size: config.inline, count: config.receives + config.message_buffers },
+        Class { size: config.inline + HEADROOM_REPLY, count: config.message_buffers },
+    ];
+    if config.longest_message() > config.inline {
+        let size = config.longest_message() + HEADROOM_REPLY;
+        classes.push(Class { size, count: config.message_buffers });
+    }
+    classes.extend(config.long_buffers.iter().map(|&(size, count)| Class { size, count }));
+    if serves {
+        classes.extend(config.bulk_buffers.iter().map(|&(size, count)| Class { size, count }));
+    }
+    // Bulk buffers may be as long as messages are: one class of both.
+    classes.sort_by_key(|class| class.size);
+    classes.dedup_by(|next, kept| {
+        let same = next.size == kept.size;
+        kept.count += if same { next.count } else { 0 };
+        same
+    });
+    classes
+}
+
+/// The arena of a shard's pool, or of a connection's exposed memory.
+pub(super) fn arena_config(config: &Config) -> ArenaConfig {
+    ArenaConfig { bytes: 0, pages: config.pages, node: config.numa_node, ..ArenaConfig::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::testing::{context, open_conn, small};
+
+    #[test]
+    fn a_connection_is_once_in_the_list_of_those_with_something_to_say() {
+        let mut ready = ReadyList::new();
+        let (mut one, mut other) = (open_conn(3, true), open_conn(5, true));
+        ready.add(&mut one);
+        ready.add(&mut one);
+        assert_eq!((ready.take_only(), ready.take_only()), (Some(3), None));
+        one.ready = false;
+        ready.add(&mut other);
+        ready.add(&mut one);
+        assert_eq!(ready.take_only(), None, "there are two");
+        let all = ready.take_all();
+        assert_eq!(all, [5, 3]);
+        other.ready = false;
+        ready.add(&mut other);
+        ready.give_back(all);
+        assert_eq!(ready.take_all(), [5], "what came meanwhile");
+    }
+
+    #[test]
+    fn a_connection_that_is_over_is_ended_at_once_by_control() {
+        let mut cx = context(small());
+        let qp = open_conn(0, true).qp;
+        cx.conns.insert(open_conn(0, true));
+        assert!(cx.schedule.control_is_due(0, std::time::Duration::from_secs(1)));
+        cx.with_each(|_, _| {});
+        assert!(cx.schedule.next() > 0 && !cx.conns.has_closed());
+        cx.with_each(|_, conn| conn.end_for(LocalClose::Requested));
+        assert!(cx.schedule.next() == 0 && cx.conns.has_closed() && cx.conns.take(qp).is_none());
+    }
+
+    #[test]
+    fn what_is_posted_is_counted_by_its_length_and_receives_go_to_the_device() {
+        let mut cx = context(small());
+        assert!(cx.receives.posted() > 0 && cx.receives.suffice());
+        let mut conn = open_conn(0, true);
+        cx.post_chain(&mut conn);
+        for _ in 0..3 {
+            let buf = cx.alloc(8).expect("a buffer");
+            conn.sends.push_send(buf, None, 1);
+        }
+        cx.post_chain(&mut conn);
+        let mut stats = cx.stats.clone();
+        cx.record_batches(&mut stats);
+        assert_eq!((stats.batch.len(), stats.batch.max()), (1, 3), "an empty chain is none");
+        assert_eq!(cx.fabric.take_sent().len(), 3);
+    }
+}

@@ -1,0 +1,139 @@
+//! Messages that go out in parts (version 2 §4.5.2).
+
+use rpcrdma_mempool::Buf;
+
+use super::conn::Conn;
+use super::context::Context;
+use super::requester::call_header_len;
+use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
+use crate::fabric::Fabric;
+use crate::proto::{CallId, Outgoing};
+use crate::service::ServerCall;
+use crate::wire::ChunkCounts;
+
+/// Bytes of the shortest parts, but for the last: what the smallest buffers hold.
+const LEAST_PART: usize = SMALL_BUFFER - HEADROOM_PLAIN;
+
+/// Whose message goes out in parts.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// A call of ours, and what it exposes.
+    Call(CallId, Option<u32>),
+    /// The reply to a call of the peer's.
+    Reply(Box<ServerCall>),
+}
+
+impl Message {
+    fn outgoing(&self) -> Outgoing {
+        match self {
+            Self::Call(call, _) => Outgoing::Call(*call),
+            Self::Reply(call) => Outgoing::Reply(call.id),
+        }
+    }
+}
+
+/// A message that goes out in parts.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) of: Message,
+    /// Its window is what is left.
+    pub(super) rest: Buf,
+    /// Where all of it starts in the buffer, and its length.
+    pub(super) whole: (usize, usize),
+    /// Bytes of the last part's header.
+    pub(super) last_header: usize,
+}
+
+impl Parts {
+    /// All of `message`, which the last part's header goes with.
+    pub(super) fn new(of: Message, message: Buf, last_header: usize) -> Self {
+        let whole = (message.start(), message.len());
+        Self { of, rest: message, whole, last_header }
+    }
+}
+
+/// What became of the next part.
+pub(super) enum NextPart {
+    Sent,
+    /// There was no memory for it: it is tried again in the next turn.
+    NoMemory,
+    /// It is the last: whoever's message it is sends it.
+    Last(Parts),
+}
+
+impl<F: Fabric> Context<F> {
+    /// Sends the first part of a message, which is too long for one.
+    #[cold]
+    pub(super) fn start_parts(&mut self, conn: &mut Conn, parts: Parts, receives_ok: bool) {
+        debug_assert!(parts.last_header + parts.rest.len() > conn.proto.terms().send_inline);
+        self.transmit_part(conn, parts, receives_ok);
+    }
+
+    /// Sends one more part, unless it is the last.
+    pub(super) fn next_part(&mut self, conn: &mut Conn, receives_ok: bool) -> NextPart {
+        let Some(mut parts) = conn.parts.take() else { return NextPart::Sent };
+        if let Message::Call(call, Some(index)) = parts.of
+            && !conn.exposes(call, index)
+        {
+            // It was answered before it was complete: what it exposed is others' now. The rest still goes out, or
+            // what follows would be taken for it.
+            (parts.of, parts.last_header) = (Message::Call(call, None), call_header_len(conn, None));
+        }
+        if parts.last_header + parts.rest.len() <= conn.proto.terms().send_inline {
+            return NextPart::Last(parts);
+        }
+        match self.transmit_part(conn, parts, receives_ok) {
+            true => NextPart::Sent,
+            false => NextPart::NoMemory,
+        }
+    }
+
+    /// Sends a part that is not the last. False if there was no memory for it.
+    fn transmit_part(&mut self, conn: &mut Conn, mut parts: Parts, receives_ok: bool) -> bool {
+        let (limit, left) = (conn.proto.terms().send_inline, parts.rest.len());
+        // The last part is never empty, and parts end where XDR words do.
+        let room = (limit - conn.proto.header_len(&ChunkCounts::default())) & !3;
+        let longest = if room < left { room } else { (left / 2) & !3 };
+        if longest == 0 {
+            // The peer has come to receive less since it began: nothing of it fits behind the last header.
+            self.unsendable(conn, "the rest of a message");
+            conn.parts = Some(parts);
+            return true;
+        }
+        let sent = self.alloc_part(longest).is_some_and(|(mut buf, take)| {
+            let end = HEADROOM_PLAIN + take;
+            let bytes = parts.rest.get(..take).unwrap_or_default();
+            buf.full_mut()[HEADROOM_PLAIN..end].copy_from_slice(bytes);
+            let of = parts.of.outgoing();
+            match conn.proto.emit_part(of, receives_ok, buf.full_mut(), HEADROOM_PLAIN) {
+                Some(start) => {
+                    buf.set_window(start, end - start);
+                    conn.sends.push_send(buf, None, self.config.signal_every);
+                }
+                None => self.unsendable(conn, "a part of a message"),
+            }
+            let start = parts.rest.start();
+            parts.rest.set_window(start + take, left - take);
+            true
+        });
+        conn.parts = Some(parts);
+        conn.proto.hold_queue();
+        self.ready.add(conn);
+        sent
+    }
+
+    /// A buffer for a part of so many bytes, or of fewer if there is none: what waits behind this message may
+    /// hold all the others.
+    fn alloc_part(&mut self, longest: usize) -> Option<(Buf, usize)> {
+        let mut take = longest;
+        loop {
+            match self.pool.alloc(HEADROOM_PLAIN + take) {
+                Some(buf) => return Some((buf, take)),
+                None if take > LEAST_PART => take = (take / 2).max(LEAST_PART) & !3,
+                None => break,
+            }
+        }
+        self.stats.pool_empty += 1;
+        None
+    }
+}

@@ -1,0 +1,137 @@
+//! What a shard's connections are about to become, counted, and what its owner is to know of it.
+
+use super::close_reason::CloseReason;
+use super::{ConnRef, Notice};
+
+/// See the module page.
+#[derive(Debug)]
+pub(super) struct Lifecycle {
+    notices: Vec<Notice>,
+    /// Clients that wait for the answer to their first message.
+    negotiating: usize,
+    /// Connections of others that are being set up.
+    arriving: usize,
+    draining: bool,
+    /// Where the XIDs of the next connection start.
+    seed: u32,
+}
+
+impl Lifecycle {
+    pub(super) fn new() -> Self {
+        let seed = std::process::id().wrapping_mul(0x9E37_79B9);
+        Self { notices: Vec::new(), negotiating: 0, arriving: 0, draining: false, seed }
+    }
+
+    /// XIDs follow from the number of connections alone from now on.
+    pub(super) fn fix_seed(&mut self) {
+        self.seed = 1;
+    }
+
+    /// Where the XIDs of one more connection start.
+    pub(super) fn next_seed(&mut self) -> u32 {
+        self.seed = self.seed.wrapping_mul(0x0019_660D).wrapping_add(0x3C6E_F35F);
+        self.seed
+    }
+
+    /// A connection may be used.
+    pub(super) fn opened(&mut self, conn: ConnRef) {
+        self.notices.push(Notice::Open(conn));
+    }
+
+    /// A connection is over.
+    pub(super) fn closed(&mut self, conn: ConnRef, reason: CloseReason) {
+        self.notices.push(Notice::Closed { conn, reason });
+    }
+
+    /// Something happened to connections that was not taken yet.
+    #[inline]
+    pub(super) fn has_notices(&self) -> bool {
+        !self.notices.is_empty()
+    }
+
+    /// Takes what happened to connections.
+    pub(super) fn take_notices(&mut self) -> std::vec::Drain<'_, Notice> {
+        self.notices.drain(..)
+    }
+
+    /// One more client negotiates.
+    pub(super) fn negotiates(&mut self) {
+        self.negotiating += 1;
+    }
+
+    /// One of them does not any more.
+    pub(super) fn negotiates_no_more(&mut self) {
+        self.negotiating -= 1;
+    }
+
+    /// Clients negotiate.
+    pub(super) fn is_negotiating(&self) -> bool {
+        self.negotiating > 0
+    }
+
+    /// One more connection of somebody else's is being set up.
+    pub(super) fn arrives(&mut self) {
+        self.arriving += 1;
+    }
+
+    /// One of them is there, or gone.
+    pub(super) fn arrives_no_more(&mut self) {
+        self.arriving -= 1;
+    }
+
+    /// Connections of others are being set up.
+    pub(super) fn is_arriving(&self) -> bool {
+        self.arriving > 0
+    }
+
+    /// No connection is begun, or made again, from now on.
+    pub(super) fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Whether no connection is begun any more.
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::close_reason::LocalClose;
+
+    #[test]
+    fn who_negotiates_and_who_arrives_is_counted() {
+        let mut life = Lifecycle::new();
+        life.negotiates();
+        life.negotiates();
+        life.arrives();
+        life.negotiates_no_more();
+        assert!(life.is_negotiating() && life.is_arriving());
+        life.negotiates_no_more();
+        life.arrives_no_more();
+        assert!(!life.is_negotiating() && !life.is_arriving());
+    }
+
+    #[test]
+    fn notices_come_once_and_in_order() {
+        let mut life = Lifecycle::new();
+        life.opened(ConnRef::NONE);
+        life.closed(ConnRef::NONE, LocalClose::Requested.into());
+        assert!(life.has_notices());
+        let taken: Vec<_> = life.take_notices().collect();
+        assert!(matches!(taken[..], [Notice::Open(_), Notice::Closed { .. }]));
+        assert!(!life.has_notices());
+    }
+
+    #[test]
+    fn no_two_connections_start_at_the_same_xid_and_a_fixed_seed_repeats() {
+        let (mut one, mut other) = (Lifecycle::new(), Lifecycle::new());
+        one.fix_seed();
+        other.fix_seed();
+        let seeds: Vec<_> = (0..100).map(|_| one.next_seed()).collect();
+        assert!(seeds.iter().all(|&seed| other.next_seed() == seed));
+        let distinct: std::collections::HashSet<_> = seeds.iter().collect();
+        assert_eq!(distinct.len(), seeds.len());
+    }
+}

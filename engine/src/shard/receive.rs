@@ -1,0 +1,126 @@
+//! A message has come: what it is, and who goes on with it.
+
+use super::Shard;
+use super::conn::Conn;
+use super::stage::Stage;
+use crate::fabric::{Fabric, ReceivedBuf};
+use crate::proto::{Event, Incoming, Lists, PeerFault};
+use crate::wire::{Head, HeaderType, View, WireError};
+
+impl<F: Fabric> Shard<F> {
+    /// Takes a message. Most are plain, and for them the compiler makes a [`take`](Self::take) of its own.
+    #[inline(never)]
+    pub(super) fn received(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
+        match conn.proto.decode_plain(&message) {
+            Some(head) => self.take(conn, Some(head), message, invalidated),
+            None => self.received_other(conn, message, invalidated),
+        }
+    }
+
+    #[inline(never)]
+    fn received_other(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
+        self.take(conn, None, message, invalidated);
+    }
+
+    /// Decodes a message, unless it is plain, lets the connection say what it means, and goes on with the call
+    /// or the reply that it is.
+    #[inline(always)]
+    fn take(&mut self, conn: &mut Conn, plain: Option<Head>, message: ReceivedBuf, invalidated: Option<u32>) {
+        if conn.stage == Stage::Closing {
+            return;
+        }
+        let checked;
+        let incoming = if let Some(head) = plain {
+            head.into()
+        } else if let Some(incoming) = conn.proto.decode_with_chunks(&message) {
+            incoming
+        } else {
+            checked = conn.proto.check(&message);
+            Incoming::checked(&checked)
+        };
+        let event = match incoming.lists {
+            Lists::Checked(checked) => self.receive_checked(conn, checked),
+            _ => conn.proto.receive(&incoming),
+        };
+        let cx = &mut self.cx;
+        match event {
+            Ok(Event::Call { id }) => {
+                let mut call = self.responder.take_call(cx, conn, id);
+                if let Some(view) = incoming.view()
+                    && (conn.assembly.is_some() || view.htype() != HeaderType::Msg)
+                {
+                    return self.responder.serve_unusual(cx, conn, call, view);
+                }
+                let read = self.responder.read(conn, &incoming, &message, &mut call);
+                self.responder.serve(cx, conn, call, read, message);
+            }
+            Ok(Event::Reply { call, token }) => {
+                if let Some(view) = incoming.view()
+                    && conn.assembly.is_some()
+                {
+                    return self.requester.replied_in_parts(cx, conn, (call, token), view, invalidated);
+                }
+                let read = conn.read_reply(call, &incoming, &message);
+                self.requester.replied(cx, conn, (call, token), read, message, invalidated);
+            }
+            Ok(event) => self.unusual(conn, event, &message, invalidated),
+            Err(fault) => self.fault(conn, fault),
+        }
+    }
+
+    /// The same for what may be a first message, and may settle the terms.
+    #[inline(never)]
+    fn receive_checked(
+        &mut self,
+        conn: &mut Conn,
+        checked: &Result<View<'_>, WireError>,
+    ) -> Result<Event, PeerFault> {
+        self.widen(conn);
+        let event = conn.proto.receive(&Incoming::checked(checked));
+        conn.served.refresh_room(&conn.proto);
+        event
+    }
+
+    /// All that is neither a call nor a reply.
+    #[cold]
+    fn unusual(&mut self, conn: &mut Conn, event: Event, message: &ReceivedBuf, invalidated: Option<u32>) {
+        if let Some(fault) = conn.proto.exhausted() {
+            self.fault(conn, fault);
+        }
+        match event {
+            Event::Part { first, kept } => {
+                let view = View::check(message, self.cx.config.revision);
+                return self.cx.part_came(conn, first, view.ok().filter(|_| kept).as_ref());
+            }
+            Event::Settled => {
+                self.settled(conn);
+                self.changes.note(&mut self.cx, conn);
+            }
+            Event::Grant | Event::Changed => return self.changes.note(&mut self.cx, conn),
+            Event::Failed { call, token, error } => {
+                self.requester.failed(&mut self.cx, conn, call, token, error, invalidated);
+            }
+            Event::Refused { call, token, error } => {
+                self.requester.refused(&mut self.cx, conn, call, token, error, invalidated);
+            }
+            Event::Late { call } => self.requester.late(&mut self.cx, conn, call, invalidated),
+            // Calls and replies are never made of what could not be read.
+            Event::Rejected(_) | Event::Call { .. } | Event::Reply { .. } => {}
+        }
+        conn.assembly = None;
+        if let Some(orphan) = conn.proto.broken_off() {
+            self.unusual(conn, orphan, message, None);
+        }
+    }
+
+    #[cold]
+    fn fault(&mut self, conn: &mut Conn, fault: PeerFault) {
+        self.cx.stats.peer_faults += 1;
+        self.cx.warn("faults of peers", format_args!("{:?}: {fault}", conn.qp));
+        if matches!(fault, PeerFault::NoCommonVersion { .. }) {
+            // Another connection would end in the same way.
+            conn.again.give_up();
+        }
+        conn.end_for(fault);
+    }
+}

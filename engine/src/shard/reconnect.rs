@@ -1,0 +1,164 @@
+//! Connections that are made again: after a loss, by policy; and in version 1, when version 2 was not
+//! answered.
+//!
+//! A connection that waits to be made again is parked: without a queue pair. Its calls wait with it, and
+//! go out under their XIDs when it is open again. Its owner's name for it stays that of its first queue pair.
+
+use super::Shard;
+use super::clock::nanoseconds;
+use super::conn::Conn;
+use super::stage::Stage;
+use crate::auth::AuthPolicy;
+use crate::fabric::{Fabric, FabricAddress, FabricError};
+use crate::proto::Phase;
+use crate::wire::Version;
+
+/// How a connection is made again.
+#[derive(Debug, Default)]
+pub(super) struct Again {
+    /// Of a client: where it leads.
+    address: Option<FabricAddress>,
+    /// Times that it was made again since it was open.
+    attempts: u32,
+    /// While it waits to be made again: when the next attempt is due, in nanoseconds.
+    retry_at: u64,
+    /// Its server does not speak version 2.
+    version_1_only: bool,
+}
+
+impl Again {
+    /// Of a client's connection to this address.
+    pub(super) fn of(address: FabricAddress) -> Self {
+        Self { address: Some(address), ..Self::default() }
+    }
+
+    /// It is not made again.
+    pub(super) fn give_up(&mut self) {
+        self.address = None;
+    }
+
+    /// It was lost, and is not open again yet.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.attempts > 0
+    }
+
+    /// It is open again.
+    pub(super) fn succeeded(&mut self) {
+        self.attempts = 0;
+    }
+}
+
+impl Conn {
+    /// It was lost, and is not open again yet.
+    pub(super) fn is_reconnecting(&self) -> bool {
+        self.again.is_under_way()
+            && matches!(self.stage, Stage::Reconnecting | Stage::Connecting | Stage::Negotiating)
+    }
+}
+
+impl<F: Fabric> Shard<F> {
+    /// Whether a connection that has ended is to be made again.
+    pub(super) fn may_reconnect(&self, conn: &Conn) -> bool {
+        if conn.again.address.is_none() || self.life.is_draining() {
+            return false;
+        }
+        let more = conn.again.attempts < self.cx.config.reconnect_attempts;
+        match conn.stage {
+            Stage::Negotiating => self.wants_version_1(conn) || more,
+            Stage::Open => self.refused_and_lost(conn) || more,
+            // Who never was connected is told so.
+            Stage::Connecting => conn.again.attempts > 0 && more,
+            Stage::Draining | Stage::Closing | Stage::Reconnecting => false,
+        }
+    }
+
+    /// The first message was lost, or not answered: the server may know version 1 only (version 2 §4.3.3).
+    fn wants_version_1(&self, conn: &Conn) -> bool {
+        // Which cannot authenticate.
+        let allowed =
+            self.cx.config.version_1 && !matches!(self.cx.config.host_auth, AuthPolicy::Required(_));
+        allowed && !conn.again.version_1_only && conn.proto.phase() == Phase::Hello
+    }
+
+    /// The connection was lost right behind the word that version 2 is not spoken.
+    fn refused_and_lost(&self, conn: &Conn) -> bool {
+        !conn.again.version_1_only
+            && conn.proto.terms().version == Version::V1
+            && conn.proto.config().scheme != crate::proto::Scheme::V1
+            && conn.proto.counters().received == 1
+    }
+
+    /// A connection is gone that will be made again.
+    #[cold]
+    pub(super) fn lose(&mut self, mut conn: Box<Conn>) {
+        let version_1 = self.wants_version_1(&conn) || self.refused_and_lost(&conn);
+        conn.again.version_1_only |= version_1;
+        if let Some(reason) = &conn.close_reason {
+            let line = format_args!("{:?} lost, to be made again: {reason}", conn.qp);
+            self.cx.info("connections lost, to be made again", line);
+        }
+        self.let_go(&mut conn);
+        self.requester.interrupt(&mut self.cx, &mut conn);
+        conn.forget_device();
+        conn.stage.go(Stage::Reconnecting);
+        conn.again.retry_at = match version_1 {
+            true => 0,
+            false => self.cx.clock.read() + self.backoff(conn.again.attempts),
+        };
+        conn.again.attempts += 1;
+        self.cx.schedule.wake_by(conn.again.retry_at);
+        self.cx.conns.park(conn);
+    }
+
+    /// Nanoseconds to wait before the next attempt.
+    fn backoff(&self, attempts: u32) -> u64 {
+        let (first, longest) = self.cx.config.reconnect_backoff;
+        nanoseconds(first.saturating_mul(1 << attempts.min(20)).min(longest))
+    }
+
+    /// Makes connections again whose time has come.
+    pub(super) fn reconnect(&mut self) {
+        let now = self.cx.clock.read();
+        for conn in self.cx.conns.take_parked() {
+            if conn.again.retry_at > now {
+                self.cx.schedule.wake_by(conn.again.retry_at);
+                self.cx.conns.park(conn);
+            } else {
+                self.try_again(conn, now);
+            }
+        }
+    }
+
+    fn try_again(&mut self, mut conn: Box<Conn>, now: u64) {
+        let made = self.share().and_then(|window| {
+            let misuse = || FabricError::Misuse("a server does not make connections again".into());
+            let address = conn.again.address.as_ref().ok_or_else(misuse)?;
+            let params = self.params();
+            self.cx.fabric.connect(address, &params).map(|qp| (qp, window))
+        });
+        match made {
+            Ok((qp, window)) => {
+                let config = self.conn_config(window, false, None, conn.again.version_1_only);
+                conn.proto.restart(config);
+                conn.usage.restart();
+                conn.fit();
+                conn.qp = qp;
+                conn.stage.go(Stage::Connecting);
+                conn.ready = false;
+                conn.close_reason = None;
+                self.insert(conn);
+            }
+            Err(why) if conn.again.attempts < self.cx.config.reconnect_attempts => {
+                conn.again.attempts += 1;
+                conn.again.retry_at = now + self.backoff(conn.again.attempts);
+                conn.close_reason = Some(Box::new(why.into()));
+                self.cx.schedule.wake_by(conn.again.retry_at);
+                self.cx.conns.park(conn);
+            }
+            Err(why) => {
+                conn.close_reason = Some(Box::new(why.into()));
+                self.lend(conn, |_, conn| conn.stage.go(Stage::Closing));
+            }
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! Calls of ours: start, expose, send.
+
+use std::time::Duration;
+
+use rpcrdma_mempool::{Buf, Class, Pool, PoolConfig};
+
+use super::Requester;
+use super::chunks::{ChunkMemory, Memory};
+use super::forms::{counts_of, measure};
+use super::outcome::{Reply, Sink};
+use crate::config::{Config, HEADROOM_CHUNKS};
+use crate::fabric::{Access, Fabric, FabricError, WorkRequest};
+use crate::proto::{CallError, CallId, Form, Outgoing};
+use crate::shard::conn::Conn;
+use crate::shard::context::{Context, arena_config};
+use crate::shard::continuation::{Message, Parts};
+use crate::shard::{ConnRef, OpenError};
+use crate::wire::{ChunkCounts, Segment, Version};
+
+/// A call with all its memory, ready to start.
+#[derive(Debug)]
+pub(crate) struct CallRequest {
+    /// The RPC message, its XID still blank, with headroom before the window.
+    pub(crate) message: Buf,
+    pub(crate) memory: Option<ChunkMemory>,
+    /// Most bytes of inline results that the reply may have.
+    pub(crate) max_reply: usize,
+    /// From now.
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) token: u64,
+    pub(crate) sink: Sink,
+}
+
+impl Requester {
+    /// Starts a call that gets no reply: it has ended, well, when it is sent.
+    #[cold]
+    pub(in crate::shard) fn start_one_way<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        request: CallRequest,
+    ) -> Option<CallId> {
+        let CallRequest { mut message, mut memory, deadline, token, sink, .. } = request;
+        let deadline = cx.clock.after(deadline);
+        let allowed = memory.is_none() && conn.proto.terms().version == Version::V2;
+        let shaped = if allowed {
+            // A chunk would have to be revoked, and nobody says when.
+            self.shape(cx, conn, &mut message, &mut memory, 0, false)
+        } else {
+            Err(CallError::NotOneWay)
+        };
+        match shaped.and_then(|()| conn.proto.start_call(token, deadline)) {
+            Ok(call) => {
+                cx.stats.calls += 1;
+                self.next_deadline = self.next_deadline.min(deadline);
+                let at = conn.proto.call_slot(call);
+                let out = &mut conn.requests.calls[at];
+                (out.sink, out.message, out.memory, out.exposure) = (sink, Some(message), None, None);
+                out.one_way = true;
+                cx.ready.add(conn);
+                Some(call)
+            }
+            Err(error) => self.refuse(cx, sink, token, error),
+        }
+    }
+
+    /// A call that gets no reply is on its way.
+    #[cold]
+    fn sent_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
+        let slot = conn.proto.call_slot(call);
+        conn.requests.calls[slot].one_way = false;
+        let (sink, ..) = conn.end_call(call);
+        if let Some(token) = conn.proto.give_up(call) {
+            let result = cx.alloc(0).map(Reply::empty).ok_or(CallError::NoMemory);
+            self.tell(cx, sink, token, result);
+        }
+    }
+
+    /// Starts a call. How it ends is told to its sink, exactly once; an error here included.
+    #[inline(always)]
+    pub(in crate::shard) fn start<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: ConnRef,
+        request: CallRequest,
+    ) -> Option<CallId> {
+        let CallRequest { message, memory, max_reply, deadline, token, sink } = request;
+        cx.stats.calls += 1;
+        let deadline = cx.clock.after(deadline);
+        self.next_deadline = self.next_deadline.min(deadline);
+        let started = cx.sample();
+        let Some(mut conn) = cx.conns.take_ref(conn) else {
+            return self.refuse(cx, sink, token, CallError::Closed);
+        };
+        let plain = memory.is_none()
+            && message.len() <= conn.requests.plain_call
+            && max_reply <= conn.requests.plain_reply;
+        let call = if plain && !cx.config.retransmit {
+            self.start_plain(cx, &mut conn, message, (token, deadline), (sink, started))
+        } else {
+            let request = CallRequest { message, memory, max_reply, deadline: None, token, sink };
+            self.start_shaped(cx, &mut conn, request, deadline, started)
+        };
+        // As `lend` does: to move the call into a closure would take as long as all of this.
+        cx.give_back(conn);
+        call
+    }
+
+    /// Starts a call that fits one message, as its reply does, and that is not to be sent again.
+    #[inline(always)]
+    fn start_plain<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        message: Buf,
+        (token, deadline): (u64, u64),
+        (sink, started): (Sink, Option<u64>),
+    ) -> Option<CallId> {
+        let receives_ok = cx.receives.suffice();
+        let (call, now) = match conn.proto.start_call_now(token, deadline, receives_ok) {
+            Ok(started) => started,
+            Err(error) => return self.refuse(cx, sink, token, error),
+        };
+        let at = conn.proto.call_slot(call);
+        let out = &mut conn.requests.calls[at];
+        (out.sink, out.started) = (sink, started);
+        if now {
+            self.transmit_plain(cx, conn, call, message, receives_ok);
+            if !cx.config.batch {
+                cx.post_chain(conn);
+            }
+        } else {
+            out.message = Some(message);
+        }
+        cx.ready.add(conn);
+        Some(call)
+    }
+
+    /// Starts any other call; `deadline` is a time, and that of `request` says nothing.
+    fn start_shaped<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        request: CallRequest,
+        deadline: u64,
+        started: Option<u64>,
+    ) -> Option<CallId> {
+        let CallRequest { mut message, mut memory, max_reply, token, sink, .. } = request;
+        let receives_ok = cx.receives.suffice();
+        let result = if conn.is_reconnecting() {
+            // It gets its form when the connection is open again.
+            conn.proto.start_call(token, deadline).map(|call| (call, false))
+        } else {
+            let shaped = self.shape(cx, conn, &mut message, &mut memory, max_reply, true);
+            shaped.and_then(|()| conn.proto.start_call_now(token, deadline, receives_ok))
+        };
+        let (call, now) = match result {
+            Ok(started) => started,
+            Err(error) => return self.refuse(cx, sink, token, error),
+        };
+        let at = conn.proto.call_slot(call);
+        let out = &mut conn.requests.calls[at];
+        (out.sink, out.started) = (sink, started);
+        (out.max_reply, out.retries) = (max_reply, 0);
+        if now {
+            conn.requests.calls[at].exposure =
+                self.transmit_call(cx, conn, call, message, memory, receives_ok);
+            if !cx.config.batch {
+                cx.post_chain(conn);
+            }
+        } else {
+            let out = &mut conn.requests.calls[at];
+            (out.message, out.memory) = (Some(message), memory);
+        }
+        cx.ready.add(conn);
+        Some(call)
+    }
+
+    /// Memory for a chunk of a call on this connection: `len` bytes that its peer, and no other, can be given
+    /// access to.
+    ///
+    /// # Errors
+    /// [`CallError::NoMemory`] when the connection's set has no such buffer left.
+    pub(in crate::shard) fn alloc_for<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        len: usize,
+    ) -> Result<Buf, CallError> {
+        if conn.requests.exposed.is_none() {
+            match exposed_pool(cx) {
+                Ok(pool) => conn.requests.exposed = Some(pool),
+                Err(error) => {
+                    cx.error(
+                        "memory to expose that cannot be had",
+                        format_args!("memory to expose to a peer: {error}"),
+                    );
+                }
+            }
+        }
+        let buf = conn.requests.exposed.as_ref().and_then(|pool| {
+            pool.drain_remote();
+            pool.alloc(len)
+        });
+        cx.stats.pool_empty += u64::from(buf.is_none());
+        buf.ok_or(CallError::NoMemory)
+    }
+
+    /// Sends a call that waited for its credit.
+    pub(in crate::shard) fn transmit_queued<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: CallId,
+        receives_ok: bool,
+    ) {
+        let slot = conn.proto.call_slot(call);
+        let out = &mut conn.requests.calls[slot];
+        let (Some(mut message), memory) = (out.message.take(), out.memory.take()) else { return };
+        if (memory.is_some() || message.len() > conn.requests.plain_call)
+            && let Err(error) = self.still_fits(cx, conn, &mut message, memory.as_deref())
+        {
+            return self.give_up_call(cx, conn, call, error);
+        }
+        conn.requests.calls[slot].exposure = self.transmit_call(cx, conn, call, message, memory, receives_ok);
+        if conn.requests.calls[slot].one_way {
+            self.sent_one_way(cx, conn, call);
+        }
+    }
+
+    /// Whether a call that has waited can still go out in the form that it was made for: the peer may have
+    /// changed its terms meanwhile.
+    fn still_fits<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &Conn,
+        message: &mut Buf,
+        memory: Option<&Memory>,
+    ) -> Result<(), CallError> {
+        let chunks = measure(memory, conn.proto.terms())?;
+        let (needed, limit) =
+            (conn.proto.header_len(&chunks) + message.len(), conn.proto.terms().send_inline);
+        if needed > limit && !conn.proto.form_limits().continuation {
+            return Err(CallError::TooLong { needed, limit });
+        }
+        match memory {
+            Some(_) => self.make_room(cx, conn, message, &chunks),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends a call: writes its header, exposes its memory, queues the work requests. Returns its exposure,
+    /// if it has one.
+    fn transmit_call<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: CallId,
+        mut message: Buf,
+        memory: Option<ChunkMemory>,
+        receives_ok: bool,
+    ) -> Option<u32> {
+        set_xid(&mut message, call);
+        let Some(memory) = memory else {
+            if message.len() > conn.requests.plain_call && is_too_long(conn, &message, None) {
+                self.start_parts(cx, conn, call, message, None, receives_ok);
+            } else {
+                let out = &conn.requests.calls[conn.proto.call_slot(call)];
+                let plain =
+                    message.len() <= conn.requests.plain_call && out.max_reply <= conn.requests.plain_reply;
+                if !plain || cx.config.retransmit {
+                    self.keep(cx, conn, call, &message);
+                }
+                self.transmit_rest(cx, conn, call, message, receives_ok);
+            }
+            return None;
+        };
+        match self.expose(cx, conn, call, memory) {
+            Ok(index) => {
+                if is_too_long(conn, &message, Some(index)) {
+                    self.start_parts(cx, conn, call, message, Some(index), receives_ok);
+                } else {
+                    self.keep(cx, conn, call, &message);
+                    self.transmit_exposed(cx, conn, call, message, index, receives_ok);
+                }
+                Some(index)
+            }
+            Err(error) => {
+                cx.error("failures to expose memory", format_args!("cannot expose memory: {error}"));
+                cx.unsendable(conn, "a call");
+                None
+            }
+        }
+    }
+
+    /// Sends the first part of a call that is too long for one message.
+    #[cold]
+    fn start_parts<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: CallId,
+        message: Buf,
+        exposure: Option<u32>,
+        receives_ok: bool,
+    ) {
+        if exposure.is_some() {
+            let slot = conn.proto.call_slot(call);
+            conn.requests.calls[slot].exposure = exposure;
+        }
+        let last_header = call_header_len(conn, exposure);
+        cx.start_parts(conn, Parts::new(Message::Call(call, exposure), message, last_header), receives_ok);
+    }
+
+    /// Sends the last part of a call.
+    pub(in crate::shard) fn transmit_last_part<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        (call, exposure): (CallId, Option<u32>),
+        (mut rest, whole, header): (Buf, (usize, usize), usize),
+        receives_ok: bool,
+    ) {
+        // It may have to be sent again: so the message itself stays here, if there is memory for the rest of it.
+        if conn.proto.is_under_way(call)
+            && let Some(last) = cx.copy_with(header.max(HEADROOM_CHUNKS), &rest)
+        {
+            let message = std::mem::replace(&mut rest, last);
+            conn.keep_whole(call, message, whole);
+        }
+        match exposure {
+            Some(index) => self.transmit_exposed(cx, conn, call, rest, index, receives_ok),
+            None => self.transmit_rest(cx, conn, call, rest, receives_ok),
+        }
+    }
+
+    /// Keeps a copy of a call's message, so that it can be sent again; without memory for that it is not.
+    #[cold]
+    fn keep<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, message: &Buf) {
+        // The message of a long call is in its chunk, and comes back with it.
+        if !message.is_empty() {
+            conn.requests.calls[conn.proto.call_slot(call)].kept = cx.copy_of(message);
+        }
+    }
+
+    /// Sends a call without chunks in one message.
+    #[inline(always)]
+    fn transmit_plain<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: CallId,
+        mut message: Buf,
+        receives_ok: bool,
+    ) {
+        set_xid(&mut message, call);
+        self.transmit_rest(cx, conn, call, message, receives_ok);
+    }
+
+    /// Sends a call, or the last part of one, without chunks; its XID is in place.
+    #[inline(always)]
+    pub(in crate::shard) fn transmit_rest<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: CallId,
+        mut message: Buf,
+        receives_ok: bool,
+    ) {
+        let at = message.start();
+        let start = conn.proto.emit_plain(Outgoing::Call(call), receives_ok, message.full_mut(), at);
+        match start.is_some_and(|start| message.extend_front(start)) {
+            true => conn.sends.push_send(message, None, cx.config.signal_every),
+            false => cx.unsendable(conn, "a call"),
+        }
+    }
+
+    /// Sends a call, or the last part of one, with chunks.
+    pub(in crate::shard) fn transmit_exposed<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: CallId,
+        mut message: Buf,
+        index: u32,
+        receives_ok: bool,
+    ) {
+        let (at, len) = (message.start(), message.len());
+        let terms = conn.proto.terms();
+        if !self.lists.fill(conn.requests.exposures.offer(index, terms.segment_size), terms) {
+            return cx.unsendable(conn, "a call");
+        }
+        let chunks = self.lists.chunks(conn.proto.offers_invalidation());
+        // A long call is in a chunk itself.
+        let form = Form { chunks, external: len == 0 };
+        match conn.proto.emit_before(Outgoing::Call(call), &form, receives_ok, message.full_mut(), at) {
+            Some(start) => {
+                message.set_window(start, len + at - start);
+                conn.sends.push_send(message, None, cx.config.signal_every);
+            }
+            None => cx.unsendable(conn, "a call"),
+        }
+    }
+
+    /// Binds a window for each chunk; the binds go out in front of the Send.
+    fn expose<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: CallId,
+        mut memory: ChunkMemory,
+    ) -> Result<u32, FabricError> {
+        let long = memory.call.take();
+        let reads = memory.send.len() + usize::from(long.is_some());
+        let index =
+            conn.requests.exposures.begin(reads, memory.receive.len(), conn.proto.terms().segment_size);
+        if let Some(mut buf) = long {
+            set_xid(&mut buf, call);
+            self.expose_one(cx, conn, index, 0, buf, Access::REMOTE_READ)?;
+        }
+        for (position, buf) in memory.send.drain(..) {
+            self.expose_one(cx, conn, index, position, buf, Access::REMOTE_READ)?;
+        }
+        let Memory { receive, reply, .. } = &mut *memory;
+        for buf in receive.drain(..).chain(reply.take()) {
+            self.expose_one(cx, conn, index, 0, buf, Access::REMOTE_WRITE)?;
+        }
+        conn.requests.exposures.keep(index, memory);
+        Ok(index)
+    }
+
+    fn expose_one<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        index: u32,
+        position: u32,
+        buf: Buf,
+        access: Access,
+    ) -> Result<(), FabricError> {
+        let len = buf.len();
+        let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
+        let window = match conn.requests.exposures.free_window() {
+            Some(window) => window,
+            None => cx.fabric.alloc_window(conn.qp)?,
+        };
+        let segment = Segment {
+            handle: cx.fabric.next_rkey(window),
+            length: len as u32,
+            offset: cx.fabric.remote_address(&mem, 0),
+        };
+        conn.sends.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
+        conn.requests.exposures.add(index, window, mem, segment, position);
+        Ok(())
+    }
+}
+
+/// The buffers that one peer is shown.
+pub(in crate::shard) fn exposed_config(config: &Config) -> PoolConfig {
+    let classes = config.bulk_buffers.iter().map(|&(size, count)| Class { size, count }).collect();
+    PoolConfig { classes, arena: arena_config(config) }
+}
+
+fn exposed_pool<F: Fabric>(cx: &mut Context<F>) -> Result<Pool, OpenError> {
+    let pool = Pool::new(&exposed_config(&cx.config))?;
+    cx.fabric.register(pool.arena(), Access::REMOTE)?;
+    Ok(pool)
+}
+
+/// Writes the XID: the first word of the RPC message, and equal to the transport's (RFC 8166 §4.1).
+#[inline(always)]
+fn set_xid(message: &mut Buf, call: CallId) {
+    if let Some(word) = message.first_chunk_mut() {
+        *word = call.xid().to_be_bytes();
+    }
+}
+
+/// Whether a call is too long for one message.
+#[cold]
+fn is_too_long(conn: &Conn, message: &Buf, exposure: Option<u32>) -> bool {
+    call_header_len(conn, exposure) + message.len() > conn.proto.terms().send_inline
+}
+
+/// Bytes of a call's header, with the lists of what it exposes.
+pub(in crate::shard) fn call_header_len(conn: &Conn, exposure: Option<u32>) -> usize {
+    let exposure = exposure.and_then(|index| conn.requests.exposures.get(index));
+    let chunks = exposure.map_or(ChunkCounts::default(), |exposure| counts_of(exposure, conn.proto.terms()));
+    conn.proto.header_len(&chunks)
+}
+
+/// Room that a call of ours needs in front of it.
+pub(crate) const fn headroom(chunks: bool) -> usize {
+    if chunks { HEADROOM_CHUNKS } else { crate::config::HEADROOM_PLAIN }
+}

@@ -1,0 +1,160 @@
+use std::time::Duration;
+
+use super::*;
+use crate::fabric::{ReceivedBuf, WorkRequest};
+use crate::proto::Event;
+use crate::shard::ConnRef;
+use crate::shard::clock::{Clock, SimulatedTime};
+use crate::shard::testing::{
+    NoDevice, call, context, message, message_with_lists, open_conn, receive, received, reply, small,
+};
+
+/// An engine, what it works with, and one connection, which is in the table.
+struct Scene {
+    requester: Requester,
+    cx: Context<NoDevice>,
+    time: SimulatedTime,
+    name: ConnRef,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let (mut cx, time) = (context(small()), SimulatedTime::new());
+        cx.clock = Clock::simulated(&time);
+        let conn = open_conn(0, false);
+        let name = ConnRef(conn.qp);
+        cx.conns.insert(conn);
+        Self { requester: Requester::new(), cx, time, name }
+    }
+
+    fn with<T>(&mut self, work: impl FnOnce(&mut Requester, &mut Context<NoDevice>, &mut Conn) -> T) -> T {
+        let conn = self.cx.conns.take_ref(self.name).expect("it is there");
+        let requester = &mut self.requester;
+        self.cx.lend(conn, |cx, conn| work(requester, cx, conn))
+    }
+
+    /// Starts a call; with `exposed`, into a Write chunk of so many bytes.
+    fn start(&mut self, token: u64, deadline: Option<Duration>, exposed: Option<usize>) -> CallId {
+        let memory = exposed.map(|len| {
+            let mut memory = ChunkMemory::new();
+            memory
+                .receive
+                .push(self.with(|requester, cx, conn| requester.alloc_for(cx, conn, len)).expect("memory"));
+            memory
+        });
+        let bytes: Vec<_> = call(0, 1).iter().flat_map(|word| word.to_be_bytes()).collect();
+        let message = self.cx.copy_of(&bytes).expect("a buffer");
+        let request = CallRequest { message, memory, max_reply: 64, deadline, token, sink: Sink::Polled };
+        let call = self.requester.start(&mut self.cx, self.name, request).expect("it starts");
+        self.with(|_, cx, conn| cx.post_chain(conn));
+        call
+    }
+
+    /// The peer answers.
+    fn answer(&mut self, message: &[u8], invalidated: Option<u32>) {
+        self.with(|requester, cx, conn| {
+            let message: ReceivedBuf = received(cx.alloc_receive().expect("a buffer"), message);
+            let (call, read) = receive(conn, &message, |conn, event, incoming| match event {
+                Event::Reply { call, token } => {
+                    (Some((call, token)), Some(conn.read_reply(call, incoming, &message)))
+                }
+                Event::Late { call } => (Some((call, 0)), None),
+                event => panic!("{event:?}"),
+            });
+            match (call, read) {
+                (Some(call), Some(read)) => requester.replied(cx, conn, call, read, message, invalidated),
+                (Some((call, _)), None) => requester.late(cx, conn, call, invalidated),
+                _ => {}
+            }
+            cx.post_chain(conn);
+        });
+    }
+
+    /// The tokens and outcomes of the calls that have ended.
+    fn ended(&mut self) -> Vec<(u64, Result<(), CallError>)> {
+        self.requester.take_done().map(|done| (done.token, done.result.map(drop))).collect()
+    }
+}
+
+/// What was posted, by kind.
+fn kinds(scene: &mut Scene) -> Vec<&'static str> {
+    let kind = |wr: &WorkRequest| match wr {
+        WorkRequest::Send { .. } => "send",
+        WorkRequest::Bind { .. } => "bind",
+        WorkRequest::LocalInvalidate { .. } => "invalidate",
+        _ => "other",
+    };
+    scene.cx.fabric.posted.drain(..).map(|posting| kind(&posting.wr)).collect()
+}
+
+#[test]
+fn a_call_ends_once_with_its_reply() {
+    let mut scene = Scene::new();
+    let call = scene.start(7, None, None);
+    assert_eq!(kinds(&mut scene), ["send"]);
+    assert!(scene.ended().is_empty());
+    scene.answer(&message(16, &reply(call.xid())), None);
+    assert_eq!(scene.ended(), [(7, Ok(()))]);
+    scene.with(|requester, cx, conn| requester.lose(cx, conn));
+    assert!(scene.ended().is_empty(), "it has ended before the connection was lost");
+}
+
+#[test]
+fn a_call_whose_time_is_over_is_told_of_at_once_and_its_reply_is_dropped() {
+    let mut scene = Scene::new();
+    let call = scene.start(1, Some(Duration::from_nanos(100)), None);
+    assert_eq!(scene.requester.next_deadline(), 100);
+    scene.time.advance(Duration::from_nanos(100));
+    scene.requester.expire(&mut scene.cx, 100);
+    assert_eq!(scene.ended(), [(1, Err(CallError::DeadlinePassed { sent: true }))]);
+    assert_eq!(scene.requester.next_deadline(), u64::MAX);
+    scene.answer(&message(16, &reply(call.xid())), None);
+    assert!(scene.ended().is_empty(), "nobody waits for it any more");
+}
+
+#[test]
+fn the_calls_of_a_lost_connection_end_and_no_other() {
+    let mut scene = Scene::new();
+    scene.start(1, None, None);
+    scene.start(2, None, Some(256));
+    scene.with(|requester, cx, conn| requester.lose(cx, conn));
+    let mut ended = scene.ended();
+    ended.sort_by_key(|&(token, _)| token);
+    // The second had to wait for the first credit to come back.
+    let lost = |sent| Err(CallError::ConnectionLost { sent });
+    assert_eq!(ended, [(1, lost(true)), (2, lost(false))]);
+}
+
+#[test]
+fn what_is_exposed_is_revoked_before_its_call_ends() {
+    let mut scene = Scene::new();
+    let call = scene.start(3, None, Some(256));
+    assert_eq!(kinds(&mut scene), ["bind", "send"], "nobody may use a window before it is bound");
+    let index =
+        scene.with(|_, _, conn| conn.requests.calls[conn.proto.call_slot(call)].exposure).expect("one");
+    let (handle, offset) = scene.with(|_, _, conn| {
+        let segment = *conn.exposure_of(call).expect("one").writes()[0].segment();
+        (segment.handle, segment.offset)
+    });
+    let lists = [0, 1, 1, handle, 200, (offset >> 32) as u32, offset as u32, 0, 0];
+    scene.answer(&message_with_lists(16, &lists, &reply(call.xid())), None);
+    assert_eq!(kinds(&mut scene), ["invalidate"]);
+    assert!(scene.ended().is_empty(), "the peer may still reach it");
+    scene.with(|requester, cx, conn| requester.revoked(cx, conn, index));
+    let done: Vec<_> = scene.requester.take_done().collect();
+    assert_eq!(done.len(), 1);
+    let reply = done[0].result.as_ref().expect("a reply");
+    assert_eq!(reply.chunk(0).map(<[u8]>::len), Some(200));
+    scene.with(|_, _, conn| assert!(conn.requests.expose_nothing()));
+}
+
+#[test]
+fn a_peer_that_has_revoked_it_itself_saves_the_revocation() {
+    let mut scene = Scene::new();
+    let call = scene.start(3, None, Some(256));
+    kinds(&mut scene);
+    let handle = scene.with(|_, _, conn| conn.exposure_of(call).expect("one").writes()[0].segment().handle);
+    scene.answer(&message(16, &reply(call.xid())), Some(handle));
+    assert!(kinds(&mut scene).is_empty());
+    assert_eq!(scene.ended(), [(3, Ok(()))]);
+}

@@ -1,0 +1,240 @@
+//! The engine of the peers' calls, the responder's half (RFC 8166 §2.1): each is read, given memory, fetched, run
+//! here or on a worker, and answered.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `calls` | a call has come: fetch what it brings, run it |
+//! | `header` | what a call says, held against what its procedure declares |
+//! | `memory` | calls for which there is no memory now |
+//! | `shares` | how much memory one connection may hold |
+//! | `workers` | calls that run on worker threads: out, and home |
+//! | `replies` | replies: RDMA Writes, header, Send |
+
+mod calls;
+mod header;
+mod memory;
+mod replies;
+mod shares;
+#[cfg(test)]
+mod tests;
+mod workers;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::Lent;
+
+use super::conn::Conn;
+use super::context::Context;
+use super::progress::Watch;
+use super::stage::Stage;
+use crate::fabric::Fabric;
+use crate::handoff::parker::Signal;
+use crate::handoff::workers::JobResult;
+use crate::proto::Connection;
+use crate::service::{CallBoxes, MAX_CHUNKS, ServerCall, Services};
+use crate::wire;
+
+use header::Fetch;
+use memory::Waiting;
+use shares::Shares;
+pub use workers::SimulatedWorkers;
+use workers::{Port, WorkKey};
+pub(crate) use workers::{Workers, worker_of};
+
+/// See the module page.
+pub(super) struct Responder {
+    services: Option<Arc<Services>>,
+    boxes: CallBoxes,
+    workers: Option<Port>,
+    /// What they have given back, and is being answered.
+    worked: Vec<(WorkKey, JobResult<Box<ServerCall>>)>,
+    /// Calls that a full worker ring holds back.
+    backlog: VecDeque<Box<ServerCall>>,
+    /// Calls that came again while they ran.
+    repeats: VecDeque<Box<ServerCall>>,
+    /// Calls that wait for memory, in the order in which they came.
+    waiting: VecDeque<Waiting>,
+    /// When the last of them got what it needed, or the first began to wait, in nanoseconds.
+    fed_at: u64,
+    /// How much of the pool one connection may hold.
+    shares: Shares,
+    /// Read segments of the call that is being read.
+    fetch: Fetch,
+}
+
+/// The peer's calls on one connection.
+pub(super) struct Served {
+    /// By [`InboundId`](crate::proto::InboundId) slot: answered calls that wait to be sent.
+    replies: Vec<Option<Box<ServerCall>>>,
+    /// By the same: calls that wait for their RDMA Reads.
+    pending: Vec<Option<PendingReads>>,
+    /// Calls given to workers and not back yet.
+    at_workers: u32,
+    /// Calls that wait until the connection is within its share of a pool that is short.
+    gated: VecDeque<Waiting>,
+    /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
+    inline_room: u32,
+    /// Calls need no thought before they are run: the connection is open, and its peer nobody in particular.
+    plain: bool,
+}
+
+/// A call that waits for its RDMA Reads.
+#[derive(Debug)]
+struct PendingReads {
+    call: Box<ServerCall>,
+    landing: ArrayVec<Lent, MAX_CHUNKS>,
+}
+
+impl Served {
+    pub(super) fn new(slots: usize) -> Self {
+        Self {
+            replies: (0..slots).map(|_| None).collect(),
+            pending: (0..slots).map(|_| None).collect(),
+            at_workers: 0,
+            gated: VecDeque::new(),
+            inline_room: 0,
+            plain: false,
+        }
+    }
+
+    /// As many slots as the protocol has, and never fewer.
+    pub(super) fn fit(&mut self, slots: usize) {
+        let slots = slots.max(self.replies.len());
+        self.replies.resize_with(slots, || None);
+        self.pending.resize_with(slots, || None);
+    }
+
+    /// The connection's terms, or its peer, may be others: says again what needs no thought.
+    pub(super) fn refresh(&mut self, stage: Stage, proto: &Connection, has_name: bool) {
+        self.refresh_room(proto);
+        self.plain = stage == Stage::Open && !has_name;
+    }
+
+    /// The terms may have changed: says again how much a reply has room for.
+    pub(super) fn refresh_room(&mut self, proto: &Connection) {
+        let terms = proto.terms();
+        self.inline_room = terms.send_inline.saturating_sub(wire::msg_len(terms.version, true)) as u32;
+    }
+
+    /// The device is gone, with all that it held.
+    pub(super) fn forget_device(&mut self) {
+        self.at_workers = 0;
+    }
+
+    /// None of them is with the workers.
+    pub(super) fn none_at_workers(&self) -> bool {
+        self.at_workers == 0
+    }
+
+    /// None of them is being read or waits to be answered.
+    pub(super) fn holds_nothing(&self) -> bool {
+        self.pending.iter().all(Option::is_none) && self.replies.iter().all(Option::is_none)
+    }
+
+    /// Calls that may hold memory of the shard: those that are not answered, but for those that wait with their
+    /// message alone, and those whose replies are not known to have left.
+    #[inline(always)]
+    fn held(conn: &Conn) -> usize {
+        let served = conn.proto.calls_served().saturating_sub(conn.served.gated.len());
+        served + conn.sends.under_way() as usize
+    }
+
+    /// Calls wait until the connection is within its share.
+    #[inline]
+    pub(super) fn is_gated(&self) -> bool {
+        !self.gated.is_empty()
+    }
+}
+
+impl Responder {
+    pub(super) fn new(services: Option<Arc<Services>>) -> Self {
+        Self {
+            services,
+            boxes: CallBoxes::default(),
+            workers: None,
+            worked: Vec::new(),
+            backlog: VecDeque::new(),
+            repeats: VecDeque::new(),
+            waiting: VecDeque::new(),
+            fed_at: 0,
+            shares: Shares::default(),
+            fetch: Fetch::new(),
+        }
+    }
+
+    /// Which of its server's shards it is on.
+    pub(super) fn set_shard(&mut self, index: u32) {
+        self.boxes.shard = index;
+    }
+
+    /// It serves anything.
+    pub(super) fn serves(&self) -> bool {
+        self.services.is_some()
+    }
+
+    /// Procedures that run on workers do so from now on.
+    pub(super) fn use_workers(&mut self, workers: &Workers, signal: &Signal) {
+        self.workers = Some(workers.attach_shard(signal));
+    }
+
+    /// Calls that are with the workers, or on their way there.
+    pub(super) fn worker_depth(&self) -> usize {
+        self.backlog.len() + self.workers.as_ref().map_or(0, |port| port.outstanding())
+    }
+
+    /// Calls wait for memory.
+    #[inline]
+    pub(super) fn waits_for_memory(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Calls wait for memory, or for workers.
+    #[inline]
+    pub(super) fn holds_calls_back(&self) -> bool {
+        // Asked in every turn: one branch.
+        (self.waiting.len() | self.backlog.len()) != 0
+    }
+
+    /// Calls that wait for memory get what came home, and workers what waits for them. Returns how many of the
+    /// former went on.
+    #[inline(never)]
+    pub(super) fn go_on<F: Fabric>(&mut self, cx: &mut Context<F>, watch: &mut Watch, now: u64) -> usize {
+        let fed = if self.waiting.is_empty() { 0 } else { self.feed(cx, watch, now) };
+        self.dispatch(cx);
+        fed
+    }
+
+    /// Part of a look at the control plane: what waits for others than this connection's own is tried again.
+    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
+        self.resume_all(cx);
+        if !self.waiting.is_empty() {
+            cx.nudge_all();
+        }
+        if !self.repeats.is_empty() {
+            self.answer_repeats(cx);
+        }
+    }
+
+    /// The connection has no queue pair any more: its peer's calls are over.
+    pub(super) fn lose(&mut self, conn: &mut Conn) {
+        self.starve(conn);
+        self.ungate(conn);
+    }
+
+    /// The device has given back what it held: the calls that were under way in it are over.
+    pub(super) fn give_up_calls(&mut self, conn: &mut Conn) {
+        for call in conn.served.replies.iter_mut().filter_map(Option::take) {
+            self.boxes.put(call);
+        }
+        for pending in conn.served.pending.iter_mut().filter_map(Option::take) {
+            self.boxes.put(pending.call);
+        }
+    }
+
+    /// A call whose reply will not be sent.
+    pub(super) fn drop_call(&mut self, call: Box<ServerCall>) {
+        self.boxes.put(call);
+    }
+}

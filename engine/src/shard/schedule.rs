@@ -1,0 +1,98 @@
+//! When the control plane is looked at, and when something is to be done by itself.
+
+use std::time::Duration;
+
+use super::clock::nanoseconds;
+
+/// Times are in nanoseconds since the shard was made.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    /// When the control plane is looked at next.
+    control_due: u64,
+    /// When something is to be done that neither a message nor a deadline asks for.
+    next: u64,
+}
+
+impl Default for Schedule {
+    fn default() -> Self {
+        Self { control_due: 0, next: u64::MAX }
+    }
+}
+
+impl Schedule {
+    /// The control plane is looked at in the next turn.
+    #[inline]
+    pub(super) fn control_now(&mut self) {
+        self.control_due = 0;
+    }
+
+    /// Whether it is looked at now; if so, the next time is `interval` later.
+    #[inline]
+    pub(super) fn control_is_due(&mut self, now: u64, interval: Duration) -> bool {
+        let due = now >= self.control_due;
+        if due {
+            self.control_due = now + nanoseconds(interval);
+        }
+        due
+    }
+
+    /// It is looked at: whoever waits for a time says so again.
+    pub(super) fn begin(&mut self) {
+        self.next = u64::MAX;
+    }
+
+    /// Something is to be done at this time.
+    pub(super) fn wake_by(&mut self, time: u64) {
+        self.next = self.next.min(time);
+    }
+
+    /// When something is to be done; 0 if that is a look at the control plane.
+    pub(super) fn next(&self) -> u64 {
+        if self.control_due == 0 { 0 } else { self.next }
+    }
+
+    /// After a sleep that was to end at `next`: whether the device has `control` events.
+    pub(super) fn woken(&mut self, control: bool, next: u64) {
+        self.control_due = if control { 0 } else { self.control_due.min(next) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_is_looked_at_at_intervals_or_at_once() {
+        let mut schedule = Schedule::default();
+        let interval = Duration::from_nanos(10);
+        assert!(schedule.control_is_due(5, interval), "at first");
+        assert!(!schedule.control_is_due(14, interval));
+        assert!(schedule.control_is_due(15, interval));
+        schedule.control_now();
+        assert!(schedule.control_is_due(16, interval), "as it was asked for");
+        schedule.woken(false, 20);
+        assert!(
+            !schedule.control_is_due(19, interval) && schedule.control_is_due(20, interval),
+            "no later than asked"
+        );
+        schedule.woken(true, u64::MAX);
+        assert!(schedule.control_is_due(20, interval), "the device has events");
+    }
+
+    #[test]
+    fn the_earliest_time_counts_until_control_is_looked_at() {
+        let mut schedule = Schedule::default();
+        assert_eq!(schedule.next(), 0, "the first look");
+        assert!(schedule.control_is_due(0, Duration::from_nanos(1)));
+        assert_eq!(schedule.next(), u64::MAX);
+        schedule.wake_by(30);
+        schedule.wake_by(20);
+        schedule.wake_by(40);
+        assert_eq!(schedule.next(), 20);
+        schedule.control_now();
+        assert_eq!(schedule.next(), 0, "nobody sleeps through what is due at once");
+        assert!(schedule.control_is_due(5, Duration::from_nanos(1)));
+        schedule.begin();
+        assert_eq!(schedule.next(), u64::MAX);
+    }
+}

@@ -1,0 +1,198 @@
+//! A shard's parts without a device, for their tests: what is posted is written down, and nothing comes of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent, PagePolicy};
+
+use super::conn::Conn;
+use super::context::Context;
+use super::stage::Stage;
+use crate::config::Config;
+use crate::fabric::{
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
+    FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId, WorkRequest,
+};
+use crate::proto::{ConnConfig, Connection, Event, Incoming, Scheme};
+
+/// A device that there is not.
+#[derive(Default)]
+pub(super) struct NoDevice {
+    capabilities: Capabilities,
+    /// All that was posted, in order.
+    pub(super) posted: Vec<Posting>,
+    windows: u32,
+}
+
+impl Fabric for NoDevice {
+    type Listener = ();
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn stats(&self) -> FabricStats {
+        FabricStats::default()
+    }
+
+    fn register(&mut self, _: &Arena, _: Access) -> Result<(), FabricError> {
+        Ok(())
+    }
+
+    fn deregister(&mut self, _: ArenaId) -> Result<(), FabricError> {
+        Ok(())
+    }
+
+    fn bind(_: &FabricAddress) -> Result<(), FabricError> {
+        Ok(())
+    }
+
+    fn listen(&mut self, (): &()) -> Result<(), FabricError> {
+        Ok(())
+    }
+
+    fn unlisten(&mut self) {}
+
+    fn connect(&mut self, _: &FabricAddress, _: &ConnectParams) -> Result<QpId, FabricError> {
+        Err(FabricError::Misuse("there is no device".into()))
+    }
+
+    fn accept(&mut self, _: RequestId, _: &ConnectParams) -> Result<QpId, FabricError> {
+        Err(FabricError::Misuse("there is no device".into()))
+    }
+
+    fn reject(&mut self, _: RequestId, _: &[u8]) {}
+
+    fn disconnect(&mut self, _: QpId) {}
+
+    fn destroy_qp(&mut self, _: QpId) {}
+
+    fn poll_control(&mut self, _: &mut Vec<ControlEvent>) {}
+
+    fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
+        self.windows += 1;
+        Ok(WindowId { qp, index: self.windows })
+    }
+
+    fn next_rkey(&self, window: WindowId) -> u32 {
+        window.index
+    }
+
+    fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
+        (mem.start() + offset) as u64
+    }
+
+    fn post_recv(&mut self, _: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
+        let count = bufs.len();
+        bufs.clear();
+        count
+    }
+
+    fn post_send(&mut self, _: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        self.posted.append(chain);
+        Ok(())
+    }
+
+    fn poll_cq(&mut self, _: &mut Vec<Completion>, _: usize) -> usize {
+        0
+    }
+
+    fn arm(&mut self) {}
+
+    fn wait(&mut self, _: Option<Duration>) -> bool {
+        false
+    }
+
+    fn waker(&self) -> Waker {
+        let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).expect("an eventfd");
+        Waker::new(Arc::new(fd))
+    }
+}
+
+impl NoDevice {
+    /// The messages that were sent, since it was asked last.
+    pub(super) fn take_sent(&mut self) -> Vec<Vec<u8>> {
+        let sends = self.posted.drain(..).filter_map(|posting| match posting.wr {
+            WorkRequest::Send { buf, .. } => Some(buf.to_vec()),
+            _ => None,
+        });
+        sends.collect()
+    }
+}
+
+/// What parts of a shard work with, in little memory.
+pub(super) fn context(config: Config) -> Context<NoDevice> {
+    let config = Config { pages: PagePolicy::Small, ..config };
+    let mut cx = Context::open(NoDevice::default(), config, true).expect("memory");
+    cx.refill();
+    cx
+}
+
+/// A configuration with few buffers.
+pub(super) fn small() -> Config {
+    Config {
+        receives: 256,
+        window: 16,
+        message_buffers: 64,
+        small_buffers: 64,
+        bulk_buffers: vec![(4096, 8)],
+        long_buffers: vec![(65536, 4)],
+        ..Config::default()
+    }
+}
+
+/// A connection of version 1 that is open.
+pub(super) fn open_conn(slot: u32, server: bool) -> Box<Conn> {
+    let config = ConnConfig {
+        scheme: Scheme::V1,
+        server,
+        takes_calls: server,
+        window: 16,
+        max_calls: if server { 0 } else { 16 },
+        ..ConnConfig::default()
+    };
+    let mut conn = Box::new(Conn::new(QpId { slot, generation: 0 }, Connection::new(config)));
+    conn.stage = Stage::Open;
+    conn.refresh();
+    conn
+}
+
+/// A message that has come in this buffer.
+pub(super) fn received(mut buf: Buf, bytes: &[u8]) -> ReceivedBuf {
+    buf[..bytes.len()].copy_from_slice(bytes);
+    ReceivedBuf::new(buf, bytes.len())
+}
+
+/// A message comes, and is decoded by its layout or checked as a whole: what the connection says that it is, and
+/// what `take` does about that.
+pub(super) fn receive<T>(
+    conn: &mut Conn,
+    message: &ReceivedBuf,
+    take: impl FnOnce(&mut Conn, Event, &Incoming<'_>) -> T,
+) -> T {
+    let checked = conn.proto.check(message);
+    let incoming = Incoming::checked(&checked);
+    let event = conn.proto.receive(&incoming).expect("the peer keeps to the rules");
+    take(conn, event, &incoming)
+}
+
+/// A version 1 message without chunks (RFC 8166 §4.2): credits, then the RPC message, whose first word is the XID.
+pub(super) fn message(credits: u32, rpc: &[u32]) -> Vec<u8> {
+    message_with_lists(credits, &[0, 0, 0], rpc)
+}
+
+/// The same with chunk lists, as words.
+pub(super) fn message_with_lists(credits: u32, lists: &[u32], rpc: &[u32]) -> Vec<u8> {
+    let header = [rpc[0], 1, credits, 0];
+    header.iter().chain(lists).chain(rpc).flat_map(|word| word.to_be_bytes()).collect()
+}
+
+/// The RPC header of a call (RFC 5531 §9) of program 1, version 1.
+pub(super) fn call(xid: u32, procedure: u32) -> [u32; 10] {
+    [xid, 0, 2, 1, 1, procedure, 0, 0, 0, 0]
+}
+
+/// That of a reply that says that all went well.
+pub(super) fn reply(xid: u32) -> [u32; 6] {
+    [xid, 1, 0, 0, 0, 0]
+}
