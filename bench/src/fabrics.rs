@@ -68,8 +68,8 @@ pub(crate) fn open(address: &Address, idle: Idle, device: &DeviceArgs) -> Result
 pub(crate) fn limits(of: &Capabilities) -> String {
     let yes = |is: bool, what: &str| if is { format!(", {what}") } else { format!(", no {what}") };
     format!(
-        "inline {}, send queue {}, receive queue {}, reads {}{}{}",
-        of.max_inline,
+        "inline data {}, send queue {}, receive queue {}, reads {}{}{}",
+        of.max_inline_data,
         of.max_send_wr,
         of.max_recv_wr,
         of.max_read_depth,

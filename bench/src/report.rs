@@ -91,17 +91,18 @@ pub(crate) struct EngineInfo {
     pub(crate) form: &'static str,
     /// Who calls: `forward` the client, `reverse` the server, `both` each the other.
     pub(crate) direction: &'static str,
-    /// The client's receive window.
+    /// The client's credit limit.
     pub(crate) credits: u32,
     /// The server's.
     pub(crate) server_credits: u32,
     /// The longest message, in bytes.
-    pub(crate) inline: u32,
+    #[serde(rename = "inline")]
+    pub(crate) inline_threshold: u32,
     /// The server's threads that run procedures; 0: its shard does.
     pub(crate) workers: u32,
     /// One signalled Send in so many.
     pub(crate) signal_every: u32,
-    /// Pure grants wait until half a window is used.
+    /// Pure grants wait until half the credit limit is used.
     pub(crate) coalesced_grants: bool,
     /// The server revokes what a call exposed, by Send With Invalidate.
     pub(crate) remote_invalidate: bool,

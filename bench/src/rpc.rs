@@ -66,13 +66,13 @@ impl CallServer {
             core: core as u32,
             idle: args.idle,
             workers: args.engine.workers,
-            window: shared.window,
-            inline: shared.inline as u32,
+            credits: shared.credits,
+            inline_threshold: shared.receive_size as u32,
             scheme: shared.scheme,
             load,
         };
-        // As many calls in the reverse direction as the engine gives to a connection with a full window.
-        let most = shared.reverse_window.min(shared.window / 4).max(1);
+        // As many calls in the reverse direction as the engine gives to a connection with all its credits.
+        let most = shared.reverse_credits.min(shared.credits / 4).max(1);
         let (reverser, orders) = Reverser::new(most as usize);
         let program = service::program(&info, Some(reverser))?;
         let config = ServerConfig {
@@ -232,8 +232,8 @@ impl Plan<'_> {
                 self.common.qp
             )));
         }
-        let inline = self.engine.inline as usize & !3;
-        Travel::new(self.op, self.travel.form, direction, self.engine.scheme()?, inline)
+        let inline_threshold = self.engine.inline_threshold as usize & !3;
+        Travel::new(self.op, self.travel.form, direction, self.engine.scheme()?, inline_threshold)
     }
 
     /// The sizes that the operation can have: all of -a that fit, or an error for the -s that does not.
@@ -262,11 +262,11 @@ impl Plan<'_> {
                 config::scheme_name(agreed)
             )));
         }
-        let inline = self.engine.inline & !3;
-        if serving.inline != inline {
-            let theirs = serving.inline;
+        let inline_threshold = self.engine.inline_threshold & !3;
+        if serving.inline_threshold != inline_threshold {
+            let theirs = serving.inline_threshold;
             return Err(Failure::Usage(format!(
-                "--inline {inline}: the server's is {theirs}, and both ends must have the same"
+                "--inline {inline_threshold}: the server's is {theirs}, and both ends must have the same"
             )));
         }
         if travel.is_long() && serving.load.form != travel.form {
@@ -300,7 +300,7 @@ impl Plan<'_> {
         let common = self.common;
         let travel = self.travels()?;
         let largest = if travel.form == Form::Inline { 1 } else { sizes.iter().copied().max().unwrap_or(1) };
-        // Of a server's window the engine gives a quarter to the reverse direction, and its window is for
+        // Of a server's credits the engine gives a quarter to the reverse direction, and its credits are for
         // twice these.
         let twice = if self.travel.direction() == Direction::Forward { 1 } else { 2 };
         let mut arguments: Vec<String> = Vec::new();
@@ -353,8 +353,8 @@ impl Plan<'_> {
                 core: placement.client as u32,
                 idle: common.idle,
                 workers: 0,
-                window: config.window,
-                inline: config.inline as u32,
+                credits: config.credits,
+                inline_threshold: config.receive_size as u32,
                 scheme: config.scheme,
                 load,
             };
@@ -396,9 +396,9 @@ impl Plan<'_> {
                 protocol: config::scheme_name(config.scheme),
                 form: spec.travel.form.name(),
                 direction: self.travel.direction().name(),
-                credits: config.window,
-                server_credits: serving.window,
-                inline: serving.inline,
+                credits: config.credits,
+                server_credits: serving.credits,
+                inline_threshold: serving.inline_threshold,
                 workers: serving.workers,
                 signal_every: config.signal_every,
                 coalesced_grants: config.coalesce_grants,

@@ -28,7 +28,7 @@ fn config(scheme: Scheme, server: bool) -> ConnConfig {
         scheme,
         server,
         takes_calls: server,
-        window: 4,
+        credits: 4,
         max_calls: if server { 0 } else { 8 },
         xid_seed: 100,
         ..ConnConfig::default()

@@ -9,7 +9,7 @@ use crate::fabric::software::SoftwareConfig;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::VerbsConfig;
 use crate::handoff::idle::IdlePolicy;
-use crate::proto::{LIMITS, MAX_WINDOW, MIN_WINDOW, Scheme};
+use crate::proto::{LIMITS, MAX_CREDITS, MIN_CREDITS, Scheme};
 use crate::wire::properties::ReverseSupport;
 use crate::wire::{self, ChunkCounts, Limits, Revision, Version};
 
@@ -41,16 +41,16 @@ pub struct Config {
     pub revision: Revision,
     /// Size of each Receive, and the longest Send, in bytes; the inline thresholds are the least of both
     /// ends. Version 2 needs 4096 at least. Default 4096.
-    pub inline: usize,
-    /// The most that `inline` may be changed to while connected
+    pub receive_size: usize,
+    /// The most that `receive_size` may be changed to while connected
     /// ([`LocalClient::change_receive_size`](crate::LocalClient::change_receive_size)), and the longest Send
-    /// to a peer that takes so much; bytes. Less than `inline` counts as `inline`. Default 0.
-    pub max_inline: usize,
+    /// to a peer that takes so much; bytes. Less than `receive_size` counts as `receive_size`. Default 0.
+    pub max_receive_size: usize,
     /// Offers to peers that either end may change its characteristics while connected, in version 2. Default
     /// true.
     pub optional_operations: bool,
-    /// Changes the size of the shard's Receives when a peer asks for it, within 4096 and `max_inline`: for
-    /// peers that are trusted, because it is the same for all of them. Default false.
+    /// Changes the size of the shard's Receives when a peer asks for it, within 4096 and `max_receive_size`:
+    /// for peers that are trusted, because it is the same for all of them. Default false.
     pub resize_on_request: bool,
     /// RPC messages up to this length are continued in several messages rather than sent as a chunk, where
     /// the peer has version 2; bytes. Default 8192: what two or three messages hold; from there on a
@@ -62,7 +62,7 @@ pub struct Config {
     /// Calls in the reverse direction that may be under way in version 1, which counts the directions apart:
     /// a client with services keeps Receives for so many, at least 1, a server for so many replies.
     /// Default 8.
-    pub reverse_window: u32,
+    pub reverse_credits: u32,
     /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default
     /// any.
     pub reverse: ReverseSupport,
@@ -81,21 +81,22 @@ pub struct Config {
     /// How long a client waits for the answer to its first message; then it tries again in version 1.
     /// Default 1 s.
     pub negotiation_timeout: Duration,
-    /// Receives kept for each connection: messages that its peer may have under way. 4 to 32767. Default 64.
-    /// Each costs `inline` bytes. A new connection gets at most an eighth of what `receives` has left.
-    pub window: u32,
-    /// What the window of a connection may grow to that uses all of it; `window` or more. Windows shrink
-    /// again when Receives get short. Default 256.
-    pub max_window: u32,
+    /// The credit limit that a connection starts with: Receives kept for it, messages that its peer may have
+    /// under way. 4 to 32767. Default 64. Each costs `receive_size` bytes. A new connection gets at most
+    /// an eighth of what `receives` has left.
+    pub credits: u32,
+    /// What the credit limit of a connection may grow to that uses all of it; `credits` or more. Credit
+    /// limits shrink again when Receives get short. Default 256.
+    pub max_credits: u32,
     /// How long nothing may be sent on a connection before it is found out whether the peer is there;
     /// zero for never. In version 2 a pure grant is sent; in version 1 an RDMA Write of no
     /// bytes, which the peer's device acknowledges (it must permit RDMA Writes, as that of
     /// every requester with Write or Reply chunks does). Default never.
     pub keep_alive: Duration,
-    /// How long a connection that somebody makes may take until it is set up: until both ends know of it,
+    /// How long an incoming connection may take until it is set up: until both ends know of it,
     /// and, if version 2 is all that is spoken, until its first message. Default 5 s.
     pub setup_timeout: Duration,
-    /// How long a connection that somebody has made may say nothing of use before it is ended when Receives
+    /// How long an accepted connection may say nothing of use before it is ended when Receives
     /// for another one are wanted; one that has said nothing yet, after 10 ms. Default 10 s.
     pub silent_after: Duration,
     /// How long a peer may owe something for which this side holds memory: to take what it is sent, to grant
@@ -112,7 +113,7 @@ pub struct Config {
     pub max_calls: usize,
     /// Buffers of 512 bytes for short messages. Default 2048.
     pub small_buffers: usize,
-    /// Buffers of `inline` bytes and headroom, beside those for `receives`: for long messages, and for
+    /// Buffers of `receive_size` bytes and headroom, beside those for `receives`: for long messages, and for
     /// received ones that the application still holds. Default 512.
     pub message_buffers: usize,
     /// Buffers for bulk data: bytes and number of each class. A server reads and writes chunks through them;
@@ -144,11 +145,11 @@ pub struct Config {
     pub signal_every: u32,
     /// One post per queue pair and turn; without, each work request is posted by itself. Default true.
     pub batch: bool,
-    /// What most messages are is told by one look at a header of known layout; without, each is checked item by
-    /// item, which comes to the same. Default true.
+    /// What most messages are is told by one look at a header of known layout; without, each is checked item
+    /// by item, which comes to the same. Default true.
     pub decode_by_layout: bool,
-    /// Pure grants wait until half a window is used; without, each message is reported at once. Default
-    /// true.
+    /// Pure grants wait until half the credit limit is used; without, each message is reported at once.
+    /// Default true.
     pub coalesce_grants: bool,
     /// A client offers one handle of a call for Send With Invalidate, a server uses what is offered. Default
     /// true.
@@ -167,21 +168,21 @@ impl Default for Config {
             scheme: Scheme::V2Windowed,
             version_1: true,
             revision: Revision::Ietf00,
-            inline: 4096,
-            max_inline: 0,
+            receive_size: 4096,
+            max_receive_size: 0,
             optional_operations: true,
             resize_on_request: false,
             continue_up_to: 8 << 10,
             reassemble_up_to: 1 << 20,
-            reverse_window: 8,
+            reverse_credits: 8,
             reverse: ReverseSupport::General,
             host_auth: AuthPolicy::Off,
             reconnect_attempts: 0,
             reconnect_backoff: (Duration::from_millis(10), Duration::from_secs(1)),
             retransmit: false,
             negotiation_timeout: Duration::from_secs(1),
-            window: 64,
-            max_window: 256,
+            credits: 64,
+            max_credits: 256,
             keep_alive: Duration::ZERO,
             setup_timeout: Duration::from_secs(5),
             silent_after: Duration::from_secs(10),
@@ -248,7 +249,7 @@ impl Config {
 
     /// Longest message that is ever sent or received, bytes.
     pub(crate) fn longest_message(&self) -> usize {
-        self.inline.max(self.max_inline)
+        self.receive_size.max(self.max_receive_size)
     }
 
     /// Checks what the types do not.
@@ -259,28 +260,33 @@ impl Config {
         let check = |ok: bool, knob, value, wanted| {
             if ok { Ok(()) } else { Err(ConfigError { knob, value, wanted }) }
         };
-        check((1024..=1 << 20).contains(&self.inline), "inline", self.inline, "1024 to 1048576 bytes")?;
-        check(self.inline.is_multiple_of(4), "inline", self.inline, "a multiple of 4")?;
         check(
-            self.scheme == Scheme::V1 || self.inline >= 4096,
-            "inline",
-            self.inline,
+            (1024..=1 << 20).contains(&self.receive_size),
+            "receive_size",
+            self.receive_size,
+            "1024 to 1048576 bytes",
+        )?;
+        check(self.receive_size.is_multiple_of(4), "receive_size", self.receive_size, "a multiple of 4")?;
+        check(
+            self.scheme == Scheme::V1 || self.receive_size >= 4096,
+            "receive_size",
+            self.receive_size,
             "at least 4096 bytes in version 2 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.2)",
         )?;
-        let most = self.max_inline;
+        let most = self.max_receive_size;
         check(
             most <= 1 << 20 && most.is_multiple_of(4),
-            "max_inline",
+            "max_receive_size",
             most,
             "up to 1048576, a multiple of 4",
         )?;
         check(self.reassemble_up_to <= 1 << 30, "reassemble_up_to", self.reassemble_up_to, "at most 1 GiB")?;
-        let reverse = self.reverse_window;
-        check(reverse <= MAX_WINDOW, "reverse_window", reverse as usize, "at most 32767")?;
-        let window = self.window;
-        check((MIN_WINDOW..=MAX_WINDOW).contains(&window), "window", window as usize, "4 to 32767")?;
-        let most = self.max_window;
-        check((MIN_WINDOW..=MAX_WINDOW).contains(&most), "max_window", most as usize, "4 to 32767")?;
+        let reverse = self.reverse_credits;
+        check(reverse <= MAX_CREDITS, "reverse_credits", reverse as usize, "at most 32767")?;
+        let credits = self.credits;
+        check((MIN_CREDITS..=MAX_CREDITS).contains(&credits), "credits", credits as usize, "4 to 32767")?;
+        let most = self.max_credits;
+        check((MIN_CREDITS..=MAX_CREDITS).contains(&most), "max_credits", most as usize, "4 to 32767")?;
         check(
             (2 * RECEIVE_MARGIN..=1 << 20).contains(&self.receives),
             "receives",

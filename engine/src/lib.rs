@@ -1,10 +1,10 @@
 //! ONC RPC over RDMA, protocol versions 1 and 2: poll-mode, core-pinned.
 //!
-//! A [`Server`] runs [`Services`]: tables of [`Procedure`]s, each with a handler that gets a [`ServerCall`]. A
-//! [`LocalClient`] calls on the thread that polls it; a [`Client`] has a thread of its own, and blocks or is a
-//! `Future`. Short arguments and results travel within the messages. Long ones travel as chunks, which the
-//! devices move from memory to memory: a *Read chunk* is an argument that the server fetches, a *Write chunk* is
-//! room for a result that the server puts there.
+//! A [`Server`] runs [`Services`]: tables of [`Procedure`]s, each with a handler that gets a [`ServerCall`].
+//! A [`LocalClient`] calls on the thread that polls it; a [`Client`] has a thread of its own, and blocks or
+//! is a `Future`. Short arguments and results travel within the messages. Long ones travel as chunks, which
+//! the devices move from memory to memory: a *Read chunk* is an argument that the server fetches, a *Write
+//! chunk* is room for a result that the server puts there.
 //!
 //! ```
 //! use rpcrdma::client::ClientConfig;
@@ -68,25 +68,28 @@
 //! | [`rpcbind`], [`stream`] | finding a port, and RPC over TCP, for what goes beside RDMA |
 //!
 //! Errors are typed all the way: a call ends with a [`Reply`] or a [`CallError`], a connection with a
-//! [`CloseReason`], which `closed_because` of its client tells. A configuration is its `default()` and what is to
-//! be otherwise: `Config { inline: 8192, ..Config::default() }`. Fields may be added to it, variants to errors.
+//! [`CloseReason`], which `closed_because` of its client tells. A configuration is its `default()` and what
+//! is to be otherwise: `Config { receive_size: 8192, ..Config::default() }`. Fields may be added to it,
+//! variants to errors.
 //!
-//! The crates below are under their own names, for tools and tests: [`proto`] and its [`wire`], one connection's
-//! rules and bytes, without I/O; [`fabric`], what an RDMA device is; [`mempool`], arenas and pools.
+//! The crates below are under their own names, for tools and tests: [`proto`] and its [`wire`], one
+//! connection's rules and bytes, without I/O; [`fabric`], what an RDMA device is; [`mempool`], arenas and
+//! pools.
 //!
-//! `README.md` beside this crate says how a call goes through the code, `PROTOCOL.md` what is on the wire, and
-//! `tuning.md` when to turn which knob.
+//! `README.md` beside this crate says how a call goes through the code, `PROTOCOL.md` what is on the wire,
+//! and `tuning.md` when to turn which knob.
 
 pub mod client;
 mod config;
-// Rings and slots between shards and other threads. No part of what programs use: public for benchmarks and for the
-// tests that hold its ends to their rules.
+// Rings and slots between shards and other threads. No part of what programs use: public for benchmarks and
+// for the tests that hold its ends to their rules.
 #[doc(hidden)]
 pub mod handoff;
 pub mod rpcbind;
 pub mod server;
 pub mod service;
-// One core's loop. No part of what programs use: public for benchmarks and for tests that turn it by themselves.
+// One core's loop. No part of what programs use: public for benchmarks and for tests that turn it by
+// themselves.
 #[doc(hidden)]
 pub mod shard;
 pub mod stats;

@@ -305,7 +305,7 @@ impl Registration {
         }
         let mut rpcbind = Rpcbind::at_socket(&self.socket, PATIENCE)?;
         for mapping in std::mem::take(&mut self.mappings) {
-            // One that was withdrawn by somebody else is no loss.
+            // One that was withdrawn by another process is no loss.
             rpcbind.unset(&mapping)?;
         }
         Ok(())

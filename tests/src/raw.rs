@@ -52,8 +52,8 @@ pub struct RawPeer {
     over: Option<String>,
     /// Protocol version of the headers that it makes.
     pub version: Version,
-    /// Receives that they offer: the window of version 2, which increments have in their high half; the
-    /// credit word of version 1.
+    /// Receives that they offer: the credit limit of version 2, which increments have in their high half;
+    /// the credit word of version 1.
     pub credit: u32,
     /// What increments have told so far: the other side may send so many messages. A client's first one is
     /// free.
@@ -401,7 +401,7 @@ impl RawPeer {
         (Segment { handle, length: bytes.len() as u32, offset }, mem)
     }
 
-    /// The credit word of version 2 without windows, as a correct peer has it now: what is newly granted,
+    /// The credit word of version 2 with increments, as a correct peer has it now: what is newly granted,
     /// below the most that is outstanding. An error grants nothing.
     pub fn increment(&self, error: bool) -> u32 {
         let left = self.told.wrapping_sub(self.received) as i32;

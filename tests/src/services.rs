@@ -45,11 +45,11 @@ pub fn standard_services() -> Services {
 }
 
 /// The program, for messages of so many bytes.
-pub fn services_for(inline: usize) -> Services {
+pub fn services_for(receive_size: usize) -> Services {
     let mut services = Services::new();
     let chunked = |handler: fn(&mut ServerCall) -> Result<(), Refusal>| Procedure::new(handler);
     services
-        .add(PROGRAM, VERSION, ECHO, Procedure::new(echo).max_reply(inline))
+        .add(PROGRAM, VERSION, ECHO, Procedure::new(echo).max_reply(receive_size))
         .add(PROGRAM, VERSION, STORE, chunked(store).read_chunks(MAX_CHUNKS, LONGEST).uncounted())
         .add(PROGRAM, VERSION, LOAD, chunked(load).write_chunks(MAX_CHUNKS, LONGEST))
         .add(
@@ -60,10 +60,10 @@ pub fn services_for(inline: usize) -> Services {
         )
         .add(PROGRAM, VERSION, REFUSE, Procedure::new(refuse))
         .add(PROGRAM, VERSION, CREDENTIAL, Procedure::new(credential).max_reply(512))
-        .add(PROGRAM, VERSION, WORKER_ECHO, Procedure::new(worker_echo).max_reply(inline).on_workers())
+        .add(PROGRAM, VERSION, WORKER_ECHO, Procedure::new(worker_echo).max_reply(receive_size).on_workers())
         .add(PROGRAM, VERSION, PANIC, Procedure::new(|_| panic!("as the test wants")).on_workers())
-        .add(PROGRAM, VERSION, REPLY, Procedure::new(reply).max_reply(inline + LONGER))
-        .add(PROGRAM, 5, ECHO, Procedure::new(echo).max_reply(inline));
+        .add(PROGRAM, VERSION, REPLY, Procedure::new(reply).max_reply(receive_size + LONGER))
+        .add(PROGRAM, 5, ECHO, Procedure::new(echo).max_reply(receive_size));
     services
 }
 

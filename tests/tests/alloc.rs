@@ -15,7 +15,7 @@ const PAUSED: u64 = MOST;
 /// It is in the middle of one.
 static PAUSES: AtomicBool = AtomicBool::new(false);
 /// Calls under way at a time: fewer than the credits that a busy server leaves its client, half of its
-/// window.
+/// credit limit.
 const MOST: u64 = 24;
 /// Bulk calls under way at a time.
 const MOST_BULK: u64 = 7;
@@ -181,10 +181,11 @@ fn allocates_nothing() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
         for (remote_invalidate, batch, signal_every) in [(true, true, 16), (false, false, 1)] {
             let mut world = World::new("alloc");
-            // A window that grows has larger tables: it starts with its most, for which there are Receives.
-            let (max_window, receives) = (small().window, 16 * small().window as usize);
+            // A credit limit that grows has larger tables: it starts with its most, for which there are
+            // Receives.
+            let (max_credits, receives) = (small().credits, 16 * small().credits as usize);
             let shard =
-                Config { scheme, remote_invalidate, batch, signal_every, max_window, receives, ..small() };
+                Config { scheme, remote_invalidate, batch, signal_every, max_credits, receives, ..small() };
             let config = rpcrdma::server::ServerConfig { shard: shard.clone(), ..small_server() };
             let address = world.serve_with(config, services());
             let mut client = world.client(&address, shard);

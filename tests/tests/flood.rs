@@ -78,7 +78,7 @@ fn another_user_of_the_host_stops_nobody_and_fills_no_log() {
         return;
     }
     if !rustix::process::geteuid().is_root() {
-        println!("not run: only root can be somebody else");
+        println!("not run: only root can be another user");
         return;
     }
     let mut world = World::new("strangers");

@@ -170,10 +170,10 @@ fn locate(args: &Args) -> Result<Address, CommandError> {
 fn config(args: &Args) -> ClientConfig {
     let shard = Config {
         scheme: if args.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
-        // Enough for a window of 128, so that what a server grants is seen as it is.
+        // Enough for 128 credits, so that what a server grants is seen as it is.
         receives: 1280,
-        window: 128,
-        max_window: 128,
+        credits: 128,
+        max_credits: 128,
         small_buffers: 64,
         message_buffers: 64,
         bulk_buffers: vec![(2 * LONG_REPLY, 2)],

@@ -90,7 +90,7 @@ impl BwArgs {
     }
 }
 
-/// As many calls as the largest receive window has replies for.
+/// As many calls as the highest credit limit has replies for.
 pub(super) fn outstanding() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=16_383)
 }
@@ -187,19 +187,19 @@ pub(crate) struct EngineArgs {
     /// Credit scheme of version 2; incremental, if either end wants that (default: windowed)
     #[arg(long, value_enum)]
     pub(crate) credit_scheme: Option<CreditScheme>,
-    /// Receive window: messages that the peer may have under way (default: 64, or twice -t)
+    /// Credit limit: messages that the peer may have under way (default: 64, or twice -t)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..=32_767))]
     pub(crate) credits: Option<u32>,
     /// Connections of -q that take calls; the others stay open and idle (default: all)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) active: Option<u32>,
     /// Inline threshold: the longest message; both ends alike
-    #[arg(long, value_name = "BYTES", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1024..=1 << 20))]
-    pub(crate) inline: u32,
+    #[arg(long = "inline", value_name = "BYTES", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1024..=1 << 20))]
+    pub(crate) inline_threshold: u32,
     /// Threads that run the procedures; 0: the shard itself does
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=256))]
     pub(crate) workers: u32,
-    /// Grant credits for each message, rather than for half a window
+    /// Grant credits for each message, rather than for half the credit limit
     #[arg(long)]
     pub(crate) no_coalesce: bool,
     /// Revoke exposed memory at the client, rather than by Send With Invalidate
@@ -237,7 +237,7 @@ impl EngineArgs {
         if let Some(credits) = self.credits {
             option("--credits", credits.to_string());
         }
-        option("--inline", self.inline.to_string());
+        option("--inline", self.inline_threshold.to_string());
         option("--workers", self.workers.to_string());
         option("--signal-every", self.signal_every.to_string());
         option("--keep-alive", self.keep_alive.to_string());
@@ -250,7 +250,7 @@ impl EngineArgs {
 /// How version 2 counts credits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CreditScheme {
-    /// Each header says how many messages were received, and the window beyond them
+    /// Each header says how many messages were received, and the credits beyond them
     Windowed,
     /// Each header grants some more
     Incremental,

@@ -102,15 +102,15 @@ pub(crate) fn shared(
     load: &Load,
 ) -> Result<Config, Failure> {
     let usual = if load.connections <= 64 { 64 } else { 16 };
-    let window = args.credits.unwrap_or((2 * load.outstanding as u32).clamp(usual, 32_767));
-    let reverse_window = (load.outstanding as u32).max(FEWEST_REVERSE);
-    let one = window as usize + 1 + reverse_window as usize;
+    let credits = args.credits.unwrap_or((2 * load.outstanding as u32).clamp(usual, 32_767));
+    let reverse_credits = (load.outstanding as u32).max(FEWEST_REVERSE);
+    let one = credits as usize + 1 + reverse_credits as usize;
     let usual_config = Config::default();
     let sends = load.connections * (2 * load.outstanding + args.signal_every as usize);
     Ok(Config {
         scheme: args.scheme()?,
-        inline: args.inline as usize & !3,
-        window,
+        receive_size: args.inline_threshold as usize & !3,
+        credits,
         receives: SPARE_RECEIVES + (load.connections + SHARE) * one,
         max_calls: load.outstanding,
         small_buffers: 1024 + sends,
@@ -123,7 +123,7 @@ pub(crate) fn shared(
             Form::Inline | Form::Chunk => usual_config.continue_up_to,
         },
         reassemble_up_to: usual_config.reassemble_up_to.max(load.message + SLACK),
-        reverse_window,
+        reverse_credits,
         // Who waits for an answer is not told by every device that there is no link.
         keep_alive: Duration::from_millis(args.keep_alive.into()),
         device: device.ib_dev.clone(),

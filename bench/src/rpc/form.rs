@@ -23,7 +23,7 @@ pub(crate) struct Travel {
     /// Version and credit scheme.
     pub(crate) scheme: Scheme,
     /// The longest Send, in bytes.
-    pub(crate) inline: usize,
+    pub(crate) inline_threshold: usize,
 }
 
 impl Travel {
@@ -33,10 +33,10 @@ impl Travel {
         form: Option<Form>,
         direction: Direction,
         scheme: Scheme,
-        inline: usize,
+        inline_threshold: usize,
     ) -> Result<Self, Failure> {
         let usual = if op.is_bulk() { Form::Chunk } else { Form::Inline };
-        let travel = Self { op, form: form.unwrap_or(usual), scheme, inline };
+        let travel = Self { op, form: form.unwrap_or(usual), scheme, inline_threshold };
         let name = travel.form.name();
         let refused = match (op, travel.form, scheme) {
             (RpcOp::Null, ..) if form.is_some() => "--op null carries no payload".to_owned(),
@@ -59,8 +59,8 @@ impl Travel {
     fn threshold(&self) -> usize {
         match self.scheme {
             // Thresholds of version 1 are told in multiples of 1024 (RFC 8797).
-            Scheme::V1 => (self.inline & !1023).min(private_data::MAX_INLINE as usize),
-            Scheme::V2Windowed | Scheme::V2Incremental => self.inline,
+            Scheme::V1 => (self.inline_threshold & !1023).min(private_data::MAX_INLINE_THRESHOLD as usize),
+            Scheme::V2Windowed | Scheme::V2Incremental => self.inline_threshold,
         }
     }
 
@@ -214,16 +214,16 @@ mod tests {
     fn each_form_has_its_sizes() {
         for (op, least) in [(RpcOp::Echo, 24), (RpcOp::Read, 28), (RpcOp::Write, 44)] {
             let of = |form| travel(op, Some(form), Direction::Forward, Scheme::V2Windowed).unwrap();
-            let (inline, continued) = (of(Form::Inline), of(Form::Continued));
-            let longest = (1..4096).rev().find(|&size| inline.carries(size)).unwrap();
-            assert!(inline.explain().contains(&format!("room for {longest} ")), "{}", inline.explain());
+            let (within, continued) = (of(Form::Inline), of(Form::Continued));
+            let longest = (1..4096).rev().find(|&size| within.carries(size)).unwrap();
+            assert!(within.explain().contains(&format!("room for {longest} ")), "{}", within.explain());
             let shortest = (1..9000).find(|&size| continued.carries(size)).unwrap();
             assert!(
                 continued.explain().contains(&format!("up to {} ", shortest - 1)),
                 "{}",
                 continued.explain()
             );
-            assert_eq!(shortest - 1, (inline.room() - least) & !3);
+            assert_eq!(shortest - 1, (within.room() - least) & !3);
             assert!(of(Form::Long).carries(shortest) && !of(Form::Long).carries(shortest - 1));
         }
         let version_1 = Travel::new(RpcOp::Read, Some(Form::Inline), Direction::Forward, Scheme::V1, 5000);

@@ -54,10 +54,10 @@ pub(crate) struct Info {
     pub(crate) idle: Idle,
     /// Threads that run the procedures.
     pub(crate) workers: u32,
-    /// Its receive window.
-    pub(crate) window: u32,
+    /// Its credit limit.
+    pub(crate) credits: u32,
     /// Its inline threshold.
-    pub(crate) inline: u32,
+    pub(crate) inline_threshold: u32,
     /// The version and credit scheme that it prefers.
     pub(crate) scheme: Scheme,
     /// What it has memory for.
@@ -83,8 +83,8 @@ impl Info {
             self.core,
             idle,
             self.workers,
-            self.window,
-            self.inline,
+            self.credits,
+            self.inline_threshold,
             connections as u32,
             outstanding as u32,
             bulk as u32,
@@ -103,8 +103,19 @@ impl Info {
     pub(crate) fn decode(data: &[u8]) -> Result<Self, String> {
         let (words, rest) = data.as_chunks::<4>();
         let words: Vec<u32> = words.iter().map(|bytes| u32::from_be_bytes(*bytes)).collect();
-        let &[core, idle, workers, window, inline, connections, outstanding, bulk, message, form, scheme] =
-            words.as_slice()
+        let &[
+            core,
+            idle,
+            workers,
+            credits,
+            inline_threshold,
+            connections,
+            outstanding,
+            bulk,
+            message,
+            form,
+            scheme,
+        ] = words.as_slice()
         else {
             return Err(format!("the server says of itself {} bytes instead of {INFO_BYTES}", data.len()));
         };
@@ -120,7 +131,7 @@ impl Info {
         };
         let scheme =
             *SCHEME_CODES.get(scheme as usize).ok_or("the server has a version that is not known here")?;
-        Ok(Self { core, idle, workers, window, inline, scheme, load })
+        Ok(Self { core, idle, workers, credits, inline_threshold, scheme, load })
     }
 }
 
@@ -142,7 +153,7 @@ pub(crate) fn program(info: &Info, reverser: Option<Reverser>) -> Result<Program
     };
     add(NULL, Procedure::new(|_| Ok(())));
     add(ECHO_SMALL, Procedure::new(echo).max_reply(SMALL));
-    let longest = (info.inline as usize).max(info.load.message + 4);
+    let longest = (info.inline_threshold as usize).max(info.load.message + 4);
     add(ECHO, Procedure::new(echo).max_reply(longest));
     let says = info.encode();
     add(INFO, Procedure::new(move |call| reply(call, &says)));
@@ -275,7 +286,15 @@ mod tests {
             Load { connections: 4, outstanding: 16, bulk: 1 << 20, message: 70_000, form: Form::Continued };
         for (idle, form) in IDLE_CODES.into_iter().zip(FORM_CODES) {
             let load = Load { form, ..load };
-            let info = Info { core: 3, idle, workers: 2, window: 64, inline: 4096, scheme: Scheme::V1, load };
+            let info = Info {
+                core: 3,
+                idle,
+                workers: 2,
+                credits: 64,
+                inline_threshold: 4096,
+                scheme: Scheme::V1,
+                load,
+            };
             assert_eq!(Info::decode(&info.encode()), Ok(info));
             assert!(Info::decode(&info.encode()[..28]).is_err());
         }

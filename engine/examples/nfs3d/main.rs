@@ -70,7 +70,7 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// A file that nobody has used for as long as this, or twice as long, is closed.
 const TIDY: Duration = Duration::from_secs(5);
 /// Calls of one connection that may be under way.
-const WINDOW: u32 = 32;
+const CREDITS: u32 = 32;
 
 /// Exports a directory by NFS version 3, over RDMA or the software fabric.
 ///
@@ -232,10 +232,10 @@ fn register(listen: &Address, mount_port: u16) -> anyhow::Result<Registration> {
 /// Shards on cores, one each, or one shard anywhere; and buffers for as many calls as clients may have under
 /// way.
 fn config(options: &Cli) -> ServerConfig {
-    let calls = WINDOW as usize * usize::from(options.clients);
+    let calls = CREDITS as usize * usize::from(options.clients);
     let shard = Config {
-        window: WINDOW,
-        max_window: WINDOW,
+        credits: CREDITS,
+        max_credits: CREDITS,
         idle: options.idle.policy(),
         keep_alive: Duration::from_secs(options.keep_alive.into()),
         bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],

@@ -65,7 +65,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     config.shard = Config {
         scheme: if options.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
         // Each call of the server has a slot of the session.
-        reverse_window: session::BACK_SLOTS,
+        reverse_credits: session::BACK_SLOTS,
         ..config.shard
     };
     config.credential = Credential::sys("nfs41c", uid.as_raw(), gid.as_raw(), &[])

@@ -68,7 +68,7 @@ pub struct Chaos<F> {
     /// Queue pairs that are connected, as far as is known.
     live: Vec<QpId>,
     /// Queue pairs with a request that was failed here, in the order in which that happened.
-    doomed: Vec<Doomed>,
+    failing: Vec<Failing>,
     /// Queue pairs that were broken here, oldest first.
     broken: Vec<QpId>,
     /// Completions that come late, in order of arrival.
@@ -78,7 +78,7 @@ pub struct Chaos<F> {
 
 /// A queue pair that the inner fabric is being made to end; what was posted since waits for its turn.
 #[derive(Debug)]
-struct Doomed {
+struct Failing {
     qp: QpId,
     postings: Vec<(Posting, Status)>,
     /// The same of a queue pair that was destroyed: what they held was given back.
@@ -102,7 +102,7 @@ impl<F: Fabric> Chaos<F> {
             random: Xorshift::new(config.seed),
             stats: ChaosStats::default(),
             live: Vec::new(),
-            doomed: Vec::new(),
+            failing: Vec::new(),
             broken: Vec::new(),
             late: VecDeque::new(),
             polls: 0,
@@ -148,20 +148,20 @@ impl<F: Fabric> Chaos<F> {
     }
 
     /// Reports what was failed, once the inner fabric has reported all that came before.
-    fn end_doomed(&mut self, out: &mut Vec<Completion>, end: usize) {
-        for doomed in self.doomed.iter_mut().filter(|d| d.over) {
-            let qp = doomed.qp;
-            let n = doomed.ended.len().min(end.saturating_sub(out.len()));
-            out.extend(doomed.ended.drain(..n));
-            let n = doomed.postings.len().min(end.saturating_sub(out.len()));
-            out.extend(doomed.postings.drain(..n).map(|(posting, status)| ended(qp, &posting, status)));
+    fn end_failing(&mut self, out: &mut Vec<Completion>, end: usize) {
+        for failing in self.failing.iter_mut().filter(|d| d.over) {
+            let qp = failing.qp;
+            let n = failing.ended.len().min(end.saturating_sub(out.len()));
+            out.extend(failing.ended.drain(..n));
+            let n = failing.postings.len().min(end.saturating_sub(out.len()));
+            out.extend(failing.postings.drain(..n).map(|(posting, status)| ended(qp, &posting, status)));
         }
         // The inner queue pair is in error by now, and flushes by itself.
-        self.doomed.retain(|d| !d.over || !d.postings.is_empty() || !d.ended.is_empty());
+        self.failing.retain(|d| !d.over || !d.postings.is_empty() || !d.ended.is_empty());
     }
 
-    fn failed_here(&mut self, qp: QpId) -> Option<&mut Doomed> {
-        self.doomed.iter_mut().find(|d| d.qp == qp)
+    fn failed_here(&mut self, qp: QpId) -> Option<&mut Failing> {
+        self.failing.iter_mut().find(|d| d.qp == qp)
     }
 
     fn refuses(&mut self, wr: &WorkRequest) -> bool {
@@ -301,11 +301,11 @@ impl<F: Fabric> Fabric for Chaos<F> {
     fn destroy_qp(&mut self, qp: QpId) {
         self.live.retain(|&id| id != qp);
         self.inner.destroy_qp(qp);
-        if let Some(doomed) = self.failed_here(qp) {
+        if let Some(failing) = self.failed_here(qp) {
             // Nothing of the inner fabric comes any more that was not flushed just now.
-            doomed.over = true;
-            let postings = doomed.postings.drain(..);
-            doomed.ended.extend(postings.map(|(posting, status)| ended(qp, &posting, status)));
+            failing.over = true;
+            let postings = failing.postings.drain(..);
+            failing.ended.extend(postings.map(|(posting, status)| ended(qp, &posting, status)));
         }
     }
 
@@ -317,8 +317,8 @@ impl<F: Fabric> Fabric for Chaos<F> {
                 ControlEvent::Established { qp, .. } => self.is_up(*qp),
                 ControlEvent::Disconnected { qp, .. } => {
                     self.live.retain(|id| id != qp);
-                    if let Some(doomed) = self.failed_here(*qp) {
-                        doomed.over = true;
+                    if let Some(failing) = self.failed_here(*qp) {
+                        failing.over = true;
                     }
                 }
                 _ => {}
@@ -361,8 +361,8 @@ impl<F: Fabric> Fabric for Chaos<F> {
     }
 
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        if let Some(doomed) = self.failed_here(qp) {
-            doomed.postings.extend(chain.drain(..).map(|posting| (posting, Status::Flushed)));
+        if let Some(failing) = self.failed_here(qp) {
+            failing.postings.extend(chain.drain(..).map(|posting| (posting, Status::Flushed)));
             return Ok(());
         }
         let mut failed = None;
@@ -385,7 +385,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
         self.stats.failed += 1;
         let status_of = |i| if i == 0 { status } else { Status::Flushed };
         let postings = rest.into_iter().enumerate().map(|(i, posting)| (posting, status_of(i))).collect();
-        self.doomed.push(Doomed { qp, postings, ended: Vec::new(), over: false });
+        self.failing.push(Failing { qp, postings, ended: Vec::new(), over: false });
         self.broken.push(qp);
         self.inner.disconnect(qp);
         Ok(())
@@ -401,7 +401,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
             self.is_up(message.qp);
         }
         if n < max {
-            self.end_doomed(out, end);
+            self.end_failing(out, end);
         }
         self.delay(out, before);
         self.hand_out(out, end);
@@ -414,7 +414,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        let busy = !self.late.is_empty() || self.doomed.iter().any(|d| d.over);
+        let busy = !self.late.is_empty() || self.failing.iter().any(|d| d.over);
         self.inner.wait(if busy { Some(Duration::ZERO) } else { timeout }) || busy
     }
 

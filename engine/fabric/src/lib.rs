@@ -83,7 +83,7 @@ pub struct Capabilities {
     /// Receives that may be posted to one receive queue.
     pub max_recv_wr: u32,
     /// Bytes that a Send may carry inside its work request (0: none).
-    pub max_inline: u32,
+    pub max_inline_data: u32,
     /// Longest message, in bytes.
     pub max_message: u32,
     /// Bytes of private data in a connect request.
@@ -111,7 +111,7 @@ impl Default for Capabilities {
             device: String::new(),
             max_send_wr: 1024,
             max_recv_wr: 4096,
-            max_inline: 0,
+            max_inline_data: 0,
             max_message: 1 << 30,
             max_connect_private_data: 56,
             max_accept_private_data: 196,
@@ -418,7 +418,7 @@ pub enum FabricError {
         /// What is wrong with it.
         detail: String,
     },
-    /// Somebody listens there already.
+    /// Another listener has it already.
     #[error("address {address:?} is in use: {detail}")]
     AddressInUse {
         /// As given.

@@ -388,9 +388,9 @@ fn a_killed_server_ends_its_own_connection_only() {
     end.receives(256);
     let good = end.connect(&steady);
     for round in 0..25u64 {
-        let doomed = address(&format!("doomed-{round}"));
-        let mut victim = Peer::start("serve", &doomed);
-        let bad = end.connect(&doomed);
+        let failing = address(&format!("failing-{round}"));
+        let mut victim = Peer::start("serve", &failing);
+        let bad = end.connect(&failing);
         let window = end.fabric.alloc_window(bad).expect("window");
         let mut mem = Some(end.lend());
         let (mut posted, mut ended) = (0u64, 0u64);

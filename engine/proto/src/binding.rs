@@ -163,7 +163,7 @@ impl Binding {
 
     /// Checks a call: by a requester before it is sent, by a responder before anything of it is read.
     ///
-    /// `inline` is the bytes of arguments in the message, `reads` the bytes of each Read chunk but one at
+    /// `inline_len` is the bytes of arguments in the message, `reads` the bytes of each Read chunk but one at
     /// position zero, `writes` those of each Write chunk. An empty Write chunk has its place and asks for
     /// its result inline. A Write chunk may have more room than the result can need. `reduction` is what
     /// [`reduction_allowed`] says.
@@ -172,7 +172,7 @@ impl Binding {
     /// The first rule that it breaks.
     pub fn check_call(
         &self,
-        inline: usize,
+        inline_len: usize,
         reads: &[usize],
         writes: &[usize],
         reduction: bool,
@@ -189,8 +189,8 @@ impl Binding {
             return Err(BindingError::ArgumentTooLong { index, len: reads[index], max: max_len });
         }
         let max = self.call_len(reads.len());
-        if inline > max {
-            return Err(BindingError::CallTooLong { len: inline, max });
+        if inline_len > max {
+            return Err(BindingError::CallTooLong { len: inline_len, max });
         }
         let max = self.results.count;
         if writes.len() > max {

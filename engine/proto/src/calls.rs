@@ -26,7 +26,7 @@ enum State {
     /// The message was handed to the device.
     Sent,
     /// Sent, then given up by the caller; the reply is still owed.
-    Forsaken,
+    Abandoned,
 }
 
 #[derive(Clone, Debug)]
@@ -139,7 +139,7 @@ impl CallTable {
                 self.free.push(xid & self.mask);
                 Match::Call(CallId(xid), slot.token)
             }
-            State::Forsaken if slot.xid == xid => {
+            State::Abandoned if slot.xid == xid => {
                 slot.state = State::Free;
                 self.free.push(xid & self.mask);
                 Match::Late(CallId(xid))
@@ -157,11 +157,11 @@ impl CallTable {
     /// Whether the answer to a call has not come, wanted or not.
     pub(super) fn is_owed(&self, call: CallId) -> bool {
         let slot = &self.slots[(call.0 & self.mask) as usize];
-        matches!(slot.state, State::Sent | State::Forsaken) && slot.xid == call.0
+        matches!(slot.state, State::Sent | State::Abandoned) && slot.xid == call.0
     }
 
     /// A call was answered with an error, and may be sent again: it keeps its slot. The call and its token.
-    pub(super) fn refused(&mut self, xid: u32) -> Option<(CallId, u64)> {
+    pub(super) fn retryable(&mut self, xid: u32) -> Option<(CallId, u64)> {
         let slot = &mut self.slots[(xid & self.mask) as usize];
         (slot.state == State::Sent && slot.xid == xid).then(|| {
             (slot.state, slot.tried) = (State::Queued, true);
@@ -176,7 +176,7 @@ impl CallTable {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             match slot.state {
                 State::Free => {}
-                State::Forsaken => {
+                State::Abandoned => {
                     slot.state = State::Free;
                     self.free.push(index as u32);
                 }
@@ -204,7 +204,7 @@ impl CallTable {
         let owed = slot.state == State::Sent;
         let (token, sent) = (slot.token, owed || slot.tried);
         if owed && reply_owed {
-            slot.state = State::Forsaken;
+            slot.state = State::Abandoned;
         } else {
             slot.state = State::Free;
             self.free.push(call.0 & self.mask);
@@ -325,7 +325,7 @@ mod tests {
         let mut table = CallTable::new(1, 0);
         let call = table.insert(1, u64::MAX).unwrap();
         table.mark_sent(call);
-        assert_eq!(table.refused(call.xid()), Some((call, 1)));
+        assert_eq!(table.retryable(call.xid()), Some((call, 1)));
         assert_eq!(table.remove(call, false), Some((1, true)));
         let next = table.insert(2, u64::MAX).unwrap();
         assert_eq!(table.remove(next, false), Some((2, false)));

@@ -66,16 +66,17 @@ impl Connection {
     ///
     /// # Errors
     /// The peer was not told.
-    pub fn tell_receive_size(&mut self, bytes: usize) -> Result<(), ChangeError> {
-        self.tell(Characteristic::ReceiveSize(bytes as u32), false)
+    pub fn update_receive_size(&mut self, bytes: usize) -> Result<(), ChangeError> {
+        self.update(Characteristic::ReceiveSize(bytes as u32), false)
     }
 
-    /// As [`tell_receive_size`](Self::tell_receive_size), and it ends what the peer had asked for, if it had.
+    /// As [`update_receive_size`](Self::update_receive_size), and it ends what the peer had asked for, if it
+    /// had.
     ///
     /// # Errors
     /// The peer was not told.
     pub fn settle_receive_size(&mut self, bytes: usize) -> Result<(), ChangeError> {
-        self.tell(Characteristic::ReceiveSize(bytes as u32), true)
+        self.update(Characteristic::ReceiveSize(bytes as u32), true)
     }
 
     /// From now on calls of this side offer a handle for Send With Invalidate, or none; the peer is told.
@@ -86,10 +87,10 @@ impl Connection {
         if yes && !self.config.remote_invalidation {
             return Err(ChangeError::Constant(PropertyId::RemoteInvalidation));
         }
-        self.tell(Characteristic::RemoteInvalidation(yes), false)
+        self.update(Characteristic::RemoteInvalidation(yes), false)
     }
 
-    fn tell(&mut self, now: Characteristic, settle: bool) -> Result<(), ChangeError> {
+    fn update(&mut self, now: Characteristic, settle: bool) -> Result<(), ChangeError> {
         // What the peer was told so far counts until it is known to have read this, too.
         self.promised_receive();
         let exchange = self.exchange.as_mut().ok_or(ChangeError::Unsupported)?;
@@ -111,7 +112,8 @@ impl Connection {
     /// The size of Receives that the peer may rely on: that which it was told last, or a larger one until it
     /// is known to have read that.
     pub fn promised_receive(&mut self) -> usize {
-        let told = self.exchange.as_ref().map_or(self.config.inline, |all| all.local().receive_size as usize);
+        let told =
+            self.exchange.as_ref().map_or(self.config.receive_size, |all| all.local().receive_size as usize);
         self.promised = if self.peer_knows() { told } else { self.promised.max(told) };
         self.promised
     }
@@ -264,18 +266,18 @@ mod tests {
             }
             assert!(client.exchange().is_some() && server.exchange().is_some());
             assert_eq!(server.promised_receive(), 4096);
-            server.tell_receive_size(8192).unwrap();
+            server.update_receive_size(8192).unwrap();
             let mut under_way = transmit(&mut server);
-            server.tell_receive_size(4096).unwrap();
+            server.update_receive_size(4096).unwrap();
             assert_eq!(server.promised_receive(), 8192, "it may have read that, and nothing else");
             under_way.extend(transmit(&mut server));
             let last = under_way.pop().unwrap();
             deliver(under_way, &mut client);
-            assert_eq!(client.terms().send_inline, 8192);
+            assert_eq!(client.terms().send_inline_threshold, 8192);
             deliver(transmit(&mut client), &mut server);
             assert_eq!(server.promised_receive(), 8192, "{scheme:?}");
             deliver(vec![last], &mut client);
-            assert_eq!(client.terms().send_inline, 4096);
+            assert_eq!(client.terms().send_inline_threshold, 4096);
             // An operation is acknowledged by itself.
             deliver(transmit(&mut client), &mut server);
             assert_eq!(server.promised_receive(), 4096, "{scheme:?}");

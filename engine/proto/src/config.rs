@@ -19,22 +19,23 @@ pub struct ConnConfig {
     pub server: bool,
     /// This end answers calls of the peer.
     pub takes_calls: bool,
-    /// Receives that are kept for this connection, beside one for a pure grant.
-    pub window: u32,
+    /// Receives that are kept for this connection, beside one for a pure grant: the credit limit that it
+    /// starts with.
+    pub credits: u32,
     /// Receives of version 1 for calls in the reverse direction (client) or for the replies to them
     /// (server).
-    pub reverse_window: u32,
+    pub reverse_credits: u32,
     /// Calls of this end that may be outstanding or queued; 0 for none.
     pub max_calls: usize,
     /// Which calls in the reverse direction this end takes, as a client.
     pub reverse: ReverseSupport,
-    /// Pure grants wait for half a window, and for nothing else to carry them; without, each message is
-    /// reported at once.
+    /// Pure grants wait for half the credit limit, and for nothing else to carry them; without, each message
+    /// is reported at once.
     pub coalesce_grants: bool,
     /// Where XIDs start: differs from connection to connection.
     pub xid_seed: u32,
-    /// Bytes of each Receive.
-    pub inline: usize,
+    /// Bytes of each Receive: what the peer is told as the Receive Buffer Size.
+    pub receive_size: usize,
     /// Bytes of the longest Send.
     pub longest_send: usize,
     /// Characteristics may change while connected, if the peer offers that too (version 2).
@@ -55,8 +56,8 @@ pub struct ConnConfig {
     pub useless_per_second: u32,
     /// Who the peer may be.
     pub auth: AuthPolicy,
-    /// What most messages are is told by their layout; without, each is checked as a whole, which comes to the
-    /// same.
+    /// What most messages are is told by their layout; without, each is checked as a whole, which comes to
+    /// the same.
     pub decode_by_layout: bool,
     /// What the peer's connect message said (RFC 8797).
     pub private_data: Option<PrivateData>,
@@ -71,13 +72,13 @@ impl Default for ConnConfig {
             revision: Revision::default(),
             server: false,
             takes_calls: false,
-            window: 32,
-            reverse_window: 0,
+            credits: 32,
+            reverse_credits: 0,
             max_calls: 32,
             reverse: ReverseSupport::None,
             coalesce_grants: true,
             xid_seed: 0,
-            inline: 4096,
+            receive_size: 4096,
             longest_send: 4096,
             optional_operations: false,
             receive_sizes: None,
@@ -97,7 +98,7 @@ impl Default for ConnConfig {
 impl ConnConfig {
     /// Receives that must be in reserve for such a connection, whatever its version turns out to be.
     pub fn reserve(&self) -> u32 {
-        self.window + 1 + if self.takes_calls && self.max_calls > 0 { self.reverse_window } else { 0 }
+        self.credits + 1 + if self.takes_calls && self.max_calls > 0 { self.reverse_credits } else { 0 }
     }
 
     /// Changes of characteristics are offered. The older revision has no continuation, without which a
@@ -106,9 +107,12 @@ impl ConnConfig {
         self.optional_operations && self.scheme != Scheme::V1 && self.revision == Revision::Ietf00
     }
 
-    pub(super) fn credits(&self, version: Version) -> Credits {
-        let (taken, made) =
-            if self.server { (self.window, self.reverse_window) } else { (self.reverse_window, self.window) };
+    pub(super) fn new_credits(&self, version: Version) -> Credits {
+        let (taken, made) = if self.server {
+            (self.credits, self.reverse_credits)
+        } else {
+            (self.reverse_credits, self.credits)
+        };
         match version {
             Version::V1 => Credits::version_1(
                 if self.takes_calls { taken } else { 0 },
@@ -116,7 +120,7 @@ impl ConnConfig {
             ),
             // Windowed only when both ends have said so.
             Version::V2 => {
-                Credits::new(Scheme::V2Incremental, self.server, self.window, self.coalesce_grants)
+                Credits::new(Scheme::V2Incremental, self.server, self.credits, self.coalesce_grants)
             }
         }
     }

@@ -14,10 +14,10 @@ pub struct Counters {
     pub grants_piggybacked: u64,
     /// Messages that did nothing but grant credits.
     pub grants_pure: u64,
-    /// Messages received that another part of the same call or reply follows.
-    pub parts_received: u64,
-    /// Messages sent that another part of the same call or reply follows.
-    pub parts_sent: u64,
+    /// Messages received with MORE: another part of the same call or reply follows.
+    pub continued_received: u64,
+    /// Messages sent with MORE: another part of the same call or reply follows.
+    pub continued_sent: u64,
     /// Calls and replies received that have chunk lists beside their RPC message.
     pub chunked_received: u64,
     /// Calls and replies sent that have chunk lists beside their RPC message.
@@ -68,8 +68,8 @@ impl Counters {
         self.sent += other.sent;
         self.grants_piggybacked += other.grants_piggybacked;
         self.grants_pure += other.grants_pure;
-        self.parts_received += other.parts_received;
-        self.parts_sent += other.parts_sent;
+        self.continued_received += other.continued_received;
+        self.continued_sent += other.continued_sent;
         self.chunked_received += other.chunked_received;
         self.chunked_sent += other.chunked_sent;
         self.long_received += other.long_received;

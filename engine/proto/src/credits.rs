@@ -6,7 +6,7 @@
 //!
 //! | scheme | `rdma_credit` | limit that it says |
 //! |---|---|---|
-//! | [`Scheme::V2Windowed`] | window | `received` word + window |
+//! | [`Scheme::V2Windowed`] | credits from here on | `received` word + credits |
 //! | [`Scheme::V2Incremental`] | low half: newly granted; high half: most outstanding | previous limit + newly granted, and no more than the most at a time |
 //! | [`Scheme::V1`] | requested, or granted, calls outstanding | calls answered + granted |
 //!
@@ -28,10 +28,10 @@ pub enum Scheme {
     V1,
 }
 
-/// The smallest receive window: below it a grant could answer a grant for ever.
-pub const MIN_WINDOW: u32 = 4;
+/// The smallest credit limit: below it a grant could answer a grant for ever.
+pub const MIN_CREDITS: u32 = 4;
 /// The largest: an increment must fit the 16 bits that the incremental scheme has for it.
-pub const MAX_WINDOW: u32 = 0x7FFF;
+pub const MAX_CREDITS: u32 = 0x7FFF;
 
 /// The two credit words of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,9 +62,9 @@ pub struct Credits {
     /// Incremental: what of that no message has said yet. A client keeps a Receive for its server's first
     /// message, and says so in its own.
     untold: u32,
-    /// Receives that this side offers: config, within [`MIN_WINDOW`] and [`MAX_WINDOW`]. Version 1: calls of
-    /// the peer that it takes.
-    window: u32,
+    /// The credit limit that this side offers: Receives, within [`MIN_CREDITS`] and [`MAX_CREDITS`]. Version
+    /// 1: calls of the peer that it takes.
+    credit_limit: u32,
     /// Version 1: Receives that this side keeps for the replies to its own calls.
     made: u32,
     /// Version 1 requester: calls answered (or known never to be).
@@ -77,15 +77,15 @@ pub struct Credits {
     reached: u32,
     /// Payload-bearing messages after which a pure grant is due.
     grant_after: u32,
-    /// Grants wait for half a window.
+    /// Grants wait for half the credit limit.
     coalesce: bool,
 }
 
 impl Credits {
-    /// A new connection, at its client or at its server. `window` is clamped to its bounds; without
+    /// A new connection, at its client or at its server. `credit_limit` is clamped to its bounds; without
     /// `coalesce` each message is reported at once.
-    pub fn new(scheme: Scheme, server: bool, window: u32, coalesce: bool) -> Self {
-        let window = window.clamp(MIN_WINDOW, MAX_WINDOW);
+    pub fn new(scheme: Scheme, server: bool, credit_limit: u32, coalesce: bool) -> Self {
+        let credit_limit = credit_limit.clamp(MIN_CREDITS, MAX_CREDITS);
         // Only a client has a credit that nobody granted.
         let limit = u32::from(!server || scheme == Scheme::V1);
         Self {
@@ -97,13 +97,13 @@ impl Credits {
             received: 0,
             told_limit: 1,
             untold: u32::from(!server && scheme == Scheme::V2Incremental),
-            window,
-            made: window,
+            credit_limit,
+            made: credit_limit,
             answered: 0,
             unreported: 0,
             unreported_payload: 0,
             reached: 0,
-            grant_after: if coalesce { window / 2 } else { 1 },
+            grant_after: if coalesce { credit_limit / 2 } else { 1 },
             coalesce,
         }
     }
@@ -112,8 +112,8 @@ impl Credits {
     /// peer at a time, and up to `made` of this side's own. Either may be 0.
     pub fn version_1(taken: u32, made: u32) -> Self {
         Self {
-            window: taken.min(MAX_WINDOW),
-            made: made.min(MAX_WINDOW),
+            credit_limit: taken.min(MAX_CREDITS),
+            made: made.min(MAX_CREDITS),
             ..Self::new(Scheme::V1, true, 0, false)
         }
     }
@@ -130,32 +130,32 @@ impl Credits {
         self.scheme = Scheme::V2Windowed;
     }
 
-    /// Messages of the peer (version 1: calls) that this side takes at a time.
+    /// The credit limit: messages of the peer (version 1: calls) that this side takes at a time.
     #[inline]
-    pub fn window(&self) -> u32 {
-        self.window
+    pub fn credit_limit(&self) -> u32 {
+        self.credit_limit
     }
 
     /// Version 1: calls of the peer that may be under way before that is held against it. Deployed clients
     /// take a call's credit back when they give the call up (its process was killed, its mount is being
-    /// forced off), though it is not answered yet, and may then have another window of calls under way.
+    /// forced off), though it is not answered yet, and may then have as many calls again under way.
     #[inline]
     pub fn tolerated(&self) -> u32 {
-        2 * self.window
+        2 * self.credit_limit
     }
 
     /// Receives beyond the [`reserve`](Self::reserve) for what is tolerated though it was not promised: good
     /// to have, while there are plenty.
     pub fn overcommit(&self) -> u32 {
-        if self.scheme == Scheme::V1 { self.tolerated() - self.window } else { 0 }
+        if self.scheme == Scheme::V1 { self.tolerated() - self.credit_limit } else { 0 }
     }
 
     /// Receives that must be in reserve for these promises, and one more: in version 2 for a pure grant.
     pub fn reserve(&self) -> u32 {
         match self.scheme {
-            Scheme::V1 => self.window + self.made + 1,
-            // What was told is not taken back when the window shrinks.
-            Scheme::V2Windowed | Scheme::V2Incremental => self.window.max(self.left()) + 1,
+            Scheme::V1 => self.credit_limit + self.made + 1,
+            // What was told is not taken back when the credit limit shrinks.
+            Scheme::V2Windowed | Scheme::V2Incremental => self.credit_limit.max(self.left()) + 1,
         }
     }
 
@@ -165,13 +165,14 @@ impl Credits {
         (self.told_limit.wrapping_sub(self.received) as i32).max(0) as u32
     }
 
-    /// Offers more Receives from now on, or fewer, within [`MIN_WINDOW`] and [`MAX_WINDOW`]. What the peer
+    /// Offers more Receives from now on, or fewer, within [`MIN_CREDITS`] and [`MAX_CREDITS`]. What the peer
     /// was told before holds. Version 1 only grows: a grant that is lower than calls under way could not
     /// be held against them.
-    pub fn set_window(&mut self, window: u32) {
-        let window = window.clamp(MIN_WINDOW, MAX_WINDOW);
-        self.window = if self.scheme == Scheme::V1 { self.window.max(window) } else { window };
-        self.grant_after = if self.coalesce { self.window / 2 } else { 1 };
+    pub fn set_credit_limit(&mut self, credit_limit: u32) {
+        let credit_limit = credit_limit.clamp(MIN_CREDITS, MAX_CREDITS);
+        self.credit_limit =
+            if self.scheme == Scheme::V1 { self.credit_limit.max(credit_limit) } else { credit_limit };
+        self.grant_after = if self.coalesce { self.credit_limit / 2 } else { 1 };
     }
 
     /// Messages (version 1: calls) that may be sent now.
@@ -198,35 +199,35 @@ impl Credits {
         self.sent = self.sent.wrapping_add(u32::from(counted));
         if self.scheme == Scheme::V1 {
             // A call asks for credits, a reply grants them.
-            let credit = if counted { self.made } else { self.window };
+            let credit = if counted { self.made } else { self.credit_limit };
             return CreditWords { credit, received: None };
         }
-        let before = self.told_before();
+        let before = self.limit_before();
         if replenished {
-            self.tell_all();
+            self.raise_limit();
         }
         self.words(before)
     }
 
     /// As [`on_send`](Self::on_send) in the windowed scheme, while the receive queue holds the full reserve:
-    /// the window, and how many messages were received.
+    /// the credits from here on, and how many messages were received.
     #[inline(always)]
     pub fn on_send_windowed(&mut self) -> (u32, u32) {
         self.sent = self.sent.wrapping_add(1);
-        self.tell_all();
+        self.raise_limit();
         (self.told_limit.wrapping_sub(self.received), self.received)
     }
 
     /// The limit that messages have told so far. The next one tells all of it.
     #[inline]
-    fn told_before(&mut self) -> u32 {
+    fn limit_before(&mut self) -> u32 {
         self.told_limit.wrapping_sub(std::mem::take(&mut self.untold))
     }
 
     #[inline(always)]
-    fn tell_all(&mut self) {
+    fn raise_limit(&mut self) {
         // Never back behind what was told.
-        let limit = self.received.wrapping_add(self.window);
+        let limit = self.received.wrapping_add(self.credit_limit);
         if (limit.wrapping_sub(self.told_limit) as i32) > 0 {
             self.told_limit = limit;
         }
@@ -242,7 +243,7 @@ impl Credits {
             return self.on_send(counted, true);
         }
         self.sent = self.sent.wrapping_add(u32::from(counted));
-        let before = self.told_before();
+        let before = self.limit_before();
         if (self.received.wrapping_sub(self.told_limit) as i32) > 0 {
             self.told_limit = self.received;
         }
@@ -253,17 +254,17 @@ impl Credits {
     #[inline]
     fn words(&self, before: u32) -> CreditWords {
         if self.scheme == Scheme::V2Windowed {
-            let window = self.told_limit.wrapping_sub(self.received) as i32;
-            if window < 0 {
-                // The one message beyond the window has arrived: report one less than came, so that the sum
+            let left = self.told_limit.wrapping_sub(self.received) as i32;
+            if left < 0 {
+                // The one message beyond the limit has arrived: report one less than came, so that the sum
                 // stays true.
                 return CreditWords { credit: 0, received: Some(self.told_limit) };
             }
-            CreditWords { credit: window as u32, received: Some(self.received) }
+            CreditWords { credit: left as u32, received: Some(self.received) }
         } else {
             let newly = self.told_limit.wrapping_sub(before);
-            // What was told is not taken back: a smaller window is told as it becomes true.
-            let most = self.window.max(self.left());
+            // What was told is not taken back: a lower credit limit is told as it becomes true.
+            let most = self.credit_limit.max(self.left());
             CreditWords { credit: (most << 16) | newly, received: None }
         }
     }
@@ -278,7 +279,7 @@ impl Credits {
         // Most messages: in the windowed scheme, and no pure grants.
         if let (Some(acknowledged), true, true) = (words.received, payload, counted) {
             self.count()?;
-            return self.on_window(acknowledged, words.credit);
+            return self.on_windowed(acknowledged, words.credit);
         }
         self.on_receive_other(words.credit, words.received, payload, counted)
     }
@@ -299,7 +300,7 @@ impl Credits {
         self.unreported_payload += u32::from(payload && counted);
         match (self.scheme, received) {
             (Scheme::V2Windowed | Scheme::V2Incremental, Some(acknowledged)) => {
-                self.on_window(acknowledged, credit)?;
+                self.on_windowed(acknowledged, credit)?;
             }
             (Scheme::V2Windowed | Scheme::V2Incremental, None) => self.on_increment(credit)?,
             (Scheme::V1, _) => {
@@ -316,13 +317,13 @@ impl Credits {
 
     /// The peer has received so many messages, and takes as many more.
     #[inline(always)]
-    fn on_window(&mut self, acknowledged: u32, credit: u32) -> Result<(), PeerFault> {
+    fn on_windowed(&mut self, acknowledged: u32, credit: u32) -> Result<(), PeerFault> {
         let outstanding = self.sent.wrapping_sub(self.acknowledged);
         if acknowledged.wrapping_sub(self.acknowledged) > outstanding {
             return Err(PeerFault::AcknowledgedTooMuch { acknowledged, sent: self.sent });
         }
         self.acknowledged = acknowledged;
-        self.limit = acknowledged.wrapping_add(credit.min(MAX_WINDOW));
+        self.limit = acknowledged.wrapping_add(credit.min(MAX_CREDITS));
         Ok(())
     }
 
@@ -333,7 +334,7 @@ impl Credits {
         // Negative by one behind a grant beyond the limit.
         let left = self.granted.wrapping_sub(self.sent) as i32;
         // More than 2^16 ahead is no promise that a peer could keep; beyond it the sum would wrap.
-        if left + newly as i32 > 2 * MAX_WINDOW as i32 {
+        if left + newly as i32 > 2 * MAX_CREDITS as i32 {
             return Err(PeerFault::GrantedTooMuch { available: left.max(0) as u32, newly });
         }
         self.granted = self.granted.wrapping_add(newly);
@@ -432,10 +433,10 @@ impl Credits {
         if self.scheme == Scheme::V1 || !replenished {
             return false;
         }
-        // Pure grants use up the window too, and must be reported in the end; but never one for one, or two
+        // Pure grants use up credits too, and must be reported in the end; but never one for one, or two
         // idle peers would thank each other for ever.
         let left = self.told_limit.wrapping_sub(self.received) as i32;
-        let due = self.unreported_payload >= self.grant_after || left <= (self.window / 2) as i32;
+        let due = self.unreported_payload >= self.grant_after || left <= (self.credit_limit / 2) as i32;
         due && self.unreported > 0 && self.may_grant()
     }
 

@@ -1,4 +1,4 @@
-//! A model of flow control: every interleaving of two peers, for small windows and a few messages.
+//! A model of flow control: every interleaving of two peers, for few credits and a few messages.
 //!
 //! Whatever the order of sending, delivery, refilling and granting: there are never more messages under way
 //! than Receives posted for them, none but a pure grant is beyond what its sender was told, what headers say
@@ -33,8 +33,8 @@ struct World {
     ends: [End; 2],
     /// Answers that end 1 owes at most while it takes more calls.
     room: u32,
-    /// The end that changes its window says so at once, though it has granted more, as other implementations
-    /// may.
+    /// The end that changes its credit limit says so at once, though it has granted more, as other
+    /// implementations may.
     blunt: Option<usize>,
 }
 
@@ -42,17 +42,17 @@ struct Model {
     replies: u32,
     /// Version 1: replies and their calls pay together, and nothing is granted by itself.
     v1: bool,
-    /// This end changes its window once, at any time, to that.
+    /// This end changes its credit limit once, at any time, to that.
     resize: Option<(usize, u32)>,
 }
 
 impl World {
-    fn new(scheme: Scheme, window: u32, coalesce: bool, calls: u32, counter: u32) -> Self {
+    fn new(scheme: Scheme, credit_limit: u32, coalesce: bool, calls: u32, counter: u32) -> Self {
         let end = |to_send, server, mine, theirs| {
             let mut credits = match scheme {
-                Scheme::V1 if calls == to_send => Credits::version_1(0, window),
-                Scheme::V1 => Credits::version_1(window, 0),
-                _ => Credits::new(scheme, server, window, coalesce),
+                Scheme::V1 if calls == to_send => Credits::version_1(0, credit_limit),
+                Scheme::V1 => Credits::version_1(credit_limit, 0),
+                _ => Credits::new(scheme, server, credit_limit, coalesce),
             };
             credits.start_at(mine, theirs);
             let (posted, arriving) = (credits.reserve(), VecDeque::new());
@@ -89,7 +89,7 @@ impl World {
             let most = words.credit >> 16;
             assert!(most >= credits.left().max(1), "more is outstanding than the header says: {credits:#?}");
             if self.blunt == Some(from) {
-                words.credit = credits.window << 16 | words.credit & 0xFFFF;
+                words.credit = credits.credit_limit << 16 | words.credit & 0xFFFF;
             }
         }
         if credits.scheme() != Scheme::V1 {
@@ -163,10 +163,10 @@ impl Model {
                 }
                 next.push(after);
             }
-            if let Some((_, window)) = self.resize.filter(|&(who, _)| who == end && !me.resized) {
+            if let Some((_, credit_limit)) = self.resize.filter(|&(who, _)| who == end && !me.resized) {
                 let mut after = world.clone();
                 let me = &mut after.ends[end];
-                me.credits.set_window(window);
+                me.credits.set_credit_limit(credit_limit);
                 me.resized = true;
                 next.push(after);
             }
@@ -209,7 +209,7 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         for coalesce in [true, false] {
             for (replies, calls) in [(1, 4), (2, 2), (0, 6)] {
-                let start = World::new(scheme, MIN_WINDOW, coalesce, calls, NEAR_WRAP);
+                let start = World::new(scheme, MIN_CREDITS, coalesce, calls, NEAR_WRAP);
                 worlds += Model { replies, v1: false, resize: None }.explore(start);
             }
         }
@@ -217,12 +217,12 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 
-/// Whichever end changes its window, and whether it says so when that is true or at once.
+/// Whichever end changes its credit limit, and whether it says so when that is true or at once.
 #[test]
-fn no_interleaving_of_changed_windows_overruns_or_deadlocks() {
+fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
     let mut worlds = 0;
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
-        for (from, to) in [(MIN_WINDOW, MIN_WINDOW + 2), (MIN_WINDOW + 2, MIN_WINDOW)] {
+        for (from, to) in [(MIN_CREDITS, MIN_CREDITS + 2), (MIN_CREDITS + 2, MIN_CREDITS)] {
             for (who, replies, calls) in [(0, 1, 3), (0, 6, 1), (1, 1, 4), (1, 0, 6)] {
                 for blunt in [false, true] {
                     if blunt && scheme == Scheme::V2Windowed {
@@ -238,9 +238,9 @@ fn no_interleaving_of_changed_windows_overruns_or_deadlocks() {
     // The most that may be outstanding comes down when more than that is granted, and there is enough to send
     // to overrun it.
     for (who, replies, calls) in [(0, 7, 1), (1, 0, 9)] {
-        let start = World::new(Scheme::V2Incremental, 2 * MIN_WINDOW, true, calls, NEAR_WRAP);
+        let start = World::new(Scheme::V2Incremental, 2 * MIN_CREDITS, true, calls, NEAR_WRAP);
         let start = World { blunt: Some(who), ..start };
-        worlds += Model { replies, v1: false, resize: Some((who, MIN_WINDOW)) }.explore(start);
+        worlds += Model { replies, v1: false, resize: Some((who, MIN_CREDITS)) }.explore(start);
     }
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
@@ -249,7 +249,7 @@ fn no_interleaving_of_changed_windows_overruns_or_deadlocks() {
 fn no_interleaving_deadlocks_while_a_server_has_no_room_for_more_calls() {
     let mut worlds = 0;
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
-        let start = World { room: 0, ..World::new(scheme, MIN_WINDOW, true, 5, NEAR_WRAP) };
+        let start = World { room: 0, ..World::new(scheme, MIN_CREDITS, true, 5, NEAR_WRAP) };
         worlds += Model { replies: 2, v1: false, resize: None }.explore(start);
     }
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
@@ -259,7 +259,7 @@ fn no_interleaving_deadlocks_while_a_server_has_no_room_for_more_calls() {
 fn no_interleaving_of_version_1_overruns_or_deadlocks() {
     let worlds = Model { replies: 1, v1: true, resize: None }.explore(World::new(
         Scheme::V1,
-        MIN_WINDOW,
+        MIN_CREDITS,
         true,
         8,
         NEAR_WRAP,
@@ -294,7 +294,7 @@ fn acknowledging_what_was_never_sent_is_a_fault() {
 
 #[test]
 fn increments_that_add_up_to_nonsense_are_a_fault() {
-    let mut credits = Credits::new(Scheme::V2Incremental, false, MAX_WINDOW, true);
+    let mut credits = Credits::new(Scheme::V2Incremental, false, MAX_CREDITS, true);
     let words = CreditWords { credit: 0xFFFF_FFFF, received: None };
     let fault = (0..4).find_map(|_| {
         credits.on_send(true, true);
@@ -318,19 +318,19 @@ fn a_version_1_grant_of_zero_is_read_as_one() {
 }
 
 #[test]
-fn what_was_told_keeps_its_receives_when_the_window_shrinks() {
+fn what_was_told_keeps_its_receives_when_the_credit_limit_shrinks() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let mut credits = Credits::new(scheme, false, 16, true);
         credits.on_send(true, true);
-        credits.set_window(4);
-        assert_eq!((credits.window(), credits.reserve()), (4, 17), "{scheme:?}");
+        credits.set_credit_limit(4);
+        assert_eq!((credits.credit_limit(), credits.reserve()), (4, 17), "{scheme:?}");
     }
     // Version 1 counts calls under way: less than those cannot be told.
     let mut credits = Credits::version_1(16, 0);
-    credits.set_window(4);
-    assert_eq!(credits.window(), 16);
-    credits.set_window(32);
-    assert_eq!(credits.window(), 32);
+    credits.set_credit_limit(4);
+    assert_eq!(credits.credit_limit(), 16);
+    credits.set_credit_limit(32);
+    assert_eq!(credits.credit_limit(), 32);
 }
 
 #[test]
@@ -383,12 +383,12 @@ fn the_high_half_binds_also_when_it_is_lowered() {
 }
 
 #[test]
-fn a_smaller_window_is_told_as_it_becomes_true() {
+fn a_lower_credit_limit_is_told_as_it_becomes_true() {
     let mut credits = Credits::new(Scheme::V2Incremental, true, 8, true);
     let words = CreditWords { credit: 8 << 16 | 8, received: None };
     credits.on_receive(words, true, true).unwrap();
     assert_eq!(credits.on_send(true, true).credit, 8 << 16 | 8);
-    credits.set_window(4);
+    credits.set_credit_limit(4);
     let mut told = Vec::new();
     for _ in 0..6 {
         credits.on_receive(CreditWords { credit: 8 << 16 | 1, received: None }, true, true).unwrap();

@@ -27,7 +27,7 @@ pub enum Event {
     /// A call of ours was answered with an error that more resources may cure, and is still in the table:
     /// [`Connection::resend`] it, or [`Connection::give_up`]. If it was for the length of its results, it
     /// has run.
-    Refused {
+    Retryable {
         /// Which.
         call: CallId,
         /// The caller's own name for it.
@@ -45,9 +45,9 @@ pub enum Event {
         /// Which.
         call: CallId,
     },
-    /// A part of a message that will be a [`Call`](Self::Call) or [`Reply`](Self::Reply) when its last part
-    /// has come: the owner keeps the payload.
-    Part {
+    /// A part of a continued message that will be a [`Call`](Self::Call) or [`Reply`](Self::Reply) when its
+    /// last part has come: the owner keeps the payload.
+    Continued {
         /// It is the first part.
         first: bool,
         /// The payload is of use.

@@ -430,7 +430,7 @@ impl Exchange {
     pub fn update(&mut self, now: Characteristic) -> Result<(), ChangeError> {
         let id = self.may_change(now)?;
         if now.replaced_in(&mut self.local) {
-            self.tell(id, now, false);
+            self.queue_update(id, now, false);
         }
         Ok(())
     }
@@ -446,7 +446,7 @@ impl Exchange {
             return Err(ChangeError::NotPending(id));
         }
         now.store(&mut self.local);
-        self.tell(id, now, true);
+        self.queue_update(id, now, true);
         Ok(())
     }
 
@@ -463,7 +463,7 @@ impl Exchange {
         id.which(self.revision).map(|_| id).ok_or(ChangeError::NotInRevision(id))
     }
 
-    fn tell(&mut self, id: PropertyId, now: Characteristic, clears_pending: bool) {
+    fn queue_update(&mut self, id: PropertyId, now: Characteristic, clears_pending: bool) {
         let update = Message::Update { now, clears_pending };
         // Not across an answer: that may say another value.
         let unsent = self

@@ -34,7 +34,7 @@ pub enum PeerFault {
         /// The truth.
         sent: u32,
     },
-    /// Its increments add up to more than a window can be.
+    /// Its increments add up to more than a credit limit can be.
     #[error("peer grants {newly} on top of {available}")]
     GrantedTooMuch {
         /// Unused before.

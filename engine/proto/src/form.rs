@@ -11,9 +11,9 @@ pub const LEAST_LAST_PART: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormLimits {
     /// Longest message, header included, that may be sent.
-    pub send_inline: usize,
+    pub send_inline_threshold: usize,
     /// Longest message, header included, that the peer will send.
-    pub receive_inline: usize,
+    pub receive_inline_threshold: usize,
     /// Messages may be continued: version 2 has that, its predecessor and version 1 do not.
     pub continuation: bool,
     /// RPC messages up to this length are continued rather than sent as a chunk, where both can be; bytes.
@@ -66,9 +66,9 @@ pub struct CallLengths {
 /// [`CallError::TooLong`] when no form can carry the call, or none its reply.
 pub fn choose_call(limits: &FormLimits, lengths: &CallLengths) -> Result<CallPlan, CallError> {
     let &CallLengths { header, reply_chunk: extra, call, reply_header, reply } = lengths;
-    let limit = if limits.continuation { limits.reassemble_up_to } else { limits.send_inline };
+    let limit = if limits.continuation { limits.reassemble_up_to } else { limits.send_inline_threshold };
     let too_long = |needed| CallError::TooLong { needed, limit };
-    let fits = reply_header + reply <= limits.receive_inline;
+    let fits = reply_header + reply <= limits.receive_inline_threshold;
     let continued = limits.continuation && reply <= limits.continue_up_to.min(limits.reassemble_up_to);
     let reply_chunk = !fits && !continued;
     if reply_chunk && !limits.chunks && !(limits.continuation && reply <= limits.reassemble_up_to) {
@@ -76,7 +76,7 @@ pub fn choose_call(limits: &FormLimits, lengths: &CallLengths) -> Result<CallPla
     }
     let reply_chunk = reply_chunk && limits.chunks;
     let header = header + if reply_chunk { extra } else { 0 };
-    let form = if header + call <= limits.send_inline {
+    let form = if header + call <= limits.send_inline_threshold {
         CallForm::Inline
     } else if limits.continuation
         && call <= if limits.chunks { limits.continue_up_to } else { limits.reassemble_up_to }
@@ -107,9 +107,9 @@ pub enum ReplyForm {
 /// returned, `reply` that of the reduced RPC message, `room` that of the Reply chunk, if the call offered
 /// one.
 pub fn choose_reply(limits: &FormLimits, header: usize, reply: usize, room: Option<u64>) -> ReplyForm {
-    if header + reply <= limits.send_inline {
+    if header + reply <= limits.send_inline_threshold {
         ReplyForm::Inline
-    } else if header + LEAST_LAST_PART > limits.send_inline {
+    } else if header + LEAST_LAST_PART > limits.send_inline_threshold {
         ReplyForm::TooLong
     } else if room.is_some_and(|room| reply as u64 <= room) {
         // With a Reply chunk that is large enough there is no choice (version 2 §4.5.4).
@@ -126,8 +126,8 @@ mod tests {
     use super::*;
 
     const V2: FormLimits = FormLimits {
-        send_inline: 4096,
-        receive_inline: 4096,
+        send_inline_threshold: 4096,
+        receive_inline_threshold: 4096,
         continuation: true,
         continue_up_to: 16384,
         reassemble_up_to: 1 << 20,

@@ -98,7 +98,7 @@ impl Connection {
         // A set of properties that comes in parts is whole with the last one.
         match self.connprop.is_empty() {
             true => View::check(message, self.config.revision),
-            false => View::check_part(message, self.config.revision),
+            false => View::check_continued(message, self.config.revision),
         }
     }
 }

@@ -44,7 +44,7 @@ impl Connection {
             self.peer_introduced = true;
             self.terms = Terms::from_properties(&self.config, &properties);
             self.introduce();
-            self.agree_on_windows();
+            self.agree_on_windowed_credits();
             self.start_exchange(&set);
         }
         self.authenticate(properties.host_auth)?;
@@ -98,7 +98,7 @@ impl Connection {
     }
 
     /// Windowed headers from now on, if both ends have offered them and this side's offer has gone out.
-    pub(super) fn agree_on_windows(&mut self) {
+    pub(super) fn agree_on_windowed_credits(&mut self) {
         let waiting = self.reply_queue.contains(&Outgoing::Connprop);
         if self.may_be_windowed() && self.introduced && !waiting {
             self.credits.go_windowed();
@@ -108,7 +108,7 @@ impl Connection {
     /// Bytes that a CONNPROP, or the next part of one, may take.
     pub fn connprop_room(&self) -> usize {
         let message = self.auth_message.as_ref().map_or(0, Vec::len);
-        (PROPERTIES_LEN + message + self.connprop_rest.len()).min(self.terms.send_inline)
+        (PROPERTIES_LEN + message + self.connprop_rest.len()).min(self.terms.send_inline_threshold)
     }
 
     /// Writes this side's CONNPROP in front of `end` of `buf`: whole, or as much as the peer takes in one
@@ -119,13 +119,15 @@ impl Connection {
             self.connprop_rest = self.own_properties()?;
         }
         let words = self.account(false, true, receives_ok);
-        let room = end.min(self.terms.send_inline).checked_sub(wire::connprop_len(words.received, 0))? & !3;
+        let room =
+            end.min(self.terms.send_inline_threshold).checked_sub(wire::connprop_len(words.received, 0))?
+                & !3;
         let len = self.connprop_rest.len().min(room);
         let flags = if len < self.connprop_rest.len() { Flags::MORE } else { Flags::NONE };
         let start = end.checked_sub(wire::connprop_len(words.received, len))?;
         // The XID of a CONNPROP names nothing; the client's own lets an ERR_VERS be matched.
         let (xid, out) = (self.config.xid_seed, buf.get_mut(start..end)?);
-        wire::emit_connprop_part(
+        wire::emit_connprop_continued(
             out,
             xid,
             words.credit,
@@ -137,7 +139,7 @@ impl Connection {
         self.connprop_rest.drain(..len);
         match flags {
             Flags::MORE => self.reply_queue.push_front(Outgoing::Connprop),
-            _ => self.agree_on_windows(),
+            _ => self.agree_on_windowed_credits(),
         }
         Some(start)
     }

@@ -6,10 +6,10 @@
 //!    is no message, too. Its error is the end of the connection; its [`Event`] says what there is to do.
 //!    - A [`Call`](Event::Call) ends with one of the commands [`reply`](Connection::reply),
 //!      [`reply_error`](Connection::reply_error) and [`forget`](Connection::forget).
-//!    - Of a [`Part`](Event::Part) that is kept the owner keeps the payload, and has all of it when a call or
-//!      a reply comes; if it has no memory for that, [`spoil_sequence`](Connection::spoil_sequence).
-//!    - A call that was [`Refused`](Event::Refused) goes out again by [`resend`](Connection::resend), or ends
-//!      by [`give_up`](Connection::give_up).
+//!    - Of a [`Part`](Event::Continued) that is kept the owner keeps the payload, and has all of it when a
+//!      call or a reply comes; if it has no memory for that, [`spoil_sequence`](Connection::spoil_sequence).
+//!    - A call that was [`Refused`](Event::Retryable) goes out again by [`resend`](Connection::resend), or
+//!      ends by [`give_up`](Connection::give_up).
 //!    - After all events but calls and replies: [`exhausted`](Connection::exhausted), which may be the end of
 //!      the connection, and [`poll_change`](Connection::poll_change) until it says `None`. After
 //!      [`Failed`](Event::Failed), [`Late`](Event::Late) and [`Rejected`](Event::Rejected) also
@@ -21,11 +21,11 @@
 //! 3. *commands*, as the application has them: [`start_call`](Connection::start_call),
 //!    [`cancel`](Connection::cancel), [`reply`](Connection::reply), [`reply_error`](Connection::reply_error),
 //!    [`close`](Connection::close).
-//! 4. *output*, if [`has_output`](Connection::has_output) or [`must_be_asked`](Connection::must_be_asked)
+//! 4. *output*, if [`has_output`](Connection::has_output) or [`needs_transmit`](Connection::needs_transmit)
 //!    says that there may be some: [`poll_transmit`](Connection::poll_transmit) until it says `None`; it ends
 //!    with the pure grant, if one is due. Each message is written, and sent, before the next is asked for:
 //!    [`emit_plain`](Connection::emit_plain) or [`emit_before`](Connection::emit_before) writes its header in
-//!    front of the payload, or [`emit_part`](Connection::emit_part) that of a part, with
+//!    front of the payload, or [`emit_continued`](Connection::emit_continued) that of a part, with
 //!    [`hold_queue`](Connection::hold_queue) behind it. A message that is only a header, and for which there
 //!    is no memory now, goes back by [`take_back`](Connection::take_back).
 //!
@@ -130,7 +130,7 @@
 //! | `credits` | who may send how much |
 //! | `calls`, `inbound` | the calls of this side, and those of the peer |
 //! | `free_list` | which slots of their tables are free |
-//! | `sequence` | messages that come in parts |
+//! | `sequence` | continued messages that come in |
 //! | `useless` | how many messages of no use a peer may send |
 //! | `form` | which form a message travels in |
 //! | `limits` | how many chunks and segments a call may have |
@@ -171,7 +171,7 @@ pub use calls::CallId;
 use calls::CallTable;
 pub use config::ConnConfig;
 pub use counters::Counters;
-pub use credits::{CreditWords, Credits, MAX_WINDOW, MIN_WINDOW, Scheme};
+pub use credits::{CreditWords, Credits, MAX_CREDITS, MIN_CREDITS, Scheme};
 pub use event::{Event, Outgoing};
 use exchange::Exchange;
 pub use fault::{CallError, PeerFault, Refusal, Rejected};
@@ -215,7 +215,7 @@ pub struct Connection {
     /// Errors in `reply_queue`: each takes the place of a served call until it is sent.
     errors_queued: usize,
     /// A message went out since the last pure-grant decision.
-    spoke: bool,
+    just_sent: bool,
     /// A pure grant is to be sent, though nothing needs one.
     ping: bool,
     closing: bool,
@@ -232,9 +232,9 @@ pub struct Connection {
     peer_introduced: bool,
     /// The peer has sent a windowed header: all that follow are.
     peer_windowed: bool,
-    /// A message of the peer that is coming in parts.
+    /// A continued message of the peer that is coming in.
     sequence: Option<Sequence>,
-    /// Messages in parts that have begun.
+    /// Continued messages that have begun.
     sequences: u32,
     /// What has come of a CONNPROP in parts.
     connprop: Vec<u8>,
@@ -259,7 +259,7 @@ pub struct Connection {
     requests: u32,
     /// Calls of ours offer a handle for invalidation.
     offers_invalidation: bool,
-    /// The XID of a reply in parts that was broken off.
+    /// The XID of a continued reply that was broken off.
     orphan: Option<u32>,
 }
 
@@ -267,21 +267,21 @@ impl Connection {
     /// A connection that has just been established.
     pub fn new(config: ConnConfig) -> Self {
         let version = if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 };
-        let window = config.window.clamp(MIN_WINDOW, MAX_WINDOW);
-        let config = ConnConfig { window, ..config };
-        let max_inbound = if config.takes_calls { 2 * (window as usize + 1) } else { 0 };
+        let credits = config.credits.clamp(MIN_CREDITS, MAX_CREDITS);
+        let config = ConnConfig { credits, ..config };
+        let max_inbound = if config.takes_calls { 2 * (credits as usize + 1) } else { 0 };
         let mut connection = Self {
             decoder: None,
             layout: None,
             version,
-            credits: config.credits(version),
+            credits: config.new_credits(version),
             calls: CallTable::new(config.max_calls, config.xid_seed),
             inbound: InboundTable::new(max_inbound),
             inbound_room: max_inbound / 2,
             call_queue: VecDeque::with_capacity(config.max_calls + 1),
             reply_queue: VecDeque::with_capacity(2 * max_inbound.max(MIN_ERRORS)),
             errors_queued: 0,
-            spoke: false,
+            just_sent: false,
             ping: false,
             // Without slots there is nothing to be taken.
             closing: config.max_calls == 0,
@@ -307,7 +307,7 @@ impl Connection {
             exchange: None,
             changes: VecDeque::new(),
             told: None,
-            promised: config.inline,
+            promised: config.receive_size,
             requests: 0,
             offers_invalidation: config.remote_invalidation,
             orphan: None,
@@ -371,17 +371,17 @@ impl Connection {
     /// no answer yet has used up one of the calls that its peer may make.
     pub fn spared(&self) -> u32 {
         match self.version {
-            Version::V1 => self.credits.window().min(self.inbound.len() as u32),
+            Version::V1 => self.credits.credit_limit().min(self.inbound.len() as u32),
             Version::V2 => 0,
         }
     }
 
-    /// Offers the peer another window; see [`Credits::set_window`].
-    pub fn set_window(&mut self, window: u32) {
-        self.credits.set_window(window);
-        self.config.window = self.credits.window().max(MIN_WINDOW);
+    /// Offers the peer another credit limit; see [`Credits::set_credit_limit`].
+    pub fn set_credit_limit(&mut self, credit_limit: u32) {
+        self.credits.set_credit_limit(credit_limit);
+        self.config.credits = self.credits.credit_limit().max(MIN_CREDITS);
         if self.config.takes_calls {
-            let slots = self.config.window as usize + 1;
+            let slots = self.config.credits as usize + 1;
             self.inbound.grow(2 * slots);
             self.inbound_room = slots;
         }
@@ -534,7 +534,7 @@ impl Connection {
         deadline: u64,
         receives_ok: bool,
     ) -> Result<(CallId, bool), CallError> {
-        // What waits to be sent goes first: a message in parts must not be interrupted.
+        // What waits to be sent goes first: a continued message must not be interrupted.
         let now = self.call_queue.is_empty()
             && self.reply_queue.is_empty()
             && self.credits.may_send(true, receives_ok)
@@ -546,7 +546,7 @@ impl Connection {
         Ok((call, true))
     }
 
-    /// Queues a call that was [refused](Event::Refused) once more, under its XID. False if it has ended
+    /// Queues a call that [may be retried](Event::Retryable) once more, under its XID. False if it has ended
     /// meanwhile.
     pub fn resend(&mut self, call: CallId) -> bool {
         let live = self.calls.is_queued(call);
@@ -566,7 +566,7 @@ impl Connection {
         self.calls.is_sent(call.xid())
     }
 
-    /// Ends a call that was [refused](Event::Refused). `None` if it has ended meanwhile, else its token.
+    /// Ends a call that [may be retried](Event::Retryable). `None` if it has ended meanwhile, else its token.
     pub fn give_up(&mut self, call: CallId) -> Option<u64> {
         self.calls.remove(call, false).map(|(token, _)| token)
     }
@@ -619,11 +619,11 @@ impl Connection {
         self.inbound.remove(id);
     }
 
-    /// The message that is coming in parts cannot be kept: there is no memory for it. Its remaining parts are
-    /// dropped, and it is answered with an error.
+    /// The continued message that is coming in cannot be kept: there is no memory for it. Its remaining parts
+    /// are dropped, and it is answered with an error.
     pub fn spoil_sequence(&mut self) {
         if let Some(sequence) = &mut self.sequence {
-            (sequence.kept, sequence.starved) = (false, true);
+            (sequence.kept, sequence.no_memory) = (false, true);
         }
     }
 

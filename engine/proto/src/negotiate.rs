@@ -30,9 +30,9 @@ pub struct Terms {
     pub version: Version,
     /// Longest message that this side may send, in bytes: the least of what it sends and what the peer
     /// receives.
-    pub send_inline: usize,
+    pub send_inline_threshold: usize,
     /// Longest message that the peer will send, in bytes.
-    pub receive_inline: usize,
+    pub receive_inline_threshold: usize,
     /// Longest segment that the peer handles, in bytes.
     pub segment_size: u32,
     /// Most segments in one header that the peer handles.
@@ -58,8 +58,12 @@ impl Terms {
         Self {
             version: Version::V2,
             // A peer that cannot receive even a first message cannot be talked to; it is its own loss.
-            send_inline: config.longest_send.min((peer.receive_size as usize).max(FIRST_MESSAGE_LEN)),
-            receive_inline: config.inline.min((peer.send_size as usize).max(FIRST_MESSAGE_LEN)),
+            send_inline_threshold: config
+                .longest_send
+                .min((peer.receive_size as usize).max(FIRST_MESSAGE_LEN)),
+            receive_inline_threshold: config
+                .receive_size
+                .min((peer.send_size as usize).max(FIRST_MESSAGE_LEN)),
             segment_size: peer.segment_size.max(1),
             segment_count: peer.segment_count.max(1),
             reverse: peer.reverse_support,
@@ -73,7 +77,7 @@ impl Terms {
     pub(super) fn changed(self, config: &ConnConfig, local: &Properties<'_>, peer: &Properties<'_>) -> Self {
         let ours = ConnConfig {
             longest_send: config.longest_send.min((local.send_size as usize).max(FIRST_MESSAGE_LEN)),
-            inline: local.receive_size as usize,
+            receive_size: local.receive_size as usize,
             ..config.clone()
         };
         let (windowed, optional) = (self.windowed, self.optional);
@@ -87,13 +91,13 @@ impl Terms {
         // RFC 8166 §3.3.2: without word of more, both thresholds are 1024 bytes.
         let said = match config.private_data {
             // What was said, of both directions, is in multiples of 1024.
-            Some(_) => (config.inline & !1023).min(private_data::MAX_INLINE as usize),
+            Some(_) => (config.receive_size & !1023).min(private_data::MAX_INLINE_THRESHOLD as usize),
             None => FIRST_MESSAGE_LEN,
         };
         Self {
             version: Version::V1,
-            send_inline: said.min(peer.receive_size as usize),
-            receive_inline: said.min(peer.send_size as usize),
+            send_inline_threshold: said.min(peer.receive_size as usize),
+            receive_inline_threshold: said.min(peer.send_size as usize),
             segment_size: u32::MAX,
             segment_count: 16,
             reverse: ReverseSupport::Inline,
@@ -106,8 +110,8 @@ impl Terms {
     /// What decides about the form of this side's messages.
     pub fn form_limits(&self, config: &ConnConfig) -> FormLimits {
         FormLimits {
-            send_inline: self.send_inline,
-            receive_inline: self.receive_inline,
+            send_inline_threshold: self.send_inline_threshold,
+            receive_inline_threshold: self.receive_inline_threshold,
             continuation: self.version == Version::V2 && config.revision == Revision::Ietf00,
             continue_up_to: config.continue_up_to,
             reassemble_up_to: config.reassemble_up_to,
@@ -122,7 +126,7 @@ pub(super) fn properties(config: &ConnConfig) -> Properties<'static> {
     let optional_type = config.optional();
     Properties {
         send_size: config.longest_send as u32,
-        receive_size: config.inline as u32,
+        receive_size: config.receive_size as u32,
         segment_size: config.segment_size,
         segment_count: config.segment_count,
         reverse_support: config.reverse,
@@ -135,8 +139,12 @@ pub(super) fn properties(config: &ConnConfig) -> Properties<'static> {
 }
 
 /// What this side says in the private data of its connect message.
-pub fn connect_data(inline: usize, remote_invalidation: bool) -> [u8; private_data::LEN] {
-    let data = PrivateData { remote_invalidation, send_size: inline as u32, receive_size: inline as u32 };
+pub fn connect_data(receive_size: usize, remote_invalidation: bool) -> [u8; private_data::LEN] {
+    let data = PrivateData {
+        remote_invalidation,
+        send_size: receive_size as u32,
+        receive_size: receive_size as u32,
+    };
     let mut bytes = [0; private_data::LEN];
     // As long as the message is.
     let _ = data.emit(&mut bytes);

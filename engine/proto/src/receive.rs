@@ -89,7 +89,7 @@ impl Connection {
     /// What is more than a version 2 message of one piece.
     fn receive_rare(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if let ViewBody::Error(ErrorBody::Vers { low, high }) = view.body() {
-            return self.versions_refused(view, low, high);
+            return self.take_version_error(view, low, high);
         }
         let windowed = view.received().is_some();
         if windowed && !self.may_be_windowed() {
@@ -123,7 +123,8 @@ impl Connection {
     }
 
     fn understand(&mut self, view: &View<'_>, grant: bool) -> Result<Event, PeerFault> {
-        // A grant may come between the parts of a message: two peers that both continue would starve else.
+        // A grant may come between the parts of a message: two peers that both continue would wait for ever
+        // else.
         if grant {
             self.grants += 1;
             // Each message of ours may be thanked for.
@@ -136,13 +137,13 @@ impl Connection {
             if !sequence.continues_with(view) {
                 return Ok(self.broken(sequence, view));
             }
-            return self.part(sequence, view);
+            return self.continued(sequence, view);
         }
         let more = view.flags().contains(Flags::MORE);
         match view.htype() {
             HeaderType::Connprop if more => {
                 self.connprop.clear();
-                self.part(Sequence::new(view, true), view)
+                self.continued(Sequence::new(view, true), view)
             }
             HeaderType::Connprop => match view.body() {
                 ViewBody::Connprop(properties) => self.properties(view.xid(), properties),
@@ -151,7 +152,7 @@ impl Connection {
             HeaderType::Msg if more => {
                 let wanted =
                     if is_response(view) { self.calls.is_sent(view.xid()) } else { self.config.takes_calls };
-                self.part(Sequence::new(view, wanted), view)
+                self.continued(Sequence::new(view, wanted), view)
             }
             HeaderType::Msg | HeaderType::Nomsg if is_response(view) => {
                 Ok(self.replied(view.xid(), HasLists::of(view)))
@@ -184,14 +185,14 @@ impl Connection {
         self.decoder = layout.filter(|_| self.config.decode_by_layout);
     }
 
-    // ---- messages in parts
+    // ---- continued messages
 
-    fn part(&mut self, mut sequence: Sequence, view: &View<'_>) -> Result<Event, PeerFault> {
+    fn continued(&mut self, mut sequence: Sequence, view: &View<'_>) -> Result<Event, PeerFault> {
         let first = self.sequence.is_none();
         self.sequences = self.sequences.wrapping_add(u32::from(first));
         let more = view.flags().contains(Flags::MORE);
         if view.htype() == HeaderType::Connprop {
-            let bytes = view.properties_part();
+            let bytes = view.properties_continued();
             sequence.add(bytes.len(), LONGEST_CONNPROP);
             if sequence.kept {
                 self.connprop.extend_from_slice(bytes);
@@ -209,15 +210,15 @@ impl Connection {
         }
         sequence.add(view.payload().len(), self.config.reassemble_up_to);
         if more {
-            self.counters.parts_received += 1;
+            self.counters.continued_received += 1;
             self.sequence = Some(sequence);
-            return Ok(Event::Part { first, kept: sequence.kept });
+            return Ok(Event::Continued { first, kept: sequence.kept });
         }
         self.sequence = None;
         match (sequence.response, sequence.kept) {
             (true, true) => Ok(self.replied(view.xid(), HasLists::of(view))),
             (false, true) => self.called(view.xid(), HasLists::of(view)),
-            (true, false) if sequence.starved => Ok(self.end_call(view.xid(), CallError::NoMemory)),
+            (true, false) if sequence.no_memory => Ok(self.end_call(view.xid(), CallError::NoMemory)),
             (true, false) => {
                 Ok(self
                     .end_call(view.xid(), CallError::MalformedReply("longer than this side puts together")))
@@ -238,7 +239,7 @@ impl Connection {
         self.answer(view.xid(), ErrorBody::InvalFlag)
     }
 
-    /// The rest of a message in parts will not come.
+    /// The rest of a continued message will not come.
     #[cold]
     fn break_off(&mut self, sequence: Sequence) {
         self.sequence = None;
@@ -282,7 +283,7 @@ impl Connection {
         self.authenticate(None)?;
         self.open = !self.config.server;
         self.version = Version::V1;
-        self.credits = self.config.credits(Version::V1);
+        self.credits = self.config.new_credits(Version::V1);
         self.terms = Terms::version_1(&self.config);
         self.phase = Phase::Settled;
         self.set_layout(None);
@@ -293,7 +294,7 @@ impl Connection {
 
     /// The server does not speak our version, and says which it does.
     #[cold]
-    fn versions_refused(&mut self, view: &View<'_>, low: u32, high: u32) -> Result<Event, PeerFault> {
+    fn take_version_error(&mut self, view: &View<'_>, low: u32, high: u32) -> Result<Event, PeerFault> {
         // The layout that all versions share says nothing of credits.
         self.credits.count_unreadable(None)?;
         if self.config.server || self.phase == Phase::Settled {
@@ -311,7 +312,7 @@ impl Connection {
         let vers = view.version();
         // An ERR_VERS may come under the number of the version that its sender has.
         if let (ViewBody::Error(ErrorBody::Vers { low, high }), false) = (view.body(), self.config.server) {
-            return self.versions_refused(view, low, high);
+            return self.take_version_error(view, low, high);
         }
         if self.follows(vers) {
             self.go_version_1()?;
@@ -358,7 +359,7 @@ impl Connection {
                 self.take_v1(view.xid(), view.credit(), response, HasLists::of(view))
             }
             _ if response => self.receive_v1_error(view),
-            _ => self.refuse_v1(view),
+            _ => self.reject_v1(view),
         };
         if self.phase == Phase::Settled {
             self.set_layout(Some(HeadLayout::V1));
@@ -408,7 +409,7 @@ impl Connection {
 
     /// What is neither a call nor a reply, and comes from a requester.
     #[cold]
-    fn refuse_v1(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
+    fn reject_v1(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if !self.config.takes_calls {
             return Ok(self.reject(Rejected::Unexpected));
         }
@@ -435,7 +436,7 @@ impl Connection {
     #[inline(always)]
     pub(super) fn credit_v1(&mut self, event: &Event, credit: u32) -> Result<(), PeerFault> {
         match event {
-            Event::Reply { .. } | Event::Failed { .. } | Event::Refused { .. } | Event::Late { .. } => {
+            Event::Reply { .. } | Event::Failed { .. } | Event::Retryable { .. } | Event::Late { .. } => {
                 self.credits.on_answered();
                 self.credits.on_receive(CreditWords { credit, received: None }, true, false)
             }
@@ -500,8 +501,8 @@ impl Connection {
             error,
             ErrorBody::ReadChunks { .. } | ErrorBody::WriteResource { .. } | ErrorBody::ReplyResource { .. }
         );
-        if curable && let Some((call, token)) = self.calls.refused(view.xid()) {
-            return Event::Refused { call, token, error };
+        if curable && let Some((call, token)) = self.calls.retryable(view.xid()) {
+            return Event::Retryable { call, token, error };
         }
         match self.calls.answered(view.xid()) {
             Match::Call(call, token) => Event::Failed { call, token, error: CallError::Transport(error) },
@@ -520,7 +521,7 @@ impl Connection {
         }
         if let Some(lists) = lists {
             if !self.takes_chunks() {
-                return Ok(self.refuse_chunks(xid, lists));
+                return Ok(self.reject_chunks(xid, lists));
             }
             self.count_form(lists);
         }
@@ -532,7 +533,7 @@ impl Connection {
 
     /// Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3); the call may not come again with other chunks.
     #[cold]
-    fn refuse_chunks(&mut self, xid: u32, lists: HasLists) -> Event {
+    fn reject_chunks(&mut self, xid: u32, lists: HasLists) -> Event {
         let error = match lists.reads {
             true => ErrorBody::ReadChunks { max: 0 },
             false => ErrorBody::ReplyResource { length_needed: 0 },
@@ -577,7 +578,7 @@ impl Connection {
         // Whoever counts messages says in each how many have come: nothing is lost with one.
         let increment = error.credit().filter(|_| !self.peer_windowed);
         if let (Some(xid), true) = (xid, error.is_connprop()) {
-            self.lose_one(increment)?;
+            self.count_unusable(increment)?;
             if !self.config.server {
                 // The server speaks version 2, as far as can be told.
                 self.phase = Phase::Settled;
@@ -605,7 +606,7 @@ impl Connection {
 
     /// A message that is no use still took a Receive, and must be counted as the peer counts it; and it is no
     /// part of another.
-    fn lose_one(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
+    fn count_unusable(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
         self.credits.count_unreadable(increment)?;
         if let Some(sequence) = self.sequence {
             self.break_off(sequence);
@@ -616,7 +617,7 @@ impl Connection {
     #[cold]
     fn unusable(&mut self, useless: Useless) -> Result<Event, PeerFault> {
         let Useless { xid, whose, kind, answer, increment } = useless;
-        self.lose_one(increment)?;
+        self.count_unusable(increment)?;
         let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
         match whose {
             Whose::Peers if self.config.takes_calls => {

@@ -1,4 +1,4 @@
-//! A message of the peer that comes in parts (version 2 §6.3.2.2): what must be the same in all of them, and
+//! A continued message of the peer (version 2 §6.3.2.2): what must be the same in all of them, and
 //! how much there is.
 
 use crate::wire::{Flags, HeaderType, View};
@@ -14,7 +14,7 @@ pub(super) struct Sequence {
     /// The payload is of use: it answers a call of ours or is one for us, and is not too long so far.
     pub(super) kept: bool,
     /// There was no memory for it.
-    pub(super) starved: bool,
+    pub(super) no_memory: bool,
 }
 
 impl Sequence {
@@ -26,7 +26,7 @@ impl Sequence {
             response: view.flags().contains(Flags::RESPONSE),
             bytes: 0,
             kept: wanted,
-            starved: false,
+            no_memory: false,
         }
     }
 

@@ -23,7 +23,7 @@ struct Pair {
     largest_flight: usize,
 }
 
-const WINDOW: u32 = 8;
+const CREDITS: u32 = 8;
 
 /// Every other message is checked as a whole, whatever its layout: it comes to the same.
 fn take(connection: &mut Connection, message: &[u8]) -> Result<Event, PeerFault> {
@@ -40,7 +40,7 @@ pub(super) fn config(scheme: Scheme, server: bool) -> ConnConfig {
         scheme,
         server,
         takes_calls: server,
-        window: WINDOW,
+        credits: CREDITS,
         max_calls: if server { 0 } else { 32 },
         xid_seed: 0xFFFF_FFF0,
         ..ConnConfig::default()
@@ -139,7 +139,7 @@ impl Pair {
 const ALL: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
 
 #[test]
-fn many_calls_get_through_in_every_scheme_within_the_window() {
+fn many_calls_get_through_in_every_scheme_within_the_credit_limit() {
     for scheme in ALL {
         let mut pair = Pair::new(scheme);
         for token in 0..32 {
@@ -152,7 +152,7 @@ fn many_calls_get_through_in_every_scheme_within_the_window() {
         });
         assert!(turns.count() < 10, "{scheme:?}");
         assert_eq!(pair.answered, (0..32).collect::<Vec<_>>(), "{scheme:?}");
-        assert_eq!(pair.largest_flight as u32, WINDOW, "{scheme:?}: the window was used, and no more");
+        assert_eq!(pair.largest_flight as u32, CREDITS, "{scheme:?}: the credits were used, and no more");
         assert!(pair.client.is_idle() && pair.server.is_idle());
     }
 }
@@ -178,7 +178,7 @@ fn to_client(credit: u32, flags: Flags, body: Body<'_>) -> Vec<u8> {
 }
 
 #[test]
-fn an_error_opens_no_window() {
+fn an_error_grants_nothing() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let mut pair = Pair::strangers(config(scheme, false), config(scheme, true));
         for token in 0..4 {
@@ -242,7 +242,7 @@ fn a_server_that_is_slow_to_answer_grants_by_itself() {
         for token in 0..32 {
             pair.client.start_call(token, u64::MAX).unwrap();
         }
-        // The first reply opens the window; after it nothing is answered.
+        // The first reply grants credits; after it nothing is answered.
         pair.turn();
         for _ in 0..10 {
             Pair::transmit(&mut pair.client, &mut pair.to_server);
@@ -253,7 +253,7 @@ fn a_server_that_is_slow_to_answer_grants_by_itself() {
         assert!(pair.server.counters().grants_pure > 0, "{scheme:?}");
         // It stops granting before its table of calls is full: it never breaks the connection by its own
         // generosity.
-        assert!(pair.served.len() as u32 > WINDOW, "{scheme:?}: {}", pair.served.len());
+        assert!(pair.served.len() as u32 > CREDITS, "{scheme:?}: {}", pair.served.len());
         assert!(pair.served.len() < pair.server.inbound_slots(), "{scheme:?}: {}", pair.served.len());
         for _ in 0..10 {
             pair.answer(3);
@@ -317,7 +317,7 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
         assert!(pair.answered.is_empty(), "{scheme:?}");
         assert_eq!(pair.client.counters().rejected_late, 1);
         assert!(pair.client.is_idle());
-        // The window is what it would have been.
+        // The credit limit is what it would have been.
         for token in 10..20 {
             pair.client.start_call(token, u64::MAX).unwrap();
         }
@@ -454,7 +454,7 @@ fn a_peer_that_sends_nonsense_and_reads_nothing_costs_a_bounded_amount() {
     for scheme in ALL {
         let mut server = Connection::new(config(scheme, true));
         let taken = (0..10_000).take_while(|_| take(&mut server, &words(&[9, 7, 1, 0])).is_ok()).count();
-        let most = if scheme == Scheme::V1 { 2 * WINDOW } else { WINDOW } + 1;
+        let most = if scheme == Scheme::V1 { 2 * CREDITS } else { CREDITS } + 1;
         assert!(taken as u32 <= most, "{scheme:?}: {taken}");
         let mut link = VecDeque::new();
         Pair::transmit(&mut server, &mut link);
@@ -555,7 +555,7 @@ fn an_error_never_answers_an_error() {
     take(&mut server, &words(&[8, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
     Pair::transmit(&mut server, &mut link);
     link.clear();
-    assert!(matches!(take(&mut server, &words(&[7, 2, 0, 0, 2, 0, 0, 0, 0])), Ok(Event::Part { .. })));
+    assert!(matches!(take(&mut server, &words(&[7, 2, 0, 0, 2, 0, 0, 0, 0])), Ok(Event::Continued { .. })));
     take(&mut server, &words(&[9, 2, 0, 4, 0, 2])).unwrap();
     Pair::transmit(&mut server, &mut link);
     let errors = link.iter().map(|said| View::check(said, Revision::Ietf00).unwrap());
@@ -581,7 +581,7 @@ fn a_reply_that_is_broken_off_ends_its_call() {
         let (mut client, call) = settled_client();
         assert!(matches!(
             take(&mut client, &part(call.xid(), Flags::MORE)),
-            Ok(Event::Part { first: true, kept: true })
+            Ok(Event::Continued { first: true, kept: true })
         ));
         assert!(matches!(take(&mut client, &other), Ok(Event::Rejected(_))));
         assert!(matches!(client.broken_off(), Some(Event::Failed { token: 1, .. })));
@@ -625,9 +625,10 @@ fn a_header_that_cannot_be_sent_now_is_sent_first_later() {
 #[test]
 fn thresholds_of_version_1_are_what_was_said_of_them() {
     let private_data = PrivateData::parse(&connect_data(8192, true));
-    let client = Connection::new(ConnConfig { inline: 1536, private_data, ..config(Scheme::V1, false) });
+    let client =
+        Connection::new(ConnConfig { receive_size: 1536, private_data, ..config(Scheme::V1, false) });
     // The message says it in multiples of 1024 bytes: the server will send no more.
-    assert_eq!((client.terms().send_inline, client.terms().receive_inline), (1024, 1024));
+    assert_eq!((client.terms().send_inline_threshold, client.terms().receive_inline_threshold), (1024, 1024));
 }
 
 #[test]
@@ -638,7 +639,7 @@ fn a_keep_alive_leaves_the_message_beyond_the_limit_to_grants() {
         assert_eq!(client.poll_transmit(true), Some(Outgoing::Call(call)));
         client.emit_plain(Outgoing::Call(call), true, &mut [0; 512], 512).unwrap();
     }
-    client.must_be_asked(true);
+    client.needs_transmit(true);
     assert_eq!(client.credits().available(), 0);
     client.keep_alive();
     assert_eq!(client.poll_transmit(true), None);
@@ -647,29 +648,29 @@ fn a_keep_alive_leaves_the_message_beyond_the_limit_to_grants() {
 /// A client of version 1 that has given up all its calls may have as many more under way before those are
 /// answered; each of them is.
 #[test]
-fn version_1_calls_up_to_twice_the_window_are_served_and_more_are_a_fault() {
+fn version_1_calls_up_to_twice_the_credit_limit_are_served_and_more_are_a_fault() {
     let mut server = Connection::new(config(Scheme::V1, true));
     let receives = server.reserve() + server.credits().overcommit();
-    assert!(receives > 2 * WINDOW, "Receives are kept for {receives} messages");
+    assert!(receives > 2 * CREDITS, "Receives are kept for {receives} messages");
     let mut served = VecDeque::new();
     let call = |server: &mut Connection| match take(server, &words(&[9, 1, 1, 0, 0, 0, 0])) {
         Ok(Event::Call { id }) => Ok(id),
         Ok(event) => panic!("{event:?}"),
         Err(fault) => Err(fault),
     };
-    for _ in 0..2 * WINDOW {
+    for _ in 0..2 * CREDITS {
         served.push_back(call(&mut server).expect("a call that is tolerated"));
     }
     // One that is answered makes room for one more.
-    for _ in 0..3 * WINDOW {
+    for _ in 0..3 * CREDITS {
         let id = served.pop_front().expect("a call");
         server.reply(id);
         let mut link = VecDeque::new();
         Pair::transmit(&mut server, &mut link);
         let reply = link.pop_front().expect("a reply");
-        assert_eq!(reply[8..12], WINDOW.to_be_bytes(), "no more is granted than ever");
+        assert_eq!(reply[8..12], CREDITS.to_be_bytes(), "no more is granted than ever");
         served.push_back(call(&mut server).expect("a call that is tolerated"));
     }
     served.push_back(call(&mut server).expect("one more: a count is compared when it is exceeded"));
-    assert_eq!(call(&mut server), Err(PeerFault::TooManyCalls { limit: 2 * WINDOW + 1 }));
+    assert_eq!(call(&mut server), Err(PeerFault::TooManyCalls { limit: 2 * CREDITS + 1 }));
 }

@@ -22,8 +22,8 @@ impl Connection {
     /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due; or
     /// one is due in spite of what was sent, which may have been long ago.
     #[inline]
-    pub fn must_be_asked(&mut self, receives_ok: bool) -> bool {
-        let silent = !std::mem::replace(&mut self.spoke, false);
+    pub fn needs_transmit(&mut self, receives_ok: bool) -> bool {
+        let silent = !std::mem::replace(&mut self.just_sent, false);
         silent || self.has_output(receives_ok)
     }
 
@@ -45,7 +45,7 @@ impl Connection {
                 }
             }
         }
-        let silent = !std::mem::replace(&mut self.spoke, false);
+        let silent = !std::mem::replace(&mut self.just_sent, false);
         let due = match receives_ok && !replenished {
             true => self.credits.wants_grant_crowded(),
             false => self.credits.wants_grant(replenished),
@@ -139,7 +139,7 @@ impl Connection {
     ) -> Option<usize> {
         if self.windowed() && self.replenished(receives_ok) {
             // What `account` comes to, when the peer is told everything.
-            self.spoke = true;
+            self.just_sent = true;
             self.counters.sent += 1;
             self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
             let (credit, received) = self.credits.on_send_windowed();
@@ -156,7 +156,7 @@ impl Connection {
     /// Writes the header of a part of a call or reply that is not the last, as
     /// [`emit_plain`](Self::emit_plain). The last part is written by that or by
     /// [`emit_before`](Self::emit_before).
-    pub fn emit_part(
+    pub fn emit_continued(
         &mut self,
         out: Outgoing,
         receives_ok: bool,
@@ -168,7 +168,7 @@ impl Connection {
             Outgoing::Reply(id) => (self.inbound.get(id)?.xid, Flags::MORE.with(Flags::RESPONSE)),
             _ => return None,
         };
-        self.counters.parts_sent += 1;
+        self.counters.continued_sent += 1;
         self.emit_msg(xid, flags, true, receives_ok, buf, end)
     }
 
@@ -231,7 +231,7 @@ impl Connection {
     /// a message that `grants` nothing tells nothing new.
     #[inline(always)]
     pub(super) fn account(&mut self, call: bool, grants: bool, receives_ok: bool) -> CreditWords {
-        self.spoke |= grants;
+        self.just_sent |= grants;
         self.counters.sent += 1;
         if self.version == Version::V1 {
             // Every reply grants: what its call has used.

@@ -363,7 +363,7 @@ impl<F: Fabric> LocalClient<F> {
         if call.memory.is_some()
             && let Err(error) = self.check(&mut call)
         {
-            self.shard.refuse(Sink::Polled, token, CallError::Binding(error));
+            self.shard.fail_call(Sink::Polled, token, CallError::Binding(error));
             return None;
         }
         call.fill();
@@ -384,8 +384,8 @@ impl<F: Fabric> LocalClient<F> {
         let Some(memory) = &mut call.memory else { return Ok(()) };
         let reads: ArrayVec<usize, MAX_CHUNKS> = memory.send.iter().map(|(_, buf)| buf.len()).collect();
         let writes: ArrayVec<usize, MAX_CHUNKS> = memory.receive.iter().map(|buf| buf.len()).collect();
-        let inline = call.message.len() - call.args_at;
-        memory.most_results = self.config.check_binding(call.procedure, inline, &reads, &writes)?;
+        let inline_len = call.message.len() - call.args_at;
+        memory.most_results = self.config.check_binding(call.procedure, inline_len, &reads, &writes)?;
         Ok(())
     }
 

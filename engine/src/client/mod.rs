@@ -58,8 +58,8 @@ impl ClientConfig {
     fn check(&self) -> Result<(), OpenError> {
         let wanted =
             "at least 1 where a client has services: what version 1 grants is never 0 (RFC 8166 §3.3.1)";
-        match (&self.services, self.shard.reverse_window) {
-            (Some(_), 0) => Err(ConfigError { knob: "reverse_window", value: 0, wanted }.into()),
+        match (&self.services, self.shard.reverse_credits) {
+            (Some(_), 0) => Err(ConfigError { knob: "reverse_credits", value: 0, wanted }.into()),
             _ => Ok(()),
         }
     }
@@ -103,7 +103,7 @@ impl ClientConfig {
     fn check_binding(
         &self,
         procedure: u32,
-        inline: usize,
+        inline_len: usize,
         reads: &[usize],
         writes: &[usize],
     ) -> Result<Option<usize>, BindingError> {
@@ -111,7 +111,7 @@ impl ClientConfig {
         let binding = self.bindings.as_ref().map(|all| all.get(self.program, self.version, procedure));
         match binding {
             Some(Some(binding)) => {
-                binding.check_call(inline, reads, writes, reduction)?;
+                binding.check_call(inline_len, reads, writes, reduction)?;
                 Ok((!writes.is_empty()).then(|| binding.reply_len(writes.len())))
             }
             // The table names all that may be reduced.

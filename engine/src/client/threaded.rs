@@ -147,7 +147,7 @@ impl Client {
         let shard = spawn("rpcrdma-client".into(), &config.shard, make)?;
         let (answer, answered) = mpsc::channel();
         let closed = Arc::default();
-        shard.tell(Command::Connect(address.fabric_address().clone(), Arc::clone(&closed), answer));
+        shard.send(Command::Connect(address.fabric_address().clone(), Arc::clone(&closed), answer));
         let refused = |reason| ConnectError::Refused { address: address.to_string(), reason };
         let conn = match answered.recv_timeout(config.connect_timeout) {
             Ok(outcome) => outcome.map_err(refused)?,
@@ -258,6 +258,6 @@ impl Client {
 
     /// Takes no more calls; the connection ends with those under way.
     pub fn close(&self) {
-        self.shared.shard.tell(Command::Close(self.shared.conn));
+        self.shared.shard.send(Command::Close(self.shared.conn));
     }
 }

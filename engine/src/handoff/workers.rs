@@ -198,7 +198,7 @@ impl<K, J, D> WorkerPool<K, J, D> {
     /// `patience` says true. Returns how many have not: those end by themselves, whenever the job that
     /// they are at lets them.
     pub fn finish(mut self, mut patience: impl FnMut() -> bool) -> usize {
-        self.tell_to_stop();
+        self.signal_stop();
         let busy =
             |worker: &Worker<K, J, D>| worker.thread.as_ref().is_some_and(|thread| !thread.is_finished());
         while self.workers.iter().any(busy) && patience() {}
@@ -213,7 +213,7 @@ impl<K, J, D> WorkerPool<K, J, D> {
         left
     }
 
-    fn tell_to_stop(&self) {
+    fn signal_stop(&self) {
         // A sleeping worker's second look includes this flag, so the notification's fence orders it.
         self.stop.store(true, Ordering::Release);
         for worker in &self.workers {
@@ -224,7 +224,7 @@ impl<K, J, D> WorkerPool<K, J, D> {
 
 impl<K, J, D> Drop for WorkerPool<K, J, D> {
     fn drop(&mut self) {
-        self.tell_to_stop();
+        self.signal_stop();
         for worker in &mut self.workers {
             if let Some(thread) = worker.thread.take() {
                 // A worker catches what its jobs throw; there is nothing to do about the rest in a drop.

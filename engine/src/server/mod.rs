@@ -60,7 +60,7 @@ pub enum ServerError {
 /// A running server. Dropping it ends all connections at once; [`drain`](Self::drain) lets them finish first.
 pub struct Server {
     shards: Vec<ShardHandle>,
-    reverse_window: u32,
+    reverse_credits: u32,
     // After the shards: they give their jobs to it.
     workers: Option<Arc<Workers>>,
 }
@@ -101,12 +101,12 @@ impl Server {
             };
             shards.push(spawn(format!("rpcrdma-shard{index}"), &shard_config, make)?);
         }
-        Ok(Self { shards, reverse_window: config.shard.reverse_window, workers })
+        Ok(Self { shards, reverse_credits: config.shard.reverse_credits, workers })
     }
 
     /// A client of a connected client: it makes calls in the reverse direction (RFC 8167), on the connection
     /// that `caller` called on, as whatever `config` says but for its `shard`. At most
-    /// [`Config::reverse_window`] of them are under way. Every call ends with an error once the
+    /// [`Config::reverse_credits`] of them are under way. Every call ends with an error once the
     /// connection is gone.
     ///
     /// Version 1 has no word for it that a client is ready to be called: the upper layer must have said so
@@ -115,7 +115,7 @@ impl Server {
     /// `None` for a caller of another server.
     pub fn call_back(&self, caller: Caller, config: ClientConfig) -> Option<Client> {
         let shard = self.shards.get(caller.shard as usize)?;
-        let shard_config = Config { max_calls: (self.reverse_window as usize).max(1), ..config.shard };
+        let shard_config = Config { max_calls: (self.reverse_credits as usize).max(1), ..config.shard };
         let config = ClientConfig { shard: shard_config, ..config };
         Some(Client::reverse(shard.share(), ConnRef(caller.qp), config))
     }
@@ -142,16 +142,16 @@ impl Server {
     /// Something was left to be cut off, or even to be left running.
     pub fn drain(mut self, timeout: Duration) -> Result<(), Undrained> {
         let (soon, end) = (Until::after(timeout - (timeout / 10).min(CUT)), Until::after(timeout));
-        self.shards.iter().for_each(|shard| shard.tell(Command::Drain));
+        self.shards.iter().for_each(|shard| shard.send(Command::Drain));
         while !self.shards.iter().all(ShardHandle::has_stopped) && soon.step() {}
         let undrained = self.shards.iter().filter(|shard| !shard.has_stopped()).count();
         // What they have begun is not waited for.
-        self.shards.iter().for_each(|shard| shard.tell(Command::Stop));
+        self.shards.iter().for_each(|shard| shard.send(Command::Stop));
         while !self.shards.iter().all(ShardHandle::has_stopped) && end.step() {}
         let (stopped, stuck): (Vec<_>, Vec<_>) = self.shards.drain(..).partition(ShardHandle::has_stopped);
         drop(stopped);
         let stuck_shards = stuck.len();
-        stuck.into_iter().for_each(ShardHandle::let_go);
+        stuck.into_iter().for_each(ShardHandle::detach);
         let workers = self.workers.take().and_then(Arc::into_inner);
         let stuck_workers = workers.map_or(0, |workers| workers.finish(|| end.step()));
         match undrained + stuck_workers {

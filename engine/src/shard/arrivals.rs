@@ -1,10 +1,11 @@
-//! Connections that others have made: how many Receives they get before they have said anything, how long
+//! Connections that were accepted: how many Receives they get before they have said anything, how long
 //! they may take to be set up, and who makes room when Receives are short.
 //!
-//! Until its first message a connection has the least window that there is: whoever connects and says nothing
-//! costs a handful of Receives. Then it gets what every connection gets. When there are no Receives for one
-//! more, those make room that have said nothing, and had time to; then those of a host whose idle connections
-//! keep more than half of all Receives, for other hosts; then those that have been silent for long.
+//! Until its first message a connection has the smallest credit limit that there is: whoever connects and
+//! says nothing costs a handful of Receives. Then it gets what every connection gets. When there are no
+//! Receives for one more, those make room that have said nothing, and had time to; then those of a host whose
+//! idle connections keep more than half of all Receives, for other hosts; then those that have been silent
+//! for long.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -16,7 +17,7 @@ use super::stage::Stage;
 use super::{ConnRef, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{Fabric, FabricError, QpId, RequestId};
-use crate::proto::{ConnConfig, Connection, MIN_WINDOW};
+use crate::proto::{ConnConfig, Connection, MIN_CREDITS};
 use crate::wire::private_data::PrivateData;
 
 /// The part of the Receives that the idle connections of one host may keep from others.
@@ -26,9 +27,9 @@ const SHARE: usize = 2;
 /// faster than connections can be made.
 const FIRST_MESSAGE: u64 = 10_000_000;
 
-/// Who has made a connection, and when it was last of use.
+/// Of a connection that was accepted: from whom, and when it was last of use.
 #[derive(Clone, Debug)]
-pub(super) struct Guest {
+pub(super) struct Accepted {
     host: Box<str>,
     /// It has said nothing yet.
     new: bool,
@@ -39,7 +40,7 @@ pub(super) struct Guest {
     deadline: u64,
 }
 
-impl Guest {
+impl Accepted {
     fn new(peer: &str, now: u64, deadline: u64) -> Self {
         let host = peer.parse::<SocketAddr>().map_or_else(|_| peer.to_owned(), |at| at.ip().to_string());
         Self { host: host.into(), new: true, useful: 0, heard: now, deadline }
@@ -82,25 +83,25 @@ fn makes_room(idle: &[Idle<'_>], host: &str, share: usize, silent_for: u64) -> O
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Somebody wants to connect.
+    /// A connect request has come.
     pub(super) fn requested(&mut self, request: RequestId, private_data: &[u8], peer: &str) {
         if self.life.is_draining() || !self.responder.serves() {
             return self.cx.fabric.reject(request, b"closed");
         }
         let now = self.cx.clock.read();
         let deadline = now.saturating_add(nanoseconds(self.cx.config.setup_timeout));
-        let guest = Guest::new(peer, now, deadline);
-        if let Err(error) = self.displace_for(&guest.host, now) {
+        let accepted = Accepted::new(peer, now, deadline);
+        if let Err(error) = self.displace_for(&accepted.host, now) {
             self.cx.stats.connections_refused += 1;
             self.cx.warn("connections refused", format_args!("connection of {peer} refused: {error}"));
             return self.cx.fabric.reject(request, b"no receives left");
         }
         match self.cx.fabric.accept(request, &self.params()) {
             Ok(qp) => {
-                let config = self.conn_config(MIN_WINDOW, true, PrivateData::parse(private_data), false);
+                let config = self.conn_config(MIN_CREDITS, true, PrivateData::parse(private_data), false);
                 let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
                 conn.host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
-                conn.guest = Some(guest);
+                conn.accepted = Some(accepted);
                 self.life.arrives();
                 self.insert(conn);
             }
@@ -118,7 +119,7 @@ impl<F: Fabric> Shard<F> {
     fn displace_for(&mut self, host: &str, now: u64) -> Result<(), FabricError> {
         let Err(error) = self.share() else { return Ok(()) };
         let share = self.cx.config.receives.saturating_sub(RECEIVE_MARGIN) / SHARE;
-        let idle: Vec<_> = self.idle_guests(now).collect();
+        let idle: Vec<_> = self.idle_accepted(now).collect();
         match makes_room(&idle, host, share, nanoseconds(self.cx.config.silent_after)) {
             Some(qp) => self.displace(qp),
             None => return Err(error),
@@ -126,15 +127,15 @@ impl<F: Fabric> Shard<F> {
         self.share().map(drop)
     }
 
-    /// The connections of others that nothing is under way on.
-    fn idle_guests(&self, now: u64) -> impl Iterator<Item = Idle<'_>> {
+    /// The accepted connections that nothing is under way on.
+    fn idle_accepted(&self, now: u64) -> impl Iterator<Item = Idle<'_>> {
         self.cx.conns.iter().filter_map(move |conn| {
-            let guest = conn.guest.as_ref()?;
+            let accepted = conn.accepted.as_ref()?;
             let idle = conn.proto.is_idle() && conn.is_idle();
             let useful = conn.proto.useful_messages();
-            let silent = if useful == guest.useful { now.saturating_sub(guest.heard) } else { 0 };
+            let silent = if useful == accepted.useful { now.saturating_sub(accepted.heard) } else { 0 };
             let reserve = conn.promise.receives() as usize;
-            idle.then_some(Idle { qp: conn.qp, host: &guest.host, new: guest.new, silent, reserve })
+            idle.then_some(Idle { qp: conn.qp, host: &accepted.host, new: accepted.new, silent, reserve })
         })
     }
 
@@ -144,13 +145,13 @@ impl<F: Fabric> Shard<F> {
         self.close_now(qp, LocalClose::Displaced);
     }
 
-    /// A connection that somebody has made is there.
-    pub(super) fn guest_established(&mut self, conn: &mut Conn) {
+    /// A connection that was accepted is established.
+    pub(super) fn accept_established(&mut self, conn: &mut Conn) {
         conn.stage.go(Stage::Open);
         conn.refresh();
         self.life.opened(ConnRef(conn.qp));
         // Version 1 may be silent for as long as it wants to.
-        if self.cx.config.version_1 || conn.guest.as_ref().is_none_or(|guest| !guest.new) {
+        if self.cx.config.version_1 || conn.accepted.as_ref().is_none_or(|accepted| !accepted.new) {
             self.has_arrived(conn);
         }
     }
@@ -158,18 +159,18 @@ impl<F: Fabric> Shard<F> {
     /// Its first message has come: from now on it is a connection as all others are.
     #[cold]
     pub(super) fn widen(&mut self, conn: &mut Conn) {
-        let Some(guest) = conn.guest.as_mut().filter(|guest| guest.new) else { return };
-        guest.new = false;
+        let Some(accepted) = conn.accepted.as_mut().filter(|accepted| accepted.new) else { return };
+        accepted.new = false;
         if conn.stage != Stage::Connecting {
             self.has_arrived(conn);
         }
         // Else it stays with what it has, and grows as others do.
-        let Ok(window) = self.share() else { return };
-        if window > MIN_WINDOW && conn.proto.is_untouched() {
+        let Ok(credits) = self.share() else { return };
+        if credits > MIN_CREDITS && conn.proto.is_untouched() {
             // What was said with the connection stays true.
             let told = conn.proto.config();
-            let (peer, inline) = (told.private_data, told.inline);
-            let config = ConnConfig { inline, ..self.conn_config(window, true, peer, false) };
+            let (peer, receive_size) = (told.private_data, told.receive_size);
+            let config = ConnConfig { receive_size, ..self.conn_config(credits, true, peer, false) };
             conn.restart(Connection::new(config));
             self.cx.rebalance(conn);
             self.cx.refill();
@@ -178,8 +179,8 @@ impl<F: Fabric> Shard<F> {
 
     /// Nothing is to be waited for any more.
     pub(super) fn has_arrived(&mut self, conn: &mut Conn) {
-        if let Some(guest) = conn.guest.as_mut().filter(|guest| guest.deadline != u64::MAX) {
-            guest.deadline = u64::MAX;
+        if let Some(accepted) = conn.accepted.as_mut().filter(|accepted| accepted.deadline != u64::MAX) {
+            accepted.deadline = u64::MAX;
             self.life.arrives_no_more();
         }
     }
@@ -190,12 +191,14 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         let now = self.cx.clock.read();
-        self.with_each(|shard, conn| match conn.guest.as_ref().map_or(u64::MAX, |guest| guest.deadline) {
-            deadline if deadline <= now => {
-                shard.cx.stats.connections_expired += 1;
-                conn.end_for(LocalClose::SetupTimeout);
+        self.with_each(|shard, conn| {
+            match conn.accepted.as_ref().map_or(u64::MAX, |accepted| accepted.deadline) {
+                deadline if deadline <= now => {
+                    shard.cx.stats.connections_expired += 1;
+                    conn.end_for(LocalClose::SetupTimeout);
+                }
+                deadline => shard.cx.schedule.wake_by(deadline),
             }
-            deadline => shard.cx.schedule.wake_by(deadline),
         });
     }
 }
@@ -238,7 +241,7 @@ mod tests {
 
     #[test]
     fn the_port_of_a_peer_is_not_its_host() {
-        let host = |peer| Guest::new(peer, 0, 0).host;
+        let host = |peer| Accepted::new(peer, 0, 0).host;
         assert_eq!(host("10.1.2.3:4711"), host("10.1.2.3:4712"));
         assert_ne!(host("10.1.2.3:4711"), host("10.1.2.4:4711"));
         assert_eq!(&*host("[fe80::1]:99"), "fe80::1");
@@ -246,12 +249,12 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_is_silent_since_its_last_message_of_use() {
-        let mut guest = Guest::new("x", 5, 10);
-        guest.look(0, 100);
-        assert_eq!(guest.heard, 5);
-        guest.look(3, 200);
-        guest.look(3, 300);
-        assert_eq!(guest.heard, 200);
+    fn an_accepted_connection_is_silent_since_its_last_message_of_use() {
+        let mut accepted = Accepted::new("x", 5, 10);
+        accepted.look(0, 100);
+        assert_eq!(accepted.heard, 5);
+        accepted.look(3, 200);
+        accepted.look(3, 300);
+        assert_eq!(accepted.heard, 200);
     }
 }

@@ -1,5 +1,5 @@
-//! What has come of messages in parts. They have at most half of the long buffers: for one more the oldest of
-//! them makes room.
+//! What has come of continued messages. They have at most half of the long buffers: for one more the oldest
+//! of them makes room.
 //!
 //! Who has such a buffer is written down where it is taken and where it goes: whatever peers send,
 //! connections are not counted for it.
@@ -18,7 +18,7 @@ use crate::wire::View;
 /// Connections with a long buffer for what they put together: by the age of the message.
 type Holders = Rc<RefCell<BTreeMap<u64, QpId>>>;
 
-/// The messages in parts of all connections.
+/// The continued messages of all connections.
 #[derive(Debug, Default)]
 pub(super) struct Assemblies {
     begun: u64,
@@ -53,7 +53,7 @@ impl Assemblies {
     }
 }
 
-/// What has come of a message in parts.
+/// What has come of a continued message.
 #[derive(Debug)]
 pub(super) struct Assembly {
     buf: Buf,
@@ -83,7 +83,7 @@ impl<F: Fabric> Context<F> {
         let Some(part) = view.map(View::payload) else { return };
         if first {
             conn.assembly_age = self.assemblies.begin();
-            match self.alloc_assembly(conn, part.len(), 2 * self.config.inline) {
+            match self.alloc_assembly(conn, part.len(), 2 * self.config.receive_size) {
                 Some(mut buf) => {
                     buf.set_window(0, 0);
                     self.hold_assembly(conn, buf);
@@ -138,7 +138,7 @@ impl<F: Fabric> Context<F> {
         conn.assembly = Some(self.assemblies.hold(buf, is_long, conn.assembly_age, conn.qp));
     }
 
-    /// Whether one more of the buffers of `len` bytes may go to a message in parts.
+    /// Whether one more of the buffers of `len` bytes may go to a continued message.
     fn may_assemble(&self, len: usize) -> bool {
         let (free, count) = self.pool.room(len);
         self.assemblies.may_grow(free, count)

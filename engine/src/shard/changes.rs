@@ -29,7 +29,7 @@ impl Changes {
         }
         if conn.proto.exchange().is_some() {
             // It may have been told less, or more, before it could be told of changes.
-            let _ = conn.proto.tell_receive_size(cx.sizing.announced());
+            let _ = conn.proto.update_receive_size(cx.sizing.announced());
         }
         if cx.sizing.is_busy() {
             cx.schedule.control_now();

@@ -14,8 +14,8 @@ pub enum CloseReason {
     PeerFault(#[from] PeerFault),
     /// The peer did not take the connection.
     // Any bytes: they are not to look like lines of ours in a log.
-    #[error("refused by the peer: {}", String::from_utf8_lossy(.said).escape_debug())]
-    Refused {
+    #[error("rejected by the peer: {}", String::from_utf8_lossy(.said).escape_debug())]
+    Rejected {
         /// What it said about it.
         said: Vec<u8>,
     },
@@ -108,8 +108,8 @@ mod tests {
 
     #[test]
     fn what_a_peer_says_looks_like_no_line_of_ours() {
-        let refused = CloseReason::Refused { said: b"full\n\x1b[31m\xff".to_vec() };
-        assert_eq!(refused.to_string(), "refused by the peer: full\\n\\u{1b}[31m\u{fffd}");
+        let rejected = CloseReason::Rejected { said: b"full\n\x1b[31m\xff".to_vec() };
+        assert_eq!(rejected.to_string(), "rejected by the peer: full\\n\\u{1b}[31m\u{fffd}");
     }
 
     #[test]

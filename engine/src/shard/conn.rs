@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::arrivals::Guest;
+use super::arrivals::Accepted;
 use super::assembly::Assembly;
 use super::close_reason::CloseReason;
-use super::continuation::Parts;
+use super::continuation::Continuation;
 use super::credits::Use;
 use super::progress::{Owed, Progress};
 use super::receives::Promise;
@@ -32,18 +32,18 @@ pub(super) struct Conn {
     pub(super) requests: Requests,
     /// The peer's calls on it.
     pub(super) served: Served,
-    /// What has come of a message in parts.
+    /// What has come of a continued message.
     pub(super) assembly: Option<Assembly>,
     /// When that began: the number of such messages that the shard had seen before.
     pub(super) assembly_age: u64,
-    /// The message that goes out in parts, if one does.
-    pub(super) parts: Option<Parts>,
+    /// The continued message that goes out, if one does.
+    pub(super) continuation: Option<Continuation>,
     /// The name that the peer has proved.
     pub(super) peer: Option<Arc<str>>,
     /// Where a client comes from, if that has an address.
     pub(super) host: Option<IpAddr>,
-    /// Of one that somebody else has made: who.
-    pub(super) guest: Option<Guest>,
+    /// Of one that was accepted: from whom.
+    pub(super) accepted: Option<Accepted>,
     /// Of a client that negotiates: until when, in nanoseconds.
     pub(super) settle_by: u64,
     /// Receives that the shard keeps for it.
@@ -71,10 +71,10 @@ impl Conn {
             proto,
             assembly: None,
             assembly_age: 0,
-            parts: None,
+            continuation: None,
             peer: None,
             host: None,
-            guest: None,
+            accepted: None,
             settle_by: u64::MAX,
             promise: Promise::default(),
             usage: Use::default(),
@@ -96,7 +96,7 @@ impl Conn {
         self.sends.forget_device();
         self.requests.forget_device();
         self.served.forget_device();
-        (self.assembly, self.parts) = (None, None);
+        (self.assembly, self.continuation) = (None, None);
         self.progress = Progress::default();
     }
 
@@ -108,8 +108,8 @@ impl Conn {
     /// Takes note of the time, now and then.
     pub(super) fn pass_time(&mut self, now: u64) {
         self.proto.pass_time(now);
-        if let Some(guest) = &mut self.guest {
-            guest.look(self.proto.useful_messages(), now);
+        if let Some(accepted) = &mut self.accepted {
+            accepted.look(self.proto.useful_messages(), now);
         }
     }
 
@@ -136,12 +136,12 @@ impl Conn {
         self.sends.under_way() == 0 && self.served.holds_nothing() && self.sends.is_empty()
     }
 
-    /// More is on its way than a peer that takes what it is sent can be behind with: replies wait. Else a peer
-    /// that reads nothing, or claims more credits than it has, would have all the buffers of the shard in its
-    /// queue.
+    /// More is on its way than a peer that takes what it is sent can be behind with: replies wait. Else a
+    /// peer that reads nothing, or claims more credits than it has, would have all the buffers of the
+    /// shard in its queue.
     #[inline]
     pub(super) fn is_backlogged(&self, signal_every: u32) -> bool {
-        let under_way = self.proto.credits().window().max(self.proto.call_slots() as u32);
+        let under_way = self.proto.credits().credit_limit().max(self.proto.call_slots() as u32);
         self.sends.under_way() >= under_way.saturating_add(signal_every)
     }
 

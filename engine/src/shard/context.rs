@@ -1,5 +1,5 @@
-//! What all of a shard's parts work with: the device, the pool, the clock, the connections, the statistics. It is
-//! passed to whoever does something, and decides nothing about calls.
+//! What all of a shard's parts work with: the device, the pool, the clock, the connections, the statistics.
+//! It is passed to whoever does something, and decides nothing about calls.
 
 use std::fmt::Arguments;
 
@@ -35,7 +35,7 @@ pub(super) struct Context<F: Fabric> {
     pub(super) ready: ReadyList,
     pub(super) receives: ReceiveBudget,
     pub(super) sizing: Sizing,
-    /// Messages that come in parts, on all connections.
+    /// Continued messages that come in, on all connections.
     pub(super) assemblies: Assemblies,
     pub(super) schedule: Schedule,
     pub(super) stats: ShardStats,
@@ -104,7 +104,7 @@ impl<F: Fabric> Context<F> {
         config.validate()?;
         config.remote_invalidate &= fabric.capabilities().remote_invalidate;
         let classes = classes_of(&config, serves);
-        let receive_size = classes.iter().map(|class| class.size).find(|&size| size >= config.inline);
+        let receive_size = classes.iter().map(|class| class.size).find(|&size| size >= config.receive_size);
         let pool = Pool::new(&PoolConfig { classes, arena: arena_config(&config) })?;
         log::debug!("shard pool: {}", pool.arena().report());
         fabric.register(pool.arena(), Access::LOCAL)?;
@@ -116,7 +116,7 @@ impl<F: Fabric> Context<F> {
             conns: ConnTable::default(),
             ready: ReadyList::new(),
             receives: ReceiveBudget::new(config.receives),
-            sizing: Sizing::new(config.inline, receive_size.unwrap_or(0)),
+            sizing: Sizing::new(config.receive_size, receive_size.unwrap_or(0)),
             assemblies: Assemblies::default(),
             schedule: Schedule::default(),
             stats: ShardStats::new(pool.stats()),
@@ -139,8 +139,9 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Works on a connection that is not in the table, and gives it back: whoever works on one cannot lose it. If it
-    /// is over by then, it is ended at the next look at the control plane, which is due at once.
+    /// Works on a connection that is not in the table, and gives it back: whoever works on one cannot lose
+    /// it. If it is over by then, it is ended at the next look at the control plane, which is due at
+    /// once.
     #[inline(always)]
     pub(super) fn lend<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);
@@ -212,13 +213,13 @@ impl<F: Fabric> Context<F> {
         }
         let posted = self.receives.post(|bufs| self.fabric.post_recv(None, bufs));
         self.sizing.posted(posted);
-        if self.receives.is_starved() && (posted > 0 || self.receives.suffice()) {
+        if self.receives.ran_short() && (posted > 0 || self.receives.suffice()) {
             self.relieved();
         }
     }
 
-    /// There are more Receives, or fewer promised: whoever had to keep its grants, or its replies, back may go
-    /// on.
+    /// There are more Receives, or fewer promised: whoever had to keep its grants, or its replies, back may
+    /// go on.
     #[cold]
     pub(super) fn relieved(&mut self) {
         self.receives.relieve();
@@ -227,13 +228,13 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Replies whose end is not heard of may hold what is waited for: asks for a word of it.
-    pub(super) fn nudge_all(&mut self) {
-        self.with_each(Self::nudge);
+    /// Replies whose completion is not signalled may hold what is waited for: asks for it.
+    pub(super) fn request_completions(&mut self) {
+        self.with_each(Self::request_completion);
     }
 
     /// The same of one connection.
-    pub(super) fn nudge(&mut self, conn: &mut Conn) {
+    pub(super) fn request_completion(&mut self, conn: &mut Conn) {
         if conn.sends.has_unsignalled() {
             self.write_nothing(conn);
         }
@@ -256,7 +257,8 @@ impl<F: Fabric> Context<F> {
         buf
     }
 
-    /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for it.
+    /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for
+    /// it.
     pub(super) fn copy_of(&mut self, message: &[u8]) -> Option<Buf> {
         self.copy_with(HEADROOM_CHUNKS, message)
     }
@@ -336,10 +338,10 @@ impl<F: Fabric> Context<F> {
 fn classes_of(config: &Config, serves: bool) -> Vec<Class> {
     let mut classes = vec![
         Class { size: SMALL_BUFFER, count: config.small_buffers },
-        Class { size: config.inline, count: config.receives + config.message_buffers },
-        Class { size: config.inline + HEADROOM_REPLY, count: config.message_buffers },
+        Class { size: config.receive_size, count: config.receives + config.message_buffers },
+        Class { size: config.receive_size + HEADROOM_REPLY, count: config.message_buffers },
     ];
-    if config.longest_message() > config.inline {
+    if config.longest_message() > config.receive_size {
         let size = config.longest_message() + HEADROOM_REPLY;
         classes.push(Class { size, count: config.message_buffers });
     }
@@ -384,6 +386,7 @@ mod tests {
         ready.add(&mut other);
         ready.give_back(all);
         assert_eq!(ready.take_all(), [5], "what came meanwhile");
+        assert!(ready.is_empty(), "what was given back is not in it again");
     }
 
     #[test]

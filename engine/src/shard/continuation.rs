@@ -1,4 +1,4 @@
-//! Messages that go out in parts (version 2 §4.5.2).
+//! Continued messages that go out (version 2 §4.5.2).
 
 use rpcrdma_mempool::Buf;
 
@@ -12,7 +12,7 @@ use crate::service::ServerCall;
 use crate::wire::ChunkCounts;
 
 /// Bytes of the shortest parts, but for the last: what the smallest buffers hold.
-const LEAST_PART: usize = SMALL_BUFFER - HEADROOM_PLAIN;
+const LEAST_CONTINUED: usize = SMALL_BUFFER - HEADROOM_PLAIN;
 
 /// Whose message goes out in parts.
 #[derive(Debug)]
@@ -32,9 +32,9 @@ impl Message {
     }
 }
 
-/// A message that goes out in parts.
+/// A continued message that goes out.
 #[derive(Debug)]
-pub(super) struct Parts {
+pub(super) struct Continuation {
     pub(super) of: Message,
     /// Its window is what is left.
     pub(super) rest: Buf,
@@ -44,7 +44,7 @@ pub(super) struct Parts {
     pub(super) last_header: usize,
 }
 
-impl Parts {
+impl Continuation {
     /// All of `message`, which the last part's header goes with.
     pub(super) fn new(of: Message, message: Buf, last_header: usize) -> Self {
         let whole = (message.start(), message.len());
@@ -58,65 +58,73 @@ pub(super) enum NextPart {
     /// There was no memory for it: it is tried again in the next turn.
     NoMemory,
     /// It is the last: whoever's message it is sends it.
-    Last(Parts),
+    Last(Continuation),
 }
 
 impl<F: Fabric> Context<F> {
     /// Sends the first part of a message, which is too long for one.
     #[cold]
-    pub(super) fn start_parts(&mut self, conn: &mut Conn, parts: Parts, receives_ok: bool) {
-        debug_assert!(parts.last_header + parts.rest.len() > conn.proto.terms().send_inline);
-        self.transmit_part(conn, parts, receives_ok);
+    pub(super) fn start_continuation(
+        &mut self,
+        conn: &mut Conn,
+        continuation: Continuation,
+        receives_ok: bool,
+    ) {
+        debug_assert!(
+            continuation.last_header + continuation.rest.len() > conn.proto.terms().send_inline_threshold
+        );
+        self.transmit_part(conn, continuation, receives_ok);
     }
 
     /// Sends one more part, unless it is the last.
-    pub(super) fn next_part(&mut self, conn: &mut Conn, receives_ok: bool) -> NextPart {
-        let Some(mut parts) = conn.parts.take() else { return NextPart::Sent };
-        if let Message::Call(call, Some(index)) = parts.of
+    pub(super) fn continue_message(&mut self, conn: &mut Conn, receives_ok: bool) -> NextPart {
+        let Some(mut continuation) = conn.continuation.take() else { return NextPart::Sent };
+        if let Message::Call(call, Some(index)) = continuation.of
             && !conn.exposes(call, index)
         {
-            // It was answered before it was complete: what it exposed is others' now. The rest still goes out, or
-            // what follows would be taken for it.
-            (parts.of, parts.last_header) = (Message::Call(call, None), call_header_len(conn, None));
+            // It was answered before it was complete: what it exposed is others' now. The rest still goes
+            // out, or what follows would be taken for it.
+            (continuation.of, continuation.last_header) =
+                (Message::Call(call, None), call_header_len(conn, None));
         }
-        if parts.last_header + parts.rest.len() <= conn.proto.terms().send_inline {
-            return NextPart::Last(parts);
+        if continuation.last_header + continuation.rest.len() <= conn.proto.terms().send_inline_threshold {
+            return NextPart::Last(continuation);
         }
-        match self.transmit_part(conn, parts, receives_ok) {
+        match self.transmit_part(conn, continuation, receives_ok) {
             true => NextPart::Sent,
             false => NextPart::NoMemory,
         }
     }
 
     /// Sends a part that is not the last. False if there was no memory for it.
-    fn transmit_part(&mut self, conn: &mut Conn, mut parts: Parts, receives_ok: bool) -> bool {
-        let (limit, left) = (conn.proto.terms().send_inline, parts.rest.len());
+    fn transmit_part(&mut self, conn: &mut Conn, mut continuation: Continuation, receives_ok: bool) -> bool {
+        let (limit, left) = (conn.proto.terms().send_inline_threshold, continuation.rest.len());
         // The last part is never empty, and parts end where XDR words do.
         let room = (limit - conn.proto.header_len(&ChunkCounts::default())) & !3;
         let longest = if room < left { room } else { (left / 2) & !3 };
         if longest == 0 {
             // The peer has come to receive less since it began: nothing of it fits behind the last header.
             self.unsendable(conn, "the rest of a message");
-            conn.parts = Some(parts);
+            conn.continuation = Some(continuation);
             return true;
         }
-        let sent = self.alloc_part(longest).is_some_and(|(mut buf, take)| {
+        let sent = self.alloc_continuation(longest).is_some_and(|(mut buf, take)| {
             let end = HEADROOM_PLAIN + take;
-            let bytes = parts.rest.get(..take).unwrap_or_default();
+            let bytes = continuation.rest.get(..take).unwrap_or_default();
             buf.full_mut()[HEADROOM_PLAIN..end].copy_from_slice(bytes);
-            let of = parts.of.outgoing();
-            match conn.proto.emit_part(of, receives_ok, buf.full_mut(), HEADROOM_PLAIN) {
+            let of = continuation.of.outgoing();
+            match conn.proto.emit_continued(of, receives_ok, buf.full_mut(), HEADROOM_PLAIN) {
                 Some(start) => {
                     buf.set_window(start, end - start);
                     conn.sends.push_send(buf, None, self.config.signal_every);
                 }
                 None => self.unsendable(conn, "a part of a message"),
             }
-            let start = parts.rest.start();
-            parts.rest.set_window(start + take, left - take);
+            let start = continuation.rest.start();
+            continuation.rest.set_window(start + take, left - take);
             true
         });
-        conn.parts = Some(parts);
+        conn.continuation = Some(continuation);
         conn.proto.hold_queue();
         self.ready.add(conn);
         sent
@@ -124,12 +132,12 @@ impl<F: Fabric> Context<F> {
 
     /// A buffer for a part of so many bytes, or of fewer if there is none: what waits behind this message may
     /// hold all the others.
-    fn alloc_part(&mut self, longest: usize) -> Option<(Buf, usize)> {
+    fn alloc_continuation(&mut self, longest: usize) -> Option<(Buf, usize)> {
         let mut take = longest;
         loop {
             match self.pool.alloc(HEADROOM_PLAIN + take) {
                 Some(buf) => return Some((buf, take)),
-                None if take > LEAST_PART => take = (take / 2).max(LEAST_PART) & !3,
+                None if take > LEAST_CONTINUED => take = (take / 2).max(LEAST_CONTINUED) & !3,
                 None => break,
             }
         }

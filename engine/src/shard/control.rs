@@ -3,13 +3,13 @@
 use super::clock::nanoseconds;
 use super::close_reason::{CloseReason, LocalClose};
 use super::conn::Conn;
-use super::continuation::{Message, Parts};
+use super::continuation::{Continuation, Message};
 use super::reconnect::Again;
 use super::stage::Stage;
 use super::{ConnRef, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId};
-use crate::proto::{ConnConfig, Connection, LIMITS, MIN_WINDOW, PeerFault, Scheme, connect_data};
+use crate::proto::{ConnConfig, Connection, LIMITS, MIN_CREDITS, PeerFault, Scheme, connect_data};
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 
@@ -34,10 +34,10 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// As [`Fabric::connect`]; or no Receives are left to promise.
     pub fn connect(&mut self, address: &FabricAddress) -> Result<ConnRef, FabricError> {
-        let window = self.share()?;
+        let credits = self.share()?;
         let params = self.params();
         let qp = self.cx.fabric.connect(address, &params)?;
-        let config = self.conn_config(window, false, None, false);
+        let config = self.conn_config(credits, false, None, false);
         let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
         conn.again = Again::of(address.clone());
         self.insert(conn);
@@ -106,7 +106,7 @@ impl<F: Fabric> Shard<F> {
         // A Send for each message under way, and as many binds, Reads and Writes beside them. What does not
         // fit waits: a place costs the device some hundred bytes, for each connection.
         let capabilities = self.cx.fabric.capabilities();
-        let under_way = self.cx.config.max_window.max(self.cx.config.max_calls as u32);
+        let under_way = self.cx.config.max_credits.max(self.cx.config.max_calls as u32);
         let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
         let read_depth = capabilities.max_read_depth.min(16);
         ConnectParams {
@@ -146,17 +146,17 @@ impl<F: Fabric> Shard<F> {
         }
         let limit = self.cx.config.receives;
         let left = self.cx.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
-        let most = (left / SHARE).max(MIN_WINDOW as usize).min(left.saturating_sub(1)) as u32;
-        if most < MIN_WINDOW {
-            let remedy = "raise `receives`, or lower `window`";
+        let most = (left / SHARE).max(MIN_CREDITS as usize).min(left.saturating_sub(1)) as u32;
+        if most < MIN_CREDITS {
+            let remedy = "raise `receives`, or lower `credits`";
             return Err(no_receives(format!("all {limit} of this shard are promised to others; {remedy}")));
         }
-        Ok(self.cx.config.window.min(most))
+        Ok(self.cx.config.credits.min(most))
     }
 
     pub(super) fn conn_config(
         &mut self,
-        window: u32,
+        credits: u32,
         server: bool,
         peer: Option<PrivateData>,
         version_1_only: bool,
@@ -166,21 +166,21 @@ impl<F: Fabric> Shard<F> {
         let serves = self.responder.serves();
         let largest = config.bulk_buffers.iter().map(|&(size, _)| size).max().unwrap_or(0);
         // A connection that gets a small share gives little of it to the reverse direction.
-        let reverse_window = config.reverse_window.min(window / 4);
-        let reverse_calls = reverse_window as usize;
+        let reverse_credits = config.reverse_credits.min(credits / 4);
+        let reverse_calls = reverse_credits as usize;
         ConnConfig {
             scheme: if version_1_only { Scheme::V1 } else { config.scheme },
             version_1: config.version_1,
             revision: config.revision,
             server,
             takes_calls: serves,
-            window,
-            reverse_window,
+            credits,
+            reverse_credits,
             max_calls: if server { reverse_calls } else { config.max_calls },
             reverse: if serves { config.reverse } else { ReverseSupport::None },
             coalesce_grants: config.coalesce_grants,
             xid_seed,
-            inline: self.cx.sizing.announced(),
+            receive_size: self.cx.sizing.announced(),
             longest_send: config.longest_message(),
             optional_operations: config.optional_operations,
             receive_sizes: self.cx.sizes_for_peers(),
@@ -238,7 +238,7 @@ impl<F: Fabric> Shard<F> {
             }
             ControlEvent::Established { qp, private_data } => self.established(qp, &private_data),
             ControlEvent::Rejected { qp, private_data } => {
-                self.close_now(qp, CloseReason::Refused { said: private_data });
+                self.close_now(qp, CloseReason::Rejected { said: private_data });
             }
             ControlEvent::ConnectFailed { qp, error } => self.close_now(qp, error),
             ControlEvent::Disconnected { qp, cause, reason } => {
@@ -255,7 +255,7 @@ impl<F: Fabric> Shard<F> {
             // A message may have come before this event.
             shard.cx.ready.add(conn);
             if conn.proto.config().server {
-                return shard.guest_established(conn);
+                return shard.accept_established(conn);
             }
             conn.proto.set_private_data(PrivateData::parse(private_data));
             if conn.proto.is_open() {
@@ -314,31 +314,31 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     pub(super) fn end(&mut self, mut conn: Box<Conn>) {
         if self.may_reconnect(&conn) {
-            return self.lose(conn);
+            return self.begin_reconnect(conn);
         }
         let reason = conn.close_reason.take().map_or(LocalClose::Requested.into(), |reason| *reason);
         let origin = conn.origin;
         self.say_why(ConnRef(origin), &reason);
-        self.let_go(&mut conn);
-        self.requester.lose(&mut self.cx, &mut conn);
+        self.release_qp(&mut conn);
+        self.requester.connection_lost(&mut self.cx, &mut conn);
         log::debug!("{origin:?} closed: {reason}");
         self.cx.conns.forget(origin);
         self.life.closed(ConnRef(origin), reason);
     }
 
     /// Gives a queue pair back to the device, and ends what the peer had asked for.
-    pub(super) fn let_go(&mut self, conn: &mut Conn) {
+    pub(super) fn release_qp(&mut self, conn: &mut Conn) {
         if conn.qp == ConnRef::NONE.0 {
             return;
         }
-        self.responder.lose(conn);
+        self.responder.connection_lost(conn);
         self.has_arrived(conn);
         // What the device held is given back here: only then may anything else be done with that memory.
         self.cx.fabric.destroy_qp(conn.qp);
         conn.qp = ConnRef::NONE.0;
         // What has no queue pair has nothing to say.
         conn.ready = true;
-        if let Some(Parts { of, rest, whole, .. }) = conn.parts.take() {
+        if let Some(Continuation { of, rest, whole, .. }) = conn.continuation.take() {
             match of {
                 Message::Reply(call) => self.responder.drop_call(call),
                 Message::Call(call, _) => conn.keep_whole(call, rest, whole),
@@ -347,7 +347,7 @@ impl<F: Fabric> Shard<F> {
         self.responder.give_up_calls(conn);
         self.cx.stats.messages.add(conn.proto.counters());
         self.cx.receives.promise(&mut conn.promise, 0, 0);
-        if self.cx.receives.is_starved() {
+        if self.cx.receives.ran_short() {
             self.cx.relieved();
         }
         if conn.stage == Stage::Negotiating {

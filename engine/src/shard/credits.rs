@@ -1,10 +1,10 @@
-//! Receive windows that follow the load: those of busy connections grow while Receives are plenty, and shrink
+//! Credit limits that follow the load: those of busy connections grow while Receives are plenty, and shrink
 //! to an equal share when they get short. And what keeps quiet connections alive: a pure grant; in version 1,
 //! which has no such message, an RDMA Write of no bytes, which the peer's device acknowledges by itself.
 //!
 //! Whether a peer waits for credits is not to be seen from here: a receiver that keeps up replenishes each
-//! message at once. So a window grows where it is turned over often, and only as far as half of the shard's
-//! Receives go: they are posted anyway.
+//! message at once. So a credit limit grows where it is turned over often, and only as far as half of the
+//! shard's Receives go: they are posted anyway.
 
 use super::clock::nanoseconds;
 use super::conn::Conn;
@@ -12,12 +12,12 @@ use super::context::Context;
 use super::stage::Stage;
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::Fabric;
-use crate::proto::MIN_WINDOW;
+use crate::proto::MIN_CREDITS;
 use crate::wire::Version;
 
-/// Looks at the control plane between two looks at the windows.
+/// Looks at the control plane between two looks at the credit limits.
 const EVERY: u32 = 8;
-/// How often a window is turned over between two looks by a connection that is busy.
+/// How often a credit limit is turned over between two looks by a connection that is busy.
 const TURNOVERS: u64 = 8;
 
 /// How much is made of a connection's credits, as of the last look.
@@ -41,8 +41,8 @@ impl Use {
         received - std::mem::replace(&mut self.received, received)
     }
 
-    /// So many messages have been sent by now; true if there was none for `every` nanoseconds, for which one is
-    /// due then.
+    /// So many messages have been sent by now; true if there was none for `every` nanoseconds, for which one
+    /// is due then.
     fn is_quiet(&mut self, sent: u64, now: u64, every: u64) -> bool {
         let quiet = sent == self.sent && now - self.quiet_since >= every;
         if sent != self.sent || quiet {
@@ -83,19 +83,19 @@ impl<F: Fabric> Context<F> {
         self.receives.suffice_without(others + conn.proto.spared())
     }
 
-    /// Part of step 5 of a turn: fits windows to their use, now and then, and keeps connections alive.
+    /// Part of step 5 of a turn: fits credit limits to their use, now and then, and keeps connections alive.
     pub(super) fn adapt(&mut self, fitting: &mut Fitting) {
-        let windows = fitting.is_due();
+        let fits = fitting.is_due();
         let keep_alive = !self.config.keep_alive.is_zero();
-        if !windows && !keep_alive {
+        if !fits && !keep_alive {
             return;
         }
         let open = self.conns.iter().count();
         let now = self.clock.read();
         self.with_each(|cx, conn| {
-            if windows {
+            if fits {
                 conn.pass_time(now);
-                cx.fit_window(conn, open);
+                cx.fit_credits(conn, open);
             }
             if keep_alive && conn.stage == Stage::Open {
                 cx.keep_alive(conn);
@@ -104,23 +104,23 @@ impl<F: Fabric> Context<F> {
         self.refill();
     }
 
-    fn fit_window(&mut self, conn: &mut Conn, open: usize) {
+    fn fit_credits(&mut self, conn: &mut Conn, open: usize) {
         let turned = conn.usage.turned(conn.proto.counters().received);
         let total = self.config.receives.saturating_sub(RECEIVE_MARGIN);
         let free = self.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
-        let window = conn.proto.credits().window();
+        let credits = conn.proto.credits().credit_limit();
         let share = (total / open.max(1)).saturating_sub(2) as u32;
         let wanted = if free < total / 8 {
-            window.min(share)
-        } else if turned >= TURNOVERS * u64::from(window) && free > total / 2 {
-            window.saturating_add(window.min((free / 4) as u32)).min(self.config.max_window.max(window))
+            credits.min(share)
+        } else if turned >= TURNOVERS * u64::from(credits) && free > total / 2 {
+            credits.saturating_add(credits.min((free / 4) as u32)).min(self.config.max_credits.max(credits))
         } else {
-            window
+            credits
         };
-        let wanted = wanted.max(MIN_WINDOW);
+        let wanted = wanted.max(MIN_CREDITS);
         // Version 1 of a side that takes no calls has none.
-        if wanted != window && window != 0 && conn.stage == Stage::Open {
-            conn.proto.set_window(wanted);
+        if wanted != credits && credits != 0 && conn.stage == Stage::Open {
+            conn.proto.set_credit_limit(wanted);
             conn.fit();
         }
         self.rebalance(conn);

@@ -9,7 +9,7 @@ pub(super) struct Lifecycle {
     notices: Vec<Notice>,
     /// Clients that wait for the answer to their first message.
     negotiating: usize,
-    /// Connections of others that are being set up.
+    /// Accepted connections that are being set up.
     arriving: usize,
     draining: bool,
     /// Where the XIDs of the next connection start.

@@ -33,8 +33,8 @@
 //! | `thread` | a shard on a thread of its own: placement, idling |
 //! | `testing` | a shard's parts without a device, for their tests |
 //!
-//! Each engine, and each type of the table above, has its fields to itself: what another file wants of it, it asks
-//! for. A [`Shard`] has them side by side, and decides which of them goes on.
+//! Each engine, and each type of the table above, has its fields to itself: what another file wants of it, it
+//! asks for. A [`Shard`] has them side by side, and decides which of them goes on.
 
 mod arrivals;
 mod assembly;
@@ -193,8 +193,8 @@ impl<F: Fabric> Shard<F> {
         self.use_workers(workers.pool());
     }
 
-    /// Lives in simulated time from now on, and starts its XIDs at a fixed number: what it does then follows from
-    /// its calls and its fabric alone. Call it before the first connection.
+    /// Lives in simulated time from now on, and starts its XIDs at a fixed number: what it does then follows
+    /// from its calls and its fabric alone. Call it before the first connection.
     pub fn simulate(&mut self, time: &SimulatedTime) {
         self.cx.clock = Clock::simulated(time);
         self.life.fix_seed();
@@ -285,15 +285,15 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     pub(crate) fn start_one_way(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
         let Some(conn) = self.cx.conns.take_ref(conn) else {
-            return self.refuse(request.sink, request.token, CallError::Closed);
+            return self.fail_call(request.sink, request.token, CallError::Closed);
         };
         self.lend(conn, |shard, conn| shard.requester.start_one_way(&mut shard.cx, conn, request))
     }
 
     /// A call is not started.
     #[cold]
-    pub(crate) fn refuse(&mut self, sink: Sink, token: u64, error: CallError) -> Option<CallId> {
-        self.requester.refuse(&mut self.cx, sink, token, error)
+    pub(crate) fn fail_call(&mut self, sink: Sink, token: u64, error: CallError) -> Option<CallId> {
+        self.requester.fail_call(&mut self.cx, sink, token, error)
     }
 
     /// Gives up a call. Its memory comes home when the peer can no longer reach it.
@@ -305,15 +305,15 @@ impl<F: Fabric> Shard<F> {
     /// access to.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::Closed`] without a
-    /// connection.
+    /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::Closed`]
+    /// without a connection.
     pub(crate) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
         let buf = self.with_ref(conn, |shard, conn| shard.requester.alloc_for(&mut shard.cx, conn, len));
         buf.unwrap_or(Err(CallError::Closed))
     }
 
-    /// Works on the connection that has this queue pair, and on the shard at once. `None` if there is none, as
-    /// when it is lent already.
+    /// Works on the connection that has this queue pair, and on the shard at once. `None` if there is none,
+    /// as when it is lent already.
     #[inline(always)]
     fn with<T>(&mut self, qp: QpId, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.cx.conns.take(qp)?;
@@ -337,7 +337,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Works on a connection that is not in the table, and gives it back: whoever works on one cannot lose it.
+    /// Works on a connection that is not in the table, and gives it back: whoever works on one cannot lose
+    /// it.
     #[inline(always)]
     fn lend<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);

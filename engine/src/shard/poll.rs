@@ -3,7 +3,7 @@
 use super::Shard;
 use super::close_reason::CloseReason;
 use super::conn::Conn;
-use super::continuation::{Message, NextPart, Parts};
+use super::continuation::{Continuation, Message, NextPart};
 use super::stage::Stage;
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, SMALL_BUFFER};
 use crate::fabric::{Completion, Fabric, Opcode, Status};
@@ -35,8 +35,8 @@ impl<F: Fabric> Shard<F> {
         // 3. What other threads have for us.
         let handed = self.inbox() + self.responder.collect(&mut self.cx);
         // 4. Connections with something to say: it is gathered, and posted as one chain with one doorbell.
-        let spoke = !self.cx.ready.is_empty();
-        if spoke {
+        let transmitted = !self.cx.ready.is_empty();
+        if transmitted {
             self.transmit();
         }
         // 5. Control plane.
@@ -49,11 +49,11 @@ impl<F: Fabric> Shard<F> {
             self.cx.refill();
         }
         self.cx.pool.drain_remote();
-        let mut fed = 0;
+        let mut served = 0;
         if self.responder.holds_calls_back() {
-            fed = self.responder.go_on(&mut self.cx, &mut self.watch, now);
+            served = self.responder.go_on(&mut self.cx, &mut self.watch, now);
         }
-        let busy = completed + handed + fed != 0 || spoke;
+        let busy = completed + handed + served != 0 || transmitted;
         self.cx.stats.idle_polls += u64::from(!busy);
         busy
     }
@@ -128,7 +128,7 @@ impl<F: Fabric> Shard<F> {
         if asks || (!only_one && !conn.sends.is_empty()) {
             self.cx.ready.add(conn);
         } else if !conn.sends.is_empty() && !conn.ready {
-            conn.proto.must_be_asked(receives_ok);
+            conn.proto.needs_transmit(receives_ok);
             self.cx.post_chain(conn);
         }
     }
@@ -149,7 +149,7 @@ impl<F: Fabric> Shard<F> {
             Opcode::LocalInvalidate => self.requester.revoked(&mut self.cx, conn, wr_id as u32),
             // Of Writes only those are signalled that speak for Sends.
             Opcode::Send | Opcode::Write => {
-                conn.sends.has_left(wr_id);
+                conn.sends.send_completed(wr_id);
                 if conn.served.is_gated() {
                     self.responder.resume(&mut self.cx, conn);
                 }
@@ -180,8 +180,8 @@ impl<F: Fabric> Shard<F> {
             if conn.stage == Stage::Connecting {
                 return;
             }
-            if conn.proto.must_be_asked(shard.cx.receives_ok(conn)) || conn.stage == Stage::Draining {
-                shard.say(conn);
+            if conn.proto.needs_transmit(shard.cx.receives_ok(conn)) || conn.stage == Stage::Draining {
+                shard.transmit_pending(conn);
             }
             shard.cx.post_chain(conn);
             if conn.stage == Stage::Closing && conn.sends.is_empty() {
@@ -192,7 +192,7 @@ impl<F: Fabric> Shard<F> {
         });
     }
 
-    fn say(&mut self, conn: &mut Conn) {
+    fn transmit_pending(&mut self, conn: &mut Conn) {
         if conn.stage == Stage::Closing {
             return;
         }
@@ -216,7 +216,7 @@ impl<F: Fabric> Shard<F> {
                 Outgoing::Reply(id) => {
                     self.responder.transmit_waiting(&mut self.cx, conn, id, receives_ok);
                 }
-                Outgoing::Continue => match self.cx.next_part(conn, receives_ok) {
+                Outgoing::Continue => match self.cx.continue_message(conn, receives_ok) {
                     NextPart::Sent => {}
                     NextPart::NoMemory => break,
                     NextPart::Last(parts) => self.transmit_last_part(conn, parts, receives_ok),
@@ -244,8 +244,8 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Sends the last part of a message: that of a call, or of a reply.
-    fn transmit_last_part(&mut self, conn: &mut Conn, parts: Parts, receives_ok: bool) {
-        let Parts { of, rest, whole, last_header } = parts;
+    fn transmit_last_part(&mut self, conn: &mut Conn, parts: Continuation, receives_ok: bool) {
+        let Continuation { of, rest, whole, last_header } = parts;
         match of {
             Message::Reply(call) => {
                 self.responder.transmit_last_part(&mut self.cx, conn, call, rest, receives_ok);

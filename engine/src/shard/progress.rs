@@ -103,8 +103,8 @@ impl Watch {
 }
 
 impl Watch {
-    /// Part of step 5 of a turn: ends the connections whose peers owe something for too long. `pressed`: calls
-    /// wait for memory that such peers may hold.
+    /// Part of step 5 of a turn: ends the connections whose peers owe something for too long. `pressed`:
+    /// calls wait for memory that such peers may hold.
     pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>, pressed: bool) {
         let now = cx.clock.read();
         if now >= self.due || pressed {
@@ -114,8 +114,8 @@ impl Watch {
         cx.schedule.wake_by(self.next());
     }
 
-    /// Looks at all connections that are in the table, and ends those whose peers have owed something for `limit`
-    /// nanoseconds. Returns how many.
+    /// Looks at all connections that are in the table, and ends those whose peers have owed something for
+    /// `limit` nanoseconds. Returns how many.
     #[cold]
     pub(super) fn end_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64, limit: u64) -> usize {
         let timeout = nanoseconds(cx.config.progress_timeout);
@@ -127,7 +127,7 @@ impl Watch {
                 ended += 1;
             } else if conn.progress.unheard() >= timeout / 4 {
                 // Of the last Sends nothing may ever be heard: they are asked for.
-                cx.nudge(conn);
+                cx.request_completion(conn);
             }
         });
         ended

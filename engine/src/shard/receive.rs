@@ -22,8 +22,8 @@ impl<F: Fabric> Shard<F> {
         self.take(conn, None, message, invalidated);
     }
 
-    /// Decodes a message, unless it is plain, lets the connection say what it means, and goes on with the call
-    /// or the reply that it is.
+    /// Decodes a message, unless it is plain, lets the connection say what it means, and goes on with the
+    /// call or the reply that it is.
     #[inline(always)]
     fn take(&mut self, conn: &mut Conn, plain: Option<Head>, message: ReceivedBuf, invalidated: Option<u32>) {
         if conn.stage == Stage::Closing {
@@ -88,7 +88,7 @@ impl<F: Fabric> Shard<F> {
             self.fault(conn, fault);
         }
         match event {
-            Event::Part { first, kept } => {
+            Event::Continued { first, kept } => {
                 let view = View::check(message, self.cx.config.revision);
                 return self.cx.part_came(conn, first, view.ok().filter(|_| kept).as_ref());
             }
@@ -100,8 +100,8 @@ impl<F: Fabric> Shard<F> {
             Event::Failed { call, token, error } => {
                 self.requester.failed(&mut self.cx, conn, call, token, error, invalidated);
             }
-            Event::Refused { call, token, error } => {
-                self.requester.refused(&mut self.cx, conn, call, token, error, invalidated);
+            Event::Retryable { call, token, error } => {
+                self.requester.retry(&mut self.cx, conn, call, token, error, invalidated);
             }
             Event::Late { call } => self.requester.late(&mut self.cx, conn, call, invalidated),
             // Calls and replies are never made of what could not be read.

@@ -31,7 +31,7 @@ pub(super) struct ReceiveBudget {
     /// What connections may need beyond what they were promised.
     overcommit: usize,
     /// Connections were told to wait because fewer are posted than promised.
-    starved: bool,
+    ran_short: bool,
     /// On their way to the device.
     waiting: Vec<Buf>,
 }
@@ -43,7 +43,7 @@ impl ReceiveBudget {
             posted: 0,
             promised: 0,
             overcommit: 0,
-            starved: false,
+            ran_short: false,
             waiting: Vec::with_capacity(RECEIVE_MARGIN),
         }
     }
@@ -64,20 +64,20 @@ impl ReceiveBudget {
         self.posted >= self.promised + count
     }
 
-    /// Somebody is about to ask whether they suffice, and has to be told if they come to.
+    /// Whether they suffice is about to be asked: if not, whoever asks is to be told when they do.
     #[inline]
     pub(super) fn note_shortage(&mut self) {
-        self.starved |= !self.suffice();
+        self.ran_short |= !self.suffice();
     }
 
-    /// Somebody waits for more.
-    pub(super) fn is_starved(&self) -> bool {
-        self.starved
+    /// Connections wait for more.
+    pub(super) fn ran_short(&self) -> bool {
+        self.ran_short
     }
 
     /// Nobody waits any more.
     pub(super) fn relieve(&mut self) {
-        self.starved = false;
+        self.ran_short = false;
     }
 
     /// One of them has been used.
@@ -208,14 +208,14 @@ mod tests {
         post(&mut budget, &pool, 10);
         assert!(budget.suffice() && !budget.suffice_without(0) && budget.suffice_without(1));
         budget.note_shortage();
-        assert!(!budget.is_starved());
+        assert!(!budget.ran_short());
         budget.completed();
         budget.note_shortage();
-        assert!(!budget.suffice() && budget.is_starved() && !budget.suffice_without(1));
+        assert!(!budget.suffice() && budget.ran_short() && !budget.suffice_without(1));
         post(&mut budget, &pool, 1);
-        assert!(budget.suffice() && budget.is_starved(), "until it was acted on");
+        assert!(budget.suffice() && budget.ran_short(), "until it was acted on");
         budget.relieve();
-        assert!(!budget.is_starved());
+        assert!(!budget.ran_short());
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl<F: Fabric> Shard<F> {
         let more = conn.again.attempts < self.cx.config.reconnect_attempts;
         match conn.stage {
             Stage::Negotiating => self.wants_version_1(conn) || more,
-            Stage::Open => self.refused_and_lost(conn) || more,
+            Stage::Open => self.lost_after_version_error(conn) || more,
             // Who never was connected is told so.
             Stage::Connecting => conn.again.attempts > 0 && more,
             Stage::Draining | Stage::Closing | Stage::Reconnecting => false,
@@ -80,8 +80,8 @@ impl<F: Fabric> Shard<F> {
         allowed && !conn.again.version_1_only && conn.proto.phase() == Phase::Hello
     }
 
-    /// The connection was lost right behind the word that version 2 is not spoken.
-    fn refused_and_lost(&self, conn: &Conn) -> bool {
+    /// The connection was lost right behind the error that version 2 is not spoken.
+    fn lost_after_version_error(&self, conn: &Conn) -> bool {
         !conn.again.version_1_only
             && conn.proto.terms().version == Version::V1
             && conn.proto.config().scheme != crate::proto::Scheme::V1
@@ -90,14 +90,14 @@ impl<F: Fabric> Shard<F> {
 
     /// A connection is gone that will be made again.
     #[cold]
-    pub(super) fn lose(&mut self, mut conn: Box<Conn>) {
-        let version_1 = self.wants_version_1(&conn) || self.refused_and_lost(&conn);
+    pub(super) fn begin_reconnect(&mut self, mut conn: Box<Conn>) {
+        let version_1 = self.wants_version_1(&conn) || self.lost_after_version_error(&conn);
         conn.again.version_1_only |= version_1;
         if let Some(reason) = &conn.close_reason {
             let line = format_args!("{:?} lost, to be made again: {reason}", conn.qp);
             self.cx.info("connections lost, to be made again", line);
         }
-        self.let_go(&mut conn);
+        self.release_qp(&mut conn);
         self.requester.interrupt(&mut self.cx, &mut conn);
         conn.forget_device();
         conn.stage.go(Stage::Reconnecting);
@@ -130,15 +130,15 @@ impl<F: Fabric> Shard<F> {
     }
 
     fn try_again(&mut self, mut conn: Box<Conn>, now: u64) {
-        let made = self.share().and_then(|window| {
+        let made = self.share().and_then(|credits| {
             let misuse = || FabricError::Misuse("a server does not make connections again".into());
             let address = conn.again.address.as_ref().ok_or_else(misuse)?;
             let params = self.params();
-            self.cx.fabric.connect(address, &params).map(|qp| (qp, window))
+            self.cx.fabric.connect(address, &params).map(|qp| (qp, credits))
         });
         match made {
-            Ok((qp, window)) => {
-                let config = self.conn_config(window, false, None, conn.again.version_1_only);
+            Ok((qp, credits)) => {
+                let config = self.conn_config(credits, false, None, conn.again.version_1_only);
                 conn.proto.restart(config);
                 conn.usage.restart();
                 conn.fit();

@@ -22,7 +22,9 @@ const LEAST: usize = 4096;
 #[non_exhaustive]
 pub enum ResizeError {
     /// It is not configured.
-    #[error("Receives of {wanted} bytes: 4096 to {most} can be had, a multiple of 4; `max_inline` bounds it")]
+    #[error(
+        "Receives of {wanted} bytes: 4096 to {most} can be had, a multiple of 4; `max_receive_size` bounds it"
+    )]
     Bounds {
         /// The size.
         wanted: usize,
@@ -167,7 +169,7 @@ impl<F: Fabric> Context<F> {
         } else if bytes < self.sizing.announced {
             self.sizing.announced = bytes;
             self.sizing.stage = Progress::Shrinking;
-            self.tell_sizes(false);
+            self.announce_sizes(false);
         }
         self.schedule.control_now();
         Ok(())
@@ -177,7 +179,7 @@ impl<F: Fabric> Context<F> {
     fn post_from_now_on(&mut self, bytes: usize) -> Result<(), ResizeError> {
         let again = self.sizing.retired.iter().position(|sized| sized.size == bytes);
         let next = match again {
-            _ if bytes == self.config.inline => None,
+            _ if bytes == self.config.receive_size => None,
             Some(at) => Some(self.sizing.retired.swap_remove(at)),
             None => {
                 let count = self.config.receives + self.config.message_buffers;
@@ -201,20 +203,20 @@ impl<F: Fabric> Context<F> {
 
     /// A buffer for a Receive.
     pub(super) fn alloc_receive(&mut self) -> Option<Buf> {
-        let Some(sized) = &self.sizing.pool else { return self.alloc(self.config.inline) };
+        let Some(sized) = &self.sizing.pool else { return self.alloc(self.config.receive_size) };
         let buf = sized.pool.alloc(sized.size);
         self.stats.pool_empty += u64::from(buf.is_none());
         buf
     }
 
     /// Tells each peer what it is to know; `settled` if that is all that comes of what it may have asked for.
-    fn tell_sizes(&mut self, settled: bool) {
+    fn announce_sizes(&mut self, settled: bool) {
         let size = self.sizing.announced;
         for conn in self.conns.iter_mut() {
             // A peer that cannot be told keeps to what it was promised.
             let _ = match settled {
                 true => conn.proto.settle_receive_size(size),
-                false => conn.proto.tell_receive_size(size),
+                false => conn.proto.update_receive_size(size),
             };
             conn.refresh();
             self.ready.add(conn);
@@ -239,7 +241,7 @@ impl<F: Fabric> Context<F> {
             Progress::Growing(until) if taken >= until => {
                 self.sizing.announced = self.sizing.filled;
                 self.sizing.stage = Progress::Still;
-                self.tell_sizes(true);
+                self.announce_sizes(true);
             }
             Progress::Shrinking => self.shrink(),
             _ => {}
@@ -254,10 +256,10 @@ impl<F: Fabric> Context<F> {
                 );
             }
             if self.sizing.stage == Progress::Still {
-                self.tell_sizes(true);
+                self.announce_sizes(true);
             }
         }
-        self.let_go_of_memory();
+        self.release_memory();
     }
 
     /// Posts smaller Receives, if nobody relies on larger ones any more.
@@ -273,11 +275,11 @@ impl<F: Fabric> Context<F> {
             );
         }
         self.sizing.stage = Progress::Still;
-        self.tell_sizes(true);
+        self.announce_sizes(true);
     }
 
     /// Gives back the memory of sizes that are no longer used.
-    fn let_go_of_memory(&mut self) {
+    fn release_memory(&mut self) {
         self.sizing.drain_remote();
         let home = |sized: &mut Sized| sized.pool.stats().classes.iter().all(|class| class.outstanding == 0);
         let unused: Vec<_> = self.sizing.retired.extract_if(.., home).collect();

@@ -97,7 +97,7 @@ impl SendQueue {
 
     /// A signalled Send has left, and all before it.
     #[inline]
-    pub(super) fn has_left(&mut self, wr_id: u64) {
+    pub(super) fn send_completed(&mut self, wr_id: u64) {
         self.left = wr_id as u32;
     }
 
@@ -167,7 +167,7 @@ mod tests {
         // Numbers wrap.
         assert_eq!(signalled(&mut queue), [1]);
         assert!(queue.has_unsignalled() && queue.awaits_end());
-        queue.has_left(1);
+        queue.send_completed(1);
         assert!(queue.has_unsignalled() && !queue.awaits_end());
         assert_eq!((queue.under_way(), queue.numbers()), (3, (4, 1)));
     }
@@ -180,7 +180,7 @@ mod tests {
         queue.push_empty_write(buf(&pool).lend().expect("its own thread"));
         assert!(!queue.has_unsignalled() && queue.awaits_end());
         assert_eq!(signalled(&mut queue), [2]);
-        queue.has_left(2);
+        queue.send_completed(2);
         assert_eq!(queue.under_way(), 0);
     }
 

@@ -6,8 +6,8 @@ use super::conn::Conn;
 use super::stage::Stage;
 use crate::fabric::QpId;
 
-/// See the module page. A connection is lent to one user at a time, as [`Context::lend`](super::context::Context::lend)
-/// does, and meanwhile not in the table.
+/// See the module page. A connection is lent to one user at a time, as
+/// [`Context::lend`](super::context::Context::lend) does, and meanwhile not in the table.
 #[derive(Default)]
 pub(super) struct ConnTable {
     /// By the slot of the queue pair.

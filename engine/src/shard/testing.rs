@@ -1,4 +1,5 @@
-//! A shard's parts without a device, for their tests: what is posted is written down, and nothing comes of it.
+//! A shard's parts without a device, for their tests: what is posted is written down, and nothing comes of
+//! it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -132,7 +133,7 @@ pub(super) fn context(config: Config) -> Context<NoDevice> {
 pub(super) fn small() -> Config {
     Config {
         receives: 256,
-        window: 16,
+        credits: 16,
         message_buffers: 64,
         small_buffers: 64,
         bulk_buffers: vec![(4096, 8)],
@@ -147,7 +148,7 @@ pub(super) fn open_conn(slot: u32, server: bool) -> Box<Conn> {
         scheme: Scheme::V1,
         server,
         takes_calls: server,
-        window: 16,
+        credits: 16,
         max_calls: if server { 0 } else { 16 },
         ..ConnConfig::default()
     };
@@ -163,8 +164,8 @@ pub(super) fn received(mut buf: Buf, bytes: &[u8]) -> ReceivedBuf {
     ReceivedBuf::new(buf, bytes.len())
 }
 
-/// A message comes, and is decoded by its layout or checked as a whole: what the connection says that it is, and
-/// what `take` does about that.
+/// A message comes, and is decoded by its layout or checked as a whole: what the connection says that it is,
+/// and what `take` does about that.
 pub(super) fn receive<T>(
     conn: &mut Conn,
     message: &ReceivedBuf,
@@ -176,7 +177,8 @@ pub(super) fn receive<T>(
     take(conn, event, &incoming)
 }
 
-/// A version 1 message without chunks (RFC 8166 §4.2): credits, then the RPC message, whose first word is the XID.
+/// A version 1 message without chunks (RFC 8166 §4.2): credits, then the RPC message, whose first word is the
+/// XID.
 pub(super) fn message(credits: u32, rpc: &[u32]) -> Vec<u8> {
     message_with_lists(credits, &[0, 0, 0], rpc)
 }

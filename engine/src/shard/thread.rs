@@ -29,7 +29,7 @@ const YIELD_EVERY: u32 = 256;
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// Longest sleep of a shard with calls that wait for memory.
-const HUNGRY_SLEEP: Duration = Duration::from_millis(1);
+const MEMORY_WAIT_SLEEP: Duration = Duration::from_millis(1);
 
 /// An RPC message on its way from another thread: short ones within the ring's slot.
 #[derive(Debug)]
@@ -167,7 +167,7 @@ impl ShardHandle {
     }
 
     /// Says something; the shard may have stopped.
-    pub(crate) fn tell(&self, command: Command) {
+    pub(crate) fn send(&self, command: Command) {
         // A shard that has stopped needs no telling.
         let _ = self.connector.connect(1).send(command);
     }
@@ -187,7 +187,7 @@ impl ShardHandle {
 
     /// Waits for it no more: it ends by itself when it is told to, as soon as the handler that it is in lets
     /// it.
-    pub(crate) fn let_go(mut self) {
+    pub(crate) fn detach(mut self) {
         drop(self.thread.take());
     }
 }
@@ -195,7 +195,7 @@ impl ShardHandle {
 impl Drop for ShardHandle {
     fn drop(&mut self) {
         if self.thread.is_some() {
-            self.tell(Command::Stop);
+            self.send(Command::Stop);
             self.join();
         }
     }
@@ -253,7 +253,7 @@ impl<F: Fabric> Shard<F> {
             self.cx.stats.sleeps += 1;
             // Memory that other threads let go wakes nobody.
             let hungry = self.responder.waits_for_memory();
-            let longest = if hungry { longest.min(HUNGRY_SLEEP) } else { longest };
+            let longest = if hungry { longest.min(MEMORY_WAIT_SLEEP) } else { longest };
             let next = self.requester.next_deadline().min(self.cx.schedule.next());
             let timeout = match next {
                 u64::MAX => longest,
@@ -361,12 +361,12 @@ impl<F: Fabric> Shard<F> {
             for &len in &receive {
                 match self.alloc_exposed(conn, len as usize) {
                     Ok(buf) => memory.receive.push(buf),
-                    Err(error) => return self.requester.tell(&mut self.cx, sink, 0, Err(error)),
+                    Err(error) => return self.requester.deliver(&mut self.cx, sink, 0, Err(error)),
                 }
             }
         }
         let Some(mut buf) = self.cx.alloc(room + bytes.len()) else {
-            return self.requester.tell(&mut self.cx, sink, 0, Err(CallError::NoMemory));
+            return self.requester.deliver(&mut self.cx, sink, 0, Err(CallError::NoMemory));
         };
         buf.set_window(room, bytes.len());
         buf.copy_from_slice(bytes);

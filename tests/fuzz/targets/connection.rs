@@ -1,8 +1,8 @@
 //! A whole connection: what an honest peer sends, what becomes of that on the way, what no peer would send,
 //! time, and the application.
 //!
-//! The connection is there twice. One decodes messages by their layout where it can, as a shard does; the other
-//! checks each as a whole. Whatever happens, both must say and send the same.
+//! The connection is there twice. One decodes messages by their layout where it can, as a shard does; the
+//! other checks each as a whole. Whatever happens, both must say and send the same.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -12,13 +12,15 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use rpcrdma::auth::{AuthError, AuthPolicy, Handshake, Mechanism, Role, Step};
 use rpcrdma::proto::exchange::{self, Characteristic};
-use rpcrdma::proto::{CallId, ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing, PeerFault, Scheme};
+use rpcrdma::proto::{
+    CallId, ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing, PeerFault, Scheme,
+};
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList,
 };
 
-fuzz_target!(|data: &[u8]| Story::new(Input(data)).tell());
+fuzz_target!(|data: &[u8]| Story::new(Input(data)).run());
 
 /// The bytes that decide what happens.
 struct Input<'a>(&'a [u8]);
@@ -87,13 +89,13 @@ fn config(input: &mut Input<'_>, server: bool, revision: Revision) -> ConnConfig
         revision,
         server,
         takes_calls: server || both,
-        window: 4 + u32::from(kind >> 6),
-        reverse_window: if both { 1 + u32::from(more >> 6) } else { 0 },
+        credits: 4 + u32::from(kind >> 6),
+        reverse_credits: if both { 1 + u32::from(more >> 6) } else { 0 },
         max_calls: if !server || both { 8 } else { 0 },
         reverse: ReverseSupport::from_code(u32::from(more >> 1 & 3)),
         coalesce_grants: kind & 8 != 0,
         xid_seed: 0x0100_0000,
-        inline: 4096,
+        receive_size: 4096,
         longest_send: 4096,
         optional_operations: more & 8 != 0,
         receive_sizes: (more & 16 != 0).then_some((1024, 16384)),
@@ -121,7 +123,7 @@ struct Twins {
     calls: Vec<(CallId, u64)>,
     served: Vec<InboundId>,
     /// What is on its way, but for its last part.
-    in_parts: Option<Outgoing>,
+    continued: Option<Outgoing>,
     /// The peer broke a rule. What that message counts as is nobody's concern.
     faulty: bool,
     tokens: u64,
@@ -136,7 +138,7 @@ impl Twins {
     fn new(config: ConnConfig) -> Self {
         let slow = Connection::new(ConnConfig { decode_by_layout: false, ..config.clone() });
         let fast = Connection::new(config);
-        Self { fast, slow, calls: Vec::new(), served: Vec::new(), in_parts: None, faulty: false, tokens: 0 }
+        Self { fast, slow, calls: Vec::new(), served: Vec::new(), continued: None, faulty: false, tokens: 0 }
     }
 
     fn both<T: PartialEq + Debug>(&mut self, act: impl Fn(&mut Connection) -> T) -> T {
@@ -171,7 +173,7 @@ impl Twins {
         };
         match event {
             Event::Reply { call, token } | Event::Failed { call, token, .. } => self.ended(call, token),
-            Event::Refused { call, token, .. } => assert!(self.calls.contains(&(call, token))),
+            Event::Retryable { call, token, .. } => assert!(self.calls.contains(&(call, token))),
             Event::Call { id } => {
                 self.served.push(id);
                 assert!(self.served.len() <= self.slow.inbound_slots());
@@ -235,12 +237,12 @@ impl Twins {
             let Some(what) = self.both(|end| end.poll_transmit(receives_ok)) else { return };
             match what {
                 Outgoing::Call(_) | Outgoing::Reply(_) if odd & 1 != 0 && self.may_continue() => {
-                    self.in_parts = Some(what);
-                    out(self.emit_part(what, receives_ok));
+                    self.continued = Some(what);
+                    out(self.emit_continued(what, receives_ok));
                     self.both(Connection::hold_queue);
                 }
                 Outgoing::Continue => {
-                    let what = self.in_parts.take().expect("something is in parts");
+                    let what = self.continued.take().expect("something is in parts");
                     out(self.emit(what, &Form::default(), receives_ok));
                 }
                 Outgoing::Call(_) | Outgoing::Reply(_) => {
@@ -291,15 +293,15 @@ impl Twins {
             let has_payload = matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) && !form.external;
             buf[start..if has_payload { room + PAYLOAD } else { room }].to_vec()
         });
-        assert!(message.len() <= self.slow.terms().send_inline.max(1024));
+        assert!(message.len() <= self.slow.terms().send_inline_threshold.max(1024));
         self.is_good(&message, out);
         message
     }
 
-    fn emit_part(&mut self, out: Outgoing, receives_ok: bool) -> Vec<u8> {
+    fn emit_continued(&mut self, out: Outgoing, receives_ok: bool) -> Vec<u8> {
         let message = self.both(|end| {
             let mut buf = vec![0; ROOM + PAYLOAD];
-            let start = end.emit_part(out, receives_ok, &mut buf, ROOM).expect("there is room");
+            let start = end.emit_continued(out, receives_ok, &mut buf, ROOM).expect("there is room");
             buf[start..].to_vec()
         });
         self.is_good(&message, out);
@@ -310,7 +312,7 @@ impl Twins {
         if matches!(out, Outgoing::WrongVersion { .. }) {
             return;
         }
-        let view = View::check_part(message, self.revision()).expect("what goes out can be read");
+        let view = View::check_continued(message, self.revision()).expect("what goes out can be read");
         assert_eq!(view.version(), self.slow.terms().version);
     }
 
@@ -356,7 +358,7 @@ impl<'a> Story<'a> {
         Self { input, end, peer, to_end: VecDeque::new(), now: 1 }
     }
 
-    fn tell(mut self) {
+    fn run(mut self) {
         while let Some(step) = self.input.next() {
             if !self.step(step) {
                 break;
@@ -483,8 +485,8 @@ impl<'a> Story<'a> {
             0 => end.both(Connection::close),
             1 => end.both(Connection::keep_alive),
             2 | 3 => {
-                let window = u32::from(self.input.byte() & 31);
-                end.both(|end| end.set_window(window));
+                let credits = u32::from(self.input.byte() & 31);
+                end.both(|end| end.set_credit_limit(credits));
             }
             4..=6 => {
                 let (kind, bytes) = (self.input.byte(), 256 * u32::from(self.input.byte()));
@@ -498,7 +500,7 @@ impl<'a> Story<'a> {
             }
             7 => {
                 let bytes = 256 * usize::from(self.input.byte());
-                let _ = end.both(|end| end.tell_receive_size(bytes));
+                let _ = end.both(|end| end.update_receive_size(bytes));
                 let _ = end.both(Connection::promised_receive);
             }
             8 => {
@@ -517,18 +519,18 @@ impl<'a> Story<'a> {
                 let config = end.slow.config().clone();
                 end.both(|end| end.restart(config.clone()));
                 end.served.clear();
-                end.in_parts = None;
+                end.continued = None;
                 self.to_end.clear();
                 self.peer.lost();
                 self.peer = Twins::new(self.peer.slow.config().clone());
             }
             12 => return false,
-            _ => _ = end.both(|end| (end.must_be_asked(true), end.reserve(), end.spared(), end.is_idle())),
+            _ => _ = end.both(|end| (end.needs_transmit(true), end.reserve(), end.spared(), end.is_idle())),
         }
         true
     }
 
-    /// A message that nobody sent, but somebody might: its words fit what is going on, more or less.
+    /// A message that was not sent, but might be: its words fit what is going on, more or less.
     fn invented(&mut self) -> Vec<u8> {
         let kind = self.input.byte();
         let version = if kind & 1 == 0 { self.end.slow.terms().version } else { Version::V2 };

@@ -51,7 +51,7 @@ thread_local! {
     static TOWN: RefCell<Town> = RefCell::new(Town::new());
 }
 
-fuzz_target!(|data: &[u8]| TOWN.with(|town| Story::new(&mut town.borrow_mut(), data).tell()));
+fuzz_target!(|data: &[u8]| TOWN.with(|town| Story::new(&mut town.borrow_mut(), data).run()));
 
 struct Story<'t, 'd> {
     town: &'t mut Town,
@@ -102,7 +102,7 @@ impl<'t, 'd> Story<'t, 'd> {
         front
     }
 
-    fn tell(mut self) {
+    fn run(mut self) {
         while !self.input.is_empty() && !self.over {
             let step = self.byte();
             self.step(step & 15, step >> 4);

@@ -405,7 +405,7 @@ fn client_reduces(credential: &[u8]) -> bool {
     let server = Server::start(&address, move |peer| {
         while let Some(bytes) = next(peer) {
             let (xid, chunks) = (view(&bytes).xid(), view(&bytes).has_chunks());
-            tell.send(chunks).expect("somebody listens");
+            tell.send(chunks).expect("the test listens");
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
         }
     });

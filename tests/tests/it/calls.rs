@@ -195,10 +195,10 @@ fn the_server_sees_the_credential() {
 }
 
 #[test]
-fn many_calls_through_a_small_window_all_end() {
+fn many_calls_with_few_credits_all_end() {
     for Case { scheme, .. } in SCHEMES {
-        let mut world = World::new("window");
-        let config = Config { window: 4, max_calls: 128, ..with(scheme) };
+        let mut world = World::new("credits");
+        let config = Config { credits: 4, max_calls: 128, ..with(scheme) };
         let address = world.serve(server_with(config.clone()));
         let mut client = world.client(&address, config);
         many_calls(&mut client, 5000, 128);
@@ -206,12 +206,12 @@ fn many_calls_through_a_small_window_all_end() {
 }
 
 #[test]
-fn a_client_with_a_small_window_gets_every_error_of_a_server_with_a_large_one() {
+fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
     let mut world = World::new("errors");
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, 20, Procedure::new(|_| Ok(())).write_chunks(1, 1000));
-    let address = world.serve_with(server_with(Config { window: 120, receives: 2048, ..small() }), services);
-    let config = Config { window: 4, max_calls: 128, bulk_buffers: vec![(1024, 40)], ..small() };
+    let address = world.serve_with(server_with(Config { credits: 120, receives: 2048, ..small() }), services);
+    let config = Config { credits: 4, max_calls: 128, bulk_buffers: vec![(1024, 40)], ..small() };
     let mut client = world.client(&address, config);
     let first = client.first();
     for round in 0..5 {
@@ -302,7 +302,7 @@ fn a_deadline_ends_a_call_once_and_its_reply_is_dropped() {
 #[test]
 fn a_cancelled_call_ends_once() {
     let mut world = World::new("cancel");
-    let address = world.serve(server_with_workers(Config { window: 4, ..small() }));
+    let address = world.serve(server_with_workers(Config { credits: 4, ..small() }));
     let mut client = world.client(&address, small());
     let first = client.first();
     echo(&mut client, b"all credits are here").unwrap();
@@ -436,9 +436,9 @@ fn configurations_that_cannot_work_are_explained() {
     let world = World::new("config");
     let address = world.address();
     for (config, knob) in [
-        (Config { window: 3, ..small() }, "window"),
-        (Config { inline: 1000, ..small() }, "inline"),
-        (Config { inline: 1026, ..small() }, "inline"),
+        (Config { credits: 3, ..small() }, "credits"),
+        (Config { receive_size: 1000, ..small() }, "receive_size"),
+        (Config { receive_size: 1026, ..small() }, "receive_size"),
         (Config { receives: 10, ..small() }, "receives"),
         (Config { signal_every: 0, ..small() }, "signal_every"),
         (Config { max_calls: 0, ..small() }, "max_calls"),

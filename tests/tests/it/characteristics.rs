@@ -33,7 +33,7 @@ fn config() -> Config {
     // A long echo exposes two buffers: its call's, and its reply's.
     let bulk_buffers = vec![(64 << 10, 64), (1 << 20, 5)];
     let long_buffers = vec![(32 << 10, 400)];
-    Config { max_inline: MOST, bulk_buffers, long_buffers, resize_on_request: true, ..small() }
+    Config { max_receive_size: MOST, bulk_buffers, long_buffers, resize_on_request: true, ..small() }
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
@@ -315,7 +315,8 @@ fn an_update_that_nobody_asked_for_clears_nothing() {
         world.server().stats()[0].receive_size == 8192
     }));
     assert_eq!(next_update(&mut peer, &mut beside, PropertyId::ReceiveSize), (8192, false));
-    for (bytes, why) in [(32_768, "beyond max_inline"), (2048, "too small"), (8190, "no multiple of 4")] {
+    for (bytes, why) in [(32_768, "beyond max_receive_size"), (2048, "too small"), (8190, "no multiple of 4")]
+    {
         assert!(world.server().change_receive_size(bytes).is_err(), "{why}");
     }
 }
@@ -354,7 +355,7 @@ fn characteristics_are_requested_answered_and_updated() {
     assert!(events.contains(&pending), "{events:?}");
     assert!(events.contains(&Event::Peer(Characteristic::SendSize(2048))), "{events:?}");
     let terms = client.terms(first).expect("an open connection");
-    assert_eq!((terms.send_inline, terms.receive_inline), (8192, 2048));
+    assert_eq!((terms.send_inline_threshold, terms.receive_inline_threshold), (8192, 2048));
     let constant = ChangeError::Constant(PropertyId::SegmentSize);
     assert_eq!(client.request_change(first, &[Characteristic::SegmentSize(4096)]), Err(constant));
     // A server that is not to be resized by its clients.
@@ -366,7 +367,7 @@ fn characteristics_are_requested_answered_and_updated() {
         events = client.take_changes().into_iter().map(|(_, event)| event).collect();
         ended(&events, wanted[2]) == Some(Outcome::Rejected)
     }));
-    assert_eq!(client.terms(first).expect("an open connection").send_inline, 4096);
+    assert_eq!(client.terms(first).expect("an open connection").send_inline_threshold, 4096);
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn with_32_calls_at_a_time_a_doorbell_tells_of_many_and_few_ask_for_a_completion
             }
             (client.stats().fabric, server.stats().fabric)
         };
-        // The window opens first.
+        // There is to be credit first.
         let before = rounds(20);
         let after = rounds(100);
         for (side, [posts, doorbells, signalled]) in

@@ -198,10 +198,10 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
             let memory = RemoteMemory { rkey: target.handle, address: target.offset };
             let before = peer.read(memory, 500).is_some_and(|bytes| patterned(1, &bytes));
             reply(peer, view.xid(), Chunks::NONE, &reply_bytes(view.xid(), b""), None);
-            said.send(before).expect("somebody listens");
+            said.send(before).expect("the test listens");
             // While the caller is being told.
             if told.recv().is_ok() {
-                said.send(peer.read(memory, 500).is_some()).expect("somebody listens");
+                said.send(peer.read(memory, 500).is_some()).expect("the test listens");
             }
             while peer.receive().is_some() {}
         });

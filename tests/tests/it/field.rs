@@ -18,13 +18,13 @@ fn view(bytes: &[u8]) -> View<'_> {
 /// are not there.
 #[test]
 fn a_version_1_grant_is_the_servers_own_whatever_is_asked_for() {
-    const WINDOW: u32 = 12;
+    const CREDITS: u32 = 12;
     let mut world = World::new("grants");
-    let shard = Config { scheme: Scheme::V1, window: WINDOW, max_window: WINDOW, ..small() };
+    let shard = Config { scheme: Scheme::V1, credits: CREDITS, max_credits: CREDITS, ..small() };
     let address = world.serve(rpcrdma::server::ServerConfig { shard, ..small_server() });
     let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
     let (memory, _room) = client.peer.expose(&[0; 6000], Access::REMOTE_WRITE);
-    for credit in [0, 1, WINDOW, 64, 30_000, u32::MAX] {
+    for credit in [0, 1, CREDITS, 64, 30_000, u32::MAX] {
         client.peer.credit = credit;
         // Inline, in a Reply chunk, a refusal of RPC, and an error of the transport: each has a grant.
         let unread = [ReadSegment { position: ARGS_AT + 4, target: memory }];
@@ -38,7 +38,7 @@ fn a_version_1_grant_is_the_servers_own_whatever_is_asked_for() {
             client.call(procedure, chunks, args);
             assert_eq!(
                 view(&client.answer().bytes).credit(),
-                WINDOW,
+                CREDITS,
                 "asked for {credit}, procedure {procedure}"
             );
         }

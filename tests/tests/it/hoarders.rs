@@ -60,7 +60,7 @@ fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
     }
 }
 
-/// Everything that they ask for, somebody else gets.
+/// Everything that they ask for, others get.
 fn is_served(witness: &mut LocalClient, continues: bool) {
     unharmed(witness);
     for seed in 0..3 {
@@ -116,7 +116,7 @@ fn a_client_that_never_reads_is_ended() {
         assert!(settles(|| world.server().stats()[0].peers_stalled == 1), "{scheme:?}: it goes on for ever");
         assert!(settles(|| world.server().stats()[0].connections == 1));
         is_served(&mut witness, scheme != Scheme::V1);
-        assert_eq!(world.server().stats()[0].peers_stalled, 1, "{scheme:?}: somebody else was ended, too");
+        assert_eq!(world.server().stats()[0].peers_stalled, 1, "{scheme:?}: another one was ended, too");
     }
 }
 
@@ -167,7 +167,7 @@ fn a_client_that_grants_nothing_for_its_replies_is_ended() {
 fn clients_that_grant_nothing_leave_buffers_to_others() {
     let mut world = World::new("ungranted");
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
-    let shard = Config { window: 16, message_buffers: 60, bulk_buffers, long_buffers, ..small() };
+    let shard = Config { credits: 16, message_buffers: 60, bulk_buffers, long_buffers, ..small() };
     let address = serve(&mut world, shard);
     let mut witness = world.client(&address, small());
     let mut peers = Vec::new();

@@ -13,7 +13,7 @@ use rpcrdma_tests::*;
 
 const WINDOWED: Flags = Flags::NONE;
 
-/// A world with a server, and somebody who behaves.
+/// A world with a server, and a client that behaves.
 pub(super) fn scene(name: &'static str, scheme: Scheme) -> (World, Address, LocalClient) {
     let mut world = World::new(name);
     let shard = Config { scheme, ..small() };

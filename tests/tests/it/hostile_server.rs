@@ -40,7 +40,7 @@ impl Server {
         let address = address.clone();
         let thread = std::thread::spawn(move || {
             let listener = RawListener::bind(&address);
-            ready.send(()).expect("somebody waits");
+            ready.send(()).expect("the test waits");
             script(listener);
         });
         is_ready.recv().expect("it listens");
@@ -350,14 +350,14 @@ fn a_server_reaches_what_it_was_offered_and_nothing_else() {
             address: segment.offset.wrapping_add(skip),
         };
         let all = peer.read(at(read, 0), 500).expect("it was offered");
-        said.send(patterned(1, &all)).expect("somebody listens");
+        said.send(patterned(1, &all)).expect("the test listens");
         peer.write(&[3; 500], at(write, 0));
         let segment = Segment { length: 500, ..write };
         let writes = WriteList { counts: &[1], segments: &[segment] };
         reply(peer, call.xid, Chunks { writes, ..Chunks::NONE }, &reply_bytes(call.xid, b""), None);
         // The next call says that this one has ended: its keys are no good any more.
         let call = next_call(peer).expect("one more");
-        said.send(peer.read(at(read, 0), 500).is_none()).expect("somebody listens");
+        said.send(peer.read(at(read, 0), 500).is_none()).expect("the test listens");
         drop(call);
         while peer.receive().is_some() {}
     });

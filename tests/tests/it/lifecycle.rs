@@ -31,7 +31,7 @@ fn no_connection_is_begun_whose_first_messages_would_find_no_receive() {
     let refused = refused.expect("Receives run out").to_string();
     assert!(refused.contains("message_buffers"), "{refused}");
     let stats = client.stats();
-    assert!(stats.receives_promised < stats.receives_posted + 2 * u64::from(small().window), "{stats:?}");
+    assert!(stats.receives_promised < stats.receives_posted + 2 * u64::from(small().credits), "{stats:?}");
     drop(held);
     client.add_connection(&address).expect("there is memory again");
 }
@@ -172,7 +172,7 @@ fn several_shards_share_the_connections() {
 fn many_connections_of_one_client() {
     let mut world = World::new("many");
     let address = world.serve(server_with(Config { receives: 4096, ..small() }));
-    let mut client = world.client(&address, Config { window: 8, receives: 2048, ..small() });
+    let mut client = world.client(&address, Config { credits: 8, receives: 2048, ..small() });
     let mut connections = vec![client.first()];
     for _ in 0..59 {
         connections.push(client.add_connection(&address).unwrap());

@@ -283,7 +283,7 @@ fn long_call(scheme: Scheme, segment_size: u32, args: usize, chunk: Option<usize
             message.extend(peer.read(remote, read.target.length as usize).expect("it is offered"));
         }
         let xid = view(&bytes).xid();
-        tell.send(LongCall { bytes, message }).expect("somebody listens");
+        tell.send(LongCall { bytes, message }).expect("the test listens");
         reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
         while peer.receive().is_some() {}
     });
@@ -461,7 +461,7 @@ fn version_1_offers_a_reply_chunk_when_a_reply_may_not_fit() {
         peer.version = Version::V1;
         while let Some(bytes) = next(peer) {
             let (xid, offered) = (view(&bytes).xid(), view(&bytes).reply_chunk());
-            tell.send(offered.map(|chunk| chunk.total_length())).expect("somebody listens");
+            tell.send(offered.map(|chunk| chunk.total_length())).expect("the test listens");
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
         }
     });

@@ -186,10 +186,10 @@ fn calls_without_bulk_go_past_those_that_wait_for_it() {
 }
 
 #[test]
-fn version_1_clients_may_have_two_windows_of_calls_under_way() {
-    const WINDOW: u32 = 8;
-    let mut world = World::new("two-windows");
-    let shard = Config { scheme: Scheme::V1, window: WINDOW, max_window: WINDOW, ..small() };
+fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
+    const CREDITS: u32 = 8;
+    let mut world = World::new("twice-the-credits");
+    let shard = Config { scheme: Scheme::V1, credits: CREDITS, max_credits: CREDITS, ..small() };
     let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
     let address = world.serve(ServerConfig { shard, workers, ..small_server() });
     let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
@@ -199,18 +199,18 @@ fn version_1_clients_may_have_two_windows_of_calls_under_way() {
     };
     client.ping();
     for round in 0..3 {
-        for n in 0..2 * WINDOW {
+        for n in 0..2 * CREDITS {
             send(&mut client, 100 * round + n, 1);
         }
-        for n in 0..2 * WINDOW {
+        for n in 0..2 * CREDITS {
             let bytes = client.answer().bytes;
             let view = View::check(&bytes, Revision::Ietf00).expect("a header");
-            assert_eq!((view.xid(), view.credit()), (100 * round + n, WINDOW));
+            assert_eq!((view.xid(), view.credit()), (100 * round + n, CREDITS));
         }
     }
     assert_eq!(world.server().stats()[0].peer_faults, 0);
     // The first takes its time, so that no other is answered.
-    for n in 0..2 * WINDOW + 2 {
+    for n in 0..2 * CREDITS + 2 {
         send(&mut client, n, 100);
     }
     drop(client.peer.wait_until_over());

@@ -29,11 +29,11 @@ fn view(bytes: &[u8]) -> View<'_> {
 
 /// Large messages, and nothing is continued that can be a chunk.
 fn large(scheme: Scheme) -> Config {
-    Config { scheme, inline: 8192, continue_up_to: 0, long_buffers: vec![(32 << 10, 8)], ..small() }
+    Config { scheme, receive_size: 8192, continue_up_to: 0, long_buffers: vec![(32 << 10, 8)], ..small() }
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
-    let services = services_for(shard.inline);
+    let services = services_for(shard.receive_size);
     world.serve_with(ServerConfig { shard, ..small_server() }, services)
 }
 
@@ -119,7 +119,7 @@ fn assert_thresholds_of_calls(
         script(peer);
         while let Some(bytes) = next(peer) {
             let (xid, htype) = (view(&bytes).xid(), view(&bytes).htype());
-            tell.send((bytes.len(), htype, view(&bytes).reply_chunk().is_some())).expect("somebody listens");
+            tell.send((bytes.len(), htype, view(&bytes).reply_chunk().is_some())).expect("the test listens");
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
         }
     });
@@ -441,7 +441,7 @@ fn segments(
                 (last, end) = (Some(at), target.offset + u64::from(target.length));
             }
             all.extend(header.writes().map(|chunk| chunk.segments().map(|one| one.length).collect()));
-            tell.send(all).expect("somebody listens");
+            tell.send(all).expect("the test listens");
             let xid = header.xid();
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
         }

@@ -10,7 +10,7 @@ use rpcrdma_tests::*;
 const NOTE: u32 = 60;
 
 #[test]
-fn calls_without_a_reply_run_in_order_and_cost_the_window_nothing() {
+fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let mut world = World::new("one-way");
         let sum = Arc::new(AtomicU64::new(0));
@@ -63,7 +63,7 @@ fn calls_without_a_reply_run_in_order_and_cost_the_window_nothing() {
 fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
     let mut world = World::new("one-way-long");
     let (tell, told) = std::sync::mpsc::channel();
-    let note = Procedure::one_way(move |call| tell.send(call.args().to_vec()).expect("somebody waits"));
+    let note = Procedure::one_way(move |call| tell.send(call.args().to_vec()).expect("the test waits"));
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, NOTE, note);
     let config = || Config { reassemble_up_to: 100_000, long_buffers: vec![(128 << 10, 8)], ..small() };

@@ -158,7 +158,7 @@ fn parts_of_a_continued_message_go_out_in_order_and_together() {
                 let one = || first.take().or_else(|| next(peer)).expect("the rest");
                 let (payload, _, parts) = whole(xid, HeaderType::Msg, one);
                 assert_eq!(payload[..4], xid.to_be_bytes());
-                tell.send((payload[RPC_CALL..].to_vec(), parts)).expect("somebody listens");
+                tell.send((payload[RPC_CALL..].to_vec(), parts)).expect("the test listens");
                 reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
             }
             while peer.receive().is_some() {}
@@ -324,8 +324,8 @@ fn credits_that_run_out_within_a_message_hold_back_its_rest() {
         // Two ends that grant as little as they may get long messages through in both directions.
         let tight = Config {
             scheme,
-            window: 4,
-            max_window: 4,
+            credits: 4,
+            max_credits: 4,
             continue_up_to: 64 << 10,
             long_buffers: vec![(128 << 10, 8)],
             ..small()

@@ -28,12 +28,12 @@ fn said(send_size: u32, receive_size: u32, remote_invalidation: bool) -> Vec<u8>
     bytes
 }
 
-fn version_1(inline: usize) -> Config {
-    Config { scheme: Scheme::V1, inline, ..small() }
+fn version_1(receive_size: usize) -> Config {
+    Config { scheme: Scheme::V1, receive_size, ..small() }
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
-    let services = services_for(shard.inline);
+    let services = services_for(shard.receive_size);
     world.serve_with(ServerConfig { shard, ..small_server() }, services)
 }
 
@@ -66,7 +66,7 @@ fn assert_thresholds_of_calls(private_data: Vec<u8>, call: usize, reply_len: usi
         while let Some(bytes) = next(&mut peer) {
             let view = View::check(&bytes, Revision::Ietf00).expect("a header");
             let xid = view.xid();
-            tell.send((bytes.len(), view.htype(), view.reply_chunk().is_some())).expect("somebody listens");
+            tell.send((bytes.len(), view.htype(), view.reply_chunk().is_some())).expect("the test listens");
             reply(&mut peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
         }
     });
@@ -157,7 +157,7 @@ fn settings_may_change_with_a_reconnection() {
             for _ in 0..2 {
                 let bytes = next(&mut peer).expect("a call");
                 let view = View::check(&bytes, Revision::Ietf00).expect("a header");
-                tell.send((bytes.len(), view.htype())).expect("somebody listens");
+                tell.send((bytes.len(), view.htype())).expect("the test listens");
                 let xid = view.xid();
                 reply(&mut peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
             }
@@ -177,14 +177,14 @@ fn settings_may_change_with_a_reconnection() {
         ..version_1(4096)
     };
     let mut client = world.client(&address, config);
-    for inline in [4096, 1024, 2048] {
+    for receive_size in [4096, 1024, 2048] {
         // What fits exactly tells which threshold holds. The third call of each connection is answered on the
         // next one.
-        for args in [inline - CALL_HEADERS, inline - CALL_HEADERS + 4] {
+        for args in [receive_size - CALL_HEADERS, receive_size - CALL_HEADERS + 4] {
             let call = client.prepare(ECHO, args).expect("a buffer");
             client.call(call).expect("a reply");
         }
-        assert_eq!(told.recv().expect("the server speaks"), (inline, HeaderType::Msg));
+        assert_eq!(told.recv().expect("the server speaks"), (receive_size, HeaderType::Msg));
         assert_eq!(told.recv().expect("the server speaks").1, HeaderType::Nomsg);
         let first = client.first();
         let mut call = client.prepare(ECHO, 0).expect("a buffer");

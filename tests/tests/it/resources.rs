@@ -284,7 +284,7 @@ fn a_client_whose_write_chunks_are_refused_offers_a_reply_chunk_instead() {
             for attempt in 0..3 {
                 let bytes = next(peer).expect("a call");
                 let room = view(&bytes).reply_chunk().map(|chunk| chunk.total_length());
-                tell.send((view(&bytes).writes().count(), room)).expect("somebody listens");
+                tell.send((view(&bytes).writes().count(), room)).expect("the test listens");
                 xids.push(view(&bytes).xid());
                 if attempt < 2 {
                     refuse(peer, &bytes, ErrorBody::ReplyResource { length_needed: 9000 });
@@ -330,7 +330,7 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
                 let remote = RemoteMemory { rkey: read.target.handle, address: read.target.offset };
                 message.extend(peer.read(remote, read.target.length as usize).expect("it is offered"));
             }
-            tell.send((xid, message)).expect("somebody listens");
+            tell.send((xid, message)).expect("the test listens");
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
             while peer.receive().is_some() {}
         });

@@ -49,15 +49,15 @@ fn echo(client: &mut Client, args: &[u8]) -> Result<Vec<u8>, CallError> {
     client.call(ClientCall::new(ECHO).args(args)).map(|reply| reply.results().to_vec())
 }
 
-/// What a client grants its server in version 1 is that window, and must not be 0.
+/// What a client grants its server in version 1 are those credits, and must not be 0.
 #[test]
-fn a_client_with_services_has_a_reverse_window() {
-    let world = World::new("no-window");
-    let shard = Config { reverse_window: 0, ..small() };
+fn a_client_with_services_has_reverse_credits() {
+    let world = World::new("no-credits");
+    let shard = Config { reverse_credits: 0, ..small() };
     let refused = Client::connect(&world.address(), serving_client(shard.clone())).err().expect("refused");
-    assert!(refused.to_string().contains("reverse_window is 0"), "{refused}");
+    assert!(refused.to_string().contains("reverse_credits is 0"), "{refused}");
     let refused = LocalClient::connect(&world.address(), serving_client(shard)).err().expect("refused");
-    assert!(refused.to_string().contains("reverse_window is 0"), "{refused}");
+    assert!(refused.to_string().contains("reverse_credits is 0"), "{refused}");
 }
 
 #[test]

@@ -176,7 +176,7 @@ fn the_response_flag_tells_whose_xid_it_is() {
 
 #[test]
 fn version_1_counts_the_directions_apart() {
-    let server = Config { scheme: Scheme::V1, reverse_window: 2, ..small() };
+    let server = Config { scheme: Scheme::V1, reverse_credits: 2, ..small() };
     let mut called = Called::new("apart", Scheme::V1, server);
     let mut pending: Vec<_> = (0..2).map(|_| called.start(b"four")).collect();
     // Before a reply has said more, there is one; and what calls of the other direction say is about that
@@ -213,7 +213,7 @@ fn version_1_counts_the_directions_apart() {
 
 #[test]
 fn version_1_ignores_credits_of_no_known_direction() {
-    let server = Config { scheme: Scheme::V1, reverse_window: 8, ..small() };
+    let server = Config { scheme: Scheme::V1, reverse_credits: 8, ..small() };
     let mut called = Called::new("no-direction", Scheme::V1, server);
     let pending: Vec<_> = (0..3).map(|_| called.start(b"four")).collect();
     let first = called.next_call();
@@ -241,9 +241,13 @@ fn version_1_ignores_credits_of_no_known_direction() {
     }
 }
 
-fn said(inline: u32) -> Vec<u8> {
+fn said(inline_threshold: u32) -> Vec<u8> {
     let mut bytes = vec![0; 8];
-    let data = PrivateData { remote_invalidation: false, send_size: inline, receive_size: inline };
+    let data = PrivateData {
+        remote_invalidation: false,
+        send_size: inline_threshold,
+        receive_size: inline_threshold,
+    };
     data.emit(&mut bytes).expect("space");
     bytes
 }

@@ -41,7 +41,7 @@ fn calls_offer_items_without_padding_at_their_positions() {
             }
             let bytes = next(peer).expect("a call");
             let xid = View::check(&bytes, Revision::Ietf00).expect("a header").xid();
-            said.send(bytes).expect("somebody listens");
+            said.send(bytes).expect("the test listens");
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
             while peer.receive().is_some() {}
         });

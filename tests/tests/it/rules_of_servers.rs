@@ -209,8 +209,8 @@ fn pure_grants_have_xid_0_no_chunks_and_no_flag() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let (_world, _, mut client) = pair("grants", scheme);
         client.ping();
-        // Each takes a Receive and is answered with nothing: a grant is due after half a window.
-        for _ in 0..small().window - 1 {
+        // Each takes a Receive and is answered with nothing: a grant is due after half the credits.
+        for _ in 0..small().credits - 1 {
             client.send(XID, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(XID, b""));
         }
         let bytes = client.peer.receive().expect("a grant").bytes;

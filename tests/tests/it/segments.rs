@@ -372,11 +372,11 @@ fn the_room_for_a_reply_is_what_its_lists_leave() {
                 let segments = reply.map(|count| vec![Segment { handle: 1, length: 0, offset: 0 }; count]);
                 client.call(FULL, Chunks { reply: segments.as_deref(), ..lists.chunks() }, b"");
                 let bytes = client.answer().bytes;
-                let inline = if scheme == Scheme::V1 { 1024 } else { 4096 };
+                let inline_threshold = if scheme == Scheme::V1 { 1024 } else { 4096 };
                 assert!(patterned(5, view(&bytes).payload().get(24..).expect("results")), "{scheme:?}");
                 // Without the count of received messages a header is shorter than it may be.
                 let short = if scheme == Scheme::V2Incremental { 4 } else { 0 };
-                assert_eq!(bytes.len() + short, inline, "{scheme:?}: {writes:?} {reply:?}");
+                assert_eq!(bytes.len() + short, inline_threshold, "{scheme:?}: {writes:?} {reply:?}");
             }
         }
     }
@@ -471,7 +471,7 @@ fn call_of_many(scheme: Scheme, args: usize, offers: Properties<'static>) -> Res
             let (reads, writes) =
                 (part.reads().count(), part.writes().map(|chunk| chunk.len()).sum::<usize>());
             assert_eq!((reads, writes), (64, 64), "{part}");
-            tell.send(std::mem::take(&mut payload)).expect("somebody listens");
+            tell.send(std::mem::take(&mut payload)).expect("the test listens");
             let xid = part.xid();
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
         }

@@ -36,13 +36,13 @@ struct Bench {
 
 /// Turns that each side takes.
 const LONG_ENOUGH: usize = 300;
-const WINDOW: u32 = 8;
+const CREDITS: u32 = 8;
 
 impl Bench {
     fn new(name: &'static str, calls: u64) -> Self {
         let world = World::new(name);
         let address = world.address();
-        let config = Config { scheme: Scheme::V1, window: WINDOW, max_window: WINDOW, ..small() };
+        let config = Config { scheme: Scheme::V1, credits: CREDITS, max_credits: CREDITS, ..small() };
         let mut listener = Some(Box::new(RawListener::bind(&address)));
         let fabric = address.open(&config).expect("a device");
         let mut client = LocalClient::open(fabric, small_client(config)).expect("a client");
@@ -78,7 +78,7 @@ impl Bench {
         while let Some(message) = self.server.take_message() {
             let view = view(&message.bytes);
             assert_eq!((view.version(), view.htype()), (Version::V1, HeaderType::Msg));
-            assert_eq!(view.credit(), WINDOW, "what the client asks for");
+            assert_eq!(view.credit(), CREDITS, "what the client asks for");
             self.open.push(view.xid());
         }
     }
@@ -119,10 +119,10 @@ fn the_first_call_of_version_1_goes_alone_and_its_reply_says_how_many_follow() {
     let mut bench = Bench::new("v1-first", 30);
     bench.stays_at(1);
     // What answers no call says nothing of credits: a reply of nobody's, and an error of nobody's.
-    bench.server.credit = WINDOW;
+    bench.server.credit = CREDITS;
     let stranger = bench.open[0] ^ 0x8000_0000;
     bench.say(stranger);
-    bench.server.send(&be(&[stranger, 1, WINDOW, 4, 2]));
+    bench.server.send(&be(&[stranger, 1, CREDITS, 4, 2]));
     bench.stays_at(1);
     bench.answer(1, 5);
     bench.stays_at(5);
@@ -149,14 +149,14 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
     bench.answer(2, 1);
     bench.stays_at(1);
     // More than was asked for: what was asked for holds.
-    for grant in [WINDOW + 1, 30_000, u32::MAX] {
+    for grant in [CREDITS + 1, 30_000, u32::MAX] {
         bench.answer(1, grant);
-        bench.stays_at(WINDOW as usize);
+        bench.stays_at(CREDITS as usize);
     }
     while bench.answered < 60 {
-        bench.answer(1, WINDOW);
+        bench.answer(1, CREDITS);
         bench.turn();
-        let most = WINDOW as usize;
+        let most = CREDITS as usize;
         assert!(bench.open.len() <= most);
         assert!(settles(|| {
             bench.turn();
@@ -174,10 +174,16 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
 #[test]
 fn a_responder_of_version_1_has_receives_for_what_it_grants_when_it_does() {
     let mut world = World::new("v1-receives");
-    // Windows are looked at every 160 ms.
+    // Credit limits are looked at every 160 ms.
     let control_interval = Duration::from_millis(20);
-    let shard =
-        Config { scheme: Scheme::V1, window: 4, max_window: 64, receives: 1024, control_interval, ..small() };
+    let shard = Config {
+        scheme: Scheme::V1,
+        credits: 4,
+        max_credits: 64,
+        receives: 1024,
+        control_interval,
+        ..small()
+    };
     let address = world.serve(ServerConfig { shard, ..small_server() });
     let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
     let (mut open, mut granted) = (0, 1);
@@ -359,7 +365,7 @@ fn err_chunk_ends_its_call_which_is_not_made_again() {
             assert_ne!(xid, before, "a call that was refused comes again");
             before = xid;
             match view(&bytes).has_chunks() {
-                true => peer.send(&be(&[xid, 1, WINDOW, 4, 2])),
+                true => peer.send(&be(&[xid, 1, CREDITS, 4, 2])),
                 false => reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None),
             }
         }

@@ -1,4 +1,4 @@
-//! Receive windows that follow the load, and grants that keep connections alive.
+//! Credit limits that follow the load, and grants that keep connections alive.
 
 use std::time::{Duration, Instant};
 
@@ -45,22 +45,22 @@ fn promised(world: &World) -> u64 {
 }
 
 #[test]
-fn windows_grow_under_load_and_shrink_when_receives_are_short() {
+fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
-        let mut world = World::new("windows");
-        // Windows are looked at every 160 ms: on a busy machine, too, a window is turned over often enough
-        // between two looks.
+        let mut world = World::new("credit-limits");
+        // Credit limits are looked at every 160 ms: on a busy machine, too, credits are turned over often
+        // enough between two looks.
         let control_interval = Duration::from_millis(20);
         let server = Config {
-            window: 8,
-            max_window: 64,
+            credits: 8,
+            max_credits: 64,
             receives: 1024,
-            reverse_window: 0,
+            reverse_credits: 0,
             control_interval,
             ..small()
         };
         let address = world.serve(ServerConfig { shard: server, ..small_server() });
-        let config = Config { scheme, window: 64, ..small() };
+        let config = Config { scheme, credits: 64, ..small() };
         let mut busy = world.client(&address, config.clone());
         echo(&mut busy, b"four").unwrap();
         assert_eq!(promised(&world), 9, "{scheme:?}");
@@ -105,7 +105,7 @@ fn a_pure_grant_keeps_a_quiet_connection_alive() {
         let mut client = world.client(&address, Config { scheme, ..small() });
         echo(&mut client, b"four").unwrap();
         let before = client.stats().messages.received;
-        // More of them than the client's window holds: they are acknowledged now and then, and nobody thanks
+        // More of them than the client has granted: they are acknowledged now and then, and nobody thanks
         // for thanks.
         assert!(settles(|| {
             client.poll(|done| panic!("{done:?}"));
@@ -165,16 +165,16 @@ fn clients_of_version_1_are_answered_while_calls_of_others_have_the_buffers() {
     };
     services.add(PROGRAM, VERSION, GATED, Procedure::new(handler).max_reply(0).on_workers());
     let shard = Config {
-        window: 64,
-        max_window: 64,
-        reverse_window: 0,
+        credits: 64,
+        max_credits: 64,
+        reverse_credits: 0,
         receives: 512,
         message_buffers: 16,
         small_buffers: 2000,
         ..small()
     };
     let address = world.serve_with(ServerConfig { shard, ..workers() }, services);
-    let config = Config { scheme: Scheme::V1, window: 64, ..small() };
+    let config = Config { scheme: Scheme::V1, credits: 64, ..small() };
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| world.client(&address, config.clone())).collect();
     let mut other = world.client(&address, config);
     // The first reply tells a client how many calls it may make.

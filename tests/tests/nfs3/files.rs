@@ -98,16 +98,16 @@ fn a_read_without_a_chunk_gets_what_the_threshold_allows() {
     let nfsd = Nfsd::start(&[]);
     let data = pattern(10_000);
     put(&nfsd.path().join("file"), &data);
-    for (inline, most) in [(4096, 3940), (2048, 1892), (1024, 868)] {
-        let shard = Config { scheme: Scheme::V1, inline, ..Config::default() };
+    for (receive_size, most) in [(4096, 3940), (2048, 1892), (1024, 868)] {
+        let shard = Config { scheme: Scheme::V1, receive_size, ..Config::default() };
         let mut nfs = nfsd.client_with(0, shard);
         let root = nfs.root.clone();
         let file = nfs.find(&root, "file");
         for count in [0, 1, 100, most - 1, most, most + 1, 10_000] {
-            let (eof, part) = nfs.read_expecting(&file, 3, count as u32, inline - 28 - 24);
+            let (eof, part) = nfs.read_expecting(&file, 3, count as u32, receive_size - 28 - 24);
             assert!(
                 !eof && part == data[3..3 + count.min(most)],
-                "{} of {count} within {inline}",
+                "{} of {count} within {receive_size}",
                 part.len()
             );
         }

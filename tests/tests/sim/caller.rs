@@ -60,8 +60,8 @@ impl Caller {
         let fabric = device(config, software, *chaos, &journal, Some(addresses), (serves, false));
         let services = serves.then(|| Arc::new(services(plan, runs)));
         // What a client grants is never 0.
-        let reverse_window = config.reverse_window.max(u32::from(serves));
-        let shard = Config { reverse_window, ..config.clone() };
+        let reverse_credits = config.reverse_credits.max(u32::from(serves));
+        let shard = Config { reverse_credits, ..config.clone() };
         let client = ClientConfig { services, ..small_client(shard) };
         let mut client = LocalClient::open(fabric, client).expect("a client");
         client.simulate(time);
@@ -192,7 +192,7 @@ impl Caller {
 
     /// Nothing of it is kept, or exposed: neither by the engine's account nor by the onlooker's.
     pub(crate) fn is_quiet(&mut self) -> bool {
-        self.desk.let_go(usize::MAX);
+        self.desk.release(usize::MAX);
         self.client.shard().fabric().windows() == 0 && self.client.stats().exposed_buffers == 0
     }
 
@@ -231,7 +231,7 @@ impl Caller {
 
     /// Everything is where it was.
     pub(crate) fn check_balance(&mut self, calm: bool) {
-        self.desk.let_go(usize::MAX);
+        self.desk.release(usize::MAX);
         self.desk.check_claims();
         let journal = &self.desk.journal;
         let who = journal.who();
@@ -259,8 +259,8 @@ impl Caller {
         }
         journal.count("late replies", messages.rejected_late);
         journal.count("pure grants", messages.grants_pure);
-        let inline = self.client.config().inline;
-        journal.count("Receives that have another size", u64::from(stats.receive_size != inline));
+        let receive_size = self.client.config().receive_size;
+        journal.count("Receives that have another size", u64::from(stats.receive_size != receive_size));
         journal.count("calls sent again", stats.calls_again);
         journal.chaos(&probe.inner().chaos_stats());
     }

@@ -9,16 +9,16 @@ use crate::journal::Journal;
 #[derive(Debug)]
 pub(crate) struct Census {
     server: bool,
-    /// Its window at first, and what it said last.
+    /// Its credits at first, and what it said last.
     first: u32,
-    window: u32,
+    credits: u32,
     /// A message is going out in parts.
     continued: bool,
 }
 
 impl Census {
     pub(crate) fn new(server: bool, first: u32) -> Self {
-        Self { server, first, window: 0, continued: false }
+        Self { server, first, credits: 0, continued: false }
     }
 
     /// A message goes out.
@@ -66,7 +66,7 @@ impl Census {
         }
         match (response == self.server, view.version(), view.received()) {
             (true, Version::V2, None) => see("messages with increments"),
-            (true, Version::V2, Some(_)) => see("messages with windows"),
+            (true, Version::V2, Some(_)) => see("messages with counts"),
             (true, Version::V1, _) => see("messages of version 1"),
             (false, Version::V2, _) => see("messages of the reverse direction, version 2"),
             (false, Version::V1, _) => see("messages of the reverse direction, version 1"),
@@ -78,14 +78,14 @@ impl Census {
         if view.version() == Version::V1 || view.received().is_some() {
             return;
         }
-        let window = view.credit() >> 16;
-        if window < self.window {
-            see("windows that shrink");
+        let credits = view.credit() >> 16;
+        if credits < self.credits {
+            see("credit limits that shrink");
         }
-        if window > self.first && window > self.window {
-            see("windows that grow");
+        if credits > self.first && credits > self.credits {
+            see("credit limits that grow");
         }
-        self.window = window;
+        self.credits = credits;
     }
 }
 

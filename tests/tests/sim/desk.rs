@@ -147,7 +147,7 @@ impl Desk {
         }
         changes::hear(client, &self.journal);
         if self.kept.len() > 3 || self.random.once_in(20) {
-            self.let_go(1);
+            self.release(1);
         }
     }
 
@@ -196,7 +196,7 @@ impl Desk {
         let token = self.next_token;
         self.next_token += 1;
         let given = self.habits.deadline;
-        // Somebody hostile may never answer.
+        // A hostile peer may never answer.
         let deadline = (self.links[link].hostile || self.random.once_in(given)).then(|| {
             let time = 1 + self.random.below(200 * self.plan.tick as usize) as u64;
             call.deadline(Duration::from_nanos(time));
@@ -229,7 +229,7 @@ impl Desk {
     }
 
     /// Checks replies that were kept, and drops them.
-    pub(crate) fn let_go(&mut self, most: usize) {
+    pub(crate) fn release(&mut self, most: usize) {
         let count = most.min(self.kept.len());
         for (reply, contents) in self.kept.drain(..count) {
             assert_eq!(contents_of(&reply), contents, "{}: a reply changes", self.journal.who());

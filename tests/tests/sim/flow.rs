@@ -85,7 +85,7 @@ impl Flow {
             format!("it sends what cannot be read: {e:?}: {start:02x?}")
         })?;
         if self.hostile || (!self.server && self.ours.count == 0 && !self.settled) {
-            // Whoever was not understood begins in version 1. What somebody hostile settles for is not to be
+            // Whoever was not understood begins in version 1. What a hostile peer settles for is not to be
             // seen from here.
             self.version = view.version();
         }

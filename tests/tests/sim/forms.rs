@@ -53,7 +53,7 @@ pub(crate) struct Terms {
     /// It may be of version 1, and of version 2.
     pub(crate) versions: [bool; 2],
     /// Least size of messages of both ends; and what it may be, if that is not known, or changes.
-    pub(crate) inline: usize,
+    pub(crate) inline_threshold: usize,
     pub(crate) most: usize,
 }
 
@@ -61,15 +61,20 @@ impl Terms {
     /// Of a client's connection to a group, or to the hostile server.
     pub(crate) fn forward(plan: &Plan, client: &Config, group: Option<usize>) -> Self {
         let Some(group) = group.map(|group| &plan.groups[group].config) else {
-            let (inline, most) = sizes(plan, &[client]);
-            return Self { reverse: false, versions: [true; 2], inline, most };
+            let (inline_threshold, most) = sizes(plan, &[client]);
+            return Self { reverse: false, versions: [true; 2], inline_threshold, most };
         };
         let one = [client, group].iter().any(|config| config.scheme == Scheme::V1);
         // Who is lost while it negotiates comes again in version 1.
         let late = client.negotiation_timeout < PATIENT;
         let versions = [one || late || !plan.calm(), !one];
-        let (inline, most) = sizes(plan, &[client, group]);
-        Self { reverse: false, versions, inline, most: if plan.change == 0 { inline } else { most } }
+        let (inline_threshold, most) = sizes(plan, &[client, group]);
+        Self {
+            reverse: false,
+            versions,
+            inline_threshold,
+            most: if plan.change == 0 { inline_threshold } else { most },
+        }
     }
 
     /// Of a server's connections, whoever is at their other end.
@@ -83,17 +88,18 @@ impl Terms {
             !one(server) && !clients().all(one),
         ];
         // The older text has no word for what an end sends at most.
-        let least = if plan.revision == Revision::Cel09 { 4096 } else { server.inline };
-        let inline = clients().map(|config| config.inline).fold(least.min(server.inline), usize::min);
+        let least = if plan.revision == Revision::Cel09 { 4096 } else { server.receive_size };
+        let inline_threshold =
+            clients().map(|config| config.receive_size).fold(least.min(server.receive_size), usize::min);
         let (changed, most) = sizes(plan, &[server]);
-        Self { reverse: true, versions, inline: inline.min(changed), most }
+        Self { reverse: true, versions, inline_threshold: inline_threshold.min(changed), most }
     }
 }
 
 /// Least and most bytes of a message between such ends.
 fn sizes(plan: &Plan, ends: &[&Config]) -> (usize, usize) {
-    let least = ends.iter().map(|config| config.inline).fold(usize::MAX, usize::min);
-    let most = ends.iter().map(|config| config.inline.max(config.max_inline)).fold(0, usize::max);
+    let least = ends.iter().map(|config| config.receive_size).fold(usize::MAX, usize::min);
+    let most = ends.iter().map(|config| config.receive_size.max(config.max_receive_size)).fold(0, usize::max);
     // An end may be asked to send no longer messages than this.
     if plan.change == 0 { (least, most) } else { (least.min(1024), most) }
 }
@@ -316,12 +322,12 @@ impl Draw<'_> {
 
     /// Bytes of a message: short, about as long as may be in one, or in several.
     fn length(&mut self) -> usize {
-        let inline = pick(self.random, &[self.terms.inline, self.terms.most]);
+        let inline_threshold = pick(self.random, &[self.terms.inline_threshold, self.terms.most]);
         let longest = self.plan.longest_message;
         let length = match self.random.below(8) {
-            0 => inline - 120 + self.random.below(60),
-            1 => self.random.below(inline),
-            2 => inline + self.random.below(longest.saturating_sub(inline).max(1)),
+            0 => inline_threshold - 120 + self.random.below(60),
+            1 => self.random.below(inline_threshold),
+            2 => inline_threshold + self.random.below(longest.saturating_sub(inline_threshold).max(1)),
             3 => longest - self.random.below(100),
             _ => self.random.below(200),
         };
@@ -352,11 +358,15 @@ impl Draw<'_> {
             _ if longest <= most => Says::Either,
             _ => Says::No,
         };
-        let Terms { inline, most, .. } = *self.terms;
+        let Terms { inline_threshold, most, .. } = *self.terms;
         let said = |bytes: usize| (bytes & !1023).max(1024) - HEADERS[0];
         // A windowed header is a little longer.
-        let two = if self.continues() { Says::Yes } else { fits(inline - HEADERS[1], most - HEADERS[1] + 4) };
-        [fits(said(inline), said(most)), two]
+        let two = if self.continues() {
+            Says::Yes
+        } else {
+            fits(inline_threshold - HEADERS[1], most - HEADERS[1] + 4)
+        };
+        [fits(said(inline_threshold), said(most)), two]
     }
 
     /// A call that any server answers, if it can be carried; `chunks` if it has some.
@@ -397,7 +407,7 @@ fn noted(draw: &Draw<'_>, len: usize) -> Shape {
 fn note(draw: &mut Draw<'_>) -> Shape {
     let len = match draw.random.below(5) {
         0 => {
-            pick(draw.random, &[draw.terms.inline, draw.terms.most])
+            pick(draw.random, &[draw.terms.inline_threshold, draw.terms.most])
                 - HEADERS[1]
                 - CALL
                 - draw.random.below(9)
@@ -459,11 +469,11 @@ fn list(lens: &[usize]) -> impl Iterator<Item = usize> {
 }
 
 fn mix(draw: &mut Draw<'_>) -> Shape {
-    let (seed, inline) = (draw.seed(), draw.length());
+    let (seed, inline_len) = (draw.seed(), draw.length());
     let lens = if draw.random.once_in(3) { Vec::new() } else { draw.lens() };
     let wanted = if draw.random.once_in(3) { Vec::new() } else { draw.lens() };
     let rooms: Vec<usize> = wanted.iter().map(|&len| len + draw.random.below(2)).collect();
-    let mut args = words(draw.name().into_iter().chain([seed as usize, inline]).chain(list(&wanted)));
+    let mut args = words(draw.name().into_iter().chain([seed as usize, inline_len]).chain(list(&wanted)));
     let head = args.len();
     let filling = draw.length().saturating_sub(head);
     args.extend(patterned_bytes(filler(seed), filling));
@@ -472,12 +482,12 @@ fn mix(draw: &mut Draw<'_>) -> Shape {
     let sends = draw.sends(seed, &lens, at);
     let chunks = wanted.iter().enumerate().map(|(n, &len)| (seed + 1 + n as u32, len)).collect();
     let has_chunks = !lens.is_empty() || !wanted.is_empty();
-    let succeeds = draw.carried(args.len(), inline, has_chunks);
-    let announced = Some(inline + draw.random.below(2) * draw.random.below(300));
+    let succeeds = draw.carried(args.len(), inline_len, has_chunks);
+    let announced = Some(inline_len + draw.random.below(2) * draw.random.below(300));
     let announced = announced.map(|bytes| bytes.min(draw.plan.longest_message));
     // What is announced must be possible.
     let succeeds = both(succeeds, draw.carried(args.len(), announced.unwrap_or(0), has_chunks));
-    let results = patterned_bytes(seed, inline);
+    let results = patterned_bytes(seed, inline_len);
     Shape { noted: true, sends, rooms, chunks, announced, succeeds, ..plain(MIX, args, results) }
 }
 

@@ -75,7 +75,7 @@ impl Host {
 
     /// A turn in which nothing is begun, and replies are let go: calls of clients may wait for their memory.
     pub(crate) fn rest(&mut self) {
-        self.desk.let_go(1);
+        self.desk.release(1);
         self.turn();
     }
 
@@ -114,8 +114,8 @@ impl Host {
             over: false,
             opened: true,
             proved: false,
-            // The least that the smallest window leaves for this direction.
-            room: config.reverse_window.min(1) as usize,
+            // The least that the lowest credit limit leaves for this direction.
+            room: config.reverse_credits.min(1) as usize,
             under_way: 0,
             given_up: 0,
         });
@@ -165,7 +165,7 @@ impl Host {
 
     /// Everything is where it was.
     pub(crate) fn check_balance(&mut self, calm: bool, hostile: bool) {
-        self.desk.let_go(usize::MAX);
+        self.desk.release(usize::MAX);
         let journal = self.desk.journal.clone();
         let who = journal.who();
         assert_eq!(self.desk.under_way(), 0, "{who}: {}", self.desk.waits_for());
@@ -193,8 +193,8 @@ impl Host {
         journal.count("turns in which workers were full", stats.backpressure);
         journal.count("peer faults", stats.peer_faults);
         journal.count("pure grants", messages.grants_pure);
-        let inline = self.client.config().inline;
-        journal.count("Receives that have another size", u64::from(stats.receive_size != inline));
+        let receive_size = self.client.config().receive_size;
+        journal.count("Receives that have another size", u64::from(stats.receive_size != receive_size));
         journal.count("late replies to servers", messages.rejected_late);
         journal.chaos(&probe.inner().chaos_stats());
     }
@@ -207,7 +207,7 @@ impl Host {
 
     /// Nothing that it exposes to its clients is still exposed.
     pub(crate) fn is_quiet(&mut self) -> bool {
-        self.desk.let_go(usize::MAX);
+        self.desk.release(usize::MAX);
         self.client.shard().fabric().windows() == 0 && self.client.stats().exposed_buffers == 0
     }
 

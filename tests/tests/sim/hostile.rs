@@ -28,7 +28,7 @@ struct Mind {
     /// The version that it speaks.
     version: Version,
     revision: Revision,
-    inline: usize,
+    inline_threshold: usize,
     remembered: Vec<Vec<u8>>,
     exposed: Vec<Lent>,
     xid: u32,
@@ -43,7 +43,7 @@ impl Mind {
             journal,
             version: Version::V2,
             revision: plan.revision,
-            inline: 4096,
+            inline_threshold: 4096,
             remembered: Vec::new(),
             exposed: Vec::new(),
             xid: 1,
@@ -185,7 +185,7 @@ impl Mind {
     }
 
     fn noise(&mut self) -> Vec<u8> {
-        let len = self.random.below(self.inline);
+        let len = self.random.below(self.inline_threshold);
         (0..len).map(|_| self.random.draw() as u8).collect()
     }
 

@@ -136,7 +136,7 @@ impl Plan {
         let hostile_clients = if r.once_in(4) { 1 + r.below(2) } else { 0 };
         let hostile_server = r.once_in(5);
 
-        // Many connections of one shard: their windows have to shrink.
+        // Many connections of one shard: their credit limits have to shrink.
         let crowd = r.once_in(12);
         let group_count = 1 + usize::from(r.once_in(3) && !crowd);
         let hostile_clients: Vec<usize> = (0..hostile_clients).map(|_| r.below(group_count)).collect();
@@ -145,12 +145,12 @@ impl Plan {
                 let hostile = hostile_clients.contains(&index);
                 let (mut config, mut software) = shape.config(r, false);
                 if crowd {
-                    (config.receives, config.window, config.max_window) = (256, 32, 64);
+                    (config.receives, config.credits, config.max_credits) = (256, 32, 64);
                     software.shared_receives = config.software().shared_receives;
                 }
                 let chaos = shape.chaos(r, hostile);
                 let calls = shape.reverse_calls(r);
-                // Somebody hostile may never answer.
+                // A hostile peer may never answer.
                 let deadline = if hostile { 1 } else { pick(r, &[0, 0, 4]) };
                 let habits = Habits { deadline, ..habits(r, calls, 8) };
                 let shards = 1 + usize::from(r.once_in(3) && !crowd);
@@ -250,7 +250,7 @@ impl Shape {
         let tight = r.once_in(4);
         let any = pick(r, &[Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1]);
         let scheme = if self.mixed { any } else { self.scheme };
-        let inline = match scheme {
+        let receive_size = match scheme {
             Scheme::V1 => pick(r, &[1024, 1536, 2048, 4096]),
             _ => pick(r, &[4096, 4096, 4096, 5000, 8192]),
         };
@@ -258,23 +258,23 @@ impl Shape {
         let long = (self.longest_message + 1024).next_multiple_of(4096);
         let longest = self.longest_chunk.max(long).next_multiple_of(4096);
         let few = |r: &mut Random, most: usize| if tight { 1 + r.below(4) } else { most };
-        let (window, max_calls) = (pick(r, &[1, 6, 30]), pick(r, &[3, 16, 40]));
-        let window = 4 + r.below(window) as u32;
-        let max_inline = if self.resizing { pick(r, &[0, 8192, 12_288, 16_384]) } else { 0 };
-        let longest_message = max_inline.max(inline);
+        let (credits, max_calls) = (pick(r, &[1, 6, 30]), pick(r, &[3, 16, 40]));
+        let credits = 4 + r.below(credits) as u32;
+        let max_receive_size = if self.resizing { pick(r, &[0, 8192, 12_288, 16_384]) } else { 0 };
+        let longest_message = max_receive_size.max(receive_size);
         let config = Config {
             scheme,
-            max_inline,
+            max_receive_size,
             resize_on_request: r.once_in(2),
             optional_operations: !r.once_in(5),
             host_auth: self.host_auth(r),
             revision: self.revision,
-            inline,
+            receive_size,
             continue_up_to: pick(r, &[0, 5000, 16 << 10, 16 << 10]),
             reassemble_up_to: 64 << 10,
-            window,
-            max_window: pick(r, &[window, 4 * window, 256]),
-            reverse_window: pick(r, &[0, 2, 8, 8]),
+            credits,
+            max_credits: pick(r, &[credits, 4 * credits, 256]),
+            reverse_credits: pick(r, &[0, 2, 8, 8]),
             reverse: self.reverse,
             reconnect_attempts: if self.reconnecting { pick(r, &[0, 2, 5]) } else { 0 },
             reconnect_backoff: {
@@ -334,7 +334,7 @@ impl Shape {
         }
     }
 
-    /// Whoever has to do with somebody hostile is not slow as well: then others would suffer, on a device
+    /// Whoever has to do with a hostile peer is not slow as well: then others would suffer, on a device
     /// too.
     fn chaos(&self, r: &mut Random, hostile: bool) -> ChaosConfig {
         let seed = r.draw();

@@ -89,10 +89,10 @@ pub(crate) struct Probe<F> {
     /// Some who connect to it may keep to no rule.
     strangers: bool,
     /// Messages that a peer may have under way, at first and at most.
-    window: u32,
+    credits: u32,
     most: u32,
     groups: Vec<FabricAddress>,
-    /// Connections to this address are to somebody who keeps to no rule.
+    /// Connections to this address are to a peer that keeps to no rule.
     hostile: Option<FabricAddress>,
     seen: Vec<Seen>,
     /// Receives that the inner fabric has.
@@ -125,9 +125,9 @@ impl<F: Fabric + Smallest> Probe<F> {
             version: if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 },
             serves,
             strangers,
-            window: config.window,
+            credits: config.credits,
             // Version 1 counts the directions apart.
-            most: config.window.max(config.max_window) + config.reverse_window.max(4) + 1,
+            most: config.credits.max(config.max_credits) + config.reverse_credits.max(4) + 1,
             lost: Vec::new(),
             groups,
             hostile: addresses.map(|all| fabric_address(&all.hostile)),
@@ -185,7 +185,7 @@ impl<F: Fabric + Smallest> Probe<F> {
             bound: Vec::new(),
             flow: Flow::new(server, hostile, self.serves, self.version),
             sizes,
-            census: Census::new(server, self.window),
+            census: Census::new(server, self.credits),
             failed: false,
             group,
             up: false,
@@ -281,7 +281,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         let who = self.journal.who();
         for Seen { qp, flow, .. } in &self.seen {
             let may_come = flow.promised();
-            assert!(may_come <= self.most, "{who} {qp:?}: {may_come} messages in a window of {}", self.most);
+            assert!(may_come <= self.most, "{who} {qp:?}: {may_come} messages with {} credits", self.most);
         }
         assert!(
             promised <= self.receives,

@@ -162,7 +162,7 @@ fn note(call: &mut ServerCall) -> Result<Name, Refusal> {
 
 fn mix(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut words = Words::of(call)?;
-    let (name, seed, inline) = (words.name()?, words.next()?, words.next()? as usize);
+    let (name, seed, inline_len) = (words.name()?, words.next()?, words.next()? as usize);
     let wanted = words.list()?;
     right(patterned(filler(seed), words.rest()))?;
     for n in 0..call.read_chunks() {
@@ -176,7 +176,7 @@ fn mix(call: &mut ServerCall) -> Result<Name, Refusal> {
         }
         call.set_result_len(n, len);
     }
-    results(call, seed, inline)?;
+    results(call, seed, inline_len)?;
     Ok(name)
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// A new connection, perhaps with somebody `hostile`; both ends' private data.
+    /// A new connection, perhaps with a `hostile` peer; both ends' private data.
     pub(crate) fn new(server: bool, ours: &[u8], theirs: &[u8], hostile: bool) -> Self {
         let size = |data: &[u8]| PrivateData::parse(data).unwrap_or_default().receive_size as usize;
         Self {

@@ -98,7 +98,8 @@ impl<'a> Report<'a> {
         let mut head = format!("PING {address} program {program} version {version}: ");
         match (self.terms, self.credits) {
             (Some(terms), Some(credits)) => {
-                let (v, send, receive) = (terms.version.code(), terms.send_inline, terms.receive_inline);
+                let (v, send, receive) =
+                    (terms.version.code(), terms.send_inline_threshold, terms.receive_inline_threshold);
                 let _ = write!(head, "RPC-over-RDMA version {v}, {credits} credits, ");
                 let _ = write!(head, "calls up to {send} bytes inline, replies up to {receive}");
             }
@@ -180,8 +181,8 @@ impl<'a> Report<'a> {
             "program": self.args.program,
             "version": self.args.program_version,
             "rdma_version": self.terms.map(|terms| terms.version.code()),
-            "inline_send": self.terms.map(|terms| terms.send_inline),
-            "inline_receive": self.terms.map(|terms| terms.receive_inline),
+            "inline_send": self.terms.map(|terms| terms.send_inline_threshold),
+            "inline_receive": self.terms.map(|terms| terms.receive_inline_threshold),
             "credits": self.credits,
             "credits_at_start": self.credits_at_start,
             "connections": connections,

@@ -114,7 +114,7 @@ impl Drop for Bound {
         if let Some(file) = &self.file
             && std::fs::symlink_metadata(&file.path).is_ok_and(|m| m.ino() == file.inode)
         {
-            // Somebody else may have removed it just now, which is as good.
+            // Another process may have removed it just now, which is as good.
             let _ = std::fs::remove_file(&file.path);
         }
     }
@@ -260,7 +260,7 @@ impl Turn {
                 Err(error) => return Err(bad(format!("flock {}: {error}", parent.display()))),
             }
         }
-        Err(bad(format!("somebody keeps {} locked (flock) for more than 1 s", parent.display())))
+        Err(bad(format!("another process keeps {} locked (flock) for more than 1 s", parent.display())))
     }
 }
 

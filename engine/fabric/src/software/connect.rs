@@ -564,7 +564,7 @@ impl SoftwareFabric {
         };
         self.pump(timeout);
         let mut count = [0; 8];
-        // Empty unless somebody used the waker.
+        // Empty unless the waker was used.
         let _ = rustix::io::read(&*self.connections.waker, &mut count);
     }
 }

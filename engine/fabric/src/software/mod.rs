@@ -99,7 +99,7 @@ impl SoftwareFabric {
             device: "software (shared memory)".to_owned(),
             max_send_wr: 1 << 16,
             max_recv_wr: config.shared_receives as u32,
-            max_inline: 0,
+            max_inline_data: 0,
             max_message: config.max_message as u32,
             max_connect_private_data: message::MAX_PRIVATE_DATA,
             max_accept_private_data: message::MAX_PRIVATE_DATA,

@@ -137,7 +137,7 @@ fn ring() {
             rx.copy(&*memory, &mut payload);
             assert_eq!(u64::from_le_bytes(payload), i + 100);
             rx.advance(8);
-            Memory::publish(&*memory, REPORT, rx.tell());
+            Memory::publish(&*memory, REPORT, rx.report());
         }
         producer.join().expect("producer");
         assert_eq!(rx.peek(&*memory), 0, "a record that nobody sent");

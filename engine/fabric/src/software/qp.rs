@@ -225,7 +225,7 @@ impl Qp {
     pub(super) fn report(&mut self) {
         // Pair with the loads in `settle_reported` and `refusal` at the other side: who finds a refusal finds
         // the head that it is about.
-        self.ring.publish(self.own_report, self.rx.tell());
+        self.ring.publish(self.own_report, self.rx.report());
         if let Some(refused) = self.refused {
             self.ring.publish(self.own_report + 8, refused as u64);
         }

@@ -1,4 +1,4 @@
-//! Connect requests: from a connection that somebody started to one that waits for its owner's answer.
+//! Connect requests: from a connection that a peer started to one that waits for its owner's answer.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::{ControlEvent, RequestId};
 /// What the places for connections that have said nothing are divided by: more are not one process's.
 const SHARE: usize = 4;
 
-/// A connection that somebody else has started.
+/// A connection that a peer has started.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) id: RequestId,

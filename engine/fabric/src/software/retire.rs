@@ -40,7 +40,7 @@ impl RetireQueue {
         self.len == 0
     }
 
-    /// Whether somebody waits to hear of one of them.
+    /// Whether one of them is waited for.
     #[inline]
     pub(super) fn has_signalled(&self) -> bool {
         self.signalled != 0

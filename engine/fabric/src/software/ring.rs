@@ -188,7 +188,7 @@ impl Consumer {
 
     /// How far it has come, to be told to the producer by whoever asks.
     #[inline]
-    pub(super) fn tell(&mut self) -> u64 {
+    pub(super) fn report(&mut self) -> u64 {
         self.told = self.head;
         self.head
     }

@@ -107,7 +107,7 @@ impl Qp {
                 result = self.post_behind(common, chain, 0);
             }
         }
-        self.tell_peer(common, before);
+        self.ring_doorbell(common, before);
         result
     }
 
@@ -124,13 +124,13 @@ impl Qp {
         common.stats.posts += done as u64;
         common.stats.signalled += chain.drain(..done).filter(|p| p.signalled).count() as u64;
         let result = self.post_behind(common, chain, 1);
-        self.tell_peer(common, before);
+        self.ring_doorbell(common, before);
         result
     }
 
     /// Wakes the peer if it sleeps and something was published since `before`.
     #[inline]
-    fn tell_peer(&self, common: &mut Common, before: u64) {
+    fn ring_doorbell(&self, common: &mut Common, before: u64) {
         if self.tx.sent() != before {
             common.stats.doorbells += 1;
             if self.peer_may_sleep && self.peer_bell.take(&*self.ring) {
@@ -271,7 +271,7 @@ impl Qp {
     /// Puts a message into the ring, in which there is room for it.
     #[inline(always)]
     fn send(&mut self, wr_id: u64, signalled: bool, buf: &Buf, invalidate: Option<u32>) {
-        let header = Header::message(buf.len() as u32, invalidate, self.rx.tell());
+        let header = Header::message(buf.len() as u32, invalidate, self.rx.report());
         self.tx.push(&self.ring.tx(), header, buf);
         let end = self.tx.sent();
         self.retire.push(Retire { wr_id, end, opcode: Opcode::Send, signalled, status: Status::Success });
@@ -405,7 +405,7 @@ impl Qp {
             pending.pop_front();
         }
         self.pending = pending;
-        self.tell_peer(common, before);
+        self.ring_doorbell(common, before);
     }
 
     /// Ends the queue pair for a request that we, or the peer, could not carry out.

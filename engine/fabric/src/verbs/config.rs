@@ -38,7 +38,7 @@ pub struct VerbsConfig {
     pub completions: u32,
     /// Longest Send that is copied into its work request, in bytes, if the device can. Default 220: the
     /// largest that most devices hold without longer work requests.
-    pub inline: u32,
+    pub max_inline_data: u32,
     /// Whether peers may invalidate keys of this side by Send With Invalidate. Default auto.
     pub remote_invalidate: Switch,
     /// What a peer waits before it tries again when no Receive is posted here: the code of the InfiniBand
@@ -73,7 +73,7 @@ impl Default for VerbsConfig {
             address: None,
             shared_receives: 4096,
             completions: 32768,
-            inline: 220,
+            max_inline_data: 220,
             remote_invalidate: Switch::Auto,
             min_rnr_timer: 12,
             retries: 6,
@@ -103,7 +103,7 @@ impl VerbsConfig {
             "1 to 2097152",
         )?;
         check((64..=1 << 22).contains(&self.completions), "completions", self.completions, "64 to 4194304")?;
-        check(self.inline <= 4096, "inline", self.inline, "at most 4096")?;
+        check(self.max_inline_data <= 4096, "max_inline_data", self.max_inline_data, "at most 4096")?;
         check(self.min_rnr_timer < 32, "min_rnr_timer", self.min_rnr_timer.into(), "0 to 31")?;
         check(self.retries < 8, "retries", self.retries.into(), "0 to 7")?;
         check(self.rnr_retries < 7, "rnr_retries", self.rnr_retries.into(), "0 to 6")?;

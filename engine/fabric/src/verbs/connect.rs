@@ -164,7 +164,7 @@ impl VerbsFabric {
                 srq,
                 send_depth: params.send_queue_depth,
                 own_receives: params.own_receive_queue,
-                inline: capabilities.max_inline,
+                max_inline_data: capabilities.max_inline_data,
                 windows: params.windows,
             };
             let cm = identify(id.slot)?;

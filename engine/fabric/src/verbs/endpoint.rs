@@ -114,7 +114,7 @@ pub(super) struct Parts<'a> {
     pub(super) send_depth: u32,
     /// Receives of its own, if it has its own queue.
     pub(super) own_receives: Option<u32>,
-    pub(super) inline: u32,
+    pub(super) max_inline_data: u32,
     pub(super) windows: u32,
 }
 
@@ -127,7 +127,7 @@ pub(super) struct Endpoint {
     /// Sequence number of the first one in flight.
     first: u32,
     depth: usize,
-    inline: usize,
+    max_inline_data: usize,
     /// Requests since the last that asks for a completion, and the most there may be.
     unsignalled: usize,
     most_unsignalled: usize,
@@ -141,8 +141,11 @@ impl Endpoint {
         let srq = if parts.own_receives.is_some() { None } else { parts.srq };
         // One more for the marker at its end.
         let send = parts.send_depth.max(1) + 1;
-        let mut capacity =
-            QpCapacity { send, receive: parts.own_receives.unwrap_or(0), inline: parts.inline };
+        let mut capacity = QpCapacity {
+            send,
+            receive: parts.own_receives.unwrap_or(0),
+            max_inline_data: parts.max_inline_data,
+        };
         let qp = QueuePair::new(parts.pd, parts.cq, srq, &mut capacity, parts.id.slot as usize)?;
         let owner = Owner::new(parts.id);
         Ok(Self {
@@ -152,7 +155,7 @@ impl Endpoint {
             in_flight: VecDeque::with_capacity(depth + 1),
             first: 0,
             depth,
-            inline: parts.inline.min(capacity.inline) as usize,
+            max_inline_data: parts.max_inline_data.min(capacity.max_inline_data) as usize,
             unsignalled: 0,
             most_unsignalled: (depth / 4).clamp(1, MOST_UNSIGNALLED),
             receives: parts.own_receives.map(|depth| ReceiveTable::new(owner, depth)),
@@ -236,7 +239,7 @@ impl Endpoint {
         else {
             return None;
         };
-        if buf.len() > self.inline {
+        if buf.len() > self.max_inline_data {
             return None;
         }
         scratch.reserve(1);
@@ -404,7 +407,7 @@ impl Endpoint {
         request.imm_data_invalidated_rkey_union.invalidated_rkey = invalidate.unwrap_or(0);
         let flag = |wanted, flag: ibv_send_flags| if wanted { flag.0 } else { 0 };
         request.send_flags = flag(fence, ibv_send_flags::IBV_SEND_FENCE)
-            | flag(buf.len() <= self.inline, ibv_send_flags::IBV_SEND_INLINE);
+            | flag(buf.len() <= self.max_inline_data, ibv_send_flags::IBV_SEND_INLINE);
         // A part of no bytes means 2 GiB to some devices.
         request.num_sge = i32::from(part.length != 0);
         Ok(())
@@ -453,7 +456,9 @@ impl Endpoint {
         let Posting { wr_id, signalled, wr } = posting;
         let (opcode, holds) = match wr {
             // The device has copied an inline message: its buffer goes home here.
-            WorkRequest::Send { buf, .. } if buf.len() <= self.inline => (Opcode::Send, Holds::Nothing),
+            WorkRequest::Send { buf, .. } if buf.len() <= self.max_inline_data => {
+                (Opcode::Send, Holds::Nothing)
+            }
             WorkRequest::Send { buf, .. } => (Opcode::Send, Holds::Message(buf.post())),
             WorkRequest::Write { src: Source::Lent(mem), .. } => (Opcode::Write, Holds::Lent(mem)),
             WorkRequest::Write { src: Source::Frozen(mem), .. } => (Opcode::Write, Holds::Frozen(mem)),
@@ -561,11 +566,11 @@ impl Endpoint {
             drop(self.in_flight.pop_front());
             return;
         }
-        self.end_somebodys(status, out);
+        self.end_others(status, out);
     }
 
     #[inline(never)]
-    fn end_somebodys(&mut self, status: Status, out: &mut impl Extend<Completion>) {
+    fn end_others(&mut self, status: Status, out: &mut impl Extend<Completion>) {
         let Some(InFlight { wr_id, opcode, told, own, holds }) = self.in_flight.pop_front() else { return };
         self.first = self.first.wrapping_add(1);
         match holds {

@@ -166,7 +166,7 @@ impl VerbsFabric {
             Ok(sleeper)
         });
         let sleeper = sleeper.map_err(|e| explain::opening("epoll_create", &e))?;
-        let inline = most_inline(&pd, &cq, &srq, config.inline)?;
+        let max_inline_data = most_inline_data(&pd, &cq, &srq, config.max_inline_data)?;
         let switch = |auto| match config.remote_invalidate {
             Switch::Auto => auto,
             Switch::On => true,
@@ -177,7 +177,7 @@ impl VerbsFabric {
             device: describe(&choice, &port, &quirks),
             max_send_wr: attributes.max_qp_wr.saturating_sub(1).min(entries / 2),
             max_recv_wr: attributes.max_qp_wr.min(attributes.max_srq_wr).min(entries / 2),
-            max_inline: inline,
+            max_inline_data,
             max_message: port.max_message,
             max_connect_private_data: connect::CONNECT_DATA,
             max_accept_private_data: connect::REJECT_DATA,
@@ -255,19 +255,19 @@ fn choose(ports: &[device::Port], config: &VerbsConfig) -> Result<Choice, Fabric
 
 /// The longest inline Send that the device gives, up to `wanted`. Finds out by the way whether queue pairs
 /// can be made at all.
-fn most_inline(
+fn most_inline_data(
     pd: &Rc<ProtectionDomain>,
     cq: &Rc<CompletionQueue>,
     srq: &Rc<SharedReceiveQueue>,
     wanted: u32,
 ) -> Result<u32, FabricError> {
-    let mut inline = wanted;
+    let mut max_inline_data = wanted;
     loop {
-        let mut capacity = QpCapacity { send: 16, receive: 0, inline };
+        let mut capacity = QpCapacity { send: 16, receive: 0, max_inline_data };
         match QueuePair::new(pd, cq, Some(srq), &mut capacity, 0) {
-            Ok(_) => return Ok(inline.min(capacity.inline)),
+            Ok(_) => return Ok(max_inline_data.min(capacity.max_inline_data)),
             // Some devices give less only if they are asked for less.
-            Err(_) if inline > 0 => inline /= 2,
+            Err(_) if max_inline_data > 0 => max_inline_data /= 2,
             Err(error) => return Err(explain::pinning("ibv_create_qp", &error)),
         }
     }

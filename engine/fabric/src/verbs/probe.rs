@@ -122,7 +122,7 @@ impl Pair {
                 srq: None,
                 send_depth,
                 own_receives,
-                inline: 0,
+                max_inline_data: 0,
                 windows: 1,
             })
         };

@@ -8,7 +8,7 @@ fn another_version_is_answered_in_the_layout_of_all_versions() {
         let (rejected, answer) = served(scheme, &words(&[9, vers, 1, 0, 0, 0, 0, 0, 0]));
         assert_eq!(rejected, Some(Rejected::Answered(ErrorBody::Vers { low, high })));
         // xid, the peer's version, credits, RDMA_ERROR, ERR_VERS, low, high (RFC 8166 §7).
-        let mut expected = words(&[9, vers, WINDOW, 4, 1, low, high]);
+        let mut expected = words(&[9, vers, CREDITS, 4, 1, low, high]);
         expected[8..12].copy_from_slice(&answer[0][8..12]);
         assert_eq!(answer[0], expected);
     }
@@ -20,7 +20,7 @@ fn what_cannot_be_read_is_answered_in_the_version_that_it_has() {
     let (rejected, answer) = served(Scheme::V2Windowed, &spoilt_1);
     assert_eq!(rejected, Some(Rejected::Answered(ErrorBody::BadXdr)));
     // RDMA_ERROR, ERR_CHUNK, and nothing of version 2.
-    assert_eq!(answer, [words(&[9, 1, WINDOW, 4, 2])]);
+    assert_eq!(answer, [words(&[9, 1, CREDITS, 4, 2])]);
     let (rejected, _) = served(Scheme::V1, &words(&[9, 2, 1, 0, 0, 0, 5]));
     assert_eq!(rejected, Some(Rejected::Answered(ErrorBody::Vers { low: 1, high: 1 })));
     let mut pair = Pair::new(Scheme::V2Windowed);

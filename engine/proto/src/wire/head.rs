@@ -69,7 +69,8 @@ impl HeadLayout {
         }
     }
 
-    /// Reads the header of a message that is laid out so; `None` if it is anything else, which a [`View`] tells.
+    /// Reads the header of a message that is laid out so; `None` if it is anything else, which a [`View`]
+    /// tells.
     #[inline(always)]
     pub fn read(self, message: &[u8]) -> Option<Head> {
         match self {

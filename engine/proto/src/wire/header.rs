@@ -216,7 +216,7 @@ pub const fn connprop_len(received: Option<u32>, len: usize) -> usize {
 
 /// Writes a CONNPROP, or a part of one (with [`Flags::MORE`] if others follow), to the start of `out` and
 /// returns its length. `bytes` is its body, or what of it goes in this part.
-pub fn emit_connprop_part(
+pub fn emit_connprop_continued(
     out: &mut [u8],
     xid: u32,
     credit: u32,

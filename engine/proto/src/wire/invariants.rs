@@ -33,8 +33,8 @@ pub fn message(bytes: &[u8], revision: Revision) {
         Ok(view) => whole_view(&view),
         Err(error) => unreadable(bytes, &error, revision),
     }
-    if let Ok(view) = View::check_part(bytes, revision) {
-        assert!(view.properties_part().len() <= bytes.len());
+    if let Ok(view) = View::check_continued(bytes, revision) {
+        assert!(view.properties_continued().len() <= bytes.len());
     }
 }
 
@@ -270,8 +270,13 @@ pub fn auth_sys(body: &[u8]) {
 /// The private data of a connect message, in whatever it is embedded.
 pub fn connect_message(bytes: &[u8]) {
     let Some(said) = PrivateData::parse(bytes) else { return };
-    assert!((private_data::MIN_INLINE..=private_data::MAX_INLINE).contains(&said.send_size));
-    assert!((private_data::MIN_INLINE..=private_data::MAX_INLINE).contains(&said.receive_size));
+    assert!(
+        (private_data::MIN_INLINE_THRESHOLD..=private_data::MAX_INLINE_THRESHOLD).contains(&said.send_size)
+    );
+    assert!(
+        (private_data::MIN_INLINE_THRESHOLD..=private_data::MAX_INLINE_THRESHOLD)
+            .contains(&said.receive_size)
+    );
     let mut out = [0; private_data::LEN];
     assert_eq!(said.emit(&mut out), Ok(private_data::LEN));
     assert_eq!(PrivateData::parse(&out), Some(said));

@@ -7,9 +7,9 @@ pub const LEN: usize = 8;
 /// The word that marks the message, `0xf6ab0e18`.
 pub const FORMAT: u32 = 0xf6ab_0e18;
 /// Smallest inline threshold that can be said, and the one that holds when nothing is said; bytes.
-pub const MIN_INLINE: u32 = 1024;
+pub const MIN_INLINE_THRESHOLD: u32 = 1024;
 /// Largest inline threshold that can be said; bytes.
-pub const MAX_INLINE: u32 = 256 * 1024;
+pub const MAX_INLINE_THRESHOLD: u32 = 256 * 1024;
 
 const VERSION: u8 = 1;
 const REMOTE_INVALIDATION: u8 = 1;
@@ -28,7 +28,11 @@ pub struct PrivateData {
 /// What holds for a peer that sends no private data.
 impl Default for PrivateData {
     fn default() -> Self {
-        PrivateData { remote_invalidation: false, send_size: MIN_INLINE, receive_size: MIN_INLINE }
+        PrivateData {
+            remote_invalidation: false,
+            send_size: MIN_INLINE_THRESHOLD,
+            receive_size: MIN_INLINE_THRESHOLD,
+        }
     }
 }
 
@@ -46,7 +50,7 @@ impl PrivateData {
     }
 
     /// Writes the message to the start of `out`. Sizes are rounded down to multiples of 1024, within
-    /// [`MIN_INLINE`]`..=`[`MAX_INLINE`].
+    /// [`MIN_INLINE_THRESHOLD`]`..=`[`MAX_INLINE_THRESHOLD`].
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
         let flags = if self.remote_invalidation { REMOTE_INVALIDATION } else { 0 };
         let mut writer = Writer::new(out);
@@ -62,5 +66,5 @@ const fn decode_size(code: u8) -> u32 {
 }
 
 fn encode_size(bytes: u32) -> u8 {
-    (bytes.clamp(MIN_INLINE, MAX_INLINE) / 1024 - 1) as u8
+    (bytes.clamp(MIN_INLINE_THRESHOLD, MAX_INLINE_THRESHOLD) / 1024 - 1) as u8
 }

@@ -336,11 +336,11 @@ fn v2_connprop_of_the_older_text() {
 
 /// Version 2 §6.3.2.2: a part of a CONNPROP is no set, and all of it belongs to the header.
 #[test]
-fn v2_connprop_part() {
+fn v2_connprop_continued() {
     for part in ["", "0000", "00000002 00000001 00000004 0000", "ffffffff"] {
         let message = bytes(&format!("00000001 00000002 00000020 00000005 00000002 {part}"));
         let view = View::check(&message, Revision::Ietf00).expect("a part of something");
-        assert_eq!(view.properties_part(), bytes(part));
+        assert_eq!(view.properties_continued(), bytes(part));
         assert_eq!((view.payload_offset(), view.payload()), (message.len(), &[][..]), "{part}");
     }
 }

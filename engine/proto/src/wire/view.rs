@@ -100,9 +100,9 @@ impl<'a> View<'a> {
     }
 
     /// As [`check`](Self::check), while a CONNPROP is coming in parts: those are no property sets, and stay
-    /// [as they came](Self::properties_part).
+    /// [as they came](Self::properties_continued).
     #[cold]
-    pub fn check_part(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
+    pub fn check_continued(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
         Self::parse(bytes, revision, true).map_err(|kind| WireError::new(kind, bytes))
     }
 
@@ -288,7 +288,7 @@ impl<'a> View<'a> {
     }
 
     /// The body of a CONNPROP that is a part of a longer one, as it came.
-    pub fn properties_part(&self) -> &'a [u8] {
+    pub fn properties_continued(&self) -> &'a [u8] {
         match self.htype {
             HeaderType::Connprop => self.bytes.get(self.body_at()..).unwrap_or_default(),
             _ => &[],

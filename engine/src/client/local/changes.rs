@@ -9,12 +9,13 @@ use crate::shard::{ConnRef, ResizeError};
 
 impl<F: Fabric> LocalClient<F> {
     /// Changes the size of the Receives of all connections, while calls run: larger ones take effect when
-    /// all older ones have been used up by messages that arrive, smaller ones when every peer is known to have
-    /// read that it may send no more. Until then `receive_size` and `receive_size_posted` of the
+    /// all older ones have been used up by messages that arrive, smaller ones when every peer is known to
+    /// have read that it may send no more. Until then `receive_size` and `receive_size_posted` of the
     /// [statistics](Self::stats) differ.
     ///
-    /// Memory for Receives of another size than [`Config::inline`](crate::Config::inline) is made here, and
-    /// given back when it is no longer used: this takes as long as making a pool of `receives` of them.
+    /// Memory for Receives of another size than [`Config::receive_size`](crate::Config::receive_size) is made
+    /// here, and given back when it is no longer used: this takes as long as making a pool of `receives`
+    /// of them.
     ///
     /// # Errors
     /// Nothing has changed.

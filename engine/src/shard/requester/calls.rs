@@ -13,7 +13,7 @@ use crate::fabric::{Access, Fabric, FabricError, WorkRequest};
 use crate::proto::{CallError, CallId, Form, Outgoing};
 use crate::shard::conn::Conn;
 use crate::shard::context::{Context, arena_config};
-use crate::shard::continuation::{Message, Parts};
+use crate::shard::continuation::{Continuation, Message};
 use crate::shard::{ConnRef, OpenError};
 use crate::wire::{ChunkCounts, Segment, Version};
 
@@ -60,7 +60,7 @@ impl Requester {
                 cx.ready.add(conn);
                 Some(call)
             }
-            Err(error) => self.refuse(cx, sink, token, error),
+            Err(error) => self.fail_call(cx, sink, token, error),
         }
     }
 
@@ -72,7 +72,7 @@ impl Requester {
         let (sink, ..) = conn.end_call(call);
         if let Some(token) = conn.proto.give_up(call) {
             let result = cx.alloc(0).map(Reply::empty).ok_or(CallError::NoMemory);
-            self.tell(cx, sink, token, result);
+            self.deliver(cx, sink, token, result);
         }
     }
 
@@ -90,7 +90,7 @@ impl Requester {
         self.next_deadline = self.next_deadline.min(deadline);
         let started = cx.sample();
         let Some(mut conn) = cx.conns.take_ref(conn) else {
-            return self.refuse(cx, sink, token, CallError::Closed);
+            return self.fail_call(cx, sink, token, CallError::Closed);
         };
         let plain = memory.is_none()
             && message.len() <= conn.requests.plain_call
@@ -119,7 +119,7 @@ impl Requester {
         let receives_ok = cx.receives.suffice();
         let (call, now) = match conn.proto.start_call_now(token, deadline, receives_ok) {
             Ok(started) => started,
-            Err(error) => return self.refuse(cx, sink, token, error),
+            Err(error) => return self.fail_call(cx, sink, token, error),
         };
         let at = conn.proto.call_slot(call);
         let out = &mut conn.requests.calls[at];
@@ -156,7 +156,7 @@ impl Requester {
         };
         let (call, now) = match result {
             Ok(started) => started,
-            Err(error) => return self.refuse(cx, sink, token, error),
+            Err(error) => return self.fail_call(cx, sink, token, error),
         };
         let at = conn.proto.call_slot(call);
         let out = &mut conn.requests.calls[at];
@@ -239,7 +239,7 @@ impl Requester {
     ) -> Result<(), CallError> {
         let chunks = measure(memory, conn.proto.terms())?;
         let (needed, limit) =
-            (conn.proto.header_len(&chunks) + message.len(), conn.proto.terms().send_inline);
+            (conn.proto.header_len(&chunks) + message.len(), conn.proto.terms().send_inline_threshold);
         if needed > limit && !conn.proto.form_limits().continuation {
             return Err(CallError::TooLong { needed, limit });
         }
@@ -263,7 +263,7 @@ impl Requester {
         set_xid(&mut message, call);
         let Some(memory) = memory else {
             if message.len() > conn.requests.plain_call && is_too_long(conn, &message, None) {
-                self.start_parts(cx, conn, call, message, None, receives_ok);
+                self.start_continuation(cx, conn, call, message, None, receives_ok);
             } else {
                 let out = &conn.requests.calls[conn.proto.call_slot(call)];
                 let plain =
@@ -278,7 +278,7 @@ impl Requester {
         match self.expose(cx, conn, call, memory) {
             Ok(index) => {
                 if is_too_long(conn, &message, Some(index)) {
-                    self.start_parts(cx, conn, call, message, Some(index), receives_ok);
+                    self.start_continuation(cx, conn, call, message, Some(index), receives_ok);
                 } else {
                     self.keep(cx, conn, call, &message);
                     self.transmit_exposed(cx, conn, call, message, index, receives_ok);
@@ -295,7 +295,7 @@ impl Requester {
 
     /// Sends the first part of a call that is too long for one message.
     #[cold]
-    fn start_parts<F: Fabric>(
+    fn start_continuation<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
@@ -309,7 +309,11 @@ impl Requester {
             conn.requests.calls[slot].exposure = exposure;
         }
         let last_header = call_header_len(conn, exposure);
-        cx.start_parts(conn, Parts::new(Message::Call(call, exposure), message, last_header), receives_ok);
+        cx.start_continuation(
+            conn,
+            Continuation::new(Message::Call(call, exposure), message, last_header),
+            receives_ok,
+        );
     }
 
     /// Sends the last part of a call.
@@ -321,7 +325,8 @@ impl Requester {
         (mut rest, whole, header): (Buf, (usize, usize), usize),
         receives_ok: bool,
     ) {
-        // It may have to be sent again: so the message itself stays here, if there is memory for the rest of it.
+        // It may have to be sent again: so the message itself stays here, if there is memory for the rest of
+        // it.
         if conn.proto.is_under_way(call)
             && let Some(last) = cx.copy_with(header.max(HEADROOM_CHUNKS), &rest)
         {
@@ -478,7 +483,7 @@ fn set_xid(message: &mut Buf, call: CallId) {
 /// Whether a call is too long for one message.
 #[cold]
 fn is_too_long(conn: &Conn, message: &Buf, exposure: Option<u32>) -> bool {
-    call_header_len(conn, exposure) + message.len() > conn.proto.terms().send_inline
+    call_header_len(conn, exposure) + message.len() > conn.proto.terms().send_inline_threshold
 }
 
 /// Bytes of a call's header, with the lists of what it exposes.

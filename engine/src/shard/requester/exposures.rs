@@ -130,7 +130,7 @@ impl Ending {
         Self { again: Some((call, error)), ..Self::error(Sink::Polled, token, CallError::Transport(error)) }
     }
 
-    /// Somebody wants the memory: for the results, or to send the call again.
+    /// The memory is wanted: for the results, or to send the call again.
     fn wants_memory(&self) -> bool {
         self.result.is_ok() || self.again.is_some()
     }
@@ -141,7 +141,7 @@ impl Ending {
 pub(super) struct Recovered {
     /// Nobody waits for a call that was given up.
     pub(super) ending: Option<Ending>,
-    /// If somebody wants it: the Write chunks as long as what was written, unless the call is to be sent
+    /// If it is wanted: the Write chunks as long as what was written, unless the call is to be sent
     /// again.
     pub(super) memory: Option<ChunkMemory>,
     /// All of the memory that is wanted is there. (Else the device says that it is revoked, and holds it

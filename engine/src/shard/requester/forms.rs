@@ -122,7 +122,9 @@ impl Requester {
     ) -> Result<(), CallError> {
         let terms = conn.proto.terms();
         let returned = conn.proto.header_len(&ChunkCounts { reads: 0, ..*chunks });
-        for (needed, limit) in [(header, terms.send_inline), (returned, terms.receive_inline)] {
+        for (needed, limit) in
+            [(header, terms.send_inline_threshold), (returned, terms.receive_inline_threshold)]
+        {
             let limit = limit - LEAST_LAST_PART;
             if needed > limit {
                 return Err(CallError::HeaderTooLong { needed, limit });
@@ -137,7 +139,7 @@ impl Requester {
     /// A call was answered with an error that more resources may cure: sends it again, once nothing of it is
     /// exposed any more, or ends it.
     #[cold]
-    pub(in crate::shard) fn refused<F: Fabric>(
+    pub(in crate::shard) fn retry<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
@@ -268,7 +270,7 @@ impl Requester {
                     memory.receive.clear();
                     memory.most_results = None;
                 }
-                let needed = (length_needed as usize).max(cx.config.inline);
+                let needed = (length_needed as usize).max(cx.config.receive_size);
                 memory.reply = Some(self.alloc_for(cx, conn, padded(needed))?);
                 Ok(None)
             }
@@ -427,7 +429,7 @@ fn cut(part: &Exposed, terms: &Terms) -> impl Iterator<Item = Segment> {
 
 impl Conn {
     /// Whose memory the chunks of a call are, whether there is any, and whether it can be where it is said to
-    /// be. `inline` is the length of the reduced message.
+    /// be. `inline_len` is the length of the reduced message.
     fn check_memory(&self, memory: &Memory, inline: usize) -> Result<(), CallError> {
         let mine = self.requests.exposed.as_ref().map(|pool| pool.arena().id());
         let bufs = memory.send.iter().map(|(_, buf)| buf).chain(&memory.receive);

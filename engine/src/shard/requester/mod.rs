@@ -1,5 +1,5 @@
-//! The engine of our calls, the requester's half (RFC 8166 §2.1): each is given a form, exposed, sent, matched
-//! with its reply, and ended.
+//! The engine of our calls, the requester's half (RFC 8166 §2.1): each is given a form, exposed, sent,
+//! matched with its reply, and ended.
 //!
 //! | file | holds |
 //! |---|---|
@@ -45,7 +45,8 @@ pub(super) struct Requester {
     done: Vec<Done>,
     /// The chunk lists of the call that is being sent.
     lists: Lists,
-    /// Where replies go that came into memory which their peer may reach even now; made for the first of them.
+    /// Where replies go that came into memory which their peer may reach even now; made for the first of
+    /// them.
     copies: Option<Pool>,
     /// No call's deadline is earlier, in nanoseconds.
     next_deadline: u64,
@@ -58,8 +59,8 @@ pub(super) struct Requests {
     exposures: Exposures,
     /// Memory that this peer alone can reach; made at first use.
     exposed: Option<Pool>,
-    /// Calls up to this length, with results up to that length, need no thought about their form: bytes of RPC
-    /// message, and of results.
+    /// Calls up to this length, with results up to that length, need no thought about their form: bytes of
+    /// RPC message, and of results.
     plain_call: usize,
     plain_reply: usize,
     /// The peer has refused a plain call for want of a Reply chunk: from then on no call is plain.
@@ -120,7 +121,10 @@ impl Requests {
             Stage::Open if proto.may_call() && calls_are_taken(proto) && !self.may_need_more(proto) => {
                 let terms = proto.terms();
                 let header = wire::msg_len(terms.version, true);
-                (terms.send_inline - header, terms.receive_inline - header - ACCEPTED_REPLY_LEN)
+                (
+                    terms.send_inline_threshold - header,
+                    terms.receive_inline_threshold - header - ACCEPTED_REPLY_LEN,
+                )
             }
             _ => (0, 0),
         };
@@ -235,7 +239,7 @@ impl Requester {
 
     /// Tells how a call ended.
     #[inline(always)]
-    pub(super) fn tell<F: Fabric>(
+    pub(super) fn deliver<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         sink: Sink,
@@ -251,14 +255,14 @@ impl Requester {
 
     /// A call is not started.
     #[cold]
-    pub(super) fn refuse<F: Fabric>(
+    pub(super) fn fail_call<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         sink: Sink,
         token: u64,
         error: CallError,
     ) -> Option<CallId> {
-        self.tell(cx, sink, token, Err(error));
+        self.deliver(cx, sink, token, Err(error));
         None
     }
 
@@ -287,8 +291,8 @@ impl Requester {
     }
 
     /// Tells the caller that its call is over while the reply is still owed. The record stays, with what is
-    /// exposed, until the reply has come or the connection is gone: revoking a window that the peer may be about
-    /// to revoke by Send With Invalidate would break the connection.
+    /// exposed, until the reply has come or the connection is gone: revoking a window that the peer may be
+    /// about to revoke by Send With Invalidate would break the connection.
     fn abandon<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -301,10 +305,11 @@ impl Requester {
         let out = &mut conn.requests.calls[slot];
         let sink = std::mem::replace(&mut out.sink, Sink::Polled);
         out.forget();
-        self.tell(cx, sink, token, Err(error));
+        self.deliver(cx, sink, token, Err(error));
     }
 
-    /// A call that cannot be sent, or not again, ends: with what it was refused for, or with what it would take.
+    /// A call that cannot be sent, or not again, ends: with what it was refused for, or with what it would
+    /// take.
     pub(super) fn give_up_call<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -314,15 +319,15 @@ impl Requester {
     ) {
         if let Some(token) = conn.proto.give_up(call) {
             let (sink, ..) = conn.end_call(call);
-            self.tell(cx, sink, token, Err(error));
+            self.deliver(cx, sink, token, Err(error));
         }
     }
 
     /// The connection is over, and will not be made again: so are its calls, and what they exposed.
-    pub(super) fn lose<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+    pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         while let Some((call, token, error)) = conn.proto.lost() {
             let (sink, ..) = conn.end_call(call);
-            self.tell(cx, sink, token, Err(error));
+            self.deliver(cx, sink, token, Err(error));
         }
         // One that was to be sent again has ended with the others.
         for ending in conn.requests.exposures.take_endings().filter(|ending| ending.again.is_none()) {
@@ -331,7 +336,7 @@ impl Requester {
                 Ok(_) => Err(CallError::ConnectionLost { sent: true }),
                 error => error,
             };
-            self.tell(cx, ending.sink, ending.token, result);
+            self.deliver(cx, ending.sink, ending.token, result);
         }
         if let Some(pool) = conn.requests.exposed.take()
             && let Err(error) = cx.fabric.deregister(pool.arena().id())
@@ -340,7 +345,8 @@ impl Requester {
         }
     }
 
-    /// The connection is gone, and will be made again: its calls wait with it, as far as they can be sent again.
+    /// The connection is gone, and will be made again: its calls wait with it, as far as they can be sent
+    /// again.
     pub(super) fn interrupt<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         // What has come and was only to be revoked ends as it would have: the device holds nothing any more.
         for index in conn.requests.exposures.ended() {

@@ -1,4 +1,4 @@
-//! The end of our calls: match the reply, revoke, tell, or send again.
+//! The end of our calls: match the reply, revoke, deliver, or send again.
 
 use std::ops::Range;
 
@@ -64,7 +64,7 @@ impl Requester {
         cx.timed(started);
         let result = read.header.map(|header| Reply { message, header, memory: None });
         match exposure {
-            None => self.tell(cx, sink, token, result),
+            None => self.deliver(cx, sink, token, result),
             Some(index) => {
                 self.replied_to(cx, conn, index, (sink, token, result), read.returned, invalidated)
             }
@@ -104,7 +104,7 @@ impl Requester {
     ) {
         let (sink, exposure, _) = conn.end_call(call);
         match exposure {
-            None => self.tell(cx, sink, token, Err(error)),
+            None => self.deliver(cx, sink, token, Err(error)),
             Some(index) => {
                 let ending = Ending::error(sink, token, error);
                 self.conclude(cx, conn, index, invalidated, Some(ending));
@@ -185,7 +185,7 @@ impl Requester {
             }
             (Ok(reply), None) => Ok(reply),
         };
-        self.tell(cx, sink, token, result);
+        self.deliver(cx, sink, token, result);
     }
 
     /// The reply that was written into the Reply chunk. Where the peer may reach that memory even now, it is

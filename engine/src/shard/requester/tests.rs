@@ -95,7 +95,7 @@ fn a_call_ends_once_with_its_reply() {
     assert!(scene.ended().is_empty());
     scene.answer(&message(16, &reply(call.xid())), None);
     assert_eq!(scene.ended(), [(7, Ok(()))]);
-    scene.with(|requester, cx, conn| requester.lose(cx, conn));
+    scene.with(|requester, cx, conn| requester.connection_lost(cx, conn));
     assert!(scene.ended().is_empty(), "it has ended before the connection was lost");
 }
 
@@ -117,7 +117,7 @@ fn the_calls_of_a_lost_connection_end_and_no_other() {
     let mut scene = Scene::new();
     scene.start(1, None, None);
     scene.start(2, None, Some(256));
-    scene.with(|requester, cx, conn| requester.lose(cx, conn));
+    scene.with(|requester, cx, conn| requester.connection_lost(cx, conn));
     let mut ended = scene.ended();
     ended.sort_by_key(|&(token, _)| token);
     // The second had to wait for the first credit to come back.

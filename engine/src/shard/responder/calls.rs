@@ -5,7 +5,7 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::PendingReads;
 use super::Responder;
-use super::header::{Reject, read_call, read_lists, read_position_zero, read_rpc, reply_body};
+use super::header::{CallRefusal, read_call, read_lists, read_position_zero, read_rpc, reply_body};
 use super::replies::{reply_headroom, reply_room};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::{InboundId, Incoming, Refusal};
@@ -43,7 +43,7 @@ impl Responder {
         incoming: &Incoming<'_>,
         message: &ReceivedBuf,
         call: &mut ServerCall,
-    ) -> Result<(), Reject> {
+    ) -> Result<(), CallRefusal> {
         read_call(incoming, message, conn.proto.terms(), &self.services, call, &mut self.fetch)
     }
 
@@ -54,17 +54,17 @@ impl Responder {
         cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Box<ServerCall>,
-        read: Result<(), Reject>,
+        read: Result<(), CallRefusal>,
         message: ReceivedBuf,
     ) {
         call.message = Some(message);
-        if let Err(reject) = read {
-            return self.reject(cx, conn, call, reject);
+        if let Err(refusal) = read {
+            return self.refuse_call(cx, conn, call, refusal);
         }
         if !conn.served.plain
-            && let Err(reject) = Self::look_twice(conn, &mut call)
+            && let Err(refusal) = Self::look_twice(conn, &mut call)
         {
-            return self.reject(cx, conn, call, reject);
+            return self.refuse_call(cx, conn, call, refusal);
         }
         // Most need a buffer for their reply, and nothing else.
         if !call.returns
@@ -88,7 +88,7 @@ impl Responder {
     #[inline(never)]
     fn serve_in_turn<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
         match self.must_wait(cx, conn, &call) {
-            true => self.gate(cx, conn, call),
+            true => self.defer(cx, conn, call),
             false => self.start(cx, conn, call),
         }
     }
@@ -125,10 +125,10 @@ impl Responder {
 
     /// A call on a connection that drains, or whose peer has a name.
     #[cold]
-    fn look_twice(conn: &Conn, call: &mut ServerCall) -> Result<(), Reject> {
+    fn look_twice(conn: &Conn, call: &mut ServerCall) -> Result<(), CallRefusal> {
         // A server that drains ends what it has begun, and begins nothing.
         if conn.stage == Stage::Draining {
-            return Err(Reject::Transport(ErrorBody::System));
+            return Err(CallRefusal::Transport(ErrorBody::System));
         }
         if let Some(peer) = &conn.peer {
             call.name_peer(peer);
@@ -234,7 +234,7 @@ impl Responder {
         for read in call.reads.iter_mut().rev() {
             read.buf = landing.pop().and_then(|lent| lent.reclaim().ok());
             if read.buf.is_none() {
-                return self.reject(cx, conn, call, Reject::Transport(ErrorBody::System));
+                return self.refuse_call(cx, conn, call, CallRefusal::Transport(ErrorBody::System));
             }
         }
         if let Some(services) = &self.services {
@@ -254,7 +254,7 @@ impl Responder {
     ) {
         let landed = landing.into_iter().next().and_then(|lent| lent.reclaim().ok());
         let Some(message) = landed else {
-            return self.reject(cx, conn, call, Reject::Transport(ErrorBody::System));
+            return self.refuse_call(cx, conn, call, CallRefusal::Transport(ErrorBody::System));
         };
         // What a call that was refused has left there is not this one's.
         self.fetch.clear();
@@ -278,18 +278,18 @@ impl Responder {
         if view.htype() == HeaderType::Nomsg {
             let longest = cx.config.reassemble_up_to as u64;
             let read = read.and_then(|()| read_position_zero(&mut call, &mut self.fetch, longest));
-            if let Err(reject) = read {
-                return self.reject(cx, conn, call, reject);
+            if let Err(refusal) = read {
+                return self.refuse_call(cx, conn, call, refusal);
             }
             if self.must_wait(cx, conn, &call) {
-                self.gate(cx, conn, call);
+                self.defer(cx, conn, call);
             } else if let Err(call) = self.begin(cx, conn, call) {
                 self.wait_for_memory(cx, conn, call);
             }
             return;
         }
         let Some(message) = cx.assemble_last(conn, view.payload()) else {
-            return self.reject(cx, conn, call, Reject::Transport(ErrorBody::System));
+            return self.refuse_call(cx, conn, call, CallRefusal::Transport(ErrorBody::System));
         };
         if read.is_ok() {
             read = read_rpc(&message, 0, &self.services, &mut call, &mut self.fetch);
@@ -342,7 +342,7 @@ impl Responder {
                 self.finish(cx, conn, call);
             }
             Lookup::Lost | Lookup::Full if !silent => {
-                self.reject(cx, conn, call, Reject::Rpc(reply_body(Refusal::SystemError)));
+                self.refuse_call(cx, conn, call, CallRefusal::Rpc(reply_body(Refusal::SystemError)));
             }
             Lookup::InProgress if !silent && !conn.proto.is_double(call.id) => {
                 self.repeats.push_back(call);
@@ -396,7 +396,7 @@ impl Responder {
     fn finish_unusual<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
         match self.look_at_outcome(cx, &mut call) {
             Ok(()) => self.answer(cx, conn, call, false),
-            Err(Some(reject)) => self.reject(cx, conn, call, reject),
+            Err(Some(refusal)) => self.refuse_call(cx, conn, call, refusal),
             Err(None) => self.end_one_way(cx, conn, call),
         }
     }
@@ -407,15 +407,15 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         call: &mut ServerCall,
-    ) -> Result<(), Option<Reject>> {
+    ) -> Result<(), Option<CallRefusal>> {
         match call.outcome {
             Ok(()) => {}
             Err(Refusal::NoReply) => return Err(None),
             Err(Refusal::ShortChunk { index, needed }) => {
                 let error = ErrorBody::WriteResource { chunk_index: index + 1, length_needed: needed };
-                return Err(Some(Reject::Transport(error)));
+                return Err(Some(CallRefusal::Transport(error)));
             }
-            Err(refusal) => return Err(Some(Reject::Rpc(reply_body(refusal)))),
+            Err(refusal) => return Err(Some(CallRefusal::Rpc(reply_body(refusal)))),
         }
         if let Some(arena) = call.results.iter().find_map(|result| self.foreign_arena(cx, result)) {
             cx.error(
@@ -425,10 +425,10 @@ impl Responder {
                     call.procedure, call.program
                 ),
             );
-            return Err(Some(Reject::Rpc(reply_body(Refusal::SystemError))));
+            return Err(Some(CallRefusal::Rpc(reply_body(Refusal::SystemError))));
         }
         if call.verifier.is_some() && !self.make_room_for_verifier(cx, call) {
-            return Err(Some(Reject::Transport(ErrorBody::System)));
+            return Err(Some(CallRefusal::Transport(ErrorBody::System)));
         }
         Ok(())
     }
@@ -460,7 +460,7 @@ impl Responder {
     fn end_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
         if conn.proto.terms().version == Version::V1 {
             let nothing = ReplyBody::SUCCESS;
-            return self.reject(cx, conn, call, Reject::Rpc(nothing));
+            return self.refuse_call(cx, conn, call, CallRefusal::Rpc(nothing));
         }
         conn.proto.forget(call.id);
         self.boxes.put(call);
@@ -510,22 +510,22 @@ impl Responder {
 
     /// Answers a call that has no results.
     #[cold]
-    pub(super) fn reject<F: Fabric>(
+    pub(super) fn refuse_call<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Box<ServerCall>,
-        reject: Reject,
+        refusal: CallRefusal,
     ) {
         cx.stats.calls_failed += 1;
         let id = call.id;
-        let body = match reject {
-            Reject::Rpc(body) => body,
-            Reject::NotACall => {
+        let body = match refusal {
+            CallRefusal::Rpc(body) => body,
+            CallRefusal::NotACall => {
                 conn.proto.forget(id);
                 return self.boxes.put(call);
             }
-            Reject::Transport(error) => {
+            CallRefusal::Transport(error) => {
                 // Version 1 has one word for all of them.
                 log::debug!("{:?}: call {:#x} is refused: {error}", conn.qp, call.xid);
                 conn.proto.reply_error(id, error);

@@ -11,8 +11,8 @@ use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
 use crate::wire::{ErrorBody, ReadSegment, SEGMENT_LEN, Segment, Version, View};
 
-/// Why a call is not run.
-pub(in crate::shard) enum Reject {
+/// Why a call is not run: what it is answered with instead.
+pub(in crate::shard) enum CallRefusal {
     /// It is no RPC call at all: nothing is answered.
     NotACall,
     /// The RPC layer answers.
@@ -51,7 +51,7 @@ pub(super) fn read_call(
     services: &Option<Arc<Services>>,
     call: &mut ServerCall,
     fetch: &mut Fetch,
-) -> Result<(), Reject> {
+) -> Result<(), CallRefusal> {
     fetch.clear();
     (call.xid, call.inv_handle) = (incoming.head.xid, incoming.head.inv_handle);
     match incoming.lists {
@@ -79,26 +79,26 @@ pub(super) fn read_rpc(
     services: &Option<Arc<Services>>,
     call: &mut ServerCall,
     fetch: &mut Fetch,
-) -> Result<(), Reject> {
+) -> Result<(), CallRefusal> {
     // Most headers are told by one look, and are of known length.
     match rpc::AnonymousCall::read(payload) {
         Some(header) => {
             take_header(header.into(), rpc::AnonymousCall::LEN, payload, base, services, call, fetch)
         }
-        None => read_rpc_of_somebody(payload, base, services, call, fetch),
+        None => read_rpc_with_credential(payload, base, services, call, fetch),
     }
 }
 
 #[inline(never)]
-fn read_rpc_of_somebody(
+fn read_rpc_with_credential(
     payload: &[u8],
     base: usize,
     services: &Option<Arc<Services>>,
     call: &mut ServerCall,
     fetch: &mut Fetch,
-) -> Result<(), Reject> {
+) -> Result<(), CallRefusal> {
     let (header, args_at) = rpc::CallHeader::parse(payload)
-        .map_err(|error| error.answer().map_or(Reject::NotACall, Reject::Rpc))?;
+        .map_err(|error| error.answer().map_or(CallRefusal::NotACall, CallRefusal::Rpc))?;
     take_header(header, args_at, payload, base, services, call, fetch)
 }
 
@@ -112,14 +112,14 @@ fn take_header(
     services: &Option<Arc<Services>>,
     call: &mut ServerCall,
     fetch: &mut Fetch,
-) -> Result<(), Reject> {
+) -> Result<(), CallRefusal> {
     if header.xid != call.xid {
         // RFC 8166 §4.1: they are the same; a reply could not be matched.
-        return Err(Reject::Transport(ErrorBody::BadXdr));
+        return Err(CallRefusal::Transport(ErrorBody::BadXdr));
     }
-    let Some(services) = services.as_deref() else { return Err(Reject::NotACall) };
+    let Some(services) = services.as_deref() else { return Err(CallRefusal::NotACall) };
     let found = services.find(header.program, header.version, header.procedure);
-    call.entry = found.map_err(|refusal| Reject::Rpc(reply_body(refusal)))?;
+    call.entry = found.map_err(|refusal| CallRefusal::Rpc(reply_body(refusal)))?;
     (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
     call.flavor = header.credential.flavor;
     // The credential's body stands behind the six words of the call and its own two.
@@ -128,13 +128,13 @@ fn take_header(
     call.args = (base + args_at) as u32..(base + payload.len()) as u32;
     if call.returns || !call.asked.is_empty() {
         check_chunks(header.credential, args_at, payload.len(), services, call, fetch)
-            .map_err(Reject::Transport)?;
+            .map_err(CallRefusal::Transport)?;
     }
     Ok(())
 }
 
-/// Holds the chunks of a call against what its procedure declares; `inline` bytes of its RPC message are not in
-/// chunks.
+/// Holds the chunks of a call against what its procedure declares; `inline_len` bytes of its RPC message are
+/// not in chunks.
 #[inline(never)]
 fn check_chunks(
     credential: rpc::OpaqueAuth<'_>,
@@ -154,11 +154,11 @@ fn check_chunks(
 
 /// Takes over the chunk lists of a call that was checked as a whole, if it has any.
 #[inline(never)]
-pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), Reject> {
+pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), CallRefusal> {
     if !view.has_chunks() {
         return Ok(());
     }
-    view.check_limits(&LIMITS).map_err(Reject::Transport)?;
+    view.check_limits(&LIMITS).map_err(CallRefusal::Transport)?;
     let writes = view.writes().map(|chunk| chunk.segments());
     let reply = view.reply_chunk().map(|chunk| chunk.segments());
     take_lists(call, view.version(), view.reads(), writes, reply)
@@ -172,7 +172,7 @@ fn take_lists<W: IntoIterator<Item = Segment>>(
     reads: impl IntoIterator<Item = ReadSegment>,
     writes: impl IntoIterator<Item = W>,
     reply: Option<impl IntoIterator<Item = Segment>>,
-) -> Result<(), Reject> {
+) -> Result<(), CallRefusal> {
     call.unusual = true;
     call.asked.extend(reads);
     // The segments of a chunk may be anywhere in the list, and chunks in any order: grouped, they are in the
@@ -193,7 +193,7 @@ fn take_lists<W: IntoIterator<Item = Segment>>(
         (call.returns, call.reply_offered) = (true, true);
         call.reply_chunk.extend(chunk);
     }
-    check_returned(call).map_err(Reject::Transport)?;
+    check_returned(call).map_err(CallRefusal::Transport)?;
     if version == Version::V1 {
         call.inv_handle = only_handle(call);
     }
@@ -248,7 +248,7 @@ pub(super) fn read_position_zero(
     call: &mut ServerCall,
     fetch: &mut Fetch,
     longest: u64,
-) -> Result<(), Reject> {
+) -> Result<(), CallRefusal> {
     let count = call.asked.iter().take_while(|read| read.position == 0).count();
     let mut total = 0;
     for read in call.asked.drain(..count) {
@@ -258,8 +258,8 @@ pub(super) fn read_position_zero(
         }
     }
     match total {
-        0 => Err(Reject::Transport(ErrorBody::BadXdr)),
-        _ if total > longest => Err(Reject::Transport(ErrorBody::ReadChunks { max: 0 })),
+        0 => Err(CallRefusal::Transport(ErrorBody::BadXdr)),
+        _ if total > longest => Err(CallRefusal::Transport(ErrorBody::ReadChunks { max: 0 })),
         _ => Ok(()),
     }
 }

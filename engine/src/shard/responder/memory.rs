@@ -16,7 +16,7 @@ use std::mem::take;
 use arrayvec::ArrayVec;
 
 use super::Responder;
-use super::header::{Fetch, Reject};
+use super::header::{CallRefusal, Fetch};
 use super::replies::reply_room;
 use crate::fabric::Fabric;
 use crate::service::{MAX_CHUNKS, ResultBytes, ResultMemory, ServerCall};
@@ -64,37 +64,42 @@ impl Responder {
             || !self.could_hold(cx, &call, &fetch)
         {
             cx.stats.pool_empty += 1;
-            return self.reject(cx, conn, call, Reject::Transport(ErrorBody::System));
+            return self.refuse_call(cx, conn, call, CallRefusal::Transport(ErrorBody::System));
         }
         cx.stats.memory_waits += 1;
         if self.waiting.is_empty() {
-            self.fed_at = cx.clock.read();
+            self.waiters_served_at = cx.clock.read();
         }
         self.waiting.push_back(Waiting { call, fetch });
-        cx.nudge(conn);
-        cx.nudge_all();
+        cx.request_completion(conn);
+        cx.request_completions();
     }
 
     /// Goes on with the calls for which there is memory now; returns with how many.
     #[cold]
-    pub(super) fn feed<F: Fabric>(&mut self, cx: &mut Context<F>, watch: &mut Watch, now: u64) -> usize {
-        let mut fed = 0;
+    pub(super) fn serve_memory_waiters<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        watch: &mut Watch,
+        now: u64,
+    ) -> usize {
+        let mut served = 0;
         while let Some(waiting) = self.waiting.pop_front() {
             let Some(conn) = cx.conns.take(waiting.call.qp) else {
                 self.boxes.put(waiting.call);
                 continue;
             };
-            match cx.lend(conn, |cx, conn| self.feed_one(cx, watch, conn, waiting, now)) {
-                Some(began) => fed += usize::from(began),
+            match cx.lend(conn, |cx, conn| self.serve_memory_waiter(cx, watch, conn, waiting, now)) {
+                Some(began) => served += usize::from(began),
                 None => break,
             }
         }
-        fed
+        served
     }
 
     /// Goes on with a call if there is memory for it, or refuses it if there is no hope; true if it goes on.
     /// `None` if it waits on, as the first.
-    fn feed_one<F: Fabric>(
+    fn serve_memory_waiter<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         watch: &mut Watch,
@@ -106,7 +111,7 @@ impl Responder {
         self.fetch = fetch;
         let began = match self.begin(cx, conn, call) {
             Ok(()) => {
-                self.fed_at = now;
+                self.waiters_served_at = now;
                 true
             }
             Err(mut call) => {
@@ -117,7 +122,7 @@ impl Responder {
                     return None;
                 }
                 cx.stats.pool_empty += 1;
-                self.reject(cx, conn, call, Reject::Transport(ErrorBody::System));
+                self.refuse_call(cx, conn, call, CallRefusal::Transport(ErrorBody::System));
                 false
             }
         };
@@ -138,7 +143,7 @@ impl Responder {
             return false;
         }
         let look = cx.stats.polls.is_multiple_of(LOOK_EVERY);
-        if now.saturating_sub(self.fed_at) < PATIENCE {
+        if now.saturating_sub(self.waiters_served_at) < PATIENCE {
             let mut others = cx.conns.iter();
             return look && others.all(|other| other.holds_nothing()) && conn.holds_nothing();
         }
@@ -146,13 +151,13 @@ impl Responder {
         let stalled =
             watch.end_stalled(cx, now, PATIENCE / 2) > 0 || watch.is_stalled(cx, conn, PATIENCE / 2);
         if stalled {
-            self.fed_at = now;
+            self.waiters_served_at = now;
         }
         !stalled
     }
 
     /// The calls of a connection that is over wait no more.
-    pub(super) fn starve(&mut self, conn: &Conn) {
+    pub(super) fn drop_memory_waiters(&mut self, conn: &Conn) {
         if self.waiting.is_empty() {
             return;
         }

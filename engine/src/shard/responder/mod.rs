@@ -1,5 +1,5 @@
-//! The engine of the peers' calls, the responder's half (RFC 8166 §2.1): each is read, given memory, fetched, run
-//! here or on a worker, and answered.
+//! The engine of the peers' calls, the responder's half (RFC 8166 §2.1): each is read, given memory, fetched,
+//! run here or on a worker, and answered.
 //!
 //! | file | holds |
 //! |---|---|
@@ -54,10 +54,10 @@ pub(super) struct Responder {
     backlog: VecDeque<Box<ServerCall>>,
     /// Calls that came again while they ran.
     repeats: VecDeque<Box<ServerCall>>,
-    /// Calls that wait for memory, in the order in which they came.
+    /// Calls that wait for memory (memory waiters), in the order in which they came.
     waiting: VecDeque<Waiting>,
-    /// When the last of them got what it needed, or the first began to wait, in nanoseconds.
-    fed_at: u64,
+    /// When the last of the memory waiters got what it needed, or the first began to wait, in nanoseconds.
+    waiters_served_at: u64,
     /// How much of the pool one connection may hold.
     shares: Shares,
     /// Read segments of the call that is being read.
@@ -73,7 +73,7 @@ pub(super) struct Served {
     /// Calls given to workers and not back yet.
     at_workers: u32,
     /// Calls that wait until the connection is within its share of a pool that is short.
-    gated: VecDeque<Waiting>,
+    deferred: VecDeque<Waiting>,
     /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
     inline_room: u32,
     /// Calls need no thought before they are run: the connection is open, and its peer nobody in particular.
@@ -93,7 +93,7 @@ impl Served {
             replies: (0..slots).map(|_| None).collect(),
             pending: (0..slots).map(|_| None).collect(),
             at_workers: 0,
-            gated: VecDeque::new(),
+            deferred: VecDeque::new(),
             inline_room: 0,
             plain: false,
         }
@@ -115,7 +115,8 @@ impl Served {
     /// The terms may have changed: says again how much a reply has room for.
     pub(super) fn refresh_room(&mut self, proto: &Connection) {
         let terms = proto.terms();
-        self.inline_room = terms.send_inline.saturating_sub(wire::msg_len(terms.version, true)) as u32;
+        self.inline_room =
+            terms.send_inline_threshold.saturating_sub(wire::msg_len(terms.version, true)) as u32;
     }
 
     /// The device is gone, with all that it held.
@@ -133,18 +134,18 @@ impl Served {
         self.pending.iter().all(Option::is_none) && self.replies.iter().all(Option::is_none)
     }
 
-    /// Calls that may hold memory of the shard: those that are not answered, but for those that wait with their
-    /// message alone, and those whose replies are not known to have left.
+    /// Calls that may hold memory of the shard: those that are not answered, but for those that wait with
+    /// their message alone, and those whose replies are not known to have left.
     #[inline(always)]
     fn held(conn: &Conn) -> usize {
-        let served = conn.proto.calls_served().saturating_sub(conn.served.gated.len());
+        let served = conn.proto.calls_served().saturating_sub(conn.served.deferred.len());
         served + conn.sends.under_way() as usize
     }
 
     /// Calls wait until the connection is within its share.
     #[inline]
     pub(super) fn is_gated(&self) -> bool {
-        !self.gated.is_empty()
+        !self.deferred.is_empty()
     }
 }
 
@@ -158,7 +159,7 @@ impl Responder {
             backlog: VecDeque::new(),
             repeats: VecDeque::new(),
             waiting: VecDeque::new(),
-            fed_at: 0,
+            waiters_served_at: 0,
             shares: Shares::default(),
             fetch: Fetch::new(),
         }
@@ -197,20 +198,20 @@ impl Responder {
         (self.waiting.len() | self.backlog.len()) != 0
     }
 
-    /// Calls that wait for memory get what came home, and workers what waits for them. Returns how many of the
-    /// former went on.
+    /// Calls that wait for memory get what came home, and workers what waits for them. Returns how many of
+    /// the former went on.
     #[inline(never)]
     pub(super) fn go_on<F: Fabric>(&mut self, cx: &mut Context<F>, watch: &mut Watch, now: u64) -> usize {
-        let fed = if self.waiting.is_empty() { 0 } else { self.feed(cx, watch, now) };
+        let served = if self.waiting.is_empty() { 0 } else { self.serve_memory_waiters(cx, watch, now) };
         self.dispatch(cx);
-        fed
+        served
     }
 
     /// Part of a look at the control plane: what waits for others than this connection's own is tried again.
     pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
         self.resume_all(cx);
         if !self.waiting.is_empty() {
-            cx.nudge_all();
+            cx.request_completions();
         }
         if !self.repeats.is_empty() {
             self.answer_repeats(cx);
@@ -218,9 +219,9 @@ impl Responder {
     }
 
     /// The connection has no queue pair any more: its peer's calls are over.
-    pub(super) fn lose(&mut self, conn: &mut Conn) {
-        self.starve(conn);
-        self.ungate(conn);
+    pub(super) fn connection_lost(&mut self, conn: &mut Conn) {
+        self.drop_memory_waiters(conn);
+        self.drop_deferred(conn);
     }
 
     /// The device has given back what it held: the calls that were under way in it are over.

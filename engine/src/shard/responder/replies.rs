@@ -4,14 +4,14 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::Responder;
-use super::header::Reject;
+use super::header::CallRefusal;
 use crate::config::{HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
 use crate::service::{MAX_CHUNKS, Procedure, ResultBytes, ServerCall, Verifier};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::shard::continuation::{Message, Parts};
+use crate::shard::continuation::{Continuation, Message};
 use crate::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use crate::wire::{Chunks, ErrorBody, Segment, WriteList, rpc};
 
@@ -29,8 +29,8 @@ impl Responder {
         }
     }
 
-    /// Sends a reply: writes its headers, queues the RDMA Writes and the Send behind them. `plain`: it is known
-    /// to be a success, with no verifier, that returns nothing.
+    /// Sends a reply: writes its headers, queues the RDMA Writes and the Send behind them. `plain`: it is
+    /// known to be a success, with no verifier, that returns nothing.
     #[inline(always)]
     pub(super) fn transmit_reply<F: Fabric>(
         &mut self,
@@ -57,7 +57,7 @@ impl Responder {
         };
         cx.timed(call.arrived);
         // In front of it is room for its header: where that fits, too, nothing more need be known.
-        if at + len > conn.proto.terms().send_inline {
+        if at + len > conn.proto.terms().send_inline_threshold {
             return self.transmit_reply_by_form(cx, conn, call, (at, len), receives_ok);
         }
         if let Some(buf) = call.reply.take() {
@@ -87,12 +87,16 @@ impl Responder {
             // A refusal, or the peer has come to receive less since the call was looked at.
             ReplyForm::TooLong => {
                 let error = ErrorBody::ReplyResource { length_needed: len as u32 };
-                self.reject(cx, conn, call, Reject::Transport(error));
+                self.refuse_call(cx, conn, call, CallRefusal::Transport(error));
                 cx.ready.add(conn);
             }
             ReplyForm::Continued => {
                 let last_header = reply_header_len(&conn.proto, &call);
-                cx.start_parts(conn, Parts::new(Message::Reply(call), buf, last_header), receives_ok);
+                cx.start_continuation(
+                    conn,
+                    Continuation::new(Message::Reply(call), buf, last_header),
+                    receives_ok,
+                );
             }
         }
     }
@@ -160,11 +164,11 @@ impl Responder {
         conn: &mut Conn,
         mut call: Box<ServerCall>,
         mut buf: Buf,
-        window: Option<(usize, usize)>,
+        range: Option<(usize, usize)>,
     ) {
         let offered = call.inv_handle != 0 && conn.proto.terms().remote_invalidation;
-        match window {
-            Some((start, len)) if len <= conn.proto.terms().send_inline => {
+        match range {
+            Some((start, len)) if len <= conn.proto.terms().send_inline_threshold => {
                 buf.set_window(start, len);
                 // While calls wait for memory the end of each reply is of interest.
                 let signal_every = if self.waiting.is_empty() { cx.config.signal_every } else { 1 };

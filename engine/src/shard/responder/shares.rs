@@ -12,7 +12,7 @@ use std::mem::take;
 
 use rpcrdma_mempool::Buf;
 
-use super::header::Reject;
+use super::header::CallRefusal;
 use super::memory::{Waiting, release};
 use super::replies::reply_room;
 use super::{Responder, Served};
@@ -28,18 +28,18 @@ const LAST: usize = 4;
 /// Calls that a connection may hold memory for while the pool is short: this part of what there is, or one.
 const PART: usize = 64;
 
-/// What waits because its connection is beyond its share.
+/// What is deferred because its connection is beyond its share.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
-    /// Calls that wait, of all connections.
-    gated: usize,
+    /// Calls that are deferred, of all connections.
+    deferred: usize,
 }
 
 impl Shares {
-    /// Calls that wait, of all connections.
+    /// Calls that are deferred, of all connections.
     #[cfg(test)]
-    pub(super) fn gated(&self) -> usize {
-        self.gated
+    pub(super) fn deferred(&self) -> usize {
+        self.deferred
     }
 }
 
@@ -102,7 +102,7 @@ impl Responder {
         conn: &mut Conn,
         call: &ServerCall,
     ) -> bool {
-        (!conn.served.gated.is_empty() && self.is_behind(cx, conn, call))
+        (!conn.served.deferred.is_empty() && self.is_behind(cx, conn, call))
             || self.exceeds_share(cx, conn, call)
     }
 
@@ -115,7 +115,7 @@ impl Responder {
         self.fetch = fetch;
         let bulk = !self.fetch.is_empty() || !call.results.is_empty();
         // What must not wait would be refused.
-        bulk && !conn.served.gated.is_empty() && !self.holds_what_others_wait_for(cx, call)
+        bulk && !conn.served.deferred.is_empty() && !self.holds_what_others_wait_for(cx, call)
     }
 
     /// Whether a call is beyond the share of its connection. What is to be read for it is in `self.fetch`.
@@ -136,9 +136,10 @@ impl Responder {
         }
     }
 
-    /// A call waits until its connection is within its share; what is to be read for it is in `self.fetch`.
+    /// A call is deferred until its connection is within its share; what is to be read for it is in
+    /// `self.fetch`.
     #[cold]
-    pub(super) fn gate<F: Fabric>(
+    pub(super) fn defer<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
@@ -148,33 +149,33 @@ impl Responder {
         release(&mut call);
         // Each has the buffer of a message. One may wait on every connection, or none would get on.
         let most = (cx.config.message_buffers / 2).max(2);
-        let crowded = conn.served.gated.len() >= most / 2 || self.shares.gated >= most;
-        if (crowded && !conn.served.gated.is_empty())
+        let crowded = conn.served.deferred.len() >= most / 2 || self.shares.deferred >= most;
+        if (crowded && !conn.served.deferred.is_empty())
             || self.holds_what_others_wait_for(cx, &call)
             || !self.could_hold(cx, &call, &fetch)
         {
             cx.stats.pool_empty += 1;
-            return self.reject(cx, conn, call, Reject::Transport(ErrorBody::System));
+            return self.refuse_call(cx, conn, call, CallRefusal::Transport(ErrorBody::System));
         }
         cx.stats.memory_waits += 1;
-        self.shares.gated += 1;
-        conn.served.gated.push_back(Waiting { call, fetch });
-        cx.nudge(conn);
+        self.shares.deferred += 1;
+        conn.served.deferred.push_back(Waiting { call, fetch });
+        cx.request_completion(conn);
         cx.schedule.control_now();
     }
 
-    /// Goes on with the calls of a connection that were beyond its share.
+    /// Goes on with the deferred calls of a connection.
     #[cold]
     pub(in crate::shard) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
-        while let Some(Waiting { call, fetch }) = conn.served.gated.pop_front() {
-            self.shares.gated -= 1;
+        while let Some(Waiting { call, fetch }) = conn.served.deferred.pop_front() {
+            self.shares.deferred -= 1;
             let before = std::mem::replace(&mut self.fetch, fetch);
             if self.exceeds_share(cx, conn, &call) {
                 let fetch = std::mem::replace(&mut self.fetch, before);
-                conn.served.gated.push_front(Waiting { call, fetch });
-                self.shares.gated += 1;
+                conn.served.deferred.push_front(Waiting { call, fetch });
+                self.shares.deferred += 1;
                 // What it waits for may have gone out unheard.
-                return cx.nudge(conn);
+                return cx.request_completion(conn);
             }
             self.start(cx, conn, call);
             cx.ready.add(conn);
@@ -183,24 +184,24 @@ impl Responder {
 
     /// Part of step 5 of a turn: others may have brought memory home.
     pub(super) fn resume_all<F: Fabric>(&mut self, cx: &mut Context<F>) {
-        if self.shares.gated == 0 {
+        if self.shares.deferred == 0 {
             return;
         }
         cx.with_each(|cx, conn| {
-            if !conn.served.gated.is_empty() {
+            if !conn.served.deferred.is_empty() {
                 self.resume(cx, conn);
             }
         });
-        if self.shares.gated > 0 {
+        if self.shares.deferred > 0 {
             let soon = cx.clock.read() + nanoseconds(cx.config.control_interval);
             cx.schedule.wake_by(soon);
         }
     }
 
     /// The calls of a connection that is over wait no more.
-    pub(super) fn ungate(&mut self, conn: &mut Conn) {
-        self.shares.gated -= conn.served.gated.len();
-        for waiting in conn.served.gated.drain(..) {
+    pub(super) fn drop_deferred(&mut self, conn: &mut Conn) {
+        self.shares.deferred -= conn.served.deferred.len();
+        for waiting in conn.served.deferred.drain(..) {
             self.boxes.put(waiting.call);
         }
     }

@@ -96,7 +96,7 @@ fn calls_without_memory_wait_hold_nothing_and_go_on_in_their_order() {
     for xid in 1..=3 {
         scene.serve_held(&mut conn, xid);
     }
-    assert!(scene.responder.waits_for_memory());
+    assert!(scene.responder.waits_for_memory() && scene.responder.holds_calls_back());
     assert!(scene.responder.waiting.iter().all(|waiting| waiting.call.reply.is_none()));
     assert!(scene.sent(&mut conn).is_empty());
     drop(held);
@@ -115,7 +115,8 @@ fn who_is_gone_waits_for_nothing() {
     scene.serve_held(&mut gone, 1);
     scene.serve_held(&mut stays, 2);
     scene.serve_held(&mut gone, 3);
-    scene.responder.lose(&mut gone);
+    scene.responder.connection_lost(&mut gone);
+    assert_eq!(scene.responder.waiting.len(), 1, "nor do their messages keep their buffers");
     drop(held);
     scene.cx.conns.insert(stays);
     assert_eq!(scene.responder.go_on(&mut scene.cx, &mut scene.watch, 1), 1, "that of the other connection");
@@ -140,7 +141,7 @@ fn calls_for_workers_are_held_back_until_they_are_taken_and_come_home_once() {
     let mut workers = SimulatedWorkers::new(1, 2, services);
     let sleeper = Sleeper::new(Wake::Fabric(scene.cx.fabric.waker()));
     scene.responder.use_workers(workers.pool(), &sleeper.signal());
-    for xid in 1..=3 {
+    for xid in 1..=5 {
         scene.serve(&mut conn, xid, ELSEWHERE);
     }
     assert!(scene.responder.holds_calls_back() && !conn.served.none_at_workers());
@@ -154,7 +155,7 @@ fn calls_for_workers_are_held_back_until_they_are_taken_and_come_home_once() {
         answered.extend(scene.sent(&mut conn));
         scene.cx.conns.give_back(conn);
     }
-    assert_eq!(answered, [1, 2, 3]);
+    assert_eq!(answered, [1, 2, 3, 4, 5]);
     assert_eq!(scene.responder.worker_depth(), 0);
     assert!(scene.cx.conns.take_slot(0).expect("it is there").served.none_at_workers());
 }
@@ -178,8 +179,8 @@ fn one_connection_beyond_its_share_waits_for_itself_alone() {
     scene.serve_held(&mut other, 100);
     assert!(!other.served.is_gated(), "it holds nothing yet");
     assert!(Served::held(&conn) > 1);
-    let before = scene.responder.shares.gated();
-    assert_eq!(before, conn.served.gated.len());
-    scene.responder.lose(&mut conn);
-    assert_eq!((scene.responder.shares.gated(), conn.served.gated.len()), (0, 0));
+    let before = scene.responder.shares.deferred();
+    assert_eq!(before, conn.served.deferred.len());
+    scene.responder.connection_lost(&mut conn);
+    assert_eq!((scene.responder.shares.deferred(), conn.served.deferred.len()), (0, 0));
 }

@@ -29,7 +29,8 @@ pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Box<ServerCall>) -> 
 type Work = Box<dyn Fn(Box<ServerCall>) -> Box<ServerCall>>;
 
 /// Workers without threads, for simulations: they work when they are given a turn, on the thread that gives
-/// it. Shards [use them](crate::shard::Shard::simulate_workers) as they use those of a [`Server`](crate::Server).
+/// it. Shards [use them](crate::shard::Shard::simulate_workers) as they use those of a
+/// [`Server`](crate::Server).
 pub struct SimulatedWorkers {
     pool: Workers,
     benches: Vec<Bench<WorkKey, Box<ServerCall>, Box<ServerCall>, Work>>,

@@ -112,7 +112,7 @@ fn silent_handshakes_cost_only_themselves() {
         town.turn();
     }
     town.check();
-    // Somebody who does speak gets through, with all of them still there.
+    // A peer that does speak gets through, with all of them still there.
     let (intruder, qp) = town.intruder();
     drop(intruder);
     town.ends(qp);

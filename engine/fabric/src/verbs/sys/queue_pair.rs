@@ -40,7 +40,7 @@ pub(crate) struct QpCapacity {
     /// Receives of its own; 0 with a shared queue.
     pub(crate) receive: u32,
     /// Bytes that a work request carries.
-    pub(crate) inline: u32,
+    pub(crate) max_inline_data: u32,
 }
 
 /// Attributes for a change of state, and which of them count.
@@ -88,7 +88,7 @@ impl QueuePair {
                 max_recv_wr: capacity.receive,
                 max_send_sge: 1,
                 max_recv_sge: u32::from(srq.is_none()),
-                max_inline_data: capacity.inline,
+                max_inline_data: capacity.max_inline_data,
             },
             qp_type: ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
@@ -97,8 +97,11 @@ impl QueuePair {
         let raw = unsafe { ibv_create_qp(pd.raw(), &raw mut init) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         let got = init.cap;
-        *capacity =
-            QpCapacity { send: got.max_send_wr, receive: got.max_recv_wr, inline: got.max_inline_data };
+        *capacity = QpCapacity {
+            send: got.max_send_wr,
+            receive: got.max_recv_wr,
+            max_inline_data: got.max_inline_data,
+        };
         // SAFETY: the queue pair was just made; its number never changes.
         let number = unsafe { raw.as_ref().qp_num };
         Ok(Self { raw, number, _cq: Rc::clone(cq), _srq: srq.cloned(), _pd: Rc::clone(pd) })
