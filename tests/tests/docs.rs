@@ -208,8 +208,10 @@ fn the_way_of_a_call_is_through_functions_that_there_are() {
                 // `a` of `file`: the file may also stand behind.
                 let elsewhere =
                     text.split_once(&format!("`{name}` of `")).and_then(|(_, rest)| rest.split_once('`'));
-                let elsewhere = elsewhere
-                    .is_some_and(|(path, _)| read(format!("engine/{path}")).contains(&format!("fn {name}(")));
+                let elsewhere = elsewhere.is_some_and(|(path, _)| {
+                    let text = read(format!("engine/{path}"));
+                    ['(', '<'].iter().any(|end| text.contains(&format!("fn {name}{end}")))
+                });
                 assert!(defined || elsewhere, "step {} names {name}, which is not there", row[0]);
                 seen += 1;
             }

@@ -162,3 +162,21 @@ impl<F: Fabric> Shard<F> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::FabricAddress;
+
+    #[test]
+    fn a_connection_that_is_open_again_has_all_its_attempts_again() {
+        let mut again = Again::of(FabricAddress("nobody".into()));
+        assert!(!again.is_under_way());
+        again.attempts = 3;
+        assert!(again.is_under_way());
+        again.succeeded();
+        assert!(!again.is_under_way() && again.address.is_some());
+        again.give_up();
+        assert!(again.address.is_none(), "it leads nowhere");
+    }
+}
