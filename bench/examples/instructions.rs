@@ -5,11 +5,11 @@
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example instructions -- \
-//!     CALLS DEPTH [write|read] [v1|windowed|incremental] [verbs:HOST:PORT]
+//!     CALLS DEPTH [checked] [write|read] [v1|windowed|incremental] [verbs:HOST:PORT]
 //! ```
 //!
 //! The calls echo 64 bytes. With `write` and `read` as much travels in a Read or Write chunk, beside a call
-//! without arguments.
+//! without arguments. With `checked` messages are not decoded by their layout (`Config::decode_by_layout`).
 //!
 //! With an address of the verbs fabric both ends are on its device: `tests/vm/instructions` counts that.
 #![forbid(unsafe_code)]
@@ -103,9 +103,14 @@ fn read(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [calls, depth, rest @ ..] = arguments.as_slice() else {
-        return Err("usage: instructions CALLS DEPTH [write|read] [v1|windowed|incremental] [ADDRESS]".into());
+        let usage = "instructions CALLS DEPTH [checked] [write|read] [v1|windowed|incremental] [ADDRESS]";
+        return Err(format!("usage: {usage}").into());
     };
     let (calls, depth): (u64, u64) = (calls.parse()?, depth.parse()?);
+    let (decode_by_layout, rest) = match rest.split_first() {
+        Some((word, rest)) if word == "checked" => (false, rest),
+        _ => (true, rest),
+    };
     let (procedure, rest) = match rest.split_first() {
         Some((op, rest)) if op == "write" => (WRITE, rest),
         Some((op, rest)) if op == "read" => (READ, rest),
@@ -117,7 +122,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("v1") => Scheme::V1,
         Some(other) => return Err(format!("{other}: wanted v1, windowed or incremental").into()),
     };
-    let server = Config { scheme, idle: IdlePolicy::Poll, sample_latency: 0, ..Config::default() };
+    let idle = IdlePolicy::Poll;
+    let server = Config { scheme, decode_by_layout, idle, sample_latency: 0, ..Config::default() };
     let client = Config { receives: 1024, ..server.clone() };
     let own = || format!("soft:instructions-{}", std::process::id());
     let address: Address = rest.get(1).cloned().unwrap_or_else(own).parse()?;
