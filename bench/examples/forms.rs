@@ -98,8 +98,8 @@ fn measure(rpcperf: &Path, options: &[String], key: Key) -> Result<Option<Run>, 
         if output.status.code() == Some(2) {
             continue;
         }
-        let report: Value = serde_json::from_slice(&output.stdout)
-            .map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
+        let report: Value =
+            serde_json::from_slice(&output.stdout).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
         let result = &report["results"][0];
         let figure = match test {
             "lat" => result["rtt_ns"]["p50"].as_f64().map(|ns| ns / 1000.0),

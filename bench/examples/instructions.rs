@@ -160,8 +160,7 @@ fn run<F: Fabric>(
     let mut server = Shard::open(server, config, Some(Arc::new(services)))?;
     server.listen(&listener)?;
     let expected = if procedure == ECHO { PAYLOAD } else { 0 };
-    let mut client =
-        LocalClient::open(fabric, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) })?;
+    let mut client = LocalClient::open(fabric, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) })?;
     let connection = client.begin_connect(address)?;
     while !client.is_open(connection) {
         server.poll_control();

@@ -114,15 +114,9 @@ pub(crate) struct ServeArgs {
 impl ServeArgs {
     /// A server for a test that was given no address: its own kind of tests only, and the defaults for the
     /// rest.
-    pub(crate) fn of_test(
-        common: &CommonArgs,
-        half: Half,
-        calls: Option<(&EngineArgs, &TravelArgs)>,
-    ) -> Self {
+    pub(crate) fn of_test(common: &CommonArgs, half: Half, calls: Option<(&EngineArgs, &TravelArgs)>) -> Self {
         let nothing_given = Cli::try_parse_from(["rpcperf", "serve"]).map(|cli| cli.command);
-        let Ok(Command::Serve(mut args)) = nothing_given else {
-            unreachable!("`rpcperf serve` needs no arguments")
-        };
+        let Ok(Command::Serve(mut args)) = nothing_given else { unreachable!("`rpcperf serve` needs no arguments") };
         args.cores = common.cores;
         args.idle = common.idle;
         args.device = common.device.clone();
@@ -542,9 +536,6 @@ mod tests {
         ] {
             assert!(raw_lat(wrong).is_err(), "{wrong:?}");
         }
-        assert!(
-            raw_lat(&["-F", "-s", "1K", "-t", "3", "-q", "2", "-D", "1", "-f", "0", "--cores", "0,1"])
-                .is_ok()
-        );
+        assert!(raw_lat(&["-F", "-s", "1K", "-t", "3", "-q", "2", "-D", "1", "-f", "0", "--cores", "0,1"]).is_ok());
     }
 }

@@ -188,11 +188,7 @@ mod tests {
         let usage = after.since(&before).usage();
         assert_eq!((usage.work_requests_per_call, usage.work_requests_per_doorbell), (Some(2.0), Some(4.0)));
         assert_eq!((usage.pure_grants_per_call, usage.counted.calls), (Some(0.25), 20));
-        assert!(
-            usage
-                .per_call()
-                .starts_with("2.00 work requests, 4.00 to a doorbell, one in - signalled; 0.00 polls")
-        );
+        assert!(usage.per_call().starts_with("2.00 work requests, 4.00 to a doorbell, one in - signalled; 0.00 polls"));
         assert_eq!(Counters::default().usage().signalled_per_call, None);
         let text = serde_json::to_string(&after).unwrap();
         assert_eq!(serde_json::from_str::<Counters>(&text).unwrap(), after);

@@ -42,8 +42,7 @@ impl Machine {
             clock_source: line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
             kernel: line("/proc/sys/kernel/osrelease"),
             hugepages: fs::read_to_string("/proc/meminfo").ok().and_then(|text| hugepages(&text)),
-            transparent_hugepages: line("/sys/kernel/mm/transparent_hugepage/enabled")
-                .and_then(|l| selected(&l)),
+            transparent_hugepages: line("/sys/kernel/mm/transparent_hugepage/enabled").and_then(|l| selected(&l)),
         }
     }
 }
@@ -68,8 +67,7 @@ fn field(text: &str, name: &str) -> Option<String> {
 }
 
 fn hugepages(meminfo: &str) -> Option<String> {
-    let [total, free, size] =
-        ["HugePages_Total", "HugePages_Free", "Hugepagesize"].map(|f| field(meminfo, f));
+    let [total, free, size] = ["HugePages_Total", "HugePages_Free", "Hugepagesize"].map(|f| field(meminfo, f));
     Some(format!("{} of {} free, {} each", free?, total?, size?))
 }
 
@@ -85,8 +83,7 @@ mod tests {
 
     #[test]
     fn fields_of_proc() {
-        let meminfo =
-            "MemTotal:  100 kB\nHugePages_Total:      8\nHugePages_Free:  3\nHugepagesize:  2048 kB\n";
+        let meminfo = "MemTotal:  100 kB\nHugePages_Total:      8\nHugePages_Free:  3\nHugepagesize:  2048 kB\n";
         assert_eq!(hugepages(meminfo).unwrap(), "3 of 8 free, 2048 kB each");
         assert_eq!(hugepages("MemTotal: 100 kB\n"), None);
         assert_eq!(field("model name\t: A: B\nmodel name\t: C\n", "model name").unwrap(), "A: B");

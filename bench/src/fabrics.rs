@@ -34,9 +34,8 @@ fn next_port(text: &str) -> Result<String, Failure> {
         _ => (text, Some(DEFAULT_PORT)),
     };
     let next = port.and_then(|port: u16| port.checked_add(1));
-    let wrong = || {
-        Failure::Usage(format!("verbs:{text}: wanted a port from 1 to 65534, as raw tests take the next one"))
-    };
+    let wrong =
+        || Failure::Usage(format!("verbs:{text}: wanted a port from 1 to 65534, as raw tests take the next one"));
     Ok(format!("{host}:{}", next.ok_or_else(wrong)?))
 }
 

@@ -141,8 +141,7 @@ mod tests {
         let length = Length::Operations { counted: 1000, warm_up: 0 };
         let clock = Clock::new();
         let mut progress = Progress::new(String::new(), 0);
-        let out =
-            measure(&mut Stall(Fake::new(1, 1)), &clock, length, Some(10_000.0), &mut progress).unwrap();
+        let out = measure(&mut Stall(Fake::new(1, 1)), &clock, length, Some(10_000.0), &mut progress).unwrap();
         // 300 operations were due while it stood still: a closed loop would have seen one slow one.
         let late = out.samples.histogram().count_between(1_000_000, 60_000_000_000);
         assert!(late >= 250, "{late}");

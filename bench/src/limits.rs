@@ -33,10 +33,8 @@ impl Limits {
             ("p50", self.p50_us, entry.rtt_ns.map(|l| us(l.p50))),
             ("p99", self.p99_us, entry.rtt_ns.map(|l| us(l.p99))),
         ];
-        let fewest = [
-            ("rate", "operations/s", self.rate, entry.rps),
-            ("bw", "MiB/s", self.bw_mib, entry.bytes_per_s.map(mib)),
-        ];
+        let fewest =
+            [("rate", "operations/s", self.rate, entry.rps), ("bw", "MiB/s", self.bw_mib, entry.bytes_per_s.map(mib))];
         let mut missed = Vec::new();
         for (name, limit, found) in longest {
             if let (Some(limit), Some(found)) = (limit, found)
@@ -74,10 +72,7 @@ mod tests {
         let entry = Entry { size: 8, own, ..Entry::default() };
         let missed = |limits: Limits| limits.missed(&entry).len();
         assert_eq!(missed(Limits::default()), 0);
-        assert_eq!(
-            missed(Limits { p50_us: Some(1.0), p99_us: Some(9.0), rate: Some(1e6), bw_mib: Some(2.0) }),
-            0
-        );
+        assert_eq!(missed(Limits { p50_us: Some(1.0), p99_us: Some(9.0), rate: Some(1e6), bw_mib: Some(2.0) }), 0);
         assert_eq!(missed(Limits { p50_us: Some(0.9), ..Limits::default() }), 1);
         assert_eq!(missed(Limits { p99_us: Some(8.9), ..Limits::default() }), 1);
         assert_eq!(missed(Limits { rate: Some(1e6 + 1.0), ..Limits::default() }), 1);

@@ -55,15 +55,9 @@ fn run(command: Command) -> Result<(), Failure> {
     let serve = |common, half, calls| serve::run(&ServeArgs::of_test(common, half, calls));
     match &command {
         Serve(args) => serve::run(args),
-        Lat(args) if !args.common.is_client() => {
-            serve(&args.common, Half::Calls, Some((&args.engine, &args.travel)))
-        }
-        Rate(args) if !args.common.is_client() => {
-            serve(&args.common, Half::Calls, Some((&args.engine, &args.travel)))
-        }
-        Bw(args) if !args.common.is_client() => {
-            serve(&args.common, Half::Calls, Some((&args.engine, &args.travel)))
-        }
+        Lat(args) if !args.common.is_client() => serve(&args.common, Half::Calls, Some((&args.engine, &args.travel))),
+        Rate(args) if !args.common.is_client() => serve(&args.common, Half::Calls, Some((&args.engine, &args.travel))),
+        Bw(args) if !args.common.is_client() => serve(&args.common, Half::Calls, Some((&args.engine, &args.travel))),
         RawLat(args) if !args.common.is_client() => serve(&args.common, Half::Raw, None),
         RawBw(args) if !args.common.is_client() => serve(&args.common, Half::Raw, None),
         Lat(args) => rpc::latency(args),

@@ -22,9 +22,7 @@ impl FromStr for Cores {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let core = |part: &str| {
-            part.trim()
-                .parse()
-                .map_err(|_| format!("{part:?} is not a core: wanted CLIENT or CLIENT,SERVER, e.g. 0,1"))
+            part.trim().parse().map_err(|_| format!("{part:?} is not a core: wanted CLIENT or CLIENT,SERVER, e.g. 0,1"))
         };
         match text.split_once(',') {
             None => Ok(Self { client: core(text)?, server: None }),
@@ -73,10 +71,7 @@ impl Placement {
         let shared = client == server;
         let by = if asked.is_some() { "as asked" } else { "by default" };
         let note = if shared {
-            format!(
-                "client and server share core {client} ({by}; allowed {}) and yield to each other",
-                list(&allowed)
-            )
+            format!("client and server share core {client} ({by}; allowed {}) and yield to each other", list(&allowed))
         } else {
             format!("client on core {client}, server on core {server} ({by}; allowed {})", list(&allowed))
         };

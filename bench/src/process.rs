@@ -28,11 +28,7 @@ pub(crate) fn follow(parent: u32) -> Result<(), Failure> {
         .map_err(|e| Failure::run("prctl(PR_SET_PDEATHSIG)", e))?;
     // It may have ended before the call: then nobody will ever send the signal.
     let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    if now == Some(parent) {
-        Ok(())
-    } else {
-        Err(Failure::Run(format!("--parent {parent}: it is gone already")))
-    }
+    if now == Some(parent) { Ok(()) } else { Err(Failure::Run(format!("--parent {parent}: it is gone already"))) }
 }
 
 /// What a server is asked for its counters with, on its standard input. It answers with one line of JSON.
@@ -68,8 +64,7 @@ impl ServerProcess {
     /// Starts `rpcperf serve --listen ADDRESS` with further arguments and waits until it listens. What the
     /// server says on standard error goes to ours.
     pub(crate) fn start(address: &str, arguments: &[String]) -> Result<Self, Failure> {
-        let program =
-            std::env::current_exe().map_err(|e| Failure::run("--loopback: our own executable", e))?;
+        let program = std::env::current_exe().map_err(|e| Failure::run("--loopback: our own executable", e))?;
         let mut child = Command::new(&program)
             .args(["serve", "--listen", address, "--parent", &std::process::id().to_string()])
             .args(arguments)

@@ -40,8 +40,7 @@ impl Progress {
         self.due = now_ns + INTERVAL_NS;
         self.shown = true;
         // Progress that cannot be shown is no reason to stop measuring.
-        let _ =
-            write!(std::io::stderr(), "\r{}: {:3.0} %, {operations} done\x1b[K", self.label, share * 100.0);
+        let _ = write!(std::io::stderr(), "\r{}: {:3.0} %, {operations} done\x1b[K", self.label, share * 100.0);
     }
 }
 

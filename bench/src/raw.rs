@@ -197,18 +197,12 @@ impl Plan<'_> {
 
     fn method(&self) -> &'static str {
         match (self.test, self.op) {
-            (Test::Latency { .. }, RawOp::Send) => {
-                "round trip: Send of the payload, answered by a Send of it"
-            }
-            (Test::Latency { .. }, RawOp::Read) => {
-                "round trip: RDMA Read of the payload, from post to completion"
-            }
+            (Test::Latency { .. }, RawOp::Send) => "round trip: Send of the payload, answered by a Send of it",
+            (Test::Latency { .. }, RawOp::Read) => "round trip: RDMA Read of the payload, from post to completion",
             (Test::Latency { .. }, RawOp::Write) => {
                 "round trip: RDMA Write of the payload and a Send of 8 bytes behind it, answered by a Send of 8 bytes"
             }
-            (Test::Rate | Test::Bandwidth, _) => {
-                "one direction, window kept full, counted at the completions"
-            }
+            (Test::Rate | Test::Bandwidth, _) => "one direction, window kept full, counted at the completions",
         }
     }
 }

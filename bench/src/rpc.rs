@@ -16,9 +16,7 @@ use rpcrdma::fabric::Capabilities;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::server::{Server, ServerConfig};
 
-use crate::cli::{
-    BwArgs, CommonArgs, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, ServeArgs, TravelArgs,
-};
+use crate::cli::{BwArgs, CommonArgs, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, ServeArgs, TravelArgs};
 use crate::counters::Counters;
 use crate::env::Machine;
 use crate::fabrics;
@@ -81,8 +79,7 @@ impl CallServer {
             cores: Some(vec![core]),
             workers: workers(args, &load, core, placement),
         };
-        let server =
-            Server::start(&address, program.services, &config).map_err(|e| Failure::run("serve", e))?;
+        let server = Server::start(&address, program.services, &config).map_err(|e| Failure::run("serve", e))?;
         let server = Arc::new(server);
         orders.carry_out(Arc::clone(&server))?;
         Ok(Self { server })
@@ -162,9 +159,7 @@ pub(crate) fn rate(args: &RateArgs) -> Result<(), Failure> {
 /// Runs `bw` as a client.
 pub(crate) fn bandwidth(args: &BwArgs) -> Result<(), Failure> {
     if args.op == RpcOp::Null {
-        return Err(Failure::Usage(
-            "--op null carries no payload: there is no bandwidth of it; see rate".into(),
-        ));
+        return Err(Failure::Usage("--op null carries no payload: there is no bandwidth of it; see rate".into()));
     }
     run(&Plan {
         name: "bw",
@@ -195,8 +190,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let probing = config::shared(plan.engine, &common.device, common.idle, !common.no_batch, &probing)?;
     let several = common.all && sizes.len() > 1;
     let output = Output::new(plan.kind, direction, common.json.as_deref(), plan.hgrm, several)?;
-    let server =
-        if common.loopback.is_some() { Some(plan.start_server(&text, &placement, &sizes)?) } else { None };
+    let server = if common.loopback.is_some() { Some(plan.start_server(&text, &placement, &sizes)?) } else { None };
     // Not before the server was started: it would inherit our one core.
     pin::pin(placement.client)?;
     // A first connection finds out who serves there, before anything is measured or printed.
@@ -208,8 +202,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
         placement.server_says(serving.core as usize);
     }
     if direction != Direction::Forward {
-        placement.note =
-            format!("{}; the server's calls are made on core {}", placement.note, placement.third());
+        placement.note = format!("{}; the server's calls are made on core {}", placement.note, placement.third());
     }
     let specs: Vec<Spec> =
         sizes.iter().map(|&size| plan.spec(&travel, size, &serving, &placement)).collect::<Result<_, _>>()?;
@@ -241,9 +234,7 @@ impl Plan<'_> {
         let common = self.common;
         if self.op == RpcOp::Null {
             if common.all || common.size.is_some() {
-                return Err(Failure::Usage(
-                    "--op null carries no payload: -s and -a say nothing there".into(),
-                ));
+                return Err(Failure::Usage("--op null carries no payload: -s and -a say nothing there".into()));
             }
             return Ok(vec![0]);
         }
@@ -283,20 +274,11 @@ impl Plan<'_> {
         retain(
             sizes,
             |size| size <= largest,
-            || {
-                format!(
-                    "the server has memory for payloads of up to {largest} bytes: start it with a larger -s"
-                )
-            },
+            || format!("the server has memory for payloads of up to {largest} bytes: start it with a larger -s"),
         )
     }
 
-    fn start_server(
-        &self,
-        address: &str,
-        placement: &Placement,
-        sizes: &[usize],
-    ) -> Result<ServerProcess, Failure> {
+    fn start_server(&self, address: &str, placement: &Placement, sizes: &[usize]) -> Result<ServerProcess, Failure> {
         let common = self.common;
         let travel = self.travels()?;
         let largest = if travel.form == Form::Inline { 1 } else { sizes.iter().copied().max().unwrap_or(1) };
@@ -318,19 +300,12 @@ impl Plan<'_> {
         ServerProcess::start(address, &arguments)
     }
 
-    fn spec(
-        &self,
-        travel: &Travel,
-        size: usize,
-        serving: &Info,
-        placement: &Placement,
-    ) -> Result<Spec, Failure> {
+    fn spec(&self, travel: &Travel, size: usize, serving: &Info, placement: &Placement) -> Result<Spec, Failure> {
         let common = self.common;
         let connections = common.qp as usize;
         let bulk = if travel.form == Form::Chunk { size } else { 0 };
         let message = if travel.is_long() { size } else { 0 };
-        let most =
-            if bulk + message > 0 { serving.load.outstanding_with(size, connections) } else { usize::MAX };
+        let most = if bulk + message > 0 { serving.load.outstanding_with(size, connections) } else { usize::MAX };
         let outstanding = self.outstanding.min(most);
         let load = Load { connections, outstanding, bulk, message, form: travel.form };
         let mut config = config::shared(self.engine, &common.device, common.idle, !common.no_batch, &load)?;

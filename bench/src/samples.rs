@@ -23,8 +23,8 @@ pub(crate) struct Samples {
 impl Samples {
     /// None yet.
     pub(crate) fn new() -> Self {
-        let histogram = Histogram::new_with_bounds(1, HIGHEST, DIGITS)
-            .expect("constant bounds within what the crate takes");
+        let histogram =
+            Histogram::new_with_bounds(1, HIGHEST, DIGITS).expect("constant bounds within what the crate takes");
         Self { histogram, min: u64::MAX, max: 0, sum: 0 }
     }
 

@@ -60,8 +60,7 @@ fn start_raw(address: Address, args: &ServeArgs, core: usize, shared: bool) -> R
     let (say, said) = mpsc::channel();
     let (idle, device) = (args.idle, args.device.clone());
     let serve = move || {
-        let listening =
-            pin::pin(core).and_then(|()| listening(fabrics::open(&address, idle, &device)?, &address));
+        let listening = pin::pin(core).and_then(|()| listening(fabrics::open(&address, idle, &device)?, &address));
         match listening {
             Ok(fabric) => {
                 // Whoever started this waits for it.

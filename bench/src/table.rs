@@ -231,8 +231,7 @@ mod tests {
         let own = Measured { iters: 1000, rtt_ns: samples.latency(), ..Measured::default() };
         let entry = Entry { size: 64, own, probe_rtt_ns, ..Entry::default() };
         let (header, row) = (Kind::Latency.header(false), Kind::Latency.row(&entry));
-        for (title, value) in [("#bytes", "64"), ("#iter", "1000"), ("t_max", "12.34"), ("probe", "110/450")]
-        {
+        for (title, value) in [("#bytes", "64"), ("#iter", "1000"), ("t_max", "12.34"), ("probe", "110/450")] {
             let at = header.find(title).unwrap();
             assert!(row[at..].starts_with(value), "{title}:\n{header}\n{row}");
         }
@@ -251,10 +250,7 @@ mod tests {
         let labels: Vec<&str> = rows.iter().map(|row| &row[at..]).collect();
         assert_eq!(labels, ["forward", "reverse", "sum"]);
         let iterations = header.find("#iter").unwrap();
-        assert!(
-            rows.iter().zip(["1", "2", "3"]).all(|(row, n)| row[iterations..].starts_with(n)),
-            "{rows:?}"
-        );
+        assert!(rows.iter().zip(["1", "2", "3"]).all(|(row, n)| row[iterations..].starts_with(n)), "{rows:?}");
         let alone = Entry { reverse: None, sum: None, ..entry };
         assert!(Kind::Rate.rows(&alone, Direction::Reverse)[0].ends_with("reverse"));
         assert!(!Kind::Rate.rows(&alone, Direction::Forward)[0].contains("forward"));

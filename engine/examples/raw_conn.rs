@@ -81,8 +81,7 @@ fn transmit<'a>(
         let reads = chunks(out);
         let form = Form { chunks: Chunks { reads, ..Chunks::NONE }, external: false };
         let mut buffer = vec![0; HEADROOM];
-        let start =
-            from.emit_before(out, &form, true, &mut buffer, HEADROOM).ok_or("no room for the header")?;
+        let start = from.emit_before(out, &form, true, &mut buffer, HEADROOM).ok_or("no room for the header")?;
         if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) {
             buffer.extend_from_slice(payload);
         }

@@ -69,10 +69,7 @@ impl Address {
         }
         Err(FabricError::Address {
             address: self.to_string(),
-            detail: format!(
-                "this client has opened a device for addresses that begin with {}:",
-                device.scheme
-            ),
+            detail: format!("this client has opened a device for addresses that begin with {}:", device.scheme),
         })
     }
 
@@ -89,10 +86,7 @@ impl Address {
     }
 
     /// The same fabric, at this host and port; itself, if that is not a network.
-    #[cfg_attr(
-        not(feature = "verbs"),
-        expect(unused_variables, reason = "there is no network in this build")
-    )]
+    #[cfg_attr(not(feature = "verbs"), expect(unused_variables, reason = "there is no network in this build"))]
     pub fn with_socket_address(&self, at: SocketAddr) -> Self {
         match self {
             Self::Soft(_) => self.clone(),
@@ -177,10 +171,7 @@ mod tests {
         }
         let at = "[fd00::1]:7".parse().unwrap();
         let moved = "verbs:10.0.0.1".parse::<Address>().unwrap().with_socket_address(at);
-        assert_eq!(
-            (moved.to_string().as_str(), moved.socket_address().unwrap()),
-            ("verbs:[fd00::1]:7", Some(at))
-        );
+        assert_eq!((moved.to_string().as_str(), moved.socket_address().unwrap()), ("verbs:[fd00::1]:7", Some(at)));
         let soft = SoftwareFabric::new(Config::default().software()).unwrap();
         let error = "verbs:storage1".parse::<Address>().unwrap().of(soft.capabilities()).unwrap_err();
         assert!(error.to_string().contains("begin with soft:"), "{error}");

@@ -274,12 +274,7 @@ impl Config {
             "at least 4096 bytes in version 2 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.2)",
         )?;
         let most = self.max_receive_size;
-        check(
-            most <= 1 << 20 && most.is_multiple_of(4),
-            "max_receive_size",
-            most,
-            "up to 1048576, a multiple of 4",
-        )?;
+        check(most <= 1 << 20 && most.is_multiple_of(4), "max_receive_size", most, "up to 1048576, a multiple of 4")?;
         check(self.reassemble_up_to <= 1 << 30, "reassemble_up_to", self.reassemble_up_to, "at most 1 GiB")?;
         let reverse = self.reverse_credits;
         check(reverse <= MAX_CREDITS, "reverse_credits", reverse as usize, "at most 32767")?;
@@ -287,22 +282,12 @@ impl Config {
         check((MIN_CREDITS..=MAX_CREDITS).contains(&credits), "credits", credits as usize, "4 to 32767")?;
         let most = self.max_credits;
         check((MIN_CREDITS..=MAX_CREDITS).contains(&most), "max_credits", most as usize, "4 to 32767")?;
-        check(
-            (2 * RECEIVE_MARGIN..=1 << 20).contains(&self.receives),
-            "receives",
-            self.receives,
-            "256 to 1048576",
-        )?;
+        check((2 * RECEIVE_MARGIN..=1 << 20).contains(&self.receives), "receives", self.receives, "256 to 1048576")?;
         check((1..=1 << 16).contains(&self.max_calls), "max_calls", self.max_calls, "1 to 65536")?;
         check(self.small_buffers >= 16, "small_buffers", self.small_buffers, "at least 16")?;
         check(self.signal_every >= 1, "signal_every", self.signal_every as usize, "at least 1")?;
         let sample = self.sample_latency;
-        check(
-            sample == 0 || sample.is_power_of_two(),
-            "sample_latency",
-            sample as usize,
-            "0 or a power of two",
-        )?;
+        check(sample == 0 || sample.is_power_of_two(), "sample_latency", sample as usize, "0 or a power of two")?;
         for &(size, count) in self.bulk_buffers.iter().chain(&self.long_buffers) {
             check(
                 (1..=1 << 30).contains(&size) && count > 0,

@@ -243,9 +243,7 @@ fn find(
     let found = all.iter().filter(|line| (line.program, line.version) == (program, version));
     let found = found.filter(|line| line.netid == netid).find_map(|line| parse_universal(&line.address));
     let unknown = RpcbindError::Unknown { host, program, version, netid };
-    found
-        .map(|at| if at.ip().is_unspecified() { SocketAddr::new(host, at.port()) } else { at })
-        .ok_or(unknown)
+    found.map(|at| if at.ip().is_unspecified() { SocketAddr::new(host, at.port()) } else { at }).ok_or(unknown)
 }
 
 /// What a server has registered with the rpcbind of its host: withdrawn when it is dropped.
@@ -274,8 +272,7 @@ impl Registration {
         for mapping in mappings {
             if !rpcbind.set(&mapping)? {
                 let same = |line: &&Mapping| {
-                    (line.program, line.version, &line.netid)
-                        == (mapping.program, mapping.version, &mapping.netid)
+                    (line.program, line.version, &line.netid) == (mapping.program, mapping.version, &mapping.netid)
                 };
                 let reason = match rpcbind.dump()?.iter().find(same) {
                     Some(Mapping { address, owner, .. }) => format!(

@@ -75,17 +75,10 @@ impl<S: Read + Write> StreamClient<S> {
     ///
     /// # Errors
     /// After any but [`StreamError::Refused`] the connection is of no more use.
-    pub fn call(
-        &mut self,
-        program: u32,
-        version: u32,
-        procedure: u32,
-        args: &[u8],
-    ) -> Result<Vec<u8>, StreamError> {
+    pub fn call(&mut self, program: u32, version: u32, procedure: u32, args: &[u8]) -> Result<Vec<u8>, StreamError> {
         self.xid = self.xid.wrapping_add(1);
         let auth = OpaqueAuth::NONE;
-        let header =
-            CallHeader { xid: self.xid, program, version, procedure, credential: auth, verifier: auth };
+        let header = CallHeader { xid: self.xid, program, version, procedure, credential: auth, verifier: auth };
         let len = header.encoded_len();
         let mut record = vec![0; 4 + len];
         header.emit(&mut record[4..]).map_err(|_| StreamError::Malformed("the call's header"))?;
@@ -93,8 +86,7 @@ impl<S: Read + Write> StreamClient<S> {
         record.extend(args);
         self.stream.write_all(&record)?;
         let mut reply = self.record()?;
-        let (header, at) =
-            ReplyHeader::parse(&reply).map_err(|_| StreamError::Malformed("its RPC header"))?;
+        let (header, at) = ReplyHeader::parse(&reply).map_err(|_| StreamError::Malformed("its RPC header"))?;
         if header.xid != self.xid {
             return Err(StreamError::Malformed("it answers another call"));
         }

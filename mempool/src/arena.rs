@@ -142,8 +142,7 @@ fn climb(config: &ArenaConfig) -> Result<(OwnedFd, RawMap, ArenaReport), MemErro
         PagePolicy::Small => &[],
     };
     for &page in rungs {
-        let wasted =
-            config.bytes.checked_next_multiple_of(page.bytes()).map(|rounded| rounded - config.bytes);
+        let wasted = config.bytes.checked_next_multiple_of(page.bytes()).map(|rounded| rounded - config.bytes);
         if config.bytes < page.bytes() || wasted.is_none_or(|wasted| wasted > config.bytes / 2) {
             continue;
         }
@@ -185,23 +184,16 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
     let Some(bytes) = config.bytes.checked_next_multiple_of(page.bytes()) else {
         return Err(system("mmap", config.bytes, io::ErrorKind::OutOfMemory.into()));
     };
-    let no_pages = |call, source| MemError::HugePages {
-        call,
-        bytes,
-        page,
-        node,
-        pool: HugePool::read(page, node),
-        source,
-    };
+    let no_pages =
+        |call, source| MemError::HugePages { call, bytes, page, node, pool: HugePool::read(page, node), source };
     let fd = sealed_memfd(name, bytes, page).map_err(|error| match error {
         // A kernel without this page size says so here.
         MemError::System { call, source, .. } if page.is_hugetlb() => no_pages(call, source),
         other => other,
     })?;
     // Descriptors of hugetlb memory come for nothing; whether there are pages is known only now.
-    let map = RawMap::shared(fd.as_fd(), bytes).map_err(|source| {
-        if page.is_hugetlb() { no_pages("mmap", source) } else { system("mmap", bytes, source) }
-    })?;
+    let map = RawMap::shared(fd.as_fd(), bytes)
+        .map_err(|source| if page.is_hugetlb() { no_pages("mmap", source) } else { system("mmap", bytes, source) })?;
     if let Some(node) = node {
         bind(&map, node)?;
     }
@@ -227,8 +219,7 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
                 0 => return Err(MemError::Transparent { bytes, setting: host::shmem_enabled() }),
                 huge if huge < bytes as u64 => {
                     let (huge, all) = (huge >> 10, bytes >> 10);
-                    advice =
-                        Some(format!("only {huge} of {all} KiB are in huge pages; {}", host::COMPACT_REMEDY));
+                    advice = Some(format!("only {huge} of {all} KiB are in huge pages; {}", host::COMPACT_REMEDY));
                 }
                 _ => {}
             }

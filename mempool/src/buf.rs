@@ -75,10 +75,7 @@ macro_rules! place {
         impl $name {
             /// Bytes of the window.
             #[inline]
-            #[expect(
-                clippy::len_without_is_empty,
-                reason = "says how much memory, not whether there is a content"
-            )]
+            #[expect(clippy::len_without_is_empty, reason = "says how much memory, not whether there is a content")]
             pub fn len(&self) -> usize {
                 self.handle.window.len()
             }
@@ -201,10 +198,7 @@ impl Buf {
     #[inline(always)]
     pub fn set_window(&mut self, start: usize, len: usize) {
         let capacity = self.capacity();
-        assert!(
-            start <= capacity && len <= capacity - start,
-            "window {start}+{len} in a buffer of {capacity} bytes"
-        );
+        assert!(start <= capacity && len <= capacity - start, "window {start}+{len} in a buffer of {capacity} bytes");
         self.handle.window = Window::new(start as u32, len as u32);
     }
 

@@ -45,10 +45,7 @@ pub(crate) fn lay_out(classes: &[Class]) -> Result<(Vec<Placed>, usize), MemErro
     for class in &sorted {
         let Class { size, count } = *class;
         if size == 0 || count == 0 || size > u32::MAX as usize {
-            return bad(format!(
-                "{count} buffers of {size} bytes; neither may be 0, nor a size exceed {}",
-                u32::MAX
-            ));
+            return bad(format!("{count} buffers of {size} bytes; neither may be 0, nor a size exceed {}", u32::MAX));
         }
         if placed.last().is_some_and(|last: &Placed| last.size == size) {
             return bad(format!("size {size} given twice"));
@@ -75,10 +72,7 @@ mod tests {
     fn strides_spread_over_the_cache_sets() {
         for size in (1..20_000).chain([1 << 20, (1 << 20) + 1, 1 << 24]) {
             let stride = stride(size);
-            assert!(
-                stride >= size && stride < size + 2 * LINE && stride.is_multiple_of(LINE),
-                "{size}: {stride}"
-            );
+            assert!(stride >= size && stride < size + 2 * LINE && stride.is_multiple_of(LINE), "{size}: {stride}");
             assert!(!stride.is_multiple_of(4096), "{size}: {stride}");
             if size >= 512 {
                 let sets: std::collections::HashSet<_> = (0..64).map(|i| i * stride / LINE % 64).collect();
@@ -89,8 +83,7 @@ mod tests {
 
     #[test]
     fn classes_do_not_overlap() {
-        let classes =
-            [Class { size: 4096, count: 3 }, Class { size: 100, count: 5 }, Class { size: 65536, count: 2 }];
+        let classes = [Class { size: 4096, count: 3 }, Class { size: 100, count: 5 }, Class { size: 65536, count: 2 }];
         let (placed, bytes) = lay_out(&classes).unwrap();
         assert_eq!(placed.iter().map(|p| p.size).collect::<Vec<_>>(), [100, 4096, 65536]);
         let mut end = 0;

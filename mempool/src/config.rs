@@ -86,14 +86,7 @@ pub struct ArenaConfig {
 
 impl Default for ArenaConfig {
     fn default() -> Self {
-        Self {
-            bytes: 64 << 20,
-            pages: PagePolicy::Auto,
-            node: None,
-            prefault: true,
-            lock: false,
-            name: "rpcrdma",
-        }
+        Self { bytes: 64 << 20, pages: PagePolicy::Auto, node: None, prefault: true, lock: false, name: "rpcrdma" }
     }
 }
 

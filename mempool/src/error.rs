@@ -54,9 +54,7 @@ pub enum MemError {
         source: io::Error,
     },
     /// The host has no such NUMA node.
-    #[error(
-        "mbind of {bytes} bytes to NUMA node {node}: no such node, online are {online}; see `numactl --hardware`"
-    )]
+    #[error("mbind of {bytes} bytes to NUMA node {node}: no such node, online are {online}; see `numactl --hardware`")]
     NoSuchNode {
         /// Bytes asked for.
         bytes: usize,

@@ -159,8 +159,7 @@ pub(crate) fn huge_shmem_bytes(base: usize) -> u64 {
     let start = format!("{base:08x}-");
     let mapping = text.lines().skip_while(|line| !line.starts_with(&start)).skip(1);
     // A header line of the next mapping has no "Name:" as its first word.
-    let mut fields =
-        mapping.take_while(|line| line.split_whitespace().next().is_some_and(|w| w.ends_with(':')));
+    let mut fields = mapping.take_while(|line| line.split_whitespace().next().is_some_and(|w| w.ends_with(':')));
     let kib = fields.find_map(|line| line.strip_prefix("ShmemPmdMapped:"));
     kib.and_then(|rest| rest.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) << 10
 }
@@ -192,9 +191,7 @@ mod tests {
     #[test]
     fn remedies_count_what_is_there() {
         let pool = HugePool { total: 10, free: 4 };
-        assert!(
-            pool.remedy(6, PageSize::Huge2M, None).contains("echo 12 | sudo tee /sys/kernel/mm/hugepages")
-        );
+        assert!(pool.remedy(6, PageSize::Huge2M, None).contains("echo 12 | sudo tee /sys/kernel/mm/hugepages"));
         let text = pool.remedy(1, PageSize::Huge1G, Some(1));
         assert!(text.contains("echo 10 |") && text.contains("node1/hugepages/hugepages-1048576kB"), "{text}");
     }

@@ -2,12 +2,11 @@
 //!
 //! The memory layer of an RPC-over-RDMA engine. It knows no NIC: a device is a [`Registrar`] to it.
 //!
-//! 1. An [`Arena`] is one sealed memfd, mapped once: in hugetlb pages where the host has them, on the NUMA
-//!    node asked for, prefaulted. Its [`ArenaReport`] says in one line what was got and how to get better.
-//! 2. A [`Pool`] cuts (part of) an arena into buffers of a few size classes. It belongs to the thread that
-//!    made it: allocating and freeing there uses no atomic operation and never calls the global allocator.
-//!    Buffers that other threads drop come home through a lock-free list; [`Pool::drain_remote`] takes them
-//!    in once per turn.
+//! 1. An [`Arena`] is one sealed memfd, mapped once: in hugetlb pages where the host has them, on the NUMA node asked
+//!    for, prefaulted. Its [`ArenaReport`] says in one line what was got and how to get better.
+//! 2. A [`Pool`] cuts (part of) an arena into buffers of a few size classes. It belongs to the thread that made it:
+//!    allocating and freeing there uses no atomic operation and never calls the global allocator. Buffers that other
+//!    threads drop come home through a lock-free list; [`Pool::drain_remote`] takes them in once per turn.
 //! 3. A buffer is always exactly one of four types, and each change of hands consumes the old one:
 //!
 //! | type | who may touch the bytes | sharing | back to [`Buf`] |

@@ -20,12 +20,7 @@ pub(crate) fn sealed_memfd(name: &str, bytes: usize, page: PageSize) -> Result<O
         PageSize::Transparent | PageSize::Small => MemfdFlags::empty(),
     };
     let failed = |call| {
-        move |e: rustix::io::Errno| MemError::System {
-            call,
-            bytes,
-            limits: MemoryLimits::read(),
-            source: e.into(),
-        }
+        move |e: rustix::io::Errno| MemError::System { call, bytes, limits: MemoryLimits::read(), source: e.into() }
     };
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge)
         .map_err(failed("memfd_create"))?;
@@ -52,14 +47,7 @@ impl RawMap {
     pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         // SAFETY: without MAP_FIXED the new mapping overlaps nothing.
         let base = unsafe {
-            rustix::mm::mmap(
-                ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                fd,
-                0,
-            )
+            rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)
         }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, len })
@@ -87,15 +75,7 @@ impl RawMap {
         // SAFETY: changes where pages come from, not what they hold; the mask lives across the call and has
         // `bits - 1` bits.
         let status = unsafe {
-            libc::syscall(
-                libc::SYS_mbind,
-                self.base.as_ptr(),
-                self.len,
-                libc::MPOL_BIND,
-                mask.as_ptr(),
-                bits,
-                0,
-            )
+            libc::syscall(libc::SYS_mbind, self.base.as_ptr(), self.len, libc::MPOL_BIND, mask.as_ptr(), bits, 0)
         };
         if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }

@@ -136,12 +136,8 @@ impl Pool {
     pub fn census(&self) -> Census {
         self.drain_remote();
         let classes = self.core().classes().iter().map(|list| {
-            let mut census = ClassCensus {
-                size: list.size(),
-                count: list.count(),
-                free: list.free(),
-                ..Default::default()
-            };
+            let mut census =
+                ClassCensus { size: list.size(), count: list.count(), free: list.free(), ..Default::default() };
             let mut plain = 0;
             for meta in self.core().metas_of(list) {
                 // Relaxed: buffers on other threads may change hands while we count.

@@ -59,9 +59,7 @@ impl PeerMapping {
         let seals = rustix::fs::fcntl_get_seals(&fd)
             .map_err(|e| MemError::Refused(format!("fcntl(F_GET_SEALS): {e}; it is no memfd")))?;
         if !seals.contains(SealFlags::SHRINK) {
-            return Err(MemError::Refused(format!(
-                "it can be truncated: its seals {seals:?} lack F_SEAL_SHRINK"
-            )));
+            return Err(MemError::Refused(format!("it can be truncated: its seals {seals:?} lack F_SEAL_SHRINK")));
         }
         let size = rustix::fs::fstat(&fd).map_err(|e| MemError::Refused(format!("fstat: {e}")))?.st_size;
         match usize::try_from(size) {

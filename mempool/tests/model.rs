@@ -138,8 +138,7 @@ struct Model {
 impl Model {
     fn new() -> Self {
         let classes = CLASSES.iter().map(|&(size, count)| Class { size, count }).collect();
-        let arena =
-            ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "model", ..ArenaConfig::default() };
+        let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "model", ..ArenaConfig::default() };
         let all = CLASSES.map(|(_, count)| count);
         Self {
             pool: Pool::new(&PoolConfig { classes, arena }).unwrap(),

@@ -35,8 +35,7 @@ pub fn new_address(name: &str) -> Address {
 fn device_address(number: u16) -> String {
     let all = rpcrdma::fabric::verbs::local_addresses();
     let host = all.iter().find(|host| host.is_ipv4()).or(all.first());
-    let host =
-        *host.unwrap_or_else(|| panic!("{FABRIC} is set, and there is no RDMA device with an address"));
+    let host = *host.unwrap_or_else(|| panic!("{FABRIC} is set, and there is no RDMA device with an address"));
     std::net::SocketAddr::new(host, 21_000 + number).to_string()
 }
 
@@ -51,12 +50,8 @@ pub fn open(address: &Address) -> AnyFabric {
     const LONG: Duration = Duration::from_secs(2000);
     match address {
         Address::Soft(_) => {
-            let config = SoftwareConfig {
-                linger: LONG,
-                handshake_timeout: LONG,
-                retry_timeout: LONG,
-                ..Default::default()
-            };
+            let config =
+                SoftwareConfig { linger: LONG, handshake_timeout: LONG, retry_timeout: LONG, ..Default::default() };
             AnyFabric::Software(SoftwareFabric::new(config).expect("a fabric"))
         }
         _ => address.open(&rpcrdma::Config::default()).expect("a fabric"),

@@ -7,8 +7,8 @@ use crate::place;
 use rpcrdma::Address;
 use rpcrdma::fabric::any::{AnyFabric, AnyListener};
 use rpcrdma::fabric::{
-    Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, Posting, QpId, RemoteMemory, Source,
-    Status, WorkRequest,
+    Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, Posting, QpId, RemoteMemory, Source, Status,
+    WorkRequest,
 };
 use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::rpc::{CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
@@ -69,13 +69,8 @@ pub struct RawPeer {
 }
 
 fn pool(size: usize, count: usize) -> Pool {
-    let arena = ArenaConfig {
-        bytes: 0,
-        name: "raw-peer",
-        pages: PagePolicy::Small,
-        prefault: false,
-        ..ArenaConfig::default()
-    };
+    let arena =
+        ArenaConfig { bytes: 0, name: "raw-peer", pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
     Pool::new(&PoolConfig { classes: vec![Class { size, count }], arena }).expect("memory")
 }
 
@@ -172,8 +167,7 @@ impl RawPeer {
     pub fn begin(address: &Address, private_data: &[u8]) -> Result<Self, String> {
         let (mut fabric, messages, exposed) = device(address);
         post_receives(&mut fabric, &messages, RECEIVES);
-        let qp =
-            fabric.connect(address.fabric_address(), &params(private_data)).map_err(|e| e.to_string())?;
+        let qp = fabric.connect(address.fabric_address(), &params(private_data)).map_err(|e| e.to_string())?;
         Ok(Self::bare(fabric, messages, exposed, qp, 0))
     }
 
@@ -196,11 +190,7 @@ impl RawPeer {
             told,
             windowed: false,
             revision: Revision::Ietf00,
-            offers: Properties {
-                receive_size: RECEIVE as u32,
-                windowed_credits: true,
-                ..Properties::default()
-            },
+            offers: Properties { receive_size: RECEIVE as u32, windowed_credits: true, ..Properties::default() },
             private_data: Vec::new(),
         }
     }
@@ -255,9 +245,7 @@ impl RawPeer {
                     continue;
                 }
                 ControlEvent::ConnectRequest { .. } => continue,
-                ControlEvent::Rejected { private_data, .. } => {
-                    String::from_utf8_lossy(&private_data).into_owned()
-                }
+                ControlEvent::Rejected { private_data, .. } => String::from_utf8_lossy(&private_data).into_owned(),
                 ControlEvent::ConnectFailed { error, .. } => error.to_string(),
                 ControlEvent::Disconnected { reason, .. } => reason,
             };
@@ -537,10 +525,8 @@ impl RawListener {
 
 /// What a message grants by increments.
 fn newly_granted(message: &[u8]) -> Option<u32> {
-    let word =
-        |at: usize| message.get(at..at + 4).map(|word| u32::from_be_bytes(word.try_into().expect("a word")));
-    let grants = word(4) == Some(Version::V2.code())
-        && word(12).is_some_and(|htype| htype != HeaderType::Error.code());
+    let word = |at: usize| message.get(at..at + 4).map(|word| u32::from_be_bytes(word.try_into().expect("a word")));
+    let grants = word(4) == Some(Version::V2.code()) && word(12).is_some_and(|htype| htype != HeaderType::Error.code());
     word(8).filter(|_| grants).map(|credit| credit & 0xFFFF)
 }
 

@@ -25,8 +25,7 @@ pub fn files(directory: &str, ending: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = vec![root().join(directory)];
     while let Some(directory) = open.pop() {
-        let entries =
-            std::fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+        let entries = std::fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
         for path in entries.map(|entry| entry.expect("a directory entry").path()) {
             if path.is_dir() {
                 let name = path.file_name().unwrap_or_default();
@@ -177,9 +176,7 @@ fn item_end(code: &str, start: usize) -> usize {
 /// The names of all tests of all crates.
 pub fn test_names() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    for path in
-        ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs"))
-    {
+    for path in ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs")) {
         let code = code(&read(&path));
         // Attributes of other kinds may stand between; what follows `#[test]` and names a function is the
         // test.
@@ -268,8 +265,7 @@ mod tests {
 
     #[test]
     fn comments_and_literals_are_no_code() {
-        let source =
-            "a // unsafe\n/* b /* c */ d */ e(\"f // \\\" g\", r#\"h \" i\"#, 'j', '\\'', '\\u{1F600}') <'k>";
+        let source = "a // unsafe\n/* b /* c */ d */ e(\"f // \\\" g\", r#\"h \" i\"#, 'j', '\\'', '\\u{1F600}') <'k>";
         let found: Vec<_> = words(&code(source)).map(str::to_owned).collect();
         assert_eq!(found, ["a", "e", "k"]);
     }

@@ -130,11 +130,7 @@ fn words(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_be_bytes()).collect()
 }
 
-fn prepared<F: Fabric>(
-    client: &mut LocalClient<F>,
-    procedure: u32,
-    args: &[u8],
-) -> Result<PreparedCall, CallError> {
+fn prepared<F: Fabric>(client: &mut LocalClient<F>, procedure: u32, args: &[u8]) -> Result<PreparedCall, CallError> {
     let mut call = client.prepare_with_chunks(procedure, args.len())?;
     call.args_mut().copy_from_slice(args);
     Ok(call)
@@ -193,11 +189,7 @@ pub fn store<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) 
 ///
 /// # Errors
 /// How the call ended without a reply.
-pub fn load<F: Fabric>(
-    client: &mut LocalClient<F>,
-    seed: u32,
-    chunks: &[(usize, usize)],
-) -> Result<(), CallError> {
+pub fn load<F: Fabric>(client: &mut LocalClient<F>, seed: u32, chunks: &[(usize, usize)]) -> Result<(), CallError> {
     let first = client.first();
     let mut args = vec![seed];
     args.extend(chunks.iter().map(|&(_, wanted)| wanted as u32));

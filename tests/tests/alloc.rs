@@ -184,8 +184,7 @@ fn allocates_nothing() {
             // A credit limit that grows has larger tables: it starts with its most, for which there are
             // Receives.
             let (max_credits, receives) = (small().credits, 16 * small().credits as usize);
-            let shard =
-                Config { scheme, remote_invalidate, batch, signal_every, max_credits, receives, ..small() };
+            let shard = Config { scheme, remote_invalidate, batch, signal_every, max_credits, receives, ..small() };
             let config = rpcrdma::server::ServerConfig { shard: shard.clone(), ..small_server() };
             let address = world.serve_with(config, services());
             let mut client = world.client(&address, shard);

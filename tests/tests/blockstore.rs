@@ -128,9 +128,7 @@ fn the_demo_copies_and_verifies() {
     let dir = directory();
     let size = std::env::var("BLOCKSTORE_DEMO_SIZE").unwrap_or_else(|_| "64M".into());
     let said = succeeds(&["demo", "--size", &size, "--dir", text(dir.path())]);
-    for word in
-        ["copied", "flushed", "verified", "software fabric", "equal to the source's", "drained", " 0 refused"]
-    {
+    for word in ["copied", "flushed", "verified", "software fabric", "equal to the source's", "drained", " 0 refused"] {
         assert!(said.contains(word), "{word:?} is not in: {said}");
     }
     assert_eq!(dir.path().read_dir().expect("a directory").count(), 0, "it cleans up");
@@ -246,18 +244,10 @@ fn reads_end_where_the_store_ends() {
     let data = |eof, count| Ok(Ok(ReadData { eof, count }));
     assert_eq!(raw.read(1, 7, Some(7)), (data(false, 7), bytes[1..8].to_vec()), "odd offset and length");
     assert_eq!(raw.read(99_999, 4, Some(4)), (data(true, 4), bytes[99_999..].to_vec()), "the last bytes");
-    assert_eq!(
-        raw.read(99_999, 5000, Some(5000)),
-        (data(true, 4), bytes[99_999..].to_vec()),
-        "short at the end"
-    );
+    assert_eq!(raw.read(99_999, 5000, Some(5000)), (data(true, 4), bytes[99_999..].to_vec()), "short at the end");
     assert_eq!(raw.read(size, 10, Some(10)), (data(true, 0), vec![]), "at the end");
     assert_eq!(raw.read(0, 0, None), (data(false, 0), vec![]), "nothing");
-    assert_eq!(
-        raw.read(0, 100, Some(10)),
-        (data(false, 10), bytes[..10].to_vec()),
-        "less room than asked for"
-    );
+    assert_eq!(raw.read(0, 100, Some(10)), (data(false, 10), bytes[..10].to_vec()), "less room than asked for");
     let most = Raw::BLOCK_MAX as u32;
     assert_eq!(
         raw.read(3, most, Some(2 << 20)),
@@ -270,11 +260,7 @@ fn reads_end_where_the_store_ends() {
     }
     assert_eq!(raw.read(0, most + 1, Some(2 << 20)).0, Ok(Err(Status::TooLong)));
     assert_eq!(raw.read(0, u32::MAX, Some(10)).0, Ok(Err(Status::TooLong)));
-    assert_eq!(
-        raw.read(0, 10, None).0,
-        Err(CallError::Refused(Refusal::GarbageArguments)),
-        "nowhere to put it"
-    );
+    assert_eq!(raw.read(0, 10, None).0, Err(CallError::Refused(Refusal::GarbageArguments)), "nowhere to put it");
     assert_eq!(raw.read(0, 10, Some(10)), (data(false, 10), bytes[..10].to_vec()), "it still serves");
 }
 
@@ -309,10 +295,7 @@ fn writes_are_whole_or_refused() {
     assert_eq!(raw.write(0, 7, &data[..7], Some(8)), garbage, "not where it belongs");
     assert_eq!(raw.write(0, 7, &[], None), garbage, "nothing where there should be data");
     let too_long = raw.write(0, data.len() as u32, &data, at);
-    assert!(
-        matches!(too_long, Err(CallError::Transport(_))),
-        "more than is declared is not fetched: {too_long:?}"
-    );
+    assert!(matches!(too_long, Err(CallError::Transport(_))), "more than is declared is not fetched: {too_long:?}");
 
     let flush = raw.prepare(codec::FLUSH, &());
     assert_eq!(raw.call::<()>(flush).0, Ok(Ok(())));
@@ -355,15 +338,9 @@ fn what_cannot_be_done_is_said_before_anything_is_done() {
     fails(&["copy", none, &store.address], &[none, "No such file"]);
     fails(&["copy", small, &nobody], &["nobody listens", name(&nobody)]);
     fails(&["serve", "--file", none, "--listen", &nobody], &[none, "No such file", "--size"]);
-    fails(
-        &["serve", "--file", text(dir.path()), "--listen", &nobody, "--read-only"],
-        &["not a regular file"],
-    );
+    fails(&["serve", "--file", text(dir.path()), "--listen", &nobody, "--read-only"], &["not a regular file"]);
     fails(&["serve", "--file", large, "--size", "9999", "--listen", &nobody], &["10000", "9999"]);
-    fails(
-        &["serve", "--file", none, "--size", "4000000T", "--listen", &nobody],
-        &["fallocate", "4398046511104000000"],
-    );
+    fails(&["serve", "--file", none, "--size", "4000000T", "--listen", &nobody], &["fallocate", "4398046511104000000"]);
     // The address of the one, then the file of the other.
     fails(&["serve", "--file", large, "--listen", &store.address], &[name(&store.address), "in use"]);
     fails(&["serve", "--file", small, "--listen", &nobody], &[small, "another process has locked it"]);

@@ -28,8 +28,7 @@ fn packages() -> Option<Vec<Value>> {
     let metadata = |offline: &[&str]| {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["metadata", "--format-version", "1", "--locked", "--all-features"]).args(offline);
-        let output =
-            cargo.args(["--filter-platform", &target]).current_dir(root()).output().expect("it runs");
+        let output = cargo.args(["--filter-platform", &target]).current_dir(root()).output().expect("it runs");
         output.status.success().then_some(output.stdout)
     };
     let Some(json) = metadata(&["--offline"]).or_else(|| metadata(&[])) else {
@@ -84,9 +83,7 @@ fn one(words: &mut Words<'_>, allowed: &[&str]) -> bool {
 #[test]
 fn expressions_are_met_or_not() {
     let allowed = ["MIT", "Apache-2.0"];
-    for met in
-        ["MIT", "MIT/GPL-3.0", "GPL-3.0 OR MIT", "(MIT OR GPL-3.0) AND Apache-2.0", "MIT AND Apache-2.0"]
-    {
+    for met in ["MIT", "MIT/GPL-3.0", "GPL-3.0 OR MIT", "(MIT OR GPL-3.0) AND Apache-2.0", "MIT AND Apache-2.0"] {
         assert!(is_met(met, &allowed), "{met}");
     }
     for not in ["GPL-3.0", "MIT AND GPL-3.0", "GPL-3.0 OR GPL-2.0 AND MIT", "Apache-2.0 WITH X", "MITx"] {
@@ -127,8 +124,7 @@ fn all_that_is_not_ours_comes_from_crates_io() {
 #[test]
 fn nothing_asks_for_a_newer_rust_than_we_do() {
     let Some(packages) = packages() else { return };
-    let version =
-        |text: &str| -> Vec<u32> { text.split('.').map(|n| n.parse().expect("a number")).collect() };
+    let version = |text: &str| -> Vec<u32> { text.split('.').map(|n| n.parse().expect("a number")).collect() };
     let manifest = read("Cargo.toml");
     let oldest = value(&manifest, "rust-version").trim_matches('"');
     let newer: Vec<_> = packages

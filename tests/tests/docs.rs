@@ -22,8 +22,7 @@ const KNOBS: &[(&str, &str)] = &[
 /// The public fields of a struct, in order.
 fn fields(file: &str, name: &str) -> Vec<String> {
     let code = code(&read(file));
-    let start =
-        code.find(&format!("pub struct {name} {{")).unwrap_or_else(|| panic!("{file} has no struct {name}"));
+    let start = code.find(&format!("pub struct {name} {{")).unwrap_or_else(|| panic!("{file} has no struct {name}"));
     let body = &code[start..];
     let body = &body[..body.find("\n}").expect("the struct ends")];
     let field = |line: &str| Some(line.trim().strip_prefix("pub ")?.split_once(':')?.0.to_owned());
@@ -48,10 +47,7 @@ fn tuning_names_every_knob_and_no_other() {
         let named: Vec<String> = rows.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
         assert_eq!(named, fields, "the table of {name} in tuning.md (left) and its fields, in order (right)");
         for row in rows {
-            assert!(
-                row.len() >= 5 && row.iter().all(|cell| !cell.is_empty()),
-                "a cell of {name} is empty: {row:?}"
-            );
+            assert!(row.len() >= 5 && row.iter().all(|cell| !cell.is_empty()), "a cell of {name} is empty: {row:?}");
         }
     }
 }
@@ -95,8 +91,7 @@ fn the_properties_are_those_of_the_codec() {
 #[test]
 fn the_header_types_are_those_of_the_codec() {
     let rows = rows(&section(&read("engine/PROTOCOL.md"), "## Headers"));
-    let rows: Vec<_> =
-        rows.iter().filter(|row| HeaderType::ALL.iter().any(|htype| htype.name() == row[1])).collect();
+    let rows: Vec<_> = rows.iter().filter(|row| HeaderType::ALL.iter().any(|htype| htype.name() == row[1])).collect();
     assert_eq!(rows.len(), HeaderType::ALL.len());
     for (row, htype) in rows.iter().zip(HeaderType::ALL) {
         assert_eq!((number(&row[0]), row[1].as_str()), (htype.code(), htype.name()));
@@ -206,8 +201,7 @@ fn the_way_of_a_call_is_through_functions_that_there_are() {
                 let names: Vec<&str> = words(&file).collect();
                 let defined = names.windows(2).any(|pair| pair == ["fn", name]);
                 // `a` of `file`: the file may also stand behind.
-                let elsewhere =
-                    text.split_once(&format!("`{name}` of `")).and_then(|(_, rest)| rest.split_once('`'));
+                let elsewhere = text.split_once(&format!("`{name}` of `")).and_then(|(_, rest)| rest.split_once('`'));
                 let elsewhere = elsewhere.is_some_and(|(path, _)| {
                     let text = read(format!("engine/{path}"));
                     ['(', '<'].iter().any(|end| text.contains(&format!("fn {name}{end}")))
@@ -221,21 +215,15 @@ fn the_way_of_a_call_is_through_functions_that_there_are() {
 }
 
 /// Modules that tell, in a table, what their files hold.
-const PAGES: &[&str] = &[
-    "engine/proto/src/lib.rs",
-    "engine/proto/src/wire/mod.rs",
-    "engine/fabric/src/lib.rs",
-    "engine/src/shard/mod.rs",
-];
+const PAGES: &[&str] =
+    &["engine/proto/src/lib.rs", "engine/proto/src/wire/mod.rs", "engine/fabric/src/lib.rs", "engine/src/shard/mod.rs"];
 
 /// The table of files on a module's page names each file beside it, but for tests, and no other.
 #[test]
 fn tables_of_files_are_complete() {
     let with_table = |path: &String| read(path).lines().any(|line| line.starts_with("//! | file | "));
-    let pages: Vec<String> = ["bench", "engine", "mempool", "tests", "tools"]
-        .iter()
-        .flat_map(|crate_| files(crate_, ".rs"))
-        .collect();
+    let pages: Vec<String> =
+        ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs")).collect();
     let pages: Vec<String> = pages.into_iter().filter(with_table).collect();
     for page in PAGES {
         assert!(pages.iter().any(|path| path == page), "{page} has no table of its files");
@@ -251,11 +239,8 @@ fn tables_of_files_are_complete() {
         };
         let mut there: BTreeSet<String> = files(folder, ".rs").iter().filter_map(module).collect();
         there.remove(own.trim_end_matches(".rs"));
-        let text: Vec<String> = read(page)
-            .lines()
-            .map_while(|line| line.strip_prefix("//!"))
-            .map(|line| line.trim().into())
-            .collect();
+        let text: Vec<String> =
+            read(page).lines().map_while(|line| line.strip_prefix("//!")).map(|line| line.trim().into()).collect();
         let mut named = BTreeSet::new();
         for row in rows(&text.join("\n")) {
             for name in row[0].split(", ").map(|name| name.trim_matches(['[', ']', '`']).to_owned()) {
@@ -274,21 +259,15 @@ fn tables_of_files_are_complete() {
 #[test]
 fn files_that_are_named_are_there() {
     let mut seen = 0;
-    for document in [
-        "README.md",
-        "engine/README.md",
-        "engine/PROTOCOL.md",
-        "mempool/README.md",
-        "tests/README.md",
-        "tuning.md",
-    ] {
+    for document in
+        ["README.md", "engine/README.md", "engine/PROTOCOL.md", "mempool/README.md", "tests/README.md", "tuning.md"]
+    {
         let folder = root().join(document).parent().expect("a file is in a folder").to_owned();
         for name in read(document).split('`').skip(1).step_by(2) {
             let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-./".contains(&b));
             if plain && name.contains('/') && name.ends_with(".rs") {
                 seen += 1;
-                let found =
-                    [&folder, &folder.join("src"), &root()].iter().any(|base| base.join(name).exists());
+                let found = [&folder, &folder.join("src"), &root()].iter().any(|base| base.join(name).exists());
                 assert!(found, "{document} names {name}, which is not there");
             }
         }

@@ -56,8 +56,7 @@ fn peers_that_break_rules_again_and_again_fill_no_log() {
     for _ in 0..PEERS {
         let mut peer = RawPeer::connect(&address);
         // Another version than was agreed.
-        let mut bytes: Vec<u8> =
-            [7u32, 3, 9, 0, 0, 0, 0].iter().flat_map(|word| word.to_be_bytes()).collect();
+        let mut bytes: Vec<u8> = [7u32, 3, 9, 0, 0, 0, 0].iter().flat_map(|word| word.to_be_bytes()).collect();
         bytes.extend(call_bytes(7, PROGRAM, VERSION, 0, b""));
         peer.send(&bytes);
         peer.wait_until_over();
@@ -95,8 +94,7 @@ fn another_user_of_the_host_stops_nobody_and_fills_no_log() {
             let to = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name");
             while knocks.load(Ordering::Relaxed) < KNOCKS {
                 let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-                let socket =
-                    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+                let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
                 match rustix::net::connect(socket.expect("a socket"), &to) {
                     Ok(()) => _ = knocks.fetch_add(1, Ordering::Relaxed),
                     // The queue is full.
@@ -109,8 +107,7 @@ fn another_user_of_the_host_stops_nobody_and_fills_no_log() {
             client.call(call).expect("a reply");
         }
     });
-    let refused =
-        || world.server().stats().iter().map(|shard| shard.fabric.requests_refused).sum::<u64>() as usize;
+    let refused = || world.server().stats().iter().map(|shard| shard.fabric.requests_refused).sum::<u64>() as usize;
     assert!(settles(|| refused() == KNOCKS), "{} of {KNOCKS} were refused", refused());
     drop(client);
     drop(world.take_server());

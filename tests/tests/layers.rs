@@ -23,13 +23,7 @@ const MEMPOOL: &str = "rpcrdma_mempool";
 /// From the bottom to the top: a layer uses only layers above it in this table. That `rpcrdma-proto` names no
 /// fabric, and neither names the engine, Cargo sees to.
 const LAYERS: &[Layer] = &[
-    Layer {
-        name: "wire",
-        places: &["engine/proto/src/wire/"],
-        uses: &[],
-        pure: true,
-        crates: &["thiserror"],
-    },
+    Layer { name: "wire", places: &["engine/proto/src/wire/"], uses: &[], pure: true, crates: &["thiserror"] },
     Layer {
         name: "auth",
         places: &["engine/proto/src/auth/"],
@@ -117,9 +111,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "client",
         places: &["engine/src/client/"],
-        uses: &[
-            "address", "binding", "config", "fabric", "handoff", "proto", "service", "shard", "stats", "wire",
-        ],
+        uses: &["address", "binding", "config", "fabric", "handoff", "proto", "service", "shard", "stats", "wire"],
         pure: false,
         crates: &[MEMPOOL, "arrayvec", "log", "thiserror"],
     },
@@ -136,8 +128,7 @@ const LAYERS: &[Layer] = &[
 const CRATES: &[&str] = &["engine/proto/src/", "engine/fabric/src/", "engine/src/"];
 
 /// Words that name a clock, a thread or an atomic.
-const IMPURE: &[&str] =
-    &["time", "Instant", "SystemTime", "thread", "thread_local", "sync", "atomic", "Arc", "Mutex"];
+const IMPURE: &[&str] = &["time", "Instant", "SystemTime", "thread", "thread_local", "sync", "atomic", "Arc", "Mutex"];
 
 /// The source files that have `unsafe` code; all others have none. Tests may have it where they say why.
 const UNSAFE: &[&str] = &[
@@ -165,10 +156,8 @@ const UNSAFE: &[&str] = &[
 const LONGEST: usize = 700;
 
 fn sources() -> Vec<String> {
-    let all: Vec<_> = ["bench", "engine", "mempool", "tests", "tools"]
-        .iter()
-        .flat_map(|crate_| files(crate_, ".rs"))
-        .collect();
+    let all: Vec<_> =
+        ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs")).collect();
     assert!(all.len() > 100, "only {} source files were found", all.len());
     all
 }
@@ -184,10 +173,8 @@ fn engine() -> Vec<String> {
 /// The layer that a file of the engine belongs to.
 fn layer_of(path: &str) -> Option<&'static Layer> {
     let place_of = |layer: &'static Layer| {
-        let matching = layer
-            .places
-            .iter()
-            .filter(|place| path == **place || place.ends_with('/') && path.starts_with(**place));
+        let matching =
+            layer.places.iter().filter(|place| path == **place || place.ends_with('/') && path.starts_with(**place));
         matching.map(|place| (place.len(), layer)).max_by_key(|place| place.0)
     };
     LAYERS.iter().filter_map(place_of).max_by_key(|place| place.0).map(|place| place.1)
@@ -258,8 +245,7 @@ fn arrows_point_down() {
 
 #[test]
 fn layers_name_only_their_crates() {
-    let manifests =
-        ["engine", "engine/fabric", "engine/proto"].map(|crate_| read(format!("{crate_}/Cargo.toml")));
+    let manifests = ["engine", "engine/fabric", "engine/proto"].map(|crate_| read(format!("{crate_}/Cargo.toml")));
     let dependencies: BTreeSet<String> = manifests
         .iter()
         .flat_map(|manifest| manifest.lines())
@@ -314,9 +300,7 @@ fn unsafe_code_is_where_it_is_said_to_be() {
         let squeezed: String = code.split_whitespace().collect();
         if is_test(&path) {
             if !squeezed.contains("expect(unsafe_code,reason=\"\"") {
-                wrong.push(format!(
-                    "{path} does not say why it has unsafe code: expect(unsafe_code, reason = \"…\")"
-                ));
+                wrong.push(format!("{path} does not say why it has unsafe code: expect(unsafe_code, reason = \"…\")"));
             }
             continue;
         }

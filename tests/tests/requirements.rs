@@ -8,8 +8,7 @@ use rpcrdma_tests::source::{read, test_names};
 
 const DOCUMENT: &str = "engine/REQUIREMENTS.md";
 /// Requirement words, and what stands for a sentence that binds without one.
-const LEVELS: &[&str] =
-    &["MUST", "MUST NOT", "REQUIRED", "SHALL", "SHOULD", "SHOULD NOT", "RECOMMENDED", "says"];
+const LEVELS: &[&str] = &["MUST", "MUST NOT", "REQUIRED", "SHALL", "SHOULD", "SHOULD NOT", "RECOMMENDED", "says"];
 
 /// One row of the tables.
 struct Requirement {
@@ -123,11 +122,8 @@ fn every_section_that_requires_something_has_a_row() {
     }
     assert!(counted.len() > 80, "only {} sections", counted.len());
     // The texts that are listed at the top, those that are counted, and those that have rows.
-    let listed: BTreeSet<_> = rows(&document)
-        .into_iter()
-        .take_while(|row| row.len() == 2)
-        .filter_map(|row| row.into_iter().next())
-        .collect();
+    let listed: BTreeSet<_> =
+        rows(&document).into_iter().take_while(|row| row.len() == 2).filter_map(|row| row.into_iter().next()).collect();
     let with_rows: BTreeSet<_> =
         all.iter().flat_map(|requirement| &requirement.places).map(|(text, _)| text.clone()).collect();
     assert_eq!(texts, listed, "what is counted, and what is listed");

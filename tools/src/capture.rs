@@ -92,8 +92,7 @@ pub fn read<R: Read + Send, E: From<CaptureError>>(
                     }
                     PcapBlockOwned::Legacy(record) => Some((0, record.data)),
                     PcapBlockOwned::NG(Block::SectionHeader(section)) => {
-                        order =
-                            Some(if section.big_endian() { u32::from_be_bytes } else { u32::from_le_bytes });
+                        order = Some(if section.big_endian() { u32::from_be_bytes } else { u32::from_le_bytes });
                         links.clear();
                         None
                     }

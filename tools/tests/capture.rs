@@ -68,11 +68,7 @@ fn parse(row: &[&str]) -> Row {
         positions: numbers(10).into_iter().map(|position| position as u32).collect(),
         segment_counts: numbers(11).into_iter().map(|count| count as usize).collect(),
         segments: handles
-            .map(|((handle, length), offset)| Segment {
-                handle: handle as u32,
-                length: length as u32,
-                offset,
-            })
+            .map(|((handle, length), offset)| Segment { handle: handle as u32, length: length as u32, offset })
             .collect(),
     }
 }
@@ -125,8 +121,7 @@ fn every_header_is_written_again_as_it_was() {
             ViewBody::Nomsg => Body::Nomsg(chunks),
             other => panic!("frame {}: {other:?}", send.frame),
         };
-        let header =
-            Header { xid: view.xid(), credit: view.credit(), received: None, flags: view.flags(), body };
+        let header = Header { xid: view.xid(), credit: view.credit(), received: None, flags: view.flags(), body };
         let mut out = vec![0; send.bytes.len()];
         let len = header.emit(&mut out, view.version(), view.revision()).expect("space");
         assert_eq!(out[..len], send.bytes[..view.payload_offset()], "frame {}", send.frame);

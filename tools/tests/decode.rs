@@ -62,12 +62,10 @@ fn a_version_2_call_as_json() {
 
 #[test]
 fn the_order_of_keys_is_fixed() {
-    let (_, lines, _) =
-        run(&["decode", "--json", "-"], "00000001000000010000002000000000 00000000 0000000000000000");
+    let (_, lines, _) = run(&["decode", "--json", "-"], "00000001000000010000002000000000 00000000 0000000000000000");
     let object: serde_json::Map<String, Value> = serde_json::from_str(&lines[0]).expect("JSON");
     let keys: Vec<&str> = object.keys().map(String::as_str).collect();
-    let expected =
-        "vers xid credit received htype flags inv_handle reads writes reply error props payload_offset rpc";
+    let expected = "vers xid credit received htype flags inv_handle reads writes reply error props payload_offset rpc";
     assert_eq!(keys.join(" "), expected);
 }
 
@@ -174,8 +172,7 @@ fn bad_lines_do_not_stop_the_others() {
     let objects = objects(&lines);
     assert_eq!((status, errors.as_str()), (1, ""));
     let kinds: Vec<_> = objects.iter().filter_map(|object| object["error_kind"].as_str()).collect();
-    let expected =
-        ["bad_hex", "too_short", "unsupported_version", "invalid_htype", "invalid_flag", "bad_xdr"];
+    let expected = ["bad_hex", "too_short", "unsupported_version", "invalid_htype", "invalid_flag", "bad_xdr"];
     assert_eq!(kinds, expected);
     assert_eq!(objects[0], json!({"error_kind": "bad_hex", "detail": "`x` is not a hex digit"}));
     assert_eq!(objects[5], json!({"error_kind": "bad_xdr", "detail": "bad rdma_reads at byte 16"}));
@@ -189,10 +186,7 @@ fn a_capture() {
     assert_eq!((status, objects.len()), (0, 454));
     assert_eq!(errors, "rpcrdma: 4 retransmitted packets passed over\n");
     assert!(objects.iter().all(|object| object["error_kind"].is_null()));
-    assert_eq!(
-        objects[9]["rpc"],
-        json!({"xid": objects[9]["xid"], "type": "REPLY", "flavor": 0, "accept": "SUCCESS"})
-    );
+    assert_eq!(objects[9]["rpc"], json!({"xid": objects[9]["xid"], "type": "REPLY", "flavor": 0, "accept": "SUCCESS"}));
     let write = objects.iter().find(|object| object["frame"] == 64).expect("frame 64");
     assert_eq!(write["rpc"]["procedure"], 7);
     assert_eq!(write["reads"][1]["length"], 65536);
@@ -263,13 +257,9 @@ fn bad_usage_and_bad_files() {
     let (status, lines, errors) = run(&["decode", "/nonexistent/file.pcap"], "");
     assert_eq!((status, lines.len()), (1, 0));
     assert!(errors.starts_with("rpcrdma: /nonexistent/file.pcap: No such file or directory"), "{errors}");
-    for arguments in [
-        &["decode", "--bogus"][..],
-        &["decode", "--revision", "none"],
-        &["decode", "a", "b"],
-        &["nonsense"],
-        &[],
-    ] {
+    for arguments in
+        [&["decode", "--bogus"][..], &["decode", "--revision", "none"], &["decode", "a", "b"], &["nonsense"], &[]]
+    {
         let (status, _, errors) = run(arguments, "");
         assert_eq!(status, 2, "{arguments:?}");
         assert!(errors.contains("--help"), "{errors}");

@@ -119,8 +119,7 @@ fn what_is_not_served_fails() {
     assert!(errors.starts_with("rpcrdma: nobody listens at \"nobody-listens-here\""), "{errors}");
     let (status, _, errors) = ping(&["--rpcbind", "soft:x"]);
     assert!(status == 1 && errors.contains("only networks have an rpcbind"), "{errors}");
-    for arguments in [&[][..], &["soft:x", "-c", "0"], &["tcp:x"], &["soft:x", "y"], &["soft:x", "-i", "-1"]]
-    {
+    for arguments in [&[][..], &["soft:x", "-c", "0"], &["tcp:x"], &["soft:x", "y"], &["soft:x", "-i", "-1"]] {
         assert_eq!(ping(arguments).0, 2, "{arguments:?}");
     }
 }

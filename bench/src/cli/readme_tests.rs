@@ -12,8 +12,7 @@ const CALLS: &[&str] = &["lat", "rate", "bw", "serve"];
 /// Options in the README that are cargo's.
 const OTHERS: &[&str] = &["--features"];
 /// Options whose defaults are in the table of what is timed, which has a test of its own.
-const TIMED: &[(&str, &[&str])] =
-    &[("op", TESTS), ("outstanding", CALLS), ("tx_depth", TESTS), ("cq_mod", TESTS)];
+const TIMED: &[(&str, &[&str])] = &[("op", TESTS), ("outstanding", CALLS), ("tx_depth", TESTS), ("cq_mod", TESTS)];
 
 fn program() -> Command {
     let mut program = Cli::command();
@@ -59,8 +58,7 @@ fn code() -> (Vec<&'static str>, Vec<&'static str>) {
 #[test]
 fn the_defaults_in_the_readme_are_those_of_the_program() {
     let program = program();
-    let (_, table) =
-        README.split_once("| option | of | default |\n| --- | --- | --- |\n").expect("the table");
+    let (_, table) = README.split_once("| option | of | default |\n| --- | --- | --- |\n").expect("the table");
     let mut told = BTreeSet::new();
     for row in table.lines().take_while(|line| line.starts_with('|')) {
         let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
@@ -109,13 +107,9 @@ fn the_options_in_the_readme_exist_and_so_do_their_values() {
             let named: Vec<&Arg> = commands.iter().filter_map(|command| option(command, name)).collect();
             assert!(!named.is_empty(), "`{span}`: no command has {name}");
             options += 1;
-            let possible: BTreeSet<String> = named
-                .iter()
-                .flat_map(|arg| arg.get_possible_values())
-                .map(|value| value.get_name().into())
-                .collect();
-            let Some(value) = words.peek().filter(|value| !value.starts_with('-') && !possible.is_empty())
-            else {
+            let possible: BTreeSet<String> =
+                named.iter().flat_map(|arg| arg.get_possible_values()).map(|value| value.get_name().into()).collect();
+            let Some(value) = words.peek().filter(|value| !value.starts_with('-') && !possible.is_empty()) else {
                 continue;
             };
             for value in value.split('|') {

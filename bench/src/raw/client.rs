@@ -116,16 +116,10 @@ struct Link {
 
 impl<F: Fabric> RawTarget<F> {
     /// Connects, and waits until every connection is welcome.
-    pub(crate) fn connect(
-        mut fabric: F,
-        address: &FabricAddress,
-        spec: Spec,
-        idler: Idler,
-    ) -> Result<Self, Failure> {
+    pub(crate) fn connect(mut fabric: F, address: &FabricAddress, spec: Spec, idler: Idler) -> Result<Self, Failure> {
         let hello = spec.hello();
         let qps = spec.qps as usize;
-        let messages =
-            registered_pool(&mut fabric, hello.buffer_bytes(), hello.buffers() * qps, Access::LOCAL)?;
+        let messages = registered_pool(&mut fabric, hello.buffer_bytes(), hello.buffers() * qps, Access::LOCAL)?;
         let local = match spec.op {
             RawOp::Send => None,
             RawOp::Read | RawOp::Write => Some(registered_pool(&mut fabric, spec.size, qps, Access::LOCAL)?),
@@ -248,9 +242,7 @@ impl<F: Fabric> RawTarget<F> {
                 ControlEvent::Disconnected { reason, .. } => {
                     return Err(Failure::Run(format!("the connection ended: {reason}")));
                 }
-                ControlEvent::ConnectRequest { request, .. } => {
-                    self.fabric.reject(request, b"this is a client")
-                }
+                ControlEvent::ConnectRequest { request, .. } => self.fabric.reject(request, b"this is a client"),
             }
         }
         self.events = events;

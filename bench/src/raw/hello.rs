@@ -56,9 +56,7 @@ impl Hello {
             return Err("this is a server of rpcperf raw tests, and the request is for something else".into());
         }
         if version != VERSION {
-            return Err(format!(
-                "raw tests version {version}, this server has {VERSION}: use the same rpcperf"
-            ));
+            return Err(format!("raw tests version {version}, this server has {VERSION}: use the same rpcperf"));
         }
         Ok(Self {
             message: u32::from_be_bytes(take(data, 6)?),
@@ -127,9 +125,7 @@ impl Welcome {
             return Err("the server's first message is none of rpcperf's".into());
         }
         let [code] = take(data, 20)?;
-        let idle = *IDLE_CODES
-            .get(usize::from(code))
-            .ok_or("the server has an idle policy that is not known here")?;
+        let idle = *IDLE_CODES.get(usize::from(code)).ok_or("the server has an idle policy that is not known here")?;
         Ok(Self {
             remote: RemoteMemory {
                 rkey: u32::from_be_bytes(take(data, 4)?),

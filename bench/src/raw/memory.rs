@@ -22,7 +22,6 @@ pub(crate) fn registered_pool<F: Fabric>(
 
 /// Allocates from a pool that is sized so that it cannot run out.
 pub(crate) fn alloc(pool: &Pool, len: usize) -> Result<Buf, Failure> {
-    pool.alloc(len).ok_or_else(|| {
-        Failure::Run(format!("no buffer of {len} bytes is free: more work is out than was allowed"))
-    })
+    pool.alloc(len)
+        .ok_or_else(|| Failure::Run(format!("no buffer of {len} bytes is free: more work is out than was allowed")))
 }

@@ -2,8 +2,8 @@
 #![forbid(unsafe_code)]
 
 use rpcrdma::fabric::{
-    Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, PostError, Posting, QpId, RemoteMemory,
-    RequestId, WindowId, WorkRequest,
+    Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, PostError, Posting, QpId, RemoteMemory, RequestId,
+    WindowId, WorkRequest,
 };
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
@@ -105,8 +105,7 @@ impl<F: Fabric> RawServer<F> {
 
     fn completed(&mut self, completion: Completion) {
         let slot = completion.qp.slot as usize;
-        let Some(peer) = self.peers.get_mut(slot).and_then(Option::as_mut).filter(|p| p.qp == completion.qp)
-        else {
+        let Some(peer) = self.peers.get_mut(slot).and_then(Option::as_mut).filter(|p| p.qp == completion.qp) else {
             return; // the last words of a queue pair that is gone
         };
         if !completion.status.is_ok() {
@@ -216,8 +215,7 @@ impl<F: Fabric> RawServer<F> {
     }
 
     fn memory_for(&mut self, hello: &Hello) -> Result<(Pool, Option<Exposed>), Failure> {
-        let messages =
-            registered_pool(&mut self.fabric, hello.buffer_bytes(), hello.buffers(), Access::LOCAL)?;
+        let messages = registered_pool(&mut self.fabric, hello.buffer_bytes(), hello.buffers(), Access::LOCAL)?;
         if hello.exposed == 0 {
             return Ok((messages, None));
         }
@@ -241,8 +239,7 @@ impl<F: Fabric> RawServer<F> {
     /// Binds the window, if there is memory to expose, and says where it is. The binding is done before the
     /// message goes.
     fn welcome(&mut self, qp: QpId) {
-        let Some(peer) = self.peers.get_mut(qp.slot as usize).and_then(Option::as_mut).filter(|p| p.qp == qp)
-        else {
+        let Some(peer) = self.peers.get_mut(qp.slot as usize).and_then(Option::as_mut).filter(|p| p.qp == qp) else {
             return;
         };
         let slot = qp.slot as usize;

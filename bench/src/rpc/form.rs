@@ -184,12 +184,7 @@ fn call_header_len() -> usize {
 mod tests {
     use super::*;
 
-    fn travel(
-        op: RpcOp,
-        form: Option<Form>,
-        direction: Direction,
-        scheme: Scheme,
-    ) -> Result<Travel, Failure> {
+    fn travel(op: RpcOp, form: Option<Form>, direction: Direction, scheme: Scheme) -> Result<Travel, Failure> {
         Travel::new(op, form, direction, scheme, 4096)
     }
 
@@ -218,11 +213,7 @@ mod tests {
             let longest = (1..4096).rev().find(|&size| within.carries(size)).unwrap();
             assert!(within.explain().contains(&format!("room for {longest} ")), "{}", within.explain());
             let shortest = (1..9000).find(|&size| continued.carries(size)).unwrap();
-            assert!(
-                continued.explain().contains(&format!("up to {} ", shortest - 1)),
-                "{}",
-                continued.explain()
-            );
+            assert!(continued.explain().contains(&format!("up to {} ", shortest - 1)), "{}", continued.explain());
             assert_eq!(shortest - 1, (within.room() - least) & !3);
             assert!(of(Form::Long).carries(shortest) && !of(Form::Long).carries(shortest - 1));
         }

@@ -119,9 +119,7 @@ impl Shape {
         }
         let results = reply.results();
         let came = results.get(4..4 + self.size);
-        results.len() == 4 + padded(self.size)
-            && results.starts_with(&len)
-            && came.is_some_and(ends_as_pattern)
+        results.len() == 4 + padded(self.size) && results.starts_with(&len) && came.is_some_and(ends_as_pattern)
     }
 }
 

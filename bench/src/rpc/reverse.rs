@@ -113,8 +113,7 @@ impl Orders {
         let work = move || {
             let clock = Clock::new();
             for (caller, run) in &self.runs {
-                let outcome: Outcome =
-                    measure(&server, caller, &run, &clock).map_err(|failure| failure.to_string());
+                let outcome: Outcome = measure(&server, caller, &run, &clock).map_err(|failure| failure.to_string());
                 let mut told = serde_json::to_vec(&outcome).unwrap_or_default();
                 // As XDR has it.
                 told.resize(told.len().next_multiple_of(4), b' ');
@@ -167,12 +166,7 @@ impl ReverseTarget {
         Ok(Self { client, shape, lanes, under_way: Vec::with_capacity(run.outstanding), stamp: 0, idle })
     }
 
-    fn ended(
-        &mut self,
-        token: u32,
-        result: Result<Reply, CallError>,
-        done: &mut Vec<u32>,
-    ) -> Result<(), Failure> {
+    fn ended(&mut self, token: u32, result: Result<Reply, CallError>, done: &mut Vec<u32>) -> Result<(), Failure> {
         let mut reply = result.map_err(|error| failed(&error))?;
         let lane = &mut self.lanes[token as usize];
         if !self.shape.is_right(lane, &mut reply) {

@@ -103,19 +103,8 @@ impl Info {
     pub(crate) fn decode(data: &[u8]) -> Result<Self, String> {
         let (words, rest) = data.as_chunks::<4>();
         let words: Vec<u32> = words.iter().map(|bytes| u32::from_be_bytes(*bytes)).collect();
-        let &[
-            core,
-            idle,
-            workers,
-            credits,
-            inline_threshold,
-            connections,
-            outstanding,
-            bulk,
-            message,
-            form,
-            scheme,
-        ] = words.as_slice()
+        let &[core, idle, workers, credits, inline_threshold, connections, outstanding, bulk, message, form, scheme] =
+            words.as_slice()
         else {
             return Err(format!("the server says of itself {} bytes instead of {INFO_BYTES}", data.len()));
         };
@@ -129,8 +118,7 @@ impl Info {
             message: message as usize,
             form,
         };
-        let scheme =
-            *SCHEME_CODES.get(scheme as usize).ok_or("the server has a version that is not known here")?;
+        let scheme = *SCHEME_CODES.get(scheme as usize).ok_or("the server has a version that is not known here")?;
         Ok(Self { core, idle, workers, credits, inline_threshold, scheme, load })
     }
 }
@@ -282,19 +270,11 @@ mod tests {
 
     #[test]
     fn info_there_and_back() {
-        let load =
-            Load { connections: 4, outstanding: 16, bulk: 1 << 20, message: 70_000, form: Form::Continued };
+        let load = Load { connections: 4, outstanding: 16, bulk: 1 << 20, message: 70_000, form: Form::Continued };
         for (idle, form) in IDLE_CODES.into_iter().zip(FORM_CODES) {
             let load = Load { form, ..load };
-            let info = Info {
-                core: 3,
-                idle,
-                workers: 2,
-                credits: 64,
-                inline_threshold: 4096,
-                scheme: Scheme::V1,
-                load,
-            };
+            let info =
+                Info { core: 3, idle, workers: 2, credits: 64, inline_threshold: 4096, scheme: Scheme::V1, load };
             assert_eq!(Info::decode(&info.encode()), Ok(info));
             assert!(Info::decode(&info.encode()[..28]).is_err());
         }

@@ -360,8 +360,8 @@ impl Target for RpcTarget {
             // Asking takes time of what is measured.
             patience = (2 * patience).min(Duration::from_millis(100));
         };
-        let outcome: Outcome = serde_json::from_slice(&text)
-            .map_err(|e| Failure::run("what the server says of its calls", e))?;
+        let outcome: Outcome =
+            serde_json::from_slice(&text).map_err(|e| Failure::run("what the server says of its calls", e))?;
         outcome.map_err(|why| Failure::Run(format!("the server's calls: {why}")))
     }
 

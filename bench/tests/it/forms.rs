@@ -5,8 +5,7 @@ use serde_json::Value;
 
 use super::{json, only_result, rpcperf, succeeds};
 
-const PROTOCOLS: [&[&str]; 3] =
-    [&["--version", "2"], &["--credit-scheme", "incremental"], &["--version", "1"]];
+const PROTOCOLS: [&[&str]; 3] = [&["--version", "2"], &["--credit-scheme", "incremental"], &["--version", "1"]];
 
 /// A count of one side's engine, by call.
 fn by_call(result: &Value, side: &str, count: &str) -> f64 {
@@ -33,8 +32,7 @@ fn every_form_of_every_operation_in_every_protocol() {
             if form == "continued" && protocol[1] == "1" {
                 continue;
             }
-            let arguments =
-                ["lat", "--loopback", "--op", op, "--form", form, "-s", size, "-n", "100", "-t", "3"];
+            let arguments = ["lat", "--loopback", "--op", op, "--form", form, "-s", size, "-n", "100", "-t", "3"];
             let report = json(&[&arguments[..], protocol].concat());
             let result = only_result(&report);
             assert_eq!(report["test_info"]["form"], form);
@@ -64,10 +62,7 @@ fn rates_and_bandwidths_of_every_form() {
     for form in ["inline", "continued", "chunk", "long"] {
         let report = json(&["bw", "--loopback", "--form", form, "-n", "300", "-q", "2"]);
         let result = only_result(&report);
-        assert!(
-            result["bytes_per_s"].as_f64() > Some(0.0) && result["size"].as_u64() >= Some(2048),
-            "{form}"
-        );
+        assert!(result["bytes_per_s"].as_f64() > Some(0.0) && result["size"].as_u64() >= Some(2048), "{form}");
     }
     for form in ["inline", "continued", "long"] {
         let report = json(&["rate", "--loopback", "--form", form, "-n", "300", "-t", "4", "--workers", "1"]);
@@ -107,10 +102,7 @@ fn the_server_calls_the_client() {
             let form = form.map_or_else(Vec::new, |form| vec!["--form", form]);
             let report = json(&[&arguments, &form[..], protocol].concat());
             let result = only_result(&report);
-            assert_eq!(
-                (&report["test_info"]["direction"], &result["iters"]),
-                (&"reverse".into(), &200.into())
-            );
+            assert_eq!((&report["test_info"]["direction"], &result["iters"]), (&"reverse".into(), &200.into()));
             assert!(result["reverse"].is_null() && result["sum"].is_null(), "{result}");
             // Both ends count a call: who made it, and who answered.
             assert!(result["client"]["calls"].as_u64() >= Some(220), "{test} {op} {protocol:?}: {result}");
@@ -123,9 +115,7 @@ fn the_server_calls_the_client() {
 #[test]
 fn both_directions_at_once_on_one_connection() {
     for protocol in PROTOCOLS {
-        for (test, op, figure) in
-            [("lat", "echo", "rtt_ns"), ("rate", "echo", "rps"), ("bw", "read", "bytes_per_s")]
-        {
+        for (test, op, figure) in [("lat", "echo", "rtt_ns"), ("rate", "echo", "rps"), ("bw", "read", "bytes_per_s")] {
             let form = if test == "bw" { ["--form", "inline"] } else { ["-t", "4"] };
             let arguments = [test, "--loopback", "--both", "--op", op, "-D", "1", "-f", "0.05"];
             let report = json(&[&arguments[..], &form, protocol].concat());

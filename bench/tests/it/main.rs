@@ -103,8 +103,7 @@ fn only_result(report: &Value) -> &Value {
     assert!(report["error"].is_null(), "{report}");
     let [result] = report["results"].as_array().unwrap().as_slice() else { panic!("{report}") };
     if let Value::Object(times) = &result["rtt_ns"] {
-        let ordered =
-            ["min", "p50", "p90", "p99", "p999", "p9999", "max"].map(|n| times[n].as_f64().unwrap());
+        let ordered = ["min", "p50", "p90", "p99", "p999", "p9999", "max"].map(|n| times[n].as_f64().unwrap());
         assert!(ordered[0] > 0.0 && ordered.is_sorted(), "{ordered:?}");
     }
     result
@@ -133,13 +132,9 @@ fn calls_of_every_operation_in_every_protocol() {
 
 #[test]
 fn rates_and_bandwidths_of_calls() {
-    for (test, op, size) in [
-        ("rate", "null", 0),
-        ("rate", "echo", 64),
-        ("bw", "echo", 2048),
-        ("bw", "read", 65536),
-        ("bw", "write", 65536),
-    ] {
+    for (test, op, size) in
+        [("rate", "null", 0), ("rate", "echo", 64), ("bw", "echo", 2048), ("bw", "read", 65536), ("bw", "write", 65536)]
+    {
         let report = json(&[test, "--loopback", "--op", op, "-n", "500", "-q", "4", "-t", "5"]);
         let result = only_result(&report);
         assert_eq!((&result["size"], &result["outstanding"]), (&size.into(), &20.into()), "{test} {op}");
@@ -218,17 +213,12 @@ fn round_trips_of_every_operation() {
         assert_eq!(report["schema"], 1);
         let [result] = report["results"].as_array().unwrap().as_slice() else { panic!("{report}") };
         assert_eq!((&result["size"], &result["iters"]), (&64.into(), &200.into()), "{op}");
-        let at = |name: &str| {
-            result["rtt_ns"][name].as_f64().unwrap_or_else(|| panic!("{op}: {name} in {result}"))
-        };
+        let at = |name: &str| result["rtt_ns"][name].as_f64().unwrap_or_else(|| panic!("{op}: {name} in {result}"));
         let ordered = ["min", "p50", "p90", "p99", "p999", "p9999", "max"].map(at);
         assert!(ordered[0] > 0.0 && ordered.is_sorted(), "{op}: {ordered:?}");
         assert!(at("min") <= at("mean") && at("mean") <= at("max"));
         let info = &report["test_info"];
-        assert_eq!(
-            (&info["op"], &info["fabric"], &info["loopback"]),
-            (&op.into(), &"software".into(), &true.into())
-        );
+        assert_eq!((&info["op"], &info["fabric"], &info["loopback"]), (&op.into(), &"software".into(), &true.into()));
         for said in ["method", "pinning", "clock", "idle", "kernel", "rpcperf_version", "client_core"] {
             assert!(!info[said].is_null(), "{said} in {info}");
         }
@@ -238,8 +228,7 @@ fn round_trips_of_every_operation() {
 #[test]
 fn bandwidth_of_every_operation() {
     for op in ["send", "read", "write"] {
-        let report =
-            json(&["raw-bw", "--loopback", "--op", op, "-n", "500", "-s", "4K", "-q", "2", "-t", "10"]);
+        let report = json(&["raw-bw", "--loopback", "--op", op, "-n", "500", "-s", "4K", "-q", "2", "-t", "10"]);
         let result = &report["results"][0];
         assert_eq!((&result["iters"], &result["outstanding"]), (&500.into(), &20.into()), "{op}");
         let at = |name: &str| result[name].as_f64().unwrap_or_else(|| panic!("{op}: {name} in {result}"));
@@ -328,8 +317,7 @@ fn json_file_and_table() {
     assert_eq!(report["results"][0]["iters"], 100);
     std::fs::remove_file(&path).unwrap();
     let lines: Vec<&str> = table.lines().collect();
-    let header =
-        lines.iter().position(|line| line.starts_with(" #bytes #iterations    t_min[usec]")).unwrap();
+    let header = lines.iter().position(|line| line.starts_with(" #bytes #iterations    t_min[usec]")).unwrap();
     assert!(lines[header + 1].split_whitespace().take(2).eq(["2", "100"]), "{table}");
     assert_eq!(lines.iter().filter(|line| **line == "-".repeat(87)).count(), 3, "{table}");
     assert!(table.contains("round trip"), "{table}");
@@ -412,10 +400,7 @@ fn one_server_serves_many_clients() {
     assert!(line.starts_with("listening on ") && line.contains(&address), "{line}");
     for _ in 0..2 {
         let lat = json(&["raw-lat", &address, "-n", "100"]);
-        assert_eq!(
-            (&lat["test_info"]["loopback"], &lat["test_info"]["address"]),
-            (&false.into(), &(*address).into())
-        );
+        assert_eq!((&lat["test_info"]["loopback"], &lat["test_info"]["address"]), (&false.into(), &(*address).into()));
         json(&["raw-bw", &address, "-n", "100", "--op", "read", "-q", "4"]);
         let lat = json(&["lat", &address, "-n", "100"]);
         assert_eq!(lat["test_info"]["server_idle"], "adaptive");

@@ -199,10 +199,8 @@ impl BlockClient {
             }
             for end in done.drain(..) {
                 let token = end.token as usize;
-                let block = under_way
-                    .get_mut(token)
-                    .and_then(Option::take)
-                    .context("a call ended that was not made")?;
+                let block =
+                    under_way.get_mut(token).and_then(Option::take).context("a call ended that was not made")?;
                 free.push(token);
                 let at = || format!("{} bytes at {}", block.len, block.offset);
                 match end.result {

@@ -114,11 +114,7 @@ impl Xdr for Info {
     }
 
     fn decode(from: &mut Reader<'_>) -> Result<Self, BadXdr> {
-        Ok(Self {
-            size: hyper(from, "size")?,
-            block_max: from.u32("block_max")?,
-            writable: from.bool("writable")?,
-        })
+        Ok(Self { size: hyper(from, "size")?, block_max: from.u32("block_max")?, writable: from.bool("writable")? })
     }
 }
 

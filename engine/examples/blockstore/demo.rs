@@ -82,8 +82,7 @@ fn pseudo_random(path: PathBuf, size: u64, seed: u64) -> anyhow::Result<File> {
 
 /// Tells this process to stop when the one that started it ends, however that ends.
 pub(crate) fn stop_with(parent: u32) -> anyhow::Result<()> {
-    rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
-        .context("prctl(PR_SET_PDEATHSIG)")?;
+    rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).context("prctl(PR_SET_PDEATHSIG)")?;
     // It may have ended before the call: then nobody will ever send the signal.
     let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     ensure!(now == Some(parent), "process {parent}, which started this one, is gone already");
@@ -101,20 +100,13 @@ impl ServerProcess {
     fn start(address: &Address, store: PathBuf, options: &Demo) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("our own executable")?;
         let mut command = Command::new(program);
-        command.args([
-            "serve",
-            "--parent",
-            &std::process::id().to_string(),
-            "--listen",
-            &address.to_string(),
-        ]);
+        command.args(["serve", "--parent", &std::process::id().to_string(), "--listen", &address.to_string()]);
         command.arg("--file").arg(store).args(["--size", &options.size.to_string()]);
         command.args(["--workers", &options.workers.to_string()]);
         if let Some(cores) = &options.cores {
             command.args(["--cores", cores]);
         }
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("the server's process")?;
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("the server's process")?;
         let says = child.stdout.take().context("the server's output")?;
         let mut this = Self { child, says: BufReader::new(says) };
         let ready = this.line()?;

@@ -117,8 +117,7 @@ struct Verify {
 fn size(text: &str) -> Result<u64, String> {
     let unit = text.chars().last().and_then(|unit| "KMGT".find(unit.to_ascii_uppercase()));
     let (digits, shift) = unit.map_or((text, 0), |unit| (&text[..text.len() - 1], 10 * (unit as u32 + 1)));
-    let number: u64 =
-        digits.parse().map_err(|_| "a number, with K, M, G or T for powers of 1024".to_owned())?;
+    let number: u64 = digits.parse().map_err(|_| "a number, with K, M, G or T for powers of 1024".to_owned())?;
     number.checked_mul(1 << shift).filter(|&bytes| bytes <= i64::MAX as u64).ok_or_else(|| "too large".into())
 }
 
@@ -207,8 +206,5 @@ fn report(what: &str, figures: &Figures) {
     let Figures { bytes, time, retried } = figures;
     let retried = if *retried > 0 { format!(", {retried} calls made again") } else { String::new() };
     let speed = figures.megabytes_per_second();
-    say(&format!(
-        "{what} {bytes} bytes in {:.3} s: {speed:.0} MB/s{retried} (software fabric)",
-        time.as_secs_f64()
-    ));
+    say(&format!("{what} {bytes} bytes in {:.3} s: {speed:.0} MB/s{retried} (software fabric)", time.as_secs_f64()));
 }

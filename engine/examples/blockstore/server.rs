@@ -76,9 +76,7 @@ fn write(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
     let WriteArgs { offset, count } = args(call)?;
     // The data lies in the buffer that the device fetched it to.
     let data = match call.read_chunk(0) {
-        Some(data) if call.read_chunk_at(0) == Some(WriteArgs::DATA_AT) && data.len() == count as usize => {
-            data
-        }
+        Some(data) if call.read_chunk_at(0) == Some(WriteArgs::DATA_AT) && data.len() == count as usize => data,
         None if count == 0 => &[],
         _ => return Err(Refusal::GarbageArguments),
     };

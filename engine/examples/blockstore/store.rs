@@ -51,18 +51,15 @@ impl Store {
         let create = size.is_some() && writable;
         let file = OpenOptions::new().read(true).write(writable).create(create).truncate(false).open(path);
         let file = file.with_context(|| match (size, read_only) {
-            (None, false) => format!(
-                "{shown}: cannot be opened to read and write (--size makes it, --read-only only reads)"
-            ),
+            (None, false) => {
+                format!("{shown}: cannot be opened to read and write (--size makes it, --read-only only reads)")
+            }
             _ => format!("{shown}: cannot be opened"),
         })?;
         let metadata = file.metadata().with_context(|| format!("{shown}: fstat"))?;
         ensure!(metadata.is_file(), "{shown}: is not a regular file");
-        let lock = if writable {
-            FlockOperation::NonBlockingLockExclusive
-        } else {
-            FlockOperation::NonBlockingLockShared
-        };
+        let lock =
+            if writable { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
         match rustix::fs::flock(&file, lock) {
             Err(Errno::WOULDBLOCK) => bail!("{shown}: another process has locked it; `lslocks` says which"),
             outcome => outcome.with_context(|| format!("{shown}: flock"))?,
@@ -76,8 +73,7 @@ impl Store {
         };
         ensure!(size > 0, "{shown}: is empty; --size BYTES gives it a size");
         if writable {
-            reserve(&file, size)
-                .with_context(|| format!("{shown}: fallocate of {size} bytes (see `df {shown}`)"))?;
+            reserve(&file, size).with_context(|| format!("{shown}: fallocate of {size} bytes (see `df {shown}`)"))?;
         }
         let stripe = size.div_ceil(MAX_STRIPES).next_multiple_of(STRIPE);
         let starts = (0..size).step_by(stripe as usize);
@@ -133,9 +129,7 @@ impl Store {
         }
         for part in self.parts(offset, data.len()) {
             let _alone = self.stripes[part.stripe].write().unwrap_or_else(PoisonError::into_inner);
-            self.file
-                .write_all_at(&data[part.of_data], part.offset)
-                .map_err(|error| status("pwrite", &error))?;
+            self.file.write_all_at(&data[part.of_data], part.offset).map_err(|error| status("pwrite", &error))?;
         }
         Ok(())
     }
@@ -156,12 +150,7 @@ impl Store {
             let start = offset + done as u64;
             let at = start % stripe;
             let end = len.min(done + (stripe - at) as usize);
-            let part = Part {
-                stripe: (start / stripe) as usize,
-                at: at as usize,
-                offset: start,
-                of_data: done..end,
-            };
+            let part = Part { stripe: (start / stripe) as usize, at: at as usize, offset: start, of_data: done..end };
             done = end;
             (!part.of_data.is_empty()).then_some(part)
         })

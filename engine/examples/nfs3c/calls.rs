@@ -2,10 +2,9 @@
 
 use anyhow::{Context, bail, ensure};
 use nfs3_types::nfs3::{
-    COMMIT3args, COMMIT3res, CREATE3args, CREATE3res, FSINFO3args, FSINFO3res, GETATTR3args, GETATTR3res,
-    LOOKUP3args, LOOKUP3res, NFS_PROGRAM, Nfs3Option, Nfs3Result, READDIRPLUS3args, READDIRPLUS3res,
-    READLINK3args, READLINK3res, cookieverf3, createhow3, dirlistplus3, diropargs3, fattr3, filename3,
-    nfs_fh3, sattr3, writeverf3,
+    COMMIT3args, COMMIT3res, CREATE3args, CREATE3res, FSINFO3args, FSINFO3res, GETATTR3args, GETATTR3res, LOOKUP3args,
+    LOOKUP3res, NFS_PROGRAM, Nfs3Option, Nfs3Result, READDIRPLUS3args, READDIRPLUS3res, READLINK3args, READLINK3res,
+    cookieverf3, createhow3, dirlistplus3, diropargs3, fattr3, filename3, nfs_fh3, sattr3, writeverf3,
 };
 use nfs3_types::xdr_codec::{Pack, Unpack};
 use rpcrdma::LocalClient;
@@ -64,8 +63,7 @@ impl Nfs {
     pub(crate) fn new(client: LocalClient, root: nfs_fh3, depth: usize, block: u32) -> anyhow::Result<Self> {
         let mut nfs = Self { client, root, depth, inline: 0, read_size: block, write_size: block };
         let args = FSINFO3args { fsroot: nfs.root.clone() };
-        let info =
-            good(nfs.call::<FSINFO3res>(NFS_PROGRAM::NFSPROC3_FSINFO, &args, SHORT)?).context("FSINFO")?;
+        let info = good(nfs.call::<FSINFO3res>(NFS_PROGRAM::NFSPROC3_FSINFO, &args, SHORT)?).context("FSINFO")?;
         ensure!(info.rtmax > 0 && info.wtmax > 0, "the server reads or writes 0 bytes at a time");
         nfs.read_size = block.min(info.rtmax);
         nfs.write_size = block.min(info.wtmax);
@@ -73,12 +71,7 @@ impl Nfs {
     }
 
     /// Calls; the results may come to `longest` bytes.
-    fn call<T: Unpack>(
-        &mut self,
-        procedure: NFS_PROGRAM,
-        arguments: &impl Pack,
-        longest: usize,
-    ) -> anyhow::Result<T> {
+    fn call<T: Unpack>(&mut self, procedure: NFS_PROGRAM, arguments: &impl Pack, longest: usize) -> anyhow::Result<T> {
         let arguments = encode(arguments)?;
         let mut call = self.client.prepare(procedure as u32, arguments.len())?;
         call.args_mut().copy_from_slice(&arguments);
@@ -131,8 +124,7 @@ impl Nfs {
 
     /// An empty file of this name, whatever was there before.
     pub(crate) fn create(&mut self, dir: &nfs_fh3, name: &[u8], mode: u32) -> anyhow::Result<nfs_fh3> {
-        let attributes =
-            sattr3 { mode: Nfs3Option::Some(mode), size: Nfs3Option::Some(0), ..sattr3::default() };
+        let attributes = sattr3 { mode: Nfs3Option::Some(mode), size: Nfs3Option::Some(0), ..sattr3::default() };
         let where_ = diropargs3 { dir: dir.clone(), name: filename3::from(name) };
         let args = CREATE3args { where_, how: createhow3::UNCHECKED(attributes) };
         let made = good(self.call::<CREATE3res>(NFS_PROGRAM::NFSPROC3_CREATE, &args, SHORT)?)?;

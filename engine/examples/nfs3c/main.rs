@@ -132,12 +132,9 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         Command::Ls { path } => {
             let directory = nfs.find(path)?;
             for entry in tree::list(&mut nfs, &directory)? {
-                let (attributes, name) =
-                    (tree::describe(&entry.attributes), String::from_utf8_lossy(&entry.name));
+                let (attributes, name) = (tree::describe(&entry.attributes), String::from_utf8_lossy(&entry.name));
                 match &entry.says {
-                    Some(target) => {
-                        writeln!(out, "{attributes} {name} -> {}", String::from_utf8_lossy(target))?
-                    }
+                    Some(target) => writeln!(out, "{attributes} {name} -> {}", String::from_utf8_lossy(target))?,
                     None => writeln!(out, "{attributes} {name}")?,
                 }
             }

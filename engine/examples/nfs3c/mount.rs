@@ -25,11 +25,7 @@ const MNT: u32 = 1;
 const RESERVED: std::ops::Range<u16> = 665..1024;
 
 /// Where NFS is, and where MOUNT: `mount`, if given; by rpcbind, if that is to be asked.
-pub(crate) fn places(
-    server: &Address,
-    mount: Option<&str>,
-    ask: bool,
-) -> anyhow::Result<(Address, SocketAddr)> {
+pub(crate) fn places(server: &Address, mount: Option<&str>, ask: bool) -> anyhow::Result<(Address, SocketAddr)> {
     let host = server.socket_address()?.map(|address| address.ip());
     if ask {
         let host = host.with_context(|| format!("{server}: only networks have an rpcbind"))?;

@@ -25,8 +25,7 @@ struct Part {
 
 fn parts(size: u64, block: u32) -> impl Iterator<Item = Part> {
     let block = u64::from(block);
-    (0..size.div_ceil(block))
-        .map(move |n| Part { offset: n * block, len: (size - n * block).min(block) as u32 })
+    (0..size.div_ceil(block)).map(move |n| Part { offset: n * block, len: (size - n * block).min(block) as u32 })
 }
 
 impl Part {

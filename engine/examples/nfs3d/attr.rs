@@ -2,12 +2,11 @@
 #![forbid(unsafe_code)]
 
 use nfs3_types::nfs3::{
-    fattr3, ftype3, nfsstat3, nfstime3, post_op_attr, sattr3, set_atime, set_mtime, specdata3, wcc_attr,
-    wcc_data,
+    fattr3, ftype3, nfsstat3, nfstime3, post_op_attr, sattr3, set_atime, set_mtime, specdata3, wcc_attr, wcc_data,
 };
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, chmodat,
-    chownat, major, minor, utimensat,
+    AtFlags, CWD, FileType, Gid, Mode, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, chmodat, chownat, major,
+    minor, utimensat,
 };
 
 use crate::codec::{Outcome, given, optional};
@@ -96,10 +95,8 @@ fn times(new: &sattr3) -> Option<Timestamps> {
         set_mtime::SET_TO_CLIENT_TIME(time) => Some(timespec(time)),
     };
     let keep = || special(UTIME_OMIT);
-    (atime.is_some() || mtime.is_some()).then(|| Timestamps {
-        last_access: atime.unwrap_or_else(keep),
-        last_modification: mtime.unwrap_or_else(keep),
-    })
+    (atime.is_some() || mtime.is_some())
+        .then(|| Timestamps { last_access: atime.unwrap_or_else(keep), last_modification: mtime.unwrap_or_else(keep) })
 }
 
 /// Permission bits as a client gives them.

@@ -2,11 +2,11 @@
 #![forbid(unsafe_code)]
 
 use nfs3_types::nfs3::{
-    ACCESS3_DELETE, ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ,
-    ACCESS3res, ACCESS3resfail, ACCESS3resok, FSF3_CANSETTIME, FSF3_HOMOGENEOUS, FSF3_LINK, FSF3_SYMLINK,
-    FSINFO3res, FSINFO3resfail, FSINFO3resok, FSSTAT3res, FSSTAT3resfail, FSSTAT3resok, GETATTR3res,
-    GETATTR3resok, PATHCONF3res, PATHCONF3resfail, PATHCONF3resok, SETATTR3res, SETATTR3resfail,
-    SETATTR3resok, nfsstat3, nfstime3, sattr3, sattrguard3,
+    ACCESS3_DELETE, ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ, ACCESS3res,
+    ACCESS3resfail, ACCESS3resok, FSF3_CANSETTIME, FSF3_HOMOGENEOUS, FSF3_LINK, FSF3_SYMLINK, FSINFO3res,
+    FSINFO3resfail, FSINFO3resok, FSSTAT3res, FSSTAT3resfail, FSSTAT3resok, GETATTR3res, GETATTR3resok, PATHCONF3res,
+    PATHCONF3resfail, PATHCONF3resok, SETATTR3res, SETATTR3resfail, SETATTR3resok, nfsstat3, nfstime3, sattr3,
+    sattrguard3,
 };
 use nfs3_types::xdr_codec::Void;
 use rpcrdma::Refusal;

@@ -5,14 +5,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use nfs3_types::nfs3::{
-    CREATE3res, CREATE3resfail, CREATE3resok, MKDIR3res, MKDIR3resfail, MKDIR3resok, MKNOD3res,
-    MKNOD3resfail, MKNOD3resok, createhow3, createverf3, devicedata3, mknoddata3, nfsstat3, sattr3,
-    set_size3, wcc_data,
+    CREATE3res, CREATE3resfail, CREATE3resok, MKDIR3res, MKDIR3resfail, MKDIR3resok, MKNOD3res, MKNOD3resfail,
+    MKNOD3resok, createhow3, createverf3, devicedata3, mknoddata3, nfsstat3, sattr3, set_size3, wcc_data,
 };
 use rpcrdma::Refusal;
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fstat, makedev, mkdirat, mknodat, openat,
-    utimensat,
+    AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fstat, makedev, mkdirat, mknodat, openat, utimensat,
 };
 use rustix::io::{self, Errno};
 
@@ -49,13 +47,7 @@ pub(crate) fn in_dir<T>(
 }
 
 /// Opens what was made, with `O_PATH`, sets the attributes that making it did not, and makes it stable.
-pub(crate) fn finish(
-    export: &Export,
-    dir: &Node,
-    name: &[u8],
-    who: &Identity,
-    rest: &sattr3,
-) -> Outcome<Made> {
+pub(crate) fn finish(export: &Export, dir: &Node, name: &[u8], who: &Identity, rest: &sattr3) -> Outcome<Made> {
     let (node, _) = export.look_up(dir, name, who)?;
     attr::apply(&node, who, rest)?;
     if !node.is_symlink() {
@@ -133,13 +125,7 @@ fn existing(export: &Export, dir: &Node, name: &[u8], who: &Identity, size: &set
 
 /// An exclusive CREATE: the file is the client's own if it has the verifier, which is kept in the file's
 /// times until the client sets them.
-fn exclusive(
-    export: &Export,
-    dir: &Node,
-    name: &[u8],
-    who: &Identity,
-    verifier: &createverf3,
-) -> Outcome<Made> {
+fn exclusive(export: &Export, dir: &Node, name: &[u8], who: &Identity, verifier: &createverf3) -> Outcome<Made> {
     let [a, b, c, d, e, f, g, h] = verifier.0;
     // All file systems keep seconds of 31 bits.
     let seconds = |bytes| Timespec { tv_sec: i64::from(u32::from_be_bytes(bytes) & 0x7FFF_FFFF), tv_nsec: 0 };

@@ -4,8 +4,8 @@
 use std::mem::MaybeUninit;
 
 use nfs3_types::nfs3::{
-    LOOKUP3res, LOOKUP3resfail, LOOKUP3resok, READDIR3resfail, READDIRPLUS3resfail, cookieverf3, entry3,
-    entryplus3, filename3, nfsstat3, post_op_attr,
+    LOOKUP3res, LOOKUP3resfail, LOOKUP3resok, READDIR3resfail, READDIRPLUS3resfail, cookieverf3, entry3, entryplus3,
+    filename3, nfsstat3, post_op_attr,
 };
 use nfs3_types::xdr_codec::Pack;
 use rpcrdma::Refusal;

@@ -181,13 +181,7 @@ impl Export {
     }
 
     /// The handle of a file that was opened by its name in a directory.
-    pub(crate) fn handle_of(
-        &self,
-        dir: &Node,
-        name: &[u8],
-        file: &OwnedFd,
-        stat: &Stat,
-    ) -> Outcome<FileHandle> {
+    pub(crate) fn handle_of(&self, dir: &Node, name: &[u8], file: &OwnedFd, stat: &Stat) -> Outcome<FileHandle> {
         if stat.st_dev != self.dev {
             return Err(nfsstat3::NFS3ERR_ACCES);
         }

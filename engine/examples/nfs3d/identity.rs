@@ -120,8 +120,7 @@ impl Become {
     fn user(who: &Identity) -> io::Result<Self> {
         // From here on whatever happens is undone.
         let back = Become;
-        let groups: ArrayVec<Gid, { AuthSys::MAX_GIDS }> =
-            who.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
+        let groups: ArrayVec<Gid, { AuthSys::MAX_GIDS }> = who.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
         set_thread_groups(&groups)?;
         set_thread_res_gid(None, Gid::from_raw(who.gid), None)?;
         set_thread_res_uid(None, Uid::from_raw(who.uid), None)?;

@@ -2,8 +2,8 @@
 #![forbid(unsafe_code)]
 
 use nfs3_types::nfs3::{
-    LINK3res, LINK3resfail, LINK3resok, Nfs3Result, READLINK3resfail, READLINK3resok, SYMLINK3resfail,
-    SYMLINK3resok, nfspath3, nfsstat3, sattr3,
+    LINK3res, LINK3resfail, LINK3resok, Nfs3Result, READLINK3resfail, READLINK3resok, SYMLINK3resfail, SYMLINK3resok,
+    nfspath3, nfsstat3, sattr3,
 };
 use nfs3_types::xdr_codec::Pack;
 use rpcrdma::binding::nfs3::PATH_MAX;
@@ -109,8 +109,7 @@ pub(crate) fn link(export: &Export, who: &Identity, mut args: Args<'_>) -> Resul
     let node = match export.find(&file) {
         Ok(node) => node,
         Err(status) => {
-            let linkdir_wcc =
-                export.find_dir(&dir).map_or_else(|_| attr::no_wcc(), |dir| attr::wcc(None, &dir));
+            let linkdir_wcc = export.find_dir(&dir).map_or_else(|_| attr::no_wcc(), |dir| attr::wcc(None, &dir));
             let failure = LINK3resfail { file_attributes: optional(None), linkdir_wcc };
             return Ok(or_fail(Err(status), failure));
         }

@@ -265,8 +265,7 @@ fn default_key() -> anyhow::Result<PathBuf> {
     let directory = if rustix::process::geteuid().is_root() {
         PathBuf::from("/var/lib")
     } else {
-        let home =
-            std::env::var_os("HOME").context("no HOME: --key says where the key for file handles is")?;
+        let home = std::env::var_os("HOME").context("no HOME: --key says where the key for file handles is")?;
         PathBuf::from(home).join(".local/state")
     };
     std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
@@ -284,9 +283,7 @@ fn key(path: &Path) -> anyhow::Result<Key> {
         }
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
             let mut bytes = Vec::new();
-            std::fs::File::open(path)
-                .and_then(|file| file.take(64).read_to_end(&mut bytes))
-                .with_context(name)?;
+            std::fs::File::open(path).and_then(|file| file.take(64).read_to_end(&mut bytes)).with_context(name)?;
             ensure!(bytes.len() == key.len(), "{}: not a key, which has {} bytes", name(), key.len());
             key.copy_from_slice(&bytes);
         }

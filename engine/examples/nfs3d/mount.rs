@@ -45,11 +45,8 @@ pub(crate) fn serve(export: &Arc<Export>, port: u16) -> anyhow::Result<u16> {
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
         .with_context(|| format!("TCP port {port} for MOUNT"))?;
     let port = listener.local_addr()?.port();
-    let mountd = Arc::new(Mountd {
-        export: Arc::clone(export),
-        mounts: Mutex::default(),
-        connections: AtomicUsize::new(0),
-    });
+    let mountd =
+        Arc::new(Mountd { export: Arc::clone(export), mounts: Mutex::default(), connections: AtomicUsize::new(0) });
     std::thread::Builder::new().name("mountd".into()).spawn(move || mountd.accept(&listener))?;
     Ok(port)
 }
@@ -108,12 +105,7 @@ impl Mountd {
         Some(reply)
     }
 
-    fn dispatch(
-        &self,
-        header: &CallHeader<'_>,
-        mut args: Args<'_>,
-        peer: SocketAddr,
-    ) -> Result<Vec<u8>, AcceptStat> {
+    fn dispatch(&self, header: &CallHeader<'_>, mut args: Args<'_>, peer: SocketAddr) -> Result<Vec<u8>, AcceptStat> {
         if header.program != PROGRAM {
             return Err(AcceptStat::ProgUnavail);
         }

@@ -5,9 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nfs3_types::nfs3::nfsstat3;
-use rustix::fs::{
-    Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, accessat, fstat, fsync, ftruncate, openat,
-};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, accessat, fstat, fsync, ftruncate, openat};
 use rustix::io::{self, Errno};
 
 use crate::codec::Outcome;

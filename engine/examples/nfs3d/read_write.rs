@@ -5,8 +5,8 @@
 use std::os::fd::AsFd;
 
 use nfs3_types::nfs3::{
-    COMMIT3res, COMMIT3resfail, COMMIT3resok, Nfs3Result, READ3resfail, WRITE3res, WRITE3resfail,
-    WRITE3resok, nfsstat3, stable_how,
+    COMMIT3res, COMMIT3resfail, COMMIT3resok, Nfs3Result, READ3resfail, WRITE3res, WRITE3resfail, WRITE3resok,
+    nfsstat3, stable_how,
 };
 use nfs3_types::xdr_codec::{Pack, Void};
 use rpcrdma::service::ResultWriter;
@@ -189,10 +189,9 @@ pub(crate) fn commit(export: &Export, who: &Identity, mut args: Args<'_>) -> Res
     });
     let file_wcc = wcc(None, &node);
     Ok(match outcome {
-        Ok(()) => or_fail(
-            Ok(COMMIT3resok { file_wcc, verf: export.verifier() }),
-            COMMIT3resfail { file_wcc: no_wcc() },
-        ),
+        Ok(()) => {
+            or_fail(Ok(COMMIT3resok { file_wcc, verf: export.verifier() }), COMMIT3resfail { file_wcc: no_wcc() })
+        }
         Err(status) => or_fail(Err(status), COMMIT3resfail { file_wcc }),
     })
 }

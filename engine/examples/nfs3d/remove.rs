@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use nfs3_types::nfs3::{
-    REMOVE3res, REMOVE3resfail, REMOVE3resok, RENAME3res, RENAME3resfail, RENAME3resok, RMDIR3res,
-    RMDIR3resfail, RMDIR3resok, nfsstat3,
+    REMOVE3res, REMOVE3resfail, REMOVE3resok, RENAME3res, RENAME3resfail, RENAME3resok, RMDIR3res, RMDIR3resfail,
+    RMDIR3resok, nfsstat3,
 };
 use rpcrdma::Refusal;
 use rustix::fs::{AtFlags, FileType, Stat, renameat, statat, unlinkat};

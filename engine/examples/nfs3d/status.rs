@@ -28,9 +28,7 @@ pub(crate) fn status(error: Errno) -> nfsstat3 {
         Errno::STALE => nfsstat3::NFS3ERR_STALE,
         Errno::OPNOTSUPP => nfsstat3::NFS3ERR_NOTSUPP,
         // It is over when what causes it is: the client asks again.
-        Errno::AGAIN | Errno::TXTBSY | Errno::MFILE | Errno::NFILE | Errno::NOMEM => {
-            nfsstat3::NFS3ERR_JUKEBOX
-        }
+        Errno::AGAIN | Errno::TXTBSY | Errno::MFILE | Errno::NFILE | Errno::NOMEM => nfsstat3::NFS3ERR_JUKEBOX,
         Errno::IO => nfsstat3::NFS3ERR_IO,
         error => {
             log::warn!("{error}: answered with NFS3ERR_IO");

@@ -12,8 +12,8 @@ use super::software::{SoftwareFabric, SoftwareListener};
 #[cfg(feature = "verbs")]
 use super::verbs::{VerbsFabric, VerbsListener};
 use super::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
-    FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
+    PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
 /// One of the fabrics of this build. Addresses are in the form of the one that it is, without the word before

@@ -12,8 +12,8 @@ use std::time::Duration;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
-    FabricStats, Opcode, PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
+    Opcode, PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
 };
 
 /// How much trouble. Each knob is a chance per mille, 0 by default.
@@ -137,9 +137,7 @@ impl<F: Fabric> Chaos<F> {
             WorkRequest::Send { .. } if self.random.chance(self.config.receiver_not_ready) => {
                 Some(Status::RnrRetryExceeded)
             }
-            WorkRequest::Write { .. } | WorkRequest::Read { .. }
-                if self.random.chance(self.config.rights) =>
-            {
+            WorkRequest::Write { .. } | WorkRequest::Read { .. } if self.random.chance(self.config.rights) => {
                 Some(Status::RemoteAccess)
             }
             _ => None,
@@ -202,8 +200,7 @@ impl<F: Fabric> Chaos<F> {
             return;
         }
         for completion in out.drain(before..) {
-            let behind =
-                self.late.iter().rev().find(|l| l.completion.qp == completion.qp).map_or(0, |l| l.until);
+            let behind = self.late.iter().rev().find(|l| l.completion.qp == completion.qp).map_or(0, |l| l.until);
             let own = if self.random.chance(self.config.delay) {
                 self.stats.delayed += 1;
                 self.polls + 1 + self.random.below(64)

@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
 use super::{
-    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, Opcode, PostError,
-    Posting, QpId, RemoteMemory, Status, WindowId, WorkRequest,
+    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, Opcode, PostError, Posting,
+    QpId, RemoteMemory, Status, WindowId, WorkRequest,
 };
 
 /// How long a case waits for something that must happen.
@@ -67,10 +67,7 @@ pub fn cases<F: Fabric>() -> Vec<Case<F>> {
 }
 
 /// Runs cases, each in a world of its own.
-pub fn run<F: Fabric>(
-    cases: Vec<Case<F>>,
-    make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>,
-) -> Report {
+pub fn run<F: Fabric>(cases: Vec<Case<F>>, make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>) -> Report {
     run_with(cases, make, |address| FabricAddress(format!("{}-nowhere", address.0)))
 }
 
@@ -148,13 +145,8 @@ pub struct World<F: Fabric> {
 impl<F: Fabric> End<F> {
     fn new(mut fabric: F) -> Result<Self, FabricError> {
         let pool = |name, count| {
-            let arena = ArenaConfig {
-                bytes: 0,
-                name,
-                pages: PagePolicy::Small,
-                prefault: false,
-                ..ArenaConfig::default()
-            };
+            let arena =
+                ArenaConfig { bytes: 0, name, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
             let classes = vec![Class { size: RECEIVE, count }, Class { size: 4 << 20, count: 2 }];
             Pool::new(&PoolConfig { classes, arena })
                 .map_err(|e| FabricError::System { call: "Pool::new".into(), detail: e.to_string() })
@@ -162,14 +154,7 @@ impl<F: Fabric> End<F> {
         let (messages, exposed) = (pool("contract-messages", 1024)?, pool("contract-exposed", 64)?);
         fabric.register(messages.arena(), Access::LOCAL)?;
         fabric.register(exposed.arena(), Access::REMOTE)?;
-        Ok(Self {
-            fabric,
-            pool: messages,
-            exposed,
-            completions: Vec::new(),
-            events: Vec::new(),
-            qps: Vec::new(),
-        })
+        Ok(Self { fabric, pool: messages, exposed, completions: Vec::new(), events: Vec::new(), qps: Vec::new() })
     }
 
     /// A message buffer with these contents.
@@ -224,27 +209,15 @@ impl<F: Fabric> End<F> {
     }
 
     /// Binds a new window to a whole buffer, with a signalled bind; the peer's view of it.
-    pub fn expose(
-        &mut self,
-        qp: QpId,
-        mem: &Lent,
-        access: Access,
-    ) -> Result<(WindowId, RemoteMemory), String> {
+    pub fn expose(&mut self, qp: QpId, mem: &Lent, access: Access) -> Result<(WindowId, RemoteMemory), String> {
         let window = self.fabric.alloc_window(qp).map_err(|e| e.to_string())?;
         let remote = self.rebind(qp, window, mem, access)?;
         Ok((window, remote))
     }
 
     /// Binds a free window to a whole buffer, unsignalled.
-    pub fn rebind(
-        &mut self,
-        qp: QpId,
-        window: WindowId,
-        mem: &Lent,
-        access: Access,
-    ) -> Result<RemoteMemory, String> {
-        let remote =
-            RemoteMemory { rkey: self.fabric.next_rkey(window), address: self.fabric.remote_address(mem, 0) };
+    pub fn rebind(&mut self, qp: QpId, window: WindowId, mem: &Lent, access: Access) -> Result<RemoteMemory, String> {
+        let remote = RemoteMemory { rkey: self.fabric.next_rkey(window), address: self.fabric.remote_address(mem, 0) };
         let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: mem.len(), access };
         self.post(qp, [Posting { wr_id: 0xb1d, signalled: false, wr }])?;
         Ok(remote)
@@ -279,12 +252,7 @@ impl<F: Fabric> End<F> {
 
 impl<F: Fabric> World<F> {
     /// Registers memory with both, and lets the server listen.
-    pub fn new(
-        client: F,
-        server: F,
-        address: FabricAddress,
-        nowhere: FabricAddress,
-    ) -> Result<Self, FabricError> {
+    pub fn new(client: F, server: F, address: FabricAddress, nowhere: FabricAddress) -> Result<Self, FabricError> {
         let (client, mut server) = (End::new(client)?, End::new(server)?);
         let listener = F::bind(&address)?;
         server.fabric.listen(&listener)?;
@@ -298,11 +266,7 @@ impl<F: Fabric> World<F> {
     }
 
     /// Turns until there is something.
-    pub fn until<T>(
-        &mut self,
-        what: &str,
-        mut look: impl FnMut(&mut Self) -> Option<T>,
-    ) -> Result<T, String> {
+    pub fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> Result<T, String> {
         let start = now();
         loop {
             if let Some(found) = look(self) {
@@ -347,11 +311,7 @@ impl<F: Fabric> World<F> {
     }
 
     /// Connects, with these parameters at either end; the client's queue pair and the server's.
-    pub fn connect_with(
-        &mut self,
-        client: &ConnectParams,
-        server: &ConnectParams,
-    ) -> Result<(QpId, QpId), String> {
+    pub fn connect_with(&mut self, client: &ConnectParams, server: &ConnectParams) -> Result<(QpId, QpId), String> {
         let c = self.client.fabric.connect(&self.address, client).map_err(|e| e.to_string())?;
         self.client.qps.push(c);
         let (request, _) = self.request()?;
@@ -369,10 +329,7 @@ impl<F: Fabric> World<F> {
     /// Waits until both ends are connected; what the acceptor said.
     pub fn established(&mut self, client: QpId, server: QpId) -> Result<Vec<u8>, String> {
         let take = |end: &mut End<F>, id: QpId| {
-            let at = end
-                .events
-                .iter()
-                .position(|e| matches!(e, ControlEvent::Established { qp, .. } if *qp == id))?;
+            let at = end.events.iter().position(|e| matches!(e, ControlEvent::Established { qp, .. } if *qp == id))?;
             match end.events.remove(at) {
                 ControlEvent::Established { private_data, .. } => Some(private_data),
                 _ => None,

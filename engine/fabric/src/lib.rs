@@ -7,15 +7,14 @@
 //! rights errors, flush on error.
 //!
 //! # Ownership of memory
-//! 1. Memory given to the fabric is *moved* into it: a [`Buf`] in [`Fabric::post_recv`] or
-//!    [`WorkRequest::Send`], a clone of a [`Lent`] or [`Frozen`] in the others. Safe code cannot reach the
-//!    bytes meanwhile.
-//! 2. A posted [`Buf`] comes back in its [`Completion`], as a [`ReceivedBuf`] of what has arrived in it. A
-//!    sent one goes home to its pool by itself, once the fabric knows that the device has finished with it.
-//! 3. [`Lent`] memory is usable again when every clone is gone: the fabric drops its clones at the completion
-//!    of the Read or Write, or, for a bound window, at the proof of its revocation: the completion of a
-//!    [`WorkRequest::LocalInvalidate`], a Receive completion whose `invalidated` names it, or the destruction
-//!    of the queue pair.
+//! 1. Memory given to the fabric is *moved* into it: a [`Buf`] in [`Fabric::post_recv`] or [`WorkRequest::Send`], a
+//!    clone of a [`Lent`] or [`Frozen`] in the others. Safe code cannot reach the bytes meanwhile.
+//! 2. A posted [`Buf`] comes back in its [`Completion`], as a [`ReceivedBuf`] of what has arrived in it. A sent one
+//!    goes home to its pool by itself, once the fabric knows that the device has finished with it.
+//! 3. [`Lent`] memory is usable again when every clone is gone: the fabric drops its clones at the completion of the
+//!    Read or Write, or, for a bound window, at the proof of its revocation: the completion of a
+//!    [`WorkRequest::LocalInvalidate`], a Receive completion whose `invalidated` names it, or the destruction of the
+//!    queue pair.
 //! 4. Flushed work requests keep to the same rules: the completion comes first, the memory after it.
 //!
 //! | file | holds |

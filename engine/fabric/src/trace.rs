@@ -17,8 +17,8 @@ use std::time::Duration;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
-    FabricStats, PostError, Posting, QpId, RequestId, Source, Waker, WindowId, WorkRequest,
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
+    PostError, Posting, QpId, RequestId, Source, Waker, WindowId, WorkRequest,
 };
 
 /// Says in words what a message is; a codec's printer fits here.
@@ -113,11 +113,7 @@ impl<F: Fabric> Fabric for Trace<F> {
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
         let result = self.inner.register(arena, access);
-        self.line(format_args!(
-            "register arena {} of {} bytes for {access:?}: {result:?}",
-            arena.id(),
-            arena.len()
-        ));
+        self.line(format_args!("register arena {} of {} bytes for {access:?}: {result:?}", arena.id(), arena.len()));
         result
     }
 

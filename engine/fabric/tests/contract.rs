@@ -57,10 +57,8 @@ fn software_across_processes() {
     let mut children: Vec<Child> = Vec::new();
     // Another thread cannot wake another process, and that one exposes nothing.
     let left_out = ["another thread", "a Write with immediate data"];
-    let cases: Vec<_> = contract::cases()
-        .into_iter()
-        .filter(|case| !left_out.iter().any(|words| case.name.contains(words)))
-        .collect();
+    let cases: Vec<_> =
+        contract::cases().into_iter().filter(|case| !left_out.iter().any(|words| case.name.contains(words))).collect();
     let report = contract::run(cases, || {
         let client = open(&SoftwareConfig::default());
         let child = Command::new(std::env::current_exe().expect("own path"))

@@ -16,10 +16,7 @@ fn hosts() -> Vec<IpAddr> {
     let mut hosts: Vec<IpAddr> = all.iter().copied().find(IpAddr::is_ipv4).into_iter().collect();
     hosts.extend(all.iter().copied().find(IpAddr::is_ipv6));
     if hosts.is_empty() {
-        assert!(
-            std::env::var_os(MUST_RUN).is_none(),
-            "{MUST_RUN} is set, and there is no RDMA device with an address"
-        );
+        assert!(std::env::var_os(MUST_RUN).is_none(), "{MUST_RUN} is set, and there is no RDMA device with an address");
         println!("not run: no RDMA device with an address (tests/vm/run has one)");
     }
     hosts

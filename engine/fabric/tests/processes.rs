@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma_fabric::{
-    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, Opcode, Posting,
-    QpId, RemoteMemory, Source, Status, WorkRequest,
+    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, Opcode, Posting, QpId,
+    RemoteMemory, Source, Status, WorkRequest,
 };
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
@@ -129,9 +129,7 @@ impl End {
         let qp = loop {
             match self.fabric.connect(to, &params()) {
                 Ok(qp) => break qp,
-                Err(FabricError::Unreachable { .. }) if start.elapsed() < PATIENCE => {
-                    std::thread::yield_now()
-                }
+                Err(FabricError::Unreachable { .. }) if start.elapsed() < PATIENCE => std::thread::yield_now(),
                 Err(error) => panic!("{error}"),
             }
         };
@@ -141,10 +139,8 @@ impl End {
 
     fn established(&mut self, qp: QpId) {
         self.until("the connection stands", |e| {
-            let at = e
-                .events
-                .iter()
-                .position(|e| matches!(e, ControlEvent::Established { qp: id, .. } if *id == qp))?;
+            let at =
+                e.events.iter().position(|e| matches!(e, ControlEvent::Established { qp: id, .. } if *id == qp))?;
             Some(e.events.remove(at))
         });
     }
@@ -308,10 +304,8 @@ fn storm(address: &FabricAddress) {
         if let Ok(window) = end.fabric.alloc_window(qp) {
             let mem = end.exposed.alloc(SIZE).map(|b| b.lend().expect("lend"));
             if let Some(mem) = mem {
-                let remote = RemoteMemory {
-                    rkey: end.fabric.next_rkey(window),
-                    address: end.fabric.remote_address(&mem, 0),
-                };
+                let remote =
+                    RemoteMemory { rkey: end.fabric.next_rkey(window), address: end.fabric.remote_address(&mem, 0) };
                 let wr = WorkRequest::Bind { window, mem, offset: 0, len: SIZE, access: Access::REMOTE };
                 let bind = Posting { wr_id: 3, signalled: false, wr };
                 if end.fabric.post_send(qp, &mut vec![bind]).is_ok() {
@@ -343,10 +337,8 @@ fn data_and_memory_between_processes() {
     for (i, len) in [1usize, 63, 64, 65, 4095, 4096, 4097, SIZE - 1, SIZE].into_iter().enumerate() {
         let mem = end.lend();
         let bind = |end: &mut End, access| {
-            let remote = RemoteMemory {
-                rkey: end.fabric.next_rkey(window),
-                address: end.fabric.remote_address(&mem, 0),
-            };
+            let remote =
+                RemoteMemory { rkey: end.fabric.next_rkey(window), address: end.fabric.remote_address(&mem, 0) };
             let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access };
             end.fabric.post_send(qp, &mut vec![Posting { wr_id: 5, signalled: false, wr }]).expect("bind");
             remote
@@ -404,13 +396,7 @@ fn a_killed_server_ends_its_own_connection_only() {
                     rkey: end.fabric.next_rkey(window),
                     address: end.fabric.remote_address(mem.as_ref()?, 0),
                 };
-                let wr = WorkRequest::Bind {
-                    window,
-                    mem: mem.clone()?,
-                    offset: 0,
-                    len: SIZE,
-                    access: Access::REMOTE,
-                };
+                let wr = WorkRequest::Bind { window, mem: mem.clone()?, offset: 0, len: SIZE, access: Access::REMOTE };
                 let bind = Posting { wr_id: 8, signalled: false, wr };
                 if end.fabric.post_send(bad, &mut vec![bind]).is_ok() {
                     end.send(bad, &[&order(b"W", remote, SIZE, turns)], None);
@@ -518,16 +504,12 @@ fn a_killed_client_ends_its_own_connection_only() {
                     if let Some(buf) = end.exposed.alloc(SIZE) {
                         let src = Source::Frozen(buf.freeze());
                         let wr = WorkRequest::Write { src, offset: 0, len: SIZE, remote };
-                        let _ =
-                            end.fabric.post_send(bad, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
+                        let _ = end.fabric.post_send(bad, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
                     }
                 } else {
                     got += 1;
                     assert_eq!(u64_at(&bytes, 0), got, "lost, or twice");
-                    assert!(
-                        bytes[8..] == pattern(got, (got * 131 % 4000) as usize),
-                        "message {got} is damaged"
-                    );
+                    assert!(bytes[8..] == pattern(got, (got * 131 % 4000) as usize), "message {got} is damaged");
                 }
             }
             if got >= kill_at && writes > 0 {
@@ -568,17 +550,13 @@ fn socket_files() {
     let path = directory.join("server");
     let to = FabricAddress(path.to_str().expect("utf-8").to_owned());
     let mut victim = Peer::start("serve", &to);
-    let mode =
-        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).expect("socket").permissions());
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).expect("socket").permissions());
     assert_eq!(mode & 0o777, 0o600);
     let mut end = End::new();
     end.receives(8);
     let qp = end.connect(&to);
     end.echo(qp, 1, 100);
-    assert!(
-        matches!(SoftwareFabric::bind(&to), Err(FabricError::AddressInUse { .. })),
-        "a living server's file"
-    );
+    assert!(matches!(SoftwareFabric::bind(&to), Err(FabricError::AddressInUse { .. })), "a living server's file");
     victim.kill();
     assert!(path.exists());
     assert!(matches!(end.fabric.connect(&to, &params()), Err(FabricError::Unreachable { .. })));

@@ -44,11 +44,8 @@ fn traced() {
 fn trace_lines() {
     let said: Rc<RefCell<Vec<String>>> = Rc::default();
     let sink = Rc::clone(&said);
-    let client = Trace::new(
-        open(),
-        |m| String::from_utf8_lossy(m).into_owned(),
-        move |l| sink.borrow_mut().push(l.into()),
-    );
+    let client =
+        Trace::new(open(), |m| String::from_utf8_lossy(m).into_owned(), move |l| sink.borrow_mut().push(l.into()));
     let server = Trace::new(open(), trace::length, |_| ());
     let mut world = World::new(client, server, address(), address()).expect("world");
     let (c, s) = world.connect().expect("connect");
@@ -69,10 +66,7 @@ fn delayed_and_reordered() {
     let seed = Cell::new(1);
     let wrap = || {
         seed.set(seed.get() + 1);
-        Chaos::new(
-            open(),
-            ChaosConfig { seed: seed.get(), delay: 300, reorder: 500, ..ChaosConfig::default() },
-        )
+        Chaos::new(open(), ChaosConfig { seed: seed.get(), delay: 300, reorder: 500, ..ChaosConfig::default() })
     };
     // Cases that poll once and expect to see everything then are not for a fabric that is late.
     let cases = contract::cases().into_iter().filter(|c| !c.name.starts_with("a destroyed queue pair"));
@@ -116,8 +110,7 @@ fn storm(config: ChaosConfig) -> Seen {
             }
             while let Some(done) = world.server.take(s, Opcode::Recv) {
                 if let Some(buf) = done.buf.filter(|_| done.status.is_ok()) {
-                    *arrived.entry(u64::from_le_bytes(buf[..8].try_into().expect("8 bytes"))).or_default() +=
-                        1;
+                    *arrived.entry(u64::from_le_bytes(buf[..8].try_into().expect("8 bytes"))).or_default() += 1;
                 }
             }
         }
@@ -139,14 +132,8 @@ fn storm(config: ChaosConfig) -> Seen {
 
 #[test]
 fn failures_are_reported_in_order() {
-    let config = ChaosConfig {
-        seed: 5,
-        receiver_not_ready: 5,
-        flush: 5,
-        delay: 100,
-        reorder: 100,
-        ..ChaosConfig::default()
-    };
+    let config =
+        ChaosConfig { seed: 5, receiver_not_ready: 5, flush: 5, delay: 100, reorder: 100, ..ChaosConfig::default() };
     let seen = storm(config);
     assert!(seen.failures > 5, "chaos did nothing: {}", seen.failures);
     let statuses: Vec<Status> = seen.ends.iter().map(|e| e.2).collect();
@@ -162,9 +149,8 @@ fn connections_break() {
 #[test]
 fn the_same_seed_makes_the_same_trouble() {
     let config = ChaosConfig { seed: 77, receiver_not_ready: 10, ..ChaosConfig::default() };
-    let failed = |config| {
-        storm(config).ends.into_iter().filter(|e| !e.2.is_ok()).map(|e| (e.0, e.1)).collect::<Vec<_>>()
-    };
+    let failed =
+        |config| storm(config).ends.into_iter().filter(|e| !e.2.is_ok()).map(|e| (e.0, e.1)).collect::<Vec<_>>();
     let (first, second) = (failed(config), failed(config));
     assert!(!first.is_empty());
     // The first failure of each connection is chosen by chaos; what is flushed behind it depends on timing.

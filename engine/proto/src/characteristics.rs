@@ -8,8 +8,7 @@ use crate::wire::properties::{PropertyId, PropertySet};
 use crate::wire::{Body, ErrorBody, Header, Version, View, ViewBody};
 
 /// What this end never changes.
-const CONSTANT: [PropertyId; 3] =
-    [PropertyId::SegmentSize, PropertyId::SegmentCount, PropertyId::ReverseSupport];
+const CONSTANT: [PropertyId; 3] = [PropertyId::SegmentSize, PropertyId::SegmentCount, PropertyId::ReverseSupport];
 
 impl Connection {
     /// The peer's properties have come: if both ends offer it, characteristics may change from now on.
@@ -112,8 +111,7 @@ impl Connection {
     /// The size of Receives that the peer may rely on: that which it was told last, or a larger one until it
     /// is known to have read that.
     pub fn promised_receive(&mut self) -> usize {
-        let told =
-            self.exchange.as_ref().map_or(self.config.receive_size, |all| all.local().receive_size as usize);
+        let told = self.exchange.as_ref().map_or(self.config.receive_size, |all| all.local().receive_size as usize);
         self.promised = if self.peer_knows() { told } else { self.promised.max(told) };
         self.promised
     }
@@ -129,8 +127,7 @@ impl Connection {
     /// An OPTIONAL message of a peer that may send one.
     #[cold]
     pub(super) fn operation(&mut self, view: &View<'_>) -> Event {
-        let (ViewBody::Optional { opttype, optinfo }, Some(exchange)) = (view.body(), &mut self.exchange)
-        else {
+        let (ViewBody::Optional { opttype, optinfo }, Some(exchange)) = (view.body(), &mut self.exchange) else {
             return self.answer(view.xid(), ErrorBody::InvalHtype);
         };
         let handled = exchange.handle(view.xid(), view.flags(), opttype, optinfo);

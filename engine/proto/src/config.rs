@@ -108,20 +108,14 @@ impl ConnConfig {
     }
 
     pub(super) fn new_credits(&self, version: Version) -> Credits {
-        let (taken, made) = if self.server {
-            (self.credits, self.reverse_credits)
-        } else {
-            (self.reverse_credits, self.credits)
-        };
+        let (taken, made) =
+            if self.server { (self.credits, self.reverse_credits) } else { (self.reverse_credits, self.credits) };
         match version {
-            Version::V1 => Credits::version_1(
-                if self.takes_calls { taken } else { 0 },
-                if self.max_calls > 0 { made } else { 0 },
-            ),
-            // Windowed only when both ends have said so.
-            Version::V2 => {
-                Credits::new(Scheme::V2Incremental, self.server, self.credits, self.coalesce_grants)
+            Version::V1 => {
+                Credits::version_1(if self.takes_calls { taken } else { 0 }, if self.max_calls > 0 { made } else { 0 })
             }
+            // Windowed only when both ends have said so.
+            Version::V2 => Credits::new(Scheme::V2Incremental, self.server, self.credits, self.coalesce_grants),
         }
     }
 }

@@ -170,8 +170,7 @@ impl Credits {
     /// be held against them.
     pub fn set_credit_limit(&mut self, credit_limit: u32) {
         let credit_limit = credit_limit.clamp(MIN_CREDITS, MAX_CREDITS);
-        self.credit_limit =
-            if self.scheme == Scheme::V1 { self.credit_limit.max(credit_limit) } else { credit_limit };
+        self.credit_limit = if self.scheme == Scheme::V1 { self.credit_limit.max(credit_limit) } else { credit_limit };
         self.grant_after = if self.coalesce { self.credit_limit / 2 } else { 1 };
     }
 

@@ -75,11 +75,8 @@ impl World {
         let crowded = self.crowded(from);
         let credits = &mut self.ends[from].credits;
         let mut short = credits.clone();
-        let mut words = if refilled && crowded {
-            credits.on_send_crowded(counted)
-        } else {
-            credits.on_send(counted, refilled)
-        };
+        let mut words =
+            if refilled && crowded { credits.on_send_crowded(counted) } else { credits.on_send(counted, refilled) };
         if credits.scheme() == Scheme::V2Windowed && refilled && !crowded {
             let (credit, received) = short.on_send_windowed();
             let said = CreditWords { credit, received: Some(received) };
@@ -95,11 +92,7 @@ impl World {
         if credits.scheme() != Scheme::V1 {
             let (sent, to) = (credits.sent, &self.ends[1 - from].credits);
             let beyond = sent.wrapping_sub(to.told_limit.wrapping_sub(to.untold)) as i32;
-            assert!(
-                beyond <= i32::from(!payload),
-                "{beyond} beyond what the other end has said: {:#?}",
-                self.ends
-            );
+            assert!(beyond <= i32::from(!payload), "{beyond} beyond what the other end has said: {:#?}", self.ends);
         }
         if let Some((most, since)) = &mut self.ends[from].heard {
             *since += 1;
@@ -150,13 +143,9 @@ impl Model {
                 }
                 let counted = !(self.v1 && end == 0);
                 let mut without_exit = me.credits.clone();
-                me.credits
-                    .on_receive(message.words, message.payload, counted)
-                    .expect("a peer that keeps the rules");
+                me.credits.on_receive(message.words, message.payload, counted).expect("a peer that keeps the rules");
                 let CreditWords { credit, received } = message.words;
-                without_exit
-                    .on_receive_other(credit, received, message.payload, counted)
-                    .expect("the same peer");
+                without_exit.on_receive_other(credit, received, message.payload, counted).expect("the same peer");
                 assert_eq!(without_exit, me.credits, "the early exit comes to the same");
                 if end == 1 && message.payload {
                     me.to_send += self.replies;
@@ -257,13 +246,8 @@ fn no_interleaving_deadlocks_while_a_server_has_no_room_for_more_calls() {
 
 #[test]
 fn no_interleaving_of_version_1_overruns_or_deadlocks() {
-    let worlds = Model { replies: 1, v1: true, resize: None }.explore(World::new(
-        Scheme::V1,
-        MIN_CREDITS,
-        true,
-        8,
-        NEAR_WRAP,
-    ));
+    let worlds =
+        Model { replies: 1, v1: true, resize: None }.explore(World::new(Scheme::V1, MIN_CREDITS, true, 8, NEAR_WRAP));
     assert!(worlds > 500, "only {worlds} worlds were visited");
 }
 
@@ -347,8 +331,7 @@ fn a_grant_alone_makes_no_grant_due() {
 #[test]
 fn only_a_client_has_a_credit_that_nobody_granted() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
-        let (mut client, mut server) =
-            (Credits::new(scheme, false, 8, true), Credits::new(scheme, true, 8, true));
+        let (mut client, mut server) = (Credits::new(scheme, false, 8, true), Credits::new(scheme, true, 8, true));
         assert_eq!((client.available(), server.available()), (1, 0), "{scheme:?}");
         let words = client.on_send(true, true);
         server.on_receive(words, true, true).unwrap();

@@ -194,13 +194,7 @@ impl Exchange {
     ///
     /// # Errors
     /// Nothing of it took effect; [`ExchangeError::answer`] is to be sent with the same XID.
-    pub fn handle(
-        &mut self,
-        xid: u32,
-        flags: Flags,
-        opttype: u32,
-        optinfo: &[u8],
-    ) -> Result<(), ExchangeError> {
+    pub fn handle(&mut self, xid: u32, flags: Flags, opttype: u32, optinfo: &[u8]) -> Result<(), ExchangeError> {
         let code = OperationCode::from_code(opttype).ok_or(ExchangeError::UnknownOperation(opttype))?;
         let response = flags.contains(Flags::RESPONSE);
         if code == OperationCode::Respond {
@@ -303,9 +297,7 @@ impl Exchange {
     /// RESPXCH (XC §4.3). `answer` is what could be read of it.
     fn answered(&mut self, wanted: List, answer: Option<Operation<'_>>) -> Result<(), ExchangeError> {
         let subsets = match answer {
-            Some(Operation::Respond { done, rejected, pending })
-                if partition(&wanted, done, rejected, pending) =>
-            {
+            Some(Operation::Respond { done, rejected, pending }) if partition(&wanted, done, rejected, pending) => {
                 Some((done, pending))
             }
             _ => None,

@@ -129,9 +129,7 @@ pub enum CallError {
     TooMany,
     /// A chunk has more segments, of the length that the peer handles (RSSIZ), than a chunk may have:
     /// [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
-    #[error(
-        "a chunk of {segments} segments as the peer handles them (RSSIZ), of which one chunk may have {limit}"
-    )]
+    #[error("a chunk of {segments} segments as the peer handles them (RSSIZ), of which one chunk may have {limit}")]
     ChunkSegments {
         /// Of the longest chunk.
         segments: usize,

@@ -78,8 +78,7 @@ pub fn choose_call(limits: &FormLimits, lengths: &CallLengths) -> Result<CallPla
     let header = header + if reply_chunk { extra } else { 0 };
     let form = if header + call <= limits.send_inline_threshold {
         CallForm::Inline
-    } else if limits.continuation
-        && call <= if limits.chunks { limits.continue_up_to } else { limits.reassemble_up_to }
+    } else if limits.continuation && call <= if limits.chunks { limits.continue_up_to } else { limits.reassemble_up_to }
     {
         CallForm::Continued
     } else if limits.chunks {

@@ -119,23 +119,14 @@ impl Connection {
             self.connprop_rest = self.own_properties()?;
         }
         let words = self.account(false, true, receives_ok);
-        let room =
-            end.min(self.terms.send_inline_threshold).checked_sub(wire::connprop_len(words.received, 0))?
-                & !3;
+        let room = end.min(self.terms.send_inline_threshold).checked_sub(wire::connprop_len(words.received, 0))? & !3;
         let len = self.connprop_rest.len().min(room);
         let flags = if len < self.connprop_rest.len() { Flags::MORE } else { Flags::NONE };
         let start = end.checked_sub(wire::connprop_len(words.received, len))?;
         // The XID of a CONNPROP names nothing; the client's own lets an ERR_VERS be matched.
         let (xid, out) = (self.config.xid_seed, buf.get_mut(start..end)?);
-        wire::emit_connprop_continued(
-            out,
-            xid,
-            words.credit,
-            words.received,
-            flags,
-            self.connprop_rest.get(..len)?,
-        )
-        .ok()?;
+        wire::emit_connprop_continued(out, xid, words.credit, words.received, flags, self.connprop_rest.get(..len)?)
+            .ok()?;
         self.connprop_rest.drain(..len);
         match flags {
             Flags::MORE => self.reply_queue.push_front(Outgoing::Connprop),

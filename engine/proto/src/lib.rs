@@ -1,33 +1,32 @@
 //! One connection's rules, without I/O: no device, no clock, no thread.
 //!
 //! A [`Connection`] is driven by its owner, in turns of:
-//! 1. *input*. For each message, in the order in which they came: [`decode`](Connection::decode), or, where
-//!    that knows nothing of it, [`check`](Connection::check); then [`receive`](Connection::receive), for what
-//!    is no message, too. Its error is the end of the connection; its [`Event`] says what there is to do.
+//! 1. *input*. For each message, in the order in which they came: [`decode`](Connection::decode), or, where that knows
+//!    nothing of it, [`check`](Connection::check); then [`receive`](Connection::receive), for what is no message, too.
+//!    Its error is the end of the connection; its [`Event`] says what there is to do.
 //!    - A [`Call`](Event::Call) ends with one of the commands [`reply`](Connection::reply),
 //!      [`reply_error`](Connection::reply_error) and [`forget`](Connection::forget).
-//!    - Of a [`Part`](Event::Continued) that is kept the owner keeps the payload, and has all of it when a
-//!      call or a reply comes; if it has no memory for that, [`spoil_sequence`](Connection::spoil_sequence).
-//!    - A call that was [`Refused`](Event::Retryable) goes out again by [`resend`](Connection::resend), or
-//!      ends by [`give_up`](Connection::give_up).
-//!    - After all events but calls and replies: [`exhausted`](Connection::exhausted), which may be the end of
-//!      the connection, and [`poll_change`](Connection::poll_change) until it says `None`. After
-//!      [`Failed`](Event::Failed), [`Late`](Event::Late) and [`Rejected`](Event::Rejected) also
-//!      [`broken_off`](Connection::broken_off), and what had come in parts is void.
+//!    - Of a [`Part`](Event::Continued) that is kept the owner keeps the payload, and has all of it when a call or a
+//!      reply comes; if it has no memory for that, [`spoil_sequence`](Connection::spoil_sequence).
+//!    - A call that was [`Refused`](Event::Retryable) goes out again by [`resend`](Connection::resend), or ends by
+//!      [`give_up`](Connection::give_up).
+//!    - After all events but calls and replies: [`exhausted`](Connection::exhausted), which may be the end of the
+//!      connection, and [`poll_change`](Connection::poll_change) until it says `None`. After [`Failed`](Event::Failed),
+//!      [`Late`](Event::Late) and [`Rejected`](Event::Rejected) also [`broken_off`](Connection::broken_off), and what
+//!      had come in parts is void.
 //! 2. *time*, which nobody else tells it: [`pass_time`](Connection::pass_time) now and then, and
 //!    [`handle_timeout`](Connection::handle_timeout) until it says `None` when
-//!    [`next_timeout`](Connection::next_timeout) is over. [`keep_alive`](Connection::keep_alive) has a quiet
-//!    connection say something.
-//! 3. *commands*, as the application has them: [`start_call`](Connection::start_call),
-//!    [`cancel`](Connection::cancel), [`reply`](Connection::reply), [`reply_error`](Connection::reply_error),
-//!    [`close`](Connection::close).
-//! 4. *output*, if [`has_output`](Connection::has_output) or [`needs_transmit`](Connection::needs_transmit)
-//!    says that there may be some: [`poll_transmit`](Connection::poll_transmit) until it says `None`; it ends
-//!    with the pure grant, if one is due. Each message is written, and sent, before the next is asked for:
-//!    [`emit_plain`](Connection::emit_plain) or [`emit_before`](Connection::emit_before) writes its header in
-//!    front of the payload, or [`emit_continued`](Connection::emit_continued) that of a part, with
-//!    [`hold_queue`](Connection::hold_queue) behind it. A message that is only a header, and for which there
-//!    is no memory now, goes back by [`take_back`](Connection::take_back).
+//!    [`next_timeout`](Connection::next_timeout) is over. [`keep_alive`](Connection::keep_alive) has a quiet connection
+//!    say something.
+//! 3. *commands*, as the application has them: [`start_call`](Connection::start_call), [`cancel`](Connection::cancel),
+//!    [`reply`](Connection::reply), [`reply_error`](Connection::reply_error), [`close`](Connection::close).
+//! 4. *output*, if [`has_output`](Connection::has_output) or [`needs_transmit`](Connection::needs_transmit) says that
+//!    there may be some: [`poll_transmit`](Connection::poll_transmit) until it says `None`; it ends with the pure
+//!    grant, if one is due. Each message is written, and sent, before the next is asked for:
+//!    [`emit_plain`](Connection::emit_plain) or [`emit_before`](Connection::emit_before) writes its header in front of
+//!    the payload, or [`emit_continued`](Connection::emit_continued) that of a part, with
+//!    [`hold_queue`](Connection::hold_queue) behind it. A message that is only a header, and for which there is no
+//!    memory now, goes back by [`take_back`](Connection::take_back).
 //!
 //! Messages arrive whole, in order and once, or the connection is over. The owner keeps as many Receives
 //! posted as [`reserve`](Connection::reserve) says; whether it does so at the moment, for all its
@@ -175,9 +174,7 @@ pub use credits::{CreditWords, Credits, MAX_CREDITS, MIN_CREDITS, Scheme};
 pub use event::{Event, Outgoing};
 use exchange::Exchange;
 pub use fault::{CallError, PeerFault, Refusal, Rejected};
-pub use form::{
-    CallForm, CallLengths, CallPlan, FormLimits, LEAST_LAST_PART, ReplyForm, choose_call, choose_reply,
-};
+pub use form::{CallForm, CallLengths, CallPlan, FormLimits, LEAST_LAST_PART, ReplyForm, choose_call, choose_reply};
 pub use inbound::InboundId;
 use inbound::InboundTable;
 pub use incoming::{Incoming, Lists};
@@ -454,10 +451,7 @@ impl Connection {
 
     /// Nothing was heard or said yet, nor is anything to be said.
     pub fn is_untouched(&self) -> bool {
-        self.counters.received == 0
-            && self.counters.sent == 0
-            && self.calls.is_empty()
-            && self.reply_queue.is_empty()
+        self.counters.received == 0 && self.counters.sent == 0 && self.calls.is_empty() && self.reply_queue.is_empty()
     }
 
     /// The connection is gone: one call that ends with it. Call again until `None`.

@@ -22,8 +22,7 @@ pub const MAX_WRITE_SEGMENTS: usize = LIMITS.call().write_segments;
 mod tests {
     use super::*;
     use crate::wire::{
-        Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList,
-        msg_len,
+        Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList, msg_len,
     };
 
     /// A call with so many segments in each of its chunks: its header.
@@ -31,8 +30,7 @@ mod tests {
         let segment = Segment { handle: 1, length: 8, offset: 0 };
         // Not in their order.
         let positions = (0..segments).flat_map(|_| (0..=MAX_CHUNKS as u32).rev());
-        let reads: Vec<_> =
-            positions.map(|position| ReadSegment { position: 8 * position, target: segment }).collect();
+        let reads: Vec<_> = positions.map(|position| ReadSegment { position: 8 * position, target: segment }).collect();
         let writes = vec![segment; MAX_CHUNKS * segments];
         let counts = [segments as u32; MAX_CHUNKS];
         let chunks = Chunks {

@@ -58,12 +58,8 @@ impl Terms {
         Self {
             version: Version::V2,
             // A peer that cannot receive even a first message cannot be talked to; it is its own loss.
-            send_inline_threshold: config
-                .longest_send
-                .min((peer.receive_size as usize).max(FIRST_MESSAGE_LEN)),
-            receive_inline_threshold: config
-                .receive_size
-                .min((peer.send_size as usize).max(FIRST_MESSAGE_LEN)),
+            send_inline_threshold: config.longest_send.min((peer.receive_size as usize).max(FIRST_MESSAGE_LEN)),
+            receive_inline_threshold: config.receive_size.min((peer.send_size as usize).max(FIRST_MESSAGE_LEN)),
             segment_size: peer.segment_size.max(1),
             segment_count: peer.segment_count.max(1),
             reverse: peer.reverse_support,
@@ -140,11 +136,7 @@ pub(super) fn properties(config: &ConnConfig) -> Properties<'static> {
 
 /// What this side says in the private data of its connect message.
 pub fn connect_data(receive_size: usize, remote_invalidation: bool) -> [u8; private_data::LEN] {
-    let data = PrivateData {
-        remote_invalidation,
-        send_size: receive_size as u32,
-        receive_size: receive_size as u32,
-    };
+    let data = PrivateData { remote_invalidation, send_size: receive_size as u32, receive_size: receive_size as u32 };
     let mut bytes = [0; private_data::LEN];
     // As long as the message is.
     let _ = data.emit(&mut bytes);

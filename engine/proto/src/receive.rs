@@ -4,13 +4,10 @@ use super::calls::Match;
 use super::incoming::{HasLists, Incoming, Lists};
 use super::negotiate::Terms;
 use super::{
-    CallError, Connection, CreditWords, Event, MIN_ERRORS, Outgoing, PeerFault, Phase, Rejected, Scheme,
-    Sequence,
+    CallError, Connection, CreditWords, Event, MIN_ERRORS, Outgoing, PeerFault, Phase, Rejected, Scheme, Sequence,
 };
 use crate::wire::properties::{PropertySet, ReverseSupport};
-use crate::wire::{
-    ErrorBody, Flags, Head, HeadLayout, HeaderType, Version, View, ViewBody, WireError, WireErrorKind,
-};
+use crate::wire::{ErrorBody, Flags, Head, HeadLayout, HeaderType, Version, View, ViewBody, WireError, WireErrorKind};
 
 /// Longest CONNPROP that is put together from parts, in bytes.
 const LONGEST_CONNPROP: usize = 64 << 10;
@@ -150,8 +147,7 @@ impl Connection {
                 _ => self.bad_properties(view.xid()),
             },
             HeaderType::Msg if more => {
-                let wanted =
-                    if is_response(view) { self.calls.is_sent(view.xid()) } else { self.config.takes_calls };
+                let wanted = if is_response(view) { self.calls.is_sent(view.xid()) } else { self.config.takes_calls };
                 self.continued(Sequence::new(view, wanted), view)
             }
             HeaderType::Msg | HeaderType::Nomsg if is_response(view) => {
@@ -220,8 +216,7 @@ impl Connection {
             (false, true) => self.called(view.xid(), HasLists::of(view)),
             (true, false) if sequence.no_memory => Ok(self.end_call(view.xid(), CallError::NoMemory)),
             (true, false) => {
-                Ok(self
-                    .end_call(view.xid(), CallError::MalformedReply("longer than this side puts together")))
+                Ok(self.end_call(view.xid(), CallError::MalformedReply("longer than this side puts together")))
             }
             (false, false) if self.config.takes_calls => Ok(self.answer(view.xid(), ErrorBody::System)),
             (false, false) => Ok(self.reject(Rejected::Unexpected)),
@@ -370,13 +365,7 @@ impl Connection {
     /// A call or reply of version 1. What a call says of credits asks for some, which this side grants as it
     /// sees fit: what counts are the calls under way.
     #[inline]
-    fn take_v1(
-        &mut self,
-        xid: u32,
-        credit: u32,
-        response: bool,
-        lists: Option<HasLists>,
-    ) -> Result<Event, PeerFault> {
+    fn take_v1(&mut self, xid: u32, credit: u32, response: bool, lists: Option<HasLists>) -> Result<Event, PeerFault> {
         if response {
             let event = self.replied(xid, lists);
             self.credit_v1(&event, credit)?;
@@ -595,13 +584,7 @@ impl Connection {
             Version::V2 if error.is_error() || error.is_response() => Whose::Ours,
             _ => Whose::Peers,
         };
-        self.unusable(Useless {
-            xid,
-            whose,
-            kind: error.kind,
-            answer: error.answer(self.versions()),
-            increment,
-        })
+        self.unusable(Useless { xid, whose, kind: error.kind, answer: error.answer(self.versions()), increment })
     }
 
     /// A message that is no use still took a Receive, and must be counted as the peer counts it; and it is no

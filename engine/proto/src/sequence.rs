@@ -32,9 +32,7 @@ impl Sequence {
 
     /// Whether a message may be its next part.
     pub(super) fn continues_with(&self, view: &View<'_>) -> bool {
-        self.xid == view.xid()
-            && self.htype == view.htype()
-            && self.response == view.flags().contains(Flags::RESPONSE)
+        self.xid == view.xid() && self.htype == view.htype() && self.response == view.flags().contains(Flags::RESPONSE)
     }
 
     /// Takes a part's payload into account.

@@ -5,9 +5,7 @@ mod versions;
 use std::collections::VecDeque;
 
 use super::*;
-use crate::wire::{
-    Body, Chunks, ErrorBody, Flags, Header, HeaderType, ReadSegment, Revision, View, ViewBody,
-};
+use crate::wire::{Body, Chunks, ErrorBody, Flags, Header, HeaderType, ReadSegment, Revision, View, ViewBody};
 
 /// A client and a server with the links between them.
 struct Pair {
@@ -79,16 +77,7 @@ impl Pair {
         while let Some(out) = from.poll_transmit(true) {
             let mut buf = vec![0; 512];
             // A word, and the direction that version 1 looks for.
-            buf[256..264].copy_from_slice(&[
-                0,
-                0,
-                0,
-                0,
-                0,
-                0,
-                0,
-                u8::from(matches!(out, Outgoing::Reply(_))),
-            ]);
+            buf[256..264].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, u8::from(matches!(out, Outgoing::Reply(_)))]);
             let start = from.emit_before(out, &Form::default(), true, &mut buf, 256).unwrap();
             let end = if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) { 264 } else { 256 };
             link.push_back(buf[start..end].to_vec());
@@ -193,10 +182,7 @@ fn an_error_grants_nothing() {
         }
         // Anything else does, as far as it grants.
         let bytes = to_client(3 << 16 | 3, Flags::NONE, Body::Nomsg(Chunks::NONE));
-        assert!(matches!(
-            take(&mut pair.client, &bytes),
-            Ok(Event::Rejected(_) | Event::Settled | Event::Call { .. })
-        ));
+        assert!(matches!(take(&mut pair.client, &bytes), Ok(Event::Rejected(_) | Event::Settled | Event::Call { .. })));
         assert_eq!(pair.client.credits().available(), 3, "{scheme:?}");
     }
 }
@@ -209,8 +195,7 @@ fn the_credit_word_of_an_error_is_ignored() {
             let before = connection.credits().available();
             let windowed = connection.credits().scheme() == Scheme::V2Windowed;
             let body = Body::Error(ErrorBody::System);
-            let header =
-                Header { xid: 7, credit, received: windowed.then_some(1), flags: Flags::RESPONSE, body };
+            let header = Header { xid: 7, credit, received: windowed.then_some(1), flags: Flags::RESPONSE, body };
             let mut bytes = vec![0; header.encoded_len(Version::V2, Revision::Ietf00)];
             header.emit(&mut bytes, Version::V2, Revision::Ietf00).unwrap();
             assert!(matches!(take(connection, &bytes), Ok(Event::Rejected(_))), "{scheme:?}");
@@ -304,15 +289,9 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
         let unsent = pair.client.start_call(2, 200).unwrap();
         assert_eq!(pair.client.next_timeout(), 100);
         assert_eq!(pair.client.handle_timeout(99), None);
-        assert_eq!(
-            pair.client.handle_timeout(100),
-            Some((sent, 1, CallError::DeadlinePassed { sent: true }))
-        );
+        assert_eq!(pair.client.handle_timeout(100), Some((sent, 1, CallError::DeadlinePassed { sent: true })));
         assert_eq!(pair.client.handle_timeout(100), None);
-        assert_eq!(
-            pair.client.handle_timeout(300),
-            Some((unsent, 2, CallError::DeadlinePassed { sent: false }))
-        );
+        assert_eq!(pair.client.handle_timeout(300), Some((unsent, 2, CallError::DeadlinePassed { sent: false })));
         pair.turn();
         assert!(pair.answered.is_empty(), "{scheme:?}");
         assert_eq!(pair.client.counters().rejected_late, 1);
@@ -345,8 +324,7 @@ fn the_loss_of_a_connection_ends_every_call_and_says_what_was_sent() {
         pair.client.start_call(token, u64::MAX).unwrap();
     }
     Pair::transmit(&mut pair.client, &mut pair.to_server);
-    let mut ends: Vec<_> =
-        std::iter::from_fn(|| pair.client.lost()).map(|(_, token, error)| (token, error)).collect();
+    let mut ends: Vec<_> = std::iter::from_fn(|| pair.client.lost()).map(|(_, token, error)| (token, error)).collect();
     ends.sort_by_key(|&(token, _)| token);
     let lost = |sent| CallError::ConnectionLost { sent };
     assert_eq!(ends, [(0, lost(true)), (1, lost(false)), (2, lost(false))]);
@@ -415,8 +393,7 @@ fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
     let call = pair.client.start_call(6, u64::MAX).unwrap();
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     let chunks = Chunks { reads: &[ReadSegment::default()], ..Chunks::NONE };
-    let header =
-        Header { xid: call.xid(), credit: 1, received: None, flags: Flags::NONE, body: Body::Msg(chunks) };
+    let header = Header { xid: call.xid(), credit: 1, received: None, flags: Flags::NONE, body: Body::Msg(chunks) };
     let mut bytes = vec![0; 128];
     let len = header.emit(&mut bytes, Version::V1, Revision::Ietf00).unwrap();
     // XID and REPLY.
@@ -559,8 +536,7 @@ fn an_error_never_answers_an_error() {
     take(&mut server, &words(&[9, 2, 0, 4, 0, 2])).unwrap();
     Pair::transmit(&mut server, &mut link);
     let errors = link.iter().map(|said| View::check(said, Revision::Ietf00).unwrap());
-    let about: Vec<_> =
-        errors.filter(|said| said.htype() == HeaderType::Error).map(|said| said.xid()).collect();
+    let about: Vec<_> = errors.filter(|said| said.htype() == HeaderType::Error).map(|said| said.xid()).collect();
     assert_eq!(about, [7]);
 }
 
@@ -625,8 +601,7 @@ fn a_header_that_cannot_be_sent_now_is_sent_first_later() {
 #[test]
 fn thresholds_of_version_1_are_what_was_said_of_them() {
     let private_data = PrivateData::parse(&connect_data(8192, true));
-    let client =
-        Connection::new(ConnConfig { receive_size: 1536, private_data, ..config(Scheme::V1, false) });
+    let client = Connection::new(ConnConfig { receive_size: 1536, private_data, ..config(Scheme::V1, false) });
     // The message says it in multiples of 1024 bytes: the server will send no more.
     assert_eq!((client.terms().send_inline_threshold, client.terms().receive_inline_threshold), (1024, 1024));
 }

@@ -70,10 +70,7 @@ impl Connection {
     pub fn take_back(&mut self, out: Outgoing) {
         match out {
             Outgoing::Grant => self.ping = true,
-            Outgoing::Error { .. }
-            | Outgoing::WrongVersion { .. }
-            | Outgoing::Connprop
-            | Outgoing::Optional => {
+            Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Connprop | Outgoing::Optional => {
                 let error = !matches!(out, Outgoing::Connprop | Outgoing::Optional);
                 self.errors_queued += usize::from(error);
                 self.reply_queue.push_front(out);
@@ -112,13 +109,7 @@ impl Connection {
     /// starts. The message is then on its way as far as the connection is concerned. `None` if it does
     /// not fit before `end` (the caller's fault) or names a served call that is gone.
     #[inline(always)]
-    pub fn emit_plain(
-        &mut self,
-        out: Outgoing,
-        receives_ok: bool,
-        buf: &mut [u8],
-        end: usize,
-    ) -> Option<usize> {
+    pub fn emit_plain(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags, counted) = match out {
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
             Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
@@ -156,13 +147,7 @@ impl Connection {
     /// Writes the header of a part of a call or reply that is not the last, as
     /// [`emit_plain`](Self::emit_plain). The last part is written by that or by
     /// [`emit_before`](Self::emit_before).
-    pub fn emit_continued(
-        &mut self,
-        out: Outgoing,
-        receives_ok: bool,
-        buf: &mut [u8],
-        end: usize,
-    ) -> Option<usize> {
+    pub fn emit_continued(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags) = match out {
             Outgoing::Call(call) => (call.xid(), Flags::MORE),
             Outgoing::Reply(id) => (self.inbound.get(id)?.xid, Flags::MORE.with(Flags::RESPONSE)),

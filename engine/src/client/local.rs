@@ -18,8 +18,8 @@ use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
-    CallRequest, CallResult, ChunkMemory, CloseReason, ConnRef, Done, Notice, OpenError, Shard,
-    SimulatedTime, Sink, headroom,
+    CallRequest, CallResult, ChunkMemory, CloseReason, ConnRef, Done, Notice, OpenError, Shard, SimulatedTime, Sink,
+    headroom,
 };
 use crate::stats::ShardStats;
 use crate::wire::NoSpace;
@@ -313,21 +313,12 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
-    pub fn prepare_with_chunks(
-        &mut self,
-        procedure: u32,
-        args_len: usize,
-    ) -> Result<PreparedCall, CallError> {
+    pub fn prepare_with_chunks(&mut self, procedure: u32, args_len: usize) -> Result<PreparedCall, CallError> {
         self.prepare_in(procedure, args_len, true)
     }
 
     #[inline(always)]
-    fn prepare_in(
-        &mut self,
-        procedure: u32,
-        args_len: usize,
-        chunks: bool,
-    ) -> Result<PreparedCall, CallError> {
+    fn prepare_in(&mut self, procedure: u32, args_len: usize, chunks: bool) -> Result<PreparedCall, CallError> {
         let room = headroom(chunks);
         let args_at = self.template.len();
         let mut message = self.shard.alloc(room + args_at + args_len).ok_or(CallError::NoMemory)?;

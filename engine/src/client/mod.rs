@@ -56,8 +56,7 @@ impl ClientConfig {
 
     /// Checks what a shard alone does not know.
     fn check(&self) -> Result<(), OpenError> {
-        let wanted =
-            "at least 1 where a client has services: what version 1 grants is never 0 (RFC 8166 §3.3.1)";
+        let wanted = "at least 1 where a client has services: what version 1 grants is never 0 (RFC 8166 §3.3.1)";
         match (&self.services, self.shard.reverse_credits) {
             (Some(_), 0) => Err(ConfigError { knob: "reverse_credits", value: 0, wanted }.into()),
             _ => Ok(()),

@@ -18,8 +18,8 @@ use crate::handoff::slot::{SlotTable, Ticket};
 use crate::proto::CallError;
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
-    CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, LocalClose, Message, RemoteCall,
-    Shard, ShardHandle, spawn,
+    CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, LocalClose, Message, RemoteCall, Shard,
+    ShardHandle, spawn,
 };
 use crate::stats::ShardStats;
 
@@ -165,8 +165,7 @@ impl Client {
     pub(crate) fn reverse(shard: ShardHandle, conn: ConnRef, config: ClientConfig) -> Self {
         let template = Template::new(config.program, config.version, &config.credential);
         let closed = Arc::default();
-        let mut client =
-            Self::of(Arc::new(Shared { shard, conn, template, config, closed: Arc::clone(&closed) }));
+        let mut client = Self::of(Arc::new(Shared { shard, conn, template, config, closed: Arc::clone(&closed) }));
         // The first of its ring, which has room; a shard that has stopped is seen to be closed.
         let _ = client.sender.send(Command::Watch(conn, closed));
         client
@@ -206,9 +205,8 @@ impl Client {
             let reads: ArrayVec<usize, MAX_CHUNKS> = call.send.iter().map(|(_, buf)| buf.len()).collect();
             let writes: ArrayVec<usize, MAX_CHUNKS> = call.receive.iter().map(|&len| len as usize).collect();
             let config = &self.shared.config;
-            most_results = config
-                .check_binding(call.procedure, call.args.len(), &reads, &writes)
-                .map_err(CallError::Binding)?;
+            most_results =
+                config.check_binding(call.procedure, call.args.len(), &reads, &writes).map_err(CallError::Binding)?;
         }
         let (ticket, completer) = self.slots.acquire().ok_or(CallError::TooMany)?;
         let template = &self.shared.template;

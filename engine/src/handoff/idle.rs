@@ -82,10 +82,7 @@ impl Idle {
     /// There was none: what now? After a sleep the count goes on, so that a wake-up for nothing sleeps again
     /// at once.
     #[inline]
-    #[expect(
-        clippy::should_implement_trait,
-        reason = "it is no iterator: it never ends and is reset from outside"
-    )]
+    #[expect(clippy::should_implement_trait, reason = "it is no iterator: it never ends and is reset from outside")]
     pub fn next(&mut self) -> IdleStep {
         // Halving keeps the count far above any spin limit and lets the yields go on.
         self.empty = self.empty.checked_add(1).unwrap_or(u32::MAX / 2);

@@ -7,14 +7,14 @@
 //! ```
 //!
 //! # Who may hold which end
-//! 1. Every ring has one [`Producer`](spsc::Producer) and one [`Consumer`](spsc::Consumer). Ends are moved,
-//!    never cloned: many senders are many rings, so no two threads ever write the same line.
-//! 2. A [`Ticket`](slot::Ticket) and its [`Completer`](slot::Completer) are the two ends of one slot, with
-//!    the same rule.
+//! 1. Every ring has one [`Producer`](spsc::Producer) and one [`Consumer`](spsc::Consumer). Ends are moved, never
+//!    cloned: many senders are many rings, so no two threads ever write the same line.
+//! 2. A [`Ticket`](slot::Ticket) and its [`Completer`](slot::Completer) are the two ends of one slot, with the same
+//!    rule.
 //! 3. Whoever puts something into a ring tells the other thread through its [`Signal`](parker::Signal), after
 //!    publishing. That costs one fence and one load while the other thread is awake.
-//! 4. Dropping an end is always allowed and always seen by the other one; nothing that was handed over is
-//!    lost or dropped twice.
+//! 4. Dropping an end is always allowed and always seen by the other one; nothing that was handed over is lost or
+//!    dropped twice.
 //!
 //! Nothing here allocates after set-up, and nothing blocks unless its name says so ([`slot::Ticket::wait`],
 //! [`parker::Sleeper::park`], [`workers::WorkerPool`]'s drop).

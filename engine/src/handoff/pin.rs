@@ -80,11 +80,7 @@ fn as_list(cores: &[usize]) -> String {
         let comma = if list.is_empty() { "" } else { "," };
         let (first, last) = (run[0], run[run.len() - 1]);
         // Writing to a string does not fail.
-        let _ = if first == last {
-            write!(list, "{comma}{first}")
-        } else {
-            write!(list, "{comma}{first}-{last}")
-        };
+        let _ = if first == last { write!(list, "{comma}{first}") } else { write!(list, "{comma}{first}-{last}") };
     }
     list
 }
@@ -121,10 +117,7 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains(&format!("core {}", CpuSet::MAX_CPU + 7)), "{text}");
         assert!(text.contains(&format!("(allowed: {})", as_list(allowed_cores()))), "{text}");
-        assert!(
-            text.contains(&format!(" {}`", std::process::id())) && text.contains("taskset -cp"),
-            "{text}"
-        );
+        assert!(text.contains(&format!(" {}`", std::process::id())) && text.contains("taskset -cp"), "{text}");
         let refused = PinError::Refused { core: 3, allowed: "0-3".into(), reason: "no".into() }.to_string();
         assert!(refused.starts_with("sched_setaffinity of this thread to core 3:"), "{refused}");
     }

@@ -16,24 +16,20 @@
 //! | `LEFT` | completer, after DONE | it has moved the waiter out and will not touch the slot again |
 //! | `GONE` | ticket | it will not touch the slot again (*abandoned* if DONE is not set yet) |
 //!
-//! 1. `value` belongs to the completer until it sets DONE; then to the ticket, unless GONE was set before:
-//!    then to the completer still.
-//! 2. `waiter` belongs to the ticket while WAITER is clear, to nobody while it is set, and to the completer
-//!    once it sets DONE or sees GONE while WAITER is set.
-//! 3. The slot goes home exactly once, with both cells empty, by whoever ends last: the completer if it finds
-//!    GONE; the ticket if DONE was set without WAITER, because then the completer is through at DONE. When
-//!    DONE met WAITER, both still have something to do: the completer then sets LEFT and the ticket GONE, and
-//!    the second one brings it home.
+//! 1. `value` belongs to the completer until it sets DONE; then to the ticket, unless GONE was set before: then to the
+//!    completer still.
+//! 2. `waiter` belongs to the ticket while WAITER is clear, to nobody while it is set, and to the completer once it
+//!    sets DONE or sees GONE while WAITER is set.
+//! 3. The slot goes home exactly once, with both cells empty, by whoever ends last: the completer if it finds GONE; the
+//!    ticket if DONE was set without WAITER, because then the completer is through at DONE. When DONE met WAITER, both
+//!    still have something to do: the completer then sets LEFT and the ticket GONE, and the second one brings it home.
 //! 4. Nobody touches a slot, or the table, after the step that lets the other end bring it home.
 //! 5. The table is freed once its owner is gone and every slot is home (`remaining`).
 //!
 //! SYNC POINTS: *result*: the completer's DONE (Release) with the ticket's look (Acquire). *waiter*: the
 //! ticket's WAITER (Release) with the completer's DONE (Acquire). *parting*: LEFT and GONE, both AcqRel.
 //! *home*: the push onto `returned` (Release) with the owner's swap (Acquire).
-#![expect(
-    unsafe_code,
-    reason = "result and waiter cells change hands between threads; the protocol above says when"
-)]
+#![expect(unsafe_code, reason = "result and waiter cells change hands between threads; the protocol above says when")]
 
 use std::fmt;
 use std::future::Future;
@@ -272,8 +268,7 @@ impl<T> End<T> {
         while head != CLOSED {
             next.store(head, Ordering::Relaxed);
             // SYNC POINT home. Pushing alone has no ABA: the owner always takes the whole list.
-            match table.returned.compare_exchange_weak(head, self.index, Ordering::Release, Ordering::Acquire)
-            {
+            match table.returned.compare_exchange_weak(head, self.index, Ordering::Release, Ordering::Acquire) {
                 Ok(_) => return,
                 Err(now) => head = now,
             }

@@ -3,20 +3,17 @@
 //! # Field-access protocol
 //! Positions count items since the ring was made and wrap; `position & (capacity - 1)` is the slot.
 //! 1. `head <= tail <= head + capacity`, always. Slots in `head..tail` are full, the others empty.
-//! 2. Only the producer writes `tail`, only the consumer writes `head`. Each keeps the last seen value of the
-//!    other's and reads the real one only when the old one says "full" or "empty".
-//! 3. The producer alone touches slots in `tail..head + capacity`, the consumer alone those in `head..tail`.
-//!    Storing `tail` (Release) hands slots to the consumer, storing `head` (Release) hands them back.
+//! 2. Only the producer writes `tail`, only the consumer writes `head`. Each keeps the last seen value of the other's
+//!    and reads the real one only when the old one says "full" or "empty".
+//! 3. The producer alone touches slots in `tail..head + capacity`, the consumer alone those in `head..tail`. Storing
+//!    `tail` (Release) hands slots to the consumer, storing `head` (Release) hands them back.
 //! 4. The ends are not `Clone` and their methods take `&mut self`, so rules 2 and 3 are kept by the types.
-//! 5. A consumer that ends says CLOSING, takes what it finds, and says GONE as its last act; from GONE on the
-//!    producer holds both roles. What is left when both are gone is dropped with the ring.
+//! 5. A consumer that ends says CLOSING, takes what it finds, and says GONE as its last act; from GONE on the producer
+//!    holds both roles. What is left when both are gone is dropped with the ring.
 //!
 //! Both cached positions live in the ends themselves, so a busy ring moves one line for the slots and one for
 //! a position only when a cached one has run out.
-#![expect(
-    unsafe_code,
-    reason = "slots are written by one thread and read by another; the protocol above says when"
-)]
+#![expect(unsafe_code, reason = "slots are written by one thread and read by another; the protocol above says when")]
 
 use std::mem::MaybeUninit;
 

@@ -113,10 +113,7 @@ pub struct WorkerPool<K, J, D> {
 
 impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D> {
     /// Starts the threads; they run each job by `run`.
-    pub fn new(
-        config: &WorkerConfig,
-        run: impl Fn(J) -> D + Send + Sync + 'static,
-    ) -> Result<Self, PoolError> {
+    pub fn new(config: &WorkerConfig, run: impl Fn(J) -> D + Send + Sync + 'static) -> Result<Self, PoolError> {
         check(config)?;
         let run = Arc::new(run);
         let mut pool = Self::empty(config.ring_capacity);
@@ -146,11 +143,7 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
     }
 
     /// Workers without threads: whoever holds their benches gives them [turns](Bench::turn).
-    pub(crate) fn by_hand<F: Fn(J) -> D>(
-        count: usize,
-        ring_capacity: usize,
-        run: F,
-    ) -> (Self, Vec<Bench<K, J, D, F>>) {
+    pub(crate) fn by_hand<F: Fn(J) -> D>(count: usize, ring_capacity: usize, run: F) -> (Self, Vec<Bench<K, J, D, F>>) {
         let run = Arc::new(run);
         let mut pool = Self::empty(ring_capacity);
         let benches = (0..count).map(|_| pool.add(&run).0).collect();
@@ -199,8 +192,7 @@ impl<K, J, D> WorkerPool<K, J, D> {
     /// they are at lets them.
     pub fn finish(mut self, mut patience: impl FnMut() -> bool) -> usize {
         self.signal_stop();
-        let busy =
-            |worker: &Worker<K, J, D>| worker.thread.as_ref().is_some_and(|thread| !thread.is_finished());
+        let busy = |worker: &Worker<K, J, D>| worker.thread.as_ref().is_some_and(|thread| !thread.is_finished());
         while self.workers.iter().any(busy) && patience() {}
         let mut left = 0;
         for worker in &mut self.workers {
@@ -308,8 +300,7 @@ impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
 fn step<K, J, D>(desk: &mut Desk<K, J, D>, run: &impl Fn(J) -> D) -> bool {
     let Some((key, job)) = desk.jobs.pop() else { return false };
     // The job is consumed either way, so nothing half done is seen afterwards, unless `run` shares it.
-    let result =
-        catch_unwind(AssertUnwindSafe(|| run(job))).map_err(|panic| JobError::Panicked(text_of(&*panic)));
+    let result = catch_unwind(AssertUnwindSafe(|| run(job))).map_err(|panic| JobError::Panicked(text_of(&*panic)));
     let sent = desk.done.send((key, result));
     // Full cannot be: the port has no more jobs outstanding than this ring has slots. Closed: nobody waits.
     debug_assert!(!matches!(sent, Err(SendError::Full(_))), "a result met a full ring");
@@ -318,8 +309,7 @@ fn step<K, J, D>(desk: &mut Desk<K, J, D>, run: &impl Fn(J) -> D) -> bool {
 
 /// What a panic said.
 fn text_of(panic: &(dyn Any + Send)) -> String {
-    let text =
-        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("a panic without a text").to_owned()
 }
 
@@ -370,8 +360,7 @@ impl<K, J, D> ShardPort<K, J, D> {
     pub fn collect(&mut self, max: usize, mut take: impl FnMut(K, JobResult<D>)) -> usize {
         let mut taken = 0;
         for _ in 0..self.lanes.len() {
-            self.next_collect =
-                if self.next_collect + 1 < self.lanes.len() { self.next_collect + 1 } else { 0 };
+            self.next_collect = if self.next_collect + 1 < self.lanes.len() { self.next_collect + 1 } else { 0 };
             let lane = &mut self.lanes[self.next_collect];
             if lane.outstanding == 0 {
                 continue;
@@ -392,9 +381,7 @@ impl<K, J, D> ShardPort<K, J, D> {
 
     /// True if [`collect`](Self::collect) would find something: the second look before sleeping.
     pub fn has_done(&self) -> bool {
-        self.lanes
-            .iter()
-            .any(|lane| lane.outstanding != 0 && (!lane.done.is_empty() || lane.done.is_closed()))
+        self.lanes.iter().any(|lane| lane.outstanding != 0 && (!lane.done.is_empty() || lane.done.is_closed()))
     }
 
     /// Jobs dispatched and not collected.

@@ -99,8 +99,7 @@ fn universal_addresses_read_back() {
     ] {
         assert_eq!(parse_universal(text), Some(at(address)));
     }
-    for text in ["", "1", "1.2", "10.0.0.1", "10.0.0.1.256.1", "10.0.0.1.1.-1", "/run/rpcbind.sock", "x.1.1"]
-    {
+    for text in ["", "1", "1.2", "10.0.0.1", "10.0.0.1.256.1", "10.0.0.1.1.-1", "/run/rpcbind.sock", "x.1.1"] {
         assert_eq!(parse_universal(text), None, "{text:?}");
     }
 }
@@ -119,10 +118,7 @@ fn what_is_registered_is_withdrawn() {
     // By the same address, as after a crash; and by another one.
     std::mem::forget(registration);
     let registration = Registration::at_socket(&fake.socket, mappings).unwrap();
-    let other = vec![
-        Mapping::new(100_227, 3, Rdma, at("1.1.1.1:1")),
-        Mapping::new(100_003, 3, Rdma, at("1.1.1.1:1")),
-    ];
+    let other = vec![Mapping::new(100_227, 3, Rdma, at("1.1.1.1:1")), Mapping::new(100_003, 3, Rdma, at("1.1.1.1:1"))];
     let error = Registration::at_socket(&fake.socket, other).unwrap_err().to_string();
     assert!(error.contains("superuser has registered it at 10.0.0.1.78.81"), "{error}");
     assert_eq!(fake.list().len(), 3, "what came before the refused one is withdrawn");

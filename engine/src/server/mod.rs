@@ -8,9 +8,7 @@ use crate::client::{Client, ClientConfig};
 use crate::config::Config;
 use crate::fabric::FabricError;
 use crate::service::{Caller, Services};
-use crate::shard::{
-    Command, ConnRef, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn, worker_of,
-};
+use crate::shard::{Command, ConnRef, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn, worker_of};
 use crate::stats::ShardStats;
 
 pub use crate::handoff::workers::{PoolError, WorkerConfig};

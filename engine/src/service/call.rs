@@ -320,10 +320,7 @@ impl ServerCall {
     }
 
     fn part(&self, range: &Range<u32>) -> &[u8] {
-        self.message
-            .as_deref()
-            .and_then(|bytes| bytes.get(range.start as usize..range.end as usize))
-            .unwrap_or(&[])
+        self.message.as_deref().and_then(|bytes| bytes.get(range.start as usize..range.end as usize)).unwrap_or(&[])
     }
 
     /// Who called.

@@ -222,10 +222,7 @@ impl ReplyCache {
         Self {
             parts: (0..parts).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
-            limits: ReplyCacheConfig {
-                entries: (config.entries / parts).max(1),
-                bytes: config.bytes / parts,
-            },
+            limits: ReplyCacheConfig { entries: (config.entries / parts).max(1), bytes: config.bytes / parts },
         }
     }
 

@@ -45,10 +45,7 @@ impl<'a> ResultWriter<'a> {
     #[inline]
     fn next(&mut self, len: usize) -> Result<&mut [u8], NoSpace> {
         let available = self.room();
-        self.room
-            .get_mut(*self.len..)
-            .and_then(|rest| rest.get_mut(..len))
-            .ok_or(NoSpace { needed: len, available })
+        self.room.get_mut(*self.len..).and_then(|rest| rest.get_mut(..len)).ok_or(NoSpace { needed: len, available })
     }
 
     /// Writes these bytes.

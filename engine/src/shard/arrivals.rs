@@ -191,14 +191,12 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         let now = self.cx.clock.read();
-        self.with_each(|shard, conn| {
-            match conn.accepted.as_ref().map_or(u64::MAX, |accepted| accepted.deadline) {
-                deadline if deadline <= now => {
-                    shard.cx.stats.connections_expired += 1;
-                    conn.end_for(LocalClose::SetupTimeout);
-                }
-                deadline => shard.cx.schedule.wake_by(deadline),
+        self.with_each(|shard, conn| match conn.accepted.as_ref().map_or(u64::MAX, |accepted| accepted.deadline) {
+            deadline if deadline <= now => {
+                shard.cx.stats.connections_expired += 1;
+                conn.end_for(LocalClose::SetupTimeout);
             }
+            deadline => shard.cx.schedule.wake_by(deadline),
         });
     }
 }

@@ -125,9 +125,6 @@ mod tests {
             changes.keep((ConnRef::NONE, Event::Peer(Characteristic::ReceiveSize(bytes))));
         }
         let first = Event::Peer(Characteristic::ReceiveSize(1));
-        assert_eq!(
-            (changes.0.len(), changes.0.front().map(|(_, event)| event)),
-            (MOST_CHANGES, Some(&first))
-        );
+        assert_eq!((changes.0.len(), changes.0.front().map(|(_, event)| event)), (MOST_CHANGES, Some(&first)));
     }
 }

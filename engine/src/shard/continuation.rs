@@ -64,15 +64,8 @@ pub(super) enum NextPart {
 impl<F: Fabric> Context<F> {
     /// Sends the first part of a message, which is too long for one.
     #[cold]
-    pub(super) fn start_continuation(
-        &mut self,
-        conn: &mut Conn,
-        continuation: Continuation,
-        receives_ok: bool,
-    ) {
-        debug_assert!(
-            continuation.last_header + continuation.rest.len() > conn.proto.terms().send_inline_threshold
-        );
+    pub(super) fn start_continuation(&mut self, conn: &mut Conn, continuation: Continuation, receives_ok: bool) {
+        debug_assert!(continuation.last_header + continuation.rest.len() > conn.proto.terms().send_inline_threshold);
         self.transmit_part(conn, continuation, receives_ok);
     }
 
@@ -84,8 +77,7 @@ impl<F: Fabric> Context<F> {
         {
             // It was answered before it was complete: what it exposed is others' now. The rest still goes
             // out, or what follows would be taken for it.
-            (continuation.of, continuation.last_header) =
-                (Message::Call(call, None), call_header_len(conn, None));
+            (continuation.of, continuation.last_header) = (Message::Call(call, None), call_header_len(conn, None));
         }
         if continuation.last_header + continuation.rest.len() <= conn.proto.terms().send_inline_threshold {
             return NextPart::Last(continuation);

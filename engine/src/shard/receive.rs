@@ -70,11 +70,7 @@ impl<F: Fabric> Shard<F> {
 
     /// The same for what may be a first message, and may settle the terms.
     #[inline(never)]
-    fn receive_checked(
-        &mut self,
-        conn: &mut Conn,
-        checked: &Result<View<'_>, WireError>,
-    ) -> Result<Event, PeerFault> {
+    fn receive_checked(&mut self, conn: &mut Conn, checked: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
         self.widen(conn);
         let event = conn.proto.receive(&Incoming::checked(checked));
         conn.served.refresh_room(&conn.proto);

@@ -169,8 +169,7 @@ mod tests {
     use super::*;
 
     fn pool() -> Pool {
-        Pool::new(&PoolConfig { classes: vec![Class { size: 64, count: 1000 }], ..PoolConfig::default() })
-            .unwrap()
+        Pool::new(&PoolConfig { classes: vec![Class { size: 64, count: 1000 }], ..PoolConfig::default() }).unwrap()
     }
 
     fn post(budget: &mut ReceiveBudget, pool: &Pool, count: usize) {

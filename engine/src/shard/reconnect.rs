@@ -51,8 +51,7 @@ impl Again {
 impl Conn {
     /// It was lost, and is not open again yet.
     pub(super) fn is_reconnecting(&self) -> bool {
-        self.again.is_under_way()
-            && matches!(self.stage, Stage::Reconnecting | Stage::Connecting | Stage::Negotiating)
+        self.again.is_under_way() && matches!(self.stage, Stage::Reconnecting | Stage::Connecting | Stage::Negotiating)
     }
 }
 
@@ -75,8 +74,7 @@ impl<F: Fabric> Shard<F> {
     /// The first message was lost, or not answered: the server may know version 1 only (version 2 §4.3.3).
     fn wants_version_1(&self, conn: &Conn) -> bool {
         // Which cannot authenticate.
-        let allowed =
-            self.cx.config.version_1 && !matches!(self.cx.config.host_auth, AuthPolicy::Required(_));
+        let allowed = self.cx.config.version_1 && !matches!(self.cx.config.host_auth, AuthPolicy::Required(_));
         allowed && !conn.again.version_1_only && conn.proto.phase() == Phase::Hello
     }
 

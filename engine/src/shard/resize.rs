@@ -2,8 +2,8 @@
 //!
 //! The shared receive queue serves every connection, so every Receive in it must be as large as any peer may
 //! rely on:
-//! - *growing*: larger Receives are posted from now on. The older ones are taken first, as messages arrive;
-//!   when the last of them is gone, the peers are told.
+//! - *growing*: larger Receives are posted from now on. The older ones are taken first, as messages arrive; when the
+//!   last of them is gone, the peers are told.
 //! - *shrinking*: the peers are told. When each is known to have read that, smaller Receives are posted.
 //!
 //! A peer that cannot be told, because it is of version 1 or does not know the operations, keeps what it was
@@ -22,9 +22,7 @@ const LEAST: usize = 4096;
 #[non_exhaustive]
 pub enum ResizeError {
     /// It is not configured.
-    #[error(
-        "Receives of {wanted} bytes: 4096 to {most} can be had, a multiple of 4; `max_receive_size` bounds it"
-    )]
+    #[error("Receives of {wanted} bytes: 4096 to {most} can be had, a multiple of 4; `max_receive_size` bounds it")]
     Bounds {
         /// The size.
         wanted: usize,

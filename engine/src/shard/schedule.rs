@@ -71,10 +71,7 @@ mod tests {
         schedule.control_now();
         assert!(schedule.control_is_due(16, interval), "as it was asked for");
         schedule.woken(false, 20);
-        assert!(
-            !schedule.control_is_due(19, interval) && schedule.control_is_due(20, interval),
-            "no later than asked"
-        );
+        assert!(!schedule.control_is_due(19, interval) && schedule.control_is_due(20, interval), "no later than asked");
         schedule.woken(true, u64::MAX);
         assert!(schedule.control_is_due(20, interval), "the device has events");
     }

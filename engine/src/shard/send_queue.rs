@@ -77,19 +77,14 @@ impl SendQueue {
 
     /// Takes back what is no Send and was queued behind the first `len`.
     pub(super) fn truncate(&mut self, len: usize) {
-        debug_assert!(
-            !self.chain[len..].iter().any(|posting| matches!(posting.wr, WorkRequest::Send { .. }))
-        );
+        debug_assert!(!self.chain[len..].iter().any(|posting| matches!(posting.wr, WorkRequest::Send { .. })));
         self.chain.truncate(len);
     }
 
     /// Posts what is queued, by a function that takes as many as the device does, from the front; says how
     /// many.
     #[inline]
-    pub(super) fn post<E>(
-        &mut self,
-        post: impl FnOnce(&mut Vec<Posting>) -> Result<(), E>,
-    ) -> (usize, Result<(), E>) {
+    pub(super) fn post<E>(&mut self, post: impl FnOnce(&mut Vec<Posting>) -> Result<(), E>) -> (usize, Result<(), E>) {
         let count = self.chain.len();
         let result = post(&mut self.chain);
         (count - self.chain.len(), result)

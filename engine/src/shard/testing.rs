@@ -12,8 +12,8 @@ use super::context::Context;
 use super::stage::Stage;
 use crate::config::Config;
 use crate::fabric::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
-    FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId, WorkRequest,
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
+    PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId, WorkRequest,
 };
 use crate::proto::{ConnConfig, Connection, Event, Incoming, Scheme};
 

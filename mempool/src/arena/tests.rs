@@ -14,10 +14,7 @@ fn small_pages_always_work() {
     assert_eq!(arena.len(), 8192);
     assert_eq!(arena.report().pages, PageSize::Small);
     assert_eq!(arena.report().advice, None, "nothing better was asked for");
-    assert_eq!(
-        arena.report().to_string(),
-        "arena arena-test: 8 KiB in 4 KiB pages, any NUMA node, prefaulted"
-    );
+    assert_eq!(arena.report().to_string(), "arena arena-test: 8 KiB in 4 KiB pages, any NUMA node, prefaulted");
     let other = Arena::new(&config(1, PagePolicy::Small)).unwrap();
     assert_ne!(arena.id(), other.id());
     assert_ne!(arena.base_address(), other.base_address());
@@ -85,9 +82,7 @@ fn pages_that_are_not_there_are_an_error_with_a_remedy() {
         let error = Arena::new(&config(bytes, PagePolicy::Require(page))).unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, MemError::HugePages { .. }), "{text}");
-        for part in
-            [&format!("of {bytes} bytes in {page} pages failed"), "pages are needed", "are free", "sudo tee"]
-        {
+        for part in [&format!("of {bytes} bytes in {page} pages failed"), "pages are needed", "are free", "sudo tee"] {
             assert!(text.contains(part), "{text:?} lacks {part:?}");
         }
         // With Auto the same is no error, but the report tells.

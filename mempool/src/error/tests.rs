@@ -147,18 +147,9 @@ fn callers_mistakes() {
 
 #[test]
 fn leaks_name_class_and_count() {
-    let class = ClassCensus {
-        size: 4096,
-        count: 16,
-        free: 10,
-        held: 1,
-        frozen: 2,
-        posted: 1,
-        leaked: 2,
-        ..Default::default()
-    };
-    let leak =
-        Leak { classes: vec![class, ClassCensus { size: 64, count: 1, lent: 1, ..Default::default() }] };
+    let class =
+        ClassCensus { size: 4096, count: 16, free: 10, held: 1, frozen: 2, posted: 1, leaked: 2, ..Default::default() };
+    let leak = Leak { classes: vec![class, ClassCensus { size: 64, count: 1, lent: 1, ..Default::default() }] };
     assert_eq!(
         leak.to_string(),
         "pool closed while buffers are out: 6 of 16 of 4096 bytes (1 held, 2 frozen, 0 lent, 1 posted, 2 leaked); \

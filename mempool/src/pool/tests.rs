@@ -68,8 +68,7 @@ fn buffers_come_home_from_other_threads() {
 fn memory_outlives_the_pool_until_the_last_buffer_is_gone() {
     let pool = pool(&[(64, 4)]);
     let arena = pool.arena().clone();
-    let (mut here, mut there, waiting) =
-        (pool.alloc(4).unwrap(), pool.alloc(4).unwrap(), pool.alloc(4).unwrap());
+    let (mut here, mut there, waiting) = (pool.alloc(4).unwrap(), pool.alloc(4).unwrap(), pool.alloc(4).unwrap());
     thread::spawn(move || drop(waiting)).join().unwrap();
     let leak = pool.close().unwrap_err();
     assert_eq!((leak.classes[0].held, leak.classes[0].free), (2, 2));

@@ -29,9 +29,8 @@ impl Registrar for Device {
 #[test]
 fn each_arena_once_and_the_last_goes_first() {
     let told = Rc::new(RefCell::new(Vec::new()));
-    let [a, b, c] = [4096, 8192, 12288].map(|bytes| {
-        Arena::new(&ArenaConfig { bytes, pages: PagePolicy::Small, ..ArenaConfig::default() }).unwrap()
-    });
+    let [a, b, c] = [4096, 8192, 12288]
+        .map(|bytes| Arena::new(&ArenaConfig { bytes, pages: PagePolicy::Small, ..ArenaConfig::default() }).unwrap());
     let mut registrations = Registrations::new(Device { told: told.clone(), room: 2 });
     assert_eq!(registrations.add(&a), Ok(&4096));
     assert_eq!(registrations.add(&a.clone()), Ok(&4096));

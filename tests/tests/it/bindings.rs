@@ -8,9 +8,7 @@ use rpcrdma::binding::{Binding, BindingError, Bindings, nfs3};
 use rpcrdma::client::{ClientConfig, Credential, LocalClient};
 use rpcrdma::fabric::{Access, RemoteMemory};
 use rpcrdma::wire::rpc::{AcceptStat, CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
-use rpcrdma::wire::{
-    Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, WriteList,
-};
+use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, WriteList};
 use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, Services};
 use rpcrdma_tests::*;
 
@@ -32,12 +30,7 @@ fn bound(bindings: &[(u32, Binding)], scheme: Scheme) -> ClientConfig {
 }
 
 /// A call with chunks of these lengths behind four bytes of arguments.
-fn chunked(
-    client: &mut LocalClient,
-    procedure: u32,
-    sent: &[usize],
-    room: &[usize],
-) -> Result<Vec<u8>, CallError> {
+fn chunked(client: &mut LocalClient, procedure: u32, sent: &[usize], room: &[usize]) -> Result<Vec<u8>, CallError> {
     let first = client.first();
     let mut call = client.prepare_with_chunks(procedure, 4)?;
     let mut at = 4;
@@ -94,18 +87,11 @@ fn a_result_that_missed_its_write_chunk_ends_the_call() {
             for inline in [4 + 504, 4] {
                 let bytes = next(peer).expect("a call");
                 let xid = view(&bytes).xid();
-                let room =
-                    view(&bytes).writes().next().expect("a chunk").segments().next().expect("a segment");
+                let room = view(&bytes).writes().next().expect("a chunk").segments().next().expect("a segment");
                 let used = Segment { length: if inline == 4 { 504 } else { 0 }, ..room };
                 peer.write(&vec![1; 504], RemoteMemory { rkey: room.handle, address: room.offset });
                 let writes = WriteList { counts: &[1], segments: &[used] };
-                reply(
-                    peer,
-                    xid,
-                    Chunks { writes, ..Chunks::NONE },
-                    &reply_bytes(xid, &vec![0; inline]),
-                    None,
-                );
+                reply(peer, xid, Chunks { writes, ..Chunks::NONE }, &reply_bytes(xid, &vec![0; inline]), None);
             }
             while peer.receive().is_some() {}
         });
@@ -202,10 +188,8 @@ fn read_chunks_with_their_padding_are_taken() {
         let (second, _two) = client.peer.expose(&data[1], Access::REMOTE_READ);
         // Both with, the first with, none with. The second always stands behind the first and its padding.
         for lens in [[504, 504], [504, 501], [501, 501]] {
-            let read = |position, target: Segment, length| ReadSegment {
-                position,
-                target: Segment { length, ..target },
-            };
+            let read =
+                |position, target: Segment, length| ReadSegment { position, target: Segment { length, ..target } };
             let list = [read(ARGS_AT + 4, first, lens[0]), read(ARGS_AT + 4 + 504, second, lens[1])];
             client.call(20, reads(&list), &be(&[0]));
             let bytes = client.answer().bytes;
@@ -295,8 +279,7 @@ fn refusals_return_write_chunks_unused() {
             assert_eq!(view(&bytes).htype(), HeaderType::Msg);
             let (header, _) = ReplyHeader::parse(view(&bytes).payload()).expect("an RPC reply");
             assert_eq!(header.body, ReplyBody::accepted(stat), "{scheme:?}");
-            let returned: Vec<Vec<Segment>> =
-                view(&bytes).writes().map(|chunk| chunk.segments().collect()).collect();
+            let returned: Vec<Vec<Segment>> = view(&bytes).writes().map(|chunk| chunk.segments().collect()).collect();
             let unused = segments.map(|segment| Segment { length: 0, ..segment });
             assert_eq!(returned, [unused[..2].to_vec(), unused[2..].to_vec()], "{scheme:?} {stat:?}");
         }

@@ -51,11 +51,7 @@ fn a_message_of_any_length_passes() {
         let longest = 4096 - header - CALL_HEADER;
         let mut call = client.prepare(REFUSE, longest).unwrap();
         call.args_mut().fill(0);
-        assert_eq!(
-            client.call(call).unwrap_err(),
-            CallError::Refused(Refusal::GarbageArguments),
-            "{scheme:?}"
-        );
+        assert_eq!(client.call(call).unwrap_err(), CallError::Refused(Refusal::GarbageArguments), "{scheme:?}");
 
         // Continued, or long.
         let mut call = client.prepare(REFUSE, longest + 1).unwrap();
@@ -445,8 +441,7 @@ fn configurations_that_cannot_work_are_explained() {
         (Config { sample_latency: 3, ..small() }, "sample_latency"),
         (Config { bulk_buffers: vec![(0, 1)], ..small() }, "bulk_buffers"),
     ] {
-        let error =
-            Server::start(&address, standard_services(), &server_with(config)).err().unwrap().to_string();
+        let error = Server::start(&address, standard_services(), &server_with(config)).err().unwrap().to_string();
         assert!(error.contains(knob), "{error}");
     }
     let two = rpcrdma::server::ServerConfig { shards: 2, cores: Some(vec![0]), ..small_server() };
@@ -467,9 +462,7 @@ fn pages_that_cannot_be_had_are_explained() {
     let address = world.address();
     let pages = rpcrdma_mempool::PagePolicy::Require(rpcrdma_mempool::PageSize::Huge1G);
     // Hardly any machine has a free page of 1 GiB; where one does, the server starts.
-    if let Err(error) =
-        Server::start(&address, standard_services(), &server_with(Config { pages, ..small() }))
-    {
+    if let Err(error) = Server::start(&address, standard_services(), &server_with(Config { pages, ..small() })) {
         let error = error.to_string();
         assert!(error.contains("1 GiB") && error.contains("hugepages"), "{error}");
     }

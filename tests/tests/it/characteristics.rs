@@ -315,8 +315,7 @@ fn an_update_that_nobody_asked_for_clears_nothing() {
         world.server().stats()[0].receive_size == 8192
     }));
     assert_eq!(next_update(&mut peer, &mut beside, PropertyId::ReceiveSize), (8192, false));
-    for (bytes, why) in [(32_768, "beyond max_receive_size"), (2048, "too small"), (8190, "no multiple of 4")]
-    {
+    for (bytes, why) in [(32_768, "beyond max_receive_size"), (2048, "too small"), (8190, "no multiple of 4")] {
         assert!(world.server().change_receive_size(bytes).is_err(), "{why}");
     }
 }
@@ -328,11 +327,8 @@ fn characteristics_are_requested_answered_and_updated() {
     let mut client = LocalClient::connect(&address, small_client(config())).expect("a connection");
     let first = client.first();
     echo(&mut client, b"hello").expect("a reply");
-    let wanted = [
-        Characteristic::SendSize(2048),
-        Characteristic::RemoteInvalidation(false),
-        Characteristic::ReceiveSize(8192),
-    ];
+    let wanted =
+        [Characteristic::SendSize(2048), Characteristic::RemoteInvalidation(false), Characteristic::ReceiveSize(8192)];
     client.request_change(first, &wanted).expect("a request");
     assert_eq!(client.request_change(first, &wanted), Err(ChangeError::Busy));
     let refused = client.request_change(first, &[Characteristic::SegmentCount(3)]);
@@ -375,9 +371,7 @@ fn ends_that_do_not_offer_changes_make_none() {
     let mut world = World::new("not-offered");
     let without = Config { optional_operations: false, ..config() };
     let old = Config { scheme: Scheme::V1, ..config() };
-    for (server, client) in
-        [(&without, &config()), (&config(), &without), (&old, &config()), (&config(), &old)]
-    {
+    for (server, client) in [(&without, &config()), (&config(), &without), (&old, &config()), (&config(), &old)] {
         let address = serve(&mut world, server.clone());
         let mut client = LocalClient::connect(&address, small_client(client.clone())).expect("a connection");
         let first = client.first();

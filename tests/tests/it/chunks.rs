@@ -258,12 +258,7 @@ fn results_of_the_handlers_own_memory_are_shared() {
         call.set_result_len(1, 77);
         Ok(())
     };
-    services.add(
-        PROGRAM,
-        VERSION,
-        20,
-        Procedure::new(handler).write_chunks(2, 1 << 20).results_from_handler(),
-    );
+    services.add(PROGRAM, VERSION, 20, Procedure::new(handler).write_chunks(2, 1 << 20).results_from_handler());
     let shard = Config { arenas: vec![pool.arena().clone()], ..small() };
     let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
     let mut client = world.client(&address, small());

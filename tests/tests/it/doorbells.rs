@@ -25,8 +25,7 @@ fn with_32_calls_at_a_time_a_doorbell_tells_of_many_and_few_ask_for_a_completion
         let config = Config { scheme, ..small() };
         let listener = SoftwareFabric::bind(&FabricAddress(name.clone())).expect("a free address");
         let fabric = || SoftwareFabric::new(config.software()).expect("a fabric");
-        let mut server =
-            Shard::open(fabric(), config.clone(), Some(Arc::new(standard_services()))).expect("a shard");
+        let mut server = Shard::open(fabric(), config.clone(), Some(Arc::new(standard_services()))).expect("a shard");
         server.listen(&listener).expect("it listens");
         let shard = ClientConfig { shard: config.clone(), ..ClientConfig::new(PROGRAM, VERSION) };
         let mut client = LocalClient::open(fabric(), shard).expect("a shard");

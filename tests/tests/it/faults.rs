@@ -34,8 +34,7 @@ const SLOW: ChaosConfig = ChaosConfig {
     invalidations_refused: 0,
 };
 /// One that also breaks connections.
-const BROKEN: ChaosConfig =
-    ChaosConfig { receiver_not_ready: 1, flush: 1, rights: 1, disconnect: 20, ..SLOW };
+const BROKEN: ChaosConfig = ChaosConfig { receiver_not_ready: 1, flush: 1, rights: 1, disconnect: 20, ..SLOW };
 
 fn device(address: &Address, config: &Config, chaos: ChaosConfig, seed: u64) -> Chaos<AnyFabric> {
     Chaos::new(address.open(config).expect("a device"), ChaosConfig { seed, ..chaos })
@@ -59,15 +58,13 @@ fn load_up(client: &mut LocalClient<Chaos<AnyFabric>>, address: &Address, count:
             while started < count && started - well - lost < 16 && client.is_open(connection) {
                 let seed = started as u32;
                 let len = chunk_len(seed);
-                let Ok(mut call) =
-                    client.prepare_with_chunks(if seed.is_multiple_of(2) { ECHO } else { MIRROR }, 40)
+                let Ok(mut call) = client.prepare_with_chunks(if seed.is_multiple_of(2) { ECHO } else { MIRROR }, 40)
                 else {
                     break;
                 };
                 pattern(seed, call.args_mut());
                 if seed % 2 == 1 {
-                    let (Ok(mut data), Ok(room)) =
-                        (client.alloc(connection, len), client.alloc(connection, len))
+                    let (Ok(mut data), Ok(room)) = (client.alloc(connection, len), client.alloc(connection, len))
                     else {
                         break;
                     };
@@ -134,8 +131,7 @@ fn servers_with_bad_devices() {
             let address = world.address();
             let server = BadServer::start(&address, &config, chaos, seed);
             let fabric = device(&address, &config, ChaosConfig::default(), seed);
-            let mut client =
-                LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
+            let mut client = LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
             let (_, lost) = load_up(&mut client, &address, 1500);
             assert!(lost == 0 || chaos.flush != 0, "{lost} lost by a device that loses nothing");
             drop(client);
@@ -160,8 +156,7 @@ impl BadServer {
             let (stop, address, config) = (Arc::clone(&stop), address.clone(), config.clone());
             std::thread::spawn(move || {
                 let services = Some(Arc::new(standard_services()));
-                let mut shard =
-                    Shard::open(device(&address, &config, chaos, seed), config, services).expect("a shard");
+                let mut shard = Shard::open(device(&address, &config, chaos, seed), config, services).expect("a shard");
                 shard.listen(&listener).expect("listening");
                 while !stop.load(Ordering::Acquire) {
                     if !shard.poll_once() {
@@ -208,8 +203,7 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
         let config = Config { scheme: Scheme::V1, ..small() };
         let chaos = ChaosConfig { invalidations_refused, ..ChaosConfig::default() };
         let fabric = device(&address, &config, chaos, 1);
-        let mut client =
-            LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
+        let mut client = LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
         let first = client.first();
         let mut call = client.prepare_with_chunks(STORE, 4).expect("a buffer");
         let mut data = client.alloc(first, 500).expect("a buffer");

@@ -36,11 +36,7 @@ fn a_version_1_grant_is_the_servers_own_whatever_is_asked_for() {
             (ECHO, reads(&unread), &[0; 4]),
         ] {
             client.call(procedure, chunks, args);
-            assert_eq!(
-                view(&client.answer().bytes).credit(),
-                CREDITS,
-                "asked for {credit}, procedure {procedure}"
-            );
+            assert_eq!(view(&client.answer().bytes).credit(), CREDITS, "asked for {credit}, procedure {procedure}");
         }
     }
 }
@@ -85,8 +81,7 @@ fn chunk_lists_are_bounded_before_they_are_believed() {
     client.ping();
     let many = vec![Segment { handle: 1, length: 8, offset: 0 }; 150];
     let one_each = [1; 150];
-    let all_reads: Vec<_> =
-        many.iter().map(|&target| ReadSegment { position: ARGS_AT + 4, target }).collect();
+    let all_reads: Vec<_> = many.iter().map(|&target| ReadSegment { position: ARGS_AT + 4, target }).collect();
     for chunks in [
         Chunks { writes: WriteList { counts: &[150], segments: &many }, ..Chunks::NONE },
         Chunks { writes: WriteList { counts: &one_each, segments: &many }, ..Chunks::NONE },
@@ -100,9 +95,7 @@ fn chunk_lists_are_bounded_before_they_are_believed() {
     // XID, version, credits, MSG, no Read list; a Write list of a chunk, or a Reply chunk, that is longer
     // than memory.
     for count in [17, 1025, 0x0FFF_FFFF, u32::MAX] {
-        for words in
-            [&[XID, 1, 9, 0, 0, 1, count, 1, 8, 0, 0, 0, 0][..], &[XID, 1, 9, 0, 0, 0, 1, count, 1, 8, 0, 0]]
-        {
+        for words in [&[XID, 1, 9, 0, 0, 1, count, 1, 8, 0, 0, 0, 0][..], &[XID, 1, 9, 0, 0, 0, 1, count, 1, 8, 0, 0]] {
             client.peer.send(&be(words));
             super::rules_of_servers::assert_err_chunk(&mut client, "a count beyond the message");
             client.ping();

@@ -90,11 +90,7 @@ fn many_clients_that_never_read_take_no_memory_from_others() {
             }
         }
         let stats = &world.server().stats()[0];
-        assert_eq!(
-            stats.connections,
-            u64::from(many()) + 1,
-            "{scheme:?}: none has come to an end by another way"
-        );
+        assert_eq!(stats.connections, u64::from(many()) + 1, "{scheme:?}: none has come to an end by another way");
         is_served(&mut witness, scheme != Scheme::V1);
     }
 }
@@ -330,12 +326,8 @@ fn messages_of_no_use_end_their_connection() {
     let kinds: [(&str, Make); 5] = [
         ("RDMA_DONE", |_| be(&[9, 1, 1, 3])),
         ("twelve bytes", |_| be(&[9, 1, 1])),
-        ("a reply to nothing", |peer| {
-            peer.message(9, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(9, b""))
-        }),
-        ("an error about nothing", |peer| {
-            peer.message(9, Flags::RESPONSE, Body::Error(ErrorBody::BadXdr), b"")
-        }),
+        ("a reply to nothing", |peer| peer.message(9, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(9, b""))),
+        ("an error about nothing", |peer| peer.message(9, Flags::RESPONSE, Body::Error(ErrorBody::BadXdr), b"")),
         ("a header that cannot be read", |_| be(&[9, 1, 1, 0, 2, 2, 2])),
     ];
     for scheme in [Scheme::V1, Scheme::V2Windowed] {
@@ -360,18 +352,13 @@ fn messages_of_no_use_end_their_connection() {
                 send(&mut peer, Flags::NONE, 100, ECHO, b"", &[]);
                 sent += 1;
                 // It may be answered with an error, too: that must not add up.
-                while !peer.is_over()
-                    && peer.take_message().is_none_or(|it| !it.bytes.starts_with(&be(&[100])))
-                {
+                while !peer.is_over() && peer.take_message().is_none_or(|it| !it.bytes.starts_with(&be(&[100]))) {
                     peer.turn();
                 }
             }
             assert!(peer.is_over(), "{scheme:?}, {kind}: {sent} were put up with");
             faults += 1;
-            assert!(
-                settles(|| world.server().stats()[0].peer_faults == faults),
-                "{kind}: it was not counted"
-            );
+            assert!(settles(|| world.server().stats()[0].peer_faults == faults), "{kind}: it was not counted");
             unharmed(&mut witness);
         }
     }

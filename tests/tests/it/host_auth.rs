@@ -120,9 +120,7 @@ impl Handshake for Saying {
 #[test]
 fn host_authentication_takes_several_messages() {
     let mut world = World::new("several-messages");
-    for (scheme, len) in
-        [(Scheme::V2Windowed, 3), (Scheme::V2Windowed, 15_000), (Scheme::V2Incremental, 10_001)]
-    {
+    for (scheme, len) in [(Scheme::V2Windowed, 3), (Scheme::V2Windowed, 15_000), (Scheme::V2Incremental, 10_001)] {
         let policy = AuthPolicy::Required(Arc::new(Words { words: &["one", "two", "three", "four"], len }));
         let config = Config { scheme, ..with(policy) };
         let address = serve(&mut world, config.clone());

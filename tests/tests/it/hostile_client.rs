@@ -103,27 +103,11 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
         ("15 bytes", Silence, Box::new(|_| vec![0; 15])),
         ("cut off behind the common words", Error(ErrorBody::BadXdr), Box::new(|_| raw(&[XID, 2, 9, 0]))),
         ("cut off behind the flags", Error(ErrorBody::BadXdr), Box::new(|_| raw(&[XID, 2, 9, 0, 4]))),
-        (
-            "cut off in the lists",
-            Error(ErrorBody::BadXdr),
-            Box::new(|_| raw(&[XID, 2, 9, 0, 4, 0, 0, 1, 4, 5])),
-        ),
+        ("cut off in the lists", Error(ErrorBody::BadXdr), Box::new(|_| raw(&[XID, 2, 9, 0, 4, 0, 0, 1, 4, 5]))),
         ("a boolean of 2", Error(ErrorBody::BadXdr), Box::new(|_| raw(&[XID, 2, 9, 0, 4, 0, 0, 2, 0, 0]))),
-        (
-            "an unknown type",
-            Error(ErrorBody::InvalHtype),
-            Box::new(|_| raw(&[XID, 2, 9, 77, 4, 0, 0, 0, 0, 0])),
-        ),
-        (
-            "a type of version 1",
-            Error(ErrorBody::InvalHtype),
-            Box::new(|_| raw(&[XID, 2, 9, 2, 4, 0, 0, 0, 0, 0])),
-        ),
-        (
-            "an unknown flag",
-            Error(ErrorBody::InvalFlag),
-            Box::new(|_| raw(&[XID, 2, 9, 0, 0x8004, 0, 0, 0, 0, 0])),
-        ),
+        ("an unknown type", Error(ErrorBody::InvalHtype), Box::new(|_| raw(&[XID, 2, 9, 77, 4, 0, 0, 0, 0, 0]))),
+        ("a type of version 1", Error(ErrorBody::InvalHtype), Box::new(|_| raw(&[XID, 2, 9, 2, 4, 0, 0, 0, 0, 0]))),
+        ("an unknown flag", Error(ErrorBody::InvalFlag), Box::new(|_| raw(&[XID, 2, 9, 0, 0x8004, 0, 0, 0, 0, 0]))),
         ("a count of segments that lies", Error(ErrorBody::BadXdr), {
             Box::new(|_| raw(&[XID, 2, 9, 0, 4, 0, 0, 0, 1, u32::MAX, 0, 0]))
         }),
@@ -134,15 +118,9 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
             })
         }),
         ("no count", End, Box::new(|_| [be(&[XID, 2, 9, 0, 0, 0, 0, 0, 0]), nul(XID)].concat())),
-        (
-            "acknowledges the future",
-            End,
-            Box::new(|_| [be(&[XID, 2, 9, 0, 4, 99, 0, 0, 0, 0]), nul(XID)].concat()),
-        ),
+        ("acknowledges the future", End, Box::new(|_| [be(&[XID, 2, 9, 0, 4, 99, 0, 0, 0, 0]), nul(XID)].concat())),
         ("a reply", Silence, {
-            Box::new(|peer| {
-                peer.message(XID, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(XID, b""))
-            })
+            Box::new(|peer| peer.message(XID, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(XID, b"")))
         }),
         ("an error", Silence, {
             Box::new(|peer| peer.message(XID, Flags::RESPONSE, Body::Error(ErrorBody::System), b""))
@@ -163,36 +141,18 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
             })
         }),
         ("a position that is odd", Error(ErrorBody::BadXdr), Box::new(|peer| reads(peer, &[read(45, good)]))),
-        (
-            "a position in the RPC header",
-            Error(ErrorBody::BadXdr),
-            Box::new(|peer| reads(peer, &[read(8, good)])),
-        ),
-        (
-            "a position beyond the message",
-            Error(ErrorBody::BadXdr),
-            Box::new(|peer| reads(peer, &[read(400, good)])),
-        ),
+        ("a position in the RPC header", Error(ErrorBody::BadXdr), Box::new(|peer| reads(peer, &[read(8, good)]))),
+        ("a position beyond the message", Error(ErrorBody::BadXdr), Box::new(|peer| reads(peer, &[read(400, good)]))),
         ("positions that go back", Error(ErrorBody::BadXdr), {
             Box::new(|peer| reads(peer, &[read(44, good), read(40, good)]))
         }),
         ("chunks that overlap", Error(ErrorBody::BadXdr), {
             Box::new(|peer| reads(peer, &[read(40, good), read(44, good)]))
         }),
-        (
-            "an empty segment",
-            Error(ErrorBody::BadXdr),
-            Box::new(|peer| reads(peer, &[read(44, segment(1, 0, 0))])),
-        ),
-        (
-            "4 GiB",
-            Error(ErrorBody::BadXdr),
-            Box::new(|peer| reads(peer, &[read(44, segment(1, u32::MAX, 0))])),
-        ),
+        ("an empty segment", Error(ErrorBody::BadXdr), Box::new(|peer| reads(peer, &[read(44, segment(1, 0, 0))]))),
+        ("4 GiB", Error(ErrorBody::BadXdr), Box::new(|peer| reads(peer, &[read(44, segment(1, u32::MAX, 0))]))),
         ("4 GiB in two parts", Error(ErrorBody::BadXdr), {
-            Box::new(|peer| {
-                reads(peer, &[read(44, segment(1, 1 << 31, 0)), read(44, segment(1, 1 << 31, 0))])
-            })
+            Box::new(|peer| reads(peer, &[read(44, segment(1, 1 << 31, 0)), read(44, segment(1, 1 << 31, 0))]))
         }),
         ("five Read chunks", Error(ErrorBody::ReadChunks { max: 4 }), {
             Box::new(|peer| {
@@ -200,16 +160,8 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
                 reads(peer, &list)
             })
         }),
-        (
-            "17 segments",
-            Error(ErrorBody::Segments { max: 16 }),
-            Box::new(|peer| reads(peer, &[read(44, good); 17])),
-        ),
-        (
-            "five Write chunks",
-            Error(ErrorBody::WriteChunks { max: 4 }),
-            Box::new(|peer| writes(peer, &[1; 5], 5)),
-        ),
+        ("17 segments", Error(ErrorBody::Segments { max: 16 }), Box::new(|peer| reads(peer, &[read(44, good); 17]))),
+        ("five Write chunks", Error(ErrorBody::WriteChunks { max: 4 }), Box::new(|peer| writes(peer, &[1; 5], 5))),
         (
             "a Write chunk of 17 segments",
             Error(ErrorBody::Segments { max: 16 }),
@@ -278,10 +230,7 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
     let (messages, faults) = counters(&world);
     assert_eq!(faults, 6);
     // Those that the procedure's declaration refuses are failed calls; the others are rejected messages.
-    assert_eq!(
-        (messages.rejected_short, messages.rejected_unknown_xid, messages.rejected_unexpected),
-        (2, 3, 0)
-    );
+    assert_eq!((messages.rejected_short, messages.rejected_unknown_xid, messages.rejected_unexpected), (2, 3, 0));
     assert!(messages.rejected_answered >= 20, "{messages:?}");
 }
 
@@ -299,8 +248,7 @@ fn random_messages_break_nothing() {
             for _ in 0..20 {
                 // A good message with some words changed, cut off, or noise.
                 let call = call_bytes(9, PROGRAM, VERSION, 1 + random.below(6) as u32, &[0; 40]);
-                let target =
-                    Segment { handle: random.draw() as u32, length: random.below(9000) as u32, offset: 0 };
+                let target = Segment { handle: random.draw() as u32, length: random.below(9000) as u32, offset: 0 };
                 let reads = [ReadSegment { position: 44, target }];
                 let writes = WriteList { counts: &[1], segments: &[target] };
                 let chunks = match random.below(4) {
@@ -379,10 +327,7 @@ fn a_client_that_never_reads_costs_a_bounded_amount() {
     for peer in &mut peers {
         for _ in 2..40 {
             let reply = answer(peer).expect("a reply");
-            assert!(patterned(
-                4000,
-                &View::check(&reply, Revision::Ietf00).expect("a header").payload()[24..]
-            ));
+            assert!(patterned(4000, &View::check(&reply, Revision::Ietf00).expect("a header").payload()[24..]));
         }
     }
 }
@@ -414,8 +359,7 @@ fn memory_that_was_not_offered_is_not_touched() {
     let store = |peer: &mut RawPeer, xid: u32, target: Segment| {
         let reads = [ReadSegment { position: 44, target }];
         let call = call_bytes(xid, PROGRAM, VERSION, STORE, &[0; 4]);
-        let bytes =
-            peer.message(xid, Flags::NONE, Body::Msg(Chunks { reads: &reads, ..Chunks::NONE }), &call);
+        let bytes = peer.message(xid, Flags::NONE, Body::Msg(Chunks { reads: &reads, ..Chunks::NONE }), &call);
         peer.send(&bytes);
     };
     let load = |peer: &mut RawPeer, xid: u32, segment: Segment, len: u32| {
@@ -458,8 +402,7 @@ fn memory_that_was_not_offered_is_not_touched() {
     for write in [false, true] {
         let mut peer = RawPeer::connect(&address);
         ping(&mut peer, 1);
-        let (segment, _memory) =
-            peer.expose(&data, if write { Access::REMOTE_READ } else { Access::REMOTE_WRITE });
+        let (segment, _memory) = peer.expose(&data, if write { Access::REMOTE_READ } else { Access::REMOTE_WRITE });
         if write {
             load(&mut peer, 2, segment, 1000)
         } else {

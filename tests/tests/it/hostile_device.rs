@@ -130,8 +130,7 @@ fn keys_that_were_not_given_open_nothing() {
     let (own, _memory) = peer.expose(&[7; 64], Access::REMOTE);
     for n in 0..24u32 {
         let distance = 0x100 * (1 + n / 3);
-        let rkey =
-            if n % 2 == 0 { own.handle.wrapping_sub(distance) } else { own.handle.wrapping_add(distance) };
+        let rkey = if n % 2 == 0 { own.handle.wrapping_sub(distance) } else { own.handle.wrapping_add(distance) };
         let remote = RemoteMemory { rkey, address: own.offset };
         let mut peer = served(&address);
         match n % 3 {

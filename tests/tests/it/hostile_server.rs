@@ -28,10 +28,7 @@ impl Server {
     }
 
     /// One that has said nothing yet.
-    pub(super) fn start_silently(
-        address: &Address,
-        script: impl FnOnce(&mut RawPeer) + Send + 'static,
-    ) -> Self {
+    pub(super) fn start_silently(address: &Address, script: impl FnOnce(&mut RawPeer) + Send + 'static) -> Self {
         Self::listen(address, |listener| script(&mut listener.accept_silently()))
     }
 
@@ -71,13 +68,7 @@ fn next_call(peer: &mut RawPeer) -> Option<Call> {
     }
 }
 
-pub(super) fn reply(
-    peer: &mut RawPeer,
-    xid: u32,
-    chunks: Chunks<'_>,
-    payload: &[u8],
-    invalidate: Option<u32>,
-) {
+pub(super) fn reply(peer: &mut RawPeer, xid: u32, chunks: Chunks<'_>, payload: &[u8], invalidate: Option<u32>) {
     let bytes = peer.message(xid, Flags::RESPONSE, Body::Msg(chunks), payload);
     peer.send_invalidating(&bytes, invalidate);
 }
@@ -158,13 +149,7 @@ fn bad_replies_end_their_call_with_a_cause() {
             |peer, call| {
                 let reads = call.reads.clone();
                 let reads = if reads.is_empty() { vec![ReadSegment::default()] } else { reads };
-                reply(
-                    peer,
-                    call.xid,
-                    Chunks { reads: &reads, ..Chunks::NONE },
-                    &reply_bytes(call.xid, b""),
-                    None,
-                );
+                reply(peer, call.xid, Chunks { reads: &reads, ..Chunks::NONE }, &reply_bytes(call.xid, b""), None);
             },
             &malformed,
             GoOn,
@@ -295,10 +280,7 @@ fn replies_to_nobody_and_messages_of_no_use_are_dropped() {
         assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
     }
     let messages = client.stats().messages;
-    assert_eq!(
-        (messages.rejected_unknown_xid, messages.rejected_unexpected, messages.rejected_short),
-        (6, 1, 1)
-    );
+    assert_eq!((messages.rejected_unknown_xid, messages.rejected_unexpected, messages.rejected_short), (6, 1, 1));
     drop(client);
     server.join();
 }
@@ -345,10 +327,8 @@ fn a_server_reaches_what_it_was_offered_and_nothing_else() {
         let call = next_call(peer).expect("a call");
         let read = call.reads[0].target;
         let write = call.writes[0];
-        let at = |segment: Segment, skip| RemoteMemory {
-            rkey: segment.handle,
-            address: segment.offset.wrapping_add(skip),
-        };
+        let at =
+            |segment: Segment, skip| RemoteMemory { rkey: segment.handle, address: segment.offset.wrapping_add(skip) };
         let all = peer.read(at(read, 0), 500).expect("it was offered");
         said.send(patterned(1, &all)).expect("the test listens");
         peer.write(&[3; 500], at(write, 0));

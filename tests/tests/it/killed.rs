@@ -119,8 +119,7 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                     let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
                     call.args_mut().fill(0);
                     if token.is_multiple_of(2)
-                        && let (Ok(mut data), Ok(room)) =
-                            (client.alloc(first, 5000), client.alloc(first, 5000))
+                        && let (Ok(mut data), Ok(room)) = (client.alloc(first, 5000), client.alloc(first, 5000))
                     {
                         pattern(token as u32, &mut data);
                         call.read_chunk(4, data).expect("room for one");

@@ -246,8 +246,7 @@ fn a_handler_that_panics_on_a_worker_costs_its_call() {
     let mut ended = 0;
     assert!(settles(|| {
         client.poll(|done| {
-            let expected =
-                if done.token % 3 == 0 { Err(CallError::Refused(Refusal::SystemError)) } else { Ok(()) };
+            let expected = if done.token % 3 == 0 { Err(CallError::Refused(Refusal::SystemError)) } else { Ok(()) };
             assert_eq!(done.result.map(drop), expected);
             ended += 1;
         });
@@ -343,10 +342,7 @@ fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
             }
         }
         let with_a_chunk = store(&mut client, 1, &[64]).expect_err("it begins nothing");
-        assert!(
-            matches!(with_a_chunk, CallError::Transport(ErrorBody::System | ErrorBody::BadXdr)),
-            "{with_a_chunk}"
-        );
+        assert!(matches!(with_a_chunk, CallError::Transport(ErrorBody::System | ErrorBody::BadXdr)), "{with_a_chunk}");
         assert!(!ended.load(Ordering::Acquire), "four calls are under way");
         assert!(LocalClient::connect(&address, small_client(small())).is_err(), "no new connections");
         gate.open();
@@ -356,10 +352,7 @@ fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
                 client.poll(|done| match done.token {
                     0..4 => {
                         let reply = done.result.unwrap();
-                        assert!(
-                            patterned(20, reply.chunk(0).unwrap())
-                                && reply.chunk(0).unwrap().len() == 1 << 20
-                        );
+                        assert!(patterned(20, reply.chunk(0).unwrap()) && reply.chunk(0).unwrap().len() == 1 << 20);
                         whole += 1;
                     }
                     // Others may find the connection closing, or closed.

@@ -161,9 +161,7 @@ fn welcome(peer: &mut RawPeer, scheme: Scheme) {
 fn long_reply(peer: &mut RawPeer, xid: u32, chunks: Chunks<'_>) {
     let bytes = match (peer.version, chunks.reply) {
         // Version 1 knows no NOMSG without chunks: an empty Reply chunk is the least.
-        (Version::V1, None) => {
-            peer.message(xid, Flags::NONE, Body::Nomsg(Chunks { reply: Some(&[]), ..chunks }), b"")
-        }
+        (Version::V1, None) => peer.message(xid, Flags::NONE, Body::Nomsg(Chunks { reply: Some(&[]), ..chunks }), b""),
         _ => peer.message(xid, Flags::RESPONSE, Body::Nomsg(chunks), b""),
     };
     peer.send(&bytes);
@@ -211,8 +209,7 @@ fn memories_with(bytes: &[u8], at: u64) -> Vec<File> {
     let is_memory =
         |path: &PathBuf| std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:"));
     // Others' are opened and closed meanwhile.
-    let files =
-        open.filter(is_memory).filter_map(|path| File::options().read(true).write(true).open(path).ok());
+    let files = open.filter(is_memory).filter_map(|path| File::options().read(true).write(true).open(path).ok());
     let mut found = vec![0; bytes.len()];
     files.filter(|file| file.read_exact_at(&mut found, at).is_ok() && found == bytes).collect()
 }

@@ -237,9 +237,8 @@ fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
         let (mut ended, mut served) = (0, 0);
         let all = settles(|| {
             client.poll(|done| {
-                let refused = |error: &CallError| {
-                    matches!(error, CallError::Transport(ErrorBody::System | ErrorBody::BadXdr))
-                };
+                let refused =
+                    |error: &CallError| matches!(error, CallError::Transport(ErrorBody::System | ErrorBody::BadXdr));
                 assert!(done.result.as_ref().err().is_none_or(refused), "{:?}", done.result);
                 served += u64::from(done.result.is_ok());
                 ended += 1;

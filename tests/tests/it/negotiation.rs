@@ -153,8 +153,7 @@ fn thresholds_follow_the_properties_in_each_direction() {
         assert_longest_message(&mut Client { peer }, 40, longest);
     }
     drop(world);
-    for (receive_size, send_size, call, reply_len) in [(5000, 6000, 5000, 6000), (1 << 20, 2048, 8192, 2048)]
-    {
+    for (receive_size, send_size, call, reply_len) in [(5000, 6000, 5000, 6000), (1 << 20, 2048, 8192, 2048)] {
         let says = move |peer: &mut RawPeer| {
             peer.offers = Properties { receive_size, send_size, ..peer.offers };
             peer.welcome();
@@ -352,8 +351,7 @@ fn a_first_message_without_an_answer_leads_to_version_1() {
             }
             behave_in_version_1(&mut listener.accept_next());
         });
-        let mut client =
-            world.client(&address, Config { negotiation_timeout: Duration::from_secs(1), ..small() });
+        let mut client = world.client(&address, Config { negotiation_timeout: Duration::from_secs(1), ..small() });
         for _ in 0..3 {
             assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
         }

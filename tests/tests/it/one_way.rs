@@ -18,9 +18,8 @@ fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
         let note = Procedure::one_way(move |call| {
             let len = call.args().len() as u64;
             // Order matters to this function.
-            let _ = noted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| {
-                Some(sum.wrapping_mul(31).wrapping_add(len))
-            });
+            let _ = noted
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| Some(sum.wrapping_mul(31).wrapping_add(len)));
         });
         let mut services = standard_services();
         services.add(PROGRAM, VERSION, NOTE, note);

@@ -264,8 +264,7 @@ fn a_continued_message_has_its_chunks_in_the_last_part() {
         client.send(XID, Flags::NONE, Body::Msg(Chunks { writes, ..Chunks::NONE }), &message[8000..]);
         let (payload, last, _) = whole(XID, HeaderType::Msg, || client.answer().bytes);
         assert_eq!(payload, reply_bytes(XID, &[7; 9000]), "{scheme:?}");
-        let returned: Vec<Vec<Segment>> =
-            view(&last).writes().map(|chunk| chunk.segments().collect()).collect();
+        let returned: Vec<Vec<Segment>> = view(&last).writes().map(|chunk| chunk.segments().collect()).collect();
         assert_eq!(returned, [[write]], "{scheme:?}");
         let mut written = [0; 300];
         assert!(memory.read_at(0, &mut written) && patterned(3, &written));

@@ -7,9 +7,7 @@ use std::sync::mpsc::channel;
 use rpcrdma::fabric::Access;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::private_data::PrivateData;
-use rpcrdma::wire::{
-    Body, Chunks, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
-};
+use rpcrdma::wire::{Body, Chunks, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList};
 use rpcrdma::{Address, Config, Scheme};
 use rpcrdma_tests::*;
 

@@ -302,9 +302,7 @@ fn a_client_whose_write_chunks_are_refused_offers_a_reply_chunk_instead() {
         assert_eq!(client.call(call).expect("a reply").results(), b"all of it");
         let seen = [0; 3].map(|_| told.recv().expect("the server speaks"));
         assert_eq!(seen.map(|(writes, _)| writes), [1, 1, 0], "{scheme:?}");
-        assert!(
-            seen[0].1.is_none() && seen[1..].iter().all(|(_, room)| room.is_some_and(|room| room >= 9000))
-        );
+        assert!(seen[0].1.is_none() && seen[1..].iter().all(|(_, room)| room.is_some_and(|room| room >= 9000)));
         assert_eq!(client.stats().exposed_buffers, 0);
         drop(client);
         server.join();

@@ -10,9 +10,7 @@ use rpcrdma::fabric::Access;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::private_data::PrivateData;
 use rpcrdma::wire::properties::{Properties, ReverseSupport};
-use rpcrdma::wire::{
-    Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Version, View, WriteList,
-};
+use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Version, View, WriteList};
 use rpcrdma::{CallError, Config, Scheme};
 use rpcrdma_tests::*;
 
@@ -243,11 +241,7 @@ fn version_1_ignores_credits_of_no_known_direction() {
 
 fn said(inline_threshold: u32) -> Vec<u8> {
     let mut bytes = vec![0; 8];
-    let data = PrivateData {
-        remote_invalidation: false,
-        send_size: inline_threshold,
-        receive_size: inline_threshold,
-    };
+    let data = PrivateData { remote_invalidation: false, send_size: inline_threshold, receive_size: inline_threshold };
     data.emit(&mut bytes).expect("space");
     bytes
 }
@@ -315,10 +309,7 @@ fn chunks_in_a_reverse_call_get_err_chunk_where_there_are_none() {
                         (_, Scheme::V1) => {
                             assert_eq!((&bytes[..8], &bytes[12..]), (&be(&[XID, 1])[..], &be(&[4, 2])[..]));
                         }
-                        _ => assert_eq!(
-                            error_of(&bytes, Revision::Ietf00),
-                            (XID, ErrorBody::ReadChunks { max: 0 })
-                        ),
+                        _ => assert_eq!(error_of(&bytes, Revision::Ietf00), (XID, ErrorBody::ReadChunks { max: 0 })),
                     }
                     // Without them it is served.
                     send(peer, 9, Chunks::NONE, &call_bytes(9, PROGRAM, VERSION, ECHO, b"four"));
@@ -349,9 +340,8 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
             let zero = [ReadSegment { position: 0, target: whole }];
             let item = [ReadSegment { position: ARGS_AT + 4, target: whole }];
             let long = Chunks { reads: &zero, ..Chunks::NONE };
-            let message = |peer: &RawPeer, body: Body<'_>, payload: &[u8]| {
-                peer.message(xid, Flags::NONE, body, payload)
-            };
+            let message =
+                |peer: &RawPeer, body: Body<'_>, payload: &[u8]| peer.message(xid, Flags::NONE, body, payload);
             let rooms = [room];
             if reverse == ReverseSupport::General {
                 let bytes = message(peer, Body::Nomsg(long), b"");
@@ -367,8 +357,7 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
                     (Body::Msg(Chunks { writes, ..Chunks::NONE }), &call),
                     (Body::Msg(Chunks { reply: Some(&rooms), ..Chunks::NONE }), &call),
                 ];
-                let mut messages: Vec<_> =
-                    bodies.iter().map(|&(body, payload)| message(peer, body, payload)).collect();
+                let mut messages: Vec<_> = bodies.iter().map(|&(body, payload)| message(peer, body, payload)).collect();
                 // A Read list that is cut off.
                 messages.push(be(&[xid, 1, 9, 1, 1, 0, 7]));
                 for (n, bytes) in messages.iter().enumerate() {

@@ -190,8 +190,7 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
                 assert_eq!((errors, calls), (vec![(XID, ErrorBody::BadXdr)], 2), "case {case}");
             });
             // No timer of the test's patience would do.
-            let config =
-                Config { scheme, version_1: false, negotiation_timeout: Duration::from_secs(600), ..small() };
+            let config = Config { scheme, version_1: false, negotiation_timeout: Duration::from_secs(600), ..small() };
             let mut client = world.client(&address, config);
             for _ in 0..2 {
                 assert_eq!(plain(&mut client), Ok(b"fine".to_vec()), "case {case}");
@@ -252,15 +251,11 @@ fn bad_replies_of_version_1_end_their_call_with_a_cause() {
         ("no RPC message", words(&[1, 9, 0, 0, 0, 0])),
         (
             "half an RPC header",
-            Box::new(|peer, xid| {
-                peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"")[..13])
-            }),
+            Box::new(|peer, xid| peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"")[..13])),
         ),
         (
             "two XIDs",
-            Box::new(|peer, xid| {
-                peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &reply_bytes(xid ^ 1, b""))
-            }),
+            Box::new(|peer, xid| peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &reply_bytes(xid ^ 1, b""))),
         ),
         (
             "a Read list",

@@ -149,10 +149,8 @@ fn write_chunks_come_back_with_their_segments_and_true_lengths() {
         let view = View::check(&bytes, Revision::Ietf00).expect("a header");
         let returned: Vec<Vec<Segment>> = view.writes().map(|chunk| chunk.segments().collect()).collect();
         let with = |segment: Segment, length| Segment { length, ..segment };
-        let expected = [
-            vec![with(segments[0], 300), with(segments[1], 201), with(segments[2], 0)],
-            vec![with(other, 0)],
-        ];
+        let expected =
+            [vec![with(segments[0], 300), with(segments[1], 201), with(segments[2], 0)], vec![with(other, 0)]];
         assert_eq!(returned, expected, "{scheme:?}");
         let (mut now, mut rest) = ([0; 1000], [0; 100]);
         assert!(memory.read_at(0, &mut now) && untouched.read_at(0, &mut rest));
@@ -215,11 +213,7 @@ fn pure_grants_have_xid_0_no_chunks_and_no_flag() {
         }
         let bytes = client.peer.receive().expect("a grant").bytes;
         let view = View::check(&bytes, Revision::Ietf00).expect("a header");
-        assert_eq!(
-            (view.htype(), view.xid(), view.has_chunks()),
-            (HeaderType::Nomsg, 0, false),
-            "{scheme:?}"
-        );
+        assert_eq!((view.htype(), view.xid(), view.has_chunks()), (HeaderType::Nomsg, 0, false), "{scheme:?}");
         assert_eq!(view.flags().without(Flags::RECEIVED), Flags::NONE, "{scheme:?}");
         assert_eq!((view.inv_handle(), view.payload_offset()), (0, bytes.len()), "{scheme:?}");
     }
@@ -390,10 +384,7 @@ fn version_1_errors_repeat_xid_and_version_and_say_err_chunk() {
         ("a boolean of 2", be(&[XID, 1, 9, 0, 2, 0, 0])),
         ("a list that is cut off", be(&[XID, 1, 9, 0, 1, 40, 1])),
         ("MSGP", [be(&[XID, 1, 9, 2, 4, 1024, 0, 0, 0]), call].concat()),
-        (
-            "two XIDs",
-            [be(&[XID, 1, 9, 0, 0, 0, 0]), call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"")].concat(),
-        ),
+        ("two XIDs", [be(&[XID, 1, 9, 0, 0, 0, 0]), call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"")].concat()),
     ];
     for (what, bytes) in cases {
         client.peer.send(&bytes);

@@ -424,12 +424,7 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
             }
             let bytes = client.answer().bytes;
             let expected = reply_bytes(XID, &be(&[CHUNK as u32; 3]));
-            assert_eq!(
-                view(&bytes).payload(),
-                expected,
-                "{scheme:?} seed {seed} round {round}: {}",
-                view(&bytes)
-            );
+            assert_eq!(view(&bytes).payload(), expected, "{scheme:?} seed {seed} round {round}: {}", view(&bytes));
         }
         // Position Zero is last, and in between: 0, 44, 0, 44 and so on.
         let counts = Counts { zero: 4, reads: &[4], ..Counts::default() };
@@ -442,11 +437,7 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
         for list in [turns(zero, other), turns(other, zero), [other, zero].concat()] {
             client.send(XID, Flags::NONE, Body::Nomsg(Chunks { reads: &list, ..Chunks::NONE }), b"");
             let bytes = client.answer().bytes;
-            assert_eq!(
-                view(&bytes).payload(),
-                reply_bytes(XID, &be(&[CHUNK as u32])),
-                "{scheme:?}: {list:?}"
-            );
+            assert_eq!(view(&bytes).payload(), reply_bytes(XID, &be(&[CHUNK as u32])), "{scheme:?}: {list:?}");
         }
         client.ping();
     }
@@ -468,8 +459,7 @@ fn call_of_many(scheme: Scheme, args: usize, offers: Properties<'static>) -> Res
             if part.flags().contains(Flags::MORE) {
                 continue;
             }
-            let (reads, writes) =
-                (part.reads().count(), part.writes().map(|chunk| chunk.len()).sum::<usize>());
+            let (reads, writes) = (part.reads().count(), part.writes().map(|chunk| chunk.len()).sum::<usize>());
             assert_eq!((reads, writes), (64, 64), "{part}");
             tell.send(std::mem::take(&mut payload)).expect("the test listens");
             let xid = part.xid();

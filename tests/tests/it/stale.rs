@@ -44,10 +44,7 @@ const INLINE: [(Handler, usize); 5] = [
     ),
     (
         |call, len| {
-            call.reply_writer()
-                .ok_or(Refusal::SystemError)?
-                .put(&[1; 5])
-                .map_err(|_| Refusal::SystemError)?;
+            call.reply_writer().ok_or(Refusal::SystemError)?.put(&[1; 5]).map_err(|_| Refusal::SystemError)?;
             call.reply_mut(len).map(drop).ok_or(Refusal::SystemError)
         },
         5,
@@ -89,10 +86,7 @@ const DIRECT: [(Handler, usize); 5] = [
     ),
     (
         |call, len| {
-            call.result_writer(0)
-                .ok_or(Refusal::SystemError)?
-                .put(&[1; 5])
-                .map_err(|_| Refusal::SystemError)?;
+            call.result_writer(0).ok_or(Refusal::SystemError)?.put(&[1; 5]).map_err(|_| Refusal::SystemError)?;
             call.set_result_len(0, len);
             Ok(())
         },
@@ -100,14 +94,8 @@ const DIRECT: [(Handler, usize); 5] = [
     ),
     (
         |call, len| {
-            call.result_writer(0)
-                .ok_or(Refusal::SystemError)?
-                .put(&[1; 9])
-                .map_err(|_| Refusal::SystemError)?;
-            call.result_writer(0)
-                .ok_or(Refusal::SystemError)?
-                .put(&[1; 2])
-                .map_err(|_| Refusal::SystemError)?;
+            call.result_writer(0).ok_or(Refusal::SystemError)?.put(&[1; 9]).map_err(|_| Refusal::SystemError)?;
+            call.result_writer(0).ok_or(Refusal::SystemError)?.put(&[1; 2]).map_err(|_| Refusal::SystemError)?;
             call.set_result_len(0, len);
             Ok(())
         },
@@ -179,11 +167,7 @@ fn services() -> Services {
 }
 
 fn server(shard: Config) -> ServerConfig {
-    ServerConfig {
-        shard,
-        workers: Some(WorkerConfig { count: 1, ..WorkerConfig::default() }),
-        ..small_server()
-    }
+    ServerConfig { shard, workers: Some(WorkerConfig { count: 1, ..WorkerConfig::default() }), ..small_server() }
 }
 
 /// A call that has the secret in all that it sends, and gets it back in all that it receives.
@@ -205,15 +189,9 @@ fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> PreparedC
 /// Fills the memory of both ends with the secret: as many buffers of each size as calls hold at a time.
 fn fill_with_secrets(client: &mut LocalClient) {
     let first = client.first();
-    for (args, chunk, calls) in [
-        (60, 0, 40),
-        (3000, 0, 40),
-        (8000, 0, 4),
-        (19_000, 0, 4),
-        (64, 5000, 4),
-        (64, 60_000, 4),
-        (64, 1 << 20, 2),
-    ] {
+    for (args, chunk, calls) in
+        [(60, 0, 40), (3000, 0, 40), (8000, 0, 4), (19_000, 0, 4), (64, 5000, 4), (64, 60_000, 4), (64, 1 << 20, 2)]
+    {
         for token in 0..calls {
             let call = secret_call(client, args, chunk);
             client.start(first, call, token);
@@ -224,9 +202,7 @@ fn fill_with_secrets(client: &mut LocalClient) {
             while more {
                 more = client.poll(|done| {
                     let reply = done.result.unwrap();
-                    assert!(
-                        reply.results().len() == args && reply.results().iter().all(|&byte| byte == SECRET)
-                    );
+                    assert!(reply.results().len() == args && reply.results().iter().all(|&byte| byte == SECRET));
                     ended += 1;
                 });
             }
@@ -319,9 +295,7 @@ fn what_a_client_leaves_unwritten_is_zero() {
         let other = world.serve_with(server(config.clone()), services());
         let mut client = world.client(&one, config);
         let second = client.add_connection(&other).unwrap();
-        for (len, chunks) in
-            [(100, false), (100, true), (3000, false), (3000, true), (3900, true), (20_000, true)]
-        {
+        for (len, chunks) in [(100, false), (100, true), (3000, false), (3000, true), (3900, true), (20_000, true)] {
             for ones in [0, 5] {
                 fill_with_secrets(&mut client);
                 let mut call = if chunks {
@@ -360,8 +334,7 @@ fn reverse_replies_that_nobody_wrote_are_zero() {
         let one = world.serve_with(server(config.clone()), services());
         let (told, other) = telling(&mut world, config.clone());
         // It has no workers: those run on its shard, too.
-        let mut client =
-            rpcrdma::client::ClientConfig { services: Some(Arc::new(services())), ..small_client(config) };
+        let mut client = rpcrdma::client::ClientConfig { services: Some(Arc::new(services())), ..small_client(config) };
         client.shard.max_calls = 200;
         let mut client = LocalClient::connect(&one, client).unwrap();
         let second = client.add_connection(&other).unwrap();
@@ -380,10 +353,7 @@ fn reverse_replies_that_nobody_wrote_are_zero() {
     }
 }
 
-fn telling(
-    world: &mut World,
-    config: Config,
-) -> (mpsc::Receiver<rpcrdma::service::Caller>, rpcrdma::Address) {
+fn telling(world: &mut World, config: Config) -> (mpsc::Receiver<rpcrdma::service::Caller>, rpcrdma::Address) {
     let (services, told) = telling_services();
     (told, world.serve_with(server(config), services))
 }

@@ -142,8 +142,7 @@ fn many_threads_share_one_connection() {
                         _ => {
                             let mut data = client.alloc(300).unwrap();
                             pattern(n, &mut data);
-                            let call =
-                                ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(300);
+                            let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(300);
                             assert!(patterned(n, client.call(call).unwrap().chunk(0).unwrap()));
                         }
                     }
@@ -190,9 +189,7 @@ fn a_lost_server_ends_what_waits_for_it() {
     let pending: Vec<_> = (0..20).map(|_| client.start(slow()).unwrap()).collect();
     let waiter = {
         let mut client = client.another();
-        std::thread::spawn(move || {
-            client.call(ClientCall::new(WORKER_ECHO).args(20_000u32.to_be_bytes())).map(drop)
-        })
+        std::thread::spawn(move || client.call(ClientCall::new(WORKER_ECHO).args(20_000u32.to_be_bytes())).map(drop))
     };
     drop(world.take_server());
     for pending in pending {

@@ -7,9 +7,7 @@ use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Access;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::xdr::padded;
-use rpcrdma::wire::{
-    Body, Chunks, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
-};
+use rpcrdma::wire::{Body, Chunks, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList};
 use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme};
 use rpcrdma_tests::*;
 
@@ -176,14 +174,7 @@ fn a_responder_of_version_1_has_receives_for_what_it_grants_when_it_does() {
     let mut world = World::new("v1-receives");
     // Credit limits are looked at every 160 ms.
     let control_interval = Duration::from_millis(20);
-    let shard = Config {
-        scheme: Scheme::V1,
-        credits: 4,
-        max_credits: 64,
-        receives: 1024,
-        control_interval,
-        ..small()
-    };
+    let shard = Config { scheme: Scheme::V1, credits: 4, max_credits: 64, receives: 1024, control_interval, ..small() };
     let address = world.serve(ServerConfig { shard, ..small_server() });
     let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
     let (mut open, mut granted) = (0, 1);
@@ -333,9 +324,8 @@ fn a_chunk_of_more_segments_than_are_taken_is_refused_wherever_it_stands() {
                 let part = |n| Segment { offset: all.offset + 8 * u64::from(n), length: 8, ..all };
                 (0..count).map(part).collect()
             };
-            let read = |position| -> Vec<_> {
-                cut(from).into_iter().map(|target| ReadSegment { position, target }).collect()
-            };
+            let read =
+                |position| -> Vec<_> { cut(from).into_iter().map(|target| ReadSegment { position, target }).collect() };
             client.call(MIRROR, reads(&read(ARGS_AT + 4)), &be(&[0]));
             answer(&mut client, "a Read chunk");
             client.send(XID, Flags::NONE, Body::Nomsg(reads(&read(0))), b"");
@@ -374,8 +364,7 @@ fn err_chunk_ends_its_call_which_is_not_made_again() {
     let mut client = world.client(&address, Config { scheme: Scheme::V1, ..retransmit });
     let first = client.first();
     for form in 0..4 {
-        let mut call =
-            client.prepare_with_chunks(MIRROR, if form == 3 { 5000 } else { 4 }).expect("a buffer");
+        let mut call = client.prepare_with_chunks(MIRROR, if form == 3 { 5000 } else { 4 }).expect("a buffer");
         match form {
             0 => call.read_chunk(4, client.alloc(first, 100).expect("a buffer")).expect("room"),
             1 => call.write_chunk(client.alloc(first, 100).expect("a buffer")).expect("room"),

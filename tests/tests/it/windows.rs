@@ -51,14 +51,8 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
         // Credit limits are looked at every 160 ms: on a busy machine, too, credits are turned over often
         // enough between two looks.
         let control_interval = Duration::from_millis(20);
-        let server = Config {
-            credits: 8,
-            max_credits: 64,
-            receives: 1024,
-            reverse_credits: 0,
-            control_interval,
-            ..small()
-        };
+        let server =
+            Config { credits: 8, max_credits: 64, receives: 1024, reverse_credits: 0, control_interval, ..small() };
         let address = world.serve(ServerConfig { shard: server, ..small_server() });
         let config = Config { scheme, credits: 64, ..small() };
         let mut busy = world.client(&address, config.clone());
@@ -122,11 +116,7 @@ fn a_pure_grant_keeps_a_quiet_connection_alive() {
 fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
     let mut world = World::new("keep-alive-1");
     let address = world.serve(ServerConfig {
-        shard: Config {
-            keep_alive: Duration::from_millis(2),
-            control_interval: Duration::from_millis(1),
-            ..small()
-        },
+        shard: Config { keep_alive: Duration::from_millis(2), control_interval: Duration::from_millis(1), ..small() },
         ..small_server()
     });
     let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });

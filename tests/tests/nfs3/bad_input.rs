@@ -52,9 +52,8 @@ fn arguments_that_are_cut_off_or_too_long_are_garbage() {
     let nfsd = Nfsd::start(&["--read-only"]);
     let mut nfs = nfsd.client();
     let root = nfs.root.clone();
-    let garbage = |outcome: &Result<usize, CallError>| {
-        matches!(outcome, Err(CallError::Refused(Refusal::GarbageArguments)))
-    };
+    let garbage =
+        |outcome: &Result<usize, CallError>| matches!(outcome, Err(CallError::Refused(Refusal::GarbageArguments)));
     for (procedure, arguments) in good(&root) {
         let whole = outcome(&mut nfs, procedure, &arguments);
         assert!(whole.is_ok(), "procedure {procedure}: {whole:?}");
@@ -104,12 +103,9 @@ fn data_that_does_not_fit_its_count_is_refused() {
     let file = nfs.make(&root, "file");
     // Count, length word, where the chunk is said to belong, bytes in it; and whether that is an error of the
     // arguments or of the operation.
-    for (count, length, shift, bytes, garbage) in [
-        (100u32, 100u32, 0, 104, true),
-        (100, 100, 0, 96, true),
-        (100, 100, -4, 100, true),
-        (99, 100, 0, 100, false),
-    ] {
+    for (count, length, shift, bytes, garbage) in
+        [(100u32, 100u32, 0, 104, true), (100, 100, 0, 96, true), (100, 100, -4, 100, true), (99, 100, 0, 100, false)]
+    {
         let args = [encode(&file), encode(&0u64), encode(&count), encode(&0u32), encode(&length)].concat();
         let mut buf = nfs.client.alloc(nfs.client.first(), bytes).unwrap();
         buf.set_window(0, bytes);

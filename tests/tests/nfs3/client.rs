@@ -54,8 +54,7 @@ impl Nfsd {
         let mut line = String::new();
         says.read_line(&mut line).expect("text");
         let port = line.split("TCP port ").nth(1).and_then(|rest| rest.split(';').next());
-        let mount_port =
-            port.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("it said {line:?}"));
+        let mount_port = port.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("it said {line:?}"));
         Self { child, says, address, mount_port, options, directory }
     }
 
@@ -97,8 +96,7 @@ impl Nfsd {
         config.bindings = Some(Arc::new(bindings(&Sizes::default())));
         let buffers = vec![(256 << 10, 4), (1 << 20, 2)];
         config.shard = Config { bulk_buffers: buffers, ..shard };
-        let client =
-            LocalClient::connect(&self.address.parse().expect("an address"), config).expect("connected");
+        let client = LocalClient::connect(&self.address.parse().expect("an address"), config).expect("connected");
         let handle = crate::mount::mount(self.mount_port, &self.path()).expect("mounted");
         Nfs { client, root: nfs_fh3 { data: Opaque::owned(handle) } }
     }
@@ -243,8 +241,7 @@ impl Nfs {
     ) -> Result<(fattr3, bool, Vec<u8>), nfsstat3> {
         let args = encode(&READ3args { file: file.clone(), offset, count });
         let room = self.client.alloc(self.client.first(), (count as usize).max(1)).expect("memory");
-        let mut call =
-            self.client.prepare_with_chunks(NFS_PROGRAM::NFSPROC3_READ as u32, args.len()).expect("memory");
+        let mut call = self.client.prepare_with_chunks(NFS_PROGRAM::NFSPROC3_READ as u32, args.len()).expect("memory");
         call.args_mut().copy_from_slice(&args);
         call.write_chunk(room).expect("a chunk");
         call.deadline(PATIENCE);
@@ -287,13 +284,7 @@ impl Nfs {
     }
 
     /// Writes from a Read chunk.
-    pub(crate) fn write(
-        &mut self,
-        file: &nfs_fh3,
-        offset: u64,
-        data: &[u8],
-        stable: stable_how,
-    ) -> WRITE3res {
+    pub(crate) fn write(&mut self, file: &nfs_fh3, offset: u64, data: &[u8], stable: stable_how) -> WRITE3res {
         let mut args = encode(file);
         args.extend(encode(&offset));
         args.extend(encode(&(data.len() as u32)));
@@ -302,8 +293,7 @@ impl Nfs {
         let mut buf = self.client.alloc(self.client.first(), data.len()).expect("memory");
         buf.set_window(0, data.len());
         buf.copy_from_slice(data);
-        let mut call =
-            self.client.prepare_with_chunks(NFS_PROGRAM::NFSPROC3_WRITE as u32, args.len()).expect("memory");
+        let mut call = self.client.prepare_with_chunks(NFS_PROGRAM::NFSPROC3_WRITE as u32, args.len()).expect("memory");
         call.args_mut().copy_from_slice(&args);
         call.read_chunk(args.len(), buf).expect("a chunk");
         call.deadline(PATIENCE);

@@ -38,9 +38,7 @@ fn lists(scheme: Scheme) {
     expected.extend([".".into(), "..".into()]);
     let mut nfs = nfsd.client_as(0, scheme);
     let root = nfs.root.clone();
-    for (plus, count) in
-        [(false, 512), (false, 4096), (false, 65_536), (true, 1024), (true, 65_536), (true, 1 << 20)]
-    {
+    for (plus, count) in [(false, 512), (false, 4096), (false, 65_536), (true, 1024), (true, 65_536), (true, 1 << 20)] {
         let names = all(&mut nfs, &root, plus, count);
         let unique: BTreeSet<String> = names.iter().cloned().collect();
         assert_eq!(names.len(), unique.len(), "a name came twice");

@@ -85,10 +85,7 @@ fn parts_of_files_the_end_and_what_is_behind_it() {
     let mut end = [0; 8];
     fs::File::open(nfsd.path().join("file")).unwrap().read_exact_at(&mut end, far).unwrap();
     assert_eq!(&end, b"far away");
-    assert_eq!(
-        status(nfs.write(&file, i64::MAX as u64, b"ab", stable_how::UNSTABLE)),
-        nfsstat3::NFS3ERR_FBIG
-    );
+    assert_eq!(status(nfs.write(&file, i64::MAX as u64, b"ab", stable_how::UNSTABLE)), nfsstat3::NFS3ERR_FBIG);
     assert_eq!(status(nfs.write(&file, u64::MAX, b"ab", stable_how::UNSTABLE)), nfsstat3::NFS3ERR_FBIG);
 }
 
@@ -105,11 +102,7 @@ fn a_read_without_a_chunk_gets_what_the_threshold_allows() {
         let file = nfs.find(&root, "file");
         for count in [0, 1, 100, most - 1, most, most + 1, 10_000] {
             let (eof, part) = nfs.read_expecting(&file, 3, count as u32, receive_size - 28 - 24);
-            assert!(
-                !eof && part == data[3..3 + count.min(most)],
-                "{} of {count} within {receive_size}",
-                part.len()
-            );
+            assert!(!eof && part == data[3..3 + count.min(most)], "{} of {count} within {receive_size}", part.len());
         }
     }
 }
@@ -226,10 +219,7 @@ fn users_may_what_the_file_says() {
     owner.setattr(&locked, with_mode(0o700), Nfs3Option::None).unwrap();
     assert_eq!(status(other.lookup(&locked, "x")), nfsstat3::NFS3ERR_ACCES);
     assert_eq!(other.readdir(&locked, 0, 4096).unwrap_err(), nfsstat3::NFS3ERR_ACCES);
-    assert_eq!(
-        status(other.create(&locked, "x", createhow3::UNCHECKED(with_mode(0o600)))),
-        nfsstat3::NFS3ERR_ACCES
-    );
+    assert_eq!(status(other.create(&locked, "x", createhow3::UNCHECKED(with_mode(0o600)))), nfsstat3::NFS3ERR_ACCES);
 }
 
 #[test]

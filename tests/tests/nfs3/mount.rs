@@ -128,8 +128,7 @@ fn what_is_no_call_of_it_is_refused() {
 /// What RFC 8267 §5.1 asks for beside MOUNT is not there: whoever starts the server is told.
 #[test]
 fn help_says_what_is_not_there() {
-    let help =
-        std::process::Command::new(env!("CARGO_BIN_EXE_nfs3d")).arg("--help").output().expect("it runs");
+    let help = std::process::Command::new(env!("CARGO_BIN_EXE_nfs3d")).arg("--help").output().expect("it runs");
     let help = String::from_utf8(help.stdout).expect("text");
     for word in ["NLM", "NSM", "nolock", "NFSACL"] {
         assert!(help.contains(word), "{word} is not in: {help}");

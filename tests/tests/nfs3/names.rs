@@ -9,21 +9,14 @@ use nfs3_types::xdr_codec::Opaque;
 
 use crate::client::{Nfs, Nfsd, at, is_root, put, status, with_mode};
 
-fn symlink(
-    nfs: &mut Nfs,
-    dir: &nfs_fh3,
-    name: &str,
-    path: &[u8],
-) -> Nfs3Result<SYMLINK3resok, SYMLINK3resfail> {
+fn symlink(nfs: &mut Nfs, dir: &nfs_fh3, name: &str, path: &[u8]) -> Nfs3Result<SYMLINK3resok, SYMLINK3resfail> {
     let symlink_data = nfspath3(Opaque::borrowed(path));
     let symlink = symlinkdata3 { symlink_attributes: sattr3::default(), symlink_data };
     nfs.call(NFS_PROGRAM::NFSPROC3_SYMLINK, &SYMLINK3args { where_: at(dir, name), symlink })
 }
 
 fn readlink(nfs: &mut Nfs, link: &nfs_fh3) -> Result<Vec<u8>, nfsstat3> {
-    match nfs
-        .call::<READLINK3res<'_>>(NFS_PROGRAM::NFSPROC3_READLINK, &READLINK3args { symlink: link.clone() })
-    {
+    match nfs.call::<READLINK3res<'_>>(NFS_PROGRAM::NFSPROC3_READLINK, &READLINK3args { symlink: link.clone() }) {
         Nfs3Result::Ok(results) => {
             assert!(results.symlink_attributes.is_some());
             Ok(results.data.0.into_owned())
@@ -41,10 +34,7 @@ fn three_ways_to_create_a_file() {
     assert_eq!(made.obj_attributes.unwrap().mode, 0o640);
     let (before, after) = (made.dir_wcc.before.unwrap(), made.dir_wcc.after.unwrap());
     assert!((before.mtime.seconds, before.mtime.nseconds) <= (after.mtime.seconds, after.mtime.nseconds));
-    assert_eq!(
-        status(nfs.create(&root, "file", createhow3::GUARDED(with_mode(0o600)))),
-        nfsstat3::NFS3ERR_EXIST
-    );
+    assert_eq!(status(nfs.create(&root, "file", createhow3::GUARDED(with_mode(0o600)))), nfsstat3::NFS3ERR_EXIST);
     put(&nfsd.path().join("file"), b"12345");
     // Unchecked it is there already: of the attributes the size counts, if it is given.
     let same = nfs.create(&root, "file", createhow3::UNCHECKED(with_mode(0o777))).unwrap();
@@ -54,10 +44,7 @@ fn three_ways_to_create_a_file() {
     nfs.create(&root, "file", createhow3::UNCHECKED(cut)).unwrap();
     assert_eq!(fs::read(nfsd.path().join("file")).unwrap(), b"");
     nfs.make_dir(&root, "dir");
-    assert_eq!(
-        status(nfs.create(&root, "dir", createhow3::UNCHECKED(sattr3::default()))),
-        nfsstat3::NFS3ERR_EXIST
-    );
+    assert_eq!(status(nfs.create(&root, "dir", createhow3::UNCHECKED(sattr3::default()))), nfsstat3::NFS3ERR_EXIST);
 }
 
 #[test]
@@ -74,11 +61,8 @@ fn an_exclusive_create_may_be_repeated_even_after_a_restart() {
     let mut nfs = nfsd.client();
     assert_eq!(nfs.create(&root, "file", createhow3::EXCLUSIVE(mine)).unwrap().obj.unwrap(), first);
     // The client sets the attributes now, times included; from then on the file is like any other.
-    let attributes = sattr3 {
-        atime: set_atime::SET_TO_SERVER_TIME,
-        mtime: set_mtime::SET_TO_SERVER_TIME,
-        ..with_mode(0o644)
-    };
+    let attributes =
+        sattr3 { atime: set_atime::SET_TO_SERVER_TIME, mtime: set_mtime::SET_TO_SERVER_TIME, ..with_mode(0o644) };
     nfs.setattr(&first, attributes, Nfs3Option::None).unwrap();
     assert_eq!(status(nfs.create(&root, "file", createhow3::EXCLUSIVE(mine))), nfsstat3::NFS3ERR_EXIST);
 }
@@ -100,10 +84,7 @@ fn names_are_found_and_nothing_leads_out_of_the_export() {
     assert_eq!(lookup(&mut nfs, &root, "absent"), nfsstat3::NFS3ERR_NOENT);
     for name in ["", "../outside", "dir/..", "/etc", "a\0b"] {
         assert_eq!(lookup(&mut nfs, &root, name), nfsstat3::NFS3ERR_ACCES, "{name:?}");
-        assert_eq!(
-            status(nfs.create(&root, name, createhow3::UNCHECKED(with_mode(0o600)))),
-            nfsstat3::NFS3ERR_ACCES
-        );
+        assert_eq!(status(nfs.create(&root, name, createhow3::UNCHECKED(with_mode(0o600)))), nfsstat3::NFS3ERR_ACCES);
     }
     let file = nfs.make(&dir, "file");
     assert_eq!(lookup(&mut nfs, &file, "x"), nfsstat3::NFS3ERR_NOTDIR);
@@ -234,10 +215,7 @@ fn directories_are_made_and_removed_when_they_are_empty() {
     let removed = nfs.rmdir(&root, "dir").unwrap();
     assert!(removed.dir_wcc.before.is_some() && removed.dir_wcc.after.is_some());
     assert_eq!(nfs.getattr(&dir).unwrap_err(), nfsstat3::NFS3ERR_STALE);
-    assert_eq!(
-        status(nfs.create(&dir, "x", createhow3::UNCHECKED(with_mode(0o600)))),
-        nfsstat3::NFS3ERR_STALE
-    );
+    assert_eq!(status(nfs.create(&dir, "x", createhow3::UNCHECKED(with_mode(0o600)))), nfsstat3::NFS3ERR_STALE);
     assert_eq!(status(nfs.rmdir(&root, "dir")), nfsstat3::NFS3ERR_NOENT);
 }
 
@@ -268,10 +246,7 @@ fn renaming_keeps_handles_and_replaces_what_was_there() {
     nfs.rename(at(&root, "b"), at(&a, "b")).unwrap();
     assert_eq!(nfs.find(&b, "other"), file, "below a directory that was moved");
     assert!(Path::new(&nfsd.path().join("a/b/other")).exists());
-    assert_eq!(
-        nfs.getattr(&file).unwrap().fileid,
-        fs::metadata(nfsd.path().join("a/b/other")).unwrap().ino()
-    );
+    assert_eq!(nfs.getattr(&file).unwrap().fileid, fs::metadata(nfsd.path().join("a/b/other")).unwrap().ino());
 }
 
 #[test]

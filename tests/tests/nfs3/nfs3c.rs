@@ -54,10 +54,7 @@ fn files_go_there_and_back() {
     // Several at once.
     succeeds(&nfsd, &[], &["put", text(&original), text(&copy), "d"]);
     for name in ["original", "copy"] {
-        assert!(
-            std::fs::read(nfsd.path().join("d").join(name)).unwrap() == pattern(65536 * 40 + 5),
-            "{name}"
-        );
+        assert!(std::fs::read(nfsd.path().join("d").join(name)).unwrap() == pattern(65536 * 40 + 5), "{name}");
     }
 }
 
@@ -94,15 +91,10 @@ fn data_may_be_part_of_messages_too_long_for_one_send() {
     let (original, copy) = (local.path().join("original"), local.path().join("copy"));
     put(&original, &pattern(200_003));
     for version in ["1", "2"] {
-        let options =
-            ["--stats", "--rdma-version", version, "--inline", "20000", "--block", "20000", "--depth", "4"];
+        let options = ["--stats", "--rdma-version", version, "--inline", "20000", "--block", "20000", "--depth", "4"];
         let (_, stats) = succeeds(&nfsd, &options, &["put", text(&original), "file"]);
         // Ten long calls, the eleventh is short.
-        assert_eq!(
-            (figure(&stats, "calls_in_chunks"), figure(&stats, "calls_with_chunks")),
-            (10, 0),
-            "{stats}"
-        );
+        assert_eq!((figure(&stats, "calls_in_chunks"), figure(&stats, "calls_with_chunks")), (10, 0), "{stats}");
         assert!(std::fs::read(nfsd.path().join("file")).unwrap() == pattern(200_003));
         succeeds(&nfsd, &options, &["get", "file", text(&copy)]);
         assert!(std::fs::read(&copy).unwrap() == pattern(200_003));
@@ -124,13 +116,9 @@ fn a_tree_is_listed_and_summed() {
         put(&root.join(format!("many/a-name-that-is-neither-short-nor-long-{n:04}")), b"");
     }
     let (listed, _) = succeeds(&nfsd, &[], &["ls", "a"]);
-    let names: Vec<_> =
-        listed.lines().map(|line| line.rsplit_once("  ").map_or(line, |(_, rest)| rest)).collect();
+    let names: Vec<_> = listed.lines().map(|line| line.rsplit_once("  ").map_or(line, |(_, rest)| rest)).collect();
     assert_eq!(names.len(), 3, "{listed}");
-    assert!(
-        listed.lines().next().is_some_and(|line| line.starts_with('d') && line.ends_with(" b")),
-        "{listed}"
-    );
+    assert!(listed.lines().next().is_some_and(|line| line.starts_with('d') && line.ends_with(" b")), "{listed}");
     assert!(listed.contains(" link -> ../nowhere\n") && listed.contains(" 4 one\n"), "{listed}");
     let (listed, stats) = succeeds(&nfsd, &["--stats", "--rdma-version", "1"], &["ls", "many"]);
     assert_eq!(listed.lines().count(), 1000);
@@ -165,10 +153,7 @@ fn what_fails_is_explained() {
         (&["put", "/nonexistent", "x"], "/nonexistent: No such file"),
     ] {
         let (status, _, errors) = run(&nfsd, &[], command);
-        assert!(
-            status == 1 && errors.starts_with("nfs3c: ") && errors.contains(words),
-            "{command:?}: {errors}"
-        );
+        assert!(status == 1 && errors.starts_with("nfs3c: ") && errors.contains(words), "{command:?}: {errors}");
     }
     let output = Command::new(env!("CARGO_BIN_EXE_nfs3c"))
         .args([&nfsd.address, "/elsewhere", "--mount", &format!("127.0.0.1:{}", nfsd.mount_port), "ls"])

@@ -23,13 +23,7 @@ fn into_chunk(nfs: &mut Nfs, procedure: u32, args: &[u8], room: usize) -> (Vec<u
 }
 
 /// A call whose last argument is in a chunk, from `at` of the arguments on.
-fn from_chunk(
-    nfs: &mut Nfs,
-    procedure: u32,
-    args: &[u8],
-    at: usize,
-    item: &[u8],
-) -> Result<Vec<u8>, CallError> {
+fn from_chunk(nfs: &mut Nfs, procedure: u32, args: &[u8], at: usize, item: &[u8]) -> Result<Vec<u8>, CallError> {
     let mut data = nfs.client.alloc(nfs.client.first(), item.len()).expect("memory");
     data.copy_from_slice(item);
     let mut call = nfs.client.prepare_with_chunks(procedure, args.len()).expect("memory");
@@ -72,8 +66,7 @@ fn results_leave_their_length_in_the_message_and_nothing_else() {
         }
         for len in [1, 2, 3, 4, 5, 255] {
             let link = nfs.find(&root, &format!("link{len}"));
-            let (results, chunk) =
-                into_chunk(&mut nfs, READLINK, &encode(&READLINK3args { symlink: link }), 1024);
+            let (results, chunk) = into_chunk(&mut nfs, READLINK, &encode(&READLINK3args { symlink: link }), 1024);
             assert_eq!(count_behind_attributes(&results, 0) as usize, len, "{scheme:?}");
             assert_eq!(chunk, "x".repeat(len).as_bytes(), "{scheme:?}");
         }
@@ -101,8 +94,7 @@ fn arguments_leave_their_length_in_the_message_and_nothing_else() {
         let garbage = Err(CallError::Refused(Refusal::GarbageArguments));
         for len in [1u32, 2, 3, 4, 5, 1000] {
             let data = pattern(len as usize);
-            let before =
-                [encode(&file), encode(&0u64), encode(&len), encode(&stable_how::FILE_SYNC)].concat();
+            let before = [encode(&file), encode(&0u64), encode(&len), encode(&stable_how::FILE_SYNC)].concat();
             let args = [before.clone(), encode(&len)].concat();
             // Alone, and rounded up (RFC 8166 §3.4.5.2).
             for item in [&data[..], &[&data[..], &vec![0; data.len().wrapping_neg() % 4]].concat()] {

@@ -253,8 +253,7 @@ impl Caller {
         if !hostile {
             assert_eq!(probe.given_up(), 0, "{who}: it ended connections that were in order");
             let unknown = messages.rejected_unknown_xid.saturating_sub(self.desk.told);
-            let odd =
-                messages.rejected_short + messages.rejected_dropped + unknown + messages.rejected_unexpected;
+            let odd = messages.rejected_short + messages.rejected_dropped + unknown + messages.rejected_unexpected;
             assert_eq!(odd, 0, "{who}: {messages:?}");
         }
         journal.count("late replies", messages.rejected_late);

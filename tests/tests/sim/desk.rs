@@ -268,8 +268,7 @@ impl Desk {
             }
             Err(error) => {
                 self.journal.note(format_args!("end {token}: {error}"));
-                let given_up =
-                    matches!(error, CallError::DeadlinePassed { .. } | CallError::Cancelled { .. });
+                let given_up = matches!(error, CallError::DeadlinePassed { .. } | CallError::Cancelled { .. });
                 if given_up {
                     self.links[call.link].given_up += 1;
                 } else if call.id.is_some() && !self.may_reuse(client, hostile) {
@@ -325,9 +324,7 @@ impl Desk {
                 ("calls turned away", true)
             }
             CallError::Transport(
-                ErrorBody::ReadChunks { .. }
-                | ErrorBody::ReplyResource { .. }
-                | ErrorBody::WriteResource { .. },
+                ErrorBody::ReadChunks { .. } | ErrorBody::ReplyResource { .. } | ErrorBody::WriteResource { .. },
             ) => ("calls that could not be sent again", client.stats().pool_empty > 0),
             _ => ("", false),
         };
@@ -390,10 +387,8 @@ impl Desk {
 
     /// What it waits for, in words.
     pub(crate) fn waits_for(&self) -> String {
-        let calls = self
-            .calls
-            .iter()
-            .map(|(token, call)| format!("call {token} ({}) on link {}", call.shape.form, call.link));
+        let calls =
+            self.calls.iter().map(|(token, call)| format!("call {token} ({}) on link {}", call.shape.form, call.link));
         let links = self.links.iter().enumerate().filter(|(_, link)| !link.over);
         let links = links.map(|(index, link)| format!("link {index}: {} given up", link.given_up));
         let all: Vec<_> = calls.chain(links).collect();
@@ -407,12 +402,8 @@ fn claim_of(error: &CallError) -> Claim {
         Cancelled, Closed, ConnectionLost, DeadlinePassed, NoChunks, NoReverse, NotOneWay, TooLong, TooMany,
     };
     match error {
-        DeadlinePassed { sent: false } | Cancelled { sent: false } | ConnectionLost { sent: false } => {
-            Claim::Never
-        }
-        Closed | NoChunks | NoReverse | NotOneWay | TooLong { .. } | TooMany | CallError::Refused(_) => {
-            Claim::Never
-        }
+        DeadlinePassed { sent: false } | Cancelled { sent: false } | ConnectionLost { sent: false } => Claim::Never,
+        Closed | NoChunks | NoReverse | NotOneWay | TooLong { .. } | TooMany | CallError::Refused(_) => Claim::Never,
         _ => Claim::AtMostOnce,
     }
 }

@@ -1,9 +1,7 @@
 //! Flow control as an onlooker sees it: from the headers that pass a device, without a look at the engine's
 //! own counts.
 
-use rpcrdma::wire::{
-    ERR_VERS_LEN, ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind,
-};
+use rpcrdma::wire::{ERR_VERS_LEN, ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind};
 
 /// Credits that are more than anybody has: beyond, counters would wrap.
 const PLENTY: u32 = 1 << 20;
@@ -269,9 +267,7 @@ fn is_err_vers(message: &[u8], revision: Revision) -> bool {
         Ok(view) => matches!(view.body(), ViewBody::Error(ErrorBody::Vers { .. })),
         Err(error) => {
             let unknown = matches!(error.kind, WireErrorKind::UnsupportedVersion { .. });
-            unknown
-                && message.len() == ERR_VERS_LEN
-                && message[12..16] == HeaderType::Error.code().to_be_bytes()
+            unknown && message.len() == ERR_VERS_LEN && message[12..16] == HeaderType::Error.code().to_be_bytes()
         }
     }
 }

@@ -82,9 +82,7 @@ impl Terms {
         let clients = || plan.callers.iter().map(|caller| &caller.config);
         let one = |config: &Config| config.scheme == Scheme::V1;
         let versions = [
-            one(server)
-                || clients().any(|config| one(config) || config.negotiation_timeout < PATIENT)
-                || !plan.calm(),
+            one(server) || clients().any(|config| one(config) || config.negotiation_timeout < PATIENT) || !plan.calm(),
             !one(server) && !clients().all(one),
         ];
         // The older text has no word for what an end sends at most.
@@ -278,8 +276,7 @@ fn no_form(error: &CallError) -> bool {
 /// The peer's transport has refused it, for good; or it could never have been sent.
 fn not_so(error: &CallError) -> bool {
     use ErrorBody::{BadXdr, ReadChunks, ReplyResource, WriteResource};
-    let known =
-        |e: &ErrorBody| matches!(e, BadXdr | ReadChunks { .. } | ReplyResource { .. } | WriteResource { .. });
+    let known = |e: &ErrorBody| matches!(e, BadXdr | ReadChunks { .. } | ReplyResource { .. } | WriteResource { .. });
     no_form(error) || matches!(error, CallError::Transport(body) if known(body))
 }
 
@@ -361,11 +358,7 @@ impl Draw<'_> {
         let Terms { inline_threshold, most, .. } = *self.terms;
         let said = |bytes: usize| (bytes & !1023).max(1024) - HEADERS[0];
         // A windowed header is a little longer.
-        let two = if self.continues() {
-            Says::Yes
-        } else {
-            fits(inline_threshold - HEADERS[1], most - HEADERS[1] + 4)
-        };
+        let two = if self.continues() { Says::Yes } else { fits(inline_threshold - HEADERS[1], most - HEADERS[1] + 4) };
         [fits(said(inline_threshold), said(most)), two]
     }
 
@@ -570,9 +563,7 @@ fn refused(draw: &mut Draw<'_>) -> Shape {
         use Refusal::{Authentication, GarbageArguments, ProgramMismatch, RpcMismatch};
         matches!(
             error,
-            CallError::Refused(
-                GarbageArguments | Authentication(5) | RpcMismatch { .. } | ProgramMismatch { .. }
-            )
+            CallError::Refused(GarbageArguments | Authentication(5) | RpcMismatch { .. } | ProgramMismatch { .. })
         )
     };
     failing(REFUSE, words([pick(draw.random, &[0, 3, 4, 5])]), error)

@@ -49,8 +49,7 @@ impl Host {
         let crate::plan::Group { config, software, chaos, habits, workers: count, .. } = &plan.groups[group];
         let seed = chaos.seed ^ u64::from(generation) << 8;
         let chaos = rpcrdma::fabric::chaos::ChaosConfig { seed, ..*chaos };
-        let fabric =
-            device(config, software, chaos, &journal, None, (true, plan.hostile_clients.contains(&group)));
+        let fabric = device(config, software, chaos, &journal, None, (true, plan.hostile_clients.contains(&group)));
         let services = Some(Arc::clone(services));
         let client = ClientConfig { services, ..small_client(config.clone()) };
         let mut client = LocalClient::open(fabric, client).expect("a server");
@@ -184,8 +183,7 @@ impl Host {
                 assert_eq!(probe.given_up(), 0, "{who}: it ended connections that were in order");
             }
             let unknown = messages.rejected_unknown_xid.saturating_sub(self.desk.told);
-            let odd =
-                messages.rejected_short + messages.rejected_dropped + unknown + messages.rejected_unexpected;
+            let odd = messages.rejected_short + messages.rejected_dropped + unknown + messages.rejected_unexpected;
             assert_eq!(odd, 0, "{who}: {messages:?}");
         }
         journal.count("messages that were rejected", messages.rejected());
@@ -220,8 +218,7 @@ impl Host {
 
 /// The connections and the Receives of a shard, in words.
 pub(crate) fn receives(stats: &ShardStats) -> String {
-    let free: Vec<_> =
-        stats.pool.classes.iter().map(|class| format!("{}x{}", class.free, class.size)).collect();
+    let free: Vec<_> = stats.pool.classes.iter().map(|class| format!("{}x{}", class.free, class.size)).collect();
     format!(
         "{} connections, {} Receives of {} promised, free {free:?}",
         stats.connections, stats.receives_posted, stats.receives_promised

@@ -5,8 +5,7 @@ use rpcrdma::Address;
 use rpcrdma::fabric::{Access, RemoteMemory};
 use rpcrdma::wire::properties::{Properties, ReverseSupport};
 use rpcrdma::wire::{
-    Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, ViewBody,
-    WriteList,
+    Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, ViewBody, WriteList,
 };
 use rpcrdma_mempool::Lent;
 use rpcrdma_tests::*;
@@ -70,9 +69,7 @@ impl Mind {
     fn message(&mut self, peer: &RawPeer, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
         let honest = !self.random.once_in(8);
         let credit = match honest {
-            true if self.version == Version::V2 && !peer.windowed => {
-                peer.increment(matches!(body, Body::Error(_)))
-            }
+            true if self.version == Version::V2 && !peer.windowed => peer.increment(matches!(body, Body::Error(_))),
             true => 20,
             false => self.odd(),
         };
@@ -342,23 +339,20 @@ impl HostileClient {
             }
             9 => {
                 let reads = [ReadSegment { position: 44, target: mind.segment() }];
-                let bytes =
-                    mind.call(peer, Chunks { reads: &reads, ..Chunks::NONE }, STORE, &1u32.to_be_bytes());
+                let bytes = mind.call(peer, Chunks { reads: &reads, ..Chunks::NONE }, STORE, &1u32.to_be_bytes());
                 mind.send(peer, "a call with a Read chunk of anything", &bytes);
             }
             10 => {
                 let segments = [mind.segment(), mind.segment()];
                 let writes = WriteList { counts: &[2], segments: &segments };
-                let bytes =
-                    mind.call(peer, Chunks { writes, ..Chunks::NONE }, LOAD, &[0, 0, 0, 1, 0, 0, 2, 0]);
+                let bytes = mind.call(peer, Chunks { writes, ..Chunks::NONE }, LOAD, &[0, 0, 0, 1, 0, 0, 2, 0]);
                 mind.send(peer, "a call with a Write chunk of anything", &bytes);
             }
             11 | 12 => {
                 let mut data = vec![0; 1 + mind.random.below(2000)];
                 pattern(1, &mut data);
                 // The wrong right, sometimes.
-                let access =
-                    pick(&mut mind.random, &[Access::REMOTE_READ, Access::REMOTE_READ, Access::REMOTE_WRITE]);
+                let access = pick(&mut mind.random, &[Access::REMOTE_READ, Access::REMOTE_READ, Access::REMOTE_WRITE]);
                 if let Some(target) = mind.expose(peer, &data, access) {
                     let reads = [ReadSegment { position: 44, target }];
                     let inv_handle = if mind.random.once_in(2) { target.handle } else { 0 };
@@ -381,13 +375,8 @@ impl HostileClient {
             }
             15 => {
                 let xid = mind.odd();
-                let bytes = mind.message(
-                    peer,
-                    xid,
-                    Flags::RESPONSE,
-                    Body::Msg(Chunks::NONE),
-                    &reply_bytes(xid, b"what?"),
-                );
+                let bytes =
+                    mind.message(peer, xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"what?"));
                 mind.send(peer, "a reply", &bytes);
             }
             16 => {
@@ -508,8 +497,7 @@ impl HostileServer {
             }
             22 | 23 => {
                 // A long reply, into the Reply chunk that was offered, or into none.
-                let room: Vec<Segment> =
-                    view.reply_chunk().map_or_else(Vec::new, |chunk| chunk.segments().collect());
+                let room: Vec<Segment> = view.reply_chunk().map_or_else(Vec::new, |chunk| chunk.segments().collect());
                 for segment in &room {
                     let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
                     peer.write(&results, remote);
@@ -549,8 +537,7 @@ impl HostileServer {
                 mind.send(peer, "a spoilt reply", &bytes);
             }
             11 => {
-                let segments: Vec<_> =
-                    writes.iter().map(|s| Segment { length: s.length + 1, ..*s }).collect();
+                let segments: Vec<_> = writes.iter().map(|s| Segment { length: s.length + 1, ..*s }).collect();
                 let writes = WriteList { counts: &counts, segments: &segments };
                 let body = Body::Msg(Chunks { writes, ..Chunks::NONE });
                 let bytes = mind.message(peer, xid, Flags::RESPONSE, body, &results);

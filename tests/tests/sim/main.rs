@@ -144,9 +144,7 @@ fn run(seed: u64, total: &Mutex<Tally>) -> bool {
     };
     let Ok(outcome) = catch_unwind(both) else {
         eprintln!("seed {seed} failed; to see it again:");
-        eprintln!(
-            "    SIM_SEED={seed} SIM_TRACE=1 cargo test -p rpcrdma-tests --test sim seeds -- --nocapture"
-        );
+        eprintln!("    SIM_SEED={seed} SIM_TRACE=1 cargo test -p rpcrdma-tests --test sim seeds -- --nocapture");
         return false;
     };
     let mut total = total.lock().expect("nobody panics with it");
@@ -192,8 +190,7 @@ fn seeds() {
     }
     if count >= ENOUGH {
         let forms = forms::FORMS.iter().map(|&(form, ..)| form);
-        let missing: Vec<_> =
-            COVERED.iter().copied().chain(forms).filter(|what| !total.contains_key(what)).collect();
+        let missing: Vec<_> = COVERED.iter().copied().chain(forms).filter(|what| !total.contains_key(what)).collect();
         assert!(missing.is_empty(), "in {count} runs these never happened: {missing:?}");
     }
     assert_eq!(open_descriptors(), before, "descriptors are left open");

@@ -119,12 +119,7 @@ impl Plan {
             longest_message: pick(r, &[6000, 9000, 9000, 30_000]),
             reverse: pick(
                 r,
-                &[
-                    ReverseSupport::None,
-                    ReverseSupport::Inline,
-                    ReverseSupport::General,
-                    ReverseSupport::General,
-                ],
+                &[ReverseSupport::None, ReverseSupport::Inline, ReverseSupport::General, ReverseSupport::General],
             ),
             tick: pick(r, &[200, 2_000, 20_000]),
             slow: r.once_in(2),
@@ -205,9 +200,8 @@ impl Plan {
 
     /// Nothing goes wrong but time: every call without a deadline that is not cancelled must succeed.
     pub(crate) fn calm(&self) -> bool {
-        let breaks = |chaos: &ChaosConfig| {
-            chaos.receiver_not_ready + chaos.flush + chaos.rights + chaos.disconnect != 0
-        };
+        let breaks =
+            |chaos: &ChaosConfig| chaos.receiver_not_ready + chaos.flush + chaos.rights + chaos.disconnect != 0;
         self.restart == 0
             && !self.groups.iter().any(|group| breaks(&group.chaos))
             && !self.callers.iter().any(|caller| breaks(&caller.chaos))
@@ -305,8 +299,7 @@ impl Shape {
         let ring_bytes = (pick(r, &[2, 4, 32]) * longest_message.next_power_of_two()).max(4096);
         // Time limits of the fabric are of another clock: none is ever over.
         let hour = Duration::from_secs(3600);
-        let software =
-            SoftwareConfig { ring_bytes, linger: hour, handshake_timeout: hour, ..config.software() };
+        let software = SoftwareConfig { ring_bytes, linger: hour, handshake_timeout: hour, ..config.software() };
         (config, software)
     }
 

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use rpcrdma::fabric::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError,
-    FabricStats, Opcode, PostError, Posting, QpId, RequestId, Waker, WindowId, WorkRequest,
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
+    Opcode, PostError, Posting, QpId, RequestId, Waker, WindowId, WorkRequest,
 };
 use rpcrdma::wire::{Revision, Version, View};
 use rpcrdma::{Config, Scheme};
@@ -116,8 +116,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         addresses: Option<&Addresses>,
         (serves, strangers): (bool, bool),
     ) -> Self {
-        let groups: Vec<_> =
-            addresses.map_or_else(Vec::new, |all| all.groups.iter().map(fabric_address).collect());
+        let groups: Vec<_> = addresses.map_or_else(Vec::new, |all| all.groups.iter().map(fabric_address).collect());
         Self {
             inner,
             journal,
@@ -283,11 +282,7 @@ impl<F: Fabric + Smallest> Probe<F> {
             let may_come = flow.promised();
             assert!(may_come <= self.most, "{who} {qp:?}: {may_come} messages with {} credits", self.most);
         }
-        assert!(
-            promised <= self.receives,
-            "{who}: {promised} messages may come, for {} Receives",
-            self.receives
-        );
+        assert!(promised <= self.receives, "{who}: {promised} messages may come, for {} Receives", self.receives);
     }
 
     fn complete(&mut self, completion: &Completion) {

@@ -40,13 +40,7 @@ pub(crate) fn device(
     (serves, strangers): (bool, bool),
 ) -> Device {
     let fabric = SoftwareFabric::new(software.clone()).expect("a device");
-    Probe::new(
-        Chaos::new(fabric, chaos),
-        journal.clone(),
-        config,
-        addresses.map(|all| &**all),
-        (serves, strangers),
-    )
+    Probe::new(Chaos::new(fabric, chaos), journal.clone(), config, addresses.map(|all| &**all), (serves, strangers))
 }
 
 /// What the fabric calls an address.
@@ -116,12 +110,10 @@ impl World {
         let runs = Runs::default();
         let services: Vec<_> = plan.groups.iter().map(|_| Arc::new(services(&plan, &runs))).collect();
         let workers = plan.groups.iter().zip(&services);
-        let workers = workers.map(|(group, services)| {
-            SimulatedWorkers::new(group.workers, group.worker_ring, Arc::clone(services))
-        });
+        let workers = workers
+            .map(|(group, services)| SimulatedWorkers::new(group.workers, group.worker_ring, Arc::clone(services)));
         let workers = workers.collect();
-        let addresses =
-            Rc::new(Addresses { groups: (0..groups).map(|_| address()).collect(), hostile: address() });
+        let addresses = Rc::new(Addresses { groups: (0..groups).map(|_| address()).collect(), hostile: address() });
         let mut world = Self {
             random: Random::new(plan.seed ^ 77 << 40),
             listeners: addresses.groups.iter().map(listener).collect(),
@@ -151,14 +143,7 @@ impl World {
             (0..shards).for_each(|_| world.open_host(group));
         }
         for index in 0..plan.callers.len() {
-            world.callers.push(Caller::new(
-                &plan,
-                index,
-                &addresses,
-                &world.journal,
-                &world.time,
-                &world.runs,
-            ));
+            world.callers.push(Caller::new(&plan, index, &addresses, &world.journal, &world.time, &world.runs));
         }
         for (index, &group) in plan.hostile_clients.iter().enumerate() {
             let journal = world.journal.of(&format!("bad{index}"));
@@ -388,10 +373,7 @@ impl World {
             assert!(lost <= forgiven, "group {group}: {lost} connections were lost, {forgiven} were broken");
             let (away, empty) = (self.turned_away[group], self.pool_empty[group]);
             let drained = self.drained[group];
-            assert!(
-                drained || away <= empty,
-                "group {group}: {away} calls turned away, {empty} times no memory"
-            );
+            assert!(drained || away <= empty, "group {group}: {away} calls turned away, {empty} times no memory");
         }
     }
 }

@@ -173,9 +173,8 @@ impl<'a> Report<'a> {
     /// All of it.
     pub(super) fn json(&self) -> Value {
         let [connections, by_server, here] = self.counts();
-        let times = (!self.times.is_empty()).then(|| {
-            self.times_us().into_iter().map(|(name, us)| (name.to_owned(), us.into())).collect::<Map<_, _>>()
-        });
+        let times = (!self.times.is_empty())
+            .then(|| self.times_us().into_iter().map(|(name, us)| (name.to_owned(), us.into())).collect::<Map<_, _>>());
         json!({
             "address": self.address.to_string(),
             "program": self.args.program,

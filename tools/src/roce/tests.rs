@@ -73,8 +73,7 @@ fn one_packet_over_any_network() {
 fn extended_headers() {
     let mut reassembler = Reassembler::default();
     let mut one = |opcode, psn| {
-        let send =
-            give(&mut reassembler, &PLAIN.packet(opcode, psn, &[0, 0, 0xC, 0x5D, 1, 2, 3])).expect("a Send");
+        let send = give(&mut reassembler, &PLAIN.packet(opcode, psn, &[0, 0, 0xC, 0x5D, 1, 2, 3])).expect("a Send");
         (send.invalidate, send.immediate, send.bytes)
     };
     assert_eq!(one(0x17, 1), (Some(0xC5D), None, vec![1, 2, 3]));
@@ -122,8 +121,7 @@ fn retransmissions_count_once() {
 /// The receiver misses packet 2 and refuses 3 and 4; the sender goes back and sends all three again.
 #[test]
 fn go_back_n() {
-    let [one, two, three] =
-        [(0x00, 1), (0x01, 2), (0x02, 3)].map(|(op, psn)| PLAIN.packet(op, psn, &[psn as u8]));
+    let [one, two, three] = [(0x00, 1), (0x01, 2), (0x02, 3)].map(|(op, psn)| PLAIN.packet(op, psn, &[psn as u8]));
     let only = PLAIN.packet(0x04, 4, b"z");
     let (got, reassembler) = messages(&[&one, &three, &only, &two, &three, &only].map(Vec::clone));
     assert_eq!(got, [&b"z"[..], &[1, 2, 3]]);
@@ -177,8 +175,7 @@ fn other_links() {
     let ip = &packet[14..];
     let cooked = [&[0; 14][..], &[8, 0], ip].concat();
     let cooked2 = [&[8, 0][..], &[0; 18], ip].concat();
-    let cases =
-        [(Linktype::RAW, ip.to_vec()), (Linktype::LINUX_SLL, cooked), (Linktype::LINUX_SLL2, cooked2)];
+    let cases = [(Linktype::RAW, ip.to_vec()), (Linktype::LINUX_SLL, cooked), (Linktype::LINUX_SLL2, cooked2)];
     for (link, bytes) in cases {
         let send = Reassembler::default().packet(&Packet { frame: 1, link, bytes: &bytes });
         assert_eq!(send.map(|send| send.bytes), Some(b"abcd".to_vec()), "{link:?}");

@@ -29,10 +29,7 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
             name: "a sleeper wakes for a connect request, and for the end of a connection",
             check: wakes_for_events,
         },
-        Case {
-            name: "a sleeper wakes when another thread says so, or when time is over",
-            check: wakes_for_waker,
-        },
+        Case { name: "a sleeper wakes when another thread says so, or when time is over", check: wakes_for_waker },
     ]
 }
 
@@ -311,10 +308,7 @@ fn unlisten<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 /// Arms the server, makes sure that nothing is there, lets the client act, and sleeps.
-fn sleep<F: Fabric>(
-    w: &mut World<F>,
-    act: impl FnOnce(&mut World<F>) -> Outcome,
-) -> Result<Duration, String> {
+fn sleep<F: Fabric>(w: &mut World<F>, act: impl FnOnce(&mut World<F>) -> Outcome) -> Result<Duration, String> {
     w.server.fabric.arm();
     let n = w.server.fabric.poll_cq(&mut w.server.completions, 64);
     same("completions before the sleep", n, 0)?;

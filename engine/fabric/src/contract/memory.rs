@@ -32,11 +32,7 @@ fn write<F: Fabric>(w: &World<F>, contents: &[u8], remote: RemoteMemory) -> Resu
 }
 
 fn read(dst: &Lent, len: usize, remote: RemoteMemory) -> Posting {
-    Posting {
-        wr_id: 0x44,
-        signalled: true,
-        wr: WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote },
-    }
+    Posting { wr_id: 0x44, signalled: true, wr: WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote } }
 }
 
 fn contents(lent: &Lent) -> Result<Vec<u8>, String> {
@@ -64,10 +60,7 @@ fn no_bounds<F: Fabric>(w: &mut World<F>) -> bool {
 /// The poster's request must end so, and the connection with it.
 fn refused<F: Fabric>(w: &mut World<F>, c: QpId, s: QpId, opcode: Opcode) -> Outcome {
     same("status", w.server_done(s, opcode)?.status, Status::RemoteAccess)?;
-    ensure!(
-        w.server.fabric.stats().access_refused + w.client.fabric.stats().access_refused > 0,
-        "it was not counted"
-    );
+    ensure!(w.server.fabric.stats().access_refused + w.client.fabric.stats().access_refused > 0, "it was not counted");
     w.server_disconnected(s)?;
     w.client_disconnected(c)
 }
@@ -174,8 +167,7 @@ fn remote_invalidation<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.post_receives(None, 2)?;
     let place = w.client.lent(&[0; 64])?;
     let (window, remote) = w.client.expose(c, &place, Access::REMOTE_WRITE)?;
-    let wr =
-        WorkRequest::Send { buf: w.server.message(b"done")?, invalidate: Some(remote.rkey), fence: true };
+    let wr = WorkRequest::Send { buf: w.server.message(b"done")?, invalidate: Some(remote.rkey), fence: true };
     let chain = [write(w, &[9; 64], remote)?, Posting { wr_id: 2, signalled: true, wr }];
     w.server.post(s, chain)?;
     let got = w.client_done(c, Opcode::Recv)?;

@@ -50,8 +50,7 @@ fn order<F: Fabric>(w: &mut World<F>) -> Outcome {
 
 fn lengths<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
-    let edges =
-        [0, 1, 15, 16, 47, 48, 49, 63, 64, 65, 111, 112, 113, 127, 128, 4000, 4079, 4080, 4081, 4095, 4096];
+    let edges = [0, 1, 15, 16, 47, 48, 49, 63, 64, 65, 111, 112, 113, 127, 128, 4000, 4079, 4080, 4081, 4095, 4096];
     for len in edges {
         w.server.post_receives(None, 1)?;
         let send = w.client.quiet_send(0, &pattern(len, len))?;
@@ -225,10 +224,7 @@ fn too_long<F: Fabric>(w: &mut World<F>) -> Outcome {
     ensure!(matches!(got.status, Status::LocalLength | Status::LocalQpOperation), "receiver: {got:?}");
     let sent = w.client_done(c, Opcode::Send)?;
     same("sender", sent.wr_id, 1)?;
-    ensure!(
-        matches!(sent.status, Status::RemoteInvalidRequest | Status::RemoteOperation),
-        "sender: {sent:?}"
-    );
+    ensure!(matches!(sent.status, Status::RemoteInvalidRequest | Status::RemoteOperation), "sender: {sent:?}");
     w.client_disconnected(c)?;
     w.server_disconnected(s)
 }
@@ -320,13 +316,9 @@ fn foreign_memory<F: Fabric>(w: &mut World<F>) -> Outcome {
         arena: ArenaConfig { pages: PagePolicy::Small, ..ArenaConfig::default() },
     });
     let foreign = foreign.map_err(|e| e.to_string())?;
-    ensure!(
-        w.client.fabric.deregister(foreign.arena().id()).is_err(),
-        "deregistered what never was registered"
-    );
+    ensure!(w.client.fabric.deregister(foreign.arena().id()).is_err(), "deregistered what never was registered");
     let buf = foreign.alloc(10).ok_or("empty")?;
-    let send =
-        Posting { wr_id: 1, signalled: true, wr: WorkRequest::Send { buf, invalidate: None, fence: false } };
+    let send = Posting { wr_id: 1, signalled: true, wr: WorkRequest::Send { buf, invalidate: None, fence: false } };
     let (left, error) = w.client.refused(c, send)?;
     ensure!(matches!(error, PostError::Invalid(_)), "{error:?}");
     drop(left);

@@ -131,9 +131,7 @@ impl Place {
         let name = address.0.as_str();
         let bad = |detail: &str| FabricError::Address { address: name.into(), detail: detail.into() };
         if name.is_empty() {
-            return Err(bad(
-                "empty: give a name (soft:NAME) or the path of a socket file (soft:/run/…/NAME)",
-            ));
+            return Err(bad("empty: give a name (soft:NAME) or the path of a socket file (soft:/run/…/NAME)"));
         }
         if name.bytes().any(|b| b == 0 || b.is_ascii_control()) {
             return Err(bad("control characters are not allowed in a name"));
@@ -223,8 +221,7 @@ fn bind_file(
     // Nobody can connect before `listen`, so there is no moment in which a wider mode would matter.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
         .map_err(|e| system(&format!("chmod 0600 {}", path.display()), e))?;
-    let inode =
-        std::fs::symlink_metadata(path).map_err(|e| system(&format!("stat {}", path.display()), e))?.ino();
+    let inode = std::fs::symlink_metadata(path).map_err(|e| system(&format!("stat {}", path.display()), e))?.ino();
     // Listening before the turn ends: else the next process would take this file for a stale one.
     rustix::net::listen(socket, BACKLOG).map_err(|e| bind_error(address, e))?;
     Ok(SocketFile { path: path.into(), inode })
@@ -254,9 +251,7 @@ impl Turn {
         for _ in 0..100 {
             match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Self(directory)),
-                Err(Errno::WOULDBLOCK | Errno::INTR) => {
-                    std::thread::sleep(std::time::Duration::from_millis(10))
-                }
+                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(std::time::Duration::from_millis(10)),
                 Err(error) => return Err(bad(format!("flock {}: {error}", parent.display()))),
             }
         }

@@ -102,14 +102,12 @@ pub(super) fn now() -> Instant {
 
 impl Connections {
     pub(super) fn new() -> Result<Self, FabricError> {
-        let limit = |call: &str, e| {
-            system(call, format!("{e} (limits: ulimit -n, /proc/sys/fs/epoll/max_user_watches)"))
-        };
+        let limit =
+            |call: &str, e| system(call, format!("{e} (limits: ulimit -n, /proc/sys/fs/epoll/max_user_watches)"));
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|e| limit("epoll_create", e))?;
         let waker = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         let waker = Arc::new(waker.map_err(|e| limit("eventfd", e))?);
-        epoll::add(&epoll, &*waker, Token::Waker.data(), EventFlags::IN)
-            .map_err(|e| limit("epoll_ctl", e))?;
+        epoll::add(&epoll, &*waker, Token::Waker.data(), EventFlags::IN).map_err(|e| limit("epoll_ctl", e))?;
         Ok(Self {
             epoll,
             waker,
@@ -129,13 +127,8 @@ impl Connections {
 
     pub(super) fn listen(&mut self, listener: &SoftwareListener) -> Result<(), FabricError> {
         // Exclusive: of the shards that share it and sleep, one wakes per connect request.
-        epoll::add(
-            &self.epoll,
-            listener.socket(),
-            Token::Listener.data(),
-            EventFlags::IN | EventFlags::EXCLUSIVE,
-        )
-        .map_err(|e| system("epoll_ctl(listener)", e))?;
+        epoll::add(&self.epoll, listener.socket(), Token::Listener.data(), EventFlags::IN | EventFlags::EXCLUSIVE)
+            .map_err(|e| system("epoll_ctl(listener)", e))?;
         self.listeners.push(listener.clone());
         Ok(())
     }
@@ -204,27 +197,18 @@ impl SoftwareFabric {
     fn own_windows(&mut self, params: &ConnectParams) -> Result<(OwnWindows, OwnedFd, u64), FabricError> {
         if params.private_data.len() > MAX_PRIVATE_DATA {
             let got = params.private_data.len();
-            return Err(FabricError::Misuse(format!(
-                "{got} bytes of private data; at most {MAX_PRIVATE_DATA} fit"
-            )));
+            return Err(FabricError::Misuse(format!("{got} bytes of private data; at most {MAX_PRIVATE_DATA} fit")));
         }
         let max = self.capabilities.max_send_wr;
         if params.send_queue_depth > max {
-            return Err(FabricError::Misuse(format!(
-                "send_queue_depth {}; at most {max}",
-                params.send_queue_depth
-            )));
+            return Err(FabricError::Misuse(format!("send_queue_depth {}; at most {max}", params.send_queue_depth)));
         }
         let bytes = table_bytes(params.windows).map_err(FabricError::Misuse)?;
         let (mapping, fd) = make(bytes, "rpcrdma-windows")?;
         Ok((OwnWindows::new(mapping, params.windows, self.connections.random()), fd, bytes as u64))
     }
 
-    pub(super) fn start_connect(
-        &mut self,
-        to: &FabricAddress,
-        params: &ConnectParams,
-    ) -> Result<QpId, FabricError> {
+    pub(super) fn start_connect(&mut self, to: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
         let config = &self.common.config;
         let layout = Layout::new(config.ring_bytes as u32);
         let max_message = config.max_message as u32;
@@ -278,25 +262,14 @@ impl SoftwareFabric {
         })
     }
 
-    pub(super) fn accept_request(
-        &mut self,
-        request: RequestId,
-        params: &ConnectParams,
-    ) -> Result<QpId, FabricError> {
+    pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let (windows, table, table_bytes) = self.own_windows(params)?;
         let requests = &mut self.connections.requests;
         let at = requests.iter().position(|r| r.id == request && r.offer.is_some());
         let at = at.ok_or_else(|| FabricError::Peer("it has given up its connect request".to_owned()))?;
         let Request { socket, offer, .. } = requests.swap_remove(at);
-        let Some(Offer {
-            layout,
-            ring,
-            table: peer_table,
-            windows: peer_windows,
-            max_message,
-            may_sleep,
-            places,
-        }) = offer
+        let Some(Offer { layout, ring, table: peer_table, windows: peer_windows, max_message, may_sleep, places }) =
+            offer
         else {
             return Err(FabricError::Misuse("a request without an offer".to_owned()));
         };
@@ -338,8 +311,7 @@ impl SoftwareFabric {
 
     /// Waits for sockets, as long as allowed, and does what they ask for.
     pub(super) fn pump(&mut self, timeout: Option<Duration>) {
-        let timeout =
-            timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
         // Interrupted, or nothing there: both are fine.
         let Ok((ready, _)) = epoll::wait(&self.connections.epoll, &mut space, timeout.as_ref()) else {
@@ -573,8 +545,7 @@ impl Parting {
     /// Whether the peer cannot touch the memory any more, or had time enough: what it can reach then is only
     /// its own.
     fn is_over(&mut self, now: Instant) -> bool {
-        let gone =
-            self.socket.as_ref().is_none_or(|s| matches!(Message::receive(s.as_fd()), Received::Closed));
+        let gone = self.socket.as_ref().is_none_or(|s| matches!(Message::receive(s.as_fd()), Received::Closed));
         gone || self.deadline <= now || self.windows.revoke_all()
     }
 }

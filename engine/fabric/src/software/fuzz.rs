@@ -58,8 +58,8 @@ impl Peer {
     pub fn new() -> Self {
         let layout = Layout::new(RING as u32);
         let table = table_bytes(WINDOWS).expect("not too many");
-        let memory = [layout.bytes(), table, table, SHOWN]
-            .map(|bytes| SharedMapping::create(bytes, "fuzz").expect("memory"));
+        let memory =
+            [layout.bytes(), table, table, SHOWN].map(|bytes| SharedMapping::create(bytes, "fuzz").expect("memory"));
         let rings = layout.rings(map(&memory[0]), Side::Connector).expect("they fit");
         Self { memory, rings, producer: Producer::new(RING as u32), layout }
     }
@@ -81,9 +81,8 @@ impl Peer {
         let windows = OwnWindows::new(map(&self.memory[Part::Ours as usize]), params.windows, 0x5a5a_5a5a);
         let places = fabric.common.peer_memory.budget.take(region::PER_CONNECTION).expect("places");
         let (side, max_message, mapped) = (Side::Acceptor, MAX_MESSAGE as u32, (0, places));
-        let id = fabric
-            .table
-            .insert(|id| Qp::new(Parts { id, side, layout, ring, windows, params, max_message, mapped }));
+        let id =
+            fabric.table.insert(|id| Qp::new(Parts { id, side, layout, ring, windows, params, max_message, mapped }));
         let region = fabric.common.regions.get(exposed).expect("it is registered").id;
         let qp = fabric.table.get(id).expect("it was just made");
         qp.peer_windows = Some(PeerWindows::new(map(&self.memory[Part::Table as usize]), WINDOWS));

@@ -5,16 +5,16 @@
 //! depths. Nothing of it needs privileges, huge pages or a device.
 //!
 //! # How it is built
-//! - A connection is a Unix socket (`address`, `message`) and a piece of shared memory with two rings, one
-//!   per direction (`memory`, `ring`). The connector makes it and passes the descriptor. It belongs to one
-//!   queue pair: no peer can harm another one's.
-//! - A Send is copied into the ring when it is posted, and out of it, into a Receive, when the peer polls.
-//!   Its buffer is free after the post.
-//! - Memory is exposed by showing the peer its descriptor, and by an entry in a table of windows (`window`).
-//!   An RDMA Read or Write is a copy by the side that posts it, after it has checked the entry. Only memory
-//!   registered for remote access is ever shown, and only once a window of the connection is bound to it.
-//! - Nobody who spins makes system calls. Who sleeps is woken through the connection's socket (`doorbell`): a
-//!   shared eventfd could be emptied by any peer that holds it, and the others' wakes with it.
+//! - A connection is a Unix socket (`address`, `message`) and a piece of shared memory with two rings, one per
+//!   direction (`memory`, `ring`). The connector makes it and passes the descriptor. It belongs to one queue pair: no
+//!   peer can harm another one's.
+//! - A Send is copied into the ring when it is posted, and out of it, into a Receive, when the peer polls. Its buffer
+//!   is free after the post.
+//! - Memory is exposed by showing the peer its descriptor, and by an entry in a table of windows (`window`). An RDMA
+//!   Read or Write is a copy by the side that posts it, after it has checked the entry. Only memory registered for
+//!   remote access is ever shown, and only once a window of the connection is bound to it.
+//! - Nobody who spins makes system calls. Who sleeps is woken through the connection's socket (`doorbell`): a shared
+//!   eventfd could be emptied by any peer that holds it, and the others' wakes with it.
 //!
 //! # What a peer can do
 //! Peers run as the same user, or as root; others are refused. Still each is treated as hostile: everything
@@ -64,8 +64,8 @@ use self::region::{Budget, PeerMemory, Regions};
 use super::log_limit::ClockedLog;
 use super::table::Table;
 use super::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress,
-    FabricError, FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
+    FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
 /// Queue pairs on the cold list that each poll looks at.
@@ -304,10 +304,7 @@ impl Fabric for SoftwareFabric {
         let windows = &mut self.table.get(qp).ok_or_else(unknown)?.windows;
         let index = windows.add();
         index.map(|index| WindowId { qp, index }).ok_or_else(|| {
-            FabricError::Misuse(format!(
-                "{qp:?} has all the {} windows of its ConnectParams",
-                windows.limit()
-            ))
+            FabricError::Misuse(format!("{qp:?} has all the {} windows of its ConnectParams", windows.limit()))
         })
     }
 

@@ -17,8 +17,8 @@ use super::ring::{Consumer, Producer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::log_limit::ClockedLog;
 use crate::{
-    Completion, ConnectParams, ControlEvent, Disconnect, FabricStats, Opcode, Posting, QpId, ReceivedBuf,
-    Status, WorkRequest,
+    Completion, ConnectParams, ControlEvent, Disconnect, FabricStats, Opcode, Posting, QpId, ReceivedBuf, Status,
+    WorkRequest,
 };
 
 /// What all queue pairs of a fabric share.
@@ -49,10 +49,7 @@ impl Common {
     #[cold]
     pub(super) fn refuse(&mut self, why: Arguments<'_>) {
         self.stats.requests_refused += 1;
-        self.log.warn(
-            "connect requests refused",
-            format_args!("software fabric: connect request refused: {why}"),
-        );
+        self.log.warn("connect requests refused", format_args!("software fabric: connect request refused: {why}"));
     }
 }
 
@@ -265,8 +262,7 @@ impl Qp {
     /// Whether there is work that no bell will announce: a copy in slices, a window that the peer is busy
     /// with, a message that waits for a Receive.
     pub(super) fn needs_polls(&self) -> bool {
-        self.is_live()
-            && (self.rnr_polls != 0 && self.rnr_retry < 7 || !self.pending.is_empty() && !self.needs_room)
+        self.is_live() && (self.rnr_polls != 0 && self.rnr_retry < 7 || !self.pending.is_empty() && !self.needs_room)
     }
 
     /// Refuses the record at the head of the ring: both sides go to error. False: it is over.
@@ -337,8 +333,7 @@ impl Qp {
     /// rest is flushed.
     fn flush(&mut self, common: &mut Common, mut refused: Option<Status>) {
         while let Some(r) = self.retire.pop() {
-            let status =
-                if self.tx.is_acked(r.end) { r.status } else { refused.take().unwrap_or(Status::Flushed) };
+            let status = if self.tx.is_acked(r.end) { r.status } else { refused.take().unwrap_or(Status::Flushed) };
             if r.signalled || !status.is_ok() {
                 common.ready.push_back(ended(self.id, r.wr_id, r.opcode, status));
             }

@@ -114,13 +114,7 @@ impl Qp {
 
     /// Takes messages. False if the queue pair ends by that.
     #[inline]
-    fn receive(
-        &mut self,
-        common: &mut Common,
-        out: &mut Vec<Completion>,
-        end: usize,
-        mut first: u64,
-    ) -> bool {
+    fn receive(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, mut first: u64) -> bool {
         let end = end.min(out.len() + BURST);
         while out.len() < end {
             let header = self.rx.header(&self.ring.rx(), first);
@@ -175,11 +169,7 @@ impl Qp {
         }
         self.rnr_polls = self.rnr_polls.saturating_add(1);
         if self.rnr_retry < 7 && self.rnr_polls > u32::from(self.rnr_retry) * RNR_POLLS {
-            return self.refuse(
-                common,
-                Refusal::NotReady,
-                "a message met no Receive for longer than rnr_retry allows",
-            );
+            return self.refuse(common, Refusal::NotReady, "a message met no Receive for longer than rnr_retry allows");
         }
         true
     }

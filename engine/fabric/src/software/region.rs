@@ -261,10 +261,7 @@ impl Shown {
     ) -> Result<(), String> {
         let total = self.bytes.saturating_add(bytes);
         if total > config.max_mapped_per_peer {
-            return Err(format!(
-                "it shows {total} bytes; max_mapped_per_peer is {}",
-                config.max_mapped_per_peer
-            ));
+            return Err(format!("it shows {total} bytes; max_mapped_per_peer is {}", config.max_mapped_per_peer));
         }
         // No connection takes the last ones, but for its first.
         let share = (memory.budget.left() / SHARE).max(1);

@@ -79,8 +79,7 @@ impl Connections {
         if self.requests.iter().filter(|request| own(request)).count() >= (most / SHARE).max(1) {
             self.drop_oldest(common, own);
         } else if self.requests.len() >= most && !self.drop_oldest(common, Request::is_silent) {
-            return common
-                .refuse(format_args!("{peer}: {most} requests (max_handshakes) wait for an answer"));
+            return common.refuse(format_args!("{peer}: {most} requests (max_handshakes) wait for an answer"));
         }
         let id = RequestId(self.next_request);
         self.next_request += 1;
@@ -107,10 +106,7 @@ impl Connections {
         let refused = match (Message::receive(request.socket.as_fd()), request.offer.is_some()) {
             (Received::Empty, _) => return,
             (
-                Received::Message(
-                    Message::Hello { may_sleep, ring_bytes, max_message, windows, private_data },
-                    fds,
-                ),
+                Received::Message(Message::Hello { may_sleep, ring_bytes, max_message, windows, private_data }, fds),
                 false,
             ) => match Offer::check(common, may_sleep, ring_bytes, max_message, windows, fds) {
                 Ok(offer) => {
@@ -143,8 +139,7 @@ impl Offer {
         windows: u32,
         fds: Descriptors,
     ) -> Result<Self, String> {
-        let [ring, table] =
-            fds.into_inner().map_err(|fds| format!("{} descriptors instead of 2", fds.len()))?;
+        let [ring, table] = fds.into_inner().map_err(|fds| format!("{} descriptors instead of 2", fds.len()))?;
         if !ring_bytes.is_power_of_two() || !RING_BYTES.contains(&(ring_bytes as usize)) {
             return Err(format!("rings of {ring_bytes} bytes"));
         }

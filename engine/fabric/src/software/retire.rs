@@ -25,8 +25,7 @@ pub(super) struct RetireQueue {
 
 impl RetireQueue {
     pub(super) fn new(depth: usize) -> Self {
-        let nothing =
-            Retire { wr_id: 0, end: 0, opcode: Opcode::Send, signalled: false, status: Status::Success };
+        let nothing = Retire { wr_id: 0, end: 0, opcode: Opcode::Send, signalled: false, status: Status::Success };
         Self { places: vec![nothing; depth.next_power_of_two()].into(), first: 0, len: 0, signalled: 0 }
     }
 

@@ -35,10 +35,8 @@ impl Header {
     /// A message of `len` bytes; the key that it invalidates; the head of the other direction.
     #[inline]
     pub(super) fn message(len: u32, invalidate: Option<u32>, head: u64) -> Self {
-        let first = u64::from(len)
-            | Self::PRESENT
-            | if invalidate.is_some() { Self::INVALIDATE } else { 0 }
-            | head << 32;
+        let first =
+            u64::from(len) | Self::PRESENT | if invalidate.is_some() { Self::INVALIDATE } else { 0 } | head << 32;
         Self { first, second: u64::from(invalidate.unwrap_or(0)) | head >> 32 << 32 }
     }
 

@@ -8,9 +8,7 @@ use super::qp::{Common, Qp, State, ended, opcode};
 use super::retire::Retire;
 use super::ring::Header;
 use super::window::{Exposure, Revoked};
-use crate::{
-    Access, Completion, Disconnect, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest,
-};
+use crate::{Access, Completion, Disconnect, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest};
 
 /// Bytes that one queue pair may copy per post or poll, so that the others get their turn.
 const COPY_BUDGET: usize = 1 << 20;
@@ -44,8 +42,7 @@ impl Qp {
     /// anything else.
     #[inline(always)]
     fn post_one(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> bool {
-        let Some(Posting { wr_id, signalled, wr: WorkRequest::Send { buf, invalidate, .. } }) = chain.first()
-        else {
+        let Some(Posting { wr_id, signalled, wr: WorkRequest::Send { buf, invalidate, .. } }) = chain.first() else {
             return false;
         };
         let (len, signalled) = (buf.len() as u32, *signalled);
@@ -142,12 +139,7 @@ impl Qp {
     /// Queues a chain behind what waits already. The first `checked` of it were looked at before.
     #[cold]
     #[inline(never)]
-    fn post_behind(
-        &mut self,
-        common: &mut Common,
-        chain: &mut Vec<Posting>,
-        checked: usize,
-    ) -> Result<(), PostError> {
+    fn post_behind(&mut self, common: &mut Common, chain: &mut Vec<Posting>, checked: usize) -> Result<(), PostError> {
         if self.state == State::Connecting {
             return Err(PostError::NotConnected);
         }
@@ -155,8 +147,7 @@ impl Qp {
         let mut taken = 0;
         for posting in chain.iter() {
             if taken >= checked {
-                if self.retire.len() + self.pending.len() + taken >= self.depth && self.state != State::Error
-                {
+                if self.retire.len() + self.pending.len() + taken >= self.depth && self.state != State::Error {
                     result = Err(PostError::QueueFull);
                     break;
                 }
@@ -200,8 +191,7 @@ impl Qp {
 
     #[inline(never)]
     fn check_memory(&mut self, common: &Common, posting: &Posting) -> Result<(), &'static str> {
-        let inside =
-            |offset: usize, len: usize, all: usize| offset.checked_add(len).is_some_and(|end| end <= all);
+        let inside = |offset: usize, len: usize, all: usize| offset.checked_add(len).is_some_and(|end| end <= all);
         match &posting.wr {
             WorkRequest::Send { .. } => Ok(()),
             WorkRequest::Write { src, offset, len, .. } => {
@@ -223,11 +213,7 @@ impl Qp {
                 }
             }
             WorkRequest::Bind { window, mem, offset, len, access } => {
-                if !common
-                    .regions
-                    .get(mem.arena())
-                    .is_some_and(|r| r.permits(*access) && r.showing().is_some())
-                {
+                if !common.regions.get(mem.arena()).is_some_and(|r| r.permits(*access) && r.showing().is_some()) {
                     return Err("memory that is not registered with these rights");
                 }
                 if *len == 0 || !inside(*offset, *len, mem.len()) {
@@ -298,9 +284,8 @@ impl Qp {
             WorkRequest::Read { dst, offset, len, remote } => {
                 let slice = (*len).min(*budget);
                 let to: &Lent = dst;
-                let status = self.copy(common, remote, *len, false, |there, at| {
-                    there.copy_to_lent(at, to, *offset, slice)
-                });
+                let status =
+                    self.copy(common, remote, *len, false, |there, at| there.copy_to_lent(at, to, *offset, slice));
                 match advance(status, budget, slice, offset, len, remote) {
                     Some(status) => status,
                     None => return Step::Wait,
@@ -340,8 +325,7 @@ impl Qp {
         if left == 0 {
             return Status::Success;
         }
-        let claim =
-            self.peer_windows.as_ref().and_then(|w| w.claim(remote.rkey, remote.address, left as u64, write));
+        let claim = self.peer_windows.as_ref().and_then(|w| w.claim(remote.rkey, remote.address, left as u64, write));
         let Some(claim) = claim else {
             common.stats.access_refused += 1;
             return Status::RemoteAccess;

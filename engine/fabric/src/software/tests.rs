@@ -7,9 +7,7 @@ mod ring;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-use rpcrdma_mempool::{
-    ArenaConfig, Buf, Class, Lent, PagePolicy, PeerMapping, Pool, PoolConfig, SharedMapping,
-};
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, PeerMapping, Pool, PoolConfig, SharedMapping};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::MemfdFlags;
 
@@ -23,8 +21,8 @@ use super::window::{BUSY, ENTRY};
 use super::{SoftwareConfig, SoftwareFabric, SoftwareListener, address};
 use crate::log_limit::{LINES, tests::heard};
 use crate::{
-    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, Opcode, Posting,
-    QpId, RemoteMemory, Source, Status, WorkRequest,
+    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, Opcode, Posting, QpId,
+    RemoteMemory, Source, Status, WorkRequest,
 };
 
 const RING: u32 = 16 << 10;
@@ -142,9 +140,7 @@ impl Town {
         buf.copy_from_slice(&sent.to_le_bytes());
         let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
         let honest = self.honest;
-        self.until("the honest connection is up", |t| {
-            t.client.table.get(honest.0).filter(|q| q.is_live()).map(|_| ())
-        });
+        self.until("the honest connection is up", |t| t.client.table.get(honest.0).filter(|q| q.is_live()).map(|_| ()));
         let posted = self.client.post_send(honest.0, &mut vec![Posting { wr_id: 0, signalled: false, wr }]);
         assert_eq!(posted, Ok(()));
         let got = self.until("the honest message", |t| {
@@ -160,10 +156,8 @@ impl Town {
     /// This queue pair of the server ends.
     fn ends(&mut self, qp: QpId) {
         self.until("the hostile connection ends", |t| {
-            let at = t
-                .events
-                .iter()
-                .position(|e| matches!(e, ControlEvent::Disconnected { qp: id, .. } if *id == qp))?;
+            let at =
+                t.events.iter().position(|e| matches!(e, ControlEvent::Disconnected { qp: id, .. } if *id == qp))?;
             Some(t.events.remove(at))
         });
         for done in std::mem::take(&mut self.done) {
@@ -214,13 +208,7 @@ struct Intruder {
 }
 
 fn hello() -> Message {
-    Message::Hello {
-        may_sleep: true,
-        ring_bytes: RING,
-        max_message: 4096,
-        windows: WINDOWS,
-        private_data: vec![],
-    }
+    Message::Hello { may_sleep: true, ring_bytes: RING, max_message: 4096, windows: WINDOWS, private_data: vec![] }
 }
 
 fn dial(address: &FabricAddress) -> OwnedFd {
@@ -251,8 +239,7 @@ fn sealed(bytes: usize) -> SharedMapping {
 }
 
 fn unsealed(bytes: u64) -> OwnedFd {
-    let fd =
-        rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
+    let fd = rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
     rustix::fs::ftruncate(&fd, bytes).expect("ftruncate");
     fd
 }

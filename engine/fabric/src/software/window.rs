@@ -155,8 +155,7 @@ impl OwnWindows {
         window.rkey = following(window.rkey);
         window.mem = Some(what.mem.clone());
         window.bound = true;
-        let fields =
-            Fields { region: what.region, access: what.access, address: what.address, len: what.len };
+        let fields = Fields { region: what.region, access: what.access, address: what.address, len: what.len };
         Entry(index as usize).bind(&self.table, window.rkey, fields);
         true
     }
@@ -265,8 +264,8 @@ impl Entry {
     }
 
     fn bind(self, table: &impl Memory, rkey: u32, fields: Fields) {
-        let rights = if fields.access.remote_read { READ } else { 0 }
-            | if fields.access.remote_write { WRITE } else { 0 };
+        let rights =
+            if fields.access.remote_read { READ } else { 0 } | if fields.access.remote_write { WRITE } else { 0 };
         table.store_relaxed(self.at() + PLACE, u64::from(fields.region) | rights);
         table.store_relaxed(self.at() + ADDRESS, fields.address);
         table.store_relaxed(self.at() + LEN, fields.len);
@@ -321,12 +320,7 @@ pub(super) mod model {
         }
 
         fn fields(rkey: u32) -> Fields {
-            Fields {
-                region: rkey,
-                access: Access::REMOTE,
-                address: u64::from(rkey) * 100,
-                len: u64::from(rkey),
-            }
+            Fields { region: rkey, access: Access::REMOTE, address: u64::from(rkey) * 100, len: u64::from(rkey) }
         }
 
         pub(in super::super) fn bind(&self, rkey: u32) {

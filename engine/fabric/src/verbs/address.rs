@@ -14,9 +14,9 @@ pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
     let text = address.0.as_str();
     let error = |detail: String| FabricError::Address { address: text.to_owned(), detail };
     let (host, port) = split(text).map_err(|detail| error(detail.to_owned()))?;
-    let mut found = (host, port).to_socket_addrs().map_err(|e| {
-        error(format!("looking up {host:?}: {e}; wanted HOST:PORT, 10.0.0.1:20049 or [fd00::1]:20049"))
-    })?;
+    let mut found = (host, port)
+        .to_socket_addrs()
+        .map_err(|e| error(format!("looking up {host:?}: {e}; wanted HOST:PORT, 10.0.0.1:20049 or [fd00::1]:20049")))?;
     let found = found.next().ok_or_else(|| error(format!("{host:?} has no address")))?;
     if matches!(found.ip(), IpAddr::V6(ip) if is_link_local(ip)) {
         return Err(error(

@@ -126,22 +126,13 @@ impl Book {
         } else {
             failed(qp, &mut self.attention, "a Receive", status, done.vendor_err);
         }
-        out.push(Completion {
-            wr_id: 0,
-            qp: qp.id,
-            opcode: Opcode::Recv,
-            status,
-            buf: Some(buf),
-            invalidated,
-        });
+        out.push(Completion { wr_id: 0, qp: qp.id, opcode: Opcode::Recv, status, buf: Some(buf), invalidated });
     }
 }
 
 #[cold]
 fn failed(qp: &mut Qp, attention: &mut Vec<u32>, what: &str, status: Status, vendor: u32) {
-    qp.fail(attention, Disconnect::Failure, || {
-        format!("{what} ended with {status:?} (vendor's code {vendor:#x})")
-    });
+    qp.fail(attention, Disconnect::Failure, || format!("{what} ended with {status:?} (vendor's code {vendor:#x})"));
 }
 
 /// The device takes a Send or Write with immediate data for good, and goes on: the queue pair is stopped
@@ -149,9 +140,7 @@ fn failed(qp: &mut Qp, attention: &mut Vec<u32>, what: &str, status: Status, ven
 #[cold]
 fn sent_immediate(qp: &mut Qp, attention: &mut Vec<u32>) {
     qp.stop();
-    qp.fail(attention, Disconnect::Violation, || {
-        "the peer has sent immediate data, which no message has".to_owned()
-    });
+    qp.fail(attention, Disconnect::Violation, || "the peer has sent immediate data, which no message has".to_owned());
 }
 
 /// The fabric's name of a device's status.

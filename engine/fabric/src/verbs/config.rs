@@ -90,18 +90,9 @@ impl VerbsConfig {
     /// Says which field is out of its range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
         let check = |ok: bool, field: &str, got: u32, rule: &str| {
-            if ok {
-                Ok(())
-            } else {
-                Err(FabricError::Misuse(format!("verbs fabric: {field} = {got}: {rule}")))
-            }
+            if ok { Ok(()) } else { Err(FabricError::Misuse(format!("verbs fabric: {field} = {got}: {rule}"))) }
         };
-        check(
-            (1..=1 << 21).contains(&self.shared_receives),
-            "shared_receives",
-            self.shared_receives,
-            "1 to 2097152",
-        )?;
+        check((1..=1 << 21).contains(&self.shared_receives), "shared_receives", self.shared_receives, "1 to 2097152")?;
         check((64..=1 << 22).contains(&self.completions), "completions", self.completions, "64 to 4194304")?;
         check(self.max_inline_data <= 4096, "max_inline_data", self.max_inline_data, "at most 4096")?;
         check(self.min_rnr_timer < 32, "min_rnr_timer", self.min_rnr_timer.into(), "0 to 31")?;

@@ -14,9 +14,7 @@ use super::qp::{Qp, State, depth};
 use super::sleep::Source;
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel, POLL_BATCH};
 use super::{VerbsFabric, address, explain, reaper, wr_id};
-use crate::{
-    Completion, ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId,
-};
+use crate::{Completion, ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId};
 
 /// Events of one kind that one look takes, so that the others get their turn.
 const MOST_EVENTS: usize = 256;
@@ -65,8 +63,7 @@ impl VerbsFabric {
         let to = address::resolve(address)?;
         check_data(&params.private_data, CONNECT_DATA)?;
         if reaper::is_behind() {
-            let detail =
-                "the kernel is behind with destroying earlier connections (rdma_destroy_id): try again later";
+            let detail = "the kernel is behind with destroying earlier connections (rdma_destroy_id): try again later";
             return Err(FabricError::System { call: "rdma_create_id".to_owned(), detail: detail.to_owned() });
         }
         let from = self.source();
@@ -79,9 +76,11 @@ impl VerbsFabric {
             CmId::new(&channel, slot as usize).map_err(|e| explain::opening("rdma_create_id", &e))
         })?;
         let timeout = milliseconds(self.config.resolve_timeout);
-        let result = self.book.table.get(id).map_or(Ok(()), |qp| {
-            qp.open(self.choice.port).and_then(|()| qp.cm.resolve_address(from, to, timeout))
-        });
+        let result = self
+            .book
+            .table
+            .get(id)
+            .map_or(Ok(()), |qp| qp.open(self.choice.port).and_then(|()| qp.cm.resolve_address(from, to, timeout)));
         if let Err(error) = result {
             self.destroy(id);
             return Err(self.unreachable(address.0.clone(), format!("rdma_resolve_addr: {error}")));
@@ -89,11 +88,7 @@ impl VerbsFabric {
         Ok(id)
     }
 
-    pub(super) fn accept_request(
-        &mut self,
-        request: RequestId,
-        params: &ConnectParams,
-    ) -> Result<QpId, FabricError> {
+    pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let gone = || FabricError::Misuse(format!("{request:?} is unknown, or the peer has given it up"));
         let at = self.requests.iter().position(|waiting| waiting.number == request.0).ok_or_else(gone)?;
         let Request { mut cm, responder_resources, initiator_depth, .. } = self.requests.swap_remove(at);
@@ -144,18 +139,11 @@ impl VerbsFabric {
         bounded("send_queue_depth", params.send_queue_depth, capabilities.max_send_wr)?;
         bounded("own_receive_queue", params.own_receive_queue.unwrap_or(0), capabilities.max_recv_wr)?;
         bounded("initiator_depth", params.initiator_depth.into(), capabilities.max_read_depth.into())?;
-        bounded(
-            "responder_resources",
-            params.responder_resources.into(),
-            capabilities.max_read_depth.into(),
-        )?;
+        bounded("responder_resources", params.responder_resources.into(), capabilities.max_read_depth.into())?;
         let (pd, cq, srq) = (&self.pd, &self.cq, self.book.shared.queue());
         let id = self.book.table.try_insert(|id| {
             if id.slot >= wr_id::MAX_QPS - 1 {
-                return Err(FabricError::Misuse(format!(
-                    "a fabric has at most {} queue pairs",
-                    wr_id::MAX_QPS - 1
-                )));
+                return Err(FabricError::Misuse(format!("a fabric has at most {} queue pairs", wr_id::MAX_QPS - 1)));
             }
             let parts = Parts {
                 id,
@@ -295,9 +283,7 @@ impl VerbsFabric {
                 let started = qp.start(&self.config, self.is_infiniband);
                 match started.and_then(|()| qp.cm.establish()) {
                     Ok(()) => self.established(id, event.private_data),
-                    Err(error) => {
-                        self.connect_failed(id, explain::calling("starting the queue pair", &error))
-                    }
+                    Err(error) => self.connect_failed(id, explain::calling("starting the queue pair", &error)),
                 }
             }
             // Given up meanwhile: the acceptor has to know.
@@ -309,10 +295,7 @@ impl VerbsFabric {
             (CmEventKind::Established, State::Accepting) => self.established(id, Vec::new()),
             (CmEventKind::Rejected, State::Connecting) => self.rejected(id, event),
             (kind, State::Connecting) if ends(kind) => {
-                self.not_reached(
-                    id,
-                    format!("{kind:?} ({})", io::Error::from_raw_os_error(event.status.abs())),
-                );
+                self.not_reached(id, format!("{kind:?} ({})", io::Error::from_raw_os_error(event.status.abs())));
             }
             (CmEventKind::DeviceRemoval, State::Accepting | State::Up | State::Closing) => {
                 self.finish(id, Disconnect::Failure, "the device was removed".to_owned());
@@ -320,9 +303,7 @@ impl VerbsFabric {
             (CmEventKind::Disconnected, State::Closing) => {
                 self.finish(id, Disconnect::Local, "both sides have closed it".to_owned())
             }
-            (CmEventKind::Disconnected, _) => {
-                self.finish(id, Disconnect::Peer, "the peer has closed it".to_owned())
-            }
+            (CmEventKind::Disconnected, _) => self.finish(id, Disconnect::Peer, "the peer has closed it".to_owned()),
             (kind, State::Accepting | State::Up) if ends(kind) => {
                 self.finish(
                     id,
@@ -339,13 +320,12 @@ impl VerbsFabric {
         self.next_request += 1;
         let number = self.next_request;
         if let Err(error) = cm.adopt(&self.channel, REQUEST | number as usize) {
-            return self.scratch.log.warn(
-                "connect requests lost",
-                format_args!("a connect request is lost: rdma_migrate_id: {error}"),
-            );
+            return self
+                .scratch
+                .log
+                .warn("connect requests lost", format_args!("a connect request is lost: rdma_migrate_id: {error}"));
         }
-        let peer =
-            cm.peer_address().map_or_else(|| "an unknown address".to_owned(), |address| address.to_string());
+        let peer = cm.peer_address().map_or_else(|| "an unknown address".to_owned(), |address| address.to_string());
         self.requests.push(Request {
             number,
             cm,
@@ -368,8 +348,7 @@ impl VerbsFabric {
         if event.status == REJECTED_BY_CONSUMER || event.status < 0 && !event.private_data.is_empty() {
             self.fail(id);
             let mut private_data = event.private_data;
-            private_data
-                .truncate(private_data.iter().rposition(|&byte| byte != PADDING).map_or(0, |last| last + 1));
+            private_data.truncate(private_data.iter().rposition(|&byte| byte != PADDING).map_or(0, |last| last + 1));
             self.events.push(ControlEvent::Rejected { qp: id, private_data });
         } else if event.status == REJECTED_NO_SERVICE || event.status.checked_neg() == refused {
             self.not_reached(id, "the host is there, but nobody listens at this port".to_owned());
@@ -474,10 +453,7 @@ impl VerbsFabric {
                 AsyncEvent::Device {
                     code: AsyncEvent::CQ_ERROR | AsyncEvent::DEVICE_FATAL | AsyncEvent::SRQ_ERROR,
                 } => {
-                    log::error!(
-                        "{}: {event:?}: the device, or a queue of it, is beyond use",
-                        self.choice.device
-                    );
+                    log::error!("{}: {event:?}: the device, or a queue of it, is beyond use", self.choice.device);
                     let attention = &mut self.book.attention;
                     self.book.table.iter_mut().for_each(|qp| {
                         qp.fail(attention, Disconnect::Failure, || format!("the device says {event:?}"))
@@ -589,13 +565,8 @@ impl Last for Leaving<'_> {
 
 /// Events that end a connection, or the hope for one.
 fn ends(kind: CmEventKind) -> bool {
-    use CmEventKind::{
-        AddressError, ConnectError, DeviceRemoval, Disconnected, Rejected, RouteError, Unreachable,
-    };
-    matches!(
-        kind,
-        AddressError | RouteError | ConnectError | Unreachable | Rejected | Disconnected | DeviceRemoval
-    )
+    use CmEventKind::{AddressError, ConnectError, DeviceRemoval, Disconnected, Rejected, RouteError, Unreachable};
+    matches!(kind, AddressError | RouteError | ConnectError | Unreachable | Rejected | Disconnected | DeviceRemoval)
 }
 
 fn check_data(data: &[u8], most: usize) -> Result<(), FabricError> {

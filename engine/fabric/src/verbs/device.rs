@@ -137,8 +137,7 @@ fn gids(port: &Path) -> Vec<Gid> {
 
 fn names(directory: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
-    let mut names: Vec<_> =
-        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let mut names: Vec<_> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     names
 }
@@ -209,10 +208,7 @@ fn choose_port(ports: &[Port], name: Option<&str>, address: Option<IpAddr>) -> R
     }
     // InfiniBand addresses do not contain IP addresses: there the connection manager decides. Nor do those of
     // iWARP, which are refused later, by name.
-    match active
-        .iter()
-        .find(|port| port.link_layer != "Ethernet" || port.gids.iter().all(|gid| gid.kind.is_empty()))
-    {
+    match active.iter().find(|port| port.link_layer != "Ethernet" || port.gids.iter().all(|gid| gid.kind.is_empty())) {
         Some(port) => Ok(Choice::new(port, None)),
         None => failed(format!(
             "no active port has the address {address}; is it on an interface of an RDMA device (`rdma link`)?"
@@ -285,11 +281,7 @@ mod tests {
                 gid(2, &format!("::ffff:10.0.0.{last}"), "RoCE v2"),
             ]
         };
-        vec![
-            port("mlx5_0", false, both("1")),
-            port("mlx5_1", true, both("2")),
-            port("mlx5_2", true, both("3")),
-        ]
+        vec![port("mlx5_0", false, both("1")), port("mlx5_1", true, both("2")), port("mlx5_2", true, both("3"))]
     }
 
     fn failure(name: Option<&str>, address: Option<&str>) -> String {
@@ -299,8 +291,7 @@ mod tests {
 
     #[test]
     fn by_address_in_its_routable_form() {
-        let choice =
-            choose(&two(), None, Some("10.0.0.3".parse().expect("an address")), None).expect("a device");
+        let choice = choose(&two(), None, Some("10.0.0.3".parse().expect("an address")), None).expect("a device");
         assert_eq!((choice.device.as_str(), choice.gid.map(|gid| gid.index)), ("mlx5_2", Some(2)));
     }
 
@@ -316,13 +307,9 @@ mod tests {
         let address = Some("10.0.0.2".parse().expect("an address"));
         for (name, device, ip) in [(None, "mlx5_1", "10.0.0.2"), (Some("mlx5_2"), "mlx5_2", "10.0.0.3")] {
             let choice = choose(&two(), name, address, Some(2)).expect("a device");
-            assert_eq!(
-                (choice.device.as_str(), choice.gid.map(|gid| gid.ip().to_string())),
-                (device, Some(ip.into()))
-            );
+            assert_eq!((choice.device.as_str(), choice.gid.map(|gid| gid.ip().to_string())), (device, Some(ip.into())));
         }
-        for (index, why) in [(0, "is link-local"), (1, "is no address of RoCE v2"), (3, "the port has none")]
-        {
+        for (index, why) in [(0, "is link-local"), (1, "is no address of RoCE v2"), (3, "the port has none")] {
             let text = choose(&two(), Some("mlx5_1"), None, Some(index)).expect_err("a failure").to_string();
             assert!(text.contains(why) && text.contains("mlx5_2 port 1 (Ethernet, active"), "{text}");
         }
@@ -337,17 +324,12 @@ mod tests {
             (None, Some("fe80::1"), "no active port has the address fe80::1"),
         ] {
             let text = failure(name, address);
-            assert!(
-                text.contains(why) && text.contains("mlx5_2 port 1 (Ethernet, active, GID 0 fe80::1"),
-                "{text}"
-            );
+            assert!(text.contains(why) && text.contains("mlx5_2 port 1 (Ethernet, active, GID 0 fe80::1"), "{text}");
         }
         let text = choose(&[], None, None, None).expect_err("nothing there").to_string();
         assert!(text.contains("no RDMA devices at all") && text.contains("modprobe rdma_rxe"), "{text}");
         let old = vec![port("mlx5_0", true, vec![gid(0, "::ffff:10.0.0.1", "IB/RoCE v1")])];
-        let text = choose(&old, None, Some("10.0.0.1".parse().expect("an address")), None)
-            .expect_err("v1")
-            .to_string();
+        let text = choose(&old, None, Some("10.0.0.1".parse().expect("an address")), None).expect_err("v1").to_string();
         assert!(text.contains("cma_roce_mode"), "{text}");
     }
 

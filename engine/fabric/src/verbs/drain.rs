@@ -164,8 +164,7 @@ mod tests {
 
     #[test]
     fn only_what_was_ready_to_receive_speaks_of_its_last_receive() {
-        let ready =
-            Known { was_ready: true, shares_receives: true, reports_last_receive: true, ..Known::default() };
+        let ready = Known { was_ready: true, shares_receives: true, reports_last_receive: true, ..Known::default() };
         assert!(!ready.is_silent());
         assert!(Known { last_receive_reached: true, ..ready }.is_silent());
         assert!(Known { was_ready: false, ..ready }.is_silent(), "the request was abandoned before");

@@ -12,23 +12,21 @@ use std::ptr;
 use std::rc::Rc;
 
 use rdma_sys::{
-    bind_mw_t, ibv_access_flags, ibv_mw_bind_info, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode,
-    rdma_t, wr_t,
+    bind_mw_t, ibv_access_flags, ibv_mw_bind_info, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, rdma_t, wr_t,
 };
 use rpcrdma_mempool::{Buf, Frozen, Lent, Posted};
 
 use super::receives::{ReceiveTable, position};
 use super::region::Regions;
 use super::sys::{
-    CompletionQueue, ProtectionDomain, QpAttributes, QpCapacity, QueuePair, SharedReceiveQueue,
-    WorkCompletion,
+    CompletionQueue, ProtectionDomain, QpAttributes, QpCapacity, QueuePair, SharedReceiveQueue, WorkCompletion,
 };
 use super::window::Windows;
 use super::wr_id::{Owner, WrId};
 use crate::log_limit::ClockedLog;
 use crate::{
-    Access, Completion, FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, RemoteMemory, Source,
-    Status, WindowId, WorkRequest,
+    Access, Completion, FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, RemoteMemory, Source, Status,
+    WindowId, WorkRequest,
 };
 
 const FOREIGN: &str = "memory that is not registered with this fabric";
@@ -141,11 +139,8 @@ impl Endpoint {
         let srq = if parts.own_receives.is_some() { None } else { parts.srq };
         // One more for the marker at its end.
         let send = parts.send_depth.max(1) + 1;
-        let mut capacity = QpCapacity {
-            send,
-            receive: parts.own_receives.unwrap_or(0),
-            max_inline_data: parts.max_inline_data,
-        };
+        let mut capacity =
+            QpCapacity { send, receive: parts.own_receives.unwrap_or(0), max_inline_data: parts.max_inline_data };
         let qp = QueuePair::new(parts.pd, parts.cq, srq, &mut capacity, parts.id.slot as usize)?;
         let owner = Owner::new(parts.id);
         Ok(Self {
@@ -190,12 +185,7 @@ impl Endpoint {
 
     /// Posts Receives to its own queue; see [`ReceiveTable::post_own`]. `None` if it has no such queue.
     #[inline]
-    pub(super) fn post_recv(
-        &mut self,
-        regions: &Regions,
-        bufs: &mut Vec<Buf>,
-        limit: usize,
-    ) -> Option<usize> {
+    pub(super) fn post_recv(&mut self, regions: &Regions, bufs: &mut Vec<Buf>, limit: usize) -> Option<usize> {
         let (table, qp) = (self.receives.as_mut()?, self.qp.as_ref()?);
         Some(table.post_own(qp, regions, bufs, limit))
     }
@@ -357,12 +347,8 @@ impl Endpoint {
             }
             WorkRequest::Write { src, offset, len, remote } => {
                 *part = match src {
-                    Source::Lent(mem) => {
-                        local(regions, mem.arena(), (mem.address(), mem.len()), *offset, *len)?
-                    }
-                    Source::Frozen(mem) => {
-                        local(regions, mem.arena(), (mem.address(), mem.len()), *offset, *len)?
-                    }
+                    Source::Lent(mem) => local(regions, mem.arena(), (mem.address(), mem.len()), *offset, *len)?,
+                    Source::Frozen(mem) => local(regions, mem.arena(), (mem.address(), mem.len()), *offset, *len)?,
                 };
                 request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
                 request.wr = remote_part(*remote);
@@ -426,9 +412,7 @@ impl Endpoint {
         if len == 0 || offset.checked_add(len).is_none_or(|end| end > mem.len()) {
             return Err(BOUNDS);
         }
-        if access.remote_read && !region.access.remote_read
-            || access.remote_write && !region.access.remote_write
-        {
+        if access.remote_read && !region.access.remote_read || access.remote_write && !region.access.remote_write {
             return Err("memory registered without these remote rights");
         }
         let binding = self.windows.begin_bind(window.index)?;
@@ -456,9 +440,7 @@ impl Endpoint {
         let Posting { wr_id, signalled, wr } = posting;
         let (opcode, holds) = match wr {
             // The device has copied an inline message: its buffer goes home here.
-            WorkRequest::Send { buf, .. } if buf.len() <= self.max_inline_data => {
-                (Opcode::Send, Holds::Nothing)
-            }
+            WorkRequest::Send { buf, .. } if buf.len() <= self.max_inline_data => (Opcode::Send, Holds::Nothing),
             WorkRequest::Send { buf, .. } => (Opcode::Send, Holds::Message(buf.post())),
             WorkRequest::Write { src: Source::Lent(mem), .. } => (Opcode::Write, Holds::Lent(mem)),
             WorkRequest::Write { src: Source::Frozen(mem), .. } => (Opcode::Write, Holds::Frozen(mem)),
@@ -467,9 +449,7 @@ impl Endpoint {
                 self.windows.bound(window.index, mem);
                 (Opcode::Bind, Holds::Nothing)
             }
-            WorkRequest::LocalInvalidate { window } => {
-                (Opcode::LocalInvalidate, Holds::Invalidation(window.index))
-            }
+            WorkRequest::LocalInvalidate { window } => (Opcode::LocalInvalidate, Holds::Invalidation(window.index)),
         };
         self.in_flight.push_back(InFlight { wr_id, opcode, told: signalled, own: false, holds });
     }

@@ -26,9 +26,7 @@ fn errno(error: &io::Error) -> Option<Errno> {
 pub(super) fn opening(call: impl Into<String>, error: &io::Error) -> FabricError {
     let why = match errno(error) {
         Some(Errno::ACCESS | Errno::PERM) => permissions(Path::new(NODES)),
-        Some(Errno::NOENT | Errno::NODEV | Errno::NOSYS | Errno::NXIO | Errno::OPNOTSUPP) => {
-            absence(Path::new(NODES))
-        }
+        Some(Errno::NOENT | Errno::NODEV | Errno::NOSYS | Errno::NXIO | Errno::OPNOTSUPP) => absence(Path::new(NODES)),
         Some(Errno::MFILE) => "raise the limit of open files: `ulimit -n 65536`".to_owned(),
         Some(Errno::NOMEM | Errno::AGAIN) => memlock(),
         _ => "see `dmesg`".to_owned(),
@@ -40,14 +38,10 @@ pub(super) fn opening(call: impl Into<String>, error: &io::Error) -> FabricError
 pub(super) fn pinning(call: impl Into<String>, error: &io::Error) -> FabricError {
     let why = match errno(error) {
         Some(Errno::NOMEM | Errno::AGAIN | Errno::PERM) => memlock(),
-        Some(Errno::NOSPC) => {
-            "the device has no more of these: `rdma resource show` tells who holds them".to_owned()
-        }
+        Some(Errno::NOSPC) => "the device has no more of these: `rdma resource show` tells who holds them".to_owned(),
         Some(Errno::INVAL) => "the device cannot do this: see its limits with `ibv_devinfo -v`".to_owned(),
         Some(Errno::MFILE) => "raise the limit of open files: `ulimit -n 65536`".to_owned(),
-        Some(Errno::IO | Errno::NODEV) => {
-            "the device is gone, or beyond use: see `rdma link` and `dmesg`".to_owned()
-        }
+        Some(Errno::IO | Errno::NODEV) => "the device is gone, or beyond use: see `rdma link` and `dmesg`".to_owned(),
         _ => "see `dmesg`".to_owned(),
     };
     FabricError::System { call: call.into(), detail: format!("{error}; {why}") }
@@ -113,8 +107,7 @@ fn modules(nodes: &Path) -> String {
 
 fn entries(directory: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
-    let mut names: Vec<_> =
-        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
 }

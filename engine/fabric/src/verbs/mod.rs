@@ -1,16 +1,15 @@
 //! The fabric over libibverbs and librdmacm: InfiniBand, RoCE, soft-RoCE. Address `verbs:HOST:PORT`.
 //!
 //! # How it is built
-//! - `sys` has the objects of the two libraries, and is the only part that calls them. `endpoint` and
-//!   `receives` own the memory that the device has, and are the only other parts with `unsafe` code.
-//! - A fabric has opened its device for itself: one context, one protection domain, one completion queue, one
-//!   shared receive queue. Nothing of it is shared with other shards, so nothing is locked but what the
-//!   libraries lock.
-//! - Queue pairs are made and moved through their states here, not by the connection manager, which only
-//!   carries the messages of `connect`. So a queue pair can take Receives before there is a connection, and
-//!   lives until *we* have taken back what it holds.
-//! - Memory is registered without remote rights. What a peer may reach is what a type-2 window is bound to
-//!   (`window`), on its queue pair and nowhere else, until it is invalidated by either side.
+//! - `sys` has the objects of the two libraries, and is the only part that calls them. `endpoint` and `receives` own
+//!   the memory that the device has, and are the only other parts with `unsafe` code.
+//! - A fabric has opened its device for itself: one context, one protection domain, one completion queue, one shared
+//!   receive queue. Nothing of it is shared with other shards, so nothing is locked but what the libraries lock.
+//! - Queue pairs are made and moved through their states here, not by the connection manager, which only carries the
+//!   messages of `connect`. So a queue pair can take Receives before there is a connection, and lives until *we* have
+//!   taken back what it holds.
+//! - Memory is registered without remote rights. What a peer may reach is what a type-2 window is bound to (`window`),
+//!   on its queue pair and nowhere else, until it is invalidated by either side.
 //! - All work ends in one completion queue. A post never brings more than that can hold: `Book::room` counts.
 //!
 //! # Devices
@@ -61,13 +60,13 @@ use self::receives::SharedReceives;
 use self::region::Regions;
 use self::sleep::{Sleeper, Source};
 use self::sys::{
-    CompletionChannel, CompletionQueue, Context, EventChannel, PortAttributes, ProtectionDomain, QpCapacity,
-    QueuePair, SharedReceiveQueue,
+    CompletionChannel, CompletionQueue, Context, EventChannel, PortAttributes, ProtectionDomain, QpCapacity, QueuePair,
+    SharedReceiveQueue,
 };
 use self::window::NoWindow;
 use super::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress,
-    FabricError, FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId,
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
+    FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId,
 };
 
 /// The addresses of this host's active RoCE ports: where a server of this fabric can listen. Empty on a host
@@ -149,10 +148,7 @@ impl VerbsFabric {
             let most = attributes.max_srq_wr.min(attributes.max_cqe / 2);
             return Err(FabricError::System {
                 call: format!("ibv_create_srq of {receives} Receives"),
-                detail: format!(
-                    "{} takes at most {most} of them: lower `receives`, or use more shards",
-                    choice.device
-                ),
+                detail: format!("{} takes at most {most} of them: lower `receives`, or use more shards", choice.device),
             });
         }
         let cq = CompletionQueue::new(&context, &completions, entries)
@@ -201,9 +197,9 @@ impl VerbsFabric {
             scratch: Scratch::default(),
             events: Vec::new(),
             next_request: 0,
-            is_infiniband: ports.iter().any(|p| {
-                (&p.device, p.number) == (&choice.device, choice.port) && p.link_layer == "InfiniBand"
-            }),
+            is_infiniband: ports
+                .iter()
+                .any(|p| (&p.device, p.number) == (&choice.device, choice.port) && p.link_layer == "InfiniBand"),
             not_ready_before: device::receiver_not_ready(&choice.device, choice.port),
             choice,
             capabilities,
@@ -230,9 +226,7 @@ impl VerbsFabric {
 #[cold]
 fn unpollable(error: &std::io::Error, book: &mut Book) -> usize {
     let attention = &mut book.attention;
-    book.table
-        .iter_mut()
-        .for_each(|qp| qp.fail(attention, Disconnect::Failure, || format!("ibv_poll_cq: {error}")));
+    book.table.iter_mut().for_each(|qp| qp.fail(attention, Disconnect::Failure, || format!("ibv_poll_cq: {error}")));
     0
 }
 
@@ -332,9 +326,7 @@ impl Fabric for VerbsFabric {
                 listener.address()
             )));
         }
-        self.sleeper
-            .add(Source::Listener, listener.channel().fd())
-            .map_err(|e| explain::opening("epoll_ctl", &e))?;
+        self.sleeper.add(Source::Listener, listener.channel().fd()).map_err(|e| explain::opening("epoll_ctl", &e))?;
         self.listener = Some(listener.clone());
         Ok(())
     }
@@ -389,11 +381,7 @@ impl Fabric for VerbsFabric {
 
     #[inline]
     fn next_rkey(&self, window: WindowId) -> u32 {
-        self.book
-            .table
-            .peek(window.qp)
-            .and_then(|qp| qp.endpoint.windows.next_rkey(window.index))
-            .unwrap_or(0)
+        self.book.table.peek(window.qp).and_then(|qp| qp.endpoint.windows.next_rkey(window.index)).unwrap_or(0)
     }
 
     #[inline]

@@ -19,13 +19,11 @@ use super::endpoint::{Endpoint, Parts, Scratch};
 use super::quirks::Quirks;
 use super::region::Regions;
 use super::sys::{
-    CompletionChannel, CompletionQueue, Context, PortAttributes, ProtectionDomain, QpAttributes,
-    WorkCompletion,
+    CompletionChannel, CompletionQueue, Context, PortAttributes, ProtectionDomain, QpAttributes, WorkCompletion,
 };
 use super::wr_id::WrId;
 use crate::{
-    Access, Completion, FabricStats, Opcode, Posting, QpId, RemoteMemory, Source, Status, WindowId,
-    WorkRequest,
+    Access, Completion, FabricStats, Opcode, Posting, QpId, RemoteMemory, Source, Status, WindowId, WorkRequest,
 };
 
 /// A device that has not answered by then is not asked again.
@@ -67,12 +65,7 @@ pub(super) fn findings(
     found
 }
 
-fn ask(
-    context: &Rc<Context>,
-    choice: &Choice,
-    port: &PortAttributes,
-    quirks: &Quirks,
-) -> io::Result<Findings> {
+fn ask(context: &Rc<Context>, choice: &Choice, port: &PortAttributes, quirks: &Quirks) -> io::Result<Findings> {
     Ok(Findings {
         remote_invalidate: Pair::new(context, choice, port, quirks)?.invalidates()?,
         checks_window_bounds: Pair::new(context, choice, port, quirks)?.keeps_bounds()?,
@@ -98,16 +91,10 @@ fn other(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error 
 }
 
 impl Pair {
-    fn new(
-        context: &Rc<Context>,
-        choice: &Choice,
-        port: &PortAttributes,
-        quirks: &Quirks,
-    ) -> io::Result<Self> {
+    fn new(context: &Rc<Context>, choice: &Choice, port: &PortAttributes, quirks: &Quirks) -> io::Result<Self> {
         let pd = ProtectionDomain::new(context)?;
         let cq = CompletionQueue::new(context, &CompletionChannel::new(context)?, 64)?;
-        let arena =
-            ArenaConfig { bytes: 0, name: "probe", pages: PagePolicy::Small, ..ArenaConfig::default() };
+        let arena = ArenaConfig { bytes: 0, name: "probe", pages: PagePolicy::Small, ..ArenaConfig::default() };
         let classes = vec![Class { size: BYTES, count: 4 }];
         let pool = Pool::new(&PoolConfig { classes, arena }).map_err(other)?;
         let mut regions = Regions::new(&pd);
@@ -147,8 +134,7 @@ impl Pair {
 
     fn post(&mut self, end: usize, wr: WorkRequest) -> io::Result<()> {
         let mut chain = vec![Posting { wr_id: 0, signalled: true, wr }];
-        let posted =
-            self.ends[end].post(&mut self.scratch, &self.regions, &mut self.stats, &mut chain, usize::MAX);
+        let posted = self.ends[end].post(&mut self.scratch, &self.regions, &mut self.stats, &mut chain, usize::MAX);
         posted.map_err(|why| other(format!("{why:?}")))
     }
 
@@ -182,10 +168,7 @@ impl Pair {
         let rkey = self.ends[0].windows.next_rkey(0).ok_or_else(|| other("no window"))?;
         let window = WindowId { qp: QpId { slot: 0, generation: 0 }, index: 0 };
         let (mem, address) = (mem.clone(), mem.address() as u64);
-        self.post(
-            0,
-            WorkRequest::Bind { window, mem, offset: 0, len: WINDOW, access: Access::REMOTE_WRITE },
-        )?;
+        self.post(0, WorkRequest::Bind { window, mem, offset: 0, len: WINDOW, access: Access::REMOTE_WRITE })?;
         match self.wait(0, Opcode::Bind)? {
             Status::Success => Ok(RemoteMemory { rkey, address }),
             status => Err(other(format!("a window is not bound: {status:?}"))),

@@ -56,12 +56,7 @@ pub(super) struct Qp {
 impl Qp {
     /// Sets the end of it, as the first to say so.
     #[cold]
-    pub(super) fn fail(
-        &mut self,
-        attention: &mut Vec<u32>,
-        cause: Disconnect,
-        reason: impl FnOnce() -> String,
-    ) {
+    pub(super) fn fail(&mut self, attention: &mut Vec<u32>, cause: Disconnect, reason: impl FnOnce() -> String) {
         if matches!(self.state, State::Accepting | State::Up | State::Closing) && self.failure.is_none() {
             self.failure = Some((cause, reason()));
             attention.push(self.id.slot);
@@ -75,8 +70,7 @@ impl Qp {
     }
 
     fn access(&self) -> u32 {
-        let read =
-            if self.params.responder_resources > 0 { ibv_access_flags::IBV_ACCESS_REMOTE_READ.0 } else { 0 };
+        let read = if self.params.responder_resources > 0 { ibv_access_flags::IBV_ACCESS_REMOTE_READ.0 } else { 0 };
         read | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
     }
 

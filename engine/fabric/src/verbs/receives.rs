@@ -92,13 +92,7 @@ impl ReceiveTable {
 
     /// Posts to a shared queue.
     #[inline]
-    fn post_shared(
-        &mut self,
-        srq: &SharedReceiveQueue,
-        regions: &Regions,
-        bufs: &mut Vec<Buf>,
-        limit: usize,
-    ) -> usize {
+    fn post_shared(&mut self, srq: &SharedReceiveQueue, regions: &Regions, bufs: &mut Vec<Buf>, limit: usize) -> usize {
         // SAFETY: the chain was linked over vectors that live on; its buffers are moved into the table,
         // whence only their completion or the end of the queue brings them back.
         self.post(regions, bufs, limit, |first| unsafe { srq.post(first) })
@@ -106,13 +100,7 @@ impl ReceiveTable {
 
     /// Posts to a queue pair's own queue.
     #[inline]
-    pub(super) fn post_own(
-        &mut self,
-        qp: &QueuePair,
-        regions: &Regions,
-        bufs: &mut Vec<Buf>,
-        limit: usize,
-    ) -> usize {
+    pub(super) fn post_own(&mut self, qp: &QueuePair, regions: &Regions, bufs: &mut Vec<Buf>, limit: usize) -> usize {
         // SAFETY: as in `post_shared`.
         self.post(regions, bufs, limit, |first| unsafe { qp.post_recv(first) })
     }
@@ -182,10 +170,7 @@ impl SharedReceives {
 impl Drop for SharedReceives {
     fn drop(&mut self) {
         let Some(srq) = self.srq.take() else { return };
-        match Rc::try_unwrap(srq)
-            .map_err(|_| io::ErrorKind::ResourceBusy.into())
-            .and_then(|srq| srq.destroy())
-        {
+        match Rc::try_unwrap(srq).map_err(|_| io::ErrorKind::ResourceBusy.into()).and_then(|srq| srq.destroy()) {
             // SAFETY: the queue is destroyed.
             Ok(()) => drop(unsafe { self.table.reclaim() }),
             // The device may still write to the buffers: they are lost, and the pool counts them.

@@ -27,8 +27,7 @@ pub(super) enum Source {
     Waker = 4,
 }
 
-const ALL: [Source; 5] =
-    [Source::Completions, Source::Connections, Source::Listener, Source::Device, Source::Waker];
+const ALL: [Source; 5] = [Source::Completions, Source::Connections, Source::Listener, Source::Device, Source::Waker];
 
 /// All descriptors of a fabric.
 pub(super) struct Sleeper {
@@ -62,8 +61,7 @@ impl Sleeper {
     pub(super) fn wait(&self, timeout: Option<Duration>) -> [bool; ALL.len()] {
         let mut happened = [false; ALL.len()];
         let mut events = [const { std::mem::MaybeUninit::uninit() }; ALL.len()];
-        let timeout =
-            timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
+        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
         // An error is a signal: the caller looks, finds nothing, and comes again.
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, timeout.as_ref()) else {
             return happened;

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
 use rpcrdma_fabric::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress,
-    FabricError, FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, RemoteMemory, RequestId, Source,
-    Status, Waker, WindowId, WorkRequest,
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
+    FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, RemoteMemory, RequestId, Source, Status, Waker,
+    WindowId, WorkRequest,
 };
 use rpcrdma_mempool::{Arena, ArenaConfig, ArenaId, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 

@@ -87,8 +87,7 @@ fn a_wrong_key_is_found_out_by_either_end() {
 
 #[test]
 fn an_unknown_key_is_refused() {
-    let (mut client, mut server) =
-        (client(PreSharedKey::new("host-c", KEY).expect("long enough")), server(keys()));
+    let (mut client, mut server) = (client(PreSharedKey::new("host-c", KEY).expect("long enough")), server(keys()));
     assert_eq!(server.receive(Some(&open(&mut client))), Err(AuthError::UnknownKey));
 }
 
@@ -172,8 +171,7 @@ fn the_policy_decides_whether_an_unauthenticated_peer_may_go_on() {
     // Version 1, or a CONNPROP without the property.
     let policies = |role| {
         let mechanism: Arc<dyn Mechanism> = Arc::new(keys());
-        let all =
-            [AuthPolicy::Off, AuthPolicy::Optional(Arc::clone(&mechanism)), AuthPolicy::Required(mechanism)];
+        let all = [AuthPolicy::Off, AuthPolicy::Optional(Arc::clone(&mechanism)), AuthPolicy::Required(mechanism)];
         all.map(|policy| HostAuth::new(&policy, role))
     };
     for role in [Role::Client, Role::Server] {

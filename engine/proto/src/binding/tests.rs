@@ -58,10 +58,7 @@ fn rfc_8166_3_4_5_2_round_up_is_known_by_the_count_in_front_of_the_chunk() {
     assert_eq!([5, 6, 7, 8].map(|count| of(8, Some(count))), [5, 6, 7, 8]);
     // Without round-up; with a word that is no count of these bytes, which the procedure may make of what it
     // will; with none.
-    assert_eq!(
-        [of(5, Some(5)), of(7, Some(5)), of(8, Some(4)), of(8, Some(9)), of(8, None)],
-        [5, 7, 8, 8, 8]
-    );
+    assert_eq!([of(5, Some(5)), of(7, Some(5)), of(8, Some(4)), of(8, Some(9)), of(8, None)], [5, 7, 8, 8, 8]);
     assert_eq!([of(8, Some(0)), of(8, Some(u32::MAX)), of(0, Some(0))], [8, 8, 0]);
     let odd = Binding::inline(0, 0).arguments(1, 4094);
     assert_eq!([odd.argument_len(4096, None), odd.argument_len(4096, Some(4093))], [4094, 4093]);
@@ -162,9 +159,8 @@ fn rfc_8267_4_four_items_of_nfs_3_may_be_reduced_and_no_others() {
 #[test]
 fn rfc_8267_4_1_reply_sizes_of_nfs_3_follow_from_rfc_1813() {
     let sizes = Sizes { transfer: 65536, directory: 8192 };
-    let sizes_of = |procedure| {
-        nfs3::binding(procedure, &sizes).map(|binding| (binding.call_len(0), binding.reply_len(0)))
-    };
+    let sizes_of =
+        |procedure| nfs3::binding(procedure, &sizes).map(|binding| (binding.call_len(0), binding.reply_len(0)));
     // Added up by hand from the XDR of RFC 1813 §3.3, with handles of 64 bytes and names of 255.
     let expected = [
         (0, 0),

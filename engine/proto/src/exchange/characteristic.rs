@@ -64,10 +64,7 @@ impl Characteristic {
     }
 
     /// The characteristic in a property, with its default if there is no data; `None` if it is none.
-    pub(super) fn read(
-        property: &Property<'_>,
-        revision: Revision,
-    ) -> Result<Option<Characteristic>, BadXdr> {
+    pub(super) fn read(property: &Property<'_>, revision: Revision) -> Result<Option<Characteristic>, BadXdr> {
         let mut value = Properties::default();
         let id = value.apply(property, revision)?;
         Ok(id.and_then(|id| Self::all(&value).into_iter().find(|value| value.id() == id)))

@@ -32,12 +32,7 @@ pub(super) enum Message {
 
 impl Message {
     /// As it goes out from an end that is as `local` says, `constant` for good.
-    pub(super) fn encode(
-        &self,
-        revision: Revision,
-        local: &Properties<'_>,
-        constant: IdSet,
-    ) -> Option<Outgoing> {
+    pub(super) fn encode(&self, revision: Revision, local: &Properties<'_>, constant: IdSet) -> Option<Outgoing> {
         Some(match self {
             Message::Initial => {
                 let all: List = Characteristic::all(local)

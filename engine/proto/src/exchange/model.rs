@@ -66,9 +66,7 @@ impl End {
 fn deliver(ends: &mut [End; 2], from: usize) -> bool {
     let Some(out) = ends[from].exchange.poll_transmit() else { return false };
     let to = &mut ends[1 - from];
-    to.exchange
-        .handle(out.xid, out.flags, out.code.code(), &out.optinfo)
-        .expect("an end understands its like");
+    to.exchange.handle(out.xid, out.flags, out.code.code(), &out.optinfo).expect("an end understands its like");
     to.watch();
     true
 }

@@ -58,11 +58,7 @@ fn next_answer(of: &mut Exchange) -> (u32, [Vec<usize>; 3]) {
     }
 }
 
-fn respond(
-    to: &mut Exchange,
-    xid: u32,
-    [done, rejected, pending]: [&[usize]; 3],
-) -> Result<(), ExchangeError> {
+fn respond(to: &mut Exchange, xid: u32, [done, rejected, pending]: [&[usize]; 3]) -> Result<(), ExchangeError> {
     let mut words = [[0; 8]; 3];
     let [a, b, c] = &mut words;
     let operation = Operation::Respond {
@@ -104,9 +100,7 @@ fn the_initial_statement_fits_the_smallest_receive_and_tells_all() {
 fn the_older_revision_states_only_what_it_has() {
     let mut a = Exchange::new(Revision::Cel09, &Properties::default(), &[]);
     let out = a.poll_transmit().expect("INITXCH");
-    let Ok(Operation::Initial { start, .. }) = Operation::parse(out.code, &out.optinfo) else {
-        panic!("not INITXCH")
-    };
+    let Ok(Operation::Initial { start, .. }) = Operation::parse(out.code, &out.optinfo) else { panic!("not INITXCH") };
     let which: Vec<u32> = start.iter().map(|property| property.which).collect();
     assert_eq!(which, [1, 2, 0xFFFF_FF02]);
     assert_eq!(a.update(SegmentCount(4)), Err(ChangeError::NotInRevision(PropertyId::SegmentCount)));
@@ -186,10 +180,7 @@ fn a_pending_request_ends_by_the_update_that_clears_it() {
         // A value on the way is good to rely on, and leaves the request open.
         b.update(ReceiveSize(5000)).expect("may change");
         deliver(&mut b, &mut a);
-        assert_eq!(
-            events(&mut a),
-            [answer(ReceiveSize(8192), Outcome::Pending), Event::Peer(ReceiveSize(5000))]
-        );
+        assert_eq!(events(&mut a), [answer(ReceiveSize(8192), Outcome::Pending), Event::Peer(ReceiveSize(5000))]);
         assert_eq!(a.request(2, &[ReceiveSize(9000)]), Err(ChangeError::Pending(PropertyId::ReceiveSize)));
         b.settle(last).expect("is pending");
         assert_eq!(b.settle(last), Err(ChangeError::NotPending(PropertyId::ReceiveSize)), "once");

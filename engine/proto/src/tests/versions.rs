@@ -35,12 +35,8 @@ fn less_than_a_header_is_dropped_without_an_answer() {
             let (rejected, answer) = served(scheme, message);
             assert_eq!(rejected, Some(Rejected::TooShort));
             // Its Receive is given back, where the scheme has a message for that; nothing more is said.
-            let said: Vec<_> =
-                answer.iter().map(|answer| View::check(answer, Revision::Ietf00).unwrap()).collect();
-            assert!(
-                said.len() <= 1
-                    && said.iter().all(|view| view.htype() == HeaderType::Nomsg && view.xid() == 0)
-            );
+            let said: Vec<_> = answer.iter().map(|answer| View::check(answer, Revision::Ietf00).unwrap()).collect();
+            assert!(said.len() <= 1 && said.iter().all(|view| view.htype() == HeaderType::Nomsg && view.xid() == 0));
         }
     }
 }
@@ -101,7 +97,9 @@ fn a_malformed_reply_is_not_answered() {
     // Version 2: RESPONSE is set, the Reply chunk's word is neither 0 nor 1.
     let (rejected, answer) = served(Scheme::V2Windowed, &words(&[9, 2, 1, 0, 1, 0, 0, 0, 5]));
     assert!(matches!(rejected, Some(Rejected::Dropped(_))), "{rejected:?}");
-    assert!(answer.iter().all(|answer| {
-        View::check(answer, Revision::Ietf00).is_ok_and(|view| view.htype() != HeaderType::Error)
-    }));
+    assert!(
+        answer.iter().all(|answer| {
+            View::check(answer, Revision::Ietf00).is_ok_and(|view| view.htype() != HeaderType::Error)
+        })
+    );
 }

@@ -28,11 +28,7 @@ impl Segment {
     #[inline]
     pub(super) fn read(bytes: &[u8; SEGMENT_LEN]) -> Segment {
         let high = u64::from(word(bytes, 8));
-        Segment {
-            handle: word(bytes, 0),
-            length: word(bytes, 4),
-            offset: high << 32 | u64::from(word(bytes, 12)),
-        }
+        Segment { handle: word(bytes, 0), length: word(bytes, 4), offset: high << 32 | u64::from(word(bytes, 12)) }
     }
 
     fn emit(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {

@@ -13,14 +13,7 @@ use super::view::{View, ViewBody};
 /// `handle:length@offset`, read segments have their position in front, the payload is `length@offset`.
 impl fmt::Display for View<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} {} xid={:#010x} credit={:#x}",
-            self.version(),
-            self.htype(),
-            self.xid(),
-            self.credit()
-        )?;
+        write!(f, "{} {} xid={:#010x} credit={:#x}", self.version(), self.htype(), self.xid(), self.credit())?;
         if !self.flags().is_empty() {
             write!(f, " flags={}", self.flags())?;
         }
@@ -53,11 +46,7 @@ fn write_chunks(f: &mut fmt::Formatter<'_>, view: &View<'_>) -> fmt::Result {
     view.reply_chunk().map_or(Ok(()), |chunk| write_list(f, " reply=", chunk.segments()))
 }
 
-fn write_list<T: fmt::Display>(
-    f: &mut fmt::Formatter<'_>,
-    label: &str,
-    items: impl Iterator<Item = T>,
-) -> fmt::Result {
+fn write_list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, label: &str, items: impl Iterator<Item = T>) -> fmt::Result {
     write!(f, "{label}[")?;
     for (index, item) in items.enumerate() {
         write!(f, "{}{item}", if index == 0 { "" } else { "," })?;

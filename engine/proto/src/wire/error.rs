@@ -110,16 +110,7 @@ impl WireError {
         let htype = word(bytes, 12);
         let lists = [HeaderType::Msg.code(), HeaderType::Nomsg.code()].contains(&htype);
         let reads = vers == Version::V1.code() && lists && word(bytes, 16) == 1;
-        WireError {
-            kind,
-            xid: word(bytes, 0),
-            vers,
-            flags,
-            credit: word(bytes, 8),
-            htype,
-            reads,
-            len: bytes.len(),
-        }
+        WireError { kind, xid: word(bytes, 0), vers, flags, credit: word(bytes, 8), htype, reads, len: bytes.len() }
     }
 
     /// `rdma_credit` of a message of version 2 that is no error: whatever is wrong with it, its sender has
@@ -315,22 +306,13 @@ impl ErrorBody {
         4 + 4 * self.arguments(version).1
     }
 
-    pub(super) fn emit(
-        &self,
-        out: &mut Writer<'_>,
-        version: Version,
-        revision: Revision,
-    ) -> Result<(), NoSpace> {
+    pub(super) fn emit(&self, out: &mut Writer<'_>, version: Version, revision: Revision) -> Result<(), NoSpace> {
         out.u32(self.code(version, revision))?;
         let (words, count) = self.arguments(version);
         words[..count].iter().try_for_each(|word| out.u32(*word))
     }
 
-    pub(super) fn read(
-        reader: &mut Reader<'_>,
-        version: Version,
-        revision: Revision,
-    ) -> Result<ErrorBody, BadXdr> {
+    pub(super) fn read(reader: &mut Reader<'_>, version: Version, revision: Revision) -> Result<ErrorBody, BadXdr> {
         let code = reader.u32("rdma_err")?;
         // The first row wins, so that code 3 of Cel09 is INVAL_HTYPE.
         let row = match (version, revision) {
@@ -339,9 +321,7 @@ impl ErrorBody {
             (Version::V2, Revision::Cel09) => TABLE.iter().position(|row| row.2 == code),
         };
         Ok(match row {
-            Some(0) => {
-                ErrorBody::Vers { low: reader.u32("rdma_vers_low")?, high: reader.u32("rdma_vers_high")? }
-            }
+            Some(0) => ErrorBody::Vers { low: reader.u32("rdma_vers_low")?, high: reader.u32("rdma_vers_high")? },
             Some(1) => ErrorBody::BadXdr,
             Some(2) => ErrorBody::InvalHtype,
             Some(3) => ErrorBody::InvalFlag,

@@ -87,8 +87,7 @@ impl HeadLayout {
         match self {
             HeadLayout::V1 => {
                 let with = read_with_lists::<16>(message, Version::V1, Flags::NONE)?;
-                (super::xdr::word(message, with.0.len + 4) == 0 && message.len() >= with.0.len + 8)
-                    .then_some(with)
+                (super::xdr::word(message, with.0.len + 4) == 0 && message.len() >= with.0.len + 8).then_some(with)
             }
             HeadLayout::V2 => read_with_lists::<24>(message, Version::V2, self.flags()),
             HeadLayout::V2Windowed => read_with_lists::<28>(message, Version::V2, self.flags()),
@@ -145,11 +144,7 @@ fn read_v1(message: &[u8]) -> Option<Head> {
 
 /// `N` bytes are in front of the lists.
 #[inline(always)]
-fn read_with_lists<const N: usize>(
-    message: &[u8],
-    version: Version,
-    flags: Flags,
-) -> Option<(Head, SingleChunks)> {
+fn read_with_lists<const N: usize>(message: &[u8], version: Version, flags: Flags) -> Option<(Head, SingleChunks)> {
     let (header, lists) = message.split_first_chunk::<N>()?;
     let is_call = word(header, 4) == version.code()
         && word(header, 12) == HeaderType::Msg.code()

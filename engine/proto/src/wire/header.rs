@@ -104,13 +104,7 @@ impl Header<'_> {
 
     /// Writes the header so that it ends at byte `end` of `buf`, and returns where it starts; the rest as
     /// [`emit`](Self::emit). `None`, and nothing is written, if there is not that much room.
-    pub fn emit_before(
-        &self,
-        buf: &mut [u8],
-        end: usize,
-        version: Version,
-        revision: Revision,
-    ) -> Option<usize> {
+    pub fn emit_before(&self, buf: &mut [u8], end: usize, version: Version, revision: Revision) -> Option<usize> {
         let start = end.checked_sub(self.encoded_len(version, revision))?;
         let mut writer = Writer::new(buf.get_mut(start..end)?);
         self.write(&mut writer, version, revision).ok()?;
@@ -182,14 +176,7 @@ pub fn emit_windowed(out: &mut [u8; WINDOWED_LEN], xid: u32, credit: u32, receiv
 /// # Panics
 /// If `out` is shorter than [`msg_len`].
 #[inline(always)]
-pub fn emit_msg(
-    out: &mut [u8],
-    version: Version,
-    xid: u32,
-    credit: u32,
-    received: Option<u32>,
-    flags: Flags,
-) -> usize {
+pub fn emit_msg(out: &mut [u8], version: Version, xid: u32, credit: u32, received: Option<u32>, flags: Flags) -> usize {
     let flags = sent_flags(flags, received).0;
     let common = [xid, version.code(), credit, HeaderType::Msg.code()];
     match (version, received) {
@@ -225,8 +212,7 @@ pub fn emit_connprop_continued(
     bytes: &[u8],
 ) -> Result<usize, NoSpace> {
     let mut writer = Writer::new(out);
-    for word in [xid, Version::V2.code(), credit, HeaderType::Connprop.code(), sent_flags(flags, received).0]
-    {
+    for word in [xid, Version::V2.code(), credit, HeaderType::Connprop.code(), sent_flags(flags, received).0] {
         writer.u32(word)?;
     }
     if let Some(received) = received {

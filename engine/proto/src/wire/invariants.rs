@@ -42,14 +42,11 @@ pub fn message(bytes: &[u8], revision: Revision) {
 fn unreadable(bytes: &[u8], error: &WireError, revision: Revision) {
     shown(error);
     assert_eq!(error.xid().is_some(), bytes.len() >= COMMON_LEN);
-    assert!(
-        error.xid().is_some() || error.is_too_short() && error.answer((Version::V1, Version::V2)).is_none()
-    );
+    assert!(error.xid().is_some() || error.is_too_short() && error.answer((Version::V1, Version::V2)).is_none());
     if let (Some(xid), Some(version), Some(body)) =
         (error.xid(), error.version(), error.answer((Version::V1, Version::V2)))
     {
-        let header =
-            Header { xid, credit: 1, received: None, flags: Flags::RESPONSE, body: Body::Error(body) };
+        let header = Header { xid, credit: 1, received: None, flags: Flags::RESPONSE, body: Body::Error(body) };
         let mut out = [0; 64];
         let len = header.emit(&mut out, version, revision).expect("space");
         let answer = View::check(&out[..len], revision).expect("an answer is no mistake");
@@ -124,10 +121,7 @@ pub(super) fn whole_view(view: &View<'_>) {
         let again = View::check(&out, revision).expect("still valid");
         assert_eq!(Owned::of(&again).header(), header);
     } else {
-        assert_eq!(
-            (view.htype(), version, view.payload_offset()),
-            (HeaderType::Error, Version::V2, ERR_VERS_LEN)
-        );
+        assert_eq!((view.htype(), version, view.payload_offset()), (HeaderType::Error, Version::V2, ERR_VERS_LEN));
     }
 }
 
@@ -270,13 +264,8 @@ pub fn auth_sys(body: &[u8]) {
 /// The private data of a connect message, in whatever it is embedded.
 pub fn connect_message(bytes: &[u8]) {
     let Some(said) = PrivateData::parse(bytes) else { return };
-    assert!(
-        (private_data::MIN_INLINE_THRESHOLD..=private_data::MAX_INLINE_THRESHOLD).contains(&said.send_size)
-    );
-    assert!(
-        (private_data::MIN_INLINE_THRESHOLD..=private_data::MAX_INLINE_THRESHOLD)
-            .contains(&said.receive_size)
-    );
+    assert!((private_data::MIN_INLINE_THRESHOLD..=private_data::MAX_INLINE_THRESHOLD).contains(&said.send_size));
+    assert!((private_data::MIN_INLINE_THRESHOLD..=private_data::MAX_INLINE_THRESHOLD).contains(&said.receive_size));
     let mut out = [0; private_data::LEN];
     assert_eq!(said.emit(&mut out), Ok(private_data::LEN));
     assert_eq!(PrivateData::parse(&out), Some(said));

@@ -60,15 +60,13 @@ mod tests_golden;
 mod tests_rpc;
 
 pub use chunks::{
-    ChunkCounts, Chunks, READ_SEGMENT_LEN, ReadSegment, Reads, SEGMENT_LEN, Segment, WriteChunk, WriteList,
-    Writes,
+    ChunkCounts, Chunks, READ_SEGMENT_LEN, ReadSegment, Reads, SEGMENT_LEN, Segment, WriteChunk, WriteList, Writes,
 };
 pub use codes::{Flags, HeaderType, Revision, Version};
 pub use error::{ErrorBody, WireError, WireErrorKind};
 pub use head::{Head, HeadLayout, SingleChunks};
 pub use header::{
-    Body, Header, WINDOWED_LEN, connprop_len, emit_connprop_continued, emit_err_vers, emit_msg,
-    emit_windowed, msg_len,
+    Body, Header, WINDOWED_LEN, connprop_len, emit_connprop_continued, emit_err_vers, emit_msg, emit_windowed, msg_len,
 };
 pub use view::{COMMON_LEN, ERR_VERS_LEN, Limits, View, ViewBody};
 pub use xdr::{BadXdr, NoSpace};

@@ -28,11 +28,7 @@ pub struct PrivateData {
 /// What holds for a peer that sends no private data.
 impl Default for PrivateData {
     fn default() -> Self {
-        PrivateData {
-            remote_invalidation: false,
-            send_size: MIN_INLINE_THRESHOLD,
-            receive_size: MIN_INLINE_THRESHOLD,
-        }
+        PrivateData { remote_invalidation: false, send_size: MIN_INLINE_THRESHOLD, receive_size: MIN_INLINE_THRESHOLD }
     }
 }
 

@@ -325,11 +325,7 @@ impl<'a> Properties<'a> {
 
     /// Takes over one property, as an update of a running connection brings it. Says which one it was, `None`
     /// for an unknown one.
-    pub fn apply(
-        &mut self,
-        property: &Property<'a>,
-        revision: Revision,
-    ) -> Result<Option<PropertyId>, BadXdr> {
+    pub fn apply(&mut self, property: &Property<'a>, revision: Revision) -> Result<Option<PropertyId>, BadXdr> {
         property.check(revision)?;
         let Some(id) = PropertyId::of_revision(property.which, revision) else { return Ok(None) };
         let default = Properties::default();
@@ -394,10 +390,7 @@ impl<'a> Subset<'a> {
 
     /// Makes a subset of these positions in a buffer of the caller, four bytes for every 32 positions up to
     /// the highest.
-    pub fn encode(
-        positions: impl IntoIterator<Item = usize>,
-        buffer: &'a mut [u8],
-    ) -> Result<Subset<'a>, NoSpace> {
+    pub fn encode(positions: impl IntoIterator<Item = usize>, buffer: &'a mut [u8]) -> Result<Subset<'a>, NoSpace> {
         buffer.fill(0);
         let available = buffer.len();
         let (words, _) = buffer.as_chunks_mut::<4>();
@@ -414,9 +407,7 @@ impl<'a> Subset<'a> {
 
     /// Whether the `position`th property belongs to it. Words that were not sent count as zero.
     pub fn contains(&self, position: usize) -> bool {
-        self.words
-            .get(position / 32)
-            .is_some_and(|word| u32::from_be_bytes(*word) >> (position % 32) & 1 == 1)
+        self.words.get(position / 32).is_some_and(|word| u32::from_be_bytes(*word) >> (position % 32) & 1 == 1)
     }
 
     /// The positions, ascending.

@@ -67,9 +67,7 @@ impl Parts {
         let set = self
             .properties
             .iter()
-            .try_fold(Builder::new(&mut buffer), |set, (which, data)| {
-                set.property(Property { which: *which, data })
-            })
+            .try_fold(Builder::new(&mut buffer), |set, (which, data)| set.property(Property { which: *which, data }))
             .expect("space")
             .finish();
         let chunks = Chunks {
@@ -126,8 +124,7 @@ fn error_body(version: Version, revision: Revision) -> impl Strategy<Value = Err
 }
 
 fn kind(version: Version, revision: Revision) -> BoxedStrategy<Kind> {
-    let either =
-        prop_oneof![Just(Kind::Msg), Just(Kind::Nomsg), error_body(version, revision).prop_map(Kind::Error),];
+    let either = prop_oneof![Just(Kind::Msg), Just(Kind::Nomsg), error_body(version, revision).prop_map(Kind::Error),];
     let opaque = prop::collection::vec(any::<u8>(), 0..40);
     match version {
         Version::V1 => prop_oneof![
@@ -172,28 +169,15 @@ fn parts() -> impl Strategy<Value = (Version, Revision, Parts)> {
         // The older text calls property 2 an enumeration: no random words there.
         let properties = match revision {
             Revision::Ietf00 => prop::collection::vec(property(), 0..6).boxed(),
-            Revision::Cel09 => {
-                Just(vec![(1, vec![0, 0, 16, 0]), (2, vec![0, 0, 0, 2]), (3, vec![7])]).boxed()
-            }
+            Revision::Cel09 => Just(vec![(1, vec![0, 0, 16, 0]), (2, vec![0, 0, 0, 2]), (3, vec![7])]).boxed(),
         };
         let payload = prop::collection::vec(any::<u8>(), 0..32);
         (words, kind(version, revision), lists, properties, payload).prop_map(
             move |((xid, credit, received, flags, inv_handle), kind, lists, properties, payload)| {
                 let (reads, writes, reply) = lists;
                 let flags = Flags(flags);
-                let parts = Parts {
-                    xid,
-                    credit,
-                    received,
-                    flags,
-                    kind,
-                    inv_handle,
-                    reads,
-                    writes,
-                    reply,
-                    properties,
-                    payload,
-                };
+                let parts =
+                    Parts { xid, credit, received, flags, kind, inv_handle, reads, writes, reply, properties, payload };
                 (version, revision, parts.fit(version, revision))
             },
         )

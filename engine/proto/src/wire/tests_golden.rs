@@ -68,10 +68,8 @@ fn v1_msg_inline() {
 /// RFC 8166 §4.7: "1 PHLOO 1 PHLOO 0", "1 3 HLOO HLOO HLOO 1 2 … 0" and "1 2 HLOO HLOO" in words.
 #[test]
 fn v1_msg_with_all_lists() {
-    let reads = [
-        ReadSegment { position: 112, target: SEGMENTS[0] },
-        ReadSegment { position: 112, target: SEGMENTS[1] },
-    ];
+    let reads =
+        [ReadSegment { position: 112, target: SEGMENTS[0] }, ReadSegment { position: 112, target: SEGMENTS[1] }];
     let chunks = Chunks {
         inv_handle: 0,
         reads: &reads,
@@ -155,15 +153,12 @@ fn v2_msg_inline() {
 #[test]
 fn v2_msg_with_received_word() {
     let hex = "d5dc15ba 00000002 00000020 00000000  00000006 fffffffe  00000000 00000000 00000000 00000000";
-    let value =
-        Header { received: Some(u32::MAX - 1), flags: Flags::MORE, ..header(Body::Msg(Chunks::NONE)) };
+    let value = Header { received: Some(u32::MAX - 1), flags: Flags::MORE, ..header(Body::Msg(Chunks::NONE)) };
     same_v2(hex, "d5dc15ba", &value);
     let mut out = [0; 40];
     assert_eq!(emit_msg(&mut out, Version::V2, XID, 0x20, Some(u32::MAX - 1), Flags::MORE), 40);
     assert_eq!(out[..], bytes(hex));
-    for (version, received, len) in
-        [(Version::V1, true, 28), (Version::V2, false, 36), (Version::V2, true, 40)]
-    {
+    for (version, received, len) in [(Version::V1, true, 28), (Version::V2, false, 36), (Version::V2, true, 40)] {
         assert_eq!(msg_len(version, received), len);
     }
 }
@@ -355,10 +350,7 @@ fn v2_connprop_with_bad_data() {
     let bad = |what| Err(WireErrorKind::BadXdr { what, at: 24 });
     assert_eq!(connprop("00000001 00000003 00200000"), bad("SBSIZ"));
     assert_eq!(connprop("00000002 00000008 00002000 00000000"), bad("RBSIZ"));
-    assert_eq!(
-        connprop("00000006 00000004 00000004"),
-        Err(WireErrorKind::BadXdr { what: "HOSTAUTH", at: 24 })
-    );
+    assert_eq!(connprop("00000006 00000004 00000004"), Err(WireErrorKind::BadXdr { what: "HOSTAUTH", at: 24 }));
     assert_eq!(connprop("ffffff02 00000004 00000002"), bad("REQREMINV"));
     assert_eq!(connprop("00000005 00000004 00000003"), Ok(()), "a number in this text");
     assert_eq!(connprop("00000007 00000003 01020300"), Ok(()), "unknown");
@@ -456,8 +448,7 @@ fn errors_and_their_answers() {
 /// Version 2 §6.4.3: too many chunks, too many segments.
 #[test]
 fn limits() {
-    let reads: Vec<_> =
-        [8, 8, 12, 12, 12, 8].map(|position| ReadSegment { position, target: SEGMENTS[0] }).into();
+    let reads: Vec<_> = [8, 8, 12, 12, 12, 8].map(|position| ReadSegment { position, target: SEGMENTS[0] }).into();
     let writes = WriteList { counts: &[1, 2], segments: &SEGMENTS };
     let value = header(Body::Msg(Chunks { inv_handle: 0, reads: &reads, writes, reply: Some(&SEGMENTS) }));
     let mut out = [0; 512];
@@ -525,10 +516,7 @@ fn one_line() {
         "v1 MSG xid=0xd5dc15ba credit=0x80 reads=[112/0x826:131072@0x1000] writes=[[0x71e:65536@0x2000]] \
          reply=[0x72e:4@0x3000] payload=8@96"
     );
-    assert_eq!(
-        line("00000001 00000001 00000040 00000004 00000002"),
-        "v1 ERROR xid=0x00000001 credit=0x40 ERR_CHUNK"
-    );
+    assert_eq!(line("00000001 00000001 00000040 00000004 00000002"), "v1 ERROR xid=0x00000001 credit=0x40 ERR_CHUNK");
     assert_eq!(
         line("00000001 00000002 00000040 00000004 00000005 00000007 00000008 00000002 00002000"),
         "v2 ERROR xid=0x00000001 credit=0x40 flags=RESPONSE|RECEIVED received=7 ERR_WRITE_RESOURCE(chunk 2 needs 8192)"
@@ -541,9 +529,7 @@ fn one_line() {
         "v2 CONNPROP xid=0x00000000 credit=0x200020 props=[RBSIZ:8192,RCSIZ:default,0x9:010203]"
     );
     assert_eq!(
-        line(
-            "00000003 00000002 00000020 ffffff05 00000000 00000004 00000010 00000002 00000004 00002000 00000001"
-        ),
+        line("00000003 00000002 00000020 ffffff05 00000000 00000004 00000010 00000002 00000004 00002000 00000001"),
         "v2 OPTIONAL xid=0x00000003 credit=0x20 op=UPDXCH now=RBSIZ:8192 clears_pending=true"
     );
     assert_eq!(Flags(0x11).to_string(), "RESPONSE|0x10");

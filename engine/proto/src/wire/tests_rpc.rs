@@ -27,8 +27,7 @@ fn call_with_auth_sys() {
     let mut body = [0; 64];
     let sys = AuthSys::new(7, b"host1", 1000, 100);
     let len = sys.emit(&[100, 27, 1000], &mut body).expect("space");
-    let value =
-        CallHeader { credential: OpaqueAuth { flavor: Flavor::Sys.code(), body: &body[..len] }, ..call() };
+    let value = CallHeader { credential: OpaqueAuth { flavor: Flavor::Sys.code(), body: &body[..len] }, ..call() };
     let message = bytes(hex);
     let mut out = vec![0; value.encoded_len()];
     assert_eq!(value.emit(&mut out), Ok(out.len()));
@@ -128,16 +127,8 @@ fn bad_calls_and_their_answers() {
         ("d5dc15ba 00000001 00000000".to_owned(), "not an RPC CALL", None),
         ("d5dc15ba 00000000 00000003 000186a3".to_owned(), "RPC version 3", mismatch),
         ("d5dc15ba 00000000 00000002 000186a3 00000003".to_owned(), "bad proc at byte 20", garbage),
-        (
-            format!("{head} {too_long} 00000000 00000000"),
-            "bad credential at byte 24",
-            auth_error(AuthStat::BadCred),
-        ),
-        (
-            format!("{head} 00000000 00000000 {too_long}"),
-            "bad verifier at byte 32",
-            auth_error(AuthStat::BadVerf),
-        ),
+        (format!("{head} {too_long} 00000000 00000000"), "bad credential at byte 24", auth_error(AuthStat::BadCred)),
+        (format!("{head} 00000000 00000000 {too_long}"), "bad verifier at byte 32", auth_error(AuthStat::BadVerf)),
         (format!("{head} 00000000 00000000"), "bad verifier at byte 32", auth_error(AuthStat::BadVerf)),
     ] {
         let error = CallHeader::parse(&bytes(&hex)).expect_err("invalid");

@@ -113,8 +113,7 @@ impl<'a> View<'a> {
         let vers = word(bytes, 4);
         let version = Version::from_code(vers).ok_or(WireErrorKind::UnsupportedVersion { vers })?;
         let code = word(bytes, 12);
-        let htype =
-            HeaderType::of_version(code, version).ok_or(WireErrorKind::InvalidHtype { htype: code })?;
+        let htype = HeaderType::of_version(code, version).ok_or(WireErrorKind::InvalidHtype { htype: code })?;
 
         let mut reader = Reader::starting_at(bytes, COMMON_LEN);
         let flags = match version {
@@ -269,10 +268,9 @@ impl<'a> View<'a> {
         match self.htype {
             HeaderType::Msg => ViewBody::Msg,
             HeaderType::Nomsg => ViewBody::Nomsg,
-            HeaderType::Msgp => ViewBody::Msgp {
-                align: word(self.bytes, COMMON_LEN),
-                thresh: word(self.bytes, COMMON_LEN + 4),
-            },
+            HeaderType::Msgp => {
+                ViewBody::Msgp { align: word(self.bytes, COMMON_LEN), thresh: word(self.bytes, COMMON_LEN + 4) }
+            }
             HeaderType::Done => ViewBody::Done,
             HeaderType::Error => ViewBody::Error(
                 ErrorBody::read(&mut reader, self.layout(), self.revision).unwrap_or(ErrorBody::Unknown(0)),
@@ -347,11 +345,7 @@ fn is_fixed_err_vers(bytes: &[u8], htype: HeaderType) -> bool {
 }
 
 /// Reads the version 2 prefix behind the common words.
-fn check_prefix(
-    reader: &mut Reader<'_>,
-    htype: HeaderType,
-    revision: Revision,
-) -> Result<Flags, WireErrorKind> {
+fn check_prefix(reader: &mut Reader<'_>, htype: HeaderType, revision: Revision) -> Result<Flags, WireErrorKind> {
     let flags = Flags(reader.u32("rdma_flags")?);
     let continues = flags.contains(Flags::MORE) && !matches!(htype, HeaderType::Msg | HeaderType::Connprop);
     if continues || !flags.unknown(revision).is_empty() {

@@ -39,11 +39,7 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// Nothing was asked for.
-    pub fn request_change(
-        &mut self,
-        connection: Connection,
-        wanted: &[Characteristic],
-    ) -> Result<(), ChangeError> {
+    pub fn request_change(&mut self, connection: Connection, wanted: &[Characteristic]) -> Result<(), ChangeError> {
         self.shard.request_change(self.conn_ref(connection), wanted)
     }
 

@@ -87,11 +87,7 @@ mod model {
             let staged = self.staged.len();
             assert_eq!(self.consumer.len(), self.published.len());
             assert_eq!(self.producer.len(), self.published.len() + staged);
-            assert_eq!(
-                Rc::strong_count(&self.alive),
-                1 + self.published.len() + staged,
-                "none lost, none kept"
-            );
+            assert_eq!(Rc::strong_count(&self.alive), 1 + self.published.len() + staged, "none lost, none kept");
         }
     }
 

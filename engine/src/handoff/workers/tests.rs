@@ -166,8 +166,7 @@ fn jobs_that_meet_the_stop_come_back() {
             loop {
                 let refused = port.dispatch(key, key).is_err();
                 key += u64::from(!refused);
-                ended +=
-                    port.collect(8, |_, result| assert!(matches!(result, Ok(_) | Err(JobError::Stopped))));
+                ended += port.collect(8, |_, result| assert!(matches!(result, Ok(_) | Err(JobError::Stopped))));
                 if refused && port.lanes[0].jobs.is_closed() {
                     ended += collect_all(&mut port, &mut sleeper).len();
                     return (key, ended as u64);
@@ -195,10 +194,7 @@ fn a_job_that_a_worker_left_is_reported_as_stopped() {
     let mut got = Vec::new();
     assert_eq!(port.collect(8, |key, result| got.push((key, result))), 1);
     assert_eq!(got, [(5, Err(JobError::Stopped))]);
-    assert_eq!(
-        (port.outstanding(), JobError::Stopped.to_string()),
-        (0, "the worker pool has stopped".into())
-    );
+    assert_eq!((port.outstanding(), JobError::Stopped.to_string()), (0, "the worker pool has stopped".into()));
 }
 
 #[test]

@@ -37,8 +37,7 @@ fn a_call_runs_once_and_is_answered_again() {
     claim.finish(b"results");
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]));
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]), "as often as it is asked for");
-    let expected =
-        ReplyCacheStats { hits: 2, misses: 1, early: 1, entries: 1, bytes: 7, ..Default::default() };
+    let expected = ReplyCacheStats { hits: 2, misses: 1, early: 1, entries: 1, bytes: 7, ..Default::default() };
     assert_eq!(cache.stats(), expected);
 }
 

@@ -92,9 +92,8 @@ impl Requester {
         let Some(mut conn) = cx.conns.take_ref(conn) else {
             return self.fail_call(cx, sink, token, CallError::Closed);
         };
-        let plain = memory.is_none()
-            && message.len() <= conn.requests.plain_call
-            && max_reply <= conn.requests.plain_reply;
+        let plain =
+            memory.is_none() && message.len() <= conn.requests.plain_call && max_reply <= conn.requests.plain_reply;
         let call = if plain && !cx.config.retransmit {
             self.start_plain(cx, &mut conn, message, (token, deadline), (sink, started))
         } else {
@@ -163,8 +162,7 @@ impl Requester {
         (out.sink, out.started) = (sink, started);
         (out.max_reply, out.retries) = (max_reply, 0);
         if now {
-            conn.requests.calls[at].exposure =
-                self.transmit_call(cx, conn, call, message, memory, receives_ok);
+            conn.requests.calls[at].exposure = self.transmit_call(cx, conn, call, message, memory, receives_ok);
             if !cx.config.batch {
                 cx.post_chain(conn);
             }
@@ -266,8 +264,7 @@ impl Requester {
                 self.start_continuation(cx, conn, call, message, None, receives_ok);
             } else {
                 let out = &conn.requests.calls[conn.proto.call_slot(call)];
-                let plain =
-                    message.len() <= conn.requests.plain_call && out.max_reply <= conn.requests.plain_reply;
+                let plain = message.len() <= conn.requests.plain_call && out.max_reply <= conn.requests.plain_reply;
                 if !plain || cx.config.retransmit {
                     self.keep(cx, conn, call, &message);
                 }
@@ -417,8 +414,7 @@ impl Requester {
     ) -> Result<u32, FabricError> {
         let long = memory.call.take();
         let reads = memory.send.len() + usize::from(long.is_some());
-        let index =
-            conn.requests.exposures.begin(reads, memory.receive.len(), conn.proto.terms().segment_size);
+        let index = conn.requests.exposures.begin(reads, memory.receive.len(), conn.proto.terms().segment_size);
         if let Some(mut buf) = long {
             set_xid(&mut buf, call);
             self.expose_one(cx, conn, index, 0, buf, Access::REMOTE_READ)?;

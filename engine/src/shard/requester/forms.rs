@@ -122,9 +122,7 @@ impl Requester {
     ) -> Result<(), CallError> {
         let terms = conn.proto.terms();
         let returned = conn.proto.header_len(&ChunkCounts { reads: 0, ..*chunks });
-        for (needed, limit) in
-            [(header, terms.send_inline_threshold), (returned, terms.receive_inline_threshold)]
-        {
+        for (needed, limit) in [(header, terms.send_inline_threshold), (returned, terms.receive_inline_threshold)] {
             let limit = limit - LEAST_LAST_PART;
             if needed > limit {
                 return Err(CallError::HeaderTooLong { needed, limit });
@@ -216,8 +214,7 @@ impl Requester {
             return self.give_up_call(cx, conn, call, error);
         }
         let out = &mut conn.requests.calls[slot];
-        (out.message, out.memory, out.exposure) =
-            (Some(message), memory.filter(|memory| !memory.is_empty()), None);
+        (out.message, out.memory, out.exposure) = (Some(message), memory.filter(|memory| !memory.is_empty()), None);
         conn.proto.resend(call);
         cx.ready.add(conn);
     }
@@ -281,8 +278,7 @@ impl Requester {
                 Ok(None)
             }
             ErrorBody::ReadChunks { .. } => {
-                let total =
-                    message.len() + memory.send.iter().map(|(_, buf)| padded(buf.len())).sum::<usize>();
+                let total = message.len() + memory.send.iter().map(|(_, buf)| padded(buf.len())).sum::<usize>();
                 let mut whole = self.alloc_for(cx, conn, total)?;
                 unreduce(message, memory, &mut whole);
                 memory.send.clear();
@@ -337,11 +333,7 @@ pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCou
 /// Holds segments against what each chunk, and the whole header, may have; `lens` are the bytes of each
 /// chunk.
 #[inline(always)]
-fn check_segments(
-    counts: &ChunkCounts,
-    lens: impl Iterator<Item = usize>,
-    terms: &Terms,
-) -> Result<(), CallError> {
+fn check_segments(counts: &ChunkCounts, lens: impl Iterator<Item = usize>, terms: &Terms) -> Result<(), CallError> {
     let (segments, limit) = (counts.segments(), terms.segment_count as usize);
     // Usually all together have no more than one chunk may have.
     if segments > MAX_SEGMENTS {

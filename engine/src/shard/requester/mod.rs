@@ -121,10 +121,7 @@ impl Requests {
             Stage::Open if proto.may_call() && calls_are_taken(proto) && !self.may_need_more(proto) => {
                 let terms = proto.terms();
                 let header = wire::msg_len(terms.version, true);
-                (
-                    terms.send_inline_threshold - header,
-                    terms.receive_inline_threshold - header - ACCEPTED_REPLY_LEN,
-                )
+                (terms.send_inline_threshold - header, terms.receive_inline_threshold - header - ACCEPTED_REPLY_LEN)
             }
             _ => (0, 0),
         };
@@ -178,8 +175,7 @@ impl Conn {
     #[cold]
     pub(super) fn exposes(&self, call: CallId, index: u32) -> bool {
         let slot = self.proto.call_slot(call);
-        self.proto.is_owed(call)
-            && self.requests.calls.get(slot).is_some_and(|out| out.exposure == Some(index))
+        self.proto.is_owed(call) && self.requests.calls.get(slot).is_some_and(|out| out.exposure == Some(index))
     }
 
     /// Keeps a call's message of which all, or some, has gone out in parts.
@@ -239,13 +235,7 @@ impl Requester {
 
     /// Tells how a call ended.
     #[inline(always)]
-    pub(super) fn deliver<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        sink: Sink,
-        token: u64,
-        result: CallResult,
-    ) {
+    pub(super) fn deliver<F: Fabric>(&mut self, cx: &mut Context<F>, sink: Sink, token: u64, result: CallResult) {
         cx.stats.calls_failed += u64::from(result.is_err());
         match sink {
             Sink::Polled => push(&mut self.done, || Done { token, result }),
@@ -293,14 +283,7 @@ impl Requester {
     /// Tells the caller that its call is over while the reply is still owed. The record stays, with what is
     /// exposed, until the reply has come or the connection is gone: revoking a window that the peer may be
     /// about to revoke by Send With Invalidate would break the connection.
-    fn abandon<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: CallId,
-        token: u64,
-        error: CallError,
-    ) {
+    fn abandon<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, token: u64, error: CallError) {
         let slot = conn.proto.call_slot(call);
         let out = &mut conn.requests.calls[slot];
         let sink = std::mem::replace(&mut out.sink, Sink::Polled);

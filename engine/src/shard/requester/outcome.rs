@@ -36,9 +36,7 @@ impl Reply {
     pub fn verifier(&self) -> (u32, &[u8]) {
         let header = self.message.get(self.header.start as usize..self.header.end as usize).unwrap_or(&[]);
         match ReplyHeader::parse(header) {
-            Ok((ReplyHeader { body: ReplyBody::Accepted { verifier, .. }, .. }, _)) => {
-                (verifier.flavor, verifier.body)
-            }
+            Ok((ReplyHeader { body: ReplyBody::Accepted { verifier, .. }, .. }, _)) => (verifier.flavor, verifier.body),
             _ => (OpaqueAuth::NONE.flavor, OpaqueAuth::NONE.body),
         }
     }

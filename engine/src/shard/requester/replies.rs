@@ -65,9 +65,7 @@ impl Requester {
         let result = read.header.map(|header| Reply { message, header, memory: None });
         match exposure {
             None => self.deliver(cx, sink, token, result),
-            Some(index) => {
-                self.replied_to(cx, conn, index, (sink, token, result), read.returned, invalidated)
-            }
+            Some(index) => self.replied_to(cx, conn, index, (sink, token, result), read.returned, invalidated),
         }
     }
 
@@ -165,9 +163,7 @@ impl Requester {
         }
         let result = match (result, memory) {
             (Err(error), _) => Err(error),
-            (Ok(_), _) if !whole => {
-                Err(CallError::MalformedReply("its memory is still in use by the device"))
-            }
+            (Ok(_), _) if !whole => Err(CallError::MalformedReply("its memory is still in use by the device")),
             (Ok(reply), Some(mut memory)) => {
                 let reply = match (long, memory.reply.take()) {
                     (Some(len), Some(buf)) => self.long_reply(cx, reply, buf, len),
@@ -191,13 +187,7 @@ impl Requester {
     /// The reply that was written into the Reply chunk. Where the peer may reach that memory even now, it is
     /// copied first, and only the copy is looked at: what was checked must not change afterwards.
     #[cold]
-    fn long_reply<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        reply: Reply,
-        mut buf: Buf,
-        len: u32,
-    ) -> CallResult {
+    fn long_reply<F: Fabric>(&mut self, cx: &mut Context<F>, reply: Reply, mut buf: Buf, len: u32) -> CallResult {
         let start = buf.start();
         buf.set_window(start, len as usize);
         if cx.fabric.capabilities().exposure_needs_own_arena {
@@ -274,14 +264,8 @@ fn read_reply(
 }
 
 #[inline(never)]
-fn read_reply_with_lists(
-    view: &View<'_>,
-    payload: &[u8],
-    base: usize,
-    exposure: Option<&Exposure>,
-) -> ReadReply {
-    let returned =
-        exposure.map(|exposure| Returned { written: written_of(view, exposure, false), long: None });
+fn read_reply_with_lists(view: &View<'_>, payload: &[u8], base: usize, exposure: Option<&Exposure>) -> ReadReply {
+    let returned = exposure.map(|exposure| Returned { written: written_of(view, exposure, false), long: None });
     let header = if view.has_chunks() && returned.is_none() && returns_anything(view) {
         Err(CallError::MalformedReply("it returns chunks that were not offered"))
     } else {
@@ -342,11 +326,7 @@ fn written_into(chunk: &WriteChunk<'_>, part: &Exposed, size: u32) -> Result<u32
 }
 
 /// Bytes that a reply says were written into each Write chunk of its call.
-fn written_of(
-    view: &View<'_>,
-    offered: &Exposure,
-    long: bool,
-) -> Result<ArrayVec<u32, MAX_CHUNKS>, CallError> {
+fn written_of(view: &View<'_>, offered: &Exposure, long: bool) -> Result<ArrayVec<u32, MAX_CHUNKS>, CallError> {
     let mut written = ArrayVec::new();
     let mut expected = offered.writes().iter();
     for chunk in view.writes() {

@@ -37,9 +37,7 @@ impl Scene {
     fn start(&mut self, token: u64, deadline: Option<Duration>, exposed: Option<usize>) -> CallId {
         let memory = exposed.map(|len| {
             let mut memory = ChunkMemory::new();
-            memory
-                .receive
-                .push(self.with(|requester, cx, conn| requester.alloc_for(cx, conn, len)).expect("memory"));
+            memory.receive.push(self.with(|requester, cx, conn| requester.alloc_for(cx, conn, len)).expect("memory"));
             memory
         });
         let bytes: Vec<_> = call(0, 1).iter().flat_map(|word| word.to_be_bytes()).collect();
@@ -55,9 +53,7 @@ impl Scene {
         self.with(|requester, cx, conn| {
             let message: ReceivedBuf = received(cx.alloc_receive().expect("a buffer"), message);
             let (call, read) = receive(conn, &message, |conn, event, incoming| match event {
-                Event::Reply { call, token } => {
-                    (Some((call, token)), Some(conn.read_reply(call, incoming, &message)))
-                }
+                Event::Reply { call, token } => (Some((call, token)), Some(conn.read_reply(call, incoming, &message))),
                 Event::Late { call } => (Some((call, 0)), None),
                 event => panic!("{event:?}"),
             });
@@ -130,8 +126,7 @@ fn what_is_exposed_is_revoked_before_its_call_ends() {
     let mut scene = Scene::new();
     let call = scene.start(3, None, Some(256));
     assert_eq!(kinds(&mut scene), ["bind", "send"], "nobody may use a window before it is bound");
-    let index =
-        scene.with(|_, _, conn| conn.requests.calls[conn.proto.call_slot(call)].exposure).expect("one");
+    let index = scene.with(|_, _, conn| conn.requests.calls[conn.proto.call_slot(call)].exposure).expect("one");
     let (handle, offset) = scene.with(|_, _, conn| {
         let segment = *conn.exposure_of(call).expect("one").writes()[0].segment();
         (segment.handle, segment.offset)

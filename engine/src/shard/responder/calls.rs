@@ -146,8 +146,7 @@ impl Responder {
         call.reply = cx.pool.alloc(len);
         let mut enough = call.reply.is_some();
         for result in &mut call.results {
-            result.capacity =
-                result.capacity.min(u32::try_from(entry.binding.results.max_len).unwrap_or(u32::MAX));
+            result.capacity = result.capacity.min(u32::try_from(entry.binding.results.max_len).unwrap_or(u32::MAX));
             if entry.result_memory == ResultMemory::Pool && result.capacity > 0 {
                 match cx.pool.alloc(result.capacity as usize) {
                     Some(buf) => result.bytes = ResultBytes::Pool(buf),
@@ -178,8 +177,7 @@ impl Responder {
             }
             conn.sends.push_named(id.index() as u64, true, || read_of(&lent, 0, &segment));
             self.fetch.clear();
-            conn.served.pending[id.index()] =
-                Some(PendingReads { call, landing: ArrayVec::from_iter([lent]) });
+            conn.served.pending[id.index()] = Some(PendingReads { call, landing: ArrayVec::from_iter([lent]) });
             return Ok(());
         }
         let before = conn.sends.len();
@@ -187,11 +185,8 @@ impl Responder {
         let mut filled = 0;
         for (n, &(at, segment)) in fetch.iter().enumerate() {
             if n == 0 || fetch[n - 1].0 != at {
-                let len: usize = fetch[n..]
-                    .iter()
-                    .take_while(|next| next.0 == at)
-                    .map(|next| next.1.length as usize)
-                    .sum();
+                let len: usize =
+                    fetch[n..].iter().take_while(|next| next.0 == at).map(|next| next.1.length as usize).sum();
                 let Some(Ok(lent)) = cx.pool.alloc(len).map(Buf::lend) else {
                     // Nothing is read for a call that waits.
                     conn.sends.truncate(before);
@@ -217,14 +212,8 @@ impl Responder {
     }
 
     /// The RDMA Reads of a call have completed.
-    pub(in crate::shard) fn fetched<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        index: usize,
-    ) {
-        let Some(PendingReads { mut call, mut landing }) =
-            conn.served.pending.get_mut(index).and_then(Option::take)
+    pub(in crate::shard) fn fetched<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: usize) {
+        let Some(PendingReads { mut call, mut landing }) = conn.served.pending.get_mut(index).and_then(Option::take)
         else {
             return;
         };
@@ -480,13 +469,7 @@ impl Responder {
     /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's
     /// chain is posted. `plain`: it is known to be a success, with no verifier, that returns nothing.
     #[inline(always)]
-    fn answer<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        mut call: Box<ServerCall>,
-        plain: bool,
-    ) {
+    fn answer<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>, plain: bool) {
         let receives_ok = cx.receives_ok(conn);
         let backlogged = conn.is_backlogged(cx.config.signal_every);
         if backlogged {

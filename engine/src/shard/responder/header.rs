@@ -82,9 +82,7 @@ pub(super) fn read_rpc(
 ) -> Result<(), CallRefusal> {
     // Most headers are told by one look, and are of known length.
     match rpc::AnonymousCall::read(payload) {
-        Some(header) => {
-            take_header(header.into(), rpc::AnonymousCall::LEN, payload, base, services, call, fetch)
-        }
+        Some(header) => take_header(header.into(), rpc::AnonymousCall::LEN, payload, base, services, call, fetch),
         None => read_rpc_with_credential(payload, base, services, call, fetch),
     }
 }
@@ -225,11 +223,7 @@ fn only_handle(call: &ServerCall) -> u32 {
 
 /// Under RPCSEC_GSS integrity or privacy nothing of a call is reduced, nor of its reply (version 2 §10.2.2).
 #[cold]
-fn check_reduction(
-    credential: &rpc::OpaqueAuth<'_>,
-    entry: &Procedure,
-    call: &ServerCall,
-) -> Result<(), ErrorBody> {
+fn check_reduction(credential: &rpc::OpaqueAuth<'_>, entry: &Procedure, call: &ServerCall) -> Result<(), ErrorBody> {
     if reduction_allowed(credential.flavor, credential.body) {
         return Ok(());
     }
@@ -244,11 +238,7 @@ fn check_reduction(
 }
 
 /// Takes the Position Zero Read chunk, which holds the RPC message, from the front of the Read list.
-pub(super) fn read_position_zero(
-    call: &mut ServerCall,
-    fetch: &mut Fetch,
-    longest: u64,
-) -> Result<(), CallRefusal> {
+pub(super) fn read_position_zero(call: &mut ServerCall, fetch: &mut Fetch, longest: u64) -> Result<(), CallRefusal> {
     let count = call.asked.iter().take_while(|read| read.position == 0).count();
     let mut total = 0;
     for read in call.asked.drain(..count) {

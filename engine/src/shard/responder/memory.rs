@@ -132,13 +132,7 @@ impl Responder {
 
     /// Whether what is waited for will not come home by this shard's own doing: who began a message and does
     /// not go on with it may have it, or the application. `conn` is not in the table.
-    fn is_hopeless<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        watch: &mut Watch,
-        conn: &mut Conn,
-        now: u64,
-    ) -> bool {
+    fn is_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, watch: &mut Watch, conn: &mut Conn, now: u64) -> bool {
         if self.workers.as_ref().is_some_and(|port| port.outstanding() > 0) || !self.backlog.is_empty() {
             return false;
         }
@@ -148,8 +142,7 @@ impl Responder {
             return look && others.all(|other| other.holds_nothing()) && conn.holds_nothing();
         }
         // Those who hold memory for what they do not take make room.
-        let stalled =
-            watch.end_stalled(cx, now, PATIENCE / 2) > 0 || watch.is_stalled(cx, conn, PATIENCE / 2);
+        let stalled = watch.end_stalled(cx, now, PATIENCE / 2) > 0 || watch.is_stalled(cx, conn, PATIENCE / 2);
         if stalled {
             self.waiters_served_at = now;
         }
@@ -173,9 +166,7 @@ impl Responder {
     /// than a Receive: those that wait with such could wait for each other.
     pub(super) fn holds_what_others_wait_for<F: Fabric>(&self, cx: &Context<F>, call: &ServerCall) -> bool {
         let ours = cx.pool.arena().id();
-        call.message
-            .as_ref()
-            .is_some_and(|buf| buf.arena() == ours && buf.capacity() > cx.sizing.configured_capacity())
+        call.message.as_ref().is_some_and(|buf| buf.arena() == ours && buf.capacity() > cx.sizing.configured_capacity())
     }
 
     /// Whether the pool has buffers for what a call needs, were they all free. What fits a buffer fits all
@@ -194,9 +185,7 @@ impl Responder {
             }
         }
         needs.extend(
-            fetch
-                .chunk_by(|a, b| a.0 == b.0)
-                .map(|chunk| chunk.iter().map(|part| part.1.length as usize).sum()),
+            fetch.chunk_by(|a, b| a.0 == b.0).map(|chunk| chunk.iter().map(|part| part.1.length as usize).sum()),
         );
         needs.sort_unstable_by(|a, b| b.cmp(a));
         let classes = cx.pool.stats().classes;

@@ -115,8 +115,7 @@ impl Served {
     /// The terms may have changed: says again how much a reply has room for.
     pub(super) fn refresh_room(&mut self, proto: &Connection) {
         let terms = proto.terms();
-        self.inline_room =
-            terms.send_inline_threshold.saturating_sub(wire::msg_len(terms.version, true)) as u32;
+        self.inline_room = terms.send_inline_threshold.saturating_sub(wire::msg_len(terms.version, true)) as u32;
     }
 
     /// The device is gone, with all that it held.

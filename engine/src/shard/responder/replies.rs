@@ -92,11 +92,7 @@ impl Responder {
             }
             ReplyForm::Continued => {
                 let last_header = reply_header_len(&conn.proto, &call);
-                cx.start_continuation(
-                    conn,
-                    Continuation::new(Message::Reply(call), buf, last_header),
-                    receives_ok,
-                );
+                cx.start_continuation(conn, Continuation::new(Message::Reply(call), buf, last_header), receives_ok);
             }
         }
     }
@@ -260,8 +256,7 @@ fn emit_verified(out: &mut [u8], xid: u32, verifier: &Verifier) {
 /// How a reply of `len` bytes travels.
 #[cold]
 pub(super) fn reply_form(conn: &Conn, call: &ServerCall, len: usize) -> ReplyForm {
-    let room =
-        call.reply_offered.then(|| call.reply_chunk.iter().map(|segment| u64::from(segment.length)).sum());
+    let room = call.reply_offered.then(|| call.reply_chunk.iter().map(|segment| u64::from(segment.length)).sum());
     choose_reply(&conn.proto.form_limits(), reply_header_len(&conn.proto, call), len, room)
 }
 

@@ -96,14 +96,8 @@ impl Responder {
     /// Whether a call must wait until its connection holds less, or behind those that do. What is to be read
     /// for it is in `self.fetch`.
     #[inline(always)]
-    pub(super) fn must_wait<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: &ServerCall,
-    ) -> bool {
-        (!conn.served.deferred.is_empty() && self.is_behind(cx, conn, call))
-            || self.exceeds_share(cx, conn, call)
+    pub(super) fn must_wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &ServerCall) -> bool {
+        (!conn.served.deferred.is_empty() && self.is_behind(cx, conn, call)) || self.exceeds_share(cx, conn, call)
     }
 
     /// Goes on with the calls that wait, as what they wait for may have come home by now; true if one that
@@ -139,12 +133,7 @@ impl Responder {
     /// A call is deferred until its connection is within its share; what is to be read for it is in
     /// `self.fetch`.
     #[cold]
-    pub(super) fn defer<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        mut call: Box<ServerCall>,
-    ) {
+    pub(super) fn defer<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
         let fetch = take(&mut self.fetch);
         release(&mut call);
         // Each has the buffer of a message. One may wait on every connection, or none would get on.

@@ -84,8 +84,7 @@ fn a_storm_of_strangers() {
     // The sum is told when the time is over, or at the end.
     drop(town);
     let lines = heard();
-    let (sums, lines): (Vec<String>, Vec<String>) =
-        lines.into_iter().partition(|line| line.contains("more: "));
+    let (sums, lines): (Vec<String>, Vec<String>) = lines.into_iter().partition(|line| line.contains("more: "));
     assert!(lines.iter().all(|line| line.contains("a stranger")), "{lines:?}");
     // So many in ten seconds, and the machine may be slow.
     assert!(lines.len() <= 3 * LINES as usize && !sums.is_empty(), "{lines:?} {sums:?}");
@@ -269,7 +268,8 @@ fn answers_that_cannot_be() {
         answer.send(socket.as_fd(), fds).expect("send");
         let mut events = Vec::new();
         client.poll_control(&mut events);
-        let failed = matches!(&events[..], [ControlEvent::ConnectFailed { qp: id, error: FabricError::Peer(_) }] if *id == qp);
+        let failed =
+            matches!(&events[..], [ControlEvent::ConnectFailed { qp: id, error: FabricError::Peer(_) }] if *id == qp);
         assert!(failed, "{answer:?}: {events:?}");
         client.destroy_qp(qp);
     }

@@ -23,10 +23,7 @@ fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
         (0..MOST as u32).for_each(|id| show(&intruder, id));
         town.until("it is ended", |t| (t.server.stats().peer_violations > violations).then_some(()));
         let taken = MOST - PER_CONNECTION - budget.left();
-        assert!(
-            taken_by_one.contains(&taken),
-            "{taken} of {MOST} mappings, max_regions_per_peer is {regions}"
-        );
+        assert!(taken_by_one.contains(&taken), "{taken} of {MOST} mappings, max_regions_per_peer is {regions}");
         drop(intruder);
         town.ends(qp);
         assert_eq!(budget.left(), MOST, "all come back");
@@ -127,11 +124,7 @@ fn windows_that_lie() {
                 t.done.iter().find(|d| d.qp == qp && d.status == Status::RemoteAccess).map(|_| ())
             });
             town.ends(qp);
-            assert_eq!(
-                town.server.stats().access_refused,
-                refused + 1,
-                "{place:#x} {first:#x} {len:#x} {address:#x}"
-            );
+            assert_eq!(town.server.stats().access_refused, refused + 1, "{place:#x} {first:#x} {len:#x} {address:#x}");
         }
     }
     // Keys whose index is behind the table.

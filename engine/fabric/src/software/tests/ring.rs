@@ -40,18 +40,14 @@ fn reports_that_cannot_be() {
     let (intruder, qp) = town.intruder();
     assert_eq!(send(&mut town, qp), Ok(()));
     intruder.ring.publish(intruder.layout.report(Side::Connector), 1 << 40);
-    town.until("the Send ends", |t| {
-        t.done.iter().find(|d| d.qp == qp && d.status == Status::Flushed).map(|_| ())
-    });
+    town.until("the Send ends", |t| t.done.iter().find(|d| d.qp == qp && d.status == Status::Flushed).map(|_| ()));
     town.ends(qp);
     // Refusals with codes that no one has.
     for code in [3, u64::MAX] {
         let (intruder, qp) = town.intruder();
         assert_eq!(send(&mut town, qp), Ok(()));
         intruder.ring.publish(intruder.layout.report(Side::Connector) + 8, code);
-        town.until("the Send ends", |t| {
-            t.done.iter().find(|d| d.status == Status::RemoteOperation).map(|_| ())
-        });
+        town.until("the Send ends", |t| t.done.iter().find(|d| d.status == Status::RemoteOperation).map(|_| ()));
         town.ends(qp);
     }
 }
@@ -140,8 +136,7 @@ fn a_peer_that_takes_nothing_is_ended() {
     // Time in which nobody looks is not the peer's.
     let (start, limit) = (Instant::now(), Duration::from_secs(40));
     let waiting = town.server.table.get(qp).expect("it waits");
-    let mut waited =
-        |seconds| waiting.waited(start + Duration::from_secs(seconds), limit).map(|t| t.as_secs());
+    let mut waited = |seconds| waiting.waited(start + Duration::from_secs(seconds), limit).map(|t| t.as_secs());
     assert_eq!([0, 10, 20, 31, 41].map(&mut waited), [0, 10, 20, 0, 10].map(Some));
     waiting.waits = None;
     waiting.watch_waiting(&mut town.server.common);
@@ -176,9 +171,7 @@ fn scribbling() {
             let peer_table = peer_table.expect("table");
             for _ in 0..2000 {
                 for _ in 0..16 {
-                    random = random
-                        .wrapping_mul(6_364_136_223_846_793_005)
-                        .wrapping_add(1_442_695_040_888_963_407);
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     let at = (random >> 33) as usize;
                     ring.store_relaxed((at % layout.bytes()) & !7, random);
                     peer_table.store_relaxed((at % 4096) & !7, random);
@@ -198,18 +191,10 @@ fn scribbling() {
                 let _ = town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
             }
             if let Some(window) = window {
-                let wr = WorkRequest::Bind {
-                    window,
-                    mem: lend(&town),
-                    offset: 0,
-                    len: 64,
-                    access: Access::REMOTE,
-                };
+                let wr = WorkRequest::Bind { window, mem: lend(&town), offset: 0, len: 64, access: Access::REMOTE };
                 let wr2 = WorkRequest::LocalInvalidate { window };
                 let bind = Posting { wr_id: 2, signalled: false, wr };
-                let _ = town
-                    .server
-                    .post_send(qp, &mut vec![bind, Posting { wr_id: 3, signalled: false, wr: wr2 }]);
+                let _ = town.server.post_send(qp, &mut vec![bind, Posting { wr_id: 3, signalled: false, wr: wr2 }]);
             }
             town.turn();
             for done in std::mem::take(&mut town.done) {

@@ -9,11 +9,10 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_qp_state, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_cm_event, rdma_cm_event_type,
-    rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_event_channel, rdma_create_id,
-    rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect, rdma_establish, rdma_event_channel,
-    rdma_get_cm_event, rdma_init_qp_attr, rdma_listen, rdma_migrate_id, rdma_port_space, rdma_reject,
-    rdma_resolve_addr, rdma_resolve_route,
+    ibv_qp_state, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_cm_event, rdma_cm_event_type, rdma_cm_id,
+    rdma_conn_param, rdma_connect, rdma_create_event_channel, rdma_create_id, rdma_destroy_event_channel,
+    rdma_destroy_id, rdma_disconnect, rdma_establish, rdma_event_channel, rdma_get_cm_event, rdma_init_qp_attr,
+    rdma_listen, rdma_migrate_id, rdma_port_space, rdma_reject, rdma_resolve_addr, rdma_resolve_route,
 };
 
 use super::check_errno;
@@ -138,13 +137,11 @@ impl EventChannel {
         if carries_parameters(kind) {
             // SAFETY: identifiers of the TCP port space use this member of the union.
             let conn = unsafe { raw.param.conn };
-            (told.responder_resources, told.initiator_depth) =
-                (conn.responder_resources, conn.initiator_depth);
+            (told.responder_resources, told.initiator_depth) = (conn.responder_resources, conn.initiator_depth);
             if !conn.private_data.is_null() {
                 let len = usize::from(conn.private_data_len);
                 // SAFETY: the event holds so many bytes of private data until it is acknowledged.
-                told.private_data =
-                    unsafe { std::slice::from_raw_parts(conn.private_data.cast(), len) }.to_vec();
+                told.private_data = unsafe { std::slice::from_raw_parts(conn.private_data.cast(), len) }.to_vec();
             }
         }
         if kind == CmEventKind::ConnectRequest {
@@ -248,12 +245,7 @@ impl CmId {
     }
 
     /// Starts to look for the device on the way to an address.
-    pub(crate) fn resolve_address(
-        &self,
-        from: Option<IpAddr>,
-        to: SocketAddr,
-        timeout_ms: i32,
-    ) -> io::Result<()> {
+    pub(crate) fn resolve_address(&self, from: Option<IpAddr>, to: SocketAddr, timeout_ms: i32) -> io::Result<()> {
         let mut from = from.map(|from| SockAddr::new((from, 0).into()));
         let from = from.as_mut().map_or(ptr::null_mut(), SockAddr::as_mut_ptr);
         let mut to = SockAddr::new(to);

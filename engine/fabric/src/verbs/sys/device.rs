@@ -9,10 +9,9 @@ use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
 use rdma_sys::{
-    ___ibv_query_port, ibv_ack_async_event, ibv_alloc_pd, ibv_async_event, ibv_async_event_element_t,
-    ibv_close_device, ibv_context, ibv_dealloc_pd, ibv_device, ibv_device_attr, ibv_free_device_list,
-    ibv_get_async_event, ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_pd, ibv_port_attr,
-    ibv_query_device,
+    ___ibv_query_port, ibv_ack_async_event, ibv_alloc_pd, ibv_async_event, ibv_async_event_element_t, ibv_close_device,
+    ibv_context, ibv_dealloc_pd, ibv_device, ibv_device_attr, ibv_free_device_list, ibv_get_async_event,
+    ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_pd, ibv_port_attr, ibv_query_device,
 };
 
 use super::check;
@@ -159,8 +158,7 @@ impl Context {
             return None;
         }
         // Read as a number: a device may send codes that the enumeration does not have.
-        let kind =
-            event.as_ptr().wrapping_byte_add(mem::offset_of!(ibv_async_event, event_type)).cast::<u32>();
+        let kind = event.as_ptr().wrapping_byte_add(mem::offset_of!(ibv_async_event, event_type)).cast::<u32>();
         // SAFETY: the call has filled in this field, and it has the size of a C enumeration.
         let code = unsafe { kind.read() };
         // SAFETY: the union lies at the start, and the call has filled in the member that goes with the code.

@@ -5,9 +5,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use rdma_sys::{
-    ibv_access_flags, ibv_alloc_mw, ibv_dealloc_mw, ibv_dereg_mr, ibv_mr, ibv_mw, ibv_mw_type, ibv_reg_mr,
-};
+use rdma_sys::{ibv_access_flags, ibv_alloc_mw, ibv_dealloc_mw, ibv_dereg_mr, ibv_mr, ibv_mw, ibv_mw_type, ibv_reg_mr};
 use rpcrdma_mempool::Arena;
 
 use super::check;

@@ -9,9 +9,8 @@ use std::rc::Rc;
 
 use rdma_sys::{
     ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_create_comp_channel, ibv_create_cq, ibv_create_srq,
-    ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_srq, ibv_get_cq_event, ibv_poll_cq,
-    ibv_post_srq_recv, ibv_recv_wr, ibv_req_notify_cq, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_wc,
-    ibv_wc_flags, ibv_wc_opcode,
+    ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_srq, ibv_get_cq_event, ibv_poll_cq, ibv_post_srq_recv,
+    ibv_recv_wr, ibv_req_notify_cq, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_wc, ibv_wc_flags, ibv_wc_opcode,
 };
 
 use super::check;
@@ -97,14 +96,9 @@ pub(crate) struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(
-        context: &Rc<Context>,
-        channel: &Rc<CompletionChannel>,
-        entries: u32,
-    ) -> io::Result<Rc<Self>> {
+    pub(crate) fn new(context: &Rc<Context>, channel: &Rc<CompletionChannel>, entries: u32) -> io::Result<Rc<Self>> {
         // SAFETY: context and channel are alive; the queue keeps the channel alive, and that the context.
-        let raw =
-            unsafe { ibv_create_cq(context.raw(), entries as i32, ptr::null_mut(), channel.raw.as_ptr(), 0) };
+        let raw = unsafe { ibv_create_cq(context.raw(), entries as i32, ptr::null_mut(), channel.raw.as_ptr(), 0) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: the queue was just made.
         let capacity = unsafe { raw.as_ref().cqe }.max(0) as u32;

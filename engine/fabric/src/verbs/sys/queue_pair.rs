@@ -7,8 +7,8 @@ use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
 use rdma_sys::{
-    ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr,
-    ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_recv_wr, ibv_send_wr,
+    ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask,
+    ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_recv_wr, ibv_send_wr,
 };
 
 use super::check;
@@ -97,11 +97,8 @@ impl QueuePair {
         let raw = unsafe { ibv_create_qp(pd.raw(), &raw mut init) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         let got = init.cap;
-        *capacity = QpCapacity {
-            send: got.max_send_wr,
-            receive: got.max_recv_wr,
-            max_inline_data: got.max_inline_data,
-        };
+        *capacity =
+            QpCapacity { send: got.max_send_wr, receive: got.max_recv_wr, max_inline_data: got.max_inline_data };
         // SAFETY: the queue pair was just made; its number never changes.
         let number = unsafe { raw.as_ref().qp_num };
         Ok(Self { raw, number, _cq: Rc::clone(cq), _srq: srq.cloned(), _pd: Rc::clone(pd) })

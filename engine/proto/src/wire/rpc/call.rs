@@ -94,12 +94,8 @@ impl RpcError {
             RpcErrorKind::RpcVersion { .. } => {
                 ReplyBody::Denied(RejectStat::RpcMismatch { low: RPC_VERSION, high: RPC_VERSION })
             }
-            RpcErrorKind::Credential { .. } => {
-                ReplyBody::Denied(RejectStat::AuthError(AuthStat::BadCred.code()))
-            }
-            RpcErrorKind::Verifier { .. } => {
-                ReplyBody::Denied(RejectStat::AuthError(AuthStat::BadVerf.code()))
-            }
+            RpcErrorKind::Credential { .. } => ReplyBody::Denied(RejectStat::AuthError(AuthStat::BadCred.code())),
+            RpcErrorKind::Verifier { .. } => ReplyBody::Denied(RejectStat::AuthError(AuthStat::BadVerf.code())),
             RpcErrorKind::Garbage { .. } => {
                 ReplyBody::Accepted { verifier: OpaqueAuth::NONE, stat: AcceptStat::GarbageArgs }
             }
@@ -171,8 +167,7 @@ impl<'a> CallHeader<'a> {
         }
         let (program, version, procedure) = (reader.u32("prog")?, reader.u32("vers")?, reader.u32("proc")?);
         let at = reader.at();
-        let credential =
-            OpaqueAuth::read(&mut reader, "cred").map_err(|_| RpcErrorKind::Credential { at })?;
+        let credential = OpaqueAuth::read(&mut reader, "cred").map_err(|_| RpcErrorKind::Credential { at })?;
         let at = reader.at();
         let verifier = OpaqueAuth::read(&mut reader, "verf").map_err(|_| RpcErrorKind::Verifier { at })?;
         Ok((CallHeader { xid, program, version, procedure, credential, verifier }, reader.at()))
@@ -187,8 +182,7 @@ impl<'a> CallHeader<'a> {
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
         let (needed, available) = (self.encoded_len(), out.len());
-        let words =
-            [self.xid, MessageType::Call.code(), RPC_VERSION, self.program, self.version, self.procedure];
+        let words = [self.xid, MessageType::Call.code(), RPC_VERSION, self.program, self.version, self.procedure];
         match out.split_first_chunk_mut::<FIXED_LEN>() {
             Some((fixed, auth)) if needed <= available => {
                 for (bytes, word) in fixed.as_chunks_mut().0.iter_mut().zip(words) {

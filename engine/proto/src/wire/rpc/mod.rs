@@ -7,8 +7,7 @@ mod reply;
 pub use auth::{AuthStat, AuthSys, Flavor, MAX_AUTH_LEN, OpaqueAuth};
 pub use call::{AnonymousCall, CallHeader, RpcError, RpcErrorKind};
 pub use reply::{
-    ACCEPTED_REPLY_LEN, AcceptStat, RejectStat, ReplyBody, ReplyHeader, accepted_reply_room,
-    emit_accepted_success,
+    ACCEPTED_REPLY_LEN, AcceptStat, RejectStat, ReplyBody, ReplyHeader, accepted_reply_room, emit_accepted_success,
 };
 
 use super::codes::codes;

@@ -167,9 +167,7 @@ fn read_accept_stat(reader: &mut Reader<'_>) -> Result<AcceptStat, BadXdr> {
     Ok(match reader.u32("accept_stat")? {
         0 => AcceptStat::Success,
         1 => AcceptStat::ProgUnavail,
-        2 => {
-            AcceptStat::ProgMismatch { low: reader.u32("mismatch_info")?, high: reader.u32("mismatch_info")? }
-        }
+        2 => AcceptStat::ProgMismatch { low: reader.u32("mismatch_info")?, high: reader.u32("mismatch_info")? },
         3 => AcceptStat::ProcUnavail,
         4 => AcceptStat::GarbageArgs,
         5 => AcceptStat::SystemErr,
@@ -180,9 +178,7 @@ fn read_accept_stat(reader: &mut Reader<'_>) -> Result<AcceptStat, BadXdr> {
 fn read_reject_stat(reader: &mut Reader<'_>) -> Result<RejectStat, BadXdr> {
     let at = reader.at();
     Ok(match reader.u32("reject_stat")? {
-        0 => {
-            RejectStat::RpcMismatch { low: reader.u32("mismatch_info")?, high: reader.u32("mismatch_info")? }
-        }
+        0 => RejectStat::RpcMismatch { low: reader.u32("mismatch_info")?, high: reader.u32("mismatch_info")? },
         1 => RejectStat::AuthError(reader.u32("auth_stat")?),
         _ => return Err(BadXdr { what: "reject_stat", at }),
     })
@@ -217,9 +213,7 @@ impl<'a> ReplyHeader<'a> {
     /// Bytes on the wire.
     pub const fn encoded_len(&self) -> usize {
         match &self.body {
-            ReplyBody::Accepted { verifier, stat: AcceptStat::ProgMismatch { .. } } => {
-                24 + verifier.encoded_len()
-            }
+            ReplyBody::Accepted { verifier, stat: AcceptStat::ProgMismatch { .. } } => 24 + verifier.encoded_len(),
             ReplyBody::Accepted { verifier, .. } => 16 + verifier.encoded_len(),
             ReplyBody::Denied(RejectStat::RpcMismatch { .. }) => 24,
             ReplyBody::Denied(RejectStat::AuthError(_)) => 20,
@@ -258,8 +252,7 @@ impl<'a> ReplyHeader<'a> {
 }
 
 /// What follows the XID in a successful reply: REPLY, MSG_ACCEPTED, AUTH_NONE of length 0, SUCCESS.
-const SUCCESS_TAIL: [u8; ACCEPTED_REPLY_LEN - 4] =
-    [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const SUCCESS_TAIL: [u8; ACCEPTED_REPLY_LEN - 4] = [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// Writes the header of a successful reply with an AUTH_NONE verifier: the fast path of
 /// [`ReplyHeader::emit`].
