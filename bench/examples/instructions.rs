@@ -46,10 +46,10 @@ fn client_side_start<F: Fabric>(
 ) -> Result<(), Box<dyn Error>> {
     let connection = client.first();
     for token in 0..depth {
-        let mut call = client.prepare(ECHO, PAYLOAD)?;
         *number = number.wrapping_add(1);
         let mut args = [0; PAYLOAD];
         args[PAYLOAD - 4..].copy_from_slice(&number.to_be_bytes());
+        let mut call = client.prepare(ECHO, PAYLOAD)?;
         call.put_args(&args)?;
         client.start(connection, call, token);
     }

@@ -65,6 +65,23 @@ impl Pool {
         None
     }
 
+    /// Takes one buffer after the other, as [`alloc`](Self::alloc) does, until all are out: for many of a length,
+    /// whose class is looked for once.
+    #[inline]
+    pub fn alloc_many(&self, len: usize) -> impl Iterator<Item = Buf> + '_ {
+        let mut classes = self.core().classes().iter().skip_while(move |list| list.size() < len);
+        let mut class = classes.next();
+        std::iter::from_fn(move || {
+            loop {
+                if let Some(meta) = class?.pop() {
+                    // SAFETY: as in `alloc`; classes come by size, and smaller ones were skipped.
+                    return Some(unsafe { Buf::new(meta, len as u32) });
+                }
+                class = classes.next();
+            }
+        })
+    }
+
     /// Takes a buffer as [`alloc`](Self::alloc) does, if the smallest class that fits has one, and `enough`
     /// says yes to what [`first_room`](Self::first_room) would say.
     #[inline]

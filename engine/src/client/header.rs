@@ -101,7 +101,9 @@ impl Template {
             (Some(out), Some(template)) if self.header.len() == AUTH_NONE_LEN => *out = *template,
             _ => self.write_named(out),
         }
-        out[PROCEDURE_AT..PROCEDURE_AT + 4].copy_from_slice(&procedure.to_be_bytes());
+        if let Some(word) = out.get_mut(PROCEDURE_AT..).and_then(<[u8]>::first_chunk_mut) {
+            *word = procedure.to_be_bytes();
+        }
     }
 }
 

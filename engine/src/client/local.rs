@@ -85,7 +85,7 @@ impl PreparedCall {
     /// There is no room for all of them: none is written.
     #[inline]
     pub fn put_args(&mut self, args: &[u8]) -> Result<(), NoSpace> {
-        let room = &mut self.message[self.filled..];
+        let room = self.message.get_mut(self.filled..).unwrap_or_default();
         let available = room.len();
         let room = room.get_mut(..args.len()).ok_or(NoSpace { needed: args.len(), available })?;
         room.copy_from_slice(args);
@@ -96,8 +96,8 @@ impl PreparedCall {
     /// Clears what the memory holds of other messages.
     #[inline]
     fn fill(&mut self) {
-        if self.filled < self.message.len() {
-            self.message[self.filled..].fill(0);
+        if let Some(rest @ [_, ..]) = self.message.get_mut(self.filled..) {
+            rest.fill(0);
             self.filled = self.message.len();
         }
     }

@@ -203,14 +203,20 @@ impl<F: Fabric> Context<F> {
     #[inline(never)]
     pub(super) fn refill(&mut self) {
         self.sizing.drain_remote();
+        let (pool, size) = self.sizing.pool_of_receives(&self.pool);
+        let mut bufs = pool.alloc_many(size);
         for _ in 0..self.receives.wanted() {
-            let Some(buf) = self.alloc_receive() else { break };
+            let Some(buf) = bufs.next() else {
+                self.stats.pool_empty += 1;
+                break;
+            };
             // What is not promised takes no longer buffer, for which calls may wait.
             if buf.capacity() > self.sizing.capacity() && self.receives.covers_promises() {
                 break;
             }
             self.receives.add(buf);
         }
+        drop(bufs);
         let posted = self.receives.post(|bufs| self.fabric.post_recv(None, bufs));
         self.sizing.posted(posted);
         if self.receives.ran_short() && (posted > 0 || self.receives.suffice()) {

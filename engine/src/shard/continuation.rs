@@ -16,14 +16,14 @@ const LEAST_CONTINUED: usize = SMALL_BUFFER - HEADROOM_PLAIN;
 
 /// Whose message goes out in parts.
 #[derive(Debug)]
-pub(super) enum Message {
+pub(super) enum Whose {
     /// A call of ours, and what it exposes.
     Call(CallId, Option<u32>),
     /// The reply to a call of the peer's.
     Reply(Box<ServerCall>),
 }
 
-impl Message {
+impl Whose {
     fn outgoing(&self) -> Outgoing {
         match self {
             Self::Call(call, _) => Outgoing::Call(*call),
@@ -35,7 +35,7 @@ impl Message {
 /// A continued message that goes out.
 #[derive(Debug)]
 pub(super) struct Continuation {
-    pub(super) of: Message,
+    pub(super) of: Whose,
     /// Its window is what is left.
     pub(super) rest: Buf,
     /// Where all of it starts in the buffer, and its length.
@@ -46,7 +46,7 @@ pub(super) struct Continuation {
 
 impl Continuation {
     /// All of `message`, which the last part's header goes with.
-    pub(super) fn new(of: Message, message: Buf, last_header: usize) -> Self {
+    pub(super) fn new(of: Whose, message: Buf, last_header: usize) -> Self {
         let whole = (message.start(), message.len());
         Self { of, rest: message, whole, last_header }
     }
@@ -72,12 +72,12 @@ impl<F: Fabric> Context<F> {
     /// Sends one more part, unless it is the last.
     pub(super) fn continue_message(&mut self, conn: &mut Conn, receives_ok: bool) -> NextPart {
         let Some(mut continuation) = conn.continuation.take() else { return NextPart::Sent };
-        if let Message::Call(call, Some(index)) = continuation.of
+        if let Whose::Call(call, Some(index)) = continuation.of
             && !conn.exposes(call, index)
         {
             // It was answered before it was complete: what it exposed is others' now. The rest still goes
             // out, or what follows would be taken for it.
-            (continuation.of, continuation.last_header) = (Message::Call(call, None), call_header_len(conn, None));
+            (continuation.of, continuation.last_header) = (Whose::Call(call, None), call_header_len(conn, None));
         }
         if continuation.last_header + continuation.rest.len() <= conn.proto.terms().send_inline_threshold {
             return NextPart::Last(continuation);

@@ -3,7 +3,7 @@
 use super::clock::nanoseconds;
 use super::close_reason::{CloseReason, LocalClose};
 use super::conn::Conn;
-use super::continuation::{Continuation, Message};
+use super::continuation::{Continuation, Whose};
 use super::reconnect::Again;
 use super::stage::Stage;
 use super::{ConnRef, Shard};
@@ -340,8 +340,8 @@ impl<F: Fabric> Shard<F> {
         conn.ready = true;
         if let Some(Continuation { of, rest, whole, .. }) = conn.continuation.take() {
             match of {
-                Message::Reply(call) => self.responder.drop_call(call),
-                Message::Call(call, _) => conn.keep_whole(call, rest, whole),
+                Whose::Reply(call) => self.responder.drop_call(call),
+                Whose::Call(call, _) => conn.keep_whole(call, rest, whole),
             }
         }
         self.responder.give_up_calls(conn);

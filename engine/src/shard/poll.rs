@@ -3,7 +3,7 @@
 use super::Shard;
 use super::close_reason::CloseReason;
 use super::conn::Conn;
-use super::continuation::{Continuation, Message, NextPart};
+use super::continuation::{Continuation, NextPart, Whose};
 use super::stage::Stage;
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, SMALL_BUFFER};
 use crate::fabric::{Completion, Fabric, Opcode, Status};
@@ -99,7 +99,7 @@ impl<F: Fabric> Shard<F> {
     #[inline(never)]
     fn many_completions(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
-        let mut rest = completions.drain(..).peekable();
+        let mut rest = completions.drain(..);
         while let Some(first) = rest.next() {
             self.count_receive(&first);
             // Without a connection it is a late completion of one that is gone. Most come from one connection
@@ -107,7 +107,8 @@ impl<F: Fabric> Shard<F> {
             self.with(first.qp, |shard, conn| {
                 shard.completed(conn, first);
                 while conn.close_reason.is_none()
-                    && let Some(next) = rest.next_if(|next| next.qp == conn.qp)
+                    && rest.as_slice().first().is_some_and(|next| next.qp == conn.qp)
+                    && let Some(next) = rest.next()
                 {
                     shard.count_receive(&next);
                     shard.completed(conn, next);
@@ -158,7 +159,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn transmit(&mut self) {
         self.cx.receives.note_shortage();
         if let Some(slot) = self.cx.ready.take_only() {
@@ -247,10 +248,10 @@ impl<F: Fabric> Shard<F> {
     fn transmit_last_part(&mut self, conn: &mut Conn, parts: Continuation, receives_ok: bool) {
         let Continuation { of, rest, whole, last_header } = parts;
         match of {
-            Message::Reply(call) => {
+            Whose::Reply(call) => {
                 self.responder.transmit_last_part(&mut self.cx, conn, call, rest, receives_ok);
             }
-            Message::Call(call, exposure) => {
+            Whose::Call(call, exposure) => {
                 let (of, rest) = ((call, exposure), (rest, whole, last_header));
                 self.requester.transmit_last_part(&mut self.cx, conn, of, rest, receives_ok);
             }

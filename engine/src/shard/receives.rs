@@ -100,6 +100,7 @@ impl ReceiveBudget {
     }
 
     /// What is promised has its buffers.
+    #[inline]
     pub(super) fn covers_promises(&self) -> bool {
         self.held() >= self.promised
     }
@@ -134,8 +135,9 @@ impl ReceiveBudget {
     }
 
     /// A buffer that was wanted.
+    #[inline]
     pub(super) fn add(&mut self, buf: Buf) {
-        self.waiting.push(buf);
+        push(&mut self.waiting, || buf);
     }
 
     /// What is not posted yet goes home.
@@ -145,6 +147,7 @@ impl ReceiveBudget {
 
     /// Posts what waits, by a function that takes as many as the device does, from the front, and says how
     /// many; returns that.
+    #[inline]
     pub(super) fn post(&mut self, post: impl FnOnce(&mut Vec<Buf>) -> usize) -> usize {
         if self.waiting.is_empty() {
             return 0;

@@ -9,7 +9,7 @@
 //! A peer that cannot be told, because it is of version 1 or does not know the operations, keeps what it was
 //! promised when it connected: it holds shrinking back until it is gone, and makes no use of growing.
 
-use rpcrdma_mempool::{Buf, Class, MemError, Pool, PoolConfig};
+use rpcrdma_mempool::{Class, MemError, Pool, PoolConfig};
 
 use super::context::{Context, arena_config};
 use crate::fabric::{Access, Fabric, FabricError};
@@ -134,6 +134,12 @@ impl Sizing {
         }
     }
 
+    /// Where buffers for Receives come from, `usual` for those of the configured size, and bytes of each.
+    #[inline]
+    pub(super) fn pool_of_receives<'a>(&'a self, usual: &'a Pool) -> (&'a Pool, usize) {
+        self.pool.as_ref().map_or((usual, self.filled), |sized| (&sized.pool, sized.size))
+    }
+
     /// The pools of other than the configured size.
     pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
         self.pool.iter().chain(&self.retired).map(|sized| &sized.pool)
@@ -197,14 +203,6 @@ impl<F: Fabric> Context<F> {
             None => self.sizing.configured_capacity,
         };
         Ok(())
-    }
-
-    /// A buffer for a Receive.
-    pub(super) fn alloc_receive(&mut self) -> Option<Buf> {
-        let Some(sized) = &self.sizing.pool else { return self.alloc(self.config.receive_size) };
-        let buf = sized.pool.alloc(sized.size);
-        self.stats.pool_empty += u64::from(buf.is_none());
-        buf
     }
 
     /// Tells each peer what it is to know; `settled` if that is all that comes of what it may have asked for.

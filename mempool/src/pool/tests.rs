@@ -12,6 +12,26 @@ fn pool(classes: &[(usize, usize)]) -> Pool {
 }
 
 #[test]
+fn many_come_from_the_classes_that_one_would_come_from() {
+    let pool = pool(&[(4096, 1), (64, 2), (1024, 1)]);
+    let bufs: Vec<_> = pool.alloc_many(65).collect();
+    assert_eq!(bufs.iter().map(|buf| (buf.len(), buf.capacity())).collect::<Vec<_>>(), [(65, 1024), (65, 4096)]);
+    assert_eq!(pool.alloc_many(4097).count(), 0);
+    drop(bufs);
+    assert_eq!(
+        pool.alloc_many(1).take(3).map(|buf| buf.capacity()).collect::<Vec<_>>(),
+        [64, 64, 64],
+        "each goes home"
+    );
+    let mut bufs = pool.alloc_many(1);
+    let held: Vec<_> = bufs.by_ref().take(3).collect();
+    assert_eq!(held.iter().map(Buf::capacity).collect::<Vec<_>>(), [64, 64, 1024]);
+    assert_eq!(bufs.next().map(|buf| buf.capacity()), Some(4096));
+    drop((bufs, held));
+    assert_eq!(pool.close(), Ok(()));
+}
+
+#[test]
 fn the_smallest_class_that_fits_and_then_larger_ones() {
     let pool = pool(&[(4096, 1), (64, 2), (1024, 1)]);
     let mut bufs = Vec::new();

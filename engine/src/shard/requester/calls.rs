@@ -13,7 +13,7 @@ use crate::fabric::{Access, Fabric, FabricError, WorkRequest};
 use crate::proto::{CallError, CallId, Form, Outgoing};
 use crate::shard::conn::Conn;
 use crate::shard::context::{Context, arena_config};
-use crate::shard::continuation::{Continuation, Message};
+use crate::shard::continuation::{Continuation, Whose};
 use crate::shard::{ConnRef, OpenError};
 use crate::wire::{ChunkCounts, Segment, Version};
 
@@ -306,11 +306,7 @@ impl Requester {
             conn.requests.calls[slot].exposure = exposure;
         }
         let last_header = call_header_len(conn, exposure);
-        cx.start_continuation(
-            conn,
-            Continuation::new(Message::Call(call, exposure), message, last_header),
-            receives_ok,
-        );
+        cx.start_continuation(conn, Continuation::new(Whose::Call(call, exposure), message, last_header), receives_ok);
     }
 
     /// Sends the last part of a call.

@@ -375,7 +375,7 @@ impl Responder {
     pub(super) fn finish<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
         cx.stats.calls += 1;
         match call.outcome {
-            Ok(()) if !call.unusual => self.answer(cx, conn, call, true),
+            Ok(()) if !call.returns && !call.verifier.is_some() => self.answer(cx, conn, call, true),
             _ => self.finish_unusual(cx, conn, call),
         }
     }

@@ -11,7 +11,7 @@ use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_repl
 use crate::service::{MAX_CHUNKS, Procedure, ResultBytes, ServerCall, Verifier};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::shard::continuation::{Continuation, Message};
+use crate::shard::continuation::{Continuation, Whose};
 use crate::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use crate::wire::{Chunks, ErrorBody, Segment, WriteList, rpc};
 
@@ -92,7 +92,7 @@ impl Responder {
             }
             ReplyForm::Continued => {
                 let last_header = reply_header_len(&conn.proto, &call);
-                cx.start_continuation(conn, Continuation::new(Message::Reply(call), buf, last_header), receives_ok);
+                cx.start_continuation(conn, Continuation::new(Whose::Reply(call), buf, last_header), receives_ok);
             }
         }
     }

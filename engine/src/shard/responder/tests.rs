@@ -32,13 +32,13 @@ impl Scene {
         services.add(1, 1, ELSEWHERE, Procedure::new(answer).on_workers());
         let responder = Responder::new(Some(Arc::new(services)));
         let mut cx = context(small());
-        let spare = std::iter::from_fn(|| cx.alloc_receive()).take(16).collect();
+        let spare = std::iter::from_fn(|| cx.alloc(cx.config.receive_size)).take(16).collect();
         Self { responder, cx, watch: Watch::default(), spare }
     }
 
     /// A call comes.
     fn serve(&mut self, conn: &mut Conn, xid: u32, procedure: u32) {
-        let buf = self.cx.alloc_receive().expect("a buffer");
+        let buf = self.cx.alloc(self.cx.config.receive_size).expect("a buffer");
         self.serve_message(conn, xid, procedure, buf);
     }
 
