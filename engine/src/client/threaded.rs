@@ -166,14 +166,15 @@ impl Client {
         let template = Template::new(config.program, config.version, &config.credential);
         let closed = Arc::default();
         let mut client = Self::of(Arc::new(Shared { shard, conn, template, config, closed: Arc::clone(&closed) }));
-        // The first of its ring, which has room; a shard that has stopped is seen to be closed.
+        // Its ring has a place for this; a shard that has stopped is seen to be closed.
         let _ = client.sender.send(Command::Watch(conn, closed));
         client
     }
 
     fn of(shared: Arc<Shared>) -> Self {
         let calls = shared.config.shard.max_calls;
-        let sender = shared.shard.connector().connect(calls);
+        // Beside the calls, the wish to know why the connection is over.
+        let sender = shared.shard.connector().connect(calls + 1);
         Self { sender, slots: SlotTable::new(calls as u32), shared }
     }
 
