@@ -12,13 +12,9 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use rpcrdma::auth::{AuthError, AuthPolicy, Handshake, Mechanism, Role, Step};
 use rpcrdma::proto::exchange::{self, Characteristic};
-use rpcrdma::proto::{
-    CallId, ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing, PeerFault, Scheme,
-};
+use rpcrdma::proto::{CallId, ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing, PeerFault, Scheme};
 use rpcrdma::wire::properties::ReverseSupport;
-use rpcrdma::wire::{
-    Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList,
-};
+use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList};
 
 fuzz_target!(|data: &[u8]| Story::new(Input(data)).run());
 
@@ -194,8 +190,7 @@ impl Twins {
 
     /// A call ends once.
     fn ended(&mut self, call: CallId, token: u64) {
-        let at =
-            self.calls.iter().position(|known| *known == (call, token)).expect("a call that had not ended");
+        let at = self.calls.iter().position(|known| *known == (call, token)).expect("a call that had not ended");
         self.calls.swap_remove(at);
     }
 
@@ -284,9 +279,7 @@ impl Twins {
             buf[room + PAYLOAD - 1] = u8::from(matches!(out, Outgoing::Reply(_)));
             let plain = form.chunks == Chunks::NONE && !form.external;
             let start = match out {
-                Outgoing::Call(_) | Outgoing::Reply(_) if plain => {
-                    end.emit_plain(out, receives_ok, &mut buf, room)
-                }
+                Outgoing::Call(_) | Outgoing::Reply(_) if plain => end.emit_plain(out, receives_ok, &mut buf, room),
                 _ => end.emit_before(out, form, receives_ok, &mut buf, room),
             };
             let start = start.unwrap_or_else(|| panic!("{out:?} has room for {room} bytes"));

@@ -7,14 +7,8 @@ use rpcrdma::wire::{Revision, View};
 use rpcrdma_tools::capture::Packet;
 use rpcrdma_tools::roce::Reassembler;
 
-const LINKS: [Linktype; 6] = [
-    Linktype::ETHERNET,
-    Linktype::LINUX_SLL,
-    Linktype::LINUX_SLL2,
-    Linktype::RAW,
-    Linktype::IPV6,
-    Linktype::NULL,
-];
+const LINKS: [Linktype; 6] =
+    [Linktype::ETHERNET, Linktype::LINUX_SLL, Linktype::LINUX_SLL2, Linktype::RAW, Linktype::IPV6, Linktype::NULL];
 
 // The link, and then packets, each behind its length.
 fuzz_target!(|data: &[u8]| {

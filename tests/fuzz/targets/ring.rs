@@ -12,8 +12,8 @@ use libfuzzer_sys::fuzz_target;
 use rpcrdma::fabric::software::fuzz::{MAX_MESSAGE, Part, Peer, WINDOWS};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma::fabric::{
-    Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, Posting, QpId, RemoteMemory, Source,
-    Status, WindowId, WorkRequest,
+    Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, Posting, QpId, RemoteMemory, Source, Status,
+    WindowId, WorkRequest,
 };
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
@@ -31,14 +31,12 @@ const RECEIVE: usize = 1024;
 
 fn pool() -> Pool {
     let arena = ArenaConfig { pages: PagePolicy::Small, ..ArenaConfig::default() };
-    Pool::new(&PoolConfig { classes: vec![Class { size: MAX_MESSAGE, count: BUFFERS }], arena })
-        .expect("pool")
+    Pool::new(&PoolConfig { classes: vec![Class { size: MAX_MESSAGE, count: BUFFERS }], arena }).expect("pool")
 }
 
 impl Town {
     fn new() -> Self {
-        let config =
-            SoftwareConfig { max_message: MAX_MESSAGE, shared_receives: 8, ..SoftwareConfig::default() };
+        let config = SoftwareConfig { max_message: MAX_MESSAGE, shared_receives: 8, ..SoftwareConfig::default() };
         let mut fabric = SoftwareFabric::new(config).expect("open");
         let (pool, exposed) = (pool(), pool());
         fabric.register(pool.arena(), Access::LOCAL).expect("register");
@@ -115,8 +113,7 @@ impl<'t, 'd> Story<'t, 'd> {
             0..=2 => self.poll(1 + usize::from(with)),
             3 => {
                 let own = with & 1 != 0;
-                let mut bufs: Vec<Buf> =
-                    (0..=with >> 2).map_while(|_| self.town.pool.alloc(RECEIVE)).collect();
+                let mut bufs: Vec<Buf> = (0..=with >> 2).map_while(|_| self.town.pool.alloc(RECEIVE)).collect();
                 let _ = self.town.fabric.post_recv(own.then_some(self.qp), &mut bufs);
             }
             4 | 5 => self.peer_sends(with),
