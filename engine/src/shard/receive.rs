@@ -26,7 +26,7 @@ impl<F: Fabric> Shard<F> {
     /// call or the reply that it is.
     #[inline(always)]
     fn take(&mut self, conn: &mut Conn, plain: Option<Head>, message: ReceivedBuf, invalidated: Option<u32>) {
-        if conn.stage == Stage::Closing {
+        if matches!(conn.stage, Stage::Connecting | Stage::Closing) && !self.is_expected(conn) {
             return;
         }
         let checked;
@@ -66,6 +66,17 @@ impl<F: Fabric> Shard<F> {
             Ok(event) => self.unusual(conn, event, &message, invalidated),
             Err(fault) => self.fault(conn, fault),
         }
+    }
+
+    /// Whether a message is read that comes when the connection is not yet, or no longer, open.
+    #[cold]
+    fn is_expected(&mut self, conn: &mut Conn) -> bool {
+        if conn.stage == Stage::Connecting && conn.proto.config().server {
+            // Who sends has been told that the connection is established. The device may say so here after it
+            // delivered the message, and an answer may be more than a reply: the service calls the client back.
+            self.accept_established(conn);
+        }
+        conn.stage != Stage::Closing
     }
 
     /// The same for what may be a first message, and may settle the terms.
@@ -118,5 +129,38 @@ impl<F: Fabric> Shard<F> {
             conn.again.give_up();
         }
         conn.end_for(fault);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::Notice;
+    use crate::shard::testing::{NoDevice, call, message, open_conn, received, small};
+
+    /// What a connection in this stage does with the first message of its client.
+    fn first_message(stage: Stage) -> (Shard<NoDevice>, Box<Conn>) {
+        let mut shard = Shard::open(NoDevice::default(), small(), None).expect("memory");
+        let mut conn = open_conn(0, true);
+        conn.stage = stage;
+        let buf = shard.alloc(100).expect("a buffer");
+        shard.received(&mut conn, received(buf, &message(1, &call(7, 0))), None);
+        (shard, conn)
+    }
+
+    #[test]
+    fn a_message_says_that_the_connection_is_established() {
+        let (mut shard, conn) = first_message(Stage::Connecting);
+        assert_eq!(conn.stage, Stage::Open);
+        assert_eq!(conn.proto.counters().received, 1);
+        assert!(matches!(shard.take_notices().as_slice(), [Notice::Open(_)]));
+    }
+
+    #[test]
+    fn what_comes_after_the_end_is_not_read() {
+        let (shard, conn) = first_message(Stage::Closing);
+        assert_eq!(conn.stage, Stage::Closing);
+        assert_eq!(conn.proto.counters().received, 0);
+        assert!(!shard.has_notices());
     }
 }
