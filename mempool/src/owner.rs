@@ -25,7 +25,8 @@ loom::thread_local! {
 /// This thread's number, or 0 if it never owned a pool.
 #[inline]
 pub(crate) fn current() -> u64 {
-    NUMBER.with(Cell::get)
+    // `with` is not inlined without link-time optimisation. A cell that needs no drop is there as long as its thread.
+    NUMBER.try_with(Cell::get).unwrap_or(0)
 }
 
 /// This thread's number; assigns one at the first call.
