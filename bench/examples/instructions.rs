@@ -5,11 +5,11 @@
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example instructions -- \
-//!     CALLS DEPTH [checked] [write|read] [v1|windowed|incremental] [verbs:HOST:PORT]
+//!     CALLS DEPTH [checked] [write|read|deferred] [v1|windowed|incremental] [verbs:HOST:PORT]
 //! ```
 //!
 //! The calls echo 64 bytes. With `write` and `read` as much travels in a Read or Write chunk, beside a call
-//! without arguments. With `checked` messages are not decoded by their layout (`Config::decode_by_layout`).
+//! without arguments. With `deferred` the handler takes its calls, and answers them at once. With `checked` messages are not decoded by their layout (`Config::decode_by_layout`).
 //!
 //! With an address of the verbs fabric both ends are on its device: `tests/vm/instructions` counts that.
 #![forbid(unsafe_code)]
@@ -22,6 +22,7 @@ use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::software::SoftwareFabric;
 #[cfg(feature = "verbs")]
 use rpcrdma::fabric::verbs::{VerbsConfig, VerbsFabric};
+use rpcrdma::service::DeferredCall;
 use rpcrdma::shard::Shard;
 use rpcrdma::{Address, Config, IdlePolicy, Procedure, Refusal, Scheme, Services};
 
@@ -30,6 +31,7 @@ const VERSION: u32 = 1;
 const ECHO: u32 = 1;
 const WRITE: u32 = 2;
 const READ: u32 = 3;
+const DEFERRED: u32 = 4;
 const PAYLOAD: usize = 64;
 
 #[inline(never)]
@@ -42,6 +44,7 @@ fn server_side<F: Fabric>(server: &mut Shard<F>) -> bool {
 fn client_side_start<F: Fabric>(
     client: &mut LocalClient<F>,
     depth: u64,
+    procedure: u32,
     number: &mut u32,
 ) -> Result<(), Box<dyn Error>> {
     let connection = client.first();
@@ -49,7 +52,7 @@ fn client_side_start<F: Fabric>(
         *number = number.wrapping_add(1);
         let mut args = [0; PAYLOAD];
         args[PAYLOAD - 4..].copy_from_slice(&number.to_be_bytes());
-        let mut call = client.prepare(ECHO, PAYLOAD)?;
+        let mut call = client.prepare(procedure, PAYLOAD)?;
         call.put_args(&args)?;
         client.start(connection, call, token);
     }
@@ -91,6 +94,11 @@ fn echo(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
     results.put(args).map_err(|_| Refusal::GarbageArguments)
 }
 
+fn echo_deferred(mut call: DeferredCall) {
+    let outcome = echo(&mut call);
+    call.answer(outcome);
+}
+
 fn write(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
     call.read_chunk(0).filter(|chunk| chunk.len() == PAYLOAD).map(|_| ()).ok_or(Refusal::GarbageArguments)
 }
@@ -103,7 +111,7 @@ fn read(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [calls, depth, rest @ ..] = arguments.as_slice() else {
-        let usage = "instructions CALLS DEPTH [checked] [write|read] [v1|windowed|incremental] [ADDRESS]";
+        let usage = "instructions CALLS DEPTH [checked] [write|read|deferred] [v1|windowed|incremental] [ADDRESS]";
         return Err(format!("usage: {usage}").into());
     };
     let (calls, depth): (u64, u64) = (calls.parse()?, depth.parse()?);
@@ -114,6 +122,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (procedure, rest) = match rest.split_first() {
         Some((op, rest)) if op == "write" => (WRITE, rest),
         Some((op, rest)) if op == "read" => (READ, rest),
+        Some((op, rest)) if op == "deferred" => (DEFERRED, rest),
         _ => (ECHO, rest),
     };
     let scheme = match rest.first().map(String::as_str) {
@@ -155,11 +164,13 @@ fn run<F: Fabric>(
     let listener = F::bind(address.fabric_address())?;
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, ECHO, Procedure::new(echo));
+    services.add(PROGRAM, VERSION, DEFERRED, Procedure::deferred(echo_deferred));
     services.add(PROGRAM, VERSION, WRITE, Procedure::new(write).read_chunks(1, PAYLOAD));
     services.add(PROGRAM, VERSION, READ, Procedure::new(read).write_chunks(1, PAYLOAD));
     let mut server = Shard::open(server, config, Some(Arc::new(services)))?;
     server.listen(&listener)?;
-    let expected = if procedure == ECHO { PAYLOAD } else { 0 };
+    let echoes = matches!(procedure, ECHO | DEFERRED);
+    let expected = if echoes { PAYLOAD } else { 0 };
     let mut client = LocalClient::open(fabric, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) })?;
     let connection = client.begin_connect(address)?;
     while !client.is_open(connection) {
@@ -175,7 +186,7 @@ fn run<F: Fabric>(
     let (mut number, mut turns) = (0, 0u64);
     for _ in 0..calls / depth {
         match procedure {
-            ECHO => client_side_start(&mut client, depth, &mut number)?,
+            ECHO | DEFERRED => client_side_start(&mut client, depth, procedure, &mut number)?,
             _ => client_side_start_chunks(&mut client, depth, procedure)?,
         }
         let mut ended = 0;

@@ -17,7 +17,7 @@ mod calls;
 #[cfg(test)]
 mod readme_tests;
 
-pub(crate) use calls::{BwArgs, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, TravelArgs};
+pub(crate) use calls::{BwArgs, Defer, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, TravelArgs};
 
 /// Where a server listens unless it is told otherwise.
 pub(crate) const DEFAULT_ADDRESS: &str = "soft:rpcperf";

@@ -100,6 +100,9 @@ pub(crate) struct EngineInfo {
     pub(crate) inline_threshold: u32,
     /// The server's threads that run procedures; 0: its shard does.
     pub(crate) workers: u32,
+    /// Microseconds by which the server answers later; 0: the next time that its shard's task is turned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) deferred_us: Option<u32>,
     /// One signalled Send in so many.
     pub(crate) signal_every: u32,
     /// Pure grants wait until half the credit limit is used.

@@ -4,19 +4,24 @@
 mod config;
 mod form;
 mod payload;
+mod place;
 mod reverse;
 mod service;
 mod target;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rpcrdma::Config;
 use rpcrdma::fabric::Capabilities;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::server::{Server, ServerConfig};
+use rpcrdma::service::Application;
 
-use crate::cli::{BwArgs, CommonArgs, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, ServeArgs, TravelArgs};
+use crate::cli::{
+    BwArgs, CommonArgs, Defer, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, ServeArgs, TravelArgs,
+};
 use crate::counters::Counters;
 use crate::env::Machine;
 use crate::fabrics;
@@ -33,8 +38,9 @@ use crate::target::Length;
 
 use config::Load;
 use form::Travel;
+use place::{AtOnce, Deferred};
 use reverse::{Reverser, Run};
-use service::Info;
+use service::{Info, Program};
 use target::{RpcTarget, Spec};
 
 /// The largest `-t` of a server.
@@ -64,6 +70,7 @@ impl CallServer {
             core: core as u32,
             idle: args.idle,
             workers: args.engine.workers,
+            defer: args.engine.defer,
             credits: shared.credits,
             inline_threshold: shared.receive_size as u32,
             scheme: shared.scheme,
@@ -72,14 +79,21 @@ impl CallServer {
         // As many calls in the reverse direction as the engine gives to a connection with all its credits.
         let most = shared.reverse_credits.min(shared.credits / 4).max(1);
         let (reverser, orders) = Reverser::new(most as usize);
-        let program = service::program(&info, Some(reverser))?;
+        let program = Program::new(&info, Some(reverser))?;
         let config = ServerConfig {
-            shard: Config { arenas: vec![program.arena], ..shared },
+            shard: Config { arenas: vec![program.arena()], ..shared },
             shards: 1,
             cores: Some(vec![core]),
             workers: workers(args, &load, core, placement),
         };
-        let server = Server::start(&address, program.services, &config).map_err(|e| Failure::run("serve", e))?;
+        let server = match args.engine.defer {
+            None => Server::start(&address, program.services(&AtOnce { on_workers: info.workers > 0 }), &config),
+            Some(Defer(microseconds)) => Server::start_with(&address, &config, move |_| {
+                let place = Deferred::by(Duration::from_micros(microseconds.into()));
+                Ok(Application { services: program.services(&place), task: Some(Box::new(place)) })
+            }),
+        };
+        let server = server.map_err(|e| Failure::run("serve", e))?;
         let server = Arc::new(server);
         orders.carry_out(Arc::clone(&server))?;
         Ok(Self { server })
@@ -328,6 +342,7 @@ impl Plan<'_> {
                 core: placement.client as u32,
                 idle: common.idle,
                 workers: 0,
+                defer: None,
                 credits: config.credits,
                 inline_threshold: config.receive_size as u32,
                 scheme: config.scheme,
@@ -375,6 +390,7 @@ impl Plan<'_> {
                 server_credits: serving.credits,
                 inline_threshold: serving.inline_threshold,
                 workers: serving.workers,
+                deferred_us: serving.defer.map(|Defer(microseconds)| microseconds),
                 signal_every: config.signal_every,
                 coalesced_grants: config.coalesce_grants,
                 remote_invalidate: config.remote_invalidate,

@@ -63,6 +63,10 @@ pub struct Config {
     /// a client with services keeps Receives for so many, at least 1, a server for so many replies.
     /// Default 8.
     pub reverse_credits: u32,
+    /// Most calls of one connection that handlers may have taken and not answered yet
+    /// ([`DeferredCall`](crate::service::DeferredCall)): further ones wait. At least 1. A call that is taken keeps its
+    /// memory, and the Receive that it came in.
+    pub max_deferred: u32,
     /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default
     /// any.
     pub reverse: ReverseSupport,
@@ -175,6 +179,7 @@ impl Default for Config {
             continue_up_to: 8 << 10,
             reassemble_up_to: 1 << 20,
             reverse_credits: 8,
+            max_deferred: 1024,
             reverse: ReverseSupport::General,
             host_auth: AuthPolicy::Off,
             reconnect_attempts: 0,
@@ -276,6 +281,7 @@ impl Config {
         let most = self.max_receive_size;
         check(most <= 1 << 20 && most.is_multiple_of(4), "max_receive_size", most, "up to 1048576, a multiple of 4")?;
         check(self.reassemble_up_to <= 1 << 30, "reassemble_up_to", self.reassemble_up_to, "at most 1 GiB")?;
+        check(self.max_deferred > 0, "max_deferred", 0, "at least 1")?;
         let reverse = self.reverse_credits;
         check(reverse <= MAX_CREDITS, "reverse_credits", reverse as usize, "at most 32767")?;
         let credits = self.credits;

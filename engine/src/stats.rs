@@ -42,6 +42,8 @@ pub struct ShardStats {
     pub calls: u64,
     /// Calls that ended without a reply, or were refused.
     pub calls_failed: u64,
+    /// Calls that their handlers took and dropped unanswered ([`DeferredCall`](crate::service::DeferredCall)).
+    pub calls_dropped: u64,
     /// Calls of ours that were sent again.
     pub calls_again: u64,
     /// Windows of calls of ours that servers have revoked, with their replies (Send With Invalidate).
@@ -92,6 +94,7 @@ impl ShardStats {
             peers_stalled: 0,
             calls: 0,
             calls_failed: 0,
+            calls_dropped: 0,
             calls_again: 0,
             revoked_by_peers: 0,
             revoked_here: 0,

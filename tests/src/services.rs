@@ -46,24 +46,38 @@ pub fn standard_services() -> Services {
 
 /// The program, for messages of so many bytes.
 pub fn services_for(receive_size: usize) -> Services {
-    let mut services = Services::new();
-    let chunked = |handler: fn(&mut ServerCall) -> Result<(), Refusal>| Procedure::new(handler);
+    let mut services = services_by(receive_size, |handler| Procedure::new(handler));
+    services.add(PROGRAM, VERSION, WORKER_ECHO, Procedure::new(worker_echo).max_reply(receive_size).on_workers()).add(
+        PROGRAM,
+        VERSION,
+        PANIC,
+        Procedure::new(|_| panic!("as the test wants")).on_workers(),
+    );
     services
-        .add(PROGRAM, VERSION, ECHO, Procedure::new(echo).max_reply(receive_size))
-        .add(PROGRAM, VERSION, STORE, chunked(store).read_chunks(MAX_CHUNKS, LONGEST).uncounted())
-        .add(PROGRAM, VERSION, LOAD, chunked(load).write_chunks(MAX_CHUNKS, LONGEST))
+}
+
+/// What runs for a call of the program.
+pub type StandardHandler = fn(&mut ServerCall) -> Result<(), Refusal>;
+
+/// The program with procedures that are made otherwise of what runs for their calls.
+pub fn services_by(receive_size: usize, procedure: impl Fn(StandardHandler) -> Procedure) -> Services {
+    let mut services = Services::new();
+    services
+        .add(PROGRAM, VERSION, ECHO, procedure(echo).max_reply(receive_size))
+        .add(PROGRAM, VERSION, STORE, procedure(store).read_chunks(MAX_CHUNKS, LONGEST).uncounted())
+        .add(PROGRAM, VERSION, LOAD, procedure(load).write_chunks(MAX_CHUNKS, LONGEST))
         .add(
             PROGRAM,
             VERSION,
             MIRROR,
-            chunked(mirror).read_chunks(MAX_CHUNKS, LONGEST).uncounted().write_chunks(MAX_CHUNKS, LONGEST),
+            procedure(mirror).read_chunks(MAX_CHUNKS, LONGEST).uncounted().write_chunks(MAX_CHUNKS, LONGEST),
         )
-        .add(PROGRAM, VERSION, REFUSE, Procedure::new(refuse))
-        .add(PROGRAM, VERSION, CREDENTIAL, Procedure::new(credential).max_reply(512))
-        .add(PROGRAM, VERSION, WORKER_ECHO, Procedure::new(worker_echo).max_reply(receive_size).on_workers())
-        .add(PROGRAM, VERSION, PANIC, Procedure::new(|_| panic!("as the test wants")).on_workers())
-        .add(PROGRAM, VERSION, REPLY, Procedure::new(reply).max_reply(receive_size + LONGER))
-        .add(PROGRAM, 5, ECHO, Procedure::new(echo).max_reply(receive_size));
+        .add(PROGRAM, VERSION, REFUSE, procedure(refuse))
+        .add(PROGRAM, VERSION, CREDENTIAL, procedure(credential).max_reply(512))
+        .add(PROGRAM, VERSION, WORKER_ECHO, procedure(worker_echo).max_reply(receive_size))
+        .add(PROGRAM, VERSION, PANIC, procedure(|_| panic!("as the test wants")))
+        .add(PROGRAM, VERSION, REPLY, procedure(reply).max_reply(receive_size + LONGER))
+        .add(PROGRAM, 5, ECHO, procedure(echo).max_reply(receive_size));
     services
 }
 

@@ -76,7 +76,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "service",
         places: &["engine/src/service/"],
-        uses: &["binding", "fabric", "proto", "wire"],
+        uses: &["binding", "fabric", "handoff", "proto", "wire"],
         pure: false,
         crates: &[MEMPOOL, "arrayvec", "rustix", "sha2", "thiserror"],
     },
@@ -106,21 +106,21 @@ const LAYERS: &[Layer] = &[
         places: &["engine/src/shard/"],
         uses: &["auth", "binding", "config", "fabric", "handoff", "proto", "service", "stats", "wire"],
         pure: false,
-        crates: &[MEMPOOL, "arrayvec", "log", "thiserror"],
+        crates: &[MEMPOOL, "arrayvec", "futures_util", "log", "rustix", "thiserror"],
     },
     Layer {
         name: "client",
         places: &["engine/src/client/"],
         uses: &["address", "binding", "config", "fabric", "handoff", "proto", "service", "shard", "stats", "wire"],
         pure: false,
-        crates: &[MEMPOOL, "arrayvec", "log", "thiserror"],
+        crates: &[MEMPOOL, "arrayvec", "log", "rustix", "thiserror"],
     },
     Layer {
         name: "server",
         places: &["engine/src/server/"],
         uses: &["address", "client", "config", "fabric", "handoff", "service", "shard", "stats"],
         pure: false,
-        crates: &[MEMPOOL, "log", "thiserror"],
+        crates: &[MEMPOOL, "log", "rustix", "thiserror"],
     },
 ];
 
@@ -141,6 +141,7 @@ const UNSAFE: &[&str] = &[
     "engine/fabric/src/verbs/sys/memory.rs",
     "engine/fabric/src/verbs/sys/queue.rs",
     "engine/fabric/src/verbs/sys/queue_pair.rs",
+    "engine/src/handoff/returns.rs",
     "engine/src/handoff/slot.rs",
     "engine/src/handoff/spsc.rs",
     "mempool/src/buf.rs",

@@ -1,6 +1,9 @@
 //! What the tests of calls take, and their server.
 #![forbid(unsafe_code)]
 
+use std::fmt;
+use std::str::FromStr;
+
 use clap::{Args, ValueEnum};
 use rpcrdma::Scheme;
 use serde::{Deserialize, Serialize};
@@ -199,6 +202,9 @@ pub(crate) struct EngineArgs {
     /// Threads that run the procedures; 0: the shard itself does
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=256))]
     pub(crate) workers: u32,
+    /// Answer calls later, by the shard's task: the next time that it is turned, or after so many microseconds
+    #[arg(long, value_name = "poll|US", conflicts_with = "workers")]
+    pub(crate) defer: Option<Defer>,
     /// Grant credits for each message, rather than for half the credit limit
     #[arg(long)]
     pub(crate) no_coalesce: bool,
@@ -238,12 +244,41 @@ impl EngineArgs {
             option("--credits", credits.to_string());
         }
         option("--inline", self.inline_threshold.to_string());
-        option("--workers", self.workers.to_string());
+        if let Some(defer) = self.defer {
+            option("--defer", defer.to_string());
+        } else {
+            option("--workers", self.workers.to_string());
+        }
         option("--signal-every", self.signal_every.to_string());
         option("--keep-alive", self.keep_alive.to_string());
         out.extend(self.no_coalesce.then(|| "--no-coalesce".to_owned()));
         out.extend(self.no_remote_invalidate.then(|| "--no-remote-invalidate".to_owned()));
         out
+    }
+}
+
+/// By how many microseconds calls are answered later; 0: in the shard's next turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Defer(pub(crate) u32);
+
+impl FromStr for Defer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "poll" {
+            return Ok(Self(0));
+        }
+        let microseconds = text.parse().ok().filter(|us| (1..=1_000_000).contains(us));
+        microseconds.map(Self).ok_or_else(|| "wanted `poll`, or from 1 to 1000000 microseconds".to_owned())
+    }
+}
+
+impl fmt::Display for Defer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str("poll"),
+            microseconds => microseconds.fmt(f),
+        }
     }
 }
 

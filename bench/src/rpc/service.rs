@@ -1,19 +1,22 @@
 //! The program that `serve` serves calls of.
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
+
 use rpcrdma::mempool::{Arena, ArenaConfig, Class, Frozen, Pool, PoolConfig};
 use rpcrdma::wire::xdr::padded;
 use rpcrdma::{Procedure, Refusal, Scheme, ServerCall, Services};
 
 use super::config::Load;
+use super::place::Place;
 use super::reverse::Reverser;
-use crate::cli::{Form, Idle};
+use crate::cli::{Defer, Form, Idle};
 use crate::failure::Failure;
 
 /// Of the range that anyone may use (RFC 5531 §14.3).
 pub(crate) const PROGRAM: u32 = 0x2052_5046;
 /// Sides of different versions refuse each other.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// Nothing there, nothing back.
 pub(crate) const NULL: u32 = 0;
@@ -54,6 +57,8 @@ pub(crate) struct Info {
     pub(crate) idle: Idle,
     /// Threads that run the procedures.
     pub(crate) workers: u32,
+    /// How much later they are run, by the shard's task; `None` where they run at once.
+    pub(crate) defer: Option<Defer>,
     /// Its credit limit.
     pub(crate) credits: u32,
     /// Its inline threshold.
@@ -65,7 +70,7 @@ pub(crate) struct Info {
 }
 
 /// Bytes of an [`Info`].
-const INFO_BYTES: usize = 44;
+const INFO_BYTES: usize = 48;
 /// The order of these is their code on the wire.
 const SCHEME_CODES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
 /// The order of these is their code on the wire.
@@ -91,6 +96,7 @@ impl Info {
             message as u32,
             form,
             scheme,
+            self.defer.map_or(0, |Defer(microseconds)| microseconds.saturating_add(1)),
         ];
         let mut out = [0; INFO_BYTES];
         for (bytes, word) in out.chunks_exact_mut(4).zip(words) {
@@ -103,8 +109,20 @@ impl Info {
     pub(crate) fn decode(data: &[u8]) -> Result<Self, String> {
         let (words, rest) = data.as_chunks::<4>();
         let words: Vec<u32> = words.iter().map(|bytes| u32::from_be_bytes(*bytes)).collect();
-        let &[core, idle, workers, credits, inline_threshold, connections, outstanding, bulk, message, form, scheme] =
-            words.as_slice()
+        let &[
+            core,
+            idle,
+            workers,
+            credits,
+            inline_threshold,
+            connections,
+            outstanding,
+            bulk,
+            message,
+            form,
+            scheme,
+            defer,
+        ] = words.as_slice()
         else {
             return Err(format!("the server says of itself {} bytes instead of {INFO_BYTES}", data.len()));
         };
@@ -119,48 +137,64 @@ impl Info {
             form,
         };
         let scheme = *SCHEME_CODES.get(scheme as usize).ok_or("the server has a version that is not known here")?;
-        Ok(Self { core, idle, workers, credits, inline_threshold, scheme, load })
+        let defer = defer.checked_sub(1).map(Defer);
+        Ok(Self { core, idle, workers, defer, credits, inline_threshold, scheme, load })
     }
 }
 
-/// The procedures, and the memory that READ sends from.
+/// What the program of a side is made of.
+#[derive(Clone)]
 pub(crate) struct Program {
-    /// For the server.
-    pub(crate) services: Services,
-    /// For its configuration.
-    pub(crate) arena: Arena,
+    info: Info,
+    reverser: Option<Reverser>,
+    /// What READ sends from.
+    content: Arc<Frozen>,
+    arena: Arena,
+    longest: usize,
 }
 
-/// Makes the program of a side that says `info` of itself; with a `reverser`, it calls whoever asks for it.
-pub(crate) fn program(info: &Info, reverser: Option<Reverser>) -> Result<Program, Failure> {
-    let on_workers = info.workers > 0;
-    let placed = |procedure: Procedure| if on_workers { procedure.on_workers() } else { procedure };
-    let mut services = Services::new();
-    let mut add = |number, procedure: Procedure| {
-        services.add(PROGRAM, VERSION, number, placed(procedure));
-    };
-    add(NULL, Procedure::new(|_| Ok(())));
-    add(ECHO_SMALL, Procedure::new(echo).max_reply(SMALL));
-    let longest = (info.inline_threshold as usize).max(info.load.message + 4);
-    add(ECHO, Procedure::new(echo).max_reply(longest));
-    let says = info.encode();
-    add(INFO, Procedure::new(move |call| reply(call, &says)));
-    if let Some(reverser) = reverser {
-        let starts = reverser.clone();
-        add(START_REVERSE, Procedure::new(move |call| starts.start(call)));
-        add(OUTCOME, Procedure::new(move |call| reverser.tell(call)).max_reply(PAGE));
+impl Program {
+    /// That of a side that says `info` of itself; with a `reverser`, it calls whoever asks for it.
+    pub(crate) fn new(info: &Info, reverser: Option<Reverser>) -> Result<Self, Failure> {
+        let longest = (info.inline_threshold as usize).max(info.load.message + 4);
+        let (arena, content) = content(info.load.bulk.max(longest))?;
+        Ok(Self { info: *info, reverser, content: Arc::new(content), arena, longest })
     }
-    let bulk = info.load.bulk;
-    let (arena, content) = content(bulk.max(longest))?;
-    let whole = content.part(0, content.len());
-    add(READ_MESSAGE, Procedure::new(move |call| read_message(call, &whole)).max_reply(longest));
-    add(WRITE_MESSAGE, Procedure::new(write_message));
-    if bulk > 0 {
-        let read = Procedure::new(move |call| read(call, &content));
-        add(READ, read.write_chunks(1, bulk).results_from_handler());
-        add(WRITE, Procedure::new(write).read_chunks(1, bulk));
+
+    /// The memory that READ sends from, for the configuration.
+    pub(crate) fn arena(&self) -> Arena {
+        self.arena.clone()
     }
-    Ok(Program { services, arena })
+
+    /// The procedures, which run at a place.
+    pub(crate) fn services<P: Place>(&self, place: &P) -> Services<P::Sharing> {
+        let Self { info, reverser, content, longest, .. } = self;
+        let mut services = Services::default();
+        let mut add = |number, procedure: Procedure<P::Sharing>| {
+            services.add(PROGRAM, VERSION, number, procedure);
+        };
+        add(NULL, place.procedure(|_| Ok(())));
+        add(ECHO_SMALL, place.procedure(echo).max_reply(SMALL));
+        add(ECHO, place.procedure(echo).max_reply(*longest));
+        let says = info.encode();
+        add(INFO, place.procedure(move |call| reply(call, &says)));
+        if let Some(reverser) = reverser {
+            let (starts, tells) = (reverser.clone(), reverser.clone());
+            add(START_REVERSE, place.procedure(move |call| starts.start(call)));
+            add(OUTCOME, place.procedure(move |call| tells.tell(call)).max_reply(PAGE));
+        }
+        let whole = content.part(0, content.len());
+        add(READ_MESSAGE, place.procedure(move |call| read_message(call, &whole)).max_reply(*longest));
+        add(WRITE_MESSAGE, place.procedure(write_message));
+        let bulk = info.load.bulk;
+        if bulk > 0 {
+            let content = content.part(0, content.len());
+            let read = place.procedure(move |call| read(call, &content));
+            add(READ, read.write_chunks(1, bulk).results_from_handler());
+            add(WRITE, place.procedure(write).read_chunks(1, bulk));
+        }
+        services
+    }
 }
 
 fn echo(call: &mut ServerCall) -> Result<(), Refusal> {
@@ -273,9 +307,21 @@ mod tests {
         let load = Load { connections: 4, outstanding: 16, bulk: 1 << 20, message: 70_000, form: Form::Continued };
         for (idle, form) in IDLE_CODES.into_iter().zip(FORM_CODES) {
             let load = Load { form, ..load };
-            let info =
-                Info { core: 3, idle, workers: 2, credits: 64, inline_threshold: 4096, scheme: Scheme::V1, load };
+            let info = Info {
+                core: 3,
+                idle,
+                workers: 2,
+                defer: None,
+                credits: 64,
+                inline_threshold: 4096,
+                scheme: Scheme::V1,
+                load,
+            };
             assert_eq!(Info::decode(&info.encode()), Ok(info));
+            for defer in [0, 700] {
+                let info = Info { defer: Some(Defer(defer)), ..info };
+                assert_eq!(Info::decode(&info.encode()), Ok(info));
+            }
             assert!(Info::decode(&info.encode()[..28]).is_err());
         }
         assert!(Info::decode(&[9; INFO_BYTES]).unwrap_err().contains("idle"));

@@ -11,8 +11,9 @@ use rpcrdma::{Address, CallError, Config, Reply, Services};
 
 use super::form::Travel;
 use super::payload::{Payload, Shape};
+use super::place::AtOnce;
 use super::reverse::{Outcome, Run};
-use super::service::{self, Info};
+use super::service::{self, Info, Program};
 use crate::cli::{Form, RpcOp};
 use crate::counters::Counters;
 use crate::failure::Failure;
@@ -115,9 +116,9 @@ impl RpcTarget {
         let mut config = spec.config.clone();
         let mut services = None;
         if let Some((_, info)) = &spec.reverse {
-            let program = service::program(info, None)?;
-            config.arenas.push(program.arena);
-            services = Some(program.services);
+            let program = Program::new(info, None)?;
+            config.arenas.push(program.arena());
+            services = Some(program.services(&AtOnce { on_workers: false }));
         }
         let (mut client, _) = connect(address, config, services)?;
         let mut connections = vec![client.first()];

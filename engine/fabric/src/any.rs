@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use rustix::fd::BorrowedFd;
+
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::software::{SoftwareFabric, SoftwareListener};
@@ -172,5 +174,13 @@ impl Fabric for AnyFabric {
 
     fn waker(&self) -> Waker {
         each!(self, fabric => fabric.waker())
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        each!(self, fabric => fabric.descriptor())
+    }
+
+    fn longest_wait(&self) -> Option<Duration> {
+        each!(self, fabric => fabric.longest_wait())
     }
 }

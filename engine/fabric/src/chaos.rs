@@ -9,6 +9,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use rustix::fd::BorrowedFd;
+
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::{
@@ -94,6 +96,11 @@ struct Late {
 }
 
 impl<F: Fabric> Chaos<F> {
+    /// There is something to hand out already.
+    fn is_busy(&self) -> bool {
+        !self.late.is_empty() || self.failing.iter().any(|d| d.over)
+    }
+
     /// Wraps a fabric.
     pub fn new(inner: F, config: ChaosConfig) -> Self {
         Self {
@@ -411,12 +418,20 @@ impl<F: Fabric> Fabric for Chaos<F> {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        let busy = !self.late.is_empty() || self.failing.iter().any(|d| d.over);
+        let busy = self.is_busy();
         self.inner.wait(if busy { Some(Duration::ZERO) } else { timeout }) || busy
     }
 
     fn waker(&self) -> Waker {
         self.inner.waker()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.inner.descriptor()
+    }
+
+    fn longest_wait(&self) -> Option<Duration> {
+        if self.is_busy() { Some(Duration::ZERO) } else { self.inner.longest_wait() }
     }
 }
 

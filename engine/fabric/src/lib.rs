@@ -49,6 +49,7 @@ use std::time::Duration;
 
 pub use self::received::ReceivedBuf;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Frozen, Lent};
+use rustix::fd::BorrowedFd;
 
 /// A queue pair, by slot and generation: a stale one never names a newer queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -564,6 +565,12 @@ pub trait Fabric: Sized {
     fn wait(&mut self, timeout: Option<Duration>) -> bool;
     /// Wakes [`wait`](Self::wait) from another thread.
     fn waker(&self) -> Waker;
+    /// What [`wait`](Self::wait) sleeps on, for those who sleep on more than that: while the device is
+    /// [armed](Self::arm) it is readable when a wait would return at once.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+    /// How long an armed device may be left to its descriptor; `None` if there is no end to it. A
+    /// [`wait`](Self::wait) keeps to it by itself.
+    fn longest_wait(&self) -> Option<Duration>;
 }
 
 /// Wakes a sleeping fabric from another thread; see [`Fabric::waker`].

@@ -14,6 +14,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use rustix::fd::BorrowedFd;
+
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::{
@@ -240,5 +242,13 @@ impl<F: Fabric> Fabric for Trace<F> {
 
     fn waker(&self) -> Waker {
         self.inner.waker()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.inner.descriptor()
+    }
+
+    fn longest_wait(&self) -> Option<Duration> {
+        self.inner.longest_wait()
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
+use rustix::fd::{AsFd, BorrowedFd};
 
 use super::header::Template;
 use super::{ClientConfig, ConnectError};
@@ -419,6 +420,19 @@ impl<F: Fabric> LocalClient<F> {
         }
     }
 
+    /// Prepares for a sleep of at most `longest` in the caller's own loop, and takes one more turn: how long may be
+    /// slept, or `None` if that turn found something to do, which the next [`poll`](Self::poll) tells. What comes from
+    /// now on makes the [descriptor](AsFd) readable. Each `arm` is followed by a [`disarm`](Self::disarm).
+    pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
+        let timeout = self.shard.arm_elsewhere(longest)?;
+        (self.waiting.is_empty() && !self.shard.has_done()).then_some(timeout)
+    }
+
+    /// The caller is awake again.
+    pub fn disarm(&mut self) {
+        self.shard.disarm();
+    }
+
     /// Calls, and waits for the end. Other calls that end meanwhile are told by the next
     /// [`poll`](Self::poll).
     ///
@@ -475,6 +489,12 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.abort();
         ended.extend(self.shard.take_done());
         ended
+    }
+}
+
+impl<F: Fabric> AsFd for LocalClient<F> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shard.fabric().descriptor()
     }
 }
 

@@ -18,8 +18,8 @@ use crate::handoff::slot::{SlotTable, Ticket};
 use crate::proto::CallError;
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
-    CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, LocalClose, Message, RemoteCall, Shard,
-    ShardHandle, spawn,
+    CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, LocalClose, Message, OpenError, RemoteCall,
+    Shard, ShardHandle, spawn,
 };
 use crate::stats::ShardStats;
 
@@ -143,7 +143,10 @@ impl Client {
         config.check()?;
         let (shard_config, services) = (config.shard.clone(), config.services.clone());
         let opened = address.clone();
-        let make = move || Shard::open(opened.open(&shard_config)?, shard_config, services);
+        let make = move || {
+            let fabric = opened.open(&shard_config).map_err(OpenError::from)?;
+            Ok(Shard::open(fabric, shard_config, services)?)
+        };
         let shard = spawn("rpcrdma-client".into(), &config.shard, make)?;
         let (answer, answered) = mpsc::channel();
         let closed = Arc::default();

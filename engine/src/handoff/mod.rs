@@ -23,6 +23,7 @@ pub mod idle;
 pub mod mailbox;
 pub mod parker;
 pub mod pin;
+pub(crate) mod returns;
 pub mod slot;
 pub mod spsc;
 pub mod workers;

@@ -12,6 +12,8 @@
 //! its notifiers a fence and a load of a line that nobody writes.
 #![forbid(unsafe_code)]
 
+// Wakers are made of this one in models, too.
+use std::sync::Arc as StdArc;
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
@@ -141,6 +143,18 @@ impl Signal {
                 }
             }
         }
+    }
+}
+
+impl std::task::Wake for Signal {
+    fn wake(self: StdArc<Self>) {
+        self.notify();
+    }
+}
+
+impl From<Signal> for std::task::Waker {
+    fn from(signal: Signal) -> Self {
+        StdArc::new(signal).into()
     }
 }
 

@@ -1,5 +1,8 @@
 //! A server: shards and workers that run [`Services`].
 
+mod local;
+
+use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,11 +10,15 @@ use crate::address::Address;
 use crate::client::{Client, ClientConfig};
 use crate::config::Config;
 use crate::fabric::FabricError;
-use crate::service::{Caller, Services};
-use crate::shard::{Command, ConnRef, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn, worker_of};
+use crate::fabric::any::{AnyFabric, AnyListener};
+use crate::service::{Application, Caller, Services, ShardSetup};
+use crate::shard::{
+    Command, ConnRef, OpenError, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn, worker_of,
+};
 use crate::stats::ShardStats;
 
 pub use crate::handoff::workers::{PoolError, WorkerConfig};
+pub use local::LocalServer;
 
 /// How a server runs.
 #[derive(Clone, Debug)]
@@ -45,6 +52,9 @@ pub enum ServerError {
     /// The workers could not be started.
     #[error(transparent)]
     Workers(#[from] PoolError),
+    /// Services of one shard alone cannot run on workers.
+    #[error("ServerConfig::workers is set, and Server::start_with makes services that stay on their shards")]
+    LocalOnWorkers,
     /// The configuration contradicts itself.
     #[error("server: {shards} shards, {cores} cores: at least one shard, and a core for each")]
     Cores {
@@ -75,26 +85,68 @@ impl Server {
             None => None,
             Some(config) => Some(Arc::new(Workers::new(config, worker_of(Arc::clone(&services)))?)),
         };
+        let attached = workers.clone();
+        let equip = move |shard: &mut Shard<AnyFabric>, _| {
+            shard.run_application(Application { services: services.to_local(), task: None });
+            if let Some(workers) = &attached {
+                shard.use_workers(workers);
+            }
+            Ok(())
+        };
+        Self::start_shards(address, &listener, config, workers, equip)
+    }
+
+    /// Binds `address` and serves what `make` makes for each shard, on that shard's thread: services that share
+    /// what they need there without a lock, and a [task](crate::service::ShardTask) that is turned with the
+    /// shard.
+    ///
+    /// # Errors
+    /// What failed, the limit that was met, and the remedy; with [`ServerConfig::workers`], as such services
+    /// do not go to other threads.
+    pub fn start_with(
+        address: &Address,
+        config: &ServerConfig,
+        make: impl Fn(&ShardSetup<'_>) -> Result<Application, Box<dyn Error + Send + Sync>> + Send + Sync + 'static,
+    ) -> Result<Self, ServerError> {
+        if config.workers.is_some() {
+            return Err(ServerError::LocalOnWorkers);
+        }
+        let listener = address.bind()?;
+        let equip = move |shard: &mut Shard<AnyFabric>, index: usize| {
+            let application = make(&shard.setup(index)).map_err(|source| SpawnError::Application { index, source })?;
+            shard.run_application(application);
+            Ok(())
+        };
+        Self::start_shards(address, &listener, config, None, equip)
+    }
+
+    /// Starts the shards, each with what `equip` gives it on its thread.
+    fn start_shards(
+        address: &Address,
+        listener: &AnyListener,
+        config: &ServerConfig,
+        workers: Option<Arc<Workers>>,
+        equip: impl Fn(&mut Shard<AnyFabric>, usize) -> Result<(), SpawnError> + Send + Sync + 'static,
+    ) -> Result<Self, ServerError> {
         if config.shards == 0 || config.cores.as_ref().is_some_and(|cores| cores.len() < config.shards) {
             let cores = config.cores.as_ref().map_or(0, Vec::len);
             return Err(ServerError::Cores { shards: config.shards, cores });
         }
+        let equip = Arc::new(equip);
         let mut shards = Vec::new();
         for index in 0..config.shards {
             let mut shard_config = config.shard.clone();
             if let Some(cores) = &config.cores {
                 shard_config.core = Some(cores[index]);
             }
-            let (listener, services, workers) = (listener.clone(), Arc::clone(&services), workers.clone());
+            let (listener, equip) = (listener.clone(), Arc::clone(&equip));
             let (own, address) = (shard_config.clone(), address.clone());
             let make = move || {
-                let fabric = address.open(&own)?;
-                let mut shard = Shard::open(fabric, own, Some(services))?;
+                let fabric = address.open(&own).map_err(OpenError::from)?;
+                let mut shard = Shard::open_local(fabric, own, Some(Services::default()))?;
                 shard.set_index(index as u32);
-                if let Some(workers) = workers {
-                    shard.use_workers(&workers);
-                }
-                shard.listen(&listener)?;
+                equip(&mut shard, index)?;
+                shard.listen(&listener).map_err(OpenError::from)?;
                 Ok(shard)
             };
             shards.push(spawn(format!("rpcrdma-shard{index}"), &shard_config, make)?);

@@ -11,6 +11,7 @@ use super::reply_cache::Claim;
 use super::writer::ResultWriter;
 use crate::binding::Binding;
 use crate::fabric::{QpId, ReceivedBuf};
+use crate::handoff::returns::{Link, Linked};
 use crate::proto::{InboundId, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Refusal};
 pub use crate::proto::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, MAX_AUTH_LEN, OpaqueAuth};
@@ -157,8 +158,18 @@ pub struct ServerCall {
     claim: Option<Claim>,
     /// That of the reply.
     pub(crate) verifier: Verifier,
+    /// It was taken by its handler, and dropped unanswered.
+    dropped: bool,
+    /// Its place in the list of those that come home.
+    link: Link<Self>,
     /// There is more to be cleared for the next call than there always is.
     pub(crate) unusual: bool,
+}
+
+impl Linked for ServerCall {
+    fn link(&mut self) -> &mut Link<Self> {
+        &mut self.link
+    }
 }
 
 /// Keeps the boxes of served calls for reuse: none is allocated per call.
@@ -171,6 +182,11 @@ pub(crate) struct CallBoxes {
 }
 
 impl CallBoxes {
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.spare.len()
+    }
+
     #[inline]
     pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Box<ServerCall> {
         match self.spare.pop() {
@@ -244,13 +260,28 @@ impl ServerCall {
             inline_room: 0,
             claim: None,
             verifier: Verifier::default(),
+            dropped: false,
+            link: Link::default(),
             unusual: false,
         })
     }
 
+    /// Who has taken it will not answer it.
+    #[cold]
+    pub(crate) fn drop_unanswered(&mut self) {
+        (self.unusual, self.dropped) = (true, true);
+        self.outcome = Err(Refusal::SystemError);
+    }
+
+    /// Who had taken it has dropped it.
+    #[inline]
+    pub(crate) fn was_dropped(&self) -> bool {
+        self.dropped
+    }
+
     #[cold]
     fn clear(&mut self) {
-        self.unusual = false;
+        (self.unusual, self.dropped) = (false, false);
         (self.peer, self.claim) = (None, None);
         self.verifier.clear();
         self.reads.clear();
@@ -274,10 +305,16 @@ impl ServerCall {
         self.claim = Some(claim);
     }
 
-    /// It has run: keeps its reply for when it comes again.
-    #[inline(never)]
+    /// It has run: keeps its reply for when it comes again, if that is asked for.
+    #[inline]
     pub(crate) fn remember(&mut self) {
-        let Some(claim) = self.claim.take() else { return };
+        if let Some(claim) = self.claim.take() {
+            self.remember_by(claim);
+        }
+    }
+
+    #[inline(never)]
+    fn remember_by(&mut self, claim: Claim) {
         match self.outcome {
             Ok(()) => {
                 let results = self.results_at..self.results_at + self.results_len;

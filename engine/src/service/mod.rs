@@ -3,12 +3,20 @@
 //! not run twice. Shards run them; [`Server`](crate::Server) has shards.
 
 mod call;
+mod deferred;
+mod handler;
 mod procedure;
 pub mod reply_cache;
+mod task;
 mod writer;
 
 pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk, Verifier};
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
+pub use deferred::DeferredCall;
+pub(crate) use deferred::Origin;
+pub(crate) use handler::Task;
+pub use handler::{Local, Sharing, Threads};
 pub use procedure::{MAX_PROCEDURE, Procedure, Services};
 pub(crate) use procedure::{REFUSAL_LEN, ResultMemory, RunOn};
+pub use task::{Application, ShardSetup, ShardTask};
 pub use writer::ResultWriter;

@@ -7,13 +7,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::call::{MAX_CHUNKS, ServerCall};
+use super::deferred::DeferredCall;
+use super::handler::{Handler, Local, Sharing, Task, Threads};
 use super::reply_cache::{CallKey, Client, Lookup, ReplyCache};
 use crate::binding::Binding;
 use crate::proto::Refusal;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
-
-/// What runs for a call: fills in the reply, or refuses.
-type Handler = dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync;
 
 /// Where a procedure runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -36,10 +35,10 @@ pub(crate) enum ResultMemory {
     Handler,
 }
 
-/// One procedure: its handler, and its part of the upper-layer binding (RFC 8166 §6).
-#[derive(Clone)]
-pub struct Procedure {
-    pub(crate) handler: Arc<Handler>,
+/// One procedure: its handler, and its part of the upper-layer binding (RFC 8166 §6). Those of [`Services`] that
+/// several shards share have handlers that any thread may run; [`Local`] ones are of one shard alone.
+pub struct Procedure<S: Sharing = Threads> {
+    handler: Handler<S>,
     pub(crate) run_on: RunOn,
     pub(crate) binding: Binding,
     pub(crate) result_memory: ResultMemory,
@@ -92,7 +91,13 @@ fn panicked(_panic: Box<dyn Any + Send>) -> Result<(), Refusal> {
     Err(Refusal::SystemError)
 }
 
-impl fmt::Debug for Procedure {
+impl<S: Sharing> Clone for Procedure<S> {
+    fn clone(&self) -> Self {
+        self.with(self.handler.clone())
+    }
+}
+
+impl<S: Sharing> fmt::Debug for Procedure<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Procedure")
             .field("run_on", &self.run_on)
@@ -105,34 +110,37 @@ impl Procedure {
     /// A procedure that runs on the shard, takes and gives everything inline, and replies with up to 256
     /// bytes.
     pub fn new(handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static) -> Self {
-        Self::bound(Binding::inline(usize::MAX, 256), handler)
+        Self::of(Handler::Run(Arc::new(handler) as _))
     }
 
-    /// A procedure that runs on the shard and takes and gives what its binding says. Of items that may be
-    /// reduced, up to [`MAX_CHUNKS`] each way are.
+    /// The same that takes and gives what its binding says. Of items that may be reduced, up to
+    /// [`MAX_CHUNKS`] each way are.
     pub fn bound(
-        mut binding: Binding,
+        binding: Binding,
         handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static,
     ) -> Self {
-        binding.arguments.count = binding.arguments.count.min(MAX_CHUNKS);
-        binding.results.count = binding.results.count.min(MAX_CHUNKS);
-        let (run_on, result_memory) = Default::default();
-        let handler = Arc::new(handler);
-        Self {
-            handler,
-            run_on,
-            binding,
-            result_memory,
-            cached: None,
-            silent: false,
-            plain: true,
-            reply_room: REFUSAL_LEN,
-        }
+        Self::new(handler).with_binding(binding)
     }
 
-    /// What may be reduced, and how long it may be.
-    pub fn binding(&self) -> &Binding {
-        &self.binding
+    /// A procedure that takes its calls, to answer each [later](DeferredCall::answer), from any thread: for
+    /// servers that submit I/O and go on. It is called on the shard, and must not block.
+    pub fn deferred(handler: impl Fn(DeferredCall) + Send + Sync + 'static) -> Self {
+        Self::of(Handler::Defer(Arc::new(handler) as _))
+    }
+
+    /// A procedure that is a future: it is polled on the shard, which needs no other runtime, and whatever it
+    /// waits for may wake it from any thread. It [answers](DeferredCall::answer) its call when it can, and
+    /// may go on after that. It is dropped in the middle when the connection that called is over.
+    pub fn asynchronous<T: Future<Output = ()> + 'static>(
+        handler: impl Fn(DeferredCall) -> T + Send + Sync + 'static,
+    ) -> Self {
+        Self::of(Handler::Begin(Arc::new(move |call| -> Task { Box::pin(handler(call)) }) as _))
+    }
+
+    /// A procedure that takes its calls, and does not [answer](DeferredCall::answer) them: callers make
+    /// [one-way](crate::client::PreparedCall::one_way) calls of it. A call is over when it is dropped.
+    pub fn one_way_deferred(handler: impl Fn(DeferredCall) + Send + Sync + 'static) -> Self {
+        Self { silent: true, ..Self::deferred(handler) }
     }
 
     /// A procedure that is not answered: callers make [one-way](crate::client::PreparedCall::one_way)
@@ -143,6 +151,77 @@ impl Procedure {
             Err(Refusal::NoReply)
         });
         Self { silent: true, ..procedure }
+    }
+
+    /// Runs it on workers.
+    pub fn on_workers(mut self) -> Self {
+        self.run_on = RunOn::Workers;
+        self
+    }
+
+    /// The same for one shard alone.
+    fn to_local(&self) -> Procedure<Local> {
+        self.with(self.handler.to_local())
+    }
+}
+
+impl Procedure<Local> {
+    /// As [`new`](Procedure::new), with a handler that runs on its shard's thread only, so that it can share
+    /// what it needs with others there: see [`Server::start_with`](crate::Server::start_with).
+    pub fn local(handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + 'static) -> Self {
+        Self::of(Handler::Run(Arc::new(handler) as _))
+    }
+
+    /// As [`deferred`](Procedure::deferred), for [one shard alone](Self::local).
+    pub fn local_deferred(handler: impl Fn(DeferredCall) + 'static) -> Self {
+        Self::of(Handler::Defer(Arc::new(handler) as _))
+    }
+
+    /// As [`asynchronous`](Procedure::asynchronous), for [one shard alone](Self::local).
+    pub fn local_asynchronous<T: Future<Output = ()> + 'static>(handler: impl Fn(DeferredCall) -> T + 'static) -> Self {
+        Self::of(Handler::Begin(Arc::new(move |call| -> Task { Box::pin(handler(call)) }) as _))
+    }
+}
+
+impl<S: Sharing> Procedure<S> {
+    fn of(handler: Handler<S>) -> Self {
+        Self {
+            handler,
+            run_on: RunOn::Shard,
+            binding: Binding::inline(usize::MAX, 256),
+            result_memory: ResultMemory::Pool,
+            cached: None,
+            silent: false,
+            plain: true,
+            reply_room: REFUSAL_LEN,
+        }
+    }
+
+    /// The same with another handler.
+    fn with<T: Sharing>(&self, handler: Handler<T>) -> Procedure<T> {
+        Procedure {
+            handler,
+            run_on: self.run_on,
+            binding: self.binding,
+            result_memory: self.result_memory,
+            cached: self.cached.clone(),
+            silent: self.silent,
+            plain: self.plain,
+            reply_room: self.reply_room,
+        }
+    }
+
+    /// What may be reduced, and how long it may be.
+    pub fn binding(&self) -> &Binding {
+        &self.binding
+    }
+
+    /// Takes and gives what this binding says. Of items that may be reduced, up to [`MAX_CHUNKS`] each way are.
+    pub fn with_binding(mut self, mut binding: Binding) -> Self {
+        binding.arguments.count = binding.arguments.count.min(MAX_CHUNKS);
+        binding.results.count = binding.results.count.min(MAX_CHUNKS);
+        self.binding = binding;
+        self
     }
 
     /// Runs each call once, though it may come again: after a reconnection, or because its caller does not
@@ -179,17 +258,32 @@ impl Procedure {
     /// panics costs its call, and nobody else's.
     #[inline(never)]
     pub(crate) fn run(&self, call: &mut ServerCall) {
-        let run = AssertUnwindSafe(|| (self.handler)(call));
+        let Handler::Run(run) = &self.handler else { return };
+        let run = AssertUnwindSafe(|| run(call));
         call.outcome = catch_unwind(run).unwrap_or_else(panicked);
         if self.cached.is_some() {
             call.remember();
         }
     }
 
-    /// Runs it on workers.
-    pub fn on_workers(mut self) -> Self {
-        self.run_on = RunOn::Workers;
-        self
+    /// Its handler takes its calls.
+    #[inline]
+    pub(crate) fn takes_calls(&self) -> bool {
+        !matches!(self.handler, Handler::Run(_))
+    }
+
+    /// Has the handler take a call; returns the future that it made of it. What a handler that panics has
+    /// taken is dropped, and answered as such.
+    pub(crate) fn take(&self, call: DeferredCall) -> Option<Task> {
+        let take = || match &self.handler {
+            Handler::Defer(take) => {
+                take(call);
+                None
+            }
+            Handler::Begin(begin) => Some(begin(call)),
+            Handler::Run(_) => None,
+        };
+        catch_unwind(AssertUnwindSafe(take)).unwrap_or_default()
     }
 
     /// Arguments that may be reduced: how many, and the most bytes of each. A call with more is refused with
@@ -235,10 +329,27 @@ struct Version {
 }
 
 /// The programs of a server. Procedure 0 of each answers by itself (RFC 5531 §12.1), unless given.
-#[derive(Clone, Debug, Default)]
-pub struct Services {
+pub struct Services<S: Sharing = Threads> {
     versions: Vec<Version>,
-    entries: Vec<Procedure>,
+    entries: Vec<Procedure<S>>,
+}
+
+impl<S: Sharing> Clone for Services<S> {
+    fn clone(&self) -> Self {
+        Self { versions: self.versions.clone(), entries: self.entries.clone() }
+    }
+}
+
+impl<S: Sharing> fmt::Debug for Services<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Services").field("versions", &self.versions).field("entries", &self.entries).finish()
+    }
+}
+
+impl<S: Sharing> Default for Services<S> {
+    fn default() -> Self {
+        Self { versions: Vec::new(), entries: Vec::new() }
+    }
 }
 
 /// The longest RPC reply header that is not a success: accepted with a range, and no verifier.
@@ -252,22 +363,34 @@ impl Services {
         Self::default()
     }
 
+    /// The same for one shard alone, which may have further ones of its own.
+    pub fn to_local(&self) -> Services<Local> {
+        Services { versions: self.versions.clone(), entries: self.entries.iter().map(Procedure::to_local).collect() }
+    }
+}
+
+impl<S: Sharing> Services<S> {
     /// Adds a procedure, or replaces it.
     ///
     /// # Panics
     /// With a procedure number above [`MAX_PROCEDURE`]; with a procedure that runs [once](Procedure::cached)
-    /// and has results in Write chunks, which cannot be given again.
-    pub fn add(&mut self, program: u32, version: u32, procedure: u32, mut entry: Procedure) -> &mut Self {
+    /// and has results in Write chunks, which cannot be given again; with one that takes its calls and is to
+    /// run [on workers](Procedure::on_workers).
+    pub fn add(&mut self, program: u32, version: u32, procedure: u32, mut entry: Procedure<S>) -> &mut Self {
         assert!(procedure <= MAX_PROCEDURE, "procedure {procedure} is above {MAX_PROCEDURE}");
         assert!(
             entry.cached.is_none() || entry.binding.results.count == 0,
             "procedure {procedure} runs once, and results in Write chunks are not kept"
         );
+        assert!(
+            !entry.takes_calls() || entry.run_on == RunOn::Shard,
+            "procedure {procedure} takes its calls, which it does on the shard, and is to run on workers"
+        );
         entry.reply_room = (ACCEPTED_REPLY_LEN + entry.binding.max_reply).max(REFUSAL_LEN);
-        entry.plain = entry.run_on == RunOn::Shard && entry.cached.is_none();
+        entry.plain = entry.run_on == RunOn::Shard && entry.cached.is_none() && !entry.takes_calls();
         let at = self.versions.iter().position(|v| v.program == program && v.version == version);
         let at = at.unwrap_or_else(|| {
-            self.entries.push(Procedure::new(|_| Ok(())));
+            self.entries.push(Procedure::of(Handler::answers_by_itself()));
             let null = self.entries.len() - 1;
             self.versions.push(Version { program, version, procedures: vec![null] });
             self.versions.len() - 1
@@ -282,7 +405,7 @@ impl Services {
     }
 
     #[inline]
-    pub(crate) fn entry(&self, index: usize) -> &Procedure {
+    pub(crate) fn entry(&self, index: usize) -> &Procedure<S> {
         &self.entries[index]
     }
 

@@ -160,6 +160,6 @@ impl Conn {
 
     /// Nothing is under way that the protocol does not know of.
     pub(super) fn is_idle(&self) -> bool {
-        self.served.none_at_workers() && self.requests.expose_nothing()
+        self.served.none_away() && self.requests.expose_nothing()
     }
 }

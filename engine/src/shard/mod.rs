@@ -72,7 +72,7 @@ use crate::config::{Config, ConfigError, POLL_BATCH};
 use crate::fabric::{Completion, ControlEvent, Fabric, FabricError, QpId};
 use crate::handoff::parker::{Signal, Sleeper, Wake};
 use crate::proto::{CallError, CallId};
-use crate::service::Services;
+use crate::service::{Application, Local, Services, ShardSetup, ShardTask};
 use crate::stats::ShardStats;
 
 use changes::Changes;
@@ -149,6 +149,8 @@ pub struct Shard<F: Fabric> {
     fitting: Fitting,
     changes: Changes,
     outside: Outside,
+    /// The application's own work.
+    task: Option<Box<dyn ShardTask>>,
     /// What the device has said: lists that are used again and again.
     completions: Vec<Completion>,
     events: Vec<ControlEvent>,
@@ -160,17 +162,26 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
     pub fn open(fabric: F, config: Config, services: Option<Arc<Services>>) -> Result<Self, OpenError> {
+        Self::open_local(fabric, config, services.map(|services| services.to_local()))
+    }
+
+    /// The same with services of its own.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_local(fabric: F, config: Config, services: Option<Services<Local>>) -> Result<Self, OpenError> {
         let cx = Context::open(fabric, config, services.is_some())?;
         let outside = Outside::new(Sleeper::new(Wake::Fabric(cx.fabric.waker())));
         let mut shard = Self {
             cx,
             requester: Requester::new(),
-            responder: Responder::new(services),
+            responder: Responder::new(services, outside.signal()),
             life: Lifecycle::new(),
             watch: Watch::default(),
             fitting: Fitting::default(),
             changes: Changes::default(),
             outside,
+            task: None,
             completions: Vec::with_capacity(POLL_BATCH),
             events: Vec::new(),
         };
@@ -183,9 +194,26 @@ impl<F: Fabric> Shard<F> {
         self.responder.set_shard(index);
     }
 
+    /// What an application of its own may want to know.
+    pub(crate) fn setup(&self, index: usize) -> ShardSetup<'_> {
+        ShardSetup { index, arena: self.arena(), waker: self.signal().into() }
+    }
+
+    /// Serves what an application of its own serves, and does what that has to do beside it. Call it before the
+    /// first connection.
+    pub(crate) fn run_application(&mut self, application: Application) {
+        self.serve(application.services);
+        self.task = application.task;
+    }
+
+    /// Serves these. Call it before the first connection.
+    pub(crate) fn serve(&mut self, services: Services<Local>) {
+        self.responder.set_services(services);
+    }
+
     /// Procedures that run on workers run on these from now on.
     pub(crate) fn use_workers(&mut self, workers: &Workers) {
-        self.responder.use_workers(workers, &self.outside.signal());
+        self.responder.use_workers(workers);
     }
 
     /// Runs procedures on simulated workers from now on. Call it before the first connection.

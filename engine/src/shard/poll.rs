@@ -1,5 +1,7 @@
 //! One turn of the loop.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use super::Shard;
 use super::close_reason::CloseReason;
 use super::conn::Conn;
@@ -33,7 +35,7 @@ impl<F: Fabric> Shard<F> {
             self.requester.expire(&mut self.cx, now);
         }
         // 3. What other threads have for us.
-        let handed = self.inbox() + self.responder.collect(&mut self.cx);
+        let handed = self.inbox() + usize::from(self.turn_task()) + self.responder.collect(&mut self.cx);
         // 4. Connections with something to say: it is gathered, and posted as one chain with one doorbell.
         let transmitted = !self.cx.ready.is_empty();
         if transmitted {
@@ -56,6 +58,24 @@ impl<F: Fabric> Shard<F> {
         let busy = completed + handed + served != 0 || transmitted;
         self.cx.stats.idle_polls += u64::from(!busy);
         busy
+    }
+
+    /// The application's own turn.
+    #[inline]
+    fn turn_task(&mut self) -> bool {
+        self.task.is_some() && self.turn_this_task()
+    }
+
+    #[inline(never)]
+    fn turn_this_task(&mut self) -> bool {
+        let Some(task) = &mut self.task else { return false };
+        // What it has borrowed of others is its own to have left in order.
+        let busy = catch_unwind(AssertUnwindSafe(|| task.poll()));
+        if busy.is_err() {
+            self.cx.error("tasks that panicked", format_args!("the task of a shard has panicked, and is dropped"));
+            self.task = None;
+        }
+        busy.unwrap_or(true)
     }
 
     /// Posts what was started, now instead of in the next turn: one chain and one doorbell for each

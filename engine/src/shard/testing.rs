@@ -5,6 +5,8 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent, PagePolicy};
 
 use super::conn::Conn;
@@ -18,12 +20,20 @@ use crate::fabric::{
 use crate::proto::{ConnConfig, Connection, Event, Incoming, Scheme};
 
 /// A device that there is not.
-#[derive(Default)]
 pub(super) struct NoDevice {
+    /// Never readable.
+    never: OwnedFd,
     capabilities: Capabilities,
     /// All that was posted, in order.
     pub(super) posted: Vec<Posting>,
     windows: u32,
+}
+
+impl Default for NoDevice {
+    fn default() -> Self {
+        let never = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("a descriptor");
+        Self { never, capabilities: Capabilities::default(), posted: Vec::new(), windows: 0 }
+    }
 }
 
 impl Fabric for NoDevice {
@@ -109,6 +119,14 @@ impl Fabric for NoDevice {
         // Nobody sleeps here: whatever may be written to will do.
         let file = File::options().write(true).open("/dev/null").expect("the null device");
         Waker::new(Arc::new(file.into()))
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.never.as_fd()
+    }
+
+    fn longest_wait(&self) -> Option<Duration> {
+        None
     }
 }
 

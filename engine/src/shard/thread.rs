@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::close_reason::{CloseReason, ClosedBecause};
 use super::requester::{CallRequest, ChunkMemory, headroom};
@@ -115,6 +116,14 @@ pub enum SpawnError {
     /// The thread could not be made.
     #[error("starting a shard's thread: {0}; see `ulimit -u` and the cgroup's pids.max")]
     Thread(#[from] std::io::Error),
+    /// What the application makes for a shard could not be made.
+    #[error("the application of shard {index}: {source}")]
+    Application {
+        /// Which shard.
+        index: usize,
+        /// What the application said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The thread ended before it said anything.
     #[error("a shard's thread ended while it started")]
     Ended,
@@ -125,13 +134,13 @@ pub enum SpawnError {
 pub(crate) fn spawn<F: Fabric>(
     name: String,
     config: &Config,
-    make: impl FnOnce() -> Result<Shard<F>, OpenError> + Send + 'static,
+    make: impl FnOnce() -> Result<Shard<F>, SpawnError> + Send + 'static,
 ) -> Result<ShardHandle, SpawnError> {
     let core = config.core;
     let (started, start) = mpsc::sync_channel(1);
     let thread = Builder::new().name(name).spawn(move || {
         let made = core.map_or(Ok(()), pin_current_thread).map_err(SpawnError::from);
-        match made.and_then(|()| Ok(make()?)) {
+        match made.and_then(|()| make()) {
             Ok(mut shard) => {
                 let mailbox = Mailbox::new(shard.signal());
                 let connector = mailbox.connector();
@@ -247,26 +256,70 @@ impl<F: Fabric> Shard<F> {
 
     /// Sleeps until there may be something to do. Looks once more at everything after it has armed.
     pub(crate) fn sleep(&mut self, longest: Duration) {
-        self.outside.sleeper.arm();
-        self.cx.fabric.arm();
-        if !self.poll_once() {
-            self.cx.stats.sleeps += 1;
-            // Memory that other threads let go wakes nobody.
-            let hungry = self.responder.waits_for_memory();
-            let longest = if hungry { longest.min(MEMORY_WAIT_SLEEP) } else { longest };
-            let next = self.requester.next_deadline().min(self.cx.schedule.next());
-            let timeout = match next {
-                u64::MAX => longest,
-                next => Duration::from_nanos(next.saturating_sub(self.cx.clock.read())).min(longest),
-            };
-            let control = self.cx.fabric.wait(Some(timeout));
-            // Without anything that is due at a time it need not be known: the turns see to it.
-            if control || next != u64::MAX {
-                self.cx.clock.read();
-            }
-            self.cx.schedule.woken(control, next);
+        if let Some(timeout) = self.arm(longest) {
+            let slept = self.wait_with_task(timeout);
+            self.wait(if slept { Duration::ZERO } else { timeout });
         }
         self.outside.sleeper.disarm();
+    }
+
+    /// Asks to be woken, and looks once more at everything: how long it may be slept, or `None` if there was
+    /// something. Whatever comes from now on makes the fabric's descriptor readable.
+    pub(crate) fn arm(&mut self, longest: Duration) -> Option<Duration> {
+        self.outside.sleeper.arm();
+        self.cx.fabric.arm();
+        if self.poll_once() {
+            return None;
+        }
+        // Memory that other threads let go wakes nobody.
+        let hungry = self.responder.waits_for_memory();
+        let longest = if hungry { longest.min(MEMORY_WAIT_SLEEP) } else { longest };
+        Some(match self.next_due() {
+            u64::MAX => longest,
+            next => Duration::from_nanos(next.saturating_sub(self.cx.clock.read())).min(longest),
+        })
+    }
+
+    /// The same for a sleep on the fabric's descriptor.
+    pub(crate) fn arm_elsewhere(&mut self, longest: Duration) -> Option<Duration> {
+        let timeout = self.arm(longest)?;
+        let fabric = self.cx.fabric.longest_wait();
+        let timeout = fabric.map_or(timeout, |longest| longest.min(timeout));
+        (!timeout.is_zero()).then_some(timeout)
+    }
+
+    /// Is awake again, after a sleep elsewhere.
+    pub(crate) fn disarm(&mut self) {
+        self.wait(Duration::ZERO);
+        self.outside.sleeper.disarm();
+    }
+
+    /// Sleeps until the fabric or the task has something; false if the task has no descriptor.
+    fn wait_with_task(&self, timeout: Duration) -> bool {
+        let Some(task) = self.task.as_ref().and_then(|task| task.descriptor()) else { return false };
+        let timeout = self.cx.fabric.longest_wait().map_or(timeout, |longest| longest.min(timeout));
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        let fabric = self.cx.fabric.descriptor();
+        let mut both = [fabric, task].map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
+        // An error is a signal: it was slept for less.
+        let _ = rustix::event::poll(&mut both, Some(&timeout));
+        true
+    }
+
+    /// When something is to be done by itself.
+    fn next_due(&self) -> u64 {
+        self.requester.next_deadline().min(self.cx.schedule.next())
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        self.cx.stats.sleeps += 1;
+        let next = self.next_due();
+        let control = self.cx.fabric.wait(Some(timeout));
+        // Without anything that is due at a time it need not be known: the turns see to it.
+        if control || next != u64::MAX {
+            self.cx.clock.read();
+        }
+        self.cx.schedule.woken(control, next);
     }
 
     /// Tells the threads that wait for connections.

@@ -4,6 +4,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use rustix::fd::BorrowedFd;
+
 use rpcrdma::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
     Opcode, PostError, Posting, QpId, RequestId, Waker, WindowId, WorkRequest,
@@ -493,5 +495,13 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
 
     fn waker(&self) -> Waker {
         self.inner.waker()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.inner.descriptor()
+    }
+
+    fn longest_wait(&self) -> Option<Duration> {
+        self.inner.longest_wait()
     }
 }

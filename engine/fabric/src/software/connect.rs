@@ -121,6 +121,10 @@ impl Connections {
         })
     }
 
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
     pub(super) fn waker(&self) -> Waker {
         Waker::new(Arc::clone(&self.waker))
     }
@@ -515,10 +519,10 @@ impl SoftwareFabric {
         self.connections.dials.retain(|d| table.get(d.qp).is_some_and(|qp| qp.state == State::Connecting));
     }
 
-    /// Sleeps until there may be news.
-    pub(super) fn sleep(&mut self, timeout: Option<Duration>) {
+    /// How long it may sleep.
+    pub(super) fn sleep_limit(&self) -> Option<Duration> {
         let news = self.common.rung || !self.common.ready.is_empty() || !self.common.events.is_empty();
-        let limit = if news {
+        if news {
             Some(Duration::ZERO)
         } else if self.table.iter().any(Qp::needs_polls) {
             Some(SHORT_TICK)
@@ -529,8 +533,12 @@ impl SoftwareFabric {
             Some(TICK)
         } else {
             None
-        };
-        let timeout = match (timeout, limit) {
+        }
+    }
+
+    /// Sleeps until there may be news.
+    pub(super) fn sleep(&mut self, timeout: Option<Duration>) {
+        let timeout = match (timeout, self.sleep_limit()) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };

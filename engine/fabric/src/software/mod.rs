@@ -53,6 +53,8 @@ mod window;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use rustix::fd::BorrowedFd;
+
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 pub use self::address::SoftwareListener;
@@ -393,5 +395,13 @@ impl Fabric for SoftwareFabric {
 
     fn waker(&self) -> Waker {
         self.connections.waker()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.connections.descriptor()
+    }
+
+    fn longest_wait(&self) -> Option<Duration> {
+        self.sleep_limit()
     }
 }

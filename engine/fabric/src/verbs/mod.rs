@@ -46,6 +46,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fd::BorrowedFd;
+
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 pub use self::address::{DEFAULT_PORT, resolve};
@@ -285,6 +287,19 @@ impl Drop for VerbsFabric {
     }
 }
 
+impl VerbsFabric {
+    /// How long it may sleep.
+    fn sleep_limit(&self) -> Option<Duration> {
+        if !self.book.ready.is_empty() || !self.events.is_empty() {
+            Some(Duration::ZERO)
+        } else if self.book.attention.is_empty() {
+            None
+        } else {
+            Some(TICK)
+        }
+    }
+}
+
 impl Fabric for VerbsFabric {
     type Listener = VerbsListener;
 
@@ -456,14 +471,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        let news = !self.book.ready.is_empty() || !self.events.is_empty();
-        let limit = if news {
-            Some(Duration::ZERO)
-        } else if self.book.attention.is_empty() {
-            None
-        } else {
-            Some(TICK)
-        };
+        let limit = self.sleep_limit();
         let timeout = match (timeout, limit) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
@@ -476,10 +484,18 @@ impl Fabric for VerbsFabric {
             self.sleeper.awake();
         }
         let control = [Source::Connections, Source::Listener, Source::Device];
-        news || limit.is_some() || control.into_iter().any(|source| happened[source as usize])
+        limit.is_some() || control.into_iter().any(|source| happened[source as usize])
     }
 
     fn waker(&self) -> Waker {
         self.sleeper.waker()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.sleeper.descriptor()
+    }
+
+    fn longest_wait(&self) -> Option<Duration> {
+        self.sleep_limit()
     }
 }

@@ -44,6 +44,10 @@ impl Sleeper {
         Ok(sleeper)
     }
 
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        rustix::fd::AsFd::as_fd(&self.epoll)
+    }
+
     pub(super) fn waker(&self) -> Waker {
         Waker::new(Arc::clone(&self.waker))
     }

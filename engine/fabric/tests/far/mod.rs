@@ -8,6 +8,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use rustix::fd::BorrowedFd;
+
 use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
 use rpcrdma_fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
@@ -592,6 +594,20 @@ impl Fabric for Half {
         match self {
             Self::Near(f) => f.waker(),
             Self::Far(_) => panic!("the other process has no thread to wake it"),
+        }
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Near(f) => f.descriptor(),
+            Self::Far(_) => panic!("it is of the other process"),
+        }
+    }
+
+    fn longest_wait(&self) -> Option<Duration> {
+        match self {
+            Self::Near(f) => f.longest_wait(),
+            Self::Far(_) => panic!("it is of the other process"),
         }
     }
 }

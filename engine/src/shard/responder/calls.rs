@@ -88,7 +88,7 @@ impl Responder {
     #[inline(never)]
     fn serve_in_turn<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
         match self.must_wait(cx, conn, &call) {
-            true => self.defer(cx, conn, call),
+            true => self.hold_back(cx, conn, call),
             false => self.start(cx, conn, call),
         }
     }
@@ -271,7 +271,7 @@ impl Responder {
                 return self.refuse_call(cx, conn, call, refusal);
             }
             if self.must_wait(cx, conn, &call) {
-                self.defer(cx, conn, call);
+                self.hold_back(cx, conn, call);
             } else if let Err(call) = self.begin(cx, conn, call) {
                 self.wait_for_memory(cx, conn, call);
             }
@@ -295,7 +295,7 @@ impl Responder {
         }
     }
 
-    /// Runs a call of a procedure that runs on workers, or once.
+    /// Runs a call of a procedure that runs on workers, or once, or that takes its calls.
     #[inline(never)]
     fn run_elsewhere<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
         let Some(services) = self.services.as_ref() else { return };
@@ -304,7 +304,11 @@ impl Responder {
             let silent = entry.silent;
             return self.run_before(cx, conn, call, known, silent);
         }
+        if entry.takes_calls() {
+            return self.hand_over(cx, conn, call);
+        }
         if entry.run_on == RunOn::Workers && self.workers.is_some() {
+            self.away += 1;
             conn.served.at_workers += 1;
             return self.backlog.push_back(call);
         }

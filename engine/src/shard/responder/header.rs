@@ -1,12 +1,10 @@
 //! Reads calls of the peer: RPC header and chunk lists, held against what the procedure declares.
 
-use std::sync::Arc;
-
 use arrayvec::ArrayVec;
 
 use crate::binding::reduction_allowed;
 use crate::proto::{Incoming, LIMITS, Lists, MAX_READ_SEGMENTS, Refusal, Terms};
-use crate::service::{Procedure, REFUSAL_LEN, ResultChunk, ServerCall, Services};
+use crate::service::{Local, Procedure, REFUSAL_LEN, ResultChunk, ServerCall, Services};
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
 use crate::wire::{ErrorBody, ReadSegment, SEGMENT_LEN, Segment, Version, View};
@@ -48,7 +46,7 @@ pub(super) fn read_call(
     incoming: &Incoming<'_>,
     message: &[u8],
     terms: &Terms,
-    services: &Option<Arc<Services>>,
+    services: &Option<Services<Local>>,
     call: &mut ServerCall,
     fetch: &mut Fetch,
 ) -> Result<(), CallRefusal> {
@@ -76,7 +74,7 @@ pub(super) fn read_call(
 pub(super) fn read_rpc(
     payload: &[u8],
     base: usize,
-    services: &Option<Arc<Services>>,
+    services: &Option<Services<Local>>,
     call: &mut ServerCall,
     fetch: &mut Fetch,
 ) -> Result<(), CallRefusal> {
@@ -91,7 +89,7 @@ pub(super) fn read_rpc(
 fn read_rpc_with_credential(
     payload: &[u8],
     base: usize,
-    services: &Option<Arc<Services>>,
+    services: &Option<Services<Local>>,
     call: &mut ServerCall,
     fetch: &mut Fetch,
 ) -> Result<(), CallRefusal> {
@@ -107,7 +105,7 @@ fn take_header(
     args_at: usize,
     payload: &[u8],
     base: usize,
-    services: &Option<Arc<Services>>,
+    services: &Option<Services<Local>>,
     call: &mut ServerCall,
     fetch: &mut Fetch,
 ) -> Result<(), CallRefusal> {
@@ -115,7 +113,7 @@ fn take_header(
         // RFC 8166 §4.1: they are the same; a reply could not be matched.
         return Err(CallRefusal::Transport(ErrorBody::BadXdr));
     }
-    let Some(services) = services.as_deref() else { return Err(CallRefusal::NotACall) };
+    let Some(services) = services else { return Err(CallRefusal::NotACall) };
     let found = services.find(header.program, header.version, header.procedure);
     call.entry = found.map_err(|refusal| CallRefusal::Rpc(reply_body(refusal)))?;
     (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
@@ -138,7 +136,7 @@ fn check_chunks(
     credential: rpc::OpaqueAuth<'_>,
     args_at: usize,
     inline: usize,
-    services: &Services,
+    services: &Services<Local>,
     call: &mut ServerCall,
     fetch: &mut Fetch,
 ) -> Result<(), ErrorBody> {
@@ -223,7 +221,11 @@ fn only_handle(call: &ServerCall) -> u32 {
 
 /// Under RPCSEC_GSS integrity or privacy nothing of a call is reduced, nor of its reply (version 2 §10.2.2).
 #[cold]
-fn check_reduction(credential: &rpc::OpaqueAuth<'_>, entry: &Procedure, call: &ServerCall) -> Result<(), ErrorBody> {
+fn check_reduction(
+    credential: &rpc::OpaqueAuth<'_>,
+    entry: &Procedure<Local>,
+    call: &ServerCall,
+) -> Result<(), ErrorBody> {
     if reduction_allowed(credential.flavor, credential.body) {
         return Ok(());
     }
@@ -257,7 +259,7 @@ pub(super) fn read_position_zero(call: &mut ServerCall, fetch: &mut Fetch, longe
 #[inline(always)]
 fn check_reads(
     asked: &[ReadSegment],
-    entry: &Procedure,
+    entry: &Procedure<Local>,
     args_at: usize,
     inline: usize,
     fetch: &mut Fetch,
@@ -299,7 +301,7 @@ fn check_reads(
 }
 
 #[inline(always)]
-fn check_writes(entry: &Procedure, call: &ServerCall) -> Result<(), ErrorBody> {
+fn check_writes(entry: &Procedure<Local>, call: &ServerCall) -> Result<(), ErrorBody> {
     match (call.results.len(), entry.binding.results.count) {
         (0, _) => Ok(()),
         // Who handles none asks for a Reply chunk instead (version 2 §6.4.3).

@@ -133,7 +133,8 @@ impl Responder {
     /// Whether what is waited for will not come home by this shard's own doing: who began a message and does
     /// not go on with it may have it, or the application. `conn` is not in the table.
     fn is_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, watch: &mut Watch, conn: &mut Conn, now: u64) -> bool {
-        if self.workers.as_ref().is_some_and(|port| port.outstanding() > 0) || !self.backlog.is_empty() {
+        // Workers, and handlers that took calls, bring theirs home.
+        if self.away > self.futures.len() {
             return false;
         }
         let look = cx.stats.polls.is_multiple_of(LOOK_EVERY);

@@ -8,9 +8,13 @@
 //! | `memory` | calls for which there is no memory now |
 //! | `shares` | how much memory one connection may hold |
 //! | `workers` | calls that run on worker threads: out, and home |
+//! | `deferred` | calls that their handlers have taken: out, and home |
+//! | `futures` | handlers that are futures |
 //! | `replies` | replies: RDMA Writes, header, Send |
 
 mod calls;
+mod deferred;
+mod futures;
 mod header;
 mod memory;
 mod replies;
@@ -31,11 +35,13 @@ use super::progress::Watch;
 use super::stage::Stage;
 use crate::fabric::Fabric;
 use crate::handoff::parker::Signal;
+use crate::handoff::returns::Home;
 use crate::handoff::workers::JobResult;
 use crate::proto::Connection;
-use crate::service::{CallBoxes, MAX_CHUNKS, ServerCall, Services};
+use crate::service::{CallBoxes, Local, MAX_CHUNKS, Origin, ServerCall, Services};
 use crate::wire;
 
+use futures::Futures;
 use header::Fetch;
 use memory::Waiting;
 use shares::Shares;
@@ -45,9 +51,17 @@ pub(crate) use workers::{Workers, worker_of};
 
 /// See the module page.
 pub(super) struct Responder {
-    services: Option<Arc<Services>>,
+    services: Option<Services<Local>>,
     boxes: CallBoxes,
     workers: Option<Port>,
+    // In front of where their calls come home.
+    futures: Futures,
+    /// Where calls that handlers have taken come home.
+    home: Home<ServerCall>,
+    /// Calls that are with the workers, on their way there, or taken by handlers; and futures.
+    away: usize,
+    /// Wakes the shard.
+    signal: Signal,
     /// What they have given back, and is being answered.
     worked: Vec<(WorkKey, JobResult<Box<ServerCall>>)>,
     /// Calls that a full worker ring holds back.
@@ -72,8 +86,14 @@ pub(super) struct Served {
     pending: Vec<Option<PendingReads>>,
     /// Calls given to workers and not back yet.
     at_workers: u32,
+    /// Calls that handlers have taken, and not back yet.
+    taken: u32,
+    /// Calls that wait until handlers have taken fewer.
+    untaken: VecDeque<Box<ServerCall>>,
+    /// Where those that were taken came from; `None` while none ever was.
+    origin: Option<Arc<Origin>>,
     /// Calls that wait until the connection is within its share of a pool that is short.
-    deferred: VecDeque<Waiting>,
+    held_back: VecDeque<Waiting>,
     /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
     inline_room: u32,
     /// Calls need no thought before they are run: the connection is open, and its peer nobody in particular.
@@ -93,7 +113,10 @@ impl Served {
             replies: (0..slots).map(|_| None).collect(),
             pending: (0..slots).map(|_| None).collect(),
             at_workers: 0,
-            deferred: VecDeque::new(),
+            taken: 0,
+            untaken: VecDeque::new(),
+            origin: None,
+            held_back: VecDeque::new(),
             inline_room: 0,
             plain: false,
         }
@@ -120,12 +143,12 @@ impl Served {
 
     /// The device is gone, with all that it held.
     pub(super) fn forget_device(&mut self) {
-        self.at_workers = 0;
+        (self.at_workers, self.taken) = (0, 0);
     }
 
-    /// None of them is with the workers.
-    pub(super) fn none_at_workers(&self) -> bool {
-        self.at_workers == 0
+    /// None of them is with workers, or with who took it.
+    pub(super) fn none_away(&self) -> bool {
+        self.at_workers | self.taken == 0
     }
 
     /// None of them is being read or waits to be answered.
@@ -137,23 +160,28 @@ impl Served {
     /// their message alone, and those whose replies are not known to have left.
     #[inline(always)]
     fn held(conn: &Conn) -> usize {
-        let served = conn.proto.calls_served().saturating_sub(conn.served.deferred.len());
+        let served = conn.proto.calls_served().saturating_sub(conn.served.held_back.len());
         served + conn.sends.under_way() as usize
     }
 
     /// Calls wait until the connection is within its share.
     #[inline]
     pub(super) fn is_gated(&self) -> bool {
-        !self.deferred.is_empty()
+        !self.held_back.is_empty()
     }
 }
 
 impl Responder {
-    pub(super) fn new(services: Option<Arc<Services>>) -> Self {
+    /// `signal` wakes the shard.
+    pub(super) fn new(services: Option<Services<Local>>, signal: Signal) -> Self {
         Self {
             services,
             boxes: CallBoxes::default(),
             workers: None,
+            futures: Futures::new(signal.clone()),
+            home: Home::new(),
+            away: 0,
+            signal,
             worked: Vec::new(),
             backlog: VecDeque::new(),
             repeats: VecDeque::new(),
@@ -169,14 +197,33 @@ impl Responder {
         self.boxes.shard = index;
     }
 
+    /// Serves these from now on.
+    pub(super) fn set_services(&mut self, services: Services<Local>) {
+        self.services = Some(services);
+    }
+
     /// It serves anything.
     pub(super) fn serves(&self) -> bool {
         self.services.is_some()
     }
 
     /// Procedures that run on workers do so from now on.
-    pub(super) fn use_workers(&mut self, workers: &Workers, signal: &Signal) {
-        self.workers = Some(workers.attach_shard(signal));
+    pub(super) fn use_workers(&mut self, workers: &Workers) {
+        self.workers = Some(workers.attach_shard(&self.signal));
+    }
+
+    /// Takes home what comes from workers, futures and whoever took a call; returns how much there was.
+    #[inline]
+    pub(super) fn collect<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+        // Asked in every turn: one branch.
+        if self.away == 0 { 0 } else { self.collect_away(cx) }
+    }
+
+    #[inline(never)]
+    fn collect_away<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+        let ended = self.futures.poll();
+        self.away -= ended;
+        ended + self.collect_worked(cx) + self.collect_taken(cx)
     }
 
     /// Calls that are with the workers, or on their way there.
@@ -220,7 +267,8 @@ impl Responder {
     /// The connection has no queue pair any more: its peer's calls are over.
     pub(super) fn connection_lost(&mut self, conn: &mut Conn) {
         self.drop_memory_waiters(conn);
-        self.drop_deferred(conn);
+        self.drop_held_back(conn);
+        self.abandon_taken(conn);
     }
 
     /// The device has given back what it held: the calls that were under way in it are over.

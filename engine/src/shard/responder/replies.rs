@@ -8,7 +8,7 @@ use super::header::CallRefusal;
 use crate::config::{HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
-use crate::service::{MAX_CHUNKS, Procedure, ResultBytes, ServerCall, Verifier};
+use crate::service::{Local, MAX_CHUNKS, Procedure, ResultBytes, ServerCall, Verifier};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::continuation::{Continuation, Whose};
@@ -278,7 +278,7 @@ const PLAIN_RESULTS_AT: usize = HEADROOM_PLAIN + rpc::ACCEPTED_REPLY_LEN;
 /// Where the results of a call go in the buffer of its reply, and how many bytes that has: room for the
 /// headers, then the results or the longest refusal.
 #[inline(always)]
-pub(super) fn reply_room(call: &ServerCall, entry: &Procedure) -> (usize, usize) {
+pub(super) fn reply_room(call: &ServerCall, entry: &Procedure<Local>) -> (usize, usize) {
     let headroom = reply_headroom(call);
     (headroom + rpc::ACCEPTED_REPLY_LEN, headroom + entry.reply_room)
 }

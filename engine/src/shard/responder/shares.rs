@@ -28,18 +28,18 @@ const LAST: usize = 4;
 /// Calls that a connection may hold memory for while the pool is short: this part of what there is, or one.
 const PART: usize = 64;
 
-/// What is deferred because its connection is beyond its share.
+/// What is held back because its connection is beyond its share.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
-    /// Calls that are deferred, of all connections.
-    deferred: usize,
+    /// Calls that are held back, of all connections.
+    held_back: usize,
 }
 
 impl Shares {
-    /// Calls that are deferred, of all connections.
+    /// Calls that are held back, of all connections.
     #[cfg(test)]
-    pub(super) fn deferred(&self) -> usize {
-        self.deferred
+    pub(super) fn held_back(&self) -> usize {
+        self.held_back
     }
 }
 
@@ -97,7 +97,7 @@ impl Responder {
     /// for it is in `self.fetch`.
     #[inline(always)]
     pub(super) fn must_wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &ServerCall) -> bool {
-        (!conn.served.deferred.is_empty() && self.is_behind(cx, conn, call)) || self.exceeds_share(cx, conn, call)
+        (!conn.served.held_back.is_empty() && self.is_behind(cx, conn, call)) || self.exceeds_share(cx, conn, call)
     }
 
     /// Goes on with the calls that wait, as what they wait for may have come home by now; true if one that
@@ -109,7 +109,7 @@ impl Responder {
         self.fetch = fetch;
         let bulk = !self.fetch.is_empty() || !call.results.is_empty();
         // What must not wait would be refused.
-        bulk && !conn.served.deferred.is_empty() && !self.holds_what_others_wait_for(cx, call)
+        bulk && !conn.served.held_back.is_empty() && !self.holds_what_others_wait_for(cx, call)
     }
 
     /// Whether a call is beyond the share of its connection. What is to be read for it is in `self.fetch`.
@@ -130,16 +130,16 @@ impl Responder {
         }
     }
 
-    /// A call is deferred until its connection is within its share; what is to be read for it is in
+    /// A call is held back until its connection is within its share; what is to be read for it is in
     /// `self.fetch`.
     #[cold]
-    pub(super) fn defer<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
+    pub(super) fn hold_back<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
         let fetch = take(&mut self.fetch);
         release(&mut call);
         // Each has the buffer of a message. One may wait on every connection, or none would get on.
         let most = (cx.config.message_buffers / 2).max(2);
-        let crowded = conn.served.deferred.len() >= most / 2 || self.shares.deferred >= most;
-        if (crowded && !conn.served.deferred.is_empty())
+        let crowded = conn.served.held_back.len() >= most / 2 || self.shares.held_back >= most;
+        if (crowded && !conn.served.held_back.is_empty())
             || self.holds_what_others_wait_for(cx, &call)
             || !self.could_hold(cx, &call, &fetch)
         {
@@ -147,22 +147,22 @@ impl Responder {
             return self.refuse_call(cx, conn, call, CallRefusal::Transport(ErrorBody::System));
         }
         cx.stats.memory_waits += 1;
-        self.shares.deferred += 1;
-        conn.served.deferred.push_back(Waiting { call, fetch });
+        self.shares.held_back += 1;
+        conn.served.held_back.push_back(Waiting { call, fetch });
         cx.request_completion(conn);
         cx.schedule.control_now();
     }
 
-    /// Goes on with the deferred calls of a connection.
+    /// Goes on with the held back calls of a connection.
     #[cold]
     pub(in crate::shard) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
-        while let Some(Waiting { call, fetch }) = conn.served.deferred.pop_front() {
-            self.shares.deferred -= 1;
+        while let Some(Waiting { call, fetch }) = conn.served.held_back.pop_front() {
+            self.shares.held_back -= 1;
             let before = std::mem::replace(&mut self.fetch, fetch);
             if self.exceeds_share(cx, conn, &call) {
                 let fetch = std::mem::replace(&mut self.fetch, before);
-                conn.served.deferred.push_front(Waiting { call, fetch });
-                self.shares.deferred += 1;
+                conn.served.held_back.push_front(Waiting { call, fetch });
+                self.shares.held_back += 1;
                 // What it waits for may have gone out unheard.
                 return cx.request_completion(conn);
             }
@@ -173,24 +173,24 @@ impl Responder {
 
     /// Part of step 5 of a turn: others may have brought memory home.
     pub(super) fn resume_all<F: Fabric>(&mut self, cx: &mut Context<F>) {
-        if self.shares.deferred == 0 {
+        if self.shares.held_back == 0 {
             return;
         }
         cx.with_each(|cx, conn| {
-            if !conn.served.deferred.is_empty() {
+            if !conn.served.held_back.is_empty() {
                 self.resume(cx, conn);
             }
         });
-        if self.shares.deferred > 0 {
+        if self.shares.held_back > 0 {
             let soon = cx.clock.read() + nanoseconds(cx.config.control_interval);
             cx.schedule.wake_by(soon);
         }
     }
 
     /// The calls of a connection that is over wait no more.
-    pub(super) fn drop_deferred(&mut self, conn: &mut Conn) {
-        self.shares.deferred -= conn.served.deferred.len();
-        for waiting in conn.served.deferred.drain(..) {
+    pub(super) fn drop_held_back(&mut self, conn: &mut Conn) {
+        self.shares.held_back -= conn.served.held_back.len();
+        for waiting in conn.served.held_back.drain(..) {
             self.boxes.put(waiting.call);
         }
     }

@@ -1,11 +1,11 @@
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use rpcrdma_mempool::Buf;
 
 use super::*;
 use crate::handoff::parker::{Sleeper, Wake};
 use crate::proto::Event;
-use crate::service::Procedure;
+use crate::service::{DeferredCall, Procedure};
 use crate::shard::testing::{NoDevice, call, context, message, open_conn, receive, received, small};
 
 /// Answers with four bytes.
@@ -13,8 +13,13 @@ const SHORT: u32 = 1;
 /// Runs on workers.
 const ELSEWHERE: u32 = 2;
 
+/// Is taken, and held by the scene.
+const LATER: u32 = 3;
+
 struct Scene {
     responder: Responder,
+    services: Arc<Services>,
+    held: mpsc::Receiver<DeferredCall>,
     cx: Context<NoDevice>,
     watch: Watch,
     /// Receives that were taken before the pool was emptied.
@@ -30,10 +35,14 @@ impl Scene {
         };
         services.add(1, 1, SHORT, Procedure::new(answer));
         services.add(1, 1, ELSEWHERE, Procedure::new(answer).on_workers());
-        let responder = Responder::new(Some(Arc::new(services)));
+        let (hold, held) = mpsc::channel();
+        services.add(1, 1, LATER, Procedure::deferred(move |call| hold.send(call).expect("it is held")));
         let mut cx = context(small());
+        cx.config.max_deferred = 2;
+        let signal = Sleeper::new(Wake::Fabric(cx.fabric.waker())).signal();
+        let responder = Responder::new(Some(services.to_local()), signal);
         let spare = std::iter::from_fn(|| cx.alloc(cx.config.receive_size)).take(16).collect();
-        Self { responder, cx, watch: Watch::default(), spare }
+        Self { responder, services: Arc::new(services), held, cx, watch: Watch::default(), spare }
     }
 
     /// A call comes.
@@ -130,21 +139,19 @@ fn without_workers_their_procedures_run_here() {
     let mut conn = open_conn(0, true);
     scene.serve(&mut conn, 5, ELSEWHERE);
     assert_eq!(scene.sent(&mut conn), [5]);
-    assert!(conn.served.none_at_workers());
+    assert!(conn.served.none_away());
 }
 
 #[test]
 fn calls_for_workers_are_held_back_until_they_are_taken_and_come_home_once() {
     let mut scene = Scene::new();
     let mut conn = open_conn(0, true);
-    let services = scene.responder.services.clone().expect("services");
-    let mut workers = SimulatedWorkers::new(1, 2, services);
-    let sleeper = Sleeper::new(Wake::Fabric(scene.cx.fabric.waker()));
-    scene.responder.use_workers(workers.pool(), &sleeper.signal());
+    let mut workers = SimulatedWorkers::new(1, 2, Arc::clone(&scene.services));
+    scene.responder.use_workers(workers.pool());
     for xid in 1..=5 {
         scene.serve(&mut conn, xid, ELSEWHERE);
     }
-    assert!(scene.responder.holds_calls_back() && !conn.served.none_at_workers());
+    assert!(scene.responder.holds_calls_back() && !conn.served.none_away());
     scene.cx.conns.insert(conn);
     let mut answered = Vec::new();
     for _ in 0..8 {
@@ -157,7 +164,58 @@ fn calls_for_workers_are_held_back_until_they_are_taken_and_come_home_once() {
     }
     assert_eq!(answered, [1, 2, 3, 4, 5]);
     assert_eq!(scene.responder.worker_depth(), 0);
-    assert!(scene.cx.conns.take_slot(0).expect("it is there").served.none_at_workers());
+    assert!(scene.cx.conns.take_slot(0).expect("it is there").served.none_away());
+}
+
+#[test]
+fn calls_that_are_taken_come_home_once_and_make_room_for_others() {
+    let mut scene = Scene::new();
+    let mut conn = open_conn(0, true);
+    for xid in 1..=4 {
+        scene.serve(&mut conn, xid, LATER);
+    }
+    let taken: Vec<_> = scene.held.try_iter().collect();
+    assert_eq!(taken.iter().map(|call| call.xid()).collect::<Vec<_>>(), [1, 2], "as many as may be out");
+    assert_eq!((scene.responder.away, conn.served.taken, conn.served.untaken.len()), (2, 2, 2));
+    assert!(!conn.served.none_away() && scene.sent(&mut conn).is_empty());
+    scene.cx.conns.insert(conn);
+    assert_eq!(scene.responder.collect(&mut scene.cx), 0);
+    let mut taken = taken.into_iter();
+    taken.next_back().expect("the second").answer(Ok(()));
+    drop(taken.next().expect("the first"));
+    assert_eq!(scene.responder.collect(&mut scene.cx), 2);
+    assert_eq!((scene.cx.stats.calls_dropped, scene.cx.stats.calls_failed), (1, 1));
+    // With one that is answered here, another thread's comes home.
+    let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
+    assert_eq!(scene.sent(&mut conn), [2, 1], "in the order in which they came home");
+    scene.held.try_iter().for_each(|call| call.answer(Ok(())));
+    scene.serve(&mut conn, 5, LATER);
+    assert_eq!(conn.served.untaken.len(), 1, "two are out until they are seen to be home");
+    scene.cx.conns.insert(conn);
+    while scene.responder.collect(&mut scene.cx) > 0 {
+        scene.held.try_iter().for_each(|call| call.answer(Ok(())));
+    }
+    let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
+    assert_eq!(scene.sent(&mut conn), [3, 4, 5]);
+    assert!(conn.served.none_away() && scene.responder.away == 0);
+}
+
+#[test]
+fn what_was_taken_of_a_connection_that_is_over_comes_home_to_nobody() {
+    let mut scene = Scene::new();
+    let mut conn = open_conn(0, true);
+    for xid in 1..=3 {
+        scene.serve(&mut conn, xid, LATER);
+    }
+    let mut taken: Vec<_> = scene.held.try_iter().collect();
+    assert!(!taken.iter().any(DeferredCall::is_abandoned));
+    scene.responder.connection_lost(&mut conn);
+    assert!(taken.iter().all(DeferredCall::is_abandoned));
+    assert!(conn.served.untaken.is_empty(), "the third is nobody's");
+    taken.pop().expect("the second").answer(Ok(()));
+    drop(taken);
+    assert_eq!(scene.responder.collect(&mut scene.cx), 2);
+    assert_eq!((scene.responder.away, scene.responder.boxes.len()), (0, 3), "the boxes are there for others");
 }
 
 #[test]
@@ -179,8 +237,8 @@ fn one_connection_beyond_its_share_waits_for_itself_alone() {
     scene.serve_held(&mut other, 100);
     assert!(!other.served.is_gated(), "it holds nothing yet");
     assert!(Served::held(&conn) > 1);
-    let before = scene.responder.shares.deferred();
-    assert_eq!(before, conn.served.deferred.len());
+    let before = scene.responder.shares.held_back();
+    assert_eq!(before, conn.served.held_back.len());
     scene.responder.connection_lost(&mut conn);
-    assert_eq!((scene.responder.shares.deferred(), conn.served.deferred.len()), (0, 0));
+    assert_eq!((scene.responder.shares.held_back(), conn.served.held_back.len()), (0, 0));
 }

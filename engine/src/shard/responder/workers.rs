@@ -73,13 +73,7 @@ impl Responder {
     }
 
     /// Takes back what the workers have finished; returns how many.
-    #[inline]
-    pub(in crate::shard) fn collect<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        if self.workers.is_none() { 0 } else { self.collect_worked(cx) }
-    }
-
-    #[inline(never)]
-    fn collect_worked<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+    pub(super) fn collect_worked<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let Some(port) = self.workers.as_mut() else { return 0 };
         let mut worked = std::mem::take(&mut self.worked);
         let count = port.collect(POLL_BATCH, |key, result| worked.push((key, result)));
@@ -97,6 +91,7 @@ impl Responder {
         id: InboundId,
         result: Result<Box<ServerCall>, JobError>,
     ) {
+        self.away -= 1;
         let Some(conn) = cx.conns.take(qp) else {
             // The connection ended meanwhile; so did the call.
             if let Ok(call) = result {

@@ -1,0 +1,134 @@
+//! A server that its caller polls: no thread of its own.
+
+use std::time::Duration;
+
+use rustix::fd::{AsFd, BorrowedFd};
+
+use super::ServerError;
+use crate::address::Address;
+use crate::config::Config;
+use crate::fabric::Fabric;
+use crate::fabric::any::AnyFabric;
+use crate::service::{Local, Services, ShardSetup};
+use crate::shard::{OpenError, Shard, SpawnError};
+use crate::stats::ShardStats;
+
+/// A server on the caller's own thread, in the caller's own loop: nothing happens unless it is polled. One that
+/// never sleeps calls [`poll`](Self::poll) and does its other work in between. One that sleeps in an epoll of its own
+/// has this server's [descriptor](AsFd) in it, and goes by
+///
+/// ```no_run
+/// # fn epoll_wait(_: std::time::Duration) {}
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use std::time::Duration;
+/// # use rpcrdma::{Address, Config, Services, server::LocalServer};
+/// let address: Address = "soft:own-loop".parse()?;
+/// let mut server = LocalServer::bind(&address, Config::default(), Services::new().to_local())?;
+/// loop {
+///     while server.poll() {}
+///     if let Some(longest) = server.arm(Duration::from_secs(1)) {
+///         // Whatever comes from now on makes the descriptor readable.
+///         epoll_wait(longest);
+///     }
+///     server.disarm();
+/// }
+/// # }
+/// ```
+pub struct LocalServer<F: Fabric = AnyFabric> {
+    shard: Shard<F>,
+}
+
+impl LocalServer {
+    /// Opens a device for an address, and serves there.
+    ///
+    /// # Errors
+    /// What failed, the limit that was met, and the remedy.
+    pub fn bind(address: &Address, config: Config, services: Services<Local>) -> Result<Self, ServerError> {
+        Self::bind_with(address, config, |_| services)
+    }
+
+    /// The same with services that are made when its memory is there.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_with(
+        address: &Address,
+        config: Config,
+        make: impl FnOnce(&ShardSetup<'_>) -> Services<Local>,
+    ) -> Result<Self, ServerError> {
+        let fabric = address.open(&config).map_err(opening)?;
+        let mut server = Self { shard: Shard::open_local(fabric, config, Some(Services::default())).map_err(opening)? };
+        let services = make(&server.shard.setup(0));
+        server.shard.serve(services);
+        server.listen(address)?;
+        Ok(server)
+    }
+
+    /// Serves at one more address, of the same device.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn listen(&mut self, address: &Address) -> Result<(), ServerError> {
+        self.shard.listen(&address.bind()?).map_err(opening)
+    }
+}
+
+fn opening(error: impl Into<OpenError>) -> ServerError {
+    SpawnError::Open(error.into()).into()
+}
+
+impl<F: Fabric> LocalServer<F> {
+    /// One turn: never blocks, and does a bounded amount of work. True if there was anything to do.
+    #[inline]
+    pub fn poll(&mut self) -> bool {
+        let busy = self.shard.poll_once();
+        if self.shard.has_notices() {
+            drop(self.shard.take_notices());
+        }
+        busy
+    }
+
+    /// Prepares for a sleep of at most `longest` in the caller's own loop, and takes one more turn: how long may be
+    /// slept, or `None` if that turn found something to do. What comes from now on makes the descriptor readable,
+    /// and so does the [waker](ShardSetup::waker). Each `arm` is followed by a [`disarm`](Self::disarm).
+    pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
+        self.shard.arm_elsewhere(longest)
+    }
+
+    /// The caller is awake again.
+    pub fn disarm(&mut self) {
+        self.shard.disarm();
+    }
+
+    /// Sleeps until there may be something to do, for at most `longest`.
+    pub fn sleep(&mut self, longest: Duration) {
+        self.shard.sleep(longest);
+    }
+
+    /// Takes no more connections and no new calls, and ends each connection when its calls have been answered.
+    pub fn begin_drain(&mut self) {
+        self.shard.drain();
+    }
+
+    /// A [drain](Self::begin_drain) is through.
+    pub fn is_drained(&self) -> bool {
+        self.shard.is_drained()
+    }
+
+    /// What happened so far.
+    pub fn stats(&mut self) -> ShardStats {
+        self.shard.stats()
+    }
+}
+
+impl<F: Fabric> AsFd for LocalServer<F> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shard.fabric().descriptor()
+    }
+}
+
+impl<F: Fabric> Drop for LocalServer<F> {
+    fn drop(&mut self) {
+        self.shard.abort();
+    }
+}

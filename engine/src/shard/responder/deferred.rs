@@ -1,0 +1,128 @@
+//! Calls that their handlers have taken, to answer them later: out to them, and home.
+
+use std::sync::Arc;
+
+use super::Responder;
+use crate::fabric::Fabric;
+use crate::handoff::returns::Came;
+use crate::proto::Refusal;
+use crate::service::{DeferredCall, Origin, ServerCall};
+use crate::shard::conn::Conn;
+use crate::shard::context::Context;
+
+impl Responder {
+    /// Has the handler of a call take it, if its connection may have one more out; else it waits for one that
+    /// comes home.
+    #[inline(always)]
+    pub(super) fn hand_over<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
+        if conn.served.taken >= cx.config.max_deferred {
+            cx.stats.backpressure += 1;
+            return conn.served.untaken.push_back(call);
+        }
+        self.give(conn, call);
+        // It may have been answered at once.
+        let mut came = self.home.take();
+        let Some(call) = came.next() else { return };
+        if call.qp == conn.qp {
+            self.came_home(cx, conn, call);
+        } else {
+            self.came_home_to_another(cx, call);
+        }
+        if !came.is_empty() {
+            self.more_came_home(cx, conn, came);
+        }
+    }
+
+    /// With a call that was answered at once others have come.
+    #[cold]
+    fn more_came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, came: Came<ServerCall>) {
+        for call in came {
+            match call.qp == conn.qp {
+                true => self.came_home(cx, conn, call),
+                false => self.came_home_to_another(cx, call),
+            }
+        }
+    }
+
+    /// Has the handler of a call take it.
+    #[inline(always)]
+    fn give(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+        let Some(services) = &self.services else { return };
+        let entry = services.entry(call.entry);
+        let new = || Arc::new(Origin::new(self.home.way(), self.signal.clone()));
+        let origin = conn.served.origin.get_or_insert_with(new);
+        self.away += 1;
+        conn.served.taken += 1;
+        if let Some(task) = entry.take(DeferredCall::new(call, origin)) {
+            self.away += 1;
+            self.futures.begin(task, origin);
+        }
+    }
+
+    /// Answers the calls that come home; returns how many.
+    pub(super) fn collect_taken<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+        self.home.take().map(|call| self.came_home_to_another(cx, call)).count()
+    }
+
+    /// Answers a call that comes home, while its connection is in the table.
+    #[inline(never)]
+    fn came_home_to_another<F: Fabric>(&mut self, cx: &mut Context<F>, mut call: Box<ServerCall>) {
+        let Some(conn) = cx.conns.take(call.qp) else {
+            // The connection ended meanwhile; so did the call.
+            self.away -= 1;
+            self.count_dropped(cx, &mut call);
+            return self.boxes.put(call);
+        };
+        cx.lend(conn, |cx, conn| {
+            self.came_home(cx, conn, call);
+            cx.ready.add(conn);
+        });
+    }
+
+    #[inline(always)]
+    fn came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
+        self.away -= 1;
+        conn.served.taken -= 1;
+        if call.was_dropped() {
+            self.count_dropped(cx, &mut call);
+        }
+        self.finish(cx, conn, call);
+        if !conn.served.untaken.is_empty() {
+            self.give_next(conn);
+        }
+    }
+
+    #[cold]
+    fn give_next(&mut self, conn: &mut Conn) {
+        if let Some(next) = conn.served.untaken.pop_front() {
+            self.give(conn, next);
+        }
+    }
+
+    #[cold]
+    fn count_dropped<F: Fabric>(&self, cx: &mut Context<F>, call: &mut ServerCall) {
+        if !call.was_dropped() {
+            return;
+        }
+        if self.services.as_ref().is_some_and(|all| all.entry(call.entry).silent) {
+            // It is not answered anyway.
+            call.outcome = Err(Refusal::NoReply);
+            return;
+        }
+        cx.stats.calls_dropped += 1;
+        let (procedure, program) = (call.procedure, call.program);
+        let what = format_args!("procedure {procedure} of program {program:#x} has dropped a call unanswered");
+        cx.warn("calls dropped unanswered", what);
+    }
+
+    /// The connection is over: nobody waits for what was taken, and the rest is not handed over.
+    pub(super) fn abandon_taken(&mut self, conn: &mut Conn) {
+        if let Some(origin) = conn.served.origin.take() {
+            origin.end();
+            self.futures.abandon();
+        }
+        for call in conn.served.untaken.drain(..) {
+            self.boxes.put(call);
+        }
+    }
+}

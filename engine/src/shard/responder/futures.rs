@@ -1,0 +1,103 @@
+//! Handlers that are futures: polled on the shard, woken from anywhere.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use crate::handoff::parker::Signal;
+use crate::service::{Origin, Task};
+
+/// The futures of a shard.
+pub(super) struct Futures {
+    all: FuturesUnordered<Serving>,
+    bell: Arc<Bell>,
+    waker: Waker,
+    /// Some may be of connections that are over.
+    abandoned: bool,
+}
+
+/// Rung when a future is to be polled.
+struct Bell {
+    rung: AtomicBool,
+    signal: Signal,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // SYNC POINT bell: with the exchange in `Futures::poll`. Whoever finds it rung leaves the rest to who rang.
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            self.signal.notify();
+        }
+    }
+}
+
+/// A future that serves a call of a connection.
+struct Serving {
+    task: Option<Task>,
+    origin: Arc<Origin>,
+}
+
+impl Future for Serving {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Some(task) = &mut self.task else { return Poll::Ready(()) };
+        // One that panics is over, and its call dropped.
+        let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context))).unwrap_or(Poll::Ready(()));
+        if polled.is_ready() {
+            self.task = None;
+        }
+        polled
+    }
+}
+
+impl Futures {
+    /// `signal` wakes the shard.
+    pub(super) fn new(signal: Signal) -> Self {
+        let bell = Arc::new(Bell { rung: AtomicBool::new(false), signal });
+        Self { all: FuturesUnordered::new(), waker: Arc::clone(&bell).into(), bell, abandoned: false }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Has a future polled with the others, in this turn or the next.
+    pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>) {
+        self.all.push(Serving { task: Some(task), origin: Arc::clone(origin) });
+        self.bell.rung.store(true, Ordering::Relaxed);
+    }
+
+    /// Those of connections that are over are to be dropped.
+    pub(super) fn abandon(&mut self) {
+        if !self.all.is_empty() {
+            self.abandoned = true;
+            self.bell.rung.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Polls the futures that were woken; returns how many are over.
+    pub(super) fn poll(&mut self) -> usize {
+        // SYNC POINT bell: with the exchange in `Bell::wake_by_ref`. What rings from now on is for the next turn.
+        if self.all.is_empty() || !self.bell.rung.swap(false, Ordering::AcqRel) {
+            return 0;
+        }
+        let before = self.all.len();
+        if std::mem::take(&mut self.abandoned) {
+            let all = std::mem::take(&mut self.all);
+            self.all = all.into_iter().filter(|serving| !serving.origin.is_over()).collect();
+        }
+        let mut context = Context::from_waker(&self.waker);
+        while let Poll::Ready(Some(())) = self.all.poll_next_unpin(&mut context) {}
+        before - self.all.len()
+    }
+}

@@ -1,0 +1,592 @@
+//! Calls that their handlers take, and answer later: on the shard, on other threads, in futures, or never.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Poll, Waker};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rpcrdma::client::{Client, ClientCall, ClientConfig, LocalClient};
+use rpcrdma::server::ServerConfig;
+use rpcrdma::service::DeferredCall;
+use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
+use rpcrdma::wire::{Body, Chunks, Flags, Revision, Version, View};
+use rpcrdma::{Buf, CallError, Config, IdlePolicy, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma_tests::*;
+
+use super::reverse::{HELLO, telling_services};
+
+const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+/// A procedure whose calls the test holds.
+const HELD: u32 = 400;
+
+/// How calls come to be answered.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// In the handler.
+    AtOnce,
+    /// By a thread, in another order.
+    Thread,
+    /// In a future that was awaited twice before.
+    Future,
+}
+
+/// A thread that runs what it is given, two calls at a time and the later one first.
+struct Desk {
+    take: Option<mpsc::Sender<(DeferredCall, StandardHandler)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let (take, calls) = mpsc::channel::<(DeferredCall, StandardHandler)>();
+        let work = move || {
+            while let Ok(first) = calls.recv() {
+                let second = calls.recv_timeout(Duration::from_millis(1)).ok();
+                for (call, handler) in second.into_iter().chain([first]) {
+                    run(call, handler);
+                }
+            }
+        };
+        Self { take: Some(take), thread: Some(std::thread::spawn(work)) }
+    }
+
+    fn procedure(&self, handler: StandardHandler) -> Procedure {
+        let desk = self.take.clone().expect("it is there");
+        Procedure::deferred(move |call| desk.send((call, handler)).expect("the desk is open"))
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        self.take = None;
+        self.thread.take().expect("it ends once").join().expect("it ends well");
+    }
+}
+
+/// Runs a handler for a call, and answers it; one that panics takes it along.
+fn run(mut call: DeferredCall, handler: StandardHandler) {
+    let work = move || {
+        let outcome = handler(&mut call);
+        call.answer(outcome);
+    };
+    // The panic has been printed.
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+}
+
+/// Pending once; woken by another thread.
+async fn elsewhere() {
+    let mut asked = false;
+    let woken = Arc::new(AtomicBool::new(false));
+    poll_fn(|context| {
+        if !std::mem::replace(&mut asked, true) {
+            let (waker, woken) = (context.waker().clone(), Arc::clone(&woken));
+            std::thread::spawn(move || {
+                woken.store(true, Ordering::Release);
+                waker.wake();
+            });
+        }
+        if woken.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+fn services(way: Way, desk: &Desk) -> Services {
+    services_by(4096, |handler| match way {
+        Way::AtOnce => Procedure::deferred(move |call| run(call, handler)),
+        Way::Thread => desk.procedure(handler),
+        Way::Future => Procedure::asynchronous(move |mut call| async move {
+            elsewhere().await;
+            let outcome = handler(&mut call);
+            elsewhere().await;
+            call.answer(outcome);
+        }),
+    })
+}
+
+fn server(shard: Config) -> ServerConfig {
+    ServerConfig { shard, ..small_server() }
+}
+
+/// A sleeping server as well as one that polls.
+fn policies() -> [IdlePolicy; 2] {
+    [IdlePolicy::Poll, IdlePolicy::Event]
+}
+
+#[test]
+fn whatever_a_procedure_takes_and_gives_it_may_answer_later() {
+    for (way, idle) in [Way::AtOnce, Way::Thread, Way::Future].into_iter().flat_map(|way| policies().map(|i| (way, i)))
+    {
+        for scheme in SCHEMES {
+            let desk = Desk::new();
+            let mut world = World::new("later");
+            let config = Config { scheme, idle, ..small() };
+            let address = world.serve_with(server(config), services(way, &desk));
+            let mut client = world.client(&address, Config { scheme, ..small() });
+            let what = format!("{way:?}, {idle:?}, {scheme:?}");
+            for len in [0, 4, 100, 3000] {
+                echo(&mut client, &vec![7; len]).unwrap_or_else(|error| panic!("{what}, {len} bytes: {error}"));
+            }
+            store(&mut client, 5, &[1000, 70_000]).expect(&what);
+            load(&mut client, 9, &[(5000, 5000), (70_000, 60_000)]).expect(&what);
+            mirror(&mut client, 3, &[5000, 64_000]).expect(&what);
+            // A long reply: in a Reply chunk, or continued.
+            let mut call = client.prepare_with_chunks(REPLY, 4).expect("memory");
+            call.args_mut().copy_from_slice(&4400u32.to_be_bytes());
+            call.expect_reply(4400);
+            let reply = client.call(call).expect(&what);
+            assert!(patterned(4400, reply.results()), "{what}");
+            // A long call.
+            let mut call = client.prepare_with_chunks(ECHO, 6000).expect("memory");
+            call.args_mut().fill(3);
+            call.expect_reply(4096);
+            assert_eq!(
+                client.call(call).err(),
+                Some(CallError::Refused(Refusal::SystemError)),
+                "{what}: no room for it"
+            );
+            let mut call = client.prepare(REFUSE, 4).expect("memory");
+            call.args_mut().copy_from_slice(&0u32.to_be_bytes());
+            assert_eq!(client.call(call).err(), Some(CallError::Refused(Refusal::GarbageArguments)), "{what}");
+            drop(client);
+        }
+    }
+}
+
+#[test]
+fn many_at_once_come_back_each_to_its_caller() {
+    for (way, scheme) in [Way::AtOnce, Way::Thread, Way::Future].into_iter().flat_map(|way| SCHEMES.map(|s| (way, s))) {
+        let desk = Desk::new();
+        let mut world = World::new("many-later");
+        // Fewer may be out than are called.
+        let config = Config { scheme, max_deferred: 3, ..small() };
+        let address = world.serve_with(server(config), services(way, &desk));
+        let mut clients: Vec<_> = (0..2).map(|_| world.client(&address, Config { scheme, ..small() })).collect();
+        let mut wanted = [0u64; 2];
+        for (n, client) in clients.iter_mut().enumerate() {
+            for token in 0..16u64 {
+                let mut call = client.prepare(ECHO, 8).expect("memory");
+                call.args_mut().copy_from_slice(&(token << 8 | n as u64).to_be_bytes());
+                client.start(client.first(), call, token);
+                wanted[n] |= 1 << token;
+            }
+        }
+        let start = Instant::now();
+        while wanted != [0, 0] {
+            assert!(start.elapsed() < Duration::from_secs(20), "{way:?}, {scheme:?}: {wanted:x?} have not come");
+            for (n, client) in clients.iter_mut().enumerate() {
+                client.poll(|done| {
+                    let reply = done.result.expect("a reply");
+                    assert_eq!(reply.results(), (done.token << 8 | n as u64).to_be_bytes());
+                    assert!(wanted[n] & 1 << done.token != 0, "it comes once");
+                    wanted[n] &= !(1 << done.token);
+                });
+            }
+        }
+        drop(clients);
+    }
+}
+
+/// A server whose calls of [`HELD`] the test gets.
+fn holding(world: &mut World, config: Config) -> (rpcrdma::Address, mpsc::Receiver<DeferredCall>) {
+    holding_with(world, config, standard_services(), |procedure| procedure)
+}
+
+fn holding_with(
+    world: &mut World,
+    config: Config,
+    mut services: Services,
+    shape: impl Fn(Procedure) -> Procedure,
+) -> (rpcrdma::Address, mpsc::Receiver<DeferredCall>) {
+    let (give, held) = mpsc::channel();
+    services.add(PROGRAM, VERSION, HELD, shape(Procedure::deferred(move |call| give.send(call).expect("it is held"))));
+    (world.serve_with(server(config), services), held)
+}
+
+/// A client that has more than the one credit that version 1 starts with.
+fn new_client(world: &World, address: &rpcrdma::Address, scheme: Scheme) -> LocalClient {
+    let mut client = world.client(address, Config { scheme, ..small() });
+    echo(&mut client, b"hello").expect("an echo");
+    client
+}
+
+fn start(client: &mut LocalClient, token: u64) {
+    let call = client.prepare(HELD, 0).expect("memory");
+    client.start(client.first(), call, token);
+    client.flush();
+}
+
+/// The call that has come, while the client is polled.
+fn next(held: &mpsc::Receiver<DeferredCall>) -> DeferredCall {
+    held.recv_timeout(Duration::from_secs(20)).expect("a call")
+}
+
+fn results(call: &mut ServerCall, bytes: &[u8]) {
+    call.reply_writer().expect("room").put(bytes).expect("room");
+}
+
+fn end(client: &mut LocalClient) -> (u64, Result<Vec<u8>, CallError>) {
+    let mut ended = None;
+    let came = settles(|| {
+        client.poll(|done| ended = Some((done.token, done.result.map(|reply| reply.results().to_vec()))));
+        ended.is_some()
+    });
+    assert!(came, "no call has ended");
+    ended.expect("one has ended")
+}
+
+#[test]
+fn who_is_dropped_unanswered_is_refused_and_counted() {
+    for scheme in SCHEMES {
+        let mut world = World::new("dropped");
+        let (address, held) = holding(&mut world, Config { scheme, ..small() });
+        let mut client = new_client(&world, &address, scheme);
+        for token in 0..3 {
+            start(&mut client, token);
+            let call = next(&held);
+            assert!(!call.is_abandoned());
+            drop(call);
+            assert_eq!(end(&mut client), (token, Err(CallError::Refused(Refusal::SystemError))), "{scheme:?}");
+        }
+        assert_eq!(world.server().stats()[0].calls_dropped, 3);
+        echo(&mut client, b"goes on").expect("an echo");
+        drop(client);
+    }
+}
+
+#[test]
+fn who_answers_a_connection_that_is_over_is_told_and_does_no_harm() {
+    for scheme in SCHEMES {
+        let mut world = World::new("over");
+        let (address, held) = holding(&mut world, Config { scheme, ..small() });
+        let mut client = new_client(&world, &address, scheme);
+        let mut other = new_client(&world, &address, scheme);
+        for token in 0..4 {
+            start(&mut client, token);
+        }
+        let mut calls: VecDeque<_> = (0..4).map(|_| next(&held)).collect();
+        drop(client);
+        let told = settles(|| {
+            echo(&mut other, b"meanwhile").expect("an echo");
+            calls.iter().all(DeferredCall::is_abandoned)
+        });
+        assert!(told, "{scheme:?}: the holder is not told");
+        let mut late = calls.pop_front().expect("a call");
+        results(&mut late, b"late");
+        late.answer(Ok(()));
+        drop(calls.pop_front());
+        echo(&mut other, b"goes on").expect("an echo");
+        // Of two the memory comes home; the others keep theirs, until they are let go.
+        let stats = world.server().stats();
+        assert_eq!((stats[0].connections, stats[0].calls_dropped), (1, 1));
+        drop(calls);
+        drop(other);
+    }
+}
+
+#[test]
+fn no_more_are_taken_of_a_connection_than_may_be() {
+    for scheme in SCHEMES {
+        let mut world = World::new("bounded");
+        let (address, held) = holding(&mut world, Config { scheme, max_deferred: 2, ..small() });
+        let mut greedy = new_client(&world, &address, scheme);
+        let mut other = new_client(&world, &address, scheme);
+        for token in 0..6 {
+            start(&mut greedy, token);
+        }
+        let mut calls = VecDeque::from([next(&held), next(&held)]);
+        for _ in 0..50 {
+            greedy.poll(|done| panic!("{done:?}"));
+            echo(&mut other, b"others are served").expect("an echo");
+        }
+        assert!(held.try_recv().is_err(), "{scheme:?}: a third one was taken");
+        start(&mut other, 0);
+        let mut of_other = next(&held);
+        results(&mut of_other, b"other");
+        of_other.answer(Ok(()));
+        assert_eq!(end(&mut other), (0, Ok(b"other".to_vec())));
+        for token in 0..6 {
+            let mut call = calls.pop_front().expect("it was taken");
+            results(&mut call, &[token]);
+            call.answer(Ok(()));
+            // One goes, one comes.
+            if token < 4 {
+                calls.push_back(next(&held));
+            }
+            assert_eq!(end(&mut greedy), (u64::from(token), Ok(vec![token])), "{scheme:?}");
+        }
+        assert!(held.try_recv().is_err());
+        // Those that still wait when their connection ends are nobody's.
+        (0..5).for_each(|token| start(&mut greedy, token));
+        let calls = [next(&held), next(&held)];
+        drop(greedy);
+        assert!(settles(|| {
+            echo(&mut other, b"meanwhile").expect("an echo");
+            calls.iter().all(DeferredCall::is_abandoned)
+        }));
+        drop(calls);
+        echo(&mut other, b"goes on").expect("an echo");
+        assert!(held.try_recv().is_err(), "{scheme:?}: one was taken of a connection that is over");
+        drop(other);
+    }
+}
+
+#[test]
+fn a_drain_waits_for_what_was_taken_up_to_its_time() {
+    for scheme in SCHEMES {
+        let mut world = World::new("drained");
+        let (address, held) = holding(&mut world, Config { scheme, ..small() });
+        let mut client = new_client(&world, &address, scheme);
+        start(&mut client, 7);
+        let mut call = next(&held);
+        let server = world.take_server();
+        let draining = std::thread::spawn(move || server.drain(Duration::from_secs(20)));
+        for _ in 0..100 {
+            client.poll(|done| panic!("{done:?}"));
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        assert!(!draining.is_finished(), "{scheme:?}");
+        results(&mut call, b"last");
+        call.answer(Ok(()));
+        assert_eq!(end(&mut client), (7, Ok(b"last".to_vec())), "{scheme:?}");
+        while !draining.is_finished() {
+            client.poll(|done| panic!("{done:?}"));
+        }
+        assert_eq!(draining.join().expect("it ends"), Ok(()), "{scheme:?}");
+        drop(client);
+
+        // What is never answered is not waited for for ever, and may be answered when all is over.
+        let (address, held) = holding(&mut world, Config { scheme, ..small() });
+        let mut client = new_client(&world, &address, scheme);
+        start(&mut client, 8);
+        let call = next(&held);
+        let undrained = world.take_server().drain(Duration::from_millis(50)).expect_err("a call was left");
+        assert_eq!((undrained.shards, undrained.stuck_shards), (1, 0), "{scheme:?}");
+        assert!(call.is_abandoned(), "{scheme:?}");
+        call.answer(Ok(()));
+        assert!(matches!(end(&mut client), (8, Err(CallError::ConnectionLost { sent: true }))), "{scheme:?}");
+        drop(client);
+    }
+}
+
+#[test]
+fn what_is_answered_later_is_remembered_and_runs_once() {
+    for (scheme, version) in [(Scheme::V2Windowed, Version::V2), (Scheme::V1, Version::V1)] {
+        let mut world = World::new("once-later");
+        let cache = Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 16, bytes: 1 << 16 }));
+        let kept = Arc::clone(&cache);
+        let somebody = |_: &ServerCall| Some(Whose::number(1));
+        let shape = move |procedure: Procedure| procedure.cached(Arc::clone(&kept), somebody);
+        let config = Config { scheme, ..small() };
+        let (address, held) = holding_with(&mut world, config, standard_services(), shape);
+        // The same call, on two connections, the first of which ends before it is answered.
+        let call = call_bytes(99, PROGRAM, VERSION, HELD, b"");
+        let send = |peer: &mut RawPeer| {
+            let message = peer.message(99, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+            peer.send(&message);
+        };
+        let connect = || RawPeer::connect_as(&address, version);
+        let mut first = connect();
+        send(&mut first);
+        let mut taken = next(&held);
+        first.vanish();
+        let mut second = connect();
+        send(&mut second);
+        assert!(settles(|| taken.is_abandoned()));
+        assert!(held.try_recv().is_err(), "{scheme:?}: it runs twice");
+        results(&mut taken, b"once");
+        taken.answer(Ok(()));
+        let reply = second.receive().expect("a reply").bytes;
+        let view = View::check(&reply, Revision::Ietf00).expect("a header");
+        assert_eq!(view.payload(), reply_bytes(99, b"once"), "{scheme:?}");
+        assert!(held.try_recv().is_err(), "{scheme:?}: it runs twice");
+        // What was dropped, nobody knows how far it came: it does not run again.
+        let call = call_bytes(100, PROGRAM, VERSION, HELD, b"");
+        for again in [false, true] {
+            let message = second.message(100, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+            second.send(&message);
+            if !again {
+                drop(next(&held));
+            }
+            let reply = second.receive().expect("a reply").bytes;
+            let view = View::check(&reply, Revision::Ietf00).expect("a header");
+            assert_eq!(view.payload()[20..24], 5u32.to_be_bytes(), "{scheme:?}: SYSTEM_ERR");
+        }
+        assert!(held.try_recv().is_err());
+        drop(second);
+    }
+}
+
+#[test]
+fn a_client_may_answer_its_server_later() {
+    for scheme in SCHEMES {
+        let desk = Desk::new();
+        let mut world = World::new("later-back");
+        let (services, told) = telling_services();
+        let address = world.serve_with(server(Config { scheme, ..small() }), services);
+        let own = Arc::new(self::services(Way::Thread, &desk));
+        let config = ClientConfig { services: Some(own), ..small_client(Config { scheme, ..small() }) };
+        let mut forward = Client::connect(&address, config).expect("a connection");
+        forward.call(ClientCall::new(HELLO)).expect("a reply");
+        let caller = told.recv().expect("it was called");
+        let mut reverse = world.server().call_back(caller, small_client(small())).expect("of this server");
+        let pending: Vec<_> =
+            (0..8u32).map(|n| reverse.start(ClientCall::new(ECHO).args(n.to_be_bytes())).expect("a slot")).collect();
+        for (n, pending) in pending.into_iter().enumerate() {
+            assert_eq!(pending.wait().expect("a reply").results(), (n as u32).to_be_bytes(), "{scheme:?}");
+        }
+        drop((reverse, forward));
+    }
+}
+
+#[test]
+fn who_panics_loses_its_own_call_only() {
+    for (way, scheme) in [Way::AtOnce, Way::Thread, Way::Future].into_iter().flat_map(|way| SCHEMES.map(|s| (way, s))) {
+        let desk = Desk::new();
+        let mut world = World::new("panics");
+        let mut services = services(way, &desk);
+        services.add(PROGRAM, VERSION, HELD, Procedure::deferred(|_| panic!("as the test wants")));
+        let address = world.serve_with(server(Config { scheme, ..small() }), services);
+        let mut client = new_client(&world, &address, scheme);
+        for procedure in [PANIC, HELD] {
+            let call = client.prepare(procedure, 0).expect("memory");
+            let ended = client.call(call).err();
+            assert_eq!(ended, Some(CallError::Refused(Refusal::SystemError)), "{way:?}, {scheme:?}");
+            echo(&mut client, b"goes on").expect("an echo");
+        }
+        assert_eq!(world.server().stats()[0].calls_dropped, 2, "{way:?}, {scheme:?}");
+        drop(client);
+    }
+}
+
+/// Says when it is dropped.
+struct Told(mpsc::Sender<()>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+    }
+}
+
+#[test]
+fn a_future_is_dropped_with_its_connection_and_may_go_on_behind_its_answer() {
+    for scheme in SCHEMES {
+        let mut world = World::new("futures");
+        let (tell, told) = mpsc::channel();
+        let wakers: Arc<Mutex<Vec<Waker>>> = Arc::default();
+        let kept = Arc::clone(&wakers);
+        let for_ever = move |call: DeferredCall| {
+            let (told, wakers) = (Told(tell.clone()), Arc::clone(&kept));
+            async move {
+                let answered = !call.args().is_empty();
+                let mut call = Some(call);
+                if answered && let Some(call) = call.take() {
+                    call.answer(Ok(()));
+                }
+                poll_fn(|context| {
+                    wakers.lock().expect("a list").push(context.waker().clone());
+                    Poll::<()>::Pending
+                })
+                .await;
+                drop((call, told));
+            }
+        };
+        let mut services = standard_services();
+        services.add(PROGRAM, VERSION, HELD, Procedure::asynchronous(for_ever));
+        let address = world.serve_with(server(Config { scheme, ..small() }), services);
+        let mut client = new_client(&world, &address, scheme);
+        let mut other = new_client(&world, &address, scheme);
+        let mut answered = client.prepare(HELD, 4).expect("memory");
+        answered.put_args(b"four").expect("room");
+        client.call(answered).expect("a reply, though the future goes on");
+        start(&mut client, 1);
+        start(&mut other, 2);
+        let polled = || wakers.lock().expect("a list").len();
+        assert!(settles(|| {
+            client.poll(|done| panic!("{done:?}"));
+            other.poll(|done| panic!("{done:?}"));
+            polled() == 3
+        }));
+        assert!(told.try_recv().is_err(), "{scheme:?}");
+        drop(client);
+        for _ in 0..2 {
+            told.recv_timeout(Duration::from_secs(20)).expect("a future that is dropped");
+        }
+        // That of the other one is still there, and those that are gone may be woken.
+        wakers.lock().expect("a list").iter().for_each(Waker::wake_by_ref);
+        echo(&mut other, b"goes on").expect("an echo");
+        assert!(told.try_recv().is_err(), "{scheme:?}");
+        drop(other);
+        told.recv_timeout(Duration::from_secs(20)).expect("the last one");
+    }
+}
+
+#[test]
+fn a_call_that_is_not_answered_may_be_taken_and_dropped() {
+    let mut world = World::new("taken-one-way");
+    let (give, held) = mpsc::channel();
+    let mut services = standard_services();
+    let taken = Procedure::one_way_deferred(move |call| {
+        give.send(call.args().to_vec()).expect("the test hears it");
+    });
+    services.add(PROGRAM, VERSION, HELD, taken);
+    let address = world.serve_with(small_server(), services);
+    let mut client = world.client(&address, small());
+    for n in 0..20u32 {
+        let mut call = client.prepare(HELD, 4).expect("memory");
+        call.put_args(&n.to_be_bytes()).expect("room");
+        call.one_way();
+        client.call(call).expect("it was sent");
+        assert_eq!(held.recv_timeout(Duration::from_secs(20)).expect("a call"), n.to_be_bytes());
+    }
+    echo(&mut client, b"goes on").expect("an echo");
+    assert_eq!(world.server().stats()[0].calls_dropped, 0);
+    drop(client);
+}
+
+#[test]
+#[should_panic(expected = "is to run on workers")]
+fn what_takes_its_calls_does_not_run_on_workers() {
+    Services::new().add(1, 1, 1, Procedure::deferred(drop).on_workers());
+}
+
+/// The memory of calls that are out is not there for others; who waits for it gets it when they come home.
+#[test]
+fn who_waits_for_memory_gets_what_comes_home() {
+    for scheme in SCHEMES {
+        let mut world = World::new("memory-later");
+        let shape = |procedure: Procedure| procedure.write_chunks(1, 1 << 20);
+        let (address, held) = holding_with(&mut world, Config { scheme, ..small() }, standard_services(), shape);
+        let mut clients: Vec<_> = (0..8).map(|_| new_client(&world, &address, scheme)).collect();
+        for (token, client) in clients.iter_mut().enumerate() {
+            let mut call = client.prepare_with_chunks(HELD, 0).expect("memory");
+            let room: Buf = client.alloc(client.first(), 1 << 20).expect("memory");
+            call.write_chunk(room).expect("a chunk");
+            client.start(client.first(), call, token as u64);
+            client.flush();
+        }
+        // There are buffers for fewer than all: the others come when these are answered.
+        let mut out = VecDeque::new();
+        while let Ok(call) = held.recv_timeout(Duration::from_millis(200)) {
+            out.push_back(call);
+        }
+        assert!((1..8).contains(&out.len()), "{scheme:?}: {} were taken", out.len());
+        // For longer than others are waited for that owe something.
+        std::thread::sleep(Duration::from_millis(1200));
+        let mut answered = 0;
+        while let Some(mut call) = out.pop_front() {
+            call.result_writer(0).expect("room").put(b"here").expect("room");
+            call.answer(Ok(()));
+            answered += 1;
+            if answered + out.len() < 8 {
+                out.push_back(next(&held));
+            }
+        }
+        for (token, client) in clients.iter_mut().enumerate() {
+            assert_eq!(end(client), (token as u64, Ok(Vec::new())), "{scheme:?}");
+        }
+        drop(clients);
+    }
+}

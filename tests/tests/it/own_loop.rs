@@ -1,0 +1,338 @@
+//! The application on the shard's thread: services and a task of one shard, servers that their caller polls, and
+//! sleeps in a loop of the caller's own.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use rpcrdma::server::{LocalServer, ServerConfig, ServerError, WorkerConfig};
+use rpcrdma::service::{Application, DeferredCall, Local, ShardTask};
+use rpcrdma::{CallError, Config, IdlePolicy, LocalClient, Procedure, Refusal, Server, Services};
+use rpcrdma_tests::*;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Answered by the task, in a later turn.
+const BY_TASK: u32 = 500;
+/// How many calls the shard has served so far.
+const COUNT: u32 = 501;
+
+type Queue = Rc<RefCell<VecDeque<DeferredCall>>>;
+
+/// Services that share a queue and a counter with the rest of their shard, without a lock.
+fn sharing(queue: &Queue) -> Services<Local> {
+    let mut services = standard_services().to_local();
+    let queue = Rc::clone(queue);
+    services.add(PROGRAM, VERSION, BY_TASK, Procedure::local_deferred(move |call| queue.borrow_mut().push_back(call)));
+    let served = Cell::new(0u32);
+    let count = Procedure::local(move |call| {
+        served.set(served.get() + 1);
+        call.reply_writer().ok_or(Refusal::SystemError)?.put(&served.get().to_be_bytes()).or(Err(Refusal::SystemError))
+    });
+    services.add(PROGRAM, VERSION, COUNT, count);
+    services
+}
+
+fn answer(mut call: DeferredCall) {
+    let args = call.args().to_vec();
+    let outcome = call
+        .reply_writer()
+        .ok_or(Refusal::SystemError)
+        .and_then(|mut results| results.put(&args).or(Err(Refusal::SystemError)));
+    call.answer(outcome);
+}
+
+/// Answers what its shard's handlers have taken, when it is told to by an eventfd, and with it.
+struct Answering {
+    queue: Queue,
+    /// Readable when it may answer; `None`: it always may.
+    may: Option<OwnedFd>,
+}
+
+impl ShardTask for Answering {
+    fn poll(&mut self) -> bool {
+        if let Some(may) = &self.may
+            && rustix::io::read(may, &mut [0; 8]).is_err()
+        {
+            return false;
+        }
+        let calls: Vec<_> = self.queue.borrow_mut().drain(..).collect();
+        let any = !calls.is_empty();
+        calls.into_iter().for_each(answer);
+        any
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.may.as_ref().map(AsFd::as_fd)
+    }
+}
+
+fn call(client: &mut LocalClient, procedure: u32, args: &[u8]) -> Result<Vec<u8>, CallError> {
+    let mut call = client.prepare(procedure, args.len())?;
+    call.put_args(args).expect("room");
+    client.call(call).map(|reply| reply.results().to_vec())
+}
+
+#[test]
+fn handlers_and_the_task_of_a_shard_share_what_is_there() {
+    for idle in [IdlePolicy::Poll, IdlePolicy::Event] {
+        let world = World::new("shared");
+        let address = world.address();
+        let made = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&made);
+        let config = ServerConfig { shard: Config { idle, ..small() }, shards: 2, ..ServerConfig::default() };
+        let server = Server::start_with(&address, &config, move |setup| {
+            assert!(setup.index < 2 && setup.arena.len() > 1 << 20);
+            count.fetch_add(1, Ordering::Relaxed);
+            let queue = Queue::default();
+            Ok(Application { services: sharing(&queue), task: Some(Box::new(Answering { queue, may: None })) })
+        });
+        let server = server.expect("a server");
+        assert_eq!(made.load(Ordering::Relaxed), 2);
+        let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
+        for round in 0..20u32 {
+            for client in &mut clients {
+                assert_eq!(call(client, BY_TASK, &round.to_be_bytes()).expect("a reply"), round.to_be_bytes());
+                call(client, COUNT, b"").expect("a reply");
+                echo(client, b"shared").expect("an echo");
+            }
+        }
+        let counts = clients.iter_mut().map(|client| call(client, COUNT, b"").expect("a reply"));
+        let counts: Vec<_> = counts.map(|count| u32::from_be_bytes(count.try_into().expect("a word"))).collect();
+        assert!(counts.iter().all(|&count| (21..=84).contains(&count)), "{counts:?}: each shard counts for itself");
+        drop(clients);
+        drop(server);
+    }
+}
+
+#[test]
+fn a_shard_that_sleeps_wakes_for_its_task() {
+    let world = World::new("wakes");
+    let address = world.address();
+    let (tell, told) = mpsc::channel();
+    let config = ServerConfig { shard: Config { idle: IdlePolicy::Event, ..small() }, ..ServerConfig::default() };
+    let server = Server::start_with(&address, &config, move |_| {
+        let may = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        tell.send(may.try_clone()?)?;
+        let queue = Queue::default();
+        Ok(Application { services: sharing(&queue), task: Some(Box::new(Answering { queue, may: Some(may) })) })
+    });
+    let server = server.expect("a server");
+    let may = told.recv().expect("it is made");
+    let mut client = world.client(&address, small());
+    for round in 0..50u32 {
+        let mut call = client.prepare(BY_TASK, 4).expect("memory");
+        call.put_args(&round.to_be_bytes()).expect("room");
+        client.start(client.first(), call, 0);
+        client.flush();
+        // It is taken, and the shard is asleep, or about to be.
+        let sleeps = server.stats()[0].sleeps;
+        assert!(settles(|| {
+            client.poll(|done| panic!("{done:?}"));
+            round % 2 == 0 || server.stats()[0].sleeps > sleeps
+        }));
+        let start = Instant::now();
+        rustix::io::write(&may, &1u64.to_ne_bytes()).expect("it is told");
+        let mut ended = false;
+        while !ended {
+            assert!(start.elapsed() < Duration::from_secs(20), "round {round}: nobody woke");
+            client.poll(|done| {
+                assert_eq!(done.result.expect("a reply").results(), round.to_be_bytes());
+                ended = true;
+            });
+            // What came behind the answer is the next one's business.
+            if !ended && start.elapsed() > Duration::from_millis(500) {
+                rustix::io::write(&may, &1u64.to_ne_bytes()).expect("it is told");
+            }
+        }
+    }
+    drop((client, server));
+}
+
+#[test]
+fn any_thread_wakes_a_shard_for_its_task() {
+    struct Counting(Arc<AtomicUsize>, Arc<AtomicBool>);
+    impl ShardTask for Counting {
+        fn poll(&mut self) -> bool {
+            let work = self.1.swap(false, Ordering::AcqRel);
+            self.0.fetch_add(usize::from(work), Ordering::Relaxed);
+            work
+        }
+    }
+    let world = World::new("waker");
+    let address = world.address();
+    let (work, worked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (tell, told) = mpsc::channel();
+    let (given, counted) = (Arc::clone(&work), Arc::clone(&worked));
+    let config = ServerConfig { shard: Config { idle: IdlePolicy::Event, ..small() }, ..ServerConfig::default() };
+    let server = Server::start_with(&address, &config, move |setup| {
+        tell.send(setup.waker.clone())?;
+        let task = Counting(Arc::clone(&counted), Arc::clone(&given));
+        Ok(Application { services: standard_services().to_local(), task: Some(Box::new(task)) })
+    });
+    let server = server.expect("a server");
+    let waker = told.recv().expect("it is made");
+    for round in 1..200 {
+        work.store(true, Ordering::Release);
+        waker.wake_by_ref();
+        // Before it would look by itself.
+        let start = Instant::now();
+        while worked.load(Ordering::Relaxed) < round {
+            assert!(start.elapsed() < Duration::from_secs(20), "round {round}");
+            std::thread::yield_now();
+        }
+    }
+    drop(server);
+}
+
+#[test]
+fn a_task_that_panics_is_gone_with_its_calls_and_the_shard_goes_on() {
+    struct Panicking(Queue);
+    impl ShardTask for Panicking {
+        fn poll(&mut self) -> bool {
+            assert!(self.0.borrow().len() < 2, "as the test wants");
+            false
+        }
+    }
+    let world = World::new("task-panics");
+    let address = world.address();
+    let server = Server::start_with(&address, &small_server(), |_| {
+        let queue = Queue::default();
+        // The task alone keeps the queue.
+        let weak = Rc::downgrade(&queue);
+        let take = move |call| {
+            if let Some(queue) = weak.upgrade() {
+                queue.borrow_mut().push_back(call);
+            }
+        };
+        let mut services = standard_services().to_local();
+        services.add(PROGRAM, VERSION, BY_TASK, Procedure::local_deferred(take));
+        Ok(Application { services, task: Some(Box::new(Panicking(queue))) })
+    });
+    let server = server.expect("a server");
+    let mut client = world.client(&address, small());
+    for token in 0..2 {
+        let call = client.prepare(BY_TASK, 0).expect("memory");
+        client.start(client.first(), call, token);
+    }
+    let mut ended = 0;
+    assert!(settles(|| {
+        client.poll(|done| {
+            assert_eq!(done.result.err(), Some(CallError::Refused(Refusal::SystemError)));
+            ended += 1;
+        });
+        ended == 2
+    }));
+    echo(&mut client, b"goes on").expect("an echo");
+    drop((client, server));
+}
+
+#[test]
+fn what_cannot_be_made_is_said() {
+    let world = World::new("unmade");
+    let config = ServerConfig { workers: Some(WorkerConfig::default()), ..small_server() };
+    let refused = Server::start_with(&world.address(), &config, |_| Ok(Application::default())).err();
+    assert!(matches!(refused, Some(ServerError::LocalOnWorkers)));
+    let refused = Server::start_with(&world.address(), &small_server(), |_| Err("no disk".into())).err();
+    assert_eq!(refused.expect("it fails").to_string(), "the application of shard 0: no disk");
+}
+
+fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer, rpcrdma::Address) {
+    let address = world.address();
+    let server = LocalServer::bind(&address, Config { idle, ..small() }, sharing(queue)).expect("a server");
+    (server, address)
+}
+
+/// A client's thread that echoes so many times.
+fn caller(address: &rpcrdma::Address, rounds: u32) -> std::thread::JoinHandle<()> {
+    let address = address.clone();
+    std::thread::spawn(move || {
+        let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
+        for round in 0..rounds {
+            assert_eq!(call(&mut client, BY_TASK, &round.to_be_bytes()), Ok(round.to_be_bytes().to_vec()));
+            echo(&mut client, b"polled").expect("an echo");
+        }
+    })
+}
+
+#[test]
+fn a_server_is_polled_in_a_loop_that_never_sleeps() {
+    let world = World::new("never-sleeps");
+    let queue = Queue::default();
+    let (mut server, address) = local_server(&world, IdlePolicy::Poll, &queue);
+    let callers = [caller(&address, 200), caller(&address, 200)];
+    while !callers.iter().all(|caller| caller.is_finished()) {
+        server.poll();
+        queue.borrow_mut().drain(..).for_each(answer);
+    }
+    callers.into_iter().for_each(|caller| caller.join().expect("it ends well"));
+    assert_eq!(server.stats().calls, 800);
+    server.begin_drain();
+    assert!(settles(|| {
+        server.poll();
+        server.is_drained()
+    }));
+    drop(server);
+}
+
+/// Waits for one of these descriptors.
+fn wait(descriptors: &[BorrowedFd<'_>], longest: Duration) {
+    let mut all: Vec<_> = descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
+    let _ = rustix::event::poll(&mut all, Some(&timeout));
+}
+
+#[test]
+fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
+    let world = World::new("own-epoll");
+    let queue = Queue::default();
+    let (mut server, address) = local_server(&world, IdlePolicy::Event, &queue);
+    let caller = caller(&address, 100);
+    // A second server, which the same thread calls.
+    let (mut other, there) = local_server(&world, IdlePolicy::Event, &Queue::default());
+    let config = small_client(Config { idle: IdlePolicy::Event, ..small() });
+    let mut client = LocalClient::open(there.open(&config.shard).expect("a device"), config).expect("memory");
+    let connection = client.begin_connect(&there).expect("a way");
+    let (mut ended, mut started, mut slept) = (0, 0, 0);
+    let start = Instant::now();
+    while !caller.is_finished() || ended < 100 {
+        assert!(start.elapsed() < Duration::from_secs(60), "{ended} of 100, {slept} sleeps");
+        let mut busy = server.poll() | other.poll();
+        for call in queue.borrow_mut().drain(..) {
+            answer(call);
+            busy = true;
+        }
+        busy |= client.poll(|done| {
+            assert_eq!(done.result.expect("a reply").results(), b"one loop");
+            ended += 1;
+        });
+        if client.is_open(connection) && started == ended && started < 100 {
+            let mut call = client.prepare(ECHO, 8).expect("memory");
+            call.put_args(b"one loop").expect("room");
+            client.start(connection, call, 0);
+            started += 1;
+            busy = true;
+        }
+        if busy {
+            continue;
+        }
+        // All are armed, and each has had its last look.
+        let second = Duration::from_secs(1);
+        let longest = [server.arm(second), other.arm(second), client.arm(second)];
+        if let Some(longest) = longest.into_iter().collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().min())
+            && queue.borrow().is_empty()
+        {
+            slept += 1;
+            wait(&[server.as_fd(), other.as_fd(), client.as_fd()], longest);
+        }
+        server.disarm();
+        other.disarm();
+        client.disarm();
+    }
+    caller.join().expect("it ends well");
+    assert!(slept > 0, "it never slept");
+    drop((client, other, server));
+}
