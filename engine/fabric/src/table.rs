@@ -77,10 +77,16 @@ impl<Qp> Table<Qp> {
         self.slots.get_mut(slot as usize)?.qp.as_deref_mut()
     }
 
+    /// The same, to look at.
+    pub(super) fn peek_at(&self, slot: u32) -> Option<&Qp> {
+        self.slots.get(slot as usize)?.qp.as_deref()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &Qp> {
         self.slots.iter().filter_map(|s| s.qp.as_deref())
     }
 
+    #[cfg(feature = "verbs")]
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
         self.slots.iter_mut().filter_map(|s| s.qp.as_deref_mut())
     }

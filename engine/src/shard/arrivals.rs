@@ -102,8 +102,9 @@ impl<F: Fabric> Shard<F> {
                 let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
                 conn.host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
                 conn.accepted = Some(accepted);
-                self.life.arrives();
+                self.life.arrives(qp);
                 self.insert(conn);
+                self.cx.schedule.hasten(self.cx.config.control_interval);
             }
             Err(error) => {
                 let line = format_args!("connection of {peer} not accepted: {error}");
@@ -181,23 +182,25 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn has_arrived(&mut self, conn: &mut Conn) {
         if let Some(accepted) = conn.accepted.as_mut().filter(|accepted| accepted.deadline != u64::MAX) {
             accepted.deadline = u64::MAX;
-            self.life.arrives_no_more();
+            self.life.arrives_no_more(conn.qp);
         }
     }
 
     /// Part of step 5 of a turn: ends the connections that are not set up in time.
     pub(super) fn check_arrivals(&mut self) {
-        if !self.life.is_arriving() {
+        if self.life.arriving().is_empty() {
             return;
         }
         let now = self.cx.clock.read();
-        self.with_each(|shard, conn| match conn.accepted.as_ref().map_or(u64::MAX, |accepted| accepted.deadline) {
-            deadline if deadline <= now => {
-                shard.cx.stats.connections_expired += 1;
-                conn.end_for(LocalClose::SetupTimeout);
-            }
-            deadline => shard.cx.schedule.wake_by(deadline),
-        });
+        for qp in self.life.arriving().to_vec() {
+            self.with(qp, |shard, conn| match conn.accepted.as_ref().map_or(u64::MAX, |accepted| accepted.deadline) {
+                deadline if deadline <= now => {
+                    shard.cx.stats.connections_expired += 1;
+                    conn.end_for(LocalClose::SetupTimeout);
+                }
+                deadline => shard.cx.schedule.wake_by(deadline),
+            });
+        }
     }
 }
 

@@ -41,6 +41,7 @@ impl<F: Fabric> Shard<F> {
         let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
         conn.again = Again::of(address.clone());
         self.insert(conn);
+        self.cx.schedule.hasten(self.cx.config.control_interval);
         Ok(ConnRef(qp))
     }
 
@@ -57,7 +58,7 @@ impl<F: Fabric> Shard<F> {
     fn start_drain(&mut self, conn: &mut Conn) {
         conn.proto.close();
         if conn.stage == Stage::Negotiating {
-            self.life.negotiates_no_more();
+            self.life.negotiates_no_more(conn.qp);
         }
         match conn.stage {
             // Nothing can be sent on it yet.
@@ -224,8 +225,8 @@ impl<F: Fabric> Shard<F> {
         self.watch.control(&mut self.cx, self.responder.waits_for_memory());
         self.check_arrivals();
         self.responder.control(&mut self.cx);
-        if self.life.is_negotiating() || self.cx.conns.has_parked() {
-            self.check_negotiations();
+        self.check_negotiations();
+        if self.cx.conns.has_parked() {
             self.reconnect();
         }
         self.end_closed();
@@ -264,7 +265,7 @@ impl<F: Fabric> Shard<F> {
             conn.stage.go(Stage::Negotiating);
             conn.settle_by = shard.cx.clock.read() + nanoseconds(shard.cx.config.negotiation_timeout);
             shard.cx.schedule.wake_by(conn.settle_by);
-            shard.life.negotiates();
+            shard.life.negotiates(qp);
         });
     }
 
@@ -272,7 +273,7 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     pub(super) fn settled(&mut self, conn: &mut Conn) {
         if conn.stage == Stage::Negotiating {
-            self.life.negotiates_no_more();
+            self.life.negotiates_no_more(conn.qp);
         }
         if matches!(conn.stage, Stage::Connecting | Stage::Negotiating) {
             conn.stage.go(Stage::Open);
@@ -289,19 +290,22 @@ impl<F: Fabric> Shard<F> {
 
     /// Ends the connections whose first message was not answered in time.
     fn check_negotiations(&mut self) {
+        if self.life.negotiating().is_empty() {
+            return;
+        }
         let now = self.cx.clock.read();
-        self.with_each(|shard, conn| {
-            if conn.stage == Stage::Negotiating && conn.proto.is_open() {
-                // By a message that was something else, too.
-                shard.settled(conn);
-            }
-            if conn.stage == Stage::Negotiating {
+        for qp in self.life.negotiating().to_vec() {
+            self.with(qp, |shard, conn| {
+                if conn.proto.is_open() {
+                    // By a message that was something else, too.
+                    return shard.settled(conn);
+                }
                 shard.cx.schedule.wake_by(conn.settle_by.max(now));
                 if conn.settle_by <= now {
                     conn.end_for(LocalClose::NegotiationTimeout);
                 }
-            }
-        });
+            });
+        }
     }
 
     /// Ends a connection, now.
@@ -333,6 +337,9 @@ impl<F: Fabric> Shard<F> {
         }
         self.responder.connection_lost(conn);
         self.has_arrived(conn);
+        if conn.stage == Stage::Negotiating {
+            self.life.negotiates_no_more(conn.qp);
+        }
         // What the device held is given back here: only then may anything else be done with that memory.
         self.cx.fabric.destroy_qp(conn.qp);
         conn.qp = ConnRef::NONE.0;
@@ -349,9 +356,6 @@ impl<F: Fabric> Shard<F> {
         self.cx.receives.promise(&mut conn.promise, 0, 0);
         if self.cx.receives.ran_short() {
             self.cx.relieved();
-        }
-        if conn.stage == Stage::Negotiating {
-            self.life.negotiates_no_more();
         }
     }
 }

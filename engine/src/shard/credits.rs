@@ -15,8 +15,9 @@ use crate::fabric::Fabric;
 use crate::proto::MIN_CREDITS;
 use crate::wire::Version;
 
-/// Looks at the control plane between two looks at the credit limits.
-const EVERY: u32 = 8;
+/// Of the usual intervals between looks at the control plane, so many are between two looks at the credit
+/// limits.
+const EVERY: u64 = 8;
 /// How often a credit limit is turned over between two looks by a connection that is busy.
 const TURNOVERS: u64 = 8;
 
@@ -55,15 +56,18 @@ impl Use {
 /// When windows are fitted.
 #[derive(Debug, Default)]
 pub(super) struct Fitting {
-    /// Looks at the control plane.
-    looks: u32,
+    /// In nanoseconds.
+    due: u64,
 }
 
 impl Fitting {
-    /// One more look: whether it is time.
-    fn is_due(&mut self) -> bool {
-        self.looks = self.looks.wrapping_add(1);
-        self.looks.is_multiple_of(EVERY)
+    /// Whether it is time; if so, the next time is `every` nanoseconds later.
+    fn is_due(&mut self, now: u64, every: u64) -> bool {
+        let due = now >= self.due;
+        if due {
+            self.due = now.saturating_add(every);
+        }
+        due
     }
 }
 
@@ -85,13 +89,13 @@ impl<F: Fabric> Context<F> {
 
     /// Part of step 5 of a turn: fits credit limits to their use, now and then, and keeps connections alive.
     pub(super) fn adapt(&mut self, fitting: &mut Fitting) {
-        let fits = fitting.is_due();
+        let now = self.clock.read();
+        let fits = fitting.is_due(now, nanoseconds(self.config.control_interval).saturating_mul(EVERY));
         let keep_alive = !self.config.keep_alive.is_zero();
         if !fits && !keep_alive {
             return;
         }
         let open = self.conns.iter().count();
-        let now = self.clock.read();
         self.with_each(|cx, conn| {
             if fits {
                 conn.pass_time(now);
@@ -173,6 +177,7 @@ mod tests {
     #[test]
     fn windows_are_fitted_now_and_then() {
         let mut fitting = Fitting::default();
-        assert_eq!((0..4 * EVERY).filter(|_| fitting.is_due()).count(), 4);
+        let due: Vec<_> = (0..40).filter(|&now| fitting.is_due(now, 16)).collect();
+        assert_eq!(due, [0, 16, 32], "however often they are asked for");
     }
 }

@@ -1,16 +1,17 @@
-//! What a shard's connections are about to become, counted, and what its owner is to know of it.
+//! What a shard's connections are about to become, by name, and what its owner is to know of it.
 
 use super::close_reason::CloseReason;
 use super::{ConnRef, Notice};
+use crate::fabric::QpId;
 
 /// See the module page.
 #[derive(Debug)]
 pub(super) struct Lifecycle {
     notices: Vec<Notice>,
     /// Clients that wait for the answer to their first message.
-    negotiating: usize,
+    negotiating: Vec<QpId>,
     /// Accepted connections that are being set up.
-    arriving: usize,
+    arriving: Vec<QpId>,
     draining: bool,
     /// Where the XIDs of the next connection start.
     seed: u32,
@@ -19,7 +20,7 @@ pub(super) struct Lifecycle {
 impl Lifecycle {
     pub(super) fn new() -> Self {
         let seed = std::process::id().wrapping_mul(0x9E37_79B9);
-        Self { notices: Vec::new(), negotiating: 0, arriving: 0, draining: false, seed }
+        Self { notices: Vec::new(), negotiating: Vec::new(), arriving: Vec::new(), draining: false, seed }
     }
 
     /// XIDs follow from the number of connections alone from now on.
@@ -55,33 +56,33 @@ impl Lifecycle {
     }
 
     /// One more client negotiates.
-    pub(super) fn negotiates(&mut self) {
-        self.negotiating += 1;
+    pub(super) fn negotiates(&mut self, qp: QpId) {
+        self.negotiating.push(qp);
     }
 
     /// One of them does not any more.
-    pub(super) fn negotiates_no_more(&mut self) {
-        self.negotiating -= 1;
+    pub(super) fn negotiates_no_more(&mut self, qp: QpId) {
+        remove(&mut self.negotiating, qp);
     }
 
-    /// Clients negotiate.
-    pub(super) fn is_negotiating(&self) -> bool {
-        self.negotiating > 0
+    /// Clients that negotiate.
+    pub(super) fn negotiating(&self) -> &[QpId] {
+        &self.negotiating
     }
 
     /// One more connection of somebody else's is being set up.
-    pub(super) fn arrives(&mut self) {
-        self.arriving += 1;
+    pub(super) fn arrives(&mut self, qp: QpId) {
+        self.arriving.push(qp);
     }
 
     /// One of them is there, or gone.
-    pub(super) fn arrives_no_more(&mut self) {
-        self.arriving -= 1;
+    pub(super) fn arrives_no_more(&mut self, qp: QpId) {
+        remove(&mut self.arriving, qp);
     }
 
-    /// Connections of others are being set up.
-    pub(super) fn is_arriving(&self) -> bool {
-        self.arriving > 0
+    /// Connections of others that are being set up.
+    pub(super) fn arriving(&self) -> &[QpId] {
+        &self.arriving
     }
 
     /// No connection is begun, or made again, from now on.
@@ -95,22 +96,32 @@ impl Lifecycle {
     }
 }
 
+/// Those behind it have come later, and stay in order.
+fn remove(list: &mut Vec<QpId>, qp: QpId) {
+    if let Some(at) = list.iter().position(|&one| one == qp) {
+        list.remove(at);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::shard::close_reason::LocalClose;
 
+    fn qp(slot: u32) -> QpId {
+        QpId { slot, generation: 0 }
+    }
+
     #[test]
-    fn who_negotiates_and_who_arrives_is_counted() {
+    fn who_negotiates_and_who_arrives_is_known_by_name() {
         let mut life = Lifecycle::new();
-        life.negotiates();
-        life.negotiates();
-        life.arrives();
-        life.negotiates_no_more();
-        assert!(life.is_negotiating() && life.is_arriving());
-        life.negotiates_no_more();
-        life.arrives_no_more();
-        assert!(!life.is_negotiating() && !life.is_arriving());
+        (0..3).for_each(|slot| life.negotiates(qp(slot)));
+        life.arrives(qp(7));
+        life.negotiates_no_more(qp(1));
+        assert_eq!((life.negotiating(), life.arriving()), (&[qp(0), qp(2)][..], &[qp(7)][..]));
+        life.negotiates_no_more(qp(1));
+        life.arrives_no_more(qp(7));
+        assert_eq!((life.negotiating().len(), life.arriving().len()), (2, 0), "who is gone is gone once");
     }
 
     #[test]

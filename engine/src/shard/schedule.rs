@@ -4,18 +4,24 @@ use std::time::Duration;
 
 use super::clock::nanoseconds;
 
+/// The part of the usual interval after which the control plane is looked at again when a connection is being
+/// made: seven looks more for each, at most.
+const HASTE: u64 = 128;
+
 /// Times are in nanoseconds since the shard was made.
 #[derive(Debug)]
 pub(super) struct Schedule {
     /// When the control plane is looked at next.
     control_due: u64,
+    /// How long after a look the next one is, if that is sooner than usual.
+    pace: u64,
     /// When something is to be done that neither a message nor a deadline asks for.
     next: u64,
 }
 
 impl Default for Schedule {
     fn default() -> Self {
-        Self { control_due: 0, next: u64::MAX }
+        Self { control_due: 0, pace: u64::MAX, next: u64::MAX }
     }
 }
 
@@ -26,12 +32,23 @@ impl Schedule {
         self.control_due = 0;
     }
 
-    /// Whether it is looked at now; if so, the next time is `interval` later.
+    /// A connection is being made: the control plane is looked at in the next turn, and then, for about one
+    /// `interval`, more often than that, as what is to be done for it, and the connection behind it, come
+    /// soon.
+    pub(super) fn hasten(&mut self, interval: Duration) {
+        self.control_due = 0;
+        self.pace = nanoseconds(interval) / HASTE;
+    }
+
+    /// Whether it is looked at now; if so, the next time is `interval` later, or sooner after
+    /// [`hasten`](Self::hasten): twice as long after each look.
     #[inline]
     pub(super) fn control_is_due(&mut self, now: u64, interval: Duration) -> bool {
         let due = now >= self.control_due;
         if due {
-            self.control_due = now + nanoseconds(interval);
+            let pace = self.pace.min(nanoseconds(interval));
+            self.control_due = now.saturating_add(pace);
+            self.pace = pace.saturating_mul(2).max(1);
         }
         due
     }
@@ -74,6 +91,21 @@ mod tests {
         assert!(!schedule.control_is_due(19, interval) && schedule.control_is_due(20, interval), "no later than asked");
         schedule.woken(true, u64::MAX);
         assert!(schedule.control_is_due(20, interval), "the device has events");
+    }
+
+    #[test]
+    fn while_connections_are_made_looks_are_frequent_and_then_as_rare_as_before() {
+        let interval = Duration::from_micros(1280);
+        let looks = |schedule: &mut Schedule, from: u64, to: u64| {
+            (from..to).step_by(1000).filter(|&now| schedule.control_is_due(now, interval)).count()
+        };
+        let mut schedule = Schedule::default();
+        assert_eq!(looks(&mut schedule, 0, 12_800_000), 10, "one each interval");
+        schedule.hasten(interval);
+        assert!(schedule.control_is_due(12_800_000, interval), "at once");
+        assert!(!schedule.control_is_due(12_809_000, interval) && schedule.control_is_due(12_810_000, interval));
+        assert_eq!(looks(&mut schedule, 12_811_000, 14_080_000), 6, "each after twice as long");
+        assert_eq!(looks(&mut schedule, 14_080_000, 26_880_000), 10, "one each interval");
     }
 
     #[test]

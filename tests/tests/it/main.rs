@@ -13,6 +13,7 @@ mod bindings;
 mod calls;
 mod characteristics;
 mod chunks;
+mod connects;
 mod credits;
 mod deferred;
 mod doorbells;

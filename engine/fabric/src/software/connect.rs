@@ -342,6 +342,8 @@ impl SoftwareFabric {
         }
         let open = qp.read_socket(&mut self.common);
         match open {
+            // It has rung, or shown memory: a message is there, or soon.
+            Ok(true) if qp.cold => self.warm_up(id.slot),
             Ok(true) => {}
             Err(why) => {
                 qp.violation(&mut self.common, &why);
@@ -524,7 +526,7 @@ impl SoftwareFabric {
         let news = self.common.rung || !self.common.ready.is_empty() || !self.common.events.is_empty();
         if news {
             Some(Duration::ZERO)
-        } else if self.table.iter().any(Qp::needs_polls) {
+        } else if self.hot.iter().any(|&slot| self.table.peek_at(slot).is_some_and(Qp::needs_polls)) {
             Some(SHORT_TICK)
         } else if !self.common.attention.is_empty()
             || !self.connections.partings.is_empty()

@@ -167,6 +167,7 @@ impl SoftwareFabric {
                     }
                 }
                 Polled::Idle => {
+                    qp.cold = true;
                     self.hot.swap_remove(self.turn);
                     self.cold.push(slot);
                 }
@@ -203,10 +204,22 @@ impl SoftwareFabric {
         }
     }
 
+    /// A cold queue pair is not cold any more.
+    fn warm_up(&mut self, slot: u32) {
+        if let Some(at) = self.cold.iter().position(|&cold| cold == slot) {
+            self.cold.swap_remove(at);
+        }
+        self.warm(slot);
+    }
+
     /// Polls this queue pair in every turn from now on.
     fn warm(&mut self, slot: u32) {
         if let Some(qp) = self.table.at(slot) {
             qp.idle = 0;
+            qp.cold = false;
+            qp.disarm();
+            // Behind an `arm` it is one that has no bell: there is no sleep before the next.
+            self.common.rung = true;
             self.hot.push(slot);
             // All of them may turn cold, and none of that allocates.
             self.cold.reserve(self.hot.len());
@@ -374,20 +387,31 @@ impl Fabric for SoftwareFabric {
     }
 
     fn arm(&mut self) {
+        // The look before sleeping is at all that have news. What is cold keeps its bell set when it has had
+        // its look: however many there are, a sleep costs what goes on among the others.
+        let mut at = 0;
+        while let Some(&slot) = self.cold.get(at) {
+            if self.table.at(slot).is_some_and(Qp::arm_cold) {
+                at += 1;
+            } else {
+                self.cold.swap_remove(at);
+                self.warm(slot);
+            }
+        }
+        for &slot in &self.hot {
+            if let Some(qp) = self.table.at(slot) {
+                qp.arm();
+            }
+        }
         self.common.rung = false;
-        // Whoever sleeps is in no hurry: the look before sleeping is at all of them.
-        while let Some(slot) = self.cold.pop() {
-            self.warm(slot);
-        }
-        for qp in self.table.iter_mut() {
-            qp.arm();
-        }
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
         self.sleep(timeout);
-        for qp in self.table.iter_mut() {
-            qp.disarm();
+        for &slot in &self.hot {
+            if let Some(qp) = self.table.at(slot) {
+                qp.disarm();
+            }
         }
         // What wakes it is the same for both.
         true

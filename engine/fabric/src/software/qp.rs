@@ -104,6 +104,10 @@ pub(super) struct Qp {
     pub(super) peer_may_sleep: bool,
     /// Polls since the last message.
     pub(super) idle: u32,
+    /// It was quiet for long, and is not looked at in every poll.
+    pub(super) cold: bool,
+    /// What its own bell is set for, as far as is known: the peer may have taken it.
+    armed: Option<Waits>,
     pub(super) id: QpId,
     pub(super) tx: Producer,
     pub(super) max_message: u32,
@@ -181,6 +185,8 @@ impl Qp {
             needs_room: false,
             peer_may_sleep: true,
             idle: 0,
+            cold: false,
+            armed: None,
             id,
             tx: Producer::new(layout.ring_bytes()),
             side,
@@ -249,12 +255,28 @@ impl Qp {
             self.report();
         }
         let waiting = !self.pending.is_empty() || self.retire.has_signalled();
-        self.own_bell.set(&*self.ring, if waiting { Waits::Anything } else { Waits::Message });
+        let waits = if waiting { Waits::Anything } else { Waits::Message };
+        self.own_bell.set(&*self.ring, waits);
+        self.armed = Some(waits);
+    }
+
+    /// The same for one that is cold, and stays so: its bell stays set until it is warm again, so that the next
+    /// time costs nothing. False if there is something to do.
+    pub(super) fn arm_cold(&mut self) -> bool {
+        if !self.is_live() || self.chores || self.later {
+            return false;
+        }
+        if self.armed == Some(Waits::Message) {
+            return true;
+        }
+        self.arm();
+        // The look that must follow.
+        self.rx.peek(&self.ring.rx()) == 0
     }
 
     /// Is awake.
-    pub(super) fn disarm(&self) {
-        if self.is_live() {
+    pub(super) fn disarm(&mut self) {
+        if self.armed.take().is_some() && self.is_live() {
             self.own_bell.clear(&*self.ring);
         }
     }
@@ -410,7 +432,10 @@ impl Qp {
                 Received::Empty => break,
                 Received::Closed => return Ok(false),
                 Received::Garbage(why) => return Err(why.to_owned()),
-                Received::Message(Message::Bell, fds) if fds.is_empty() => common.rung = true,
+                Received::Message(Message::Bell, fds) if fds.is_empty() => {
+                    common.rung = true;
+                    self.armed = None;
+                }
                 Received::Message(Message::Region { id, bytes }, mut fds) if fds.len() == 1 => {
                     let Some(fd) = fds.pop() else { break };
                     self.shown.add(&mut common.peer_memory, id, fd, bytes, &common.config)?;

@@ -3,6 +3,7 @@
 mod handshake;
 mod memory;
 mod ring;
+mod sleep;
 
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};

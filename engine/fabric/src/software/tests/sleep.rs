@@ -1,0 +1,82 @@
+//! Many quiet queue pairs, and who sleeps among them.
+
+use super::*;
+
+/// Polls after which every queue pair is cold.
+const QUIET: usize = 5000;
+
+impl Town {
+    /// The client's end of a connection is up.
+    fn is_up(&mut self, client: QpId) {
+        self.until("the client is up", |t| t.client.table.get(client).filter(|qp| qp.is_live()).map(|_| ()));
+    }
+
+    /// The client sends a message on it.
+    fn send(&mut self, client: QpId) {
+        self.receives(1);
+        let buf = self.pool.alloc(8).expect("a buffer");
+        let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
+        let posted = self.client.post_send(client, &mut vec![Posting { wr_id: 1, signalled: false, wr }]);
+        assert_eq!(posted, Ok(()));
+    }
+
+    /// The server polls until all of its queue pairs are cold.
+    fn quiet(&mut self) {
+        (0..QUIET).for_each(|_| {
+            self.server.poll_cq(&mut self.done, 64);
+        });
+        assert!(self.server.hot.is_empty());
+        self.done.clear();
+    }
+
+    /// What comes before a sleep.
+    fn last_look(&mut self) {
+        self.server.arm();
+        assert_eq!(self.server.poll_cq(&mut self.done, 64), 0);
+    }
+}
+
+#[test]
+fn a_sleep_costs_nothing_for_those_that_are_quiet_and_each_of_them_ends_it() {
+    let mut town = Town::new("quiet");
+    let mut pairs = Vec::new();
+    for _ in 0..20 {
+        let client = town.client.connect(&town.address.clone(), &params()).expect("connect");
+        let server = town.accept();
+        town.is_up(client);
+        town.turn();
+        pairs.push((client, server));
+    }
+    town.quiet();
+    for (client, server) in [pairs[7], pairs[19], pairs[7]] {
+        town.last_look();
+        town.server.wait(Some(Duration::ZERO));
+        assert_eq!((town.server.hot.len(), town.server.cold.len()), (0, 21), "nobody is polled for it");
+        town.last_look();
+        town.send(client);
+        // For ever, if nobody rang.
+        town.server.wait(None);
+        assert_eq!(town.server.hot, [server.slot], "the one that has rung");
+        assert_eq!(town.server.poll_cq(&mut town.done, 64), 1, "found by the first poll");
+        assert_eq!(town.done.pop().expect("it").qp, server);
+        town.quiet();
+    }
+}
+
+#[test]
+fn nobody_sleeps_behind_a_connection_that_came_with_the_last_look() {
+    let mut town = Town::new("between");
+    let client = town.client.connect(&town.address.clone(), &params()).expect("connect");
+    let server = town.accept();
+    town.last_look();
+    // Which is at the control plane, too.
+    town.server.poll_control(&mut town.events);
+    assert!(town.events.iter().any(|e| matches!(e, ControlEvent::Established { qp, .. } if *qp == server)));
+    while !town.client.table.get(client).is_some_and(|qp| qp.is_live()) {
+        town.client.poll_control(&mut Vec::new());
+    }
+    town.send(client);
+    // For ever, if nobody rang.
+    town.server.wait(None);
+    assert_eq!(town.server.poll_cq(&mut town.done, 64), 1);
+}
