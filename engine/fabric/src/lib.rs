@@ -491,7 +491,8 @@ pub struct FabricStats {
 /// and then. Before sleeping: [`arm`](Self::arm), one more empty `poll_cq`, then [`wait`](Self::wait).
 pub trait Fabric: Sized {
     /// A bound address. It may be shared by the fabrics of several shards; each connect request then reaches
-    /// one of them.
+    /// one of them: on the software fabric the one with the fewest connections, on verbs whoever sees it
+    /// first.
     type Listener: Clone + Send + 'static;
 
     /// What the device can do.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpcrdma::client::{ClientConfig, LocalClient};
+use rpcrdma::server::ServerConfig;
 use rpcrdma::shard::SimulatedTime;
 use rpcrdma::{Address, Config};
 use rpcrdma_tests::*;
@@ -40,4 +41,21 @@ fn a_busy_server_finds_the_next_connection_long_before_its_next_look_is_due() {
     // The first one waits for a look that is due anyway.
     let most = shard.control_interval * 3 + shard.control_interval / 10 * CONNECTIONS;
     assert!(time.now() < most.as_nanos() as u64, "{} us for {CONNECTIONS} connections", time.now() / 1000);
+}
+
+#[test]
+fn connections_spread_evenly_over_the_shards_of_a_server() {
+    let mut world = World::new("spread");
+    let shard = Config { credits: 4, ..small() };
+    let address = world.serve(ServerConfig { shard: shard.clone(), shards: 4, ..ServerConfig::default() });
+    let held = || -> Vec<u64> { world.server().stats().iter().map(|stats| stats.connections).collect() };
+    for of_each in [10, 2] {
+        let mut client = world.client(&address, shard.clone());
+        for _ in 1..4 * of_each {
+            client.add_connection(&address).expect("a connection");
+        }
+        assert_eq!(held(), [of_each; 4]);
+        drop(client);
+        assert!(settles(|| held() == [0; 4]));
+    }
 }

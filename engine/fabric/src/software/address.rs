@@ -14,7 +14,8 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::{FabricAddress, FabricError};
+use super::seats::{Seat, Seats};
+use crate::{FabricAddress, FabricError, Waker};
 
 /// Connect requests that the kernel keeps for a listener that is busy.
 const BACKLOG: i32 = 256;
@@ -29,6 +30,7 @@ struct Bound {
     admit: Admit,
     socket: OwnedFd,
     file: Option<SocketFile>,
+    seats: Arc<Seats>,
 }
 
 /// A socket file that is ours to remove.
@@ -41,6 +43,11 @@ struct SocketFile {
 impl SoftwareListener {
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.0.socket.as_fd()
+    }
+
+    /// A place among the fabrics that share it.
+    pub(super) fn seat(&self, waker: Waker) -> Seat {
+        Seat::new(&self.0.seats, waker)
     }
 
     /// Binds and listens.
@@ -60,7 +67,7 @@ impl SoftwareListener {
             Some(path) => Some(bind_file(&socket, address, &place.socket, path)?),
         };
         rustix::net::listen(&socket, BACKLOG).map_err(|e| bind_error(address, e))?;
-        Ok(Self(Arc::new(Bound { admit, socket, file })))
+        Ok(Self(Arc::new(Bound { admit, socket, file, seats: Arc::default() })))
     }
 
     /// Takes one connection, if there is one.

@@ -19,6 +19,7 @@ use super::message::{MAX_PRIVATE_DATA, Message, Received};
 use super::qp::{Parts, Qp, State};
 use super::region;
 use super::request::{Offer, Request};
+use super::seats::Seat;
 use super::window::{ENTRY, OwnWindows, PeerWindows};
 use crate::{ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId, Waker};
 
@@ -34,7 +35,7 @@ const SHORT_TICK: Duration = Duration::from_micros(100);
 pub(super) struct Connections {
     epoll: OwnedFd,
     waker: Arc<OwnedFd>,
-    pub(super) listeners: Vec<SoftwareListener>,
+    pub(super) listeners: Vec<(SoftwareListener, Seat)>,
     pub(super) requests: Vec<Request>,
     pub(super) next_request: u64,
     dials: Vec<Dial>,
@@ -133,12 +134,12 @@ impl Connections {
         // Exclusive: of the shards that share it and sleep, one wakes per connect request.
         epoll::add(&self.epoll, listener.socket(), Token::Listener.data(), EventFlags::IN | EventFlags::EXCLUSIVE)
             .map_err(|e| system("epoll_ctl(listener)", e))?;
-        self.listeners.push(listener.clone());
+        self.listeners.push((listener.clone(), listener.seat(self.waker())));
         Ok(())
     }
 
     pub(super) fn unlisten(&mut self) {
-        for listener in self.listeners.drain(..) {
+        for (listener, _) in self.listeners.drain(..) {
             // It was added, and it is still open.
             let _ = epoll::delete(&self.epoll, listener.socket());
         }
@@ -271,7 +272,7 @@ impl SoftwareFabric {
         let requests = &mut self.connections.requests;
         let at = requests.iter().position(|r| r.id == request && r.offer.is_some());
         let at = at.ok_or_else(|| FabricError::Peer("it has given up its connect request".to_owned()))?;
-        let Request { socket, offer, .. } = requests.swap_remove(at);
+        let Request { socket, offer, taken, .. } = requests.swap_remove(at);
         let Some(Offer { layout, ring, table: peer_table, windows: peer_windows, max_message, may_sleep, places }) =
             offer
         else {
@@ -307,6 +308,7 @@ impl SoftwareFabric {
             qp.socket = Some(socket);
             qp.peer_windows = Some(PeerWindows::new(peer_table, peer_windows));
             qp.peer_may_sleep = may_sleep;
+            qp.taken = Some(taken);
             qp.state = State::Up;
         }
         self.common.events.push_back(ControlEvent::Established { qp: id, private_data: Vec::new() });
@@ -321,6 +323,7 @@ impl SoftwareFabric {
         let Ok((ready, _)) = epoll::wait(&self.connections.epoll, &mut space, timeout.as_ref()) else {
             return;
         };
+        self.connections.accept_handed(&mut self.common);
         for event in ready {
             match Token::of(event.data) {
                 // Left for `sleep`: a wake also ends the *next* wait.

@@ -45,6 +45,7 @@ mod region;
 mod request;
 mod retire;
 mod ring;
+mod seats;
 mod send;
 #[cfg(test)]
 mod tests;

@@ -14,6 +14,7 @@ use super::message::{Message, Received};
 use super::region::{PeerMemory, Places, Regions, Shown};
 use super::retire::RetireQueue;
 use super::ring::{Consumer, Producer};
+use super::seats::Taken;
 use super::window::{OwnWindows, PeerWindows};
 use crate::log_limit::ClockedLog;
 use crate::{
@@ -136,6 +137,8 @@ pub(super) struct Qp {
     pub(super) waits: Option<Waiting>,
     pub(super) socket: Option<OwnedFd>,
     pub(super) deadline: Option<Instant>,
+    /// Of one that was accepted: counts it.
+    pub(super) taken: Option<Taken>,
 }
 
 /// Why a receiver does not take a record; travels in its report.
@@ -212,6 +215,7 @@ impl Qp {
             waits: None,
             socket: None,
             deadline: None,
+            taken: None,
         }
     }
 

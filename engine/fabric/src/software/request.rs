@@ -12,6 +12,7 @@ use super::memory::Layout;
 use super::message::{Descriptors, Message, Received};
 use super::qp::Common;
 use super::region::{self, Places};
+use super::seats::{Arrival, Taken};
 use crate::{ControlEvent, RequestId};
 
 /// What the places for connections that have said nothing are divided by: more are not one process's.
@@ -26,6 +27,8 @@ pub(super) struct Request {
     pub(super) deadline: Instant,
     /// What was said, once it was; from then on it is the owner's turn.
     pub(super) offer: Option<Offer>,
+    /// Counts it.
+    pub(super) taken: Taken,
 }
 
 impl Request {
@@ -52,12 +55,13 @@ impl Connections {
     /// Takes connections of the listeners, and reads what they say at once: an honest one has said it
     /// already.
     pub(super) fn accept_sockets(&mut self, common: &mut Common) {
-        for listener in self.listeners.clone() {
+        let (mut arrivals, most) = (Vec::new(), common.config.max_handshakes);
+        for (listener, seat) in &self.listeners {
             // Bounded, refusals included, so that a storm of connections leaves time for those that are
             // there.
-            for _ in 0..common.config.max_handshakes {
+            for _ in 0..most {
                 match listener.accept() {
-                    Accepted::Peer(socket, peer) => self.accept_socket(common, socket, peer),
+                    Accepted::Peer(socket, peer) => arrivals.extend(seat.place(socket, peer, most)),
                     Accepted::Refused(why) => common.refuse(format_args!("{why}")),
                     Accepted::Nobody => break,
                     Accepted::Failed(error) => {
@@ -70,9 +74,16 @@ impl Connections {
                 }
             }
         }
+        arrivals.into_iter().for_each(|arrival| self.accept_socket(common, arrival));
     }
 
-    fn accept_socket(&mut self, common: &mut Common, socket: OwnedFd, peer: Peer) {
+    /// Takes the connections that another of those who share a listener has seen first.
+    pub(super) fn accept_handed(&mut self, common: &mut Common) {
+        let handed: Vec<_> = self.listeners.iter().flat_map(|(_, seat)| seat.handed()).collect();
+        handed.into_iter().for_each(|arrival| self.accept_socket(common, arrival));
+    }
+
+    fn accept_socket(&mut self, common: &mut Common, Arrival { socket, peer, taken }: Arrival) {
         let most = common.config.max_handshakes;
         let own = |request: &Request| request.is_silent() && request.peer.pid == peer.pid;
         // A process that opens one after the other and says nothing drives out its own.
@@ -87,7 +98,7 @@ impl Connections {
             return common.refuse(format_args!("{peer}: {error}"));
         }
         let deadline = now() + common.config.handshake_timeout;
-        self.requests.push(Request { id, socket, peer, deadline, offer: None });
+        self.requests.push(Request { id, socket, peer, deadline, offer: None, taken });
         self.read_request(id, common);
     }
 

@@ -3,6 +3,7 @@
 mod handshake;
 mod memory;
 mod ring;
+mod seats;
 mod sleep;
 
 use std::sync::atomic::{AtomicI32, Ordering};
