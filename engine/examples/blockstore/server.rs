@@ -39,6 +39,7 @@ pub(crate) fn config(cores: &[usize], workers: usize) -> ServerConfig {
         shards: cores.len().max(1),
         cores: (!cores.is_empty()).then(|| cores.to_vec()),
         workers: (workers > 0).then(|| WorkerConfig { count: workers, ..WorkerConfig::default() }),
+        ..ServerConfig::default()
     }
 }
 

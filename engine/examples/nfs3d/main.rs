@@ -248,6 +248,7 @@ fn config(options: &Cli) -> ServerConfig {
         cores: (!options.cores.is_empty()).then(|| options.cores.clone()),
         workers: (options.workers > 0)
             .then(|| WorkerConfig { count: options.workers.into(), ..WorkerConfig::default() }),
+        ..ServerConfig::default()
     }
 }
 

@@ -18,6 +18,7 @@ use crate::shard::{
 use crate::stats::ShardStats;
 
 pub use crate::handoff::workers::{PoolError, WorkerConfig};
+pub use crate::shard::{Peer, PeerEvent, PeerHook};
 pub use local::LocalServer;
 
 /// How a server runs.
@@ -31,11 +32,14 @@ pub struct ServerConfig {
     pub cores: Option<Vec<usize>>,
     /// The workers, for procedures that run on them. `None`: those run on the shards too.
     pub workers: Option<WorkerConfig>,
+    /// What is told of peers' connections and their ends. A server that is dropped, or stopped before its
+    /// workers are through, tells nothing of the ends of those whose calls these have.
+    pub peers: Option<PeerHook>,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { shard: Config::default(), shards: 1, cores: None, workers: None }
+        Self { shard: Config::default(), shards: 1, cores: None, workers: None, peers: None }
     }
 }
 
@@ -140,11 +144,14 @@ impl Server {
                 shard_config.core = Some(cores[index]);
             }
             let (listener, equip) = (listener.clone(), Arc::clone(&equip));
-            let (own, address) = (shard_config.clone(), address.clone());
+            let (own, address, peers) = (shard_config.clone(), address.clone(), config.peers.clone());
             let make = move || {
                 let fabric = address.open(&own).map_err(OpenError::from)?;
                 let mut shard = Shard::open_local(fabric, own, Some(Services::default()))?;
                 shard.set_index(index as u32);
+                if let Some(peers) = peers {
+                    shard.tell_of_peers(peers, index as u32);
+                }
                 equip(&mut shard, index)?;
                 shard.listen(&listener).map_err(OpenError::from)?;
                 Ok(shard)

@@ -150,6 +150,7 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn accept_established(&mut self, conn: &mut Conn) {
         conn.stage.go(Stage::Open);
         conn.refresh();
+        self.cx.peers.established(conn);
         self.life.opened(ConnRef(conn.qp));
         // Version 1 may be silent for as long as it wants to.
         if self.cx.config.version_1 || conn.accepted.as_ref().is_none_or(|accepted| !accepted.new) {

@@ -44,6 +44,8 @@ pub(super) struct Conn {
     pub(super) host: Option<IpAddr>,
     /// Of one that was accepted: from whom.
     pub(super) accepted: Option<Accepted>,
+    /// The upper layer knows of it, and is to be told of its end.
+    pub(super) told: bool,
     /// Of a client that negotiates: until when, in nanoseconds.
     pub(super) settle_by: u64,
     /// Receives that the shard keeps for it.
@@ -75,6 +77,7 @@ impl Conn {
             peer: None,
             host: None,
             accepted: None,
+            told: false,
             settle_by: u64::MAX,
             promise: Promise::default(),
             usage: Use::default(),

@@ -11,6 +11,7 @@ use super::clock::Clock;
 use super::close_reason::{CloseReason, LocalClose};
 use super::conn::Conn;
 use super::list::push;
+use super::peers::Peers;
 use super::receives::ReceiveBudget;
 use super::resize::Sizing;
 use super::schedule::Schedule;
@@ -32,6 +33,7 @@ pub(super) struct Context<F: Fabric> {
     pub(super) clock: Clock,
     pub(super) pool: Pool,
     pub(super) conns: ConnTable,
+    pub(super) peers: Peers,
     pub(super) ready: ReadyList,
     pub(super) receives: ReceiveBudget,
     pub(super) sizing: Sizing,
@@ -114,6 +116,7 @@ impl<F: Fabric> Context<F> {
         Ok(Self {
             clock: Clock::real(),
             conns: ConnTable::default(),
+            peers: Peers::default(),
             ready: ReadyList::new(),
             receives: ReceiveBudget::new(config.receives),
             sizing: Sizing::new(config.receive_size, receive_size.unwrap_or(0)),

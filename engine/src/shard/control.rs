@@ -325,6 +325,7 @@ impl<F: Fabric> Shard<F> {
         self.say_why(ConnRef(origin), &reason);
         self.release_qp(&mut conn);
         self.requester.connection_lost(&mut self.cx, &mut conn);
+        self.cx.peers.ended(&conn, &reason);
         log::debug!("{origin:?} closed: {reason}");
         self.cx.conns.forget(origin);
         self.life.closed(ConnRef(origin), reason);

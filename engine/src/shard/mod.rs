@@ -20,6 +20,7 @@
 //! | `assembly` | messages that come in several |
 //! | `control` | connect, listen, accept, drain, break |
 //! | `lifecycle` | what connections are about to become, counted |
+//! | `peers` | connections of peers and their ends, told to the upper layer |
 //! | `arrivals` | connections of others until they have said something, and when they are silent |
 //! | `reconnect` | connections that are made again |
 //! | `resize` | Receives of another size while calls run |
@@ -48,6 +49,7 @@ mod control;
 mod credits;
 mod lifecycle;
 mod list;
+mod peers;
 mod poll;
 mod progress;
 mod receive;
@@ -85,6 +87,7 @@ pub use conn_ref::ConnRef;
 use context::Context;
 use credits::Fitting;
 use lifecycle::Lifecycle;
+pub use peers::{Peer, PeerEvent, PeerHook};
 use progress::Watch;
 use requester::Requester;
 pub(crate) use requester::{CallRequest, ChunkMemory, Sink, headroom};
@@ -209,6 +212,11 @@ impl<F: Fabric> Shard<F> {
     /// Serves these. Call it before the first connection.
     pub(crate) fn serve(&mut self, services: Services<Local>) {
         self.responder.set_services(services);
+    }
+
+    /// This is told of peers' connections from now on; `index` is which of its server's shards it is.
+    pub(crate) fn tell_of_peers(&mut self, hook: PeerHook, index: u32) {
+        self.cx.peers.tell(hook, index);
     }
 
     /// Procedures that run on workers run on these from now on.

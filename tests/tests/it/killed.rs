@@ -11,6 +11,7 @@ use rpcrdma_tests::*;
 pub(crate) fn child(role: &str, address: &Address) {
     match role {
         "client" => busy_client(address),
+        "client-of-echo" => super::peers::child(address),
         "server" => {
             let server = Server::start(address, standard_services(), &small_server()).expect("a server");
             println!("ready");

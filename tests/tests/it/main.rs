@@ -32,6 +32,7 @@ mod negotiation;
 mod one_way;
 mod own_loop;
 mod parts;
+mod peers;
 mod private_data;
 mod reach;
 mod reconnect;

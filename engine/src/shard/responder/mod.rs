@@ -146,6 +146,11 @@ impl Served {
         (self.at_workers, self.taken) = (0, 0);
     }
 
+    /// So many are with the workers, or wait for them.
+    pub(super) fn calls_at_workers(&self) -> u32 {
+        self.at_workers
+    }
+
     /// None of them is with workers, or with who took it.
     pub(super) fn none_away(&self) -> bool {
         self.at_workers | self.taken == 0

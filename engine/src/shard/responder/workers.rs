@@ -94,6 +94,7 @@ impl Responder {
         self.away -= 1;
         let Some(conn) = cx.conns.take(qp) else {
             // The connection ended meanwhile; so did the call.
+            cx.peers.came_home(qp);
             if let Ok(call) = result {
                 self.boxes.put(call);
             }

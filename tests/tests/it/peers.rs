@@ -1,0 +1,132 @@
+//! Connections of peers and their ends, told to the upper layer.
+
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use rpcrdma::client::LocalClient;
+use rpcrdma::fabric::Disconnect;
+use rpcrdma::server::{PeerEvent, PeerHook, ServerConfig};
+use rpcrdma::service::Caller;
+use rpcrdma::{Address, CloseReason, Procedure, Services};
+use rpcrdma_tests::*;
+
+use super::calls::workers;
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Told {
+    Established(Caller),
+    /// A call begins, and ends.
+    Begins(Caller),
+    Ends(Caller),
+    /// The peer has ended its connection.
+    Left(Caller),
+}
+
+/// What was told so far, in order.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<Told>>>);
+
+impl Log {
+    fn add(&self, told: Told) {
+        self.0.lock().expect("no panic").push(told);
+    }
+
+    fn all(&self) -> Vec<Told> {
+        self.0.lock().expect("no panic").clone()
+    }
+
+    /// Waits until so much was told.
+    fn wait_for(&self, count: usize) -> Vec<Told> {
+        assert!(settles(|| self.all().len() >= count), "{:?}", self.all());
+        self.all()
+    }
+
+    /// A server that tells this, and whose ECHO runs on a worker until something is sent.
+    fn serve(&self, world: &mut World) -> (Address, mpsc::Sender<()>) {
+        let (open, gate) = mpsc::channel();
+        let (gate, calls, ends) = (Mutex::new(gate), self.clone(), self.clone());
+        let echo = Procedure::new(move |call| {
+            calls.add(Told::Begins(call.caller()));
+            let opened = gate.lock().expect("no panic").recv_timeout(Duration::from_secs(20));
+            calls.add(Told::Ends(call.caller()));
+            opened.map_err(|_| rpcrdma::Refusal::SystemError)
+        });
+        let hook = PeerHook::new(move |event| match event {
+            PeerEvent::Established(peer) => ends.add(Told::Established(peer.caller())),
+            PeerEvent::Ended(peer, CloseReason::Disconnected { cause: Disconnect::Peer, .. }) => {
+                ends.add(Told::Left(peer.caller()));
+            }
+            other => panic!("{other:?}"),
+        });
+        let mut services = Services::new();
+        services.add(PROGRAM, VERSION, ECHO, echo.on_workers());
+        (world.serve_with(ServerConfig { peers: Some(hook), ..workers() }, services), open)
+    }
+}
+
+fn begin_call(client: &mut LocalClient) {
+    let call = client.prepare(ECHO, 0).expect("a buffer");
+    client.start(client.first(), call, 0);
+    client.poll(drop);
+}
+
+#[test]
+fn a_client_that_leaves_is_told_with_its_end() {
+    let mut world = World::new("leaves");
+    let log = Log::default();
+    let (address, open) = log.serve(&mut world);
+    open.send(()).expect("it is there");
+    let mut client = world.client(&address, small());
+    let call = client.prepare(ECHO, 0).expect("a buffer");
+    client.call(call).expect("it is served");
+    let Told::Established(caller) = log.all()[0] else { panic!("{:?}", log.all()) };
+    let mut other = world.client(&address, small());
+    client.close(Duration::from_secs(5));
+    let told = log.wait_for(5);
+    assert_eq!(told[..3], [Told::Established(caller), Told::Begins(caller), Told::Ends(caller)]);
+    let Told::Established(second) = told[3] else { panic!("{told:?}") };
+    assert_eq!(told[4..], [Told::Left(caller)]);
+    assert!(second != caller);
+    other.poll(drop);
+    drop(other);
+    assert_eq!(log.wait_for(6)[5..], [Told::Left(second)], "each once");
+}
+
+#[test]
+fn the_end_of_a_client_that_vanished_is_told_when_workers_are_through_with_its_calls() {
+    let mut world = World::new("vanishes");
+    let log = Log::default();
+    let (address, open) = log.serve(&mut world);
+    let mut child = Child::start("client-of-echo", &address.to_string());
+    child.wait_for("ready");
+    // Established, and a call on each of the two workers; a third waits for one.
+    let told = log.wait_for(2);
+    let Told::Established(caller) = told[0] else { panic!("{told:?}") };
+    child.kill();
+    assert!(settles(|| world.server().stats()[0].connections == 0));
+    for _ in 0..CALLS {
+        assert!(!log.all().contains(&Told::Left(caller)), "calls of it run, or will");
+        open.send(()).expect("it is there");
+    }
+    let told = log.wait_for(2 + 2 * CALLS);
+    assert_eq!(told.iter().filter(|told| **told == Told::Ends(caller)).count(), CALLS);
+    assert_eq!(told.last(), Some(&Told::Left(caller)));
+}
+
+/// Calls that the child has under way.
+const CALLS: usize = 3;
+
+/// Calls, and waits until it is killed.
+pub(crate) fn child(address: &Address) {
+    let mut client = LocalClient::connect(address, small_client(small())).expect("a connection");
+    (0..CALLS).for_each(|_| begin_call(&mut client));
+    // What has been sent has no end before this process has.
+    while client.stats().messages.sent < CALLS as u64 {
+        client.poll(drop);
+    }
+    println!("ready");
+    loop {
+        client.poll(drop);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
