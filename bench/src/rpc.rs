@@ -85,6 +85,7 @@ impl CallServer {
             shards: 1,
             cores: Some(vec![core]),
             workers: workers(args, &load, core, placement),
+            ..ServerConfig::default()
         };
         let server = match args.engine.defer {
             None => Server::start(&address, program.services(&AtOnce { on_workers: info.workers > 0 }), &config),

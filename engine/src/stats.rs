@@ -6,7 +6,8 @@ pub use crate::fabric::FabricStats;
 pub use crate::proto::Counters;
 pub use rpcrdma_mempool::{ClassStats, PoolStats};
 
-/// Counters of one shard since it started. Times are nanoseconds.
+/// Counters of one shard since it started, low-water marks and histograms included: reading them changes nothing,
+/// so that several may; what happened since an earlier reading is the difference. Times are nanoseconds.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ShardStats {
@@ -72,7 +73,7 @@ pub struct ShardStats {
     pub batch: Histogram<u64>,
     /// Time from start to end of sampled calls (client), or from arrival to reply (server).
     pub latency: Histogram<u64>,
-    /// The shard's pool, with low-water marks since the last copy.
+    /// The shard's pool, with low-water marks since the start.
     pub pool: PoolStats,
 }
 

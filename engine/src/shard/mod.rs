@@ -256,7 +256,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.pool.arena()
     }
 
-    /// What happened so far. Restarts the pool's low-water marks.
+    /// What happened so far. Whoever else reads it sees no difference.
     pub fn stats(&mut self) -> ShardStats {
         let cx = &mut self.cx;
         let mut stats = cx.stats.clone();
@@ -270,7 +270,6 @@ impl<F: Fabric> Shard<F> {
         });
         stats.pool.classes.extend(classes);
         (stats.receive_size, stats.receive_size_posted) = (cx.sizing.announced(), cx.sizing.filled());
-        cx.pool.reset_low_water();
         for conn in cx.conns.iter() {
             stats.messages.add(conn.proto.counters());
             stats.connections += 1;

@@ -249,3 +249,19 @@ fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
         assert_eq!(all_at_once(&mut client, STORE).len(), CALLS as usize);
     }
 }
+
+#[test]
+fn whoever_reads_statistics_changes_nothing_for_others() {
+    let mut world = World::new("readers");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    let held: Vec<_> = (0..20).map(|_| client.prepare(ECHO, 100).expect("a buffer")).collect();
+    let marks = |stats: rpcrdma::stats::ShardStats| -> Vec<usize> {
+        stats.pool.classes.iter().map(|class| class.low_water).collect()
+    };
+    let first = marks(client.stats());
+    drop(held);
+    client.poll(drop);
+    assert_eq!(marks(client.stats()), first, "as of the first reader");
+    assert_eq!(marks(client.stats()), first, "as of the second");
+}
