@@ -1,15 +1,16 @@
 //! Every knob of a shard, with its unit, its default and its cost. `tuning.md` says when to change one.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
-use rpcrdma_mempool::{Arena, PagePolicy};
+use rpcrdma_mempool::{Arena, ArenaConfig, AvailableMemory, Class, MemError, PagePolicy, PoolConfig};
 
 use crate::auth::AuthPolicy;
 use crate::fabric::software::SoftwareConfig;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::VerbsConfig;
 use crate::handoff::idle::IdlePolicy;
-use crate::proto::{LIMITS, MAX_CREDITS, MIN_CREDITS, Scheme};
+use crate::proto::{CallError, Knob, LIMITS, MAX_CREDITS, MIN_CREDITS, Scheme};
 use crate::wire::properties::ReverseSupport;
 use crate::wire::{self, ChunkCounts, Limits, Revision, Version};
 
@@ -227,17 +228,40 @@ pub struct ConfigError {
     /// Its value.
     pub value: usize,
     /// What it may be.
-    pub wanted: &'static str,
+    pub wanted: Cow<'static, str>,
+}
+
+/// The host has not the memory for the buffers of a configuration.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{shards} shards with buffers of {bytes} bytes each, {knob_bytes} of them for {knob}, are more than there is \
+     memory for: {source}"
+)]
+#[non_exhaustive]
+pub struct BuffersError {
+    /// How many such shards there were to be.
+    pub shards: usize,
+    /// What the buffers of each come to.
+    pub bytes: usize,
+    /// The knob that asks for most of it.
+    pub knob: Knob,
+    /// What that asks for.
+    pub knob_bytes: usize,
+    /// What there is, and the remedy.
+    pub source: MemError,
 }
 
 impl Config {
     /// The software fabric for a shard like this.
     pub fn software(&self) -> SoftwareConfig {
+        let (max_message, defaults) = (self.longest_message(), SoftwareConfig::default());
         SoftwareConfig {
-            max_message: self.longest_message(),
+            max_message,
+            // It holds two of the longest at least.
+            ring_bytes: defaults.ring_bytes.max((2 * max_message).next_power_of_two()),
             shared_receives: self.receives + RECEIVE_MARGIN,
             may_sleep: self.idle != IdlePolicy::Poll,
-            ..SoftwareConfig::default()
+            ..defaults
         }
     }
 
@@ -262,8 +286,8 @@ impl Config {
     /// # Errors
     /// Names the knob and its bounds.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let check = |ok: bool, knob, value, wanted| {
-            if ok { Ok(()) } else { Err(ConfigError { knob, value, wanted }) }
+        let check = |ok: bool, knob, value, wanted: &'static str| {
+            if ok { Ok(()) } else { Err(ConfigError { knob, value, wanted: wanted.into() }) }
         };
         check(
             (1024..=1 << 20).contains(&self.receive_size),
@@ -289,20 +313,124 @@ impl Config {
         let most = self.max_credits;
         check((MIN_CREDITS..=MAX_CREDITS).contains(&most), "max_credits", most as usize, "4 to 32767")?;
         check((2 * RECEIVE_MARGIN..=1 << 20).contains(&self.receives), "receives", self.receives, "256 to 1048576")?;
+        // Beside the margin there is one Receive more than credits: for a pure grant.
+        let backed = self.receives - RECEIVE_MARGIN - 1;
+        for (knob, credits, most, rest) in [
+            ("credits", self.credits, backed, ", and some are held in reserve"),
+            ("max_credits", self.max_credits, self.receives, ""),
+        ] {
+            if credits as usize > most {
+                let receives = self.receives;
+                let wanted = format!("at most {most}: each takes a Receive, of which `receives` has {receives}{rest}");
+                return Err(ConfigError { knob, value: credits as usize, wanted: wanted.into() });
+            }
+        }
         check((1..=1 << 16).contains(&self.max_calls), "max_calls", self.max_calls, "1 to 65536")?;
         check(self.small_buffers >= 16, "small_buffers", self.small_buffers, "at least 16")?;
+        check(self.message_buffers >= 1, "message_buffers", self.message_buffers, "at least 1")?;
         check(self.signal_every >= 1, "signal_every", self.signal_every as usize, "at least 1")?;
         let sample = self.sample_latency;
         check(sample == 0 || sample.is_power_of_two(), "sample_latency", sample as usize, "0 or a power of two")?;
-        for &(size, count) in self.bulk_buffers.iter().chain(&self.long_buffers) {
-            check(
-                (1..=1 << 30).contains(&size) && count > 0,
-                "bulk_buffers, long_buffers",
-                size,
-                "1 byte to 1 GiB, and some of them",
-            )?;
+        for (knob, classes) in [("bulk_buffers", &self.bulk_buffers), ("long_buffers", &self.long_buffers)] {
+            for &(size, count) in classes {
+                check((1..=1 << 30).contains(&size) && count > 0, knob, size, "1 byte to 1 GiB, and some of them")?;
+            }
         }
         Ok(())
+    }
+
+    /// The buffers of a shard, by the knob that asks for them; `serves`: some of them for the peers' calls.
+    fn buffers(&self, serves: bool) -> [(Knob, Vec<Class>); 5] {
+        let class = |size, count| Class { size, count };
+        let all = |classes: &[(usize, usize)]| classes.iter().map(|&(size, count)| class(size, count)).collect();
+        let messages = self.message_buffers;
+        let mut message_buffers =
+            vec![class(self.receive_size, messages), class(self.receive_size + HEADROOM_REPLY, messages)];
+        if self.longest_message() > self.receive_size {
+            message_buffers.push(class(self.longest_message() + HEADROOM_REPLY, messages));
+        }
+        [
+            (Knob::SmallBuffers, vec![class(SMALL_BUFFER, self.small_buffers)]),
+            (Knob::MessageBuffers, message_buffers),
+            (Knob::Receives, vec![class(self.receive_size, self.receives)]),
+            (Knob::LongBuffers, all(&self.long_buffers)),
+            (Knob::BulkBuffers, if serves { all(&self.bulk_buffers) } else { Vec::new() }),
+        ]
+    }
+
+    /// The pool of a shard: buffers of one size are one class, whatever they are for.
+    pub(crate) fn pool(&self, serves: bool) -> PoolConfig {
+        let mut classes: Vec<_> = self.buffers(serves).into_iter().flat_map(|(_, classes)| classes).collect();
+        classes.sort_by_key(|class| class.size);
+        classes.dedup_by(|next, kept| {
+            let same = next.size == kept.size;
+            kept.count += if same { next.count } else { 0 };
+            same
+        });
+        PoolConfig { classes, arena: self.arena() }
+    }
+
+    /// The memory that one peer is shown.
+    pub(crate) fn exposed_pool(&self) -> PoolConfig {
+        let classes = self.bulk_buffers.iter().map(|&(size, count)| Class { size, count }).collect();
+        PoolConfig { classes, arena: self.arena() }
+    }
+
+    /// The arena of a shard's pool, or of a connection's exposed memory: of the bytes that its pool takes.
+    pub(crate) fn arena(&self) -> ArenaConfig {
+        ArenaConfig { bytes: 0, pages: self.pages, node: self.numa_node, ..ArenaConfig::default() }
+    }
+
+    /// Bytes of the longest buffer of a shard's pool.
+    pub(crate) fn longest_buffer(&self, serves: bool) -> usize {
+        self.pool(serves).classes.last().map_or(0, |class| class.size)
+    }
+
+    /// Why there is no buffer of so many bytes among these: none is ever so long, or none is free.
+    #[cold]
+    fn lacks(buffers: &[(Knob, Vec<Class>)], needed: usize, last: Knob) -> CallError {
+        let of_all = || buffers.iter().flat_map(|(knob, classes)| classes.iter().map(|class| (class.size, *knob)));
+        let fit = of_all().filter(|&(size, _)| size >= needed).min_by_key(|&(size, _)| size);
+        match fit {
+            Some((_, knob)) => CallError::NoMemory { needed, knob },
+            None => {
+                let limit = of_all().map(|(size, _)| size).max().unwrap_or(0);
+                CallError::TooLong { needed, limit, knob: last }
+            }
+        }
+    }
+
+    /// Why there is no buffer of so many bytes in the shard's pool.
+    #[cold]
+    pub(crate) fn lacks_buffer(&self, serves: bool, needed: usize) -> CallError {
+        Self::lacks(&self.buffers(serves), needed, Knob::LongBuffers)
+    }
+
+    /// Why there is none in the memory that one peer is shown.
+    #[cold]
+    pub(crate) fn lacks_exposed_buffer(&self, needed: usize) -> CallError {
+        Self::lacks(&[(Knob::BulkBuffers, self.exposed_pool().classes)], needed, Knob::BulkBuffers)
+    }
+
+    /// Whether the host has the memory for so many shards like this. One that does not serve has the memory
+    /// for a connection, too.
+    pub(crate) fn check_memory(&self, serves: bool, shards: usize) -> Result<(), Box<BuffersError>> {
+        let mut pools = vec![self.pool(serves)];
+        if !serves && !self.bulk_buffers.is_empty() {
+            pools.push(self.exposed_pool());
+        }
+        let mut available = AvailableMemory::now(self.numa_node);
+        let mut fit = || {
+            let arenas = pools.iter().map(PoolConfig::own_arena).collect::<Result<Vec<_>, _>>()?;
+            (0..shards).try_for_each(|_| arenas.iter().try_for_each(|arena| available.set_aside(arena)))
+        };
+        fit().map_err(|source| {
+            let bytes_of = |classes: &[Class]| classes.iter().map(|class| class.size.saturating_mul(class.count)).sum();
+            let of_knobs = self.buffers(true).map(|(knob, classes)| (knob, bytes_of(&classes)));
+            let (knob, knob_bytes) = of_knobs.into_iter().max_by_key(|of| of.1).unwrap_or((Knob::Receives, 0));
+            let bytes = pools.iter().map(|pool| bytes_of(&pool.classes)).sum();
+            Box::new(BuffersError { shards, bytes, knob, knob_bytes, source })
+        })
     }
 
     /// Calls from one that is timed to the next; with none ever, more than there will be.

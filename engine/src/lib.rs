@@ -43,8 +43,8 @@
 //! argument.copy_from_slice(&text);
 //! let room = client.alloc(connection, text.len())?;
 //! let mut call = client.prepare_with_chunks(UPPERCASE, 0)?;
-//! call.read_chunk(0, argument).map_err(|_| "more Read chunks than a call has")?;
-//! call.write_chunk(room).map_err(|_| "more Write chunks than a call has")?;
+//! call.read_chunk(0, argument)?;
+//! call.write_chunk(room)?;
 //! let reply = client.call(call)?;
 //! assert_eq!(reply.results(), (text.len() as u32).to_be_bytes());
 //! assert_eq!(reply.chunk(0), Some(&text.to_ascii_uppercase()[..]));
@@ -99,10 +99,10 @@ mod address;
 
 pub use address::{Address, AddressError};
 pub use client::{Client, LocalClient};
-pub use config::{Config, ConfigError};
+pub use config::{BuffersError, Config, ConfigError};
 pub use handoff::idle::IdlePolicy;
 pub use handoff::pin::PinError;
-pub use proto::{CallError, PeerFault, Refusal, Scheme};
+pub use proto::{CallError, Knob, PeerFault, Refusal, Scheme};
 pub use rpcrdma_fabric::FabricError;
 pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, PagePolicy};
 #[doc(inline)]

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::stream::{StreamClient, StreamError};
+use crate::wire::rpc::ProgramNumber;
 use crate::wire::xdr::{BadXdr, Reader, padded};
 
 /// Program number of rpcbind.
@@ -57,7 +58,10 @@ pub enum RpcbindError {
         reason: String,
     },
     /// Nobody has registered the program there.
-    #[error("rpcbind at {host} knows no program {program} version {version} over {netid}")]
+    #[error(
+        "rpcbind at {host} knows no program {} version {version} over {netid}: see `rpcinfo -p {host}`, and start the server \
+         or give its port", ProgramNumber(*.program)
+    )]
     Unknown {
         /// Whose rpcbind.
         host: IpAddr,
@@ -123,6 +127,7 @@ pub struct Mapping {
 impl std::fmt::Display for Mapping {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { program, version, netid, address, .. } = self;
+        let program = ProgramNumber(*program);
         write!(f, "program {program} version {version} over {netid} at {address}")
     }
 }

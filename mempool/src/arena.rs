@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::available::AvailableMemory;
 use crate::config::{ArenaConfig, PagePolicy, PageSize};
 use crate::error::MemError;
 use crate::host::{self, HugePool, MemoryLimits};
@@ -135,17 +136,10 @@ impl fmt::Debug for Arena {
 /// Goes down the ladder of page sizes until one holds.
 fn climb(config: &ArenaConfig) -> Result<(OwnedFd, RawMap, ArenaReport), MemError> {
     let mut advice: Option<String> = None;
-    let rungs: &[PageSize] = match &config.pages {
-        PagePolicy::Auto => &[PageSize::Huge1G, PageSize::Huge2M, PageSize::Transparent],
-        PagePolicy::NoHugetlb => &[PageSize::Transparent],
-        PagePolicy::Require(page) => return try_pages(config, *page),
-        PagePolicy::Small => &[],
-    };
-    for &page in rungs {
-        let wasted = config.bytes.checked_next_multiple_of(page.bytes()).map(|rounded| rounded - config.bytes);
-        if config.bytes < page.bytes() || wasted.is_none_or(|wasted| wasted > config.bytes / 2) {
-            continue;
-        }
+    if let PagePolicy::Require(page) = config.pages {
+        return try_pages(config, page);
+    }
+    for page in config.pages.rungs(config.bytes) {
         match try_pages(config, page) {
             Ok((fd, map, mut report)) => {
                 report.advice = report.advice.or(advice);
@@ -184,6 +178,10 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
     let Some(bytes) = config.bytes.checked_next_multiple_of(page.bytes()) else {
         return Err(system("mmap", config.bytes, io::ErrorKind::OutOfMemory.into()));
     };
+    let prefaulted = prefault || page.is_hugetlb();
+    if prefaulted && !page.is_hugetlb() {
+        AvailableMemory::now(node).set_aside_ordinary(bytes as u64)?;
+    }
     let no_pages =
         |call, source| MemError::HugePages { call, bytes, page, node, pool: HugePool::read(page, node), source };
     let fd = sealed_memfd(name, bytes, page).map_err(|error| match error {
@@ -204,7 +202,6 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
         }
     }
     let mut advice = None;
-    let prefaulted = prefault || page.is_hugetlb();
     if prefaulted {
         populate(&map, fd.as_fd()).map_err(|(call, source)| {
             if page.is_hugetlb() {

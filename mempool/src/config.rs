@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use crate::classes::lay_out;
+use crate::error::MemError;
+
 /// Bytes of a small page.
 const KIB4: usize = 4 << 10;
 /// Bytes of a 2 MiB huge page.
@@ -66,6 +69,22 @@ pub enum PagePolicy {
     Small,
 }
 
+impl PagePolicy {
+    /// The page sizes that are tried for so many bytes, in order, before small pages are taken; if one is
+    /// required, that alone.
+    pub(crate) fn rungs(self, bytes: usize) -> Vec<PageSize> {
+        let rungs: &[PageSize] = match self {
+            PagePolicy::Auto => &[PageSize::Huge1G, PageSize::Huge2M, PageSize::Transparent],
+            PagePolicy::NoHugetlb => &[PageSize::Transparent],
+            PagePolicy::Require(page) => return vec![page],
+            PagePolicy::Small => &[],
+        };
+        let wasted = |page: PageSize| bytes.checked_next_multiple_of(page.bytes()).map(|rounded| rounded - bytes);
+        let pays = |page: PageSize| bytes >= page.bytes() && wasted(page).is_some_and(|wasted| wasted <= bytes / 2);
+        rungs.iter().copied().filter(|&page| pays(page)).collect()
+    }
+}
+
 /// What an [`Arena`](crate::Arena) is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArenaConfig {
@@ -106,4 +125,16 @@ pub struct PoolConfig {
     pub classes: Vec<Class>,
     /// The pool's own arena. `bytes: 0` takes what the classes need.
     pub arena: ArenaConfig,
+}
+
+impl PoolConfig {
+    /// The arena that the pool gets: of the bytes that its classes take, if none were given.
+    ///
+    /// # Errors
+    /// [`MemError::Classes`] if they cannot be laid out.
+    pub fn own_arena(&self) -> Result<ArenaConfig, MemError> {
+        let (_, needed) = lay_out(&self.classes)?;
+        let bytes = if self.arena.bytes == 0 { needed } else { self.arena.bytes };
+        Ok(ArenaConfig { bytes, ..self.arena.clone() })
+    }
 }

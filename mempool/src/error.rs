@@ -95,6 +95,16 @@ pub enum MemError {
         /// What the system said.
         source: io::Error,
     },
+    /// There is not so much memory: nothing was taken.
+    #[error("{bytes} bytes of memory are wanted, {available} can be had: {limit}")]
+    Short {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes that can be had.
+        available: u64,
+        /// What bounds them, and the remedy.
+        limit: String,
+    },
     /// Memory could not be made or mapped.
     #[error("{call} of {bytes} bytes failed: {source}; {limits}; {}", crate::host::remedy(.source))]
     System {

@@ -37,6 +37,7 @@
 //! ```
 
 mod arena;
+mod available;
 mod buf;
 mod classes;
 mod config;
@@ -55,6 +56,7 @@ mod shared;
 pub mod sync;
 
 pub use arena::{Arena, ArenaId};
+pub use available::AvailableMemory;
 pub use buf::{Buf, Frozen, Lent, Posted};
 pub use config::{ArenaConfig, Class, PagePolicy, PageSize, PoolConfig};
 pub use error::{Leak, MemError};

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use crate::arena::Arena;
 use crate::buf::Buf;
 use crate::classes::lay_out;
-use crate::config::{ArenaConfig, Class, PoolConfig};
+use crate::config::{Class, PoolConfig};
 use crate::core::{Core, abandon, state};
 use crate::error::{Leak, MemError};
 use crate::sync::Ordering;
@@ -29,9 +29,7 @@ pub struct Pool {
 impl Pool {
     /// A pool in an arena of its own. With `arena.bytes` 0 the arena takes what the classes need.
     pub fn new(config: &PoolConfig) -> Result<Self, MemError> {
-        let (_, needed) = lay_out(&config.classes)?;
-        let bytes = if config.arena.bytes == 0 { needed } else { config.arena.bytes };
-        Self::in_arena(Arena::new(&ArenaConfig { bytes, ..config.arena.clone() })?, &config.classes)
+        Self::in_arena(Arena::new(&config.own_arena()?)?, &config.classes)
     }
 
     /// A pool in a free range of an arena, beside others. The range is free again when the pool and all its

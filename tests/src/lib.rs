@@ -19,7 +19,7 @@ pub use data::{Random, pattern, patterned};
 pub use raw::{Message, RawListener, RawPeer, call_bytes, reply_bytes};
 pub use services::{
     CREDENTIAL, ECHO, LOAD, LONGER, MIRROR, PANIC, PROGRAM, REFUSE, REPLY, STORE, StandardHandler, VERSION,
-    WORKER_ECHO, services_by, services_for, standard_services,
+    WORKER_ECHO, services_by, services_for, services_of, services_with, standard_services,
 };
 pub use world::{World, echo, load, mirror, small, small_client, small_server, store};
 

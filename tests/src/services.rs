@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use rpcrdma::server::ServerConfig;
 use rpcrdma::service::MAX_CHUNKS;
-use rpcrdma::{Procedure, Refusal, ServerCall, Services};
+use rpcrdma::{Config, Procedure, Refusal, ServerCall, Services};
 
 use crate::data::{pattern, patterned};
 
@@ -25,9 +26,9 @@ pub const MIRROR: u32 = 4;
 pub const REFUSE: u32 = 5;
 /// Results: flavor and body of the caller's credential.
 pub const CREDENTIAL: u32 = 6;
-/// As [`ECHO`], on a worker, after as many microseconds as the first word says.
+/// As [`ECHO`], on a worker where there is one, after as many microseconds as the first word says.
 pub const WORKER_ECHO: u32 = 7;
-/// Panics, on a worker.
+/// Panics, on a worker where there is one.
 pub const PANIC: u32 = 8;
 /// Arguments: bytes of the reply.
 pub const REPLY: u32 = 9;
@@ -39,43 +40,55 @@ const LONGEST_SLEEP: u32 = 200_000;
 /// Longest chunk that the procedures take.
 const LONGEST: usize = 1 << 20;
 
-/// The program.
+/// The program, for a server without workers.
 pub fn standard_services() -> Services {
     services_for(4096)
 }
 
-/// The program, for messages of so many bytes.
+/// The program, for messages of so many bytes, and for a server without workers.
 pub fn services_for(receive_size: usize) -> Services {
-    let mut services = services_by(receive_size, |handler| Procedure::new(handler));
-    services.add(PROGRAM, VERSION, WORKER_ECHO, Procedure::new(worker_echo).max_reply(receive_size).on_workers()).add(
-        PROGRAM,
-        VERSION,
-        PANIC,
-        Procedure::new(|_| panic!("as the test wants")).on_workers(),
-    );
-    services
+    services_with(receive_size, LONGEST, false)
+}
+
+/// The program, for a server that is configured like this.
+pub fn services_of(config: &ServerConfig) -> Services {
+    let Config { bulk_buffers, long_buffers, .. } = &config.shard;
+    let longest = bulk_buffers.iter().chain(long_buffers).map(|class| class.0).max().unwrap_or(0);
+    services_with(4096, longest.min(LONGEST), config.workers.is_some())
+}
+
+/// The program, for messages and for chunks of so many bytes, with or without workers.
+pub fn services_with(receive_size: usize, chunk: usize, workers: bool) -> Services {
+    let place = |procedure: Procedure| if workers { procedure.on_workers() } else { procedure };
+    services_by(receive_size, chunk, |handler| Procedure::new(handler), place)
 }
 
 /// What runs for a call of the program.
 pub type StandardHandler = fn(&mut ServerCall) -> Result<(), Refusal>;
 
-/// The program with procedures that are made otherwise of what runs for their calls.
-pub fn services_by(receive_size: usize, procedure: impl Fn(StandardHandler) -> Procedure) -> Services {
+/// The program with procedures that are made otherwise of what runs for their calls; `place` is for those that run on
+/// workers where there are any.
+pub fn services_by(
+    receive_size: usize,
+    chunk: usize,
+    procedure: impl Fn(StandardHandler) -> Procedure,
+    place: impl Fn(Procedure) -> Procedure,
+) -> Services {
     let mut services = Services::new();
     services
         .add(PROGRAM, VERSION, ECHO, procedure(echo).max_reply(receive_size))
-        .add(PROGRAM, VERSION, STORE, procedure(store).read_chunks(MAX_CHUNKS, LONGEST).uncounted())
-        .add(PROGRAM, VERSION, LOAD, procedure(load).write_chunks(MAX_CHUNKS, LONGEST))
+        .add(PROGRAM, VERSION, STORE, procedure(store).read_chunks(MAX_CHUNKS, chunk).uncounted())
+        .add(PROGRAM, VERSION, LOAD, procedure(load).write_chunks(MAX_CHUNKS, chunk))
         .add(
             PROGRAM,
             VERSION,
             MIRROR,
-            procedure(mirror).read_chunks(MAX_CHUNKS, LONGEST).uncounted().write_chunks(MAX_CHUNKS, LONGEST),
+            procedure(mirror).read_chunks(MAX_CHUNKS, chunk).uncounted().write_chunks(MAX_CHUNKS, chunk),
         )
         .add(PROGRAM, VERSION, REFUSE, procedure(refuse))
         .add(PROGRAM, VERSION, CREDENTIAL, procedure(credential).max_reply(512))
-        .add(PROGRAM, VERSION, WORKER_ECHO, procedure(worker_echo).max_reply(receive_size))
-        .add(PROGRAM, VERSION, PANIC, procedure(|_| panic!("as the test wants")))
+        .add(PROGRAM, VERSION, WORKER_ECHO, place(procedure(worker_echo).max_reply(receive_size)))
+        .add(PROGRAM, VERSION, PANIC, place(procedure(|_| panic!("as the test wants"))))
         .add(PROGRAM, VERSION, REPLY, procedure(reply).max_reply(receive_size + LONGER))
         .add(PROGRAM, 5, ECHO, procedure(echo).max_reply(receive_size));
     services

@@ -11,7 +11,7 @@ use rpcrdma_mempool::{Buf, PagePolicy};
 use crate::balance::{open_descriptors, settles, shard_leak};
 use crate::data::{pattern, patterned};
 use crate::place;
-use crate::services::{ECHO, LOAD, MIRROR, PROGRAM, STORE, VERSION, standard_services};
+use crate::services::{ECHO, LOAD, MIRROR, PROGRAM, STORE, VERSION, services_of};
 
 /// Worlds take turns: descriptors are counted per process, and two cores serve one world well.
 static TURN: Mutex<()> = Mutex::new(());
@@ -41,7 +41,8 @@ impl World {
 
     /// Starts a server of the standard services.
     pub fn serve(&mut self, config: ServerConfig) -> Address {
-        self.serve_with(config, standard_services())
+        let services = services_of(&config);
+        self.serve_with(config, services)
     }
 
     /// Starts a server.

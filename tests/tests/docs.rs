@@ -52,6 +52,35 @@ fn tuning_names_every_knob_and_no_other() {
     }
 }
 
+/// The variants of an enum, in order.
+fn variants(file: &str, name: &str) -> Vec<String> {
+    let code = code(&read(file));
+    let start = code.find(&format!("pub enum {name} {{")).unwrap_or_else(|| panic!("{file} has no enum {name}"));
+    let body = &code[start..];
+    let body = &body[..body.find("\n}").expect("the enum ends")];
+    let variant = |line: &str| {
+        let name = line.strip_prefix("    ")?.split([',', '(', ' ']).next()?;
+        name.starts_with(|first: char| first.is_ascii_uppercase()).then(|| name.to_owned())
+    };
+    body.lines().skip(1).filter_map(variant).collect()
+}
+
+#[test]
+fn every_error_of_a_call_and_of_a_start_is_explained() {
+    let rows = rows(&section(&read("engine/README.md"), "## Errors"));
+    let told: BTreeSet<String> = rows.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
+    let mut there = BTreeSet::new();
+    for (name, file) in [
+        ("CallError", "engine/proto/src/fault.rs"),
+        ("OpenError", "engine/src/shard/mod.rs"),
+        ("ServerError", "engine/src/server/mod.rs"),
+    ] {
+        there.extend(variants(file, name).into_iter().map(|variant| format!("{name}::{variant}")));
+    }
+    assert!(there.len() > 30, "{there:?}");
+    assert_eq!(told, there, "the table of errors in engine/README.md (left) and the variants (right)");
+}
+
 #[test]
 fn the_error_codes_are_those_of_the_codec() {
     let all = [

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
+use rpcrdma::wire::ErrorBody;
+use rpcrdma::{CallError, Config, Procedure, Refusal, Services};
 use rpcrdma_tests::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Uid;
@@ -112,4 +114,64 @@ fn another_user_of_the_host_stops_nobody_and_fills_no_log() {
     drop(client);
     drop(world.take_server());
     assert_few(&heard(), KNOCKS);
+}
+
+/// The peer learns that something is wrong at the server; the log says what, once for each kind and not for each
+/// call.
+#[test]
+fn system_errors_have_their_cause_in_the_log_and_fill_none() {
+    const CALLS: usize = 3 * FEW;
+    let mut world = World::new("system-errors");
+    heard();
+    let workers = Some(rpcrdma::server::WorkerConfig { count: 1, ..Default::default() });
+    let config = rpcrdma::server::ServerConfig { workers, ..small_server() };
+    let mut services = services_of(&config);
+    let panics = || Procedure::new(|_| panic!("of {}", "old age"));
+    services
+        .add(PROGRAM, VERSION, 20, panics())
+        .add(PROGRAM, VERSION, 21, panics().on_workers())
+        .add(PROGRAM, VERSION, 22, Procedure::new(|_| Err(Refusal::NoReply)))
+        .add(PROGRAM, VERSION, 23, Procedure::new(|_| Err(Refusal::SystemError)))
+        .add(PROGRAM, VERSION, 24, Procedure::new(|_| Ok(())).write_chunks(4, 1 << 20));
+    let address = world.serve_with(config, services);
+    let mut client = world.client(&address, small());
+    let system_error = Err(CallError::Refused(Refusal::SystemError));
+    let failed = |world: &World| world.server().stats().iter().map(|shard| shard.calls_failed).sum::<u64>();
+    for (procedure, cause) in [
+        (20, "its handler panicked: of old age"),
+        (21, "its handler panicked: of old age"),
+        (22, "`Refusal::NoReply`, which only those of `Procedure::one_way` may"),
+        (23, "its handler came to `Refusal::SystemError`"),
+    ] {
+        let before = failed(&world);
+        let call = client.prepare(procedure, 0).expect("a buffer");
+        assert_eq!(client.call(call).map(drop), system_error, "{procedure}");
+        assert_eq!(failed(&world), before + 1, "{procedure}");
+        let line = format!("procedure {procedure} of program 0x20000001 is answered with SYSTEM_ERR: ");
+        let lines = heard();
+        let told = lines.iter().filter(|heard| heard.starts_with(&line) && heard.contains(cause)).count();
+        assert_eq!((told, lines.len()), (1, 1), "{lines:?}");
+    }
+    for _ in 0..CALLS {
+        let call = client.prepare(23, 0).expect("a buffer");
+        assert_eq!(client.call(call).map(drop), system_error);
+    }
+    // Of the buffers that it takes there are fewer than it takes.
+    let poor = Config { bulk_buffers: vec![(1 << 20, 1)], long_buffers: vec![], ..small() };
+    let mut scanty = Services::new();
+    scanty.add(PROGRAM, VERSION, 24, Procedure::new(|_| Ok(())).write_chunks(4, 1 << 20));
+    let address = world.serve_with(rpcrdma::server::ServerConfig { shard: poor, ..small_server() }, scanty);
+    let mut other = world.client(&address, small());
+    let mut call = other.prepare_with_chunks(24, 0).expect("a buffer");
+    for _ in 0..2 {
+        let room = other.alloc(other.first(), 1 << 20).expect("a buffer");
+        call.write_chunk(room).expect("room");
+    }
+    assert_eq!(other.call(call).map(drop), Err(CallError::Transport(ErrorBody::System)));
+    drop((client, other));
+    drop(world.take_server());
+    let (of_memory, others): (Vec<_>, Vec<_>) = heard().into_iter().partition(|line| line.contains("ERR_SYSTEM"));
+    assert!(of_memory.len() == 1 && of_memory[0].contains("raise `Config::bulk_buffers`"), "{of_memory:?}");
+    drop(world.take_server());
+    assert_few(&[others, heard()].concat(), CALLS);
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use rpcrdma::wire::rpc::Flavor;
+use rpcrdma::wire::rpc::{Flavor, ProgramNumber};
 use rpcrdma::wire::{Revision, View};
 
 use crate::capture::{self, CaptureError};
@@ -203,7 +203,7 @@ impl<'a, W: Write> Decoder<'a, W> {
 fn rpc_text(header: &RpcHeader<'_>) -> String {
     match header {
         RpcHeader::Call(call) => {
-            let (program, version, procedure) = (call.program, call.version, call.procedure);
+            let (program, version, procedure) = (ProgramNumber(call.program), call.version, call.procedure);
             let flavor = match Flavor::from_code(call.credential.flavor) {
                 Some(flavor) => flavor.name().to_owned(),
                 None => format!("flavor {}", call.credential.flavor),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rpcrdma::client::{ClientConfig, Connection, LocalClient, PreparedCall};
 use rpcrdma::handoff::idle::{Idle, IdleStep};
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{Address, CallError, Config, Reply, Services};
+use rpcrdma::{Address, CallError, Config, Knob, Reply, Services};
 
 use super::form::Travel;
 use super::payload::{Payload, Shape};
@@ -190,17 +190,19 @@ impl RpcTarget {
         let mut call = self.client.prepare_with_chunks(self.procedure, self.args)?;
         self.stamp = self.stamp.wrapping_add(1);
         let lane = &mut self.lanes[token as usize].payload;
-        let mut payload = lane.chunk.take().ok_or(CallError::TooMany)?;
+        let mut payload = lane.chunk.take().ok_or(CallError::NotForChunks)?;
         let refused = if self.shape.receives_chunk() {
             // Whatever is there must not be taken for what comes.
             service::stamp(&mut payload, 0);
             call.write_chunk(payload)
         } else {
-            call.put_args(&(payload.len() as u32).to_be_bytes()).map_err(|_| CallError::TooMany)?;
+            let count = (payload.len() as u32).to_be_bytes();
+            let too_long = |_| CallError::TooLong { needed: 4, limit: self.args, knob: Knob::MessageBuffers };
+            call.put_args(&count).map_err(too_long)?;
             lane.expected = service::stamp(&mut payload, self.stamp);
             call.read_chunk(4, payload)
         };
-        refused.map_err(|_| CallError::TooMany)?;
+        refused?;
         Ok(call)
     }
 

@@ -106,7 +106,7 @@ impl BlockClient {
             source.read_exact_at(&mut data, block.offset).context("the source")?;
             let args = WriteArgs { offset: block.offset, count: block.len as u32 };
             let mut call = prepare(client, codec::WRITE, &args)?;
-            call.read_chunk(WriteArgs::DATA_AT, data).map_err(|_| anyhow!("no room for a chunk"))?;
+            call.read_chunk(WriteArgs::DATA_AT, data)?;
             Ok(call)
         };
         let finish = |block: Block, reply: &mut Reply| {
@@ -127,7 +127,7 @@ impl BlockClient {
         let prepare = |client: &mut LocalClient, block: Block, room: Buf| {
             let args = ReadArgs { offset: block.offset, count: block.len as u32 };
             let mut call = prepare(client, codec::READ, &args)?;
-            call.write_chunk(room).map_err(|_| anyhow!("no room for a chunk"))?;
+            call.write_chunk(room)?;
             Ok(call)
         };
         let finish = |at: Block, reply: &mut Reply| {

@@ -152,7 +152,7 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
     }
     let store = Arc::new(Store::open(&options.file, options.size, options.read_only)?);
     let config = server::config(&options.cores, options.workers);
-    let server = Server::start(&options.listen, server::services(&store), &config)?;
+    let server = Server::start(&options.listen, server::services(&store, options.workers > 0), &config)?;
     let access = if store.is_writable() { "writable" } else { "read-only" };
     say(&format!(
         "{READY} on {}: {}, {} bytes, {access}; {} shard(s), {} worker(s)",

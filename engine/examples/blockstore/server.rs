@@ -19,15 +19,16 @@ pub(crate) const BLOCK_MAX: usize = 1 << 20;
 /// copy. WRITE and FLUSH run on workers, for they may wait: the system makes writers wait when too much is
 /// unwritten, and FLUSH is nothing but waiting. Where the store is larger than the memory, READ belongs there
 /// too.
-pub(crate) fn services(store: &Arc<Store>) -> Services {
+pub(crate) fn services(store: &Arc<Store>, workers: bool) -> Services {
     let mut services = Services::new();
     let mut add = |number, procedure: Procedure| {
         services.add(codec::PROGRAM, codec::VERSION, number, procedure.max_reply(codec::MAX_RESULT));
     };
     add(codec::INFO, on(store, info));
     add(codec::READ, on(store, read).write_chunks(1, BLOCK_MAX));
-    add(codec::WRITE, on(store, write).read_chunks(1, BLOCK_MAX).on_workers());
-    add(codec::FLUSH, on(store, flush).on_workers());
+    let placed = |procedure: Procedure| if workers { procedure.on_workers() } else { procedure };
+    add(codec::WRITE, placed(on(store, write).read_chunks(1, BLOCK_MAX)));
+    add(codec::FLUSH, placed(on(store, flush)));
     services
 }
 

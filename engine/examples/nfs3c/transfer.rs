@@ -8,8 +8,8 @@ use nfs3_types::nfs3::{
     NFS_PROGRAM, READ3args, READ3resfail, WRITE3res, nfs_fh3, nfsstat3, post_op_attr, stable_how, writeverf3,
 };
 use nfs3_types::xdr_codec::Unpack;
+use rpcrdma::Reply;
 use rpcrdma::client::{LocalClient, PreparedCall};
-use rpcrdma::{CallError, Reply};
 
 use crate::calls::{Nfs, decode, encode, good};
 
@@ -65,7 +65,7 @@ fn read(client: &mut LocalClient, file: &nfs_fh3, part: Part, inline: u32) -> an
     } else {
         let room = client.alloc(client.first(), part.len as usize)?;
         let mut call = client.prepare_with_chunks(procedure, args.len())?;
-        call.write_chunk(room).map_err(|_| CallError::TooMany)?;
+        call.write_chunk(room)?;
         call
     };
     call.args_mut().copy_from_slice(&args);
@@ -144,6 +144,6 @@ fn write(
     from.read_exact_at(&mut data, part.offset)?;
     let mut call = client.prepare_with_chunks(procedure, args.len())?;
     call.args_mut().copy_from_slice(&args);
-    call.read_chunk(args.len(), data).map_err(|_| CallError::TooMany)?;
+    call.read_chunk(args.len(), data)?;
     Ok(call)
 }

@@ -191,7 +191,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         },
     )?);
     let mount_port = mount::serve(&export, options.mount_port)?;
-    let server = Server::start(&options.listen, nfs::services(&export), &config(options))?;
+    let server = Server::start(&options.listen, nfs::services(&export, options.workers > 0), &config(options))?;
     let registered = if options.rpcbind { Some(register(&options.listen, mount_port)?) } else { None };
     let tidied = Arc::clone(&export);
     std::thread::Builder::new().name("tidy".into()).spawn(move || {

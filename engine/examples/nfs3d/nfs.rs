@@ -34,8 +34,8 @@ const LINK: u32 = 15;
 /// Takes the whole call: for procedures with chunks.
 type Whole = fn(&Export, &Identity, &mut ServerCall) -> Result<(), Refusal>;
 
-/// The services of an export. Everything may wait for a disk, so everything runs on workers.
-pub(crate) fn services(export: &Arc<Export>) -> Services {
+/// The services of an export. Everything may wait for a disk, so everything runs on workers, if there are any.
+pub(crate) fn services(export: &Arc<Export>, workers: bool) -> Services {
     let sizes = Sizes { transfer: TRANSFER as usize, directory: DIRECTORY as usize };
     let replies = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
     let mut services = Services::new();
@@ -58,7 +58,8 @@ pub(crate) fn services(export: &Arc<Export>) -> Services {
             SETATTR | WRITE..=LINK => procedure.cached(Arc::clone(&replies), host),
             _ => procedure,
         };
-        services.add(nfs3::PROGRAM, nfs3::VERSION, number, procedure.on_workers());
+        let placed = if workers { procedure.on_workers() } else { procedure };
+        services.add(nfs3::PROGRAM, nfs3::VERSION, number, placed);
     };
     add(1, |export, who, call| inline(export, who, call, attributes::getattr));
     add(SETATTR, |export, who, call| inline(export, who, call, attributes::setattr));

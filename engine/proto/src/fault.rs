@@ -1,5 +1,7 @@
 //! What a peer can do wrong, and how a call can end: one place for both.
 
+use std::fmt;
+
 use crate::auth::AuthError;
 use crate::binding::BindingError;
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
@@ -43,7 +45,9 @@ pub enum PeerFault {
         newly: u32,
     },
     /// It speaks none of the versions that this end does.
-    #[error("peer speaks versions {low} to {high}, none of which this end is configured for")]
+    #[error(
+        "peer speaks versions {low} to {high}, none of which this end is configured for (Config::scheme, Config::version_1)"
+    )]
     NoCommonVersion {
         /// Its lowest.
         low: u32,
@@ -57,7 +61,7 @@ pub enum PeerFault {
     #[error("host authentication: {0}")]
     NotAuthenticated(#[from] AuthError),
     /// It sends messages that are of no use.
-    #[error("peer sends more than {per_second} messages of no use in a second")]
+    #[error("peer sends more than {per_second} messages of no use in a second (Config::useless_per_second)")]
     Useless {
         /// So many are put up with.
         per_second: u32,
@@ -107,7 +111,7 @@ pub enum CallError {
         sent: bool,
     },
     /// The responder answered with a transport error.
-    #[error("transport error {}", .0.name())]
+    #[error("transport error {}{}", .0, hint(.0))]
     Transport(ErrorBody),
     /// The reply is not a reply, or does not fit the call.
     #[error("malformed reply: {0}")]
@@ -115,18 +119,35 @@ pub enum CallError {
     /// The server refused the call, or could not decode or serve it (RFC 5531 §9).
     #[error("refused by the server: {0}")]
     Refused(Refusal),
-    /// The call, or its reply, is longer than one Send, or than all that may go in parts; and it may have no
-    /// chunks.
-    #[error("call or reply of {needed} bytes, of which {limit} may be sent without chunks")]
+    /// The call, its reply or a chunk is longer than this can ever be here: than what may be sent without
+    /// chunks, where it may have none, or than any buffer. To try again is of no use.
+    #[error("{needed} bytes are too long, {limit} is the most: {knob} bounds it")]
     TooLong {
-        /// Bytes of the message with its headers.
+        /// Bytes of the message with its headers, or of the chunk.
         needed: usize,
-        /// What may be sent.
+        /// The most that there may be.
+        limit: usize,
+        /// What bounds them.
+        knob: Knob,
+    },
+    /// As many calls are under way as may be at a time: try again when one has ended.
+    #[error(
+        "{limit} calls are under way, and no more may be: `Config::max_calls`, or `Config::reverse_credits` in the reverse \
+         direction, bounds them"
+    )]
+    TooManyCalls {
+        /// What bounds them.
         limit: usize,
     },
-    /// More calls than the connection's table holds; or more chunks than one call may have.
-    #[error("too many calls outstanding, or too many chunks in one call")]
-    TooMany,
+    /// More chunks than one call may have each way.
+    #[error("a call may have {limit} Read chunks and as many Write chunks, and no more")]
+    TooManyChunks {
+        /// [`MAX_CHUNKS`](super::MAX_CHUNKS).
+        limit: usize,
+    },
+    /// A chunk for a call that was prepared without.
+    #[error("the call was prepared without chunks: `LocalClient::prepare_with_chunks` makes room for them")]
+    NotForChunks,
     /// A chunk has more segments, of the length that the peer handles (RSSIZ), than a chunk may have:
     /// [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
     #[error("a chunk of {segments} segments as the peer handles them (RSSIZ), of which one chunk may have {limit}")]
@@ -146,7 +167,10 @@ pub enum CallError {
     },
     /// The transport header that lists the chunks of the call, or the one that returns them with its reply,
     /// does not fit one message.
-    #[error("a header of {needed} bytes for the call's chunks, of which one message has room for {limit}")]
+    #[error(
+        "a header of {needed} bytes for the call's chunks, of which one message has room for {limit}: fewer chunks, or a \
+         larger `Config::receive_size` of both ends"
+    )]
     HeaderTooLong {
         /// Bytes of the header.
         needed: usize,
@@ -154,7 +178,7 @@ pub enum CallError {
         limit: usize,
     },
     /// A chunk's memory is not of this connection's `LocalClient::alloc`.
-    #[error("the memory of a chunk was not allocated for this connection")]
+    #[error("the memory of a chunk is not of `alloc` for this connection")]
     ForeignMemory,
     /// A chunk of no bytes: there is nothing to expose.
     #[error("a chunk of the call has no bytes")]
@@ -164,7 +188,7 @@ pub enum CallError {
     #[error("no Read chunk can be at position {0}: a multiple of 4, behind the chunk in front of it")]
     Position(u32),
     /// The peer takes no calls in this direction, or none that this side may make.
-    #[error("the peer takes no calls in the reverse direction")]
+    #[error("the peer takes no calls in the reverse direction: a client does with `ClientConfig::services`")]
     NoReverse,
     /// A call without a reply cannot be made here: version 1 counts its credits by replies, and what has
     /// chunks must say when it is done with them.
@@ -174,14 +198,69 @@ pub enum CallError {
     #[error("not as its binding has it: {0}")]
     Binding(BindingError),
     /// It has chunks, and goes in a direction in which the peer takes none.
-    #[error("the peer takes no chunks in this direction")]
+    #[error("the peer takes no chunks in this direction (its `Config::reverse`)")]
     NoChunks,
-    /// No memory in the pool that the call needs; the statistics of the shard say which.
-    #[error("buffer pool is empty")]
-    NoMemory,
-    /// The connection is draining or closed.
-    #[error("connection is closed")]
+    /// All buffers of this side that would do are in use: try again when calls have ended, or their replies
+    /// have been dropped. (Where the other side has none it answers [`ErrorBody::System`].)
+    #[error("no buffer of this side for {needed} bytes is free now: {knob} says how many there are")]
+    NoMemory {
+        /// Bytes of the buffer.
+        needed: usize,
+        /// What says how many there are.
+        knob: Knob,
+    },
+    /// Not connected: the connection is not open yet, or takes no more calls, or is over.
+    #[error("not connected: the connection is not open yet, or closes, or is over (`closed_because` says why)")]
     Closed,
+}
+
+/// A knob of the configuration that bounds a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Knob {
+    /// Of the lesser end: or `max_receive_size`, up to which it may be changed.
+    ReceiveSize,
+    /// The same of both ends.
+    ReassembleUpTo,
+    /// Buffers for short messages.
+    SmallBuffers,
+    /// Buffers of a message each.
+    MessageBuffers,
+    /// Buffers for longer messages.
+    LongBuffers,
+    /// Buffers for chunks.
+    BulkBuffers,
+    /// Receives of the shard.
+    Receives,
+}
+
+impl Knob {
+    /// Its field of `Config`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ReceiveSize => "receive_size",
+            Self::ReassembleUpTo => "reassemble_up_to",
+            Self::SmallBuffers => "small_buffers",
+            Self::MessageBuffers => "message_buffers",
+            Self::LongBuffers => "long_buffers",
+            Self::BulkBuffers => "bulk_buffers",
+            Self::Receives => "receives",
+        }
+    }
+}
+
+impl fmt::Display for Knob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`Config::{}`", self.name())
+    }
+}
+
+/// What is to be known of a transport error beside its name.
+fn hint(error: &ErrorBody) -> &'static str {
+    match error {
+        ErrorBody::System => " (the other side has no memory for the call, ends, or has failed: its log says which)",
+        _ => "",
+    }
 }
 
 fn sent_text(sent: bool) -> &'static str {
@@ -209,7 +288,7 @@ pub enum Refusal {
     #[error("garbage arguments")]
     GarbageArguments,
     /// The server has a problem of its own.
-    #[error("system error at the server")]
+    #[error("system error at the server (its log says which)")]
     SystemError,
     /// The server speaks other RPC versions.
     #[error("RPC version mismatch, server has {low} to {high}")]
@@ -228,7 +307,8 @@ pub enum Refusal {
         /// Bytes of the result.
         needed: u32,
     },
-    /// Nothing is answered: the procedure is one-way.
+    /// Nothing is answered: what a procedure of `Procedure::one_way` comes to. From any other it is a
+    /// [`SystemError`](Self::SystemError): its caller waits for an answer.
     #[error("no reply")]
     NoReply,
     /// The credential was refused; the `auth_stat` of RFC 5531 §9.

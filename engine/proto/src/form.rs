@@ -1,7 +1,7 @@
 //! Which form a message travels in: a pure function of sizes, limits and what the other side offers (version
 //! 2 §4.5 and §6.5, RFC 8166 §3.5).
 
-use super::CallError;
+use super::{CallError, Knob};
 
 /// Bytes that the last part of a message has at least: two words, of which the part in front of it may take
 /// one.
@@ -66,8 +66,11 @@ pub struct CallLengths {
 /// [`CallError::TooLong`] when no form can carry the call, or none its reply.
 pub fn choose_call(limits: &FormLimits, lengths: &CallLengths) -> Result<CallPlan, CallError> {
     let &CallLengths { header, reply_chunk: extra, call, reply_header, reply } = lengths;
-    let limit = if limits.continuation { limits.reassemble_up_to } else { limits.send_inline_threshold };
-    let too_long = |needed| CallError::TooLong { needed, limit };
+    let (limit, knob) = match limits.continuation {
+        true => (limits.reassemble_up_to, Knob::ReassembleUpTo),
+        false => (limits.send_inline_threshold, Knob::ReceiveSize),
+    };
+    let too_long = |needed| CallError::TooLong { needed, limit, knob };
     let fits = reply_header + reply <= limits.receive_inline_threshold;
     let continued = limits.continuation && reply <= limits.continue_up_to.min(limits.reassemble_up_to);
     let reply_chunk = !fits && !continued;
@@ -173,7 +176,7 @@ mod tests {
     #[test]
     fn without_chunks_a_direction_has_what_fits_inline_or_can_be_continued() {
         let (v1, v2) = (FormLimits { chunks: false, ..V1 }, FormLimits { chunks: false, ..V2 });
-        assert!(matches!(call(&v1, 4057, 0), Err(CallError::TooLong { needed: 4097, limit: 4096 })));
+        assert!(matches!(call(&v1, 4057, 0), Err(CallError::TooLong { needed: 4097, limit: 4096, .. })));
         assert!(call(&v1, 100, 4057).is_err());
         assert_eq!(call(&v2, 1 << 20, 1 << 20), Ok((CallForm::Continued, false)));
         assert!(call(&v2, (1 << 20) + 1, 100).is_err());

@@ -173,7 +173,7 @@ pub use counters::Counters;
 pub use credits::{CreditWords, Credits, MAX_CREDITS, MIN_CREDITS, Scheme};
 pub use event::{Event, Outgoing};
 use exchange::Exchange;
-pub use fault::{CallError, PeerFault, Refusal, Rejected};
+pub use fault::{CallError, Knob, PeerFault, Refusal, Rejected};
 pub use form::{CallForm, CallLengths, CallPlan, FormLimits, LEAST_LAST_PART, ReplyForm, choose_call, choose_reply};
 pub use inbound::InboundId;
 use inbound::InboundTable;
@@ -495,15 +495,20 @@ impl Connection {
     /// none.
     ///
     /// # Errors
-    /// [`CallError::Closed`], or [`CallError::TooMany`] when the table is full.
+    /// [`CallError::Closed`], or [`CallError::TooManyCalls`] when the table is full.
     #[inline]
     pub fn start_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
         if self.closing {
             return Err(CallError::Closed);
         }
-        let call = self.calls.insert(token, deadline).ok_or(CallError::TooMany)?;
+        let call = self.calls.insert(token, deadline).ok_or_else(|| self.too_many_calls())?;
         self.queue(call);
         Ok(call)
+    }
+
+    #[cold]
+    fn too_many_calls(&self) -> CallError {
+        CallError::TooManyCalls { limit: self.calls.capacity() }
     }
 
     /// A call waits for a credit. Of those that ended while they waited, as where a peer grants nothing, none
@@ -536,7 +541,7 @@ impl Connection {
         if !now {
             return self.start_call(token, deadline).map(|call| (call, false));
         }
-        let call = self.calls.insert_sent(token, deadline).ok_or(CallError::TooMany)?;
+        let call = self.calls.insert_sent(token, deadline).ok_or_else(|| self.too_many_calls())?;
         Ok((call, true))
     }
 

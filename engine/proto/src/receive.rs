@@ -4,7 +4,7 @@ use super::calls::Match;
 use super::incoming::{HasLists, Incoming, Lists};
 use super::negotiate::Terms;
 use super::{
-    CallError, Connection, CreditWords, Event, MIN_ERRORS, Outgoing, PeerFault, Phase, Rejected, Scheme, Sequence,
+    CallError, Connection, CreditWords, Event, Knob, MIN_ERRORS, Outgoing, PeerFault, Phase, Rejected, Scheme, Sequence,
 };
 use crate::wire::properties::{PropertySet, ReverseSupport};
 use crate::wire::{ErrorBody, Flags, Head, HeadLayout, HeaderType, Version, View, ViewBody, WireError, WireErrorKind};
@@ -214,10 +214,14 @@ impl Connection {
         match (sequence.response, sequence.kept) {
             (true, true) => Ok(self.replied(view.xid(), HasLists::of(view))),
             (false, true) => self.called(view.xid(), HasLists::of(view)),
-            (true, false) if sequence.no_memory => Ok(self.end_call(view.xid(), CallError::NoMemory)),
-            (true, false) => {
-                Ok(self.end_call(view.xid(), CallError::MalformedReply("longer than this side puts together")))
+            (true, false) if sequence.no_memory => {
+                let error = CallError::NoMemory { needed: sequence.bytes(), knob: Knob::LongBuffers };
+                Ok(self.end_call(view.xid(), error))
             }
+            (true, false) => Ok(self.end_call(
+                view.xid(),
+                CallError::MalformedReply("longer than this side puts together (Config::reassemble_up_to)"),
+            )),
             (false, false) if self.config.takes_calls => Ok(self.answer(view.xid(), ErrorBody::System)),
             (false, false) => Ok(self.reject(Rejected::Unexpected)),
         }

@@ -35,6 +35,11 @@ impl Sequence {
         self.xid == view.xid() && self.htype == view.htype() && self.response == view.flags().contains(Flags::RESPONSE)
     }
 
+    /// Bytes of payload so far.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Takes a part's payload into account.
     pub(super) fn add(&mut self, bytes: usize, most: usize) {
         self.bytes = self.bytes.saturating_add(bytes);

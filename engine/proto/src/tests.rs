@@ -134,7 +134,8 @@ fn many_calls_get_through_in_every_scheme_within_the_credit_limit() {
         for token in 0..32 {
             pair.client.start_call(token, u64::MAX).unwrap();
         }
-        assert_eq!(pair.client.start_call(99, u64::MAX), Err(CallError::TooMany));
+        let limit = pair.client.config().max_calls;
+        assert_eq!(pair.client.start_call(99, u64::MAX), Err(CallError::TooManyCalls { limit }));
         let turns = (0..20).take_while(|_| {
             pair.turn();
             pair.answered.len() < 32
@@ -572,7 +573,10 @@ fn a_reply_for_whose_parts_there_is_no_memory_says_so() {
     take(&mut client, &part(call.xid(), Flags::MORE)).unwrap();
     client.spoil_sequence();
     let event = take(&mut client, &part(call.xid(), Flags::NONE)).unwrap();
-    assert!(matches!(event, Event::Failed { token: 1, error: CallError::NoMemory, .. }), "{event:?}");
+    assert!(
+        matches!(event, Event::Failed { token: 1, error: CallError::NoMemory { knob: Knob::LongBuffers, .. }, .. }),
+        "{event:?}"
+    );
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::proto::{CallError, CallId};
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
     CallRequest, CallResult, ChunkMemory, CloseReason, ConnRef, Done, Notice, OpenError, Shard, SimulatedTime, Sink,
-    headroom,
+    check, headroom,
 };
 use crate::stats::ShardStats;
 use crate::wire::NoSpace;
@@ -71,6 +71,35 @@ pub struct PreparedCall {
     deadline: Option<Duration>,
 }
 
+/// A chunk that a call does not take, with the buffer that was given for it.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+#[non_exhaustive]
+pub struct ChunkError {
+    /// Why: [`CallError::TooManyChunks`] or [`CallError::NotForChunks`].
+    pub error: CallError,
+    /// Back to whoever gave it.
+    pub buf: Buf,
+}
+
+impl ChunkError {
+    #[cold]
+    fn not_prepared(buf: Buf) -> Self {
+        Self { error: CallError::NotForChunks, buf }
+    }
+
+    #[cold]
+    fn too_many(buf: Buf) -> Self {
+        Self { error: CallError::TooManyChunks { limit: MAX_CHUNKS }, buf }
+    }
+}
+
+impl From<ChunkError> for CallError {
+    fn from(refused: ChunkError) -> Self {
+        refused.error
+    }
+}
+
 impl PreparedCall {
     /// The arguments, where they are sent from: zero, as far as they are not written yet.
     /// [`put_args`](Self::put_args) spares the zeroes.
@@ -109,14 +138,10 @@ impl PreparedCall {
     ///
     /// # Errors
     /// The buffer back, if the call was not prepared for chunks, or has too many.
-    pub fn read_chunk(&mut self, at: usize, data: Buf) -> Result<(), Buf> {
-        match &mut self.memory {
-            Some(memory) if !memory.send.is_full() => {
-                memory.send.push(((self.args_at + at) as u32, data));
-                Ok(())
-            }
-            _ => Err(data),
-        }
+    pub fn read_chunk(&mut self, at: usize, data: Buf) -> Result<(), ChunkError> {
+        let Some(memory) = &mut self.memory else { return Err(ChunkError::not_prepared(data)) };
+        let position = (self.args_at + at) as u32;
+        memory.send.try_push((position, data)).map_err(|full| ChunkError::too_many(full.element().1))
     }
 
     /// Offers a buffer as a Write chunk for the next result; its window is how much there is room for. The
@@ -124,14 +149,9 @@ impl PreparedCall {
     ///
     /// # Errors
     /// The buffer back, if the call was not prepared for chunks, or has too many.
-    pub fn write_chunk(&mut self, room: Buf) -> Result<(), Buf> {
-        match &mut self.memory {
-            Some(memory) if !memory.receive.is_full() => {
-                memory.receive.push(room);
-                Ok(())
-            }
-            _ => Err(room),
-        }
+    pub fn write_chunk(&mut self, room: Buf) -> Result<(), ChunkError> {
+        let Some(memory) = &mut self.memory else { return Err(ChunkError::not_prepared(room)) };
+        memory.receive.try_push(room).map_err(|full| ChunkError::too_many(full.element()))
     }
 
     /// Says that the inline results may come to so many bytes, so that there is room for them however they
@@ -159,6 +179,7 @@ impl LocalClient<AnyFabric> {
     /// # Errors
     /// See [`ConnectError`].
     pub fn connect(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
+        check(&config.shard, config.services.as_deref(), 1)?;
         Self::with_fabric(address.open(&config.shard)?, address, config)
     }
 }
@@ -304,7 +325,8 @@ impl<F: Fabric> LocalClient<F> {
     /// A call with room for `args_len` bytes of arguments, and no chunks.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] while the pool has no buffer for it: poll, and try again.
+    /// [`CallError::NoMemory`] while the pool has no buffer for it: poll, and try again;
+    /// [`CallError::TooLong`] when it never has.
     #[inline(always)]
     pub fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<PreparedCall, CallError> {
         self.prepare_in(procedure, args_len, false)
@@ -322,7 +344,7 @@ impl<F: Fabric> LocalClient<F> {
     fn prepare_in(&mut self, procedure: u32, args_len: usize, chunks: bool) -> Result<PreparedCall, CallError> {
         let room = headroom(chunks);
         let args_at = self.template.len();
-        let mut message = self.shard.alloc(room + args_at + args_len).ok_or(CallError::NoMemory)?;
+        let mut message = self.shard.alloc(room + args_at + args_len)?;
         message.set_window(room, args_at + args_len);
         self.template.write(&mut message, procedure);
         Ok(PreparedCall {
@@ -342,7 +364,7 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when [`Config::bulk_buffers`](crate::Config::bulk_buffers) has no such buffer
-    /// left.
+    /// left, [`CallError::TooLong`] when it never has.
     pub fn alloc(&mut self, connection: Connection, len: usize) -> Result<Buf, CallError> {
         let conn = *self.connections.get(connection.0).ok_or(CallError::Closed)?;
         self.shard.alloc_exposed(conn, len)

@@ -16,7 +16,7 @@ use crate::shard::{CloseReason, OpenError, SpawnError};
 pub use crate::proto::{CallId, Terms};
 pub use crate::shard::Done;
 pub use header::Credential;
-pub use local::{Connection, LocalClient, PreparedCall};
+pub use local::{ChunkError, Connection, LocalClient, PreparedCall};
 pub use threaded::{Client, ClientCall, Pending};
 
 /// Whom a client calls, as whom, and how.
@@ -58,7 +58,7 @@ impl ClientConfig {
     fn check(&self) -> Result<(), OpenError> {
         let wanted = "at least 1 where a client has services: what version 1 grants is never 0 (RFC 8166 §3.3.1)";
         match (&self.services, self.shard.reverse_credits) {
-            (Some(_), 0) => Err(ConfigError { knob: "reverse_credits", value: 0, wanted }.into()),
+            (Some(_), 0) => Err(ConfigError { knob: "reverse_credits", value: 0, wanted: wanted.into() }.into()),
             _ => Ok(()),
         }
     }
@@ -86,7 +86,7 @@ pub enum ConnectError {
         reason: CloseReason,
     },
     /// Nothing was heard in time.
-    #[error("{address} did not answer within {timeout:?}")]
+    #[error("{address} did not answer within {timeout:?} (ClientConfig::connect_timeout)")]
     TimedOut {
         /// The server's.
         address: String,

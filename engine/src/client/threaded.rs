@@ -19,7 +19,7 @@ use crate::proto::CallError;
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
     CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, LocalClose, Message, OpenError, RemoteCall,
-    Shard, ShardHandle, spawn,
+    Shard, ShardHandle, check, spawn,
 };
 use crate::stats::ShardStats;
 
@@ -52,6 +52,8 @@ pub struct ClientCall {
     receive: ArrayVec<u32, MAX_CHUNKS>,
     max_reply: usize,
     deadline: Option<Duration>,
+    /// It was given more chunks than it has.
+    too_many_chunks: bool,
 }
 
 impl ClientCall {
@@ -67,21 +69,17 @@ impl ClientCall {
     }
 
     /// Sends a buffer as a Read chunk: an argument that belongs at byte `at` of the arguments (a multiple of
-    /// 4). The buffer must be of the client's [`alloc`](Client::alloc).
-    ///
-    /// # Panics
-    /// With more than [`MAX_CHUNKS`].
+    /// 4). The buffer must be of the client's [`alloc`](Client::alloc). A call with more than [`MAX_CHUNKS`] is
+    /// not [started](Client::start).
     pub fn read_chunk(mut self, at: usize, data: Buf) -> Self {
-        self.send.push((at, data));
+        self.too_many_chunks |= self.send.try_push((at, data)).is_err();
         self
     }
 
-    /// Makes room for `len` bytes of the next result, in a Write chunk.
-    ///
-    /// # Panics
-    /// With more than [`MAX_CHUNKS`].
+    /// Makes room for `len` bytes of the next result, in a Write chunk. A call with more than [`MAX_CHUNKS`] is
+    /// not [started](Client::start).
     pub fn write_chunk(mut self, len: u32) -> Self {
-        self.receive.push(len);
+        self.too_many_chunks |= self.receive.try_push(len).is_err();
         self
     }
 
@@ -141,6 +139,7 @@ impl Client {
     /// See [`ConnectError`].
     pub fn connect(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
         config.check()?;
+        check(&config.shard, config.services.as_deref(), 1)?;
         let (shard_config, services) = (config.shard.clone(), config.services.clone());
         let opened = address.clone();
         let make = move || {
@@ -191,7 +190,7 @@ impl Client {
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when [`Config::bulk_buffers`](crate::Config::bulk_buffers) has no such buffer
-    /// left.
+    /// left, [`CallError::TooLong`] when it never has.
     pub fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
         let conn = self.shared.conn;
         self.shared.shard.ask(|answer| Command::Alloc(conn, len, answer)).unwrap_or(Err(CallError::Closed))
@@ -200,19 +199,23 @@ impl Client {
     /// Starts a call.
     ///
     /// # Errors
-    /// [`CallError::TooMany`] when this client has as many calls under way as
-    /// [`Config::max_calls`](crate::Config::max_calls); [`CallError::Closed`] when the shard has stopped.
+    /// [`CallError::TooManyCalls`] when this client has as many calls under way as
+    /// [`Config::max_calls`](crate::Config::max_calls); [`CallError::Closed`] when the shard has stopped;
+    /// [`CallError::TooManyChunks`].
     pub fn start(&mut self, call: ClientCall) -> Result<Pending, CallError> {
         let chunks = !call.send.is_empty() || !call.receive.is_empty();
         let mut most_results = None;
         if chunks {
+            if call.too_many_chunks {
+                return Err(CallError::TooManyChunks { limit: MAX_CHUNKS });
+            }
             let reads: ArrayVec<usize, MAX_CHUNKS> = call.send.iter().map(|(_, buf)| buf.len()).collect();
             let writes: ArrayVec<usize, MAX_CHUNKS> = call.receive.iter().map(|&len| len as usize).collect();
             let config = &self.shared.config;
             most_results =
                 config.check_binding(call.procedure, call.args.len(), &reads, &writes).map_err(CallError::Binding)?;
         }
-        let (ticket, completer) = self.slots.acquire().ok_or(CallError::TooMany)?;
+        let (ticket, completer) = self.slots.acquire().ok_or_else(|| self.too_many_calls())?;
         let template = &self.shared.template;
         let header = template.len();
         let message = Message::write(header + call.args.len(), |out| {
@@ -231,8 +234,13 @@ impl Client {
         match self.sender.send(Command::Call(call)) {
             Ok(()) => Ok(Pending { ticket, idle: self.shared.config.shard.idle }),
             Err(_) if self.sender.is_closed() => Err(CallError::Closed),
-            Err(_) => Err(CallError::TooMany),
+            Err(_) => Err(self.too_many_calls()),
         }
+    }
+
+    #[cold]
+    fn too_many_calls(&self) -> CallError {
+        CallError::TooManyCalls { limit: self.shared.config.shard.max_calls }
     }
 
     /// Calls, and waits for the end.

@@ -46,10 +46,12 @@ impl Default for WorkerConfig {
 #[non_exhaustive]
 pub enum PoolError {
     /// [`WorkerConfig::count`] is 0.
-    #[error("workers: count is 0, at least 1 is needed")]
+    #[error("`WorkerConfig::count` is 0: at least 1, or `ServerConfig::workers` is to be `None`")]
     NoWorkers,
     /// [`WorkerConfig::cores`] are fewer than the workers.
-    #[error("workers: {count} workers need as many cores, but {} are given: {cores:?}", .cores.len())]
+    #[error(
+        "`WorkerConfig::count` is {count}, `WorkerConfig::cores` names {}: {cores:?}; a core for each, or `None`", .cores.len()
+    )]
     TooFewCores {
         /// Workers that were asked for.
         count: usize,

@@ -59,7 +59,7 @@ impl LocalServer {
         let fabric = address.open(&config).map_err(opening)?;
         let mut server = Self { shard: Shard::open_local(fabric, config, Some(Services::default())).map_err(opening)? };
         let services = make(&server.shard.setup(0));
-        server.shard.serve(services);
+        server.shard.serve(services).map_err(opening)?;
         server.listen(address)?;
         Ok(server)
     }

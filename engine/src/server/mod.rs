@@ -11,9 +11,9 @@ use crate::client::{Client, ClientConfig};
 use crate::config::Config;
 use crate::fabric::FabricError;
 use crate::fabric::any::{AnyFabric, AnyListener};
-use crate::service::{Application, Caller, Services, ShardSetup};
+use crate::service::{Application, Caller, Local, ServiceError, Services, ShardSetup};
 use crate::shard::{
-    Command, ConnRef, OpenError, ResizeError, Shard, ShardHandle, SpawnError, Workers, spawn, worker_of,
+    Command, ConnRef, OpenError, ResizeError, Shard, ShardHandle, SpawnError, Workers, check, spawn, worker_of,
 };
 use crate::stats::ShardStats;
 
@@ -30,7 +30,7 @@ pub struct ServerConfig {
     pub shards: usize,
     /// The cores of the shards, one each. `None`: the system places them.
     pub cores: Option<Vec<usize>>,
-    /// The workers, for procedures that run on them. `None`: those run on the shards too.
+    /// The workers, for procedures that run on them. `None`: none may be declared to.
     pub workers: Option<WorkerConfig>,
     /// What is told of peers' connections and their ends. A server that is dropped, or stopped before its
     /// workers are through, tells nothing of the ends of those whose calls these have.
@@ -43,10 +43,26 @@ impl Default for ServerConfig {
     }
 }
 
+impl ServerConfig {
+    fn check_cores(&self) -> Result<(), ServerError> {
+        let cores = self.cores.as_ref().map(Vec::len);
+        if self.shards == 0 || cores.is_some_and(|cores| cores < self.shards) {
+            return Err(ServerError::Cores { shards: self.shards, cores: cores.unwrap_or(0) });
+        }
+        Ok(())
+    }
+}
+
 /// Why a server could not be started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
+    /// A procedure cannot be served like this.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    /// No shard can be made like this, or not so many on this host.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// The address cannot be had.
     #[error(transparent)]
     Address(#[from] FabricError),
@@ -60,7 +76,10 @@ pub enum ServerError {
     #[error("ServerConfig::workers is set, and Server::start_with makes services that stay on their shards")]
     LocalOnWorkers,
     /// The configuration contradicts itself.
-    #[error("server: {shards} shards, {cores} cores: at least one shard, and a core for each")]
+    #[error(
+        "`ServerConfig::shards` is {shards}, `ServerConfig::cores` names {cores} cores: at least one shard, and a core \
+         for each, or `None`"
+    )]
     Cores {
         /// Shards that were asked for.
         shards: usize,
@@ -81,8 +100,14 @@ impl Server {
     /// Binds `address` and serves.
     ///
     /// # Errors
-    /// What failed, the limit that was met, and the remedy.
+    /// What contradicts itself, what the host has not, or what failed: the knob or the call, the limit that was
+    /// met, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, ServerError> {
+        config.check_cores()?;
+        if config.workers.is_none() {
+            services.check_placement()?;
+        }
+        check(&config.shard, Some(&services), config.shards)?;
         let listener = address.bind()?;
         let services = Arc::new(services);
         let workers = match &config.workers {
@@ -91,7 +116,7 @@ impl Server {
         };
         let attached = workers.clone();
         let equip = move |shard: &mut Shard<AnyFabric>, _| {
-            shard.run_application(Application { services: services.to_local(), task: None });
+            shard.run_application(Application { services: services.to_local(), task: None })?;
             if let Some(workers) = &attached {
                 shard.use_workers(workers);
             }
@@ -112,14 +137,15 @@ impl Server {
         config: &ServerConfig,
         make: impl Fn(&ShardSetup<'_>) -> Result<Application, Box<dyn Error + Send + Sync>> + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
+        config.check_cores()?;
         if config.workers.is_some() {
             return Err(ServerError::LocalOnWorkers);
         }
+        check::<Local>(&config.shard, Some(&Services::default()), config.shards)?;
         let listener = address.bind()?;
         let equip = move |shard: &mut Shard<AnyFabric>, index: usize| {
             let application = make(&shard.setup(index)).map_err(|source| SpawnError::Application { index, source })?;
-            shard.run_application(application);
-            Ok(())
+            Ok(shard.run_application(application)?)
         };
         Self::start_shards(address, &listener, config, None, equip)
     }
@@ -132,10 +158,6 @@ impl Server {
         workers: Option<Arc<Workers>>,
         equip: impl Fn(&mut Shard<AnyFabric>, usize) -> Result<(), SpawnError> + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
-        if config.shards == 0 || config.cores.as_ref().is_some_and(|cores| cores.len() < config.shards) {
-            let cores = config.cores.as_ref().map_or(0, Vec::len);
-            return Err(ServerError::Cores { shards: config.shards, cores });
-        }
         let equip = Arc::new(equip);
         let mut shards = Vec::new();
         for index in 0..config.shards {

@@ -1,5 +1,6 @@
 //! One call as the service sees it: arguments and chunks in place, results written where they are sent from.
 
+use std::any::Any;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -162,6 +163,8 @@ pub struct ServerCall {
     dropped: bool,
     /// Its place in the list of those that come home.
     link: Link<Self>,
+    /// What its handler said when it panicked.
+    panic: Option<Box<str>>,
     /// There is more to be cleared for the next call than there always is.
     pub(crate) unusual: bool,
 }
@@ -262,6 +265,7 @@ impl ServerCall {
             verifier: Verifier::default(),
             dropped: false,
             link: Link::default(),
+            panic: None,
             unusual: false,
         })
     }
@@ -282,7 +286,7 @@ impl ServerCall {
     #[cold]
     fn clear(&mut self) {
         (self.unusual, self.dropped) = (false, false);
-        (self.peer, self.claim) = (None, None);
+        (self.peer, self.claim, self.panic) = (None, None, None);
         self.verifier.clear();
         self.reads.clear();
         self.results.clear();
@@ -303,6 +307,21 @@ impl ServerCall {
     pub(crate) fn set_claim(&mut self, claim: Claim) {
         self.unusual = true;
         self.claim = Some(claim);
+    }
+
+    /// Its handler has panicked, with these words.
+    #[cold]
+    pub(crate) fn set_panic(&mut self, panic: &(dyn Any + Send)) {
+        let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(|s| &**s));
+        self.unusual = true;
+        self.panic = Some(text.unwrap_or("with something else than a text").into());
+        self.outcome = Err(Refusal::SystemError);
+    }
+
+    /// What its handler said when it panicked, if it did.
+    #[cold]
+    pub(crate) fn take_panic(&mut self) -> Option<Box<str>> {
+        self.panic.take()
     }
 
     /// It has run: keeps its reply for when it comes again, if that is asked for.

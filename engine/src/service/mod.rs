@@ -16,7 +16,7 @@ pub use deferred::DeferredCall;
 pub(crate) use deferred::Origin;
 pub(crate) use handler::Task;
 pub use handler::{Local, Sharing, Threads};
-pub use procedure::{MAX_PROCEDURE, Procedure, Services};
+pub use procedure::{MAX_PROCEDURE, Procedure, ServiceError, Services, Unservable};
 pub(crate) use procedure::{REFUSAL_LEN, ResultMemory, RunOn};
 pub use task::{Application, ShardSetup, ShardTask};
 pub use writer::ResultWriter;

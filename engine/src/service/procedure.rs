@@ -1,7 +1,6 @@
 //! What a server offers: programs, their versions and procedures, and which arguments and results may travel
 //! as chunks.
 
-use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use super::handler::{Handler, Local, Sharing, Task, Threads};
 use super::reply_cache::{CallKey, Client, Lookup, ReplyCache};
 use crate::binding::Binding;
 use crate::proto::Refusal;
-use crate::wire::rpc::ACCEPTED_REPLY_LEN;
+use crate::wire::rpc::{ACCEPTED_REPLY_LEN, ProgramNumber};
 
 /// Where a procedure runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -82,13 +81,6 @@ impl Cached {
         let client = (self.client)(call)?;
         Some(CallKey::new(client, call.xid, call.program, call.version, call.procedure, call.args()))
     }
-}
-
-/// What a call gets whose handler has panicked; the panic's own hook has said why.
-#[cold]
-#[inline(never)]
-fn panicked(_panic: Box<dyn Any + Send>) -> Result<(), Refusal> {
-    Err(Refusal::SystemError)
 }
 
 impl<S: Sharing> Clone for Procedure<S> {
@@ -259,8 +251,10 @@ impl<S: Sharing> Procedure<S> {
     #[inline(never)]
     pub(crate) fn run(&self, call: &mut ServerCall) {
         let Handler::Run(run) = &self.handler else { return };
-        let run = AssertUnwindSafe(|| run(call));
-        call.outcome = catch_unwind(run).unwrap_or_else(panicked);
+        match catch_unwind(AssertUnwindSafe(|| run(call))) {
+            Ok(outcome) => call.outcome = outcome,
+            Err(panic) => call.set_panic(&*panic),
+        }
         if self.cached.is_some() {
             call.remember();
         }
@@ -357,6 +351,51 @@ pub(crate) const REFUSAL_LEN: usize = 64;
 /// Highest procedure number that may be registered.
 pub const MAX_PROCEDURE: u32 = 1023;
 
+/// A procedure that its server cannot serve as it was declared.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("procedure {procedure} of program {}, version {version}: {cause}", ProgramNumber(*.program))]
+#[non_exhaustive]
+pub struct ServiceError {
+    /// Program number.
+    pub program: u32,
+    /// Program version.
+    pub version: u32,
+    /// Procedure number.
+    pub procedure: u32,
+    /// Why not.
+    pub cause: Unservable,
+}
+
+/// What contradicts the declaration of a procedure.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unservable {
+    /// It runs on workers, and there are none.
+    #[error(
+        "it is declared `Procedure::on_workers`, and the server has no workers: set `ServerConfig::workers`, or let it \
+         run on the shard"
+    )]
+    NoWorkers,
+    /// A call of it may need a buffer that is longer than any.
+    #[error(
+        "`{declared}` lets it have {needed} bytes in one buffer, of which the longest has {longest}: lower it, or raise \
+         {}",
+        knob_of(declared)
+    )]
+    Buffer {
+        /// What declares it: `read_chunks`, `write_chunks` or `max_reply`.
+        declared: &'static str,
+        /// Bytes of the buffer, headers included.
+        needed: usize,
+        /// Bytes of the longest buffer.
+        longest: usize,
+    },
+}
+
+fn knob_of(declared: &str) -> &'static str {
+    if declared == "max_reply" { "`Config::long_buffers`" } else { "`Config::bulk_buffers`" }
+}
+
 impl Services {
     /// None yet.
     pub fn new() -> Self {
@@ -366,6 +405,41 @@ impl Services {
     /// The same for one shard alone, which may have further ones of its own.
     pub fn to_local(&self) -> Services<Local> {
         Services { versions: self.versions.clone(), entries: self.entries.iter().map(Procedure::to_local).collect() }
+    }
+}
+
+impl<S: Sharing> Services<S> {
+    /// Holds all that is declared against what the server has.
+    fn check(&self, check: impl Fn(&Procedure<S>) -> Option<Unservable>) -> Result<(), ServiceError> {
+        for Version { program, version, procedures } in &self.versions {
+            for (procedure, &entry) in procedures.iter().enumerate().filter(|(_, entry)| **entry != usize::MAX) {
+                if let Some(cause) = check(&self.entries[entry]) {
+                    let (program, version, procedure) = (*program, *version, procedure as u32);
+                    return Err(ServiceError { program, version, procedure, cause });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// For a server without workers: nothing may be declared to run on them.
+    pub(crate) fn check_placement(&self) -> Result<(), ServiceError> {
+        self.check(|entry| (entry.run_on == RunOn::Workers).then_some(Unservable::NoWorkers))
+    }
+
+    /// Nothing may need a longer buffer than the longest. Replies need `headroom` beside their bytes.
+    pub(crate) fn check_buffers(&self, longest: usize, headroom: usize) -> Result<(), ServiceError> {
+        self.check(|entry| {
+            let Binding { arguments, results, .. } = entry.binding;
+            let of_pool = entry.result_memory == ResultMemory::Pool;
+            let needs = [
+                ("read_chunks", if arguments.count > 0 { arguments.max_len } else { 0 }),
+                ("write_chunks", if results.count > 0 && of_pool { results.max_len } else { 0 }),
+                ("max_reply", headroom.saturating_add(entry.reply_room)),
+            ];
+            let (declared, needed) = needs.into_iter().find(|&(_, needed)| needed > longest)?;
+            Some(Unservable::Buffer { declared, needed, longest })
+        })
     }
 }
 
@@ -386,7 +460,7 @@ impl<S: Sharing> Services<S> {
             !entry.takes_calls() || entry.run_on == RunOn::Shard,
             "procedure {procedure} takes its calls, which it does on the shard, and is to run on workers"
         );
-        entry.reply_room = (ACCEPTED_REPLY_LEN + entry.binding.max_reply).max(REFUSAL_LEN);
+        entry.reply_room = ACCEPTED_REPLY_LEN.saturating_add(entry.binding.max_reply).max(REFUSAL_LEN);
         entry.plain = entry.run_on == RunOn::Shard && entry.cached.is_none() && !entry.takes_calls();
         let at = self.versions.iter().position(|v| v.program == program && v.version == version);
         let at = at.unwrap_or_else(|| {

@@ -63,7 +63,7 @@ pub enum LocalClose {
     #[error("the shard has stopped")]
     Stopped,
     /// [`Config::negotiation_timeout`](crate::Config::negotiation_timeout) is over.
-    #[error("the peer does not answer the first message")]
+    #[error("the peer does not answer the first message (Config::negotiation_timeout)")]
     NegotiationTimeout,
     /// [`Config::setup_timeout`](crate::Config::setup_timeout) is over.
     #[error("it was not set up in time (Config::setup_timeout)")]

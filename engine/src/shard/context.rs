@@ -4,7 +4,7 @@
 use std::fmt::Arguments;
 
 use log::Level;
-use rpcrdma_mempool::{ArenaConfig, Buf, Class, Pool, PoolConfig};
+use rpcrdma_mempool::{Buf, Pool};
 
 use super::assembly::Assemblies;
 use super::clock::Clock;
@@ -18,9 +18,10 @@ use super::schedule::Schedule;
 use super::stage::Stage;
 use super::table::ConnTable;
 use super::{ConnRef, OpenError};
-use crate::config::{Config, HEADROOM_CHUNKS, HEADROOM_REPLY, SMALL_BUFFER};
+use crate::config::{Config, HEADROOM_CHUNKS};
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Fabric, PostError};
+use crate::proto::CallError;
 use crate::stats::ShardStats;
 
 /// Longest chain that is counted by its length.
@@ -29,6 +30,8 @@ const MAX_BATCH: usize = 256;
 /// See the module page.
 pub(super) struct Context<F: Fabric> {
     pub(super) config: Config,
+    /// Some of its memory is for the peers' calls.
+    serves: bool,
     pub(super) fabric: F,
     pub(super) clock: Clock,
     pub(super) pool: Pool,
@@ -103,11 +106,10 @@ impl<F: Fabric> Context<F> {
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
     pub(super) fn open(mut fabric: F, mut config: Config, serves: bool) -> Result<Self, OpenError> {
-        config.validate()?;
         config.remote_invalidate &= fabric.capabilities().remote_invalidate;
-        let classes = classes_of(&config, serves);
-        let receive_size = classes.iter().map(|class| class.size).find(|&size| size >= config.receive_size);
-        let pool = Pool::new(&PoolConfig { classes, arena: arena_config(&config) })?;
+        let pool = config.pool(serves);
+        let receive_size = pool.classes.iter().map(|class| class.size).find(|&size| size >= config.receive_size);
+        let pool = Pool::new(&pool)?;
         log::debug!("shard pool: {}", pool.arena().report());
         fabric.register(pool.arena(), Access::LOCAL)?;
         for arena in &config.arenas {
@@ -129,6 +131,7 @@ impl<F: Fabric> Context<F> {
             pool,
             fabric,
             config,
+            serves,
         })
     }
 
@@ -266,6 +269,21 @@ impl<F: Fabric> Context<F> {
         buf
     }
 
+    /// The same for a call of ours.
+    ///
+    /// # Errors
+    /// Why there is none.
+    #[inline]
+    pub(super) fn alloc_for_call(&mut self, len: usize) -> Result<Buf, CallError> {
+        self.alloc(len).ok_or_else(|| self.lacks_buffer(len))
+    }
+
+    /// Why there is no buffer of the pool for `len` bytes.
+    #[cold]
+    pub(super) fn lacks_buffer(&self, len: usize) -> CallError {
+        self.config.lacks_buffer(self.serves, len)
+    }
+
     /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for
     /// it.
     pub(super) fn copy_of(&mut self, message: &[u8]) -> Option<Buf> {
@@ -341,36 +359,6 @@ impl<F: Fabric> Context<F> {
     pub(super) fn open_conn(&self, conn: ConnRef) -> Option<&Conn> {
         self.conns.get(conn).filter(|conn| conn.stage == Stage::Open)
     }
-}
-
-/// The classes of buffers of a shard's pool.
-fn classes_of(config: &Config, serves: bool) -> Vec<Class> {
-    let mut classes = vec![
-        Class { size: SMALL_BUFFER, count: config.small_buffers },
-        Class { size: config.receive_size, count: config.receives + config.message_buffers },
-        Class { size: config.receive_size + HEADROOM_REPLY, count: config.message_buffers },
-    ];
-    if config.longest_message() > config.receive_size {
-        let size = config.longest_message() + HEADROOM_REPLY;
-        classes.push(Class { size, count: config.message_buffers });
-    }
-    classes.extend(config.long_buffers.iter().map(|&(size, count)| Class { size, count }));
-    if serves {
-        classes.extend(config.bulk_buffers.iter().map(|&(size, count)| Class { size, count }));
-    }
-    // Bulk buffers may be as long as messages are: one class of both.
-    classes.sort_by_key(|class| class.size);
-    classes.dedup_by(|next, kept| {
-        let same = next.size == kept.size;
-        kept.count += if same { next.count } else { 0 };
-        same
-    });
-    classes
-}
-
-/// The arena of a shard's pool, or of a connection's exposed memory.
-pub(super) fn arena_config(config: &Config) -> ArenaConfig {
-    ArenaConfig { bytes: 0, pages: config.pages, node: config.numa_node, ..ArenaConfig::default() }
 }
 
 #[cfg(test)]

@@ -70,11 +70,11 @@ use std::sync::Arc;
 
 use rpcrdma_mempool::{Arena, Buf, MemError};
 
-use crate::config::{Config, ConfigError, POLL_BATCH};
+use crate::config::{BuffersError, Config, ConfigError, HEADROOM_PLAIN, POLL_BATCH};
 use crate::fabric::{Completion, ControlEvent, Fabric, FabricError, QpId};
 use crate::handoff::parker::{Signal, Sleeper, Wake};
 use crate::proto::{CallError, CallId};
-use crate::service::{Application, Local, Services, ShardSetup, ShardTask};
+use crate::service::{Application, Local, ServiceError, Services, ShardSetup, ShardTask, Sharing};
 use crate::stats::ShardStats;
 
 use changes::Changes;
@@ -120,12 +120,35 @@ pub enum OpenError {
     /// The configuration cannot work.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A procedure cannot be served with it.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    /// The host has not the memory for it.
+    #[error(transparent)]
+    Buffers(#[from] Box<BuffersError>),
     /// No memory for the pools.
     #[error(transparent)]
     Memory(#[from] MemError),
     /// The device refused.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+}
+
+/// Whether so many shards like this can be made here, to serve this: asked before anything is.
+///
+/// # Errors
+/// The knob, or the procedure, and what contradicts it.
+pub(crate) fn check<S: Sharing>(
+    config: &Config,
+    services: Option<&Services<S>>,
+    shards: usize,
+) -> Result<(), OpenError> {
+    config.validate()?;
+    let serves = services.is_some();
+    if let Some(services) = services {
+        services.check_buffers(config.longest_buffer(serves), HEADROOM_PLAIN)?;
+    }
+    Ok(config.check_memory(serves, shards)?)
 }
 
 /// Something that the shard's owner may want to know.
@@ -173,6 +196,7 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_local(fabric: F, config: Config, services: Option<Services<Local>>) -> Result<Self, OpenError> {
+        check(&config, services.as_ref(), 1)?;
         let cx = Context::open(fabric, config, services.is_some())?;
         let outside = Outside::new(Sleeper::new(Wake::Fabric(cx.fabric.waker())));
         let mut shard = Self {
@@ -204,14 +228,23 @@ impl<F: Fabric> Shard<F> {
 
     /// Serves what an application of its own serves, and does what that has to do beside it. Call it before the
     /// first connection.
-    pub(crate) fn run_application(&mut self, application: Application) {
-        self.serve(application.services);
+    ///
+    /// # Errors
+    /// As [`serve`](Self::serve).
+    pub(crate) fn run_application(&mut self, application: Application) -> Result<(), OpenError> {
+        self.serve(application.services)?;
         self.task = application.task;
+        Ok(())
     }
 
     /// Serves these. Call it before the first connection.
-    pub(crate) fn serve(&mut self, services: Services<Local>) {
+    ///
+    /// # Errors
+    /// The procedure that needs longer buffers than there are.
+    pub(crate) fn serve(&mut self, services: Services<Local>) -> Result<(), OpenError> {
+        services.check_buffers(self.cx.config.longest_buffer(true), HEADROOM_PLAIN)?;
         self.responder.set_services(services);
+        Ok(())
     }
 
     /// This is told of peers' connections from now on; `index` is which of its server's shards it is.
@@ -340,8 +373,8 @@ impl<F: Fabric> Shard<F> {
     /// access to.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::Closed`]
-    /// without a connection.
+    /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::TooLong`] when
+    /// it never has, [`CallError::Closed`] without a connection.
     pub(crate) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
         let buf = self.with_ref(conn, |shard, conn| shard.requester.alloc_for(&mut shard.cx, conn, len));
         buf.unwrap_or(Err(CallError::Closed))
@@ -409,9 +442,12 @@ impl<F: Fabric> Shard<F> {
         self.cx.schedule.control_now();
     }
 
-    /// A buffer of the pool for `len` bytes; counts when there is none.
+    /// A buffer of the pool for a call of `len` bytes; counts when there is none.
+    ///
+    /// # Errors
+    /// Why there is none.
     #[inline]
-    pub(crate) fn alloc(&mut self, len: usize) -> Option<Buf> {
-        self.cx.alloc(len)
+    pub(crate) fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
+        self.cx.alloc_for_call(len)
     }
 }

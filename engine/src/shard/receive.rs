@@ -4,8 +4,8 @@ use super::Shard;
 use super::conn::Conn;
 use super::stage::Stage;
 use crate::fabric::{Fabric, ReceivedBuf};
-use crate::proto::{Event, Incoming, Lists, PeerFault};
-use crate::wire::{Head, HeaderType, View, WireError};
+use crate::proto::{CallError, Event, Incoming, Lists, PeerFault, Rejected};
+use crate::wire::{ErrorBody, Head, HeaderType, View, WireError};
 
 impl<F: Fabric> Shard<F> {
     /// Takes a message. Most are plain, and for them the compiler makes a [`take`](Self::take) of its own.
@@ -105,12 +105,25 @@ impl<F: Fabric> Shard<F> {
             }
             Event::Grant | Event::Changed => return self.changes.note(&mut self.cx, conn),
             Event::Failed { call, token, error } => {
+                let error = match error {
+                    // Whether there ever is one is known here.
+                    CallError::NoMemory { needed, .. } => self.cx.lacks_buffer(needed),
+                    other => other,
+                };
                 self.requester.failed(&mut self.cx, conn, call, token, error, invalidated);
             }
             Event::Retryable { call, token, error } => {
                 self.requester.retry(&mut self.cx, conn, call, token, error, invalidated);
             }
             Event::Late { call } => self.requester.late(&mut self.cx, conn, call, invalidated),
+            Event::Rejected(Rejected::Answered(ErrorBody::System)) => self.cx.warn(
+                "messages answered with ERR_SYSTEM",
+                format_args!(
+                    "{:?}: a call is answered with ERR_SYSTEM: it is longer than `Config::reassemble_up_to`, or no buffer \
+                     of `Config::long_buffers` holds its parts, or its peer has not authenticated itself yet",
+                    conn.qp
+                ),
+            ),
             // Calls and replies are never made of what could not be read.
             Event::Rejected(_) | Event::Call { .. } | Event::Reply { .. } => {}
         }

@@ -11,7 +11,7 @@
 
 use rpcrdma_mempool::{Class, MemError, Pool, PoolConfig};
 
-use super::context::{Context, arena_config};
+use super::context::Context;
 use crate::fabric::{Access, Fabric, FabricError};
 
 /// Smallest Receives that version 2 has without a word about it (its §4.3.2): nobody can be sure that a peer
@@ -188,7 +188,7 @@ impl<F: Fabric> Context<F> {
             None => {
                 let count = self.config.receives + self.config.message_buffers;
                 let classes = vec![Class { size: bytes, count }];
-                let pool = Pool::new(&PoolConfig { classes, arena: arena_config(&self.config) })?;
+                let pool = Pool::new(&PoolConfig { classes, arena: self.config.arena() })?;
                 self.fabric.register(pool.arena(), Access::LOCAL)?;
                 Some(Sized { size: bytes, pool })
             }

@@ -125,7 +125,7 @@ pub enum SpawnError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The thread ended before it said anything.
-    #[error("a shard's thread ended while it started")]
+    #[error("a shard's thread panicked while it started: standard error says where")]
     Ended,
 }
 
@@ -418,8 +418,9 @@ impl<F: Fabric> Shard<F> {
                 }
             }
         }
-        let Some(mut buf) = self.cx.alloc(room + bytes.len()) else {
-            return self.requester.deliver(&mut self.cx, sink, 0, Err(CallError::NoMemory));
+        let mut buf = match self.cx.alloc_for_call(room + bytes.len()) {
+            Ok(buf) => buf,
+            Err(error) => return self.requester.deliver(&mut self.cx, sink, 0, Err(error)),
         };
         buf.set_window(room, bytes.len());
         buf.copy_from_slice(bytes);

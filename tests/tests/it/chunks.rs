@@ -6,7 +6,7 @@ use std::time::Duration;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, Config, Procedure, Refusal};
+use rpcrdma::{CallError, Config, Knob, Procedure, Refusal};
 use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
 use rpcrdma_tests::*;
 
@@ -64,7 +64,7 @@ fn a_call_may_take_the_place_of_one_whose_memory_is_not_revoked_yet() {
         }
         client.poll(|done| match done.result {
             Ok(_) => ended += 1,
-            Err(error) => assert_eq!(error, CallError::TooMany),
+            Err(error) => assert_eq!(error, CallError::TooManyCalls { limit: 1 }),
         });
         ended == 20
     }));
@@ -207,14 +207,18 @@ fn memory_of_others_is_refused() {
     assert_eq!(client.call(call).map(drop), Err(CallError::ForeignMemory));
     let mut call = client.prepare(STORE, 4).unwrap();
     let data = client.alloc(first, 10).unwrap();
-    let data = call.read_chunk(4, data).unwrap_err();
-    assert!(call.write_chunk(data).is_err(), "it was not prepared for chunks");
+    let refused = call.read_chunk(4, data).unwrap_err();
+    assert_eq!(refused.error, CallError::NotForChunks);
+    assert_eq!(call.write_chunk(refused.buf).unwrap_err().error, CallError::NotForChunks);
     let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
     for n in 0..=MAX_CHUNKS {
         let data = client.alloc(first, 10).unwrap();
-        assert_eq!(call.read_chunk(4, data).is_ok(), n < MAX_CHUNKS);
+        let taken = call.read_chunk(4, data).map_err(CallError::from);
+        let full = Err(CallError::TooManyChunks { limit: MAX_CHUNKS });
+        assert_eq!(taken, if n < MAX_CHUNKS { Ok(()) } else { full });
     }
-    assert_eq!(client.alloc(first, 2 << 20).map(drop), Err(CallError::NoMemory));
+    let too_long = CallError::TooLong { needed: 2 << 20, limit: 1 << 20, knob: Knob::BulkBuffers };
+    assert_eq!(client.alloc(first, 2 << 20).map(drop), Err(too_long));
     drop(call);
     store(&mut client, 1, &[10]).unwrap();
 }

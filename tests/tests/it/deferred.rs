@@ -94,7 +94,7 @@ async fn elsewhere() {
 }
 
 fn services(way: Way, desk: &Desk) -> Services {
-    services_by(4096, |handler| match way {
+    let make = |handler: StandardHandler| match way {
         Way::AtOnce => Procedure::deferred(move |call| run(call, handler)),
         Way::Thread => desk.procedure(handler),
         Way::Future => Procedure::asynchronous(move |mut call| async move {
@@ -103,7 +103,8 @@ fn services(way: Way, desk: &Desk) -> Services {
             elsewhere().await;
             call.answer(outcome);
         }),
-    })
+    };
+    services_by(4096, 1 << 20, make, |procedure| procedure)
 }
 
 fn server(shard: Config) -> ServerConfig {

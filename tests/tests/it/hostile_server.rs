@@ -310,9 +310,9 @@ fn a_server_that_never_answers_costs_no_more_than_deadlines() {
         ends.len() == 10
     }));
     let late = ends.iter().filter(|end| matches!(end, Err(CallError::DeadlinePassed { .. }))).count();
-    let many = ends.iter().filter(|end| **end == Err(CallError::TooMany)).count();
+    let many = ends.iter().filter(|end| matches!(end, Err(CallError::TooManyCalls { .. }))).count();
     assert_eq!((late, many), (8, 2), "{ends:?}");
-    assert_eq!(plain(&mut client), Err(CallError::TooMany), "the server may still write");
+    assert_eq!(plain(&mut client), Err(CallError::TooManyCalls { limit: 8 }), "the server may still write");
     assert_eq!(client.stats().exposed_buffers, 8);
     drop(client);
     server.join();

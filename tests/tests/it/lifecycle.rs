@@ -289,8 +289,8 @@ impl Gate {
     }
 }
 
-/// Services with a procedure 20 that waits at a gate, on a worker, and fills a Write chunk if there is one.
-fn gated(gate: &Gate) -> rpcrdma::Services {
+/// Services with a procedure 20 that waits at a gate, on a worker or on the shard, and fills a Write chunk if there is one.
+fn gated(gate: &Gate, workers: bool) -> rpcrdma::Services {
     let mut services = standard_services();
     let gate = gate.clone();
     let handler = move |call: &mut ServerCall| {
@@ -302,7 +302,8 @@ fn gated(gate: &Gate) -> rpcrdma::Services {
         }
         Ok(())
     };
-    services.add(PROGRAM, VERSION, 20, Procedure::new(handler).write_chunks(1, 1 << 20).on_workers());
+    let gated = Procedure::new(handler).write_chunks(1, 1 << 20);
+    services.add(PROGRAM, VERSION, 20, if workers { gated.on_workers() } else { gated });
     services
 }
 
@@ -311,7 +312,7 @@ fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
         let mut world = World::new("drain");
         let gate = Gate::default();
-        let address = world.serve_with(server_with_workers(scheme), gated(&gate));
+        let address = world.serve_with(server_with_workers(scheme), gated(&gate, true));
         let mut client = world.client(&address, Config { scheme, ..small() });
         let first = client.first();
         // Before the first reply there is credit for one call only.
@@ -381,7 +382,8 @@ fn a_drain_returns_in_time_whatever_a_handler_does() {
     for (config, left) in [(super::calls::workers(), workers), (small_server(), shard)] {
         let mut world = World::new("drain-timeout");
         let gate = Gate::default();
-        let address = world.serve_with(config, gated(&gate));
+        let services = gated(&gate, config.workers.is_some());
+        let address = world.serve_with(config, services);
         let mut client = world.client(&address, small());
         let first = client.first();
         echo(&mut client, b"hello").unwrap();

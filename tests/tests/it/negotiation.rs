@@ -11,7 +11,7 @@ use rpcrdma::client::LocalClient;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::properties::{Builder, Properties};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, Revision, Version, View, ViewBody};
-use rpcrdma::{Address, CallError, Config, Scheme};
+use rpcrdma::{Address, CallError, Config, Knob, Scheme};
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -405,7 +405,8 @@ fn a_call_that_waits_and_is_too_long_by_then_ends_alone() {
     });
     assert!(all, "{ended:?}");
     let needed = 36 + RPC_CALL + 3000;
-    let expected = [(1, Err(CallError::TooLong { needed, limit: 2048 })), (2, Ok(b"fine".to_vec()))];
+    let expected =
+        [(1, Err(CallError::TooLong { needed, limit: 2048, knob: Knob::ReceiveSize })), (2, Ok(b"fine".to_vec()))];
     assert_eq!(ended, expected);
     drop(client);
     server.join();

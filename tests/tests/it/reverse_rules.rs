@@ -262,7 +262,7 @@ fn reverse_calls_keep_to_the_thresholds_of_the_connection() {
     called.reply(view(&bytes).xid(), b"");
     assert_eq!(results(pending), Ok(Vec::new()));
     let pending = called.start(&vec![0; longest + 4]);
-    assert!(matches!(results(pending), Err(CallError::TooLong { needed: 2052, limit: 2048 })));
+    assert!(matches!(results(pending), Err(CallError::TooLong { needed: 2052, limit: 2048, .. })));
     called.raw.ping();
     drop(called);
     // Replies of a client: to what its server receives, as its calls.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rpcrdma::client::{Client, ClientCall};
 use rpcrdma::fabric::Disconnect;
-use rpcrdma::{CallError, CloseReason, Config, IdlePolicy, Refusal};
+use rpcrdma::{CallError, CloseReason, Config, IdlePolicy, Knob, Refusal};
 use rpcrdma_tests::*;
 
 use super::calls::workers;
@@ -66,7 +66,7 @@ fn blocking_calls_futures_and_polls() {
         assert_eq!(error, CallError::Refused(Refusal::SystemError));
         // Longer than any buffer, so it does not even become a message.
         let error = client.call(ClientCall::new(ECHO).args(vec![0; 2 << 20])).unwrap_err();
-        assert_eq!(error, CallError::NoMemory);
+        assert!(matches!(error, CallError::TooLong { limit: 0x10_0000, knob: Knob::LongBuffers, .. }), "{error}");
         assert_eq!(client.stats().unwrap().calls_failed, 2);
     }
 }
@@ -114,7 +114,7 @@ fn chunks_through_the_ring() {
     drop(client.start(abandoned).unwrap());
     assert!(settles(|| client.stats().unwrap().exposed_buffers == 0));
     let error = client.call(ClientCall::new(LOAD).args([0; 8]).write_chunk(1 << 30)).unwrap_err();
-    assert_eq!(error, CallError::NoMemory);
+    assert_eq!(error, CallError::TooLong { needed: 1 << 30, limit: 1 << 20, knob: Knob::BulkBuffers });
 }
 
 #[test]
@@ -165,11 +165,11 @@ fn deadlines_limits_and_the_end() {
 
     let mut started: Vec<_> = (0..4).map(|_| client.start(slow()).unwrap()).collect();
     let error = client.start(slow()).unwrap_err();
-    assert_eq!(error, CallError::TooMany);
+    assert_eq!(error, CallError::TooManyCalls { limit: 4 });
     let last = started.pop().unwrap();
     // What the connection's table has no room for ends the same way.
     let results: Vec<_> = started.into_iter().map(|pending| pending.wait().map(drop)).collect();
-    assert!(results.iter().all(|result| matches!(result, Ok(()) | Err(CallError::TooMany))), "{results:?}");
+    assert!(results.iter().all(|result| matches!(result, Ok(()) | Err(CallError::TooManyCalls { .. }))), "{results:?}");
     drop(last);
 
     client.close();
@@ -210,7 +210,7 @@ fn a_lost_connection_has_a_reason() {
     let mut world = World::new("client-reason");
     let address = world.address();
     for _ in 0..10 {
-        world.serve_at(&address, workers(), standard_services());
+        world.serve_at(&address, workers(), services_of(&workers()));
         let mut client = connect(&world, &address, small());
         let other = client.another();
         let slow = ClientCall::new(WORKER_ECHO).args(50_000u32.to_be_bytes());

@@ -11,7 +11,7 @@ use rpcrdma::client::{Connection, LocalClient};
 use rpcrdma::proto::CallId;
 use rpcrdma::shard::{Done, SimulatedTime};
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, Reply};
+use rpcrdma::{CallError, Knob, Reply};
 use rpcrdma_tests::Random;
 
 use crate::changes;
@@ -183,7 +183,7 @@ impl Desk {
         let connection = self.links[link].connection;
         let (mut call, places) = match shape.prepare(client, connection) {
             Ok(prepared) => prepared,
-            Err(CallError::NoMemory) => {
+            Err(CallError::NoMemory { .. }) => {
                 self.journal.count("client pools dry", 1);
                 return false;
             }
@@ -313,10 +313,12 @@ impl Desk {
                 ("deadlines passed", call.deadline.is_some_and(|deadline| deadline <= self.time.now()))
             }
             CallError::Cancelled { .. } => ("calls cancelled", call.cancelled),
-            CallError::TooMany => ("too many calls", call.crowded),
+            CallError::TooManyCalls { .. } => ("too many calls", call.crowded),
             CallError::Closed => ("calls on closed connections", call.refused || link.closing),
             CallError::NoReverse => ("clients that are not called", link.terms.reverse && !link.proved),
-            CallError::NoMemory => ("calls without memory", client.stats().pool_empty > 0),
+            CallError::NoMemory { .. } | CallError::TooLong { knob: Knob::BulkBuffers | Knob::LongBuffers, .. } => {
+                ("calls without memory", client.stats().pool_empty > 0)
+            }
             CallError::Transport(ErrorBody::System | ErrorBody::BadXdr) => {
                 if let Some(group) = link.group {
                     self.turned_away[group] += 1;
@@ -399,11 +401,15 @@ impl Desk {
 /// How often a call that failed so was carried out.
 fn claim_of(error: &CallError) -> Claim {
     use CallError::{
-        Cancelled, Closed, ConnectionLost, DeadlinePassed, NoChunks, NoReverse, NotOneWay, TooLong, TooMany,
+        Cancelled, Closed, ConnectionLost, DeadlinePassed, NoChunks, NoReverse, NotOneWay, TooLong, TooManyCalls,
     };
     match error {
         DeadlinePassed { sent: false } | Cancelled { sent: false } | ConnectionLost { sent: false } => Claim::Never,
-        Closed | NoChunks | NoReverse | NotOneWay | TooLong { .. } | TooMany | CallError::Refused(_) => Claim::Never,
+        // Its reply may have been too long for a buffer of ours.
+        TooLong { knob: Knob::BulkBuffers | Knob::LongBuffers, .. } => Claim::AtMostOnce,
+        Closed | NoChunks | NoReverse | NotOneWay | TooLong { .. } | TooManyCalls { .. } | CallError::Refused(_) => {
+            Claim::Never
+        }
         _ => Claim::AtMostOnce,
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
-use rpcrdma_tests::{PROGRAM, VERSION, pattern, patterned, services_for};
+use rpcrdma_tests::{PROGRAM, VERSION, pattern, patterned, services_with};
 
 use crate::plan::Plan;
 
@@ -62,7 +62,7 @@ pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
     let longest = plan.longest_message;
     // Declared is what a chunk may come to.
     let chunk = plan.longest_chunk.max(longest);
-    let mut services = services_for(longest);
+    let mut services = services_with(longest, chunk, false);
     let mut add = |procedure: u32, entry: Procedure| {
         // A call that comes again while it runs elsewhere is not answered: its caller would have to ask once
         // more.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use rpcrdma::proto::Terms;
 use rpcrdma::stats::ShardStats;
+use rpcrdma::wire::rpc::ProgramNumber;
 use rpcrdma::{Address, CallError, LocalClient};
 use serde_json::{Map, Value, json};
 
@@ -95,7 +96,7 @@ impl<'a> Report<'a> {
     pub(super) fn head(&self) -> String {
         let Args { program, program_version: version, .. } = self.args;
         let address = self.address;
-        let mut head = format!("PING {address} program {program} version {version}: ");
+        let mut head = format!("PING {address} program {} version {version}: ", ProgramNumber(*program));
         match (self.terms, self.credits) {
             (Some(terms), Some(credits)) => {
                 let (v, send, receive) =

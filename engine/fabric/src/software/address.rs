@@ -165,11 +165,12 @@ pub(super) fn connect(address: &FabricAddress) -> Result<Option<OwnedFd>, Fabric
         Ok(()) => {}
         Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
         Err(error) => {
-            let detail = match error {
-                Errno::CONNREFUSED | Errno::NOENT => {
+            let detail = match (error, place.file.as_deref().and_then(no_socket)) {
+                (Errno::CONNREFUSED, Some(what)) => format!("there is {what}, no socket; check the name"),
+                (Errno::CONNREFUSED | Errno::NOENT, _) => {
                     format!("connect: {error}; start the server, or check its name and user")
                 }
-                Errno::ACCESS => format!("connect: {error}; the socket file belongs to another user"),
+                (Errno::ACCESS, _) => format!("connect: {error}; the socket file belongs to another user"),
                 _ => format!("connect: {error}"),
             };
             return Err(FabricError::Unreachable { address: address.0.clone(), detail });
@@ -224,6 +225,12 @@ fn bind_file(
         std::fs::remove_file(path).map_err(|e| system(&format!("unlink {}", path.display()), e))?;
         bound = rustix::net::bind(socket, place);
     }
+    if bound == Err(Errno::ADDRINUSE)
+        && let Some(what) = no_socket(path)
+    {
+        let detail = format!("there is {what}, no socket; remove it, or take another name");
+        return Err(FabricError::Address { address: address.0.clone(), detail });
+    }
     bound.map_err(|e| bind_error(address, e))?;
     // Nobody can connect before `listen`, so there is no moment in which a wider mode would matter.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
@@ -232,6 +239,19 @@ fn bind_file(
     // Listening before the turn ends: else the next process would take this file for a stale one.
     rustix::net::listen(socket, BACKLOG).map_err(|e| bind_error(address, e))?;
     Ok(SocketFile { path: path.into(), inode })
+}
+
+/// What there is at a path instead of a socket; `None` for a socket, or for nothing.
+fn no_socket(path: &Path) -> Option<&'static str> {
+    use std::os::unix::fs::FileTypeExt;
+    let kind = std::fs::symlink_metadata(path).ok()?.file_type();
+    match kind {
+        _ if kind.is_socket() => None,
+        _ if kind.is_file() => Some("a plain file"),
+        _ if kind.is_dir() => Some("a directory"),
+        _ if kind.is_symlink() => Some("a symbolic link"),
+        _ => Some("a device or a pipe"),
+    }
 }
 
 /// Whether the file is a socket that nobody listens at.

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use rpcrdma_mempool::{Buf, Class, Pool, PoolConfig};
+use rpcrdma_mempool::{Buf, Pool};
 
 use super::Requester;
 use super::chunks::{ChunkMemory, Memory};
 use super::forms::{counts_of, measure};
 use super::outcome::{Reply, Sink};
-use crate::config::{Config, HEADROOM_CHUNKS};
+use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::{Access, Fabric, FabricError, WorkRequest};
-use crate::proto::{CallError, CallId, Form, Outgoing};
+use crate::proto::{CallError, CallId, Form, Knob, Outgoing};
 use crate::shard::conn::Conn;
-use crate::shard::context::{Context, arena_config};
+use crate::shard::context::Context;
 use crate::shard::continuation::{Continuation, Whose};
 use crate::shard::{ConnRef, OpenError};
 use crate::wire::{ChunkCounts, Segment, Version};
@@ -71,7 +71,7 @@ impl Requester {
         conn.requests.calls[slot].one_way = false;
         let (sink, ..) = conn.end_call(call);
         if let Some(token) = conn.proto.give_up(call) {
-            let result = cx.alloc(0).map(Reply::empty).ok_or(CallError::NoMemory);
+            let result = cx.alloc_for_call(0).map(Reply::empty);
             self.deliver(cx, sink, token, result);
         }
     }
@@ -178,14 +178,15 @@ impl Requester {
     /// access to.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] when the connection's set has no such buffer left.
+    /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::TooLong`] when it
+    /// never has.
     pub(in crate::shard) fn alloc_for<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
         len: usize,
     ) -> Result<Buf, CallError> {
-        if conn.requests.exposed.is_none() {
+        if conn.requests.exposed.is_none() && !cx.config.bulk_buffers.is_empty() {
             match exposed_pool(cx) {
                 Ok(pool) => conn.requests.exposed = Some(pool),
                 Err(error) => {
@@ -201,7 +202,7 @@ impl Requester {
             pool.alloc(len)
         });
         cx.stats.pool_empty += u64::from(buf.is_none());
-        buf.ok_or(CallError::NoMemory)
+        buf.ok_or_else(|| cx.config.lacks_exposed_buffer(len))
     }
 
     /// Sends a call that waited for its credit.
@@ -239,7 +240,7 @@ impl Requester {
         let (needed, limit) =
             (conn.proto.header_len(&chunks) + message.len(), conn.proto.terms().send_inline_threshold);
         if needed > limit && !conn.proto.form_limits().continuation {
-            return Err(CallError::TooLong { needed, limit });
+            return Err(CallError::TooLong { needed, limit, knob: Knob::ReceiveSize });
         }
         match memory {
             Some(_) => self.make_room(cx, conn, message, &chunks),
@@ -452,14 +453,8 @@ impl Requester {
     }
 }
 
-/// The buffers that one peer is shown.
-pub(in crate::shard) fn exposed_config(config: &Config) -> PoolConfig {
-    let classes = config.bulk_buffers.iter().map(|&(size, count)| Class { size, count }).collect();
-    PoolConfig { classes, arena: arena_config(config) }
-}
-
 fn exposed_pool<F: Fabric>(cx: &mut Context<F>) -> Result<Pool, OpenError> {
-    let pool = Pool::new(&exposed_config(&cx.config))?;
+    let pool = Pool::new(&cx.config.exposed_pool())?;
     cx.fabric.register(pool.arena(), Access::REMOTE)?;
     Ok(pool)
 }

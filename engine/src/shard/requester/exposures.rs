@@ -301,7 +301,7 @@ mod tests {
     fn answered(written: u32, again: bool) -> Ending {
         let call = Connection::new(ConnConfig::default()).start_call(1, u64::MAX).expect("a free slot");
         let again = again.then_some((call, ErrorBody::System));
-        let mut ending = Ending { again, ..Ending::error(Sink::Polled, 7, CallError::NoMemory) };
+        let mut ending = Ending { again, ..Ending::error(Sink::Polled, 7, CallError::Closed) };
         ending.written.push(written);
         ending
     }

@@ -7,6 +7,7 @@ use rpcrdma_mempool::Buf;
 use super::chunks::{ChunkMemory, Memory};
 use super::exposures::{Ending, Exposed, Exposure};
 use super::{Requester, calls_are_taken};
+use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
 use crate::proto::{
     CallError, CallForm, CallId, CallLengths, FIRST_MESSAGE_LEN, LEAST_LAST_PART, MAX_READ_SEGMENTS,
@@ -84,7 +85,7 @@ impl Requester {
             let mut long = self.alloc_for(cx, conn, message.len())?;
             long.copy_from_slice(message);
             memory.call = Some(long);
-            *message = cx.copy_of(&[]).ok_or(CallError::NoMemory)?;
+            *message = cx.copy_of(&[]).ok_or_else(|| cx.lacks_buffer(HEADROOM_CHUNKS))?;
         }
         let chunks = measure(Some(memory), conn.proto.terms())?;
         self.make_room(cx, conn, message, &chunks)
@@ -129,7 +130,8 @@ impl Requester {
             }
         }
         if message.start() < header {
-            *message = cx.copy_with(header, message).ok_or(CallError::NoMemory)?;
+            let needed = header + message.len();
+            *message = cx.copy_with(header, message).ok_or_else(|| cx.lacks_buffer(needed))?;
         }
         Ok(())
     }
@@ -206,8 +208,10 @@ impl Requester {
             out.max_reply = out.max_reply.max(needed);
         }
         let max_reply = out.max_reply;
+        let needed = HEADROOM_CHUNKS + message.len();
         let Some(mut message) = cx.roomy(message) else {
-            return self.give_up_call(cx, conn, call, CallError::NoMemory);
+            let error = cx.lacks_buffer(needed);
+            return self.give_up_call(cx, conn, call, error);
         };
         let mut memory = Some(memory);
         if let Err(error) = self.shape(cx, conn, &mut message, &mut memory, max_reply, true) {
@@ -239,7 +243,9 @@ impl Requester {
             memory.call.take()
         });
         let message = message.filter(|message| !message.is_empty()).or(long);
-        let mut message = message.and_then(|message| cx.roomy(message)).ok_or(CallError::NoMemory)?;
+        let needed = HEADROOM_CHUNKS + message.as_ref().map_or(0, |message| message.len());
+        let message = message.and_then(|message| cx.roomy(message));
+        let mut message = message.ok_or_else(|| cx.lacks_buffer(needed))?;
         let mut memory = memory.filter(|memory| !memory.is_empty());
         if one_way && conn.proto.terms().version == Version::V1 {
             return Err(CallError::NotOneWay);

@@ -5,12 +5,11 @@ use std::ops::Range;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Pool};
 
-use super::calls::exposed_config;
 use super::exposures::{Ending, Exposed, Exposure, Recovered};
 use super::outcome::{CallResult, Reply, Sink};
 use super::{Requester, Requests};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
-use crate::proto::{CallError, CallId, Incoming, Refusal};
+use crate::proto::{CallError, CallId, Incoming, Knob, Refusal};
 use crate::service::MAX_CHUNKS;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -43,7 +42,8 @@ impl Requester {
         invalidated: Option<u32>,
     ) {
         let Some(whole) = cx.assemble_last(conn, view.payload()) else {
-            return self.failed(cx, conn, call, token, CallError::NoMemory, invalidated);
+            let error = CallError::NoMemory { needed: view.payload().len(), knob: Knob::LongBuffers };
+            return self.failed(cx, conn, call, token, error, invalidated);
         };
         let read = read_reply(Some(view), view.xid(), &whole, 0, conn.exposure_of(call));
         self.replied(cx, conn, (call, token), read, ReceivedBuf::whole(whole), invalidated);
@@ -191,7 +191,7 @@ impl Requester {
         let start = buf.start();
         buf.set_window(start, len as usize);
         if cx.fabric.capabilities().exposure_needs_own_arena {
-            buf = self.private_copy(cx, &buf).ok_or(CallError::NoMemory)?;
+            buf = self.private_copy(cx, &buf).ok_or_else(|| cx.config.lacks_exposed_buffer(len as usize))?;
         }
         // Its transport header came in the other message.
         let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
@@ -203,7 +203,7 @@ impl Requester {
     /// whatever comes in these fits.
     fn private_copy<F: Fabric>(&mut self, cx: &mut Context<F>, shown: &[u8]) -> Option<Buf> {
         if self.copies.is_none() {
-            match Pool::new(&exposed_config(&cx.config)) {
+            match Pool::new(&cx.config.exposed_pool()) {
                 Ok(pool) => self.copies = Some(pool),
                 Err(error) => {
                     cx.error(

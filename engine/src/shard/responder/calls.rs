@@ -5,7 +5,7 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::PendingReads;
 use super::Responder;
-use super::header::{CallRefusal, read_call, read_lists, read_position_zero, read_rpc, reply_body};
+use super::header::{CallRefusal, Trouble, read_call, read_lists, read_position_zero, read_rpc, reply_body};
 use super::replies::{reply_headroom, reply_room};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::{InboundId, Incoming, Refusal};
@@ -17,7 +17,7 @@ use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::stage::Stage;
-use crate::wire::rpc::{OpaqueAuth, ReplyBody, ReplyHeader};
+use crate::wire::rpc::{OpaqueAuth, ProgramNumber, ReplyBody, ReplyHeader};
 use crate::wire::{ErrorBody, HeaderType, Segment, Version, View};
 
 impl Responder {
@@ -128,7 +128,7 @@ impl Responder {
     fn look_twice(conn: &Conn, call: &mut ServerCall) -> Result<(), CallRefusal> {
         // A server that drains ends what it has begun, and begins nothing.
         if conn.stage == Stage::Draining {
-            return Err(CallRefusal::Transport(ErrorBody::System));
+            return Err(CallRefusal::System(Trouble::Draining));
         }
         if let Some(peer) = &conn.peer {
             call.name_peer(peer);
@@ -223,7 +223,7 @@ impl Responder {
         for read in call.reads.iter_mut().rev() {
             read.buf = landing.pop().and_then(|lent| lent.reclaim().ok());
             if read.buf.is_none() {
-                return self.refuse_call(cx, conn, call, CallRefusal::Transport(ErrorBody::System));
+                return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::Lost));
             }
         }
         if let Some(services) = &self.services {
@@ -243,7 +243,7 @@ impl Responder {
     ) {
         let landed = landing.into_iter().next().and_then(|lent| lent.reclaim().ok());
         let Some(message) = landed else {
-            return self.refuse_call(cx, conn, call, CallRefusal::Transport(ErrorBody::System));
+            return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::Lost));
         };
         // What a call that was refused has left there is not this one's.
         self.fetch.clear();
@@ -278,7 +278,7 @@ impl Responder {
             return;
         }
         let Some(message) = cx.assemble_last(conn, view.payload()) else {
-            return self.refuse_call(cx, conn, call, CallRefusal::Transport(ErrorBody::System));
+            return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::NoBuffers));
         };
         if read.is_ok() {
             read = read_rpc(&message, 0, &self.services, &mut call, &mut self.fetch);
@@ -403,27 +403,58 @@ impl Responder {
     ) -> Result<(), Option<CallRefusal>> {
         match call.outcome {
             Ok(()) => {}
-            Err(Refusal::NoReply) => return Err(None),
+            Err(Refusal::NoReply) if self.is_silent(call) => return Err(None),
             Err(Refusal::ShortChunk { index, needed }) => {
                 let error = ErrorBody::WriteResource { chunk_index: index + 1, length_needed: needed };
                 return Err(Some(CallRefusal::Transport(error)));
             }
-            Err(refusal) => return Err(Some(CallRefusal::Rpc(reply_body(refusal)))),
+            Err(refusal) => {
+                if matches!(refusal, Refusal::SystemError | Refusal::NoReply) {
+                    self.tell_system_error(cx, call);
+                }
+                return Err(Some(CallRefusal::Rpc(reply_body(refusal))));
+            }
         }
         if let Some(arena) = call.results.iter().find_map(|result| self.foreign_arena(cx, result)) {
             cx.error(
                 "results in foreign arenas",
                 format_args!(
-                    "procedure {} of program {}: a result is in arena {arena}, which is not among Config::arenas",
-                    call.procedure, call.program
+                    "procedure {} of program {}: a result is in arena {arena}, which is not among `Config::arenas`",
+                    call.procedure,
+                    ProgramNumber(call.program)
                 ),
             );
             return Err(Some(CallRefusal::Rpc(reply_body(Refusal::SystemError))));
         }
         if call.verifier.is_some() && !self.make_room_for_verifier(cx, call) {
-            return Err(Some(CallRefusal::Transport(ErrorBody::System)));
+            return Err(Some(CallRefusal::System(Trouble::NoBuffers)));
         }
         Ok(())
+    }
+
+    /// The procedure of a call is one that is not answered.
+    fn is_silent(&self, call: &ServerCall) -> bool {
+        self.services.as_ref().is_some_and(|all| all.entry(call.entry).silent)
+    }
+
+    /// A call is answered with SYSTEM_ERR by its handler's doing: the caller learns no more, the log does.
+    #[cold]
+    fn tell_system_error<F: Fabric>(&self, cx: &mut Context<F>, call: &mut ServerCall) {
+        let panic = call.take_panic();
+        let (what, why) = match (&panic, call.outcome) {
+            (Some(panic), _) => ("handlers that panicked", format!("its handler panicked: {panic}")),
+            (None, Err(Refusal::NoReply)) => (
+                "handlers that did not answer",
+                "its handler came to `Refusal::NoReply`, which only those of `Procedure::one_way` may".to_owned(),
+            ),
+            (None, _) if call.was_dropped() => {
+                ("calls dropped unanswered", "who had taken it has dropped it unanswered".to_owned())
+            }
+            (None, _) => ("calls that handlers refused", "its handler came to `Refusal::SystemError`".to_owned()),
+        };
+        let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+        let line = format_args!("procedure {procedure} of program {program} is answered with SYSTEM_ERR: {why}");
+        cx.error(what, line);
     }
 
     /// Moves the results back, so that a longer RPC header has its place in front of them. False without
@@ -512,6 +543,7 @@ impl Responder {
                 conn.proto.forget(id);
                 return self.boxes.put(call);
             }
+            CallRefusal::System(trouble) => return self.answer_system(cx, conn, call, trouble),
             CallRefusal::Transport(error) => {
                 // Version 1 has one word for all of them.
                 log::debug!("{:?}: call {:#x} is refused: {error}", conn.qp, call.xid);
@@ -541,11 +573,28 @@ impl Responder {
         call.outcome = Err(Refusal::SystemError);
         match written {
             Some(()) => self.answer(cx, conn, call, false),
-            None => {
-                conn.proto.reply_error(id, ErrorBody::System);
-                self.boxes.put(call);
-            }
+            None => self.answer_system(cx, conn, call, Trouble::NoBuffers),
         }
+    }
+
+    /// Answers a call with ERR_SYSTEM: the peer learns no more, the log does.
+    #[cold]
+    fn answer_system<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: Box<ServerCall>,
+        trouble: Trouble,
+    ) {
+        let (what, why) = trouble.words();
+        let line = format_args!("{:?}: a call is answered with ERR_SYSTEM: {why}", conn.qp);
+        match trouble {
+            // As it is meant to be.
+            Trouble::Draining => cx.info(what, line),
+            _ => cx.warn(what, line),
+        }
+        conn.proto.reply_error(call.id, ErrorBody::System);
+        self.boxes.put(call);
     }
 }
 

@@ -110,9 +110,6 @@ impl Responder {
             return;
         }
         cx.stats.calls_dropped += 1;
-        let (procedure, program) = (call.procedure, call.program);
-        let what = format_args!("procedure {procedure} of program {program:#x} has dropped a call unanswered");
-        cx.warn("calls dropped unanswered", what);
     }
 
     /// The connection is over: nobody waits for what was taken, and the rest is not handed over.

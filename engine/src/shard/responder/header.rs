@@ -17,6 +17,41 @@ pub(in crate::shard) enum CallRefusal {
     Rpc(ReplyBody<'static>),
     /// The transport answers.
     Transport(ErrorBody),
+    /// The transport answers ERR_SYSTEM, and the log says why.
+    System(Trouble),
+}
+
+/// Why a call is answered with ERR_SYSTEM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::shard) enum Trouble {
+    /// The connection takes no more calls.
+    Draining,
+    /// The shard's buffers could not hold what it needs were all of them free.
+    NeverFits,
+    /// There are no buffers for it now, and it cannot wait.
+    NoBuffers,
+    /// What was read for it did not come home.
+    Lost,
+}
+
+impl Trouble {
+    /// For the log: a few words that stand for all such calls, and what is to be done.
+    pub(super) fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Draining => ("calls to a server that drains", "the server drains"),
+            Self::NeverFits => (
+                "calls that need more than all buffers",
+                "all buffers together do not hold what it needs: raise `Config::bulk_buffers`, or `Config::long_buffers` \
+                 if its message or reply is long",
+            ),
+            Self::NoBuffers => (
+                "calls for which there was no memory",
+                "there are no buffers for it, and too many calls wait, or it cannot: raise `Config::bulk_buffers`, \
+                 `Config::long_buffers` or `Config::message_buffers`",
+            ),
+            Self::Lost => ("calls whose memory did not come home", "what was read for it did not come home"),
+        }
+    }
 }
 
 /// The Read chunks of a call, as they are to be fetched: where in the arguments, and from where. Those of one

@@ -16,14 +16,13 @@ use std::mem::take;
 use arrayvec::ArrayVec;
 
 use super::Responder;
-use super::header::{CallRefusal, Fetch};
+use super::header::{CallRefusal, Fetch, Trouble};
 use super::replies::reply_room;
 use crate::fabric::Fabric;
 use crate::service::{MAX_CHUNKS, ResultBytes, ResultMemory, ServerCall};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::progress::Watch;
-use crate::wire::ErrorBody;
 
 /// A call that waits.
 #[derive(Debug)]
@@ -63,8 +62,7 @@ impl Responder {
             || self.holds_what_others_wait_for(cx, &call)
             || !self.could_hold(cx, &call, &fetch)
         {
-            cx.stats.pool_empty += 1;
-            return self.refuse_call(cx, conn, call, CallRefusal::Transport(ErrorBody::System));
+            return self.refuse_for_memory(cx, conn, call, &fetch);
         }
         cx.stats.memory_waits += 1;
         if self.waiting.is_empty() {
@@ -73,6 +71,19 @@ impl Responder {
         self.waiting.push_back(Waiting { call, fetch });
         cx.request_completion(conn);
         cx.request_completions();
+    }
+
+    /// A call is refused for want of memory, for which it may not wait.
+    pub(super) fn refuse_for_memory<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: Box<ServerCall>,
+        fetch: &Fetch,
+    ) {
+        cx.stats.pool_empty += 1;
+        let trouble = if self.could_hold(cx, &call, fetch) { Trouble::NoBuffers } else { Trouble::NeverFits };
+        self.refuse_call(cx, conn, call, CallRefusal::System(trouble));
     }
 
     /// Goes on with the calls for which there is memory now; returns with how many.
@@ -121,8 +132,7 @@ impl Responder {
                     self.waiting.push_front(Waiting { call, fetch });
                     return None;
                 }
-                cx.stats.pool_empty += 1;
-                self.refuse_call(cx, conn, call, CallRefusal::Transport(ErrorBody::System));
+                self.refuse_for_memory(cx, conn, call, &fetch);
                 false
             }
         };

@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::Responder;
-use super::header::CallRefusal;
+use super::header::{CallRefusal, Trouble};
 use crate::config::{HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
@@ -144,9 +144,8 @@ impl Responder {
         let room = reply_headroom(&call);
         let message = call.message.take().filter(|message| message.capacity() >= room);
         let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| cx.alloc(room)) else {
-            conn.proto.reply_error(call.id, ErrorBody::System);
-            cx.ready.add(conn);
-            return self.boxes.put(call);
+            self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::NoBuffers));
+            return cx.ready.add(conn);
         };
         let start = Self::emit_written(conn, &mut call, Some(reply), receives_ok, &mut buf, room);
         self.push_reply(cx, conn, call, buf, start.map(|start| (start, room - start)));

@@ -12,7 +12,6 @@ use std::mem::take;
 
 use rpcrdma_mempool::Buf;
 
-use super::header::CallRefusal;
 use super::memory::{Waiting, release};
 use super::replies::reply_room;
 use super::{Responder, Served};
@@ -21,7 +20,6 @@ use crate::service::{ResultMemory, ServerCall};
 use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::wire::ErrorBody;
 
 /// A pool is short when no more than this part of its buffers is free.
 const LAST: usize = 4;
@@ -143,8 +141,7 @@ impl Responder {
             || self.holds_what_others_wait_for(cx, &call)
             || !self.could_hold(cx, &call, &fetch)
         {
-            cx.stats.pool_empty += 1;
-            return self.refuse_call(cx, conn, call, CallRefusal::Transport(ErrorBody::System));
+            return self.refuse_for_memory(cx, conn, call, &fetch);
         }
         cx.stats.memory_waits += 1;
         self.shares.held_back += 1;

@@ -105,7 +105,10 @@ impl Responder {
             match result {
                 Ok(call) => self.finish(cx, conn, call),
                 Err(error) => {
-                    cx.error("failures of workers", format_args!("a procedure on a worker: {error}"));
+                    cx.error(
+                        "failures of workers",
+                        format_args!("{qp:?}: a call is answered with ERR_SYSTEM: its worker: {error}"),
+                    );
                     conn.proto.reply_error(id, ErrorBody::System);
                     cx.stats.calls_failed += 1;
                 }

@@ -10,11 +10,27 @@ pub use reply::{
     ACCEPTED_REPLY_LEN, AcceptStat, RejectStat, ReplyBody, ReplyHeader, accepted_reply_room, emit_accepted_success,
 };
 
+use std::fmt;
+
 use super::codes::codes;
 use super::xdr::word;
 
 /// The version of the RPC protocol, the only one there is.
 pub const RPC_VERSION: u32 = 2;
+
+/// A program number as people write it: those that the registry assigns, below 0x20000000, are decimal there,
+/// and all others hexadecimal (RFC 5531 §8.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramNumber(pub u32);
+
+impl fmt::Display for ProgramNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            number @ ..0x2000_0000 => write!(f, "{number}"),
+            number => write!(f, "{number:#x}"),
+        }
+    }
+}
 
 codes! {
     /// Whether an RPC message is a call or a reply.

@@ -1,0 +1,265 @@
+#![forbid(unsafe_code)]
+//! How much memory this process can still have: of the host, of its control groups, of reserved pages. Asked
+//! before memory is taken, because the kernel's answer to too much is to kill somebody.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::config::{ArenaConfig, PagePolicy, PageSize};
+use crate::error::MemError;
+use crate::host::{HugePool, available_memory};
+
+/// Memory that can still be had, as of one look. Arenas are [set aside](Self::set_aside) one after the other,
+/// to see whether all of them fit before the first is made.
+///
+/// Others take memory, too, and what the kernel calls available is an estimate: what fits here may still not
+/// be had, but what does not fit never can.
+#[derive(Clone, Debug)]
+pub struct AvailableMemory {
+    huge_1g: HugePool,
+    huge_2m: HugePool,
+    node: Option<u32>,
+    /// Bytes in other pages, and what bounds them.
+    ordinary: u64,
+    bound: Bound,
+}
+
+/// What bounds memory in other than reserved pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Bound {
+    /// The host.
+    Host,
+    /// The control group with this file.
+    Group(PathBuf),
+    /// The kernel does not say.
+    Unknown,
+}
+
+impl AvailableMemory {
+    /// Asks the kernel. `node`: where reserved pages are to come from.
+    pub fn now(node: Option<u32>) -> Self {
+        let (ordinary, bound) = ordinary(available_memory(), Path::new("/"));
+        let (huge_1g, huge_2m) = (HugePool::read(PageSize::Huge1G, node), HugePool::read(PageSize::Huge2M, node));
+        Self { huge_1g, huge_2m, node, ordinary, bound }
+    }
+
+    /// Sets aside what an arena takes, in the pages that it would get.
+    ///
+    /// # Errors
+    /// [`MemError::Short`] if there is not so much.
+    pub fn set_aside(&mut self, arena: &ArenaConfig) -> Result<(), MemError> {
+        for &page in arena.pages.rungs(arena.bytes).iter().filter(|page| page.is_hugetlb()) {
+            let pages = arena.bytes.div_ceil(page.bytes()) as u64;
+            let pool = if page == PageSize::Huge1G { &mut self.huge_1g } else { &mut self.huge_2m };
+            if pages <= pool.free {
+                pool.free -= pages;
+                return Ok(());
+            }
+            if arena.pages == PagePolicy::Require(page) {
+                let available = pool.free * page.bytes() as u64;
+                let limit = format!(
+                    "{pages} {page} pages are needed, {} are free; reserve them: {}",
+                    pool.free,
+                    pool.remedy(pages, page, self.node)
+                );
+                return Err(MemError::Short { bytes: arena.bytes as u64, available, limit });
+            }
+        }
+        self.set_aside_ordinary(arena.bytes as u64)
+    }
+
+    /// Sets aside so many bytes in pages that are not reserved.
+    pub(crate) fn set_aside_ordinary(&mut self, bytes: u64) -> Result<(), MemError> {
+        match self.ordinary.checked_sub(bytes) {
+            Some(rest) => self.ordinary = rest,
+            None => return Err(MemError::Short { bytes, available: self.ordinary, limit: self.limit() }),
+        }
+        Ok(())
+    }
+
+    /// What bounds ordinary memory, and how to have more.
+    fn limit(&self) -> String {
+        match &self.bound {
+            Bound::Host => "MemAvailable of /proc/meminfo; ask for less, or end what takes the most: \
+                            `ps -e --sort=-rss -o pid,rss,comm | head`"
+                .to_owned(),
+            Bound::Group(file) => {
+                let file = file.display();
+                format!("{file} less what is used; ask for less, or raise it: `echo BYTES | sudo tee {file}`")
+            }
+            Bound::Unknown => "the kernel does not say".to_owned(),
+        }
+    }
+}
+
+/// Bytes in other than reserved pages: what the host has, or a control group allows, if that is less. `root`
+/// is where the file systems of the kernel are.
+fn ordinary(of_host: u64, root: &Path) -> (u64, Bound) {
+    let host = if of_host == 0 { (u64::MAX, Bound::Unknown) } else { (of_host, Bound::Host) };
+    let groups = groups(root).into_iter().filter_map(|group| group.room());
+    groups
+        .map(|(room, file)| (room, Bound::Group(file)))
+        .chain([host])
+        .min_by_key(|(room, _)| *room)
+        .unwrap_or((u64::MAX, Bound::Unknown))
+}
+
+/// A control group that accounts memory: its directory, and the names that its version has.
+struct Group {
+    directory: PathBuf,
+    limit: &'static str,
+    used: &'static str,
+    /// Counts of pages that the kernel gives back when they are wanted: in front of these stands `total_` in
+    /// version 1, where the plain ones leave out the groups within.
+    reclaimable: [&'static str; 3],
+}
+
+/// The groups that this process is in, with those around them.
+fn groups(root: &Path) -> Vec<Group> {
+    let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let mut groups = Vec::new();
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let mounted = root.join("sys/fs/cgroup");
+        let (mounted, names) = match controllers {
+            "" => (mounted, V2),
+            _ if controllers.split(',').any(|name| name == "memory") => (mounted.join("memory"), V1),
+            _ => continue,
+        };
+        // In a container the path may be the host's, and its own group be mounted at the top: what is not
+        // there says nothing.
+        let (limit, used, reclaimable) = names;
+        let around = Path::new(path.trim_start_matches('/')).ancestors();
+        groups.extend(around.map(|path| Group { directory: mounted.join(path), limit, used, reclaimable }));
+    }
+    groups
+}
+
+type Names = (&'static str, &'static str, [&'static str; 3]);
+const V1: Names = (
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ["total_active_file", "total_inactive_file", "total_slab_reclaimable"],
+);
+const V2: Names = ("memory.max", "memory.current", ["active_file", "inactive_file", "slab_reclaimable"]);
+
+impl Group {
+    /// What it still allows, and the file of its limit; `None` if it has none.
+    fn room(&self) -> Option<(u64, PathBuf)> {
+        let file = self.directory.join(self.limit);
+        let number = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+        // Version 2 has the word `max` for none.
+        let limit = number(&file)?;
+        let used = number(&self.directory.join(self.used))?;
+        let stat = fs::read_to_string(self.directory.join("memory.stat")).unwrap_or_default();
+        let count = |line: &str| {
+            let (name, count) = line.split_once(' ')?;
+            if self.reclaimable.contains(&name) { count.trim().parse::<u64>().ok() } else { None }
+        };
+        let reclaimable: u64 = stat.lines().filter_map(count).sum();
+        Some((limit.saturating_sub(used.saturating_sub(reclaimable)), file))
+    }
+}
+
+#[cfg(all(test, not(loom), not(miri)))]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// Files of a kernel that there is not.
+    fn kernel(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    fn bounded_by(root: &Path, of_host: u64) -> (u64, Option<PathBuf>) {
+        let (room, bound) = ordinary(of_host, root);
+        let file = match bound {
+            Bound::Group(file) => Some(file.strip_prefix(root).unwrap().to_owned()),
+            _ => None,
+        };
+        (room, file)
+    }
+
+    #[test]
+    fn the_narrowest_group_around_the_process_counts_less_what_it_cannot_give_back() {
+        let root = kernel(&[
+            ("proc/self/cgroup", "0::/a/b\n"),
+            ("sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/b/memory.current", "7\n"),
+            ("sys/fs/cgroup/a/memory.max", "1000\n"),
+            ("sys/fs/cgroup/a/memory.current", "700\n"),
+            ("sys/fs/cgroup/a/memory.stat", "anon 100\nactive_file 200\ninactive_file 300\nslab_reclaimable 50\n"),
+        ]);
+        let file = Some(PathBuf::from("sys/fs/cgroup/a/memory.max"));
+        assert_eq!(bounded_by(root.path(), GIB), (850, file));
+        assert_eq!(bounded_by(root.path(), 500), (500, None), "the host has less");
+    }
+
+    #[test]
+    fn version_1_has_other_names_and_containers_other_paths() {
+        let root = kernel(&[
+            ("proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/docker/1234\n0::/\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "2000\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "900\n"),
+            ("sys/fs/cgroup/memory/memory.stat", "active_file 1\ntotal_active_file 100\ntotal_inactive_file 200\n"),
+        ]);
+        let file = Some(PathBuf::from("sys/fs/cgroup/memory/memory.limit_in_bytes"));
+        assert_eq!(bounded_by(root.path(), GIB), (1400, file));
+    }
+
+    #[test]
+    fn a_kernel_that_says_nothing_forbids_nothing() {
+        let root = kernel(&[]);
+        assert_eq!(bounded_by(root.path(), 0), (u64::MAX, None));
+    }
+
+    fn arena(bytes: u64, pages: PagePolicy) -> ArenaConfig {
+        ArenaConfig { bytes: bytes as usize, pages, ..ArenaConfig::default() }
+    }
+
+    fn host(free_2m: u64, ordinary: u64) -> AvailableMemory {
+        let huge_2m = HugePool { total: free_2m, free: free_2m };
+        AvailableMemory { huge_1g: HugePool::default(), huge_2m, node: None, ordinary, bound: Bound::Host }
+    }
+
+    #[test]
+    fn arenas_are_set_aside_one_after_the_other_in_the_pages_that_they_would_get() {
+        let mut host = host(512, GIB);
+        for _ in 0..2 {
+            host.set_aside(&arena(GIB, PagePolicy::Auto)).unwrap();
+        }
+        let error = host.set_aside(&arena(4096, PagePolicy::Auto)).unwrap_err();
+        assert!(matches!(error, MemError::Short { bytes: 4096, available: 0, .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("MemAvailable") && text.contains("`ps "), "{text}");
+    }
+
+    #[test]
+    fn required_pages_are_held_against_those_that_are_free() {
+        let require = PagePolicy::Require(PageSize::Huge2M);
+        let mut host = host(3, GIB);
+        host.set_aside(&arena(4 << 20, require)).unwrap();
+        let error = host.set_aside(&arena(4 << 20, require)).unwrap_err().to_string();
+        assert!(error.contains("2 2 MiB hugetlb pages are needed, 1 are free"), "{error}");
+        assert!(error.contains("nr_hugepages"), "{error}");
+        let group = AvailableMemory { bound: Bound::Group("/g/memory.max".into()), ..host };
+        assert!(group.limit().contains("`echo BYTES | sudo tee /g/memory.max`"), "{}", group.limit());
+    }
+
+    #[test]
+    fn an_arena_that_the_host_cannot_hold_is_refused_before_it_is_made() {
+        let bytes = usize::try_from(available_memory()).unwrap().saturating_mul(2);
+        for pages in [PagePolicy::Small, PagePolicy::NoHugetlb] {
+            let error = crate::Arena::new(&arena(bytes as u64, pages)).unwrap_err();
+            assert!(matches!(error, MemError::Short { .. }), "{error}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! What users are told who ask for what cannot be: one error for each cause, with the knob and the limit.
+
+use std::sync::Arc;
+
+use rpcrdma::client::{ClientCall, ClientConfig, LocalClient};
+use rpcrdma::server::{ServerConfig, ServerError, WorkerConfig};
+use rpcrdma::service::{MAX_CHUNKS, Unservable};
+use rpcrdma::wire::ErrorBody;
+use rpcrdma::wire::rpc::ProgramNumber;
+use rpcrdma::{CallError, Client, Config, Knob, OpenError, Procedure, Refusal, Scheme, Server, Services};
+use rpcrdma_tests::*;
+
+/// One procedure, 7.
+fn one(procedure: Procedure) -> Services {
+    let mut services = Services::new();
+    services.add(PROGRAM, VERSION, 7, procedure);
+    services
+}
+
+fn nothing() -> Procedure {
+    Procedure::new(|_| Ok(()))
+}
+
+fn refused(world: &World, services: Services, config: &ServerConfig) -> ServerError {
+    Server::start(&world.address(), services, config).err().expect("it contradicts itself")
+}
+
+#[test]
+fn a_procedure_on_workers_needs_workers() {
+    let world = World::new("no-workers");
+    let error = refused(&world, one(nothing().on_workers()), &small_server());
+    let ServerError::Service(of) = &error else { panic!("{error}") };
+    assert_eq!((of.program, of.version, of.procedure), (PROGRAM, VERSION, 7));
+    assert_eq!(of.cause, Unservable::NoWorkers);
+    let text = error.to_string();
+    assert!(text.starts_with("procedure 7 of program 0x20000001, version 3: "), "{text}");
+    assert!(text.contains("`Procedure::on_workers`") && text.contains("`ServerConfig::workers`"), "{text}");
+    let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
+    let config = ServerConfig { workers, ..small_server() };
+    drop(Server::start(&world.address(), one(nothing().on_workers()), &config).expect("it has workers"));
+    // A client runs everything on its shard: that is documented, and for handlers that are shared with a server.
+    let mut world = world;
+    let address = world.serve(small_server());
+    let services = Some(Arc::new(one(nothing().on_workers())));
+    drop(LocalClient::connect(&address, ClientConfig { services, ..small_client(small()) }).expect("a client"));
+}
+
+#[test]
+fn what_is_declared_fits_a_buffer() {
+    let mut world = World::new("declared");
+    let longest = small().bulk_buffers.iter().chain(&small().long_buffers).map(|class| class.0).max().unwrap();
+    for (procedure, declared, knob) in [
+        (nothing().read_chunks(1, longest + 1), "read_chunks", "`Config::bulk_buffers`"),
+        (nothing().write_chunks(2, longest + 1), "write_chunks", "`Config::bulk_buffers`"),
+        (nothing().max_reply(longest), "max_reply", "`Config::long_buffers`"),
+        (nothing().max_reply(usize::MAX), "max_reply", "`Config::long_buffers`"),
+    ] {
+        let error = refused(&world, one(procedure.clone()), &small_server());
+        let text = error.to_string();
+        let ServerError::Open(OpenError::Service(of)) = error else { panic!("{text}") };
+        assert!(matches!(of.cause, Unservable::Buffer { longest: most, .. } if most == longest), "{text}");
+        assert!(text.contains("procedure 7 of program 0x20000001") && text.contains(declared), "{text}");
+        assert!(text.contains(knob) && text.contains(&longest.to_string()), "{text}");
+        // Those of a client, too.
+        let address = world.serve(small_server());
+        let services = Some(Arc::new(one(procedure)));
+        let config = ClientConfig { services, ..small_client(small()) };
+        let error = LocalClient::connect(&address, config).err().expect("it contradicts itself").to_string();
+        assert!(error.contains(declared), "{error}");
+    }
+    for procedure in [
+        nothing().read_chunks(4, longest).write_chunks(4, longest).max_reply(longest - 200),
+        nothing().write_chunks(1, 4 * longest).results_from_handler(),
+    ] {
+        world.serve_with(small_server(), one(procedure));
+    }
+}
+
+/// Before anything is allocated: what the kernel does about too much is to kill somebody.
+#[test]
+fn more_memory_than_the_host_has_is_refused() {
+    let mut world = World::new("memory");
+    let available = usize::try_from(rpcrdma_mempool::MemoryLimits::read().available).unwrap();
+    let most = Config { bulk_buffers: vec![(1 << 20, (available >> 20) + 1024)], ..small() };
+    let address = world.serve(small_server());
+    let error = refused(&world, one(nothing()), &ServerConfig { shard: most.clone(), ..small_server() });
+    let text = error.to_string();
+    let ServerError::Open(OpenError::Buffers(of)) = error else { panic!("{text}") };
+    assert_eq!((of.shards, of.knob), (1, Knob::BulkBuffers), "{text}");
+    assert!(of.bytes > of.knob_bytes && of.knob_bytes > available, "{text}");
+    assert!(text.contains("can be had: ") && text.contains('`'), "a limit, and a command: {text}");
+    // Clients make theirs for their first chunk, and are told at once all the same.
+    for error in [
+        LocalClient::connect(&address, small_client(most.clone())).err().map(|error| error.to_string()),
+        Client::connect(&address, small_client(most)).err().map(|error| error.to_string()),
+    ] {
+        assert!(error.as_deref().is_some_and(|text| text.contains("`Config::bulk_buffers`")), "{error:?}");
+    }
+    // What one shard could have, four cannot.
+    let half = Config { message_buffers: available / 4 / 3 / 4096, ..small() };
+    let config = ServerConfig { shard: half, shards: 8, ..small_server() };
+    let text = refused(&world, one(nothing()), &config).to_string();
+    assert!(text.starts_with("8 shards") && text.contains("`Config::message_buffers`"), "{text}");
+}
+
+#[test]
+fn credits_have_receives() {
+    let world = World::new("unbacked");
+    for (config, knob) in [
+        (Config { receives: 256, credits: 128, ..small() }, "credits is 128: at most 127"),
+        (Config { receives: 512, max_credits: 513, ..small() }, "max_credits is 513: at most 512"),
+    ] {
+        let text = refused(&world, one(nothing()), &ServerConfig { shard: config, ..small_server() }).to_string();
+        assert!(text.starts_with(knob) && text.contains("`receives`"), "{text}");
+    }
+    Config { receives: 256, credits: 127, ..small() }.validate().unwrap();
+}
+
+#[test]
+fn the_knob_that_is_named_is_the_one_that_was_set() {
+    let mut world = World::new("knobs");
+    let address = world.serve(small_server());
+    for receive_size in [0, 2 << 20] {
+        let config = Config { receive_size, ..small() };
+        let server = refused(&world, one(nothing()), &ServerConfig { shard: config.clone(), ..small_server() });
+        for text in [
+            server.to_string(),
+            LocalClient::connect(&address, small_client(config.clone())).err().unwrap().to_string(),
+            Client::connect(&address, small_client(config)).err().unwrap().to_string(),
+        ] {
+            assert!(text.starts_with(&format!("receive_size is {receive_size}: ")), "{text}");
+        }
+    }
+    // What the knob may be the fabric can do.
+    let most = Config { receive_size: 1 << 20, receives: 257, credits: 4, message_buffers: 4, ..small() };
+    let shard = Config { long_buffers: vec![(2 << 20, 1)], ..most.clone() };
+    let address = world.serve(ServerConfig { shard, ..small_server() });
+    let mut client = world.client(&address, most);
+    echo(&mut client, b"as long as they get").unwrap();
+}
+
+#[test]
+fn a_call_that_is_too_long_is_told_from_one_without_a_buffer_now() {
+    let mut world = World::new("too-long");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, Config { bulk_buffers: vec![(4096, 2)], ..small() });
+    let first = client.first();
+    let error = client.alloc(first, 4097).map(drop).unwrap_err();
+    assert_eq!(error, CallError::TooLong { needed: 4097, limit: 4096, knob: Knob::BulkBuffers });
+    assert_eq!(error.to_string(), "4097 bytes are too long, 4096 is the most: `Config::bulk_buffers` bounds it");
+    let held = [client.alloc(first, 4096).unwrap(), client.alloc(first, 1).unwrap()];
+    let error = client.alloc(first, 4000).map(drop).unwrap_err();
+    assert_eq!(error, CallError::NoMemory { needed: 4000, knob: Knob::BulkBuffers });
+    assert!(error.to_string().contains("`Config::bulk_buffers` says how many"), "{error}");
+    drop(held);
+    client.alloc(first, 4000).unwrap();
+
+    // Messages, by the class that would do.
+    let error = client.prepare(ECHO, 2 << 20).map(drop).unwrap_err();
+    assert!(matches!(error, CallError::TooLong { limit: 0x10_0000, knob: Knob::LongBuffers, .. }), "{error}");
+    for (len, knob) in [(8 << 10, Knob::LongBuffers), (2000, Knob::MessageBuffers), (8, Knob::SmallBuffers)] {
+        let mut held = Vec::new();
+        let error = loop {
+            match client.prepare(ECHO, len) {
+                Ok(call) => held.push(call),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, CallError::NoMemory { knob: of, .. } if of == knob), "{len}: {error}");
+    }
+    // A client without memory for chunks has none, ever.
+    let mut client = world.client(&address, Config { bulk_buffers: vec![], ..small() });
+    let error = client.alloc(first, 1).map(drop).unwrap_err();
+    assert_eq!(error, CallError::TooLong { needed: 1, limit: 0, knob: Knob::BulkBuffers });
+}
+
+#[test]
+fn how_a_call_ended_says_what_to_turn() {
+    let too_many = CallError::TooManyCalls { limit: 8 }.to_string();
+    assert!(too_many.starts_with("8 calls") && too_many.contains("`Config::max_calls`"), "{too_many}");
+    let closed = CallError::Closed.to_string();
+    assert!(closed.starts_with("not connected") && closed.contains("`closed_because`"), "{closed}");
+    let system = CallError::Transport(ErrorBody::System).to_string();
+    assert!(system.contains("the other side has no memory") && system.contains("its log says which"), "{system}");
+    let other = CallError::Transport(ErrorBody::ReplyResource { length_needed: 77 }).to_string();
+    assert!(other.ends_with("(needs 77)"), "{other}");
+}
+
+#[test]
+fn a_fifth_chunk_is_an_error() {
+    let mut world = World::new("fifth-chunk");
+    let address = world.serve(small_server());
+    let mut client = Client::connect(&address, small_client(small())).unwrap();
+    let error = Err(CallError::TooManyChunks { limit: MAX_CHUNKS });
+    let many = (0..=MAX_CHUNKS).fold(ClientCall::new(LOAD), |call, _| call.write_chunk(4));
+    assert_eq!(client.call(many).map(drop), error);
+    let mut many = ClientCall::new(STORE).args([0; 4]);
+    for n in 0..=MAX_CHUNKS {
+        many = many.read_chunk(4 + 8 * n, client.alloc(8).unwrap());
+    }
+    assert_eq!(client.call(many).map(drop), error);
+    client.call(ClientCall::new(ECHO)).expect("the connection lives on");
+}
+
+/// Its caller would wait for ever.
+#[test]
+fn no_reply_of_an_ordinary_procedure_is_a_system_error() {
+    for scheme in [Scheme::V2Windowed, Scheme::V1] {
+        let mut world = World::new("no-reply");
+        let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
+        let config = ServerConfig { workers, ..small_server() };
+        let mut services = services_of(&config);
+        let mute = || Procedure::new(|_| Err(Refusal::NoReply));
+        services.add(PROGRAM, VERSION, 20, mute()).add(PROGRAM, VERSION, 21, mute().on_workers());
+        let address = world.serve_with(config, services);
+        let mut client = world.client(&address, Config { scheme, ..small() });
+        for procedure in [20, 21] {
+            let mut call = client.prepare(procedure, 0).unwrap();
+            call.deadline(std::time::Duration::from_secs(20));
+            assert_eq!(client.call(call).map(drop), Err(CallError::Refused(Refusal::SystemError)), "{scheme:?}");
+        }
+        echo(&mut client, b"on").unwrap();
+    }
+}
+
+#[test]
+fn what_is_no_socket_is_not_in_use() {
+    if place::on_device() {
+        return;
+    }
+    let world = World::new("plain-file");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("server");
+    std::fs::write(&path, "a file of somebody's").unwrap();
+    let address = format!("soft:{}", path.display()).parse().unwrap();
+    let error = Server::start(&address, one(nothing()), &small_server()).err().unwrap().to_string();
+    assert!(error.contains("there is a plain file, no socket; remove it") && !error.contains("in use"), "{error}");
+    let error = LocalClient::connect(&address, small_client(small())).err().unwrap().to_string();
+    assert!(error.contains("there is a plain file, no socket"), "{error}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file of somebody's");
+    drop(world);
+}
+
+#[test]
+fn programs_of_nobody_in_particular_are_hexadecimal() {
+    let text = [100_003, 0x1FFF_FFFF, 0x2000_0000, 0x2000_0001].map(|number| ProgramNumber(number).to_string());
+    assert_eq!(text, ["100003", "536870911", "0x20000000", "0x20000001"]);
+}
