@@ -15,6 +15,7 @@ use crate::desk::{Desk, Link, Seat};
 use crate::forms::Terms;
 use crate::host::receives;
 use crate::journal::Journal;
+use crate::later::Later;
 use crate::plan::{self, Plan};
 use crate::probe::Loss;
 use crate::service::{Runs, services};
@@ -52,13 +53,13 @@ impl Caller {
         addresses: &Rc<Addresses>,
         journal: &Journal,
         time: &SimulatedTime,
-        runs: &Runs,
+        (runs, later): (&Runs, &Later),
     ) -> Self {
         let journal = journal.of(&format!("client{index}"));
         let plan::Caller { config, software, chaos, links, habits, .. } = &plan.callers[index];
         let serves = plan.reverse != ReverseSupport::None;
         let fabric = device(config, software, *chaos, &journal, Some(addresses), (serves, false));
-        let services = serves.then(|| Arc::new(services(plan, runs)));
+        let services = serves.then(|| Arc::new(services(plan, runs, later)));
         // What a client grants is never 0.
         let reverse_credits = config.reverse_credits.max(u32::from(serves));
         let shard = Config { reverse_credits, ..config.clone() };

@@ -27,6 +27,7 @@ mod forms;
 mod host;
 mod hostile;
 mod journal;
+mod later;
 mod plan;
 mod probe;
 mod service;
@@ -55,6 +56,8 @@ const COVERED: &[&str] = &[
     "runs with host authentication",
     "runs with workers",
     "calls on workers",
+    "calls answered later",
+    "calls that nobody waited for when they were answered",
     "turns in which workers were full",
     "Receives that grow",
     "Receives that shrink",

@@ -40,6 +40,8 @@ pub(crate) struct Plan {
     pub(crate) change: usize,
     /// Procedures of [`service`](crate::service) that run on workers: one bit for each.
     pub(crate) on_workers: u32,
+    /// Those of the others that take their calls, to answer them later.
+    pub(crate) deferred: u32,
     /// Addresses.
     pub(crate) groups: Vec<Group>,
     pub(crate) callers: Vec<Caller>,
@@ -184,6 +186,7 @@ impl Plan {
             restart,
             change: if shape.resizing { 20 + r.below(200) } else { 0 },
             on_workers: r.draw() as u32,
+            deferred: r.draw() as u32,
             groups,
             callers,
             hostile_clients,
@@ -268,6 +271,7 @@ impl Shape {
             reassemble_up_to: 64 << 10,
             credits,
             max_credits: pick(r, &[credits, 4 * credits, 256]),
+            max_deferred: pick(r, &[1, 3, 1024]),
             reverse_credits: pick(r, &[0, 2, 8, 8]),
             reverse: self.reverse,
             reconnect_attempts: if self.reconnecting { pick(r, &[0, 2, 5]) } else { 0 },

@@ -10,6 +10,7 @@ use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{PROGRAM, VERSION, pattern, patterned, services_with};
 
+use crate::later::Later;
 use crate::plan::Plan;
 
 /// Gives its arguments back. They begin with a [`Name`], as those of all that follow.
@@ -58,19 +59,23 @@ pub(crate) fn filler(seed: u32) -> u32 {
 }
 
 /// The program.
-pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
+pub(crate) fn services(plan: &Plan, runs: &Runs, later: &Later) -> Services {
     let longest = plan.longest_message;
     // Declared is what a chunk may come to.
     let chunk = plan.longest_chunk.max(longest);
     let mut services = services_with(longest, chunk, false);
+    // A call that comes again while it runs elsewhere is not answered: its caller would have to ask once more.
+    let chosen = |mask: u32, procedure: u32| procedure != ONCE && mask >> (procedure - NOTE) & 1 != 0;
+    let is_later = |procedure| chosen(plan.deferred, procedure) && !chosen(plan.on_workers, procedure);
     let mut add = |procedure: u32, entry: Procedure| {
-        // A call that comes again while it runs elsewhere is not answered: its caller would have to ask once
-        // more.
-        let elsewhere = procedure != ONCE && plan.on_workers >> (procedure - NOTE) & 1 != 0;
-        let entry = if elsewhere { entry.on_workers() } else { entry };
+        let entry = if chosen(plan.on_workers, procedure) { entry.on_workers() } else { entry };
         services.add(PROGRAM, VERSION, procedure, entry);
     };
-    add(NOTE, recorded(runs, note).max_reply(longest));
+    let recorded = |procedure, handler| {
+        let work = recorded(runs, handler);
+        if is_later(procedure) { later.procedure(work) } else { Procedure::new(work) }
+    };
+    add(NOTE, recorded(NOTE, note).max_reply(longest));
     let told = runs.clone();
     add(
         TELL,
@@ -83,17 +88,17 @@ pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
             }
         }),
     );
-    let both = recorded(runs, mix).read_chunks(MAX_CHUNKS, chunk).uncounted().write_chunks(MAX_CHUNKS, chunk);
+    let both = recorded(MIX, mix).read_chunks(MAX_CHUNKS, chunk).uncounted().write_chunks(MAX_CHUNKS, chunk);
     add(MIX, both.max_reply(longest));
-    add(FLAT, recorded(runs, flat));
-    add(GROW, recorded(runs, grow).write_chunks(MAX_CHUNKS, chunk));
-    add(GIVE, recorded(runs, give).max_reply(longest));
+    add(FLAT, recorded(FLAT, flat));
+    add(GROW, recorded(GROW, grow).write_chunks(MAX_CHUNKS, chunk));
+    add(GIVE, recorded(GIVE, give).max_reply(longest));
     let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
     let caller = |call: &ServerCall| {
         let name = Words::of(call).and_then(|mut words| words.name()).ok()?;
         Some(Client::number(u64::from(name.0)))
     };
-    add(ONCE, recorded(runs, note).max_reply(longest).cached(cache, caller));
+    add(ONCE, recorded(ONCE, note).max_reply(longest).cached(cache, caller));
     // Without a word on the terminal.
     add(PANICS, Procedure::new(|_| resume_unwind(Box::new("as the plan wants"))));
     services
@@ -101,10 +106,10 @@ pub(crate) fn services(plan: &Plan, runs: &Runs) -> Services {
 
 type Checked = fn(&mut ServerCall) -> Result<Name, Refusal>;
 
-/// A procedure whose successes are counted.
-fn recorded(runs: &Runs, handler: Checked) -> Procedure {
+/// What runs for calls, with its successes counted.
+fn recorded(runs: &Runs, handler: Checked) -> impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + use<> {
     let runs = runs.clone();
-    Procedure::new(move |call| handler(call).map(|name| runs.add(name)))
+    move |call| handler(call).map(|name| runs.add(name))
 }
 
 /// Reads arguments, word by word.

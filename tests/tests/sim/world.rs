@@ -18,6 +18,7 @@ use crate::desk::Desk;
 use crate::host::{Host, listener};
 use crate::hostile::{HostileClient, HostileServer};
 use crate::journal::{Journal, Tally};
+use crate::later::Later;
 use crate::plan::{Ending, Plan};
 use crate::probe::Probe;
 use crate::service::{Runs, services};
@@ -82,6 +83,8 @@ struct World {
     /// By group: what it serves, and its workers.
     services: Vec<Arc<Services>>,
     workers: Vec<SimulatedWorkers>,
+    /// By group, and last those of all clients: calls that are answered later.
+    later: Vec<Later>,
     /// What servers that are gone have called back.
     old_desks: Vec<Desk>,
     /// By group, of those that are gone.
@@ -108,7 +111,9 @@ impl World {
         let plan = Rc::new(plan);
         let groups = plan.groups.len();
         let runs = Runs::default();
-        let services: Vec<_> = plan.groups.iter().map(|_| Arc::new(services(&plan, &runs))).collect();
+        let later = (0..=groups).map(|_| Later::default()).collect::<Vec<_>>();
+        let services: Vec<_> =
+            plan.groups.iter().zip(&later).map(|(_, later)| Arc::new(services(&plan, &runs, later))).collect();
         let workers = plan.groups.iter().zip(&services);
         let workers = workers
             .map(|(group, services)| SimulatedWorkers::new(group.workers, group.worker_ring, Arc::clone(services)));
@@ -128,6 +133,7 @@ impl World {
             runs,
             services,
             workers,
+            later,
             old_desks: Vec::new(),
             forgiven: vec![0; groups],
             pool_empty: vec![0; groups],
@@ -143,7 +149,8 @@ impl World {
             (0..shards).for_each(|_| world.open_host(group));
         }
         for index in 0..plan.callers.len() {
-            world.callers.push(Caller::new(&plan, index, &addresses, &world.journal, &world.time, &world.runs));
+            let both = (&world.runs, &world.later[groups]);
+            world.callers.push(Caller::new(&plan, index, &addresses, &world.journal, &world.time, both));
         }
         for (index, &group) in plan.hostile_clients.iter().enumerate() {
             let journal = world.journal.of(&format!("bad{index}"));
@@ -189,7 +196,7 @@ impl World {
             .flat_map(|(group, plan)| (0..plan.workers).map(move |worker| (group, worker)))
             .collect();
         let others = hosts + callers + bad + 1;
-        let all = others + workers.len();
+        let all = others + workers.len() + self.later.len();
         self.stalled.resize(all, 0);
         if working && self.plan.stall != 0 && self.random.once_in(self.plan.stall) {
             let who = self.random.below(all);
@@ -216,6 +223,11 @@ impl World {
             } else if let Some(&(group, worker)) = who.checked_sub(others).and_then(|at| workers.get(at)) {
                 let worked = self.workers[group].turn(worker);
                 self.journal.count("calls on workers", u64::from(worked));
+            } else if let Some(later) = who.checked_sub(others + workers.len()).and_then(|at| self.later.get(at)) {
+                if let Some(abandoned) = later.answer(&mut self.random) {
+                    self.journal.count("calls answered later", 1);
+                    self.journal.count("calls that nobody waited for when they were answered", abandoned);
+                }
             } else if let Some(server) = &mut self.hostile_server {
                 server.turn();
             }
@@ -241,6 +253,7 @@ impl World {
         // What is late is still to come; what workers have, too.
         for turn in 0.. {
             host.turn();
+            while self.later[group].answer(&mut self.random).is_some() {}
             if turn >= 80 && !host.at_workers() {
                 break;
             }
@@ -355,6 +368,9 @@ impl World {
         });
         // What is late is still to come.
         for _ in 0..80 {
+            for later in &self.later {
+                while later.answer(&mut self.random).is_some() {}
+            }
             self.hosts.iter_mut().for_each(Host::turn);
             self.callers.iter_mut().for_each(Caller::turn);
         }
