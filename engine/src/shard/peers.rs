@@ -47,8 +47,8 @@ impl Peer {
 pub enum PeerEvent<'a> {
     /// It is there: the peer may call. Told before the first call of its [`Caller`] runs.
     Established(&'a Peer),
-    /// It is over, and why. Told once for each that was established, when no call of its [`Caller`] runs any
-    /// more, or will.
+    /// It is over, and why. Told once for each that was established, when no handler runs for its [`Caller`]
+    /// any more, or will. Calls that handlers have kept, to answer them later, are with whoever has them.
     Ended(&'a Peer, &'a CloseReason),
 }
 
