@@ -243,6 +243,8 @@ impl<F: Fabric> Shard<F> {
             }
             ControlEvent::ConnectFailed { qp, error } => self.close_now(qp, error),
             ControlEvent::Disconnected { qp, cause, reason } => {
+                // What failed on it says more, and may have come since this turn's completions.
+                self.completions();
                 self.close_now(qp, CloseReason::Disconnected { cause, detail: reason });
             }
         }

@@ -88,7 +88,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     #[inline]
-    fn completions(&mut self) -> usize {
+    pub(super) fn completions(&mut self) -> usize {
         let count = self.cx.fabric.poll_cq(&mut self.completions, POLL_BATCH);
         if count == 0 {
             return 0;

@@ -514,3 +514,23 @@ fn another_version_is_answered_in_the_layout_that_all_versions_share() {
         unharmed(&mut witness);
     }
 }
+
+#[test]
+fn what_a_peer_did_is_known_though_its_end_is_told_in_the_same_turn() {
+    const XID: u32 = 7;
+    let mut world = World::new("same-turn");
+    // Each turn looks at the control plane behind all else.
+    let shard = Config { control_interval: Duration::from_nanos(1), ..small() };
+    let address = world.serve(rpcrdma::server::ServerConfig { shard, ..small_server() });
+    for count in 1..=20 {
+        let mut peer = RawPeer::connect(&address);
+        ping(&mut peer, 1);
+        let reads = [ReadSegment { position: 0, target: Segment { handle: 1, length: 64, offset: 0 } }];
+        let call = peer.message(XID, WINDOWED, Body::Nomsg(Chunks { reads: &reads, ..Chunks::NONE }), b"");
+        peer.send(&call);
+        peer.wait_until_over();
+        assert!(settles(|| world.server().stats()[0].connections == 0));
+        assert_eq!(counters(&world).1, count, "its Read of what is not there");
+        peer.vanish();
+    }
+}
