@@ -21,6 +21,8 @@ pub(crate) const HEADROOM_PLAIN: usize = 64;
 pub(crate) const HEADROOM_CHUNKS: usize = headroom_for(&Limits { segments: 1, ..LIMITS }.call());
 /// Bytes in front of a reply for the longest transport header that it can have.
 pub(crate) const HEADROOM_REPLY: usize = headroom_for(&LIMITS.reply());
+/// What the pool's buffers start at multiples of.
+pub(crate) const BUFFER_ALIGN: usize = 64;
 /// Size class of buffers for short messages, headroom included.
 pub(crate) const SMALL_BUFFER: usize = 512;
 
@@ -126,6 +128,11 @@ pub struct Config {
     /// were shown at any time (the software fabric) a shard has one more, for copies of long replies.
     /// Default 32 of 64 KiB and 8 of 1 MiB.
     pub bulk_buffers: Vec<(usize, usize)>,
+    /// What the memory of Read chunks and of results in Write chunks starts at multiples of, at a server: what
+    /// the device wants that they go on to, such as 512 or 4096 bytes for O_DIRECT. Each such buffer must hold
+    /// so much more, less 64 bytes: `bulk_buffers` must be longer than the chunks. What none of them holds is
+    /// not aligned. A power of two, 64 to 4096. Default 64.
+    pub chunk_align: usize,
     /// Buffers for RPC messages that are longer than one Send: to be sent, put together or fetched; bytes
     /// and number of each class. Default 16 of 32 KiB and 2 of 1 MiB.
     pub long_buffers: Vec<(usize, usize)>,
@@ -199,6 +206,7 @@ impl Default for Config {
             small_buffers: 2048,
             message_buffers: 512,
             bulk_buffers: vec![(64 << 10, 32), (1 << 20, 8)],
+            chunk_align: BUFFER_ALIGN,
             long_buffers: vec![(32 << 10, 16), (1 << 20, 2)],
             pages: PagePolicy::Auto,
             numa_node: None,
@@ -331,6 +339,9 @@ impl Config {
         check(self.signal_every >= 1, "signal_every", self.signal_every as usize, "at least 1")?;
         let sample = self.sample_latency;
         check(sample == 0 || sample.is_power_of_two(), "sample_latency", sample as usize, "0 or a power of two")?;
+        let align = self.chunk_align;
+        let possible = align.is_power_of_two() && (BUFFER_ALIGN..=4096).contains(&align);
+        check(possible, "chunk_align", align, "a power of two, 64 to 4096 bytes")?;
         for (knob, classes) in [("bulk_buffers", &self.bulk_buffers), ("long_buffers", &self.long_buffers)] {
             for &(size, count) in classes {
                 check((1..=1 << 30).contains(&size) && count > 0, knob, size, "1 byte to 1 GiB, and some of them")?;

@@ -144,6 +144,7 @@ const UNSAFE: &[&str] = &[
     "engine/src/handoff/returns.rs",
     "engine/src/handoff/slot.rs",
     "engine/src/handoff/spsc.rs",
+    "engine/src/service/writer.rs",
     "mempool/src/buf.rs",
     "mempool/src/core.rs",
     "mempool/src/map.rs",

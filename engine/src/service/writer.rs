@@ -1,6 +1,6 @@
+#![expect(unsafe_code, reason = "takes the word of whoever has others write")]
 //! Results are written where they are sent from, and what is sent is what was written: the memory there has
 //! held other calls' data.
-#![forbid(unsafe_code)]
 
 use std::io;
 use std::os::fd::AsFd;
@@ -69,6 +69,29 @@ impl<'a> ResultWriter<'a> {
         Ok(())
     }
 
+    /// Where the next bytes go, for a device or the system to write [as many as there is room for](Self::room), and
+    /// [`advance`](Self::advance) behind that: what is there holds anything. It stays what it is, and where it is,
+    /// until the call is answered or dropped, so for as long as a [`DeferredCall`](super::DeferredCall) is kept;
+    /// its bytes are not to be touched by others while a method of the call that gives them is used.
+    #[inline]
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.room.get_mut(*self.len..).unwrap_or_default().as_mut_ptr()
+    }
+
+    /// Counts `len` bytes as written: those that were written, by others, from [`as_mut_ptr`](Self::as_mut_ptr) on.
+    ///
+    /// # Safety
+    /// The next `len` bytes were written for this call, as a whole, and nobody writes there any more: else what
+    /// other calls have left there is sent to whoever called.
+    ///
+    /// # Panics
+    /// There is no room for so many.
+    #[inline]
+    pub unsafe fn advance(&mut self, len: usize) {
+        assert!(len <= self.room(), "{len} bytes where there is room for {}", self.room());
+        *self.len += len;
+    }
+
     /// Has the system write what is in a file from byte `offset` on: `most` bytes, or as many as there is
     /// room for, or as the file has there. Returns how many that are. Blocks as long as the file does.
     ///
@@ -127,6 +150,19 @@ mod tests {
         assert_eq!(writer.write(b"more").unwrap(), 0);
         assert_eq!((writer.written(), writer.room()), (16, 0));
         assert_eq!((&room, len), (b"abc\0\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07", 16));
+    }
+
+    #[test]
+    fn what_others_write_counts_as_far_as_they_say() {
+        let (mut room, mut len) = ([0xAA; 16], 0);
+        let at = room.as_ptr();
+        let mut writer = ResultWriter::new(&mut room, &mut len);
+        writer.put(b"abc").unwrap();
+        assert_eq!(writer.as_mut_ptr().cast_const(), at.wrapping_add(3));
+        writer.next(2).unwrap().fill(7);
+        // SAFETY: they were just written.
+        unsafe { writer.advance(2) };
+        assert_eq!((writer.written(), writer.room()), (5, 11));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::schedule::Schedule;
 use super::stage::Stage;
 use super::table::ConnTable;
 use super::{ConnRef, OpenError};
-use crate::config::{Config, HEADROOM_CHUNKS};
+use crate::config::{BUFFER_ALIGN, Config, HEADROOM_CHUNKS};
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Fabric, PostError};
 use crate::proto::CallError;
@@ -282,6 +282,23 @@ impl<F: Fabric> Context<F> {
     #[cold]
     pub(super) fn lacks_buffer(&self, len: usize) -> CallError {
         self.config.lacks_buffer(self.serves, len)
+    }
+
+    /// A buffer of the pool for a chunk of `len` bytes, aligned as is wished.
+    #[inline]
+    pub(super) fn alloc_chunk(&self, len: usize) -> Option<Buf> {
+        if self.config.chunk_align > BUFFER_ALIGN { self.alloc_aligned(len) } else { self.pool.alloc(len) }
+    }
+
+    /// Its window starts within the buffer where that is aligned, so that the buffers still spread over the sets
+    /// of the cache.
+    #[inline(never)]
+    fn alloc_aligned(&self, len: usize) -> Option<Buf> {
+        let align = self.config.chunk_align;
+        // Without one that is long enough it is not aligned.
+        let Some(mut buf) = self.pool.alloc(len + align - BUFFER_ALIGN) else { return self.pool.alloc(len) };
+        buf.set_window(buf.address().next_multiple_of(align) - buf.address(), len);
+        Some(buf)
     }
 
     /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for

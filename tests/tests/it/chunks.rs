@@ -6,7 +6,7 @@ use std::time::Duration;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, Config, Knob, Procedure, Refusal};
+use rpcrdma::{CallError, Config, Knob, Procedure, Refusal, Server};
 use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
 use rpcrdma_tests::*;
 
@@ -27,6 +27,47 @@ fn chunks_of_odd_lengths_arrive_whole() {
     let (ours, theirs) = (client.stats().messages, world.server().stats()[0].messages);
     assert_eq!((ours.chunked_sent, ours.chunked_received), (48, 32));
     assert_eq!((theirs.chunked_received, theirs.chunked_sent), (48, 32));
+}
+
+#[test]
+fn chunks_start_where_a_device_wants_them() {
+    const FLIP: u32 = 600;
+    let world = World::new("aligned");
+    let address = world.address();
+    for align in [64, 512, 4096] {
+        let mut services = standard_services();
+        let flip = Procedure::new(move |call| {
+            let data = call.read_chunk(0).ok_or(Refusal::GarbageArguments)?.to_vec();
+            let at = call.read_chunk(0).map(<[u8]>::as_ptr);
+            let mut result = call.result_writer(0).ok_or(Refusal::GarbageArguments)?;
+            let aligned =
+                [at.unwrap_or_default(), result.as_mut_ptr()].iter().all(|at| at.addr().is_multiple_of(align));
+            assert!(aligned, "{align}: {at:?}, {result:?}");
+            let flipped: Vec<u8> = data.iter().map(|byte| !byte).collect();
+            result.put(&flipped).or(Err(Refusal::SystemError))
+        });
+        services.add(PROGRAM, VERSION, FLIP, flip.read_chunks(1, 1 << 20).write_chunks(1, 1 << 20));
+        let bulk_buffers = vec![(8192, 16), (128 << 10, 8), ((1 << 20) + 4096, 4)];
+        let shard = Config { chunk_align: align, bulk_buffers, ..small() };
+        let server = Server::start(&address, services, &ServerConfig { shard, ..ServerConfig::default() });
+        let server = server.expect("a server");
+        let mut client = world.client(&address, small());
+        for len in [1, 500, 4096, 5000, 64 << 10, 1 << 20] {
+            let first = client.first();
+            let mut call = client.prepare_with_chunks(FLIP, 0).expect("memory");
+            let mut data = client.alloc(first, len).expect("memory");
+            data.fill(0x5A);
+            call.read_chunk(0, data).expect("room");
+            call.write_chunk(client.alloc(first, len).expect("memory")).expect("room");
+            let reply = client.call(call).expect("a reply");
+            assert!(reply.chunk(0).expect("a chunk").iter().all(|&byte| byte == !0x5A), "{align}, {len}");
+        }
+        drop((client, server));
+    }
+    for chunk_align in [0, 32, 96, 8192] {
+        let refused = Config { chunk_align, ..small() }.validate().expect_err("it cannot be");
+        assert_eq!(refused.knob, "chunk_align");
+    }
 }
 
 #[test]

@@ -148,7 +148,7 @@ impl Responder {
         for result in &mut call.results {
             result.capacity = result.capacity.min(u32::try_from(entry.binding.results.max_len).unwrap_or(u32::MAX));
             if entry.result_memory == ResultMemory::Pool && result.capacity > 0 {
-                match cx.pool.alloc(result.capacity as usize) {
+                match cx.alloc_chunk(result.capacity as usize) {
                     Some(buf) => result.bytes = ResultBytes::Pool(buf),
                     None => enough = false,
                 }
@@ -169,7 +169,7 @@ impl Responder {
         let fetch = &self.fetch;
         if let [(at, segment)] = fetch[..] {
             // Most bring one segment.
-            let Some(Ok(lent)) = cx.pool.alloc(segment.length as usize).map(Buf::lend) else {
+            let Some(Ok(lent)) = cx.alloc_chunk(segment.length as usize).map(Buf::lend) else {
                 return Err(call);
             };
             if call.message.is_some() {
@@ -187,7 +187,7 @@ impl Responder {
             if n == 0 || fetch[n - 1].0 != at {
                 let len: usize =
                     fetch[n..].iter().take_while(|next| next.0 == at).map(|next| next.1.length as usize).sum();
-                let Some(Ok(lent)) = cx.pool.alloc(len).map(Buf::lend) else {
+                let Some(Ok(lent)) = cx.alloc_chunk(len).map(Buf::lend) else {
                     // Nothing is read for a call that waits.
                     conn.sends.truncate(before);
                     return Err(call);
