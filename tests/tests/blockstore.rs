@@ -8,12 +8,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rpcrdma::client::{ClientConfig, PreparedCall};
 use rpcrdma::wire::xdr::Writer;
 use rpcrdma::{CallError, Config, LocalClient, Refusal, Reply};
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Resource, Rlimit, Signal};
 use tempfile::TempDir;
 
 #[expect(dead_code, reason = "the server's half of it is used by the server")]
@@ -21,6 +21,9 @@ use tempfile::TempDir;
 mod codec;
 
 use codec::{Info, ReadArgs, ReadData, Status, WriteArgs, Written, Xdr};
+
+/// How a server may move blocks.
+const WAYS: [&[&str]; 3] = [&["--io", "uring"], &["--io", "uring", "--buffered"], &["--io", "threads"]];
 
 /// The example, as this crate's manifest has it built.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_blockstore");
@@ -140,20 +143,30 @@ fn odd_sizes_arrive_whole_and_nothing_else_changes() {
     let (source, file) = (dir.path().join("source"), dir.path().join("store"));
     let bytes = random_file(&source, 3_000_017, 1);
     let before = random_file(&file, 3_500_001, 2);
-    for (block, depth, workers) in [("4093", "7", "2"), ("1M", "3", "0"), ("1", "32", "1")] {
+    let ways: &[(&str, &str, &[&str])] = &[
+        ("4093", "7", &["--io", "threads", "--workers", "2"]),
+        ("1M", "3", &["--io", "threads", "--workers", "0"]),
+        ("1", "32", &["--io", "threads"]),
+        ("4093", "7", &[]),
+        ("4K", "32", &["--ring", "2"]),
+        ("1M", "3", &["--idle", "event"]),
+        ("10K", "9", &["--buffered", "--idle", "event"]),
+        ("1", "32", &[]),
+    ];
+    for &(block, depth, way) in ways {
         // One byte at a time is for a short file only.
         let bytes = if block == "1" { &bytes[..5001] } else { &bytes };
         std::fs::write(&source, bytes).expect("the source");
         std::fs::write(&file, &before).expect("the store");
-        let store = Store::serve(&file, &["--workers", workers]);
+        let store = Store::serve(&file, way);
         succeeds(&["copy", text(&source), &store.address, "--block", block, "--depth", depth]);
         let said = succeeds(&["verify", text(&source), &store.address, "--block", "5003", "--seed", "9"]);
         assert!(said.contains("equal to the source's"), "{said}");
         let said = store.stop(Signal::TERM);
         assert!(said.contains("drained") && said.contains(" 0 refused"), "{said}");
         let after = std::fs::read(&file).expect("the store");
-        assert!(after[..bytes.len()] == *bytes, "blocks of {block}: as the source");
-        assert!(after[bytes.len()..] == before[bytes.len()..], "blocks of {block}: the rest as it was");
+        assert!(after[..bytes.len()] == *bytes, "{way:?}, blocks of {block}: as the source");
+        assert!(after[bytes.len()..] == before[bytes.len()..], "{way:?}, blocks of {block}: the rest as it was");
     }
 }
 
@@ -233,10 +246,16 @@ impl Raw {
 
 #[test]
 fn reads_end_where_the_store_ends() {
+    for way in WAYS {
+        read_to_the_end(way);
+    }
+}
+
+fn read_to_the_end(way: &[&str]) {
     let dir = directory();
     let file = dir.path().join("store");
     let bytes = random_file(&file, 100_003, 4);
-    let store = Store::serve(&file, &[]);
+    let store = Store::serve(&file, way);
     let mut raw = Raw::connect(&store);
     let size = bytes.len() as u64;
     assert_eq!(raw.info(), Ok(Ok(Info { size, block_max: Raw::BLOCK_MAX as u32, writable: true })));
@@ -266,10 +285,16 @@ fn reads_end_where_the_store_ends() {
 
 #[test]
 fn writes_are_whole_or_refused() {
+    for way in WAYS {
+        write_and_refuse(way);
+    }
+}
+
+fn write_and_refuse(way: &[&str]) {
     let dir = directory();
     let file = dir.path().join("store");
     let mut bytes = random_file(&file, 2_000_003, 5);
-    let store = Store::serve(&file, &[]);
+    let store = Store::serve(&file, way);
     let mut raw = Raw::connect(&store);
     let size = bytes.len() as u64;
     let data = vec![0xA5; Raw::BLOCK_MAX + 1];
@@ -306,6 +331,105 @@ fn writes_are_whole_or_refused() {
     assert!(raw.info().is_ok(), "it still serves");
     assert!(std::fs::read(&file).expect("the store") == bytes, "only what was accepted was written");
 }
+
+#[test]
+fn a_sleeping_shard_wakes_for_every_block() {
+    let dir = directory();
+    let file = dir.path().join("store");
+    random_file(&file, 2 << 20, 10);
+    for way in [&["--idle", "event"][..], &["--idle", "event", "--buffered"], &["--idle", "adaptive"]] {
+        let store = Store::serve(&file, way);
+        let start = Instant::now();
+        succeeds(&["verify", text(&file), &store.address, "--block", "4K", "--depth", "1"]);
+        // One that is missed is found a second later.
+        assert!(start.elapsed() < Duration::from_secs(30), "{way:?}: {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn blocks_that_share_a_page_are_all_there() {
+    let dir = directory();
+    let file = dir.path().join("store");
+    let mut bytes = random_file(&file, 1 << 20, 11);
+    let store = Store::serve(&file, &["--cores", "0,1"]);
+    let mut clients = [Raw::connect(&store), Raw::connect(&store)];
+    let mut rng = fastrand::Rng::with_seed(12);
+    for round in 0..200u32 {
+        // Of a page, the first half goes past the page cache, the last bytes go through it.
+        let page = rng.usize(..4) * 4096;
+        let calls = [(0, 2048, 0), (4096 - 100, 100, 1)].map(|(at, len, client)| {
+            let data = vec![rng.u8(..); len];
+            bytes[page + at..page + at + len].copy_from_slice(&data);
+            let Raw(raw) = &mut clients[client];
+            let connection = raw.first();
+            let mut chunk = raw.alloc(connection, len).expect("memory");
+            chunk.copy_from_slice(&data);
+            let args = WriteArgs { offset: (page + at) as u64, count: len as u32 };
+            let mut call = clients[client].prepare(codec::WRITE, &args);
+            call.read_chunk(WriteArgs::DATA_AT, chunk).expect("room for a chunk");
+            (client, call)
+        });
+        for (client, call) in calls {
+            let Raw(raw) = &mut clients[client];
+            raw.start(raw.first(), call, round.into());
+            raw.flush();
+        }
+        for Raw(raw) in &mut clients {
+            let mut ended = false;
+            while !ended {
+                raw.poll(|end| {
+                    let reply = end.result.expect("a reply");
+                    let written = codec::decode_result::<Written>(reply.results()).expect("a result");
+                    assert!(written.is_ok(), "{written:?}");
+                    ended = true;
+                });
+            }
+        }
+    }
+    drop(clients);
+    store.stop(Signal::TERM);
+    assert!(std::fs::read(&file).expect("the store") == bytes);
+}
+
+#[test]
+fn a_file_that_is_cut_short_is_an_error_of_what_is_gone() {
+    let dir = directory();
+    let file = dir.path().join("store");
+    let bytes = random_file(&file, 1 << 20, 13);
+    for way in [&["--io", "uring"][..], &["--io", "uring", "--buffered"]] {
+        std::fs::write(&file, &bytes).expect("the store");
+        let store = Store::serve(&file, way);
+        let mut raw = Raw::connect(&store);
+        File::options().write(true).open(&file).expect("the store").set_len(10_000).expect("it is cut");
+        let io_error = (Ok(Err(Status::IoError)), vec![]);
+        assert_eq!(raw.read(512 << 10, 4096, Some(4096)), io_error, "{way:?}: all of it is gone");
+        assert_eq!(raw.read(8192, 4096, Some(4096)), io_error, "{way:?}: the end of it is gone");
+        assert_eq!(raw.read(4096, 4096, Some(4096)).1, bytes[4096..8192], "{way:?}: it is there");
+        assert_eq!(raw.write(4096, 100, &bytes[..100], Some(WriteArgs::DATA_AT)), Ok(Ok(WRITTEN)), "{way:?}");
+    }
+}
+
+#[test]
+fn a_write_that_fails_in_the_middle_is_an_error_and_nothing_ends() {
+    let dir = directory();
+    let file = dir.path().join("store");
+    let bytes = random_file(&file, 1 << 20, 14);
+    for way in [&["--io", "uring"][..], &["--io", "uring", "--buffered"], &["--io", "threads"]] {
+        let store = Store::serve(&file, way);
+        let mut raw = Raw::connect(&store);
+        // No file of this process may get longer, nor be written to behind there.
+        let limit = Rlimit { current: Some(512 << 10), maximum: Some(512 << 10) };
+        rustix::process::prlimit(Some(Pid::from_child(&store.child)), Resource::Fsize, limit).expect("it is limited");
+        let at = Some(WriteArgs::DATA_AT);
+        let beyond = raw.write((512 << 10) - 4096, 8192, &bytes[..8192], at);
+        assert_eq!(beyond, Ok(Err(Status::IoError)), "{way:?}");
+        assert_eq!(raw.write(0, 100, &bytes[..100], at), Ok(Ok(WRITTEN)), "{way:?}");
+        assert_eq!(raw.read(700_000, 10, Some(10)).1, bytes[700_000..700_010], "{way:?}");
+    }
+}
+
+/// What 100 bytes are answered with.
+const WRITTEN: Written = Written { count: 100, stable: false };
 
 #[test]
 fn a_read_only_store_stays_as_it_is() {

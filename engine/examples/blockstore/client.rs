@@ -141,6 +141,55 @@ impl BlockClient {
         Ok((self.transfer("READ", &order, size, prepare, finish)?, whole))
     }
 
+    /// Reads or writes whole blocks of the store's first `size` bytes for so long, in order or at random; returns
+    /// how many, and in which time.
+    pub(crate) fn measure(
+        &mut self,
+        write: bool,
+        random: bool,
+        size: u64,
+        time: Duration,
+    ) -> anyhow::Result<(u64, Duration)> {
+        let (start, block, count) = (now(), self.block, size / self.block as u64);
+        ensure!(count > 0, "{size} bytes are no block");
+        let (mut rng, mut next) = (fastrand::Rng::new(), 0);
+        let blocks = std::iter::from_fn(|| {
+            let n = if random { rng.u64(..count) } else { next % count };
+            next += 1;
+            (start.elapsed() < time).then_some(Block { offset: n * block as u64, len: block, tries: 0 })
+        });
+        let prepare = |client: &mut LocalClient, block: Block, memory: Buf| {
+            let (procedure, args) = if write { (codec::WRITE, WriteArgs::LEN) } else { (codec::READ, ReadArgs::LEN) };
+            let mut call = client.prepare_with_chunks(procedure, args)?;
+            let mut out = Writer::new(call.args_mut());
+            let count = block.len as u32;
+            let room = match write {
+                true => {
+                    WriteArgs { offset: block.offset, count }.encode(&mut out)?;
+                    call.read_chunk(WriteArgs::DATA_AT, memory)
+                }
+                false => {
+                    ReadArgs { offset: block.offset, count }.encode(&mut out)?;
+                    call.write_chunk(memory)
+                }
+            };
+            room.map_err(|_| anyhow!("no room for a chunk"))?;
+            Ok(call)
+        };
+        let finish = |block: Block, reply: &mut Reply| {
+            let count = match write {
+                true => codec::decode_result::<Written>(reply.results())??.count,
+                false => codec::decode_result::<ReadData>(reply.results())??.count,
+            };
+            ensure!(count as usize == block.len, "{count} bytes of {} were moved", block.len);
+            let buffer = if write { reply.take_sent().next() } else { reply.take_chunks().next() };
+            buffer.context("its buffer did not come back")
+        };
+        let (mut ended, mut retried) = (0, 0);
+        self.pipeline(blocks, prepare, finish, (&mut ended, &mut retried))?;
+        Ok((ended, start.elapsed()))
+    }
+
     fn blocks(&self, size: u64) -> anyhow::Result<u32> {
         let blocks = size.div_ceil(self.block as u64);
         u32::try_from(blocks).with_context(|| format!("{blocks} blocks are too many: choose larger ones"))

@@ -3,16 +3,16 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use rpcrdma::Address;
 use rustix::process::{Pid, Signal};
 
 use crate::client::BlockClient;
-use crate::{READY, Shape, report, say, size};
+use crate::{Io, READY, Shape, report, say, size};
 
 #[derive(Debug, Args)]
 pub(crate) struct Demo {
@@ -32,6 +32,9 @@ pub(crate) struct Demo {
     #[arg(long, value_name = "LIST")]
     cores: Option<String>,
     /// As for `serve`.
+    #[arg(long, value_enum, default_value_t = Io::Auto)]
+    io: Io,
+    /// As for `serve`.
     #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
 }
@@ -46,7 +49,14 @@ pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
     let dir = dir.with_context(|| format!("a directory in {}", parent.display()))?;
     let source = pseudo_random(dir.path().join("source"), size, options.seed)?;
     let address: Address = format!("soft:blockstore-{}", std::process::id()).parse()?;
-    let server = ServerProcess::start(&address, dir.path().join("store"), options)?;
+    let mut arguments =
+        vec!["--size".into(), options.size.to_string(), "--workers".into(), options.workers.to_string()];
+    let io = options.io.to_possible_value().context("its name")?;
+    arguments.extend(["--io".to_owned(), io.get_name().to_owned()]);
+    if let Some(cores) = &options.cores {
+        arguments.extend(["--cores".to_owned(), cores.clone()]);
+    }
+    let server = ServerProcess::start(&address, &dir.path().join("store"), &arguments)?;
     // Both processes have the files open, and nobody else needs their names: nothing is left however this
     // ends.
     dir.close().context("the temporary directory")?;
@@ -63,7 +73,7 @@ pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
 }
 
 /// A file of `size` bytes that `seed` gives.
-fn pseudo_random(path: PathBuf, size: u64, seed: u64) -> anyhow::Result<File> {
+pub(crate) fn pseudo_random(path: PathBuf, size: u64, seed: u64) -> anyhow::Result<File> {
     let write = || {
         let mut file = File::options().read(true).write(true).create_new(true).open(&path)?;
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -90,22 +100,19 @@ pub(crate) fn stop_with(parent: u32) -> anyhow::Result<()> {
 }
 
 /// A server that this process started; killed when dropped.
-struct ServerProcess {
+pub(crate) struct ServerProcess {
     child: Child,
     /// What it says; held open, so that it never writes into a closed pipe.
     says: BufReader<ChildStdout>,
 }
 
 impl ServerProcess {
-    fn start(address: &Address, store: PathBuf, options: &Demo) -> anyhow::Result<Self> {
+    /// Serves a file with these arguments, and waits until it listens.
+    pub(crate) fn start(address: &Address, store: &Path, arguments: &[String]) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("our own executable")?;
         let mut command = Command::new(program);
         command.args(["serve", "--parent", &std::process::id().to_string(), "--listen", &address.to_string()]);
-        command.arg("--file").arg(store).args(["--size", &options.size.to_string()]);
-        command.args(["--workers", &options.workers.to_string()]);
-        if let Some(cores) = &options.cores {
-            command.args(["--cores", cores]);
-        }
+        command.arg("--file").arg(store).args(arguments);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("the server's process")?;
         let says = child.stdout.take().context("the server's output")?;
         let mut this = Self { child, says: BufReader::new(says) };
@@ -115,6 +122,11 @@ impl ServerProcess {
         Ok(this)
     }
 
+    /// Its number.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     fn line(&mut self) -> anyhow::Result<String> {
         let mut line = String::new();
         self.says.read_line(&mut line).context("the server's output")?;
@@ -122,7 +134,7 @@ impl ServerProcess {
     }
 
     /// Asks it to end, and waits until it has.
-    fn stop(mut self) -> anyhow::Result<()> {
+    pub(crate) fn stop(mut self) -> anyhow::Result<()> {
         rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).context("kill")?;
         say(&format!("server: {}", self.line()?));
         let status = self.child.wait()?;

@@ -11,17 +11,23 @@
 //! | file | holds |
 //! |---|---|
 //! | `codec` | the protocol: procedures, arguments, results, and what of them travels as chunks |
-//! | `store` | the file, mapped; the only unsafe code |
+//! | `store` | the file: opened past the page cache and through it, or mapped |
+//! | `disk` | a shard's io_uring over it: what waits, what goes past the page cache, what is gone on with |
+//! | `sys` | the ring and the memory of the calls that the kernel has, and the mapping; the only unsafe code |
 //! | `server` | what each procedure does, and where it runs |
 //! | `client` | many calls under way, in buffers that are used again |
 //! | `demo` | all of it at once, with the server in a second process |
+//! | `compare` | how fast that is, beside `fio` on the same file |
 #![deny(unsafe_code)]
 
 mod client;
 mod codec;
+mod compare;
 mod demo;
+mod disk;
 mod server;
 mod store;
+mod sys;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -30,10 +36,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
-use clap::{Args, Parser};
-use rpcrdma::{Address, Server};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use anyhow::{Context, bail};
+use clap::{Args, Parser, ValueEnum};
+use rpcrdma::service::ShardSetup;
+use rpcrdma::{Address, IdlePolicy, Server};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use client::{BlockClient, Figures};
@@ -56,6 +63,40 @@ enum Cli {
     Verify(Verify),
     /// Serves a temporary file in a second process, copies to it, verifies it, and says how fast that was.
     Demo(demo::Demo),
+    /// Measures a store, and `fio` on the same file, in turn.
+    Compare(compare::Compare),
+}
+
+/// How the server moves blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Io {
+    /// By io_uring, where that is allowed.
+    Auto,
+    /// By io_uring, or not at all.
+    Uring,
+    /// Through a mapping, and by workers.
+    Threads,
+}
+
+/// What a shard does when there is nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Idle {
+    /// It looks again and again for a while, then sleeps.
+    Adaptive,
+    /// It sleeps at once.
+    Event,
+    /// It never sleeps.
+    Poll,
+}
+
+impl Idle {
+    fn policy(self) -> IdlePolicy {
+        match self {
+            Self::Adaptive => IdlePolicy::default(),
+            Self::Event => IdlePolicy::Event,
+            Self::Poll => IdlePolicy::Poll,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -72,10 +113,22 @@ struct Serve {
     /// Cores to pin shards to, one each, separated by commas. Without, there is one shard, anywhere.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cores: Vec<usize>,
-    /// Threads for WRITE and FLUSH, which may block. With 0, they run on the shards, which stand still
-    /// meanwhile.
+    /// How blocks are moved.
+    #[arg(long, value_enum, default_value_t = Io::Auto)]
+    io: Io,
+    /// Without io_uring: threads for WRITE and FLUSH, which may block. With 0, they run on the shards, which stand
+    /// still meanwhile.
     #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
+    /// With io_uring: uses the page cache for all blocks.
+    #[arg(long)]
+    buffered: bool,
+    /// With io_uring: most blocks that the kernel has at once, of each shard; others wait.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ring: u32,
+    /// What shards do when there is nothing to do.
+    #[arg(long, value_enum, default_value_t = Idle::Adaptive)]
+    idle: Idle,
     /// Serves the file as it is, and refuses WRITE.
     #[arg(long)]
     read_only: bool,
@@ -134,6 +187,7 @@ fn main() -> ExitCode {
         Cli::Copy(options) => copy(&options),
         Cli::Verify(options) => verify(&options),
         Cli::Demo(options) => demo::run(&options),
+        Cli::Compare(options) => compare::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -147,20 +201,43 @@ fn main() -> ExitCode {
 fn serve(options: &Serve) -> anyhow::Result<()> {
     // Before there is anything to lose: what comes from now on is waited for below.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
+    // A write beyond a limit of this process's files (`ulimit -f`) is an error then, and not the end.
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).context("SIGXFSZ")?;
     if let Some(parent) = options.parent {
         demo::stop_with(parent)?;
     }
-    let store = Arc::new(Store::open(&options.file, options.size, options.read_only)?);
-    let config = server::config(&options.cores, options.workers);
-    let server = Server::start(&options.listen, server::services(&store, options.workers > 0), &config)?;
+    let mut store = Store::open(&options.file, options.size, options.read_only)?;
+    let shown = options.file.display();
+    let uring = uses_uring(options.io)?;
+    let mut align = 1;
+    if !uring {
+        store.map().with_context(|| format!("{shown}"))?;
+    } else if !options.buffered {
+        match store.open_direct() {
+            Ok(()) => align = store.direct().map_or(1, |direct| direct.align),
+            Err(error) => eprintln!("{shown}: no O_DIRECT here ({error:#}): buffered I/O"),
+        }
+    }
+    let mut config = server::config(&options.cores, align, options.idle.policy());
+    let store = Arc::new(store);
+    let (server, how) = if uring {
+        let (own, entries) = (Arc::clone(&store), options.ring);
+        let make = move |setup: &ShardSetup<'_>| server::on_ring(&own, setup, entries);
+        let direct = store.direct().map_or("", |_| ", O_DIRECT");
+        (Server::start_with(&options.listen, &config, make)?, format!("io_uring{direct}"))
+    } else {
+        config.workers = server::workers(options.workers);
+        (
+            Server::start(&options.listen, server::services(&store, options.workers > 0), &config)?,
+            format!("{} worker(s)", options.workers),
+        )
+    };
     let access = if store.is_writable() { "writable" } else { "read-only" };
     say(&format!(
-        "{READY} on {}: {}, {} bytes, {access}; {} shard(s), {} worker(s)",
+        "{READY} on {}: {shown}, {} bytes, {access}; {} shard(s), {how}",
         options.listen,
-        options.file.display(),
         store.size(),
         config.shards,
-        options.workers
     ));
     signals.forever().next();
     let (calls, failed) =
@@ -169,6 +246,22 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
     store.flush()?;
     say(&format!("{drained}; {calls} calls served, {failed} refused"));
     Ok(())
+}
+
+/// Whether blocks are moved by io_uring; says why not, where it could be wished.
+fn uses_uring(io: Io) -> anyhow::Result<bool> {
+    match (io, sys::Ring::new(1, &[])) {
+        (Io::Threads, _) => Ok(false),
+        (_, Ok(_)) => Ok(true),
+        (Io::Uring, Err(error)) => bail!("io_uring: {error} (see `sysctl kernel.io_uring_disabled`, and seccomp)"),
+        (Io::Auto, Err(error)) => {
+            eprintln!(
+                "no io_uring here ({error}; see `sysctl kernel.io_uring_disabled`, and seccomp): blocks are read through \
+                 a mapping, and written by workers"
+            );
+            Ok(false)
+        }
+    }
 }
 
 fn open_source(path: &Path) -> anyhow::Result<(File, u64)> {

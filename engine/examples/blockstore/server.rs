@@ -1,19 +1,48 @@
 //! The serving side: what each procedure does, where it runs, and what of it travels as chunks.
 #![forbid(unsafe_code)]
 
+use std::error::Error;
 use std::sync::Arc;
 
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
-use rpcrdma::{Config, Procedure, Refusal, ServerCall, Services};
+use rpcrdma::service::{Application, DeferredCall, Local, ShardSetup};
+use rpcrdma::{Config, IdlePolicy, Procedure, Refusal, ServerCall, Services};
 
 use crate::codec::{self, Info, ReadArgs, ReadData, Status, WriteArgs, Written, Xdr};
+use crate::disk::Disk;
 use crate::store::Store;
+use crate::sys::{Job, What};
 
 /// Most bytes of one READ or WRITE.
 pub(crate) const BLOCK_MAX: usize = 1 << 20;
 
-/// The block store's procedures over a store.
+/// The block store on one shard, with an io_uring for so many blocks at once: handlers take their calls and give
+/// them to the ring; the shard's task answers them when their blocks have been moved, between the file and the
+/// memory that the device reads and writes. Nothing blocks, nothing is copied, and no other thread has a part in it.
+pub(crate) fn on_ring(
+    store: &Arc<Store>,
+    setup: &ShardSetup<'_>,
+    entries: u32,
+) -> Result<Application, Box<dyn Error + Send + Sync>> {
+    let (disk, turn) = Disk::open(store, setup.arena, entries, finish)?;
+    let mut services = Services::<Local>::default();
+    let mut add = |number, procedure: Procedure<Local>| {
+        services.add(codec::PROGRAM, codec::VERSION, number, procedure.max_reply(codec::MAX_RESULT));
+    };
+    let on = |begin: fn(&Store, &Disk, DeferredCall)| {
+        let (store, disk) = (Arc::clone(store), disk.clone());
+        Procedure::local_deferred(move |call| begin(&store, &disk, call))
+    };
+    let store = Arc::clone(store);
+    add(codec::INFO, Procedure::local(move |call| info(&store, call)));
+    add(codec::READ, on(begin_read).write_chunks(1, BLOCK_MAX));
+    add(codec::WRITE, on(begin_write).read_chunks(1, BLOCK_MAX));
+    add(codec::FLUSH, on(begin_flush));
+    Ok(Application { services, task: Some(Box::new(turn)) })
+}
+
+/// The block store's procedures over a store that is mapped, where there is no io_uring.
 ///
 /// READ runs on the shard, to completion: what it reads is in memory, as a rule, and takes microseconds to
 /// copy. WRITE and FLUSH run on workers, for they may wait: the system makes writers wait when too much is
@@ -32,16 +61,18 @@ pub(crate) fn services(store: &Arc<Store>, workers: bool) -> Services {
     services
 }
 
-/// Shards on `cores`, one each, or one shard anywhere; and buffers for the blocks that are on their way.
-pub(crate) fn config(cores: &[usize], workers: usize) -> ServerConfig {
-    let shard = Config { bulk_buffers: vec![(64 << 10, 256), (BLOCK_MAX, 64)], ..Config::default() };
-    ServerConfig {
-        shard,
-        shards: cores.len().max(1),
-        cores: (!cores.is_empty()).then(|| cores.to_vec()),
-        workers: (workers > 0).then(|| WorkerConfig { count: workers, ..WorkerConfig::default() }),
-        ..ServerConfig::default()
-    }
+/// Shards on `cores`, one each, or one shard anywhere; and buffers for the blocks that are on their way, which start
+/// at multiples of `align`.
+pub(crate) fn config(cores: &[usize], align: usize, idle: IdlePolicy) -> ServerConfig {
+    let bulk_buffers = vec![(4096 + align, 256), ((64 << 10) + align, 256), (BLOCK_MAX + align, 64)];
+    let shard = Config { bulk_buffers, chunk_align: align.clamp(64, 4096), idle, ..Config::default() };
+    let cores = (!cores.is_empty()).then(|| cores.to_vec());
+    ServerConfig { shard, shards: cores.as_ref().map_or(1, Vec::len), cores, ..ServerConfig::default() }
+}
+
+/// So many workers.
+pub(crate) fn workers(count: usize) -> Option<WorkerConfig> {
+    (count > 0).then(|| WorkerConfig { count, ..WorkerConfig::default() })
 }
 
 /// Binds a procedure's function to the store.
@@ -89,6 +120,77 @@ fn write(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
 fn flush(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
     let () = args(call)?;
     reply(call, store.flush())
+}
+
+/// Answers a call of which nothing is to be done, or all has been.
+fn answer<T: Xdr>(mut call: DeferredCall, result: Result<T, Status>) {
+    let outcome = reply(&mut call, result);
+    call.answer(outcome);
+}
+
+fn begin_read(store: &Store, disk: &Disk, mut call: DeferredCall) {
+    let ReadArgs { offset, count } = match args(&call) {
+        Ok(args) => args,
+        Err(refusal) => return call.answer(Err(refusal)),
+    };
+    if count as usize > BLOCK_MAX {
+        return answer::<ReadData>(call, Err(Status::TooLong));
+    }
+    // The chunk's room may be less than what is asked for.
+    let room = call.result_writer(0).map(|result| result.room());
+    if room.is_none() && count > 0 {
+        return call.answer(Err(Refusal::GarbageArguments));
+    }
+    match store.left(offset) {
+        Err(status) => answer::<ReadData>(call, Err(status)),
+        Ok(left) => match left.min(room.unwrap_or(0) as u64).min(count.into()) {
+            0 => answer(call, Ok(ReadData { eof: left == 0, count: 0 })),
+            len => disk.start(Job::new(call, What::Read, offset, len as usize)),
+        },
+    }
+}
+
+fn begin_write(store: &Store, disk: &Disk, call: DeferredCall) {
+    let WriteArgs { offset, count } = match args(&call) {
+        Ok(args) => args,
+        Err(refusal) => return call.answer(Err(refusal)),
+    };
+    match call.read_chunk(0) {
+        Some(data) if call.read_chunk_at(0) == Some(WriteArgs::DATA_AT) && data.len() == count as usize => {}
+        None if count == 0 => {}
+        _ => return call.answer(Err(Refusal::GarbageArguments)),
+    }
+    match store.may_write(offset, count.into()) {
+        Err(status) => answer::<Written>(call, Err(status)),
+        Ok(()) if count == 0 => answer(call, Ok(Written { count, stable: false })),
+        Ok(()) => disk.start(Job::new(call, What::Write, offset, count as usize)),
+    }
+}
+
+fn begin_flush(store: &Store, disk: &Disk, call: DeferredCall) {
+    match args(&call) {
+        Err(refusal) => call.answer(Err(refusal)),
+        Ok(()) if !store.is_writable() => answer(call, Ok(())),
+        Ok(()) => disk.start(Job::new(call, What::Sync, 0, 0)),
+    }
+}
+
+/// Answers a call that has been to the disk.
+fn finish(store: &Store, job: Job, outcome: Result<(), Status>) {
+    let what = job.what();
+    let (call, offset, len) = match outcome {
+        Ok(()) => job.into_done(),
+        Err(_) => (job.into_call(), 0, 0),
+    };
+    let count = len as u32;
+    match what {
+        What::Read => {
+            let eof = offset + len as u64 == store.size();
+            answer(call, outcome.map(|()| ReadData { eof, count }));
+        }
+        What::Write => answer(call, outcome.map(|()| Written { count, stable: false })),
+        What::Sync => answer(call, outcome),
+    }
 }
 
 fn args<T: Xdr>(call: &ServerCall) -> Result<T, Refusal> {

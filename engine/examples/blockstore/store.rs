@@ -1,24 +1,29 @@
-#![expect(unsafe_code, reason = "maps a file")]
-//! The file behind the store: read through a mapping, written by `pwrite`.
+//! The file behind the store. With an io_uring it goes by the file's descriptors; without one it is read through a
+//! mapping and written by `pwrite`.
 //!
-//! Reads cost no system call, which is what a shard wants. Writes go by the system, because a mapping is bad
+//! Reads through a mapping cost no system call, which is what a shard wants. Writes go by the system, because a mapping is bad
 //! at them: it can only say by SIGBUS that the disk is full, and the first write to each page is a fault,
 //! which the file system may make dearer than the copy. Both see the same pages: those of the page cache.
+#![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use memmap2::{Mmap, MmapOptions};
+use memmap2::Mmap;
 use rpcrdma::service::ResultWriter;
-use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::codec::Status;
+use crate::sys;
 
 /// Bytes of a stripe, at least; a multiple of every page size.
 const STRIPE: u64 = 1 << 20;
@@ -27,7 +32,7 @@ const MAX_STRIPES: u64 = 4096;
 
 /// A file of fixed size. Nothing in it needs to be aligned.
 ///
-/// It is mapped in stripes with a lock each: bytes that a reference shows do not change, because whoever
+/// [Mapped](Self::map), it is so in stripes with a lock each: bytes that a reference shows do not change, because whoever
 /// writes to a stripe holds its lock. Reads never wait for that lock: they ask the system instead.
 ///
 /// The file is locked (`flock`) as long as the store lives. That keeps other stores away, and whoever else
@@ -40,6 +45,71 @@ pub(crate) struct Store {
     writable: bool,
     stripe: u64,
     stripes: Vec<RwLock<Mmap>>,
+    direct: Option<Direct>,
+    pub(crate) gate: Gate,
+}
+
+/// The file once more, past the page cache.
+#[derive(Debug)]
+pub(crate) struct Direct {
+    pub(crate) file: File,
+    /// What offsets and lengths must be multiples of.
+    pub(crate) block: usize,
+    /// What memory must start at a multiple of.
+    pub(crate) align: usize,
+}
+
+impl Direct {
+    /// Whether these bytes may go past the page cache.
+    pub(crate) fn takes(&self, memory: *const u8, offset: u64, len: usize) -> bool {
+        offset.is_multiple_of(self.block as u64)
+            && len.is_multiple_of(self.block)
+            && memory.addr().is_multiple_of(self.align)
+    }
+}
+
+/// Keeps writes past the page cache apart from those that go through it. Side by side on one page, the latter would
+/// write back what they have read before the former were there. One of the latter that waits goes first.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    /// Writes past the page cache that are under way; less than 0: those through it.
+    inside: AtomicI64,
+    /// Shards whose next write is one through the page cache that waits.
+    waiting: AtomicUsize,
+}
+
+impl Gate {
+    /// Lets a write in, if there are none of the other kind.
+    pub(crate) fn enter(&self, direct: bool) -> bool {
+        if direct && self.waiting.load(Ordering::Relaxed) > 0 {
+            return false;
+        }
+        let enter = |inside: i64| match direct {
+            true => (inside >= 0).then_some(inside + 1),
+            false => (inside <= 0).then_some(inside - 1),
+        };
+        // What the others' system calls have done is done for all.
+        self.inside.fetch_update(Ordering::AcqRel, Ordering::Relaxed, enter).is_ok()
+    }
+
+    /// It has ended.
+    pub(crate) fn leave(&self, direct: bool) {
+        self.inside.fetch_add(if direct { -1 } else { 1 }, Ordering::AcqRel);
+    }
+
+    /// A shard's next write is one through the page cache that waits. The flag is the shard's.
+    pub(crate) fn waits(&self, flag: &mut bool) {
+        if !std::mem::replace(flag, true) {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// It is not, any more.
+    pub(crate) fn no_longer_waits(&self, flag: &mut bool) {
+        if std::mem::take(flag) {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Store {
@@ -60,7 +130,7 @@ impl Store {
         ensure!(metadata.is_file(), "{shown}: is not a regular file");
         let lock =
             if writable { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
-        match rustix::fs::flock(&file, lock) {
+        match locked(&file, lock) {
             Err(Errno::WOULDBLOCK) => bail!("{shown}: another process has locked it; `lslocks` says which"),
             outcome => outcome.with_context(|| format!("{shown}: flock"))?,
         }
@@ -76,12 +146,45 @@ impl Store {
             reserve(&file, size).with_context(|| format!("{shown}: fallocate of {size} bytes (see `df {shown}`)"))?;
         }
         let stripe = size.div_ceil(MAX_STRIPES).next_multiple_of(STRIPE);
+        Ok(Self { file, size, writable, stripe, stripes: Vec::new(), direct: None, gate: Gate::default() })
+    }
+
+    /// Maps it, for [`read`](Self::read).
+    pub(crate) fn map(&mut self) -> anyhow::Result<()> {
+        let (size, stripe) = (self.size, self.stripe);
         let starts = (0..size).step_by(stripe as usize);
-        let stripes = starts.map(|at| Ok(RwLock::new(map(&file, at, stripe.min(size - at))?)));
-        let stripes = stripes
-            .collect::<std::io::Result<_>>()
-            .with_context(|| format!("{shown}: mmap of {size} bytes (see `ulimit -v`)"))?;
-        Ok(Self { file, size, writable, stripe, stripes })
+        let stripes = starts.map(|at| Ok(RwLock::new(sys::map(&self.file, at, stripe.min(size - at))?)));
+        let stripes = stripes.collect::<std::io::Result<_>>();
+        self.stripes = stripes.with_context(|| format!("mmap of {size} bytes (see `ulimit -v`)"))?;
+        Ok(())
+    }
+
+    /// Opens it once more, past the page cache.
+    ///
+    /// # Errors
+    /// The file system has no O_DIRECT, or does not say what it wants.
+    pub(crate) fn open_direct(&mut self) -> anyhow::Result<()> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(self.writable).custom_flags(OFlags::DIRECT.bits() as i32);
+        // The same file, whatever its name is by now.
+        let file = options.open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
+        // Linux 6.1 says what it wants.
+        let told = rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
+        ensure!(told.stx_mask & StatxFlags::DIOALIGN.bits() != 0, "statx does not tell the alignment");
+        let (block, align) = (told.stx_dio_offset_align as usize, told.stx_dio_mem_align as usize);
+        ensure!(block > 0 && align > 0, "statx says that it is not possible");
+        self.direct = Some(Direct { file, block, align });
+        Ok(())
+    }
+
+    /// The file past the page cache, if there is a way.
+    pub(crate) fn direct(&self) -> Option<&Direct> {
+        self.direct.as_ref()
+    }
+
+    /// The file through the page cache.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     pub(crate) fn size(&self) -> u64 {
@@ -119,14 +222,17 @@ impl Store {
         Ok(len)
     }
 
-    /// Writes all of `data`, or nothing; but part of it where the disk fails in the middle. May block.
-    pub(crate) fn write(&self, offset: u64, data: &[u8]) -> Result<(), Status> {
+    /// Whether so many bytes may be written from `offset` on.
+    pub(crate) fn may_write(&self, offset: u64, len: u64) -> Result<(), Status> {
         if !self.writable {
             return Err(Status::ReadOnly);
         }
-        if self.left(offset)? < data.len() as u64 {
-            return Err(Status::OutOfRange);
-        }
+        if self.left(offset)? < len { Err(Status::OutOfRange) } else { Ok(()) }
+    }
+
+    /// Writes all of `data`, or nothing; but part of it where the disk fails in the middle. May block.
+    pub(crate) fn write(&self, offset: u64, data: &[u8]) -> Result<(), Status> {
+        self.may_write(offset, data.len() as u64)?;
         for part in self.parts(offset, data.len()) {
             let _alone = self.stripes[part.stripe].write().unwrap_or_else(PoisonError::into_inner);
             self.file.write_all_at(&data[part.of_data], part.offset).map_err(|error| status("pwrite", &error))?;
@@ -168,6 +274,18 @@ struct Part {
     of_data: Range<usize>,
 }
 
+/// Locks a file. The io_uring of a server that has just ended keeps its lock until the last of its blocks has been
+/// moved, and a little longer: so it is tried for a second.
+fn locked(file: &File, lock: FlockOperation) -> rustix::io::Result<()> {
+    for _ in 0..100 {
+        match rustix::fs::flock(file, lock) {
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(10)),
+            outcome => return outcome,
+        }
+    }
+    rustix::fs::flock(file, lock)
+}
+
 /// Makes a file at least `size` bytes long, with room on the disk for all of them.
 fn reserve(file: &File, size: u64) -> std::io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
@@ -177,20 +295,11 @@ fn reserve(file: &File, size: u64) -> std::io::Result<()> {
     }
 }
 
-fn status(call: &str, error: &std::io::Error) -> Status {
+/// What a call of the system that failed is to whoever asked for it.
+pub(crate) fn status(call: &str, error: &std::io::Error) -> Status {
     eprintln!("{call}: {error}");
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Status::NoSpace,
         _ => Status::IoError,
     }
-}
-
-fn map(file: &File, offset: u64, len: u64) -> std::io::Result<Mmap> {
-    let mut options = MmapOptions::new();
-    options.offset(offset).len(len as usize);
-    // SAFETY: what a mapping shows must not change while a reference to it lives. In this process the file is
-    // open in one place, the `Store`, which writes to a stripe only while it holds the stripe's lock for
-    // itself, and references live only under the same lock. Other processes are kept out by the file's
-    // lock as far as they ask for it; see `Store` for others.
-    unsafe { options.map(file) }
 }
