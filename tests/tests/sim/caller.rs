@@ -36,6 +36,8 @@ pub(crate) struct Caller {
     hoard: Vec<PreparedCall>,
     hoarding: usize,
     reconnects: usize,
+    /// Links that it makes later, and in how many rounds of its own.
+    late: (Vec<Option<usize>>, usize),
 }
 
 /// Where everybody listens.
@@ -56,7 +58,7 @@ impl Caller {
         (runs, later): (&Runs, &Later),
     ) -> Self {
         let journal = journal.of(&format!("client{index}"));
-        let plan::Caller { config, software, chaos, links, habits, .. } = &plan.callers[index];
+        let plan::Caller { config, software, chaos, links, late, habits, .. } = &plan.callers[index];
         let serves = plan.reverse != ReverseSupport::None;
         let fabric = device(config, software, *chaos, &journal, Some(addresses), (serves, false));
         let services = serves.then(|| Arc::new(services(plan, runs, later)));
@@ -76,8 +78,11 @@ impl Caller {
             hoard: Vec::new(),
             hoarding: 0,
             reconnects: 0,
+            late: (Vec::new(), *late),
         };
-        links.iter().for_each(|&group| caller.connect(group));
+        let now = if *late == 0 { links.len() } else { 1 };
+        links[..now].iter().for_each(|&group| caller.connect(group));
+        caller.late.0.extend_from_slice(&links[now..]);
         caller
     }
 
@@ -117,6 +122,11 @@ impl Caller {
 
     /// A turn in which calls are made, given up, and replies let go.
     pub(crate) fn work(&mut self) {
+        if let Some(left) = self.late.1.checked_sub(1) {
+            self.late.1 = left;
+        } else {
+            std::mem::take(&mut self.late.0).into_iter().for_each(|group| self.connect(group));
+        }
         self.desk.work(&mut self.client);
         self.hoard();
         let Desk { links, random, .. } = &mut self.desk;

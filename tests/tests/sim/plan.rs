@@ -74,6 +74,8 @@ pub(crate) struct Caller {
     pub(crate) chaos: ChaosConfig,
     /// Connections, by the group that each goes to; `None` is the hostile server.
     pub(crate) links: Vec<Option<usize>>,
+    /// Rounds of its own until it makes all of these but the first; 0: it makes all at once.
+    pub(crate) late: usize,
     pub(crate) habits: Habits,
     /// Turns, once in which it takes all buffers that there are, for a while; 0 for never.
     pub(crate) hoard: usize,
@@ -143,6 +145,8 @@ impl Plan {
                 let (mut config, mut software) = shape.config(r, false);
                 if crowd {
                     (config.receives, config.credits, config.max_credits) = (256, 32, 64);
+                    // Credit limits are fitted again and again while they come.
+                    config.control_interval = Duration::from_nanos(200);
                     software.shared_receives = config.software().shared_receives;
                 }
                 let chaos = shape.chaos(r, hostile);
@@ -159,7 +163,7 @@ impl Plan {
         let caller_count = if crowd { 3 } else { 1 + r.below(3) };
         let callers = (0..caller_count)
             .map(|index| {
-                let count = if crowd { 7 } else { 1 + r.below(4) };
+                let count = if crowd { 10 } else { 1 + r.below(4) };
                 let mut links: Vec<_> = (0..count).map(|_| Some(r.below(group_count))).collect();
                 let hostile = hostile_server && (index == 0 || r.once_in(3));
                 if hostile {
@@ -171,7 +175,9 @@ impl Plan {
                 let hoard = if r.once_in(10) { 5 + r.below(50) } else { 0 };
                 // Receives are replaced only by many messages.
                 let calls = 20 + r.below(60) + if hoard != 0 || shape.resizing { 300 } else { 0 };
-                Caller { habits: habits(r, calls, config.max_calls), config, software, chaos, links, hoard }
+                // Those of a crowd that come later find that others have what there was.
+                let late = if crowd { 60 * index } else { 0 };
+                Caller { habits: habits(r, calls, config.max_calls), config, software, chaos, links, late, hoard }
             })
             .collect();
         Self {
