@@ -44,7 +44,7 @@ for i in 1 2 3 4; do
     done) &
     copies+=($!)
 done
-await 30 test -s $export/copy-4
+await 120 test -s $export/copy-4
 [[ $(theirs) -gt $(head -n 1 /run/before) ]] || fail "no queue pair for the client: $(rdma resource show qp)"
 
 cut_off
