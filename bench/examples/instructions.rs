@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The calls echo 64 bytes. With `write` and `read` as much travels in a Read or Write chunk, beside a call
-//! without arguments. With `deferred` the handler takes its calls, and answers them at once. With `checked` messages are not decoded by their layout (`Config::decode_by_layout`).
+//! without arguments. With `deferred` the handler takes its calls, and answers them at once. With `checked` messages
+//! are not decoded by their layout (`Config::decode_by_layout`).
 //!
 //! With an address of the verbs fabric both ends are on its device: `tests/vm/instructions` counts that.
 #![forbid(unsafe_code)]

@@ -1,8 +1,8 @@
 //! The file behind the store. With an io_uring it goes by the file's descriptors; without one it is read through a
 //! mapping and written by `pwrite`.
 //!
-//! Reads through a mapping cost no system call, which is what a shard wants. Writes go by the system, because a mapping is bad
-//! at them: it can only say by SIGBUS that the disk is full, and the first write to each page is a fault,
+//! Reads through a mapping cost no system call, which is what a shard wants. Writes go by the system, because a mapping
+//! is bad at them: it can only say by SIGBUS that the disk is full, and the first write to each page is a fault,
 //! which the file system may make dearer than the copy. Both see the same pages: those of the page cache.
 #![forbid(unsafe_code)]
 
@@ -32,8 +32,8 @@ const MAX_STRIPES: u64 = 4096;
 
 /// A file of fixed size. Nothing in it needs to be aligned.
 ///
-/// [Mapped](Self::map), it is so in stripes with a lock each: bytes that a reference shows do not change, because whoever
-/// writes to a stripe holds its lock. Reads never wait for that lock: they ask the system instead.
+/// [Mapped](Self::map), it is so in stripes with a lock each: bytes that a reference shows do not change, because
+/// whoever writes to a stripe holds its lock. Reads never wait for that lock: they ask the system instead.
 ///
 /// The file is locked (`flock`) as long as the store lives. That keeps other stores away, and whoever else
 /// asks for the lock. It does not keep away who does not ask: whoever cuts the file short meanwhile ends this

@@ -13,7 +13,9 @@
 //!    rule.
 //! 3. Whoever puts something into a ring tells the other thread through its [`Signal`](parker::Signal), after
 //!    publishing. That costs one fence and one load while the other thread is awake.
-//! 4. Dropping an end is always allowed and always seen by the other one; nothing that was handed over is lost or
+//! 4. What comes home from anywhere, as calls that handlers have taken, does so by a list (`returns.rs`) with any
+//!    number of givers and one taker: its links are in what comes.
+//! 5. Dropping an end is always allowed and always seen by the other one; nothing that was handed over is lost or
 //!    dropped twice.
 //!
 //! Nothing here allocates after set-up, and nothing blocks unless its name says so ([`slot::Ticket::wait`],

@@ -43,12 +43,6 @@ pub(crate) struct WayHome<T> {
     head: Arc<Head<T>>,
 }
 
-impl<T> Clone for WayHome<T> {
-    fn clone(&self) -> Self {
-        Self { head: Arc::clone(&self.head) }
-    }
-}
-
 impl<T: Linked> WayHome<T> {
     /// Gives a thing back.
     ///

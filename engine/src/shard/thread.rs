@@ -274,6 +274,7 @@ impl<F: Fabric> Shard<F> {
         // Memory that other threads let go wakes nobody.
         let hungry = self.responder.waits_for_memory();
         let longest = if hungry { longest.min(MEMORY_WAIT_SLEEP) } else { longest };
+        self.cx.stats.sleeps += 1;
         Some(match self.next_due() {
             u64::MAX => longest,
             next => Duration::from_nanos(next.saturating_sub(self.cx.clock.read())).min(longest),
@@ -312,7 +313,6 @@ impl<F: Fabric> Shard<F> {
     }
 
     fn wait(&mut self, timeout: Duration) {
-        self.cx.stats.sleeps += 1;
         let next = self.next_due();
         let control = self.cx.fabric.wait(Some(timeout));
         // Without anything that is due at a time it need not be known: the turns see to it.

@@ -289,7 +289,8 @@ impl Gate {
     }
 }
 
-/// Services with a procedure 20 that waits at a gate, on a worker or on the shard, and fills a Write chunk if there is one.
+/// Services with a procedure 20 that waits at a gate, on a worker or on the shard, and fills a Write chunk if there is
+/// one.
 fn gated(gate: &Gate, workers: bool) -> rpcrdma::Services {
     let mut services = standard_services();
     let gate = gate.clone();

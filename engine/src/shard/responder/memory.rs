@@ -144,20 +144,18 @@ impl Responder {
     /// not go on with it may have it, or the application. `conn` is not in the table.
     fn is_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, watch: &mut Watch, conn: &mut Conn, now: u64) -> bool {
         // Workers, and handlers that took calls, bring theirs home.
-        if self.away > self.futures.len() {
-            return false;
-        }
+        let away = self.away > self.futures.len();
         let look = cx.stats.polls.is_multiple_of(LOOK_EVERY);
         if now.saturating_sub(self.waiters_served_at) < PATIENCE {
             let mut others = cx.conns.iter();
-            return look && others.all(|other| other.holds_nothing()) && conn.holds_nothing();
+            return !away && look && others.all(|other| other.holds_nothing()) && conn.holds_nothing();
         }
         // Those who hold memory for what they do not take make room.
         let stalled = watch.end_stalled(cx, now, PATIENCE / 2) > 0 || watch.is_stalled(cx, conn, PATIENCE / 2);
-        if stalled {
+        if stalled || away {
             self.waiters_served_at = now;
         }
-        !stalled
+        !stalled && !away
     }
 
     /// The calls of a connection that is over wait no more.

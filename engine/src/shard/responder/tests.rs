@@ -201,6 +201,27 @@ fn calls_that_are_taken_come_home_once_and_make_room_for_others() {
 }
 
 #[test]
+fn who_takes_nothing_makes_room_though_calls_are_away() {
+    let mut scene = Scene::new();
+    let (mut stalled, mut conn) = (open_conn(0, true), open_conn(1, true));
+    // A reply that never leaves.
+    scene.serve(&mut stalled, 1, SHORT);
+    assert_eq!(scene.sent(&mut stalled), [1]);
+    scene.serve(&mut conn, 2, LATER);
+    let held = scene.empty_pool();
+    scene.serve_held(&mut conn, 3);
+    scene.cx.conns.insert(stalled);
+    scene.cx.conns.insert(conn);
+    for second in 1..=20 {
+        scene.responder.go_on(&mut scene.cx, &mut scene.watch, second * 1_000_000_000);
+    }
+    assert_eq!(scene.cx.stats.peers_stalled, 1);
+    assert!(scene.responder.waits_for_memory() && scene.cx.stats.calls_failed == 0, "what is away may come home");
+    drop(held);
+    assert_eq!(scene.responder.go_on(&mut scene.cx, &mut scene.watch, 21_000_000_000), 1);
+}
+
+#[test]
 fn what_was_taken_of_a_connection_that_is_over_comes_home_to_nobody() {
     let mut scene = Scene::new();
     let mut conn = open_conn(0, true);
