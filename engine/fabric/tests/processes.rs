@@ -566,7 +566,7 @@ fn socket_files() {
     assert!(!path.exists(), "the file is left behind");
     // A file that is no socket is nobody's to remove.
     std::fs::write(&path, b"precious").expect("write");
-    let refused = SoftwareFabric::bind(&to).err().expect("refused");
+    let refused = SoftwareFabric::bind(&to).expect_err("refused");
     assert!(matches!(&refused, FabricError::Address { detail, .. } if detail.contains("no socket")), "{refused}");
     assert_eq!(std::fs::read(&path).expect("read"), b"precious");
     end.close();
