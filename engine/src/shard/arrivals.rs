@@ -100,8 +100,8 @@ impl<F: Fabric> Shard<F> {
             Ok(qp) => {
                 let config = self.conn_config(MIN_CREDITS, true, PrivateData::parse(private_data), false);
                 let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
-                conn.host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
-                conn.accepted = Some(accepted);
+                let host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
+                conn.was_accepted(accepted, host);
                 self.life.arrives(qp);
                 self.insert(conn);
                 self.cx.schedule.hasten(self.cx.config.control_interval);
@@ -131,12 +131,12 @@ impl<F: Fabric> Shard<F> {
     /// The accepted connections that nothing is under way on.
     fn idle_accepted(&self, now: u64) -> impl Iterator<Item = Idle<'_>> {
         self.cx.conns.iter().filter_map(move |conn| {
-            let accepted = conn.accepted.as_ref()?;
+            let accepted = conn.accepted()?;
             let idle = conn.proto.is_idle() && conn.is_idle();
             let useful = conn.proto.useful_messages();
             let silent = if useful == accepted.useful { now.saturating_sub(accepted.heard) } else { 0 };
             let reserve = conn.promise.receives() as usize;
-            idle.then_some(Idle { qp: conn.qp, host: &accepted.host, new: accepted.new, silent, reserve })
+            idle.then_some(Idle { qp: conn.qp(), host: &accepted.host, new: accepted.new, silent, reserve })
         })
     }
 
@@ -148,12 +148,12 @@ impl<F: Fabric> Shard<F> {
 
     /// A connection that was accepted is established.
     pub(super) fn accept_established(&mut self, conn: &mut Conn) {
-        conn.stage.go(Stage::Open);
+        conn.go(Stage::Open);
         conn.refresh();
         self.cx.peers.established(conn);
-        self.life.opened(ConnRef(conn.qp));
+        self.life.opened(ConnRef(conn.qp()));
         // Version 1 may be silent for as long as it wants to.
-        if self.cx.config.version_1 || conn.accepted.as_ref().is_none_or(|accepted| !accepted.new) {
+        if self.cx.config.version_1 || conn.accepted().is_none_or(|accepted| !accepted.new) {
             self.has_arrived(conn);
         }
     }
@@ -161,9 +161,9 @@ impl<F: Fabric> Shard<F> {
     /// Its first message has come: from now on it is a connection as all others are.
     #[cold]
     pub(super) fn widen(&mut self, conn: &mut Conn) {
-        let Some(accepted) = conn.accepted.as_mut().filter(|accepted| accepted.new) else { return };
+        let Some(accepted) = conn.accepted_mut().filter(|accepted| accepted.new) else { return };
         accepted.new = false;
-        if conn.stage != Stage::Connecting {
+        if conn.stage() != Stage::Connecting {
             self.has_arrived(conn);
         }
         // Else it stays with what it has, and grows as others do.
@@ -181,9 +181,9 @@ impl<F: Fabric> Shard<F> {
 
     /// Nothing is to be waited for any more.
     pub(super) fn has_arrived(&mut self, conn: &mut Conn) {
-        if let Some(accepted) = conn.accepted.as_mut().filter(|accepted| accepted.deadline != u64::MAX) {
+        if let Some(accepted) = conn.accepted_mut().filter(|accepted| accepted.deadline != u64::MAX) {
             accepted.deadline = u64::MAX;
-            self.life.arrives_no_more(conn.qp);
+            self.life.arrives_no_more(conn.qp());
         }
     }
 
@@ -194,7 +194,7 @@ impl<F: Fabric> Shard<F> {
         }
         let now = self.cx.clock.read();
         for qp in self.life.arriving().to_vec() {
-            self.with(qp, |shard, conn| match conn.accepted.as_ref().map_or(u64::MAX, |accepted| accepted.deadline) {
+            self.with(qp, |shard, conn| match conn.accepted().map_or(u64::MAX, |accepted| accepted.deadline) {
                 deadline if deadline <= now => {
                     shard.cx.stats.connections_expired += 1;
                     conn.end_for(LocalClose::SetupTimeout);

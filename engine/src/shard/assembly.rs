@@ -53,9 +53,35 @@ impl Assemblies {
     }
 }
 
+/// The continued message that a connection puts together.
+#[derive(Debug, Default)]
+pub(super) struct Assembling {
+    /// What has come of it.
+    held: Option<Assembly>,
+    /// When it began: the number of such messages that the shard had seen before.
+    age: u64,
+}
+
+impl Assembling {
+    /// There is one.
+    #[inline]
+    pub(super) fn is_under_way(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Drops what has come.
+    pub(super) fn give_up(&mut self) {
+        self.held = None;
+    }
+
+    fn take(&mut self) -> Option<Buf> {
+        self.held.take().map(|assembly| assembly.buf)
+    }
+}
+
 /// What has come of a continued message.
 #[derive(Debug)]
-pub(super) struct Assembly {
+struct Assembly {
     buf: Buf,
     _place: Option<Place>,
 }
@@ -78,11 +104,11 @@ impl<F: Fabric> Context<F> {
     #[cold]
     pub(super) fn part_came(&mut self, conn: &mut Conn, first: bool, view: Option<&View<'_>>) {
         if first {
-            conn.assembly = None;
+            conn.assembling.give_up();
         }
         let Some(part) = view.map(View::payload) else { return };
         if first {
-            conn.assembly_age = self.assemblies.begin();
+            conn.assembling.age = self.assemblies.begin();
             match self.alloc_assembly(conn, part.len(), 2 * self.config.receive_size) {
                 Some(mut buf) => {
                     buf.set_window(0, 0);
@@ -99,12 +125,12 @@ impl<F: Fabric> Context<F> {
     #[cold]
     pub(super) fn assemble_last(&mut self, conn: &mut Conn, part: &[u8]) -> Option<Buf> {
         self.assemble(conn, part);
-        conn.assembly.take().map(|assembly| assembly.buf)
+        conn.assembling.take()
     }
 
     /// Appends a part to what has come of a message.
     fn assemble(&mut self, conn: &mut Conn, part: &[u8]) {
-        let Some(mut buf) = conn.assembly.take().map(|assembly| assembly.buf) else { return };
+        let Some(mut buf) = conn.assembling.take() else { return };
         let len = buf.len();
         if len + part.len() > buf.capacity() {
             let needed = len + part.len();
@@ -135,7 +161,7 @@ impl<F: Fabric> Context<F> {
     /// What has come of the message of a connection is in this buffer.
     fn hold_assembly(&self, conn: &mut Conn, buf: Buf) {
         let is_long = buf.capacity() > self.sizing.configured_capacity();
-        conn.assembly = Some(self.assemblies.hold(buf, is_long, conn.assembly_age, conn.qp));
+        conn.assembling.held = Some(self.assemblies.hold(buf, is_long, conn.assembling.age, conn.qp()));
     }
 
     /// Whether one more of the buffers of `len` bytes may go to a continued message.
@@ -147,9 +173,9 @@ impl<F: Fabric> Context<F> {
     /// Whoever began a message first, and has not ended it, loses it: all that comes of it yet is dropped,
     /// and it is answered with an error.
     fn drop_oldest_assembly(&mut self, conn: &Conn) {
-        let Some(oldest) = self.assemblies.oldest(conn.assembly_age) else { return };
+        let Some(oldest) = self.assemblies.oldest(conn.assembling.age) else { return };
         if let Some(other) = self.conns.get_mut(oldest) {
-            other.assembly = None;
+            other.assembling.give_up();
             other.proto.spoil_sequence();
             self.stats.pool_empty += 1;
         }

@@ -25,7 +25,7 @@ impl Changes {
             if let Event::Asked(wanted) = &event {
                 asked_for(cx, wanted);
             }
-            self.keep((ConnRef(conn.origin), event));
+            self.keep((ConnRef(conn.origin()), event));
         }
         if conn.proto.exchange().is_some() {
             // It may have been told less, or more, before it could be told of changes.
@@ -62,7 +62,7 @@ impl<F: Fabric> Shard<F> {
         act: impl FnOnce(&mut Conn) -> Result<T, ChangeError>,
     ) -> Result<T, ChangeError> {
         let result = self.with_ref(conn, |shard, conn| {
-            let result = if conn.stage == Stage::Open { act(conn) } else { Err(ChangeError::Unsupported) };
+            let result = if conn.stage() == Stage::Open { act(conn) } else { Err(ChangeError::Unsupported) };
             conn.refresh();
             shard.cx.ready.add(conn);
             result

@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::ConnRef;
 use super::arrivals::Accepted;
-use super::assembly::Assembly;
+use super::assembly::Assembling;
 use super::close_reason::CloseReason;
 use super::continuation::Continuation;
 use super::credits::Use;
@@ -16,38 +17,19 @@ use super::responder::Served;
 use super::send_queue::SendQueue;
 use super::stage::Stage;
 use crate::fabric::QpId;
-use crate::proto::Connection;
+use crate::proto::{ConnConfig, Connection};
 
-/// One connection.
+/// One connection. Its parts are lent by name, as whoever works on one often needs two of them at once; each keeps
+/// its own fields.
 pub(super) struct Conn {
-    pub(super) qp: QpId,
-    /// The queue pair that it had first: its owner's name for it.
-    pub(super) origin: QpId,
-    pub(super) stage: Stage,
     pub(super) proto: Connection,
     pub(super) sends: SendQueue,
-    /// In the list of connections with something to say.
-    pub(super) ready: bool,
     /// Our calls on it.
     pub(super) requests: Requests,
     /// The peer's calls on it.
     pub(super) served: Served,
-    /// What has come of a continued message.
-    pub(super) assembly: Option<Assembly>,
-    /// When that began: the number of such messages that the shard had seen before.
-    pub(super) assembly_age: u64,
-    /// The continued message that goes out, if one does.
-    pub(super) continuation: Option<Continuation>,
-    /// The name that the peer has proved.
-    pub(super) peer: Option<Arc<str>>,
-    /// Where a client comes from, if that has an address.
-    pub(super) host: Option<IpAddr>,
-    /// Of one that was accepted: from whom.
-    pub(super) accepted: Option<Accepted>,
-    /// The upper layer knows of it, and is to be told of its end.
-    pub(super) told: bool,
-    /// Of a client that negotiates: until when, in nanoseconds.
-    pub(super) settle_by: u64,
+    /// The continued message that comes in, if one does.
+    pub(super) assembling: Assembling,
     /// Receives that the shard keeps for it.
     pub(super) promise: Promise,
     /// How much is made of its credits.
@@ -56,8 +38,26 @@ pub(super) struct Conn {
     pub(super) progress: Progress,
     /// How it is made again.
     pub(super) again: Again,
+    qp: QpId,
+    /// The queue pair that it had first: its owner's name for it.
+    origin: QpId,
+    stage: Stage,
+    /// In the list of connections with something to say.
+    ready: bool,
+    /// The continued message that goes out, if one does.
+    continuation: Option<Continuation>,
+    /// The name that the peer has proved.
+    peer: Option<Arc<str>>,
+    /// Where a client comes from, if that has an address.
+    host: Option<IpAddr>,
+    /// Of one that was accepted: from whom.
+    accepted: Option<Accepted>,
+    /// The upper layer knows of it, and is to be told of its end.
+    told: bool,
+    /// Of a client that negotiates: until when, in nanoseconds.
+    settle_by: u64,
     /// End the connection, though the loop is in the middle of it: why.
-    pub(super) close_reason: Option<Box<CloseReason>>,
+    close_reason: Option<Box<CloseReason>>,
 }
 
 impl Conn {
@@ -71,8 +71,7 @@ impl Conn {
             requests: Requests::new(proto.call_slots()),
             served: Served::new(proto.inbound_slots()),
             proto,
-            assembly: None,
-            assembly_age: 0,
+            assembling: Assembling::default(),
             continuation: None,
             peer: None,
             host: None,
@@ -87,6 +86,140 @@ impl Conn {
         }
     }
 
+    /// Of one that was accepted: from whom, and where that is, if it has an address.
+    pub(super) fn was_accepted(&mut self, accepted: Accepted, host: Option<IpAddr>) {
+        (self.accepted, self.host) = (Some(accepted), host);
+    }
+
+    /// Its queue pair; [`ConnRef::NONE`] while it has none.
+    #[inline]
+    pub(super) fn qp(&self) -> QpId {
+        self.qp
+    }
+
+    #[inline]
+    pub(super) fn has_qp(&self) -> bool {
+        self.qp != ConnRef::NONE.0
+    }
+
+    /// The queue pair that it had first: its owner's name for it.
+    #[inline]
+    pub(super) fn origin(&self) -> QpId {
+        self.origin
+    }
+
+    #[inline]
+    pub(super) fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// Goes on to this stage.
+    pub(super) fn go(&mut self, next: Stage) {
+        self.stage.go(next);
+    }
+
+    /// The name that the peer has proved.
+    #[inline]
+    pub(super) fn peer(&self) -> Option<&Arc<str>> {
+        self.peer.as_ref()
+    }
+
+    /// Where a client comes from, if that has an address.
+    #[inline]
+    pub(super) fn host(&self) -> Option<IpAddr> {
+        self.host
+    }
+
+    /// Of one that was accepted: from whom.
+    pub(super) fn accepted(&self) -> Option<&Accepted> {
+        self.accepted.as_ref()
+    }
+
+    /// The same, to be changed.
+    pub(super) fn accepted_mut(&mut self) -> Option<&mut Accepted> {
+        self.accepted.as_mut()
+    }
+
+    /// The upper layer is told of it. False if it was before.
+    pub(super) fn set_told(&mut self) -> bool {
+        !std::mem::replace(&mut self.told, true)
+    }
+
+    /// The upper layer was told of it, and is to be told of its end.
+    pub(super) fn was_told(&self) -> bool {
+        self.told
+    }
+
+    /// Of a client that negotiates: until when, in nanoseconds.
+    pub(super) fn settle_by(&self) -> u64 {
+        self.settle_by
+    }
+
+    /// Sets until when the client may negotiate, in nanoseconds; `u64::MAX` once it need not.
+    pub(super) fn settle_until(&mut self, time: u64) {
+        self.settle_by = time;
+    }
+
+    /// In the list of connections with something to say.
+    #[inline]
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready
+    }
+
+    /// It is in that list now, or no longer. False if that was so before.
+    #[inline]
+    pub(super) fn set_ready(&mut self, ready: bool) -> bool {
+        std::mem::replace(&mut self.ready, ready) != ready
+    }
+
+    /// The continued message that goes out, to send its next part.
+    #[inline]
+    pub(super) fn take_continuation(&mut self) -> Option<Continuation> {
+        self.continuation.take()
+    }
+
+    /// What is left of it goes out later.
+    pub(super) fn keep_continuation(&mut self, continuation: Continuation) {
+        self.continuation = Some(continuation);
+    }
+
+    /// Has lost its queue pair, which is returned, and with it what it had to say.
+    pub(super) fn leave_qp(&mut self) -> QpId {
+        // As if it was in the list, so that nobody puts it there.
+        self.ready = true;
+        std::mem::replace(&mut self.qp, ConnRef::NONE.0)
+    }
+
+    /// Has a queue pair again, and connects anew.
+    pub(super) fn made_again(&mut self, qp: QpId, config: ConnConfig) {
+        self.proto.restart(config);
+        self.usage.restart();
+        self.fit();
+        self.go(Stage::Connecting);
+        (self.qp, self.ready, self.close_reason) = (qp, false, None);
+    }
+
+    /// An attempt to make it again has failed, for this reason: what is told of it from now on.
+    pub(super) fn not_made_again(&mut self, reason: impl Into<CloseReason>) {
+        self.close_reason = Some(Box::new(reason.into()));
+    }
+
+    /// It is to be ended, or made again.
+    #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        self.close_reason.is_some()
+    }
+
+    /// Why it is to be ended, if it is.
+    pub(super) fn close_reason(&self) -> Option<&CloseReason> {
+        self.close_reason.as_deref()
+    }
+
+    /// The same, for good.
+    pub(super) fn take_close_reason(&mut self) -> Option<CloseReason> {
+        self.close_reason.take().map(|reason| *reason)
+    }
+
     /// Has it ended as soon as whoever works on it is through. The first reason is the one that counts.
     #[cold]
     pub(super) fn end_for(&mut self, reason: impl Into<CloseReason>) {
@@ -99,7 +232,8 @@ impl Conn {
         self.sends.forget_device();
         self.requests.forget_device();
         self.served.forget_device();
-        (self.assembly, self.continuation) = (None, None);
+        self.assembling.give_up();
+        self.continuation = None;
         self.progress = Progress::default();
     }
 
@@ -164,5 +298,45 @@ impl Conn {
     /// Nothing is under way that the protocol does not know of.
     pub(super) fn is_idle(&self) -> bool {
         self.served.none_away() && self.requests.expose_nothing()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::close_reason::LocalClose;
+    use crate::shard::testing::{new_conn, open_conn};
+
+    #[test]
+    fn the_first_reason_counts_until_it_is_to_be_made_again() {
+        let mut conn = open_conn(0, false);
+        assert!(!conn.is_over() && conn.close_reason().is_none());
+        conn.end_for(LocalClose::Requested);
+        conn.end_for(LocalClose::SetupTimeout);
+        assert!(matches!(conn.close_reason(), Some(CloseReason::Local(LocalClose::Requested))));
+        conn.not_made_again(LocalClose::NegotiationTimeout);
+        assert!(matches!(conn.take_close_reason(), Some(CloseReason::Local(LocalClose::NegotiationTimeout))));
+        assert!(!conn.is_over());
+    }
+
+    #[test]
+    fn one_without_a_queue_pair_is_not_asked_for_output() {
+        let (first, second) = (QpId { slot: 3, generation: 0 }, QpId { slot: 4, generation: 7 });
+        let mut conn = new_conn(3, false);
+        conn.end_for(LocalClose::Requested);
+        assert_eq!((conn.leave_qp(), conn.has_qp()), (first, false));
+        assert!(!conn.set_ready(true), "as if it was in the list");
+        conn.go(Stage::Reconnecting);
+        conn.made_again(second, ConnConfig::default());
+        assert_eq!((conn.qp(), conn.origin(), conn.stage()), (second, first, Stage::Connecting));
+        assert!(!conn.is_over() && conn.set_ready(true));
+    }
+
+    #[test]
+    fn the_upper_layer_is_told_once() {
+        let mut conn = open_conn(0, true);
+        assert!(!conn.was_told());
+        assert!(conn.set_told() && conn.was_told());
+        assert!(!conn.set_told());
     }
 }

@@ -69,9 +69,8 @@ impl ReadyList {
     /// Adds a connection, unless it is there.
     #[inline]
     pub(super) fn add(&mut self, conn: &mut Conn) {
-        if !conn.ready {
-            conn.ready = true;
-            push(&mut self.slots, || conn.qp.slot);
+        if conn.set_ready(true) {
+            push(&mut self.slots, || conn.qp().slot);
         }
     }
 
@@ -169,7 +168,7 @@ impl<F: Fabric> Context<F> {
         if conn.sends.is_empty() {
             return;
         }
-        let qp = conn.qp;
+        let qp = conn.qp();
         let (posted, result) = conn.sends.post(|chain| self.fabric.post_send(qp, chain));
         if let Err(error) = result {
             self.not_posted(conn, error);
@@ -198,8 +197,8 @@ impl<F: Fabric> Context<F> {
     /// What was counted as sent cannot be: the counts no longer hold, and the connection ends.
     #[cold]
     pub(super) fn unsendable(&mut self, conn: &mut Conn, what: &'static str) {
-        if conn.close_reason.is_none() {
-            let line = format_args!("{:?}: {what} could not be sent, its connection ends", conn.qp);
+        if !conn.is_over() {
+            let line = format_args!("{:?}: {what} could not be sent, its connection ends", conn.qp());
             self.error("connections that ended as something could not be sent", line);
             conn.end_for(LocalClose::Unsendable(what));
         }
@@ -374,7 +373,7 @@ impl<F: Fabric> Context<F> {
 
     /// The connection that goes by this name, if calls may be started on it.
     pub(super) fn open_conn(&self, conn: ConnRef) -> Option<&Conn> {
-        self.conns.get(conn).filter(|conn| conn.stage == Stage::Open)
+        self.conns.get(conn).filter(|conn| conn.stage() == Stage::Open)
     }
 }
 
@@ -390,13 +389,13 @@ mod tests {
         ready.add(&mut one);
         ready.add(&mut one);
         assert_eq!((ready.take_only(), ready.take_only()), (Some(3), None));
-        one.ready = false;
+        one.set_ready(false);
         ready.add(&mut other);
         ready.add(&mut one);
         assert_eq!(ready.take_only(), None, "there are two");
         let all = ready.take_all();
         assert_eq!(all, [5, 3]);
-        other.ready = false;
+        other.set_ready(false);
         ready.add(&mut other);
         ready.give_back(all);
         assert_eq!(ready.take_all(), [5], "what came meanwhile");
@@ -406,7 +405,7 @@ mod tests {
     #[test]
     fn a_connection_that_is_over_is_ended_at_once_by_control() {
         let mut cx = context(small());
-        let qp = open_conn(0, true).qp;
+        let qp = open_conn(0, true).qp();
         cx.conns.insert(open_conn(0, true));
         assert!(cx.schedule.control_is_due(0, std::time::Duration::from_secs(1)));
         cx.with_each(|_, _| {});

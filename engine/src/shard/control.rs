@@ -47,7 +47,7 @@ impl<F: Fabric> Shard<F> {
 
     /// True while calls may be started on it.
     pub fn is_open(&self, conn: ConnRef) -> bool {
-        self.cx.conns.get(conn).is_some_and(|conn| conn.stage == Stage::Open)
+        self.cx.conns.get(conn).is_some_and(|conn| conn.stage() == Stage::Open)
     }
 
     /// Takes no more calls on a connection, and ends it when those under way have ended.
@@ -57,17 +57,17 @@ impl<F: Fabric> Shard<F> {
 
     fn start_drain(&mut self, conn: &mut Conn) {
         conn.proto.close();
-        if conn.stage == Stage::Negotiating {
-            self.life.negotiates_no_more(conn.qp);
+        if conn.stage() == Stage::Negotiating {
+            self.life.negotiates_no_more(conn.qp());
         }
-        match conn.stage {
+        match conn.stage() {
             // Nothing can be sent on it yet.
             Stage::Connecting => {
                 conn.end_for(LocalClose::Requested);
-                conn.stage.go(Stage::Closing);
+                conn.go(Stage::Closing);
             }
             Stage::Closing | Stage::Draining => {}
-            Stage::Negotiating | Stage::Open | Stage::Reconnecting => conn.stage.go(Stage::Draining),
+            Stage::Negotiating | Stage::Open | Stage::Reconnecting => conn.go(Stage::Draining),
         }
         conn.refresh();
         self.cx.ready.add(conn);
@@ -84,7 +84,7 @@ impl<F: Fabric> Shard<F> {
     /// Ends what waits to be made again.
     fn end_parked(&mut self) {
         for conn in self.cx.conns.take_parked() {
-            self.lend(conn, |_, conn| conn.stage.go(Stage::Closing));
+            self.lend(conn, |_, conn| conn.go(Stage::Closing));
         }
     }
 
@@ -200,7 +200,7 @@ impl<F: Fabric> Shard<F> {
     /// Puts a connection into the table that has a queue pair now.
     pub(super) fn insert(&mut self, mut conn: Box<Conn>) {
         self.cx.rebalance(&mut conn);
-        let (qp, failure) = (conn.qp, conn.proto.auth().failure());
+        let (qp, failure) = (conn.qp(), conn.proto.auth().failure());
         self.cx.conns.insert(conn);
         self.cx.stats.connections_total += 1;
         self.cx.refill();
@@ -252,7 +252,7 @@ impl<F: Fabric> Shard<F> {
 
     fn established(&mut self, qp: QpId, private_data: &[u8]) {
         self.with(qp, |shard, conn| {
-            if conn.stage != Stage::Connecting {
+            if conn.stage() != Stage::Connecting {
                 return;
             }
             // A message may have come before this event.
@@ -264,9 +264,9 @@ impl<F: Fabric> Shard<F> {
             if conn.proto.is_open() {
                 return shard.settled(conn);
             }
-            conn.stage.go(Stage::Negotiating);
-            conn.settle_by = shard.cx.clock.read() + nanoseconds(shard.cx.config.negotiation_timeout);
-            shard.cx.schedule.wake_by(conn.settle_by);
+            conn.go(Stage::Negotiating);
+            conn.settle_until(shard.cx.clock.read() + nanoseconds(shard.cx.config.negotiation_timeout));
+            shard.cx.schedule.wake_by(conn.settle_by());
             shard.life.negotiates(qp);
         });
     }
@@ -274,18 +274,18 @@ impl<F: Fabric> Shard<F> {
     /// A client knows the version and the terms: calls may be started.
     #[cold]
     pub(super) fn settled(&mut self, conn: &mut Conn) {
-        if conn.stage == Stage::Negotiating {
-            self.life.negotiates_no_more(conn.qp);
+        if conn.stage() == Stage::Negotiating {
+            self.life.negotiates_no_more(conn.qp());
         }
-        if matches!(conn.stage, Stage::Connecting | Stage::Negotiating) {
-            conn.stage.go(Stage::Open);
-            conn.settle_by = u64::MAX;
+        if matches!(conn.stage(), Stage::Connecting | Stage::Negotiating) {
+            conn.go(Stage::Open);
+            conn.settle_until(u64::MAX);
             conn.refresh();
             if conn.again.is_under_way() {
                 conn.again.succeeded();
                 self.requester.resume(&mut self.cx, conn);
             }
-            self.life.opened(ConnRef(conn.origin));
+            self.life.opened(ConnRef(conn.origin()));
         }
         conn.refresh();
     }
@@ -302,8 +302,8 @@ impl<F: Fabric> Shard<F> {
                     // By a message that was something else, too.
                     return shard.settled(conn);
                 }
-                shard.cx.schedule.wake_by(conn.settle_by.max(now));
-                if conn.settle_by <= now {
+                shard.cx.schedule.wake_by(conn.settle_by().max(now));
+                if conn.settle_by() <= now {
                     conn.end_for(LocalClose::NegotiationTimeout);
                 }
             });
@@ -322,8 +322,8 @@ impl<F: Fabric> Shard<F> {
         if self.may_reconnect(&conn) {
             return self.begin_reconnect(conn);
         }
-        let reason = conn.close_reason.take().map_or(LocalClose::Requested.into(), |reason| *reason);
-        let origin = conn.origin;
+        let reason = conn.take_close_reason().unwrap_or(LocalClose::Requested.into());
+        let origin = conn.origin();
         self.say_why(ConnRef(origin), &reason);
         self.release_qp(&mut conn);
         self.requester.connection_lost(&mut self.cx, &mut conn);
@@ -335,20 +335,17 @@ impl<F: Fabric> Shard<F> {
 
     /// Gives a queue pair back to the device, and ends what the peer had asked for.
     pub(super) fn release_qp(&mut self, conn: &mut Conn) {
-        if conn.qp == ConnRef::NONE.0 {
+        if !conn.has_qp() {
             return;
         }
         self.responder.connection_lost(conn);
         self.has_arrived(conn);
-        if conn.stage == Stage::Negotiating {
-            self.life.negotiates_no_more(conn.qp);
+        if conn.stage() == Stage::Negotiating {
+            self.life.negotiates_no_more(conn.qp());
         }
         // What the device held is given back here: only then may anything else be done with that memory.
-        self.cx.fabric.destroy_qp(conn.qp);
-        conn.qp = ConnRef::NONE.0;
-        // What has no queue pair has nothing to say.
-        conn.ready = true;
-        if let Some(Continuation { of, rest, whole, .. }) = conn.continuation.take() {
+        self.cx.fabric.destroy_qp(conn.leave_qp());
+        if let Some(Continuation { of, rest, whole, .. }) = conn.take_continuation() {
             match of {
                 Whose::Reply(call) => self.responder.drop_call(call),
                 Whose::Call(call, _) => conn.keep_whole(call, rest, whole),

@@ -101,7 +101,7 @@ impl<F: Fabric> Context<F> {
                 conn.pass_time(now);
                 cx.fit_credits(conn, open);
             }
-            if keep_alive && conn.stage == Stage::Open {
+            if keep_alive && conn.stage() == Stage::Open {
                 cx.keep_alive(conn);
             }
         });
@@ -123,7 +123,7 @@ impl<F: Fabric> Context<F> {
         };
         let wanted = wanted.max(MIN_CREDITS);
         // Version 1 of a side that takes no calls has none.
-        if wanted != credits && credits != 0 && conn.stage == Stage::Open {
+        if wanted != credits && credits != 0 && conn.stage() == Stage::Open {
             conn.proto.set_credit_limit(wanted);
             conn.fit();
         }

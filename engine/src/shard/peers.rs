@@ -21,7 +21,7 @@ pub struct Peer {
 
 impl Peer {
     fn of(shard: u32, conn: &Conn) -> Self {
-        Self { caller: Caller { shard, qp: conn.origin }, host: conn.host, identity: conn.peer.clone() }
+        Self { caller: Caller { shard, qp: conn.origin() }, host: conn.host(), identity: conn.peer().cloned() }
     }
 
     /// Its connection, as its calls have it ([`ServerCall::caller`](crate::ServerCall::caller)).
@@ -102,8 +102,7 @@ impl Peers {
     /// A connection of a peer may be used, or is used already.
     pub(super) fn established(&self, conn: &mut Conn) {
         let Some(hook) = &self.hook else { return };
-        if conn.accepted.is_some() && !conn.told {
-            conn.told = true;
+        if conn.accepted().is_some() && conn.set_told() {
             hook.tell(PeerEvent::Established(&Peer::of(self.shard, conn)));
         }
     }
@@ -111,7 +110,7 @@ impl Peers {
     /// A connection is over, for this reason. Workers may still have calls of it.
     pub(super) fn ended(&mut self, conn: &Conn, reason: &CloseReason) {
         let Some(hook) = &self.hook else { return };
-        if !conn.told {
+        if !conn.was_told() {
             return;
         }
         let (peer, calls) = (Peer::of(self.shard, conn), conn.served.calls_at_workers());

@@ -126,8 +126,8 @@ impl<F: Fabric> Shard<F> {
             // in a row: it is lent once.
             self.with(first.qp, |shard, conn| {
                 shard.completed(conn, first);
-                while conn.close_reason.is_none()
-                    && rest.as_slice().first().is_some_and(|next| next.qp == conn.qp)
+                while !conn.is_over()
+                    && rest.as_slice().first().is_some_and(|next| next.qp == conn.qp())
                     && let Some(next) = rest.next()
                 {
                     shard.count_receive(&next);
@@ -145,10 +145,10 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     fn settle(&mut self, conn: &mut Conn, only_one: bool) {
         let receives_ok = self.cx.receives_ok(conn);
-        let asks = conn.proto.has_output(receives_ok) || conn.stage == Stage::Draining;
+        let asks = conn.proto.has_output(receives_ok) || conn.stage() == Stage::Draining;
         if asks || (!only_one && !conn.sends.is_empty()) {
             self.cx.ready.add(conn);
-        } else if !conn.sends.is_empty() && !conn.ready {
+        } else if !conn.sends.is_empty() && !conn.is_ready() {
             conn.proto.needs_transmit(receives_ok);
             self.cx.post_chain(conn);
         }
@@ -197,24 +197,24 @@ impl<F: Fabric> Shard<F> {
     fn transmit_one(&mut self, slot: u32) {
         let Some(conn) = self.cx.conns.take_slot(slot as usize) else { return };
         self.lend(conn, |shard, conn| {
-            conn.ready = false;
-            if conn.stage == Stage::Connecting {
+            conn.set_ready(false);
+            if conn.stage() == Stage::Connecting {
                 return;
             }
-            if conn.proto.needs_transmit(shard.cx.receives_ok(conn)) || conn.stage == Stage::Draining {
+            if conn.proto.needs_transmit(shard.cx.receives_ok(conn)) || conn.stage() == Stage::Draining {
                 shard.transmit_pending(conn);
             }
             shard.cx.post_chain(conn);
-            if conn.stage == Stage::Closing && conn.sends.is_empty() {
+            if conn.stage() == Stage::Closing && conn.sends.is_empty() {
                 // The device says when all of it has arrived.
-                shard.cx.fabric.disconnect(conn.qp);
+                shard.cx.fabric.disconnect(conn.qp());
                 shard.cx.schedule.control_now();
             }
         });
     }
 
     fn transmit_pending(&mut self, conn: &mut Conn) {
-        if conn.stage == Stage::Closing {
+        if conn.stage() == Stage::Closing {
             return;
         }
         let mut more = true;
@@ -259,8 +259,8 @@ impl<F: Fabric> Shard<F> {
         if more {
             self.cx.ready.add(conn);
         }
-        if conn.stage == Stage::Draining && conn.proto.is_idle() && conn.is_idle() {
-            conn.stage.go(Stage::Closing);
+        if conn.stage() == Stage::Draining && conn.proto.is_idle() && conn.is_idle() {
+            conn.go(Stage::Closing);
         }
     }
 

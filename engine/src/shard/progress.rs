@@ -135,13 +135,13 @@ impl Watch {
 
     /// Looks at one connection; true if it is ended for what it owes.
     fn look<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, elapsed: u64, limit: u64) -> bool {
-        if matches!(conn.stage, Stage::Connecting | Stage::Reconnecting) {
+        if matches!(conn.stage(), Stage::Connecting | Stage::Reconnecting) {
             return false;
         }
-        let in_device = cx.fabric.holds_sends(conn.qp);
+        let in_device = cx.fabric.holds_sends(conn.qp());
         let (waited, why) = conn.progress.look(conn.owed(in_device), elapsed);
         self.owed |= conn.progress.is_owed();
-        if waited < limit.max(1) || conn.close_reason.is_some() {
+        if waited < limit.max(1) || conn.is_over() {
             return false;
         }
         cx.stats.peers_stalled += 1;

@@ -26,7 +26,7 @@ impl<F: Fabric> Shard<F> {
     /// call or the reply that it is.
     #[inline(always)]
     fn take(&mut self, conn: &mut Conn, plain: Option<Head>, message: ReceivedBuf, invalidated: Option<u32>) {
-        if matches!(conn.stage, Stage::Connecting | Stage::Closing) && !self.is_expected(conn) {
+        if matches!(conn.stage(), Stage::Connecting | Stage::Closing) && !self.is_expected(conn) {
             return;
         }
         let checked;
@@ -47,7 +47,7 @@ impl<F: Fabric> Shard<F> {
             Ok(Event::Call { id }) => {
                 let mut call = self.responder.take_call(cx, conn, id);
                 if let Some(view) = incoming.view()
-                    && (conn.assembly.is_some() || view.htype() != HeaderType::Msg)
+                    && (conn.assembling.is_under_way() || view.htype() != HeaderType::Msg)
                 {
                     return self.responder.serve_unusual(cx, conn, call, view);
                 }
@@ -56,7 +56,7 @@ impl<F: Fabric> Shard<F> {
             }
             Ok(Event::Reply { call, token }) => {
                 if let Some(view) = incoming.view()
-                    && conn.assembly.is_some()
+                    && conn.assembling.is_under_way()
                 {
                     return self.requester.replied_in_parts(cx, conn, (call, token), view, invalidated);
                 }
@@ -71,12 +71,12 @@ impl<F: Fabric> Shard<F> {
     /// Whether a message is read that comes when the connection is not yet, or no longer, open.
     #[cold]
     fn is_expected(&mut self, conn: &mut Conn) -> bool {
-        if conn.stage == Stage::Connecting && conn.proto.config().server {
+        if conn.stage() == Stage::Connecting && conn.proto.config().server {
             // Who sends has been told that the connection is established. The device may say so here after it
             // delivered the message, and an answer may be more than a reply: the service calls the client back.
             self.accept_established(conn);
         }
-        conn.stage != Stage::Closing
+        conn.stage() != Stage::Closing
     }
 
     /// The same for what may be a first message, and may settle the terms.
@@ -121,13 +121,13 @@ impl<F: Fabric> Shard<F> {
                 format_args!(
                     "{:?}: a call is answered with ERR_SYSTEM: it is longer than `Config::reassemble_up_to`, or no buffer \
                      of `Config::long_buffers` holds its parts, or its peer has not authenticated itself yet",
-                    conn.qp
+                    conn.qp()
                 ),
             ),
             // Calls and replies are never made of what could not be read.
             Event::Rejected(_) | Event::Call { .. } | Event::Reply { .. } => {}
         }
-        conn.assembly = None;
+        conn.assembling.give_up();
         if let Some(orphan) = conn.proto.broken_off() {
             self.unusual(conn, orphan, message, None);
         }
@@ -136,7 +136,7 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     fn fault(&mut self, conn: &mut Conn, fault: PeerFault) {
         self.cx.stats.peer_faults += 1;
-        self.cx.warn("faults of peers", format_args!("{:?}: {fault}", conn.qp));
+        self.cx.warn("faults of peers", format_args!("{:?}: {fault}", conn.qp()));
         if matches!(fault, PeerFault::NoCommonVersion { .. }) {
             // Another connection would end in the same way.
             conn.again.give_up();
@@ -149,13 +149,15 @@ impl<F: Fabric> Shard<F> {
 mod tests {
     use super::*;
     use crate::shard::Notice;
-    use crate::shard::testing::{NoDevice, call, message, open_conn, received, small};
+    use crate::shard::testing::{NoDevice, call, message, new_conn, received, small};
 
     /// What a connection in this stage does with the first message of its client.
     fn first_message(stage: Stage) -> (Shard<NoDevice>, Box<Conn>) {
         let mut shard = Shard::open(NoDevice::default(), small(), None).expect("memory");
-        let mut conn = open_conn(0, true);
-        conn.stage = stage;
+        let mut conn = new_conn(0, true);
+        if stage != Stage::Connecting {
+            conn.go(stage);
+        }
         let buf = shard.alloc(100).expect("a buffer");
         shard.received(&mut conn, received(buf, &message(1, &call(7, 0))), None);
         (shard, conn)
@@ -164,7 +166,7 @@ mod tests {
     #[test]
     fn a_message_says_that_the_connection_is_established() {
         let (mut shard, conn) = first_message(Stage::Connecting);
-        assert_eq!(conn.stage, Stage::Open);
+        assert_eq!(conn.stage(), Stage::Open);
         assert_eq!(conn.proto.counters().received, 1);
         assert!(matches!(shard.take_notices().as_slice(), [Notice::Open(_)]));
     }
@@ -172,7 +174,7 @@ mod tests {
     #[test]
     fn what_comes_after_the_end_is_not_read() {
         let (shard, conn) = first_message(Stage::Closing);
-        assert_eq!(conn.stage, Stage::Closing);
+        assert_eq!(conn.stage(), Stage::Closing);
         assert_eq!(conn.proto.counters().received, 0);
         assert!(!shard.has_notices());
     }

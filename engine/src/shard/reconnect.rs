@@ -51,7 +51,8 @@ impl Again {
 impl Conn {
     /// It was lost, and is not open again yet.
     pub(super) fn is_reconnecting(&self) -> bool {
-        self.again.is_under_way() && matches!(self.stage, Stage::Reconnecting | Stage::Connecting | Stage::Negotiating)
+        self.again.is_under_way()
+            && matches!(self.stage(), Stage::Reconnecting | Stage::Connecting | Stage::Negotiating)
     }
 }
 
@@ -62,7 +63,7 @@ impl<F: Fabric> Shard<F> {
             return false;
         }
         let more = conn.again.attempts < self.cx.config.reconnect_attempts;
-        match conn.stage {
+        match conn.stage() {
             Stage::Negotiating => self.wants_version_1(conn) || more,
             Stage::Open => self.lost_after_version_error(conn) || more,
             // Who never was connected is told so.
@@ -91,14 +92,14 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn begin_reconnect(&mut self, mut conn: Box<Conn>) {
         let version_1 = self.wants_version_1(&conn) || self.lost_after_version_error(&conn);
         conn.again.version_1_only |= version_1;
-        if let Some(reason) = &conn.close_reason {
-            let line = format_args!("{:?} lost, to be made again: {reason}", conn.qp);
+        if let Some(reason) = conn.close_reason() {
+            let line = format_args!("{:?} lost, to be made again: {reason}", conn.qp());
             self.cx.info("connections lost, to be made again", line);
         }
         self.release_qp(&mut conn);
         self.requester.interrupt(&mut self.cx, &mut conn);
         conn.forget_device();
-        conn.stage.go(Stage::Reconnecting);
+        conn.go(Stage::Reconnecting);
         conn.again.retry_at = match version_1 {
             true => 0,
             false => self.cx.clock.read() + self.backoff(conn.again.attempts),
@@ -137,25 +138,19 @@ impl<F: Fabric> Shard<F> {
         match made {
             Ok((qp, credits)) => {
                 let config = self.conn_config(credits, false, None, conn.again.version_1_only);
-                conn.proto.restart(config);
-                conn.usage.restart();
-                conn.fit();
-                conn.qp = qp;
-                conn.stage.go(Stage::Connecting);
-                conn.ready = false;
-                conn.close_reason = None;
+                conn.made_again(qp, config);
                 self.insert(conn);
             }
             Err(why) if conn.again.attempts < self.cx.config.reconnect_attempts => {
                 conn.again.attempts += 1;
                 conn.again.retry_at = now + self.backoff(conn.again.attempts);
-                conn.close_reason = Some(Box::new(why.into()));
+                conn.not_made_again(why);
                 self.cx.schedule.wake_by(conn.again.retry_at);
                 self.cx.conns.park(conn);
             }
             Err(why) => {
-                conn.close_reason = Some(Box::new(why.into()));
-                self.lend(conn, |_, conn| conn.stage.go(Stage::Closing));
+                conn.not_made_again(why);
+                self.lend(conn, |_, conn| conn.go(Stage::Closing));
             }
         }
     }

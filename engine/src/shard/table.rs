@@ -25,13 +25,13 @@ pub(super) struct ConnTable {
 impl ConnTable {
     /// Puts in a connection that has a new queue pair.
     pub(super) fn insert(&mut self, conn: Box<Conn>) {
-        let slot = conn.qp.slot as usize;
+        let slot = conn.qp().slot as usize;
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, || None);
         }
-        if conn.origin != conn.qp {
-            self.aliases.retain(|(origin, _)| *origin != conn.origin);
-            self.aliases.push((conn.origin, conn.qp));
+        if conn.origin() != conn.qp() {
+            self.aliases.retain(|(origin, _)| *origin != conn.origin());
+            self.aliases.push((conn.origin(), conn.qp()));
         }
         debug_assert!(self.slots[slot].is_none(), "two connections of one queue pair");
         self.slots[slot] = Some(conn);
@@ -41,7 +41,7 @@ impl ConnTable {
     #[inline(always)]
     pub(super) fn take(&mut self, qp: QpId) -> Option<Box<Conn>> {
         let entry = self.slots.get_mut(qp.slot as usize)?;
-        if entry.as_ref()?.qp != qp {
+        if entry.as_ref()?.qp() != qp {
             return None;
         }
         entry.take()
@@ -64,7 +64,7 @@ impl ConnTable {
 
     #[cold]
     fn take_made_again(&mut self, origin: QpId) -> Option<Box<Conn>> {
-        if let Some(at) = self.reconnecting.iter().position(|conn| conn.origin == origin) {
+        if let Some(at) = self.reconnecting.iter().position(|conn| conn.origin() == origin) {
             return Some(self.reconnecting.remove(at));
         }
         let &(_, now) = self.aliases.iter().find(|(first, _)| *first == origin)?;
@@ -75,10 +75,10 @@ impl ConnTable {
     /// [ended](Self::take_closed).
     #[inline(always)]
     pub(super) fn give_back(&mut self, conn: Box<Conn>) -> bool {
-        if conn.close_reason.is_some() {
+        if conn.is_over() {
             return self.put_aside(conn);
         }
-        let slot = conn.qp.slot as usize;
+        let slot = conn.qp().slot as usize;
         self.slots[slot] = Some(conn);
         true
     }
@@ -86,7 +86,7 @@ impl ConnTable {
     #[cold]
     fn put_aside(&mut self, conn: Box<Conn>) -> bool {
         // One that is to be made again has no other place meanwhile.
-        if conn.stage == Stage::Reconnecting {
+        if conn.stage() == Stage::Reconnecting {
             self.park(conn);
             return true;
         }
@@ -109,7 +109,7 @@ impl ConnTable {
     /// Keeps a connection that has no queue pair until it is made again. It is marked as over, so that it
     /// comes back here from whoever it is lent to.
     pub(super) fn park(&mut self, conn: Box<Conn>) {
-        debug_assert!(conn.close_reason.is_some(), "it would be put where it has no place");
+        debug_assert!(conn.is_over(), "it would be put where it has no place");
         self.reconnecting.push(conn);
     }
 
@@ -134,12 +134,12 @@ impl ConnTable {
         let alias = self.aliases.iter().find(|(first, _)| *first == conn.0);
         let qp = alias.map_or(conn.0, |&(_, now)| now);
         let conn = self.slots.get(qp.slot as usize)?.as_ref()?;
-        (conn.qp == qp).then_some(conn)
+        (conn.qp() == qp).then_some(conn)
     }
 
     /// The connection that has this queue pair.
     pub(super) fn get_mut(&mut self, qp: QpId) -> Option<&mut Conn> {
-        self.slots.get_mut(qp.slot as usize)?.as_deref_mut().filter(|conn| conn.qp == qp)
+        self.slots.get_mut(qp.slot as usize)?.as_deref_mut().filter(|conn| conn.qp() == qp)
     }
 
     /// All that have a queue pair.
@@ -198,7 +198,7 @@ mod tests {
         assert!(!table.give_back(lent));
         assert!(table.take(qp(0, 7)).is_none() && table.get(ConnRef(qp(0, 7))).is_none());
         assert!(table.has_closed() && !table.is_empty(), "it is not ended yet");
-        assert_eq!(table.take_closed().pop().expect("the one").qp, qp(0, 7));
+        assert_eq!(table.take_closed().pop().expect("the one").qp(), qp(0, 7));
         assert!(!table.has_closed() && table.is_empty());
     }
 
@@ -210,15 +210,16 @@ mod tests {
         for again in [qp(5, 0), qp(0, 1)] {
             let mut lost = table.take_ref(ConnRef(name)).expect("by its name");
             lost.end_for(LocalClose::Requested);
-            (lost.qp, lost.stage) = (ConnRef::NONE.0, Stage::Reconnecting);
+            lost.go(Stage::Reconnecting);
+            lost.leave_qp();
             table.park(lost);
             assert!(table.has_parked() && !table.is_empty() && table.get(ConnRef(name)).is_none());
             let parked = table.take_ref(ConnRef(name)).expect("by its name, while it has no queue pair");
             assert!(table.give_back(parked), "it is not over");
             let mut made = table.take_parked().pop().expect("one");
-            made.qp = again;
+            made.made_again(again, ConnConfig::default());
             table.insert(made);
-            assert_eq!(table.get(ConnRef(name)).expect("by its name").qp, again);
+            assert_eq!(table.get(ConnRef(name)).expect("by its name").qp(), again);
         }
         table.take(qp(0, 1)).expect("by its queue pair");
         table.forget(name);

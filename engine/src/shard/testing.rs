@@ -164,6 +164,14 @@ pub(super) fn small() -> Config {
 
 /// A connection of version 1 that is open.
 pub(super) fn open_conn(slot: u32, server: bool) -> Box<Conn> {
+    let mut conn = new_conn(slot, server);
+    conn.go(Stage::Open);
+    conn.refresh();
+    conn
+}
+
+/// A connection of version 1 that is not established yet.
+pub(super) fn new_conn(slot: u32, server: bool) -> Box<Conn> {
     let config = ConnConfig {
         scheme: Scheme::V1,
         server,
@@ -172,10 +180,7 @@ pub(super) fn open_conn(slot: u32, server: bool) -> Box<Conn> {
         max_calls: if server { 0 } else { 16 },
         ..ConnConfig::default()
     };
-    let mut conn = Box::new(Conn::new(QpId { slot, generation: 0 }, Connection::new(config)));
-    conn.stage = Stage::Open;
-    conn.refresh();
-    conn
+    Box::new(Conn::new(QpId { slot, generation: 0 }, Connection::new(config)))
 }
 
 /// A message that has come in this buffer.

@@ -440,7 +440,7 @@ impl Requester {
         let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
         let window = match conn.requests.exposures.free_window() {
             Some(window) => window,
-            None => cx.fabric.alloc_window(conn.qp)?,
+            None => cx.fabric.alloc_window(conn.qp())?,
         };
         let segment = Segment {
             handle: cx.fabric.next_rkey(window),

@@ -41,7 +41,7 @@ impl Requester {
         may_expose: bool,
     ) -> Result<(), CallError> {
         // One that drains ends what it has begun, and takes no new call.
-        if !matches!(conn.stage, Stage::Open | Stage::Draining) {
+        if !matches!(conn.stage(), Stage::Open | Stage::Draining) {
             return Err(CallError::Closed);
         }
         if !conn.proto.may_call() || !calls_are_taken(&conn.proto) {

@@ -22,7 +22,7 @@ impl Scene {
         let (mut cx, time) = (context(small()), SimulatedTime::new());
         cx.clock = Clock::simulated(&time);
         let conn = open_conn(0, false);
-        let name = ConnRef(conn.qp);
+        let name = ConnRef(conn.qp());
         cx.conns.insert(conn);
         Self { requester: Requester::new(), cx, time, name }
     }

@@ -29,9 +29,9 @@ impl Responder {
         conn: &Conn,
         id: InboundId,
     ) -> Box<ServerCall> {
-        let mut call = self.boxes.take(conn.qp, id);
+        let mut call = self.boxes.take(conn.qp(), id);
         call.arrived = cx.sample();
-        (call.host, call.inline_room) = (conn.host, conn.served.inline_room);
+        (call.host, call.inline_room) = (conn.host(), conn.served.inline_room);
         call
     }
 
@@ -127,10 +127,10 @@ impl Responder {
     #[cold]
     fn look_twice(conn: &Conn, call: &mut ServerCall) -> Result<(), CallRefusal> {
         // A server that drains ends what it has begun, and begins nothing.
-        if conn.stage == Stage::Draining {
+        if conn.stage() == Stage::Draining {
             return Err(CallRefusal::System(Trouble::Draining));
         }
-        if let Some(peer) = &conn.peer {
+        if let Some(peer) = &conn.peer() {
             call.name_peer(peer);
         }
         Ok(())
@@ -546,7 +546,7 @@ impl Responder {
             CallRefusal::System(trouble) => return self.answer_system(cx, conn, call, trouble),
             CallRefusal::Transport(error) => {
                 // Version 1 has one word for all of them.
-                log::debug!("{:?}: call {:#x} is refused: {error}", conn.qp, call.xid);
+                log::debug!("{:?}: call {:#x} is refused: {error}", conn.qp(), call.xid);
                 conn.proto.reply_error(id, error);
                 return self.boxes.put(call);
             }
@@ -587,7 +587,7 @@ impl Responder {
         trouble: Trouble,
     ) {
         let (what, why) = trouble.words();
-        let line = format_args!("{:?}: a call is answered with ERR_SYSTEM: {why}", conn.qp);
+        let line = format_args!("{:?}: a call is answered with ERR_SYSTEM: {why}", conn.qp());
         match trouble {
             // As it is meant to be.
             Trouble::Draining => cx.info(what, line),

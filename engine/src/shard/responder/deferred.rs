@@ -23,7 +23,7 @@ impl Responder {
         // It may have been answered at once.
         let mut came = self.home.take();
         let Some(call) = came.next() else { return };
-        if call.qp == conn.qp {
+        if call.qp == conn.qp() {
             self.came_home(cx, conn, call);
         } else {
             self.came_home_to_another(cx, call);
@@ -37,7 +37,7 @@ impl Responder {
     #[cold]
     fn more_came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, came: Came<ServerCall>) {
         for call in came {
-            match call.qp == conn.qp {
+            match call.qp == conn.qp() {
                 true => self.came_home(cx, conn, call),
                 false => self.came_home_to_another(cx, call),
             }

@@ -164,7 +164,7 @@ impl Responder {
             return;
         }
         for waiting in take(&mut self.waiting) {
-            match waiting.call.qp == conn.qp {
+            match waiting.call.qp == conn.qp() {
                 true => self.boxes.put(waiting.call),
                 false => self.waiting.push_back(waiting),
             }
