@@ -212,6 +212,9 @@ impl<F: Fabric> Shard<F> {
     /// Step 5 of a turn.
     #[inline(never)]
     pub(super) fn control(&mut self) {
+        for (qp, reason) in self.life.take_disconnected() {
+            self.close_now(qp, reason);
+        }
         let mut events = std::mem::take(&mut self.events);
         self.cx.fabric.poll_control(&mut events);
         for event in events.drain(..) {
@@ -243,9 +246,10 @@ impl<F: Fabric> Shard<F> {
             }
             ControlEvent::ConnectFailed { qp, error } => self.close_now(qp, error),
             ControlEvent::Disconnected { qp, cause, reason } => {
-                // What failed on it says more, and may have come since this turn's completions.
-                self.completions();
-                self.close_now(qp, CloseReason::Disconnected { cause, detail: reason });
+                // What failed on it says more, and may have come since this turn's completions: those of the next
+                // are taken first.
+                self.life.disconnected(qp, CloseReason::Disconnected { cause, detail: reason });
+                self.cx.schedule.control_now();
             }
         }
     }

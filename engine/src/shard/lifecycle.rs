@@ -12,6 +12,8 @@ pub(super) struct Lifecycle {
     negotiating: Vec<QpId>,
     /// Accepted connections that are being set up.
     arriving: Vec<QpId>,
+    /// Those whose peers have ended them.
+    disconnected: Vec<(QpId, CloseReason)>,
     draining: bool,
     /// Where the XIDs of the next connection start.
     seed: u32,
@@ -20,7 +22,14 @@ pub(super) struct Lifecycle {
 impl Lifecycle {
     pub(super) fn new() -> Self {
         let seed = std::process::id().wrapping_mul(0x9E37_79B9);
-        Self { notices: Vec::new(), negotiating: Vec::new(), arriving: Vec::new(), draining: false, seed }
+        Self {
+            notices: Vec::new(),
+            negotiating: Vec::new(),
+            arriving: Vec::new(),
+            disconnected: Vec::new(),
+            draining: false,
+            seed,
+        }
     }
 
     /// XIDs follow from the number of connections alone from now on.
@@ -83,6 +92,16 @@ impl Lifecycle {
     /// Connections of others that are being set up.
     pub(super) fn arriving(&self) -> &[QpId] {
         &self.arriving
+    }
+
+    /// A connection's peer has ended it: it ends with the next look at the control plane.
+    pub(super) fn disconnected(&mut self, qp: QpId, reason: CloseReason) {
+        self.disconnected.push((qp, reason));
+    }
+
+    /// Takes those that end now.
+    pub(super) fn take_disconnected(&mut self) -> Vec<(QpId, CloseReason)> {
+        std::mem::take(&mut self.disconnected)
     }
 
     /// No connection is begun, or made again, from now on.
