@@ -213,7 +213,7 @@ fn a_lost_connection_has_a_reason() {
         world.serve_at(&address, workers(), services_of(&workers()));
         let mut client = connect(&world, &address, small());
         let other = client.another();
-        let slow = ClientCall::new(WORKER_ECHO).args(50_000u32.to_be_bytes());
+        let slow = ClientCall::new(WORKER_ECHO).args(300_000u32.to_be_bytes());
         let slow = client.start(slow).unwrap();
         client.call(ClientCall::new(ECHO)).unwrap();
         assert_eq!((client.closed_because(), other.closed_because()), (None, None));
