@@ -157,6 +157,29 @@ const UNSAFE: &[&str] = &[
 /// The most lines of a source file.
 const LONGEST: usize = 700;
 
+/// Types of the shard that lend some of their fields to its other files: parts that keep their own fields, so that
+/// whoever works on one can borrow two of them.
+const LENDERS: &[(&str, &[&str])] = &[
+    ("Conn", &["proto", "sends", "requests", "served", "assembling", "promise", "usage", "progress", "again"]),
+    (
+        "Context",
+        &[
+            "config",
+            "fabric",
+            "clock",
+            "pool",
+            "conns",
+            "peers",
+            "ready",
+            "receives",
+            "sizing",
+            "assemblies",
+            "schedule",
+            "stats",
+        ],
+    ),
+];
+
 fn sources() -> Vec<String> {
     let all: Vec<_> =
         ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs")).collect();
@@ -318,6 +341,37 @@ fn unsafe_code_is_where_it_is_said_to_be() {
         wrong.push(format!("{path} is listed and has no unsafe code"));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The fields of a type with names, and whether others may touch them; `body` is what is between its braces.
+fn fields(body: &str) -> Vec<(&str, bool)> {
+    let lines = body.lines().map(str::trim);
+    let named = lines.filter_map(|line| line.split_once(": ").filter(|_| !line.starts_with('#')));
+    named.map(|(left, _)| (left.rsplit(' ').next().unwrap_or(left), left.starts_with("pub"))).collect()
+}
+
+#[test]
+fn types_of_the_shard_keep_their_fields_or_have_nothing_to_keep() {
+    let (mut wrong, mut kept, mut lent) = (Vec::new(), 0, 0);
+    let shard = files("engine/src/shard/", ".rs").into_iter().filter(|path| !is_test(path));
+    for path in shard.filter(|path| !path.ends_with("/testing.rs")) {
+        let code = code_without_tests(&read(&path));
+        let starts = code.match_indices("struct ").map(|(at, _)| &code[at + "struct ".len()..]);
+        for (head, rest) in starts.filter_map(|rest| rest.split_once(" {\n").filter(|(head, _)| !head.contains(';'))) {
+            let name = head.split(|c: char| !c.is_alphanumeric()).next().unwrap_or(head);
+            let all = fields(rest.split("\n}").next().unwrap_or(rest));
+            let open: Vec<&str> = all.iter().filter(|(_, open)| *open).map(|(name, _)| *name).collect();
+            match LENDERS.iter().find(|(lender, _)| *lender == name) {
+                Some((_, parts)) if open == *parts => lent += 1,
+                Some((_, parts)) => wrong.push(format!("{path}: {name} lends {open:?}, and is said to lend {parts:?}")),
+                // A value: what its fields are is all that there is to it.
+                None if open.is_empty() || open.len() == all.len() => kept += usize::from(open.is_empty()),
+                None => wrong.push(format!("{path}: {name} keeps some of its fields, and others may touch {open:?}")),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(kept > 20 && lent == LENDERS.len(), "{kept} types keep their fields, {lent} lend some");
 }
 
 #[test]
