@@ -132,7 +132,9 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
         .add(PROGRAM, VERSION, 21, panics().on_workers())
         .add(PROGRAM, VERSION, 22, Procedure::new(|_| Err(Refusal::NoReply)))
         .add(PROGRAM, VERSION, 23, Procedure::new(|_| Err(Refusal::SystemError)))
-        .add(PROGRAM, VERSION, 24, Procedure::new(|_| Ok(())).write_chunks(4, 1 << 20));
+        .add(PROGRAM, VERSION, 24, Procedure::new(|_| Ok(())).write_chunks(4, 1 << 20))
+        .add(PROGRAM, VERSION, 25, Procedure::deferred(|_| panic!("of {}", "old age")))
+        .add(PROGRAM, VERSION, 26, Procedure::asynchronous(|_| async { panic!("of {}", "old age") }));
     let address = world.serve_with(config, services);
     let mut client = world.client(&address, small());
     let system_error = Err(CallError::Refused(Refusal::SystemError));
@@ -151,6 +153,16 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
         let lines = heard();
         let told = lines.iter().filter(|heard| heard.starts_with(&line) && heard.contains(cause)).count();
         assert_eq!((told, lines.len()), (1, 1), "{lines:?}");
+    }
+    for procedure in [25, 26] {
+        let call = client.prepare(procedure, 0).expect("a buffer");
+        assert_eq!(client.call(call).map(drop), system_error, "{procedure}");
+        let mut lines = heard();
+        lines.sort();
+        let answered = format!("procedure {procedure} of program 0x20000001 is answered with SYSTEM_ERR: ");
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines[0].ends_with("a handler that takes its calls panicked: of old age"), "{lines:?}");
+        assert!(lines[1].starts_with(&answered) && lines[1].ends_with("has dropped it unanswered"), "{lines:?}");
     }
     for _ in 0..CALLS {
         let call = client.prepare(23, 0).expect("a buffer");

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Frozen};
 
+use super::handler::panic_text;
 use super::reply_cache::Claim;
 use super::writer::ResultWriter;
 use crate::binding::Binding;
@@ -312,9 +313,8 @@ impl ServerCall {
     /// Its handler has panicked, with these words.
     #[cold]
     pub(crate) fn set_panic(&mut self, panic: &(dyn Any + Send)) {
-        let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(|s| &**s));
         self.unusual = true;
-        self.panic = Some(text.unwrap_or("with something else than a text").into());
+        self.panic = Some(panic_text(panic).into());
         self.outcome = Err(Refusal::SystemError);
     }
 

@@ -1,5 +1,6 @@
 //! What runs for a call, and on which threads that may be.
 
+use std::any::Any;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -97,4 +98,10 @@ impl Handler<Threads> {
             Self::Begin(begin) => Handler::Begin(Arc::clone(begin) as _),
         }
     }
+}
+
+/// What a panic has to say.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(|text| &**text));
+    text.unwrap_or("with something else than a text")
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::call::{MAX_CHUNKS, ServerCall};
 use super::deferred::DeferredCall;
-use super::handler::{Handler, Local, Sharing, Task, Threads};
+use super::handler::{Handler, Local, Sharing, Task, Threads, panic_text};
 use super::reply_cache::{CallKey, Client, Lookup, ReplyCache};
 use crate::binding::Binding;
 use crate::proto::Refusal;
@@ -268,7 +268,10 @@ impl<S: Sharing> Procedure<S> {
 
     /// Has the handler take a call; returns the future that it made of it. What a handler that panics has
     /// taken is dropped, and answered as such.
-    pub(crate) fn take(&self, call: DeferredCall) -> Option<Task> {
+    ///
+    /// # Errors
+    /// The handler has panicked, with these words.
+    pub(crate) fn take(&self, call: DeferredCall) -> Result<Option<Task>, Box<str>> {
         let take = || match &self.handler {
             Handler::Defer(take) => {
                 take(call);
@@ -277,7 +280,7 @@ impl<S: Sharing> Procedure<S> {
             Handler::Begin(begin) => Some(begin(call)),
             Handler::Run(_) => None,
         };
-        catch_unwind(AssertUnwindSafe(take)).unwrap_or_default()
+        catch_unwind(AssertUnwindSafe(take)).map_err(|panic| panic_text(&*panic).into())
     }
 
     /// Arguments that may be reduced: how many, and the most bytes of each. A call with more is refused with

@@ -19,7 +19,7 @@ impl Responder {
             cx.stats.backpressure += 1;
             return conn.served.untaken.push_back(call);
         }
-        self.give(conn, call);
+        self.give(cx, conn, call);
         // It may have been answered at once.
         let mut came = self.home.take();
         let Some(call) = came.next() else { return };
@@ -46,16 +46,20 @@ impl Responder {
 
     /// Has the handler of a call take it.
     #[inline(always)]
-    fn give(&mut self, conn: &mut Conn, call: Box<ServerCall>) {
+    fn give<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
         let Some(services) = &self.services else { return };
         let entry = services.entry(call.entry);
         let new = || Arc::new(Origin::new(self.home.way(), self.signal.clone()));
         let origin = conn.served.origin.get_or_insert_with(new);
         self.away += 1;
         conn.served.taken += 1;
-        if let Some(task) = entry.take(DeferredCall::new(call, origin)) {
-            self.away += 1;
-            self.futures.begin(task, origin);
+        match entry.take(DeferredCall::new(call, origin)) {
+            Ok(None) => {}
+            Ok(Some(task)) => {
+                self.away += 1;
+                self.futures.begin(task, origin);
+            }
+            Err(panic) => tell_panic(cx, &panic),
         }
     }
 
@@ -88,14 +92,14 @@ impl Responder {
         }
         self.finish(cx, conn, call);
         if !conn.served.untaken.is_empty() {
-            self.give_next(conn);
+            self.give_next(cx, conn);
         }
     }
 
     #[cold]
-    fn give_next(&mut self, conn: &mut Conn) {
+    fn give_next<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         if let Some(next) = conn.served.untaken.pop_front() {
-            self.give(conn, next);
+            self.give(cx, conn, next);
         }
     }
 
@@ -122,4 +126,11 @@ impl Responder {
             self.boxes.put(call);
         }
     }
+}
+
+/// A handler that takes its calls, or the future that it made, has panicked: what it had of them is dropped, and told of
+/// as such.
+#[cold]
+pub(super) fn tell_panic<F: Fabric>(cx: &mut Context<F>, panic: &str) {
+    cx.error("handlers that panicked", format_args!("a handler that takes its calls panicked: {panic}"));
 }

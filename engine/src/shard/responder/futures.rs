@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::handoff::parker::Signal;
-use crate::service::{Origin, Task};
+use crate::service::{Origin, Task, panic_text};
 
 /// The futures of a shard.
 pub(super) struct Futures {
@@ -46,16 +46,19 @@ struct Serving {
 }
 
 impl Future for Serving {
-    type Output = ();
+    /// The words of one that has panicked.
+    type Output = Option<Box<str>>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let Some(task) = &mut self.task else { return Poll::Ready(()) };
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(task) = &mut self.task else { return Poll::Ready(None) };
         // One that panics is over, and its call dropped.
-        let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context))).unwrap_or(Poll::Ready(()));
-        if polled.is_ready() {
-            self.task = None;
-        }
-        polled
+        let panic = match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context))) {
+            Ok(Poll::Pending) => return Poll::Pending,
+            Ok(Poll::Ready(())) => None,
+            Err(panic) => Some(panic_text(&*panic).into()),
+        };
+        self.task = None;
+        Poll::Ready(panic)
     }
 }
 
@@ -85,8 +88,9 @@ impl Futures {
         }
     }
 
-    /// Polls the futures that were woken; returns how many are over.
-    pub(super) fn poll(&mut self) -> usize {
+    /// Polls the futures that were woken; returns how many are over. `panicked` hears the words of those that have
+    /// panicked.
+    pub(super) fn poll(&mut self, mut panicked: impl FnMut(&str)) -> usize {
         // SYNC POINT bell: with the exchange in `Bell::wake_by_ref`. What rings from now on is for the next turn.
         if self.all.is_empty() || !self.bell.rung.swap(false, Ordering::AcqRel) {
             return 0;
@@ -97,7 +101,9 @@ impl Futures {
             self.all = all.into_iter().filter(|serving| !serving.origin.is_over()).collect();
         }
         let mut context = Context::from_waker(&self.waker);
-        while let Poll::Ready(Some(())) = self.all.poll_next_unpin(&mut context) {}
+        while let Poll::Ready(Some(panic)) = self.all.poll_next_unpin(&mut context) {
+            panic.as_deref().into_iter().for_each(&mut panicked);
+        }
         before - self.all.len()
     }
 }

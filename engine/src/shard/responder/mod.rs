@@ -41,6 +41,7 @@ use crate::proto::Connection;
 use crate::service::{CallBoxes, Local, MAX_CHUNKS, Origin, ServerCall, Services};
 use crate::wire;
 
+use deferred::tell_panic;
 use futures::Futures;
 use header::Fetch;
 use memory::Waiting;
@@ -226,7 +227,7 @@ impl Responder {
 
     #[inline(never)]
     fn collect_away<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        let ended = self.futures.poll();
+        let ended = self.futures.poll(|panic| tell_panic(cx, panic));
         self.away -= ended;
         ended + self.collect_worked(cx) + self.collect_taken(cx)
     }
