@@ -128,8 +128,8 @@ impl Responder {
     }
 }
 
-/// A handler that takes its calls, or the future that it made, has panicked: what it had of them is dropped, and told of
-/// as such.
+/// A handler that takes its calls, or the future that it made, has panicked: what it had of them is dropped, and told
+/// of as such.
 #[cold]
 pub(super) fn tell_panic<F: Fabric>(cx: &mut Context<F>, panic: &str) {
     cx.error("handlers that panicked", format_args!("a handler that takes its calls panicked: {panic}"));
