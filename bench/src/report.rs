@@ -105,6 +105,8 @@ pub(crate) struct EngineInfo {
     pub(crate) deferred_us: Option<u32>,
     /// One signalled Send in so many.
     pub(crate) signal_every: u32,
+    /// What chunks in the server's memory start at a multiple of, in bytes.
+    pub(crate) chunk_align: usize,
     /// Pure grants wait until half the credit limit is used.
     pub(crate) coalesced_grants: bool,
     /// The server revokes what a call exposed, by Send With Invalidate.

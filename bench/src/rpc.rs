@@ -393,6 +393,7 @@ impl Plan<'_> {
                 workers: serving.workers,
                 deferred_us: serving.defer.map(|Defer(microseconds)| microseconds),
                 signal_every: config.signal_every,
+                chunk_align: config.chunk_align,
                 coalesced_grants: config.coalesce_grants,
                 remote_invalidate: config.remote_invalidate,
             }),

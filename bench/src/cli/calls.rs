@@ -214,6 +214,9 @@ pub(crate) struct EngineArgs {
     /// One signalled Send in so many
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     pub(crate) signal_every: u32,
+    /// What chunks in the server's memory start at a multiple of, in bytes: as much as O_DIRECT wants
+    #[arg(long, value_name = "BYTES", default_value_t = 64)]
+    pub(crate) chunk_align: usize,
     /// Milliseconds without a message before it is found out whether the other end is there; 0 for never
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pub(crate) keep_alive: u32,
@@ -250,6 +253,7 @@ impl EngineArgs {
             option("--workers", self.workers.to_string());
         }
         option("--signal-every", self.signal_every.to_string());
+        option("--chunk-align", self.chunk_align.to_string());
         option("--keep-alive", self.keep_alive.to_string());
         out.extend(self.no_coalesce.then(|| "--no-coalesce".to_owned()));
         out.extend(self.no_remote_invalidate.then(|| "--no-remote-invalidate".to_owned()));

@@ -19,6 +19,8 @@ const SHARE: usize = 8;
 const FEWEST_REVERSE: u32 = 8;
 /// The headers of an RPC message, and room in front of it, within a buffer of the payload's size and this.
 const SLACK: usize = 1024;
+/// The coarsest alignment that the engine has for chunks.
+const COARSEST: usize = 4096;
 
 /// What a side must be ready for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +108,8 @@ pub(crate) fn shared(
     let reverse_credits = (load.outstanding as u32).max(FEWEST_REVERSE);
     let one = credits as usize + 1 + reverse_credits as usize;
     let usual_config = Config::default();
+    // What the start of a chunk may be moved by; an alignment that cannot be is refused by the engine.
+    let slack = args.chunk_align.saturating_sub(usual_config.chunk_align).min(COARSEST);
     let sends = load.connections * (2 * load.outstanding + args.signal_every as usize);
     Ok(Config {
         scheme: args.scheme()?,
@@ -115,7 +119,8 @@ pub(crate) fn shared(
         max_calls: load.outstanding,
         small_buffers: 1024 + sends,
         message_buffers: 256 + sends,
-        bulk_buffers: merged(load),
+        bulk_buffers: merged(load).into_iter().map(|(size, count)| (size + slack, count)).collect(),
+        chunk_align: args.chunk_align,
         long_buffers: load.long_buffers(),
         continue_up_to: match load.form {
             Form::Continued => usize::MAX,

@@ -203,6 +203,7 @@ fn every_variant_of_calls_ends() {
         &["bw", "-n", "200", "--op", "write", "--workers", "2", "-q", "2"],
         &["bw", "-n", "200", "--op", "write", "-s", "65537", "--no-remote-invalidate"],
         &["bw", "-n", "20", "--op", "read", "-s", "8M"],
+        &["bw", "-n", "20", "--op", "write", "-s", "8M", "--chunk-align", "4096"],
     ] {
         let arguments: Vec<&str> = [&variant[..1], &["--loopback"], &variant[1..]].concat();
         only_result(&json(&arguments));
