@@ -13,6 +13,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `nfs` | the procedures, and what of them travels as chunks |
+//! | `pool`, `shares` | the threads that do the work, and how many of them one client may hold |
 //! | `attributes`, `dirs`, `create`, `remove`, `links`, `read_write` | what they do |
 //! | `mount` | MOUNT version 3, on TCP |
 //! | `export` | from handles to files, and from names to both |
@@ -36,8 +37,10 @@ mod mount;
 mod names;
 mod nfs;
 mod node;
+mod pool;
 mod read_write;
 mod remove;
+mod shares;
 mod status;
 mod sys;
 
@@ -54,7 +57,6 @@ use clap::Parser;
 use rpcrdma::binding::nfs3;
 use rpcrdma::rpcbind::{Mapping, Registration, Transport};
 use rpcrdma::server::ServerConfig;
-use rpcrdma::server::WorkerConfig;
 use rpcrdma::{Address, Config, IdlePolicy, Server};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -62,6 +64,7 @@ use signal_hook::iterator::Signals;
 use export::{Export, Options};
 use handles::{By, Key};
 use identity::{Policy, Squash};
+use pool::Pool;
 
 /// First word of the line that the server writes to standard output once clients may mount.
 const READY: &str = "listening";
@@ -105,9 +108,10 @@ struct Cli {
     /// client asks, in any case.)
     #[arg(long = "async")]
     not_sync: bool,
-    /// Threads that do the work, as it may wait for a disk. With 0, the shards do it, which stand still
-    /// meanwhile: fastest for what is in memory.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(0..=256))]
+    /// Threads that do the work, as it may wait for a disk; one client has half of them at most, the next one
+    /// half of the rest, and so on: however long the disk takes that one waits for, others go on. With 0, the
+    /// shards do it, which stand still meanwhile: fastest for what is in memory.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(0..=256))]
     workers: u16,
     /// Cores to pin shards to, one each, separated by commas. Without, there is one shard, anywhere.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
@@ -191,7 +195,9 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         },
     )?);
     let mount_port = mount::serve(&export, options.mount_port)?;
-    let server = Server::start(&options.listen, nfs::services(&export, options.workers > 0), &config(options))?;
+    let pool = (options.workers > 0).then(|| Pool::start(&export, options.workers.into())).transpose();
+    let pool = pool.context("--workers")?;
+    let server = Server::start(&options.listen, nfs::services(&export, pool.as_ref()), &config(options))?;
     let registered = if options.rpcbind { Some(register(&options.listen, mount_port)?) } else { None };
     let tidied = Arc::clone(&export);
     std::thread::Builder::new().name("tidy".into()).spawn(move || {
@@ -246,8 +252,6 @@ fn config(options: &Cli) -> ServerConfig {
         shard,
         shards: options.cores.len().max(1),
         cores: (!options.cores.is_empty()).then(|| options.cores.clone()),
-        workers: (options.workers > 0)
-            .then(|| WorkerConfig { count: options.workers.into(), ..WorkerConfig::default() }),
         ..ServerConfig::default()
     }
 }

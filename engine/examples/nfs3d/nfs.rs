@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use nfs3_types::xdr_codec::Pack;
 use rpcrdma::binding::nfs3::{self, PATH_MAX, Sizes};
+use rpcrdma::service::DeferredCall;
 use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::rpc::{AuthSys, Flavor};
 use rpcrdma::wire::xdr::padded;
@@ -14,6 +15,7 @@ use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 use crate::codec::{self, Args};
 use crate::export::Export;
 use crate::identity::Identity;
+use crate::pool::Pool;
 use crate::{attributes, create, dirs, links, read_write, remove};
 
 /// Most bytes of one READ or WRITE.
@@ -32,14 +34,15 @@ const SYMLINK: u32 = 10;
 const LINK: u32 = 15;
 
 /// Takes the whole call: for procedures with chunks.
-type Whole = fn(&Export, &Identity, &mut ServerCall) -> Result<(), Refusal>;
+pub(crate) type Whole = fn(&Export, &Identity, &mut ServerCall) -> Result<(), Refusal>;
 
-/// The services of an export. Everything may wait for a disk, so everything runs on workers, if there are any.
-pub(crate) fn services(export: &Arc<Export>, workers: bool) -> Services {
+/// The services of an export. Everything may wait for a disk, so everything is the pool's to answer, if there is one;
+/// else shards do it, and stand still meanwhile.
+pub(crate) fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Services {
     let sizes = Sizes { transfer: TRANSFER as usize, directory: DIRECTORY as usize };
     let replies = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
     let mut services = Services::new();
-    let mut add = |number, run: Whole| {
+    let mut add = |number, whole: Whole| {
         let Some(mut binding) = nfs3::binding(number, &sizes) else { return };
         match number {
             READ => binding.max_reply += INLINE_READ,
@@ -47,19 +50,21 @@ pub(crate) fn services(export: &Arc<Export>, workers: bool) -> Services {
             READLINK => binding.max_reply += padded(PATH_MAX),
             _ => {}
         }
-        let export = Arc::clone(export);
-        let procedure = Procedure::bound(binding, move |call| {
-            let who = export.options().policy.of(call)?;
-            run(&export, &who, call)
-        });
+        let procedure = match pool.cloned() {
+            Some(pool) => Procedure::deferred(move |call: DeferredCall| pool.submit(call, whole)),
+            None => {
+                let export = Arc::clone(export);
+                Procedure::new(move |call| run(&export, whole, call))
+            }
+        };
+        let procedure = procedure.with_binding(binding);
         // What has changed something must not do so again when its client, reconnected, asks again. A WRITE
         // would come to the same, but not behind another that its client has made since.
         let procedure = match number {
             SETATTR | WRITE..=LINK => procedure.cached(Arc::clone(&replies), host),
             _ => procedure,
         };
-        let placed = if workers { procedure.on_workers() } else { procedure };
-        services.add(nfs3::PROGRAM, nfs3::VERSION, number, placed);
+        services.add(nfs3::PROGRAM, nfs3::VERSION, number, procedure);
     };
     add(1, |export, who, call| inline(export, who, call, attributes::getattr));
     add(SETATTR, |export, who, call| inline(export, who, call, attributes::setattr));
@@ -85,10 +90,16 @@ pub(crate) fn services(export: &Arc<Export>, workers: bool) -> Services {
     services
 }
 
+/// Answers a call, as the user that it names.
+pub(crate) fn run(export: &Export, whole: Whole, call: &mut ServerCall) -> Result<(), Refusal> {
+    let who = export.options().policy.of(call)?;
+    whole(export, &who, call)
+}
+
 /// Whose call it is: the host's that it comes from, and that its credential names. Both are the same when it
 /// has reconnected, be it from another port; two hosts that are given the same name are not taken for each
 /// other.
-fn host(call: &ServerCall) -> Option<Client> {
+pub(crate) fn host(call: &ServerCall) -> Option<Client> {
     let (flavor, body) = call.credential();
     let sys = (flavor == Flavor::Sys.code()).then(|| AuthSys::parse(body).ok()).flatten()?;
     let mut hasher = DefaultHasher::new();

@@ -11,3 +11,4 @@ mod names;
 mod nfs3c;
 mod reduced;
 mod restart;
+mod threads;

@@ -1,0 +1,87 @@
+//! The threads that do the work of calls, which may wait for a disk: the shard goes on meanwhile, and so do the
+//! [shares](crate::shares) of other clients.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use rpcrdma::Refusal;
+use rpcrdma::service::reply_cache::Client;
+use rpcrdma::service::{Caller, DeferredCall};
+
+use crate::export::Export;
+use crate::nfs::{self, Whole};
+use crate::shares::Shares;
+
+/// Who holds threads.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Holder {
+    /// A host, whatever connections it has made.
+    Host(Client),
+    /// A connection of somebody who does not say who it is.
+    Connection(Caller),
+}
+
+/// A call, and what answers it.
+type Work = (DeferredCall, Whole);
+
+/// Threads for the calls of an export, until the process ends.
+pub(crate) struct Pool {
+    shares: Mutex<Shares<Holder, Work>>,
+    /// There is work for one more thread.
+    ready: Condvar,
+}
+
+impl Pool {
+    /// Starts so many threads, at least 1.
+    ///
+    /// # Errors
+    /// The system gives no more threads.
+    pub(crate) fn start(export: &Arc<Export>, threads: usize) -> io::Result<Arc<Self>> {
+        let pool = Arc::new(Self { shares: Mutex::new(Shares::new(threads)), ready: Condvar::new() });
+        for number in 0..threads {
+            let (pool, export) = (Arc::clone(&pool), Arc::clone(export));
+            thread::Builder::new().name(format!("nfs3d-io-{number}")).spawn(move || pool.work(&export))?;
+        }
+        Ok(pool)
+    }
+
+    /// Has a thread answer a call, as soon as its client may hold one.
+    pub(crate) fn submit(&self, call: DeferredCall, run: Whole) {
+        let holder = nfs::host(&call).map_or_else(|| Holder::Connection(call.caller()), Holder::Host);
+        let mut shares = self.lock();
+        shares.add(holder, (call, run));
+        let ready = shares.is_ready();
+        drop(shares);
+        if ready {
+            self.ready.notify_one();
+        }
+    }
+
+    fn work(&self, export: &Export) {
+        let mut shares = self.lock();
+        loop {
+            let Some((holder, (mut call, run))) = shares.take() else {
+                shares = self.ready.wait(shares).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            // What one ends may make room for two.
+            let more = shares.is_ready();
+            drop(shares);
+            if more {
+                self.ready.notify_one();
+            }
+            // A bug costs its call, and not the thread.
+            let outcome = catch_unwind(AssertUnwindSafe(|| nfs::run(export, run, &mut call)));
+            call.answer(outcome.unwrap_or(Err(Refusal::SystemError)));
+            shares = self.lock();
+            shares.give_back(holder);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shares<Holder, Work>> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
