@@ -12,10 +12,12 @@
 //! | `calls` | a connection, one call after another |
 //! | `many` | many calls under way at once |
 //! | `transfer` | files to the server and back |
+//! | `latency` | how long single calls take |
 //! | `tree` | directories, and what is below them |
 #![forbid(unsafe_code)]
 
 mod calls;
+mod latency;
 mod many;
 mod mount;
 mod transfer;
@@ -109,6 +111,14 @@ enum Command {
         #[arg(default_value = "")]
         path: String,
     },
+    /// Reads the first block of a file again and again, one call after another, and prints how long that takes.
+    Time {
+        /// Below the export.
+        path: String,
+        /// Calls.
+        #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+        calls: u32,
+    },
 }
 
 fn main() -> ExitCode {
@@ -160,6 +170,12 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         Command::Sum { path } => {
             let directory = nfs.find(path)?;
             tree::sums(&mut nfs, &directory, &mut out)?;
+        }
+        Command::Time { path, calls } => {
+            let file = nfs.find(path)?;
+            let took = latency::of_reads(&mut nfs, &file, *calls)?;
+            let [median, p99, most] = [0.5, 0.99, 1.0].map(|share| took.percentile(share));
+            writeln!(out, "{calls} READs: median {median:.0} µs, 99 % {p99:.0} µs, most {most:.0} µs")?;
         }
     }
     if options.stats {

@@ -55,6 +55,16 @@ pub(crate) fn get(
     nfs.many(parts(size, nfs.read_size), prepare, ended).context("READ")
 }
 
+/// Reads the first block of a file, or all of it if it is shorter.
+pub(crate) fn first_block(nfs: &mut Nfs, file: &nfs_fh3) -> anyhow::Result<()> {
+    let part = Part { offset: 0, len: nfs.read_size };
+    let call = read(&mut nfs.client, file, part, nfs.inline)?;
+    let reply = nfs.client.call(call)?;
+    let (data, eof) = read_results(&reply)?;
+    ensure!(data.len() == part.len as usize || eof, "READ of {} bytes gives {}", part.len, data.len());
+    Ok(())
+}
+
 fn read(client: &mut LocalClient, file: &nfs_fh3, part: Part, inline: u32) -> anyhow::Result<PreparedCall> {
     let args = encode(&READ3args { file: file.clone(), offset: part.offset, count: part.len })?;
     let procedure = NFS_PROGRAM::NFSPROC3_READ as u32;
