@@ -248,16 +248,18 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What may keep programs from io_uring.
+const MAY_FORBID: &str = "see `sysctl kernel.io_uring_disabled`, `ulimit -l`, and seccomp";
+
 /// Whether blocks are moved by io_uring; says why not, where it could be wished.
 fn uses_uring(io: Io) -> anyhow::Result<bool> {
     match (io, sys::Ring::new(1, &[])) {
         (Io::Threads, _) => Ok(false),
         (_, Ok(_)) => Ok(true),
-        (Io::Uring, Err(error)) => bail!("io_uring: {error} (see `sysctl kernel.io_uring_disabled`, and seccomp)"),
+        (Io::Uring, Err(error)) => bail!("io_uring: {error} ({MAY_FORBID})"),
         (Io::Auto, Err(error)) => {
             eprintln!(
-                "no io_uring here ({error}; see `sysctl kernel.io_uring_disabled`, and seccomp): blocks are read through \
-                 a mapping, and written by workers"
+                "no io_uring here ({error}; {MAY_FORBID}): blocks are read through a mapping, and written by workers"
             );
             Ok(false)
         }
