@@ -58,12 +58,7 @@ pub(crate) fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Servic
             }
         };
         let procedure = procedure.with_binding(binding);
-        // What has changed something must not do so again when its client, reconnected, asks again. A WRITE
-        // would come to the same, but not behind another that its client has made since.
-        let procedure = match number {
-            SETATTR | WRITE..=LINK => procedure.cached(Arc::clone(&replies), host),
-            _ => procedure,
-        };
+        let procedure = if runs_once(number) { procedure.cached(Arc::clone(&replies), host) } else { procedure };
         services.add(nfs3::PROGRAM, nfs3::VERSION, number, procedure);
     };
     add(1, |export, who, call| inline(export, who, call, attributes::getattr));
@@ -88,6 +83,12 @@ pub(crate) fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Servic
     add(20, |export, who, call| inline(export, who, call, attributes::pathconf));
     add(21, |export, who, call| inline(export, who, call, read_write::commit));
     services
+}
+
+/// What has changed something must not do so again when its client, reconnected, asks again. A WRITE would come to the
+/// same, but not behind another that its client has made since.
+pub(crate) fn runs_once(procedure: u32) -> bool {
+    matches!(procedure, SETATTR | WRITE..=LINK)
 }
 
 /// Answers a call, as the user that it names.

@@ -51,7 +51,11 @@ impl Pool {
     /// Has a thread answer a call, as soon as its client may hold one.
     pub(crate) fn submit(&self, call: DeferredCall, run: Whole) {
         let holder = nfs::host(&call).map_or_else(|| Holder::Connection(call.caller()), Holder::Host);
+        // A host whose disk hangs connects anew and asks again, time after time; what has asked before it would keep
+        // its memory from others.
+        let needless = |(call, _): &Work| call.is_abandoned() && !nfs::runs_once(call.procedure());
         let mut shares = self.lock();
+        shares.forget(holder, needless);
         shares.add(holder, (call, run));
         let ready = shares.is_ready();
         drop(shares);

@@ -38,6 +38,20 @@ impl<K: Copy + Eq + Hash, W> Shares<K, W> {
         client.waiting.push_back(work);
     }
 
+    /// Drops what a client waits for and nobody needs any more.
+    pub(crate) fn forget(&mut self, key: K, needless: impl Fn(&W) -> bool) {
+        let Some(client) = self.clients.get_mut(&key) else { return };
+        let before = client.waiting.len();
+        client.waiting.retain(|work| !needless(work));
+        if before == 0 || !client.waiting.is_empty() {
+            return;
+        }
+        self.turns.retain(|waits| *waits != key);
+        if client.held == 0 {
+            self.clients.remove(&key);
+        }
+    }
+
     /// Gives a thread to the client whose turn it is, until [`give_back`](Self::give_back); `None` if nobody waits who
     /// may hold one more.
     pub(crate) fn take(&mut self) -> Option<(K, W)> {

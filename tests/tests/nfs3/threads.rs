@@ -60,6 +60,25 @@ fn one_end_may_make_room_for_two() {
 }
 
 #[test]
+fn what_nobody_needs_is_not_waited_for() {
+    let mut shares = Shares::new(2);
+    shares.forget('a', |_| true);
+    (0..4).for_each(|work| shares.add('a', work));
+    (10..12).for_each(|work| shares.add('b', work));
+    assert_eq!(take_all(&mut shares), [('a', 0), ('b', 10)]);
+    shares.forget('a', |work| work % 2 == 1);
+    shares.forget('b', |_| true);
+    shares.give_back('b');
+    assert_eq!(shares.take(), None, "the second one waits for nothing, and the first one has its half");
+    shares.give_back('a');
+    assert_eq!(take_all(&mut shares), [('a', 2)], "what was left");
+    shares.forget('a', |_| true);
+    shares.add('a', 4);
+    shares.give_back('a');
+    assert_eq!(take_all(&mut shares), [('a', 4)], "it has its turn once more");
+}
+
+#[test]
 fn all_work_is_done_and_nothing_is_kept_of_it() {
     let mut rng = fastrand::Rng::with_seed(1);
     for threads in [1, 2, 3, 8] {
