@@ -13,8 +13,8 @@
 //!    rule.
 //! 3. Whoever puts something into a ring tells the other thread through its [`Signal`](parker::Signal), after
 //!    publishing. That costs one fence and one load while the other thread is awake.
-//! 4. What comes home from anywhere, as calls that handlers have taken, does so by a list (`returns.rs`) with any
-//!    number of givers and one taker: its links are in what comes.
+//! 4. What comes home from anywhere, as calls that handlers have taken, or rings that have been quiet, does so by a
+//!    list (`returns.rs`) with any number of givers and one taker: its links are in what comes.
 //! 5. Dropping an end is always allowed and always seen by the other one; nothing that was handed over is lost or
 //!    dropped twice.
 //!
@@ -22,10 +22,12 @@
 //! [`parker::Sleeper::park`], [`workers::WorkerPool`]'s drop).
 
 pub mod idle;
+mod intake;
 pub mod mailbox;
 pub mod parker;
 pub mod pin;
 pub(crate) mod returns;
+mod ring_sender;
 pub mod slot;
 pub mod spsc;
 pub mod workers;

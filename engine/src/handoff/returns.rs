@@ -3,7 +3,7 @@
 //! A list whose links are in the things themselves (Treiber's stack): giving one back allocates nothing and waits
 //! for nobody, and there is room for whatever is out. The owner takes all that is there with one exchange, so that
 //! no link is followed that another thread may change.
-#![expect(unsafe_code, reason = "links between boxes that are on their way")]
+#![expect(unsafe_code, reason = "links between boxes that are on their way, and one that waits for it")]
 
 use std::ptr::{NonNull, null_mut};
 
@@ -43,7 +43,18 @@ pub(crate) struct WayHome<T> {
     head: Arc<Head<T>>,
 }
 
+impl<T> Clone for WayHome<T> {
+    fn clone(&self) -> Self {
+        Self { head: Arc::clone(&self.head) }
+    }
+}
+
 impl<T: Linked> WayHome<T> {
+    /// Nobody is at home any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.head.0.load(Ordering::Relaxed) == closed()
+    }
+
     /// Gives a thing back.
     ///
     /// # Errors
@@ -120,6 +131,45 @@ impl<T: Linked> Home<T> {
 impl<T: Linked> Drop for Home<T> {
     fn drop(&mut self) {
         drop(self.leave(closed()));
+    }
+}
+
+/// A place for one thing, which whoever comes first takes away.
+pub(crate) struct Berth<T: Send>(AtomicPtr<T>);
+
+impl<T: Send> Berth<T> {
+    /// An empty one.
+    pub(crate) fn new() -> Self {
+        Self(AtomicPtr::new(null_mut()))
+    }
+
+    /// Whether there is nothing to take.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Puts a thing there, in place of what is there.
+    pub(crate) fn put(&self, thing: Box<T>) {
+        drop(self.exchange(Box::into_raw(thing)));
+    }
+
+    /// Takes what is there.
+    pub(crate) fn take(&self) -> Option<Box<T>> {
+        self.exchange(null_mut())
+    }
+
+    fn exchange(&self, new: *mut T) -> Option<Box<T>> {
+        // SYNC POINT berth: of whoever put it there with whoever takes it.
+        let old = self.0.swap(new, Ordering::AcqRel);
+        // SAFETY: what is there was a box, and the exchange has given it to nobody else.
+        (!old.is_null()).then(|| unsafe { Box::from_raw(old) })
+    }
+}
+
+impl<T: Send> Drop for Berth<T> {
+    fn drop(&mut self) {
+        drop(self.take());
     }
 }
 

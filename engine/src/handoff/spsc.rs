@@ -310,6 +310,11 @@ impl<T> Consumer<T> {
         self.shared.producer_gone.load(Ordering::Acquire) && self.is_empty()
     }
 
+    /// For a look at the ring when this end is elsewhere.
+    pub(super) fn glance(&self) -> Glance<T> {
+        Glance { shared: Arc::clone(&self.shared), head: self.head }
+    }
+
     /// Tells the producer that nothing more is taken, apart from what this end still finds after this call.
     /// From now on the drop leaves the items in the ring, for the producer to reclaim.
     #[cold]
@@ -319,6 +324,19 @@ impl<T> Consumer<T> {
         // SYNC POINT closing: with the fence of a producer between its push and `is_closed`. Either it sees
         // CLOSING, or the look that follows here sees its item.
         fence(Ordering::SeqCst);
+    }
+}
+
+/// A look at a ring from outside: what one end had seen, and whether there is more by now.
+pub(super) struct Glance<T> {
+    shared: Arc<Shared<T>>,
+    head: usize,
+}
+
+impl<T> Glance<T> {
+    /// Items have come, or the producer has gone.
+    pub(super) fn has_news(&self) -> bool {
+        self.shared.tail.load(Ordering::Relaxed) != self.head || self.shared.producer_gone.load(Ordering::Relaxed)
     }
 }
 

@@ -15,9 +15,10 @@ use std::thread::{Builder, JoinHandle};
 use rpcrdma_mempool::sync::{Arc, AtomicBool, Ordering, hint, thread};
 
 use super::idle::{Idle, IdlePolicy, IdleStep};
-use super::mailbox::{Intake, SendError, Sender};
+use super::intake::Intake;
 use super::parker::{Signal, Sleeper, Wake};
 use super::pin::{PinError, check_core, pin_current_thread};
+use super::ring_sender::{RingSender, SendError};
 use super::spsc::{Consumer, Producer, ring};
 
 /// How many workers, where, and how they wait.
@@ -95,7 +96,7 @@ pub type JobResult<D> = Result<D, JobError>;
 /// One shard's two rings, at the worker.
 struct Desk<K, J, D> {
     jobs: Consumer<(K, J)>,
-    done: Sender<(K, JobResult<D>)>,
+    done: RingSender<(K, JobResult<D>)>,
 }
 
 /// What the pool keeps of each worker.
@@ -179,7 +180,7 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
         let lanes = self.workers.iter().map(|worker| {
             let (jobs, jobs_out) = ring(self.ring_capacity);
             let (done_in, done) = ring(self.ring_capacity);
-            let desk = Desk { jobs: jobs_out, done: Sender::from_parts(done_in, home.clone()) };
+            let desk = Desk { jobs: jobs_out, done: RingSender::new(done_in, home.clone()) };
             // A worker refuses only if it has ended, which it does not before the pool. Then the rings close.
             drop(worker.intake.offer(desk));
             Lane { jobs, signal: worker.signal.clone(), done, outstanding: 0 }
