@@ -3,17 +3,17 @@
 //! never (`busy`).
 //!
 //! ```sh
-//! cargo run --release -p rpcrdma-bench --example connects -- polled|threads [CONNECTIONS [SHARDS [busy]]]
+//! cargo run --release -p rpcrdma-bench --example connects -- polled|threads|endpoint [CONNECTIONS [SHARDS [busy]]]
 //! ```
 //!
 //! `polled` makes the connections of one `LocalClient`, `threads` a `Client` each, with its thread and its
-//! memory. `tuning.md` has the figures.
+//! memory, `endpoint` those of one `Endpoint`, which share a thread. `tuning.md` has the figures.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
 use std::time::Instant;
 
-use rpcrdma::client::{Client, ClientConfig, LocalClient};
+use rpcrdma::client::{Client, ClientCall, ClientConfig, Endpoint, LocalClient};
 use rpcrdma::server::{Server, ServerConfig};
 use rpcrdma::{Address, Config, IdlePolicy, Procedure, Services};
 
@@ -21,13 +21,23 @@ use rpcrdma::{Address, Config, IdlePolicy, Procedure, Services};
 const PROGRAM: u32 = 0x2000_0001;
 /// Parts of the run that are timed.
 const PARTS: usize = 8;
+/// Calls that are timed.
+const CALLS: u32 = 10_000;
+
+#[derive(PartialEq)]
+enum Kind {
+    Polled,
+    Threads,
+    Endpoint,
+}
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let threads = match arguments.next().as_deref() {
-        Some("polled") => false,
-        Some("threads") => true,
-        _ => return Err("usage: connects polled|threads [CONNECTIONS [SHARDS [busy]]]".into()),
+    let kind = match arguments.next().as_deref() {
+        Some("polled") => Kind::Polled,
+        Some("threads") => Kind::Threads,
+        Some("endpoint") => Kind::Endpoint,
+        _ => return Err("usage: connects polled|threads|endpoint [CONNECTIONS [SHARDS [busy]]]".into()),
     };
     let connections: usize = arguments.next().map_or(Ok(2000), |text| text.parse())?;
     let shards: usize = arguments.next().map_or(Ok(1), |text| text.parse())?;
@@ -41,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let shard = Config { credits: 4, max_credits: 4, receives: connections * 8 + 1024, idle, ..Config::default() };
     let server = Server::start(&address, services, &ServerConfig { shard, shards, ..ServerConfig::default() })?;
     let small = Config {
-        receives: if threads { 256 } else { connections * 8 + 1024 },
+        receives: if kind == Kind::Threads { 256 } else { connections * 8 + 1024 },
         message_buffers: 16,
         small_buffers: 64,
         credits: 4,
@@ -53,12 +63,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = || ClientConfig { shard: small.clone(), ..ClientConfig::new(PROGRAM, 1) };
     let start = Instant::now();
     let (mut local, mut clients) = (None::<LocalClient>, Vec::new());
+    let endpoint = if kind == Kind::Endpoint { Some(Endpoint::start(&address, config())?) } else { None };
     let mut part = start;
     for number in 1..=connections {
-        match &mut local {
-            _ if threads => clients.push(Client::connect(&address, config())?),
-            None => local = Some(LocalClient::connect(&address, config())?),
-            Some(client) => drop(client.add_connection(&address)?),
+        match (&endpoint, &mut local) {
+            (Some(endpoint), _) => clients.push(endpoint.connect(&address)?),
+            _ if kind == Kind::Threads => clients.push(Client::connect(&address, config())?),
+            (_, None) => local = Some(LocalClient::connect(&address, config())?),
+            (_, Some(client)) => drop(client.add_connection(&address)?),
         }
         if number % (connections / PARTS).max(1) == 0 {
             println!("{number:6} connections: {:8.1} ms", part.elapsed().as_secs_f64() * 1000.0);
@@ -69,8 +81,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (index, stats) in server.stats().iter().enumerate() {
         println!("shard {index}: {} connections", stats.connections);
     }
+    if let [client, ..] = &mut clients[..] {
+        let start = Instant::now();
+        for _ in 0..CALLS {
+            client.call(ClientCall::new(0))?;
+        }
+        println!(
+            "a call of the first while the others are silent: {:.2} us",
+            start.elapsed().as_secs_f64() * 1e6 / f64::from(CALLS)
+        );
+    }
     let end = Instant::now();
-    drop((local, clients));
+    drop((local, clients, endpoint));
     println!("given up in {:.3} s", end.elapsed().as_secs_f64());
     Ok(())
 }

@@ -64,12 +64,17 @@ impl Address {
     /// # Errors
     /// [`FabricError::Address`] if the address is of another fabric than the device.
     pub fn of(&self, device: &Capabilities) -> Result<&FabricAddress, FabricError> {
-        if device.scheme.is_empty() || device.scheme == self.scheme() {
+        self.of_scheme(device.scheme)
+    }
+
+    /// The same for a device of addresses that begin with this; of any, if it is empty.
+    pub(crate) fn of_scheme(&self, scheme: &str) -> Result<&FabricAddress, FabricError> {
+        if scheme.is_empty() || scheme == self.scheme() {
             return Ok(self.fabric_address());
         }
         Err(FabricError::Address {
             address: self.to_string(),
-            detail: format!("this client has opened a device for addresses that begin with {}:", device.scheme),
+            detail: format!("this client has opened a device for addresses that begin with {scheme}:"),
         })
     }
 

@@ -54,6 +54,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Embedding
+//!
+//! Nothing of this needs a runtime, and nothing minds one: a [`Client`] [connects](Client::connect_async),
+//! [gets memory](Client::alloc_async) and [calls](Client::start) by futures that anything may poll, and an
+//! [`Endpoint`] has many connections on one thread. A server's handlers run on its shards, on
+//! [workers](Procedure::on_workers), or wherever they take their calls [to](Procedure::deferred); and with
+//! [`Server::start_with`] each shard has state and I/O of the application's own
+//! ([`Application`](service::Application)). Who has a loop already polls a [`LocalServer`](server::LocalServer) or a
+//! [`LocalClient`] in it. `tests/embed` is a whole program that does so.
+//!
 //! # What is where
 //!
 //! | | |
@@ -98,7 +108,7 @@ pub mod stream;
 mod address;
 
 pub use address::{Address, AddressError};
-pub use client::{Client, LocalClient};
+pub use client::{Client, Endpoint, LocalClient};
 pub use config::{BuffersError, Config, ConfigError};
 pub use handoff::idle::IdlePolicy;
 pub use handoff::pin::PinError;

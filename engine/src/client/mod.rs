@@ -1,6 +1,8 @@
 //! The public face for those who call: [`LocalClient`] is polled by its caller, on the caller's thread;
-//! [`Client`] talks to a shard on a thread of its own, blocking or as a `Future`.
+//! [`Client`] talks to a shard on a thread of its own, blocking or as a `Future`; an [`Endpoint`] is such a thread with
+//! any number of connections.
 
+mod endpoint;
 mod header;
 mod local;
 mod threaded;
@@ -15,6 +17,7 @@ use crate::shard::{CloseReason, OpenError, SpawnError};
 
 pub use crate::proto::{CallId, Terms};
 pub use crate::shard::Done;
+pub use endpoint::Endpoint;
 pub use header::Credential;
 pub use local::{ChunkError, Connection, LocalClient, PreparedCall};
 pub use threaded::{Client, ClientCall, Pending};

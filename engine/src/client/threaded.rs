@@ -2,45 +2,50 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
-use super::header::Template;
+use super::endpoint::{Endpoint, Shared};
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
+use crate::handoff::block_on::block_on;
 use crate::handoff::idle::IdlePolicy;
-use crate::handoff::mailbox::Sender;
-use crate::handoff::slot::{SlotTable, Ticket};
+use crate::handoff::mailbox::{SendError, Sender};
+use crate::handoff::slot::{SlotTable, Ticket, oneshot};
 use crate::proto::CallError;
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
-    CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, LocalClose, Message, OpenError, RemoteCall,
-    Shard, ShardHandle, check, spawn,
+    CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, LocalClose, Message, OwnedConn, RemoteCall,
+    ShardHandle,
 };
 use crate::stats::ShardStats;
 
 /// A connection, as one application thread uses it. For another thread, take [`another`](Self::another).
 ///
-/// Calls may block ([`call`](Self::call)) or be futures of any runtime ([`start`](Self::start)). The client's
+/// Calls may block ([`call`](Self::call)) or be futures of any runtime ([`start`](Self::start)); so may what comes
+/// before them ([`connect_async`](Self::connect_async), [`alloc_async`](Self::alloc_async)). The client's
 /// memory is its shard's: a future that is dropped leaves its call to end by itself, and no buffer is freed
 /// that the device may still touch.
+///
+/// Its connection, and the calls that are still under way, end with the last client of it. [`connect`](Self::connect)
+/// starts a thread, with a device and memory, for this connection alone; an [`Endpoint`] has many connections on one.
 pub struct Client {
-    // Before the shard's handle: the shard stops when its last client is gone.
     sender: Sender<Command>,
     slots: SlotTable<CallResult>,
-    shared: Arc<Shared>,
+    line: Arc<Line>,
 }
 
-struct Shared {
-    shard: ShardHandle,
+/// What all clients of a connection have in common.
+struct Line {
     conn: ConnRef,
-    template: Template,
-    config: ClientConfig,
+    /// Of a connection that ends with its last client. Before the shard, which may stop then.
+    _owned: Option<OwnedConn>,
     closed: Arc<ClosedBecause>,
+    shared: Arc<Shared>,
 }
 
 /// A call to be made.
@@ -133,67 +138,91 @@ impl Future for Pending {
 }
 
 impl Client {
-    /// Starts a shard on a thread and connects.
+    /// Starts a shard on a thread and connects: an [`Endpoint`] with one connection.
     ///
     /// # Errors
     /// See [`ConnectError`].
     pub fn connect(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
-        config.check()?;
-        check(&config.shard, config.services.as_deref(), 1)?;
-        let (shard_config, services) = (config.shard.clone(), config.services.clone());
-        let opened = address.clone();
-        let make = move || {
-            let fabric = opened.open(&shard_config).map_err(OpenError::from)?;
-            Ok(Shard::open(fabric, shard_config, services)?)
-        };
-        let shard = spawn("rpcrdma-client".into(), &config.shard, make)?;
-        let (answer, answered) = mpsc::channel();
-        let closed = Arc::default();
-        shard.send(Command::Connect(address.fabric_address().clone(), Arc::clone(&closed), answer));
-        let refused = |reason| ConnectError::Refused { address: address.to_string(), reason };
-        let conn = match answered.recv_timeout(config.connect_timeout) {
-            Ok(outcome) => outcome.map_err(refused)?,
-            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(refused(LocalClose::Stopped.into())),
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                let timeout = config.connect_timeout;
-                return Err(ConnectError::TimedOut { address: address.to_string(), timeout });
-            }
-        };
-        let template = Template::new(config.program, config.version, &config.credential);
-        Ok(Self::of(Arc::new(Shared { shard, conn, template, config, closed })))
+        block_on(Self::connect_async(address, config))
+    }
+
+    /// As [`connect`](Self::connect), as a future of any runtime. Dropped before it is ready, it leaves nothing
+    /// behind.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn connect_async(
+        address: &Address,
+        config: ClientConfig,
+    ) -> impl Future<Output = Result<Self, ConnectError>> + Send + use<> {
+        let (start, address) = (Endpoint::start_async(address, config), address.clone());
+        async move { start.await?.connect_async(&address).await }
+    }
+
+    /// On a connection that was made for it.
+    pub(super) fn connected(shared: Arc<Shared>, conn: OwnedConn, closed: Arc<ClosedBecause>) -> Self {
+        Self::of(Arc::new(Line { conn: conn.conn(), _owned: Some(conn), closed, shared }))
     }
 
     /// Calls in the reverse direction, on a connection that a server's shard has accepted.
     pub(crate) fn reverse(shard: ShardHandle, conn: ConnRef, config: ClientConfig) -> Self {
-        let template = Template::new(config.program, config.version, &config.credential);
         let closed = Arc::default();
-        let mut client = Self::of(Arc::new(Shared { shard, conn, template, config, closed: Arc::clone(&closed) }));
-        // Its ring has a place for this; a shard that has stopped is seen to be closed.
-        let _ = client.sender.send(Command::Watch(conn, closed));
-        client
+        // A shard that has stopped is seen to be closed.
+        shard.send(Command::Watch(conn, Arc::clone(&closed)));
+        Self::of(Arc::new(Line { conn, _owned: None, closed, shared: Shared::new(shard, "", config) }))
     }
 
-    fn of(shared: Arc<Shared>) -> Self {
-        let calls = shared.config.shard.max_calls;
-        // Beside the calls, the wish to know why the connection is over.
-        let sender = shared.shard.connector().connect(calls + 1);
-        Self { sender, slots: SlotTable::new(calls as u32), shared }
+    fn of(line: Arc<Line>) -> Self {
+        let calls = line.shared.config.shard.max_calls;
+        Self { sender: line.shared.shard.connector().connect(calls), slots: SlotTable::new(calls as u32), line }
     }
 
     /// The same connection, for another thread.
     pub fn another(&self) -> Self {
-        Self::of(Arc::clone(&self.shared))
+        Self::of(Arc::clone(&self.line))
     }
 
     /// Memory for a chunk of a call: only this connection's server is ever given access to it. Asks the
-    /// shard.
+    /// shard, and waits for the answer.
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when [`Config::bulk_buffers`](crate::Config::bulk_buffers) has no such buffer
-    /// left, [`CallError::TooLong`] when it never has.
+    /// left, [`CallError::TooLong`] when it never has; [`CallError::Closed`].
     pub fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
-        let conn = self.shared.conn;
-        self.shared.shard.ask(|answer| Command::Alloc(conn, len, answer)).unwrap_or(Err(CallError::Closed))
+        let idle = self.line.shared.config.shard.idle;
+        match self.ask_alloc(len).wait_with(idle, None) {
+            Some(Ok(answer)) => answer,
+            Some(Err(_)) | None => Err(CallError::Closed),
+        }
+    }
+
+    /// As [`alloc`](Self::alloc), as a future of any runtime.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_async(&mut self, len: usize) -> impl Future<Output = Result<Buf, CallError>> + Send + use<> {
+        let answer = self.ask_alloc(len);
+        async move { answer.await.unwrap_or(Err(CallError::Closed)) }
+    }
+
+    fn ask_alloc(&mut self, len: usize) -> Ticket<Result<Buf, CallError>> {
+        let (answer, completer) = oneshot();
+        // One that is not sent is lost.
+        let _ = self.tell(Command::Alloc(self.line.conn, len, completer));
+        answer
+    }
+
+    /// Says something to the shard, by a ring of its own when this client's is full. Gives it back when the shard has
+    /// stopped.
+    #[inline]
+    fn tell(&mut self, command: Command) -> Result<(), Command> {
+        match self.sender.send(command) {
+            Ok(()) => Ok(()),
+            Err(SendError::Full(command)) => {
+                self.line.shared.shard.connector().connect(1).send(command).map_err(SendError::into_inner)
+            }
+            Err(SendError::Closed(command)) => Err(command),
+        }
     }
 
     /// Starts a call.
@@ -211,12 +240,12 @@ impl Client {
             }
             let reads: ArrayVec<usize, MAX_CHUNKS> = call.send.iter().map(|(_, buf)| buf.len()).collect();
             let writes: ArrayVec<usize, MAX_CHUNKS> = call.receive.iter().map(|&len| len as usize).collect();
-            let config = &self.shared.config;
+            let config = &self.line.shared.config;
             most_results =
                 config.check_binding(call.procedure, call.args.len(), &reads, &writes).map_err(CallError::Binding)?;
         }
         let (ticket, completer) = self.slots.acquire().ok_or_else(|| self.too_many_calls())?;
-        let template = &self.shared.template;
+        let template = &self.line.shared.template;
         let header = template.len();
         let message = Message::write(header + call.args.len(), |out| {
             template.write(out, call.procedure);
@@ -229,18 +258,17 @@ impl Client {
         }
         let (receive, deadline) = (call.receive, call.deadline);
         let max_reply = template.reply_room(call.max_reply);
-        let conn = self.shared.conn;
+        let conn = self.line.conn;
         let call = RemoteCall { conn, message, memory, receive, max_reply, deadline, completer };
-        match self.sender.send(Command::Call(call)) {
-            Ok(()) => Ok(Pending { ticket, idle: self.shared.config.shard.idle }),
-            Err(_) if self.sender.is_closed() => Err(CallError::Closed),
-            Err(_) => Err(self.too_many_calls()),
+        match self.tell(Command::Call(call)) {
+            Ok(()) => Ok(Pending { ticket, idle: self.line.shared.config.shard.idle }),
+            Err(_) => Err(CallError::Closed),
         }
     }
 
     #[cold]
     fn too_many_calls(&self) -> CallError {
-        CallError::TooManyCalls { limit: self.shared.config.shard.max_calls }
+        CallError::TooManyCalls { limit: self.line.shared.config.shard.max_calls }
     }
 
     /// Calls, and waits for the end.
@@ -254,7 +282,7 @@ impl Client {
     /// Why the connection is over; `None` while it is not, or is to be made again. It is there before the
     /// calls end that [end with it](CallError::ConnectionLost).
     pub fn closed_because(&self) -> Option<&CloseReason> {
-        let closed = &self.shared.closed;
+        let closed = &self.line.closed;
         if closed.get().is_none() && self.sender.is_closed() {
             return Some(closed.get_or_init(|| LocalClose::Stopped.into()));
         }
@@ -263,11 +291,11 @@ impl Client {
 
     /// What the client's shard did so far; `None` when it has stopped.
     pub fn stats(&self) -> Option<ShardStats> {
-        self.shared.shard.ask(Command::Stats)
+        block_on(self.line.shared.shard.ask(Command::Stats)).ok()
     }
 
     /// Takes no more calls; the connection ends with those under way.
     pub fn close(&self) {
-        self.shared.shard.send(Command::Close(self.shared.conn));
+        self.line.shared.shard.send(Command::Close(self.line.conn));
     }
 }

@@ -19,8 +19,9 @@
 //!    dropped twice.
 //!
 //! Nothing here allocates after set-up, and nothing blocks unless its name says so ([`slot::Ticket::wait`],
-//! [`parker::Sleeper::park`], [`workers::WorkerPool`]'s drop).
+//! `block_on`, [`parker::Sleeper::park`], [`workers::WorkerPool`]'s drop).
 
+pub(crate) mod block_on;
 pub mod idle;
 mod intake;
 pub mod mailbox;

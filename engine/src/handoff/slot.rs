@@ -161,6 +161,11 @@ impl<T> SlotTable<T> {
     }
 }
 
+/// The two ends of a slot of its own: for what is asked now and then, at the price of an allocation.
+pub(crate) fn oneshot<T>() -> (Ticket<T>, Completer<T>) {
+    SlotTable::new(1).acquire().expect("its slot is free")
+}
+
 impl<T> Drop for SlotTable<T> {
     fn drop(&mut self) {
         let table = self.table();

@@ -11,6 +11,7 @@ use crate::client::{Client, ClientConfig};
 use crate::config::Config;
 use crate::fabric::FabricError;
 use crate::fabric::any::{AnyFabric, AnyListener};
+use crate::handoff::block_on::block_on;
 use crate::service::{Application, Caller, Local, ServiceError, Services, ShardSetup};
 use crate::shard::{
     Command, ConnRef, OpenError, ResizeError, Shard, ShardHandle, SpawnError, Workers, check, spawn, worker_of,
@@ -178,7 +179,7 @@ impl Server {
                 shard.listen(&listener).map_err(OpenError::from)?;
                 Ok(shard)
             };
-            shards.push(spawn(format!("rpcrdma-shard{index}"), &shard_config, make)?);
+            shards.push(block_on(spawn(format!("rpcrdma-shard{index}"), shard_config.core, make))?);
         }
         Ok(Self { shards, reverse_credits: config.shard.reverse_credits, workers })
     }
@@ -201,7 +202,7 @@ impl Server {
 
     /// What each shard did so far.
     pub fn stats(&self) -> Vec<ShardStats> {
-        self.shards.iter().filter_map(|shard| shard.ask(Command::Stats)).collect()
+        self.shards.iter().filter_map(|shard| block_on(shard.ask(Command::Stats)).ok()).collect()
     }
 
     /// Changes the size of the Receives of every shard, while calls run; see
@@ -210,7 +211,7 @@ impl Server {
     /// # Errors
     /// Of the first shard that cannot: those before it have begun.
     pub fn change_receive_size(&self, bytes: usize) -> Result<(), ResizeError> {
-        let ask = |shard: &ShardHandle| shard.ask(|answer| Command::Resize(bytes, answer));
+        let ask = |shard: &ShardHandle| block_on(shard.ask(|answer| Command::Resize(bytes, answer)));
         self.shards.iter().try_for_each(|shard| ask(shard).unwrap_or(Err(ResizeError::Stopped)))
     }
 

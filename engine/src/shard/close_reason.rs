@@ -62,6 +62,9 @@ pub enum LocalClose {
     /// The shard that had it has stopped.
     #[error("the shard has stopped")]
     Stopped,
+    /// [`ClientConfig::connect_timeout`](crate::client::ClientConfig::connect_timeout) is over.
+    #[error("it was not open in time (ClientConfig::connect_timeout)")]
+    ConnectTimeout,
     /// [`Config::negotiation_timeout`](crate::Config::negotiation_timeout) is over.
     #[error("the peer does not answer the first message (Config::negotiation_timeout)")]
     NegotiationTimeout,

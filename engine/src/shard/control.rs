@@ -229,6 +229,7 @@ impl<F: Fabric> Shard<F> {
         self.check_arrivals();
         self.responder.control(&mut self.cx);
         self.check_negotiations();
+        self.check_connecting();
         if self.cx.conns.has_parked() {
             self.reconnect();
         }
@@ -317,6 +318,19 @@ impl<F: Fabric> Shard<F> {
     /// Ends a connection, now.
     pub(super) fn close_now(&mut self, qp: QpId, reason: impl Into<CloseReason>) {
         self.with(qp, |_, conn| conn.end_for(reason));
+    }
+
+    /// The same for the one that its owner knows by this name, wherever it is; it is not made again.
+    pub(super) fn end_now(&mut self, conn: ConnRef, reason: LocalClose) {
+        self.with_ref(conn, |_, conn| {
+            conn.again.give_up();
+            if conn.stage() == Stage::Reconnecting {
+                // What it has is the reason of its loss.
+                conn.not_made_again(reason);
+                conn.go(Stage::Closing);
+            }
+            conn.end_for(reason);
+        });
     }
 
     /// The end of a connection: every call of it ends here, everything that it held goes home. Or it is to be

@@ -32,6 +32,7 @@
 //! | `clock` | the only reader of the clock |
 //! | `list` | lists that nearly always have room |
 //! | `thread` | a shard on a thread of its own: placement, idling |
+//! | `commands` | what other threads ask of it |
 //! | `testing` | a shard's parts without a device, for their tests |
 //!
 //! Each engine, and each type of the table above, has its fields to itself: what another file wants of it, it
@@ -42,6 +43,7 @@ mod assembly;
 mod changes;
 mod clock;
 mod close_reason;
+mod commands;
 mod conn;
 mod context;
 mod continuation;
@@ -82,6 +84,8 @@ use clock::Clock;
 pub use clock::SimulatedTime;
 pub(crate) use close_reason::ClosedBecause;
 pub use close_reason::{CloseReason, LocalClose, Stall};
+use commands::Outside;
+pub(crate) use commands::{Command, ConnectRequest, Message, OwnedConn, RemoteCall};
 use conn::Conn;
 pub use conn_ref::ConnRef;
 use context::Context;
@@ -96,9 +100,8 @@ pub use resize::ResizeError;
 use responder::Responder;
 pub use responder::SimulatedWorkers;
 pub(crate) use responder::{Workers, worker_of};
-use thread::Outside;
 pub use thread::SpawnError;
-pub(crate) use thread::{Command, Message, RemoteCall, ShardHandle, spawn};
+pub(crate) use thread::{ShardHandle, spawn};
 
 mod conn_ref {
     use crate::fabric::QpId;

@@ -17,6 +17,7 @@ mod connects;
 mod credits;
 mod deferred;
 mod doorbells;
+mod endpoint;
 mod errors;
 mod faults;
 mod field;

@@ -142,7 +142,8 @@ fn reverse_calls_end_with_the_connection() {
     });
     assert!(matches!(error, Some(CallError::Closed | CallError::ConnectionLost { .. })), "{error:?}");
     assert!(settles(|| reverse.closed_because().is_some()));
-    assert!(matches!(reverse.closed_because(), Some(CloseReason::Disconnected { .. })));
+    let reason = reverse.closed_because();
+    assert!(matches!(reason, Some(CloseReason::Disconnected { .. })), "{reason:?}");
     drop(reverse);
 }
 

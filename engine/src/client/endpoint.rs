@@ -1,0 +1,153 @@
+//! A shard of clients on a thread of its own, and the connections that are made through it.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use super::header::Template;
+use super::threaded::Client;
+use super::{ClientConfig, ConnectError};
+use crate::address::Address;
+use crate::handoff::block_on::block_on;
+use crate::handoff::slot::oneshot;
+use crate::shard::{
+    CloseReason, Command, ConnectRequest, LocalClose, OpenError, Shard, ShardHandle, SpawnError, check, spawn,
+};
+use crate::stats::ShardStats;
+
+/// A thread with a device and a pool of buffers, through which any number of connections are made: each is a
+/// [`Client`]. Cheap to clone; all clones are the same one.
+///
+/// Its [`Config`](crate::Config) is for all of its connections together: `receives` bounds how many there can
+/// be (at least three each), and `max_calls` is of each [`Client`]. Memory for chunks is each connection's own.
+///
+/// The thread ends with the last clone and the last client. That drop waits for it, some milliseconds: within a
+/// runtime, leave it to where blocking is allowed.
+///
+/// ```
+/// use rpcrdma::client::{ClientCall, ClientConfig, Endpoint};
+/// # use rpcrdma::{Procedure, Server, Services, server::ServerConfig};
+/// # let address = format!("soft:endpoint-{}", std::process::id()).parse()?;
+/// # let mut services = Services::new();
+/// # services.add(0x2000_0001, 1, 0, Procedure::new(|_| Ok(())));
+/// # let server = Server::start(&address, services, &ServerConfig::default())?;
+/// # let runtime = async {
+/// let endpoint = Endpoint::start_async(&address, ClientConfig::new(0x2000_0001, 1)).await?;
+/// let mut one = endpoint.connect_async(&address).await?;
+/// let mut other = endpoint.connect_async(&address).await?;
+/// let (first, second) = (one.start(ClientCall::new(0))?, other.start(ClientCall::new(0))?);
+/// (first.await?, second.await?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # };
+/// # futures_executor(runtime)?;
+/// # fn futures_executor<T>(future: impl Future<Output = T>) -> T {
+/// #     let mut future = std::pin::pin!(future);
+/// #     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+/// #     loop {
+/// #         if let std::task::Poll::Ready(value) = future.as_mut().poll(&mut context) {
+/// #             return value;
+/// #         }
+/// #         std::thread::yield_now();
+/// #     }
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Endpoint {
+    shared: Arc<Shared>,
+}
+
+/// What all clients of a shard have in common.
+pub(super) struct Shared {
+    pub(super) shard: ShardHandle,
+    /// What the addresses of its device begin with.
+    scheme: &'static str,
+    pub(super) template: Template,
+    pub(super) config: ClientConfig,
+}
+
+impl Shared {
+    pub(super) fn new(shard: ShardHandle, scheme: &'static str, config: ClientConfig) -> Arc<Self> {
+        let template = Template::new(config.program, config.version, &config.credential);
+        Arc::new(Self { shard, scheme, template, config })
+    }
+}
+
+impl Endpoint {
+    /// Starts the thread, with a device for connections to addresses like this one. To make the device and its
+    /// memory takes milliseconds, and a second for gigabytes.
+    ///
+    /// # Errors
+    /// [`ConnectError::Open`], [`ConnectError::Spawn`].
+    pub fn start(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
+        block_on(Self::start_async(address, config))
+    }
+
+    /// As [`start`](Self::start), as a future of any runtime: the thread that is started makes device and memory.
+    /// Dropped before it is ready, it leaves nothing behind.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_async(
+        address: &Address,
+        config: ClientConfig,
+    ) -> impl Future<Output = Result<Self, ConnectError>> + Send + use<> {
+        let address = address.clone();
+        async move {
+            config.check()?;
+            check(&config.shard, config.services.as_deref(), 1)?;
+            let scheme = address.scheme();
+            let (shard_config, services) = (config.shard.clone(), config.services.clone());
+            let make = move || {
+                let fabric = address.open(&shard_config).map_err(OpenError::from)?;
+                Ok::<_, SpawnError>(Shard::open(fabric, shard_config, services)?)
+            };
+            let shard = spawn("rpcrdma-client".into(), config.shard.core, make).await?;
+            Ok(Self { shared: Shared::new(shard, scheme, config) })
+        }
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`ConnectError::Fabric`] for an address of another fabric, [`ConnectError::Refused`],
+    /// [`ConnectError::TimedOut`].
+    pub fn connect(&self, address: &Address) -> Result<Client, ConnectError> {
+        block_on(self.connect_async(address))
+    }
+
+    /// As [`connect`](Self::connect), as a future of any runtime. Dropped before it is ready, it leaves nothing
+    /// behind.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_async(
+        &self,
+        address: &Address,
+    ) -> impl Future<Output = Result<Client, ConnectError>> + Send + use<> {
+        let (shared, address) = (Arc::clone(&self.shared), address.clone());
+        async move {
+            let timeout = shared.config.connect_timeout;
+            let to = address.of_scheme(shared.scheme)?.clone();
+            let (opened, completer) = oneshot();
+            let closed = Arc::default();
+            shared.shard.send(Command::Connect(ConnectRequest {
+                address: to,
+                timeout,
+                closed: Arc::clone(&closed),
+                completer,
+            }));
+            match opened.await.unwrap_or_else(|_| Err(LocalClose::Stopped.into())) {
+                Ok(conn) => Ok(Client::connected(shared, conn, closed)),
+                Err(CloseReason::Local(LocalClose::ConnectTimeout)) => {
+                    Err(ConnectError::TimedOut { address: address.to_string(), timeout })
+                }
+                Err(reason) => Err(ConnectError::Refused { address: address.to_string(), reason }),
+            }
+        }
+    }
+
+    /// What the shard did so far; `None` when it has stopped.
+    pub fn stats(&self) -> Option<ShardStats> {
+        block_on(self.shared.shard.ask(Command::Stats)).ok()
+    }
+}

@@ -1,0 +1,201 @@
+//! Many connections of one thread: made, used, and given up without a thread that waits.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use rpcrdma::client::{Client, ClientCall, ClientConfig, ConnectError, Endpoint};
+use rpcrdma::server::ServerConfig;
+use rpcrdma::{Address, CallError, Config, Services};
+use rpcrdma_tests::*;
+
+use super::calls::workers;
+use super::threads::block_on;
+
+/// Of one with many connections.
+fn shared() -> ClientConfig {
+    small_client(Config { credits: 4, max_calls: 16, ..small() })
+}
+
+/// One that takes many connections.
+fn roomy() -> ServerConfig {
+    ServerConfig { shard: Config { credits: 4, receives: 1024, ..small() }, ..workers() }
+}
+
+fn connections(endpoint: &Endpoint) -> u64 {
+    endpoint.stats().expect("its shard lives").connections
+}
+
+/// Begins, and does not go on.
+fn begun<T>(future: impl Future<Output = T>) -> bool {
+    pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+#[test]
+fn connections_share_a_thread_and_end_by_themselves() {
+    const CONNECTIONS: u64 = 40;
+    let mut world = World::new("endpoint");
+    let address = world.serve(roomy());
+    let endpoint = Endpoint::start(&address, shared()).expect("a thread");
+    assert_eq!(connections(&endpoint), 0);
+    let mut clients: Vec<_> = (0..CONNECTIONS).map(|_| endpoint.connect(&address).expect("a connection")).collect();
+    assert_eq!(connections(&endpoint), CONNECTIONS);
+    for (n, client) in clients.iter_mut().enumerate() {
+        let mut data = client.alloc(5000).unwrap();
+        pattern(n as u32, &mut data);
+        let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(5000);
+        assert!(patterned(n as u32, client.call(call).unwrap().chunk(0).unwrap()));
+    }
+    // Half of them go, with calls under way: these end, and the others do not notice.
+    let slow = || ClientCall::new(WORKER_ECHO).args(300_000u32.to_be_bytes());
+    let mut going = clients.split_off(clients.len() / 2);
+    let ends: Vec<_> = going.iter_mut().map(|client| client.start(slow()).unwrap()).collect();
+    let stays: Vec<_> =
+        clients.iter_mut().map(|client| client.start(ClientCall::new(ECHO).args([7])).unwrap()).collect();
+    // The connection is there as long as any client of it.
+    let mut kept = going[0].another();
+    drop(going);
+    assert_eq!(kept.call(ClientCall::new(ECHO).args([8])).unwrap().results(), [8]);
+    drop(kept);
+    for pending in ends {
+        let end = pending.wait().map(drop);
+        // What the shard had not taken yet was never sent.
+        assert!(matches!(end, Ok(()) | Err(CallError::ConnectionLost { .. } | CallError::Closed)), "{end:?}");
+    }
+    for pending in stays {
+        assert_eq!(pending.wait().unwrap().results(), [7]);
+    }
+    assert!(settles(|| connections(&endpoint) == CONNECTIONS / 2), "{}", connections(&endpoint));
+    assert!(settles(|| world.server().stats()[0].connections == CONNECTIONS / 2));
+    // Places are used again.
+    clients.extend((0..CONNECTIONS / 2).map(|_| endpoint.connect(&address).expect("a connection")));
+    for client in &mut clients {
+        assert_eq!(client.call(ClientCall::new(ECHO).args([9])).unwrap().results(), [9]);
+    }
+}
+
+#[test]
+fn the_shard_lives_as_long_as_any_handle() {
+    let mut world = World::new("endpoint-end");
+    let address = world.serve(small_server());
+    let services = Arc::new(Services::new());
+    let config = ClientConfig { services: Some(Arc::clone(&services)), ..shared() };
+    let endpoint = Endpoint::start(&address, config).expect("a thread");
+    let mut client = endpoint.clone().connect(&address).expect("a connection");
+    drop(endpoint);
+    assert_eq!(client.call(ClientCall::new(ECHO).args([1])).unwrap().results(), [1]);
+    drop(client);
+    // Its thread has ended with all that it had.
+    assert_eq!(Arc::strong_count(&services), 1);
+}
+
+#[test]
+fn futures_do_what_blocking_does() {
+    let mut world = World::new("endpoint-async");
+    let address = world.serve(small_server());
+    let mut clients = block_on(async {
+        let endpoint = Endpoint::start_async(&address, shared()).await?;
+        let (one, other) = (endpoint.connect_async(&address), endpoint.connect_async(&address));
+        let alone = Client::connect_async(&address, shared());
+        Ok::<_, ConnectError>([other.await?, one.await?, alone.await?])
+    })
+    .expect("connections");
+    for client in &mut clients {
+        let reply = block_on(async {
+            let mut data = client.alloc_async(300).await?;
+            pattern(3, &mut data);
+            let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(300);
+            client.start(call)?.await
+        });
+        assert!(patterned(3, reply.unwrap().chunk(0).unwrap()));
+        let error = block_on(client.alloc_async(2 << 20)).unwrap_err();
+        assert!(matches!(error, CallError::TooLong { limit: 0x10_0000, .. }), "{error}");
+    }
+}
+
+#[test]
+fn more_is_asked_for_than_a_ring_holds() {
+    let mut world = World::new("endpoint-ring");
+    let address = world.serve(workers());
+    let config = small_client(Config { max_calls: 2, bulk_buffers: vec![(64 << 10, 100)], ..small() });
+    let mut client = Client::connect(&address, config).expect("a connection");
+    let asked: Vec<_> = (0..150).map(|_| client.alloc_async(10)).collect();
+    // Those that were asked for leave room for calls.
+    let call = client.start(ClientCall::new(ECHO).args([5])).unwrap();
+    let answers: Vec<_> = asked.into_iter().map(block_on).collect();
+    assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 100);
+    let refused = |answer: &Result<_, _>| answer.as_ref().err().is_none_or(|e| matches!(e, CallError::NoMemory { .. }));
+    assert!(answers.iter().all(refused));
+    assert_eq!(call.wait().unwrap().results(), [5]);
+}
+
+#[test]
+fn what_is_begun_and_given_up_leaves_nothing() {
+    let mut world = World::new("endpoint-dropped");
+    let address = world.serve(roomy());
+    let services = Arc::new(Services::new());
+    let config = || ClientConfig { services: Some(Arc::clone(&services)), ..shared() };
+    for _ in 0..10 {
+        begun(Endpoint::start_async(&address, config()));
+        begun(Client::connect_async(&address, config()));
+    }
+    assert!(settles(|| Arc::strong_count(&services) == 1), "threads that nobody waited for have ended");
+    let endpoint = Endpoint::start(&address, shared()).expect("a thread");
+    for _ in 0..50 {
+        begun(endpoint.connect_async(&address));
+    }
+    let mut client = endpoint.connect(&address).expect("a connection");
+    for _ in 0..10 {
+        begun(client.alloc_async(1000));
+    }
+    assert!(settles(|| connections(&endpoint) == 1), "{}", connections(&endpoint));
+    assert!(settles(|| world.server().stats()[0].connections == 1));
+    assert!(settles(|| endpoint.stats().unwrap().exposed_buffers == 0));
+}
+
+#[test]
+fn who_does_not_answer_is_given_up_by_the_shard() {
+    // A device that does not answer has its own times.
+    if place::on_device() {
+        return;
+    }
+    let mut world = World::new("endpoint-silent");
+    let silent = world.address();
+    let _listener = silent.bind().expect("an address that nobody serves");
+    let config = ClientConfig { connect_timeout: Duration::from_millis(50), ..shared() };
+    let endpoint = Endpoint::start(&silent, config).expect("a thread");
+    let error = endpoint.connect(&silent).err().expect("nobody answers");
+    assert!(matches!(error, ConnectError::TimedOut { .. }), "{error}");
+    assert!(error.to_string().contains("ClientConfig::connect_timeout"), "{error}");
+    let nowhere = world.address();
+    let error = endpoint.connect(&nowhere).err().expect("nobody listens");
+    assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
+    assert_eq!(connections(&endpoint), 0);
+    // It goes on.
+    let served = world.serve(small_server());
+    let mut client = endpoint.connect(&served).expect("a connection");
+    assert_eq!(client.call(ClientCall::new(ECHO).args([1])).unwrap().results(), [1]);
+}
+
+#[test]
+fn connecting_leaves_the_thread_that_asks_to_others() {
+    let mut world = World::new("endpoint-free");
+    let address: Address = world.serve(roomy());
+    // One thread has them all made at a time.
+    let endpoint = Endpoint::start(&address, shared()).expect("a thread");
+    let mut waiting: Vec<_> = (0..50).map(|_| Box::pin(endpoint.connect_async(&address))).collect();
+    let mut clients = Vec::new();
+    block_on(std::future::poll_fn(|context| {
+        waiting.retain_mut(|future| match future.as_mut().poll(context) {
+            Poll::Ready(client) => {
+                clients.push(client.expect("a connection"));
+                false
+            }
+            Poll::Pending => true,
+        });
+        if waiting.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    }));
+    assert_eq!((clients.len(), connections(&endpoint)), (50, 50));
+}
