@@ -1,0 +1,27 @@
+//! Serves a directory until its standard input ends: `kv-server ADDRESS DIRECTORY`. Ends with status 77 where there can
+//! be no io_uring.
+
+use std::error::Error;
+use std::io::Read;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Threads, and logs.
+const SHARDS: usize = 2;
+/// Not done, for want of something.
+const SKIPPED: u8 = 77;
+
+fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let arguments: Vec<_> = std::env::args().collect();
+    let [_, address, directory] = &arguments[..] else { return Err("usage: kv-server ADDRESS DIRECTORY".into()) };
+    if let Err(error) = rpcrdma_embed::server::probe() {
+        eprintln!("kv-server: no io_uring here ({error}): see `sysctl kernel.io_uring_disabled`, and seccomp");
+        return Ok(SKIPPED.into());
+    }
+    let server = rpcrdma_embed::server::start(&address.parse()?, Path::new(directory), SHARDS)?;
+    println!("ready");
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    server.drain(Duration::from_secs(10))?;
+    Ok(ExitCode::SUCCESS)
+}

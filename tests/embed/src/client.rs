@@ -1,0 +1,120 @@
+//! The store as a client on tokio sees it: nothing here blocks a thread of its runtime.
+
+use std::error::Error;
+use std::time::Duration;
+
+use rpcrdma::client::{Client, ClientCall, ClientConfig, Endpoint};
+use rpcrdma::{Address, Config, Reply};
+
+use crate::protocol::{DELETE, GET, LIST, MAX_INLINE, MAX_KEY, MAX_PAGE, MAX_VALUE, PROGRAM, PUT, VERSION};
+use crate::xdr::{Reader, put_opaque};
+
+/// What goes wrong with a call.
+pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// How long a call may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A thread for the connections of this process.
+///
+/// # Errors
+/// As [`Endpoint::start`].
+pub async fn endpoint(address: &Address) -> Result<Endpoint> {
+    // A connection has its own buffers for values, so they are few.
+    let shard =
+        Config { bulk_buffers: vec![(16 << 10, 8), (MAX_VALUE, 4)], ..ClientConfig::new(PROGRAM, VERSION).shard };
+    Ok(Endpoint::start_async(address, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) }).await?)
+}
+
+/// A connection to a store, for one task; [`another`](Self::another) is for one more.
+pub struct Store(Client);
+
+impl Store {
+    /// Connects.
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`].
+    pub async fn connect(endpoint: &Endpoint, address: &Address) -> Result<Self> {
+        Ok(Self(endpoint.connect_async(address).await?))
+    }
+
+    /// The same connection.
+    pub fn another(&self) -> Self {
+        Self(self.0.another())
+    }
+
+    async fn call(&mut self, call: ClientCall) -> Result<Reply> {
+        Ok(self.0.start(call.deadline(PATIENCE))?.await?)
+    }
+
+    /// Gives a key a value.
+    ///
+    /// # Errors
+    /// The call has failed: the value may be there, or not.
+    pub async fn put(&mut self, key: &str, value: &[u8]) -> Result<()> {
+        let mut args = Vec::new();
+        put_opaque(&mut args, key.as_bytes());
+        if value.len() <= MAX_INLINE {
+            put_opaque(&mut args, value);
+            self.call(ClientCall::new(PUT).args(args)).await?;
+            return Ok(());
+        }
+        // The count of its bytes travels with the other arguments, and the bytes belong behind it.
+        args.extend((value.len() as u32).to_be_bytes());
+        let mut chunk = self.0.alloc_async(value.len()).await?;
+        chunk.copy_from_slice(value);
+        let at = args.len();
+        self.call(ClientCall::new(PUT).args(args).read_chunk(at, chunk)).await?;
+        Ok(())
+    }
+
+    /// A key's value.
+    ///
+    /// # Errors
+    /// The call has failed.
+    pub async fn get(&mut self, key: &str) -> Result<Option<Vec<u8>>> {
+        let mut args = Vec::new();
+        put_opaque(&mut args, key.as_bytes());
+        let reply = self.call(ClientCall::new(GET).args(args).write_chunk(MAX_VALUE as u32)).await?;
+        let mut results = Reader(reply.results());
+        match (results.number(), results.number(), reply.chunk(0)) {
+            (Some(0), ..) => Ok(None),
+            (Some(1), Some(0), _) => Ok(Some(Vec::new())),
+            (Some(1), Some(len), Some(value)) if len as usize == value.len() => Ok(Some(value.to_vec())),
+            _ => Err("the answer to a GET is none".into()),
+        }
+    }
+
+    /// Leaves a key without a value; whether it had one.
+    ///
+    /// # Errors
+    /// The call has failed.
+    pub async fn delete(&mut self, key: &str) -> Result<bool> {
+        let mut args = Vec::new();
+        put_opaque(&mut args, key.as_bytes());
+        let reply = self.call(ClientCall::new(DELETE).args(args)).await?;
+        Ok(Reader(reply.results()).number() == Some(1))
+    }
+
+    /// The keys that begin like this, in order.
+    ///
+    /// # Errors
+    /// A call has failed.
+    pub async fn list(&mut self, prefix: &str) -> Result<Vec<String>> {
+        let mut names = Vec::<String>::new();
+        loop {
+            let mut args = Vec::new();
+            put_opaque(&mut args, prefix.as_bytes());
+            put_opaque(&mut args, names.last().map_or(&[], |last| last.as_bytes()));
+            let reply = self.call(ClientCall::new(LIST).args(args).expect_reply(MAX_PAGE + 8)).await?;
+            let mut page = Reader(reply.results());
+            for _ in 0..page.number().ok_or("an empty page")? {
+                let name = page.opaque(MAX_KEY).ok_or("a page that is cut off")?;
+                names.push(String::from_utf8(name.to_vec())?);
+            }
+            if page.number() != Some(1) {
+                return Ok(names);
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Server and clients as processes: what was put is there, whoever else comes, goes, or is killed.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+/// A server's process, and its directory.
+struct Server {
+    child: Child,
+    input: Option<ChildStdin>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A store of one test, and where it is served.
+struct Place {
+    address: String,
+    directory: PathBuf,
+}
+
+impl Place {
+    fn new(test: &str) -> Self {
+        let name = format!("kv-{test}-{}", std::process::id());
+        let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&name);
+        Self { address: format!("soft:{name}"), directory }
+    }
+
+    /// `None` where there can be no io_uring.
+    fn serve(&self) -> Option<Server> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kv-server"));
+        command.arg(&self.address).arg(&self.directory).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("a process");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        if line != "ready\n" {
+            let status = child.wait().expect("it has ended");
+            assert_eq!(status.code(), Some(77), "the server says why");
+            println!("not run: the server says that there can be no io_uring");
+            return None;
+        }
+        let input = child.stdin.take();
+        Some(Server { child, input })
+    }
+
+    fn client(&self, what: &str, seed: u32) -> Child {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kv-client"));
+        command.args([&self.address, what, &seed.to_string()]).stdout(Stdio::piped());
+        command.spawn().expect("a process")
+    }
+
+    /// These clients, all at once.
+    fn run(&self, what: &str, seeds: &[u32]) {
+        let clients: Vec<_> = seeds.iter().map(|&seed| self.client(what, seed)).collect();
+        for mut client in clients {
+            assert!(client.wait().expect("it ends").success(), "it says why");
+        }
+    }
+
+    /// A client that puts values until it is killed.
+    fn busy_client(&self, seed: u32) -> Child {
+        let mut client = self.client("forever", seed);
+        let mut line = String::new();
+        BufReader::new(client.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        assert_eq!(line, "begun\n");
+        client
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // What failed may be looked at.
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.directory);
+        }
+    }
+}
+
+#[test]
+fn clients_at_once_each_find_what_they_have_put() {
+    let place = Place::new("many");
+    let Some(_server) = place.serve() else { return };
+    place.run("fill", &[1, 2, 3]);
+    place.run("verify", &[3, 1, 2]);
+}
+
+#[test]
+fn a_client_that_is_killed_harms_nobody() {
+    let place = Place::new("killed");
+    let Some(_server) = place.serve() else { return };
+    place.run("fill", &[1]);
+    for _ in 0..3 {
+        let mut client = place.busy_client(9);
+        let mut others = [place.client("fill", 2), place.client("verify", 1)];
+        client.kill().expect("it runs");
+        client.wait().expect("it ends");
+        assert!(others.iter_mut().all(|other| other.wait().expect("it ends").success()));
+    }
+    place.run("verify", &[1, 2]);
+}
+
+#[test]
+fn what_was_answered_is_there_after_the_server() {
+    let place = Place::new("again");
+    let Some(mut server) = place.serve() else { return };
+    place.run("fill", &[1]);
+    // It ends well,
+    drop(server.input.take());
+    assert!(server.child.wait().expect("it ends").success());
+    let Some(mut server) = place.serve() else { return };
+    place.run("verify", &[1]);
+    place.run("fill", &[2]);
+    // or in the middle of something, which its clients are told.
+    let mut client = place.busy_client(9);
+    server.child.kill().expect("it runs");
+    assert!(!client.wait().expect("it ends").success());
+    drop(server);
+    let Some(_server) = place.serve() else { return };
+    place.run("verify", &[1, 2]);
+}
