@@ -234,7 +234,7 @@ impl Target for ReverseTarget {
             IdleStep::Yield => thread::yield_now(),
             // Whichever was begun first ends first, as a rule.
             IdleStep::Sleep if !self.under_way.is_empty() => {
-                let (token, pending) = self.under_way.remove(0);
+                let (token, mut pending) = self.under_way.remove(0);
                 let result = pending.wait();
                 self.ended(token, result, done)?;
             }

@@ -19,8 +19,8 @@ use crate::handoff::idle::{Idle, IdleStep};
 use crate::proto::{CallError, CallId};
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
-    CallRequest, CallResult, ChunkMemory, CloseReason, ConnRef, Done, Notice, OpenError, Shard, SimulatedTime, Sink,
-    check, headroom,
+    CallRequest, CallResult, ChunkMemory, CloseReason, ConnRef, Done, FailedCall, Notice, OpenError, Shard,
+    SimulatedTime, Sink, check, headroom,
 };
 use crate::stats::ShardStats;
 use crate::wire::NoSpace;
@@ -377,7 +377,8 @@ impl<F: Fabric> LocalClient<F> {
         if call.memory.is_some()
             && let Err(error) = self.check(&mut call)
         {
-            self.shard.fail_call(Sink::Polled, token, CallError::Binding(error));
+            let failed = FailedCall::new(CallError::Binding(error), call.memory);
+            self.shard.fail_call(Sink::Polled, token, failed);
             return None;
         }
         call.fill();

@@ -16,7 +16,7 @@ use crate::service::Services;
 use crate::shard::{CloseReason, OpenError, SpawnError};
 
 pub use crate::proto::{CallId, Terms};
-pub use crate::shard::Done;
+pub use crate::shard::{Done, Returned};
 pub use endpoint::Endpoint;
 pub use header::Credential;
 pub use local::{ChunkError, Connection, LocalClient, PreparedCall};

@@ -15,12 +15,12 @@ use crate::address::Address;
 use crate::handoff::block_on::block_on;
 use crate::handoff::idle::IdlePolicy;
 use crate::handoff::mailbox::{SendError, Sender};
-use crate::handoff::slot::{SlotTable, Ticket, oneshot};
+use crate::handoff::slot::{Lost, SlotTable, Ticket, oneshot};
 use crate::proto::CallError;
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
-    CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, LocalClose, Message, OwnedConn, RemoteCall,
-    ShardHandle,
+    CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, LocalClose, Message, Outcome, OwnedConn,
+    RemoteCall, Returned, ShardHandle, parted,
 };
 use crate::stats::ShardStats;
 
@@ -35,7 +35,7 @@ use crate::stats::ShardStats;
 /// starts a thread, with a device and memory, for this connection alone; an [`Endpoint`] has many connections on one.
 pub struct Client {
     sender: Sender<Command>,
-    slots: SlotTable<CallResult>,
+    slots: SlotTable<Outcome>,
     line: Arc<Line>,
 }
 
@@ -102,11 +102,13 @@ impl ClientCall {
     }
 }
 
-/// A call under way: wait for it, await it, or drop it.
+/// A call under way: wait for it, await it, or drop it. Once it has failed, it has the buffers of its chunks for who
+/// [wants](Self::returned) them: wait for it by reference, or await `&mut` of it, then.
 #[derive(Debug)]
 pub struct Pending {
-    ticket: Ticket<CallResult>,
+    ticket: Ticket<Outcome>,
     idle: IdlePolicy,
+    returned: Returned,
 }
 
 impl Pending {
@@ -114,17 +116,33 @@ impl Pending {
     ///
     /// # Errors
     /// How the call ended without a reply.
-    pub fn wait(mut self) -> CallResult {
-        match self.ticket.wait_with(self.idle, None) {
-            Some(Ok(result)) => result,
-            Some(Err(_)) | None => Err(CallError::ConnectionLost { sent: true }),
-        }
+    pub fn wait(&mut self) -> CallResult {
+        let outcome = self.ticket.wait_with(self.idle, None).unwrap_or(Err(Lost));
+        self.ended(outcome)
     }
 
     /// The end, if it has come.
     pub fn try_take(&mut self) -> Option<CallResult> {
-        let result = self.ticket.try_take()?;
-        Some(result.unwrap_or(Err(CallError::ConnectionLost { sent: true })))
+        let outcome = self.ticket.try_take()?;
+        Some(self.ended(outcome))
+    }
+
+    /// Of a call that has failed: the buffers of its chunks. Nothing before its end is known.
+    pub fn returned(&mut self) -> &mut Returned {
+        &mut self.returned
+    }
+
+    #[inline]
+    fn ended(&mut self, outcome: Result<Outcome, Lost>) -> CallResult {
+        match outcome {
+            Ok(Ok(reply)) => Ok(reply),
+            Ok(failed) => {
+                let (result, returned) = parted(failed);
+                self.returned = returned;
+                result
+            }
+            Err(Lost) => Err(CallError::ConnectionLost { sent: true }),
+        }
     }
 }
 
@@ -132,8 +150,7 @@ impl Future for Pending {
     type Output = CallResult;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<CallResult> {
-        let lost = |_| Err(CallError::ConnectionLost { sent: true });
-        Pin::new(&mut self.ticket).poll(context).map(|result| result.unwrap_or_else(lost))
+        Pin::new(&mut self.ticket).poll(context).map(|outcome| self.ended(outcome))
     }
 }
 
@@ -261,7 +278,7 @@ impl Client {
         let conn = self.line.conn;
         let call = RemoteCall { conn, message, memory, receive, max_reply, deadline, completer };
         match self.tell(Command::Call(call)) {
-            Ok(()) => Ok(Pending { ticket, idle: self.line.shared.config.shard.idle }),
+            Ok(()) => Ok(Pending { ticket, idle: self.line.shared.config.shard.idle, returned: Returned::default() }),
             Err(_) => Err(CallError::Closed),
         }
     }

@@ -8,7 +8,7 @@ use rpcrdma_mempool::Buf;
 
 use super::close_reason::{CloseReason, ClosedBecause, LocalClose};
 use super::requester::{CallRequest, ChunkMemory, headroom};
-use super::{ConnRef, Notice, ResizeError, Shard, Sink};
+use super::{ConnRef, FailedCall, Notice, Outcome, ResizeError, Shard, Sink};
 use crate::config::POLL_BATCH;
 use crate::fabric::{Fabric, FabricAddress};
 use crate::handoff::mailbox::{Connector, Mailbox};
@@ -16,7 +16,6 @@ use crate::handoff::parker::{Signal, Sleeper};
 use crate::handoff::slot::Completer;
 use crate::proto::CallError;
 use crate::service::MAX_CHUNKS;
-use crate::shard::CallResult;
 use crate::stats::ShardStats;
 
 /// An RPC message on its way from another thread: short ones within the ring's slot.
@@ -62,7 +61,7 @@ pub(crate) struct RemoteCall {
     /// Most bytes of inline results that the reply may have.
     pub(crate) max_reply: usize,
     pub(crate) deadline: Option<Duration>,
-    pub(crate) completer: Completer<CallResult>,
+    pub(crate) completer: Completer<Outcome>,
 }
 
 /// A connection that another thread wants.
@@ -283,23 +282,31 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
+    #[cold]
+    fn fail(&mut self, sink: Sink, failed: FailedCall) {
+        self.requester.deliver(&mut self.cx, sink, 0, Err(failed));
+    }
+
     #[inline]
     fn remote_call(&mut self, call: RemoteCall) {
         let RemoteCall { conn, message, mut memory, receive, max_reply, deadline, completer } = call;
         let sink = Sink::Thread(completer);
         let room = headroom(memory.is_some());
         let bytes = message.bytes();
-        if let Some(memory) = &mut memory {
+        if !receive.is_empty()
+            && let Some(mut chunks) = memory.take()
+        {
             for &len in &receive {
                 match self.alloc_exposed(conn, len as usize) {
-                    Ok(buf) => memory.receive.push(buf),
-                    Err(error) => return self.requester.deliver(&mut self.cx, sink, 0, Err(error)),
+                    Ok(buf) => chunks.receive.push(buf),
+                    Err(error) => return self.fail(sink, FailedCall::new(error, Some(chunks))),
                 }
             }
+            memory = Some(chunks);
         }
         let mut buf = match self.cx.alloc_for_call(room + bytes.len()) {
             Ok(buf) => buf,
-            Err(error) => return self.requester.deliver(&mut self.cx, sink, 0, Err(error)),
+            Err(error) => return self.fail(sink, FailedCall::new(error, memory)),
         };
         buf.set_window(room, bytes.len());
         buf.copy_from_slice(bytes);

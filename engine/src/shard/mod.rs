@@ -94,8 +94,8 @@ use lifecycle::Lifecycle;
 pub use peers::{Peer, PeerEvent, PeerHook};
 use progress::Watch;
 use requester::Requester;
-pub(crate) use requester::{CallRequest, ChunkMemory, Sink, headroom};
-pub use requester::{CallResult, Done, Reply};
+pub(crate) use requester::{CallRequest, ChunkMemory, FailedCall, Outcome, Sink, headroom, parted};
+pub use requester::{CallResult, Done, Reply, Returned};
 pub use resize::ResizeError;
 use responder::Responder;
 pub use responder::SimulatedWorkers;
@@ -356,15 +356,16 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     pub(crate) fn start_one_way(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
         let Some(conn) = self.cx.conns.take_ref(conn) else {
-            return self.fail_call(request.sink, request.token, CallError::Closed);
+            let failed = FailedCall::new(CallError::Closed, request.memory);
+            return self.fail_call(request.sink, request.token, failed);
         };
         self.lend(conn, |shard, conn| shard.requester.start_one_way(&mut shard.cx, conn, request))
     }
 
     /// A call is not started.
     #[cold]
-    pub(crate) fn fail_call(&mut self, sink: Sink, token: u64, error: CallError) -> Option<CallId> {
-        self.requester.fail_call(&mut self.cx, sink, token, error)
+    pub(crate) fn fail_call(&mut self, sink: Sink, token: u64, failed: FailedCall) -> Option<CallId> {
+        self.requester.fail_call(&mut self.cx, sink, token, failed)
     }
 
     /// Gives up a call. Its memory comes home when the peer can no longer reach it.

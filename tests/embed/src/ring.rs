@@ -1,4 +1,5 @@
 //! An io_uring, and the memory that the kernel works on: that of calls, kept here until it is done with it.
+#![expect(unsafe_code, reason = "the kernel is told of memory by its address, and taken at its word")]
 
 use std::fs::File;
 use std::io;
@@ -27,11 +28,23 @@ pub(crate) enum Job {
 /// A value that is being read.
 pub(crate) struct Get {
     pub(crate) call: DeferredCall,
-    pub(crate) file: Arc<File>,
-    pub(crate) at: u64,
+    file: Arc<File>,
+    at: u64,
     pub(crate) len: usize,
     /// Bytes that are there already.
-    pub(crate) done: usize,
+    done: usize,
+}
+
+impl Get {
+    /// A value for a call, in whose Write chunk there is room for it.
+    pub(crate) fn new(call: DeferredCall, file: Arc<File>, at: u64, len: usize) -> Self {
+        Self { call, file, at, len, done: 0 }
+    }
+
+    /// All of it is there, and is the result.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.done == self.len
+    }
 }
 
 /// The value of a record that is being written.
@@ -148,13 +161,20 @@ impl Ring {
         }
     }
 
-    /// A job that the kernel is done with, and how many bytes it has moved.
+    /// A job that the kernel is done with, and how many bytes it has moved now.
     pub(crate) fn completed(&mut self) -> Option<(Job, io::Result<usize>)> {
         let entry = self.ring.completion().next()?;
         let slot = entry.user_data() as usize;
-        let job = self.jobs[slot].take()?;
+        let mut job = self.jobs[slot].take()?;
         self.free.push(slot);
         let moved = usize::try_from(entry.result()).map_err(|_| io::Error::from_raw_os_error(-entry.result()));
+        if let (Job::Read(get), Ok(moved)) = (&mut job, &moved) {
+            get.done += moved;
+            if let Some(mut value) = get.call.result_writer(0).filter(|_| get.is_whole()) {
+                // SAFETY: the kernel has written all of these bytes there, from the start on, and is done.
+                unsafe { value.advance(get.len) };
+            }
+        }
         Some((job, moved))
     }
 }

@@ -114,7 +114,7 @@ impl Disk {
             answer(call, &[1, 0]);
         } else if call.result_writer(0).is_some_and(|room| room.room() >= len) {
             let file = Arc::clone(&self.store.logs()[place.log]);
-            self.gets.push_back(Get { call, file, at: place.at, len, done: 0 });
+            self.gets.push_back(Get::new(call, file, place.at, len));
         } else {
             return Err((call, Refusal::GarbageArguments));
         }
@@ -179,20 +179,13 @@ impl Disk {
         busy
     }
 
-    fn was_read(&mut self, mut get: Get, moved: io::Result<usize>) {
+    fn was_read(&mut self, get: Get, moved: io::Result<usize>) {
         match moved {
-            Ok(moved) if moved > 0 => get.done += moved,
-            Ok(_) => return get.call.answer(Err(failed("a log is shorter than it was"))),
-            Err(error) => return get.call.answer(Err(failed(&error.to_string()))),
+            Ok(_) if get.is_whole() => answer(get.call, &[1, get.len as u32]),
+            Ok(0) => get.call.answer(Err(failed("a log is shorter than it was"))),
+            Ok(_) => self.gets.push_front(get),
+            Err(error) => get.call.answer(Err(failed(&error.to_string()))),
         }
-        if get.done < get.len {
-            return self.gets.push_front(get);
-        }
-        if let Some(mut value) = get.call.result_writer(0) {
-            // SAFETY: the kernel has written all `len` bytes there, and is done.
-            unsafe { value.advance(get.len) };
-        }
-        answer(get.call, &[1, get.len as u32]);
     }
 
     fn were_written(&mut self, batch: Batch, moved: io::Result<usize>) {

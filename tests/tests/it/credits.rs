@@ -119,7 +119,7 @@ fn a_client_obeys_a_high_half_that_is_lowered() {
     let mut client = Caller::connect(&address, small_client(config)).expect("a connection");
     client.call(ClientCall::new(ECHO)).expect("a reply");
     let pending: Vec<_> = (0..12).map(|_| client.start(ClientCall::new(ECHO)).expect("a slot")).collect();
-    for pending in pending {
+    for mut pending in pending {
         pending.wait().expect("a reply");
     }
     drop(client);

@@ -436,7 +436,7 @@ fn a_client_may_answer_its_server_later() {
         let mut reverse = world.server().call_back(caller, small_client(small())).expect("of this server");
         let pending: Vec<_> =
             (0..8u32).map(|n| reverse.start(ClientCall::new(ECHO).args(n.to_be_bytes())).expect("a slot")).collect();
-        for (n, pending) in pending.into_iter().enumerate() {
+        for (n, mut pending) in pending.into_iter().enumerate() {
             assert_eq!(pending.wait().expect("a reply").results(), (n as u32).to_be_bytes(), "{scheme:?}");
         }
         drop((reverse, forward));

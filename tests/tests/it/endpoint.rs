@@ -59,12 +59,12 @@ fn connections_share_a_thread_and_end_by_themselves() {
     drop(going);
     assert_eq!(kept.call(ClientCall::new(ECHO).args([8])).unwrap().results(), [8]);
     drop(kept);
-    for pending in ends {
+    for mut pending in ends {
         let end = pending.wait().map(drop);
         // What the shard had not taken yet was never sent.
         assert!(matches!(end, Ok(()) | Err(CallError::ConnectionLost { .. } | CallError::Closed)), "{end:?}");
     }
-    for pending in stays {
+    for mut pending in stays {
         assert_eq!(pending.wait().unwrap().results(), [7]);
     }
     assert!(settles(|| connections(&endpoint) == CONNECTIONS / 2), "{}", connections(&endpoint));
@@ -123,7 +123,7 @@ fn more_is_asked_for_than_a_ring_holds() {
     let mut client = Client::connect(&address, config).expect("a connection");
     let asked: Vec<_> = (0..150).map(|_| client.alloc_async(10)).collect();
     // Those that were asked for leave room for calls.
-    let call = client.start(ClientCall::new(ECHO).args([5])).unwrap();
+    let mut call = client.start(ClientCall::new(ECHO).args([5])).unwrap();
     let answers: Vec<_> = asked.into_iter().map(block_on).collect();
     assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 100);
     let refused = |answer: &Result<_, _>| answer.as_ref().err().is_none_or(|e| matches!(e, CallError::NoMemory { .. }));

@@ -40,6 +40,7 @@ mod reach;
 mod reconnect;
 mod reply_cache;
 mod resources;
+mod returned;
 mod reverse;
 mod reverse_rules;
 mod rules_of_clients;

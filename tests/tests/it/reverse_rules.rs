@@ -67,7 +67,7 @@ impl Called {
     }
 }
 
-fn results(pending: Pending) -> Result<Vec<u8>, CallError> {
+fn results(mut pending: Pending) -> Result<Vec<u8>, CallError> {
     pending.wait().map(|reply| reply.results().to_vec())
 }
 

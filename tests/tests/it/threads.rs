@@ -168,14 +168,14 @@ fn deadlines_limits_and_the_end() {
     assert_eq!(error, CallError::TooManyCalls { limit: 4 });
     let last = started.pop().unwrap();
     // What the connection's table has no room for ends the same way.
-    let results: Vec<_> = started.into_iter().map(|pending| pending.wait().map(drop)).collect();
+    let results: Vec<_> = started.into_iter().map(|mut pending| pending.wait().map(drop)).collect();
     assert!(results.iter().all(|result| matches!(result, Ok(()) | Err(CallError::TooManyCalls { .. }))), "{results:?}");
     drop(last);
 
     client.close();
     assert!(settles(|| client.call(ClientCall::new(ECHO)).is_err_and(|error| error == CallError::Closed)));
     let mut orphan = connect(&world, &address, small());
-    let pending = orphan.start(slow()).unwrap();
+    let mut pending = orphan.start(slow()).unwrap();
     drop(orphan);
     assert!(matches!(pending.wait(), Err(CallError::ConnectionLost { .. })), "its client is gone");
 }
@@ -192,7 +192,7 @@ fn a_lost_server_ends_what_waits_for_it() {
         std::thread::spawn(move || client.call(ClientCall::new(WORKER_ECHO).args(20_000u32.to_be_bytes())).map(drop))
     };
     drop(world.take_server());
-    for pending in pending {
+    for mut pending in pending {
         assert!(matches!(pending.wait().map(drop), Ok(()) | Err(CallError::ConnectionLost { .. })));
     }
     let end = waiter.join().unwrap();
@@ -214,7 +214,7 @@ fn a_lost_connection_has_a_reason() {
         let mut client = connect(&world, &address, small());
         let other = client.another();
         let slow = ClientCall::new(WORKER_ECHO).args(300_000u32.to_be_bytes());
-        let slow = client.start(slow).unwrap();
+        let mut slow = client.start(slow).unwrap();
         client.call(ClientCall::new(ECHO)).unwrap();
         assert_eq!((client.closed_because(), other.closed_because()), (None, None));
         let server = world.take_server();

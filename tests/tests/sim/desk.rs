@@ -240,7 +240,10 @@ impl Desk {
     pub(crate) fn ended(&mut self, client: &mut LocalClient<Device>, done: Done) {
         let who = self.journal.clone();
         let who = who.who();
-        let Done { token, result } = done;
+        let Done { token, result, mut returned } = done;
+        // Whoever could still reach them would find it out.
+        returned.take_sent().for_each(|mut buf| buf.fill(!0));
+        returned.take_chunks().for_each(|mut buf| buf.fill(!0));
         let Some(call) = self.calls.remove(&token) else { panic!("{who}: call {token} ends again") };
         self.links[call.link].under_way -= 1;
         let link = &self.links[call.link];

@@ -7,7 +7,7 @@ use rpcrdma_mempool::{Buf, Pool};
 use super::Requester;
 use super::chunks::{ChunkMemory, Memory};
 use super::forms::{counts_of, measure};
-use super::outcome::{Reply, Sink};
+use super::outcome::{FailedCall, Reply, Sink};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::{Access, Fabric, FabricError, WorkRequest};
 use crate::proto::{CallError, CallId, Form, Knob, Outgoing};
@@ -60,7 +60,7 @@ impl Requester {
                 cx.ready.add(conn);
                 Some(call)
             }
-            Err(error) => self.fail_call(cx, sink, token, error),
+            Err(error) => self.fail_call(cx, sink, token, FailedCall::new(error, memory)),
         }
     }
 
@@ -71,7 +71,7 @@ impl Requester {
         conn.requests.calls[slot].one_way = false;
         let (sink, ..) = conn.end_call(call);
         if let Some(token) = conn.proto.give_up(call) {
-            let result = cx.alloc_for_call(0).map(Reply::empty);
+            let result = cx.alloc_for_call(0).map(Reply::empty).map_err(FailedCall::from);
             self.deliver(cx, sink, token, result);
         }
     }
@@ -90,7 +90,7 @@ impl Requester {
         self.next_deadline = self.next_deadline.min(deadline);
         let started = cx.sample();
         let Some(mut conn) = cx.conns.take_ref(conn) else {
-            return self.fail_call(cx, sink, token, CallError::Closed);
+            return self.fail_call(cx, sink, token, FailedCall::new(CallError::Closed, memory));
         };
         let plain =
             memory.is_none() && message.len() <= conn.requests.plain_call && max_reply <= conn.requests.plain_reply;
@@ -118,7 +118,7 @@ impl Requester {
         let receives_ok = cx.receives.suffice();
         let (call, now) = match conn.proto.start_call_now(token, deadline, receives_ok) {
             Ok(started) => started,
-            Err(error) => return self.fail_call(cx, sink, token, error),
+            Err(error) => return self.fail_call(cx, sink, token, error.into()),
         };
         let at = conn.proto.call_slot(call);
         let out = &mut conn.requests.calls[at];
@@ -155,7 +155,7 @@ impl Requester {
         };
         let (call, now) = match result {
             Ok(started) => started,
-            Err(error) => return self.fail_call(cx, sink, token, error),
+            Err(error) => return self.fail_call(cx, sink, token, FailedCall::new(error, memory)),
         };
         let at = conn.proto.call_slot(call);
         let out = &mut conn.requests.calls[at];
@@ -219,6 +219,7 @@ impl Requester {
         if (memory.is_some() || message.len() > conn.requests.plain_call)
             && let Err(error) = self.still_fits(cx, conn, &mut message, memory.as_deref())
         {
+            conn.requests.calls[slot].memory = memory;
             return self.give_up_call(cx, conn, call, error);
         }
         conn.requests.calls[slot].exposure = self.transmit_call(cx, conn, call, message, memory, receives_ok);

@@ -49,6 +49,16 @@ impl ChunkMemory {
         let spare = SPARE.with_borrow_mut(Vec::pop);
         Self(Some(spare.unwrap_or_default()))
     }
+
+    /// The buffers of the Read chunks, in order.
+    pub(super) fn take_send(&mut self) -> impl Iterator<Item = Buf> {
+        self.send.drain(..).map(|(_, buf)| buf)
+    }
+
+    /// The buffers of the Write chunks, in order.
+    pub(super) fn take_receive(&mut self) -> impl Iterator<Item = Buf> {
+        self.receive.drain(..)
+    }
 }
 
 impl Deref for ChunkMemory {

@@ -8,7 +8,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::Lent;
 
 use super::chunks::{ChunkMemory, Memory};
-use super::outcome::{CallResult, Sink};
+use super::outcome::{Outcome, Sink};
 use crate::fabric::WindowId;
 use crate::proto::{CallError, CallId};
 use crate::service::MAX_CHUNKS;
@@ -110,7 +110,7 @@ impl Exposure {
 pub(super) struct Ending {
     pub(super) sink: Sink,
     pub(super) token: u64,
-    pub(super) result: CallResult,
+    pub(super) result: Outcome,
     /// Bytes that the peer wrote into each Write chunk.
     pub(super) written: ArrayVec<u32, MAX_CHUNKS>,
     /// Length of the RPC reply that is in the Reply chunk, if it is there.
@@ -122,17 +122,12 @@ pub(super) struct Ending {
 impl Ending {
     /// Without results.
     pub(super) fn error(sink: Sink, token: u64, error: CallError) -> Self {
-        Self { sink, token, result: Err(error), written: ArrayVec::new(), long: None, again: None }
+        Self { sink, token, result: Err(error.into()), written: ArrayVec::new(), long: None, again: None }
     }
 
     /// The call is sent again; its sink stays with it.
     pub(super) fn again(token: u64, call: CallId, error: ErrorBody) -> Self {
         Self { again: Some((call, error)), ..Self::error(Sink::Polled, token, CallError::Transport(error)) }
-    }
-
-    /// The memory is wanted: for the results, or to send the call again.
-    fn wants_memory(&self) -> bool {
-        self.result.is_ok() || self.again.is_some()
     }
 }
 
@@ -141,10 +136,9 @@ impl Ending {
 pub(super) struct Recovered {
     /// Nobody waits for a call that was given up.
     pub(super) ending: Option<Ending>,
-    /// If it is wanted: the Write chunks as long as what was written, unless the call is to be sent
-    /// again.
+    /// If anybody waits for it. Of a call that has a reply, the Write chunks are as long as what was written.
     pub(super) memory: Option<ChunkMemory>,
-    /// All of the memory that is wanted is there. (Else the device says that it is revoked, and holds it
+    /// All of that memory is there. (Else the device says that it is revoked, and holds it
     /// still.)
     pub(super) whole: bool,
 }
@@ -223,11 +217,10 @@ impl Exposures {
     pub(super) fn recover(&mut self, index: u32) -> Option<Recovered> {
         let exposure = self.slots.get_mut(index as usize)?;
         let ending = exposure.ending.take();
-        let wanted = ending.as_ref().is_some_and(Ending::wants_memory);
-        let mut memory = exposure.memory.take().filter(|_| wanted);
+        let mut memory = exposure.memory.take().filter(|_| ending.is_some());
         let whole = exposure.take_back(memory.as_deref_mut(), &mut self.windows);
         self.free.push(index);
-        if let (Some(Ending { written, again: None, .. }), Some(memory)) = (&ending, &mut memory) {
+        if let (Some(Ending { result: Ok(_), written, .. }), Some(memory)) = (&ending, &mut memory) {
             for (n, buf) in memory.receive.iter_mut().enumerate() {
                 let (start, len) = (buf.start(), written.get(n).copied().unwrap_or(0));
                 buf.set_window(start, len as usize);
@@ -247,11 +240,6 @@ impl Exposures {
     pub(super) fn ended(&self) -> Vec<u32> {
         let all = self.slots.iter().zip(0..);
         all.filter(|(exposure, _)| exposure.ending.is_some()).map(|(_, index)| index).collect()
-    }
-
-    /// The outcomes that wait, as nothing will be revoked any more.
-    pub(super) fn take_endings(&mut self) -> impl Iterator<Item = Ending> {
-        std::mem::take(self).slots.into_iter().filter_map(|exposure| exposure.ending)
     }
 
     /// The device is gone, with all windows.
@@ -333,15 +321,15 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_memory_that_the_device_holds_or_that_is_not_wanted() {
+    fn nobody_gets_memory_that_the_device_holds_or_that_nobody_waits_for() {
         let (pool, mut exposures) = (pool(), Exposures::default());
         let (index, held) = expose(&mut exposures, &pool);
         drop(exposures.end(index, None, Some(answered(2, true))));
         assert!(!exposures.recover(index).expect("it was there").whole);
         drop(held);
         let (index, _held) = expose(&mut exposures, &pool);
-        drop(exposures.end(index, None, Some(answered(2, false))));
-        assert!(exposures.recover(index).expect("it was there").memory.is_none(), "it has failed");
+        drop(exposures.end(index, None, None));
+        assert!(exposures.recover(index).expect("it was there").memory.is_none(), "it was given up");
     }
 
     #[test]
@@ -354,8 +342,12 @@ mod tests {
         assert!(exposures.bring_home(index).is_none(), "the device holds it");
         drop(held);
         let (index, _held) = expose(&mut exposures, &pool);
+        drop(_held);
         drop(exposures.end(index, None, Some(answered(0, false))));
-        assert_eq!(exposures.take_endings().map(|ending| ending.token).collect::<Vec<_>>(), [7]);
+        assert_eq!(exposures.ended(), [index]);
+        let Recovered { memory, .. } = exposures.recover(index).expect("it was there");
+        let given = memory.map(|memory| memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>());
+        assert_eq!(given, Some(vec![3]), "of a call that has failed, as long as it was");
         exposures.forget_device();
         assert!(exposures.is_empty() && exposures.free_window().is_none());
     }

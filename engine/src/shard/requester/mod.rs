@@ -34,10 +34,10 @@ use crate::wire::{self, Version};
 pub(super) use calls::call_header_len;
 pub(crate) use calls::{CallRequest, headroom};
 pub(crate) use chunks::ChunkMemory;
-use exposures::{Exposure, Exposures};
+use exposures::{Exposure, Exposures, Recovered};
 use forms::Lists;
-pub(crate) use outcome::Sink;
-pub use outcome::{CallResult, Done, Reply};
+pub use outcome::{CallResult, Done, Reply, Returned};
+pub(crate) use outcome::{FailedCall, Outcome, Sink, parted};
 
 /// See the module page.
 pub(super) struct Requester {
@@ -235,11 +235,14 @@ impl Requester {
 
     /// Tells how a call ended.
     #[inline(always)]
-    pub(super) fn deliver<F: Fabric>(&mut self, cx: &mut Context<F>, sink: Sink, token: u64, result: CallResult) {
-        cx.stats.calls_failed += u64::from(result.is_err());
+    pub(super) fn deliver<F: Fabric>(&mut self, cx: &mut Context<F>, sink: Sink, token: u64, outcome: Outcome) {
+        cx.stats.calls_failed += u64::from(outcome.is_err());
         match sink {
-            Sink::Polled => push(&mut self.done, || Done { token, result }),
-            Sink::Thread(completer) => completer.complete(result),
+            Sink::Polled => {
+                let (result, returned) = parted(outcome);
+                push(&mut self.done, || Done { token, result, returned });
+            }
+            Sink::Thread(completer) => completer.complete(outcome),
         }
     }
 
@@ -250,9 +253,9 @@ impl Requester {
         cx: &mut Context<F>,
         sink: Sink,
         token: u64,
-        error: CallError,
+        failed: FailedCall,
     ) -> Option<CallId> {
-        self.deliver(cx, sink, token, Err(error));
+        self.deliver(cx, sink, token, Err(failed));
         None
     }
 
@@ -287,8 +290,10 @@ impl Requester {
         let slot = conn.proto.call_slot(call);
         let out = &mut conn.requests.calls[slot];
         let sink = std::mem::replace(&mut out.sink, Sink::Polled);
+        // It is there if it has not been exposed.
+        let memory = out.memory.take();
         out.forget();
-        self.deliver(cx, sink, token, Err(error));
+        self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
     }
 
     /// A call that cannot be sent, or not again, ends: with what it was refused for, or with what it would
@@ -300,27 +305,37 @@ impl Requester {
         call: CallId,
         error: CallError,
     ) {
+        let slot = conn.proto.call_slot(call);
+        let memory = conn.requests.calls[slot].memory.take();
         if let Some(token) = conn.proto.give_up(call) {
             let (sink, ..) = conn.end_call(call);
-            self.deliver(cx, sink, token, Err(error));
+            self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
         }
     }
 
     /// The connection is over, and will not be made again: so are its calls, and what they exposed.
     pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         while let Some((call, token, error)) = conn.proto.lost() {
-            let (sink, ..) = conn.end_call(call);
-            self.deliver(cx, sink, token, Err(error));
+            let slot = conn.proto.call_slot(call);
+            let queued = conn.requests.calls[slot].memory.take();
+            let (sink, exposure, _) = conn.end_call(call);
+            // The device is through with all that it held of this connection.
+            let memory = queued.or_else(|| conn.requests.exposures.bring_home(exposure?));
+            self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
         }
-        // One that was to be sent again has ended with the others.
-        for ending in conn.requests.exposures.take_endings().filter(|ending| ending.again.is_none()) {
-            // Its reply had come; only the revocation was owed, and that is done.
-            let result = match ending.result {
-                Ok(_) => Err(CallError::ConnectionLost { sent: true }),
-                error => error,
+        for index in conn.requests.exposures.ended() {
+            let Some(Recovered { ending: Some(ending), memory, .. }) = conn.requests.exposures.recover(index) else {
+                continue;
             };
-            self.deliver(cx, ending.sink, ending.token, result);
+            if ending.again.is_some() {
+                // It has ended with the others.
+                continue;
+            }
+            // Its reply had come; only the revocation was owed, and that is done.
+            let error = ending.result.map_or_else(FailedCall::error, |_| CallError::ConnectionLost { sent: true });
+            self.deliver(cx, ending.sink, ending.token, Err(FailedCall::new(error, memory)));
         }
+        conn.requests.exposures.forget_device();
         if let Some(pool) = conn.requests.exposed.take()
             && let Err(error) = cx.fabric.deregister(pool.arena().id())
         {

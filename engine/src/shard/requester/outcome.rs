@@ -52,17 +52,74 @@ impl Reply {
 
     /// The buffers of the Write chunks, in order, each as long as what came; for keeping, or for using again.
     pub fn take_chunks(&mut self) -> impl Iterator<Item = Buf> {
-        self.memory.as_mut().into_iter().flat_map(|memory| memory.receive.drain(..))
+        self.memory.as_mut().into_iter().flat_map(ChunkMemory::take_receive)
     }
 
     /// The buffers of the Read chunks, in order: their memory is the caller's again.
     pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
-        self.memory.as_mut().into_iter().flat_map(|memory| memory.send.drain(..)).map(|(_, buf)| buf)
+        self.memory.as_mut().into_iter().flat_map(ChunkMemory::take_send)
     }
 }
 
 /// What a call came to.
 pub type CallResult = Result<Reply, CallError>;
+
+/// The same with what goes back to the caller of a call that has failed.
+pub(crate) type Outcome = Result<Reply, FailedCall>;
+
+/// Why a call has no reply, and the buffers that its caller gets back.
+#[derive(Debug)]
+pub(crate) struct FailedCall {
+    error: CallError,
+    returned: Returned,
+}
+
+impl FailedCall {
+    /// With the memory that nobody else can reach any more.
+    #[cold]
+    pub(crate) fn new(error: CallError, memory: Option<ChunkMemory>) -> Self {
+        Self { error, returned: Returned(memory) }
+    }
+
+    /// Why.
+    pub(super) fn error(self) -> CallError {
+        self.error
+    }
+}
+
+impl From<CallError> for FailedCall {
+    fn from(error: CallError) -> Self {
+        Self::new(error, None)
+    }
+}
+
+/// What the caller is told, and what it may take.
+#[inline]
+pub(crate) fn parted(outcome: Outcome) -> (CallResult, Returned) {
+    match outcome {
+        Ok(reply) => (Ok(reply), Returned(None)),
+        Err(FailedCall { error, returned }) => (Err(error), returned),
+    }
+}
+
+/// The buffers of the chunks of a call that has failed, as far as nobody else can reach them any more: of one that
+/// was not sent, or was answered with an error, or whose connection is over. Those of a call that was given up, by its
+/// deadline or by its caller, are the server's to use until it answers, and go home by themselves then, as all do
+/// that are not taken.
+#[derive(Debug, Default)]
+pub struct Returned(Option<ChunkMemory>);
+
+impl Returned {
+    /// Those that were to be sent as Read chunks, in order.
+    pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
+        self.0.as_mut().into_iter().flat_map(ChunkMemory::take_send)
+    }
+
+    /// Those that were offered as Write chunks, in order, and as long as they were offered. They hold anything.
+    pub fn take_chunks(&mut self) -> impl Iterator<Item = Buf> {
+        self.0.as_mut().into_iter().flat_map(ChunkMemory::take_receive)
+    }
+}
 
 /// Who is told how a call ended.
 #[derive(Debug, Default)]
@@ -71,7 +128,7 @@ pub(crate) enum Sink {
     #[default]
     Polled,
     /// An application thread.
-    Thread(Completer<CallResult>),
+    Thread(Completer<Outcome>),
 }
 
 /// An ended call, for the shard's owner.
@@ -81,4 +138,6 @@ pub struct Done {
     pub token: u64,
     /// Its reply, or why there is none.
     pub result: CallResult,
+    /// If there is none, the buffers of its chunks.
+    pub returned: Returned,
 }

@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Pool};
 
 use super::exposures::{Ending, Exposed, Exposure, Recovered};
-use super::outcome::{CallResult, Reply, Sink};
+use super::outcome::{FailedCall, Outcome, Reply, Sink};
 use super::{Requester, Requests};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
 use crate::proto::{CallError, CallId, Incoming, Knob, Refusal};
@@ -62,7 +62,10 @@ impl Requester {
     ) {
         let (sink, exposure, started) = conn.end_call(call);
         cx.timed(started);
-        let result = read.header.map(|header| Reply { message, header, memory: None });
+        let result = match read.header {
+            Ok(header) => Ok(Reply { message, header, memory: None }),
+            Err(error) => Err(error.into()),
+        };
         match exposure {
             None => self.deliver(cx, sink, token, result),
             Some(index) => self.replied_to(cx, conn, index, (sink, token, result), read.returned, invalidated),
@@ -76,7 +79,7 @@ impl Requester {
         cx: &mut Context<F>,
         conn: &mut Conn,
         index: u32,
-        (sink, token, result): (Sink, u64, CallResult),
+        (sink, token, result): (Sink, u64, Outcome),
         returned: Option<Returned>,
         invalidated: Option<u32>,
     ) {
@@ -84,7 +87,7 @@ impl Requester {
         let Returned { written, long } = returned.unwrap_or_default();
         let (result, written) = match written {
             Ok(written) => (result, written),
-            Err(error) => (Err(error), ArrayVec::new()),
+            Err(error) => (Err(error.into()), ArrayVec::new()),
         };
         let ending = Ending { sink, token, result, written, long, again: None };
         self.conclude(cx, conn, index, invalidated, Some(ending));
@@ -102,7 +105,7 @@ impl Requester {
     ) {
         let (sink, exposure, _) = conn.end_call(call);
         match exposure {
-            None => self.deliver(cx, sink, token, Err(error)),
+            None => self.deliver(cx, sink, token, Err(error.into())),
             Some(index) => {
                 let ending = Ending::error(sink, token, error);
                 self.conclude(cx, conn, index, invalidated, Some(ending));
@@ -162,8 +165,11 @@ impl Requester {
             };
         }
         let result = match (result, memory) {
-            (Err(error), _) => Err(error),
-            (Ok(_), _) if !whole => Err(CallError::MalformedReply("its memory is still in use by the device")),
+            (Err(failed), memory) => Err(FailedCall::new(failed.error(), memory)),
+            (Ok(_), memory) if !whole => {
+                let error = CallError::MalformedReply("its memory is still in use by the device");
+                Err(FailedCall::new(error, memory))
+            }
             (Ok(reply), Some(mut memory)) => {
                 let reply = match (long, memory.reply.take()) {
                     (Some(len), Some(buf)) => self.long_reply(cx, reply, buf, len),
@@ -173,10 +179,11 @@ impl Requester {
                 let most = memory.most_results.unwrap_or(usize::MAX);
                 match reply {
                     Ok(reply) if reply.results().len() > most => {
-                        Err(CallError::MalformedReply("a result is not in the Write chunk that it was given"))
+                        let error = CallError::MalformedReply("a result is not in the Write chunk that it was given");
+                        Err(FailedCall::new(error, Some(memory)))
                     }
                     Ok(reply) => Ok(Reply { memory: Some(memory), ..reply }),
-                    error => error,
+                    Err(error) => Err(FailedCall::new(error, Some(memory))),
                 }
             }
             (Ok(reply), None) => Ok(reply),
@@ -187,7 +194,13 @@ impl Requester {
     /// The reply that was written into the Reply chunk. Where the peer may reach that memory even now, it is
     /// copied first, and only the copy is looked at: what was checked must not change afterwards.
     #[cold]
-    fn long_reply<F: Fabric>(&mut self, cx: &mut Context<F>, reply: Reply, mut buf: Buf, len: u32) -> CallResult {
+    fn long_reply<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        reply: Reply,
+        mut buf: Buf,
+        len: u32,
+    ) -> Result<Reply, CallError> {
         let start = buf.start();
         buf.set_window(start, len as usize);
         if cx.fabric.capabilities().exposure_needs_own_arena {
