@@ -2,6 +2,7 @@
 
 mod changes;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -25,9 +26,12 @@ use crate::shard::{
 use crate::stats::ShardStats;
 use crate::wire::NoSpace;
 
-/// One of a local client's connections, by the order in which they were made.
+/// One of a local client's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Connection(usize);
+pub struct Connection(ConnRef);
+
+/// Connections that are over, of which it is remembered why.
+const REASONS: usize = 1024;
 
 /// Token that a blocking call uses for itself.
 const OWN: u64 = u64::MAX;
@@ -47,9 +51,10 @@ const YIELD_EVERY: u32 = 256;
 /// ```
 pub struct LocalClient<F: Fabric = AnyFabric> {
     shard: Shard<F>,
-    connections: Vec<ConnRef>,
-    /// Connections that are over, and why.
-    closed: Vec<(ConnRef, CloseReason)>,
+    /// The first connection; `NONE` before.
+    first: ConnRef,
+    /// Connections that are over, and why: the last of them.
+    closed: VecDeque<(ConnRef, CloseReason)>,
     template: Template,
     /// Ended calls that a blocking call came across.
     waiting: Vec<Done>,
@@ -192,7 +197,7 @@ impl<F: Fabric> LocalClient<F> {
     pub fn open(fabric: F, config: ClientConfig) -> Result<Self, OpenError> {
         let template = Template::new(config.program, config.version, &config.credential);
         let shard = Shard::open(fabric, config.shard.clone(), config.services.clone())?;
-        Ok(Self { shard, connections: Vec::new(), closed: Vec::new(), template, waiting: Vec::new(), config })
+        Ok(Self { shard, first: ConnRef::NONE, closed: VecDeque::new(), template, waiting: Vec::new(), config })
     }
 
     /// Connects through a device that the caller has opened.
@@ -213,8 +218,8 @@ impl<F: Fabric> LocalClient<F> {
     pub fn begin_connect(&mut self, address: &Address) -> Result<Connection, ConnectError> {
         self.config.check()?;
         let fabric_address = address.of(self.shard.fabric().capabilities())?;
-        self.connections.push(self.shard.connect(fabric_address)?);
-        Ok(Connection(self.connections.len() - 1))
+        let conn = self.shard.connect(fabric_address)?;
+        Ok(self.adopt(conn))
     }
 
     /// Makes one more connection, and waits for it.
@@ -232,7 +237,7 @@ impl<F: Fabric> LocalClient<F> {
                 return Err(ConnectError::Refused { address: address.to_string(), reason: reason.clone() });
             }
             if self.shard.now() - started > timeout.as_nanos() as u64 {
-                self.shard.close(self.connections[connection.0]);
+                self.shard.close(connection.0);
                 return Err(ConnectError::TimedOut { address: address.to_string(), timeout });
             }
             std::thread::yield_now();
@@ -243,15 +248,18 @@ impl<F: Fabric> LocalClient<F> {
     /// Takes no more calls on a connection, and returns at once: it ends when those under way have ended, and
     /// then there is a [reason](Self::closed_because).
     pub fn begin_close(&mut self, connection: Connection) {
-        if let Some(&conn) = self.connections.get(connection.0) {
-            self.shard.close(conn);
-        }
+        self.shard.close(connection.0);
     }
 
-    /// Why a connection is over; `None` while it is not.
+    /// Why a connection is over; `None` while it is not. Where a thousand others have ended since it is
+    /// [`CloseReason::Before`].
     pub fn closed_because(&self, connection: Connection) -> Option<&CloseReason> {
-        let conn = self.connections.get(connection.0)?;
-        self.closed.iter().find(|(closed, _)| closed == conn).map(|(_, reason)| reason)
+        let kept = self.closed.iter().rev().find(|(closed, _)| *closed == connection.0);
+        match kept {
+            Some((_, reason)) => Some(reason),
+            None if self.closed.len() < REASONS || self.shard.has(connection.0) => None,
+            None => Some(&CloseReason::Before),
+        }
     }
 
     /// One turn of the shard.
@@ -270,7 +278,10 @@ impl<F: Fabric> LocalClient<F> {
     fn notice(&mut self) {
         for notice in self.shard.take_notices() {
             if let Notice::Closed { conn, reason } = notice {
-                self.closed.push((conn, reason));
+                if self.closed.len() == REASONS {
+                    self.closed.pop_front();
+                }
+                self.closed.push_back((conn, reason));
             }
         }
     }
@@ -297,8 +308,10 @@ impl<F: Fabric> LocalClient<F> {
     /// client that serves, and listens, is a server that is polled by its caller.
     #[doc(hidden)]
     pub fn adopt(&mut self, conn: ConnRef) -> Connection {
-        self.connections.push(conn);
-        Connection(self.connections.len() - 1)
+        if self.first == ConnRef::NONE {
+            self.first = conn;
+        }
+        Connection(conn)
     }
 
     /// Lives in simulated time from now on; see [`Shard::simulate`].
@@ -314,12 +327,12 @@ impl<F: Fabric> LocalClient<F> {
 
     /// The first connection.
     pub fn first(&self) -> Connection {
-        Connection(0)
+        Connection(self.first)
     }
 
     /// True while calls may be started on a connection.
     pub fn is_open(&self, connection: Connection) -> bool {
-        self.connections.get(connection.0).is_some_and(|&conn| self.shard.is_open(conn))
+        self.shard.is_open(connection.0)
     }
 
     /// A call with room for `args_len` bytes of arguments, and no chunks.
@@ -366,8 +379,7 @@ impl<F: Fabric> LocalClient<F> {
     /// [`CallError::NoMemory`] when [`Config::bulk_buffers`](crate::Config::bulk_buffers) has no such buffer
     /// left, [`CallError::TooLong`] when it never has.
     pub fn alloc(&mut self, connection: Connection, len: usize) -> Result<Buf, CallError> {
-        let conn = *self.connections.get(connection.0).ok_or(CallError::Closed)?;
-        self.shard.alloc_exposed(conn, len)
+        self.shard.alloc_exposed(connection.0, len)
     }
 
     /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has
@@ -383,8 +395,7 @@ impl<F: Fabric> LocalClient<F> {
         }
         call.fill();
         let PreparedCall { message, memory, one_way, max_reply, deadline, .. } = call;
-        // A connection that is not this client's is refused as a closed one.
-        let conn = self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE);
+        let conn = connection.0;
         let sink = Sink::Polled;
         let max_reply = self.template.reply_room(max_reply);
         let request = CallRequest { message, memory, max_reply, deadline, token, sink };
@@ -414,9 +425,7 @@ impl<F: Fabric> LocalClient<F> {
     /// Gives up a call. It ends with [`CallError::Cancelled`] if it has not ended yet; its memory comes home
     /// when the server can no longer reach it.
     pub fn cancel(&mut self, connection: Connection, call: CallId) {
-        if let Some(&conn) = self.connections.get(connection.0) {
-            self.shard.cancel_call(conn, call);
-        }
+        self.shard.cancel_call(connection.0, call);
     }
 
     /// One turn of the shard; `on_done` gets the calls that have ended. True if there was anything to do.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::fd::{AsFd, BorrowedFd};
 
-use super::ServerError;
+use super::{PeerHook, ServerError};
 use crate::address::Address;
 use crate::config::Config;
 use crate::fabric::Fabric;
@@ -62,6 +62,12 @@ impl LocalServer {
         server.shard.serve(services).map_err(opening)?;
         server.listen(address)?;
         Ok(server)
+    }
+
+    /// This is told of peers' connections and their ends, as that of
+    /// [`ServerConfig::peers`](super::ServerConfig::peers). To be said before the first [poll](Self::poll).
+    pub fn tell_of_peers(&mut self, hook: PeerHook) {
+        self.shard.tell_of_peers(hook, 0);
     }
 
     /// Serves at one more address, of the same device.

@@ -50,6 +50,11 @@ impl<F: Fabric> Shard<F> {
         self.cx.conns.get(conn).is_some_and(|conn| conn.stage() == Stage::Open)
     }
 
+    /// True until it is over.
+    pub(crate) fn has(&self, conn: ConnRef) -> bool {
+        self.cx.conns.has(conn)
+    }
+
     /// Takes no more calls on a connection, and ends it when those under way have ended.
     pub fn close(&mut self, conn: ConnRef) {
         self.with_ref(conn, Self::start_drain);

@@ -137,6 +137,11 @@ impl ConnTable {
         (conn.qp() == qp).then_some(conn)
     }
 
+    /// There is one that goes by this name.
+    pub(super) fn has(&self, conn: ConnRef) -> bool {
+        self.get(conn).is_some() || self.reconnecting.iter().any(|waiting| waiting.origin() == conn.0)
+    }
+
     /// The connection that has this queue pair.
     pub(super) fn get_mut(&mut self, qp: QpId) -> Option<&mut Conn> {
         self.slots.get_mut(qp.slot as usize)?.as_deref_mut().filter(|conn| conn.qp() == qp)

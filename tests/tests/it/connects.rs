@@ -6,7 +6,7 @@ use std::time::Duration;
 use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::shard::SimulatedTime;
-use rpcrdma::{Address, Config};
+use rpcrdma::{Address, CloseReason, Config, LocalClose};
 use rpcrdma_tests::*;
 
 /// A shard that its caller polls, in simulated time.
@@ -66,4 +66,39 @@ fn connections_spread_evenly_over_the_shards_of_a_server() {
         drop(client);
         assert!(settles(|| held() == [0; 4]));
     }
+}
+
+#[test]
+fn reasons_of_connections_that_are_over_are_kept_for_the_last_of_them() {
+    // A device takes its time for each.
+    if place::on_device() {
+        return;
+    }
+    let mut world = World::new("reasons");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    let nowhere = world.address();
+    let first = client.first();
+    // One that ends early: its reason is forgotten behind a thousand others.
+    let lost = client.begin_connect(&address).expect("it begins");
+    client.begin_close(lost);
+    assert!(settles(|| {
+        client.poll(|_| {});
+        client.closed_because(lost).is_some()
+    }));
+    assert_eq!(client.closed_because(lost), Some(&LocalClose::Requested.into()));
+    for _ in 0..1100 {
+        let connection = match client.begin_connect(&nowhere) {
+            Ok(connection) => connection,
+            // It may be known at once.
+            Err(_) => client.begin_connect(&address).expect("it begins"),
+        };
+        client.begin_close(connection);
+        assert!(settles(|| {
+            client.poll(|_| {});
+            client.closed_because(connection).is_some()
+        }));
+    }
+    assert_eq!(client.closed_because(lost), Some(&CloseReason::Before));
+    assert_eq!((client.closed_because(first), client.is_open(first)), (None, true));
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Disconnect;
-use rpcrdma::server::{PeerEvent, PeerHook, ServerConfig};
+use rpcrdma::server::{LocalServer, PeerEvent, PeerHook, ServerConfig};
 use rpcrdma::service::Caller;
 use rpcrdma::{Address, CloseReason, Procedure, Services};
 use rpcrdma_tests::*;
@@ -129,4 +129,29 @@ pub(crate) fn child(address: &Address) {
         client.poll(drop);
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+#[test]
+fn a_server_that_its_caller_polls_tells_of_peers_too() {
+    let world = World::new("peers-polled");
+    let address = world.address();
+    let mut server = LocalServer::bind(&address, small(), standard_services().to_local()).expect("a server");
+    let log = Log::default();
+    let told = log.clone();
+    server.tell_of_peers(PeerHook::new(move |event| match event {
+        PeerEvent::Established(peer) => told.add(Told::Established(peer.caller())),
+        PeerEvent::Ended(peer, _) => told.add(Told::Left(peer.caller())),
+        other => panic!("{other:?}"),
+    }));
+    let client = std::thread::spawn(move || {
+        let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
+        echo(&mut client, b"polled").expect("an echo");
+    });
+    assert!(settles(|| {
+        while server.poll() {}
+        log.all().len() == 2
+    }));
+    client.join().expect("it was served");
+    let all = log.all();
+    assert!(matches!(all[..], [Told::Established(one), Told::Left(same)] if one == same), "{all:?}");
 }

@@ -5,7 +5,7 @@ use super::{Connection, LocalClient};
 use crate::fabric::Fabric;
 use crate::proto::Terms;
 use crate::proto::exchange::{ChangeError, Characteristic, Event};
-use crate::shard::{ConnRef, ResizeError};
+use crate::shard::ResizeError;
 
 impl<F: Fabric> LocalClient<F> {
     /// Changes the size of the Receives of all connections, while calls run: larger ones take effect when
@@ -31,7 +31,7 @@ impl<F: Fabric> LocalClient<F> {
     /// [`ChangeError::Constant`] if [`Config::remote_invalidate`](crate::Config::remote_invalidate) is
     /// off.
     pub fn set_remote_invalidation(&mut self, connection: Connection, yes: bool) -> Result<(), ChangeError> {
-        self.shard.set_remote_invalidation(self.conn_ref(connection), yes)
+        self.shard.set_remote_invalidation(connection.0, yes)
     }
 
     /// Asks the server to change characteristics of its end. [`take_changes`](Self::take_changes) tells what
@@ -40,28 +40,22 @@ impl<F: Fabric> LocalClient<F> {
     /// # Errors
     /// Nothing was asked for.
     pub fn request_change(&mut self, connection: Connection, wanted: &[Characteristic]) -> Result<(), ChangeError> {
-        self.shard.request_change(self.conn_ref(connection), wanted)
+        self.shard.request_change(connection.0, wanted)
     }
 
     /// What servers have told of their characteristics, asked for, and answered, oldest first; the last 256.
     pub fn take_changes(&mut self) -> Vec<(Connection, Event)> {
-        let connections = &self.connections;
-        let name = |conn: ConnRef| connections.iter().position(|other| *other == conn).map(Connection);
-        self.shard.take_changes().filter_map(|(conn, event)| Some((name(conn)?, event))).collect()
+        self.shard.take_changes().map(|(conn, event)| (Connection(conn), event)).collect()
     }
 
     /// What a connection may send, and what it may be sent; `None` when it is not open.
     pub fn terms(&self, connection: Connection) -> Option<Terms> {
-        self.shard.terms(self.conn_ref(connection))
+        self.shard.terms(connection.0)
     }
 
     /// Messages (version 1: calls) that a connection may send now, by the credits that its server has
     /// granted; `None` when it is not open.
     pub fn credits(&self, connection: Connection) -> Option<u32> {
-        self.shard.credits(self.conn_ref(connection))
-    }
-
-    fn conn_ref(&self, connection: Connection) -> ConnRef {
-        self.connections.get(connection.0).copied().unwrap_or(ConnRef::NONE)
+        self.shard.credits(connection.0)
     }
 }
