@@ -1,7 +1,7 @@
 //! A key-value store over ONC RPC, whose values go by RDMA: the program of somebody who embeds the engine, and has its
 //! README and its documentation to go by.
 //!
-//! | file | holds |
+//! | module | holds |
 //! | --- | --- |
 //! | `protocol` | the procedures, and what they take and give |
 //! | `xdr` | as much of XDR (RFC 4506) as they need |

@@ -170,7 +170,8 @@ impl Ring {
         let moved = usize::try_from(entry.result()).map_err(|_| io::Error::from_raw_os_error(-entry.result()));
         if let (Job::Read(get), Ok(moved)) = (&mut job, &moved) {
             get.done += moved;
-            if let Some(mut value) = get.call.result_writer(0).filter(|_| get.is_whole()) {
+            let whole = get.is_whole();
+            if let Some(mut value) = get.call.result_writer(0).filter(|_| whole) {
                 // SAFETY: the kernel has written all of these bytes there, from the start on, and is done.
                 unsafe { value.advance(get.len) };
             }

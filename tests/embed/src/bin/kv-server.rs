@@ -12,7 +12,7 @@ const SHARDS: usize = 2;
 /// Not done, for want of something.
 const SKIPPED: u8 = 77;
 
-fn main() -> Result<ExitCode, Box<dyn Error>> {
+fn main() -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
     let arguments: Vec<_> = std::env::args().collect();
     let [_, address, directory] = &arguments[..] else { return Err("usage: kv-server ADDRESS DIRECTORY".into()) };
     if let Err(error) = rpcrdma_embed::server::probe() {
