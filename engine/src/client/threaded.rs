@@ -225,20 +225,17 @@ impl Client {
     fn ask_alloc(&mut self, len: usize) -> Ticket<Result<Buf, CallError>> {
         let (answer, completer) = oneshot();
         // One that is not sent is lost.
-        let _ = self.tell(Command::Alloc(self.line.conn, len, completer));
+        self.tell(Command::Alloc(self.line.conn, len, completer));
         answer
     }
 
-    /// Says something to the shard, by a ring of its own when this client's is full. Gives it back when the shard has
-    /// stopped.
+    /// Says something to the shard, by a ring of its own when this client's is full. False if the shard has stopped.
     #[inline]
-    fn tell(&mut self, command: Command) -> Result<(), Command> {
+    fn tell(&mut self, command: Command) -> bool {
         match self.sender.send(command) {
-            Ok(()) => Ok(()),
-            Err(SendError::Full(command)) => {
-                self.line.shared.shard.connector().connect(1).send(command).map_err(SendError::into_inner)
-            }
-            Err(SendError::Closed(command)) => Err(command),
+            Ok(()) => true,
+            Err(SendError::Full(command)) => self.line.shared.shard.connector().connect(1).send(command).is_ok(),
+            Err(SendError::Closed(_)) => false,
         }
     }
 
@@ -277,10 +274,10 @@ impl Client {
         let max_reply = template.reply_room(call.max_reply);
         let conn = self.line.conn;
         let call = RemoteCall { conn, message, memory, receive, max_reply, deadline, completer };
-        match self.tell(Command::Call(call)) {
-            Ok(()) => Ok(Pending { ticket, idle: self.line.shared.config.shard.idle, returned: Returned::default() }),
-            Err(_) => Err(CallError::Closed),
+        if !self.tell(Command::Call(call)) {
+            return Err(CallError::Closed);
         }
+        Ok(Pending { ticket, idle: self.line.shared.config.shard.idle, returned: Returned::default() })
     }
 
     #[cold]

@@ -49,6 +49,7 @@ impl<T: Send> Linked for Inlet<T> {
 /// [`SendError::Closed`].
 pub struct Mailbox<T: Send> {
     /// Those that are looked at.
+    #[expect(clippy::vec_box, reason = "the boxes go to their senders, and come home")]
     busy: Vec<Box<Inlet<T>>>,
     /// Whose turn it is.
     next: usize,
