@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! Arenas: one memfd each, mapped once, in the best pages that can be had.
+//! Arenas: one memfd each, mapped once, in the best pages that can be had; or memory that the application has.
 
 use std::fmt;
 use std::io;
@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::available::AvailableMemory;
 use crate::config::{ArenaConfig, PagePolicy, PageSize};
 use crate::error::MemError;
+use crate::given::GivenMemory;
 use crate::host::{self, HugePool, MemoryLimits};
 use crate::map::{RawMap, sealed_memfd};
 use crate::report::ArenaReport;
@@ -33,8 +34,16 @@ impl fmt::Display for ArenaId {
     }
 }
 
-/// A range of shared memory that is mapped once and registered once per device. Clones are handles to the
-/// same memory, which is unmapped when the last handle, and the last buffer in it, is gone.
+/// Where the bytes are.
+enum Memory {
+    /// Made here.
+    Made { map: RawMap, fd: OwnedFd },
+    /// Mapped by the application.
+    Given(GivenMemory),
+}
+
+/// A range of memory that is mapped once and registered once per device. Clones are handles to the same memory, which
+/// is unmapped, or given back to the application, when the last handle, and the last buffer in it, is gone.
 ///
 /// An arena whose descriptor goes to another process is in that process's reach, all of it and at any time:
 /// give each peer an arena of its own, made with [`PagePolicy::NoHugetlb`], and copy out of a buffer before
@@ -44,8 +53,7 @@ pub struct Arena(Arc<Inner>);
 
 struct Inner {
     id: ArenaId,
-    fd: OwnedFd,
-    map: RawMap,
+    memory: Memory,
     report: ArenaReport,
     /// Ranges that pools live in, in order.
     taken: Mutex<Vec<Range<usize>>>,
@@ -54,7 +62,6 @@ struct Inner {
 impl Arena {
     /// Makes the memfd, seals it, maps it, and, as asked for, binds, prefaults and locks it.
     pub fn new(config: &ArenaConfig) -> Result<Self, MemError> {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
         if config.bytes == 0 {
             return Err(MemError::Empty);
         }
@@ -65,10 +72,24 @@ impl Arena {
             }
         }
         let (fd, map, report) = climb(config)?;
+        Ok(Self::of(Memory::Made { map, fd }, report))
+    }
+
+    /// An arena of memory that the application has mapped. Shards send from it, and read into it, when it is among
+    /// theirs; peers are not shown it. `name` is for messages.
+    pub fn over(memory: GivenMemory, name: &'static str) -> Self {
+        let bytes = memory.len();
+        let report =
+            ArenaReport { name, bytes, pages: None, node: None, prefaulted: false, locked: false, advice: None };
+        Self::of(Memory::Given(memory), report)
+    }
+
+    fn of(memory: Memory, report: ArenaReport) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
         // Relaxed: only uniqueness counts.
         let id = ArenaId(NEXT.fetch_add(1, Ordering::Relaxed));
         log::debug!("{report}");
-        Ok(Self(Arc::new(Inner { id, fd, map, report, taken: Mutex::new(Vec::new()) })))
+        Self(Arc::new(Inner { id, memory, report, taken: Mutex::new(Vec::new()) }))
     }
 
     /// Its name in this process.
@@ -77,15 +98,19 @@ impl Arena {
         self.0.id
     }
 
-    /// Bytes mapped: what was asked for, rounded up to whole pages.
+    /// Bytes mapped: what was asked for, rounded up to whole pages, or what was given.
     #[expect(clippy::len_without_is_empty, reason = "an arena is never empty")]
     pub fn len(&self) -> usize {
-        self.0.map.len()
+        self.0.report.bytes
     }
 
-    /// The memfd, sealed against shrinking, growing and further seals.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.0.fd.as_fd()
+    /// The memfd, sealed against shrinking, growing and further seals; `None` of memory that was given, which
+    /// other processes are not shown.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.0.memory {
+            Memory::Made { fd, .. } => Some(fd.as_fd()),
+            Memory::Given(_) => None,
+        }
     }
 
     /// Address of the first byte in this process: what a device registers.
@@ -101,20 +126,25 @@ impl Arena {
 
     #[inline]
     pub(crate) fn base(&self) -> NonNull<u8> {
-        self.0.map.base()
+        match &self.0.memory {
+            Memory::Made { map, .. } => map.base(),
+            Memory::Given(memory) => memory.base(),
+        }
     }
 
-    /// Takes the first free range of `bytes` bytes for a pool; returns its offset. Cold.
-    pub(crate) fn take(&self, bytes: usize) -> Result<usize, MemError> {
+    /// Takes the first free range of `bytes` bytes, at a multiple of `align`, for a pool; returns its offset. Cold.
+    pub(crate) fn take(&self, bytes: usize, align: usize) -> Result<usize, MemError> {
         let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut at, mut longest) = (0, 0);
+        let (mut at, mut longest) = (0usize, 0);
         for index in 0..=taken.len() {
             let end = taken.get(index).map_or(self.len(), |range| range.start);
-            if end - at >= bytes {
-                taken.insert(index, at..at + bytes);
-                return Ok(at);
+            let first = at.checked_next_multiple_of(align).unwrap_or(end);
+            let free = end.saturating_sub(first);
+            if free >= bytes {
+                taken.insert(index, first..first + bytes);
+                return Ok(first);
             }
-            longest = longest.max(end - at);
+            longest = longest.max(free);
             at = taken.get(index).map_or(at, |range| range.end);
         }
         Err(MemError::ArenaFull { arena: self.0.id.0, needed: bytes, free: longest, len: self.len() })
@@ -225,7 +255,7 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
     if lock {
         map.lock().map_err(|source| MemError::Lock { bytes, limits: MemoryLimits::read(), source })?;
     }
-    Ok((fd, map, ArenaReport { name, bytes, pages: page, node, prefaulted, locked: lock, advice }))
+    Ok((fd, map, ArenaReport { name, bytes, pages: Some(page), node, prefaulted, locked: lock, advice }))
 }
 
 fn bind(map: &RawMap, node: u32) -> Result<(), MemError> {

@@ -35,6 +35,19 @@ pub(crate) fn stride(size: usize) -> usize {
 
 /// Lays the classes out, smallest first; returns them with the bytes that they take.
 pub(crate) fn lay_out(classes: &[Class]) -> Result<(Vec<Placed>, usize), MemError> {
+    lay_out_by(classes, stride)
+}
+
+/// Lays one class out without a gap.
+pub(crate) fn lay_out_pages(pages: Class) -> Result<(Vec<Placed>, usize), MemError> {
+    if !pages.size.is_multiple_of(LINE) {
+        return Err(MemError::Classes(format!("pages of {} bytes: a multiple of {LINE} is wanted", pages.size)));
+    }
+    lay_out_by(&[pages], |size| size)
+}
+
+/// Lays classes out with this distance of two neighbours.
+fn lay_out_by(classes: &[Class], stride: impl Fn(usize) -> usize) -> Result<(Vec<Placed>, usize), MemError> {
     let bad = |what: String| Err(MemError::Classes(what));
     if classes.is_empty() || classes.len() > MAX_CLASSES {
         return bad(format!("{} classes given, from 1 to {MAX_CLASSES} allowed", classes.len()));

@@ -120,6 +120,12 @@ pub enum MemError {
     /// No size was given.
     #[error("an arena of 0 bytes was asked for; give ArenaConfig::bytes a size")]
     Empty,
+    /// Memory of the application's own does not start at a page.
+    #[error("memory at {address:#x} was given for an arena: it must start at a multiple of 4096, as mappings do")]
+    Unaligned {
+        /// Of its first byte.
+        address: usize,
+    },
     /// A descriptor of another process is not one that can be mapped safely.
     #[error("memory of another process refused: {0}")]
     Refused(String),

@@ -3,7 +3,8 @@
 //! The memory layer of an RPC-over-RDMA engine. It knows no NIC: a device is a [`Registrar`] to it.
 //!
 //! 1. An [`Arena`] is one sealed memfd, mapped once: in hugetlb pages where the host has them, on the NUMA node asked
-//!    for, prefaulted. Its [`ArenaReport`] says in one line what was got and how to get better.
+//!    for, prefaulted. Its [`ArenaReport`] says in one line what was got and how to get better. Or it is memory that
+//!    the application has mapped itself ([`GivenMemory`]).
 //! 2. A [`Pool`] cuts (part of) an arena into buffers of a few size classes. It belongs to the thread that made it:
 //!    allocating and freeing there uses no atomic operation and never calls the global allocator. Buffers that other
 //!    threads drop come home through a lock-free list; [`Pool::drain_remote`] takes them in once per turn.
@@ -43,6 +44,7 @@ mod classes;
 mod config;
 mod core;
 mod error;
+mod given;
 mod home;
 mod host;
 #[cfg_attr(miri, path = "map_miri.rs")]
@@ -60,6 +62,7 @@ pub use available::AvailableMemory;
 pub use buf::{Buf, Frozen, Lent, Posted};
 pub use config::{ArenaConfig, Class, PagePolicy, PageSize, PoolConfig};
 pub use error::{Leak, MemError};
+pub use given::GivenMemory;
 pub use host::{HugePool, MemoryLimits};
 pub use pool::{Census, ClassCensus, ClassStats, Pool, PoolStats};
 pub use register::{Registrar, Registrations};

@@ -11,8 +11,8 @@ pub struct ArenaReport {
     pub name: &'static str,
     /// Bytes mapped, in whole pages.
     pub bytes: usize,
-    /// The pages got.
-    pub pages: PageSize,
+    /// The pages got; `None` where the application has mapped the memory, and knows.
+    pub pages: Option<PageSize>,
     /// The NUMA node that the memory is bound to.
     pub node: Option<u32>,
     /// Every page is allocated.
@@ -26,6 +26,9 @@ pub struct ArenaReport {
 impl fmt::Display for ArenaReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, bytes, pages, node, prefaulted, locked, advice } = self;
+        let Some(pages) = pages else {
+            return write!(f, "arena {name}: {} KiB that the application has mapped", bytes >> 10);
+        };
         write!(f, "arena {name}: {} KiB in {pages} pages", bytes >> 10)?;
         match node {
             Some(node) => write!(f, ", NUMA node {node}")?,

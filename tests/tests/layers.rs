@@ -147,6 +147,7 @@ const UNSAFE: &[&str] = &[
     "engine/src/service/writer.rs",
     "mempool/src/buf.rs",
     "mempool/src/core.rs",
+    "mempool/src/given.rs",
     "mempool/src/map.rs",
     "mempool/src/map_miri.rs",
     "mempool/src/pool.rs",

@@ -445,6 +445,16 @@ pub enum FabricError {
     /// The peer does not keep to the fabric's own protocol.
     #[error("peer: {0}")]
     Peer(String),
+    /// Memory that the application has mapped itself was to be shown to peers of the software fabric, who map what they
+    /// are shown.
+    #[error(
+        "arena {arena} is memory that the application has mapped, and peers of the software fabric must map what they \
+         are shown: take memory of `Arena::new`, which is a sealed memfd, or register it with `Access::LOCAL`"
+    )]
+    NotShowable {
+        /// The memory.
+        arena: ArenaId,
+    },
     /// The caller asked for what cannot be: an unknown queue pair, a bound window, memory never registered.
     #[error("misuse: {0}")]
     Misuse(String),
@@ -500,7 +510,9 @@ pub trait Fabric: Sized {
     /// Counters.
     fn stats(&self) -> FabricStats;
 
-    /// Makes an arena's memory usable in work requests. Registering it twice is [`FabricError::Misuse`].
+    /// Makes an arena's memory usable in work requests. Registering it twice is [`FabricError::Misuse`]; on the
+    /// software fabric, memory [that was given](Arena::over) is for this side's work requests only
+    /// ([`FabricError::NotShowable`]).
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError>;
     /// Undoes [`register`](Self::register).
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError>;

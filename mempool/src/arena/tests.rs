@@ -8,11 +8,18 @@ fn config(bytes: usize, pages: PagePolicy) -> ArenaConfig {
     ArenaConfig { bytes, pages, name: "arena-test", ..ArenaConfig::default() }
 }
 
+fn map_of(arena: &Arena) -> &RawMap {
+    match &arena.0.memory {
+        Memory::Made { map, .. } => map,
+        Memory::Given(_) => panic!("it was made here"),
+    }
+}
+
 #[test]
 fn small_pages_always_work() {
     let arena = Arena::new(&config(5000, PagePolicy::Small)).unwrap();
     assert_eq!(arena.len(), 8192);
-    assert_eq!(arena.report().pages, PageSize::Small);
+    assert_eq!(arena.report().pages, Some(PageSize::Small));
     assert_eq!(arena.report().advice, None, "nothing better was asked for");
     assert_eq!(arena.report().to_string(), "arena arena-test: 8 KiB in 4 KiB pages, any NUMA node, prefaulted");
     let other = Arena::new(&config(1, PagePolicy::Small)).unwrap();
@@ -24,11 +31,11 @@ fn small_pages_always_work() {
 #[test]
 fn the_memfd_is_sealed() {
     let arena = Arena::new(&config(8192, PagePolicy::Small)).unwrap();
-    let seals = rustix::fs::fcntl_get_seals(arena.fd()).unwrap();
+    let seals = rustix::fs::fcntl_get_seals(arena.fd().unwrap()).unwrap();
     assert!(seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL), "{seals:?}");
-    assert!(rustix::fs::ftruncate(arena.fd(), 0).is_err());
-    assert!(rustix::fs::ftruncate(arena.fd(), 1 << 20).is_err());
-    let name = std::fs::read_link(format!("/proc/self/fd/{}", arena.fd().as_raw_fd())).unwrap();
+    assert!(rustix::fs::ftruncate(arena.fd().unwrap(), 0).is_err());
+    assert!(rustix::fs::ftruncate(arena.fd().unwrap(), 1 << 20).is_err());
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", arena.fd().unwrap().as_raw_fd())).unwrap();
     assert!(name.to_string_lossy().contains("arena-test"), "{name:?}");
 }
 
@@ -42,7 +49,7 @@ fn auto_says_what_it_got_and_how_to_get_better() {
     assert_eq!((report.bytes, report.prefaulted), (bytes, true));
     let line = report.to_string();
     assert!(!line.contains('\n'), "{line}");
-    match report.pages {
+    match report.pages.unwrap() {
         PageSize::Huge2M => assert!(free >= 4, "{line}"),
         PageSize::Transparent => assert!(host::huge_shmem_bytes(arena.base_address()) > 0, "{line}"),
         PageSize::Small => {
@@ -60,17 +67,17 @@ fn auto_says_what_it_got_and_how_to_get_better() {
 fn memory_for_strangers_is_never_hugetlb() {
     let arena = Arena::new(&config(8 << 20, PagePolicy::NoHugetlb)).unwrap();
     let line = arena.report().to_string();
-    assert!(!arena.report().pages.is_hugetlb() && !line.contains("nr_hugepages"), "{line}");
+    assert!(!arena.report().pages.unwrap().is_hugetlb() && !line.contains("nr_hugepages"), "{line}");
     if host::shmem_enabled() == "never" {
         assert!(line.contains("; for transparent huge pages allow them: `echo advise"), "{line}");
     }
-    crate::PeerMapping::map(arena.fd().try_clone_to_owned().unwrap(), 8 << 20).unwrap();
+    crate::PeerMapping::map(arena.fd().unwrap().try_clone_to_owned().unwrap(), 8 << 20).unwrap();
 }
 
 #[test]
 fn auto_does_not_waste_large_pages_on_small_arenas() {
     let arena = Arena::new(&config(64 << 10, PagePolicy::Auto)).unwrap();
-    assert_eq!((arena.len(), arena.report().pages), (64 << 10, PageSize::Small));
+    assert_eq!((arena.len(), arena.report().pages), (64 << 10, Some(PageSize::Small)));
     assert_eq!(arena.report().advice, None);
 }
 
@@ -88,7 +95,7 @@ fn pages_that_are_not_there_are_an_error_with_a_remedy() {
         // With Auto the same is no error, but the report tells.
         if page == PageSize::Huge2M && HugePool::read(page, None).total == 0 {
             let arena = Arena::new(&config(4 << 20, PagePolicy::Auto)).unwrap();
-            assert!(matches!(arena.report().pages, PageSize::Small | PageSize::Transparent));
+            assert!(matches!(arena.report().pages, Some(PageSize::Small | PageSize::Transparent)));
             assert!(arena.report().advice.as_ref().is_some_and(|advice| advice.contains("echo 2 |")));
         }
     }
@@ -118,7 +125,7 @@ fn node_zero_is_there_and_node_4000_is_not() {
 #[test]
 fn binding_reaches_the_kernel() {
     let arena = Arena::new(&config(64 << 10, PagePolicy::Small)).unwrap();
-    if let Err(error) = arena.0.map.bind(0) {
+    if let Err(error) = map_of(&arena).bind(0) {
         assert_eq!(host::online_nodes(), "0", "{error}");
         eprintln!("mbind is not to be had here: {error}");
         return;
@@ -129,12 +136,12 @@ fn binding_reaches_the_kernel() {
     assert!(line.contains(" bind:0 "), "{line}");
     // A node beyond one word of the mask that no machine has: the kernel says no, instead of reading past the
     // mask.
-    assert!(arena.0.map.bind(900).is_err());
+    assert!(map_of(&arena).bind(900).is_err());
 }
 
 #[test]
 fn prefault_allocates_and_its_absence_does_not() {
-    let allocated = |arena: &Arena| rustix::fs::fstat(arena.fd()).unwrap().st_blocks as usize * 512;
+    let allocated = |arena: &Arena| rustix::fs::fstat(arena.fd().unwrap()).unwrap().st_blocks as usize * 512;
     let eager = Arena::new(&config(1 << 20, PagePolicy::Small)).unwrap();
     assert_eq!(allocated(&eager), 1 << 20);
     let lazy = Arena::new(&ArenaConfig { prefault: false, ..config(1 << 20, PagePolicy::Small) }).unwrap();
@@ -156,10 +163,13 @@ fn impossible_sizes_are_errors() {
 #[test]
 fn ranges_are_taken_first_fit_and_given_back() {
     let arena = Arena::new(&config(4096, PagePolicy::Small)).unwrap();
-    assert_eq!([100, 200, 300].map(|bytes| arena.take(bytes).unwrap()), [0, 100, 300]);
+    assert_eq!([100, 200, 300].map(|bytes| arena.take(bytes, 1).unwrap()), [0, 100, 300]);
     arena.give_back(100);
-    assert_eq!(arena.take(150).unwrap(), 100);
-    assert_eq!(arena.take(50).unwrap(), 250);
-    assert_eq!(arena.take(1).unwrap(), 600);
-    assert!(matches!(arena.take(4096), Err(MemError::ArenaFull { free: 3495, .. })));
+    assert_eq!(arena.take(150, 1).unwrap(), 100);
+    assert_eq!(arena.take(50, 1).unwrap(), 250);
+    assert_eq!(arena.take(1, 1).unwrap(), 600);
+    assert!(matches!(arena.take(4096, 1), Err(MemError::ArenaFull { free: 3495, .. })));
+    assert_eq!(arena.take(1024, 1024).unwrap(), 1024, "601 is no multiple");
+    assert_eq!(arena.take(300, 64).unwrap(), 640, "what is in front of it is free yet");
+    assert!(matches!(arena.take(2049, 1024), Err(MemError::ArenaFull { free: 2048, .. })), "only from 2048 on");
 }

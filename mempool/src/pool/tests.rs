@@ -94,14 +94,14 @@ fn memory_outlives_the_pool_until_the_last_buffer_is_gone() {
     assert_eq!((leak.classes[0].held, leak.classes[0].free), (2, 2));
     here.copy_from_slice(b"here");
     drop(here);
-    assert!(matches!(arena.take(arena.len()), Err(MemError::ArenaFull { .. })), "one buffer is still out");
+    assert!(matches!(arena.take(arena.len(), 1), Err(MemError::ArenaFull { .. })), "one buffer is still out");
     thread::spawn(move || {
         there.copy_from_slice(b"gone");
         drop(there);
     })
     .join()
     .unwrap();
-    arena.take(arena.len()).expect("the last buffer gave the range back");
+    arena.take(arena.len(), 1).expect("the last buffer gave the range back");
 }
 
 #[test]

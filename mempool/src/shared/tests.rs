@@ -47,7 +47,7 @@ fn an_arena_can_be_mapped_by_a_peer() {
     let mut buf = pool.alloc(3).unwrap();
     buf.copy_from_slice(b"abc");
     let lent = buf.lend().unwrap();
-    let peer = PeerMapping::map(arena.fd().try_clone_to_owned().unwrap(), arena.len()).unwrap();
+    let peer = PeerMapping::map(arena.fd().unwrap().try_clone_to_owned().unwrap(), arena.len()).unwrap();
     let mut seen = [0; 3];
     assert!(peer.read(lent.offset(), &mut seen));
     assert_eq!(seen, *b"abc");

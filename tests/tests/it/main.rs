@@ -33,6 +33,7 @@ mod memory;
 mod negotiation;
 mod one_way;
 mod own_loop;
+mod own_memory;
 mod parts;
 mod peers;
 mod private_data;

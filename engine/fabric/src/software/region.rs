@@ -52,7 +52,7 @@ impl Regions {
         }
         let remote = access.remote_read || access.remote_write;
         let descriptor = if remote {
-            let fd = arena.fd().try_clone_to_owned();
+            let fd = arena.fd().ok_or(FabricError::NotShowable { arena: arena.id() })?.try_clone_to_owned();
             Some(fd.map_err(|e| system("dup of an arena's descriptor (limit: ulimit -n)", e))?)
         } else {
             None

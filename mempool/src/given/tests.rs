@@ -1,0 +1,128 @@
+#![expect(unsafe_code, reason = "maps memory as an application does")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use super::*;
+use crate::{Arena, ArenaConfig, Class, PagePolicy, Pool};
+
+const PAGE: usize = 4096;
+
+/// What an application keeps its memory by; says when that is given up.
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    over: Arc<AtomicBool>,
+    unmap: fn(NonNull<u8>, usize),
+}
+
+// SAFETY: a mapping belongs to the process.
+unsafe impl Send for Mapping {}
+// SAFETY: nothing can be done with a reference.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::SeqCst);
+        (self.unmap)(self.base, self.len);
+    }
+}
+
+#[cfg(not(miri))]
+fn anonymous(len: usize) -> Mapping {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    let rights = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: without MAP_FIXED it overlaps nothing.
+    let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, rights, MapFlags::PRIVATE) }.unwrap();
+    // SAFETY: nobody has a pointer into it any more.
+    let unmap = |base: NonNull<u8>, len| unsafe { munmap(base.as_ptr().cast(), len) }.unwrap();
+    Mapping { base: NonNull::new(base.cast()).unwrap(), len, over: Arc::default(), unmap }
+}
+
+#[cfg(miri)]
+fn anonymous(len: usize) -> Mapping {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+    // SAFETY: it is not of zero bytes.
+    let base = unsafe { alloc_zeroed(Layout::from_size_align(len, PAGE).unwrap()) };
+    // SAFETY: nobody has a pointer into it any more.
+    let unmap = |base: NonNull<u8>, len| unsafe { dealloc(base.as_ptr(), Layout::from_size_align(len, PAGE).unwrap()) };
+    Mapping { base: NonNull::new(base).unwrap(), len, over: Arc::default(), unmap }
+}
+
+fn arena(mapping: Mapping) -> Arena {
+    let (base, len) = (mapping.base, mapping.len);
+    // SAFETY: it is mapped until `mapping` is dropped, and nobody else knows of it.
+    Arena::over(unsafe { GivenMemory::new(base, len, mapping) }.unwrap(), "given")
+}
+
+#[test]
+fn the_last_buffer_gives_it_back() {
+    let mapping = anonymous(4 * PAGE);
+    let (base, over) = (mapping.base.addr().get(), Arc::clone(&mapping.over));
+    let arena = arena(mapping);
+    assert_eq!((arena.base_address(), arena.len()), (base, 4 * PAGE));
+    assert_eq!(arena.report().to_string(), "arena given: 16 KiB that the application has mapped");
+    assert!(arena.fd().is_none(), "peers are not shown it");
+    let pool = Pool::of_pages(arena, Class { size: PAGE, count: 4 }).unwrap();
+    let mut page = pool.alloc(10).unwrap();
+    page.copy_from_slice(b"0123456789");
+    let (kept, other) = (page.freeze(), pool.alloc(PAGE).unwrap());
+    drop(pool);
+    thread::spawn(move || drop(other)).join().unwrap();
+    assert!(!over.load(Ordering::SeqCst), "one is out");
+    let clone = kept.clone();
+    drop(kept);
+    thread::spawn(move || assert_eq!(*clone, *b"0123456789")).join().unwrap();
+    assert!(over.load(Ordering::SeqCst), "that was the last one");
+}
+
+#[test]
+fn pages_lie_where_their_number_says_beside_other_pools() {
+    let arena = arena(anonymous(8 * PAGE));
+    let odd = Pool::in_arena(arena.clone(), &[Class { size: 100, count: 3 }]).unwrap();
+    let pool = Pool::of_pages(arena.clone(), Class { size: PAGE, count: 7 }).unwrap();
+    let pages: Vec<_> = (0..7).map(|_| pool.alloc(PAGE).unwrap()).collect();
+    let mut numbers: Vec<_> = pages.iter().map(|page| page.base_offset() / PAGE).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7], "the first page has the other pool's buffers");
+    assert!(pages.iter().all(|page| page.address().is_multiple_of(PAGE)));
+    assert!(matches!(Pool::of_pages(arena.clone(), Class { size: PAGE, count: 1 }), Err(MemError::ArenaFull { .. })));
+    drop(odd);
+    assert!(Pool::of_pages(arena.clone(), Class { size: PAGE, count: 1 }).is_ok());
+    for (size, count, word) in [(0, 1, "0 bytes"), (100, 1, "multiple of 64"), (64, 0, "0 buffers")] {
+        let error = Pool::of_pages(arena.clone(), Class { size, count }).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
+}
+
+#[test]
+fn what_is_no_mapping_is_refused() {
+    let mapping = anonymous(PAGE);
+    let base = mapping.base;
+    // SAFETY: nobody else knows of it, and nothing becomes of it.
+    let (empty, odd) = unsafe { (GivenMemory::new(base, 0, ()), GivenMemory::new(base.add(64), 64, ())) };
+    assert!(matches!(empty, Err(MemError::Empty)));
+    let error = odd.unwrap_err();
+    assert!(matches!(error, MemError::Unaligned { address } if address == base.addr().get() + 64), "{error}");
+}
+
+/// Of whatever pages an application's memfd is: what is written to a buffer is in the file.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no memfds")]
+fn a_memfd_of_the_application_is_as_good() {
+    for pages in [PagePolicy::Small, PagePolicy::Auto] {
+        let config = ArenaConfig { bytes: 2 << 20, pages, name: "theirs", ..ArenaConfig::default() };
+        let theirs = Arena::new(&config).unwrap();
+        eprintln!("{}", theirs.report());
+        let base = theirs.base();
+        // SAFETY: it is mapped until its arena is dropped, and nobody takes a pool of that one.
+        let ours = unsafe { GivenMemory::new(base, theirs.len(), theirs.clone()) }.unwrap();
+        let pool = Pool::of_pages(Arena::over(ours, "ours"), Class { size: PAGE, count: 512 }).unwrap();
+        let mut page = pool.alloc(3).unwrap();
+        page.copy_from_slice(b"abc");
+        let (mut read, at) = ([0; 3], page.base_offset() as u64);
+        rustix::io::pread(theirs.fd().unwrap(), &mut read, at).unwrap();
+        assert_eq!(&read, b"abc");
+    }
+}
