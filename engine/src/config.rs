@@ -131,7 +131,7 @@ pub struct Config {
     /// What the memory of Read chunks and of results in Write chunks starts at multiples of, at a server: what
     /// the device wants that they go on to, such as 512 or 4096 bytes for O_DIRECT. Each such buffer must hold
     /// so much more, less 64 bytes: `bulk_buffers` must be longer than the chunks. What none of them holds is
-    /// not aligned. A power of two, 64 to 4096. Default 64.
+    /// not aligned; any other chunk takes those buffers alone. A power of two, 64 to 4096. Default 64.
     pub chunk_align: usize,
     /// Buffers for RPC messages that are longer than one Send: to be sent, put together or fetched; bytes
     /// and number of each class. Default 16 of 32 KiB and 2 of 1 MiB.
@@ -141,7 +141,10 @@ pub struct Config {
     /// NUMA node of the pools. Default: where the shard runs.
     pub numa_node: Option<u32>,
     /// Further memory of the application that the shard may send from
-    /// ([`ServerCall::set_result`](crate::ServerCall::set_result)).
+    /// ([`ServerCall::set_result`](crate::ServerCall::set_result)), and read into
+    /// ([`Procedure::landing`](crate::Procedure::landing)): arenas of its own making, or over memory that it has
+    /// mapped ([`Arena::over`]). Peers are not shown it. Each shard of a server registers all of them, so that
+    /// whichever has a call may answer from any. Default none.
     pub arenas: Vec<Arena>,
     /// The core that the shard's thread is pinned to. Default: none.
     pub core: Option<usize>,

@@ -4,7 +4,7 @@
 use std::fmt::Arguments;
 
 use log::Level;
-use rpcrdma_mempool::{Buf, Pool};
+use rpcrdma_mempool::{ArenaId, Buf, Pool};
 
 use super::assembly::Assemblies;
 use super::clock::Clock;
@@ -283,6 +283,18 @@ impl<F: Fabric> Context<F> {
         self.config.lacks_buffer(self.serves, len)
     }
 
+    /// Bytes of the buffer that a chunk of `len` bytes is in: as many more as align it, where the pool has such.
+    #[inline]
+    pub(super) fn chunk_room(&self, len: usize) -> usize {
+        if self.config.chunk_align > BUFFER_ALIGN { self.aligned_room(len) } else { len }
+    }
+
+    #[inline(never)]
+    fn aligned_room(&self, len: usize) -> usize {
+        let room = len + self.config.chunk_align - BUFFER_ALIGN;
+        if self.pool.room(room).1 > 0 { room } else { len }
+    }
+
     /// A buffer of the pool for a chunk of `len` bytes, aligned as is wished.
     #[inline]
     pub(super) fn alloc_chunk(&self, len: usize) -> Option<Buf> {
@@ -293,11 +305,17 @@ impl<F: Fabric> Context<F> {
     /// of the cache.
     #[inline(never)]
     fn alloc_aligned(&self, len: usize) -> Option<Buf> {
-        let align = self.config.chunk_align;
-        // Without one that is long enough it is not aligned.
-        let Some(mut buf) = self.pool.alloc(len + align - BUFFER_ALIGN) else { return self.pool.alloc(len) };
-        buf.set_window(buf.address().next_multiple_of(align) - buf.address(), len);
+        let (align, room) = (self.config.chunk_align, self.aligned_room(len));
+        let mut buf = self.pool.alloc(room)?;
+        if room > len {
+            buf.set_window(buf.address().next_multiple_of(align) - buf.address(), len);
+        }
         Some(buf)
+    }
+
+    /// The fabric knows this memory, for work requests of this side.
+    pub(super) fn knows(&self, arena: ArenaId) -> bool {
+        arena == self.pool.arena().id() || self.config.arenas.iter().any(|own| own.id() == arena)
     }
 
     /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for
@@ -400,6 +418,20 @@ mod tests {
         ready.give_back(all);
         assert_eq!(ready.take_all(), [5], "what came meanwhile");
         assert!(ready.is_empty(), "what was given back is not in it again");
+    }
+
+    #[test]
+    fn a_chunk_is_aligned_where_any_buffer_lets_it_be() {
+        let config = Config { chunk_align: 4096, bulk_buffers: vec![(1 << 17, 2)], ..small() };
+        let cx = context(config.clone());
+        let rooms = [(100, 100 + 4032), (1 << 16, (1 << 16) + 4032), (1 << 17, 1 << 17)];
+        rooms.into_iter().for_each(|(len, room)| assert_eq!(cx.chunk_room(len), room));
+        let first = cx.alloc_chunk(1 << 16).expect("of the longer buffers");
+        assert!(first.address().is_multiple_of(4096) && first.capacity() == 1 << 17);
+        assert_eq!(cx.alloc_chunk(1 << 17).expect("the other").start(), 0, "none is long enough to align it");
+        let _second = cx.alloc_chunk(1 << 16).expect("the other");
+        assert!(cx.alloc_chunk(1 << 16).is_none(), "those that would not be aligned are no second choice");
+        assert_eq!(context(Config { chunk_align: 64, ..config }).chunk_room(100), 100);
     }
 
     #[test]

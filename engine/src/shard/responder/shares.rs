@@ -117,13 +117,13 @@ impl Responder {
         let Some(services) = &self.services else { return false };
         if call.message.is_none() {
             // It is yet to come, and nothing else is known.
-            return bulk.is_some_and(|len| self.is_beyond_share(cx, conn, len));
+            return bulk.is_some_and(|len| self.is_beyond_share(cx, conn, cx.chunk_room(len)));
         }
         let entry = services.entry(call.entry);
         let pool = entry.result_memory == ResultMemory::Pool;
         let results = call.results.iter().filter(|_| pool).map(|result| result.capacity as usize).max();
         match bulk.max(results.map(|len| len.min(entry.binding.results.max_len))) {
-            Some(len) if len > 0 => self.is_beyond_share(cx, conn, len),
+            Some(len) if len > 0 => self.is_beyond_share(cx, conn, cx.chunk_room(len)),
             _ => self.is_over_share(cx, conn, reply_room(call, entry).1),
         }
     }
