@@ -45,6 +45,9 @@ pub struct ShardStats {
     pub calls_failed: u64,
     /// Calls that their handlers took and dropped unanswered ([`DeferredCall`](crate::service::DeferredCall)).
     pub calls_dropped: u64,
+    /// Calls whose procedures chose memory for a Read chunk that it cannot
+    /// [land](crate::Procedure::landing) in.
+    pub landings_refused: u64,
     /// Calls of ours that were sent again.
     pub calls_again: u64,
     /// Windows of calls of ours that servers have revoked, with their replies (Send With Invalidate).
@@ -96,6 +99,7 @@ impl ShardStats {
             calls: 0,
             calls_failed: 0,
             calls_dropped: 0,
+            landings_refused: 0,
             calls_again: 0,
             revoked_by_peers: 0,
             revoked_here: 0,

@@ -4,6 +4,8 @@ use std::any::Any;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use rpcrdma_mempool::Buf;
+
 use super::call::ServerCall;
 use super::deferred::DeferredCall;
 use crate::proto::Refusal;
@@ -26,7 +28,7 @@ impl Sharing for Threads {}
 impl Sharing for Local {}
 
 mod sealed {
-    use super::{DeferredCall, Local, Refusal, ServerCall, Task, Threads};
+    use super::{Buf, DeferredCall, Local, Refusal, ServerCall, Task, Threads};
 
     /// The handlers of a kind of services.
     pub trait Handlers: Sized + 'static {
@@ -36,6 +38,8 @@ mod sealed {
         type Defer: ?Sized + Fn(DeferredCall);
         /// Makes a future of the call.
         type Begin: ?Sized + Fn(DeferredCall) -> Task;
+        /// Chooses where a Read chunk lands.
+        type Land: ?Sized + Fn(&ServerCall, usize, usize) -> Option<Buf>;
 
         /// Answers without results.
         fn nothing() -> std::sync::Arc<Self::Run>;
@@ -45,6 +49,7 @@ mod sealed {
         type Run = dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync;
         type Defer = dyn Fn(DeferredCall) + Send + Sync;
         type Begin = dyn Fn(DeferredCall) -> Task + Send + Sync;
+        type Land = dyn Fn(&ServerCall, usize, usize) -> Option<Buf> + Send + Sync;
 
         fn nothing() -> std::sync::Arc<Self::Run> {
             std::sync::Arc::new(|_: &mut ServerCall| Ok(()))
@@ -55,6 +60,7 @@ mod sealed {
         type Run = dyn Fn(&mut ServerCall) -> Result<(), Refusal>;
         type Defer = dyn Fn(DeferredCall);
         type Begin = dyn Fn(DeferredCall) -> Task;
+        type Land = dyn Fn(&ServerCall, usize, usize) -> Option<Buf>;
 
         fn nothing() -> std::sync::Arc<Self::Run> {
             std::sync::Arc::new(|_: &mut ServerCall| Ok(()))

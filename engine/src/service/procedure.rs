@@ -5,6 +5,8 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use rpcrdma_mempool::Buf;
+
 use super::call::{MAX_CHUNKS, ServerCall};
 use super::deferred::DeferredCall;
 use super::handler::{Handler, Local, Sharing, Task, Threads, panic_text};
@@ -41,6 +43,8 @@ pub struct Procedure<S: Sharing = Threads> {
     pub(crate) run_on: RunOn,
     pub(crate) binding: Binding,
     pub(crate) result_memory: ResultMemory,
+    /// Chooses where Read chunks land; without, they do so in the shard's pool.
+    landing: Option<Arc<S::Land>>,
     pub(crate) cached: Option<Cached>,
     /// It is not answered.
     pub(crate) silent: bool,
@@ -85,7 +89,7 @@ impl Cached {
 
 impl<S: Sharing> Clone for Procedure<S> {
     fn clone(&self) -> Self {
-        self.with(self.handler.clone())
+        self.with(self.handler.clone(), self.landing.clone())
     }
 }
 
@@ -153,7 +157,26 @@ impl Procedure {
 
     /// The same for one shard alone.
     fn to_local(&self) -> Procedure<Local> {
-        self.with(self.handler.to_local())
+        self.with(self.handler.to_local(), self.landing.clone().map(|landing| landing as _))
+    }
+
+    /// Has `choose` say where each Read chunk of a call lands, before it is read: it is told the call, whose arguments
+    /// are known, the chunk's index, and how many bytes it brings, an XDR round-up included where one comes with it.
+    /// The buffer's window is where it lands, and may be longer. `None`: in memory of the shard's pool. The handler
+    /// finds it with [`ServerCall::read_chunk`], and has it with [`take_read_chunk`](ServerCall::take_read_chunk).
+    ///
+    /// The buffer must be of a pool that was made on the shard's thread, in its own arena or in one of
+    /// [`Config::arenas`](crate::Config::arenas). A call for whose chunk it is not, or is too short, is answered with
+    /// SYSTEM_ERR and nothing of it is read; the log says why, and
+    /// [`ShardStats::landings_refused`](crate::stats::ShardStats::landings_refused) counts it.
+    ///
+    /// `choose` runs on the shard, and must not block. It is asked again for a call that has had to wait for memory.
+    pub fn landing(
+        mut self,
+        choose: impl Fn(&ServerCall, usize, usize) -> Option<Buf> + Send + Sync + 'static,
+    ) -> Self {
+        self.landing = Some(Arc::new(choose) as _);
+        self
     }
 }
 
@@ -173,6 +196,12 @@ impl Procedure<Local> {
     pub fn local_asynchronous<T: Future<Output = ()> + 'static>(handler: impl Fn(DeferredCall) -> T + 'static) -> Self {
         Self::of(Handler::Begin(Arc::new(move |call| -> Task { Box::pin(handler(call)) }) as _))
     }
+
+    /// As [`landing`](Procedure::landing) of those that several shards share, for [one shard alone](Self::local).
+    pub fn landing(mut self, choose: impl Fn(&ServerCall, usize, usize) -> Option<Buf> + 'static) -> Self {
+        self.landing = Some(Arc::new(choose) as _);
+        self
+    }
 }
 
 impl<S: Sharing> Procedure<S> {
@@ -182,6 +211,7 @@ impl<S: Sharing> Procedure<S> {
             run_on: RunOn::Shard,
             binding: Binding::inline(usize::MAX, 256),
             result_memory: ResultMemory::Pool,
+            landing: None,
             cached: None,
             silent: false,
             plain: true,
@@ -189,13 +219,14 @@ impl<S: Sharing> Procedure<S> {
         }
     }
 
-    /// The same with another handler.
-    fn with<T: Sharing>(&self, handler: Handler<T>) -> Procedure<T> {
+    /// The same with another handler, and another who chooses where Read chunks land.
+    fn with<T: Sharing>(&self, handler: Handler<T>, landing: Option<Arc<T::Land>>) -> Procedure<T> {
         Procedure {
             handler,
             run_on: self.run_on,
             binding: self.binding,
             result_memory: self.result_memory,
+            landing,
             cached: self.cached.clone(),
             silent: self.silent,
             plain: self.plain,
@@ -258,6 +289,21 @@ impl<S: Sharing> Procedure<S> {
         if self.cached.is_some() {
             call.remember();
         }
+    }
+
+    /// It chooses where its Read chunks land.
+    #[inline]
+    pub(crate) fn lands(&self) -> bool {
+        self.landing.is_some()
+    }
+
+    /// Where it wants a Read chunk of `len` bytes to land; `None` for memory of the shard's pool.
+    ///
+    /// # Errors
+    /// What was said by whoever chooses, and panicked.
+    pub(crate) fn choose_landing(&self, call: &ServerCall, chunk: usize, len: usize) -> Result<Option<Buf>, Box<str>> {
+        let Some(choose) = &self.landing else { return Ok(None) };
+        catch_unwind(AssertUnwindSafe(|| choose(call, chunk, len))).map_err(|panic| panic_text(&*panic).into())
     }
 
     /// Its handler takes its calls.
@@ -436,7 +482,7 @@ impl<S: Sharing> Services<S> {
             let Binding { arguments, results, .. } = entry.binding;
             let of_pool = entry.result_memory == ResultMemory::Pool;
             let needs = [
-                ("read_chunks", if arguments.count > 0 { arguments.max_len } else { 0 }),
+                ("read_chunks", if arguments.count > 0 && !entry.lands() { arguments.max_len } else { 0 }),
                 ("write_chunks", if results.count > 0 && of_pool { results.max_len } else { 0 }),
                 ("max_reply", headroom.saturating_add(entry.reply_room)),
             ];

@@ -27,6 +27,7 @@ mod hostile_client;
 mod hostile_device;
 mod hostile_server;
 mod killed;
+mod landing;
 mod lifecycle;
 mod long_messages;
 mod memory;

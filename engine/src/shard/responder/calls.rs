@@ -1,7 +1,7 @@
 //! Calls of the peer: check, read chunks, run, write chunks, reply.
 
 use arrayvec::ArrayVec;
-use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
+use rpcrdma_mempool::{ArenaId, Buf, Lent};
 
 use super::PendingReads;
 use super::Responder;
@@ -11,7 +11,7 @@ use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::{InboundId, Incoming, Refusal};
 use crate::service::reply_cache::Lookup;
 use crate::service::{
-    MAX_CHUNKS, REFUSAL_LEN, ReadArgument, ResultBytes, ResultChunk, ResultMemory, RunOn, ServerCall,
+    Local, MAX_CHUNKS, Procedure, REFUSAL_LEN, ReadArgument, ResultBytes, ResultChunk, ResultMemory, RunOn, ServerCall,
 };
 use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
@@ -165,50 +165,94 @@ impl Responder {
         conn: &mut Conn,
         mut call: Box<ServerCall>,
     ) -> Result<(), Box<ServerCall>> {
-        let id = call.id;
-        let fetch = &self.fetch;
+        let before = conn.sends.len();
+        match self.push_reads(cx, conn, &mut call) {
+            Ok(landing) => {
+                let index = call.id.index();
+                conn.served.pending[index] = Some(PendingReads { call, landing });
+            }
+            // Nothing is read for a call that waits, or is refused.
+            Err(NoLanding::NoMemory) => {
+                conn.sends.truncate(before);
+                return Err(call);
+            }
+            Err(NoLanding::Wrong(why)) => {
+                conn.sends.truncate(before);
+                self.refuse_landing(cx, conn, call, &why);
+            }
+        }
+        self.fetch.clear();
+        Ok(())
+    }
+
+    /// Queues the RDMA Reads of a call; returns where they land.
+    #[inline(always)]
+    fn push_reads<F: Fabric>(
+        &self,
+        cx: &Context<F>,
+        conn: &mut Conn,
+        call: &mut ServerCall,
+    ) -> Result<ArrayVec<Lent, MAX_CHUNKS>, NoLanding> {
+        let (fetch, name) = (&self.fetch, call.id.index() as u64);
         if let [(at, segment)] = fetch[..] {
             // Most bring one segment.
-            let Some(Ok(lent)) = cx.alloc_chunk(segment.length as usize).map(Buf::lend) else {
-                return Err(call);
-            };
-            if call.message.is_some() {
-                call.reads.push(ReadArgument { at, buf: None });
-            }
-            conn.sends.push_named(id.index() as u64, true, || read_of(&lent, 0, &segment));
-            self.fetch.clear();
-            conn.served.pending[id.index()] = Some(PendingReads { call, landing: ArrayVec::from_iter([lent]) });
-            return Ok(());
+            let lent = self.land(cx, call, at, segment.length as usize)?;
+            conn.sends.push_named(name, true, || read_of(&lent, 0, &segment));
+            return Ok(ArrayVec::from_iter([lent]));
         }
-        let before = conn.sends.len();
         let mut landing = ArrayVec::<Lent, MAX_CHUNKS>::new();
         let mut filled = 0;
         for (n, &(at, segment)) in fetch.iter().enumerate() {
             if n == 0 || fetch[n - 1].0 != at {
                 let len: usize =
                     fetch[n..].iter().take_while(|next| next.0 == at).map(|next| next.1.length as usize).sum();
-                let Some(Ok(lent)) = cx.alloc_chunk(len).map(Buf::lend) else {
-                    // Nothing is read for a call that waits.
-                    conn.sends.truncate(before);
-                    return Err(call);
-                };
-                // A long call's message is no argument.
-                if call.message.is_some() {
-                    call.reads.push(ReadArgument { at, buf: None });
-                }
-                landing.push(lent);
+                landing.push(self.land(cx, call, at, len)?);
                 filled = 0;
             }
             let Some(lent) = landing.last() else { continue };
             let len = segment.length as usize;
             // They complete in order: the last one speaks for all.
             let signalled = n + 1 == fetch.len();
-            conn.sends.push_named(id.index() as u64, signalled, || read_of(lent, filled, &segment));
+            conn.sends.push_named(name, signalled, || read_of(lent, filled, &segment));
             filled += len;
         }
-        self.fetch.clear();
-        conn.served.pending[id.index()] = Some(PendingReads { call, landing });
-        Ok(())
+        Ok(landing)
+    }
+
+    /// Memory for the next Read chunk of a call, `len` bytes that belong at byte `at` of its arguments: where its
+    /// procedure wants them, or in the pool.
+    #[inline(always)]
+    fn land<F: Fabric>(&self, cx: &Context<F>, call: &mut ServerCall, at: u32, len: usize) -> Result<Lent, NoLanding> {
+        // A long call's message is no argument.
+        if call.message.is_some() {
+            call.reads.push(ReadArgument { at, buf: None });
+            if let Some(services) = &self.services
+                && let entry = services.entry(call.entry)
+                && entry.lands()
+            {
+                return choose_landing(cx, entry, call, len);
+            }
+        }
+        lend(cx.alloc_chunk(len))
+    }
+
+    /// A call is refused as its procedure has chosen memory for a Read chunk that this cannot land in.
+    #[cold]
+    fn refuse_landing<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        why: &str,
+    ) {
+        call.reads.clear();
+        cx.stats.landings_refused += 1;
+        let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+        let line = format_args!(
+            "procedure {procedure} of program {program} is answered with SYSTEM_ERR: where a Read chunk is to land: {why}"
+        );
+        cx.error("Read chunks that cannot land", line);
+        self.refuse_call(cx, conn, call, CallRefusal::Rpc(reply_body(Refusal::SystemError)));
     }
 
     /// The RDMA Reads of a call have completed.
@@ -415,7 +459,7 @@ impl Responder {
                 return Err(Some(CallRefusal::Rpc(reply_body(refusal))));
             }
         }
-        if let Some(arena) = call.results.iter().find_map(|result| self.foreign_arena(cx, result)) {
+        if let Some(arena) = call.results.iter().find_map(|result| foreign_arena(cx, result)) {
             cx.error(
                 "results in foreign arenas",
                 format_args!(
@@ -490,15 +534,6 @@ impl Responder {
         self.boxes.put(call);
         // Its place is free: the peer may be told.
         cx.ready.add(conn);
-    }
-
-    /// The arena of a handler's own memory that this shard's fabric does not know: it would end the
-    /// connection.
-    fn foreign_arena<F: Fabric>(&self, cx: &Context<F>, result: &ResultChunk) -> Option<ArenaId> {
-        let ResultBytes::Shared(bytes) = &result.bytes else { return None };
-        let known = |arena: &Arena| arena.id() == bytes.arena();
-        let ours = known(cx.pool.arena()) || cx.config.arenas.iter().any(known);
-        (!ours).then(|| bytes.arena())
     }
 
     /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's
@@ -596,6 +631,53 @@ impl Responder {
         conn.proto.reply_error(call.id, ErrorBody::System);
         self.boxes.put(call);
     }
+}
+
+/// Why a Read chunk has nowhere to land.
+enum NoLanding {
+    /// There is no buffer for it now.
+    NoMemory,
+    /// Its procedure has chosen memory that will not do, for this reason.
+    Wrong(String),
+}
+
+/// The pool's buffer for a Read chunk, if there is one.
+#[inline(always)]
+fn lend(buf: Option<Buf>) -> Result<Lent, NoLanding> {
+    buf.and_then(|buf| buf.lend().ok()).ok_or(NoLanding::NoMemory)
+}
+
+/// Has a procedure choose where the last of a call's Read chunks lands.
+#[inline(never)]
+fn choose_landing<F: Fabric>(
+    cx: &Context<F>,
+    entry: &Procedure<Local>,
+    call: &ServerCall,
+    len: usize,
+) -> Result<Lent, NoLanding> {
+    let wrong = |why: String| Err(NoLanding::Wrong(why));
+    let mut buf = match entry.choose_landing(call, call.reads.len() - 1, len) {
+        Ok(Some(buf)) => buf,
+        Ok(None) if cx.pool.room(len).1 == 0 => {
+            return wrong(format!("none was chosen, and no buffer of `Config::bulk_buffers` has {len} bytes"));
+        }
+        Ok(None) => return lend(cx.alloc_chunk(len)),
+        Err(panic) => return wrong(format!("whoever chooses it panicked: {panic}")),
+    };
+    if buf.len() < len {
+        return wrong(format!("a buffer of {} bytes for {len}", buf.len()));
+    }
+    if !cx.knows(buf.arena()) {
+        return wrong(format!("a buffer in arena {}, which is not among `Config::arenas`", buf.arena()));
+    }
+    buf.set_window(buf.start(), len);
+    buf.lend().or_else(|_| wrong("a buffer of a pool that was not made on the shard's thread".to_owned()))
+}
+
+/// The arena of a handler's own memory that this shard's fabric does not know: it would end the connection.
+fn foreign_arena<F: Fabric>(cx: &Context<F>, result: &ResultChunk) -> Option<ArenaId> {
+    let ResultBytes::Shared(bytes) = &result.bytes else { return None };
+    (!cx.knows(bytes.arena())).then(|| bytes.arena())
 }
 
 /// The RDMA Read of a segment, into a buffer from a byte on.

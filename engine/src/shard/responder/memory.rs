@@ -183,6 +183,7 @@ impl Responder {
     pub(super) fn could_hold<F: Fabric>(&self, cx: &Context<F>, call: &ServerCall, fetch: &Fetch) -> bool {
         let Some(services) = &self.services else { return false };
         let mut needs = ArrayVec::<usize, { 2 * MAX_CHUNKS + 2 }>::new();
+        let mut lands = false;
         if let Some(message) = &call.message {
             // A long one has taken its part already.
             needs.extend(Some(message.capacity()).filter(|&len| len != cx.sizing.capacity()));
@@ -190,12 +191,17 @@ impl Responder {
             needs.push(reply_room(call, entry).1);
             if entry.result_memory == ResultMemory::Pool {
                 let room = |capacity: u32| (capacity as usize).min(entry.binding.results.max_len);
-                needs.extend(call.results.iter().map(|result| room(result.capacity)).filter(|&len| len > 0));
+                let results = call.results.iter().map(|result| room(result.capacity)).filter(|&len| len > 0);
+                needs.extend(results.map(|len| cx.chunk_room(len)));
             }
+            lands = entry.lands();
         }
-        needs.extend(
-            fetch.chunk_by(|a, b| a.0 == b.0).map(|chunk| chunk.iter().map(|part| part.1.length as usize).sum()),
-        );
+        // Whoever chooses where they land has memory for them.
+        if !lands {
+            let chunks = fetch.chunk_by(|a, b| a.0 == b.0);
+            let lens = chunks.map(|chunk| chunk.iter().map(|part| part.1.length as usize).sum());
+            needs.extend(lens.map(|len| cx.chunk_room(len)));
+        }
         needs.sort_unstable_by(|a, b| b.cmp(a));
         let classes = cx.pool.stats().classes;
         needs.iter().enumerate().all(|(larger, &len)| {

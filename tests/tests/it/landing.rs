@@ -1,0 +1,291 @@
+//! Procedures that choose where Read chunks land.
+
+use std::cell::OnceCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+
+use rpcrdma::client::LocalClient;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::wire::{ReadSegment, Revision};
+use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma_mempool::{Arena, ArenaConfig, ArenaId, Buf, Class, PagePolicy, Pool};
+use rpcrdma_tests::*;
+
+use super::calls::workers;
+use super::hostile_client::be;
+use super::own_memory::{PAGE, own_arena};
+use super::rules_of_servers::{ARGS_AT, Client, reads, segment};
+
+/// Stores a page, whose seed is its argument: in the handler, on a worker, when it is answered later, and in one that
+/// has the usual memory.
+const STORES: [u32; 4] = [30, 31, 32, 33];
+/// Gives the page that was stored last.
+const LATEST: u32 = 34;
+
+/// Pages of each shard.
+const PAGES: usize = 8;
+
+thread_local! {
+    /// A shard's own pages, of an arena that all shards know.
+    static CACHE: OnceCell<Pool> = const { OnceCell::new() };
+}
+
+/// A page of the shard's own, for the procedure that the test has asked.
+fn page_of(arena: &Arena) -> Option<Buf> {
+    CACHE.with(|cache| {
+        let pages = || Pool::of_pages(arena.clone(), Class { size: PAGE, count: PAGES }).expect("room for it");
+        let pool = cache.get_or_init(pages);
+        pool.drain_remote();
+        pool.alloc(PAGE)
+    })
+}
+
+/// Holds a page that has come against what it must be; keeps it.
+fn keep(call: &mut ServerCall, ours: ArenaId, latest: &Mutex<Option<rpcrdma_mempool::Frozen>>) -> Result<(), Refusal> {
+    let seed = call.args().try_into().map(u32::from_be_bytes).or(Err(Refusal::GarbageArguments))?;
+    let page = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
+    let placed = page.arena() == ours && page.address().is_multiple_of(PAGE) && page.base_offset() == page.offset();
+    if !placed || !patterned(seed, &page) {
+        return Err(Refusal::SystemError);
+    }
+    *latest.lock().unwrap() = Some(page);
+    Ok(())
+}
+
+/// A cache of pages that calls are stored into, without a copy, and sent from.
+fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
+    let (latest, ours) = (Arc::new(Mutex::new(None)), arena.id());
+    let land = |procedure: Procedure| {
+        let (arena, asked) = (arena.clone(), Arc::clone(asked));
+        let choose = move |call: &ServerCall, chunk: usize, len: usize| {
+            assert_eq!(
+                (call.args().len(), chunk, call.read_chunk_at(chunk)),
+                (4, 0, Some(4)),
+                "the arguments are known"
+            );
+            assert!(len <= PAGE);
+            asked.fetch_add(1, Ordering::SeqCst);
+            page_of(&arena)
+        };
+        procedure.read_chunks(1, PAGE).uncounted().landing(choose)
+    };
+    let kept = Arc::clone(&latest);
+    let handler = move |call: &mut ServerCall| keep(call, ours, &kept);
+    let kept = Arc::clone(&latest);
+    let later = move |mut call: rpcrdma::service::DeferredCall| {
+        let kept = Arc::clone(&kept);
+        let answer = move || {
+            let outcome = keep(&mut call, ours, &kept);
+            call.answer(outcome);
+        };
+        drop(std::thread::spawn(answer));
+    };
+    let usual = |call: &mut ServerCall| match call.read_chunk(0) {
+        Some(page) if !patterned(9999, page) => Ok(()),
+        _ => Err(Refusal::GarbageArguments),
+    };
+    let give = move |call: &mut ServerCall| {
+        let page = latest.lock().unwrap().clone().ok_or(Refusal::SystemError)?;
+        if call.set_result(0, page) { Ok(()) } else { Err(Refusal::GarbageArguments) }
+    };
+    let mut services = standard_services();
+    services
+        .add(PROGRAM, VERSION, STORES[0], land(Procedure::new(handler.clone())))
+        .add(PROGRAM, VERSION, STORES[1], land(Procedure::new(handler).on_workers()))
+        .add(PROGRAM, VERSION, STORES[2], land(Procedure::deferred(later)))
+        .add(PROGRAM, VERSION, STORES[3], Procedure::new(usual).read_chunks(1, PAGE).landing(|_, _, _| None))
+        .add(PROGRAM, VERSION, LATEST, Procedure::new(give).write_chunks(1, PAGE).results_from_handler());
+    services
+}
+
+fn put(client: &mut LocalClient, procedure: u32, seed: u32, len: usize) -> Result<(), CallError> {
+    let first = client.first();
+    let mut call = client.prepare_with_chunks(procedure, 4)?;
+    call.args_mut().copy_from_slice(&be(&[seed]));
+    let mut data = client.alloc(first, len)?;
+    pattern(seed, &mut data);
+    call.read_chunk(4, data).expect("room");
+    client.call(call).map(drop)
+}
+
+/// A server with so many shards, each with pages of one arena; and how often it was asked for one.
+fn caching(world: &mut World, shard: Config, shards: usize) -> (rpcrdma::Address, Arc<AtomicUsize>) {
+    let (arena, _) = own_arena(shards * PAGES * PAGE, false).expect("memory");
+    let asked = Arc::new(AtomicUsize::new(0));
+    let services = services(&arena, &asked);
+    let shard = Config { arenas: vec![arena], ..shard };
+    (world.serve_with(ServerConfig { shard, shards, ..workers() }, services), asked)
+}
+
+#[test]
+fn chunks_land_in_pages_of_the_applications_and_are_sent_from_there() {
+    for scheme in [Scheme::V2Windowed, Scheme::V1] {
+        let mut world = World::new("landing");
+        let (address, asked) = caching(&mut world, Config { scheme, ..small() }, 2);
+        let mut clients = [0; 4].map(|_| world.client(&address, Config { scheme, ..small() }));
+        let mut seed = 0;
+        for _ in 0..2 * PAGES {
+            for (client, procedure) in clients.iter_mut().zip([30, 31, 32, 30]) {
+                seed += 1;
+                let len = if procedure == 31 { PAGE } else { PAGE - seed as usize };
+                put(client, procedure, seed, len).unwrap();
+                let first = client.first();
+                let mut call = client.prepare_with_chunks(LATEST, 0).unwrap();
+                call.write_chunk(client.alloc(first, PAGE).unwrap()).unwrap();
+                let reply = client.call(call).unwrap();
+                assert!(patterned(seed, reply.chunk(0).unwrap()) && reply.chunk(0).unwrap().len() == len);
+            }
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), seed as usize);
+        drop(clients);
+        assert_eq!(world.server().stats().iter().map(|shard| shard.landings_refused).sum::<u64>(), 0);
+    }
+}
+
+/// The arguments of a long call are known when its message has been read.
+#[test]
+fn a_long_call_chooses_when_its_message_has_come() {
+    const LONG: u32 = 40;
+    let mut world = World::new("long-landing");
+    let (arena, _) = own_arena(PAGES * PAGE, false).expect("memory");
+    let (ours, own) = (arena.id(), arena.clone());
+    let take = move |call: &mut ServerCall| {
+        let chunk = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
+        let good = call.args().len() == 20_000 && chunk.arena() == ours && patterned(1, &chunk);
+        if good { Ok(()) } else { Err(Refusal::SystemError) }
+    };
+    let choose = move |call: &ServerCall, _: usize, _: usize| {
+        assert_eq!(call.args().len(), 20_000);
+        page_of(&own)
+    };
+    let mut services = standard_services();
+    services.add(PROGRAM, VERSION, LONG, Procedure::new(take).read_chunks(1, PAGE).uncounted().landing(choose));
+    let shard = Config { arenas: vec![arena], ..small() };
+    let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    let mut call = client.prepare_with_chunks(LONG, 20_000).unwrap();
+    let mut data = client.alloc(first, PAGE).unwrap();
+    pattern(1, &mut data);
+    call.read_chunk(4, data).unwrap();
+    client.call(call).unwrap();
+}
+
+#[test]
+fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
+    // Longer than any buffer of the shard's.
+    const CHUNK: usize = 4 * PAGE;
+    let mut world = World::new("no-landing");
+    let make = || {
+        let arena = ArenaConfig { bytes: 4 * CHUNK, pages: PagePolicy::Small, ..ArenaConfig::default() };
+        Arena::new(&arena).expect("memory")
+    };
+    let (known, unknown) = (make(), make());
+    let far = Pool::of_pages(known.clone(), Class { size: CHUNK, count: 1 }).unwrap();
+    let far = Mutex::new(far.alloc(CHUNK));
+    let ran = Arc::new(AtomicUsize::new(0));
+    let (count, arena) = (Arc::clone(&ran), known.clone());
+    let handler = move |_: &mut ServerCall| {
+        count.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    };
+    let choose = move |call: &ServerCall, _: usize, len: usize| {
+        let buf = |arena: &Arena, size| {
+            let pool = Pool::of_pages(arena.clone(), Class { size, count: 1 }).expect("room");
+            pool.alloc(size.min(len))
+        };
+        match call.args()[3] {
+            0 => buf(&known, CHUNK - 64),
+            1 => buf(&unknown, CHUNK),
+            2 => far.lock().unwrap().take(),
+            3 => panic!("as the test wants"),
+            4 => None,
+            _ => CACHE.with(|cache| {
+                let pages = || Pool::of_pages(known.clone(), Class { size: CHUNK, count: 2 }).expect("room");
+                cache.get_or_init(pages).alloc(len)
+            }),
+        }
+    };
+    let mut services = services_with(4096, 2048, false);
+    let procedure = Procedure::new(handler).read_chunks(2, CHUNK).uncounted().landing(choose);
+    services.add(PROGRAM, VERSION, 30, procedure);
+    let (bulk_buffers, long_buffers) = (vec![(2048, 4)], vec![(2048, 4)]);
+    let shard = Config { arenas: vec![arena], bulk_buffers, long_buffers, receive_size: 4096, ..small() };
+    let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
+    let mut client = world.client(&address, small());
+    for wrong in 0..5 {
+        assert_eq!(put(&mut client, 30, wrong, CHUNK), Err(CallError::Refused(Refusal::SystemError)), "{wrong}");
+        echo(&mut client, b"unharmed").unwrap();
+    }
+    assert_eq!(ran.load(Ordering::SeqCst), 0, "none of them ran");
+    for seed in 5..9 {
+        put(&mut client, 30, seed, CHUNK).unwrap();
+    }
+    let stats = &world.server().stats()[0];
+    assert_eq!((stats.landings_refused, stats.calls_failed, stats.peer_faults), (5, 5, 0));
+    drop(client);
+}
+
+/// The RDMA Reads of a connection that is lost give pages back, and calls of others have them then.
+#[test]
+fn pages_come_home_from_connections_that_are_lost() {
+    let mut world = World::new("lost-landing");
+    let (address, asked) = caching(&mut world, small(), 1);
+    let mut other = world.client(&address, small());
+    for round in 1..=2 * PAGES {
+        let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
+        // Memory that nobody offers.
+        let read = [ReadSegment { position: ARGS_AT + 4, target: segment(PAGE as u32) }];
+        client.call(STORES[0], reads(&read), &[0; 4]);
+        drop(client.peer.wait_until_over());
+        assert!(settles(|| asked.load(Ordering::SeqCst) == round));
+    }
+    // With pages that stayed away it would get none, and its chunk would land elsewhere.
+    put(&mut other, STORES[0], 5, PAGE).unwrap();
+}
+
+/// A call whose other memory is not there waits, and is asked where it wants its chunk again.
+#[test]
+fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
+    const BOTH: u32 = 41;
+    let mut world = World::new("waiting-landing");
+    let (arena, _) = own_arena(PAGES * PAGE, false).expect("memory");
+    let (hold, held) = mpsc::channel();
+    let own = arena.clone();
+    let deferred = Procedure::deferred(move |call| hold.send(call).expect("somebody takes it"));
+    let both = deferred.read_chunks(1, PAGE).uncounted().write_chunks(1, 60_000).landing(move |_, _, _| page_of(&own));
+    let mut services = Services::new();
+    services.add(PROGRAM, VERSION, BOTH, both);
+    let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
+    let shard = Config { arenas: vec![arena], bulk_buffers, long_buffers, ..small() };
+    let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    for seed in 0..6 {
+        let mut call = client.prepare_with_chunks(BOTH, 4).unwrap();
+        call.args_mut().copy_from_slice(&be(&[seed]));
+        let mut data = client.alloc(first, PAGE).unwrap();
+        pattern(seed, &mut data);
+        call.read_chunk(4, data).unwrap();
+        call.write_chunk(client.alloc(first, 60_000).unwrap()).unwrap();
+        client.start(first, call, u64::from(seed));
+    }
+    let (mut served, mut ended) = (0, 0);
+    assert!(settles(|| {
+        for mut call in held.try_iter() {
+            let seed = u32::from_be_bytes(call.args().try_into().expect("a word"));
+            assert!(patterned(seed, call.read_chunk(0).expect("a page")));
+            assert!(call.result_writer(0).expect("room").put(b"done").is_ok());
+            served += 1;
+            call.answer(Ok(()));
+        }
+        client.poll(|done| {
+            assert_eq!(done.result.expect("it is served").chunk(0), Some(&b"done"[..]));
+            ended += 1;
+        });
+        ended == 6
+    }));
+    assert_eq!(served, 6);
+    assert!(world.server().stats()[0].memory_waits > 0, "there is memory for two");
+    drop(client);
+}
