@@ -128,6 +128,13 @@ impl Address {
     }
 }
 
+/// One address is the list of it alone.
+impl AsRef<[Self]> for Address {
+    fn as_ref(&self) -> &[Self] {
+        std::slice::from_ref(self)
+    }
+}
+
 impl FromStr for Address {
     type Err = AddressError;
 

@@ -38,7 +38,7 @@ fn serve(address: &str, scheme: Scheme) -> Server {
     let mut services = Services::new();
     services.add(PROGRAM, 3, 1, Procedure::new(|_| Ok(())));
     let config = ServerConfig { shard, ..ServerConfig::default() };
-    Server::start(&address.parse().expect("an address"), services, &config).expect("a server")
+    Server::start(&address.parse::<rpcrdma::Address>().expect("an address"), services, &config).expect("a server")
 }
 
 fn ping_json(arguments: &[&str]) -> (i32, Value) {

@@ -27,7 +27,7 @@ pub use local::LocalServer;
 pub struct ServerConfig {
     /// Of each shard. `core` is replaced by `cores`, where given.
     pub shard: Config,
-    /// Shards, each a thread with its own device, pool and connections. At least 1.
+    /// Shards, each a thread with its own device, pool and connections. At least 1, and one for each address.
     pub shards: usize,
     /// The cores of the shards, one each. `None`: the system places them.
     pub cores: Option<Vec<usize>>,
@@ -45,10 +45,13 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    fn check_cores(&self) -> Result<(), ServerError> {
-        let cores = self.cores.as_ref().map(Vec::len);
-        if self.shards == 0 || cores.is_some_and(|cores| cores < self.shards) {
-            return Err(ServerError::Cores { shards: self.shards, cores: cores.unwrap_or(0) });
+    fn check_shards(&self, addresses: &[Address]) -> Result<(), ServerError> {
+        let (shards, cores) = (self.shards, self.cores.as_ref().map(Vec::len));
+        if shards == 0 || cores.is_some_and(|cores| cores < shards) {
+            return Err(ServerError::Cores { shards, cores: cores.unwrap_or(0) });
+        }
+        if addresses.is_empty() || addresses.len() > shards {
+            return Err(ServerError::Addresses { addresses: addresses.len(), shards });
         }
         Ok(())
     }
@@ -87,6 +90,17 @@ pub enum ServerError {
         /// Cores that were named for them.
         cores: usize,
     },
+    /// There is no address, or one that no shard would serve.
+    #[error(
+        "{addresses} addresses for {shards} shards: each shard serves one of them, so at least one address, and no more \
+         than `ServerConfig::shards`"
+    )]
+    Addresses {
+        /// Addresses that were given.
+        addresses: usize,
+        /// Shards that were asked for.
+        shards: usize,
+    },
 }
 
 /// A running server. Dropping it ends all connections at once; [`drain`](Self::drain) lets them finish first.
@@ -98,18 +112,24 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds `address` and serves.
+    /// Binds an address, or each of a list of them (`&[Address]`, `&Vec<Address>`), and serves there: of `n` addresses,
+    /// which may be of several devices and fabrics, shard `i` serves the one at `i % n`.
     ///
     /// # Errors
     /// What contradicts itself, what the host has not, or what failed: the knob or the call, the limit that was
     /// met, and the remedy.
-    pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, ServerError> {
-        config.check_cores()?;
+    pub fn start(
+        addresses: &(impl AsRef<[Address]> + ?Sized),
+        services: Services,
+        config: &ServerConfig,
+    ) -> Result<Self, ServerError> {
+        let addresses = addresses.as_ref();
+        config.check_shards(addresses)?;
         if config.workers.is_none() {
             services.check_placement()?;
         }
         check(&config.shard, Some(&services), config.shards)?;
-        let listener = address.bind()?;
+        let places = bind(addresses)?;
         let services = Arc::new(services);
         let workers = match &config.workers {
             None => None,
@@ -123,45 +143,45 @@ impl Server {
             }
             Ok(())
         };
-        Self::start_shards(address, &listener, config, workers, equip)
+        Self::start_shards(&places, config, workers, equip)
     }
 
-    /// Binds `address` and serves what `make` makes for each shard, on that shard's thread: services that share
-    /// what they need there without a lock, and a [task](crate::service::ShardTask) that is turned with the
-    /// shard.
+    /// Binds addresses as [`start`](Self::start) does, and serves what `make` makes for each shard, on that shard's
+    /// thread: services that share what they need there without a lock, and a [task](crate::service::ShardTask)
+    /// that is turned with the shard.
     ///
     /// # Errors
     /// What failed, the limit that was met, and the remedy; with [`ServerConfig::workers`], as such services
     /// do not go to other threads.
     pub fn start_with(
-        address: &Address,
+        addresses: &(impl AsRef<[Address]> + ?Sized),
         config: &ServerConfig,
         make: impl Fn(&ShardSetup<'_>) -> Result<Application, Box<dyn Error + Send + Sync>> + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
-        config.check_cores()?;
+        let addresses = addresses.as_ref();
+        config.check_shards(addresses)?;
         if config.workers.is_some() {
             return Err(ServerError::LocalOnWorkers);
         }
         check::<Local>(&config.shard, Some(&Services::default()), config.shards)?;
-        let listener = address.bind()?;
+        let places = bind(addresses)?;
         let equip = move |shard: &mut Shard<AnyFabric>, index: usize| {
             let application = make(&shard.setup(index)).map_err(|source| SpawnError::Application { index, source })?;
             Ok(shard.run_application(application)?)
         };
-        Self::start_shards(address, &listener, config, None, equip)
+        Self::start_shards(&places, config, None, equip)
     }
 
     /// Starts the shards, each with what `equip` gives it on its thread.
     fn start_shards(
-        address: &Address,
-        listener: &AnyListener,
+        places: &[(Address, AnyListener)],
         config: &ServerConfig,
         workers: Option<Arc<Workers>>,
         equip: impl Fn(&mut Shard<AnyFabric>, usize) -> Result<(), SpawnError> + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
         let equip = Arc::new(equip);
         let mut shards = Vec::new();
-        for index in 0..config.shards {
+        for (index, (address, listener)) in (0..config.shards).zip(places.iter().cycle()) {
             let mut shard_config = config.shard.clone();
             if let Some(cores) = &config.cores {
                 shard_config.core = Some(cores[index]);
@@ -239,6 +259,11 @@ impl Server {
             _ => Err(Undrained { shards: undrained, stuck_shards, stuck_workers }),
         }
     }
+}
+
+/// Binds each of these.
+fn bind(addresses: &[Address]) -> Result<Vec<(Address, AnyListener)>, ServerError> {
+    addresses.iter().map(|address| Ok((address.clone(), address.bind()?))).collect()
 }
 
 /// What a [drain](Server::drain) had not ended when its time was over.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpcrdma::client::{ClientConfig, LocalClient};
-use rpcrdma::server::ServerConfig;
+use rpcrdma::server::{ServerConfig, ServerError};
 use rpcrdma::shard::SimulatedTime;
-use rpcrdma::{Address, CloseReason, Config, LocalClose};
+use rpcrdma::{Address, CloseReason, Config, LocalClose, Server};
 use rpcrdma_tests::*;
 
 /// A shard that its caller polls, in simulated time.
@@ -101,4 +101,32 @@ fn reasons_of_connections_that_are_over_are_kept_for_the_last_of_them() {
     }
     assert_eq!(client.closed_because(lost), Some(&CloseReason::Before));
     assert_eq!((client.closed_because(first), client.is_open(first)), (None, true));
+}
+
+/// Of whatever this run is on, and the software fabric, at a time.
+#[test]
+fn one_server_has_addresses_of_several_fabrics() {
+    let world = World::new("addresses");
+    let second = format!("soft:addresses-{}", std::process::id()).parse().expect("an address");
+    let addresses = [world.address(), second];
+    let shard = Config { credits: 4, ..small() };
+    let config = |shards| ServerConfig { shard: shard.clone(), shards, ..ServerConfig::default() };
+    for (few, given) in [(&addresses[..0], 0), (&addresses[..], 2)] {
+        let refused = Server::start(few, standard_services(), &config(1)).err().expect("it cannot be");
+        assert!(matches!(refused, ServerError::Addresses { addresses, shards: 1 } if addresses == given), "{refused}");
+    }
+    let server = Server::start(&addresses, standard_services(), &config(3)).expect("a server");
+    let held = || -> Vec<u64> { server.stats().iter().map(|stats| stats.connections).collect() };
+    let mut second = world.client(&addresses[1], shard.clone());
+    echo(&mut second, b"the shard between").expect("a reply");
+    assert_eq!(held(), [0, 1, 0]);
+    let mut firsts = [0; 2].map(|_| world.client(&addresses[0], shard.clone()));
+    firsts.iter_mut().for_each(|client| echo(client, b"the shards at its sides").expect("a reply"));
+    let now = held();
+    assert_eq!((now[1], now[0] + now[2]), (1, 2), "{now:?}");
+    drop((firsts, second, server));
+    // Each is given up.
+    for address in &addresses {
+        drop(Server::start(address, standard_services(), &config(1)).expect("a free address"));
+    }
 }
