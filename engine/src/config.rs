@@ -169,8 +169,9 @@ pub struct Config {
     /// A client offers one handle of a call for Send With Invalidate, a server uses what is offered. Default
     /// true.
     pub remote_invalidate: bool,
-    /// Every how many calls one is timed for the latency histogram: a power of two, or 0 for none. Default
-    /// 64. Timing a call reads the clock twice.
+    /// Every how many calls, in the mean, one is timed for the latency histogram, and counted in what a server keeps
+    /// of each procedure ([`ProcedureStats`](crate::stats::ProcedureStats)): a power of two, 1 for all, or 0 for
+    /// none. Default 64. Timing a call reads the clock twice.
     pub sample_latency: u32,
     /// Longest sleep, and longest time between looks at the control plane while busy. Default
     /// 10 ms.
@@ -445,11 +446,6 @@ impl Config {
             let bytes = pools.iter().map(|pool| bytes_of(&pool.classes)).sum();
             Box::new(BuffersError { shards, bytes, knob, knob_bytes, source })
         })
-    }
-
-    /// Calls from one that is timed to the next; with none ever, more than there will be.
-    pub(crate) fn calls_per_sample(&self) -> u64 {
-        if self.sample_latency == 0 { u64::MAX } else { u64::from(self.sample_latency) }
     }
 }
 

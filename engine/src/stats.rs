@@ -78,6 +78,54 @@ pub struct ShardStats {
     pub latency: Histogram<u64>,
     /// The shard's pool, with low-water marks since the start.
     pub pool: PoolStats,
+    /// Calls of peers that were refused, of all procedures and of none.
+    pub refusals: Refusals,
+    /// The procedures that were called; see there for what is counted of each.
+    pub procedures: Vec<ProcedureStats>,
+}
+
+/// What became of the calls of one procedure of a server, on one shard. Calls are those that were timed, one of
+/// [`Config::sample_latency`](crate::Config::sample_latency) in the mean: with 1 there, all of them. Refusals are all
+/// that there were.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ProcedureStats {
+    /// Program number.
+    pub program: u32,
+    /// Program version.
+    pub version: u32,
+    /// Procedure number.
+    pub procedure: u32,
+    /// Calls that were timed and have been answered, by a refusal of RPC's too, or that are not answered.
+    pub calls: u64,
+    /// Bytes of the arguments of these: inline, and in Read chunks with their XDR round-up.
+    pub bytes_in: u64,
+    /// Bytes of their results: inline or in a Reply chunk, and in Write chunks.
+    pub bytes_out: u64,
+    /// From their arrival until their replies were handed to the device, in nanoseconds; of those that are
+    /// [answered later](crate::service::DeferredCall) the time until then is in it.
+    pub latency: Histogram<u64>,
+    /// Calls that were refused.
+    pub refusals: Refusals,
+}
+
+/// Calls that were refused, by what their callers were told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refusals {
+    /// PROG_UNAVAIL, PROG_MISMATCH, PROC_UNAVAIL, RPC_MISMATCH (RFC 5531 §9).
+    pub unavailable: u64,
+    /// GARBAGE_ARGS.
+    pub garbage_arguments: u64,
+    /// SYSTEM_ERR: the handler said so, panicked, or did not answer.
+    pub system_errors: u64,
+    /// AUTH_ERROR.
+    pub authentication: u64,
+    /// By the transport: chunks that are not what the procedure declares, a reply without room for it, a
+    /// malformed header (RFC 8166 §4.5).
+    pub transport: u64,
+    /// By the transport, for this side's sake: no memory, or it drains (ERR_SYSTEM of version 2).
+    pub err_system: u64,
 }
 
 impl ShardStats {
@@ -116,6 +164,8 @@ impl ShardStats {
             batch: Histogram::new_with_bounds(1, 1 << 16, 2).expect("valid bounds"),
             latency: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds"),
             pool,
+            refusals: Refusals::default(),
+            procedures: Vec::new(),
         }
     }
 }

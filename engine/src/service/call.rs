@@ -122,7 +122,7 @@ pub struct ServerCall {
     pub(crate) program: u32,
     pub(crate) version: u32,
     pub(crate) procedure: u32,
-    /// Index of the procedure's entry in the services.
+    /// Index of the procedure's entry in the services; of a call that is refused before that is known, none.
     pub(crate) entry: usize,
     /// The handle that the caller offers for Send With Invalidate; 0 for none.
     pub(crate) inv_handle: u32,

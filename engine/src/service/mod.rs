@@ -17,6 +17,6 @@ pub(crate) use deferred::Origin;
 pub use handler::{Local, Sharing, Threads};
 pub(crate) use handler::{Task, panic_text};
 pub use procedure::{MAX_PROCEDURE, Procedure, ServiceError, Services, Unservable};
-pub(crate) use procedure::{REFUSAL_LEN, ResultMemory, RunOn};
+pub(crate) use procedure::{NO_ENTRY, REFUSAL_LEN, ResultMemory, RunOn};
 pub use task::{Application, ShardSetup, ShardTask};
 pub use writer::ResultWriter;

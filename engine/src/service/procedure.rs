@@ -367,7 +367,7 @@ impl<S: Sharing> Procedure<S> {
 struct Version {
     program: u32,
     version: u32,
-    /// Index into `entries` by procedure number; `usize::MAX` for none.
+    /// Index into `entries` by procedure number, or [`NO_ENTRY`].
     procedures: Vec<usize>,
 }
 
@@ -397,6 +397,8 @@ impl<S: Sharing> Default for Services<S> {
 
 /// The longest RPC reply header that is not a success: accepted with a range, and no verifier.
 pub(crate) const REFUSAL_LEN: usize = 64;
+/// The entry of no procedure.
+pub(crate) const NO_ENTRY: usize = usize::MAX;
 /// Highest procedure number that may be registered.
 pub const MAX_PROCEDURE: u32 = 1023;
 
@@ -460,15 +462,21 @@ impl Services {
 impl<S: Sharing> Services<S> {
     /// Holds all that is declared against what the server has.
     fn check(&self, check: impl Fn(&Procedure<S>) -> Option<Unservable>) -> Result<(), ServiceError> {
-        for Version { program, version, procedures } in &self.versions {
-            for (procedure, &entry) in procedures.iter().enumerate().filter(|(_, entry)| **entry != usize::MAX) {
-                if let Some(cause) = check(&self.entries[entry]) {
-                    let (program, version, procedure) = (*program, *version, procedure as u32);
-                    return Err(ServiceError { program, version, procedure, cause });
-                }
-            }
-        }
-        Ok(())
+        let refused = self.procedures().find_map(|(program, version, procedure, entry)| {
+            let cause = check(&self.entries[entry])?;
+            Some(ServiceError { program, version, procedure, cause })
+        });
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// Program, version and number of each procedure, and its entry.
+    pub(crate) fn procedures(&self) -> impl Iterator<Item = (u32, u32, u32, usize)> + '_ {
+        let of = |version: &Version, (number, &entry): (usize, &usize)| {
+            (entry != NO_ENTRY).then_some((version.program, version.version, number as u32, entry))
+        };
+        self.versions.iter().flat_map(move |version| {
+            version.procedures.iter().enumerate().filter_map(move |procedure| of(version, procedure))
+        })
     }
 
     /// For a server without workers: nothing may be declared to run on them.
@@ -520,7 +528,7 @@ impl<S: Sharing> Services<S> {
         });
         let procedures = &mut self.versions[at].procedures;
         if procedures.len() <= procedure as usize {
-            procedures.resize(procedure as usize + 1, usize::MAX);
+            procedures.resize(procedure as usize + 1, NO_ENTRY);
         }
         procedures[procedure as usize] = self.entries.len();
         self.entries.push(entry);
@@ -540,7 +548,7 @@ impl<S: Sharing> Services<S> {
             if candidate.program == program {
                 if candidate.version == version {
                     return match candidate.procedures.get(procedure as usize) {
-                        Some(&entry) if entry != usize::MAX => Ok(entry),
+                        Some(&entry) if entry != NO_ENTRY => Ok(entry),
                         _ => Err(Refusal::ProcedureUnavailable),
                     };
                 }

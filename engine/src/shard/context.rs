@@ -14,6 +14,7 @@ use super::list::push;
 use super::peers::Peers;
 use super::receives::ReceiveBudget;
 use super::resize::Sizing;
+use super::sampler::Sampler;
 use super::schedule::Schedule;
 use super::stage::Stage;
 use super::table::ConnTable;
@@ -44,8 +45,7 @@ pub(super) struct Context<F: Fabric> {
     pub(super) assemblies: Assemblies,
     pub(super) schedule: Schedule,
     pub(super) stats: ShardStats,
-    /// Calls until the next one that is timed.
-    until_sample: u64,
+    sampler: Sampler,
     /// Lines that peers can cause.
     log: LogLimit,
     /// Posts by the number of work requests in them; the last is for all longer ones.
@@ -124,7 +124,7 @@ impl<F: Fabric> Context<F> {
             assemblies: Assemblies::default(),
             schedule: Schedule::default(),
             stats: ShardStats::new(pool.stats()),
-            until_sample: config.calls_per_sample(),
+            sampler: Sampler::new(config.sample_latency),
             log: LogLimit::new("rpcrdma::shard"),
             batches: Box::new([0; MAX_BATCH + 1]),
             pool,
@@ -340,17 +340,15 @@ impl<F: Fabric> Context<F> {
     /// The time, in nanoseconds, if this call is one of those that are timed.
     #[inline]
     pub(super) fn sample(&mut self) -> Option<u64> {
-        self.until_sample -= 1;
-        if self.until_sample == 0 { self.next_sample() } else { None }
+        if self.sampler.takes() { self.begin_sample() } else { None }
     }
 
     #[inline(never)]
-    fn next_sample(&mut self) -> Option<u64> {
-        self.until_sample = self.config.calls_per_sample();
+    fn begin_sample(&mut self) -> Option<u64> {
         Some(self.clock.read())
     }
 
-    /// A call that was started, or has arrived, at this time has ended.
+    /// A call that was started at this time has ended.
     #[inline(always)]
     pub(super) fn timed(&mut self, started: Option<u64>) {
         if let Some(started) = started {
@@ -358,10 +356,13 @@ impl<F: Fabric> Context<F> {
         }
     }
 
+    /// A call that was started, or has arrived, at this time has ended; returns how long it took, in nanoseconds.
     #[inline(never)]
-    fn record(&mut self, started: u64) {
+    pub(super) fn record(&mut self, started: u64) -> u64 {
+        let took = self.clock.read().saturating_sub(started);
         // Too long for the histogram is as long as it goes.
-        self.stats.latency.saturating_record(self.clock.read().saturating_sub(started));
+        self.stats.latency.saturating_record(took);
+        took
     }
 
     /// Writes a line that a peer can cause, or counts it; see [`LogLimit`].

@@ -60,6 +60,7 @@ mod reconnect;
 mod requester;
 mod resize;
 mod responder;
+mod sampler;
 mod schedule;
 mod send_queue;
 mod stage;
@@ -313,7 +314,7 @@ impl<F: Fabric> Shard<F> {
         }
         stats.receives_posted = cx.receives.held() as u64;
         stats.receives_promised = cx.receives.promised() as u64;
-        stats.worker_depth = self.responder.worker_depth() as u64;
+        self.responder.add_to(&mut stats);
         stats
     }
 

@@ -38,6 +38,7 @@ mod own_memory;
 mod parts;
 mod peers;
 mod private_data;
+mod procedures;
 mod reach;
 mod reconnect;
 mod reply_cache;

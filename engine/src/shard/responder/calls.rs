@@ -11,7 +11,8 @@ use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::{InboundId, Incoming, Refusal};
 use crate::service::reply_cache::Lookup;
 use crate::service::{
-    Local, MAX_CHUNKS, Procedure, REFUSAL_LEN, ReadArgument, ResultBytes, ResultChunk, ResultMemory, RunOn, ServerCall,
+    Local, MAX_CHUNKS, NO_ENTRY, Procedure, REFUSAL_LEN, ReadArgument, ResultBytes, ResultChunk, ResultMemory, RunOn,
+    ServerCall,
 };
 use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
@@ -59,6 +60,9 @@ impl Responder {
     ) {
         call.message = Some(message);
         if let Err(refusal) = read {
+            if !matches!(refusal, CallRefusal::Undeclared(_)) {
+                call.entry = NO_ENTRY;
+            }
             return self.refuse_call(cx, conn, call, refusal);
         }
         if !conn.served.plain
@@ -305,6 +309,8 @@ impl Responder {
         view: &View<'_>,
     ) {
         self.fetch.clear();
+        // What it calls is not known yet.
+        call.entry = NO_ENTRY;
         call.xid = view.xid();
         call.inv_handle = view.inv_handle();
         let mut read = if view.has_chunks() { read_lists(view, &mut call) } else { Ok(()) };
@@ -525,11 +531,12 @@ impl Responder {
 
     /// A call that is not answered is over. In version 1 its caller would wait for the credit for ever.
     #[cold]
-    fn end_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
+    fn end_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
         if conn.proto.terms().version == Version::V1 {
             let nothing = ReplyBody::SUCCESS;
             return self.refuse_call(cx, conn, call, CallRefusal::Rpc(nothing));
         }
+        self.time(cx, &mut call);
         conn.proto.forget(call.id);
         self.boxes.put(call);
         // Its place is free: the peer may be told.
@@ -571,6 +578,7 @@ impl Responder {
         refusal: CallRefusal,
     ) {
         cx.stats.calls_failed += 1;
+        self.tally.refused(&call, &refusal);
         let id = call.id;
         let body = match refusal {
             CallRefusal::Rpc(body) => body,
@@ -579,7 +587,7 @@ impl Responder {
                 return self.boxes.put(call);
             }
             CallRefusal::System(trouble) => return self.answer_system(cx, conn, call, trouble),
-            CallRefusal::Transport(error) => {
+            CallRefusal::Transport(error) | CallRefusal::Undeclared(error) => {
                 // Version 1 has one word for all of them.
                 log::debug!("{:?}: call {:#x} is refused: {error}", conn.qp(), call.xid);
                 conn.proto.reply_error(id, error);

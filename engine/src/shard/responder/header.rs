@@ -17,6 +17,8 @@ pub(in crate::shard) enum CallRefusal {
     Rpc(ReplyBody<'static>),
     /// The transport answers.
     Transport(ErrorBody),
+    /// The same, as its chunks are not what its procedure declares.
+    Undeclared(ErrorBody),
     /// The transport answers ERR_SYSTEM, and the log says why.
     System(Trouble),
 }
@@ -159,7 +161,7 @@ fn take_header(
     call.args = (base + args_at) as u32..(base + payload.len()) as u32;
     if call.returns || !call.asked.is_empty() {
         check_chunks(header.credential, args_at, payload.len(), services, call, fetch)
-            .map_err(CallRefusal::Transport)?;
+            .map_err(CallRefusal::Undeclared)?;
     }
     Ok(())
 }

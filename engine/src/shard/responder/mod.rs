@@ -11,6 +11,7 @@
 //! | `deferred` | calls that their handlers have taken: out, and home |
 //! | `futures` | handlers that are futures |
 //! | `replies` | replies: RDMA Writes, header, Send |
+//! | `tally` | what became of them, by procedure |
 
 mod calls;
 mod deferred;
@@ -19,6 +20,7 @@ mod header;
 mod memory;
 mod replies;
 mod shares;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod workers;
@@ -39,6 +41,7 @@ use crate::handoff::returns::Home;
 use crate::handoff::workers::JobResult;
 use crate::proto::Connection;
 use crate::service::{CallBoxes, Local, MAX_CHUNKS, Origin, ServerCall, Services};
+use crate::stats::ShardStats;
 use crate::wire;
 
 use deferred::tell_panic;
@@ -46,6 +49,7 @@ use futures::Futures;
 use header::Fetch;
 use memory::Waiting;
 use shares::Shares;
+use tally::Tally;
 pub use workers::SimulatedWorkers;
 use workers::{Port, WorkKey};
 pub(crate) use workers::{Workers, worker_of};
@@ -75,6 +79,7 @@ pub(super) struct Responder {
     waiters_served_at: u64,
     /// How much of the pool one connection may hold.
     shares: Shares,
+    tally: Tally,
     /// Read segments of the call that is being read.
     fetch: Fetch,
 }
@@ -194,6 +199,7 @@ impl Responder {
             waiting: VecDeque::new(),
             waiters_served_at: 0,
             shares: Shares::default(),
+            tally: Tally::default(),
             fetch: Fetch::new(),
         }
     }
@@ -233,8 +239,23 @@ impl Responder {
     }
 
     /// Calls that are with the workers, or on their way there.
-    pub(super) fn worker_depth(&self) -> usize {
+    fn worker_depth(&self) -> usize {
         self.backlog.len() + self.workers.as_ref().map_or(0, |port| port.outstanding())
+    }
+
+    /// Adds what became of the calls so far.
+    pub(super) fn add_to(&self, stats: &mut ShardStats) {
+        stats.worker_depth = self.worker_depth() as u64;
+        stats.refusals = self.tally.refusals();
+        stats.procedures = self.services.as_ref().map_or_else(Vec::new, |services| self.tally.procedures(services));
+    }
+
+    /// A call that is timed is over.
+    #[inline(never)]
+    fn time<F: Fabric>(&mut self, cx: &mut Context<F>, call: &mut ServerCall) {
+        if let Some(arrived) = call.arrived.take() {
+            self.tally.timed(call, cx.record(arrived));
+        }
     }
 
     /// Calls wait for memory.

@@ -55,7 +55,9 @@ impl Responder {
                 (at, header_len + call.results_len)
             }
         };
-        cx.timed(call.arrived);
+        if call.arrived.is_some() {
+            self.time(cx, &mut call);
+        }
         // In front of it is room for its header: where that fits, too, nothing more need be known.
         if at + len > conn.proto.terms().send_inline_threshold {
             return self.transmit_reply_by_form(cx, conn, call, (at, len), receives_ok);

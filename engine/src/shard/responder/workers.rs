@@ -111,6 +111,7 @@ impl Responder {
                     );
                     conn.proto.reply_error(id, ErrorBody::System);
                     cx.stats.calls_failed += 1;
+                    self.tally.lost();
                 }
             }
             cx.ready.add(conn);

@@ -1,0 +1,110 @@
+//! What became of the peers' calls, by procedure: refusals as they come, the others as they are timed. A call that is
+//! neither costs nothing here.
+
+use hdrhistogram::Histogram;
+
+use super::header::CallRefusal;
+use crate::service::{Local, NO_ENTRY, ServerCall, Services};
+use crate::stats::{ProcedureStats, Refusals};
+use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
+
+/// See the module page.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// Of all calls.
+    refusals: Refusals,
+    /// By the procedure's entry in the services; as long as the highest that was counted wants it.
+    entries: Vec<Entry>,
+}
+
+/// One procedure's.
+#[derive(Clone, Debug, Default)]
+struct Entry {
+    bytes_in: u64,
+    bytes_out: u64,
+    /// Made for the first call that is timed.
+    latency: Option<Box<Histogram<u64>>>,
+    refusals: Refusals,
+}
+
+/// Of up to a minute, in nanoseconds, to 1 %. The bounds are constants within what a histogram takes.
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 2).expect("valid bounds")
+}
+
+/// The count of such refusals; `None` for what is none.
+fn kind<'a>(refusals: &'a mut Refusals, refusal: &CallRefusal) -> Option<&'a mut u64> {
+    Some(match refusal {
+        CallRefusal::NotACall => return None,
+        CallRefusal::Transport(_) | CallRefusal::Undeclared(_) => &mut refusals.transport,
+        CallRefusal::System(_) => &mut refusals.err_system,
+        CallRefusal::Rpc(ReplyBody::Denied(RejectStat::AuthError(_))) => &mut refusals.authentication,
+        CallRefusal::Rpc(ReplyBody::Denied(RejectStat::RpcMismatch { .. })) => &mut refusals.unavailable,
+        CallRefusal::Rpc(ReplyBody::Accepted { stat, .. }) => match stat {
+            AcceptStat::Success => return None,
+            AcceptStat::ProgUnavail | AcceptStat::ProgMismatch { .. } | AcceptStat::ProcUnavail => {
+                &mut refusals.unavailable
+            }
+            AcceptStat::GarbageArgs => &mut refusals.garbage_arguments,
+            AcceptStat::SystemErr => &mut refusals.system_errors,
+        },
+    })
+}
+
+impl Tally {
+    fn entry(&mut self, entry: usize) -> Option<&mut Entry> {
+        if entry == NO_ENTRY {
+            return None;
+        }
+        if self.entries.len() <= entry {
+            self.entries.resize_with(entry + 1, Entry::default);
+        }
+        self.entries.get_mut(entry)
+    }
+
+    /// A call is refused.
+    #[cold]
+    pub(super) fn refused(&mut self, call: &ServerCall, refusal: &CallRefusal) {
+        if let Some(count) = kind(&mut self.refusals, refusal) {
+            *count += 1;
+        }
+        if let Some(count) = self.entry(call.entry).and_then(|entry| kind(&mut entry.refusals, refusal)) {
+            *count += 1;
+        }
+    }
+
+    /// A call that is not there any more is answered with ERR_SYSTEM.
+    #[cold]
+    pub(super) fn lost(&mut self) {
+        self.refusals.err_system += 1;
+    }
+
+    /// A call that was timed is over, and took so many nanoseconds.
+    pub(super) fn timed(&mut self, call: &ServerCall, took: u64) {
+        let Some(entry) = self.entry(call.entry) else { return };
+        let (fetched, written) = (call.asked.iter().map(|read| u64::from(read.target.length)), call.results.iter());
+        entry.bytes_in += u64::from(call.args.end - call.args.start) + fetched.sum::<u64>();
+        if call.outcome.is_ok() {
+            entry.bytes_out += (call.results_len + written.map(|result| result.len).sum::<usize>()) as u64;
+        }
+        // Too long for the histogram is as long as it goes.
+        entry.latency.get_or_insert_with(|| Box::new(histogram())).saturating_record(took);
+    }
+
+    /// Of all calls.
+    pub(super) fn refusals(&self) -> Refusals {
+        self.refusals
+    }
+
+    /// Those of these services of which there is anything to say.
+    pub(super) fn procedures(&self, services: &Services<Local>) -> Vec<ProcedureStats> {
+        let counted = services.procedures().filter_map(|(program, version, procedure, entry)| {
+            let Entry { bytes_in, bytes_out, latency, refusals } = self.entries.get(entry)?.clone();
+            let latency = latency.map_or_else(histogram, |latency| *latency);
+            let calls = latency.len();
+            let any = calls > 0 || refusals != Refusals::default();
+            any.then_some(ProcedureStats { program, version, procedure, calls, bytes_in, bytes_out, latency, refusals })
+        });
+        counted.collect()
+    }
+}

@@ -1,0 +1,114 @@
+//! What a server counts of each procedure.
+
+use std::time::Duration;
+
+use rpcrdma::client::LocalClient;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::stats::{ProcedureStats, Refusals};
+use rpcrdma::{CallError, Config, Procedure, Refusal, Services};
+use rpcrdma_tests::*;
+
+use super::hostile_client::be;
+
+/// Takes its calls, and answers after a while.
+const LATER: u32 = 50;
+const WHILE: Duration = Duration::from_millis(20);
+
+fn services() -> Services {
+    let mut services = standard_services();
+    let later = |mut call: rpcrdma::service::DeferredCall| {
+        drop(std::thread::spawn(move || {
+            std::thread::sleep(WHILE);
+            let answered = call.reply_writer().is_some_and(|mut reply| reply.put(b"late").is_ok());
+            assert!(answered, "there is room");
+            call.answer(Ok(()));
+        }));
+    };
+    services.add(PROGRAM, VERSION, LATER, Procedure::deferred(later));
+    services
+}
+
+fn counted(world: &World) -> Vec<ProcedureStats> {
+    world.server().stats().swap_remove(0).procedures
+}
+
+/// Calls, bytes in, bytes out.
+fn of(counted: &[ProcedureStats], procedure: u32) -> (u64, u64, u64) {
+    let of = counted.iter().find(|of| (of.program, of.version, of.procedure) == (PROGRAM, VERSION, procedure));
+    of.map_or((0, 0, 0), |of| {
+        assert_eq!(of.calls, of.latency.len(), "each that is counted was timed");
+        (of.calls, of.bytes_in, of.bytes_out)
+    })
+}
+
+fn refused(client: &mut LocalClient, procedure: u32, args: &[u8]) -> CallError {
+    let mut call = client.prepare(procedure, args.len()).unwrap();
+    call.args_mut().copy_from_slice(args);
+    client.call(call).map(drop).expect_err("it is refused")
+}
+
+#[test]
+fn all_calls_are_counted_by_procedure_where_all_are_timed() {
+    let mut world = World::new("procedures");
+    let shard = Config { sample_latency: 1, ..small() };
+    let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services());
+    let mut client = world.client(&address, small());
+    for _ in 0..10 {
+        echo(&mut client, &[7; 100]).unwrap();
+    }
+    store(&mut client, 1, &[5000, 800]).unwrap();
+    load(&mut client, 2, &[(3000, 2000)]).unwrap();
+    let call = client.prepare(LATER, 0).unwrap();
+    client.call(call).unwrap();
+    let now = counted(&world);
+    assert_eq!(of(&now, ECHO), (10, 1000, 1000));
+    assert_eq!(of(&now, STORE), (1, 4 + 5000 + 800, 8));
+    assert_eq!(of(&now, LOAD), (1, 8, 4 + 2000));
+    assert_eq!(of(&now, LATER), (1, 0, 4));
+    let later = now.iter().find(|of| of.procedure == LATER).expect("it was called");
+    assert!(later.latency.min() >= WHILE.as_nanos() as u64 * 98 / 100, "until it was answered");
+    // Who reads them disturbs nobody.
+    let again = counted(&world);
+    assert_eq!(again.len(), 4);
+    assert_eq!([ECHO, STORE, LOAD, LATER].map(|p| of(&again, p)), [ECHO, STORE, LOAD, LATER].map(|p| of(&now, p)));
+}
+
+/// However few are timed.
+#[test]
+fn refusals_are_all_counted_by_what_was_told() {
+    for sample_latency in [0, 64] {
+        let mut world = World::new("refusals");
+        let shard = Config { sample_latency, ..small() };
+        let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services());
+        let mut client = world.client(&address, small());
+        // GARBAGE_ARGS, SYSTEM_ERR, PROC_UNAVAIL, AUTH_ERROR, by the handler.
+        for (kind, times) in [(0, 3), (1, 2), (2, 1), (3, 1)] {
+            for _ in 0..times {
+                refused(&mut client, REFUSE, &be(&[kind]));
+            }
+        }
+        refused(&mut client, PANIC, &[]);
+        // No such procedure: that is nobody's.
+        refused(&mut client, 999, &[]);
+        // A chunk that it does not declare: the client sends the call again without.
+        let first = client.first();
+        let mut call = client.prepare_with_chunks(REFUSE, 4).unwrap();
+        call.args_mut().copy_from_slice(&be(&[0]));
+        call.read_chunk(4, client.alloc(first, 100).unwrap()).unwrap();
+        assert_eq!(client.call(call).map(drop), Err(CallError::Refused(Refusal::GarbageArguments)));
+        let stats = world.server().stats().swap_remove(0);
+        let told = |of: &Refusals| {
+            let Refusals { unavailable, garbage_arguments, system_errors, authentication, transport, .. } = *of;
+            [unavailable, garbage_arguments, system_errors, authentication, transport]
+        };
+        let of = |procedure| stats.procedures.iter().find(|of| of.procedure == procedure).expect("it was refused");
+        assert_eq!(told(&of(REFUSE).refusals), [1, 4, 2, 1, 1]);
+        assert_eq!(told(&of(PANIC).refusals), [0, 0, 1, 0, 0]);
+        assert_eq!(told(&stats.refusals), [2, 4, 3, 1, 1]);
+        assert_eq!(stats.procedures.len(), 2);
+        assert_eq!(stats.calls_failed, 11);
+        if sample_latency == 0 {
+            assert_eq!((of(REFUSE).calls, stats.latency.len()), (0, 0), "none is timed");
+        }
+    }
+}
