@@ -27,6 +27,7 @@
 //! | `changes` | other characteristics that change while connected |
 //! | `credits` | credits that follow the load, keep-alive |
 //! | `progress` | deadlines on what peers owe |
+//! | `sampler` | which calls are timed |
 //! | `schedule` | when the control plane is looked at |
 //! | `close_reason` | why a connection is over |
 //! | `clock` | the only reader of the clock |

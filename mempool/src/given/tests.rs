@@ -101,7 +101,10 @@ fn what_is_no_mapping_is_refused() {
     let mapping = anonymous(PAGE);
     let base = mapping.base;
     // SAFETY: nobody else knows of it, and nothing becomes of it.
-    let (empty, odd) = unsafe { (GivenMemory::new(base, 0, ()), GivenMemory::new(base.add(64), 64, ())) };
+    let empty = unsafe { GivenMemory::new(base, 0, ()) };
+    let inside = NonNull::new(base.as_ptr().wrapping_add(64)).unwrap();
+    // SAFETY: as above.
+    let odd = unsafe { GivenMemory::new(inside, 64, ()) };
     assert!(matches!(empty, Err(MemError::Empty)));
     let error = odd.unwrap_err();
     assert!(matches!(error, MemError::Unaligned { address } if address == base.addr().get() + 64), "{error}");
