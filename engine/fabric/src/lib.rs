@@ -24,6 +24,7 @@
 //! | [`any`] | whichever of them an address names |
 //! | `received` | buffers with what has come in them |
 //! | `table` | queue pairs, by slot and generation |
+//! | `seats` | the fabrics that share a bound address: who takes a connection |
 //! | `reaper` | what may take long to destroy, on threads of its own |
 //! | [`log_limit`] | log lines that peers can cause, within bounds |
 //! | `contract` | what every fabric has to do, as cases that run against any of them |
@@ -37,6 +38,7 @@ pub mod contract;
 pub mod log_limit;
 mod reaper;
 mod received;
+mod seats;
 pub mod software;
 mod table;
 #[cfg(any(test, feature = "testing"))]
@@ -500,9 +502,8 @@ pub struct FabricStats {
 /// queue pair and turn; [`post_recv`](Self::post_recv) in chains; [`poll_control`](Self::poll_control) now
 /// and then. Before sleeping: [`arm`](Self::arm), one more empty `poll_cq`, then [`wait`](Self::wait).
 pub trait Fabric: Sized {
-    /// A bound address. It may be shared by the fabrics of several shards; each connect request then reaches
-    /// one of them: on the software fabric the one with the fewest connections, on verbs whoever sees it
-    /// first.
+    /// A bound address. It may be shared by the fabrics of several shards; each connect request then goes to the one
+    /// with the fewest connections, whoever sees it first.
     type Listener: Clone + Send + 'static;
 
     /// What the device can do.

@@ -5,70 +5,72 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::fd::OwnedFd;
-
-use super::address::Peer;
 use crate::Waker;
 
-/// The fabrics that listen at one address.
-#[derive(Debug, Default)]
-pub(super) struct Seats(Mutex<Vec<Arc<Place>>>);
+/// The fabrics that listen at one address, to which peers come as `T`.
+#[derive(Debug)]
+pub(crate) struct Seats<T>(Mutex<Vec<Arc<Place<T>>>>);
+
+impl<T> Default for Seats<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
 
 /// What the others know of one of them.
 #[derive(Debug)]
-struct Place {
+struct Place<T> {
     /// Connections that it has, requests included.
-    taken: AtomicUsize,
+    taken: Arc<AtomicUsize>,
     /// Those that others have seen first.
-    handed: Mutex<VecDeque<Arrival>>,
+    handed: Mutex<VecDeque<Arrival<T>>>,
     waker: Waker,
 }
 
-/// A connection that was just accepted, and is counted where it goes.
+/// A connection that has just come, and is counted where it goes.
 #[derive(Debug)]
-pub(super) struct Arrival {
-    pub(super) socket: OwnedFd,
-    pub(super) peer: Peer,
-    pub(super) taken: Taken,
+pub(crate) struct Arrival<T> {
+    pub(crate) who: T,
+    pub(crate) taken: Taken,
 }
 
 /// Counts one connection until it is dropped.
 #[derive(Debug)]
-pub(super) struct Taken(Arc<Place>);
+pub(crate) struct Taken(Arc<AtomicUsize>);
 
 impl Taken {
-    fn new(place: &Arc<Place>) -> Self {
+    fn new<T>(place: &Place<T>) -> Self {
         // It counts, and orders nothing.
         place.taken.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(place))
+        Self(Arc::clone(&place.taken))
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.0.taken.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// A fabric's own place among those that listen, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Seat {
-    seats: Arc<Seats>,
-    place: Arc<Place>,
+pub(crate) struct Seat<T> {
+    seats: Arc<Seats<T>>,
+    place: Arc<Place<T>>,
 }
 
-impl Seat {
+impl<T> Seat<T> {
     /// One more, which `waker` wakes.
-    pub(super) fn new(seats: &Arc<Seats>, waker: Waker) -> Self {
-        let place = Arc::new(Place { taken: AtomicUsize::new(0), handed: Mutex::default(), waker });
+    pub(crate) fn new(seats: &Arc<Seats<T>>, waker: Waker) -> Self {
+        let place = Arc::new(Place { taken: Arc::default(), handed: Mutex::default(), waker });
         lock(&seats.0).push(Arc::clone(&place));
         Self { seats: Arc::clone(seats), place }
     }
 
     /// A connection that this fabric has seen first: given back if it is its own, else handed to another, of
     /// which each keeps at most so many.
-    pub(super) fn place(&self, socket: OwnedFd, peer: Peer, most: usize) -> Option<Arrival> {
-        let taken = {
+    pub(crate) fn place(&self, who: T, most: usize) -> Option<Arrival<T>> {
+        let (place, taken) = {
             // The lock is held until it is counted: of two that choose at a time, the second sees the first.
             let all = lock(&self.seats.0);
             let others = all.iter().filter(|place| lock(&place.handed).len() < most);
@@ -76,41 +78,49 @@ impl Seat {
                 let own = Arc::ptr_eq(place, &self.place);
                 (place.taken.load(Ordering::Relaxed), !own)
             });
-            Taken::new(fewest.unwrap_or(&self.place))
+            let place = fewest.unwrap_or(&self.place);
+            (Arc::clone(place), Taken::new(place))
         };
-        let arrival = Arrival { socket, peer, taken };
-        if Arc::ptr_eq(&arrival.taken.0, &self.place) {
+        let arrival = Arrival { who, taken };
+        if Arc::ptr_eq(&place, &self.place) {
             return Some(arrival);
         }
-        hand(arrival);
+        place.hand(arrival);
         None
     }
 
+    /// Others have handed connections to this fabric.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn has_handed(&self) -> bool {
+        !lock(&self.place.handed).is_empty()
+    }
+
     /// The connections that others have handed to this fabric.
-    pub(super) fn handed(&self) -> VecDeque<Arrival> {
+    pub(crate) fn handed(&self) -> VecDeque<Arrival<T>> {
         std::mem::take(&mut lock(&self.place.handed))
     }
 }
 
-impl Drop for Seat {
+impl<T> Drop for Seat<T> {
     fn drop(&mut self) {
         let mut all = lock(&self.seats.0);
         all.retain(|place| !Arc::ptr_eq(place, &self.place));
-        for Arrival { socket, peer, taken } in self.handed() {
+        for Arrival { who, taken } in self.handed() {
             // Without another, the peer sees that nobody listens any more.
             if let Some(next) = all.iter().min_by_key(|place| place.taken.load(Ordering::Relaxed)) {
                 drop(taken);
-                hand(Arrival { socket, peer, taken: Taken::new(next) });
+                next.hand(Arrival { who, taken: Taken::new(next) });
             }
         }
     }
 }
 
-/// Gives a connection to the fabric that it is counted at.
-fn hand(arrival: Arrival) {
-    let place = Arc::clone(&arrival.taken.0);
-    lock(&place.handed).push_back(arrival);
-    place.waker.wake();
+impl<T> Place<T> {
+    /// Gives it a connection that is counted here.
+    fn hand(&self, arrival: Arrival<T>) {
+        lock(&self.handed).push_back(arrival);
+        self.waker.wake();
+    }
 }
 
 /// A panic of another thread has left the list whole.

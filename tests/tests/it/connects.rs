@@ -49,10 +49,6 @@ fn a_busy_server_finds_the_next_connection_long_before_its_next_look_is_due() {
 
 #[test]
 fn connections_spread_evenly_over_the_shards_of_a_server() {
-    // There a request goes to the shard that sees it first.
-    if place::on_device() {
-        return;
-    }
     let mut world = World::new("spread");
     let shard = Config { credits: 4, ..small() };
     let address = world.serve(ServerConfig { shard: shard.clone(), shards: 4, ..ServerConfig::default() });

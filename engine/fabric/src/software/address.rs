@@ -14,7 +14,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::seats::{Seat, Seats};
+use crate::seats::{Seat, Seats};
 use crate::{FabricAddress, FabricError, Waker};
 
 /// Connect requests that the kernel keeps for a listener that is busy.
@@ -30,7 +30,7 @@ struct Bound {
     admit: Admit,
     socket: OwnedFd,
     file: Option<SocketFile>,
-    seats: Arc<Seats>,
+    seats: Arc<Seats<Visitor>>,
 }
 
 /// A socket file that is ours to remove.
@@ -46,7 +46,7 @@ impl SoftwareListener {
     }
 
     /// A place among the fabrics that share it.
-    pub(super) fn seat(&self, waker: Waker) -> Seat {
+    pub(super) fn seat(&self, waker: Waker) -> Seat<Visitor> {
         Seat::new(&self.0.seats, waker)
     }
 
@@ -99,6 +99,9 @@ pub(super) enum Accepted {
     /// The system cannot say.
     Failed(Errno),
 }
+
+/// Who has connected, and by which socket.
+pub(super) type Visitor = (OwnedFd, Peer);
 
 /// The process at the other end of a connection, as the kernel saw it when it connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -12,15 +12,15 @@ use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::Shutdown;
 
 use super::SoftwareFabric;
-use super::address::{self, SoftwareListener, system};
+use super::address::{self, SoftwareListener, Visitor, system};
 use super::config::MAX_WINDOWS;
 use super::memory::{Layout, Side};
 use super::message::{MAX_PRIVATE_DATA, Message, Received};
 use super::qp::{Parts, Qp, State};
 use super::region;
 use super::request::{Offer, Request};
-use super::seats::Seat;
 use super::window::{ENTRY, OwnWindows, PeerWindows};
+use crate::seats::Seat;
 use crate::{ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId, Waker};
 
 /// Sockets with news that one look takes in; the others follow in the next.
@@ -35,7 +35,7 @@ const SHORT_TICK: Duration = Duration::from_micros(100);
 pub(super) struct Connections {
     epoll: OwnedFd,
     waker: Arc<OwnedFd>,
-    pub(super) listeners: Vec<(SoftwareListener, Seat)>,
+    pub(super) listeners: Vec<(SoftwareListener, Seat<Visitor>)>,
     pub(super) requests: Vec<Request>,
     pub(super) next_request: u64,
     dials: Vec<Dial>,

@@ -45,7 +45,6 @@ mod region;
 mod request;
 mod retire;
 mod ring;
-mod seats;
 mod send;
 #[cfg(test)]
 mod tests;

@@ -14,9 +14,9 @@ use super::message::{Message, Received};
 use super::region::{PeerMemory, Places, Regions, Shown};
 use super::retire::RetireQueue;
 use super::ring::{Consumer, Producer};
-use super::seats::Taken;
 use super::window::{OwnWindows, PeerWindows};
 use crate::log_limit::ClockedLog;
+use crate::seats::Taken;
 use crate::{
     Completion, ConnectParams, ControlEvent, Disconnect, FabricStats, Opcode, Posting, QpId, ReceivedBuf, Status,
     WorkRequest,

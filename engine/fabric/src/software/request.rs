@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use rpcrdma_mempool::PeerMapping;
 
-use super::address::{Accepted, Peer};
+use super::address::{Accepted, Peer, Visitor};
 use super::config::RING_BYTES;
 use super::connect::{Connections, Token, now, table_bytes};
 use super::memory::Layout;
 use super::message::{Descriptors, Message, Received};
 use super::qp::Common;
 use super::region::{self, Places};
-use super::seats::{Arrival, Taken};
+use crate::seats::{Arrival, Taken};
 use crate::{ControlEvent, RequestId};
 
 /// What the places for connections that have said nothing are divided by: more are not one process's.
@@ -61,7 +61,7 @@ impl Connections {
             // there.
             for _ in 0..most {
                 match listener.accept() {
-                    Accepted::Peer(socket, peer) => arrivals.extend(seat.place(socket, peer, most)),
+                    Accepted::Peer(socket, peer) => arrivals.extend(seat.place((socket, peer), most)),
                     Accepted::Refused(why) => common.refuse(format_args!("{why}")),
                     Accepted::Nobody => break,
                     Accepted::Failed(error) => {
@@ -83,7 +83,8 @@ impl Connections {
         handed.into_iter().for_each(|arrival| self.accept_socket(common, arrival));
     }
 
-    fn accept_socket(&mut self, common: &mut Common, Arrival { socket, peer, taken }: Arrival) {
+    fn accept_socket(&mut self, common: &mut Common, arrival: Arrival<Visitor>) {
+        let Arrival { who: (socket, peer), taken } = arrival;
         let most = common.config.max_handshakes;
         let own = |request: &Request| request.is_silent() && request.peer.pid == peer.pid;
         // A process that opens one after the other and says nothing drives out its own.

@@ -14,12 +14,15 @@ use super::qp::{Qp, State, depth};
 use super::sleep::Source;
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel, POLL_BATCH};
 use super::{VerbsFabric, address, explain, reaper, wr_id};
+use crate::seats::{Arrival, Taken};
 use crate::{Completion, ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId};
 
 /// Events of one kind that one look takes, so that the others get their turn.
 const MOST_EVENTS: usize = 256;
+/// Connect requests that others have handed to a fabric and that it has not taken.
+const MOST_HANDED: usize = 256;
 /// Set in the numbers of identifiers that are requests, not queue pairs.
-const REQUEST: usize = 1 << (usize::BITS - 1);
+pub(super) const REQUEST: usize = 1 << (usize::BITS - 1);
 /// Bytes that a request's, and an accept's or reject's, private data may have.
 pub(super) const CONNECT_DATA: usize = 56;
 pub(super) const ACCEPT_DATA: usize = 196;
@@ -37,6 +40,7 @@ pub(super) struct Request {
     cm: CmId,
     responder_resources: u16,
     initiator_depth: u16,
+    taken: Taken,
 }
 
 impl Request {
@@ -91,7 +95,7 @@ impl VerbsFabric {
     pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let gone = || FabricError::Misuse(format!("{request:?} is unknown, or the peer has given it up"));
         let at = self.requests.iter().position(|waiting| waiting.number == request.0).ok_or_else(gone)?;
-        let Request { mut cm, responder_resources, initiator_depth, .. } = self.requests.swap_remove(at);
+        let Request { mut cm, responder_resources, initiator_depth, taken, .. } = self.requests.swap_remove(at);
         let mut params = params.clone();
         params.responder_resources = params.responder_resources.min(responder_resources);
         params.initiator_depth = params.initiator_depth.min(initiator_depth);
@@ -105,6 +109,7 @@ impl VerbsFabric {
             Ok(cm)
         })?;
         let result = self.book.table.get(id).map_or(Ok(()), |qp| {
+            qp.taken = Some(taken);
             qp.start(&self.config, self.is_infiniband)?;
             qp.cm.accept(&qp.parameters(&self.config))
         });
@@ -172,6 +177,7 @@ impl VerbsFabric {
                 is_early: false,
                 was_ready: false,
                 last_receive_reached: false,
+                taken: None,
             })
         })?;
         if let Some(qp) = self.book.table.peek(id) {
@@ -215,12 +221,14 @@ impl VerbsFabric {
             self.device_events();
         }
         // Requests of which there are too many already wait in the kernel, whose queue is bounded, too.
-        if happened[Source::Listener as usize]
-            && !reaper::is_behind()
-            && let Some(listener) = &self.listener
+        if !reaper::is_behind()
+            && let Some((listener, seat)) = &self.listener
         {
-            let channel = Arc::clone(listener.channel());
-            self.channel_events(&channel);
+            let (channel, handed) = (Arc::clone(listener.channel()), seat.handed());
+            handed.into_iter().for_each(|arrival| self.requested(arrival));
+            if happened[Source::Listener as usize] {
+                self.channel_events(&channel);
+            }
         }
         if happened[Source::Connections as usize] {
             let channel = Arc::clone(&self.channel);
@@ -248,7 +256,8 @@ impl VerbsFabric {
 
     fn connection_event(&mut self, event: CmEvent) {
         if event.kind == CmEventKind::ConnectRequest {
-            return self.requested(event);
+            let arrival = self.listener.as_ref().and_then(|(_, seat)| seat.place(event, MOST_HANDED));
+            return arrival.into_iter().for_each(|arrival| self.requested(arrival));
         }
         if event.cookie == reaper::NOBODY {
             return;
@@ -315,7 +324,7 @@ impl VerbsFabric {
         }
     }
 
-    fn requested(&mut self, event: CmEvent) {
+    fn requested(&mut self, Arrival { who: event, taken }: Arrival<CmEvent>) {
         let Some(mut cm) = event.request else { return };
         self.next_request += 1;
         let number = self.next_request;
@@ -331,6 +340,7 @@ impl VerbsFabric {
             cm,
             responder_resources: event.responder_resources.into(),
             initiator_depth: event.initiator_depth.into(),
+            taken,
         });
         let (request, private_data) = (RequestId(number), event.private_data);
         self.events.push(ControlEvent::ConnectRequest { request, private_data, peer });

@@ -8,15 +8,17 @@ use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 
-use super::sys::{CmId, EventChannel};
+use super::connect::REQUEST;
+use super::sys::{CmEvent, CmId, EventChannel};
 use super::{address, device, explain};
-use crate::{FabricAddress, FabricError};
+use crate::seats::{Seat, Seats};
+use crate::{FabricAddress, FabricError, Waker};
 
 /// Connect requests that wait for an answer at a listener.
 const BACKLOG: i32 = 512;
 
-/// A bound address, shared by the shards that serve it: each connect request goes to the one that sees it
-/// first.
+/// A bound address, shared by the shards that serve it: each connect request goes to the one with the fewest
+/// connections.
 #[derive(Clone, Debug)]
 pub struct VerbsListener(Arc<Inner>);
 
@@ -26,19 +28,26 @@ struct Inner {
     _id: Mutex<CmId>,
     channel: Arc<EventChannel>,
     address: IpAddr,
+    seats: Arc<Seats<CmEvent>>,
 }
 
 impl VerbsListener {
     pub(super) fn bind(address: &FabricAddress) -> Result<Self, FabricError> {
         let at = address::resolve(address)?;
         let channel = EventChannel::new().map_err(|e| explain::opening("rdma_create_event_channel", &e))?;
-        let id = CmId::new(&channel, 0).map_err(|e| explain::opening("rdma_create_id", &e))?;
+        // What becomes of requests that nobody has adopted yet is told by its number.
+        let id = CmId::new(&channel, REQUEST).map_err(|e| explain::opening("rdma_create_id", &e))?;
         id.bind(at).and_then(|()| id.listen(BACKLOG)).map_err(|e| refused(address, at, &e))?;
-        Ok(Self(Arc::new(Inner { _id: Mutex::new(id), channel, address: at.ip() })))
+        Ok(Self(Arc::new(Inner { _id: Mutex::new(id), channel, address: at.ip(), seats: Arc::default() })))
     }
 
     pub(super) fn channel(&self) -> &Arc<EventChannel> {
         &self.0.channel
+    }
+
+    /// A place among the fabrics that share it.
+    pub(super) fn seat(&self, waker: Waker) -> Seat<CmEvent> {
+        Seat::new(&self.0.seats, waker)
     }
 
     /// Where it listens; unspecified: at all addresses.

@@ -62,10 +62,11 @@ use self::receives::SharedReceives;
 use self::region::Regions;
 use self::sleep::{Sleeper, Source};
 use self::sys::{
-    CompletionChannel, CompletionQueue, Context, EventChannel, PortAttributes, ProtectionDomain, QpCapacity, QueuePair,
-    SharedReceiveQueue,
+    CmEvent, CompletionChannel, CompletionQueue, Context, EventChannel, PortAttributes, ProtectionDomain, QpCapacity,
+    QueuePair, SharedReceiveQueue,
 };
 use self::window::NoWindow;
+use super::seats::Seat;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
     FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId,
@@ -90,7 +91,7 @@ pub struct VerbsFabric {
     requests: Vec<connect::Request>,
     book: Book,
     regions: Regions,
-    listener: Option<VerbsListener>,
+    listener: Option<(VerbsListener, Seat<CmEvent>)>,
     channel: Arc<EventChannel>,
     sleeper: Sleeper,
     cq: Rc<CompletionQueue>,
@@ -342,12 +343,12 @@ impl Fabric for VerbsFabric {
             )));
         }
         self.sleeper.add(Source::Listener, listener.channel().fd()).map_err(|e| explain::opening("epoll_ctl", &e))?;
-        self.listener = Some(listener.clone());
+        self.listener = Some((listener.clone(), listener.seat(self.waker())));
         Ok(())
     }
 
     fn unlisten(&mut self) {
-        if let Some(listener) = self.listener.take() {
+        if let Some((listener, _)) = self.listener.take() {
             self.sleeper.remove(listener.channel().fd());
         }
     }
@@ -484,7 +485,8 @@ impl Fabric for VerbsFabric {
             self.sleeper.awake();
         }
         let control = [Source::Connections, Source::Listener, Source::Device];
-        limit.is_some() || control.into_iter().any(|source| happened[source as usize])
+        let handed = self.listener.as_ref().is_some_and(|(_, seat)| seat.has_handed());
+        limit.is_some() || handed || control.into_iter().any(|source| happened[source as usize])
     }
 
     fn waker(&self) -> Waker {

@@ -9,6 +9,7 @@ use rdma_sys::{ibv_access_flags, ibv_qp_attr_mask, ibv_qp_state};
 use super::config::VerbsConfig;
 use super::endpoint::Endpoint;
 use super::sys::{CmId, ConnectionParameters, QpAttributes};
+use crate::seats::Taken;
 use crate::{ConnectParams, Disconnect, QpId};
 
 /// Bits that the kernel's connection manager sets for its own use.
@@ -51,6 +52,8 @@ pub(super) struct Qp {
     pub(super) was_ready: bool,
     /// It takes no more of the shared Receives.
     pub(super) last_receive_reached: bool,
+    /// Counts it at the address that it came by.
+    pub(super) taken: Option<Taken>,
 }
 
 impl Qp {
