@@ -313,11 +313,9 @@ impl<S: Sharing> Procedure<S> {
     }
 
     /// Has the handler take a call; returns the future that it made of it. What a handler that panics has
-    /// taken is dropped, and answered as such.
-    ///
-    /// # Errors
-    /// The handler has panicked, with these words.
-    pub(crate) fn take(&self, call: DeferredCall) -> Result<Option<Task>, Box<str>> {
+    /// taken is dropped, and answered as such; `panicked` hears its words.
+    #[inline]
+    pub(crate) fn take(&self, call: DeferredCall, panicked: impl FnOnce(&str)) -> Option<Task> {
         let take = || match &self.handler {
             Handler::Defer(take) => {
                 take(call);
@@ -326,7 +324,10 @@ impl<S: Sharing> Procedure<S> {
             Handler::Begin(begin) => Some(begin(call)),
             Handler::Run(_) => None,
         };
-        catch_unwind(AssertUnwindSafe(take)).map_err(|panic| panic_text(&*panic).into())
+        catch_unwind(AssertUnwindSafe(take)).unwrap_or_else(|panic| {
+            panicked(panic_text(&*panic));
+            None
+        })
     }
 
     /// Arguments that may be reduced: how many, and the most bytes of each. A call with more is refused with

@@ -53,13 +53,9 @@ impl Responder {
         let origin = conn.served.origin.get_or_insert_with(new);
         self.away += 1;
         conn.served.taken += 1;
-        match entry.take(DeferredCall::new(call, origin)) {
-            Ok(None) => {}
-            Ok(Some(task)) => {
-                self.away += 1;
-                self.futures.begin(task, origin);
-            }
-            Err(panic) => tell_panic(cx, &panic),
+        if let Some(task) = entry.take(DeferredCall::new(call, origin), |panic| tell_panic(cx, panic)) {
+            self.away += 1;
+            self.futures.begin(task, origin);
         }
     }
 
