@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
+use rpcrdma::service::DeferredCall;
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::{CallError, Config, Procedure, Refusal, Services};
 use rpcrdma_tests::*;
@@ -116,6 +117,11 @@ fn another_user_of_the_host_stops_nobody_and_fills_no_log() {
     assert_few(&heard(), KNOCKS);
 }
 
+/// A future that has its call until it panics.
+async fn dies_of_old_age(_call: DeferredCall) {
+    panic!("of {}", "old age")
+}
+
 /// The peer learns that something is wrong at the server; the log says what, once for each kind and not for each
 /// call.
 #[test]
@@ -134,7 +140,7 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
         .add(PROGRAM, VERSION, 23, Procedure::new(|_| Err(Refusal::SystemError)))
         .add(PROGRAM, VERSION, 24, Procedure::new(|_| Ok(())).write_chunks(4, 1 << 20))
         .add(PROGRAM, VERSION, 25, Procedure::deferred(|_| panic!("of {}", "old age")))
-        .add(PROGRAM, VERSION, 26, Procedure::asynchronous(|_| async { panic!("of {}", "old age") }));
+        .add(PROGRAM, VERSION, 26, Procedure::asynchronous(dies_of_old_age));
     let address = world.serve_with(config, services);
     let mut client = world.client(&address, small());
     let system_error = Err(CallError::Refused(Refusal::SystemError));
