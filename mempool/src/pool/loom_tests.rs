@@ -11,7 +11,7 @@ fn arena() -> Arena {
 
 /// The pool's range is free again: its core was freed, once.
 fn assert_freed(arena: &Arena) {
-    let offset = arena.take(arena.len()).expect("the range came back");
+    let offset = arena.take(arena.len(), 1).expect("the range came back");
     arena.give_back(offset);
 }
 
