@@ -255,17 +255,16 @@ mod model {
         });
     }
 
-    /// A ring that is put away while its sender sends, or ends: what was said is heard, and the end is seen. What is
-    /// lost is a deadlock of the model, or a leak.
-    #[test]
-    fn loom_a_ring_that_is_put_away_loses_nothing() {
-        explore(|| {
+    /// A ring is put away while its sender sends, and then ends, or lives on.
+    fn put_away(lives_on: bool) {
+        explore(move || {
             let mut sleeper = Sleeper::new(Wake::Thread);
             let mut mailbox = Mailbox::new(sleeper.signal());
             let mut sender = mailbox.connector().connect(2);
             sender.send(Box::new(1)).unwrap();
             let app = thread::spawn(move || {
                 sender.send(Box::new(2)).unwrap();
+                lives_on.then_some(sender)
             });
             let shard = thread::spawn(move || {
                 let mut got = Vec::new();
@@ -276,9 +275,23 @@ mod model {
                 }
                 assert_eq!(got, [1, 2]);
             });
-            app.join().unwrap();
+            let sender = app.join().unwrap();
             shard.join().unwrap();
+            drop(sender);
         });
+    }
+
+    /// What was said is heard: what is lost is a deadlock of the model. The sender lives on, as its end would bring
+    /// home what its send had left.
+    #[test]
+    fn loom_a_ring_that_is_put_away_loses_nothing() {
+        put_away(true);
+    }
+
+    /// What a sender that ends leaves is heard, and its ring is nobody's: else the model finds a leak.
+    #[test]
+    fn loom_a_ring_that_is_put_away_ends_with_its_sender() {
+        put_away(false);
     }
 
     /// Whatever the order of send and drop, the call ends and its thread does not wait for ever.
