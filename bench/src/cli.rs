@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rpcrdma::Address;
+use rpcrdma::fabric::iwarp::{self, IwarpConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -16,26 +18,26 @@ use crate::target::Length;
 mod calls;
 #[cfg(test)]
 mod readme_tests;
+mod values;
 
 pub(crate) use calls::{BwArgs, Defer, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, TravelArgs};
+pub(crate) use values::{parse_not_negative, parse_positive, parse_size};
 
 /// Where a server listens unless it is told otherwise.
 pub(crate) const DEFAULT_ADDRESS: &str = "soft:rpcperf";
 /// `-a` goes from 2 bytes up to this.
 const LARGEST_OF_ALL: usize = 1 << 23;
-/// The longest `-s`.
-const LARGEST: usize = 1 << 30;
 
 #[cfg(feature = "verbs")]
 macro_rules! fabrics {
     () => {
-        "soft:NAME (shared memory), verbs:HOST:PORT (RDMA devices; port 20049)"
+        "soft:NAME (shared memory), iwarp:HOST:PORT (plain TCP; port 20049), verbs:HOST:PORT (RDMA devices; port 20049)"
     };
 }
 #[cfg(not(feature = "verbs"))]
 macro_rules! fabrics {
     () => {
-        "soft:NAME (shared memory); RDMA devices with the feature `verbs` of the build"
+        "soft:NAME (shared memory), iwarp:HOST:PORT (plain TCP; port 20049); RDMA devices with the feature `verbs` of the build"
     };
 }
 
@@ -253,13 +255,71 @@ pub(crate) struct DeviceArgs {
     /// Which of its GIDs (default: the one of the way to the address)
     #[arg(short = 'x', long, value_name = "INDEX")]
     pub(crate) gid_index: Option<u32>,
+    /// iWARP: CRC-32C of each FPDU
+    #[arg(long, value_enum, value_name = "WHEN", help_heading = "iWARP")]
+    pub(crate) crc: Option<Crc>,
+    /// iWARP: FPDUs as long as the format allows, or within a TCP segment (default: by the peer)
+    #[arg(long, value_enum, value_name = "SIZE", help_heading = "iWARP")]
+    pub(crate) fpdu: Option<Fpdu>,
+    /// iWARP: SO_SNDBUF in bytes (default: the kernel's choice)
+    #[arg(long, value_name = "BYTES", value_parser = parse_size, help_heading = "iWARP")]
+    pub(crate) sndbuf: Option<usize>,
+    /// iWARP: SO_RCVBUF in bytes (default: the kernel's choice)
+    #[arg(long, value_name = "BYTES", value_parser = parse_size, help_heading = "iWARP")]
+    pub(crate) rcvbuf: Option<usize>,
+    /// iWARP: SO_BUSY_POLL in microseconds (default: net.core.busy_read)
+    #[arg(long, value_name = "USEC", help_heading = "iWARP")]
+    pub(crate) busy_poll: Option<u32>,
+}
+
+/// When FPDUs carry a CRC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Crc {
+    Never,
+    IfAsked,
+    Always,
+}
+
+/// How long FPDUs are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Fpdu {
+    Segment,
+    Longest,
 }
 
 impl DeviceArgs {
-    /// The software fabric has no devices.
+    /// The iWARP fabric as these options have it.
+    pub(crate) fn iwarp(&self) -> IwarpConfig {
+        let defaults = IwarpConfig::default();
+        IwarpConfig {
+            crc: match self.crc {
+                None => defaults.crc,
+                Some(Crc::Never) => iwarp::Crc::Never,
+                Some(Crc::IfAsked) => iwarp::Crc::IfAsked,
+                Some(Crc::Always) => iwarp::Crc::Always,
+            },
+            fpdu_size: match self.fpdu {
+                None => defaults.fpdu_size,
+                Some(Fpdu::Segment) => iwarp::FpduSize::Segment,
+                Some(Fpdu::Longest) => iwarp::FpduSize::Longest,
+            },
+            send_buffer: self.sndbuf,
+            receive_buffer: self.rcvbuf,
+            busy_poll: self.busy_poll.map(|usec| Duration::from_micros(usec.into())),
+            ..defaults
+        }
+    }
+
+    /// Which of them mean something depends on the fabric.
     pub(crate) fn check(&self, address: &Address) -> Result<(), Failure> {
-        if matches!(address, Address::Soft(_)) && (self.ib_dev.is_some() || self.gid_index.is_some()) {
+        let is_device = !matches!(address, Address::Soft(_) | Address::Iwarp(_));
+        if !is_device && (self.ib_dev.is_some() || self.gid_index.is_some()) {
             return Err(Failure::Usage(format!("-d and -x choose an RDMA device, and {address} has none")));
+        }
+        let socket = self.sndbuf.is_some() || self.rcvbuf.is_some() || self.busy_poll.is_some();
+        if !matches!(address, Address::Iwarp(_)) && (socket || self.crc.is_some() || self.fpdu.is_some()) {
+            let options = "--crc, --fpdu, --sndbuf, --rcvbuf and --busy-poll";
+            return Err(Failure::Usage(format!("{options} are about iwarp: addresses, and {address} is none")));
         }
         Ok(())
     }
@@ -272,6 +332,12 @@ impl DeviceArgs {
         };
         option("--ib-dev", self.ib_dev.clone());
         option("--gid-index", self.gid_index.map(|index| index.to_string()));
+        let name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| value().map(|v| v.get_name().to_owned());
+        option("--crc", name(&|| self.crc?.to_possible_value()));
+        option("--fpdu", name(&|| self.fpdu?.to_possible_value()));
+        option("--sndbuf", self.sndbuf.map(|bytes| bytes.to_string()));
+        option("--rcvbuf", self.rcvbuf.map(|bytes| bytes.to_string()));
+        option("--busy-poll", self.busy_poll.map(|usec| usec.to_string()));
         out
     }
 }
@@ -401,34 +467,9 @@ impl CommonArgs {
     }
 }
 
-fn parse_size(text: &str) -> Result<usize, String> {
-    let (digits, unit) = match text.as_bytes().last() {
-        Some(b'K' | b'k') => (&text[..text.len() - 1], 1 << 10),
-        Some(b'M' | b'm') => (&text[..text.len() - 1], 1 << 20),
-        _ => (text, 1),
-    };
-    let wrong = || format!("wanted 1 to {LARGEST} bytes, with K or M for 1024 or 1024²");
-    let size = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(unit)).ok_or_else(wrong)?;
-    if (1..=LARGEST).contains(&size) { Ok(size) } else { Err(wrong()) }
-}
-
 /// In perftest `-m` is the MTU: whoever gives it must not get something else in silence.
 fn refuse_mtu(_: &str) -> Result<u32, &'static str> {
     Err("the path MTU is that of the way to the address, and cannot be chosen here; the margin of -D is -f")
-}
-
-fn parse_positive(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
-        _ => Err("wanted a number above 0".to_owned()),
-    }
-}
-
-fn parse_not_negative(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
-        _ => Err("wanted a number, 0 or above".to_owned()),
-    }
 }
 
 #[cfg(test)]

@@ -25,6 +25,10 @@ pub(crate) struct Counters {
     pub(crate) recv_posts: u64,
     /// Messages that met no Receive.
     pub(crate) receiver_not_ready: u64,
+    /// System calls that moved bytes of messages.
+    pub(crate) system_calls: u64,
+    /// System calls that looked for such bytes and found none.
+    pub(crate) empty_system_calls: u64,
     /// Messages sent.
     pub(crate) messages_sent: u64,
     /// Messages received.
@@ -67,6 +71,8 @@ impl From<&ShardStats> for Counters {
             signalled: stats.fabric.signalled,
             recv_posts: stats.fabric.recv_posts,
             receiver_not_ready: stats.fabric.receiver_not_ready,
+            system_calls: stats.fabric.system_calls,
+            empty_system_calls: stats.fabric.empty_system_calls,
             messages_sent: stats.messages.sent,
             messages_received: stats.messages.received,
             grants_piggybacked: stats.messages.grants_piggybacked,
@@ -98,6 +104,8 @@ impl Counters {
             signalled: self.signalled - before.signalled,
             recv_posts: self.recv_posts - before.recv_posts,
             receiver_not_ready: self.receiver_not_ready - before.receiver_not_ready,
+            system_calls: self.system_calls - before.system_calls,
+            empty_system_calls: self.empty_system_calls - before.empty_system_calls,
             messages_sent: self.messages_sent - before.messages_sent,
             messages_received: self.messages_received - before.messages_received,
             grants_piggybacked: self.grants_piggybacked - before.grants_piggybacked,
@@ -127,6 +135,8 @@ impl Counters {
             work_requests_per_signalled: per(self.posts, self.signalled),
             polls_per_call: per(self.polls, self.calls),
             completions_per_call: per(self.completions, self.calls),
+            system_calls_per_call: per(self.system_calls, self.calls),
+            empty_system_calls_per_call: per(self.empty_system_calls, self.calls),
             pure_grants_per_call: per(self.grants_pure, self.calls),
             piggybacked_grants_per_call: per(self.grants_piggybacked, self.calls),
             counted: self,
@@ -138,6 +148,14 @@ impl Usage {
     /// What a call took, in words.
     pub(crate) fn per_call(&self) -> String {
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
+        let system_calls = match self.counted.system_calls {
+            0 => String::new(),
+            _ => format!(
+                "; {} system calls, and {} that found nothing",
+                number(self.system_calls_per_call),
+                number(self.empty_system_calls_per_call)
+            ),
+        };
         format!(
             "{} work requests, {} to a doorbell, one in {} signalled; {} polls, {} completions",
             number(self.work_requests_per_call),
@@ -145,7 +163,7 @@ impl Usage {
             number(self.work_requests_per_signalled),
             number(self.polls_per_call),
             number(self.completions_per_call),
-        )
+        ) + &system_calls
     }
 }
 
@@ -168,6 +186,10 @@ pub(crate) struct Usage {
     pub(crate) polls_per_call: Option<f64>,
     /// Completions for a call, Receives among them.
     pub(crate) completions_per_call: Option<f64>,
+    /// System calls for a call that moved bytes of messages.
+    pub(crate) system_calls_per_call: Option<f64>,
+    /// System calls for a call that looked for such bytes and found none.
+    pub(crate) empty_system_calls_per_call: Option<f64>,
     /// Messages for credits alone, for a call.
     pub(crate) pure_grants_per_call: Option<f64>,
     /// Grants that rode on other messages, for a call.

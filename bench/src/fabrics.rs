@@ -3,9 +3,11 @@
 
 use rpcrdma::Address;
 use rpcrdma::fabric::any::AnyFabric;
+use rpcrdma::fabric::host::DEFAULT_PORT;
+use rpcrdma::fabric::iwarp::IwarpFabric;
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 #[cfg(feature = "verbs")]
-use rpcrdma::fabric::verbs::{DEFAULT_PORT, VerbsConfig, VerbsFabric};
+use rpcrdma::fabric::verbs::{VerbsConfig, VerbsFabric};
 use rpcrdma::fabric::{Capabilities, FabricAddress, FabricError};
 
 use crate::cli::{DeviceArgs, Idle};
@@ -20,6 +22,7 @@ pub(crate) fn parse(text: &str) -> Result<Address, Failure> {
 pub(crate) fn raw(address: &Address) -> Result<Address, Failure> {
     match address {
         Address::Soft(FabricAddress(name)) => Ok(Address::Soft(FabricAddress(format!("{name}.raw")))),
+        Address::Iwarp(FabricAddress(text)) => Ok(Address::Iwarp(FabricAddress(next_port(text)?))),
         #[cfg(feature = "verbs")]
         Address::Verbs(FabricAddress(text)) => Ok(Address::Verbs(FabricAddress(next_port(text)?))),
         other => Err(Failure::Usage(format!("{other}: rpcperf has no tests for this fabric"))),
@@ -27,15 +30,13 @@ pub(crate) fn raw(address: &Address) -> Result<Address, Failure> {
 }
 
 /// The same host, one port further.
-#[cfg(feature = "verbs")]
 fn next_port(text: &str) -> Result<String, Failure> {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()),
         _ => (text, Some(DEFAULT_PORT)),
     };
     let next = port.and_then(|port: u16| port.checked_add(1));
-    let wrong =
-        || Failure::Usage(format!("verbs:{text}: wanted a port from 1 to 65534, as raw tests take the next one"));
+    let wrong = || Failure::Usage(format!("{text}: wanted a port from 1 to 65534, as raw tests take the next one"));
     Ok(format!("{host}:{}", next.ok_or_else(wrong)?))
 }
 
@@ -48,6 +49,7 @@ pub(crate) fn open(address: &Address, idle: Idle, device: &DeviceArgs) -> Result
             let config = SoftwareConfig { may_sleep: idle != Idle::Poll, ..SoftwareConfig::default() };
             SoftwareFabric::new(config).map(AnyFabric::Software)
         }
+        Address::Iwarp(_) => IwarpFabric::new(device.iwarp()).map(AnyFabric::Iwarp),
         #[cfg(feature = "verbs")]
         Address::Verbs(to) => {
             let config = VerbsConfig {

@@ -6,17 +6,21 @@ use std::str::FromStr;
 
 use crate::config::Config;
 use crate::fabric::any::{AnyFabric, AnyListener};
+use crate::fabric::iwarp::IwarpFabric;
 use crate::fabric::software::SoftwareFabric;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::{VerbsConfig, VerbsFabric};
 use crate::fabric::{Capabilities, Fabric, FabricAddress, FabricError};
 
-/// An address with its fabric: `soft:NAME`, or, in builds with the feature `verbs`, `verbs:HOST:PORT`.
+/// An address with its fabric: `soft:NAME`, `iwarp:HOST:PORT`, or, in builds with the feature `verbs`,
+/// `verbs:HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Address {
     /// The software fabric: processes of one host.
     Soft(FabricAddress),
+    /// RDMA over plain TCP: `HOST`, `HOST:PORT`, `[IPV6]:PORT`. The port is 20049 unless it is given.
+    Iwarp(FabricAddress),
     /// RDMA devices: `HOST`, `HOST:PORT`, `[IPV6]:PORT`. The port is 20049 unless it is given.
     #[cfg(feature = "verbs")]
     Verbs(FabricAddress),
@@ -24,9 +28,9 @@ pub enum Address {
 
 /// What addresses of this build look like.
 const FORMS: &str = if cfg!(feature = "verbs") {
-    "soft:NAME, soft:/path/to/socket, verbs:HOST:PORT or verbs:[IPV6]:PORT"
+    "soft:NAME, soft:/path/to/socket, iwarp:HOST:PORT, iwarp:[IPV6]:PORT, verbs:HOST:PORT or verbs:[IPV6]:PORT"
 } else {
-    "soft:NAME or soft:/path/to/socket"
+    "soft:NAME, soft:/path/to/socket, iwarp:HOST:PORT or iwarp:[IPV6]:PORT"
 };
 
 /// A text that is no address: what is wrong with it, and what addresses look like.
@@ -45,6 +49,7 @@ impl Address {
     pub fn scheme(&self) -> &'static str {
         match self {
             Self::Soft(_) => SoftwareFabric::SCHEME,
+            Self::Iwarp(_) => IwarpFabric::SCHEME,
             #[cfg(feature = "verbs")]
             Self::Verbs(_) => VerbsFabric::SCHEME,
         }
@@ -53,7 +58,7 @@ impl Address {
     /// What is behind the colon.
     pub fn fabric_address(&self) -> &FabricAddress {
         match self {
-            Self::Soft(address) => address,
+            Self::Soft(address) | Self::Iwarp(address) => address,
             #[cfg(feature = "verbs")]
             Self::Verbs(address) => address,
         }
@@ -85,16 +90,17 @@ impl Address {
     pub fn socket_address(&self) -> Result<Option<SocketAddr>, FabricError> {
         match self {
             Self::Soft(_) => Ok(None),
+            Self::Iwarp(address) => crate::fabric::host::resolve(address).map(Some),
             #[cfg(feature = "verbs")]
-            Self::Verbs(address) => crate::fabric::verbs::resolve(address).map(Some),
+            Self::Verbs(address) => crate::fabric::host::resolve(address).map(Some),
         }
     }
 
     /// The same fabric, at this host and port; itself, if that is not a network.
-    #[cfg_attr(not(feature = "verbs"), expect(unused_variables, reason = "there is no network in this build"))]
     pub fn with_socket_address(&self, at: SocketAddr) -> Self {
         match self {
             Self::Soft(_) => self.clone(),
+            Self::Iwarp(_) => Self::Iwarp(FabricAddress(at.to_string())),
             #[cfg(feature = "verbs")]
             Self::Verbs(_) => Self::Verbs(FabricAddress(at.to_string())),
         }
@@ -107,6 +113,7 @@ impl Address {
     pub fn open(&self, config: &Config) -> Result<AnyFabric, FabricError> {
         match self {
             Self::Soft(_) => Ok(AnyFabric::Software(SoftwareFabric::new(config.software())?)),
+            Self::Iwarp(_) => Ok(AnyFabric::Iwarp(IwarpFabric::new(config.iwarp())?)),
             #[cfg(feature = "verbs")]
             Self::Verbs(address) => {
                 let config = VerbsConfig { address: Some(address.clone()), ..config.verbs() };
@@ -122,6 +129,7 @@ impl Address {
     pub fn bind(&self) -> Result<AnyListener, FabricError> {
         match self {
             Self::Soft(address) => Ok(AnyListener::Software(SoftwareFabric::bind(address)?)),
+            Self::Iwarp(address) => Ok(AnyListener::Iwarp(IwarpFabric::bind(address)?)),
             #[cfg(feature = "verbs")]
             Self::Verbs(address) => Ok(AnyListener::Verbs(VerbsFabric::bind(address)?)),
         }
@@ -146,6 +154,7 @@ impl FromStr for Address {
         }
         match fabric {
             "soft" => Ok(Self::Soft(FabricAddress(rest.into()))),
+            "iwarp" => Ok(Self::Iwarp(FabricAddress(rest.into()))),
             #[cfg(feature = "verbs")]
             "verbs" => Ok(Self::Verbs(FabricAddress(rest.into()))),
             #[cfg(not(feature = "verbs"))]

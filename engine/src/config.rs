@@ -6,6 +6,7 @@ use std::time::Duration;
 use rpcrdma_mempool::{Arena, ArenaConfig, AvailableMemory, Class, MemError, PagePolicy, PoolConfig};
 
 use crate::auth::AuthPolicy;
+use crate::fabric::iwarp::IwarpConfig;
 use crate::fabric::software::SoftwareConfig;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::VerbsConfig;
@@ -148,12 +149,15 @@ pub struct Config {
     pub arenas: Vec<Arena>,
     /// The core that the shard's thread is pinned to. Default: none.
     pub core: Option<usize>,
-    /// The RDMA device, such as `mlx5_0`; of no meaning to the software fabric. Default: the one on the way
-    /// to the address.
+    /// The RDMA device, such as `mlx5_0`; of no meaning to the other fabrics. Default: the one on the way to
+    /// the address.
     pub device: Option<String>,
     /// Which of the device's GIDs connections go out from, and a server listens at, by its index; of no
-    /// meaning to the software fabric. Default: the one of the way to the address.
+    /// meaning to the other fabrics. Default: the one of the way to the address.
     pub gid_index: Option<u32>,
+    /// Sockets, CRCs and time limits of the iWARP fabric; of no meaning to the others. Its `max_message` and
+    /// `shared_receives` follow from `receive_size` and `receives`.
+    pub iwarp: IwarpConfig,
     /// What the shard's thread does when there is nothing to do. Default adaptive.
     pub idle: IdlePolicy,
     /// Every how many Sends of a queue pair one is signalled. 1 signals each. Default 16.
@@ -218,6 +222,7 @@ impl Default for Config {
             core: None,
             device: None,
             gid_index: None,
+            iwarp: IwarpConfig::default(),
             idle: IdlePolicy::default(),
             signal_every: 16,
             batch: true,
@@ -274,6 +279,15 @@ impl Config {
             shared_receives: self.receives + RECEIVE_MARGIN,
             may_sleep: self.idle != IdlePolicy::Poll,
             ..defaults
+        }
+    }
+
+    /// The iWARP fabric for a shard like this.
+    pub fn iwarp(&self) -> IwarpConfig {
+        IwarpConfig {
+            max_message: self.longest_message(),
+            shared_receives: self.receives + RECEIVE_MARGIN,
+            ..self.iwarp.clone()
         }
     }
 

@@ -77,10 +77,10 @@
 //! | [`binding`] | what of a program may travel as chunks; NFS version 3 is there |
 //! | [`rpcbind`], [`stream`] | finding a port, and RPC over TCP, for what goes beside RDMA |
 //!
-//! Errors are typed all the way: a call ends with a [`Reply`] or a [`CallError`], a connection with a
-//! [`CloseReason`], which `closed_because` of its client tells. A configuration is its `default()` and what
-//! is to be otherwise: `Config { receive_size: 8192, ..Config::default() }`. Fields may be added to it,
-//! variants to errors.
+//! Errors are typed all the way: a call ends with a [`Reply`] or a [`CallError`], which comes with the buffers of its
+//! chunks ([`FailedCall`]); a connection ends with a [`CloseReason`], which `closed_because` of its client tells. A
+//! configuration is its `default()` and what is to be otherwise: `Config { receive_size: 8192, ..Config::default() }`.
+//! Fields may be added to it, variants to errors.
 //!
 //! The crates below are under their own names, for tools and tests: [`proto`] and its [`wire`], one
 //! connection's rules and bytes, without I/O; [`fabric`], what an RDMA device is; [`mempool`], arenas and
@@ -119,7 +119,7 @@ pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, PagePolicy};
 pub use rpcrdma_proto::{auth, binding};
 pub use server::Server;
 pub use service::{Procedure, ServerCall, Services};
-pub use shard::{CallResult, CloseReason, LocalClose, OpenError, Reply, ResizeError, SpawnError, Stall};
+pub use shard::{CallResult, CloseReason, FailedCall, LocalClose, OpenError, Reply, ResizeError, SpawnError, Stall};
 
 pub use rpcrdma_fabric as fabric;
 pub use rpcrdma_mempool as mempool;

@@ -1,13 +1,15 @@
-//! Where tests serve: on the software fabric, or on an RDMA device where `RPCRDMA_FABRIC` is `verbs`.
+//! Where tests serve: on the software fabric, or, as `RPCRDMA_FABRIC` says, over TCP (`iwarp`) or on an RDMA device
+//! (`verbs`).
 
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use rpcrdma::Address;
 use rpcrdma::fabric::any::AnyFabric;
+use rpcrdma::fabric::iwarp::{IwarpConfig, IwarpFabric};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 
-/// The fabric to test: `soft`, which is the default, or `verbs`.
+/// The fabric to test: `soft`, which is the default, `iwarp`, or `verbs`.
 const FABRIC: &str = "RPCRDMA_FABRIC";
 
 /// The words before the colon of this run's addresses.
@@ -20,15 +22,28 @@ pub fn on_device() -> bool {
     scheme() != "soft"
 }
 
+/// Whether this run is over TCP: a peer is not heard of when it takes a message, nor does it have to post a Receive for
+/// each.
+pub fn over_tcp() -> bool {
+    scheme() == "iwarp"
+}
+
 /// An address that nobody else uses. Panics where there is no such fabric.
 pub fn new_address(name: &str) -> Address {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let text = match scheme().as_str() {
         "soft" => format!("soft:it-{}-{name}-{number}", std::process::id()),
+        "iwarp" => format!("iwarp:{}", loopback_address(number)),
         scheme => format!("{scheme}:{}", device_address(number)),
     };
     text.parse().unwrap_or_else(|error| panic!("{FABRIC} is set: {error}"))
+}
+
+/// An address of this host that no other process takes: all of 127.0.0.0/8 is loopback.
+fn loopback_address(number: u16) -> std::net::SocketAddr {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    (std::net::Ipv4Addr::new(127, a | 0x80, b, c.max(1)), 20_000 + number).into()
 }
 
 #[cfg(feature = "verbs")]
@@ -53,6 +68,11 @@ pub fn open(address: &Address) -> AnyFabric {
             let config =
                 SoftwareConfig { linger: LONG, handshake_timeout: LONG, retry_timeout: LONG, ..Default::default() };
             AnyFabric::Software(SoftwareFabric::new(config).expect("a fabric"))
+        }
+        Address::Iwarp(_) => {
+            let config =
+                IwarpConfig { linger: LONG, handshake_timeout: LONG, retry_timeout: LONG, ..Default::default() };
+            AnyFabric::Iwarp(IwarpFabric::new(config).expect("a fabric"))
         }
         _ => address.open(&rpcrdma::Config::default()).expect("a fabric"),
     }

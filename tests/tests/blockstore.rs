@@ -216,7 +216,7 @@ impl Raw {
     fn call<T: Xdr>(&mut self, call: PreparedCall) -> (Answer<T>, Option<Reply>) {
         match self.0.call(call) {
             Ok(reply) => (Ok(codec::decode_result(reply.results()).expect("a result")), Some(reply)),
-            Err(error) => (Err(error), None),
+            Err(failed) => (Err(failed.error), None),
         }
     }
 
@@ -452,7 +452,8 @@ fn unshared(script: &str) -> Option<Command> {
 
 #[test]
 fn a_full_disk_is_an_error_and_what_is_there_stays() {
-    for way in [&["--io", "uring"][..], &["--io", "uring", "--buffered"]] {
+    let ways = [&["--io", "uring"][..], &["--io", "uring", "--buffered"], &["--io", "threads"]];
+    for way in ways {
         let dir = directory();
         let (disk, file) = (text(dir.path()), dir.path().join("store"));
         let Some(mut command) = unshared(&format!(r#"mount -t tmpfs -o size=4m tmpfs {disk} && exec "$@""#)) else {
@@ -479,6 +480,7 @@ fn a_full_disk_is_an_error_and_what_is_there_stays() {
         for raw in [&mut raw, &mut other] {
             assert_eq!(raw.write(0, 100, &bytes[..100], at), Ok(Ok(WRITTEN)), "{way:?}: there is room for it");
             assert_eq!(raw.read(0, half as u32, Some(half)).1, bytes[..half], "{way:?}");
+            assert_eq!(raw.read(2 << 20, 4096, Some(4096)).1, [0; 4096], "{way:?}: a hole is read without room for it");
             let flush = raw.prepare(codec::FLUSH, &());
             assert_eq!(raw.call::<()>(flush).0, Ok(Ok(())), "{way:?}");
         }
@@ -532,17 +534,20 @@ fn serves_by(command: &mut Command, arguments: &[&str]) -> (String, String) {
 
 #[test]
 fn an_io_uring_that_is_refused_is_said_and_done_without() {
-    let (said, errors) = serves_by(&mut without(libc::SYS_io_uring_setup), &["--workers", "2"]);
-    assert!(said.contains("drained") && said.contains(" 0 refused"), "{said}");
-    let words = "no io_uring here (Operation not permitted";
-    assert!(errors.contains(words) && errors.contains("by workers") && errors.lines().count() == 1, "{errors}");
+    for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_register, libc::SYS_io_uring_enter] {
+        let (said, errors) = serves_by(&mut without(call), &["--workers", "2"]);
+        assert!(said.contains("drained") && said.contains(" 0 refused"), "{call}: {said}");
+        let words = "no io_uring here (Operation not permitted";
+        let told = errors.contains(words) && errors.contains("by workers") && errors.lines().count() == 1;
+        assert!(told, "{call}: {errors}");
 
-    let dir = directory();
-    let file = dir.path().join("store");
-    random_file(&file, 5000, 16);
-    let serve = [PROGRAM, "serve", "--io", "uring", "--listen", &address(), "--file", text(&file)];
-    let output = without(libc::SYS_io_uring_setup).args(serve).output().expect("perl");
-    says(&output, &["io_uring: Operation not permitted", "kernel.io_uring_disabled", "seccomp"]);
+        let dir = directory();
+        let file = dir.path().join("store");
+        random_file(&file, 5000, 16);
+        let serve = [PROGRAM, "serve", "--io", "uring", "--listen", &address(), "--file", text(&file)];
+        let output = without(call).args(serve).output().expect("perl");
+        says(&output, &["io_uring: Operation not permitted", "kernel.io_uring_disabled", "seccomp"]);
+    }
 }
 
 #[test]

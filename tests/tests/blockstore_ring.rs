@@ -15,7 +15,7 @@ use std::time::Duration;
 use rpcrdma::client::ClientConfig;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::{Application, Local, ShardTask};
-use rpcrdma::{Address, CallError, LocalClient, Procedure, Server, Services};
+use rpcrdma::{Address, CallError, FailedCall, LocalClient, Procedure, Server, Services};
 use rustix::io::ioctl_fionbio;
 
 use sys::{Job, Ring, What};
@@ -90,7 +90,10 @@ fn outlive(registered: bool) {
 
     let undrained = server.drain(Duration::from_secs(2)).expect_err("there is a call that does not end");
     assert_eq!(undrained.stuck_shards, 1, "its shard is there for as long as the kernel may write to its memory");
-    assert!(matches!(ended.recv(), Ok(Err(CallError::ConnectionLost { .. }))), "the caller is told at once");
+    assert!(
+        matches!(ended.recv(), Ok(Err(FailedCall { error: CallError::ConnectionLost { .. }, .. }))),
+        "the caller is told at once"
+    );
     client.join().expect("no panic");
     assert_eq!(taken.try_recv(), Err(mpsc::TryRecvError::Empty), "the ring is there");
 

@@ -1,19 +1,27 @@
 //! What others' crates are: of licences that `deny.toml` allows, from crates.io, and content with the oldest
-//! Rust that we claim. Known vulnerabilities are for `cargo deny check advisories`, as the list of them is
-//! not here.
+//! Rust that we claim; those of the workspace, and those of what is built beside it. Known vulnerabilities are for
+//! `cargo deny check advisories`, as the list of them is not here.
 
+use std::path::Path;
 use std::process::Command;
 
-use rpcrdma_tests::source::{read, root};
+use rpcrdma_tests::source::{files, read, root};
 use serde_json::Value;
 
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// The value of a key in a file of TOML, as it is written.
+/// Where the lock files are: of the workspace, and of what it excludes.
+const WORKSPACES: [&str; 3] = ["", "tests/fuzz", "tests/embed"];
+
+/// What follows the first line that starts like this, on that line and below.
+fn behind<'a>(toml: &'a str, start: &str) -> &'a str {
+    let (_, rest) = toml.split_once(&format!("\n{start}")).unwrap_or_else(|| panic!("there is no {start}"));
+    rest
+}
+
+/// The value of the first key of this name in a text of TOML, as it is written.
 fn value<'a>(toml: &'a str, key: &str) -> &'a str {
-    let start = format!("\n{key} = ");
-    let (_, rest) = toml.split_once(&start).unwrap_or_else(|| panic!("there is no {key}"));
-    rest.lines().next().unwrap_or_default()
+    behind(toml, &format!("{key} = ")).lines().next().unwrap_or_default()
 }
 
 /// The strings of an array.
@@ -21,23 +29,30 @@ fn strings(array: &str) -> Vec<&str> {
     array.split('"').skip(1).step_by(2).collect()
 }
 
-/// The crates that are used on this platform, with all features; `None` if they are not here and cannot be
-/// had.
+/// The crates that are used on this platform, with all features, by any of [`WORKSPACES`]; `None` if they are not here
+/// and cannot be had.
 fn packages() -> Option<Vec<Value>> {
+    let all: Option<Vec<_>> = WORKSPACES.iter().map(|workspace| packages_of(workspace)).collect();
+    if all.is_none() {
+        println!("not run: the manifests of the dependencies cannot be had");
+    }
+    Some(all?.into_iter().flatten().collect())
+}
+
+/// The same of one of them.
+fn packages_of(workspace: &str) -> Option<Vec<Value>> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let metadata = |offline: &[&str]| {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["metadata", "--format-version", "1", "--locked", "--all-features"]).args(offline);
-        let output = cargo.args(["--filter-platform", &target]).current_dir(root()).output().expect("it runs");
+        cargo.args(["--filter-platform", &target]).current_dir(root().join(workspace));
+        let output = cargo.output().expect("it runs");
         output.status.success().then_some(output.stdout)
     };
-    let Some(json) = metadata(&["--offline"]).or_else(|| metadata(&[])) else {
-        println!("not run: the manifests of the dependencies cannot be had");
-        return None;
-    };
+    let json = metadata(&["--offline"]).or_else(|| metadata(&[]))?;
     let mut all: Value = serde_json::from_slice(&json).expect("JSON");
     let Value::Array(packages) = all["packages"].take() else { panic!("no packages") };
-    assert!(packages.len() > 50, "only {} crates", packages.len());
+    assert!(packages.len() > 30, "only {} crates in {workspace:?}", packages.len());
     Some(packages)
 }
 
@@ -97,28 +112,41 @@ fn licences_are_those_that_are_allowed() {
     let deny = read("deny.toml");
     let allowed = strings(value(&deny, "allow"));
     let clarified = (value(&deny, "crate").trim_matches('"'), value(&deny, "expression").trim_matches('"'));
+    let exception = behind(&deny, "[[licenses.exceptions]]");
+    let (excepted, also) = (value(exception, "crate").trim_matches('"'), strings(value(exception, "allow")));
     let (mut used, mut refused) = (Vec::new(), Vec::new());
     for package in &packages {
         let name = package["name"].as_str().expect("a name");
         let by_file = (name == clarified.0).then_some(clarified.1);
         let licence = package["license"].as_str().or(by_file).unwrap_or("none");
-        if !is_met(licence, &allowed) {
+        let also = if name == excepted { &also[..] } else { &[] };
+        if !is_met(licence, &[&allowed, also].concat()) {
             refused.push(format!("{name}: {licence}"));
         }
         used.extend(licence.split([' ', '/', '(', ')']).map(str::to_owned));
     }
     assert!(refused.is_empty(), "deny.toml does not allow: {refused:#?}");
-    let unused: Vec<_> = allowed.iter().filter(|&&name| !used.iter().any(|word| word == name)).collect();
+    let unused: Vec<_> = allowed.iter().chain(&also).filter(|&&name| !used.iter().any(|word| word == name)).collect();
     assert!(unused.is_empty(), "deny.toml allows what nobody has: {unused:?}");
 }
 
 #[test]
 fn all_that_is_not_ours_comes_from_crates_io() {
-    let lock = read("Cargo.lock");
-    let from: Vec<_> = lock.lines().filter_map(|line| line.strip_prefix("source = ")).collect();
-    assert!(from.len() > 50, "only {} sources", from.len());
-    let others: Vec<_> = from.iter().filter(|source| source.trim_matches('"') != CRATES_IO).collect();
-    assert!(others.is_empty(), "{others:?}");
+    for workspace in WORKSPACES {
+        let lock = read(Path::new(workspace).join("Cargo.lock"));
+        let from: Vec<_> = lock.lines().filter_map(|line| line.strip_prefix("source = ")).collect();
+        assert!(from.len() > 30, "only {} sources in {workspace:?}", from.len());
+        let others: Vec<_> = from.iter().filter(|source| source.trim_matches('"') != CRATES_IO).collect();
+        assert!(others.is_empty(), "{workspace:?}: {others:?}");
+    }
+}
+
+#[test]
+fn no_lock_file_is_forgotten() {
+    let found = files("", "Cargo.lock");
+    let mut known = WORKSPACES.map(|workspace| Path::new(workspace).join("Cargo.lock"));
+    known.sort();
+    assert_eq!(found.iter().map(Path::new).collect::<Vec<_>>(), known);
 }
 
 #[test]

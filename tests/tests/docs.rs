@@ -15,6 +15,7 @@ const KNOBS: &[(&str, &str)] = &[
     ("WorkerConfig", "engine/src/handoff/workers.rs"),
     ("ClientConfig", "engine/src/client/mod.rs"),
     ("SoftwareConfig", "engine/fabric/src/software/config.rs"),
+    ("IwarpConfig", "engine/fabric/src/iwarp/config.rs"),
     ("VerbsConfig", "engine/fabric/src/verbs/config.rs"),
     ("ArenaConfig", "mempool/src/config.rs"),
 ];

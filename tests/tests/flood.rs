@@ -153,7 +153,7 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
     ] {
         let before = failed(&world);
         let call = client.prepare(procedure, 0).expect("a buffer");
-        assert_eq!(client.call(call).map(drop), system_error, "{procedure}");
+        assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error, "{procedure}");
         assert_eq!(failed(&world), before + 1, "{procedure}");
         let line = format!("procedure {procedure} of program 0x20000001 is answered with SYSTEM_ERR: ");
         let lines = heard();
@@ -162,7 +162,7 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
     }
     for procedure in [25, 26] {
         let call = client.prepare(procedure, 0).expect("a buffer");
-        assert_eq!(client.call(call).map(drop), system_error, "{procedure}");
+        assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error, "{procedure}");
         let mut lines = heard();
         lines.sort();
         let answered = format!("procedure {procedure} of program 0x20000001 is answered with SYSTEM_ERR: ");
@@ -172,7 +172,7 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
     }
     for _ in 0..CALLS {
         let call = client.prepare(23, 0).expect("a buffer");
-        assert_eq!(client.call(call).map(drop), system_error);
+        assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error);
     }
     // Of the buffers that it takes there are fewer than it takes.
     let poor = Config { bulk_buffers: vec![(1 << 20, 1)], long_buffers: vec![], ..small() };
@@ -185,7 +185,7 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
         let room = other.alloc(other.first(), 1 << 20).expect("a buffer");
         call.write_chunk(room).expect("room");
     }
-    assert_eq!(other.call(call).map(drop), Err(CallError::Transport(ErrorBody::System)));
+    assert_eq!(other.call(call).map(drop).map_err(CallError::from), Err(CallError::Transport(ErrorBody::System)));
     drop((client, other));
     drop(world.take_server());
     let (of_memory, others): (Vec<_>, Vec<_>) = heard().into_iter().partition(|line| line.contains("ERR_SYSTEM"));

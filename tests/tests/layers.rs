@@ -50,7 +50,7 @@ const LAYERS: &[Layer] = &[
         places: &["engine/fabric/src/"],
         uses: &[],
         pure: false,
-        crates: &[MEMPOOL, "arrayvec", "libc", "log", "rdma_sys", "rustix", "thiserror"],
+        crates: &[MEMPOOL, "arrayvec", "crc32c", "libc", "log", "rdma_sys", "rustix", "thiserror"],
     },
     Layer {
         name: "stream",
@@ -134,6 +134,7 @@ const IMPURE: &[&str] = &["time", "Instant", "SystemTime", "thread", "thread_loc
 const UNSAFE: &[&str] = &[
     "engine/examples/blockstore/sys.rs",
     "engine/examples/nfs3d/sys.rs",
+    "engine/fabric/src/iwarp/sys.rs",
     "engine/fabric/src/verbs/endpoint.rs",
     "engine/fabric/src/verbs/receives.rs",
     "engine/fabric/src/verbs/sys/cm.rs",

@@ -3,7 +3,7 @@
 
 use rpcrdma::fabric::{
     Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, PostError, Posting, QpId, RemoteMemory, RequestId,
-    WindowId, WorkRequest,
+    Status, WindowId, WorkRequest,
 };
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
@@ -108,6 +108,10 @@ impl<F: Fabric> RawServer<F> {
         let Some(peer) = self.peers.get_mut(slot).and_then(Option::as_mut).filter(|p| p.qp == completion.qp) else {
             return; // the last words of a queue pair that is gone
         };
+        // Why it is flushed is told by the event that follows, or by the completion before.
+        if completion.status == Status::Flushed {
+            return;
+        }
         if !completion.status.is_ok() {
             let why = format!("{:?} ended with {:?}", completion.opcode, completion.status);
             self.drop_peer(slot, Some(&why));

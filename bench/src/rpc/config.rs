@@ -133,6 +133,7 @@ pub(crate) fn shared(
         keep_alive: Duration::from_millis(args.keep_alive.into()),
         device: device.ib_dev.clone(),
         gid_index: device.gid_index,
+        iwarp: device.iwarp(),
         idle: policy(idle),
         signal_every: args.signal_every,
         batch,

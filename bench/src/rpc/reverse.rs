@@ -12,7 +12,7 @@ use rpcrdma::client::{Client, ClientCall, ClientConfig, Pending};
 use rpcrdma::handoff::idle::{Idle, IdleStep};
 use rpcrdma::mempool::Buf;
 use rpcrdma::service::Caller;
-use rpcrdma::{CallError, Refusal, Reply, Server, ServerCall};
+use rpcrdma::{CallResult, Refusal, Server, ServerCall};
 use serde::{Deserialize, Serialize};
 
 use super::config;
@@ -166,8 +166,8 @@ impl ReverseTarget {
         Ok(Self { client, shape, lanes, under_way: Vec::with_capacity(run.outstanding), stamp: 0, idle })
     }
 
-    fn ended(&mut self, token: u32, result: Result<Reply, CallError>, done: &mut Vec<u32>) -> Result<(), Failure> {
-        let mut reply = result.map_err(|error| failed(&error))?;
+    fn ended(&mut self, token: u32, result: CallResult, done: &mut Vec<u32>) -> Result<(), Failure> {
+        let mut reply = result.map_err(|end| failed(&end.error))?;
         let lane = &mut self.lanes[token as usize];
         if !self.shape.is_right(lane, &mut reply) {
             return Err(wrong(self.shape.op, reply.results()));
@@ -203,7 +203,7 @@ impl Target for ReverseTarget {
             lane.expected = service::stamp(&mut sent, self.stamp);
             call = call.read_chunk(4, sent);
         }
-        let pending = self.client.start(call).map_err(|error| failed(&error))?;
+        let pending = self.client.start(call).map_err(|refused| failed(&refused.error))?;
         self.under_way.push((token, pending));
         Ok(())
     }

@@ -320,7 +320,7 @@ impl Target for RpcTarget {
                         failure = Some(wrong(shape.op, reply.results()));
                     }
                 }
-                Err(error) => failure = Some(failed(error)),
+                Err(end) => failure = Some(failed(&end.error)),
             }
         });
         if busy {

@@ -10,7 +10,7 @@ use rpcrdma::client::{ClientConfig, PreparedCall};
 use rpcrdma::mempool::Buf;
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::wire::xdr::Writer;
-use rpcrdma::{Address, CallError, Config, LocalClient, Reply};
+use rpcrdma::{Address, CallError, Config, FailedCall, LocalClient, Reply};
 
 use crate::codec::{self, Info, ReadArgs, ReadData, WriteArgs, Written, Xdr};
 
@@ -85,7 +85,7 @@ impl BlockClient {
     fn simple<T: Xdr>(&mut self, procedure: u32, patience: Duration) -> anyhow::Result<T> {
         let mut call = self.client.prepare(procedure, 0)?;
         call.deadline(patience);
-        let reply = self.client.call(call).map_err(explain)?;
+        let reply = self.client.call(call).map_err(|failed| explain(failed.error))?;
         Ok(codec::decode_result(reply.results())??)
     }
 
@@ -258,11 +258,13 @@ impl BlockClient {
                         *ended += 1;
                     }
                     // No buffer for it at the server: both procedures may be tried again.
-                    Err(CallError::Transport(ErrorBody::System)) if block.tries < MAX_TRIES => {
+                    Err(FailedCall { error: CallError::Transport(ErrorBody::System), .. })
+                        if block.tries < MAX_TRIES =>
+                    {
                         again.push(Block { tries: block.tries + 1, ..block });
                         *retried += 1;
                     }
-                    Err(error) => return Err(explain(error)).with_context(at),
+                    Err(failed) => return Err(explain(failed.error)).with_context(at),
                 }
             }
         }

@@ -63,10 +63,10 @@ pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
 
     let mut client = BlockClient::connect(&address, block, depth.into())?;
     ensure!(client.info().size == size, "the store holds {} bytes", client.info().size);
-    report("copied", &client.copy(&source, size)?);
+    report("copied", &client.copy(&source, size)?, &address);
     say(&format!("flushed in {:.3} s", client.flush()?.as_secs_f64()));
     let (figures, sum) = client.verify(&source, size, options.seed)?;
-    report("verified, in random order,", &figures);
+    report("verified, in random order,", &figures, &address);
     say(&format!("crc32 {sum:08x}, equal to the source's"));
     drop(client);
     server.stop()

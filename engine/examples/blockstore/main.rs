@@ -31,6 +31,7 @@ mod sys;
 
 use std::fs::File;
 use std::io::Write as _;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -74,7 +75,7 @@ enum Io {
     Auto,
     /// By io_uring, or not at all.
     Uring,
-    /// Through a mapping, and by workers.
+    /// Through a mapping (of a tmpfs by the system), and by workers.
     Threads,
 }
 
@@ -141,7 +142,7 @@ struct Serve {
 struct Transfer {
     /// The file.
     source: PathBuf,
-    /// The store's address: soft:NAME.
+    /// The store's address: soft:NAME, iwarp:HOST:PORT.
     address: Address,
     #[command(flatten)]
     shape: Shape,
@@ -208,7 +209,7 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
     }
     let mut store = Store::open(&options.file, options.size, options.read_only)?;
     let shown = options.file.display();
-    let uring = uses_uring(options.io)?;
+    let uring = uses_uring(options.io, &store)?;
     let mut align = 1;
     if !uring {
         store.map().with_context(|| format!("{shown}"))?;
@@ -252,14 +253,15 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
 const MAY_FORBID: &str = "see `sysctl kernel.io_uring_disabled`, `ulimit -l`, and seccomp";
 
 /// Whether blocks are moved by io_uring; says why not, where it could be wished.
-fn uses_uring(io: Io) -> anyhow::Result<bool> {
-    match (io, sys::Ring::new(1, &[])) {
+fn uses_uring(io: Io, store: &Store) -> anyhow::Result<bool> {
+    // One like those of the shards, which calls the system for all that they do.
+    match (io, sys::Ring::new(1, &[store.file().as_fd()])) {
         (Io::Threads, _) => Ok(false),
         (_, Ok(_)) => Ok(true),
         (Io::Uring, Err(error)) => bail!("io_uring: {error} ({MAY_FORBID})"),
         (Io::Auto, Err(error)) => {
             eprintln!(
-                "no io_uring here ({error}; {MAY_FORBID}): blocks are read through a mapping, and written by workers"
+                "no io_uring here ({error}; {MAY_FORBID}): blocks are read by the shards, and written by workers"
             );
             Ok(false)
         }
@@ -276,7 +278,7 @@ fn copy(options: &Transfer) -> anyhow::Result<()> {
     let (source, size) = open_source(&options.source)?;
     let Shape { block, depth } = options.shape;
     let mut client = BlockClient::connect(&options.address, block, depth.into())?;
-    report("copied", &client.copy(&source, size)?);
+    report("copied", &client.copy(&source, size)?, &options.address);
     say(&format!("flushed in {:.3} s", client.flush()?.as_secs_f64()));
     Ok(())
 }
@@ -286,7 +288,7 @@ fn verify(options: &Verify) -> anyhow::Result<()> {
     let (source, size) = open_source(source)?;
     let mut client = BlockClient::connect(address, *block, usize::from(*depth))?;
     let (figures, sum) = client.verify(&source, size, options.seed)?;
-    report("verified", &figures);
+    report("verified", &figures, address);
     say(&format!("crc32 {sum:08x}, equal to the source's"));
     Ok(())
 }
@@ -297,9 +299,11 @@ fn say(line: &str) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-fn report(what: &str, figures: &Figures) {
+/// What was done, how fast, and over what: figures of one fabric say nothing of another.
+fn report(what: &str, figures: &Figures, address: &Address) {
     let Figures { bytes, time, retried } = figures;
     let retried = if *retried > 0 { format!(", {retried} calls made again") } else { String::new() };
     let speed = figures.megabytes_per_second();
-    say(&format!("{what} {bytes} bytes in {:.3} s: {speed:.0} MB/s{retried} (software fabric)", time.as_secs_f64()));
+    let fabric = if matches!(address, Address::Soft(_)) { "software fabric" } else { address.scheme() };
+    say(&format!("{what} {bytes} bytes in {:.3} s: {speed:.0} MB/s{retried} ({fabric})", time.as_secs_f64()));
 }

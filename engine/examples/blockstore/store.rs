@@ -4,6 +4,9 @@
 //! Reads through a mapping cost no system call, which is what a shard wants. Writes go by the system, because a mapping
 //! is bad at them: it can only say by SIGBUS that the disk is full, and the first write to each page is a fault,
 //! which the file system may make dearer than the copy. Both see the same pages: those of the page cache.
+//!
+//! A tmpfs is not mapped: there a mapping takes a page of the disk also to read a hole, and says by SIGBUS that there is
+//! none. The system reads a hole without.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -19,7 +22,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use memmap2::Mmap;
 use rpcrdma::service::ResultWriter;
-use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, FsWord, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::codec::Status;
@@ -29,6 +32,8 @@ use crate::sys;
 const STRIPE: u64 = 1 << 20;
 /// Most stripes: each is a mapping, and a process may have 65530 of them.
 const MAX_STRIPES: u64 = 4096;
+/// What `fstatfs` calls a tmpfs (linux/magic.h).
+const TMPFS_MAGIC: FsWord = 0x0102_1994;
 
 /// A file of fixed size. Nothing in it needs to be aligned.
 ///
@@ -44,7 +49,8 @@ pub(crate) struct Store {
     size: u64,
     writable: bool,
     stripe: u64,
-    stripes: Vec<RwLock<Mmap>>,
+    /// Of a tmpfs without their mappings.
+    stripes: Vec<RwLock<Option<Mmap>>>,
     direct: Option<Direct>,
     pub(crate) gate: Gate,
 }
@@ -149,11 +155,13 @@ impl Store {
         Ok(Self { file, size, writable, stripe, stripes: Vec::new(), direct: None, gate: Gate::default() })
     }
 
-    /// Maps it, for [`read`](Self::read).
+    /// Maps it, for [`read`](Self::read), if it is not on a tmpfs.
     pub(crate) fn map(&mut self) -> anyhow::Result<()> {
         let (size, stripe) = (self.size, self.stripe);
         let starts = (0..size).step_by(stripe as usize);
-        let stripes = starts.map(|at| Ok(RwLock::new(sys::map(&self.file, at, stripe.min(size - at))?)));
+        let mapped = rustix::fs::fstatfs(&self.file).context("fstatfs")?.f_type != TMPFS_MAGIC;
+        let map = |at| mapped.then(|| sys::map(&self.file, at, stripe.min(size - at))).transpose();
+        let stripes = starts.map(|at| Ok(RwLock::new(map(at)?)));
         let stripes = stripes.collect::<std::io::Result<_>>();
         self.stripes = stripes.with_context(|| format!("mmap of {size} bytes (see `ulimit -v`)"))?;
         Ok(())
@@ -208,11 +216,11 @@ impl Store {
         let len = self.left(offset)?.min(most.min(out.room()) as u64) as usize;
         for part in self.parts(offset, len) {
             let len = part.of_data.len();
-            let done = match self.stripes[part.stripe].try_read() {
-                Ok(map) => out.put(&map[part.at..part.at + len]).map_err(std::io::Error::other),
-                // It is being written, by a thread that may have to wait. The system copies without waiting
-                // for that one.
-                Err(_) => match out.read_from(&self.file, part.offset, len) {
+            let done = match self.stripes[part.stripe].try_read().as_deref() {
+                Ok(Some(map)) => out.put(&map[part.at..part.at + len]).map_err(std::io::Error::other),
+                // It is not mapped; or it is being written, by a thread that may have to wait. The system copies
+                // without waiting for that one.
+                Ok(None) | Err(_) => match out.read_from(&self.file, part.offset, len) {
                     Ok(read) if read < len => Err(ErrorKind::UnexpectedEof.into()),
                     read => read.map(drop),
                 },

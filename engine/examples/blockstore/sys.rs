@@ -136,6 +136,8 @@ impl Ring {
         if !files.is_empty() {
             ring.submitter().register_files(&files)?;
         }
+        // A filter may let a program make rings that it may not use: better told now than by the first block.
+        ring.submit()?;
         let jobs = (0..entries).map(|_| None).collect();
         Ok(Self { ring, registered: None, jobs, free: (0..entries as usize).rev().collect() })
     }

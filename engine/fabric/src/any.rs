@@ -1,7 +1,4 @@
 //! Whichever fabric an address names, chosen when it is opened.
-//!
-//! In a build with one fabric there is nothing to choose, and nothing of this is left in the code.
-
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -10,6 +7,7 @@ use rustix::fd::BorrowedFd;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
+use super::iwarp::{IwarpFabric, IwarpListener};
 use super::software::{SoftwareFabric, SoftwareListener};
 #[cfg(feature = "verbs")]
 use super::verbs::{VerbsFabric, VerbsListener};
@@ -23,6 +21,8 @@ use super::{
 pub enum AnyFabric {
     /// Shared memory.
     Software(SoftwareFabric),
+    /// RDMA over plain TCP.
+    Iwarp(IwarpFabric),
     /// libibverbs.
     #[cfg(feature = "verbs")]
     Verbs(VerbsFabric),
@@ -33,6 +33,8 @@ pub enum AnyFabric {
 pub enum AnyListener {
     /// Shared memory.
     Software(SoftwareListener),
+    /// RDMA over plain TCP.
+    Iwarp(IwarpListener),
     /// libibverbs.
     #[cfg(feature = "verbs")]
     Verbs(VerbsListener),
@@ -43,6 +45,7 @@ macro_rules! each {
     ($self:expr, $fabric:ident => $what:expr) => {
         match $self {
             Self::Software($fabric) => $what,
+            Self::Iwarp($fabric) => $what,
             #[cfg(feature = "verbs")]
             Self::Verbs($fabric) => $what,
         }
@@ -69,7 +72,7 @@ impl Fabric for AnyFabric {
         each!(self, fabric => fabric.deregister(arena))
     }
 
-    /// Binds an address that begins with its fabric: `soft:NAME`, `verbs:HOST:PORT`.
+    /// Binds an address that begins with its fabric: `soft:NAME`, `iwarp:HOST:PORT`, `verbs:HOST:PORT`.
     fn bind(address: &FabricAddress) -> Result<AnyListener, FabricError> {
         let unknown = || FabricError::Address {
             address: address.0.clone(),
@@ -79,6 +82,7 @@ impl Fabric for AnyFabric {
         let rest = FabricAddress(rest.to_owned());
         match fabric {
             SoftwareFabric::SCHEME => Ok(AnyListener::Software(SoftwareFabric::bind(&rest)?)),
+            IwarpFabric::SCHEME => Ok(AnyListener::Iwarp(IwarpFabric::bind(&rest)?)),
             #[cfg(feature = "verbs")]
             VerbsFabric::SCHEME => Ok(AnyListener::Verbs(VerbsFabric::bind(&rest)?)),
             _ => Err(unknown()),
@@ -88,9 +92,9 @@ impl Fabric for AnyFabric {
     fn listen(&mut self, listener: &AnyListener) -> Result<(), FabricError> {
         match (self, listener) {
             (Self::Software(fabric), AnyListener::Software(listener)) => fabric.listen(listener),
+            (Self::Iwarp(fabric), AnyListener::Iwarp(listener)) => fabric.listen(listener),
             #[cfg(feature = "verbs")]
             (Self::Verbs(fabric), AnyListener::Verbs(listener)) => fabric.listen(listener),
-            #[cfg(feature = "verbs")]
             _ => Err(FabricError::Misuse("the address was bound for another fabric".to_owned())),
         }
     }

@@ -259,6 +259,11 @@ impl<F: Fabric> World<F> {
         Ok(Self { client, server, address, listener, nowhere, missing: None })
     }
 
+    /// Whether what has completed is known to be with the peer.
+    pub fn acknowledges(&self) -> bool {
+        self.client.fabric.capabilities().acknowledges
+    }
+
     /// One turn of both.
     pub fn turn(&mut self) {
         self.client.turn();

@@ -19,10 +19,13 @@
 //!
 //! | file | holds |
 //! | --- | --- |
+//! | [`iwarp`] | the fabric over plain TCP, in user space |
 //! | [`software`] | the fabric without hardware: shared memory between processes of one host |
 //! | `verbs` | the fabric over libibverbs and librdmacm, with the feature `verbs` |
 //! | [`any`] | whichever of them an address names |
-//! | `received` | buffers with what has come in them |
+//! | `received`, `receives` | buffers with what has come in them; a queue of posted ones |
+//! | [`host`] | `HOST:PORT`, as addresses of two of the fabrics have it |
+//! | `keys` | the keys of memory windows |
 //! | `table` | queue pairs, by slot and generation |
 //! | `seats` | the fabrics that share a bound address: who takes a connection |
 //! | `reaper` | what may take long to destroy, on threads of its own |
@@ -35,9 +38,13 @@ pub mod any;
 pub mod chaos;
 #[cfg(any(test, feature = "testing"))]
 pub mod contract;
+pub mod host;
+pub mod iwarp;
+mod keys;
 pub mod log_limit;
 mod reaper;
 mod received;
+mod receives;
 mod seats;
 pub mod software;
 mod table;
@@ -104,6 +111,10 @@ pub struct Capabilities {
     pub checks_window_bounds: bool,
     /// There is a shared receive queue.
     pub shared_receive_queue: bool,
+    /// A Send or Write that has succeeded is known to have reached the peer's memory, and what the peer refuses ends
+    /// the request that asked for it. Without that it has left this side (RFC 5040 §5.5), and what is refused ends the
+    /// connection.
+    pub acknowledges: bool,
 }
 
 impl Default for Capabilities {
@@ -122,6 +133,7 @@ impl Default for Capabilities {
             exposure_needs_own_arena: false,
             checks_window_bounds: true,
             shared_receive_queue: true,
+            acknowledges: true,
         }
     }
 }
@@ -404,6 +416,9 @@ pub enum Disconnect {
     Local,
     /// The peer broke a rule of the fabric, or asked for what it has no right to.
     Violation,
+    /// The peer refuses what it was sent, or asked for, without saying which request that was: where it has misled this
+    /// side about its memory, that is the peer's fault.
+    Refused,
     /// The device, or the way to the peer, has failed.
     Failure,
 }
@@ -447,6 +462,16 @@ pub enum FabricError {
     /// The peer does not keep to the fabric's own protocol.
     #[error("peer: {0}")]
     Peer(String),
+    /// The verbs fabric was to use an iWARP device.
+    #[error(
+        "{device} is an iWARP device, which the verbs fabric does not drive: it has no memory windows, so that each \
+         exposure would need a registration of its own; addresses `iwarp:HOST:PORT` talk to iWARP devices over plain \
+         TCP, and `verbs:HOST:PORT` is for InfiniBand and RoCE"
+    )]
+    Iwarp {
+        /// As the kernel calls it.
+        device: String,
+    },
     /// Memory that the application has mapped itself was to be shown to peers of the software fabric, who map what they
     /// are shown.
     #[error(
@@ -494,6 +519,10 @@ pub struct FabricStats {
     /// Connect requests that were refused before anybody was asked: of strangers, malformed ones, too many
     /// at a time.
     pub requests_refused: u64,
+    /// System calls that moved bytes of messages; 0 where messages need none.
+    pub system_calls: u64,
+    /// System calls that looked for such bytes and found none.
+    pub empty_system_calls: u64,
 }
 
 /// One shard's RDMA device. See the module page for who owns memory when.
@@ -568,7 +597,8 @@ pub trait Fabric: Sized {
     fn holds_sends(&mut self, _qp: QpId) -> bool {
         true
     }
-    /// Appends up to `max` completions; returns how many. Never blocks, never calls the system.
+    /// Appends up to `max` completions; returns how many. Never blocks. Calls the system where nothing else tells of
+    /// news: over TCP, a bounded few times in a turn, and for connections that have been idle in every 16th turn only.
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize;
 
     /// From now until the next [`wait`](Self::wait) returns, completions and control events wake that wait.

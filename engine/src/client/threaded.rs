@@ -19,8 +19,8 @@ use crate::handoff::slot::{Lost, SlotTable, Ticket, oneshot};
 use crate::proto::CallError;
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
-    CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, LocalClose, Message, Outcome, OwnedConn,
-    RemoteCall, Returned, ShardHandle, parted,
+    CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, FailedCall, LocalClose, Message, OwnedConn,
+    RemoteCall, ShardHandle,
 };
 use crate::stats::ShardStats;
 
@@ -35,7 +35,7 @@ use crate::stats::ShardStats;
 /// starts a thread, with a device and memory, for this connection alone; an [`Endpoint`] has many connections on one.
 pub struct Client {
     sender: Sender<Command>,
-    slots: SlotTable<Outcome>,
+    slots: SlotTable<CallResult>,
     line: Arc<Line>,
 }
 
@@ -75,7 +75,7 @@ impl ClientCall {
 
     /// Sends a buffer as a Read chunk: an argument that belongs at byte `at` of the arguments (a multiple of
     /// 4). The buffer must be of the client's [`alloc`](Client::alloc). A call with more than [`MAX_CHUNKS`] is
-    /// not [started](Client::start).
+    /// not [started](Client::start), and does not have those beyond: they go home at once.
     pub fn read_chunk(mut self, at: usize, data: Buf) -> Self {
         self.too_many_chunks |= self.send.try_push((at, data)).is_err();
         self
@@ -102,13 +102,11 @@ impl ClientCall {
     }
 }
 
-/// A call under way: wait for it, await it, or drop it. Once it has failed, it has the buffers of its chunks for who
-/// [wants](Self::returned) them: wait for it by reference, or await `&mut` of it, then.
+/// A call under way: wait for it, await it, or drop it.
 #[derive(Debug)]
 pub struct Pending {
-    ticket: Ticket<Outcome>,
+    ticket: Ticket<CallResult>,
     idle: IdlePolicy,
-    returned: Returned,
 }
 
 impl Pending {
@@ -117,40 +115,32 @@ impl Pending {
     /// # Errors
     /// How the call ended without a reply.
     pub fn wait(&mut self) -> CallResult {
-        let outcome = self.ticket.wait_with(self.idle, None).unwrap_or(Err(Lost));
-        self.ended(outcome)
+        self.ticket.wait_with(self.idle, None).map_or_else(lost, ended)
     }
 
     /// The end, if it has come.
     pub fn try_take(&mut self) -> Option<CallResult> {
-        let outcome = self.ticket.try_take()?;
-        Some(self.ended(outcome))
+        self.ticket.try_take().map(ended)
     }
+}
 
-    /// Of a call that has failed: the buffers of its chunks. Nothing before its end is known.
-    pub fn returned(&mut self) -> &mut Returned {
-        &mut self.returned
-    }
+/// What the slot of a call says of its end.
+#[inline]
+fn ended(outcome: Result<CallResult, Lost>) -> CallResult {
+    outcome.unwrap_or_else(|Lost| lost())
+}
 
-    #[inline]
-    fn ended(&mut self, outcome: Result<Outcome, Lost>) -> CallResult {
-        match outcome {
-            Ok(Ok(reply)) => Ok(reply),
-            Ok(failed) => {
-                let (result, returned) = parted(failed);
-                self.returned = returned;
-                result
-            }
-            Err(Lost) => Err(CallError::ConnectionLost { sent: true }),
-        }
-    }
+/// Its shard has stopped, with its memory.
+#[cold]
+fn lost() -> CallResult {
+    Err(CallError::ConnectionLost { sent: true }.into())
 }
 
 impl Future for Pending {
     type Output = CallResult;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<CallResult> {
-        Pin::new(&mut self.ticket).poll(context).map(|outcome| self.ended(outcome))
+        Pin::new(&mut self.ticket).poll(context).map(ended)
     }
 }
 
@@ -229,13 +219,16 @@ impl Client {
         answer
     }
 
-    /// Says something to the shard, by a ring of its own when this client's is full. False if the shard has stopped.
+    /// Says something to the shard, by a ring of its own when this client's is full. Gives it back if the shard has
+    /// stopped.
     #[inline]
-    fn tell(&mut self, command: Command) -> bool {
+    fn tell(&mut self, command: Command) -> Option<Command> {
         match self.sender.send(command) {
-            Ok(()) => true,
-            Err(SendError::Full(command)) => self.line.shared.shard.connector().connect(1).send(command).is_ok(),
-            Err(SendError::Closed(_)) => false,
+            Ok(()) => None,
+            Err(SendError::Full(command)) => {
+                self.line.shared.shard.connector().connect(1).send(command).err().map(SendError::into_inner)
+            }
+            Err(SendError::Closed(command)) => Some(command),
         }
     }
 
@@ -244,40 +237,46 @@ impl Client {
     /// # Errors
     /// [`CallError::TooManyCalls`] when this client has as many calls under way as
     /// [`Config::max_calls`](crate::Config::max_calls); [`CallError::Closed`] when the shard has stopped;
-    /// [`CallError::TooManyChunks`].
-    pub fn start(&mut self, call: ClientCall) -> Result<Pending, CallError> {
-        let chunks = !call.send.is_empty() || !call.receive.is_empty();
-        let mut most_results = None;
-        if chunks {
-            if call.too_many_chunks {
-                return Err(CallError::TooManyChunks { limit: MAX_CHUNKS });
+    /// [`CallError::TooManyChunks`]; [`CallError::Binding`].
+    pub fn start(&mut self, mut call: ClientCall) -> Result<Pending, FailedCall> {
+        let header = self.line.shared.template.len();
+        let mut memory = None;
+        if !call.send.is_empty() || !call.receive.is_empty() {
+            let mut chunks = ChunkMemory::new();
+            chunks.send.extend(call.send.drain(..).map(|(at, data)| ((header + at) as u32, data)));
+            match self.check(&call, &chunks) {
+                Ok(most) => chunks.most_results = most,
+                Err(error) => return Err(FailedCall::new(error, Some(chunks))),
             }
-            let reads: ArrayVec<usize, MAX_CHUNKS> = call.send.iter().map(|(_, buf)| buf.len()).collect();
-            let writes: ArrayVec<usize, MAX_CHUNKS> = call.receive.iter().map(|&len| len as usize).collect();
-            let config = &self.line.shared.config;
-            most_results =
-                config.check_binding(call.procedure, call.args.len(), &reads, &writes).map_err(CallError::Binding)?;
+            memory = Some(chunks);
         }
-        let (ticket, completer) = self.slots.acquire().ok_or_else(|| self.too_many_calls())?;
+        let Some((ticket, completer)) = self.slots.acquire() else {
+            return Err(FailedCall::new(self.too_many_calls(), memory));
+        };
         let template = &self.line.shared.template;
-        let header = template.len();
         let message = Message::write(header + call.args.len(), |out| {
             template.write(out, call.procedure);
             out[header..].copy_from_slice(&call.args);
         });
-        let mut memory = chunks.then(ChunkMemory::new);
-        if let Some(memory) = &mut memory {
-            memory.most_results = most_results;
-            memory.send.extend(call.send.into_iter().map(|(at, data)| ((header + at) as u32, data)));
-        }
         let (receive, deadline) = (call.receive, call.deadline);
         let max_reply = template.reply_room(call.max_reply);
         let conn = self.line.conn;
         let call = RemoteCall { conn, message, memory, receive, max_reply, deadline, completer };
-        if !self.tell(Command::Call(call)) {
-            return Err(CallError::Closed);
+        if let Some(Command::Call(unsent)) = self.tell(Command::Call(call)) {
+            return Err(FailedCall::new(CallError::Closed, unsent.memory));
         }
-        Ok(Pending { ticket, idle: self.line.shared.config.shard.idle, returned: Returned::default() })
+        Ok(Pending { ticket, idle: self.line.shared.config.shard.idle })
+    }
+
+    /// Holds a call with chunks against the binding: the most bytes of inline results that it leaves, if that is known.
+    fn check(&self, call: &ClientCall, chunks: &ChunkMemory) -> Result<Option<usize>, CallError> {
+        if call.too_many_chunks {
+            return Err(CallError::TooManyChunks { limit: MAX_CHUNKS });
+        }
+        let reads: ArrayVec<usize, MAX_CHUNKS> = chunks.send.iter().map(|(_, buf)| buf.len()).collect();
+        let writes: ArrayVec<usize, MAX_CHUNKS> = call.receive.iter().map(|&len| len as usize).collect();
+        let config = &self.line.shared.config;
+        config.check_binding(call.procedure, call.args.len(), &reads, &writes).map_err(CallError::Binding)
     }
 
     #[cold]
@@ -291,6 +290,12 @@ impl Client {
     /// How the call ended without a reply.
     pub fn call(&mut self, call: ClientCall) -> CallResult {
         self.start(call)?.wait()
+    }
+
+    /// True until the connection is over, which [`closed_because`](Self::closed_because) says why; also while it is
+    /// made again, and calls wait.
+    pub fn is_open(&self) -> bool {
+        self.closed_because().is_none()
     }
 
     /// Why the connection is over; `None` while it is not, or is to be made again. It is there before the

@@ -8,7 +8,7 @@ use rpcrdma_mempool::Buf;
 
 use super::close_reason::{CloseReason, ClosedBecause, LocalClose};
 use super::requester::{CallRequest, ChunkMemory, headroom};
-use super::{ConnRef, FailedCall, Notice, Outcome, ResizeError, Shard, Sink};
+use super::{CallResult, ConnRef, FailedCall, Notice, ResizeError, Shard, Sink};
 use crate::config::POLL_BATCH;
 use crate::fabric::{Fabric, FabricAddress};
 use crate::handoff::mailbox::{Connector, Mailbox};
@@ -61,7 +61,7 @@ pub(crate) struct RemoteCall {
     /// Most bytes of inline results that the reply may have.
     pub(crate) max_reply: usize,
     pub(crate) deadline: Option<Duration>,
-    pub(crate) completer: Completer<Outcome>,
+    pub(crate) completer: Completer<CallResult>,
 }
 
 /// A connection that another thread wants.

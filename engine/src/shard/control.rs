@@ -8,7 +8,7 @@ use super::reconnect::Again;
 use super::stage::Stage;
 use super::{ConnRef, Shard};
 use crate::config::RECEIVE_MARGIN;
-use crate::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, QpId};
+use crate::fabric::{ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, QpId};
 use crate::proto::{ConnConfig, Connection, LIMITS, MIN_CREDITS, PeerFault, Scheme, connect_data};
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
@@ -218,7 +218,12 @@ impl<F: Fabric> Shard<F> {
     #[inline(never)]
     pub(super) fn control(&mut self) {
         for (qp, reason) in self.life.take_disconnected() {
-            self.close_now(qp, reason);
+            self.with(qp, |shard, conn| {
+                let refused = matches!(reason, CloseReason::Disconnected { cause: Disconnect::Refused, .. });
+                // Where a request has failed for it, it is counted.
+                shard.cx.stats.peer_faults += u64::from(refused && !conn.is_over());
+                conn.end_for(reason);
+            });
         }
         let mut events = std::mem::take(&mut self.events);
         self.cx.fabric.poll_control(&mut events);

@@ -41,7 +41,7 @@ fn chunked(client: &mut LocalClient, procedure: u32, sent: &[usize], room: &[usi
     for &len in room {
         call.write_chunk(client.alloc(first, len)?).expect("room");
     }
-    client.call(call).map(|reply| reply.results().to_vec())
+    client.call(call).map(|reply| reply.results().to_vec()).map_err(CallError::from)
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rpcrdma::client::{ClientConfig, Credential, LocalClient};
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::wire::rpc::AuthSys;
-use rpcrdma::{CallError, Config, Knob, Procedure, Refusal, Scheme, Server, ServerCall};
+use rpcrdma::{CallError, Config, FailedCall, Knob, Procedure, Refusal, Scheme, Server, ServerCall};
 use rpcrdma_tests::*;
 
 const WINDOWED: Case = Case { scheme: Scheme::V2Windowed, header: 40 };
@@ -51,13 +51,13 @@ fn a_message_of_any_length_passes() {
         let longest = 4096 - header - CALL_HEADER;
         let mut call = client.prepare(REFUSE, longest).unwrap();
         call.args_mut().fill(0);
-        assert_eq!(client.call(call).unwrap_err(), CallError::Refused(Refusal::GarbageArguments), "{scheme:?}");
+        assert_eq!(client.call(call).unwrap_err().error, CallError::Refused(Refusal::GarbageArguments), "{scheme:?}");
 
         // Continued, or long.
         let mut call = client.prepare(REFUSE, longest + 1).unwrap();
         call.args_mut().fill(0);
         let refused = CallError::Refused(Refusal::GarbageArguments);
-        assert_eq!(client.call(call).unwrap_err(), refused, "{scheme:?}");
+        assert_eq!(client.call(call).unwrap_err().error, refused, "{scheme:?}");
         echo(&mut client, b"the connection lives on").unwrap();
 
         let longest = 4096 - header - REPLY_HEADER;
@@ -86,7 +86,11 @@ fn a_reply_in_parts_that_no_buffer_holds_is_not_mistaken_for_its_last_part() {
     for procedure in [20, 21] {
         let call = client.prepare(procedure, 0).unwrap();
         let error = client.call(call).map(drop).unwrap_err();
-        let of_parts = matches!(error, CallError::TooLong { knob: Knob::LongBuffers, .. } | CallError::NoMemory { .. });
+        let of_parts = matches!(
+            error,
+            FailedCall { error: CallError::TooLong { knob: Knob::LongBuffers, .. }, .. }
+                | FailedCall { error: CallError::NoMemory { .. }, .. }
+        );
         assert!(of_parts, "{error}");
         echo(&mut client, b"the connection lives on").unwrap();
     }
@@ -121,12 +125,12 @@ fn what_the_server_does_not_have_is_refused_as_rfc_5531_says() {
         client.call(call).map(|reply| reply.results().len())
     };
     let refused = |refusal| Err(CallError::Refused(refusal));
-    assert_eq!(call(PROGRAM, VERSION, 0), Ok(0), "procedure 0 answers");
-    assert_eq!(call(PROGRAM, 5, 0), Ok(0));
-    assert_eq!(call(PROGRAM, VERSION, 999), refused(Refusal::ProcedureUnavailable));
-    assert_eq!(call(PROGRAM, VERSION, u32::MAX), refused(Refusal::ProcedureUnavailable));
-    assert_eq!(call(PROGRAM, 4, ECHO), refused(Refusal::ProgramMismatch { low: 3, high: 5 }));
-    assert_eq!(call(PROGRAM + 1, VERSION, ECHO), refused(Refusal::ProgramUnavailable));
+    assert_eq!(call(PROGRAM, VERSION, 0).map_err(CallError::from), Ok(0), "procedure 0 answers");
+    assert_eq!(call(PROGRAM, 5, 0).map_err(CallError::from), Ok(0));
+    assert_eq!(call(PROGRAM, VERSION, 999).map_err(CallError::from), refused(Refusal::ProcedureUnavailable));
+    assert_eq!(call(PROGRAM, VERSION, u32::MAX).map_err(CallError::from), refused(Refusal::ProcedureUnavailable));
+    assert_eq!(call(PROGRAM, 4, ECHO).map_err(CallError::from), refused(Refusal::ProgramMismatch { low: 3, high: 5 }));
+    assert_eq!(call(PROGRAM + 1, VERSION, ECHO).map_err(CallError::from), refused(Refusal::ProgramUnavailable));
 }
 
 #[test]
@@ -139,7 +143,7 @@ fn a_refusal_invalidates_nothing_that_its_call_did_not_offer() {
         mirror(&mut client, seed, &[100]).unwrap();
         let call = client.prepare(999, 0).unwrap();
         let expected = CallError::Refused(Refusal::ProcedureUnavailable);
-        assert_eq!(client.call(call).unwrap_err(), expected);
+        assert_eq!(client.call(call).unwrap_err().error, expected);
     }
 }
 
@@ -159,10 +163,10 @@ fn what_a_handler_refuses_reaches_the_caller() {
     for (code, refusal) in expected.into_iter().enumerate() {
         let mut call = client.prepare(REFUSE, 4).unwrap();
         call.args_mut().copy_from_slice(&(code as u32).to_be_bytes());
-        assert_eq!(client.call(call).unwrap_err(), CallError::Refused(refusal));
+        assert_eq!(client.call(call).unwrap_err().error, CallError::Refused(refusal));
     }
     let call = client.prepare(REFUSE, 3).unwrap();
-    assert_eq!(client.call(call).unwrap_err(), CallError::Refused(Refusal::GarbageArguments), "too short");
+    assert_eq!(client.call(call).unwrap_err().error, CallError::Refused(Refusal::GarbageArguments), "too short");
     drop(client);
     assert_eq!(world.server().stats()[0].calls_failed, 7);
 }
@@ -230,8 +234,8 @@ fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
                         ended += 1;
                         match done.result.map(drop) {
                             Ok(()) => {}
-                            Err(error) => {
-                                assert_eq!(error, CallError::Transport(ErrorBody::WriteChunks { max: 1 }));
+                            Err(failed) => {
+                                assert_eq!(failed.error, CallError::Transport(ErrorBody::WriteChunks { max: 1 }));
                                 refused += 1;
                             }
                         }
@@ -263,7 +267,7 @@ fn no_more_than_max_calls_are_under_way() {
     results.sort_by_key(|&(token, _)| token);
     for (token, result) in results {
         let expected = if token < 8 { Ok(()) } else { Err(CallError::TooManyCalls { limit: 8 }) };
-        assert_eq!(result, expected, "{token}");
+        assert_eq!(result.map_err(CallError::from), expected, "{token}");
     }
 }
 
@@ -282,7 +286,7 @@ fn a_deadline_ends_a_call_once_and_its_reply_is_dropped() {
     slow(&mut client, 100_000, Duration::from_millis(1));
     let mut ends = Vec::new();
     let polled = settles(|| {
-        client.poll(|done| ends.push(done.result.map(drop)));
+        client.poll(|done| ends.push(done.result.map(drop).map_err(CallError::from)));
         client.stats().messages.rejected_late == 1
     });
     assert!(polled, "its reply never came");
@@ -290,7 +294,7 @@ fn a_deadline_ends_a_call_once_and_its_reply_is_dropped() {
     slow(&mut client, 0, Duration::from_secs(60));
     ends.clear();
     assert!(settles(|| {
-        client.poll(|done| ends.push(done.result.map(drop)));
+        client.poll(|done| ends.push(done.result.map(drop).map_err(CallError::from)));
         !ends.is_empty()
     }));
     assert_eq!(ends, [Ok(())], "in time");
@@ -318,7 +322,7 @@ fn a_cancelled_call_ends_once() {
         client.cancel(first, call);
     }
     assert!(settles(|| {
-        client.poll(|done| ends.push((done.token, done.result.map(drop))));
+        client.poll(|done| ends.push((done.token, done.result.map(drop).map_err(CallError::from))));
         client.stats().messages.rejected_late == 1 && ends.len() == 10
     }));
     let cancelled = |sent| Err(CallError::Cancelled { sent });
@@ -337,7 +341,7 @@ fn a_connection_of_another_client_is_closed_here() {
     let mut other = world.client(&address, small());
     let second = other.add_connection(&address).unwrap();
     let call = one.prepare(ECHO, 0).unwrap();
-    assert_eq!(one.call_on(second, call).map(drop), Err(CallError::Closed));
+    assert_eq!(one.call_on(second, call).map(drop).map_err(CallError::from), Err(CallError::Closed));
     assert!(!one.is_open(second) && other.is_open(second));
     assert_eq!(one.alloc(second, 8).map(drop), Err(CallError::Closed));
 }
@@ -360,7 +364,7 @@ fn an_empty_pool_is_said_and_gets_over() {
             call.deadline(Duration::from_millis(200));
             match client.call(call) {
                 Ok(reply) => held.push(reply),
-                Err(error) => break error,
+                Err(failed) => break failed.error,
             }
             assert!(held.len() < 1000, "there is no end");
         };
@@ -395,7 +399,7 @@ fn a_server_short_of_memory_says_so_and_gets_over() {
             client.poll(|done| {
                 ended += 1;
                 match done.result {
-                    Err(CallError::Transport(ErrorBody::System)) => refused += 1,
+                    Err(FailedCall { error: CallError::Transport(ErrorBody::System), .. }) => refused += 1,
                     other => panic!("{other:?} with {round}"),
                 }
             });
@@ -516,7 +520,7 @@ fn a_handler_that_panics_on_the_shard_costs_its_call() {
     let mut other = world.client(&address, small());
     for _ in 0..3 {
         let call = client.prepare(20, 0).unwrap();
-        assert_eq!(client.call(call).map(drop), Err(CallError::Refused(Refusal::SystemError)));
+        assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::Refused(Refusal::SystemError)));
         echo(&mut client, b"on").unwrap();
         echo(&mut other, b"and the others").unwrap();
     }

@@ -508,7 +508,7 @@ fn a_call_that_waits_while_segments_get_shorter_ends_alone() {
     }
     let mut ended = Vec::new();
     let all = settles(|| {
-        client.poll(|done| ended.push((done.token, done.result.err())));
+        client.poll(|done| ended.push((done.token, done.result.err().map(CallError::from))));
         ended.len() == 3
     });
     assert!(all, "{ended:?}");

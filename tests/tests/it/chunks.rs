@@ -105,7 +105,7 @@ fn a_call_may_take_the_place_of_one_whose_memory_is_not_revoked_yet() {
         }
         client.poll(|done| match done.result {
             Ok(_) => ended += 1,
-            Err(error) => assert_eq!(error, CallError::TooManyCalls { limit: 1 }),
+            Err(failed) => assert_eq!(failed.error, CallError::TooManyCalls { limit: 1 }),
         });
         ended == 20
     }));
@@ -184,15 +184,19 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
         result
     };
     let transport = |error| Err(CallError::Transport(error));
-    assert_eq!(call(20, &[1000, 1000], &[5000]), Ok(()), "room beyond the longest result stays unused");
-    assert_eq!(call(20, &[1001], &[]), transport(ErrorBody::BadXdr));
-    assert_eq!(call(20, &[], &[1, 1]), transport(ErrorBody::WriteChunks { max: 1 }));
-    assert_eq!(call(REFUSE, &[], &[]), Err(CallError::Refused(Refusal::GarbageArguments)));
-    assert_eq!(call(999, &[5], &[5]), Err(CallError::Refused(Refusal::ProcedureUnavailable)));
+    assert_eq!(
+        call(20, &[1000, 1000], &[5000]).map_err(CallError::from),
+        Ok(()),
+        "room beyond the longest result stays unused"
+    );
+    assert_eq!(call(20, &[1001], &[]).map_err(CallError::from), transport(ErrorBody::BadXdr));
+    assert_eq!(call(20, &[], &[1, 1]).map_err(CallError::from), transport(ErrorBody::WriteChunks { max: 1 }));
+    assert_eq!(call(REFUSE, &[], &[]).map_err(CallError::from), Err(CallError::Refused(Refusal::GarbageArguments)));
+    assert_eq!(call(999, &[5], &[5]).map_err(CallError::from), Err(CallError::Refused(Refusal::ProcedureUnavailable)));
     // These are refused too, and sent again with nothing reduced.
-    assert_eq!(call(20, &[1, 1, 1], &[]), Ok(()));
-    assert_eq!(call(ECHO, &[5], &[]), Ok(()));
-    assert_eq!(call(ECHO, &[], &[5]), Ok(()));
+    assert_eq!(call(20, &[1, 1, 1], &[]).map_err(CallError::from), Ok(()));
+    assert_eq!(call(ECHO, &[5], &[]).map_err(CallError::from), Ok(()));
+    assert_eq!(call(ECHO, &[], &[5]).map_err(CallError::from), Ok(()));
     let again = client.stats().calls_again;
     assert_eq!(again, 1 + 1 + 2, "the Write chunk is tried once more, with a larger Reply chunk");
     drop(client);
@@ -214,7 +218,7 @@ fn positions_that_cannot_be_end_their_call_alone() {
         let error = client.call(call).map(drop);
         // Positions count from the start of the RPC message: its header has 40 bytes.
         let wrong = 40 + *positions.last().unwrap() as u32;
-        assert_eq!(error, Err(CallError::Position(wrong)), "{positions:?}");
+        assert_eq!(error.map_err(CallError::from), Err(CallError::Position(wrong)), "{positions:?}");
         store(&mut client, 1, &[64]).unwrap();
     }
 }
@@ -229,7 +233,7 @@ fn empty_chunks_are_refused_here() {
         let mut call = client.prepare_with_chunks(MIRROR, 4).unwrap();
         let empty = client.alloc(first, 0).unwrap();
         if send { call.read_chunk(4, empty) } else { call.write_chunk(empty) }.unwrap();
-        assert_eq!(client.call(call).map(drop), Err(CallError::EmptyChunk));
+        assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::EmptyChunk));
         echo(&mut client, b"on").unwrap();
     }
 }
@@ -245,7 +249,7 @@ fn memory_of_others_is_refused() {
     let others = client.alloc(second, 10).unwrap();
     let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
     call.read_chunk(4, others).unwrap();
-    assert_eq!(client.call(call).map(drop), Err(CallError::ForeignMemory));
+    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::ForeignMemory));
     let mut call = client.prepare(STORE, 4).unwrap();
     let data = client.alloc(first, 10).unwrap();
     let refused = call.read_chunk(4, data).unwrap_err();
@@ -331,7 +335,10 @@ fn results_of_the_handlers_own_memory_are_shared() {
         for &len in room {
             call.write_chunk(client.alloc(first, len).unwrap()).unwrap();
         }
-        assert_eq!(client.call(call).map(drop), Err(CallError::Refused(Refusal::GarbageArguments)));
+        assert_eq!(
+            client.call(call).map(drop).map_err(CallError::from),
+            Err(CallError::Refused(Refusal::GarbageArguments))
+        );
     }
     drop(client);
     world.server_balances();
@@ -363,7 +370,7 @@ fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
     for refusal in [Refusal::SystemError, Refusal::GarbageArguments] {
         let mut call = client.prepare_with_chunks(20, 0).unwrap();
         call.write_chunk(client.alloc(first, 4096).unwrap()).unwrap();
-        assert_eq!(client.call(call).map(drop), Err(CallError::Refused(refusal)));
+        assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::Refused(refusal)));
     }
     drop(client);
     world.server_balances();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rpcrdma::client::{Client, ClientCall, ClientConfig, ConnectError, Endpoint};
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Address, CallError, Config, Services};
+use rpcrdma::{Address, CallError, Config, FailedCall, Services};
 use rpcrdma_tests::*;
 
 use super::calls::workers;
@@ -62,7 +62,15 @@ fn connections_share_a_thread_and_end_by_themselves() {
     for mut pending in ends {
         let end = pending.wait().map(drop);
         // What the shard had not taken yet was never sent.
-        assert!(matches!(end, Ok(()) | Err(CallError::ConnectionLost { .. } | CallError::Closed)), "{end:?}");
+        assert!(
+            matches!(
+                end,
+                Ok(())
+                    | Err(FailedCall { error: CallError::ConnectionLost { .. }, .. }
+                        | FailedCall { error: CallError::Closed, .. })
+            ),
+            "{end:?}"
+        );
     }
     for mut pending in stays {
         assert_eq!(pending.wait().unwrap().results(), [7]);

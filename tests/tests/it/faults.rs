@@ -12,7 +12,7 @@ use rpcrdma::fabric::chaos::{Chaos, ChaosConfig};
 use rpcrdma::shard::Shard;
 use rpcrdma::stats::ShardStats;
 use rpcrdma::wire::{Chunks, Revision, Version, View};
-use rpcrdma::{Address, CallError, Config, Scheme};
+use rpcrdma::{Address, CallError, Config, FailedCall, Scheme};
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -87,7 +87,10 @@ fn load_up(client: &mut LocalClient<Chaos<AnyFabric>>, address: &Address, count:
                         assert!(got.len() == len && patterned(seed, got), "a wrong reply");
                         well += 1;
                     }
-                    Err(CallError::ConnectionLost { .. } | CallError::Closed) => lost += 1,
+                    Err(
+                        FailedCall { error: CallError::ConnectionLost { .. }, .. }
+                        | FailedCall { error: CallError::Closed, .. },
+                    ) => lost += 1,
                     Err(other) => panic!("{other}"),
                 }
             });
@@ -219,7 +222,7 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
                     tell.send(()).expect("the server waits");
                     assert!(!says.recv().expect("the server speaks"), "its memory can still be reached");
                 }
-                end = Some(done.result.map(drop));
+                end = Some(done.result.map(drop).map_err(CallError::from));
             });
             end.is_some()
         });

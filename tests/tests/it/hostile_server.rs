@@ -82,7 +82,7 @@ pub(super) fn behave(peer: &mut RawPeer) {
 
 pub(super) fn plain(client: &mut LocalClient) -> Result<Vec<u8>, CallError> {
     let call = client.prepare(ECHO, 4)?;
-    client.call(call).map(|reply| reply.results().to_vec())
+    client.call(call).map(|reply| reply.results().to_vec()).map_err(CallError::from)
 }
 
 /// A call with a Read chunk and a Write chunk of 500 bytes.
@@ -91,7 +91,7 @@ fn with_memory(client: &mut LocalClient) -> Result<Vec<u8>, CallError> {
     let mut call = client.prepare_with_chunks(MIRROR, 4)?;
     call.read_chunk(4, client.alloc(first, 500)?).expect("room");
     call.write_chunk(client.alloc(first, 500)?).expect("room");
-    client.call(call).map(|reply| reply.chunk(0).unwrap_or_default().to_vec())
+    client.call(call).map(|reply| reply.chunk(0).unwrap_or_default().to_vec()).map_err(CallError::from)
 }
 
 /// What the connection must do afterwards.
@@ -306,7 +306,7 @@ fn a_server_that_never_answers_costs_no_more_than_deadlines() {
         client.start(first, call, token);
     }
     assert!(settles(|| {
-        client.poll(|done| ends.push(done.result.map(drop)));
+        client.poll(|done| ends.push(done.result.map(drop).map_err(CallError::from)));
         ends.len() == 10
     }));
     let late = ends.iter().filter(|end| matches!(end, Err(CallError::DeadlinePassed { .. }))).count();

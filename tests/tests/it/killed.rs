@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Address, CallError, Config, Server};
+use rpcrdma::{Address, CallError, Config, FailedCall, Server};
 use rpcrdma_tests::*;
 
 /// What a child does until it is killed.
@@ -138,7 +138,10 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                             let chunk = reply.chunk(0).unwrap_or_default();
                             assert!(patterned(done.token as u32, chunk), "what was acknowledged is there");
                         }
-                        Err(CallError::ConnectionLost { .. } | CallError::Closed) => {}
+                        Err(
+                            FailedCall { error: CallError::ConnectionLost { .. }, .. }
+                            | FailedCall { error: CallError::Closed, .. },
+                        ) => {}
                         Err(other) => panic!("{other}"),
                     }
                 });

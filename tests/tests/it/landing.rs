@@ -105,7 +105,7 @@ fn put(client: &mut LocalClient, procedure: u32, seed: u32, len: usize) -> Resul
     let mut data = client.alloc(first, len)?;
     pattern(seed, &mut data);
     call.read_chunk(4, data).expect("room");
-    client.call(call).map(drop)
+    client.call(call).map(drop).map_err(CallError::from)
 }
 
 /// A server with so many shards, each with pages of one arena; and how often it was asked for one.

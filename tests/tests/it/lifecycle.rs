@@ -8,7 +8,7 @@ use rpcrdma::client::LocalClient;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::wire::{ErrorBody, Revision};
-use rpcrdma::{CallError, Config, IdlePolicy, Procedure, Refusal, Scheme, ServerCall};
+use rpcrdma::{CallError, Config, FailedCall, IdlePolicy, Procedure, Refusal, Scheme, ServerCall};
 use rpcrdma_tests::*;
 
 use super::calls::{many_calls, workers};
@@ -106,7 +106,11 @@ fn the_other_revision_of_version_2_works_when_both_ends_use_it() {
         call.write_chunk(client.alloc(first, 10).unwrap()).unwrap();
     }
     let error = CallError::Transport(ErrorBody::WriteChunks { max: 1 });
-    assert_eq!(client.call(call).map(drop), Err(error), "its number differs between the revisions");
+    assert_eq!(
+        client.call(call).map(drop).map_err(CallError::from),
+        Err(error),
+        "its number differs between the revisions"
+    );
 }
 
 #[test]
@@ -247,7 +251,7 @@ fn a_handler_that_panics_on_a_worker_costs_its_call() {
     assert!(settles(|| {
         client.poll(|done| {
             let expected = if done.token % 3 == 0 { Err(CallError::Refused(Refusal::SystemError)) } else { Ok(()) };
-            assert_eq!(done.result.map(drop), expected);
+            assert_eq!(done.result.map(drop).map_err(CallError::from), expected);
             ended += 1;
         });
         ended == 30
@@ -406,7 +410,7 @@ fn a_drain_returns_in_time_whatever_a_handler_does() {
         drain.join().expect("no panic").expect("it is heard");
         let mut end = None;
         assert!(settles(|| {
-            client.poll(|done| end = Some(done.result.map(drop)));
+            client.poll(|done| end = Some(done.result.map(drop).map_err(CallError::from)));
             end.is_some()
         }));
         // What is stuck is told to end, and answers before it hears of that.
@@ -436,7 +440,7 @@ fn a_server_that_is_dropped_ends_every_call_once() {
                 ends[done.token as usize] += 1;
                 match done.result {
                     Ok(reply) => assert_eq!(reply.results(), (round * 20u32).to_be_bytes()),
-                    Err(CallError::ConnectionLost { .. }) => lost += 1,
+                    Err(FailedCall { error: CallError::ConnectionLost { .. }, .. }) => lost += 1,
                     Err(other) => panic!("{other}"),
                 }
             });
@@ -448,8 +452,8 @@ fn a_server_that_is_dropped_ends_every_call_once() {
         assert!(settles(|| {
             let call = client.prepare(ECHO, 4).unwrap();
             match client.call(call).map(drop) {
-                Err(CallError::Closed) => true,
-                Err(CallError::ConnectionLost { .. }) => false,
+                Err(FailedCall { error: CallError::Closed, .. }) => true,
+                Err(FailedCall { error: CallError::ConnectionLost { .. }, .. }) => false,
                 other => panic!("{other:?} from a server that is gone; lost {lost}"),
             }
         }));

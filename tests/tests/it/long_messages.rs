@@ -171,7 +171,7 @@ fn long_reply(peer: &mut RawPeer, xid: u32, chunks: Chunks<'_>) {
 fn with_room(client: &mut rpcrdma::client::LocalClient) -> Result<Vec<u8>, CallError> {
     let mut call = client.prepare(ECHO, 4)?;
     call.expect_reply(20_000);
-    client.call(call).map(|reply| reply.results().to_vec())
+    client.call(call).map(|reply| reply.results().to_vec()).map_err(CallError::from)
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View};
-use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma::{CallError, Config, FailedCall, Procedure, Refusal, Scheme, ServerCall, Services};
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -237,8 +237,9 @@ fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
         let (mut ended, mut served) = (0, 0);
         let all = settles(|| {
             client.poll(|done| {
-                let refused =
-                    |error: &CallError| matches!(error, CallError::Transport(ErrorBody::System | ErrorBody::BadXdr));
+                let refused = |failed: &FailedCall| {
+                    matches!(failed.error, CallError::Transport(ErrorBody::System | ErrorBody::BadXdr))
+                };
                 assert!(done.result.as_ref().err().is_none_or(refused), "{:?}", done.result);
                 served += u64::from(done.result.is_ok());
                 ended += 1;

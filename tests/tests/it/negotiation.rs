@@ -400,7 +400,9 @@ fn a_call_that_waits_and_is_too_long_by_then_ends_alone() {
     started.send(()).expect("the server is there");
     let mut ended = Vec::new();
     let all = settles(|| {
-        client.poll(|done| ended.push((done.token, done.result.map(|reply| reply.results().to_vec()))));
+        client.poll(|done| {
+            ended.push((done.token, done.result.map(|reply| reply.results().to_vec()).map_err(CallError::from)))
+        });
         ended.len() == 2
     });
     assert!(all, "{ended:?}");
@@ -459,7 +461,7 @@ fn segments(
             for &len in *room {
                 call.write_chunk(client.alloc(first, len).expect("a buffer")).expect("room");
             }
-            client.call(call).map(|_| told.recv().expect("the server speaks"))
+            client.call(call).map(|_| told.recv().expect("the server speaks")).map_err(CallError::from)
         })
         .collect();
     drop(client);

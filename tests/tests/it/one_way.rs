@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{CallError, Config, Procedure, Scheme};
+use rpcrdma::{CallError, Config, FailedCall, Procedure, Scheme};
 use rpcrdma_tests::*;
 
 const NOTE: u32 = 60;
@@ -78,7 +78,9 @@ fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
                 let args = told.recv_timeout(std::time::Duration::from_secs(20)).expect("it runs");
                 assert!(sent && args.len() == len && patterned(7, &args));
             }
-            Err(error) => assert!(!sent && matches!(error, CallError::TooLong { .. }), "{len}: {error}"),
+            Err(error) => {
+                assert!(!sent && matches!(error, FailedCall { error: CallError::TooLong { .. }, .. }), "{len}: {error}")
+            }
         }
     }
     assert_eq!(client.stats().exposed_buffers, 0);
@@ -93,7 +95,7 @@ fn version_1_and_chunks_have_no_calls_without_a_reply() {
     let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
     let mut call = client.prepare(NOTE, 0).unwrap();
     call.one_way();
-    assert_eq!(client.call(call).map(drop), Err(CallError::NotOneWay));
+    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::NotOneWay));
     // Whoever waits for a reply gets one there, as credits are counted by replies.
     let call = client.prepare(NOTE, 0).unwrap();
     client.call(call).unwrap();
@@ -102,5 +104,5 @@ fn version_1_and_chunks_have_no_calls_without_a_reply() {
     let mut call = client.prepare_with_chunks(NOTE, 0).unwrap();
     call.write_chunk(client.alloc(first, 100).unwrap()).unwrap();
     call.one_way();
-    assert_eq!(client.call(call).map(drop), Err(CallError::NotOneWay));
+    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::NotOneWay));
 }

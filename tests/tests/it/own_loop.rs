@@ -73,7 +73,7 @@ impl ShardTask for Answering {
 fn call(client: &mut LocalClient, procedure: u32, args: &[u8]) -> Result<Vec<u8>, CallError> {
     let mut call = client.prepare(procedure, args.len())?;
     call.put_args(args).expect("room");
-    client.call(call).map(|reply| reply.results().to_vec())
+    client.call(call).map(|reply| reply.results().to_vec()).map_err(CallError::from)
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn a_task_that_panics_is_gone_with_its_calls_and_the_shard_goes_on() {
     let mut ended = 0;
     assert!(settles(|| {
         client.poll(|done| {
-            assert_eq!(done.result.err(), Some(CallError::Refused(Refusal::SystemError)));
+            assert_eq!(done.result.err().map(CallError::from), Some(CallError::Refused(Refusal::SystemError)));
             ended += 1;
         });
         ended == 2

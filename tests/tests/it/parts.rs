@@ -112,7 +112,9 @@ fn a_reply_in_parts_gets_through_when_what_waits_behind_it_has_the_buffers() {
         let mut ended = Vec::new();
         assert!(settles(|| {
             server.poll_once();
-            client.poll(|done| ended.push((done.token, done.result.map(|reply| reply.results().len()))));
+            client.poll(|done| {
+                ended.push((done.token, done.result.map(|reply| reply.results().len()).map_err(CallError::from)))
+            });
             ended.len() == 6
         }));
         assert_eq!(ended[0], (0, Ok(LENGTH)), "{scheme:?}");
@@ -470,7 +472,9 @@ fn replies_that_are_mixed_end_their_calls_alone() {
     }
     let mut ends = Vec::new();
     assert!(settles(|| {
-        client.poll(|done| ends.push((done.token, done.result.map(|reply| reply.results().to_vec()))));
+        client.poll(|done| {
+            ends.push((done.token, done.result.map(|reply| reply.results().to_vec()).map_err(CallError::from)))
+        });
         ends.len() == 3
     }));
     ends.sort_by_key(|(token, _)| *token);

@@ -44,7 +44,7 @@ fn of(counted: &[ProcedureStats], procedure: u32) -> (u64, u64, u64) {
 fn refused(client: &mut LocalClient, procedure: u32, args: &[u8]) -> CallError {
     let mut call = client.prepare(procedure, args.len()).unwrap();
     call.args_mut().copy_from_slice(args);
-    client.call(call).map(drop).expect_err("it is refused")
+    client.call(call).map(drop).expect_err("it is refused").error
 }
 
 #[test]
@@ -95,7 +95,10 @@ fn refusals_are_all_counted_by_what_was_told() {
         let mut call = client.prepare_with_chunks(REFUSE, 4).unwrap();
         call.args_mut().copy_from_slice(&be(&[0]));
         call.read_chunk(4, client.alloc(first, 100).unwrap()).unwrap();
-        assert_eq!(client.call(call).map(drop), Err(CallError::Refused(Refusal::GarbageArguments)));
+        assert_eq!(
+            client.call(call).map(drop).map_err(CallError::from),
+            Err(CallError::Refused(Refusal::GarbageArguments))
+        );
         let stats = world.server().stats().swap_remove(0);
         let told = |of: &Refusals| {
             let Refusals { unavailable, garbage_arguments, system_errors, authentication, transport, .. } = *of;

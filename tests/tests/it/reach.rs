@@ -7,7 +7,7 @@ use rpcrdma::client::{ClientCall, Pending};
 use rpcrdma::fabric::RemoteMemory;
 use rpcrdma::wire::properties::{Properties, ReverseSupport};
 use rpcrdma::wire::{Body, Chunks, Flags, Revision, Segment, View, WriteList};
-use rpcrdma::{CallError, Client as Caller};
+use rpcrdma::{CallError, Client as Caller, FailedCall};
 use rpcrdma_tests::*;
 
 use super::reverse::{HELLO, telling_services};
@@ -140,7 +140,7 @@ fn what_a_server_shows_is_bounded_by_rights_length_and_time() {
         }
         // The connection ends, and the call with it.
         let error = showing.pending.wait().map(drop);
-        assert!(matches!(error, Err(CallError::ConnectionLost { sent: true })), "{error:?}");
+        assert!(matches!(error, Err(FailedCall { error: CallError::ConnectionLost { sent: true }, .. })), "{error:?}");
     }
     // What was shown for a call is gone when that has ended.
     for write in [false, true] {

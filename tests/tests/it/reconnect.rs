@@ -24,7 +24,7 @@ fn ends(client: &mut LocalClient, count: usize) -> Vec<(u64, Result<Vec<u8>, Cal
     let mut ended = Vec::new();
     assert!(settles(|| {
         client.poll(|done| {
-            ended.push((done.token, done.result.map(|reply| reply.results().to_vec())));
+            ended.push((done.token, done.result.map(|reply| reply.results().to_vec()).map_err(CallError::from)));
         });
         ended.len() >= count
     }));

@@ -9,7 +9,7 @@ use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::{Access, RemoteMemory};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, Revision, Segment, View, WriteList};
-use rpcrdma::{CallError, Config, Knob, Procedure, Refusal, Scheme, Services};
+use rpcrdma::{CallError, Config, FailedCall, Knob, Procedure, Refusal, Scheme, Services};
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -172,7 +172,8 @@ fn what_a_reply_needs_is_bounded_by_configuration() {
         match client.call(call).map(|reply| reply.results().len()) {
             Ok(got) => assert!(is_had && got == len as usize),
             Err(error) => assert!(
-                !is_had && matches!(error, CallError::TooLong { knob: Knob::BulkBuffers, .. }),
+                !is_had
+                    && matches!(error, FailedCall { error: CallError::TooLong { knob: Knob::BulkBuffers, .. }, .. }),
                 "{len}: {error}"
             ),
         }
@@ -206,8 +207,8 @@ fn a_server_that_does_not_continue_replies_is_known_after_the_first() {
             client.call(call).map(|reply| reply.results().to_vec())
         };
         let refused = ErrorBody::ReplyResource { length_needed: 9000 };
-        assert_eq!(call(), Err(CallError::Transport(refused)), "{scheme:?}");
-        assert_eq!(call(), Ok(b"after all".to_vec()), "{scheme:?}");
+        assert_eq!(call().map_err(CallError::from), Err(CallError::Transport(refused)), "{scheme:?}");
+        assert_eq!(call().map_err(CallError::from), Ok(b"after all".to_vec()), "{scheme:?}");
         drop(client);
         server.join();
     }
@@ -378,7 +379,11 @@ fn read_chunks_error_to_a_long_call_ends_it() {
         let mut client = world.client(&address, Config { scheme, continue_up_to: 0, ..small() });
         let call = client.prepare(ECHO, 20_000).expect("a buffer");
         let error = ErrorBody::ReadChunks { max: 0 };
-        assert_eq!(client.call(call).map(drop), Err(CallError::Transport(error)), "{scheme:?}");
+        assert_eq!(
+            client.call(call).map(drop).map_err(CallError::from),
+            Err(CallError::Transport(error)),
+            "{scheme:?}"
+        );
         let stats = client.stats();
         assert_eq!((stats.calls_again, stats.exposed_buffers), (0, 0));
         assert_eq!(super::hostile_server::plain(&mut client), Ok(b"fine".to_vec()));
@@ -412,7 +417,7 @@ fn what_cannot_be_cured_by_more_ends_its_call() {
     for error in errors {
         let mut call = client.prepare_with_chunks(LOAD, 8).expect("a buffer");
         call.write_chunk(client.alloc(first, 10).expect("a buffer")).expect("room");
-        assert_eq!(client.call(call).map(drop), Err(CallError::Transport(error)));
+        assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::Transport(error)));
         assert_eq!(client.stats().exposed_buffers, 0);
     }
     assert_eq!(super::hostile_server::plain(&mut client), Ok(b"fine".to_vec()));

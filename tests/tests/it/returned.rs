@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rpcrdma::client::{Client, ClientCall, Done, LocalClient, Returned};
-use rpcrdma::service::DeferredCall;
-use rpcrdma::{Buf, CallError, Config, Procedure, Refusal, Scheme, Services};
+use rpcrdma::client::{Client, ClientCall, LocalClient};
+use rpcrdma::service::{DeferredCall, MAX_CHUNKS};
+use rpcrdma::{Buf, CallError, CallResult, Config, FailedCall, Procedure, Refusal, Scheme, Services};
 use rpcrdma_tests::*;
 
+use super::reverse::both_ways;
 use super::threads::block_on;
 
 /// Takes its calls, and keeps them.
@@ -39,27 +40,36 @@ fn start(client: &mut LocalClient, procedure: u32, token: u64, deadline: Option<
     client.start(first, call, token);
 }
 
-fn ended(client: &mut LocalClient) -> Done {
+fn ended(client: &mut LocalClient) -> CallResult {
     let mut ended = None;
     assert!(settles(|| {
-        client.poll(|done| ended = Some(done));
+        client.poll(|done| ended = Some(done.result));
         ended.is_some()
     }));
     ended.expect("a call has ended")
 }
 
-/// Both buffers are back, as they were given.
-fn whole(returned: &mut Returned, seed: u32) -> (Buf, Buf) {
-    let sent = returned.take_sent().next().expect("what was to be sent");
-    let room = returned.take_chunks().next().expect("what was offered");
+/// Why a call failed, which has given both buffers back as they were given.
+fn whole(result: CallResult, seed: u32) -> (CallError, Buf, Buf) {
+    let mut failed = result.expect_err("it fails");
+    let sent = failed.returned.take_sent().next().expect("what was to be sent");
+    let room = failed.returned.take_chunks().next().expect("what was offered");
     assert!(patterned(seed, &sent) && sent.len() == LEN);
     assert_eq!(room.len(), LEN);
-    assert!(nothing(returned));
-    (sent, room)
+    (nothing(failed), sent, room)
 }
 
-fn nothing(returned: &mut Returned) -> bool {
-    returned.take_sent().count() == 0 && returned.take_chunks().count() == 0
+/// The same of a call whose results have no buffer yet.
+fn sent(mut failed: FailedCall, seed: u32) -> CallError {
+    let sent = failed.returned.take_sent().next().expect("what was to be sent");
+    assert!(patterned(seed, &sent) && sent.len() == LEN);
+    nothing(failed)
+}
+
+/// Why a call failed, which has given nothing back, or nothing any more.
+fn nothing(mut failed: FailedCall) -> CallError {
+    assert_eq!((failed.returned.take_sent().count(), failed.returned.take_chunks().count()), (0, 0));
+    failed.error
 }
 
 #[test]
@@ -69,9 +79,8 @@ fn a_call_that_is_refused_gives_its_buffers_back() {
     let address = world.serve_with(small_server(), services);
     let mut client = world.client(&address, small());
     start(&mut client, MISSING, 1, None);
-    let Done { result, mut returned, .. } = ended(&mut client);
-    assert!(matches!(result, Err(CallError::Refused(Refusal::ProcedureUnavailable))), "{result:?}");
-    let (sent, room) = whole(&mut returned, 1);
+    let (error, sent, room) = whole(ended(&mut client), 1);
+    assert_eq!(error, CallError::Refused(Refusal::ProcedureUnavailable));
     // They are as good as new.
     let mut call = client.prepare_with_chunks(MIRROR, 4).expect("memory");
     call.args_mut();
@@ -84,9 +93,7 @@ fn a_call_that_is_refused_gives_its_buffers_back() {
         client.poll(|_| panic!("nobody answers yet"));
         kept.lock().expect("no panic").pop().map(|call| call.answer(Ok(()))).is_some()
     }));
-    let Done { result, mut returned, .. } = ended(&mut client);
-    assert!(nothing(&mut returned));
-    let mut reply = result.expect("a reply");
+    let mut reply = ended(&mut client).expect("a reply");
     assert!(patterned(2, &reply.take_sent().next().expect("what was sent")));
 }
 
@@ -102,19 +109,15 @@ fn a_lost_connection_and_a_closed_one_give_buffers_back() {
         !kept.lock().expect("no panic").is_empty()
     }));
     let first = client.first();
-    let (late, room) = (client.alloc(first, LEN).expect("memory"), client.alloc(first, LEN).expect("memory"));
+    let (mut late, room) = (client.alloc(first, LEN).expect("memory"), client.alloc(first, LEN).expect("memory"));
+    pattern(2, &mut late);
     drop(world.take_server());
-    let Done { result, mut returned, .. } = ended(&mut client);
-    assert!(matches!(result, Err(CallError::ConnectionLost { sent: true })), "{result:?}");
-    drop(whole(&mut returned, 1));
+    assert_eq!(whole(ended(&mut client), 1).0, CallError::ConnectionLost { sent: true });
     let mut call = client.prepare_with_chunks(KEEP, 0).expect("memory");
     call.read_chunk(0, late).expect("its first");
     call.write_chunk(room).expect("its first");
     client.start(first, call, 2);
-    let Done { result, mut returned, .. } = ended(&mut client);
-    assert!(matches!(result, Err(CallError::Closed)), "{result:?}");
-    let sent = returned.take_sent().count();
-    assert_eq!((sent, returned.take_chunks().count()), (1, 1));
+    assert_eq!(whole(ended(&mut client), 2).0, CallError::Closed);
     kept.lock().expect("no panic").clear();
 }
 
@@ -136,11 +139,13 @@ fn what_a_server_can_reach_yet_is_kept_and_what_was_not_sent_is_not() {
     }));
     let sent = away();
     assert!((1..6).contains(&sent), "{sent} of 6");
-    for Done { token, result, mut returned } in ends {
-        match result {
-            Err(CallError::DeadlinePassed { sent: true }) => assert!(nothing(&mut returned), "{token}"),
-            Err(CallError::DeadlinePassed { sent: false }) => drop(whole(&mut returned, token as u32)),
-            other => panic!("{token}: {other:?}"),
+    for done in ends {
+        let seed = done.token as u32;
+        match done.result {
+            Err(FailedCall { error: CallError::DeadlinePassed { sent: true }, .. }) => {
+                nothing(done.result.expect_err("it has failed"));
+            }
+            result => assert_eq!(whole(result, seed).0, CallError::DeadlinePassed { sent: false }),
         }
     }
     assert_eq!(client.stats().exposed_buffers, 2 * sent, "those that the server has");
@@ -162,17 +167,102 @@ fn a_client_with_a_thread_gives_them_back_too() {
         pattern(7, &mut data);
         client.start(ClientCall::new(procedure).read_chunk(0, data).write_chunk(LEN as u32)).expect("a slot")
     };
-    let mut pending = call(&mut client, MISSING);
-    assert!(matches!(pending.wait(), Err(CallError::Refused(_))));
-    drop(whole(pending.returned(), 7));
-    let mut pending = call(&mut client, MISSING);
-    assert!(matches!(block_on(&mut pending), Err(CallError::Refused(_))));
-    drop(whole(pending.returned(), 7));
+    let refused = CallError::Refused(Refusal::ProcedureUnavailable);
+    assert_eq!(whole(call(&mut client, MISSING).wait(), 7).0, refused);
+    assert_eq!(whole(block_on(call(&mut client, MISSING)), 7).0, refused);
     let mut pending = call(&mut client, KEEP);
     assert!(settles(|| !kept.lock().expect("no panic").is_empty()));
-    assert!(nothing(pending.returned()));
+    assert!(client.is_open());
     drop(world.take_server());
-    assert!(matches!(pending.wait(), Err(CallError::ConnectionLost { sent: true })));
-    drop(whole(pending.returned(), 7));
+    assert_eq!(whole(pending.wait(), 7).0, CallError::ConnectionLost { sent: true });
+    assert!(!client.is_open() && client.closed_because().is_some());
+    kept.lock().expect("no panic").clear();
+}
+
+#[test]
+fn a_call_that_is_waited_for_gives_them_back() {
+    let mut world = World::new("returned-waited");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    let mut data = client.alloc(first, LEN).expect("memory");
+    pattern(3, &mut data);
+    let mut call = client.prepare_with_chunks(MISSING, 0).expect("memory");
+    call.read_chunk(0, data).expect("its first");
+    call.write_chunk(client.alloc(first, LEN).expect("memory")).expect("its first");
+    let refused = CallError::Refused(Refusal::ProcedureUnavailable);
+    assert_eq!(whole(client.call(call), 3).0, refused);
+    let mut client = Client::connect(&address, small_client(small())).expect("a connection");
+    let mut data = client.alloc(LEN).expect("memory");
+    pattern(4, &mut data);
+    let call = ClientCall::new(MISSING).read_chunk(0, data).write_chunk(LEN as u32);
+    assert_eq!(whole(client.call(call), 4).0, refused);
+}
+
+#[test]
+fn a_call_that_is_not_started_gives_them_back() {
+    let mut world = World::new("returned-unstarted");
+    let (services, kept) = keeping();
+    let address = world.serve_with(small_server(), services);
+    let config = small_client(Config { max_calls: 1, ..small() });
+    let mut client = Client::connect(&address, config).expect("a connection");
+    let with = |client: &mut Client, chunks: u32| {
+        (0..chunks).fold(ClientCall::new(KEEP).write_chunk(LEN as u32), |call, seed| {
+            let mut data = client.alloc(LEN).expect("memory");
+            pattern(seed, &mut data);
+            call.read_chunk(seed as usize * LEN, data)
+        })
+    };
+    let first = with(&mut client, 1);
+    let pending = client.start(first).expect("its slot");
+    let second = with(&mut client, 1);
+    let failed = client.start(second).expect_err("it has one slot");
+    assert_eq!(sent(failed, 0), CallError::TooManyCalls { limit: 1 });
+    let many = with(&mut client, MAX_CHUNKS as u32 + 1);
+    let mut failed = client.start(many).expect_err("a chunk too many");
+    let back: Vec<_> = failed.returned.take_sent().collect();
+    assert_eq!(back.len(), MAX_CHUNKS, "those that it has");
+    assert!((0..).zip(&back).all(|(seed, data)| patterned(seed, data)));
+    assert_eq!(nothing(failed), CallError::TooManyChunks { limit: MAX_CHUNKS });
+    drop(pending);
+    kept.lock().expect("no panic").clear();
+}
+
+#[test]
+fn a_call_whose_shard_has_stopped_gives_them_back() {
+    let mut world = World::new("returned-stopped");
+    let (_forward, mut reverse) = both_ways(&mut world, small(), small());
+    let mut data = reverse.alloc(LEN).expect("memory");
+    pattern(5, &mut data);
+    assert!(reverse.is_open());
+    drop(world.take_server());
+    let call = ClientCall::new(STORE).read_chunk(4, data);
+    assert_eq!(sent(reverse.start(call).expect_err("nobody is there"), 5), CallError::Closed);
+    assert!(!reverse.is_open() && reverse.closed_because().is_some());
+}
+
+#[test]
+fn calls_that_wait_to_be_sent_again_give_them_back_when_there_is_no_more_hope() {
+    let mut world = World::new("returned-again");
+    let (services, kept) = keeping();
+    let address = world.serve_with(small_server(), services);
+    let backoff = (Duration::from_millis(1), Duration::from_millis(10));
+    let config = Config { retransmit: true, reconnect_attempts: 3, reconnect_backoff: backoff, ..small() };
+    let mut client = world.client(&address, config);
+    (1..=3).for_each(|token| start(&mut client, KEEP, token, None));
+    assert!(settles(|| {
+        client.poll(|_| panic!("nobody answers"));
+        kept.lock().expect("no panic").len() == 3
+    }));
+    drop(world.take_server());
+    let mut ends = Vec::new();
+    assert!(settles(|| {
+        client.poll(|done| ends.push(done));
+        ends.len() == 3
+    }));
+    for done in ends {
+        let seed = done.token as u32;
+        assert!(matches!(whole(done.result, seed).0, CallError::ConnectionLost { .. }));
+    }
     kept.lock().expect("no panic").clear();
 }

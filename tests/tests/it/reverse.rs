@@ -46,7 +46,7 @@ pub(super) fn both_ways(world: &mut World, server: Config, client: Config) -> (C
 }
 
 fn echo(client: &mut Client, args: &[u8]) -> Result<Vec<u8>, CallError> {
-    client.call(ClientCall::new(ECHO).args(args)).map(|reply| reply.results().to_vec())
+    client.call(ClientCall::new(ECHO).args(args)).map(|reply| reply.results().to_vec()).map_err(CallError::from)
 }
 
 /// What a client grants its server in version 1 are those credits, and must not be 0.
@@ -113,7 +113,7 @@ fn reverse_calls_keep_to_the_level_of_the_client() {
         assert_eq!(echo(&mut reverse, b"four").map(drop), inline, "{level:?}");
         let args = [1u32, 5, 5, 0, 0].map(u32::to_be_bytes).concat();
         let load = ClientCall::new(LOAD).args(args).write_chunk(5000);
-        assert_eq!(reverse.call(load).map(drop), chunks, "{level:?}");
+        assert_eq!(reverse.call(load).map(drop).map_err(CallError::from), chunks, "{level:?}");
         drop((reverse, forward));
     }
 }

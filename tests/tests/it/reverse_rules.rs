@@ -68,7 +68,7 @@ impl Called {
 }
 
 fn results(mut pending: Pending) -> Result<Vec<u8>, CallError> {
-    pending.wait().map(|reply| reply.results().to_vec())
+    pending.wait().map(|reply| reply.results().to_vec()).map_err(CallError::from)
 }
 
 #[test]
@@ -374,7 +374,7 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
         let config = Config { scheme: Scheme::V1, reverse, ..small() };
         let mut client = Caller::connect(&address, serving_client(config)).expect("a connection");
         let results = client.call(ClientCall::new(ECHO).args(b"mine")).map(|reply| reply.results().to_vec());
-        assert_eq!(results, Ok(b"here".to_vec()), "{reverse:?}");
+        assert_eq!(results.map_err(CallError::from), Ok(b"here".to_vec()), "{reverse:?}");
         drop(client);
         server.join();
     }

@@ -225,7 +225,7 @@ fn errors_that_cannot_be_obeyed_end_their_call_with_what_they_say() {
     for error in errors {
         let mut call = client.prepare_with_chunks(LOAD, 8).expect("a buffer");
         call.write_chunk(client.alloc(first, 10).expect("a buffer")).expect("room");
-        assert_eq!(client.call(call).map(drop), Err(CallError::Transport(error)));
+        assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::Transport(error)));
         assert_eq!(client.stats().exposed_buffers, 0);
     }
     drop(client);
@@ -300,7 +300,7 @@ fn bad_replies_of_version_1_end_their_call_with_a_cause() {
     for name in names {
         let mut call = client.prepare_with_chunks(LOAD, 8).expect("a buffer");
         call.write_chunk(client.alloc(first, 500).expect("a buffer")).expect("room");
-        let error = client.call(call).expect_err(name);
+        let error = client.call(call).map_err(CallError::from).expect_err(name);
         assert!(matches!(error, CallError::MalformedReply(_)), "{name}: {error}");
         assert_eq!(client.stats().exposed_buffers, 0, "{name}");
         assert_eq!(plain(&mut client), Ok(b"fine".to_vec()), "{name}: the connection lives on");
@@ -369,7 +369,7 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
             call.write_chunk(client.alloc(first, 10_000).expect("a buffer")).expect("room");
             match (client.call(call), expected) {
                 (Ok(reply), Some(len)) => assert_eq!(reply.chunk(0).map(<[u8]>::len), Some(len)),
-                (Err(error), None) => assert!(malformed(error), "{lengths:?}"),
+                (Err(failed), None) => assert!(malformed(failed.error), "{lengths:?}"),
                 (result, _) => panic!("{scheme:?} {lengths:?}: {result:?}"),
             }
         }
@@ -379,7 +379,7 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
             match (client.call(call), expected) {
                 // The reply's header has 24 bytes.
                 (Ok(reply), Some(len @ 24..)) => assert_eq!(reply.results().len(), len - 24),
-                (Err(error), None | Some(..24)) => assert!(malformed(error), "{lengths:?}"),
+                (Err(failed), None | Some(..24)) => assert!(malformed(failed.error), "{lengths:?}"),
                 (result, _) => panic!("{scheme:?} {lengths:?} of the Reply chunk: {result:?}"),
             }
         }

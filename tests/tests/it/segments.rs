@@ -475,7 +475,7 @@ fn call_of_many(scheme: Scheme, args: usize, offers: Properties<'static>) -> Res
         call.read_chunk(at, client.alloc(first, 64 << 10).expect("a buffer")).expect("room");
         call.write_chunk(client.alloc(first, 64 << 10).expect("a buffer")).expect("room");
     }
-    let ended = client.call(call).map(|_| told.recv().expect("the server speaks"));
+    let ended = client.call(call).map(|_| told.recv().expect("the server speaks")).map_err(CallError::from);
     assert_eq!(client.stats().exposed_buffers, 0);
     drop(client);
     server.join();

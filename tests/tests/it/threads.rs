@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rpcrdma::client::{Client, ClientCall};
 use rpcrdma::fabric::Disconnect;
-use rpcrdma::{CallError, CloseReason, Config, IdlePolicy, Knob, Refusal};
+use rpcrdma::{CallError, CloseReason, Config, FailedCall, IdlePolicy, Knob, Refusal};
 use rpcrdma_tests::*;
 
 use super::calls::workers;
@@ -62,11 +62,17 @@ fn blocking_calls_futures_and_polls() {
             assert_eq!(reply.unwrap().unwrap().results(), args);
         }
         // It goes there in two messages, but the procedure has no room for such an answer.
-        let error = client.call(ClientCall::new(ECHO).args(vec![0; 6000])).unwrap_err();
-        assert_eq!(error, CallError::Refused(Refusal::SystemError));
+        let failed = client.call(ClientCall::new(ECHO).args(vec![0; 6000])).unwrap_err();
+        assert_eq!(failed.error, CallError::Refused(Refusal::SystemError));
         // Longer than any buffer, so it does not even become a message.
         let error = client.call(ClientCall::new(ECHO).args(vec![0; 2 << 20])).unwrap_err();
-        assert!(matches!(error, CallError::TooLong { limit: 0x10_0000, knob: Knob::LongBuffers, .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                FailedCall { error: CallError::TooLong { limit: 0x10_0000, knob: Knob::LongBuffers, .. }, .. }
+            ),
+            "{error}"
+        );
         assert_eq!(client.stats().unwrap().calls_failed, 2);
     }
 }
@@ -113,8 +119,8 @@ fn chunks_through_the_ring() {
     let abandoned = ClientCall::new(LOAD).args([0, 0, 0, 1, 0, 0, 0, 9]).write_chunk(1 << 20);
     drop(client.start(abandoned).unwrap());
     assert!(settles(|| client.stats().unwrap().exposed_buffers == 0));
-    let error = client.call(ClientCall::new(LOAD).args([0; 8]).write_chunk(1 << 30)).unwrap_err();
-    assert_eq!(error, CallError::TooLong { needed: 1 << 30, limit: 1 << 20, knob: Knob::BulkBuffers });
+    let failed = client.call(ClientCall::new(LOAD).args([0; 8]).write_chunk(1 << 30)).unwrap_err();
+    assert_eq!(failed.error, CallError::TooLong { needed: 1 << 30, limit: 1 << 20, knob: Knob::BulkBuffers });
 }
 
 #[test]
@@ -160,24 +166,32 @@ fn deadlines_limits_and_the_end() {
     let address = world.serve(workers());
     let mut client = connect(&world, &address, Config { max_calls: 4, ..small() });
     let slow = || ClientCall::new(WORKER_ECHO).args(50_000u32.to_be_bytes());
-    let error = client.call(slow().deadline(Duration::from_millis(1))).unwrap_err();
-    assert_eq!(error, CallError::DeadlinePassed { sent: true });
+    let failed = client.call(slow().deadline(Duration::from_millis(1))).unwrap_err();
+    assert_eq!(failed.error, CallError::DeadlinePassed { sent: true });
 
     let mut started: Vec<_> = (0..4).map(|_| client.start(slow()).unwrap()).collect();
-    let error = client.start(slow()).unwrap_err();
-    assert_eq!(error, CallError::TooManyCalls { limit: 4 });
+    let refused = client.start(slow()).unwrap_err();
+    assert_eq!(refused.error, CallError::TooManyCalls { limit: 4 });
     let last = started.pop().unwrap();
     // What the connection's table has no room for ends the same way.
     let results: Vec<_> = started.into_iter().map(|mut pending| pending.wait().map(drop)).collect();
-    assert!(results.iter().all(|result| matches!(result, Ok(()) | Err(CallError::TooManyCalls { .. }))), "{results:?}");
+    assert!(
+        results
+            .iter()
+            .all(|result| matches!(result, Ok(()) | Err(FailedCall { error: CallError::TooManyCalls { .. }, .. }))),
+        "{results:?}"
+    );
     drop(last);
 
     client.close();
-    assert!(settles(|| client.call(ClientCall::new(ECHO)).is_err_and(|error| error == CallError::Closed)));
+    assert!(settles(|| client.call(ClientCall::new(ECHO)).is_err_and(|failed| failed.error == CallError::Closed)));
     let mut orphan = connect(&world, &address, small());
     let mut pending = orphan.start(slow()).unwrap();
     drop(orphan);
-    assert!(matches!(pending.wait(), Err(CallError::ConnectionLost { .. })), "its client is gone");
+    assert!(
+        matches!(pending.wait(), Err(FailedCall { error: CallError::ConnectionLost { .. }, .. })),
+        "its client is gone"
+    );
 }
 
 #[test]
@@ -193,14 +207,25 @@ fn a_lost_server_ends_what_waits_for_it() {
     };
     drop(world.take_server());
     for mut pending in pending {
-        assert!(matches!(pending.wait().map(drop), Ok(()) | Err(CallError::ConnectionLost { .. })));
+        assert!(matches!(
+            pending.wait().map(drop),
+            Ok(()) | Err(FailedCall { error: CallError::ConnectionLost { .. }, .. })
+        ));
     }
     let end = waiter.join().unwrap();
-    assert!(matches!(end, Ok(()) | Err(CallError::ConnectionLost { .. } | CallError::Closed)), "{end:?}");
+    assert!(
+        matches!(
+            end,
+            Ok(())
+                | Err(FailedCall { error: CallError::ConnectionLost { .. }, .. }
+                    | FailedCall { error: CallError::Closed, .. })
+        ),
+        "{end:?}"
+    );
     // Where every reply came before the server went, the client may not know of the end yet.
     assert!(settles(|| match client.call(slow()).map(drop) {
-        Err(CallError::Closed) => true,
-        Err(CallError::ConnectionLost { .. }) => false,
+        Err(FailedCall { error: CallError::Closed, .. }) => true,
+        Err(FailedCall { error: CallError::ConnectionLost { .. }, .. }) => false,
         other => panic!("{other:?} from a server that is gone"),
     }));
 }
@@ -219,7 +244,7 @@ fn a_lost_connection_has_a_reason() {
         assert_eq!((client.closed_because(), other.closed_because()), (None, None));
         let server = world.take_server();
         let end = std::thread::spawn(move || drop(server));
-        assert!(matches!(slow.wait(), Err(CallError::ConnectionLost { .. })));
+        assert!(matches!(slow.wait(), Err(FailedCall { error: CallError::ConnectionLost { .. }, .. })));
         // The reason is there as soon as a call has ended.
         for client in [&client, &other] {
             assert!(matches!(client.closed_because(), Some(CloseReason::Disconnected { .. })));
@@ -239,5 +264,5 @@ fn a_connection_that_was_closed_says_so() {
     assert!(settles(|| client.closed_because().is_some()));
     let reason = client.closed_because();
     assert!(matches!(reason, Some(CloseReason::Disconnected { cause: Disconnect::Local, .. })), "{reason:?}");
-    assert_eq!(client.call(ClientCall::new(ECHO)).map(drop), Err(CallError::Closed));
+    assert_eq!(client.call(ClientCall::new(ECHO)).map(drop).map_err(CallError::from), Err(CallError::Closed));
 }

@@ -371,7 +371,7 @@ fn err_chunk_ends_its_call_which_is_not_made_again() {
             2 => call.expect_reply(10_000),
             _ => {}
         }
-        let result = client.call(call).map(drop);
+        let result = client.call(call).map(drop).map_err(CallError::from);
         assert!(matches!(result, Err(CallError::Transport(_))), "{form}: {result:?}");
         assert_eq!(client.stats().exposed_buffers, 0);
         assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));

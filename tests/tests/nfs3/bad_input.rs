@@ -2,7 +2,7 @@
 
 use nfs3_types::nfs3::*;
 use rpcrdma::client::{ClientConfig, Credential};
-use rpcrdma::{CallError, LocalClient, Refusal};
+use rpcrdma::{CallError, FailedCall, LocalClient, Refusal};
 
 use crate::client::{Nfs, Nfsd, at, encode, pattern, with_mode};
 
@@ -11,7 +11,7 @@ fn outcome(nfs: &mut Nfs, procedure: u32, arguments: &[u8]) -> Result<usize, Cal
     let mut call = nfs.client.prepare(procedure, arguments.len()).expect("memory");
     call.args_mut().copy_from_slice(arguments);
     call.expect_reply(70 << 10);
-    nfs.client.call(call).map(|reply| reply.results().len())
+    nfs.client.call(call).map(|reply| reply.results().len()).map_err(CallError::from)
 }
 
 /// Good arguments of each procedure but NULL.
@@ -114,7 +114,7 @@ fn data_that_does_not_fit_its_count_is_refused() {
         call.args_mut().copy_from_slice(&args);
         call.read_chunk(args.len().checked_add_signed(shift).unwrap(), buf).unwrap();
         match nfs.client.call(call) {
-            Err(CallError::Refused(Refusal::GarbageArguments)) => {
+            Err(FailedCall { error: CallError::Refused(Refusal::GarbageArguments), .. }) => {
                 assert!(garbage, "{count} {length} {shift} {bytes}")
             }
             Ok(reply) => {
@@ -143,7 +143,10 @@ fn credentials_that_are_none_of_ours_are_refused() {
     assert_eq!(call(Credential::none()).unwrap(), 88);
     // As long as a Kerberos credential can be.
     let other = call(Credential::opaque(6, vec![0; 400]));
-    assert!(matches!(other, Err(CallError::Refused(Refusal::Authentication(2)))), "{other:?}");
+    assert!(
+        matches!(other, Err(FailedCall { error: CallError::Refused(Refusal::Authentication(2)), .. })),
+        "{other:?}"
+    );
     let bad = call(Credential::opaque(1, vec![0xFF; 40]));
-    assert!(matches!(bad, Err(CallError::Refused(Refusal::Authentication(1)))), "{bad:?}");
+    assert!(matches!(bad, Err(FailedCall { error: CallError::Refused(Refusal::Authentication(1)), .. })), "{bad:?}");
 }

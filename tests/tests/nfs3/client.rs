@@ -165,7 +165,7 @@ impl Nfs {
         call.args_mut().copy_from_slice(arguments);
         call.expect_reply(longest);
         call.deadline(PATIENCE);
-        self.client.call(call)
+        self.client.call(call).map_err(CallError::from)
     }
 
     /// Calls, and decodes the results.

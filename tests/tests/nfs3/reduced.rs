@@ -29,7 +29,7 @@ fn from_chunk(nfs: &mut Nfs, procedure: u32, args: &[u8], at: usize, item: &[u8]
     let mut call = nfs.client.prepare_with_chunks(procedure, args.len()).expect("memory");
     call.args_mut().copy_from_slice(args);
     call.read_chunk(at, data).expect("a chunk");
-    nfs.client.call(call).map(|reply| reply.results().to_vec())
+    nfs.client.call(call).map(|reply| reply.results().to_vec()).map_err(CallError::from)
 }
 
 /// The word that says how long the item is, which is the last of the results that stay.

@@ -11,7 +11,7 @@ use rpcrdma::client::{Connection, LocalClient};
 use rpcrdma::proto::CallId;
 use rpcrdma::shard::{Done, SimulatedTime};
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, Knob, Reply};
+use rpcrdma::{CallError, FailedCall, Knob, Reply};
 use rpcrdma_tests::Random;
 
 use crate::changes;
@@ -240,10 +240,12 @@ impl Desk {
     pub(crate) fn ended(&mut self, client: &mut LocalClient<Device>, done: Done) {
         let who = self.journal.clone();
         let who = who.who();
-        let Done { token, result, mut returned } = done;
-        // Whoever could still reach them would find it out.
-        returned.take_sent().for_each(|mut buf| buf.fill(!0));
-        returned.take_chunks().for_each(|mut buf| buf.fill(!0));
+        let Done { token, mut result } = done;
+        if let Err(failed) = &mut result {
+            // Whoever could still reach them would find it out.
+            failed.returned.take_sent().for_each(|mut buf| buf.fill(!0));
+            failed.returned.take_chunks().for_each(|mut buf| buf.fill(!0));
+        }
         let Some(call) = self.calls.remove(&token) else { panic!("{who}: call {token} ends again") };
         self.links[call.link].under_way -= 1;
         let link = &self.links[call.link];
@@ -269,7 +271,7 @@ impl Desk {
                     self.kept.push((reply, contents));
                 }
             }
-            Err(error) => {
+            Err(FailedCall { error, .. }) => {
                 self.journal.note(format_args!("end {token}: {error}"));
                 let given_up = matches!(error, CallError::DeadlinePassed { .. } | CallError::Cancelled { .. });
                 if given_up {

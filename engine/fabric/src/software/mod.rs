@@ -64,6 +64,7 @@ use self::qp::{Common, Qp, State, flushed_receive};
 use self::receive::Polled;
 use self::region::{Budget, PeerMemory, Regions};
 use super::log_limit::ClockedLog;
+use super::receives::Receives;
 use super::table::Table;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
@@ -110,12 +111,12 @@ impl SoftwareFabric {
             exposure_needs_own_arena: true,
             checks_window_bounds: true,
             shared_receive_queue: true,
+            acknowledges: true,
         };
         Ok(Self {
             connections: Connections::new()?,
             common: Common {
-                receives: Vec::with_capacity(config.shared_receives),
-                fenced: None,
+                receives: Receives::new(config.shared_receives),
                 ready: VecDeque::with_capacity(64),
                 events: VecDeque::new(),
                 stats: FabricStats::default(),
@@ -319,13 +320,13 @@ impl Fabric for SoftwareFabric {
         let windows = &mut self.table.get(qp).ok_or_else(unknown)?.windows;
         let index = windows.add();
         index.map(|index| WindowId { qp, index }).ok_or_else(|| {
-            FabricError::Misuse(format!("{qp:?} has all the {} windows of its ConnectParams", windows.limit()))
+            FabricError::Misuse(format!("{qp:?} has all the {} windows of its ConnectParams", windows.keys().limit()))
         })
     }
 
     #[inline]
     fn next_rkey(&self, window: WindowId) -> u32 {
-        self.table.peek(window.qp).and_then(|qp| qp.windows.next_rkey(window.index)).unwrap_or(0)
+        self.table.peek(window.qp).and_then(|qp| qp.windows.keys().next(window.index)).unwrap_or(0)
     }
 
     #[inline]
@@ -334,29 +335,28 @@ impl Fabric for SoftwareFabric {
     }
 
     fn fence_receives(&mut self) {
-        self.common.fenced = Some(0);
+        self.common.receives.fence();
     }
 
     #[inline]
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
-        let (queue, depth, error) = match qp {
-            None => (&mut self.common.receives, self.common.config.shared_receives, None),
+        let (queue, error) = match qp {
+            None => (&mut self.common.receives, None),
             Some(id) => match self.table.get(id) {
                 None => return 0,
                 Some(qp) => {
                     let error = (qp.state == State::Error).then_some(id);
                     let Some(own) = &mut qp.own_receives else { return 0 };
-                    (&mut own.bufs, own.depth, error)
+                    (own, error)
                 }
             },
         };
         let regions = &self.common.regions;
-        let room = bufs.len().min(depth.saturating_sub(queue.len()));
+        let room = bufs.len().min(queue.room());
         let n = bufs[..room].iter().take_while(|b| regions.contains(b.arena())).count();
         self.common.stats.recv_posts += n as u64;
         match error {
-            None if qp.is_none() && self.common.fenced.is_some() => self.common.post_behind(bufs.drain(..n)),
-            None => queue.extend(bufs.drain(..n)),
+            None => queue.post(bufs.drain(..n)),
             Some(id) => self.common.ready.extend(bufs.drain(..n).map(|b| flushed_receive(id, b))),
         }
         n

@@ -16,6 +16,7 @@ use super::retire::RetireQueue;
 use super::ring::{Consumer, Producer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::log_limit::ClockedLog;
+use crate::receives::Receives;
 use crate::seats::Taken;
 use crate::{
     Completion, ConnectParams, ControlEvent, Disconnect, FabricStats, Opcode, Posting, QpId, ReceivedBuf, Status,
@@ -26,10 +27,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Common {
     pub(super) config: SoftwareConfig,
-    /// The shared receive queue. The last one posted is the warmest: it goes first.
-    pub(super) receives: Vec<Buf>,
-    /// So many at the front were posted behind a fence: the others go first.
-    pub(super) fenced: Option<usize>,
+    /// The shared receive queue.
+    pub(super) receives: Receives,
     /// Completions that are due already, such as flushed ones.
     pub(super) ready: VecDeque<Completion>,
     /// For the next `poll_control`.
@@ -80,13 +79,6 @@ pub(super) struct Waiting {
     looks: Option<(Instant, Instant)>,
 }
 
-/// Receives that one queue pair keeps for itself.
-#[derive(Debug)]
-pub(super) struct OwnReceives {
-    pub(super) bufs: Vec<Buf>,
-    pub(super) depth: usize,
-}
-
 /// One queue pair.
 #[derive(Debug)]
 pub(super) struct Qp {
@@ -115,7 +107,7 @@ pub(super) struct Qp {
     pub(super) retire: RetireQueue,
     pub(super) pending: VecDeque<Posting>,
     pub(super) depth: usize,
-    pub(super) own_receives: Option<OwnReceives>,
+    pub(super) own_receives: Option<Receives>,
     pub(super) peer_bell: Doorbell,
     own_bell: Doorbell,
     own_report: usize,
@@ -198,9 +190,7 @@ impl Qp {
             retire: RetireQueue::new(depth),
             pending: VecDeque::new(),
             depth,
-            own_receives: params
-                .own_receive_queue
-                .map(|depth| OwnReceives { bufs: Vec::with_capacity(depth as usize), depth: depth as usize }),
+            own_receives: params.own_receive_queue.map(|depth| Receives::new(depth as usize)),
             peer_bell: layout.bell(side.other()),
             own_bell: layout.bell(side),
             own_report: layout.report(side),
@@ -368,7 +358,7 @@ impl Qp {
             common.ready.push_back(ended(self.id, posting.wr_id, opcode(&posting.wr), Status::Flushed));
         }
         if let Some(own) = &mut self.own_receives {
-            for buf in own.bufs.drain(..) {
+            for buf in own.drain() {
                 common.ready.push_back(flushed_receive(self.id, buf));
             }
         }

@@ -31,25 +31,6 @@ pub(super) enum Polled {
     Dead,
 }
 
-impl Common {
-    /// Posts Receives to the shared queue so that those in front of the fence are taken first; without one
-    /// again when they are gone.
-    #[cold]
-    pub(super) fn post_behind(&mut self, bufs: impl Iterator<Item = Buf>) {
-        match self.fenced {
-            Some(behind) if self.receives.len() > behind => {
-                let before = self.receives.len();
-                self.receives.splice(behind..behind, bufs);
-                self.fenced = Some(behind + self.receives.len() - before);
-            }
-            _ => {
-                self.fenced = None;
-                self.receives.extend(bufs);
-            }
-        }
-    }
-}
-
 impl Qp {
     /// One look at the queue pair.
     #[inline]
@@ -125,7 +106,7 @@ impl Qp {
                 return self.violation(common, "it takes what was never sent");
             }
             let queue = match &mut self.own_receives {
-                Some(own) => &mut own.bufs,
+                Some(own) => own,
                 None => &mut common.receives,
             };
             let Some(mut buf) = queue.pop() else { return self.not_ready(common) };

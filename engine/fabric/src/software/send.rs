@@ -222,13 +222,13 @@ impl Qp {
                 if *access == Access::LOCAL {
                     return Err("a window without rights");
                 }
-                if window.qp != self.id || !self.windows.post_bind(window.index) {
+                if window.qp != self.id || !self.windows.keys_mut().post_bind(window.index) {
                     return Err("a window that is not free, or of another queue pair");
                 }
                 Ok(())
             }
             WorkRequest::LocalInvalidate { window } => {
-                if window.qp != self.id || !self.windows.post_invalidate(window.index) {
+                if window.qp != self.id || !self.windows.keys_mut().post_invalidate(window.index) {
                     return Err("a window that is not bound, or of another queue pair");
                 }
                 Ok(())

@@ -15,13 +15,12 @@
 //! The table belongs to a process that may be hostile, whichever side looks at it: the owner keeps its own
 //! record of what is bound, and takes from the table only BUSY; the peer checks what it reads against what it
 //! has mapped.
-//!
-//! A steering tag is 24 bits that name the window, some of them random, and 8 bits that change at each bind.
 
 use rpcrdma_mempool::{ArenaId, Lent, PeerMapping};
 
 use super::memory::Memory;
 use crate::Access;
+use crate::keys::{Keys, index_of};
 
 /// Bytes of an entry: a cache line.
 pub(super) const ENTRY: usize = 64;
@@ -34,20 +33,6 @@ pub(super) const BUSY: usize = 32;
 const VALID: u64 = 1;
 const READ: u64 = 1 << 32;
 const WRITE: u64 = 1 << 33;
-
-/// Bits of a tag's upper 24 that are the index.
-fn index_bits(windows: u32) -> u32 {
-    windows.next_power_of_two().trailing_zeros()
-}
-
-fn index_of(rkey: u32, windows: u32) -> usize {
-    ((rkey >> 8) & (windows.next_power_of_two() - 1)) as usize
-}
-
-/// The same window's key after one more bind.
-fn following(rkey: u32) -> u32 {
-    rkey & !0xff | rkey.wrapping_add(1) & 0xff
-}
 
 /// How a revocation went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,23 +49,15 @@ pub(super) enum Revoked {
 #[derive(Debug)]
 pub(super) struct OwnWindows {
     table: PeerMapping,
-    limit: u32,
-    tag: u32,
+    keys: Keys,
     windows: Vec<Window>,
 }
 
-#[derive(Debug)]
+/// What is exposed, while anybody can reach it, and by which key.
+#[derive(Debug, Default)]
 struct Window {
-    /// Key of the last bind that was carried out.
-    rkey: u32,
-    /// Key of the last bind that was posted; may be ahead.
-    posted: u32,
-    /// Whether the window will be bound once everything posted is carried out.
-    posted_bound: bool,
-    /// What is exposed, while anybody can reach it.
     mem: Option<Lent>,
-    /// VALID is set.
-    bound: bool,
+    rkey: u32,
 }
 
 /// What a bind exposes.
@@ -96,67 +73,33 @@ pub(super) struct Exposure<'a> {
 impl OwnWindows {
     /// Windows in a table of zeroes. `random` makes their keys hard to guess.
     pub(super) fn new(table: PeerMapping, limit: u32, random: u32) -> Self {
-        Self { table, limit, tag: random, windows: Vec::new() }
+        Self { table, keys: Keys::new(limit, random), windows: Vec::new() }
     }
 
-    /// How many there may be.
-    pub(super) fn limit(&self) -> u32 {
-        self.limit
+    /// Their keys, present and to come.
+    pub(super) fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    /// The same, for requests that are posted.
+    pub(super) fn keys_mut(&mut self) -> &mut Keys {
+        &mut self.keys
     }
 
     /// One more window, as long as there are any.
     pub(super) fn add(&mut self) -> Option<u32> {
-        let index = self.windows.len() as u32;
-        if index >= self.limit {
-            return None;
-        }
-        let bits = index_bits(self.limit);
-        let high = self.tag >> 8 >> bits << bits;
-        // The generation starts anywhere, so that the first key is no easier to guess than the others.
-        let rkey = (high | index) << 8 | self.tag.rotate_left(index) & 0xff;
-        self.windows.push(Window { rkey, posted: rkey, posted_bound: false, mem: None, bound: false });
+        let index = self.keys.add()?;
+        self.windows.push(Window::default());
         Some(index)
-    }
-
-    /// The key that the next bind to be posted will make valid.
-    pub(super) fn next_rkey(&self, index: u32) -> Option<u32> {
-        self.windows.get(index as usize).map(|w| following(w.posted))
-    }
-
-    /// Notes that a bind is posted; false if the window is not free.
-    pub(super) fn post_bind(&mut self, index: u32) -> bool {
-        match self.windows.get_mut(index as usize) {
-            Some(w) if !w.posted_bound => {
-                w.posted = following(w.posted);
-                w.posted_bound = true;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Notes that an invalidation is posted; false if the window is free.
-    pub(super) fn post_invalidate(&mut self, index: u32) -> bool {
-        match self.windows.get_mut(index as usize) {
-            Some(w) if w.posted_bound => {
-                w.posted_bound = false;
-                true
-            }
-            _ => false,
-        }
     }
 
     /// Carries a bind out. False if the window is still bound.
     pub(super) fn bind(&mut self, index: u32, what: &Exposure<'_>) -> bool {
-        let Some(window) = self.windows.get_mut(index as usize) else { return false };
-        if window.mem.is_some() {
-            return false;
-        }
-        window.rkey = following(window.rkey);
-        window.mem = Some(what.mem.clone());
-        window.bound = true;
+        let Some(window @ Window { mem: None, .. }) = self.windows.get_mut(index as usize) else { return false };
+        let Some(rkey) = self.keys.bound(index) else { return false };
+        *window = Window { mem: Some(what.mem.clone()), rkey };
         let fields = Fields { region: what.region, access: what.access, address: what.address, len: what.len };
-        Entry(index as usize).bind(&self.table, window.rkey, fields);
+        Entry(index as usize).bind(&self.table, rkey, fields);
         true
     }
 
@@ -166,7 +109,7 @@ impl OwnWindows {
         if window.mem.is_none() {
             return Revoked::NotBound;
         }
-        window.bound = false;
+        self.keys.revoked(index);
         if !Entry(index as usize).revoke(&self.table, window.rkey) {
             return Revoked::Busy;
         }
@@ -176,14 +119,9 @@ impl OwnWindows {
 
     /// Revokes by key, as a message of the peer asks.
     pub(super) fn revoke_key(&mut self, rkey: u32) -> Revoked {
-        let index = index_of(rkey, self.limit.max(1));
-        match self.windows.get_mut(index) {
-            Some(w) if w.bound && w.rkey == rkey => {
-                w.posted_bound = w.posted != w.rkey && w.posted_bound;
-                self.revoke(index as u32)
-            }
-            _ => Revoked::NotBound,
-        }
+        let Some(index) = self.keys.find(rkey) else { return Revoked::NotBound };
+        self.keys.invalidated(index);
+        self.revoke(index)
     }
 
     /// The arenas of memory that is exposed right now.
@@ -223,7 +161,7 @@ impl PeerWindows {
 
     /// Claims a window for a copy, if the key is valid and grants it.
     pub(super) fn claim(&self, rkey: u32, address: u64, len: u64, write: bool) -> Option<Claim> {
-        let index = index_of(rkey, self.windows.max(1));
+        let index = index_of(rkey, self.windows.max(1)) as usize;
         if index >= self.windows as usize {
             return None;
         }

@@ -13,7 +13,8 @@ use super::endpoint::{Endpoint, Parts};
 use super::qp::{Qp, State, depth};
 use super::sleep::Source;
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel, POLL_BATCH};
-use super::{VerbsFabric, address, explain, reaper, wr_id};
+use super::{VerbsFabric, explain, reaper, wr_id};
+use crate::host;
 use crate::seats::{Arrival, Taken};
 use crate::{Completion, ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId};
 
@@ -64,7 +65,7 @@ impl VerbsFabric {
         address: &FabricAddress,
         params: &ConnectParams,
     ) -> Result<QpId, FabricError> {
-        let to = address::resolve(address)?;
+        let to = host::resolve(address)?;
         check_data(&params.private_data, CONNECT_DATA)?;
         if reaper::is_behind() {
             let detail = "the kernel is behind with destroying earlier connections (rdma_destroy_id): try again later";

@@ -60,6 +60,9 @@ pub(super) struct Port {
     pub(super) device: String,
     pub(super) number: u8,
     pub(super) is_active: bool,
+    /// Its device is an RNIC of iWARP. Nothing else tells: its link layer is `Ethernet`, and it has a GID, which is
+    /// made of its MAC address and stands for no IP address.
+    pub(super) is_iwarp: bool,
     /// `Ethernet` or `InfiniBand`.
     pub(super) link_layer: String,
     pub(super) gids: Vec<Gid>,
@@ -68,6 +71,9 @@ pub(super) struct Port {
 impl fmt::Display for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = if self.is_active { "active" } else { "not active" };
+        if self.is_iwarp {
+            return write!(f, "{} port {} (iWARP, which is not for `verbs:`, {state})", self.device, self.number);
+        }
         write!(f, "{} port {} ({}, {state}", self.device, self.number, self.link_layer)?;
         self.gids.iter().try_for_each(|gid| write!(f, ", {gid}"))?;
         f.write_char(')')
@@ -99,6 +105,7 @@ fn ports_in(root: &Path) -> Vec<Port> {
     let mut ports = Vec::new();
     for device in names(root) {
         let directory = root.join(&device).join("ports");
+        let is_iwarp = node_is_iwarp(&text(&root.join(&device).join("node_type")));
         for number in names(&directory) {
             let path = directory.join(&number);
             let Ok(number) = number.parse() else { continue };
@@ -106,6 +113,7 @@ fn ports_in(root: &Path) -> Vec<Port> {
                 device: device.clone(),
                 number,
                 is_active: text(&path.join("state")).contains("ACTIVE"),
+                is_iwarp,
                 link_layer: text(&path.join("link_layer")),
                 gids: gids(&path),
             });
@@ -146,8 +154,8 @@ fn text(path: &Path) -> String {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Chooses among `ports`: the named device, the one with the address, or the first that is active; of its
-/// GIDs the one with this index, or the one with the address.
+/// Chooses among `ports`, those of iWARP left aside: the named device, the one with the address, or the first that is
+/// active; of its GIDs the one with this index, or the one with the address.
 pub(super) fn choose(
     ports: &[Port],
     name: Option<&str>,
@@ -176,7 +184,11 @@ pub(super) fn choose(
 }
 
 fn choose_port(ports: &[Port], name: Option<&str>, address: Option<IpAddr>) -> Result<Choice, FabricError> {
-    let named: Vec<&Port> = ports.iter().filter(|port| name.is_none_or(|name| port.device == name)).collect();
+    let (iwarp, named): (Vec<&Port>, Vec<&Port>) =
+        ports.iter().filter(|port| name.is_none_or(|name| port.device == name)).partition(|port| port.is_iwarp);
+    if let Some(port) = iwarp.first().filter(|_| named.is_empty()) {
+        return Err(FabricError::Iwarp { device: port.device.clone() });
+    }
     let failed = |why: String| {
         let call = "choosing an RDMA device".to_owned();
         Err(FabricError::System { call, detail: format!("{why}; there are: {}", alternatives(ports)) })
@@ -206,9 +218,8 @@ fn choose_port(ports: &[Port], name: Option<&str>, address: Option<IpAddr>) -> R
         }
         return Ok(Choice::new(port, Some(gid)));
     }
-    // InfiniBand addresses do not contain IP addresses: there the connection manager decides. Nor do those of
-    // iWARP, which are refused later, by name.
-    match active.iter().find(|port| port.link_layer != "Ethernet" || port.gids.iter().all(|gid| gid.kind.is_empty())) {
+    // InfiniBand addresses do not contain IP addresses: there the connection manager decides.
+    match active.iter().find(|port| port.link_layer != "Ethernet") {
         Some(port) => Ok(Choice::new(port, None)),
         None => failed(format!(
             "no active port has the address {address}; is it on an interface of an RDMA device (`rdma link`)?"
@@ -251,12 +262,7 @@ pub(super) fn is_soft_roce(device: &str) -> bool {
     Path::new(SYSFS).join(device).join("parent").exists()
 }
 
-/// An iWARP device.
-pub(super) fn is_iwarp(device: &str) -> bool {
-    node_is_iwarp(&text(&Path::new(SYSFS).join(device).join("node_type")))
-}
-
-/// By the kind of its node, as the kernel tells it: "1: CA" of InfiniBand and RoCE, "4: RNIC" of iWARP.
+/// Of iWARP, by the kind of its node, as the kernel tells it: "1: CA" of InfiniBand and RoCE, "4: RNIC" of iWARP.
 fn node_is_iwarp(node_type: &str) -> bool {
     node_type.split(':').next().is_some_and(|number| number.trim() == "4")
 }
@@ -270,7 +276,12 @@ mod tests {
     }
 
     fn port(device: &str, is_active: bool, gids: Vec<Gid>) -> Port {
-        Port { device: device.into(), number: 1, is_active, link_layer: "Ethernet".into(), gids }
+        Port { device: device.into(), number: 1, is_active, is_iwarp: false, link_layer: "Ethernet".into(), gids }
+    }
+
+    /// As soft-iWARP and the NICs describe themselves.
+    fn rnic(device: &str) -> Port {
+        Port { is_iwarp: true, ..port(device, true, vec![gid(0, "200:0:101::", "IB/RoCE v1")]) }
     }
 
     fn two() -> Vec<Port> {
@@ -334,6 +345,30 @@ mod tests {
     }
 
     #[test]
+    fn iwarp_is_left_aside_and_refused_where_it_is_meant() {
+        let address = |text: &str| Some(text.parse().expect("an address"));
+        let refused = |ports: &[Port], name, to| choose(ports, name, to, None).expect_err("a failure");
+        let alone = [rnic("siw0")];
+        for (name, to) in [(None, None), (Some("siw0"), None), (None, address("10.0.0.1"))] {
+            assert_eq!(refused(&alone, name, to), FabricError::Iwarp { device: "siw0".into() });
+        }
+        // In front of others, which are chosen as if it were not there.
+        let mut ports = two();
+        ports.insert(0, rnic("irdma0"));
+        let device = |name, to| choose(&ports, name, to, None).map(|choice| choice.device);
+        assert_eq!(device(None, None).expect("a device"), "mlx5_1");
+        assert_eq!(device(None, address("10.0.0.3")).expect("a device"), "mlx5_2");
+        assert_eq!(refused(&ports, Some("irdma0"), None), FabricError::Iwarp { device: "irdma0".into() });
+        // Whose address it is cannot be told; that it is there, can.
+        let text = refused(&ports, None, address("10.0.0.9")).to_string();
+        assert!(text.contains("no active port has the address") && text.contains("irdma0 port 1 (iWARP"), "{text}");
+        let text = refused(&alone, None, None).to_string();
+        for words in ["siw0 is an iWARP device", "memory windows", "iwarp:HOST:PORT"] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+    }
+
+    #[test]
     fn iwarp_is_known_by_its_node() {
         // As the drivers of the kernel say it: mlx5 and rxe; siw, irdma in that mode, and cxgb4; usNIC.
         for (node_type, is_iwarp) in
@@ -365,5 +400,7 @@ mod tests {
             alternatives(&ports),
             "rxe0 port 1 (Ethernet, active, GID 0 fe80::ff:fe00:1, GID 1 10.0.0.1 RoCE v2 v0)"
         );
+        fs::write(root.path().join("rxe0/node_type"), "4: RNIC\n").expect("a file");
+        assert_eq!(alternatives(&ports_in(root.path())), "rxe0 port 1 (iWARP, which is not for `verbs:`, active)");
     }
 }

@@ -10,7 +10,8 @@ use rustix::io::Errno;
 
 use super::connect::REQUEST;
 use super::sys::{CmEvent, CmId, EventChannel};
-use super::{address, device, explain};
+use super::{device, explain};
+use crate::host;
 use crate::seats::{Seat, Seats};
 use crate::{FabricAddress, FabricError, Waker};
 
@@ -33,7 +34,7 @@ struct Inner {
 
 impl VerbsListener {
     pub(super) fn bind(address: &FabricAddress) -> Result<Self, FabricError> {
-        let at = address::resolve(address)?;
+        let at = host::resolve(address)?;
         let channel = EventChannel::new().map_err(|e| explain::opening("rdma_create_event_channel", &e))?;
         // What becomes of requests that nobody has adopted yet is told by its number.
         let id = CmId::new(&channel, REQUEST).map_err(|e| explain::opening("rdma_create_id", &e))?;
@@ -79,7 +80,7 @@ fn refused(address: &FabricAddress, at: SocketAddr, error: &io::Error) -> Fabric
             address: text,
             detail: format!(
                 "{error}: ports below 1024 need CAP_NET_BIND_SERVICE; take a higher one, such as {}",
-                address::DEFAULT_PORT
+                host::DEFAULT_PORT
             ),
         },
         _ => explain::calling(format!("listening at {text}"), error),

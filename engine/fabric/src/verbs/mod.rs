@@ -13,15 +13,15 @@
 //! - All work ends in one completion queue. A post never brings more than that can hold: `Book::room` counts.
 //!
 //! # Devices
-//! Those of iWARP are refused: the memory that an RDMA Read of ours fills must be open to RDMA Writes of the
-//! peer there (RFC 5040 §5), and a region has its rights as a whole, so that a peer that is shown one such
-//! place could write to all of the pool.
+//! Those of iWARP are refused ([`FabricError::Iwarp`]). They have no memory windows, so that each exposure would need a
+//! registration of its own. And the memory that an RDMA Read of ours fills must be open to RDMA Writes of the peer
+//! there (RFC 5040 §5): a region has its rights as a whole, so that a peer that is shown one such place could write to
+//! all of the pool.
 //!
 //! `quirks` knows what devices do otherwise than the specification. Soft-RoCE does not check the bounds of
 //! windows, so there a peer reaches all of an arena while a window of it is open: see
 //! [`Capabilities::checks_window_bounds`].
 
-mod address;
 mod complete;
 mod config;
 mod connect;
@@ -50,7 +50,6 @@ use rustix::fd::BorrowedFd;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
-pub use self::address::{DEFAULT_PORT, resolve};
 use self::complete::Book;
 pub use self::config::{Switch, VerbsConfig};
 use self::device::Choice;
@@ -66,6 +65,7 @@ use self::sys::{
     QueuePair, SharedReceiveQueue,
 };
 use self::window::NoWindow;
+use super::host;
 use super::seats::Seat;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
@@ -117,19 +117,11 @@ impl VerbsFabric {
     ///
     /// # Errors
     /// What failed, the limit that was met, and the remedy; for a device that cannot be found, what devices
-    /// there are.
+    /// there are. [`FabricError::Iwarp`] for one of iWARP that was named, or where there is no other.
     pub fn new(config: VerbsConfig) -> Result<Self, FabricError> {
         config.check()?;
         let ports = device::ports();
         let choice = choose(&ports, &config)?;
-        if device::is_iwarp(&choice.device) {
-            return Err(FabricError::System {
-                call: format!("using {}", choice.device),
-                detail: "it is an iWARP device, where all memory that RDMA Reads fill would have to be open to the peers' RDMA \
-                         Writes: choose an InfiniBand or RoCE device"
-                    .to_owned(),
-            });
-        }
         let context = Context::open(&choice.device)
             .map_err(|e| explain::opening(format!("ibv_open_device {}", choice.device), &e))?;
         let attributes = context.attributes().map_err(|e| explain::calling("ibv_query_device", &e))?;
@@ -185,6 +177,7 @@ impl VerbsFabric {
             exposure_needs_own_arena: !quirks.checks_window_bounds,
             checks_window_bounds: quirks.checks_window_bounds,
             shared_receive_queue: true,
+            acknowledges: true,
         };
         let room = cq.capacity().min(entries).saturating_sub(SPARE_COMPLETIONS) as usize;
         Ok(Self {
@@ -237,8 +230,8 @@ fn choose(ports: &[device::Port], config: &VerbsConfig) -> Result<Choice, Fabric
     let local = match &config.address {
         None => None,
         Some(address) => {
-            let to = resolve(address)?;
-            let found = address::local_address(to);
+            let to = host::resolve(address)?;
+            let found = host::local_address(to);
             let unreachable = |e| FabricError::Unreachable {
                 address: address.0.clone(),
                 detail: format!("the routing tables have no way there: {e}; see `ip route get {}`", to.ip()),

@@ -8,7 +8,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::Lent;
 
 use super::chunks::{ChunkMemory, Memory};
-use super::outcome::{Outcome, Sink};
+use super::outcome::{CallResult, Sink};
 use crate::fabric::WindowId;
 use crate::proto::{CallError, CallId};
 use crate::service::MAX_CHUNKS;
@@ -110,7 +110,7 @@ impl Exposure {
 pub(super) struct Ending {
     pub(super) sink: Sink,
     pub(super) token: u64,
-    pub(super) result: Outcome,
+    pub(super) result: CallResult,
     /// Bytes that the peer wrote into each Write chunk.
     pub(super) written: ArrayVec<u32, MAX_CHUNKS>,
     /// Length of the RPC reply that is in the Reply chunk, if it is there.

@@ -186,21 +186,42 @@ impl Requester {
         conn: &mut Conn,
         call: CallId,
         error: ErrorBody,
-        mut memory: ChunkMemory,
+        memory: ChunkMemory,
     ) {
-        let slot = conn.proto.call_slot(call);
-        let retries = conn.requests.calls[slot].retries;
         if !conn.proto.is_waiting(call) {
             // Its deadline passed, or it was cancelled.
             return;
         }
-        let Some(message) = conn.requests.calls[slot].kept.take().or_else(|| memory.call.take()) else {
-            return self.give_up_call(cx, conn, call, CallError::Transport(error));
-        };
-        let message = match self.enlarge(cx, conn, &mut memory, &message, error, retries) {
-            Ok(larger) => larger.unwrap_or(message),
-            Err(error) => return self.give_up_call(cx, conn, call, error),
-        };
+        let mut memory = Some(memory);
+        let formed = self.form_larger(cx, conn, call, error, &mut memory);
+        let slot = conn.proto.call_slot(call);
+        let out = &mut conn.requests.calls[slot];
+        out.memory = memory.filter(|memory| !memory.is_empty());
+        match formed {
+            Ok(message) => {
+                (out.message, out.exposure) = (Some(message), None);
+                conn.proto.resend(call);
+                cx.ready.add(conn);
+            }
+            Err(error) => self.give_up_call(cx, conn, call, error),
+        }
+    }
+
+    /// Gives a call the form that its refusal asked for; returns its message.
+    fn form_larger<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: CallId,
+        error: ErrorBody,
+        memory: &mut Option<ChunkMemory>,
+    ) -> Result<Buf, CallError> {
+        let slot = conn.proto.call_slot(call);
+        let retries = conn.requests.calls[slot].retries;
+        let given = memory.get_or_insert_with(ChunkMemory::new);
+        let kept = conn.requests.calls[slot].kept.take().or_else(|| given.call.take());
+        let message = kept.ok_or(CallError::Transport(error))?;
+        let message = self.enlarge(cx, conn, given, &message, error, retries)?.unwrap_or(message);
         let out = &mut conn.requests.calls[slot];
         if let ErrorBody::ReplyResource { length_needed } = error {
             // Another connection would have to find out again, and the call may run each time.
@@ -209,18 +230,9 @@ impl Requester {
         }
         let max_reply = out.max_reply;
         let needed = HEADROOM_CHUNKS + message.len();
-        let Some(mut message) = cx.roomy(message) else {
-            let error = cx.lacks_buffer(needed);
-            return self.give_up_call(cx, conn, call, error);
-        };
-        let mut memory = Some(memory);
-        if let Err(error) = self.shape(cx, conn, &mut message, &mut memory, max_reply, true) {
-            return self.give_up_call(cx, conn, call, error);
-        }
-        let out = &mut conn.requests.calls[slot];
-        (out.message, out.memory, out.exposure) = (Some(message), memory.filter(|memory| !memory.is_empty()), None);
-        conn.proto.resend(call);
-        cx.ready.add(conn);
+        let mut message = cx.roomy(message).ok_or_else(|| cx.lacks_buffer(needed))?;
+        self.shape(cx, conn, &mut message, memory, max_reply, true)?;
+        Ok(message)
     }
 
     /// A call that has waited for another connection gets the form that the terms of this one ask for.
@@ -244,15 +256,15 @@ impl Requester {
         });
         let message = message.filter(|message| !message.is_empty()).or(long);
         let needed = HEADROOM_CHUNKS + message.as_ref().map_or(0, |message| message.len());
-        let message = message.and_then(|message| cx.roomy(message));
-        let mut message = message.ok_or_else(|| cx.lacks_buffer(needed))?;
         let mut memory = memory.filter(|memory| !memory.is_empty());
-        if one_way && conn.proto.terms().version == Version::V1 {
-            return Err(CallError::NotOneWay);
-        }
-        self.shape(cx, conn, &mut message, &mut memory, max_reply, !one_way)?;
+        let formed = match message.and_then(|message| cx.roomy(message)) {
+            None => Err(cx.lacks_buffer(needed)),
+            Some(_) if one_way && conn.proto.terms().version == Version::V1 => Err(CallError::NotOneWay),
+            Some(mut message) => self.shape(cx, conn, &mut message, &mut memory, max_reply, !one_way).map(|()| message),
+        };
         let out = &mut conn.requests.calls[slot];
-        (out.message, out.memory, out.retries) = (Some(message), memory, 0);
+        out.memory = memory;
+        (out.message, out.retries) = (Some(formed?), 0);
         Ok(())
     }
 

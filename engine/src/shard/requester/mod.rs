@@ -36,8 +36,8 @@ pub(crate) use calls::{CallRequest, headroom};
 pub(crate) use chunks::ChunkMemory;
 use exposures::{Exposure, Exposures, Recovered};
 use forms::Lists;
-pub use outcome::{CallResult, Done, Reply, Returned};
-pub(crate) use outcome::{FailedCall, Outcome, Sink, parted};
+pub(crate) use outcome::Sink;
+pub use outcome::{CallResult, Done, FailedCall, Reply, Returned};
 
 /// See the module page.
 pub(super) struct Requester {
@@ -235,14 +235,11 @@ impl Requester {
 
     /// Tells how a call ended.
     #[inline(always)]
-    pub(super) fn deliver<F: Fabric>(&mut self, cx: &mut Context<F>, sink: Sink, token: u64, outcome: Outcome) {
-        cx.stats.calls_failed += u64::from(outcome.is_err());
+    pub(super) fn deliver<F: Fabric>(&mut self, cx: &mut Context<F>, sink: Sink, token: u64, result: CallResult) {
+        cx.stats.calls_failed += u64::from(result.is_err());
         match sink {
-            Sink::Polled => {
-                let (result, returned) = parted(outcome);
-                push(&mut self.done, || Done { token, result, returned });
-            }
-            Sink::Thread(completer) => completer.complete(outcome),
+            Sink::Polled => push(&mut self.done, || Done { token, result }),
+            Sink::Thread(completer) => completer.complete(result),
         }
     }
 
@@ -307,6 +304,19 @@ impl Requester {
     ) {
         let slot = conn.proto.call_slot(call);
         let memory = conn.requests.calls[slot].memory.take();
+        self.give_up_with(cx, conn, call, error, memory);
+    }
+
+    /// The same of one whose memory is not with it.
+    #[cold]
+    fn give_up_with<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: CallId,
+        error: CallError,
+        memory: Option<ChunkMemory>,
+    ) {
         if let Some(token) = conn.proto.give_up(call) {
             let (sink, ..) = conn.end_call(call);
             self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
@@ -315,6 +325,22 @@ impl Requester {
 
     /// The connection is over, and will not be made again: so are its calls, and what they exposed.
     pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+        for index in conn.requests.exposures.ended() {
+            let Some(Recovered { ending: Some(ending), memory, .. }) = conn.requests.exposures.recover(index) else {
+                continue;
+            };
+            if let Some((call, _)) = ending.again {
+                // It is not sent again: it ends with those below, if it was not given up meanwhile.
+                if conn.proto.is_waiting(call) {
+                    let slot = conn.proto.call_slot(call);
+                    conn.requests.calls[slot].memory = memory;
+                }
+                continue;
+            }
+            // Its reply had come; only the revocation was owed, and that is done.
+            let error = ending.result.err().map_or(CallError::ConnectionLost { sent: true }, CallError::from);
+            self.deliver(cx, ending.sink, ending.token, Err(FailedCall::new(error, memory)));
+        }
         while let Some((call, token, error)) = conn.proto.lost() {
             let slot = conn.proto.call_slot(call);
             let queued = conn.requests.calls[slot].memory.take();
@@ -322,18 +348,6 @@ impl Requester {
             // The device is through with all that it held of this connection.
             let memory = queued.or_else(|| conn.requests.exposures.bring_home(exposure?));
             self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
-        }
-        for index in conn.requests.exposures.ended() {
-            let Some(Recovered { ending: Some(ending), memory, .. }) = conn.requests.exposures.recover(index) else {
-                continue;
-            };
-            if ending.again.is_some() {
-                // It has ended with the others.
-                continue;
-            }
-            // Its reply had come; only the revocation was owed, and that is done.
-            let error = ending.result.map_or_else(FailedCall::error, |_| CallError::ConnectionLost { sent: true });
-            self.deliver(cx, ending.sink, ending.token, Err(FailedCall::new(error, memory)));
         }
         conn.requests.exposures.forget_device();
         if let Some(pool) = conn.requests.exposed.take()

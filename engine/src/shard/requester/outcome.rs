@@ -62,16 +62,17 @@ impl Reply {
 }
 
 /// What a call came to.
-pub type CallResult = Result<Reply, CallError>;
+pub type CallResult = Result<Reply, FailedCall>;
 
-/// The same with what goes back to the caller of a call that has failed.
-pub(crate) type Outcome = Result<Reply, FailedCall>;
-
-/// Why a call has no reply, and the buffers that its caller gets back.
-#[derive(Debug)]
-pub(crate) struct FailedCall {
-    error: CallError,
-    returned: Returned,
+/// Why a call has no reply, and what goes back to its caller.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+#[non_exhaustive]
+pub struct FailedCall {
+    /// Why.
+    pub error: CallError,
+    /// The buffers of its chunks, for who wants them.
+    pub returned: Returned,
 }
 
 impl FailedCall {
@@ -80,33 +81,15 @@ impl FailedCall {
     pub(crate) fn new(error: CallError, memory: Option<ChunkMemory>) -> Self {
         Self { error, returned: Returned(memory) }
     }
-
-    /// Why.
-    pub(super) fn error(self) -> CallError {
-        self.error
-    }
 }
 
-impl From<CallError> for FailedCall {
-    fn from(error: CallError) -> Self {
-        Self::new(error, None)
-    }
-}
-
-/// What the caller is told, and what it may take.
-#[inline]
-pub(crate) fn parted(outcome: Outcome) -> (CallResult, Returned) {
-    match outcome {
-        Ok(reply) => (Ok(reply), Returned(None)),
-        Err(FailedCall { error, returned }) => (Err(error), returned),
-    }
-}
-
-/// The buffers of the chunks of a call that has failed, as far as nobody else can reach them any more: of one that
-/// was not sent, or was answered with an error, or whose connection is over. Those of a call that was given up, by its
-/// deadline or by its caller, are the server's to use until it answers, and go home by themselves then, as all do
-/// that are not taken.
-#[derive(Debug, Default)]
+/// The buffers of the chunks of a call that has failed, as far as nobody else can reach them any more.
+///
+/// That is so for a call that was not started, not sent, or answered with an error, and for one whose connection is
+/// over. One that was sent again in another form has the chunks of its last one. The buffers of a call that was given
+/// up, by its deadline or by its caller, are the server's to use until it answers, and go home by themselves after
+/// that. Those that are not taken go home when this is dropped: an error that is kept keeps them.
+#[derive(Debug)]
 pub struct Returned(Option<ChunkMemory>);
 
 impl Returned {
@@ -121,6 +104,18 @@ impl Returned {
     }
 }
 
+impl From<CallError> for FailedCall {
+    fn from(error: CallError) -> Self {
+        Self::new(error, None)
+    }
+}
+
+impl From<FailedCall> for CallError {
+    fn from(failed: FailedCall) -> Self {
+        failed.error
+    }
+}
+
 /// Who is told how a call ended.
 #[derive(Debug, Default)]
 pub(crate) enum Sink {
@@ -128,7 +123,7 @@ pub(crate) enum Sink {
     #[default]
     Polled,
     /// An application thread.
-    Thread(Completer<Outcome>),
+    Thread(Completer<CallResult>),
 }
 
 /// An ended call, for the shard's owner.
@@ -138,6 +133,4 @@ pub struct Done {
     pub token: u64,
     /// Its reply, or why there is none.
     pub result: CallResult,
-    /// If there is none, the buffers of its chunks.
-    pub returned: Returned,
 }

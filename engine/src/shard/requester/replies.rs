@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Pool};
 
 use super::exposures::{Ending, Exposed, Exposure, Recovered};
-use super::outcome::{FailedCall, Outcome, Reply, Sink};
+use super::outcome::{CallResult, FailedCall, Reply, Sink};
 use super::{Requester, Requests};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
 use crate::proto::{CallError, CallId, Incoming, Knob, Refusal};
@@ -79,7 +79,7 @@ impl Requester {
         cx: &mut Context<F>,
         conn: &mut Conn,
         index: u32,
-        (sink, token, result): (Sink, u64, Outcome),
+        (sink, token, result): (Sink, u64, CallResult),
         returned: Option<Returned>,
         invalidated: Option<u32>,
     ) {
@@ -159,13 +159,13 @@ impl Requester {
         cx.ready.add(conn);
         let Some(Ending { sink, token, result, long, again, .. }) = ending else { return };
         if let Some((call, error)) = again {
-            return match memory.filter(|_| whole) {
-                Some(memory) => self.send_again(cx, conn, call, error, memory),
-                None => self.give_up_call(cx, conn, call, CallError::Transport(error)),
+            return match memory {
+                Some(memory) if whole => self.send_again(cx, conn, call, error, memory),
+                memory => self.give_up_with(cx, conn, call, CallError::Transport(error), memory),
             };
         }
         let result = match (result, memory) {
-            (Err(failed), memory) => Err(FailedCall::new(failed.error(), memory)),
+            (Err(failed), memory) => Err(FailedCall::new(failed.error, memory)),
             (Ok(_), memory) if !whole => {
                 let error = CallError::MalformedReply("its memory is still in use by the device");
                 Err(FailedCall::new(error, memory))

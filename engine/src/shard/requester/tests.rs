@@ -8,6 +8,7 @@ use crate::shard::clock::{Clock, SimulatedTime};
 use crate::shard::testing::{
     NoDevice, call, context, message, message_with_lists, open_conn, receive, received, reply, small,
 };
+use crate::wire::ErrorBody;
 
 /// An engine, what it works with, and one connection, which is in the table.
 struct Scene {
@@ -68,7 +69,7 @@ impl Scene {
 
     /// The tokens and outcomes of the calls that have ended.
     fn ended(&mut self) -> Vec<(u64, Result<(), CallError>)> {
-        self.requester.take_done().map(|done| (done.token, done.result.map(drop))).collect()
+        self.requester.take_done().map(|done| (done.token, done.result.map(drop).map_err(CallError::from))).collect()
     }
 }
 
@@ -119,6 +120,47 @@ fn the_calls_of_a_lost_connection_end_and_no_other() {
     // The second had to wait for the first credit to come back.
     let lost = |sent| Err(CallError::ConnectionLost { sent });
     assert_eq!(ended, [(1, lost(true)), (2, lost(false))]);
+}
+
+#[test]
+fn a_call_that_was_to_be_sent_again_gives_its_memory_back_with_its_connection() {
+    let mut scene = Scene::new();
+    let call = scene.start(5, None, Some(256));
+    kinds(&mut scene);
+    let error = ErrorBody::ReplyResource { length_needed: 512 };
+    scene.with(|requester, cx, conn| {
+        // Its refusal has had it wait.
+        conn.proto.interrupt();
+        requester.retry(cx, conn, call, 5, error, None);
+    });
+    assert!(scene.ended().is_empty(), "what it exposes is to be revoked first");
+    scene.with(|requester, cx, conn| requester.connection_lost(cx, conn));
+    let mut ended: Vec<_> = scene.requester.take_done().collect();
+    assert_eq!(ended.len(), 1);
+    let failed = ended[0].result.as_mut().expect_err("it is over");
+    assert!(matches!(failed.error, CallError::ConnectionLost { .. }), "{failed}");
+    assert_eq!(failed.returned.take_chunks().map(|buf| buf.len()).collect::<Vec<_>>(), [256]);
+}
+
+#[test]
+fn a_call_that_cannot_be_sent_again_gives_its_memory_back() {
+    let mut scene = Scene::new();
+    scene.start(4, None, None);
+    // It waits for a credit, as one does that was refused.
+    let call = scene.start(5, None, Some(256));
+    // There never is so long a Reply chunk.
+    let error = ErrorBody::ReplyResource { length_needed: 1 << 30 };
+    scene.with(|requester, cx, conn| {
+        let out = &mut conn.requests.calls[conn.proto.call_slot(call)];
+        out.kept = out.message.take();
+        let memory = out.memory.take().expect("its chunk");
+        requester.send_again(cx, conn, call, error, memory);
+    });
+    let mut ended: Vec<_> = scene.requester.take_done().collect();
+    assert_eq!(ended.len(), 1);
+    let failed = ended[0].result.as_mut().expect_err("it cannot be");
+    assert!(matches!(failed.error, CallError::TooLong { .. }), "{failed}");
+    assert_eq!(failed.returned.take_chunks().map(|buf| buf.len()).collect::<Vec<_>>(), [256]);
 }
 
 #[test]

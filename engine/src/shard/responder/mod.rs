@@ -3,8 +3,9 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `calls` | a call has come: fetch what it brings, run it |
+//! | `calls` | a call has come: give it memory, run it, answer it |
 //! | `header` | what a call says, held against what its procedure declares |
+//! | `landing` | its Read chunks: RDMA Reads, and where they land |
 //! | `memory` | calls for which there is no memory now |
 //! | `shares` | how much memory one connection may hold |
 //! | `workers` | calls that run on worker threads: out, and home |
@@ -17,6 +18,7 @@ mod calls;
 mod deferred;
 mod futures;
 mod header;
+mod landing;
 mod memory;
 mod replies;
 mod shares;
@@ -28,9 +30,6 @@ mod workers;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use arrayvec::ArrayVec;
-use rpcrdma_mempool::Lent;
-
 use super::conn::Conn;
 use super::context::Context;
 use super::progress::Watch;
@@ -40,13 +39,14 @@ use crate::handoff::parker::Signal;
 use crate::handoff::returns::Home;
 use crate::handoff::workers::JobResult;
 use crate::proto::Connection;
-use crate::service::{CallBoxes, Local, MAX_CHUNKS, Origin, ServerCall, Services};
+use crate::service::{CallBoxes, Local, Origin, ServerCall, Services};
 use crate::stats::ShardStats;
 use crate::wire;
 
 use deferred::tell_panic;
 use futures::Futures;
 use header::Fetch;
+use landing::PendingReads;
 use memory::Waiting;
 use shares::Shares;
 use tally::Tally;
@@ -104,13 +104,6 @@ pub(super) struct Served {
     inline_room: u32,
     /// Calls need no thought before they are run: the connection is open, and its peer nobody in particular.
     plain: bool,
-}
-
-/// A call that waits for its RDMA Reads.
-#[derive(Debug)]
-struct PendingReads {
-    call: Box<ServerCall>,
-    landing: ArrayVec<Lent, MAX_CHUNKS>,
 }
 
 impl Served {
@@ -304,7 +297,7 @@ impl Responder {
             self.boxes.put(call);
         }
         for pending in conn.served.pending.iter_mut().filter_map(Option::take) {
-            self.boxes.put(pending.call);
+            self.boxes.put(pending.into_call());
         }
     }
 

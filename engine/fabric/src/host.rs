@@ -1,8 +1,8 @@
-//! `HOST:PORT`, as it stands behind `verbs:`.
+//! `HOST:PORT`, as it stands behind `verbs:` and `iwarp:`.
 
 #![forbid(unsafe_code)]
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 use crate::{FabricAddress, FabricError};
 
@@ -52,13 +52,14 @@ fn split(text: &str) -> Result<(&str, u16), &'static str> {
 }
 
 /// The address of this host from which that one is reached; itself, if it is of this host.
-pub(super) fn local_address(to: SocketAddr) -> std::io::Result<IpAddr> {
+#[cfg(feature = "verbs")]
+pub(crate) fn local_address(to: SocketAddr) -> std::io::Result<IpAddr> {
     let any: IpAddr = match to {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     // Connecting a datagram socket sends nothing: it only asks the routing tables.
-    let socket = UdpSocket::bind((any, 0))?;
+    let socket = std::net::UdpSocket::bind((any, 0))?;
     socket.connect(to)?;
     Ok(socket.local_addr()?.ip())
 }
@@ -98,6 +99,7 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "verbs")]
     #[test]
     fn the_way_to_this_host_begins_here() {
         let local = local_address("127.0.0.1:9".parse().expect("an address")).expect("a route");

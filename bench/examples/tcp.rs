@@ -1,0 +1,390 @@
+//! The yardstick for calls over RDMA: what this host's TCP does between two processes, each pinned to a core, whose
+//! sockets do not block and are polled.
+//!
+//! ```sh
+//! cargo run --release -p rpcrdma-bench --example tcp -- pingpong [-s BYTES] [-D SECONDS] [--cores CLIENT[,SERVER]]
+//! cargo run --release -p rpcrdma-bench --example tcp -- stream [--both] [-s BYTES] [-D SECONDS] [--cores …]
+//! ```
+//!
+//! `pingpong` sends a message and waits until all of it has come back: a round trip. In `stream` the server sends blocks
+//! without end, and the client receives them into a buffer of that size; with `--both` each does both. The options are
+//! those of `rpcperf`, and so are the fields of `--json`.
+#![forbid(unsafe_code)]
+
+use std::convert::Infallible;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, ExitCode};
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+
+use clock::Clock;
+use failure::Failure;
+use pin::{Cores, Placement, pin};
+use samples::Samples;
+use values::{parse_positive, parse_size};
+
+#[path = "../src/clock.rs"]
+mod clock;
+#[path = "../src/failure.rs"]
+#[expect(dead_code, reason = "there are no limits to be missed here")]
+mod failure;
+#[path = "../src/pin.rs"]
+#[expect(dead_code, reason = "the server is always our own, and there is no third thread")]
+mod pin;
+#[path = "../src/samples.rs"]
+#[expect(dead_code, reason = "one run is one histogram here, and is not written as one")]
+mod samples;
+#[path = "../src/cli/values.rs"]
+#[expect(dead_code, reason = "nothing here may be 0")]
+mod values;
+
+/// How long the server may take to connect.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Of the time that is measured, what passes before it.
+const WARM_UP: f64 = 0.1;
+
+/// Measures TCP between two processes that poll
+#[derive(Debug, Parser)]
+#[command(name = "tcp")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Round trips of a message that is sent back
+    Pingpong {
+        /// Bytes of the message; K and M are 1024 and 1024²
+        #[arg(short, long, value_name = "BYTES", default_value = "172", value_parser = parse_size)]
+        size: usize,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Bandwidth of blocks that are sent without a pause
+    Stream {
+        /// Bytes of a block; K and M are 1024 and 1024²
+        #[arg(short, long, value_name = "BYTES", default_value = "1M", value_parser = parse_size)]
+        size: usize,
+        /// Both sides send, and both receive
+        #[arg(long)]
+        both: bool,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// The other process
+    #[command(hide = true)]
+    Serve {
+        role: Role,
+        port: u16,
+        core: usize,
+        #[arg(action = clap::ArgAction::Set)]
+        shared: bool,
+        size: usize,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// Measure for so long, after a tenth of it that does not count
+    #[arg(short = 'D', long, value_name = "SECONDS", default_value = "5", value_parser = parse_positive)]
+    duration: f64,
+    /// Cores to run on (default: the first two allowed)
+    #[arg(long, value_name = "CLIENT[,SERVER]")]
+    cores: Option<Cores>,
+    /// Write the results as JSON; to standard output with -, and nothing else there
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<PathBuf>,
+}
+
+/// What the server does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Role {
+    /// Sends back what it receives
+    Echo,
+    /// Sends
+    Send,
+    /// Sends, and receives
+    Both,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Pingpong { size, common } => pingpong(size, &common),
+        Command::Stream { size, both, common } => stream(size, both, &common),
+        Command::Serve { role, port, core, shared, size } => serve(role, port, (core, shared), size),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("tcp: {failure}");
+            failure.code()
+        }
+    }
+}
+
+/// One end of the connection.
+struct End {
+    socket: TcpStream,
+    /// The other end is on the same core: whoever has nothing to do yields.
+    shared: bool,
+}
+
+impl End {
+    /// On this core.
+    fn new(socket: TcpStream, core: usize, shared: bool) -> Result<Self, Failure> {
+        pin(core)?;
+        let prepared = socket.set_nodelay(true).and_then(|()| socket.set_nonblocking(true));
+        prepared.map_err(|error| Failure::run("TCP_NODELAY and O_NONBLOCK", error))?;
+        Ok(Self { socket, shared })
+    }
+
+    /// Sends what there is room for now; how many bytes.
+    fn send(&mut self, data: &[u8]) -> io::Result<usize> {
+        let sent = self.socket.write(data);
+        self.moved(sent)
+    }
+
+    /// Receives what has come; how many bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnexpectedEof`] once the other end sends no more.
+    fn receive(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        let received = self.socket.read(room);
+        self.moved(received)
+    }
+
+    fn moved(&self, moved: io::Result<usize>) -> io::Result<usize> {
+        match moved {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                if self.shared {
+                    std::thread::yield_now();
+                }
+                Ok(0)
+            }
+            moved => moved,
+        }
+    }
+
+    fn send_all(&mut self, mut data: &[u8]) -> io::Result<()> {
+        while !data.is_empty() {
+            data = &data[self.send(data)?..];
+        }
+        Ok(())
+    }
+
+    fn receive_all(&mut self, mut room: &mut [u8]) -> io::Result<()> {
+        while !room.is_empty() {
+            let received = self.receive(room)?;
+            room = &mut room[received..];
+        }
+        Ok(())
+    }
+}
+
+/// Blocks in one direction, all from, or into, the same memory.
+struct Blocks {
+    block: Vec<u8>,
+    /// Bytes of the present one that were moved.
+    done: usize,
+    /// Bytes of all of them.
+    bytes: u64,
+}
+
+impl Blocks {
+    fn new(size: usize) -> Self {
+        Self { block: vec![0xa5; size], done: 0, bytes: 0 }
+    }
+
+    /// Moves bytes of the present block.
+    fn go_on(&mut self, step: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> io::Result<()> {
+        let moved = step(&mut self.block[self.done..])?;
+        self.done = (self.done + moved) % self.block.len();
+        self.bytes += moved as u64;
+        Ok(())
+    }
+}
+
+/// The other process; killed when dropped.
+struct Server(Child);
+
+impl Server {
+    /// Starts it, and waits until it has connected.
+    fn start(role: Role, placement: &Placement, size: usize) -> Result<(Self, End), Failure> {
+        let failed = |what: &'static str| move |error: io::Error| Failure::run(what, error);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed("bind to 127.0.0.1"))?;
+        let port = listener.local_addr().map_err(failed("getsockname"))?.port();
+        let name = role.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        let mut command = std::process::Command::new(std::env::current_exe().map_err(failed("our own executable"))?);
+        command.args(["serve", &name, &port.to_string(), &placement.server.to_string()]);
+        command.args([placement.shared.to_string(), size.to_string()]);
+        let mut server = Self(command.spawn().map_err(failed("cannot start the server"))?);
+        listener.set_nonblocking(true).map_err(failed("O_NONBLOCK"))?;
+        let clock = Clock::new();
+        loop {
+            match listener.accept() {
+                Ok((socket, _)) => return Ok((server, End::new(socket, placement.client, placement.shared)?)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
+                Err(error) => return Err(Failure::run("accept", error)),
+            }
+            if let Some(status) = server.0.try_wait().map_err(failed("waiting for the server"))? {
+                return Err(Failure::Run(format!("the server did not start ({status}); it said why above")));
+            }
+            if clock.ns() > PATIENCE.as_nanos() as u64 {
+                return Err(Failure::Run(format!("the server has not connected for {PATIENCE:?}")));
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail only if it is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The other process: it goes on until the client has gone.
+fn serve(role: Role, port: u16, (core, shared): (usize, bool), size: usize) -> Result<(), Failure> {
+    let socket = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).map_err(|error| Failure::run("connect", error))?;
+    let mut end = End::new(socket, core, shared)?;
+    let Err(error) = serve_on(&mut end, role, size);
+    match error.kind() {
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => Ok(()),
+        _ => Err(Failure::run("the server", error)),
+    }
+}
+
+fn serve_on(end: &mut End, role: Role, size: usize) -> io::Result<Infallible> {
+    let (mut out, mut inward) = (Blocks::new(size), Blocks::new(size));
+    loop {
+        match role {
+            Role::Echo => {
+                end.receive_all(&mut inward.block)?;
+                end.send_all(&inward.block)?;
+            }
+            Role::Send => out.go_on(|block| end.send(block))?,
+            Role::Both => {
+                out.go_on(|block| end.send(block))?;
+                inward.go_on(|room| end.receive(room))?;
+            }
+        }
+    }
+}
+
+/// How long it takes to warm up, and when all is over, in nanoseconds.
+fn window(common: &Common) -> (u64, u64) {
+    let warm_up = common.duration * WARM_UP;
+    ((warm_up * 1e9) as u64, ((warm_up + common.duration) * 1e9) as u64)
+}
+
+fn lost(error: io::Error) -> Failure {
+    Failure::run("the connection to the server", error)
+}
+
+fn pingpong(size: usize, common: &Common) -> Result<(), Failure> {
+    let placement = Placement::decide(common.cores)?;
+    let (_server, mut end) = Server::start(Role::Echo, &placement, size)?;
+    let (mut ping, mut pong) = (vec![0u8; size], vec![0u8; size]);
+    let mut samples = Samples::new();
+    let (clock, (from, until)) = (Clock::new(), window(common));
+    let (mut begun, mut first) = (clock.ns(), None);
+    while begun < until {
+        // What comes back is what was sent this time, and not before.
+        ping[size - 1] = ping[size - 1].wrapping_add(1);
+        end.send_all(&ping).map_err(lost)?;
+        end.receive_all(&mut pong).map_err(lost)?;
+        if pong[size - 1] != ping[size - 1] {
+            return Err(Failure::Run("the server has sent back something else".to_owned()));
+        }
+        let now = clock.ns();
+        if begun >= from {
+            first.get_or_insert(begun);
+            samples.record(now - begun);
+        }
+        begun = now;
+    }
+    let short = || Failure::Usage(format!("-D {}: not one round trip was in it", common.duration));
+    let (latency, first) = (samples.latency().ok_or_else(short)?, first.ok_or_else(short)?);
+    let result = json!({
+        "size": size, "iters": samples.count(), "seconds": (begun - first) as f64 / 1e9, "rtt_ns": latency,
+    });
+    let micros = |ns: f64| ns / 1000.0;
+    let text = format!(
+        "{} round trips of {size} bytes: p50 {:.2} µs, p99 {:.2} µs, mean {:.2} µs",
+        samples.count(),
+        micros(latency.p50 as f64),
+        micros(latency.p99 as f64),
+        micros(latency.mean)
+    );
+    report("pingpong", &placement, &clock, common, (result, &text))
+}
+
+fn stream(size: usize, both: bool, common: &Common) -> Result<(), Failure> {
+    let placement = Placement::decide(common.cores)?;
+    let role = if both { Role::Both } else { Role::Send };
+    let (_server, mut end) = Server::start(role, &placement, size)?;
+    let (mut out, mut inward) = (Blocks::new(size), Blocks::new(size));
+    let (clock, (from, until)) = (Clock::new(), window(common));
+    let mut begun = None;
+    let ended = loop {
+        inward.go_on(|room| end.receive(room)).map_err(lost)?;
+        if both {
+            out.go_on(|block| end.send(block)).map_err(lost)?;
+        }
+        let now = clock.ns();
+        if now >= until {
+            break now;
+        }
+        if begun.is_none() && now >= from {
+            // The buffers of the sockets hold at the end about what they hold now.
+            begun = Some(now);
+            (inward.bytes, out.bytes) = (0, 0);
+        }
+    };
+    let begun = begun.ok_or_else(|| Failure::Usage(format!("-D {}: nothing was in it", common.duration)))?;
+    let seconds = (ended - begun) as f64 / 1e9;
+    let per_second = |bytes: u64| bytes as f64 / seconds;
+    let mib = |bytes: u64| per_second(bytes) / (1 << 20) as f64;
+    let mut result = json!({ "size": size, "seconds": seconds, "bytes_per_s": per_second(inward.bytes) });
+    let mut text = format!("blocks of {size} bytes: {:.1} MiB/s from the server", mib(inward.bytes));
+    if both {
+        let sum = inward.bytes + out.bytes;
+        result["reverse"] = json!({ "bytes_per_s": per_second(out.bytes) });
+        result["sum"] = json!({ "bytes_per_s": per_second(sum) });
+        text += &format!(", {:.1} MiB/s to it, {:.1} MiB/s together", mib(out.bytes), mib(sum));
+    }
+    report("stream", &placement, &clock, common, (result, &text))
+}
+
+/// Writes a result where it was asked for.
+fn report(
+    test: &str,
+    placement: &Placement,
+    clock: &Clock,
+    common: &Common,
+    (result, text): (Value, &str),
+) -> Result<(), Failure> {
+    let info = json!({
+        "test": test, "transport": "TCP, 127.0.0.1", "placement": placement, "clock": clock.name(),
+        "optimized_build": !cfg!(debug_assertions),
+    });
+    let json = format!("{}\n", json!({ "schema": 1, "test_info": info, "results": [result] }));
+    let table = format!("TCP {test}, {}\n{text}\n", placement.note);
+    let said = |text: &str| io::stdout().write_all(text.as_bytes()).map_err(|error| Failure::run("stdout", error));
+    match &common.json {
+        None => said(&table),
+        Some(path) if path.as_os_str() == "-" => said(&json),
+        Some(path) => {
+            let written = std::fs::write(path, json);
+            written.map_err(|error| Failure::run(format!("--json {}", path.display()), error))?;
+            said(&table)
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The knobs of the iWARP fabric.
+
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use crate::FabricError;
+
+/// When FPDUs carry a CRC-32C (RFC 5044 §4.4, §7.1). TCP's own checksum has 16 bits and does not cover what network
+/// cards, switches and hosts do to a segment once they have checked it; the CRC goes from end to end. Neither is proof
+/// against somebody who wants to change the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Crc {
+    /// Never; a peer that wants it is refused.
+    Never,
+    /// If the peer wants it: what the kernel's soft-iWARP does.
+    #[default]
+    IfAsked,
+    /// Always: this side asks for it, so that the peer must (RFC 5044 §7.1.1).
+    Always,
+}
+
+/// How long the FPDUs that this side sends may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum FpduSize {
+    /// As long as the format allows to a peer that is this engine, else as [`Segment`](Self::Segment).
+    #[default]
+    Auto,
+    /// Within one TCP segment (the EMSS of RFC 5044 §4.5): adapters place such segments as they come, in any order.
+    Segment,
+    /// As long as the format allows, 64 KiB: fewer headers. Any stack that reads a byte stream takes it; the kernel's
+    /// soft-iWARP does.
+    Longest,
+}
+
+/// How an [`IwarpFabric`](super::IwarpFabric) is set up. Every field has a default that suits a shard of some hundred
+/// connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IwarpConfig {
+    /// Whether FPDUs carry a CRC-32C. Default: if the peer wants it. Costs about a tenth of a nanosecond per byte, and
+    /// a copy of what is received.
+    pub crc: Crc,
+    /// How long FPDUs are. Default: by the peer.
+    pub fpdu_size: FpduSize,
+    /// Longest message taken or sent, in bytes. Default 64 KiB. Costs nothing by itself.
+    pub max_message: usize,
+    /// Receives that the shared queue holds. Default 4096; 32 bytes each are set aside.
+    pub shared_receives: usize,
+    /// Most RDMA Reads of either side under way on one connection (IRD and ORD of RFC 6581). Default 16, at most
+    /// 16383. A few dozen bytes each.
+    pub read_depth: u16,
+    /// `SO_SNDBUF` in bytes. Default: the kernel grows it as needed (`net.ipv4.tcp_wmem`).
+    pub send_buffer: Option<usize>,
+    /// `SO_RCVBUF` in bytes. Default: the kernel grows it as needed (`net.ipv4.tcp_rmem`).
+    pub receive_buffer: Option<usize>,
+    /// `SO_BUSY_POLL`: how long the kernel itself polls the network card when a read finds nothing. Default: as
+    /// `net.core.busy_read` says. Loopback and virtual devices do not know it.
+    pub busy_poll: Option<Duration>,
+    /// How long what was sent may stay unacknowledged (`TCP_USER_TIMEOUT`), what is posted may wait for a peer that
+    /// takes nothing, and half a message may wait for its other half, before the connection ends. Default 30 s.
+    pub retry_timeout: Duration,
+    /// How long a connection may be silent before TCP asks whether the peer is still there (`TCP_KEEPIDLE`); two more
+    /// questions follow, a third of this apart. Default 60 s.
+    pub keep_alive: Duration,
+    /// Connections that may be between their first byte and their answer, at a listener. Default 64. When one more
+    /// arrives, the one that has been silent longest is dropped.
+    pub max_handshakes: usize,
+    /// How long a connection may take to be set up, at either side. Default 5 s.
+    pub handshake_timeout: Duration,
+    /// How long a connection that is being closed waits for the peer to take what was sent. Default 1 s.
+    pub linger: Duration,
+}
+
+impl Default for IwarpConfig {
+    fn default() -> Self {
+        Self {
+            crc: Crc::default(),
+            fpdu_size: FpduSize::default(),
+            max_message: 64 << 10,
+            shared_receives: 4096,
+            read_depth: 16,
+            send_buffer: None,
+            receive_buffer: None,
+            busy_poll: None,
+            retry_timeout: Duration::from_secs(30),
+            keep_alive: Duration::from_secs(60),
+            max_handshakes: 64,
+            handshake_timeout: Duration::from_secs(5),
+            linger: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Reads that a depth of 14 bits can say (RFC 6581 §9.1).
+pub(super) const MAX_READ_DEPTH: u16 = (1 << 14) - 1;
+
+impl IwarpConfig {
+    /// Says which field is out of its range.
+    pub(super) fn check(&self) -> Result<(), FabricError> {
+        let bad = |field: &str, got: usize, rule: &str| {
+            Err(FabricError::Misuse(format!("iWARP fabric: {field} = {got}: {rule}")))
+        };
+        if self.max_message == 0 || self.max_message > 1 << 30 {
+            return bad("max_message", self.max_message, "must be from 1 to 1 GiB");
+        }
+        if self.read_depth == 0 || self.read_depth > MAX_READ_DEPTH {
+            return bad("read_depth", self.read_depth.into(), "must be from 1 to 16383");
+        }
+        if self.max_handshakes == 0 {
+            return bad("max_handshakes", 0, "must be at least 1");
+        }
+        Ok(())
+    }
+}

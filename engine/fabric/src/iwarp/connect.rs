@@ -1,0 +1,677 @@
+//! Connection management: everything but the bytes of connections that stand, in `poll_control` and `wait`.
+
+#![forbid(unsafe_code)]
+
+use std::hash::{BuildHasher, Hasher};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
+
+use super::IwarpFabric;
+use super::config::FpduSize;
+use super::endpoint::{Endpoint, Limits, Terms};
+use super::listener::{Accepted, IwarpListener, Visitor, equip, open, system};
+use super::qp::{Common, Qp, State};
+use super::setup::{self, Agreed, PRIVATE_DATA, Wishes};
+use super::sys;
+use super::wire::{Kind, MAX_ULPDU, Setup, UNTAGGED_HEADER, fpdu_len};
+use crate::host;
+use crate::seats::{self, Arrival, Seat};
+use crate::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId, Waker};
+
+/// Sockets with news that one look takes in; the others follow in the next.
+const EVENTS: usize = 64;
+/// Longest sleep while something has a time limit that no socket announces.
+const TICK: Duration = Duration::from_millis(10);
+/// Longest sleep while a message waits for a Receive, as often as the peer was told to try again.
+const SHORT_TICK: Duration = Duration::from_micros(100);
+/// After the peer has agreed: soft-iWARP, as responder, may not notice what came with its reply until more comes.
+const NUDGE: Duration = Duration::from_millis(20);
+/// Bytes of a peer's frame that are read at a time; it has at most 532.
+const FRAME: usize = 1024;
+/// Connections that were closed and whose peers have not closed them yet. Beyond that they are cut off.
+const PARTINGS: usize = 1024;
+/// Most windows per side and queue pair: an STag has 16 bits of index to spare.
+const MAX_WINDOWS: u32 = 1 << 16;
+/// The least that a TCP segment holds (RFC 9293 §3.7.1), for peers and paths that say less.
+const LEAST_SEGMENT: usize = 536;
+
+/// Sockets that are not, or not any more, queue pairs'; and the means to wait for all of them.
+#[derive(Debug)]
+pub(super) struct Connections {
+    epoll: OwnedFd,
+    waker: Arc<OwnedFd>,
+    listeners: Vec<(IwarpListener, Seat<Visitor>)>,
+    requests: Vec<Request>,
+    next_request: u64,
+    partings: Vec<Parting>,
+    random: std::hash::RandomState,
+    randoms: u64,
+}
+
+/// A connection of ours that the peer has not answered yet.
+#[derive(Debug)]
+pub(super) struct Dial {
+    address: FabricAddress,
+    wishes: Wishes,
+    /// Our frame, until the socket is connected.
+    frame: Option<Vec<u8>>,
+    /// What has come of the peer's.
+    got: Vec<u8>,
+}
+
+/// A connection that a peer has started.
+#[derive(Debug)]
+struct Request {
+    id: RequestId,
+    socket: OwnedFd,
+    peer: SocketAddr,
+    deadline: Instant,
+    got: Vec<u8>,
+    /// What was said, once it was; from then on it is the owner's turn.
+    frame: Option<Setup>,
+    /// Counts it.
+    taken: seats::Taken,
+}
+
+/// A connection that was closed: what the peer still sends is thrown away, so that it may read to the end what we sent.
+#[derive(Debug)]
+struct Parting {
+    socket: OwnedFd,
+    deadline: Instant,
+}
+
+/// What an epoll event is about, in 64 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Token {
+    Waker,
+    Listener,
+    /// A socket of a queue pair that stands.
+    Sockets,
+    Request(u64),
+    Dial(u32),
+}
+
+impl Token {
+    fn data(self) -> EventData {
+        EventData::new_u64(match self {
+            Self::Waker => 0,
+            Self::Listener => 1,
+            Self::Sockets => 2,
+            Self::Request(id) => 1 << 62 | id,
+            Self::Dial(slot) => 2 << 62 | u64::from(slot),
+        })
+    }
+
+    fn of(data: EventData) -> Self {
+        let data = data.u64();
+        match (data >> 62, data) {
+            (0, 0) => Self::Waker,
+            (0, 1) => Self::Listener,
+            (0, _) => Self::Sockets,
+            (1, _) => Self::Request(data & !(3 << 62)),
+            _ => Self::Dial(data as u32),
+        }
+    }
+}
+
+/// The clock of connection management, which is called now and then.
+pub(super) fn now() -> Instant {
+    Instant::now()
+}
+
+impl Connections {
+    /// `sockets` is the set of those that stand.
+    pub(super) fn new(sockets: BorrowedFd<'_>) -> Result<Self, FabricError> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|e| system("epoll_create", e))?;
+        let waker = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        let waker = Arc::new(waker.map_err(|e| system("eventfd", e))?);
+        let add = |socket: BorrowedFd<'_>, token: Token| {
+            epoll::add(&epoll, socket, token.data(), EventFlags::IN).map_err(|e| system("epoll_ctl", e))
+        };
+        add(waker.as_fd(), Token::Waker)?;
+        add(sockets, Token::Sockets)?;
+        Ok(Self {
+            epoll,
+            waker,
+            listeners: Vec::new(),
+            requests: Vec::new(),
+            next_request: 0,
+            partings: Vec::new(),
+            random: std::hash::RandomState::new(),
+            randoms: 0,
+        })
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    pub(super) fn waker(&self) -> Waker {
+        Waker::new(Arc::clone(&self.waker))
+    }
+
+    pub(super) fn listen(&mut self, listener: &IwarpListener) -> Result<(), FabricError> {
+        // Exclusive: of the shards that share it and sleep, one wakes per connection.
+        epoll::add(&self.epoll, listener.socket(), Token::Listener.data(), EventFlags::IN | EventFlags::EXCLUSIVE)
+            .map_err(|e| system("epoll_ctl(listener)", e))?;
+        self.listeners.push((listener.clone(), listener.seat(self.waker())));
+        Ok(())
+    }
+
+    pub(super) fn unlisten(&mut self) {
+        for (listener, _) in self.listeners.drain(..) {
+            // It was added, and it is still open.
+            let _ = epoll::delete(&self.epoll, listener.socket());
+        }
+    }
+
+    pub(super) fn reject(&mut self, request: RequestId, private_data: &[u8]) {
+        let Some(at) = self.requests.iter().position(|r| r.id == request) else { return };
+        let request = self.requests.swap_remove(at);
+        let mut bytes = Vec::new();
+        setup::rejection(private_data).encode(&mut bytes);
+        self.say_no(request.socket, &bytes);
+    }
+
+    /// Sends a refusal, and sees the peer off.
+    fn say_no(&mut self, socket: OwnedFd, bytes: &[u8]) {
+        // If it does not arrive, the end of the connection will.
+        let _ = rustix::net::send(&socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        self.part(socket, now() + Duration::from_secs(1));
+    }
+
+    /// Lets a connection go when its peer has read what was sent, or at this time.
+    pub(super) fn part(&mut self, socket: OwnedFd, deadline: Instant) {
+        // One that was never connected is still looked at by its slot, which another will have.
+        let _ = epoll::delete(&self.epoll, &socket);
+        let _ = rustix::net::shutdown(&socket, Shutdown::Write);
+        if self.partings.len() >= PARTINGS {
+            self.partings.swap_remove(0);
+        }
+        self.partings.push(Parting { socket, deadline });
+    }
+
+    fn watch(&self, socket: BorrowedFd<'_>, token: Token, flags: EventFlags) -> Result<(), FabricError> {
+        epoll::add(&self.epoll, socket, token.data(), flags)
+            .map_err(|e| system("epoll_ctl (limit: /proc/sys/fs/epoll/max_user_watches)", e))
+    }
+
+    /// Another number each time, hard to guess from outside.
+    fn random(&mut self) -> u32 {
+        self.randoms += 1;
+        let mut hasher = self.random.build_hasher();
+        hasher.write_u64(self.randoms);
+        hasher.finish() as u32
+    }
+
+    /// Takes connections of the listeners.
+    fn accept_sockets(&mut self, common: &mut Common) {
+        let (mut arrivals, most) = (Vec::new(), common.config.max_handshakes);
+        for (listener, seat) in &self.listeners {
+            // Bounded, refusals included, so that a storm of connections leaves time for those that are there.
+            for _ in 0..most {
+                match listener.accept() {
+                    Accepted::Peer(visitor) => arrivals.extend(seat.place(visitor, most)),
+                    Accepted::Gone => common.refuse(format_args!("it has gone again")),
+                    Accepted::Nobody => break,
+                    Accepted::Failed(error) => {
+                        let error = system("accept", error);
+                        common.log.warn("failures of accept", format_args!("iWARP fabric: {error}"));
+                        break;
+                    }
+                }
+            }
+        }
+        arrivals.into_iter().for_each(|arrival| self.accept_socket(common, arrival));
+    }
+
+    /// Takes the connections that another of those who share a listener has seen first.
+    fn accept_handed(&mut self, common: &mut Common) {
+        let handed: Vec<_> = self.listeners.iter().flat_map(|(_, seat)| seat.handed()).collect();
+        handed.into_iter().for_each(|arrival| self.accept_socket(common, arrival));
+    }
+
+    fn accept_socket(&mut self, common: &mut Common, arrival: Arrival<Visitor>) {
+        let Arrival { who: (socket, peer), taken } = arrival;
+        let most = common.config.max_handshakes;
+        if self.requests.len() >= most && !self.drop_oldest(common) {
+            return common.refuse(format_args!("{peer}: {most} requests (max_handshakes) wait for an answer"));
+        }
+        let id = RequestId(self.next_request);
+        self.next_request += 1;
+        let watched = equip(socket.as_fd(), &common.config)
+            .and_then(|()| self.watch(socket.as_fd(), Token::Request(id.0), EventFlags::IN | EventFlags::RDHUP));
+        if let Err(error) = watched {
+            return common.refuse(format_args!("{peer}: {error}"));
+        }
+        let deadline = now() + common.config.handshake_timeout;
+        self.requests.push(Request { id, socket, peer, deadline, got: Vec::new(), frame: None, taken });
+        self.read_request(id, common);
+    }
+
+    /// Drops the one that has been silent longest. False if there is none.
+    fn drop_oldest(&mut self, common: &mut Common) -> bool {
+        let silent = self.requests.iter().enumerate().filter(|(_, request)| request.frame.is_none());
+        let Some((at, _)) = silent.min_by_key(|(_, request)| request.deadline) else { return false };
+        let gone = self.requests.swap_remove(at);
+        common.refuse(format_args!("{}: it says nothing, and there are others (max_handshakes)", gone.peer));
+        true
+    }
+
+    fn read_request(&mut self, id: RequestId, common: &mut Common) {
+        let Some(at) = self.requests.iter().position(|r| r.id == id) else { return };
+        let request = &mut self.requests[at];
+        let peer = request.peer;
+        let why = match read_frame(request.socket.as_fd(), Kind::Request, &mut request.got) {
+            Ok(Frame::Part) => return,
+            Ok(Frame::Closed) => {
+                log::debug!("iWARP fabric: {peer} has given up its connect request");
+                self.requests.swap_remove(at);
+                return;
+            }
+            // The initiator has to wait for the reply (RFC 5044 §7.1.2).
+            Ok(Frame::Whole(..)) if request.frame.is_some() || !request.got.is_empty() => {
+                "bytes out of turn".to_owned()
+            }
+            Ok(Frame::Whole(frame)) => {
+                let private_data = setup::private_data(&frame);
+                request.frame = Some(frame);
+                let peer = peer.to_string();
+                common.events.push_back(ControlEvent::ConnectRequest { request: id, private_data, peer });
+                return;
+            }
+            Err(why) => why,
+        };
+        common.refuse(format_args!("{peer}: {why}"));
+        self.requests.swap_remove(at);
+    }
+}
+
+/// What there is of a peer's frame.
+enum Frame {
+    /// Not all of it.
+    Part,
+    Whole(Setup),
+    Closed,
+}
+
+/// Reads what has come of a frame; what is behind it stays in `got`.
+fn read_frame(socket: BorrowedFd<'_>, kind: Kind, got: &mut Vec<u8>) -> Result<Frame, String> {
+    let mut space = [0; FRAME];
+    match rustix::net::recv(socket, &mut space, RecvFlags::DONTWAIT) {
+        Ok((_, 0)) => return Ok(Frame::Closed),
+        Ok((_, n)) => got.extend_from_slice(&space[..n]),
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(Frame::Part),
+        Err(error) => return Err(format!("recv: {error}")),
+    }
+    match Setup::decode(kind, got).map_err(|e| e.to_string())? {
+        None => Ok(Frame::Part),
+        Some((frame, len)) => {
+            got.drain(..len);
+            Ok(Frame::Whole(frame))
+        }
+    }
+}
+
+/// The terms of a connection: what was agreed on, and what the path to the peer carries.
+fn terms(common: &Common, socket: BorrowedFd<'_>, agreed: Agreed, waits: bool) -> Terms {
+    let config = &common.config;
+    let segment = || sys::max_segment(socket).unwrap_or(LEAST_SEGMENT).max(LEAST_SEGMENT);
+    let longest = match config.fpdu_size {
+        FpduSize::Auto if agreed.is_ours => MAX_ULPDU,
+        FpduSize::Longest => MAX_ULPDU,
+        FpduSize::Auto | FpduSize::Segment => (segment() & !3) - (fpdu_len(2) - 2),
+    };
+    Terms {
+        crc: agreed.crc,
+        max_ulpdu: longest.clamp(UNTAGGED_HEADER + 4, MAX_ULPDU),
+        max_message: config.max_message,
+        ord: agreed.ord,
+        ird: agreed.ird,
+        waits,
+    }
+}
+
+impl IwarpFabric {
+    /// What both ends of a new connection have in common.
+    fn limits(&self, params: &ConnectParams) -> Result<Limits, FabricError> {
+        let misuse = |what: &str, got: usize, most: usize| {
+            if got <= most { Ok(()) } else { Err(FabricError::Misuse(format!("{what}: {got}; at most {most}"))) }
+        };
+        misuse("bytes of private data", params.private_data.len(), PRIVATE_DATA)?;
+        misuse("send_queue_depth", params.send_queue_depth as usize, self.capabilities.max_send_wr as usize)?;
+        misuse("windows", params.windows as usize, MAX_WINDOWS as usize)?;
+        Ok(Limits {
+            send_queue_depth: params.send_queue_depth as usize,
+            own_receive_queue: params.own_receive_queue.map(|depth| depth as usize),
+            windows: params.windows,
+            rnr_retry: params.rnr_retry,
+        })
+    }
+
+    pub(super) fn start_connect(&mut self, to: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
+        let limits = self.limits(params)?;
+        let at = host::resolve(to)?;
+        let wishes = Wishes::new(&self.common.config, params);
+        let mut frame = Vec::new();
+        wishes.request(&params.private_data).encode(&mut frame);
+        let socket = open(at)?;
+        equip(socket.as_fd(), &self.common.config)?;
+        match rustix::net::connect(&socket, &at) {
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
+            Err(error) => return Err(unreachable(to, error)),
+        }
+        let random = self.connections.random();
+        let dial = Dial { address: to.clone(), wishes, frame: Some(frame), got: Vec::new() };
+        let id = self
+            .table
+            .insert(|id| Qp::new(id, Endpoint::new(id, limits, random), State::Connecting(dial), Some(socket)));
+        let Some(qp) = self.table.get(id) else { return Err(FabricError::Misuse("no such queue pair".to_owned())) };
+        qp.deadline = Some(now() + self.common.config.handshake_timeout);
+        if let Some(socket) = qp.socket()
+            && let Err(error) = self.connections.watch(socket, Token::Dial(id.slot), EventFlags::OUT)
+        {
+            self.table.remove(id);
+            return Err(error);
+        }
+        self.common.attention.push(id.slot);
+        Ok(id)
+    }
+
+    pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
+        let limits = self.limits(params)?;
+        let wishes = Wishes::new(&self.common.config, params);
+        let requests = &mut self.connections.requests;
+        let at = requests.iter().position(|r| r.id == request && r.frame.is_some());
+        let at = at.ok_or_else(|| FabricError::Peer("it has given up its connect request".to_owned()))?;
+        let Request { socket, frame, taken, peer, .. } = requests.swap_remove(at);
+        let Some(frame) = frame else { return Err(FabricError::Misuse("a request without a frame".to_owned())) };
+        let (reply, agreed) = match wishes.answer(&frame, &params.private_data) {
+            Ok(answer) => answer,
+            Err(why) => {
+                let mut bytes = Vec::new();
+                setup::rejection(&[]).encode(&mut bytes);
+                self.connections.say_no(socket, &bytes);
+                self.common.refuse(format_args!("{peer}: {why}"));
+                return Err(FabricError::Peer(why));
+            }
+        };
+        let mut bytes = Vec::new();
+        reply.encode(&mut bytes);
+        let _ = epoll::delete(&self.connections.epoll, &socket);
+        let sent = rustix::net::send(&socket, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        if sent != Ok(bytes.len()) {
+            return Err(FabricError::Peer(format!("send of the reply: {sent:?}")));
+        }
+        let terms = terms(&self.common, socket.as_fd(), agreed, true);
+        let random = self.connections.random();
+        let id = self.table.insert(|id| Qp::new(id, Endpoint::new(id, limits, random), State::Closing, Some(socket)));
+        let Some(qp) = self.table.get(id) else { return Err(FabricError::Misuse("no such queue pair".to_owned())) };
+        qp.taken = Some(taken);
+        if let Err(error) = qp.begin(&mut self.common, terms, &[]) {
+            self.table.remove(id);
+            return Err(system("epoll_ctl (limit: /proc/sys/fs/epoll/max_user_watches)", error));
+        }
+        self.standing += 1;
+        self.common.events.push_back(ControlEvent::Established { qp: id, private_data: Vec::new() });
+        Ok(id)
+    }
+
+    /// Waits for sockets, as long as allowed, and does what they ask for. False if nothing came but bytes for
+    /// connections that stand.
+    pub(super) fn pump(&mut self, timeout: Option<Duration>) -> bool {
+        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
+        // Interrupted, or nothing there: both are fine.
+        let Ok((ready, _)) = epoll::wait(&self.connections.epoll, &mut space, timeout.as_ref()) else {
+            return true;
+        };
+        self.connections.accept_handed(&mut self.common);
+        let mut control = false;
+        for event in ready {
+            let token = Token::of(event.data);
+            control |= token != Token::Sockets;
+            match token {
+                // Left for `sleep`: a wake also ends the *next* wait.
+                Token::Waker => {}
+                Token::Sockets => self.look = true,
+                Token::Listener => self.connections.accept_sockets(&mut self.common),
+                Token::Request(id) => self.connections.read_request(RequestId(id), &mut self.common),
+                Token::Dial(slot) => self.dial(slot),
+            }
+        }
+        control
+    }
+
+    /// A connection of ours is there, or has an answer.
+    fn dial(&mut self, slot: u32) {
+        let Some(qp) = self.table.at(slot) else { return };
+        let id = qp.id;
+        let Some(socket) = qp.socket.as_ref().map(AsFd::as_fd) else { return };
+        let State::Connecting(dial) = &mut qp.state else { return };
+        let error = if let Some(frame) = dial.frame.take() {
+            match ask(socket, &frame) {
+                Ok(()) => {
+                    // It was added, and it is still open.
+                    let _ = epoll::modify(&self.connections.epoll, socket, Token::Dial(slot).data(), EventFlags::IN);
+                    return;
+                }
+                Err(error) => unreachable(&dial.address, error),
+            }
+        } else {
+            match read_frame(socket, Kind::Reply, &mut dial.got) {
+                Ok(Frame::Part) => return,
+                Ok(Frame::Whole(frame)) if frame.reject => {
+                    let private_data = setup::private_data(&frame);
+                    self.common.events.push_back(ControlEvent::Rejected { qp: id, private_data });
+                    return self.give_up(slot);
+                }
+                Ok(Frame::Whole(frame)) => match dial.wishes.conclude(&frame) {
+                    Ok(agreed) => return self.established(slot, &frame, agreed),
+                    Err(why) => FabricError::Peer(why),
+                },
+                Ok(Frame::Closed) => FabricError::Peer("it closed the connection before it answered".to_owned()),
+                Err(why) => FabricError::Peer(why),
+            }
+        };
+        self.common.events.push_back(ControlEvent::ConnectFailed { qp: id, error });
+        self.give_up(slot);
+    }
+
+    fn established(&mut self, slot: u32, frame: &Setup, agreed: Agreed) {
+        let Some(qp) = self.table.at(slot) else { return };
+        let id = qp.id;
+        let State::Connecting(dial) = &mut qp.state else { return };
+        let early = std::mem::take(&mut dial.got);
+        let Some(socket) = qp.socket.as_ref().map(AsFd::as_fd) else { return };
+        let _ = epoll::delete(&self.connections.epoll, socket);
+        let terms = terms(&self.common, socket, agreed, false);
+        if let Err(error) = qp.begin(&mut self.common, terms, &early) {
+            let error = system("epoll_ctl (limit: /proc/sys/fs/epoll/max_user_watches)", error);
+            self.common.events.push_back(ControlEvent::ConnectFailed { qp: id, error });
+            return self.give_up(slot);
+        }
+        qp.endpoint.say_hello();
+        qp.flush(&mut self.common);
+        if !agreed.is_ours {
+            qp.nudge = Some(now() + NUDGE);
+            self.common.attention.push(slot);
+        }
+        self.standing += 1;
+        let private_data = setup::private_data(frame);
+        self.common.events.push_back(ControlEvent::Established { qp: id, private_data });
+    }
+
+    /// Its owner does not want it any more, whatever the answer would have been.
+    pub(super) fn abandon(&mut self, qp: QpId) {
+        let error = FabricError::Peer("disconnected before it answered".to_owned());
+        self.common.events.push_back(ControlEvent::ConnectFailed { qp, error });
+        self.give_up(qp.slot);
+    }
+
+    /// Ends a queue pair that was never connected; the event is sent already.
+    fn give_up(&mut self, slot: u32) {
+        if let Some(qp) = self.table.at(slot) {
+            if let Some(socket) = &qp.socket {
+                let _ = epoll::delete(&self.connections.epoll, socket);
+            }
+            qp.leave(&mut self.common, "never connected");
+        }
+    }
+
+    /// Does what is due without any socket saying so.
+    pub(super) fn tend(&mut self) {
+        self.common.log.sum_up();
+        let nothing = self.common.attention.is_empty()
+            && self.connections.requests.is_empty()
+            && self.connections.partings.is_empty();
+        if nothing {
+            return;
+        }
+        let now = now();
+        // Those that the owner has to answer may take as long as they want; their sockets say when they are gone.
+        self.connections.requests.retain(|r| r.frame.is_some() || r.deadline > now);
+        let scratch = &mut self.common.scratch;
+        self.connections.partings.retain(|p| p.deadline > now && !p.is_over(scratch));
+        let mut slots = std::mem::take(&mut self.common.attention);
+        slots.sort_unstable();
+        slots.dedup();
+        slots.retain(|&slot| self.tend_qp(slot, now));
+        self.common.attention.append(&mut slots);
+    }
+
+    /// True if it has to be looked at again.
+    fn tend_qp(&mut self, slot: u32, now: Instant) -> bool {
+        let Some(qp) = self.table.at(slot) else { return false };
+        let late = qp.deadline.is_some_and(|d| d <= now);
+        match &qp.state {
+            State::Connecting(_) if late => {
+                let error = FabricError::Peer("it did not answer within handshake_timeout".to_owned());
+                self.common.events.push_back(ControlEvent::ConnectFailed { qp: qp.id, error });
+                self.give_up(slot);
+                false
+            }
+            State::Connecting(_) => true,
+            State::Up if late => {
+                qp.forsake(&mut self.common);
+                false
+            }
+            State::Up => {
+                if qp.nudge.is_some_and(|at| at <= now) {
+                    qp.nudge = None;
+                    qp.endpoint.say_hello();
+                    qp.flush(&mut self.common);
+                }
+                let limit = self.common.config.retry_timeout;
+                let waited = qp.waited(now, limit);
+                if waited.is_some_and(|waited| waited >= limit) {
+                    qp.not_moved(&mut self.common);
+                    return false;
+                }
+                waited.is_some() || qp.nudge.is_some() || qp.deadline.is_some()
+            }
+            State::Closing => {
+                qp.flush(&mut self.common);
+                if late || !qp.is_live() || !qp.endpoint.is_busy() && !qp.endpoint.has_bytes() {
+                    qp.leave(&mut self.common, "disconnected");
+                    return false;
+                }
+                true
+            }
+            State::Error => false,
+        }
+    }
+
+    /// How long it may sleep.
+    pub(super) fn sleep_limit(&self) -> Option<Duration> {
+        let mut unread = self.unread.iter().filter_map(|&slot| self.table.peek_at(slot));
+        let news = !self.common.ready.is_empty() || !self.common.events.is_empty();
+        if news || unread.clone().any(|qp| !qp.stalled || qp.endpoint.can_go_on(&self.common.shared)) {
+            Some(Duration::ZERO)
+        } else if unread.any(|qp| qp.endpoint.limits().rnr_retry < 7) {
+            Some(SHORT_TICK)
+        } else if !self.common.attention.is_empty()
+            || !self.connections.partings.is_empty()
+            || self.connections.requests.iter().any(|r| r.frame.is_none())
+        {
+            Some(TICK)
+        } else {
+            None
+        }
+    }
+
+    /// Sleeps until there may be news; false if they are none of connection management's.
+    pub(super) fn sleep(&mut self, timeout: Option<Duration>) -> bool {
+        let limit = self.sleep_limit();
+        let timeout = match (timeout, limit) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let control = self.pump(timeout);
+        self.look = true;
+        if control {
+            let mut count = [0; 8];
+            // Empty unless the waker was used.
+            let _ = rustix::io::read(&*self.connections.waker, &mut count);
+        }
+        control || limit.is_some()
+    }
+}
+
+/// Sends our frame on a socket that is connected, or says why it is not.
+fn ask(socket: BorrowedFd<'_>, frame: &[u8]) -> Result<(), Errno> {
+    sockopt::socket_error(socket)??;
+    rustix::net::send(socket, frame, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(drop)
+}
+
+fn unreachable(address: &FabricAddress, error: Errno) -> FabricError {
+    let detail = match error {
+        Errno::CONNREFUSED => format!("{error}: is the server started, and listening at this port?"),
+        Errno::NETUNREACH | Errno::HOSTUNREACH => format!("{error}: no route (ip route get …), or a firewall"),
+        Errno::ADDRNOTAVAIL => format!("{error}: no local port is left (sysctl net.ipv4.ip_local_port_range)"),
+        error => error.to_string(),
+    };
+    FabricError::Unreachable { address: address.0.clone(), detail }
+}
+
+/// Who ends a server ends its connections first, and then it: the last words get as far as the peers' hosts, as long as
+/// they are awaited anyway.
+impl Drop for Connections {
+    fn drop(&mut self) {
+        let mut scratch = [0; FRAME];
+        loop {
+            let now = now();
+            let under_way = |p: &Parting| sys::unacknowledged(p.socket.as_fd()).is_ok_and(|bytes| bytes > 0);
+            // Of one that was reset nothing is acknowledged any more.
+            self.partings.retain(|p| p.deadline > now && under_way(p) && !p.is_over(&mut scratch));
+            if self.partings.is_empty() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Parting {
+    /// Throws away what has come; true if the peer is through.
+    fn is_over(&self, scratch: &mut [u8]) -> bool {
+        // Bounded: the next look goes on.
+        for _ in 0..4 {
+            match rustix::net::recv(&self.socket, &mut *scratch, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return true,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return false,
+                Err(_) => return true,
+            }
+        }
+        false
+    }
+}

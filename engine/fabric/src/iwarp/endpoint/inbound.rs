@@ -1,0 +1,626 @@
+//! What the peer sends: each segment is checked before any byte of it is placed (RFC 5040 §5, RFC 5041 §5, RFC 5042).
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use rpcrdma_mempool::{Buf, Lent};
+
+use super::windows::{Refused, Revoked, Windows};
+use super::{Failure, Reason, Terms, failed_receive, status_of};
+use crate::iwarp::sys;
+use crate::iwarp::wire::{
+    Fault, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Reader, Segment,
+    Step, Terminate,
+};
+use crate::receives::Receives;
+use crate::{Completion, Disconnect, FabricStats, Opcode, QpId, ReceivedBuf, Status};
+
+/// Bytes for one place from which on they are read straight there, by a call of their own: it costs as much as copying
+/// a few KiB.
+const DIRECT: usize = 8 << 10;
+/// Polls that make up one retry of a message that meets no Receive.
+const RNR_POLLS: u32 = 1024;
+/// Bytes of a Terminate message that we keep (RFC 5040 §4.8: at most 52 have a meaning).
+const TERMINATE: usize = 64;
+
+/// How far a look at the peer's bytes came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in super::super) enum Taken {
+    /// All of them are taken.
+    All,
+    /// There is no more room for completions.
+    Full,
+    /// A message waits for a Receive.
+    NoReceive,
+}
+
+/// Where what comes goes, and what it may use.
+pub(super) struct Sinks<'a> {
+    pub(super) id: QpId,
+    pub(super) windows: &'a mut Windows,
+    pub(super) receives: &'a mut Receives,
+    pub(super) stats: &'a mut FabricStats,
+    pub(super) rnr_retry: u8,
+    /// The outgoing stream has given all before this away.
+    pub(super) sent: u64,
+    /// Completions, up to `end` of them.
+    pub(super) out: &'a mut Vec<Completion>,
+    pub(super) end: usize,
+}
+
+/// What this side takes from the peer.
+#[derive(Debug)]
+pub(super) struct Inbound {
+    reader: Reader,
+    placing: Placing,
+    /// A first segment of a message that met no Receive, and its bytes.
+    waiting: Option<(Segment, usize)>,
+    rnr_polls: u32,
+    /// Bytes taken.
+    position: u64,
+    /// The peer has begun a segment.
+    spoken: bool,
+}
+
+/// Where everything goes.
+#[derive(Debug)]
+struct Placing {
+    max_message: usize,
+    ird: usize,
+    /// Numbers of the next message on each queue.
+    send_msn: u32,
+    read_msn: u32,
+    /// The message that is coming.
+    message: Option<Incoming>,
+    /// The segment that is coming.
+    current: Segment,
+    target: Target,
+    /// Reads of ours that are not answered yet, oldest first.
+    reads: VecDeque<OwnRead>,
+    reads_done: u64,
+    /// Reads of the peer that are not answered yet, oldest first.
+    requests: VecDeque<ReadRequest>,
+}
+
+/// A message of which a part has come.
+#[derive(Debug)]
+struct Incoming {
+    buf: Buf,
+    len: usize,
+    kind: Message,
+}
+
+/// A Read that was sent.
+#[derive(Debug)]
+pub(super) struct OwnRead {
+    pub(super) stag: u32,
+    pub(super) dst: Lent,
+    /// First byte in `dst`.
+    pub(super) offset: usize,
+    pub(super) len: usize,
+    /// Bytes that have come; the peer names them by this.
+    pub(super) got: usize,
+}
+
+/// Where the payload of the current segment goes.
+#[derive(Debug)]
+enum Target {
+    /// There is none.
+    Nothing,
+    /// Into the message that is coming.
+    Receive,
+    /// Into exposed memory: what the peer calls it.
+    Window { stag: u32, address: u64 },
+    /// Into the memory of our oldest Read.
+    Read,
+    /// It is a Read Request, or a Terminate: what has come of it.
+    Control(Vec<u8>),
+}
+
+/// A rule that was broken.
+struct Wrong {
+    fault: Fault,
+    what: String,
+    /// The Read Request that is at fault.
+    read: Option<[u8; 28]>,
+}
+
+impl Wrong {
+    fn new(fault: Fault, what: impl fmt::Display) -> Self {
+        Self { fault, what: what.to_string(), read: None }
+    }
+}
+
+/// What the fault of a refused access is called in the terms of DDP, which places Writes and Read Responses.
+fn tagged(refused: Refused) -> Fault {
+    match refused {
+        Refused::InvalidStag => Fault::TaggedInvalidStag,
+        Refused::Bounds => Fault::TaggedBounds,
+        Refused::Rights => Fault::AccessRights,
+        Refused::Wrap => Fault::TaggedOffsetWrap,
+    }
+}
+
+/// The same of a Read Request, which RDMAP looks at.
+fn requested(refused: Refused) -> Fault {
+    match refused {
+        Refused::InvalidStag => Fault::InvalidStag,
+        Refused::Bounds => Fault::Bounds,
+        Refused::Rights => Fault::AccessRights,
+        Refused::Wrap => Fault::OffsetWrap,
+    }
+}
+
+impl Default for Inbound {
+    fn default() -> Self {
+        Self {
+            reader: Reader::new(false),
+            placing: Placing {
+                max_message: 0,
+                ird: 0,
+                send_msn: 1,
+                read_msn: 1,
+                message: None,
+                current: Segment { opcode: Message::Write, last: true, place: Place::Tagged { stag: 0, offset: 0 } },
+                target: Target::Nothing,
+                reads: VecDeque::new(),
+                reads_done: 0,
+                requests: VecDeque::new(),
+            },
+            waiting: None,
+            rnr_polls: 0,
+            position: 0,
+            spoken: false,
+        }
+    }
+}
+
+impl Inbound {
+    pub(super) fn begin(&mut self, terms: &Terms) {
+        self.reader = Reader::new(terms.crc);
+        self.placing.max_message = terms.max_message;
+        self.placing.ird = terms.ird.into();
+    }
+
+    #[inline]
+    pub(super) fn has_spoken(&self) -> bool {
+        self.spoken
+    }
+
+    #[inline]
+    pub(super) fn reads_done(&self) -> u64 {
+        self.placing.reads_done
+    }
+
+    pub(super) fn has_reads(&self) -> bool {
+        !self.placing.reads.is_empty()
+    }
+
+    pub(super) fn waits_for_receive(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    pub(super) fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Whether no message and no segment is half here.
+    pub(super) fn is_between(&self) -> bool {
+        self.reader.is_between() && self.placing.message.is_none() && self.waiting.is_none()
+    }
+
+    /// Reads of ours on their way.
+    pub(super) fn outstanding(&self) -> usize {
+        self.placing.reads.len()
+    }
+
+    /// A Read of ours has been sent.
+    pub(super) fn expect(&mut self, read: OwnRead) {
+        self.placing.reads.push_back(read);
+    }
+
+    /// The oldest Read of the peer, which is to be answered.
+    #[inline]
+    pub(super) fn request(&self) -> Option<&ReadRequest> {
+        self.placing.requests.front()
+    }
+
+    /// It is answered.
+    pub(super) fn answered(&mut self) {
+        self.placing.requests.pop_front();
+    }
+
+    /// Takes as many of the peer's bytes as it can.
+    #[inline]
+    pub(super) fn take(&mut self, to: &mut Sinks<'_>, input: &mut &[u8]) -> Result<Taken, Failure> {
+        let before = input.len();
+        let taken = loop {
+            if to.out.len() >= to.end {
+                break Taken::Full;
+            }
+            if let Some((segment, len)) = self.waiting {
+                let Some(buf) = to.receives.pop() else {
+                    self.not_ready(to)?;
+                    break Taken::NoReceive;
+                };
+                self.waiting = None;
+                self.rnr_polls = 0;
+                let begun = self.placing.begin_message(to, segment, len, buf);
+                begun.map_err(|wrong| self.wrong(to, wrong))?;
+            }
+            let Self { reader, placing, .. } = self;
+            let step = match reader.step(input) {
+                Ok(None) => break Taken::All,
+                Ok(Some(step)) => step,
+                Err(error) => {
+                    to.stats.peer_violations += 1;
+                    let terminate = Terminate::new(error.fault(), None, None);
+                    return Err(Failure::violation(encoded(&terminate), error));
+                }
+            };
+            let done = match step {
+                Step::Segment { segment, len } => {
+                    self.spoken = true;
+                    match placing.begin_segment(to.windows, segment, len) {
+                        Ok(true) => match to.receives.pop() {
+                            Some(buf) => placing.begin_message(to, segment, len, buf),
+                            None => {
+                                self.waiting = Some((segment, len));
+                                Ok(())
+                            }
+                        },
+                        Ok(false) => Ok(()),
+                        Err(wrong) => Err(wrong),
+                    }
+                }
+                Step::Payload(bytes) => placing.place(to.windows, bytes),
+                Step::End => match placing.end(to) {
+                    Ok(None) => Ok(()),
+                    Ok(Some(failure)) => return Err(failure),
+                    Err(wrong) => Err(wrong),
+                },
+            };
+            if let Err(wrong) = done {
+                return Err(self.wrong(to, wrong));
+            }
+        };
+        self.position += (before - input.len()) as u64;
+        Ok(taken)
+    }
+
+    /// There is no Receive for the message: it stays where it is, as often as our parameters let the peer try again.
+    /// TCP makes the peer wait; iWARP itself has no receiver-not-ready (RFC 5041 §7.1.1).
+    #[cold]
+    fn not_ready(&mut self, to: &mut Sinks<'_>) -> Result<(), Failure> {
+        if self.rnr_polls == 0 {
+            to.stats.receiver_not_ready += 1;
+        }
+        self.rnr_polls = self.rnr_polls.saturating_add(1);
+        if to.rnr_retry < 7 && self.rnr_polls > u32::from(to.rnr_retry) * RNR_POLLS {
+            let what = "a message met no Receive for longer than rnr_retry allows";
+            let terminate = Terminate::new(Fault::NoBuffer, Some(self.reader.header()), None);
+            return Err(Failure::violation(encoded(&terminate), what));
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn wrong(&self, to: &mut Sinks<'_>, wrong: Wrong) -> Failure {
+        if is_access(wrong.fault) {
+            to.stats.access_refused += 1;
+        } else {
+            to.stats.peer_violations += 1;
+        }
+        let terminate = Terminate::new(wrong.fault, Some(self.reader.header()), wrong.read.as_ref());
+        Failure::violation(encoded(&terminate), wrong.what)
+    }
+
+    /// Where the next bytes belong, if many of them belong to one place.
+    #[inline]
+    pub(super) fn direct<'a>(&'a mut self, windows: &'a Windows) -> Option<sys::Into<'a>> {
+        let left = self.reader.payload_left();
+        if left < DIRECT || self.waiting.is_some() {
+            return None;
+        }
+        match &self.placing.target {
+            Target::Receive => {
+                let incoming = self.placing.message.as_mut()?;
+                let place = incoming.buf.full_mut().get_mut(incoming.len..)?;
+                Some(sys::Into::Bytes(place.get_mut(..left)?))
+            }
+            Target::Window { stag, address } => {
+                // A window that is gone is found by the next step.
+                let (mem, offset) = windows.find(*stag, *address, left as u64, true).ok()?;
+                Some(sys::Into::Lent(mem, offset, left))
+            }
+            Target::Read => {
+                let read = self.placing.reads.front()?;
+                Some(sys::Into::Lent(&read.dst, read.offset + read.got, left))
+            }
+            Target::Nothing | Target::Control(_) => None,
+        }
+    }
+
+    /// So many bytes have been read there.
+    #[inline]
+    pub(super) fn arrived(&mut self, n: usize) {
+        self.reader.take(n);
+        self.position += n as u64;
+        self.placing.advance(n);
+    }
+
+    /// The stream is over: the Receive that a part of a message had.
+    pub(super) fn end(&mut self) -> Option<Buf> {
+        self.placing.reads.clear();
+        self.placing.requests.clear();
+        self.placing.target = Target::Nothing;
+        self.waiting = None;
+        self.placing.message.take().map(|incoming| incoming.buf)
+    }
+}
+
+impl Placing {
+    /// Checks a segment. True if it is the first of a message, which needs a Receive.
+    #[inline]
+    fn begin_segment(&mut self, windows: &Windows, segment: Segment, len: usize) -> Result<bool, Wrong> {
+        self.current = segment;
+        match (segment.opcode, segment.place) {
+            (Message::Send { .. }, Place::Untagged { queue: QUEUE_SEND, msn, offset }) => {
+                self.begin_send(segment.opcode, msn, offset, len)
+            }
+            (Message::Write, Place::Tagged { stag, offset }) => self.begin_write(windows, stag, offset, len),
+            (Message::ReadResponse, Place::Tagged { stag, offset }) => self.begin_response(stag, offset, len),
+            (_, place) => self.begin_control(place, len),
+        }
+    }
+
+    #[inline]
+    fn begin_send(&mut self, kind: Message, msn: u32, offset: u32, len: usize) -> Result<bool, Wrong> {
+        if msn != self.send_msn {
+            let what = format_args!("message {msn} where {} is due", self.send_msn).to_string();
+            return Err(Wrong::new(Fault::MsnRange, what));
+        }
+        let Some(incoming) = &self.message else {
+            if offset != 0 {
+                return Err(Wrong::new(Fault::InvalidOffset, "a message that does not begin with its first byte"));
+            }
+            return Ok(true);
+        };
+        if offset as usize != incoming.len {
+            let what = format!("byte {offset} of a message of which {} have come", incoming.len);
+            return Err(Wrong::new(Fault::InvalidOffset, what));
+        }
+        if kind != incoming.kind {
+            return Err(Wrong::new(Fault::UnexpectedOpcode, "a message that changes its kind"));
+        }
+        self.fits(incoming.len, len, incoming.buf.capacity())?;
+        self.target = Target::Receive;
+        Ok(false)
+    }
+
+    fn fits(&self, have: usize, more: usize, capacity: usize) -> Result<(), Wrong> {
+        let most = capacity.min(self.max_message);
+        if have + more <= most {
+            return Ok(());
+        }
+        let what = format!("a message of {} bytes or more met a Receive of {most}", have + more);
+        Err(Wrong::new(Fault::TooLong, what))
+    }
+
+    /// The message that begins with this segment goes into this buffer.
+    #[inline]
+    fn begin_message(&mut self, to: &mut Sinks<'_>, segment: Segment, len: usize, buf: Buf) -> Result<(), Wrong> {
+        if let Err(wrong) = self.fits(0, len, buf.capacity()) {
+            to.out.push(failed_receive(to.id, Status::LocalLength, buf));
+            return Err(wrong);
+        }
+        self.message = Some(Incoming { buf, len: 0, kind: segment.opcode });
+        self.target = Target::Receive;
+        Ok(())
+    }
+
+    fn begin_write(&mut self, windows: &Windows, stag: u32, address: u64, len: usize) -> Result<bool, Wrong> {
+        self.target = if len == 0 {
+            // Such a Write names no memory (RFC 5040 §5.2.1).
+            Target::Nothing
+        } else {
+            let found = windows.find(stag, address, len as u64, true);
+            found.map_err(|refused| Wrong::new(tagged(refused), format!("a Write is refused: {refused:?}")))?;
+            Target::Window { stag, address }
+        };
+        Ok(false)
+    }
+
+    fn begin_response(&mut self, stag: u32, address: u64, len: usize) -> Result<bool, Wrong> {
+        let Some(read) = self.reads.front() else {
+            return Err(Wrong::new(Fault::UnexpectedOpcode, "an answer to a Read that was never sent"));
+        };
+        if stag != read.stag {
+            return Err(Wrong::new(Fault::TaggedInvalidStag, "an answer to another Read than the oldest"));
+        }
+        let left = read.len - read.got;
+        if address != read.got as u64 || len > left || self.current.last != (len == left) {
+            let what = format!(
+                "{len} bytes at {address} in answer to a Read of {}, of which {} have come",
+                read.len, read.got
+            );
+            return Err(Wrong::new(Fault::TaggedBounds, what));
+        }
+        self.target = Target::Read;
+        Ok(false)
+    }
+
+    #[cold]
+    fn begin_control(&mut self, place: Place, len: usize) -> Result<bool, Wrong> {
+        let Place::Untagged { queue, msn, offset } = place else {
+            return Err(Wrong::new(Fault::UnexpectedOpcode, "an untagged message in a tagged segment"));
+        };
+        let (due, number, most) = match self.current.opcode {
+            Message::ReadRequest => (QUEUE_READ_REQUEST, self.read_msn, 28),
+            Message::Terminate => (QUEUE_TERMINATE, 1, TERMINATE),
+            _ => (QUEUE_SEND, 0, 0),
+        };
+        if queue != due {
+            return Err(Wrong::new(Fault::InvalidQueue, format!("queue {queue} where {due} belongs")));
+        }
+        if msn != number {
+            return Err(Wrong::new(Fault::MsnRange, format!("message {msn} of queue {queue} where {number} is due")));
+        }
+        if offset != 0 || !self.current.last {
+            return Err(Wrong::new(Fault::InvalidOffset, format!("a message of queue {queue} in several segments")));
+        }
+        if len > most || due == QUEUE_READ_REQUEST && len != most {
+            return Err(Wrong::new(Fault::TooLong, format!("{len} bytes in a message of queue {queue}")));
+        }
+        self.target = Target::Control(Vec::with_capacity(len));
+        Ok(false)
+    }
+
+    /// Puts bytes of the current segment where they belong.
+    #[inline]
+    fn place(&mut self, windows: &Windows, bytes: &[u8]) -> Result<(), Wrong> {
+        let placed = match &mut self.target {
+            Target::Receive => match &mut self.message {
+                Some(incoming) => {
+                    let place = incoming.buf.full_mut().get_mut(incoming.len..).and_then(|p| p.get_mut(..bytes.len()));
+                    place.map(|place| place.copy_from_slice(bytes)).is_some()
+                }
+                None => false,
+            },
+            Target::Window { stag, address } => {
+                // It may have been revoked since the segment began.
+                let found = windows.find(*stag, *address, bytes.len() as u64, true);
+                let (mem, offset) =
+                    found.map_err(|refused| Wrong::new(tagged(refused), format!("a Write is refused: {refused:?}")))?;
+                mem.write_at(offset, bytes)
+            }
+            Target::Read => {
+                let read = self.reads.front();
+                read.is_some_and(|read| read.dst.write_at(read.offset + read.got, bytes))
+            }
+            Target::Control(have) => {
+                have.extend_from_slice(bytes);
+                true
+            }
+            Target::Nothing => true,
+        };
+        debug_assert!(placed, "a segment that was checked does not fit");
+        self.advance(bytes.len());
+        Ok(())
+    }
+
+    #[inline]
+    fn advance(&mut self, n: usize) {
+        match &mut self.target {
+            Target::Receive => {
+                if let Some(incoming) = &mut self.message {
+                    incoming.len += n;
+                }
+            }
+            Target::Window { address, .. } => *address += n as u64,
+            Target::Read => {
+                if let Some(read) = self.reads.front_mut() {
+                    read.got += n;
+                }
+            }
+            Target::Nothing | Target::Control(_) => {}
+        }
+    }
+
+    /// The segment is here, and whole. A failure is the peer's Terminate.
+    #[inline]
+    fn end(&mut self, to: &mut Sinks<'_>) -> Result<Option<Failure>, Wrong> {
+        match std::mem::replace(&mut self.target, Target::Nothing) {
+            Target::Receive if self.current.last => self.deliver(to)?,
+            Target::Read if self.current.last => {
+                self.reads.pop_front();
+                self.reads_done += 1;
+            }
+            Target::Control(bytes) => return self.end_control(to.windows, &bytes),
+            Target::Receive | Target::Read | Target::Window { .. } | Target::Nothing => {}
+        }
+        Ok(None)
+    }
+
+    #[inline]
+    fn deliver(&mut self, to: &mut Sinks<'_>) -> Result<(), Wrong> {
+        let Some(Incoming { buf, len, kind }) = self.message.take() else { return Ok(()) };
+        let invalidated = match kind {
+            Message::Send { invalidate, .. } => invalidate,
+            _ => None,
+        };
+        if let Some(stag) = invalidated
+            && to.windows.revoke_key(stag, to.sent) != Revoked::Done
+        {
+            to.out.push(failed_receive(to.id, Status::RemoteInvalidRequest, buf));
+            let what = "the peer invalidates an STag that is not bound here, or that it reads from";
+            return Err(Wrong::new(Fault::CannotInvalidate, what));
+        }
+        self.send_msn = self.send_msn.wrapping_add(1);
+        to.out.push(Completion {
+            wr_id: 0,
+            qp: to.id,
+            opcode: Opcode::Recv,
+            status: Status::Success,
+            buf: Some(ReceivedBuf::new(buf, len)),
+            invalidated,
+        });
+        Ok(())
+    }
+
+    #[cold]
+    fn end_control(&mut self, windows: &Windows, bytes: &[u8]) -> Result<Option<Failure>, Wrong> {
+        if self.current.opcode == Message::Terminate {
+            let (fault, words) = match Terminate::decode(bytes) {
+                Ok(terminate) => (terminate.fault(), terminate.to_string()),
+                Err(error) => (None, error.to_string()),
+            };
+            let reason = Reason::Terminated(words);
+            let status = status_of(fault);
+            let cause = match status {
+                Status::RemoteAccess | Status::RemoteInvalidRequest => Disconnect::Refused,
+                _ => Disconnect::Failure,
+            };
+            return Ok(Some(Failure { terminate: None, status, cause, reason }));
+        }
+        let Ok(bytes) = <&[u8; 28]>::try_from(bytes) else { return Ok(None) };
+        let request = ReadRequest::decode(bytes);
+        self.read_msn = self.read_msn.wrapping_add(1);
+        if self.requests.len() >= self.ird {
+            let what = format!("more than {} Reads at a time", self.ird);
+            return Err(Wrong::new(Fault::NoBuffer, what));
+        }
+        if request.len != 0
+            && let Err(refused) = windows.find(request.source_stag, request.source_offset, request.len.into(), false)
+        {
+            let what = format!("a Read is refused: {refused:?}");
+            return Err(Wrong { fault: requested(refused), what, read: Some(*bytes) });
+        }
+        self.requests.push_back(request);
+        Ok(None)
+    }
+}
+
+fn encoded(terminate: &Terminate) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    terminate.encode(&mut bytes);
+    bytes
+}
+
+/// Whether a fault is about a key, a bound or a right.
+fn is_access(fault: Fault) -> bool {
+    use Fault::*;
+    matches!(
+        fault,
+        InvalidStag
+            | Bounds
+            | AccessRights
+            | OffsetWrap
+            | CannotInvalidate
+            | TaggedInvalidStag
+            | TaggedBounds
+            | TaggedOffsetWrap
+    )
+}

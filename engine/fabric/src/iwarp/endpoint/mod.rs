@@ -1,0 +1,360 @@
+//! One connection's rules, without I/O: bytes of the peer go in, bytes for the peer come out, and completions.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `inbound` | what the peer sends: checked, placed, delivered |
+//! | `outbound` | what was posted, and answers to the peer's Reads: cut into FPDUs, in order |
+//! | `stream` | the bytes that are to be sent |
+//! | `windows` | which memory the peer may reach |
+//!
+//! A Send or Write completes when its last byte is with the transport (RFC 5040 §5.5, rules 9 and 14), a Read when its
+//! response has come; all in the order in which they were posted (rule 15). What the peer refuses is told by its
+//! Terminate, and ends the connection.
+
+#![forbid(unsafe_code)]
+
+mod inbound;
+mod outbound;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod windows;
+
+use std::fmt;
+
+use rpcrdma_mempool::{ArenaId, Buf};
+
+pub(super) use self::inbound::Taken;
+use self::inbound::{Inbound, Sinks};
+use self::outbound::Outbound;
+use self::windows::Windows;
+use super::sys;
+use super::wire::Fault;
+use crate::receives::Receives;
+use crate::{Access, Completion, Disconnect, FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, Status};
+
+/// Arenas that work requests may name, and the rights that may be given to them.
+#[derive(Debug, Default)]
+pub(super) struct Regions(Vec<(ArenaId, Access)>);
+
+impl Regions {
+    /// False if it is there already.
+    pub(super) fn add(&mut self, arena: ArenaId, access: Access) -> bool {
+        let new = !self.contains(arena);
+        if new {
+            self.0.push((arena, access));
+        }
+        new
+    }
+
+    /// False if it was not there.
+    pub(super) fn remove(&mut self, arena: ArenaId) -> bool {
+        let before = self.0.len();
+        self.0.retain(|(known, _)| *known != arena);
+        self.0.len() != before
+    }
+
+    /// Whether memory of this arena may be used in work requests. On the path of every message.
+    #[inline]
+    pub(super) fn contains(&self, arena: ArenaId) -> bool {
+        self.0.iter().any(|(known, _)| *known == arena)
+    }
+
+    /// Whether peers may be given this access to it.
+    fn permits(&self, arena: ArenaId, access: Access) -> bool {
+        self.0.iter().any(|(known, most)| {
+            *known == arena && (most.remote_read || !access.remote_read) && (most.remote_write || !access.remote_write)
+        })
+    }
+}
+
+/// What the endpoints of a fabric share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) regions: Regions,
+    /// The shared receive queue.
+    pub(super) receives: Receives,
+    pub(super) stats: FabricStats,
+}
+
+/// What the two sides have agreed on when the connection was set up, and what each was told by its owner.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// FPDUs carry a CRC.
+    pub(super) crc: bool,
+    /// Most bytes of a ULPDU that we send.
+    pub(super) max_ulpdu: usize,
+    /// Longest message that we take or send.
+    pub(super) max_message: usize,
+    /// Reads of ours that may be outstanding (ORD).
+    pub(super) ord: u16,
+    /// Reads of the peer that may be outstanding (IRD).
+    pub(super) ird: u16,
+    /// We must be silent until the peer's first FPDU has come (RFC 5044 §7.1.2): we are the responder.
+    pub(super) waits: bool,
+}
+
+/// What a queue pair is made with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) send_queue_depth: usize,
+    pub(super) own_receive_queue: Option<usize>,
+    pub(super) windows: u32,
+    pub(super) rnr_retry: u8,
+}
+
+/// Why a connection cannot go on.
+#[derive(Debug)]
+pub(super) struct Failure {
+    /// What the peer is told by a Terminate message, if anything: the fault, and the segment that it is about.
+    pub(super) terminate: Option<Vec<u8>>,
+    /// What the oldest request of ours that is not done ends with.
+    pub(super) status: Status,
+    pub(super) cause: Disconnect,
+    pub(super) reason: Reason,
+}
+
+/// Why a connection is over, in words for a log.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Reason {
+    #[error("the peer broke the rules of the fabric: {0}")]
+    Violation(String),
+    #[error("the peer has ended the stream: {0}")]
+    Terminated(String),
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Failure {
+    /// The peer does what no correct one does.
+    fn violation(terminate: Vec<u8>, what: impl fmt::Display) -> Self {
+        Self {
+            terminate: Some(terminate),
+            status: Status::Flushed,
+            cause: Disconnect::Violation,
+            reason: Reason::Violation(what.to_string()),
+        }
+    }
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    id: QpId,
+    inbound: Inbound,
+    outbound: Outbound,
+    windows: Windows,
+    /// Receives of this queue pair alone.
+    own_receives: Option<Receives>,
+    limits: Limits,
+}
+
+impl Endpoint {
+    /// One whose connection does not stand yet. `random` makes its STags hard to guess.
+    pub(super) fn new(id: QpId, limits: Limits, random: u32) -> Self {
+        Self {
+            id,
+            inbound: Inbound::default(),
+            outbound: Outbound::new(limits.send_queue_depth, random),
+            windows: Windows::new(limits.windows, random),
+            own_receives: limits.own_receive_queue.map(Receives::new),
+            limits,
+        }
+    }
+
+    /// The connection stands.
+    pub(super) fn begin(&mut self, terms: Terms) {
+        self.inbound.begin(&terms);
+        self.outbound.begin(&terms);
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub(super) fn add_window(&mut self) -> Option<u32> {
+        self.windows.add()
+    }
+
+    pub(super) fn next_rkey(&self, index: u32) -> Option<u32> {
+        self.windows.next_rkey(index)
+    }
+
+    /// Whether memory of this arena is exposed to the peer right now.
+    pub(super) fn exposes(&self, arena: ArenaId) -> bool {
+        self.windows.exposes(arena)
+    }
+
+    pub(super) fn own_receives(&mut self) -> Option<&mut Receives> {
+        self.own_receives.as_mut()
+    }
+
+    /// Takes from the front of `chain` what the queue holds.
+    pub(super) fn post(&mut self, shared: &mut Shared, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        self.outbound.post(&mut self.windows, shared, self.id, chain)
+    }
+
+    /// Puts what can be said now into the stream: not much more than one write takes.
+    #[inline]
+    pub(super) fn produce(&mut self) -> Result<(), Failure> {
+        self.outbound.produce(&mut self.windows, &mut self.inbound)
+    }
+
+    /// Whether there are bytes to send.
+    #[inline]
+    pub(super) fn has_bytes(&self) -> bool {
+        self.outbound.has_bytes()
+    }
+
+    /// The bytes to send next.
+    #[inline]
+    pub(super) fn slices<'a>(&'a self, to: &mut sys::Slices<'a>) {
+        self.outbound.slices(to);
+    }
+
+    /// So many of them have been sent.
+    #[inline]
+    pub(super) fn sent(&mut self, n: usize) {
+        self.outbound.sent(n);
+    }
+
+    /// Appends the completions of what is done.
+    #[inline]
+    pub(super) fn reap(&mut self, done: &mut impl Extend<Completion>) {
+        self.outbound.reap(self.id, self.inbound.reads_done(), done);
+    }
+
+    /// Whether something that was posted is not done.
+    #[inline]
+    pub(super) fn is_busy(&self) -> bool {
+        self.outbound.is_busy()
+    }
+
+    /// What changes whenever something that waits gets on.
+    pub(super) fn progress(&self) -> Progress {
+        Progress { sent: self.outbound.position(), received: self.inbound.position(), done: self.inbound.reads_done() }
+    }
+
+    /// Whether the peer owes us something: the rest of a message, or answers to Reads.
+    pub(super) fn is_owed(&self) -> bool {
+        !self.inbound.is_between() || self.inbound.has_reads()
+    }
+
+    /// Whether the stream may end here without a loss: at the end of an FPDU.
+    pub(super) fn is_between(&self) -> bool {
+        self.inbound.is_between()
+    }
+
+    /// Takes bytes of the peer.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        shared: &mut Shared,
+        input: &mut &[u8],
+        out: &mut Vec<Completion>,
+        end: usize,
+    ) -> Result<Taken, Failure> {
+        let Self { id, inbound, outbound, windows, own_receives, limits } = self;
+        let Shared { receives, stats, .. } = shared;
+        let receives = own_receives.as_mut().unwrap_or(receives);
+        let (rnr_retry, sent) = (limits.rnr_retry, outbound.position());
+        let taken = inbound.take(&mut Sinks { id: *id, windows, receives, stats, rnr_retry, sent, out, end }, input);
+        if inbound.has_spoken() {
+            outbound.open();
+        }
+        taken
+    }
+
+    /// A message waits for a Receive: whether there is one now.
+    pub(super) fn can_go_on(&self, shared: &Shared) -> bool {
+        match &self.own_receives {
+            Some(own) => !own.is_empty(),
+            None => !shared.receives.is_empty(),
+        }
+    }
+
+    /// A message waits for a Receive, and whoever posted it for the peer to try again.
+    pub(super) fn waits_for_receive(&self) -> bool {
+        self.inbound.waits_for_receive()
+    }
+
+    /// Where the next bytes of the peer belong, if many of them belong to one place: they may be read straight there.
+    #[inline]
+    pub(super) fn direct(&mut self) -> Option<sys::Into<'_>> {
+        self.inbound.direct(&self.windows)
+    }
+
+    /// So many bytes have been read where [`direct`](Self::direct) said.
+    #[inline]
+    pub(super) fn arrived(&mut self, n: usize) {
+        self.inbound.arrived(n);
+    }
+
+    /// Puts a Terminate message behind all that is to be sent. Nothing may follow.
+    pub(super) fn terminate(&mut self, message: &[u8]) {
+        self.outbound.terminate(message);
+    }
+
+    /// Puts a Write of nothing: what says that we are there and changes nothing (RFC 6581 §9.3).
+    pub(super) fn say_hello(&mut self) {
+        self.outbound.write_nothing();
+    }
+
+    /// Ends what is posted to a connection that is over.
+    pub(super) fn refuse(&self, chain: &mut Vec<Posting>, done: &mut impl Extend<Completion>) {
+        outbound::refuse(self.id, chain, done);
+    }
+
+    /// The end: appends a completion for all that is posted, the oldest request that is not done with `status`.
+    pub(super) fn flush(&mut self, status: Status, done: &mut impl Extend<Completion>) {
+        self.reap(done);
+        self.outbound.flush(self.id, status, done);
+        let (id, own) = (self.id, self.own_receives.as_mut());
+        let bufs = self.inbound.end().into_iter().chain(own.into_iter().flat_map(Receives::drain));
+        done.extend(bufs.map(|buf| failed_receive(id, Status::Flushed, buf)));
+        self.windows.clear();
+    }
+}
+
+/// How far the two directions of a connection are, and how many Reads were answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Progress {
+    sent: u64,
+    received: u64,
+    done: u64,
+}
+
+/// A Receive that met no message, or one that cannot be.
+pub(super) fn failed_receive(qp: QpId, status: Status, buf: Buf) -> Completion {
+    Completion { wr_id: 0, qp, opcode: Opcode::Recv, status, buf: Some(ReceivedBuf::new(buf, 0)), invalidated: None }
+}
+
+/// What a peer's Terminate says of the oldest request of ours that is not done.
+fn status_of(fault: Option<Fault>) -> Status {
+    use Fault::*;
+    match fault {
+        Some(
+            InvalidStag
+            | Bounds
+            | AccessRights
+            | NotAssociated
+            | OffsetWrap
+            | ProtectionUnspecified
+            | TaggedInvalidStag
+            | TaggedBounds
+            | TaggedNotAssociated
+            | TaggedOffsetWrap,
+        ) => Status::RemoteAccess,
+        Some(NoBuffer) => Status::RnrRetryExceeded,
+        Some(
+            TooLong
+            | CannotInvalidate
+            | OperationCannotInvalidate
+            | UnexpectedOpcode
+            | MsnRange
+            | InvalidQueue
+            | InvalidOffset,
+        ) => Status::RemoteInvalidRequest,
+        _ => Status::RemoteOperation,
+    }
+}

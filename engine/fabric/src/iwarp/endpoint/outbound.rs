@@ -1,0 +1,485 @@
+//! What this side sends: posted requests in their order, answers to the peer's Reads between them, cut into FPDUs.
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+
+use rpcrdma_mempool::Buf;
+
+use super::inbound::{Inbound, OwnRead};
+use super::stream::{Payload, STAGE, Stream};
+use super::windows::{Revoked, Windows};
+use super::{Failure, Shared, Terms};
+use crate::iwarp::sys;
+use crate::iwarp::wire::{
+    Fault, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Segment,
+    TAGGED_HEADER, Terminate, UNTAGGED_HEADER,
+};
+use crate::{Access, Completion, Opcode, PostError, Posting, QpId, RemoteMemory, Source, Status, WorkRequest};
+
+/// Bytes that lie ready for the socket: more are cut when it has taken some. A write takes about so many.
+const AHEAD: usize = 256 << 10;
+
+const FOREIGN: &str = "memory that is not registered with this fabric";
+const BOUNDS: &str = "bytes outside of the buffer";
+
+/// How far a request came.
+#[derive(Debug)]
+enum Step {
+    /// All of it is in the stream, or done.
+    Done,
+    /// A part of it is in the stream; this is left.
+    More(Posting),
+    /// It waits for the peer.
+    Wait(Posting),
+}
+
+/// When a request is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Until {
+    /// The stream is sent up to here.
+    Sent(u64),
+    /// So many Reads are answered.
+    Read(u64),
+}
+
+/// A request that was carried out as far as it is up to us.
+#[derive(Clone, Copy, Debug)]
+struct Retire {
+    wr_id: u64,
+    until: Until,
+    opcode: Opcode,
+    signalled: bool,
+}
+
+/// What is in the middle of the stream: its segments are not mixed with another's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Amid {
+    Nothing,
+    /// The first request that is posted.
+    Request,
+    /// An answer to the peer's oldest Read, of which so many bytes are in the stream.
+    Answer(u32),
+}
+
+/// What one side of a connection sends.
+#[derive(Debug)]
+pub(super) struct Outbound {
+    stream: Stream,
+    pending: VecDeque<Posting>,
+    retire: VecDeque<Retire>,
+    depth: usize,
+    amid: Amid,
+    /// The last message was an answer to a Read: now it is the turn of a request.
+    answered: bool,
+    /// We may speak.
+    open: bool,
+    begun: bool,
+    over: bool,
+    crc: bool,
+    /// Most bytes of payload in a tagged and in an untagged segment.
+    tagged: usize,
+    untagged: usize,
+    max_message: usize,
+    ord: usize,
+    send_msn: u32,
+    read_msn: u32,
+    reads_sent: u64,
+    read_stag: u32,
+}
+
+impl Outbound {
+    pub(super) fn new(depth: usize, random: u32) -> Self {
+        Self {
+            stream: Stream::default(),
+            pending: VecDeque::new(),
+            retire: VecDeque::with_capacity(depth.min(1024)),
+            depth: depth.max(1),
+            amid: Amid::Nothing,
+            answered: false,
+            open: false,
+            begun: false,
+            over: false,
+            crc: false,
+            tagged: 0,
+            untagged: 0,
+            max_message: 0,
+            ord: 0,
+            send_msn: 1,
+            read_msn: 1,
+            reads_sent: 0,
+            read_stag: random.rotate_left(16),
+        }
+    }
+
+    pub(super) fn begin(&mut self, terms: &Terms) {
+        self.begun = true;
+        self.open = !terms.waits;
+        self.crc = terms.crc;
+        // Multiples of four, so that there is no pad within a message.
+        self.tagged = (terms.max_ulpdu - TAGGED_HEADER) & !3;
+        self.untagged = (terms.max_ulpdu - UNTAGGED_HEADER) & !3;
+        self.max_message = terms.max_message;
+        self.ord = terms.ord.into();
+    }
+
+    #[inline]
+    pub(super) fn open(&mut self) {
+        self.open = true;
+    }
+
+    #[inline]
+    pub(super) fn position(&self) -> u64 {
+        self.stream.sent()
+    }
+
+    #[inline]
+    pub(super) fn has_bytes(&self) -> bool {
+        !self.stream.is_empty()
+    }
+
+    #[inline]
+    pub(super) fn is_busy(&self) -> bool {
+        !self.retire.is_empty() || !self.pending.is_empty()
+    }
+
+    #[inline]
+    pub(super) fn slices<'a>(&'a self, to: &mut sys::Slices<'a>) {
+        self.stream.slices(to);
+    }
+
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        self.stream.bytes()
+    }
+
+    #[inline]
+    pub(super) fn sent(&mut self, n: usize) {
+        self.stream.advance(n);
+    }
+
+    /// Takes from the front of `chain` what the queue holds.
+    pub(super) fn post(
+        &mut self,
+        windows: &mut Windows,
+        shared: &mut Shared,
+        id: QpId,
+        chain: &mut Vec<Posting>,
+    ) -> Result<(), PostError> {
+        if !self.begun || self.over {
+            return Err(PostError::NotConnected);
+        }
+        let mut result = Ok(());
+        let (mut taken, mut signalled) = (0, 0);
+        for posting in chain.iter() {
+            if self.retire.len() + self.pending.len() + taken >= self.depth {
+                result = Err(PostError::QueueFull);
+                break;
+            }
+            if let Err(why) = self.check(windows, shared, id, posting) {
+                result = Err(PostError::Invalid(why));
+                break;
+            }
+            taken += 1;
+            signalled += u64::from(posting.signalled);
+        }
+        shared.stats.posts += taken as u64;
+        shared.stats.signalled += signalled;
+        self.pending.extend(chain.drain(..taken));
+        result
+    }
+
+    /// What a NIC's driver checks before it takes a request.
+    #[inline]
+    fn check(&self, windows: &mut Windows, shared: &Shared, id: QpId, posting: &Posting) -> Result<(), &'static str> {
+        let regions = &shared.regions;
+        let within = |arena, offset: usize, len: usize, all: usize| {
+            if !regions.contains(arena) {
+                return Err(FOREIGN);
+            }
+            if offset.checked_add(len).is_some_and(|end| end <= all) { Ok(()) } else { Err(BOUNDS) }
+        };
+        match &posting.wr {
+            WorkRequest::Send { buf, .. } => {
+                if buf.len() > self.max_message {
+                    return Err("a message longer than max_message");
+                }
+                if regions.contains(buf.arena()) { Ok(()) } else { Err(FOREIGN) }
+            }
+            WorkRequest::Write { src, offset, len, .. } => match src {
+                Source::Lent(lent) => within(lent.arena(), *offset, *len, lent.len()),
+                Source::Frozen(frozen) => within(frozen.arena(), *offset, *len, frozen.len()),
+            },
+            WorkRequest::Read { dst, offset, len, .. } => {
+                if self.ord == 0 {
+                    return Err("the peer takes no RDMA Reads");
+                }
+                if u32::try_from(*len).is_err() {
+                    return Err("a Read longer than 4 GiB - 1");
+                }
+                within(dst.arena(), *offset, *len, dst.len())
+            }
+            WorkRequest::Bind { window, mem, offset, len, access } => {
+                if !regions.permits(mem.arena(), *access) {
+                    return Err("memory that is not registered with these rights");
+                }
+                if *len == 0 || offset.checked_add(*len).is_none_or(|end| end > mem.len()) {
+                    return Err(BOUNDS);
+                }
+                if *access == Access::LOCAL {
+                    return Err("a window without rights");
+                }
+                if window.qp != id || !windows.keys().post_bind(window.index) {
+                    return Err("a window that is not free, or of another queue pair");
+                }
+                Ok(())
+            }
+            WorkRequest::LocalInvalidate { window } => {
+                if window.qp != id || !windows.keys().post_invalidate(window.index) {
+                    return Err("a window that is not bound, or of another queue pair");
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Puts what can be said now into the stream.
+    #[inline]
+    pub(super) fn produce(&mut self, windows: &mut Windows, inbound: &mut Inbound) -> Result<(), Failure> {
+        if !self.open || self.over {
+            return Ok(());
+        }
+        while self.stream.len() < AHEAD {
+            let asked = inbound.request().is_some();
+            let answer = match self.amid {
+                Amid::Answer(_) => true,
+                Amid::Request => false,
+                Amid::Nothing => asked && (!self.answered || self.pending.is_empty()),
+            };
+            if answer {
+                self.answer(windows, inbound)?;
+                continue;
+            }
+            self.answered = false;
+            let Some(posting) = self.pending.pop_front() else { break };
+            match self.step(windows, inbound, posting) {
+                Step::Done => self.amid = Amid::Nothing,
+                Step::More(rest) => {
+                    self.amid = Amid::Request;
+                    self.pending.push_front(rest);
+                }
+                Step::Wait(same) => {
+                    self.pending.push_front(same);
+                    if !asked {
+                        break;
+                    }
+                    self.answer(windows, inbound)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts one segment of the answer to the peer's oldest Read into the stream.
+    fn answer(&mut self, windows: &mut Windows, inbound: &mut Inbound) -> Result<(), Failure> {
+        let Some(&request) = inbound.request() else { return Ok(()) };
+        let done = match self.amid {
+            Amid::Answer(done) => done,
+            _ => 0,
+        };
+        let len = (request.len - done).min(self.tagged as u32);
+        let last = done + len == request.len;
+        let place = Place::Tagged { stag: request.sink_stag, offset: request.sink_offset.wrapping_add(done.into()) };
+        let segment = Segment { opcode: Message::ReadResponse, last, place };
+        if len == 0 {
+            self.stream.fpdu(segment, Payload::Bytes(&[]), self.crc);
+        } else {
+            // The window may have gone since the request was taken.
+            let found = windows.find(request.source_stag, request.source_offset + u64::from(done), len.into(), false);
+            let (mem, offset) = found.map_err(|refused| {
+                let mut bytes = Vec::new();
+                Terminate::new(Fault::InvalidStag, None, Some(&request.encode())).encode(&mut bytes);
+                Failure::violation(
+                    bytes,
+                    format_args!("an STag that the peer reads from is valid no more: {refused:?}"),
+                )
+            })?;
+            let source = Source::Lent(mem.clone());
+            self.stream.fpdu(segment, Payload::Memory(&source, offset, len as usize), self.crc);
+            windows.keep_until(request.source_stag, self.stream.end());
+        }
+        if last {
+            self.amid = Amid::Nothing;
+            self.answered = true;
+            inbound.answered();
+        } else {
+            self.amid = Amid::Answer(done + len);
+        }
+        Ok(())
+    }
+
+    /// Puts a request into the stream, as far as it goes.
+    #[inline]
+    fn step(&mut self, windows: &mut Windows, inbound: &mut Inbound, posting: Posting) -> Step {
+        let Posting { wr_id, signalled, wr } = posting;
+        let wait = |wr| Step::Wait(Posting { wr_id, signalled, wr });
+        let (opcode, until) = match wr {
+            WorkRequest::Send { fence: true, .. } if inbound.has_reads() => return wait(wr),
+            WorkRequest::Send { buf, invalidate, .. } => {
+                self.send(buf, invalidate);
+                (Opcode::Send, Until::Sent(self.stream.end()))
+            }
+            WorkRequest::Write { src, offset, len, remote } => {
+                let part = len.min(self.tagged);
+                let place = Place::Tagged { stag: remote.rkey, offset: remote.address };
+                let segment = Segment { opcode: Message::Write, last: part == len, place };
+                self.stream.fpdu(segment, Payload::Memory(&src, offset, part), self.crc);
+                if part < len {
+                    let remote = RemoteMemory { address: remote.address.wrapping_add(part as u64), ..remote };
+                    let wr = WorkRequest::Write { src, offset: offset + part, len: len - part, remote };
+                    return Step::More(Posting { wr_id, signalled, wr });
+                }
+                (Opcode::Write, Until::Sent(self.stream.end()))
+            }
+            WorkRequest::Read { .. } if inbound.outstanding() >= self.ord => return wait(wr),
+            WorkRequest::Read { dst, offset, len, remote } => {
+                let stag = self.request(len as u32, remote);
+                inbound.expect(OwnRead { stag, dst, offset, len, got: 0 });
+                (Opcode::Read, Until::Read(self.reads_sent))
+            }
+            WorkRequest::Bind { window, mem, offset, len, access } => {
+                let address = (mem.offset() + offset) as u64;
+                let bound = windows.bind(window.index, &mem, offset, len, address, access);
+                debug_assert!(bound, "a bind was posted for a window that is bound");
+                (Opcode::Bind, Until::Sent(self.stream.end()))
+            }
+            // The peer may have been faster.
+            WorkRequest::LocalInvalidate { window } => match windows.revoke(window.index, self.stream.sent()) {
+                Revoked::Busy => return wait(wr),
+                Revoked::Done | Revoked::NotBound => (Opcode::LocalInvalidate, Until::Sent(self.stream.end())),
+            },
+        };
+        self.retire.push_back(Retire { wr_id, until, opcode, signalled });
+        Step::Done
+    }
+
+    /// Puts a whole message into the stream.
+    #[inline]
+    fn send(&mut self, buf: Buf, invalidate: Option<u32>) {
+        let len = buf.len();
+        if len <= STAGE {
+            self.send_segments(len, invalidate, |at, part| Payload::Bytes(&buf[at..at + part]));
+        } else {
+            let source = Source::Frozen(buf.freeze());
+            self.send_segments(len, invalidate, |at, part| Payload::Memory(&source, at, part));
+        }
+    }
+
+    #[inline]
+    fn send_segments<'a>(
+        &mut self,
+        len: usize,
+        invalidate: Option<u32>,
+        payload: impl Fn(usize, usize) -> Payload<'a>,
+    ) {
+        let opcode = Message::Send { invalidate, solicited: false };
+        let msn = self.send_msn;
+        self.send_msn = msn.wrapping_add(1);
+        let mut at = 0;
+        loop {
+            let part = (len - at).min(self.untagged);
+            let last = at + part == len;
+            let place = Place::Untagged { queue: QUEUE_SEND, msn, offset: at as u32 };
+            self.stream.fpdu(Segment { opcode, last, place }, payload(at, part), self.crc);
+            at += part;
+            if last {
+                return;
+            }
+        }
+    }
+
+    /// Puts a Read Request into the stream; the name by which the peer's answer must call our memory. It is good for
+    /// that answer alone: no Write may use it.
+    fn request(&mut self, len: u32, remote: RemoteMemory) -> u32 {
+        self.read_stag = self.read_stag.wrapping_add(1 << 8);
+        let request = ReadRequest {
+            sink_stag: self.read_stag,
+            sink_offset: 0,
+            len,
+            source_stag: remote.rkey,
+            source_offset: remote.address,
+        };
+        let place = Place::Untagged { queue: QUEUE_READ_REQUEST, msn: self.read_msn, offset: 0 };
+        let segment = Segment { opcode: Message::ReadRequest, last: true, place };
+        self.stream.fpdu(segment, Payload::Bytes(&request.encode()), self.crc);
+        self.read_msn = self.read_msn.wrapping_add(1);
+        self.reads_sent += 1;
+        self.read_stag
+    }
+
+    /// Appends the completions of what is done.
+    #[inline]
+    pub(super) fn reap(&mut self, id: QpId, reads_done: u64, done: &mut impl Extend<Completion>) {
+        let sent = self.stream.sent();
+        while let Some(front) = self.retire.front()
+            && match front.until {
+                Until::Sent(position) => position <= sent,
+                Until::Read(number) => number <= reads_done,
+            }
+        {
+            if front.signalled {
+                done.extend([ended(id, front, Status::Success)]);
+            }
+            self.retire.pop_front();
+        }
+    }
+
+    /// Ends all that is posted: the oldest with `status`, the rest is flushed.
+    pub(super) fn flush(&mut self, id: QpId, mut status: Status, done: &mut impl Extend<Completion>) {
+        self.over = true;
+        for retire in self.retire.drain(..) {
+            done.extend([ended(id, &retire, std::mem::replace(&mut status, Status::Flushed))]);
+        }
+        for posting in self.pending.drain(..) {
+            done.extend([flushed(id, &posting, std::mem::replace(&mut status, Status::Flushed))]);
+        }
+        self.stream.clear();
+    }
+
+    /// Puts a Terminate message behind all that is to be sent; nothing follows.
+    pub(super) fn terminate(&mut self, message: &[u8]) {
+        let place = Place::Untagged { queue: QUEUE_TERMINATE, msn: 1, offset: 0 };
+        let segment = Segment { opcode: Message::Terminate, last: true, place };
+        self.stream.fpdu(segment, Payload::Bytes(message), self.crc);
+        self.over = true;
+    }
+
+    pub(super) fn write_nothing(&mut self) {
+        let segment = Segment { opcode: Message::Write, last: true, place: Place::Tagged { stag: 0, offset: 0 } };
+        self.stream.fpdu(segment, Payload::Bytes(&[]), self.crc);
+    }
+}
+
+/// Ends what is posted to a connection that is over.
+pub(super) fn refuse(id: QpId, chain: &mut Vec<Posting>, done: &mut impl Extend<Completion>) {
+    done.extend(chain.drain(..).map(|posting| flushed(id, &posting, Status::Flushed)));
+}
+
+fn ended(qp: QpId, retire: &Retire, status: Status) -> Completion {
+    completion(qp, retire.wr_id, retire.opcode, status)
+}
+
+fn flushed(qp: QpId, posting: &Posting, status: Status) -> Completion {
+    let opcode = match &posting.wr {
+        WorkRequest::Send { .. } => Opcode::Send,
+        WorkRequest::Write { .. } => Opcode::Write,
+        WorkRequest::Read { .. } => Opcode::Read,
+        WorkRequest::Bind { .. } => Opcode::Bind,
+        WorkRequest::LocalInvalidate { .. } => Opcode::LocalInvalidate,
+    };
+    completion(qp, posting.wr_id, opcode, status)
+}
+
+fn completion(qp: QpId, wr_id: u64, opcode: Opcode, status: Status) -> Completion {
+    Completion { wr_id, qp, opcode, status, buf: None, invalidated: None }
+}

@@ -1,0 +1,229 @@
+//! What a connection has to send, in order: FPDUs, their payloads from where they lie.
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+
+use crate::Source;
+use crate::iwarp::sys::Slices;
+use crate::iwarp::wire::{Crc, Segment, pad};
+
+/// Payloads up to so many bytes are copied to where their headers are: that costs less than another element of a
+/// vectored write.
+pub(super) const STAGE: usize = 1024;
+/// Staged bytes that were sent, from which on their place is taken back though others lie behind them.
+const COMPACT: usize = 64 << 10;
+/// Bytes read at a time for a CRC.
+const CRC_SLICE: usize = 4096;
+
+/// Where the payload of a segment is.
+pub(super) enum Payload<'a> {
+    /// Here, to be copied.
+    Bytes(&'a [u8]),
+    /// In memory of the pool, or of the application: so many bytes from there on. It is held until they are sent.
+    Memory(&'a Source, usize, usize),
+}
+
+/// A stretch of the stream.
+#[derive(Debug)]
+enum Piece {
+    /// So many of the staged bytes.
+    Staged(usize),
+    /// These bytes, in their place.
+    Memory { of: Source, offset: usize, len: usize },
+}
+
+/// The bytes of a connection that are not sent yet.
+#[derive(Debug, Default)]
+pub(super) struct Stream {
+    staged: Vec<u8>,
+    /// The first staged byte that is not sent.
+    first: usize,
+    pieces: VecDeque<Piece>,
+    /// Bytes that were put, and that were sent, since the stream began.
+    put: u64,
+    sent: u64,
+}
+
+impl Stream {
+    /// Bytes that are to be sent.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        (self.put - self.sent) as usize
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.put == self.sent
+    }
+
+    /// Where the next byte that is put will be.
+    #[inline]
+    pub(super) fn end(&self) -> u64 {
+        self.put
+    }
+
+    /// All before this position is sent.
+    #[inline]
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    #[inline]
+    fn stage(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        self.staged.extend_from_slice(bytes);
+        self.put += bytes.len() as u64;
+        match self.pieces.back_mut() {
+            Some(Piece::Staged(len)) => *len += bytes.len(),
+            _ => self.pieces.push_back(Piece::Staged(bytes.len())),
+        }
+    }
+
+    /// Puts one FPDU.
+    #[inline]
+    pub(super) fn fpdu(&mut self, segment: Segment, payload: Payload<'_>, crc: bool) {
+        let len = match &payload {
+            Payload::Bytes(bytes) => bytes.len(),
+            Payload::Memory(_, _, len) => *len,
+        };
+        let header = segment.encode(len);
+        let padding = pad(header.len() - 2 + len);
+        self.stage(&header);
+        let sum = crc.then(|| sum(&header, &payload, padding));
+        match payload {
+            Payload::Bytes(bytes) => self.stage(bytes),
+            Payload::Memory(of, offset, len) if len <= STAGE => self.stage_memory(of, offset, len),
+            Payload::Memory(of, offset, len) => {
+                self.put += len as u64;
+                self.pieces.push_back(Piece::Memory { of: of.clone(), offset, len });
+            }
+        }
+        // Without a CRC its place is there all the same (RFC 5044 §4.4).
+        let trailer = [0; 7];
+        match sum {
+            None => self.stage(&trailer[..padding + 4]),
+            Some(sum) => {
+                self.stage(&trailer[..padding]);
+                self.stage(&sum);
+            }
+        }
+    }
+
+    fn stage_memory(&mut self, of: &Source, offset: usize, len: usize) {
+        let mut bytes = [0; STAGE];
+        copy(of, offset, &mut bytes[..len]);
+        self.stage(&bytes[..len]);
+    }
+
+    /// What to send next, as the elements of a vectored write.
+    #[inline]
+    pub(super) fn slices<'a>(&'a self, to: &mut Slices<'a>) {
+        let mut at = self.first;
+        for piece in &self.pieces {
+            let room = match piece {
+                Piece::Staged(len) => {
+                    let bytes = &self.staged[at..at + len];
+                    at += len;
+                    to.bytes(bytes)
+                }
+                Piece::Memory { of: Source::Frozen(frozen), offset, len } => to.bytes(&frozen[*offset..*offset + *len]),
+                Piece::Memory { of: Source::Lent(lent), offset, len } => to.lent(lent, *offset, *len),
+            };
+            if !room {
+                break;
+            }
+        }
+    }
+
+    /// The bytes themselves, for tests, which have no socket.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mut all = Vec::new();
+        let mut at = self.first;
+        for piece in &self.pieces {
+            match piece {
+                Piece::Staged(len) => {
+                    all.extend_from_slice(&self.staged[at..at + len]);
+                    at += len;
+                }
+                Piece::Memory { of, offset, len } => {
+                    let start = all.len();
+                    all.resize(start + len, 0);
+                    copy(of, *offset, &mut all[start..]);
+                }
+            }
+        }
+        all
+    }
+
+    /// So many bytes have been sent.
+    #[inline]
+    pub(super) fn advance(&mut self, mut n: usize) {
+        self.sent += n as u64;
+        while n > 0 {
+            let Some(piece) = self.pieces.front_mut() else { break };
+            let (Piece::Staged(left) | Piece::Memory { len: left, .. }) = piece;
+            let taken = n.min(*left);
+            *left -= taken;
+            n -= taken;
+            let over = *left == 0;
+            match piece {
+                Piece::Staged(_) => self.first += taken,
+                Piece::Memory { offset, .. } => *offset += taken,
+            }
+            if over {
+                self.pieces.pop_front();
+            }
+        }
+        if self.first == self.staged.len() {
+            self.staged.clear();
+            self.first = 0;
+        } else if self.first >= COMPACT {
+            self.staged.drain(..self.first);
+            self.first = 0;
+        }
+    }
+
+    /// Forgets what is not sent, and lets go of its memory.
+    pub(super) fn clear(&mut self) {
+        self.staged = Vec::new();
+        self.first = 0;
+        self.pieces = VecDeque::new();
+        self.put = self.sent;
+    }
+}
+
+/// Copies from where a payload lies. What was posted was checked: it is all there.
+fn copy(of: &Source, offset: usize, to: &mut [u8]) {
+    match of {
+        Source::Frozen(frozen) => to.copy_from_slice(&frozen[offset..offset + to.len()]),
+        Source::Lent(lent) => {
+            let there = lent.read_at(offset, to);
+            debug_assert!(there, "a payload outside of its buffer");
+        }
+    }
+}
+
+#[cold]
+fn sum(header: &[u8], payload: &Payload<'_>, padding: usize) -> [u8; 4] {
+    let mut crc = Crc::new();
+    crc.update(header);
+    match payload {
+        Payload::Bytes(bytes) => crc.update(bytes),
+        Payload::Memory(of, offset, len) => {
+            let mut space = [0; CRC_SLICE];
+            let mut at = 0;
+            while at < *len {
+                let slice = &mut space[..(*len - at).min(CRC_SLICE)];
+                copy(of, offset + at, slice);
+                crc.update(slice);
+                at += slice.len();
+            }
+        }
+    }
+    crc.update(&[0; 3][..padding]);
+    crc.finish()
+}

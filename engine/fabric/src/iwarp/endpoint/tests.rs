@@ -1,0 +1,521 @@
+//! Endpoints that talk to each other, or to somebody who means no good, without a socket.
+
+use proptest::prelude::*;
+use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
+
+use super::*;
+use crate::iwarp::wire::{Opcode as Message, Place, ReadRequest, Reader, Segment, Step, Terminate, fpdu_len};
+use crate::{RemoteMemory, Source, WindowId, WorkRequest};
+
+const RECEIVE: usize = 4096;
+
+/// One end of a connection, with its memory.
+struct Side {
+    endpoint: Endpoint,
+    shared: Shared,
+    pool: Pool,
+    done: Vec<Completion>,
+    /// Why it is over.
+    failure: Option<Failure>,
+}
+
+fn terms() -> Terms {
+    Terms { crc: false, max_ulpdu: 1000, max_message: 64 << 10, ord: 2, ird: 2, waits: false }
+}
+
+impl Side {
+    fn new(terms: Terms, rnr_retry: u8) -> Self {
+        let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+        let classes = vec![Class { size: RECEIVE, count: 128 }, Class { size: 64 << 10, count: 16 }];
+        let pool = Pool::new(&PoolConfig { classes, arena }).expect("memory");
+        let mut regions = Regions::default();
+        assert!(regions.add(pool.arena().id(), Access::REMOTE));
+        let shared = Shared { regions, receives: Receives::new(64), stats: FabricStats::default() };
+        let limits = Limits { send_queue_depth: 64, own_receive_queue: None, windows: 8, rnr_retry };
+        let id = QpId { slot: 3, generation: 1 };
+        let mut endpoint = Endpoint::new(id, limits, 0xabcd_ef01);
+        endpoint.begin(terms);
+        Self { endpoint, shared, pool, done: Vec::new(), failure: None }
+    }
+
+    fn receives(&mut self, n: usize) {
+        let bufs: Vec<_> = (0..n).map(|_| self.pool.alloc(RECEIVE).expect("a buffer")).collect();
+        self.shared.receives.post(bufs.into_iter());
+    }
+
+    fn lent(&self, bytes: &[u8]) -> Lent {
+        let mut buf = self.pool.alloc(bytes.len()).expect("a buffer");
+        buf.copy_from_slice(bytes);
+        buf.lend().expect("a buffer of this thread")
+    }
+
+    fn post(&mut self, wr_id: u64, wr: WorkRequest) {
+        let mut chain = vec![Posting { wr_id, signalled: true, wr }];
+        self.endpoint.post(&mut self.shared, &mut chain).expect("it is posted");
+        assert!(chain.is_empty());
+    }
+
+    fn send(&mut self, wr_id: u64, bytes: &[u8], invalidate: Option<u32>, fence: bool) {
+        let mut buf = self.pool.alloc(bytes.len()).expect("a buffer");
+        buf.copy_from_slice(bytes);
+        self.post(wr_id, WorkRequest::Send { buf, invalidate, fence });
+    }
+
+    /// Exposes memory; window and the peer's view.
+    fn expose(&mut self, mem: &Lent, access: Access) -> (WindowId, RemoteMemory) {
+        let index = self.endpoint.add_window().expect("a window");
+        let window = WindowId { qp: self.endpoint.id, index };
+        let remote =
+            RemoteMemory { rkey: self.endpoint.next_rkey(index).expect("a key"), address: mem.offset() as u64 };
+        self.post(0xb1d, WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: mem.len(), access });
+        self.say();
+        (window, remote)
+    }
+
+    /// What it has to say, which counts as sent.
+    fn say(&mut self) -> Vec<u8> {
+        let mut all = Vec::new();
+        loop {
+            if let Err(failure) = self.endpoint.produce() {
+                self.failure = Some(failure);
+            }
+            let bytes = self.endpoint.outbound.bytes();
+            if bytes.is_empty() {
+                break;
+            }
+            self.endpoint.sent(bytes.len());
+            all.extend(bytes);
+        }
+        self.endpoint.reap(&mut self.done);
+        all
+    }
+
+    /// Takes bytes of the peer; those that had to wait.
+    fn hear(&mut self, mut bytes: &[u8]) -> Vec<u8> {
+        if self.failure.is_none() {
+            match self.endpoint.take(&mut self.shared, &mut bytes, &mut self.done, usize::MAX) {
+                Ok(_) => {}
+                Err(failure) => self.failure = Some(failure),
+            }
+            self.endpoint.reap(&mut self.done);
+        }
+        bytes.to_vec()
+    }
+
+    /// The reason of the Terminate that it wants to send.
+    fn fault(&self) -> Option<Fault> {
+        let bytes = self.failure.as_ref()?.terminate.as_ref()?;
+        Terminate::decode(bytes).expect("a Terminate").fault()
+    }
+
+    fn take(&mut self, opcode: Opcode) -> Option<Completion> {
+        let at = self.done.iter().position(|c| c.opcode == opcode)?;
+        Some(self.done.remove(at))
+    }
+}
+
+fn contents(lent: &Lent) -> Vec<u8> {
+    let mut to = vec![0; lent.len()];
+    assert!(lent.read_at(0, &mut to));
+    to
+}
+
+/// Both talk until neither has more to say. Bytes are cut into pieces of these lengths, over and over.
+fn talk(a: &mut Side, b: &mut Side, cuts: &[usize]) {
+    let mut cuts = cuts.iter().cycle().copied();
+    loop {
+        let (from_a, from_b) = (a.say(), b.say());
+        if from_a.is_empty() && from_b.is_empty() {
+            return;
+        }
+        for (bytes, to) in [(from_a, &mut *b), (from_b, &mut *a)] {
+            let mut rest = &bytes[..];
+            while !rest.is_empty() {
+                let (piece, more) = rest.split_at(cuts.next().unwrap_or(1).clamp(1, rest.len()));
+                assert!(to.hear(piece).is_empty() || to.failure.is_some());
+                rest = more;
+            }
+        }
+    }
+}
+
+/// One FPDU, without a CRC.
+fn fpdu(opcode: Message, last: bool, place: Place, payload: &[u8]) -> Vec<u8> {
+    let header = Segment { opcode, last, place }.encode(payload.len());
+    let mut bytes = [&header[..], payload].concat();
+    bytes.resize(fpdu_len(header.len() - 2 + payload.len()), 0);
+    bytes
+}
+
+const SEND: Message = Message::Send { invalidate: None, solicited: false };
+
+fn untagged(queue: u32, msn: u32, offset: u32) -> Place {
+    Place::Untagged { queue, msn, offset }
+}
+
+fn tagged(stag: u32, offset: u64) -> Place {
+    Place::Tagged { stag, offset }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever is posted arrives whole and in order, however the stream is cut, and is done in order.
+    #[test]
+    fn everything_arrives_at_any_cut(
+        sizes in prop::collection::vec(0usize..4000, 1..20),
+        cuts in prop::collection::vec(1usize..3000, 1..6),
+        crc in any::<bool>(),
+        max_ulpdu in 200usize..5000,
+    ) {
+        let terms = Terms { crc, max_ulpdu, ..terms() };
+        let (mut a, mut b) = (Side::new(terms, 0), Side::new(Terms { waits: true, ..terms }, 0));
+        b.receives(sizes.len());
+        a.endpoint.say_hello();
+        talk(&mut a, &mut b, &cuts);
+        let pattern = |n: usize, len: usize| (0..len).map(|i| (i * 7 + n) as u8).collect::<Vec<_>>();
+        let place = b.lent(&vec![0; 60_000]);
+        let (_, remote) = b.expose(&place, Access::REMOTE);
+        let mut landed = Vec::new();
+        let mut at = 0;
+        for (n, &size) in sizes.iter().enumerate() {
+            let bytes = pattern(n, size);
+            match n % 3 {
+                0 => a.send(n as u64, &bytes, None, n % 2 == 0),
+                1 => {
+                    let src = Source::Lent(a.lent(&bytes));
+                    let remote = RemoteMemory { address: remote.address + at as u64, ..remote };
+                    a.post(n as u64, WorkRequest::Write { src, offset: 0, len: size, remote });
+                    landed.push((n, at, size));
+                    at += size;
+                }
+                _ => {
+                    // What the Write before it has written.
+                    let (source, from, len) = landed[landed.len() - 1];
+                    let dst = a.lent(&vec![0; len]);
+                    let remote = RemoteMemory { address: remote.address + from as u64, ..remote };
+                    a.post(n as u64, WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote });
+                    talk(&mut a, &mut b, &cuts);
+                    prop_assert_eq!(contents(&dst), pattern(source, len));
+                }
+            }
+        }
+        talk(&mut a, &mut b, &cuts);
+        prop_assert!(a.failure.is_none() && b.failure.is_none(), "{:?} {:?}", a.failure, b.failure);
+        let done: Vec<_> = a.done.iter().map(|c| (c.wr_id, c.status)).collect();
+        let wanted: Vec<_> = (0..sizes.len() as u64).map(|n| (n, Status::Success)).collect();
+        prop_assert_eq!(done, wanted);
+        for (n, &size) in sizes.iter().enumerate().filter(|(n, _)| n % 3 == 0) {
+            let got = b.take(Opcode::Recv).expect("a message");
+            prop_assert_eq!(got.buf.as_deref(), Some(&pattern(n, size)[..]));
+        }
+        let all = contents(&place);
+        for (n, at, size) in landed {
+            prop_assert_eq!(&all[at..at + size], &pattern(n, size)[..]);
+        }
+    }
+
+    /// Any bytes end in silence or with a Terminate, and no byte of memory that was not offered changes.
+    #[test]
+    fn any_bytes_change_nothing(bytes in prop::collection::vec(any::<u8>(), 0..300), opcode in 0u8..16) {
+        let mut side = Side::new(terms(), 0);
+        side.receives(2);
+        let secret = side.lent(&[7; 4000]);
+        let (_, _) = side.expose(&secret, Access::REMOTE_READ);
+        let mut bytes = bytes;
+        if bytes.len() > 4 {
+            // So that it gets further than the versions.
+            let tagged = opcode == 0 || opcode == 2;
+            let len = (bytes.len() as u16).min(200);
+            bytes[..2].copy_from_slice(&len.to_be_bytes());
+            bytes[2] = bytes[2] & 0x40 | if tagged { 0x80 } else { 0 } | 1;
+            bytes[3] = 0x40 | opcode;
+        }
+        side.hear(&bytes);
+        prop_assert_eq!(contents(&secret), vec![7; 4000]);
+    }
+}
+
+/// What a peer may try, and what it is told.
+#[test]
+fn what_breaks_a_rule_is_told_by_its_name() {
+    let request = |len, source_stag, source_offset| {
+        ReadRequest { sink_stag: 1, sink_offset: 0, len, source_stag, source_offset }.encode()
+    };
+    type Attack = Box<dyn Fn(RemoteMemory, RemoteMemory) -> Vec<u8>>;
+    let write = |by: fn(RemoteMemory) -> (u32, u64), len: usize| -> Attack {
+        Box::new(move |readable_not, _| {
+            let (stag, offset) = by(readable_not);
+            fpdu(Message::Write, true, tagged(stag, offset), &vec![9; len])
+        })
+    };
+    let attacks: Vec<(&str, Attack, Fault)> = vec![
+        ("a Write past the end", write(|w| (w.rkey, w.address + 1), 1000), Fault::TaggedBounds),
+        ("a Write before the start", write(|w| (w.rkey, w.address.wrapping_sub(1)), 4), Fault::TaggedBounds),
+        ("a Write that wraps", write(|w| (w.rkey, u64::MAX - 3), 8), Fault::TaggedOffsetWrap),
+        ("a Write to a key to come", write(|w| (w.rkey + 1, w.address), 4), Fault::TaggedInvalidStag),
+        ("a Write to no key", write(|w| (w.rkey ^ 0x5000_0000, w.address), 4), Fault::TaggedInvalidStag),
+        (
+            "a Write without the right",
+            Box::new(|_, readable| fpdu(Message::Write, true, tagged(readable.rkey, readable.address), &[9; 4])),
+            Fault::AccessRights,
+        ),
+        (
+            "a Read without the right",
+            Box::new(move |writable, _| {
+                let ask = request(4, writable.rkey, writable.address);
+                fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &ask)
+            }),
+            Fault::AccessRights,
+        ),
+        (
+            "a Read past the end",
+            Box::new(move |_, readable| {
+                let ask = request(1001, readable.rkey, readable.address);
+                fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &ask)
+            }),
+            Fault::Bounds,
+        ),
+        (
+            "a Read of no key",
+            Box::new(move |_, readable| {
+                let ask = request(1, readable.rkey + 1, readable.address);
+                fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &ask)
+            }),
+            Fault::InvalidStag,
+        ),
+        (
+            "three Reads where two are taken",
+            Box::new(move |_, readable| {
+                let ask = request(1, readable.rkey, readable.address);
+                let all = (1..4).map(|msn| fpdu(Message::ReadRequest, true, untagged(1, msn, 0), &ask));
+                all.collect::<Vec<_>>().concat()
+            }),
+            Fault::NoBuffer,
+        ),
+        (
+            "a short Read Request",
+            Box::new(|_, _| fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &[0; 27])),
+            Fault::TooLong,
+        ),
+        (
+            "an answer that nobody asked for",
+            Box::new(|w, _| fpdu(Message::ReadResponse, true, tagged(w.rkey, w.address), &[9; 4])),
+            Fault::UnexpectedOpcode,
+        ),
+        ("a message out of order", Box::new(|_, _| fpdu(SEND, true, untagged(0, 2, 0), b"two")), Fault::MsnRange),
+        ("a second half first", Box::new(|_, _| fpdu(SEND, true, untagged(0, 1, 4), b"half")), Fault::InvalidOffset),
+        (
+            "a gap within a message",
+            Box::new(|_, _| {
+                let first = fpdu(SEND, false, untagged(0, 1, 0), &[1; 8]);
+                [first, fpdu(SEND, true, untagged(0, 1, 12), &[2; 8])].concat()
+            }),
+            Fault::InvalidOffset,
+        ),
+        (
+            "a message that changes its kind",
+            Box::new(|_, _| {
+                let first = fpdu(SEND, false, untagged(0, 1, 0), &[1; 8]);
+                let solicited = Message::Send { invalidate: None, solicited: true };
+                [first, fpdu(solicited, true, untagged(0, 1, 8), &[2; 8])].concat()
+            }),
+            Fault::UnexpectedOpcode,
+        ),
+        ("a queue that is none", Box::new(|_, _| fpdu(SEND, true, untagged(3, 1, 0), b"?")), Fault::InvalidQueue),
+        (
+            "a message longer than its Receive",
+            Box::new(|_, _| fpdu(SEND, true, untagged(0, 1, 0), &[1; RECEIVE + 64])),
+            Fault::TooLong,
+        ),
+        (
+            "an invalidation of no key",
+            Box::new(|w, _| {
+                let opcode = Message::Send { invalidate: Some(w.rkey + 1), solicited: false };
+                fpdu(opcode, true, untagged(0, 1, 0), b"gone")
+            }),
+            Fault::CannotInvalidate,
+        ),
+    ];
+    for (what, attack, wanted) in attacks {
+        let mut side = Side::new(terms(), 0);
+        side.receives(2);
+        let (one, two) = (side.lent(&[1; 1000]), side.lent(&[2; 1000]));
+        let (_, writable) = side.expose(&one, Access::REMOTE_WRITE);
+        let (_, readable) = side.expose(&two, Access::REMOTE_READ);
+        side.hear(&attack(writable, readable));
+        assert_eq!(side.fault(), Some(wanted), "{what}: {:?}", side.failure);
+        assert_eq!((contents(&one), contents(&two)), (vec![1; 1000], vec![2; 1000]), "{what}");
+        let stats = side.shared.stats;
+        assert_eq!(stats.peer_violations + stats.access_refused, 1, "{what}");
+        // What it held comes home: two Receives, and the memory.
+        let mut ended = Vec::new();
+        side.endpoint.flush(Status::Flushed, &mut ended);
+        drop((ended, side.done, side.endpoint, side.shared));
+        assert!(one.reclaim().is_ok() && two.reclaim().is_ok(), "{what}");
+        side.pool.close().expect(what);
+    }
+}
+
+/// Answers to a Read of ours are taken exactly where bytes are missing.
+#[test]
+fn an_answer_has_to_fit() {
+    let ask = |side: &mut Side| {
+        let dst = side.lent(&[0; 100]);
+        let remote = RemoteMemory { rkey: 5, address: 0 };
+        side.post(1, WorkRequest::Read { dst: dst.clone(), offset: 10, len: 80, remote });
+        let bytes = side.say();
+        let mut reader = Reader::new(false);
+        let (mut input, mut request) = (&bytes[..], None);
+        while let Some(step) = reader.step(&mut input).expect("segments") {
+            if let Step::Payload(payload) = step {
+                request = Some(ReadRequest::decode(payload.try_into().expect("28 bytes")));
+            }
+        }
+        (dst, request.expect("a request"))
+    };
+    let respond =
+        |stag, offset, last, len: usize| fpdu(Message::ReadResponse, last, tagged(stag, offset), &vec![7; len]);
+    for (what, stag, offset, last, len, wanted) in [
+        ("another name", 1, 0, true, 80, Fault::TaggedInvalidStag),
+        ("too long", 0, 0, true, 81, Fault::TaggedBounds),
+        ("too short", 0, 0, true, 79, Fault::TaggedBounds),
+        ("not the last", 0, 0, false, 80, Fault::TaggedBounds),
+        ("a gap", 0, 8, false, 8, Fault::TaggedBounds),
+    ] {
+        let mut side = Side::new(terms(), 0);
+        let (dst, request) = ask(&mut side);
+        assert_eq!((request.len, request.source_stag), (80, 5));
+        side.hear(&respond(request.sink_stag + stag, request.sink_offset + offset, last, len));
+        assert_eq!(side.fault(), Some(wanted), "{what}");
+        assert_eq!(contents(&dst), vec![0; 100], "{what}");
+    }
+    // The same bytes twice; and nobody may write there.
+    let mut side = Side::new(terms(), 0);
+    let (dst, request) = ask(&mut side);
+    side.hear(&respond(request.sink_stag, 0, false, 40));
+    side.hear(&fpdu(Message::Write, true, tagged(request.sink_stag, 40), &[9; 40]));
+    assert_eq!(side.fault(), Some(Fault::TaggedInvalidStag));
+    let mut wanted = vec![0; 100];
+    wanted[10..50].fill(7);
+    assert_eq!(contents(&dst), wanted);
+    let mut side = Side::new(terms(), 0);
+    let (_dst, request) = ask(&mut side);
+    side.hear(&respond(request.sink_stag, 0, false, 40));
+    side.hear(&respond(request.sink_stag, 0, false, 40));
+    assert_eq!(side.fault(), Some(Fault::TaggedBounds));
+}
+
+#[test]
+fn reads_wait_for_their_turn_and_sends_for_reads() {
+    let (mut a, mut b) = (Side::new(terms(), 0), Side::new(terms(), 0));
+    b.receives(1);
+    let place = b.lent(&[3; 100]);
+    let (_, remote) = b.expose(&place, Access::REMOTE_READ);
+    let dst = a.lent(&[0; 100]);
+    for n in 0..3 {
+        a.post(n, WorkRequest::Read { dst: dst.clone(), offset: 0, len: 100, remote });
+    }
+    a.send(3, b"behind all of them", None, true);
+    // Two may be outstanding.
+    let two = fpdu_len(18 + 28) * 2;
+    let said = a.say();
+    assert_eq!(said.len(), two);
+    b.hear(&said);
+    assert!(b.take(Opcode::Recv).is_none());
+    let answers = b.say();
+    a.hear(&answers);
+    assert_eq!(a.done.iter().map(|c| c.wr_id).collect::<Vec<_>>(), [0, 1]);
+    let said = a.say();
+    b.hear(&said);
+    assert!(b.take(Opcode::Recv).is_none(), "it overtakes the third Read");
+    talk(&mut a, &mut b, &[100]);
+    assert!(b.take(Opcode::Recv).is_some());
+    assert_eq!(a.done.iter().map(|c| c.wr_id).collect::<Vec<_>>(), [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_responder_is_silent_until_it_is_spoken_to() {
+    let (mut a, mut b) = (Side::new(terms(), 0), Side::new(Terms { waits: true, ..terms() }, 0));
+    a.receives(1);
+    b.send(1, b"may I?", None, false);
+    assert!(b.say().is_empty());
+    a.endpoint.say_hello();
+    talk(&mut a, &mut b, &[3]);
+    assert!(a.take(Opcode::Recv).is_some() && b.done.len() == 1);
+}
+
+#[test]
+fn memory_that_is_read_comes_home_behind_its_last_byte() {
+    let mut b = Side::new(terms(), 0);
+    b.receives(1);
+    let place = b.lent(&[3; 5000]);
+    let (window, remote) = b.expose(&place, Access::REMOTE_READ);
+    let ask = ReadRequest {
+        sink_stag: 1,
+        sink_offset: 0,
+        len: 5000,
+        source_stag: remote.rkey,
+        source_offset: remote.address,
+    };
+    b.hear(&fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &ask.encode()));
+    b.endpoint.produce().expect("an answer");
+    assert!(b.endpoint.has_bytes());
+    b.post(9, WorkRequest::LocalInvalidate { window });
+    b.endpoint.produce().expect("nothing new");
+    b.endpoint.reap(&mut b.done);
+    assert!(b.take(Opcode::LocalInvalidate).is_none(), "its bytes are not sent");
+    b.say();
+    assert!(b.take(Opcode::LocalInvalidate).is_some());
+    assert!(place.reclaim().is_ok());
+    // A peer that revokes what it is reading from breaks a rule.
+    let place = b.lent(&[3; 5000]);
+    let (_, remote) = b.expose(&place, Access::REMOTE_READ);
+    let ask = ReadRequest { source_stag: remote.rkey, source_offset: remote.address, ..ask };
+    b.hear(&fpdu(Message::ReadRequest, true, untagged(1, 2, 0), &ask.encode()));
+    b.endpoint.produce().expect("an answer");
+    let opcode = Message::Send { invalidate: Some(remote.rkey), solicited: false };
+    b.hear(&fpdu(opcode, true, untagged(0, 1, 0), b"gone"));
+    assert_eq!(b.fault(), Some(Fault::CannotInvalidate));
+}
+
+#[test]
+fn a_message_waits_for_a_receive_as_often_as_it_may() {
+    let patient = |retries| {
+        let mut side = Side::new(terms(), retries);
+        let rest = side.hear(&[fpdu(SEND, true, untagged(0, 1, 0), b"one"), vec![0, 1]].concat());
+        assert!(side.failure.is_none() && side.endpoint.waits_for_receive());
+        (side, rest)
+    };
+    let (mut side, rest) = patient(7);
+    (0..100_000).for_each(|_| drop(side.hear(&[])));
+    side.receives(1);
+    assert!(side.hear(&rest).is_empty());
+    assert_eq!(side.take(Opcode::Recv).expect("a message").buf.as_deref(), Some(&b"one"[..]));
+    assert_eq!(side.shared.stats.receiver_not_ready, 1);
+    let (mut side, _) = patient(1);
+    for _ in 0..5000 {
+        side.hear(&[]);
+    }
+    assert_eq!(side.fault(), Some(Fault::NoBuffer));
+}
+
+#[test]
+fn a_terminate_is_taken_as_what_it_says() {
+    for (control, status, cause) in [
+        ([0x11, 0x00, 0, 0], Status::RemoteAccess, Disconnect::Refused),
+        ([0x12, 0x02, 0, 0], Status::RnrRetryExceeded, Disconnect::Failure),
+        ([0x20, 0x02, 0, 0], Status::RemoteOperation, Disconnect::Failure),
+    ] {
+        let mut side = Side::new(terms(), 0);
+        let dst = side.lent(&[0; 8]);
+        side.post(4, WorkRequest::Read { dst, offset: 0, len: 8, remote: RemoteMemory { rkey: 1, address: 0 } });
+        side.say();
+        side.hear(&fpdu(Message::Terminate, true, untagged(2, 1, 0), &control));
+        let failure = side.failure.take().expect("the end");
+        assert!(failure.terminate.is_none());
+        assert_eq!((failure.status, failure.cause), (status, cause));
+        side.endpoint.flush(failure.status, &mut side.done);
+        assert_eq!(side.done.iter().map(|c| (c.wr_id, c.status)).collect::<Vec<_>>(), [(4, status)]);
+    }
+}

@@ -1,0 +1,156 @@
+//! Memory windows of one stream: which STags its peer may use, for which bytes, and with which rights (RFC 5042 §6).
+//!
+//! Nobody but this side reads or writes the memory, so that bounds and rights are exact, at each segment.
+
+#![forbid(unsafe_code)]
+
+use rpcrdma_mempool::{ArenaId, Lent};
+
+use crate::Access;
+use crate::keys::Keys;
+
+/// Why a peer's access is refused; the words of RFC 5040 §7.1 and RFC 5041 §8.2.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in super::super) enum Refused {
+    /// There is no such STag, or it is not valid any more.
+    InvalidStag,
+    /// Bytes outside of the window.
+    Bounds,
+    /// The window does not grant this.
+    Rights,
+    /// Address and length pass the end of all addresses.
+    Wrap,
+}
+
+/// How a revocation went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in super::super) enum Revoked {
+    /// Nothing of the peer's reaches the memory any more.
+    Done,
+    /// Bytes of it are still on their way to the socket.
+    Busy,
+    /// It was not bound.
+    NotBound,
+}
+
+/// What a window exposes.
+#[derive(Debug)]
+struct Exposure {
+    mem: Lent,
+    /// First byte exposed, within `mem`.
+    offset: usize,
+    /// The same as the peer names it.
+    address: u64,
+    len: u64,
+    access: Access,
+    /// Position in the outgoing stream behind the last byte that was taken from here.
+    busy_until: u64,
+}
+
+/// The windows of our side of one queue pair.
+#[derive(Debug)]
+pub(in super::super) struct Windows {
+    keys: Keys,
+    exposures: Vec<Option<Exposure>>,
+}
+
+impl Windows {
+    /// None yet. `random` makes their STags hard to guess.
+    pub(in super::super) fn new(limit: u32, random: u32) -> Self {
+        Self { keys: Keys::new(limit, random), exposures: Vec::new() }
+    }
+
+    /// Their book of keys.
+    pub(in super::super) fn keys(&mut self) -> &mut Keys {
+        &mut self.keys
+    }
+
+    /// The key that the next bind to be posted will make valid.
+    pub(in super::super) fn next_rkey(&self, index: u32) -> Option<u32> {
+        self.keys.next(index)
+    }
+
+    /// One more window, as long as there are any.
+    pub(in super::super) fn add(&mut self) -> Option<u32> {
+        let index = self.keys.add()?;
+        self.exposures.push(None);
+        Some(index)
+    }
+
+    /// Carries a bind out: `len` bytes of `mem` from `offset` on, which the peer names by `address`. False if the
+    /// window is still bound.
+    pub(in super::super) fn bind(
+        &mut self,
+        index: u32,
+        mem: &Lent,
+        offset: usize,
+        len: usize,
+        address: u64,
+        access: Access,
+    ) -> bool {
+        let Some(place @ None) = self.exposures.get_mut(index as usize) else { return false };
+        *place = Some(Exposure { mem: mem.clone(), offset, address, len: len as u64, access, busy_until: 0 });
+        self.keys.bound(index);
+        true
+    }
+
+    /// Revokes by index, for an invalidation of our own; the stream has given all before `sent` away. Call it again
+    /// while it says `Busy`: nothing more of it is taken meanwhile.
+    pub(in super::super) fn revoke(&mut self, index: u32, sent: u64) -> Revoked {
+        let Some(place) = self.exposures.get_mut(index as usize) else { return Revoked::NotBound };
+        let Some(exposure) = place else { return Revoked::NotBound };
+        if exposure.busy_until > sent {
+            exposure.access = Access::LOCAL;
+            return Revoked::Busy;
+        }
+        *place = None;
+        self.keys.revoked(index);
+        Revoked::Done
+    }
+
+    /// Revokes by STag, as a message of the peer asks.
+    pub(in super::super) fn revoke_key(&mut self, stag: u32, sent: u64) -> Revoked {
+        let Some(index) = self.keys.find(stag) else { return Revoked::NotBound };
+        let revoked = self.revoke(index, sent);
+        if revoked == Revoked::Done {
+            self.keys.invalidated(index);
+        }
+        revoked
+    }
+
+    /// The memory that `len` bytes at `address` of this STag are, and the first of them in it.
+    pub(in super::super) fn find(
+        &self,
+        stag: u32,
+        address: u64,
+        len: u64,
+        write: bool,
+    ) -> Result<(&Lent, usize), Refused> {
+        let exposure = self.keys.find(stag).and_then(|index| self.exposures.get(index as usize)?.as_ref());
+        let exposure = exposure.ok_or(Refused::InvalidStag)?;
+        address.checked_add(len).ok_or(Refused::Wrap)?;
+        let skip = address.checked_sub(exposure.address).ok_or(Refused::Bounds)?;
+        exposure.len.checked_sub(skip).filter(|left| len <= *left).ok_or(Refused::Bounds)?;
+        let granted = if write { exposure.access.remote_write } else { exposure.access.remote_read };
+        if granted { Ok((&exposure.mem, exposure.offset + skip as usize)) } else { Err(Refused::Rights) }
+    }
+
+    /// Bytes of this window are on their way, up to this position of the stream.
+    pub(in super::super) fn keep_until(&mut self, stag: u32, position: u64) {
+        if let Some(index) = self.keys.find(stag)
+            && let Some(Some(exposure)) = self.exposures.get_mut(index as usize)
+        {
+            exposure.busy_until = position;
+        }
+    }
+
+    /// Whether memory of this arena is exposed right now.
+    pub(in super::super) fn exposes(&self, arena: ArenaId) -> bool {
+        self.exposures.iter().flatten().any(|exposure| exposure.mem.arena() == arena)
+    }
+
+    /// The stream is over: nothing reaches any memory any more.
+    pub(in super::super) fn clear(&mut self) {
+        self.exposures.iter_mut().for_each(|exposure| *exposure = None);
+    }
+}

@@ -1,0 +1,153 @@
+//! A bound address, and the options of sockets.
+
+#![forbid(unsafe_code)]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use super::config::IwarpConfig;
+use crate::host;
+use crate::seats::{Seat, Seats};
+use crate::{FabricAddress, FabricError, Waker};
+
+/// Connections that the kernel keeps for a listener that is busy.
+const BACKLOG: i32 = 1024;
+
+/// Who has connected, and by which socket.
+pub(super) type Visitor = (OwnedFd, SocketAddr);
+
+/// A bound address of the iWARP fabric. The last clone to go frees the address.
+#[derive(Clone, Debug)]
+pub struct IwarpListener(Arc<Bound>);
+
+#[derive(Debug)]
+struct Bound {
+    socket: OwnedFd,
+    seats: Arc<Seats<Visitor>>,
+}
+
+/// What there was to accept.
+#[derive(Debug)]
+pub(super) enum Accepted {
+    /// A connection.
+    Peer(Visitor),
+    /// It has gone again.
+    Gone,
+    /// None.
+    Nobody,
+    /// The system cannot say.
+    Failed(Errno),
+}
+
+impl IwarpListener {
+    /// Binds and listens.
+    pub(super) fn bind(address: &FabricAddress) -> Result<Self, FabricError> {
+        let at = host::resolve(address)?;
+        let socket = open(at)?;
+        let failed = |call: &str, e: Errno| refused(address, at, call, e);
+        // Connections of a server that has just ended may linger; two listeners are refused all the same.
+        sockopt::set_socket_reuseaddr(&socket, true).map_err(|e| failed("setsockopt(SO_REUSEADDR)", e))?;
+        rustix::net::bind(&socket, &at).map_err(|e| failed("bind", e))?;
+        rustix::net::listen(&socket, BACKLOG).map_err(|e| failed("listen", e))?;
+        Ok(Self(Arc::new(Bound { socket, seats: Arc::default() })))
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.0.socket.as_fd()
+    }
+
+    /// A place among the fabrics that share it.
+    pub(super) fn seat(&self, waker: Waker) -> Seat<Visitor> {
+        Seat::new(&self.0.seats, waker)
+    }
+
+    /// Takes one connection, if there is one.
+    pub(super) fn accept(&self) -> Accepted {
+        loop {
+            match rustix::net::acceptfrom_with(self.socket(), SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+                Ok((socket, peer)) => match peer.and_then(|peer| SocketAddr::try_from(peer).ok()) {
+                    Some(peer) => return Accepted::Peer((socket, peer)),
+                    None => return Accepted::Gone,
+                },
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNABORTED) => return Accepted::Gone,
+                Err(Errno::AGAIN) => return Accepted::Nobody,
+                Err(error) => return Accepted::Failed(error),
+            }
+        }
+    }
+}
+
+fn refused(address: &FabricAddress, at: SocketAddr, call: &str, error: Errno) -> FabricError {
+    let text = address.0.clone();
+    match error {
+        Errno::ADDRINUSE => FabricError::AddressInUse {
+            address: text,
+            detail: format!(
+                "another process listens at TCP port {0}: `ss -ltnp 'sport = :{0}'` tells which; take another port",
+                at.port()
+            ),
+        },
+        Errno::ADDRNOTAVAIL => FabricError::Address {
+            address: text,
+            detail: format!(
+                "{error}: {} is on no interface of this host (`ip addr` lists them; 0.0.0.0 and [::] stand for all)",
+                at.ip()
+            ),
+        },
+        Errno::ACCESS | Errno::PERM => FabricError::Address {
+            address: text,
+            detail: format!(
+                "{error}: ports below 1024 need CAP_NET_BIND_SERVICE; take a higher one, such as {}",
+                host::DEFAULT_PORT
+            ),
+        },
+        error => system(&format!("{call} at {text}"), error),
+    }
+}
+
+/// A failure of a call, with the limit that is usually met.
+pub(super) fn system(call: &str, error: Errno) -> FabricError {
+    let hint = match error {
+        Errno::MFILE => " (open files: `ulimit -n` shows the limit, `ulimit -n 65536` raises it)",
+        Errno::NFILE => " (open files of the host: sysctl fs.file-max)",
+        Errno::NOBUFS | Errno::NOMEM => " (memory of the kernel for sockets: sysctl net.ipv4.tcp_mem)",
+        _ => "",
+    };
+    FabricError::System { call: call.to_owned(), detail: format!("{error}{hint}") }
+}
+
+/// A socket that never blocks.
+pub(super) fn open(to: SocketAddr) -> Result<OwnedFd, FabricError> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None).map_err(|e| system("socket", e))
+}
+
+/// Sets what every connection needs, and what the configuration asks for.
+pub(super) fn equip(socket: BorrowedFd<'_>, config: &IwarpConfig) -> Result<(), FabricError> {
+    let set = |option: &str, result: Result<(), Errno>| result.map_err(|e| system(&format!("setsockopt({option})"), e));
+    set("TCP_NODELAY", sockopt::set_tcp_nodelay(socket, true))?;
+    let timeout = u32::try_from(config.retry_timeout.as_millis()).unwrap_or(u32::MAX);
+    set("TCP_USER_TIMEOUT", sockopt::set_tcp_user_timeout(socket, timeout))?;
+    let idle = config.keep_alive.max(std::time::Duration::from_secs(1));
+    set("SO_KEEPALIVE", sockopt::set_socket_keepalive(socket, true))?;
+    set("TCP_KEEPIDLE", sockopt::set_tcp_keepidle(socket, idle))?;
+    let between = (idle / 3).max(std::time::Duration::from_secs(1));
+    set("TCP_KEEPINTVL", sockopt::set_tcp_keepintvl(socket, between))?;
+    set("TCP_KEEPCNT", sockopt::set_tcp_keepcnt(socket, 2))?;
+    if let Some(bytes) = config.send_buffer {
+        set("SO_SNDBUF", sockopt::set_socket_send_buffer_size(socket, bytes))?;
+    }
+    if let Some(bytes) = config.receive_buffer {
+        set("SO_RCVBUF", sockopt::set_socket_recv_buffer_size(socket, bytes))?;
+    }
+    if let Some(time) = config.busy_poll {
+        set("SO_BUSY_POLL", super::sys::set_busy_poll(socket, time))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,503 @@
+//! RDMA over plain TCP: iWARP in user space (RFC 5040, 5041, 5044, 6581), without a device, a privilege or a C library.
+//!
+//! Its peers are this fabric on another host, the Linux kernel's soft-iWARP, and iWARP adapters. A connection is an
+//! ordinary TCP socket; what an adapter does is done here, by the thread that polls: messages are placed into posted
+//! Receives, Writes and answers to Reads into the memory that they name, after a check of key, bounds and rights.
+//!
+//! # How it is built
+//! | file | holds |
+//! | --- | --- |
+//! | [`wire`] | bytes to frames, segments and errors, and back |
+//! | `endpoint` | the rules of one connection, without I/O: what comes is checked and placed, what is posted becomes bytes |
+//! | `setup` | what the two ends agree on first |
+//! | `qp` | one socket with its endpoint: reading, writing, ending |
+//! | `connect`, `listener` | how connections begin and are looked after |
+//! | `sys` | vectored reads and writes of memory of the pools |
+//! | `config` | the knobs |
+//!
+//! # System calls
+//! Who polls makes them: there is no other way to hear from a socket. A few connections that were active lately are
+//! read in each turn, with one call each that finds nothing while they are silent. When there are more, one
+//! `epoll_wait` per turn says which have something. Idle ones are looked at in every 16th turn, by one `epoll_wait` for
+//! all of them. What a turn has to say to one peer leaves in one `sendmsg`, and one `recvmsg` brings what came for many
+//! messages.
+//!
+//! Payloads are sent from where they lie. Long payloads are received straight into their place: the rest of a segment
+//! of which the header has come; shorter ones are copied there from a buffer that all connections share.
+//!
+//! # Completions
+//! TCP takes bytes for later: a Send or Write completes when the socket has taken its last byte (RFC 5040 §5.5), and
+//! what the peer refuses ends the connection. [`Capabilities::acknowledges`] is false. There is no receiver-not-ready
+//! in iWARP: a message that meets no Receive is left in the socket for as long as `rnr_retry` allows, which TCP's flow
+//! control makes the peer feel, and then ends the stream with a Terminate.
+//!
+//! # What a peer can do
+//! Windows have exact bounds and rights, which are checked at each segment, and keys that hold for one connection and
+//! one bind; nothing else of this process's memory can be reached: an RDMA Read of ours gives the peer a name that is
+//! good for the answer to it alone. What a peer can hold is bounded by [`IwarpConfig`]: half a message holds one
+//! Receive for `retry_timeout`, bytes that cannot be placed yet at most 64 KiB.
+//!
+//! **iWARP neither encrypts nor authenticates.** Who can send packets into the network between two hosts can read and
+//! change all of this. Host authentication of RPC-over-RDMA version 2 says who connects; secrecy needs a network that
+//! gives it (IPsec, WireGuard, a separate VLAN).
+
+mod config;
+mod connect;
+mod endpoint;
+mod listener;
+mod qp;
+mod setup;
+mod sys;
+pub mod wire;
+
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags};
+use rustix::fd::{AsFd, BorrowedFd};
+
+use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
+
+pub use self::config::{Crc, FpduSize, IwarpConfig};
+use self::connect::Connections;
+use self::endpoint::{Regions, Shared, failed_receive};
+pub use self::listener::IwarpListener;
+use self::qp::{Common, Polled, Qp, SCRATCH, State};
+use super::log_limit::ClockedLog;
+use super::receives::Receives;
+use super::table::Table;
+use super::{
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
+    PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
+};
+
+/// Connections that are read in each turn, without asking which of them have something to read.
+const DIRECT: usize = 4;
+/// Turns between two looks at those that are idle.
+const LOOK: u64 = 16;
+/// Turns without a byte after which a connection is idle.
+const IDLE: u64 = 4096;
+/// Connections with news that one look takes in.
+const EVENTS: usize = 64;
+
+/// One shard's device of the iWARP fabric; see the page of this module.
+#[derive(Debug)]
+pub struct IwarpFabric {
+    common: Common,
+    table: Table<Qp>,
+    /// Queue pairs that were active lately.
+    hot: Vec<u32>,
+    /// Where the next turn begins in `hot`.
+    turn: usize,
+    /// Queue pairs with bytes that could not be taken yet: for want of a Receive, or of room for completions.
+    unread: VecDeque<u32>,
+    /// Queue pairs that stand.
+    standing: usize,
+    polls: u64,
+    /// The next poll looks at all.
+    look: bool,
+    capabilities: Capabilities,
+    connections: Connections,
+}
+
+impl IwarpFabric {
+    /// The word before the colon of its addresses.
+    pub const SCHEME: &'static str = "iwarp";
+
+    /// Opens the fabric for one shard.
+    pub fn new(config: IwarpConfig) -> Result<Self, FabricError> {
+        config.check()?;
+        let sockets = epoll::create(CreateFlags::CLOEXEC).map_err(|e| listener::system("epoll_create", e))?;
+        let capabilities = Capabilities {
+            scheme: Self::SCHEME,
+            device: "iWARP over TCP (user space)".to_owned(),
+            max_send_wr: 1 << 16,
+            max_recv_wr: config.shared_receives as u32,
+            max_inline_data: 0,
+            max_message: config.max_message as u32,
+            max_connect_private_data: setup::PRIVATE_DATA,
+            max_accept_private_data: setup::PRIVATE_DATA,
+            max_read_depth: config.read_depth,
+            remote_invalidate: true,
+            exposure_needs_own_arena: false,
+            checks_window_bounds: true,
+            shared_receive_queue: true,
+            acknowledges: false,
+        };
+        Ok(Self {
+            connections: Connections::new(sockets.as_fd())?,
+            common: Common {
+                shared: Shared {
+                    regions: Regions::default(),
+                    receives: Receives::new(config.shared_receives),
+                    stats: FabricStats::default(),
+                },
+                ready: VecDeque::with_capacity(64),
+                events: VecDeque::new(),
+                log: ClockedLog::default(),
+                attention: Vec::new(),
+                sockets,
+                scratch: vec![0; SCRATCH].into(),
+                config,
+            },
+            table: Table::default(),
+            hot: Vec::new(),
+            turn: 0,
+            unread: VecDeque::new(),
+            standing: 0,
+            polls: 0,
+            look: false,
+            capabilities,
+        })
+    }
+
+    #[inline]
+    fn hand_out(&mut self, out: &mut Vec<Completion>, end: usize) {
+        let n = self.common.ready.len().min(end.saturating_sub(out.len()));
+        out.extend(self.common.ready.drain(..n));
+    }
+
+    /// One look at a queue pair, and what follows from that for the lists.
+    #[inline]
+    fn poll_qp(&mut self, slot: u32, out: &mut Vec<Completion>, end: usize) -> Polled {
+        let Some(qp) = self.table.at(slot) else { return Polled::Dead };
+        let polled = qp.poll(&mut self.common, out, end);
+        match polled {
+            Polled::Quiet | Polled::Dead => {}
+            Polled::Active => {
+                qp.active = self.polls;
+                if !qp.hot {
+                    self.warm(slot);
+                }
+            }
+            Polled::Stalled => self.note_unread(slot),
+            Polled::Unread => {
+                qp.active = self.polls;
+                self.note_unread(slot);
+            }
+        }
+        polled
+    }
+
+    #[inline]
+    fn poll_hot(&mut self, out: &mut Vec<Completion>, end: usize) {
+        for _ in 0..self.hot.len() {
+            if self.turn >= self.hot.len() {
+                self.turn = 0;
+            }
+            let Some(&slot) = self.hot.get(self.turn) else { return };
+            match self.poll_qp(slot, out, end) {
+                Polled::Dead | Polled::Stalled => self.cool(slot),
+                Polled::Active | Polled::Unread => {
+                    self.turn += 1;
+                    if out.len() >= end {
+                        return;
+                    }
+                }
+                Polled::Quiet => {
+                    self.turn += 1;
+                    if self.table.peek_at(slot).is_none_or(|qp| self.polls - qp.active > IDLE) {
+                        self.cool(slot);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks which connections have something, and looks at those; not at those that are looked at anyway.
+    #[inline(never)]
+    fn poll_ready(&mut self, out: &mut Vec<Completion>, end: usize, crowd: bool) {
+        let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Interrupted: the next look finds them.
+        let Ok((ready, _)) = epoll::wait(&self.common.sockets, &mut space, Some(&now)) else { return };
+        let stats = &mut self.common.shared.stats;
+        *(if ready.is_empty() { &mut stats.empty_system_calls } else { &mut stats.system_calls }) += 1;
+        for event in ready {
+            if out.len() >= end {
+                // What is left is told again.
+                return;
+            }
+            let slot = event.data.u64() as u32;
+            match self.table.at(slot) {
+                Some(qp) if qp.stalled => qp.left_behind(&mut self.common, event.flags),
+                Some(qp) if crowd || !qp.hot => {
+                    self.poll_qp(slot, out, end);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Goes on with those that have bytes which could not be taken: epoll does not tell of them.
+    #[cold]
+    fn poll_unread(&mut self, out: &mut Vec<Completion>, end: usize) {
+        for _ in 0..self.unread.len() {
+            let Some(slot) = self.unread.pop_front() else { return };
+            let Some(qp) = self.table.at(slot) else { continue };
+            qp.unread = false;
+            // Those that wait for a Receive without end cost nothing as long as there is none.
+            let in_vain = qp.stalled
+                && qp.is_live()
+                && qp.endpoint.limits().rnr_retry >= 7
+                && !qp.endpoint.can_go_on(&self.common.shared);
+            if in_vain || out.len() >= end {
+                self.note_unread(slot);
+            } else {
+                self.poll_qp(slot, out, end);
+            }
+        }
+    }
+
+    /// The next poll goes on with this one.
+    #[cold]
+    fn note_unread(&mut self, slot: u32) {
+        if let Some(qp) = self.table.at(slot)
+            && !qp.unread
+        {
+            qp.unread = true;
+            self.unread.push_back(slot);
+        }
+    }
+
+    /// Looks at this queue pair in every turn from now on.
+    fn warm(&mut self, slot: u32) {
+        if let Some(qp) = self.table.at(slot)
+            && !qp.hot
+        {
+            qp.hot = true;
+            qp.active = self.polls;
+            self.hot.push(slot);
+        }
+    }
+
+    /// Not any more.
+    fn cool(&mut self, slot: u32) {
+        if let Some(qp) = self.table.at(slot) {
+            qp.hot = false;
+        }
+        self.hot.retain(|&hot| hot != slot);
+    }
+
+    /// Finds out which of many are idle by now.
+    #[cold]
+    fn cool_idle(&mut self) {
+        let (table, polls) = (&mut self.table, self.polls);
+        self.hot.retain(|&slot| {
+            let Some(qp) = table.at(slot) else { return false };
+            qp.hot = polls - qp.active <= IDLE && qp.is_live();
+            qp.hot
+        });
+    }
+}
+
+impl Fabric for IwarpFabric {
+    type Listener = IwarpListener;
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn stats(&self) -> FabricStats {
+        self.common.shared.stats
+    }
+
+    fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
+        if self.common.shared.regions.add(arena.id(), access) {
+            return Ok(());
+        }
+        Err(FabricError::Misuse(format!("{:?} is registered already", arena.id())))
+    }
+
+    fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
+        if self.table.iter().any(|qp| qp.endpoint.exposes(arena)) {
+            return Err(FabricError::Misuse(format!("a window is still bound to arena {arena}")));
+        }
+        if self.common.shared.regions.remove(arena) {
+            return Ok(());
+        }
+        Err(FabricError::Misuse(format!("{arena:?} is not registered")))
+    }
+
+    fn bind(address: &FabricAddress) -> Result<IwarpListener, FabricError> {
+        IwarpListener::bind(address)
+    }
+
+    fn listen(&mut self, listener: &IwarpListener) -> Result<(), FabricError> {
+        self.connections.listen(listener)
+    }
+
+    fn unlisten(&mut self) {
+        self.connections.unlisten();
+    }
+
+    fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
+        self.start_connect(address, params)
+    }
+
+    fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
+        self.accept_request(request, params)
+    }
+
+    fn reject(&mut self, request: RequestId, private_data: &[u8]) {
+        self.connections.reject(request, private_data);
+    }
+
+    /// What the socket has not taken lies where it was posted from.
+    fn holds_sends(&mut self, id: QpId) -> bool {
+        self.table.get(id).is_some_and(|qp| qp.endpoint.is_busy() || qp.endpoint.has_bytes())
+    }
+
+    fn disconnect(&mut self, id: QpId) {
+        let Some(qp) = self.table.get(id) else { return };
+        match qp.state {
+            State::Up => {
+                qp.state = State::Closing;
+                qp.deadline = Some(connect::now() + self.common.config.linger);
+                self.common.attention.push(id.slot);
+            }
+            State::Connecting(_) => self.abandon(id),
+            State::Closing | State::Error => {}
+        }
+    }
+
+    fn destroy_qp(&mut self, id: QpId) {
+        let Some(mut gone) = self.table.remove(id) else { return };
+        if gone.stood() {
+            self.standing -= 1;
+        }
+        self.hot.retain(|&slot| slot != id.slot);
+        self.unread.retain(|&slot| slot != id.slot);
+        let cut = gone.is_live() && gone.endpoint.has_bytes();
+        gone.leave(&mut self.common, "destroyed");
+        self.common.attention.retain(|&slot| slot != id.slot);
+        // Whoever destroys it need not be told that it is gone.
+        self.common.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
+        if let Some(socket) = gone.into_socket()
+            && !cut
+        {
+            self.connections.part(socket, connect::now() + self.common.config.linger);
+        }
+    }
+
+    fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
+        self.pump(Some(Duration::ZERO));
+        self.tend();
+        for event in std::mem::take(&mut self.common.events) {
+            if let ControlEvent::Established { qp, .. } = &event {
+                self.warm(qp.slot);
+                // Something may have come with the peer's frame.
+                self.note_unread(qp.slot);
+            }
+            events.push(event);
+        }
+    }
+
+    fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
+        let unknown = || FabricError::Misuse(format!("{qp:?} is unknown"));
+        let endpoint = &mut self.table.get(qp).ok_or_else(unknown)?.endpoint;
+        let index = endpoint.add_window();
+        index.map(|index| WindowId { qp, index }).ok_or_else(|| {
+            let most = endpoint.limits().windows;
+            FabricError::Misuse(format!("{qp:?} has all the {most} windows of its ConnectParams"))
+        })
+    }
+
+    #[inline]
+    fn next_rkey(&self, window: WindowId) -> u32 {
+        self.table.peek(window.qp).and_then(|qp| qp.endpoint.next_rkey(window.index)).unwrap_or(0)
+    }
+
+    #[inline]
+    fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
+        (mem.offset() + offset) as u64
+    }
+
+    fn fence_receives(&mut self) {
+        self.common.shared.receives.fence();
+    }
+
+    // Out of line, as the two below: beside a system call a call is nothing, and whoever does not use this fabric has
+    // less code in its loop.
+    #[inline(never)]
+    fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
+        let Common { shared: Shared { regions, receives, stats }, ready, .. } = &mut self.common;
+        let (queue, error) = match qp {
+            None => (receives, None),
+            Some(id) => match self.table.get(id) {
+                None => return 0,
+                Some(qp) => {
+                    let error = matches!(qp.state, State::Error).then_some(id);
+                    let Some(own) = qp.endpoint.own_receives() else { return 0 };
+                    (own, error)
+                }
+            },
+        };
+        let room = bufs.len().min(queue.room());
+        let n = bufs[..room].iter().take_while(|b| regions.contains(b.arena())).count();
+        stats.recv_posts += n as u64;
+        match error {
+            None => queue.post(bufs.drain(..n)),
+            Some(id) => ready.extend(bufs.drain(..n).map(|b| failed_receive(id, Status::Flushed, b))),
+        }
+        n
+    }
+
+    #[inline(never)]
+    fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        match self.table.get(qp) {
+            Some(qp) => qp.post(&mut self.common, chain),
+            None => Err(PostError::NotConnected),
+        }
+    }
+
+    #[inline(never)]
+    fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        let start = out.len();
+        let end = start.saturating_add(max);
+        if !self.common.ready.is_empty() {
+            self.hand_out(out, end);
+        }
+        self.polls += 1;
+        if !self.unread.is_empty() {
+            self.poll_unread(out, end);
+        }
+        let crowd = self.hot.len() > DIRECT;
+        if crowd || self.look || self.standing > self.hot.len() && self.polls.is_multiple_of(LOOK) {
+            self.look = false;
+            self.poll_ready(out, end, crowd);
+        }
+        if !crowd && out.len() < end {
+            self.poll_hot(out, end);
+        } else if crowd && self.polls.is_multiple_of(IDLE) {
+            self.cool_idle();
+        }
+        if !self.common.ready.is_empty() {
+            self.hand_out(out, end);
+        }
+        out.len() - start
+    }
+
+    /// Sockets tell by themselves.
+    fn arm(&mut self) {
+        self.look = true;
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        self.sleep(timeout)
+    }
+
+    fn waker(&self) -> Waker {
+        self.connections.waker()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.connections.descriptor()
+    }
+
+    fn longest_wait(&self) -> Option<Duration> {
+        self.sleep_limit()
+    }
+}

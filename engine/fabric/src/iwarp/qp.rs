@@ -1,0 +1,530 @@
+//! One queue pair: a socket, an endpoint, and how they end.
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::fmt::Arguments;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::Shutdown;
+
+use super::config::IwarpConfig;
+use super::connect::Dial;
+use super::endpoint::{Endpoint, Failure, Progress, Reason, Shared, Taken, Terms};
+use super::sys::{self, Into, Slices};
+use crate::log_limit::ClockedLog;
+use crate::seats;
+use crate::{Completion, ControlEvent, Disconnect, PostError, Posting, QpId, Status};
+
+/// Bytes that are read at a time, but for what is read straight to its place.
+pub(super) const SCRATCH: usize = 64 << 10;
+/// Bytes that are read behind what goes straight to its place: enough for the trailer, and for the next header.
+const TAIL: usize = 64;
+/// Reads in one turn of one connection, so that the others get their turn.
+const READS: usize = 16;
+/// Writes in one turn of one connection.
+const WRITES: usize = 8;
+
+/// What all queue pairs of a fabric share.
+#[derive(Debug)]
+pub(super) struct Common {
+    pub(super) config: IwarpConfig,
+    pub(super) shared: Shared,
+    /// Completions that are due already.
+    pub(super) ready: VecDeque<Completion>,
+    /// For the next `poll_control`.
+    pub(super) events: VecDeque<ControlEvent>,
+    /// Lines that peers can cause.
+    pub(super) log: ClockedLog,
+    /// Slots of queue pairs that connection management has to look at.
+    pub(super) attention: Vec<u32>,
+    /// The sockets of queue pairs.
+    pub(super) sockets: OwnedFd,
+    /// Where bytes come that have no place of their own yet.
+    pub(super) scratch: Box<[u8]>,
+}
+
+impl Common {
+    /// Counts a connect request that was refused, and says why.
+    #[cold]
+    pub(super) fn refuse(&mut self, why: Arguments<'_>) {
+        self.shared.stats.requests_refused += 1;
+        self.log.warn("connect requests refused", format_args!("iWARP fabric: connect request refused: {why}"));
+    }
+}
+
+/// Where a queue pair is in its life.
+#[derive(Debug)]
+pub(super) enum State {
+    /// The peer has not answered yet.
+    Connecting(Dial),
+    /// Both directions may be used.
+    Up,
+    /// We are leaving: what was posted still goes out.
+    Closing,
+    /// Over. Everything was flushed.
+    Error,
+}
+
+/// What a turn found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Polled {
+    /// Nothing to do.
+    Quiet,
+    /// Something is going on.
+    Active,
+    /// A message waits for a Receive.
+    Stalled,
+    /// There was no room for more completions.
+    Unread,
+    /// It is over; do not poll it again.
+    Dead,
+}
+
+/// What waits for the peer: how far it was when it was last looked at, since when, and when that was.
+#[derive(Debug)]
+struct Waiting {
+    at: Progress,
+    since: Instant,
+    last: Instant,
+}
+
+/// One queue pair.
+#[derive(Debug)]
+pub(super) struct Qp {
+    pub(super) id: QpId,
+    pub(super) endpoint: Endpoint,
+    pub(super) state: State,
+    pub(super) socket: Option<OwnedFd>,
+    /// Bytes of the peer that could not be taken yet, from the first of them on.
+    stash: Vec<u8>,
+    stash_first: usize,
+    /// There is more to send: the socket is full, or has had its share.
+    blocked: bool,
+    /// The peer has closed its end, or the way there: nothing is sent any more. What it sent before is still taken.
+    deaf: bool,
+    /// What the epoll instance tells of.
+    interest: EventFlags,
+    /// Its connection stood once.
+    stood: bool,
+    /// The poll in which something was found last.
+    pub(super) active: u64,
+    /// Each poll looks at it.
+    pub(super) hot: bool,
+    /// A message waits for a Receive.
+    pub(super) stalled: bool,
+    /// There was no room for more completions.
+    full: bool,
+    /// The next poll goes on with what was not taken.
+    pub(super) unread: bool,
+    waits: Option<Waiting>,
+    pub(super) deadline: Option<Instant>,
+    /// When to send something that only wakes the peer.
+    pub(super) nudge: Option<Instant>,
+    /// Of one that was accepted: counts it.
+    pub(super) taken: Option<seats::Taken>,
+}
+
+/// A slot and the low bits of its generation, as epoll gives them back.
+pub(super) fn token(id: QpId) -> EventData {
+    EventData::new_u64(u64::from(id.generation) << 32 | u64::from(id.slot))
+}
+
+impl Qp {
+    pub(super) fn new(id: QpId, endpoint: Endpoint, state: State, socket: Option<OwnedFd>) -> Self {
+        Self {
+            id,
+            endpoint,
+            state,
+            socket,
+            stash: Vec::new(),
+            stash_first: 0,
+            blocked: false,
+            deaf: false,
+            interest: EventFlags::empty(),
+            stood: false,
+            active: 0,
+            hot: false,
+            stalled: false,
+            full: false,
+            unread: false,
+            waits: None,
+            deadline: None,
+            nudge: None,
+            taken: None,
+        }
+    }
+
+    /// Whether its connection stood once.
+    pub(super) fn stood(&self) -> bool {
+        self.stood
+    }
+
+    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+
+    pub(super) fn into_socket(self) -> Option<OwnedFd> {
+        self.socket
+    }
+
+    #[inline]
+    pub(super) fn is_live(&self) -> bool {
+        matches!(self.state, State::Up | State::Closing)
+    }
+
+    /// The connection stands; `early` has come behind the peer's frame.
+    pub(super) fn begin(&mut self, common: &mut Common, terms: Terms, early: &[u8]) -> Result<(), Errno> {
+        self.endpoint.begin(terms);
+        self.stash.extend_from_slice(early);
+        self.state = State::Up;
+        self.stood = true;
+        self.deadline = None;
+        self.interest = EventFlags::IN;
+        match &self.socket {
+            Some(socket) => epoll::add(&common.sockets, socket, token(self.id), self.interest),
+            None => Err(Errno::NOTCONN),
+        }
+    }
+
+    /// Tells epoll what to look for: bytes, unless they have to wait; room, if that is waited for.
+    fn watch(&mut self, common: &Common) {
+        let mut wanted = EventFlags::empty();
+        wanted.set(EventFlags::IN, !self.stalled);
+        // What comes is not read meanwhile, but its end counts.
+        wanted.set(EventFlags::RDHUP, self.stalled && self.deadline.is_none());
+        wanted.set(EventFlags::OUT, self.blocked);
+        if wanted != self.interest
+            && let Some(socket) = &self.socket
+            && epoll::modify(&common.sockets, socket, token(self.id), wanted).is_ok()
+        {
+            self.interest = wanted;
+        }
+    }
+
+    /// Posts a chain; see [`Fabric::post_send`](crate::Fabric::post_send).
+    #[inline]
+    pub(super) fn post(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        match self.state {
+            State::Up | State::Closing => {}
+            State::Connecting(_) => return Err(PostError::NotConnected),
+            State::Error => {
+                common.shared.stats.posts += chain.len() as u64;
+                self.endpoint.refuse(chain, &mut common.ready);
+                return Ok(());
+            }
+        }
+        let result = self.endpoint.post(&mut common.shared, chain);
+        self.flush(common);
+        result
+    }
+
+    /// Sends what there is to send, as far as the socket takes it.
+    #[inline]
+    pub(super) fn flush(&mut self, common: &mut Common) {
+        // After a turn's share, too, it goes on when the socket has room.
+        let mut blocked = !self.deaf;
+        for _ in 0..WRITES {
+            if let Err(failure) = self.endpoint.produce() {
+                return self.fail(common, failure);
+            }
+            blocked &= self.endpoint.has_bytes();
+            if !blocked || !self.write(common) {
+                break;
+            }
+        }
+        self.endpoint.reap(&mut common.ready);
+        blocked &= !self.deaf;
+        if blocked != self.blocked {
+            self.blocked = blocked;
+            self.watch(common);
+        }
+        if self.waits.is_none() && (blocked || self.endpoint.is_owed()) {
+            self.watch_waiting(common);
+        }
+    }
+
+    /// Writes once. False if the socket takes no more.
+    #[inline]
+    fn write(&mut self, common: &mut Common) -> bool {
+        let Some(socket) = &self.socket else { return false };
+        let mut slices = Slices::new();
+        self.endpoint.slices(&mut slices);
+        let all = slices.total();
+        common.shared.stats.system_calls += 1;
+        common.shared.stats.doorbells += 1;
+        match slices.send(socket.as_fd()) {
+            Ok(n) => {
+                self.endpoint.sent(n);
+                n == all
+            }
+            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => false,
+            Err(error) => {
+                // What the peer has sent before may still be there; the end of that is the end.
+                log::debug!("{:?}: sendmsg: {error}", self.id);
+                self.deaf = true;
+                false
+            }
+        }
+    }
+
+    /// One look at the connection.
+    #[inline]
+    pub(super) fn poll(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
+        if !self.is_live() {
+            return Polled::Dead;
+        }
+        let polled = self.read(common, out, end);
+        if !self.is_live() {
+            return Polled::Dead;
+        }
+        if polled != Polled::Quiet || self.blocked {
+            self.flush(common);
+        }
+        if self.is_live() { polled } else { Polled::Dead }
+    }
+
+    fn read(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
+        // What was read with a CRC may be in the endpoint, and untold.
+        let untold = std::mem::take(&mut self.full);
+        if untold || !self.stash.is_empty() || self.endpoint.waits_for_receive() {
+            match self.take_stash(common, out, end) {
+                Ok(Taken::All) => self.set_stalled(common, false),
+                Ok(Taken::Full) => {
+                    self.full = true;
+                    return Polled::Unread;
+                }
+                Ok(Taken::NoReceive) => {
+                    self.set_stalled(common, true);
+                    return Polled::Stalled;
+                }
+                Err(failure) => {
+                    self.fail(common, failure);
+                    return Polled::Dead;
+                }
+            }
+        }
+        let mut polled = Polled::Quiet;
+        for _ in 0..READS {
+            match self.read_once(common, out, end) {
+                Ok(None) => break,
+                Ok(Some((Taken::All, more))) => {
+                    polled = Polled::Active;
+                    if !more {
+                        break;
+                    }
+                }
+                Ok(Some((Taken::Full, _))) => {
+                    self.full = true;
+                    return Polled::Unread;
+                }
+                Ok(Some((Taken::NoReceive, _))) => {
+                    self.set_stalled(common, true);
+                    return Polled::Stalled;
+                }
+                Err(failure) => {
+                    self.fail(common, failure);
+                    return Polled::Dead;
+                }
+            }
+        }
+        polled
+    }
+
+    fn set_stalled(&mut self, common: &Common, stalled: bool) {
+        if self.stalled != stalled {
+            self.stalled = stalled;
+            self.deadline = None;
+            self.watch(common);
+        }
+    }
+
+    /// What epoll says of one whose messages wait for a Receive: the peer has gone. They have a while left.
+    #[cold]
+    pub(super) fn left_behind(&mut self, common: &mut Common, flags: EventFlags) {
+        if flags.intersects(EventFlags::ERR | EventFlags::HUP) {
+            let error = self.socket().map_or(Ok(Err(Errno::CONNRESET)), rustix::net::sockopt::socket_error);
+            let error = error.and_then(|inner| inner).err().unwrap_or(Errno::CONNRESET);
+            return self.fail(common, lost(error));
+        }
+        if flags.contains(EventFlags::RDHUP) && self.deadline.is_none() {
+            self.deadline = Some(Instant::now() + common.config.linger);
+            common.attention.push(self.id.slot);
+            self.watch(common);
+        }
+    }
+
+    /// Goes on with what could not be taken before.
+    #[cold]
+    fn take_stash(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Result<Taken, Failure> {
+        let mut input = &self.stash[self.stash_first..];
+        let taken = self.endpoint.take(&mut common.shared, &mut input, out, end)?;
+        self.stash_first = self.stash.len() - input.len();
+        if input.is_empty() {
+            self.stash = Vec::new();
+            self.stash_first = 0;
+        }
+        Ok(taken)
+    }
+
+    /// Reads once, and takes what came; whether there may be more. `None` if nothing was there.
+    #[inline]
+    fn read_once(
+        &mut self,
+        common: &mut Common,
+        out: &mut Vec<Completion>,
+        end: usize,
+    ) -> Result<Option<(Taken, bool)>, Failure> {
+        let Some(socket) = &self.socket else { return Ok(None) };
+        let socket = socket.as_fd();
+        let scratch = &mut common.scratch;
+        let (got, direct, asked) = match self.endpoint.direct() {
+            None => (sys::receive(socket, Into::Bytes(&mut scratch[..]), &mut []), 0, SCRATCH),
+            Some(place) => {
+                let len = place.len();
+                (sys::receive(socket, place, &mut scratch[..TAIL]), len, len + TAIL)
+            }
+        };
+        let got = match got {
+            Ok(0) => return Err(self.ended()),
+            Ok(got) => got,
+            Err(Errno::AGAIN | Errno::INTR) => {
+                common.shared.stats.empty_system_calls += 1;
+                return Ok(None);
+            }
+            Err(error) => return Err(lost(error)),
+        };
+        common.shared.stats.system_calls += 1;
+        let placed = got.min(direct);
+        if placed > 0 {
+            self.endpoint.arrived(placed);
+        }
+        let mut input = &common.scratch[..got - placed];
+        let taken = self.endpoint.take(&mut common.shared, &mut input, out, end)?;
+        if !input.is_empty() {
+            self.stash.extend_from_slice(input);
+        }
+        Ok(Some((taken, got == asked)))
+    }
+
+    /// The peer has closed the connection.
+    #[cold]
+    fn ended(&self) -> Failure {
+        let reason = if self.endpoint.is_between() {
+            "the peer closed the connection"
+        } else {
+            "the peer closed the connection amid a message"
+        };
+        Failure {
+            terminate: None,
+            status: Status::Flushed,
+            cause: Disconnect::Peer,
+            reason: Reason::Other(reason.to_owned()),
+        }
+    }
+
+    /// The peer has closed a connection whose last messages met no Receive.
+    pub(super) fn forsake(&mut self, common: &mut Common) {
+        let failure = self.ended();
+        self.fail(common, failure);
+    }
+
+    /// The end: whatever is still posted is flushed.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn fail(&mut self, common: &mut Common, failure: Failure) {
+        if matches!(self.state, State::Error) {
+            return;
+        }
+        let told = self.is_live();
+        let Failure { terminate, status, cause, reason } = failure;
+        if let Some(message) = terminate
+            && !self.deaf
+        {
+            // Behind what was begun, if the socket takes that: in the middle of an FPDU nothing else can be said.
+            while self.endpoint.has_bytes() && self.write(common) {}
+            if !self.endpoint.has_bytes() {
+                self.endpoint.terminate(&message);
+                self.write(common);
+            }
+        }
+        self.state = State::Error;
+        self.endpoint.flush(status, &mut common.ready);
+        self.stash = Vec::new();
+        common.attention.push(self.id.slot);
+        if let Some(socket) = &self.socket {
+            // One that was never connected is in another set.
+            let _ = epoll::delete(&common.sockets, socket);
+            let _ = rustix::net::shutdown(socket, Shutdown::Write);
+        }
+        if told {
+            log::debug!("{:?}: {reason}", self.id);
+            let reason = reason.to_string();
+            common.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
+        }
+    }
+
+    /// As [`fail`](Self::fail), by our own doing.
+    pub(super) fn leave(&mut self, common: &mut Common, why: &str) {
+        let reason = Reason::Other(why.to_owned());
+        self.fail(common, Failure { terminate: None, status: Status::Flushed, cause: Disconnect::Local, reason });
+    }
+
+    /// Something has begun to wait for the peer: connection management looks how long it does.
+    #[cold]
+    fn watch_waiting(&mut self, common: &mut Common) {
+        let now = Instant::now();
+        self.waits = Some(Waiting { at: self.endpoint.progress(), since: now, last: now });
+        common.attention.push(self.id.slot);
+    }
+
+    /// How long something has waited for the peer without that anything moved; `None` if nothing waits any more. Time
+    /// in which nobody looked does not count: then it was us who took no notice.
+    pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
+        let owed = self.endpoint.is_owed() && !self.endpoint.waits_for_receive();
+        if !owed && !self.blocked {
+            self.waits = None;
+            return None;
+        }
+        let at = self.endpoint.progress();
+        let away = (limit / 4).max(Duration::from_secs(1));
+        let waits = self.waits.get_or_insert(Waiting { at, since: now, last: now });
+        if waits.at != at || now - waits.last > away {
+            (waits.at, waits.since) = (at, now);
+        }
+        waits.last = now;
+        Some(now - waits.since)
+    }
+
+    /// The peer has taken nothing of what waits for it, or not sent the rest of what it began, for `retry_timeout`.
+    #[cold]
+    pub(super) fn not_moved(&mut self, common: &mut Common) {
+        let limit = common.config.retry_timeout;
+        let what = if self.blocked {
+            "the peer takes nothing of what was sent"
+        } else {
+            "the peer does not send the rest of a message, or the answer to a Read"
+        };
+        let reason = Reason::Other(format!("{what}: longer than retry_timeout, {limit:?}"));
+        let (status, cause) = (Status::RetryExceeded, Disconnect::Failure);
+        self.fail(common, Failure { terminate: None, status, cause, reason });
+    }
+}
+
+/// What the socket says of its end.
+#[cold]
+fn lost(error: Errno) -> Failure {
+    let (cause, status) = match error {
+        Errno::CONNRESET | Errno::PIPE => (Disconnect::Peer, Status::Flushed),
+        _ => (Disconnect::Failure, Status::RetryExceeded),
+    };
+    let reason = match error {
+        Errno::CONNRESET => "the peer reset the connection".to_owned(),
+        Errno::TIMEDOUT => "TCP had no answer from the peer for retry_timeout, or none to keep_alive".to_owned(),
+        error => format!("the connection is lost: {error}"),
+    };
+    Failure { terminate: None, status, cause, reason: Reason::Other(reason) }
+}

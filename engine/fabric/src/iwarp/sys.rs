@@ -1,0 +1,171 @@
+//! Vectored reads and writes between a socket and memory of the pools: the only file of this fabric that hands
+//! addresses to the system.
+//!
+//! `rustix` and `std` want slices, which memory that is lent never is: clones of a [`Lent`] may be read and written by
+//! copies at any time on this thread. The system copies before the call returns, so that an address that is valid
+//! during the call is enough.
+
+#![expect(unsafe_code, reason = "memory of the pools, which is lent, is no slice: the system is given addresses")]
+
+use std::marker::PhantomData;
+use std::mem::{MaybeUninit, zeroed};
+use std::time::Duration;
+
+use rpcrdma_mempool::Lent;
+use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::io::Errno;
+
+/// Elements of one call: a turn's worth of headers and payloads.
+const MAX_SLICES: usize = 64;
+
+/// Memory to send from, in order; valid as long as what it borrows.
+pub(super) struct Slices<'a> {
+    of: [MaybeUninit<libc::iovec>; MAX_SLICES],
+    len: usize,
+    bytes: usize,
+    _borrows: PhantomData<&'a [u8]>,
+}
+
+impl<'a> Slices<'a> {
+    pub(super) fn new() -> Self {
+        Self { of: [const { MaybeUninit::uninit() }; MAX_SLICES], len: 0, bytes: 0, _borrows: PhantomData }
+    }
+
+    /// Bytes of all of them.
+    pub(super) fn total(&self) -> usize {
+        self.bytes
+    }
+
+    fn push(&mut self, base: *mut libc::c_void, len: usize) -> bool {
+        let Some(place) = self.of.get_mut(self.len) else { return false };
+        place.write(libc::iovec { iov_base: base, iov_len: len });
+        self.len += 1;
+        self.bytes += len;
+        true
+    }
+
+    /// One more, ordinary bytes. False if there are too many.
+    #[inline]
+    pub(super) fn bytes(&mut self, bytes: &'a [u8]) -> bool {
+        self.push(bytes.as_ptr().cast_mut().cast(), bytes.len())
+    }
+
+    /// One more, `len` bytes of lent memory from `offset` on, which must be in it. False if there are too many.
+    #[inline]
+    pub(super) fn lent(&mut self, lent: &'a Lent, offset: usize, len: usize) -> bool {
+        self.push(address(lent, offset, len), len)
+    }
+
+    /// Sends them, or a part, without waiting; how many bytes.
+    #[inline]
+    pub(super) fn send(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+        // SAFETY: a `msghdr` of zeroes is a valid one: no name, no data, no control.
+        let mut message: libc::msghdr = unsafe { zeroed() };
+        message.msg_iov = self.of.as_mut_ptr().cast();
+        message.msg_iovlen = self.len as _;
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the first `len` elements are written, and their memory is valid while `'a` lasts; the call only
+        // reads it, and keeps nothing.
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+        result(sent)
+    }
+}
+
+/// Where `len` bytes of lent memory from `offset` on are.
+///
+/// # Panics
+/// If they are not all in it.
+#[inline]
+fn address(lent: &Lent, offset: usize, len: usize) -> *mut libc::c_void {
+    assert!(offset <= lent.len() && len <= lent.len() - offset, "{len} bytes at {offset} of {}", lent.len());
+    (lent.address() + offset) as *mut libc::c_void
+}
+
+/// Memory to receive into.
+pub(super) enum Into<'a> {
+    /// Ordinary bytes.
+    Bytes(&'a mut [u8]),
+    /// So many bytes of lent memory from this offset on, which must be in it.
+    Lent(&'a Lent, usize, usize),
+}
+
+impl Into<'_> {
+    /// Bytes of it.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Lent(_, _, len) => *len,
+        }
+    }
+
+    fn iovec(&mut self) -> libc::iovec {
+        match self {
+            Self::Bytes(bytes) => libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() },
+            Self::Lent(lent, offset, len) => libc::iovec { iov_base: address(lent, *offset, *len), iov_len: *len },
+        }
+    }
+}
+
+/// Receives into `first` and, when that is full, into `rest`, without waiting; how many bytes, 0 at the end of the
+/// stream.
+#[inline]
+pub(super) fn receive(socket: BorrowedFd<'_>, mut first: Into<'_>, rest: &mut [u8]) -> Result<usize, Errno> {
+    let mut of = [first.iovec(), Into::Bytes(rest).iovec()];
+    // SAFETY: as in `send`.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = of.as_mut_ptr();
+    message.msg_iovlen = of.len() as _;
+    // SAFETY: both elements are memory that nobody else uses during the call: `&mut`, or lent memory of this thread,
+    // whose bytes are read and written by copies of this thread alone. The call keeps nothing.
+    let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    result(got)
+}
+
+/// Lets the kernel poll the network card for so long when a read finds nothing.
+pub(super) fn set_busy_poll(socket: BorrowedFd<'_>, time: Duration) -> Result<(), Errno> {
+    let micros = libc::c_int::try_from(time.as_micros()).unwrap_or(libc::c_int::MAX);
+    // SAFETY: the value is a `c_int` that lives through the call, and its size is said.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_BUSY_POLL,
+            (&raw const micros).cast(),
+            size_of_val(&micros) as libc::socklen_t,
+        )
+    };
+    result(set as isize).map(drop)
+}
+
+/// Bytes that were sent and that the peer's TCP has not acknowledged (`SIOCOUTQ`).
+pub(super) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the call writes one `c_int`, which lives through it.
+    let got = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    result(got as isize).map(|_| bytes.max(0) as usize)
+}
+
+/// Bytes that a TCP segment of this connection holds (`TCP_MAXSEG`).
+pub(super) fn max_segment(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+    let mut bytes: libc::c_int = 0;
+    let mut size = size_of_val(&bytes) as libc::socklen_t;
+    // SAFETY: value and size live through the call, and the size is the value's.
+    let got = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_MAXSEG,
+            (&raw mut bytes).cast(),
+            &raw mut size,
+        )
+    };
+    result(got as isize).map(|_| bytes.max(0) as usize)
+}
+
+fn result(n: isize) -> Result<usize, Errno> {
+    usize::try_from(n).map_err(|_| {
+        let error = std::io::Error::last_os_error();
+        Errno::from_io_error(&error).unwrap_or(Errno::IO)
+    })
+}

@@ -1,0 +1,53 @@
+//! Bytes of iWARP to values and back: MPA (RFC 5044, RFC 6581), DDP (RFC 5041) and RDMAP (RFC 5040). No I/O, no clock,
+//! and no input makes it panic.
+//!
+//! A connection begins with one [`Setup`] each way. What follows, in each direction, is a sequence of *FPDUs*, each of
+//! which carries one DDP segment:
+//!
+//! ```text
+//!  2 bytes    14 or 18 bytes                                   0 to 3 bytes   4 bytes
+//! ┌────────┬──────────────────────────────────────┬─────────┬──────────────┬─────────┐
+//! │ length │ header: DDP and RDMAP control, place │ payload │ pad of zeros │ CRC-32C │
+//! └────────┴──────────────────────────────────────┴─────────┴──────────────┴─────────┘
+//!           └──────────── ULPDU: length bytes ─────────────┘
+//! ```
+//!
+//! [`Segment::encode`] makes length and header, [`pad`] says how many zeros follow the payload, and [`Crc`] goes over
+//! all of it. [`Reader`] is the way back, from a byte stream that is cut anywhere. Markers (RFC 5044 §4.3) are not
+//! written and not understood: an end that does not ask for them gets none.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | [`mpa`] | the frames that set up a connection |
+//! | [`segment`] | length and header of a segment |
+//! | [`read_request`] | what is behind the header of a Read Request |
+//! | [`terminate`] | what is behind that of a Terminate: the errors, and their codes |
+//! | [`crc`] | the checksum |
+//! | [`reader`] | a byte stream, cut into segments |
+//! | `invariants` | what holds of any bytes, for tests |
+#![forbid(unsafe_code)]
+
+pub mod crc;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod invariants;
+pub mod mpa;
+pub mod read_request;
+pub mod reader;
+pub mod segment;
+pub mod terminate;
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod tests_golden;
+
+pub use self::crc::Crc;
+pub use self::mpa::{Enhanced, Kind, MAX_PRIVATE_DATA, Setup, SetupError};
+pub use self::read_request::ReadRequest;
+pub use self::reader::{Reader, Step, WireError};
+pub use self::segment::{
+    HeaderError, MAX_ULPDU, Opcode, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, Segment, TAGGED_HEADER,
+    UNTAGGED_HEADER, fpdu_len, pad,
+};
+pub use self::terminate::{Fault, Terminate, TerminateError};

@@ -1,0 +1,192 @@
+//! MPA Request and Reply Frames, by which the two ends of a TCP connection become those of an iWARP connection: RFC
+//! 5044 §7.1.1, enhanced by RFC 6581 §§6, 9.
+
+use thiserror::Error;
+
+/// Bytes of private data that a frame may have (RFC 5044 §7.1.1), with the four of [`Enhanced`] where it has them.
+pub const MAX_PRIVATE_DATA: usize = 512;
+
+/// Bytes in front of the private data: key, flags, revision, length.
+const FIXED: usize = 20;
+const KEY: usize = 16;
+/// Bytes that [`Enhanced`] takes of the private data.
+const ENHANCED: usize = 4;
+
+const MARKERS: u8 = 0x80;
+const CRC: u8 = 0x40;
+const REJECT: u8 = 0x20;
+const ENHANCED_DATA: u8 = 0x10;
+
+/// Depths have 14 bits.
+const DEPTH: u16 = 0x3FFF;
+/// Flags A (in front of IRD) and C (in front of ORD) of RFC 6581 §9.
+const FIRST_FLAG: u16 = 0x8000;
+/// Flags B and D.
+const SECOND_FLAG: u16 = 0x4000;
+
+/// Which of the two frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// What the initiator sends.
+    Request,
+    /// What the responder answers.
+    Reply,
+}
+
+impl Kind {
+    /// The first bytes of the frame, by which it is known.
+    pub const fn key(self) -> &'static [u8; KEY] {
+        match self {
+            Self::Request => b"MPA ID Req Frame",
+            Self::Reply => b"MPA ID Rep Frame",
+        }
+    }
+}
+
+/// An MPA Request or Reply Frame. The fields are what its sender says of itself: what a connection comes to is for the
+/// two ends to work out of both frames.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// Which of the two.
+    pub kind: Kind,
+    /// Revision of MPA: 1 (RFC 5044), or 2 (RFC 6581). Decoded whatever it is.
+    pub revision: u8,
+    /// The sender requires markers in what it receives.
+    pub markers: bool,
+    /// The sender prefers CRCs; both ends make and check them if either does.
+    pub crc: bool,
+    /// The responder refuses. Not part of a Request: false there, and not written.
+    pub reject: bool,
+    /// Depths of Reads, and who may send first. Part of revision 2 alone, and not written in another.
+    pub enhanced: Option<Enhanced>,
+    /// What the upper layer says: without the four bytes of `enhanced`, and together with them at most
+    /// [`MAX_PRIVATE_DATA`] bytes.
+    pub private_data: Vec<u8>,
+}
+
+/// The enhanced RDMA connection establishment data (RFC 6581 §9), with which the private data begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Enhanced {
+    /// Read Requests of the peer that the sender takes at a time; 14 bits. 0x3FFF: nothing is negotiated.
+    pub ird: u16,
+    /// Read Requests that the sender may have outstanding; 14 bits. 0x3FFF: nothing is negotiated.
+    pub ord: u16,
+    /// The responder may send first, once the initiator has sent a ready-to-receive (RTR) indication. Without it, none
+    /// of the three that follow is said or heard.
+    pub peer_to_peer: bool,
+    /// The indication may be a Send of no bytes.
+    pub rtr_send: bool,
+    /// The indication may be an RDMA Write of no bytes.
+    pub rtr_write: bool,
+    /// The indication may be an RDMA Read of no bytes.
+    pub rtr_read: bool,
+}
+
+/// Why bytes are no such frame. The connection is of no use then (RFC 5044 §7.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum SetupError {
+    /// It does not begin as such a frame does.
+    #[error("no MPA {kind:?} Frame: its key is wrong in byte {at}")]
+    Key {
+        /// What was expected.
+        kind: Kind,
+        /// The first wrong byte, from 0.
+        at: usize,
+    },
+    /// More private data than there may be.
+    #[error("an MPA frame with {len} bytes of private data, of which there may be {MAX_PRIVATE_DATA}")]
+    TooLong {
+        /// What the frame says.
+        len: usize,
+    },
+    /// The flag says that it is enhanced, and there is no room for what belongs to that.
+    #[error("an enhanced MPA frame with {len} bytes of private data, of which the depths alone take {ENHANCED}")]
+    NoDepths {
+        /// What the frame says.
+        len: usize,
+    },
+}
+
+impl Setup {
+    /// Appends the frame.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let enhanced = self.enhanced.filter(|_| self.revision >= 2);
+        debug_assert_eq!(enhanced, self.enhanced, "revision {} is not enhanced", self.revision);
+        let len = self.private_data.len() + enhanced.map_or(0, |_| ENHANCED);
+        debug_assert!(len <= MAX_PRIVATE_DATA, "{len} bytes of private data");
+        let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+        out.extend_from_slice(self.kind.key());
+        out.push(
+            bit(self.markers, MARKERS)
+                | bit(self.crc, CRC)
+                | bit(self.reject && self.kind == Kind::Reply, REJECT)
+                | bit(enhanced.is_some(), ENHANCED_DATA),
+        );
+        out.push(self.revision);
+        out.extend_from_slice(&(len as u16).to_be_bytes());
+        if let Some(enhanced) = enhanced {
+            out.extend_from_slice(&enhanced.encode());
+        }
+        out.extend_from_slice(&self.private_data);
+    }
+
+    /// The frame that the input begins with, and its length in bytes; `None` if more bytes are needed to tell. What is
+    /// wrong is told as soon as the bytes show it.
+    pub fn decode(kind: Kind, input: &[u8]) -> Result<Option<(Self, usize)>, SetupError> {
+        if let Some(at) = kind.key().iter().zip(input).position(|(key, byte)| key != byte) {
+            return Err(SetupError::Key { kind, at });
+        }
+        let Some((fixed, rest)) = input.split_first_chunk::<FIXED>() else { return Ok(None) };
+        let [.., flags, revision, l0, l1] = *fixed;
+        let len = usize::from(u16::from_be_bytes([l0, l1]));
+        if len > MAX_PRIVATE_DATA {
+            return Err(SetupError::TooLong { len });
+        }
+        // In revision 1 the bit is reserved, and not looked at.
+        let is_enhanced = revision >= 2 && flags & ENHANCED_DATA != 0;
+        if is_enhanced && len < ENHANCED {
+            return Err(SetupError::NoDepths { len });
+        }
+        let Some(private_data) = rest.get(..len) else { return Ok(None) };
+        let (enhanced, private_data) = match private_data.split_first_chunk() {
+            Some((depths, rest)) if is_enhanced => (Some(Enhanced::decode(*depths)), rest),
+            _ => (None, private_data),
+        };
+        let setup = Self {
+            kind,
+            revision,
+            markers: flags & MARKERS != 0,
+            crc: flags & CRC != 0,
+            reject: kind == Kind::Reply && flags & REJECT != 0,
+            enhanced,
+            private_data: private_data.to_vec(),
+        };
+        Ok(Some((setup, FIXED + len)))
+    }
+}
+
+impl Enhanced {
+    fn encode(self) -> [u8; ENHANCED] {
+        // RFC 6581 §9.2: all the others are zero where the first is.
+        let bit = |set: bool, bit: u16| if set && self.peer_to_peer { bit } else { 0 };
+        let [a, b] = (self.ird & DEPTH | bit(true, FIRST_FLAG) | bit(self.rtr_send, SECOND_FLAG)).to_be_bytes();
+        let [c, d] =
+            (self.ord & DEPTH | bit(self.rtr_write, FIRST_FLAG) | bit(self.rtr_read, SECOND_FLAG)).to_be_bytes();
+        [a, b, c, d]
+    }
+
+    fn decode([a, b, c, d]: [u8; ENHANCED]) -> Self {
+        let (ird, ord) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+        // RFC 6581 §9.2: the others are ignored where the first is zero.
+        let peer_to_peer = ird & FIRST_FLAG != 0;
+        let rtr = |word: u16, bit: u16| peer_to_peer && word & bit != 0;
+        Self {
+            ird: ird & DEPTH,
+            ord: ord & DEPTH,
+            peer_to_peer,
+            rtr_send: rtr(ird, SECOND_FLAG),
+            rtr_write: rtr(ord, FIRST_FLAG),
+            rtr_read: rtr(ord, SECOND_FLAG),
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The RDMA Read Request Header: RFC 5040 §4.4.
+
+/// What a Read Request asks for. It is all of the message, behind the header of its only segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadRequest {
+    /// STag of the requester's memory, for the Read Response; copied into it as it is.
+    pub sink_stag: u32,
+    /// Tagged offset of the first byte there.
+    pub sink_offset: u64,
+    /// Bytes.
+    pub len: u32,
+    /// STag of the responder's memory.
+    pub source_stag: u32,
+    /// Tagged offset of the first byte there.
+    pub source_offset: u64,
+}
+
+impl ReadRequest {
+    /// Bytes of it.
+    pub const LEN: usize = 28;
+
+    /// The bytes.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[..4].copy_from_slice(&self.sink_stag.to_be_bytes());
+        out[4..12].copy_from_slice(&self.sink_offset.to_be_bytes());
+        out[12..16].copy_from_slice(&self.len.to_be_bytes());
+        out[16..20].copy_from_slice(&self.source_stag.to_be_bytes());
+        out[20..].copy_from_slice(&self.source_offset.to_be_bytes());
+        out
+    }
+
+    /// What the bytes say; any do.
+    pub fn decode(bytes: &[u8; Self::LEN]) -> Self {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, rest @ ..] = *bytes;
+        let [q, r, s, t, source_offset @ ..] = rest;
+        Self {
+            sink_stag: u32::from_be_bytes([a, b, c, d]),
+            sink_offset: u64::from_be_bytes([e, f, g, h, i, j, k, l]),
+            len: u32::from_be_bytes([m, n, o, p]),
+            source_stag: u32::from_be_bytes([q, r, s, t]),
+            source_offset: u64::from_be_bytes(source_offset),
+        }
+    }
+}

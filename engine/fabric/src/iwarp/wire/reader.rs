@@ -1,0 +1,300 @@
+//! A byte stream, cut into the segments that it carries (RFC 5044 §§4, 6).
+
+use thiserror::Error;
+
+use super::crc::Crc;
+use super::segment::{HEADER, HeaderError, LENGTH, Segment, fpdu_len, trailer, whole_header};
+use super::terminate::Fault;
+
+/// Cuts what comes in on a connection, behind its [`Setup`](super::Setup), into segments, wherever the stream itself is
+/// cut.
+///
+/// Without CRC nothing is copied but headers, and a payload may be read from the socket to its place, past the reader:
+/// [`payload_left`](Self::payload_left), [`take`](Self::take). With it an FPDU is checked whole before any of it is
+/// told.
+///
+/// ```
+/// use rpcrdma_fabric::iwarp::wire::{Opcode, Place, QUEUE_SEND, Reader, Segment, Step, WireError};
+///
+/// let opcode = Opcode::Send { invalidate: None, solicited: false };
+/// let send = Segment { opcode, last: true, place: Place::Untagged { queue: QUEUE_SEND, msn: 1, offset: 0 } };
+/// let mut stream = send.encode(3).to_vec();
+/// stream.extend_from_slice(b"abc\0\0\0\0\0"); // With one byte of pad, and a CRC that is not looked at.
+///
+/// let mut reader = Reader::new(false);
+/// let mut input = &stream[..];
+/// assert_eq!(reader.step(&mut input)?, Some(Step::Segment { segment: send, len: 3 }));
+/// assert_eq!(reader.step(&mut input)?, Some(Step::Payload(b"abc")));
+/// assert_eq!(reader.step(&mut input)?, Some(Step::End));
+/// assert_eq!(reader.step(&mut input)?, None);
+/// assert!(reader.is_between());
+/// # Ok::<(), WireError>(())
+/// ```
+#[derive(Debug)]
+pub struct Reader {
+    cutter: Cutter,
+    /// With CRC.
+    checked: Option<Checked>,
+}
+
+/// What comes next in the stream. For each segment: [`Segment`](Self::Segment), as many
+/// [`Payload`](Self::Payload)s as it takes, none if there is no payload, and [`End`](Self::End).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step<'a> {
+    /// The header of a segment.
+    Segment {
+        /// What it says.
+        segment: Segment,
+        /// Bytes of payload.
+        len: usize,
+    },
+    /// The next bytes of its payload; not empty.
+    Payload(&'a [u8]),
+    /// The segment is over, with pad and CRC.
+    End,
+}
+
+/// What is wrong with a stream. The stream ends with it, and the reader is of no more use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum WireError {
+    /// A header, which [`Reader::header`] has.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    /// The CRC of an FPDU.
+    #[error("CRC {found:#010x} of an FPDU that has {computed:#010x}")]
+    Crc {
+        /// What the FPDU has at its end.
+        found: u32,
+        /// What is right.
+        computed: u32,
+    },
+}
+
+impl WireError {
+    /// What the peer is told of it.
+    pub const fn fault(self) -> Fault {
+        match self {
+            Self::Header(error) => error.fault(),
+            Self::Crc { .. } => Fault::Crc,
+        }
+    }
+}
+
+impl Reader {
+    /// At the beginning of a stream; with CRCs, or without, as its set-up has come to.
+    pub fn new(crc: bool) -> Self {
+        Self { cutter: Cutter::new(), checked: crc.then(Checked::default) }
+    }
+
+    /// The next step, and takes from the input what it was made of. `None`: the input is used up, and what is needed of
+    /// it is kept.
+    #[inline]
+    pub fn step<'a, 'b: 'a>(&'a mut self, input: &mut &'b [u8]) -> Result<Option<Step<'a>>, WireError> {
+        let Some(checked) = &mut self.checked else { return self.cutter.step(input) };
+        if self.cutter.part == Part::Between && !checked.begin(input)? {
+            return Ok(None);
+        }
+        if checked.kept.is_empty() {
+            return self.cutter.step(input);
+        }
+        let mut kept = &checked.kept[checked.told..];
+        let step = self.cutter.step(&mut kept)?;
+        checked.told = checked.kept.len() - kept.len();
+        Ok(step)
+    }
+
+    /// Bytes of the current payload that may be read from the socket to their place, past the reader: all that is left,
+    /// if the input is used up. 0 outside of a payload, and with CRC.
+    #[inline]
+    pub fn payload_left(&self) -> usize {
+        if self.cutter.part == Part::Payload && self.checked.is_none() { self.cutter.left } else { 0 }
+    }
+
+    /// So many of these were.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[inline]
+    pub fn take(&mut self, n: usize) {
+        assert!(n <= self.payload_left(), "{n} bytes of a payload with {} left", self.payload_left());
+        self.cutter.taken(n);
+    }
+
+    /// Length and header of the current segment, as [`Terminate::new`](super::Terminate::new) takes them: 16 or 20
+    /// bytes. After a [`HeaderError`] those of the segment at fault, as many as were there. It stays until bytes of the
+    /// next segment come.
+    pub fn header(&self) -> &[u8] {
+        let header = &self.cutter.header[..self.cutter.filled];
+        whole_header(header).unwrap_or(header)
+    }
+
+    /// The stream may end here: all segments are whole, and nothing is kept.
+    #[inline]
+    pub fn is_between(&self) -> bool {
+        self.cutter.part == Part::Between && self.checked.as_ref().is_none_or(Checked::is_told)
+    }
+}
+
+/// What the cutter is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// Nothing of the next FPDU was seen.
+    Between,
+    /// Length and header.
+    Header,
+    Payload,
+    /// Pad and CRC.
+    Trailer,
+}
+
+/// Cuts, and checks nothing but headers.
+#[derive(Debug)]
+struct Cutter {
+    /// Length and header, with what may come behind a short one.
+    header: [u8; HEADER],
+    /// Bytes of it that are there.
+    filled: usize,
+    part: Part,
+    /// Bytes of payload or trailer that are still to come; of a payload at least one.
+    left: usize,
+    /// Bytes of pad and CRC behind the payload.
+    trailer: usize,
+}
+
+impl Cutter {
+    const fn new() -> Self {
+        Self { header: [0; HEADER], filled: 0, part: Part::Between, left: 0, trailer: 0 }
+    }
+
+    #[inline]
+    fn step<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<Step<'b>>, WireError> {
+        match self.part {
+            Part::Between | Part::Header => self.head(input),
+            Part::Payload => {
+                let (payload, rest) = input.split_at(self.left.min(input.len()));
+                if payload.is_empty() {
+                    return Ok(None);
+                }
+                *input = rest;
+                self.taken(payload.len());
+                Ok(Some(Step::Payload(payload)))
+            }
+            Part::Trailer => {
+                let skipped = self.left.min(input.len());
+                *input = &input[skipped..];
+                self.left -= skipped;
+                if self.left > 0 {
+                    return Ok(None);
+                }
+                self.part = Part::Between;
+                Ok(Some(Step::End))
+            }
+        }
+    }
+
+    /// Most headers come whole, and with as much behind them as the longest takes: no FPDU has fewer bytes.
+    // Not in line: so the other steps, which are short, can be.
+    #[inline(never)]
+    fn head<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<Step<'b>>, WireError> {
+        if self.part == Part::Between
+            && let Some(header) = input.first_chunk::<HEADER>()
+            && let Ok(Some((segment, len, used))) = Segment::decode(header)
+        {
+            self.header = *header;
+            self.filled = HEADER;
+            *input = &input[used..];
+            return Ok(Some(self.begin(segment, len, used)));
+        }
+        self.split_head(input)
+    }
+
+    /// A header that comes in parts, or is wrong.
+    #[cold]
+    fn split_head<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<Step<'b>>, WireError> {
+        if input.is_empty() && self.part == Part::Between {
+            return Ok(None);
+        }
+        let before = if self.part == Part::Between { 0 } else { self.filled };
+        self.part = Part::Header;
+        self.filled = HEADER.min(before + input.len());
+        self.header[before..self.filled].copy_from_slice(&input[..self.filled - before]);
+        let decoded = Segment::decode(&self.header[..self.filled]);
+        let used = if let Ok(Some((.., used))) = decoded { used } else { self.filled };
+        *input = &input[used - before..];
+        Ok(decoded?.map(|(segment, len, used)| self.begin(segment, len, used)))
+    }
+
+    /// The header was read, which took so many bytes.
+    #[inline]
+    fn begin(&mut self, segment: Segment, len: usize, used: usize) -> Step<'static> {
+        self.trailer = trailer(used - LENGTH + len);
+        (self.part, self.left) = if len > 0 { (Part::Payload, len) } else { (Part::Trailer, self.trailer) };
+        Step::Segment { segment, len }
+    }
+
+    /// So many bytes of the payload are on their way to their place.
+    #[inline]
+    fn taken(&mut self, n: usize) {
+        self.left -= n;
+        if self.left == 0 {
+            (self.part, self.left) = (Part::Trailer, self.trailer);
+        }
+    }
+}
+
+/// An FPDU at a time, whole and checked before any of it is told.
+#[derive(Debug, Default)]
+struct Checked {
+    /// What came of an FPDU that the input did not hold whole; room for one, once it was needed.
+    kept: Vec<u8>,
+    /// Bytes of it that were told. None before it is whole.
+    told: usize,
+}
+
+impl Checked {
+    fn is_told(&self) -> bool {
+        self.told == self.kept.len()
+    }
+
+    /// Whether the next FPDU is there whole, and right: in `kept`, or if that is empty, in front of the input.
+    fn begin(&mut self, input: &mut &[u8]) -> Result<bool, WireError> {
+        if self.is_told() {
+            self.kept.clear();
+            self.told = 0;
+            if let Some(fpdu) = length(input).and_then(|len| input.get(..len)) {
+                return check(fpdu).map(|()| true);
+            }
+        }
+        loop {
+            let wanted = length(&self.kept).unwrap_or(LENGTH);
+            let missing = wanted - self.kept.len();
+            if missing == 0 {
+                return check(&self.kept).map(|()| true);
+            }
+            if input.is_empty() {
+                return Ok(false);
+            }
+            let (part, rest) = input.split_at(missing.min(input.len()));
+            self.kept.reserve_exact(missing);
+            self.kept.extend_from_slice(part);
+            *input = rest;
+        }
+    }
+}
+
+/// Bytes of the FPDU that the bytes begin with.
+fn length(bytes: &[u8]) -> Option<usize> {
+    bytes.first_chunk().map(|len| fpdu_len(usize::from(u16::from_be_bytes(*len))))
+}
+
+/// Whether the CRC of a whole FPDU is right.
+fn check(fpdu: &[u8]) -> Result<(), WireError> {
+    let (covered, found) = fpdu.split_last_chunk().expect("an FPDU has a CRC");
+    let mut crc = Crc::new();
+    crc.update(covered);
+    let computed = crc.finish();
+    if *found == computed {
+        return Ok(());
+    }
+    Err(WireError::Crc { found: u32::from_le_bytes(*found), computed: u32::from_le_bytes(computed) })
+}

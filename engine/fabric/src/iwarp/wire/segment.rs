@@ -1,0 +1,296 @@
+//! Length and header of a DDP segment: RFC 5044 §4.1, RFC 5041 §4, RFC 5040 §4.1.
+
+use arrayvec::ArrayVec;
+use thiserror::Error;
+
+use super::terminate::Fault;
+
+/// Queue of Sends of all four kinds (RFC 5040 §3.1).
+pub const QUEUE_SEND: u32 = 0;
+/// Queue of Read Requests.
+pub const QUEUE_READ_REQUEST: u32 = 1;
+/// Queue of Terminates.
+pub const QUEUE_TERMINATE: u32 = 2;
+
+/// The longest ULPDU, header and payload of a segment, in bytes: its length has 16 bits.
+pub const MAX_ULPDU: usize = 65535;
+/// Bytes of the header of a tagged segment, within the ULPDU.
+pub const TAGGED_HEADER: usize = 14;
+/// Bytes of the header of an untagged segment, within the ULPDU.
+pub const UNTAGGED_HEADER: usize = 18;
+
+/// Bytes of length and header, of which it takes most: of an untagged segment.
+pub(super) const HEADER: usize = LENGTH + UNTAGGED_HEADER;
+/// Bytes of the length.
+pub(super) const LENGTH: usize = 2;
+/// Bytes of the CRC.
+const CRC: usize = 4;
+
+const TAGGED: u8 = 0x80;
+const LAST: u8 = 0x40;
+/// The only version of DDP there is.
+const DDP_VERSION: u8 = 1;
+const DDP_VERSION_MASK: u8 = 3;
+/// The version of RDMAP that goes with MPA from revision 1 on. The other, 0, is that of the RDMA Consortium, with MPA
+/// of revision 0.
+const RDMAP_VERSION: u8 = 1;
+const RDMAP_VERSION_SHIFT: u32 = 6;
+const OPCODE_MASK: u8 = 0xF;
+
+const WRITE: u8 = 0;
+const READ_REQUEST: u8 = 1;
+const READ_RESPONSE: u8 = 2;
+const SEND: u8 = 3;
+const SEND_INVALIDATE: u8 = 4;
+const SEND_SOLICITED: u8 = 5;
+const SEND_SOLICITED_INVALIDATE: u8 = 6;
+const TERMINATE: u8 = 7;
+
+/// Bytes of zeros behind a ULPDU of so many bytes, which make the FPDU a multiple of four (RFC 5044 §4.1).
+#[inline]
+pub const fn pad(ulpdu: usize) -> usize {
+    2usize.wrapping_sub(ulpdu) & 3
+}
+
+/// Bytes of the FPDU of a ULPDU of so many: with length, pad and CRC.
+#[inline]
+pub const fn fpdu_len(ulpdu: usize) -> usize {
+    LENGTH + ulpdu + trailer(ulpdu)
+}
+
+/// Bytes of pad and CRC.
+#[inline]
+pub(super) const fn trailer(ulpdu: usize) -> usize {
+    pad(ulpdu) + CRC
+}
+
+/// What a segment is part of: the RDMAP message (RFC 5040 §4.1, Figure 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opcode {
+    /// RDMA Write; tagged.
+    Write,
+    /// RDMA Read Request; untagged.
+    ReadRequest,
+    /// RDMA Read Response; tagged.
+    ReadResponse,
+    /// Send; untagged.
+    Send {
+        /// The STag of the receiver that it revokes: Send with Invalidate.
+        invalidate: Option<u32>,
+        /// With Solicited Event.
+        solicited: bool,
+    },
+    /// Terminate; untagged.
+    Terminate,
+}
+
+impl Opcode {
+    /// The number, and what is in the place of the Invalidate STag.
+    #[inline]
+    const fn code(self) -> (u8, u32) {
+        match self {
+            Self::Write => (WRITE, 0),
+            Self::ReadRequest => (READ_REQUEST, 0),
+            Self::ReadResponse => (READ_RESPONSE, 0),
+            Self::Send { invalidate: None, solicited: false } => (SEND, 0),
+            Self::Send { invalidate: Some(stag), solicited: false } => (SEND_INVALIDATE, stag),
+            Self::Send { invalidate: None, solicited: true } => (SEND_SOLICITED, 0),
+            Self::Send { invalidate: Some(stag), solicited: true } => (SEND_SOLICITED_INVALIDATE, stag),
+            Self::Terminate => (TERMINATE, 0),
+        }
+    }
+}
+
+/// Where the payload of a segment goes (RFC 5041 §4.2, §4.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Into memory that the receiver has shown.
+    Tagged {
+        /// Its name.
+        stag: u32,
+        /// Of the first byte of the payload, as the name has it.
+        offset: u64,
+    },
+    /// Into the buffer of a message, which the receiver chooses.
+    Untagged {
+        /// Queue number; given as it is.
+        queue: u32,
+        /// Number of the message within its queue, from 1; wraps to 0.
+        msn: u32,
+        /// Of the first byte of the payload within the message, in bytes.
+        offset: u32,
+    },
+}
+
+/// What the header of a DDP segment says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// What it is part of.
+    pub opcode: Opcode,
+    /// It is the last one of its message.
+    pub last: bool,
+    /// Where its payload goes: tagged or untagged as the opcode has it.
+    pub place: Place,
+}
+
+/// What is wrong with a header. The stream ends with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum HeaderError {
+    /// The length leaves no room for the header.
+    #[error("a DDP segment of {ulpdu} bytes, which is shorter than its header")]
+    Short {
+        /// What the length says.
+        ulpdu: usize,
+    },
+    /// Not the version of DDP that there is.
+    #[error("DDP version {version}, which is not {DDP_VERSION}")]
+    DdpVersion {
+        /// What the header says.
+        version: u8,
+        /// Of the segment.
+        tagged: bool,
+    },
+    /// Not the version of RDMAP that goes with this MPA.
+    #[error("RDMAP version {version}, which is not {RDMAP_VERSION}")]
+    RdmapVersion {
+        /// What the header says.
+        version: u8,
+    },
+    /// A message that there is not.
+    #[error("unknown RDMAP opcode {opcode}")]
+    Opcode {
+        /// What the header says.
+        opcode: u8,
+    },
+    /// A tagged segment of a message that has untagged ones, or the other way round.
+    #[error("RDMAP opcode {opcode} in {} DDP segment", if *.tagged { "a tagged" } else { "an untagged" })]
+    Model {
+        /// Of the message.
+        opcode: u8,
+        /// Of the segment.
+        tagged: bool,
+    },
+}
+
+impl HeaderError {
+    /// What the peer is told of it.
+    pub const fn fault(self) -> Fault {
+        match self {
+            // No code of the RFCs is for this one.
+            Self::Short { .. } => Fault::StreamCatastrophic,
+            Self::DdpVersion { tagged: true, .. } => Fault::TaggedVersion,
+            Self::DdpVersion { tagged: false, .. } => Fault::UntaggedVersion,
+            Self::RdmapVersion { .. } => Fault::RdmapVersion,
+            Self::Opcode { .. } | Self::Model { .. } => Fault::UnexpectedOpcode,
+        }
+    }
+}
+
+impl Segment {
+    /// Length and header of the segment with so many bytes of payload: 16 bytes of a tagged segment, 20 of an untagged
+    /// one. Header and payload together are at most [`MAX_ULPDU`] bytes, and the place is one for the opcode.
+    #[inline]
+    pub fn encode(&self, payload: usize) -> ArrayVec<u8, HEADER> {
+        let mut out = ArrayVec::from([0; HEADER]);
+        let (opcode, invalidate) = self.opcode.code();
+        let mut control = DDP_VERSION;
+        if self.last {
+            control |= LAST;
+        }
+        let header = match self.place {
+            Place::Tagged { stag, offset } => {
+                debug_assert!(is_tagged(opcode), "{self:?}");
+                control |= TAGGED;
+                out[4..8].copy_from_slice(&stag.to_be_bytes());
+                out[8..16].copy_from_slice(&offset.to_be_bytes());
+                TAGGED_HEADER
+            }
+            Place::Untagged { queue, msn, offset } => {
+                debug_assert!(!is_tagged(opcode), "{self:?}");
+                out[4..8].copy_from_slice(&invalidate.to_be_bytes());
+                out[8..12].copy_from_slice(&queue.to_be_bytes());
+                out[12..16].copy_from_slice(&msn.to_be_bytes());
+                out[16..20].copy_from_slice(&offset.to_be_bytes());
+                UNTAGGED_HEADER
+            }
+        };
+        debug_assert!(header + payload <= MAX_ULPDU, "a segment with {payload} bytes of payload");
+        out[..2].copy_from_slice(&((header + payload) as u16).to_be_bytes());
+        out[2] = control;
+        out[3] = RDMAP_VERSION << RDMAP_VERSION_SHIFT | opcode;
+        out.truncate(LENGTH + header);
+        out
+    }
+
+    /// The segment whose length and header the bytes begin with, the bytes of its payload, and those of length and
+    /// header; `None` if more are needed to tell. What is wrong is told as soon as the bytes show it. Reserved bits are
+    /// not looked at (RFC 5041 §4.1, RFC 5040 §4.1).
+    #[inline]
+    pub fn decode(header: &[u8]) -> Result<Option<(Self, usize, usize)>, HeaderError> {
+        let Some(&[l0, l1]) = header.first_chunk() else { return Ok(None) };
+        let ulpdu = usize::from(u16::from_be_bytes([l0, l1]));
+        if ulpdu < TAGGED_HEADER {
+            return Err(HeaderError::Short { ulpdu });
+        }
+        let Some(&ddp) = header.get(2) else { return Ok(None) };
+        let tagged = ddp & TAGGED != 0;
+        let len = header_len(ddp);
+        if ulpdu < len {
+            return Err(HeaderError::Short { ulpdu });
+        }
+        if ddp & DDP_VERSION_MASK != DDP_VERSION {
+            return Err(HeaderError::DdpVersion { version: ddp & DDP_VERSION_MASK, tagged });
+        }
+        let Some(&rdmap) = header.get(3) else { return Ok(None) };
+        if rdmap >> RDMAP_VERSION_SHIFT != RDMAP_VERSION {
+            return Err(HeaderError::RdmapVersion { version: rdmap >> RDMAP_VERSION_SHIFT });
+        }
+        let opcode = rdmap & OPCODE_MASK;
+        if opcode > TERMINATE {
+            return Err(HeaderError::Opcode { opcode });
+        }
+        if is_tagged(opcode) != tagged {
+            return Err(HeaderError::Model { opcode, tagged });
+        }
+        let Some(&[_, _, _, _, a, b, c, d, e, f, g, h, i, j, k, l]) = header.first_chunk() else { return Ok(None) };
+        // The STag, and where a message has one that is to be revoked, that.
+        let stag = u32::from_be_bytes([a, b, c, d]);
+        let place = if tagged {
+            Place::Tagged { stag, offset: u64::from_be_bytes([e, f, g, h, i, j, k, l]) }
+        } else {
+            let Some(&[m, n, o, p]) = header.get(16..HEADER).and_then(<[u8]>::first_chunk) else { return Ok(None) };
+            let [queue, msn, offset] = [[e, f, g, h], [i, j, k, l], [m, n, o, p]].map(u32::from_be_bytes);
+            Place::Untagged { queue, msn, offset }
+        };
+        let opcode = match opcode {
+            WRITE => Opcode::Write,
+            READ_REQUEST => Opcode::ReadRequest,
+            READ_RESPONSE => Opcode::ReadResponse,
+            SEND => Opcode::Send { invalidate: None, solicited: false },
+            SEND_INVALIDATE => Opcode::Send { invalidate: Some(stag), solicited: false },
+            SEND_SOLICITED => Opcode::Send { invalidate: None, solicited: true },
+            SEND_SOLICITED_INVALIDATE => Opcode::Send { invalidate: Some(stag), solicited: true },
+            _ => Opcode::Terminate,
+        };
+        Ok(Some((Self { opcode, last: ddp & LAST != 0, place }, ulpdu - len, LENGTH + len)))
+    }
+}
+
+/// Whether the segments of this message are tagged.
+#[inline]
+const fn is_tagged(opcode: u8) -> bool {
+    matches!(opcode, WRITE | READ_RESPONSE)
+}
+
+/// Bytes of the header, by its first one: DDP control.
+#[inline]
+const fn header_len(ddp: u8) -> usize {
+    if ddp & TAGGED != 0 { TAGGED_HEADER } else { UNTAGGED_HEADER }
+}
+
+/// Of the bytes that a segment begins with, those that are its length and its header, if they are all there.
+pub(super) fn whole_header(segment: &[u8]) -> Option<&[u8]> {
+    let &[l0, l1, ddp] = segment.first_chunk()?;
+    let len = header_len(ddp);
+    if usize::from(u16::from_be_bytes([l0, l1])) < len { None } else { segment.get(..LENGTH + len) }
+}

@@ -1,0 +1,124 @@
+//! The book of the memory windows of one queue pair: which key each has, and will have.
+//!
+//! A key (steering tag) is 24 bits that name the window, some of them random, and 8 bits that change at each bind, so
+//! that the key of one use is stale in the next.
+
+#![forbid(unsafe_code)]
+
+/// Bits of a key's upper 24 that are the index, among so many windows.
+fn index_bits(limit: u32) -> u32 {
+    limit.next_power_of_two().trailing_zeros()
+}
+
+/// The window that a key would name, among so many; whether it does is another question.
+pub(crate) fn index_of(rkey: u32, limit: u32) -> u32 {
+    (rkey >> 8) & (limit.next_power_of_two() - 1)
+}
+
+/// The same window's key after one more bind.
+fn following(rkey: u32) -> u32 {
+    rkey & !0xff | rkey.wrapping_add(1) & 0xff
+}
+
+/// The keys of all windows of one side of a queue pair.
+#[derive(Debug)]
+pub(crate) struct Keys {
+    limit: u32,
+    random: u32,
+    windows: Vec<Key>,
+}
+
+#[derive(Debug)]
+struct Key {
+    /// Of the last bind that was carried out.
+    current: u32,
+    /// Of the last bind that was posted; may be ahead.
+    posted: u32,
+    /// Whether the window will be bound once everything posted is carried out.
+    posted_bound: bool,
+    /// The current key is valid.
+    bound: bool,
+}
+
+impl Keys {
+    /// Of no window yet, and of at most `limit`. `random` makes them hard to guess.
+    pub(crate) fn new(limit: u32, random: u32) -> Self {
+        Self { limit, random, windows: Vec::new() }
+    }
+
+    /// How many windows there may be.
+    pub(crate) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// One more window, as long as there are any.
+    pub(crate) fn add(&mut self) -> Option<u32> {
+        let index = self.windows.len() as u32;
+        if index >= self.limit {
+            return None;
+        }
+        let bits = index_bits(self.limit);
+        let high = self.random >> 8 >> bits << bits;
+        // The generation starts anywhere, so that the first key is no easier to guess than the others.
+        let rkey = (high | index) << 8 | self.random.rotate_left(index) & 0xff;
+        self.windows.push(Key { current: rkey, posted: rkey, posted_bound: false, bound: false });
+        Some(index)
+    }
+
+    /// The key that the next bind to be posted will make valid.
+    pub(crate) fn next(&self, index: u32) -> Option<u32> {
+        self.windows.get(index as usize).map(|key| following(key.posted))
+    }
+
+    /// Notes that a bind is posted; false if the window is not free.
+    pub(crate) fn post_bind(&mut self, index: u32) -> bool {
+        match self.windows.get_mut(index as usize) {
+            Some(key) if !key.posted_bound => {
+                key.posted = following(key.posted);
+                key.posted_bound = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Notes that an invalidation is posted; false if the window is free.
+    pub(crate) fn post_invalidate(&mut self, index: u32) -> bool {
+        match self.windows.get_mut(index as usize) {
+            Some(key) if key.posted_bound => {
+                key.posted_bound = false;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A bind is carried out; the key that is valid by that.
+    pub(crate) fn bound(&mut self, index: u32) -> Option<u32> {
+        let key = self.windows.get_mut(index as usize)?;
+        key.current = following(key.current);
+        key.bound = true;
+        Some(key.current)
+    }
+
+    /// The window is bound no more.
+    pub(crate) fn revoked(&mut self, index: u32) {
+        if let Some(key) = self.windows.get_mut(index as usize) {
+            key.bound = false;
+        }
+    }
+
+    /// The peer has asked for that: there is no invalidation of ours to come. (A bind that was posted behind stays.)
+    pub(crate) fn invalidated(&mut self, index: u32) {
+        if let Some(key) = self.windows.get_mut(index as usize) {
+            key.posted_bound = key.posted != key.current && key.posted_bound;
+        }
+    }
+
+    /// The window whose valid key this is.
+    #[inline]
+    pub(crate) fn find(&self, rkey: u32) -> Option<u32> {
+        let index = index_of(rkey, self.limit.max(1));
+        self.windows.get(index as usize).filter(|key| key.bound && key.current == rkey).map(|_| index)
+    }
+}

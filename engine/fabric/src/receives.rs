@@ -1,0 +1,78 @@
+//! A receive queue of buffers in this process's memory.
+
+#![forbid(unsafe_code)]
+
+use rpcrdma_mempool::Buf;
+
+/// Receives that are posted: the last one is the warmest, and goes first.
+#[derive(Debug)]
+pub(crate) struct Receives {
+    bufs: Vec<Buf>,
+    depth: usize,
+    /// So many at the front were posted behind a fence: the others go first.
+    fenced: Option<usize>,
+}
+
+impl Receives {
+    /// An empty queue of so many places.
+    pub(crate) fn new(depth: usize) -> Self {
+        Self { bufs: Vec::with_capacity(depth), depth, fenced: None }
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bufs.is_empty()
+    }
+
+    /// Takes the one that goes next.
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<Buf> {
+        self.bufs.pop()
+    }
+
+    /// Places that are free.
+    #[inline]
+    pub(crate) fn room(&self) -> usize {
+        self.depth.saturating_sub(self.bufs.len())
+    }
+
+    /// Adds Receives, no more than there is [`room`](Self::room) for.
+    #[inline]
+    pub(crate) fn post(&mut self, bufs: impl Iterator<Item = Buf>) {
+        if self.fenced.is_none() {
+            return self.bufs.extend(bufs);
+        }
+        self.post_behind(bufs);
+    }
+
+    /// From now on those that are here go before any that are posted later.
+    pub(crate) fn fence(&mut self) {
+        self.fenced = Some(0);
+    }
+
+    /// Adds them so that those in front of the fence are taken first; without a fence again when they are gone.
+    #[cold]
+    fn post_behind(&mut self, bufs: impl Iterator<Item = Buf>) {
+        match self.fenced {
+            Some(behind) if self.bufs.len() > behind => {
+                let before = self.bufs.len();
+                self.bufs.splice(behind..behind, bufs);
+                self.fenced = Some(behind + self.bufs.len() - before);
+            }
+            _ => {
+                self.fenced = None;
+                self.bufs.extend(bufs);
+            }
+        }
+    }
+
+    /// All of them.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Buf> {
+        self.bufs.iter()
+    }
+
+    /// Takes all of them.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Buf> + '_ {
+        self.bufs.drain(..)
+    }
+}

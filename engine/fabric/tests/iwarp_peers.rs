@@ -1,0 +1,392 @@
+//! Peers of the iWARP fabric that are plain sockets, and mean no good, or know no better.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rpcrdma_fabric::iwarp::wire::{
+    Crc as Sum, Enhanced, Fault, Kind, Opcode as Message, Place, Reader, Segment, Setup, Step, Terminate, fpdu_len,
+};
+use rpcrdma_fabric::iwarp::{Crc, IwarpConfig, IwarpFabric, IwarpListener};
+use rpcrdma_fabric::{
+    Access, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, Opcode, Posting, QpId,
+    RemoteMemory, Source, Status, WorkRequest,
+};
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
+
+/// How long something that must happen is waited for.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// A time limit of the fabric that a test waits for.
+const SHORT: Duration = Duration::from_millis(300);
+
+/// A server that takes every connection.
+struct Server {
+    fabric: IwarpFabric,
+    at: SocketAddr,
+    _listener: IwarpListener,
+    pool: Pool,
+    done: Vec<Completion>,
+    up: Vec<QpId>,
+    ended: Vec<(QpId, Disconnect, String)>,
+    params: ConnectParams,
+}
+
+impl Server {
+    fn new(config: IwarpConfig) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let [_, a, b, c] = std::process::id().to_be_bytes();
+        let port = 20_000 + NEXT.fetch_add(1, Ordering::Relaxed);
+        let address = format!("127.{}.{b}.{}:{port}", a | 0x80, c.max(1));
+        let mut fabric = IwarpFabric::new(config).expect("open");
+        let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+        let classes = vec![Class { size: 4096, count: 64 }, Class { size: 1 << 20, count: 16 }];
+        let pool = Pool::new(&PoolConfig { classes, arena }).expect("memory");
+        fabric.register(pool.arena(), Access::REMOTE).expect("registered");
+        let listener = IwarpFabric::bind(&FabricAddress(address.clone())).expect("bound");
+        fabric.listen(&listener).expect("listening");
+        let mut receives: Vec<Buf> = (0..8).map(|_| pool.alloc(4096).expect("a buffer")).collect();
+        assert_eq!(fabric.post_recv(None, &mut receives), 8);
+        Self {
+            fabric,
+            at: address.parse().expect("an address"),
+            _listener: listener,
+            pool,
+            done: Vec::new(),
+            up: Vec::new(),
+            ended: Vec::new(),
+            params: ConnectParams::default(),
+        }
+    }
+
+    fn turn(&mut self) {
+        self.fabric.poll_cq(&mut self.done, 64);
+        let mut events = Vec::new();
+        self.fabric.poll_control(&mut events);
+        for event in events {
+            match event {
+                // It may have gone again.
+                ControlEvent::ConnectRequest { request, .. } => drop(self.fabric.accept(request, &self.params)),
+                ControlEvent::Established { qp, .. } => self.up.push(qp),
+                ControlEvent::Disconnected { qp, cause, reason } => self.ended.push((qp, cause, reason)),
+                _ => {}
+            }
+        }
+        self.pool.drain_remote();
+    }
+
+    fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let start = Instant::now();
+        loop {
+            if let Some(found) = look(self) {
+                return found;
+            }
+            assert!(start.elapsed() < PATIENCE, "{what}: {:?} {:?}", self.done, self.ended);
+            self.turn();
+            std::thread::yield_now();
+        }
+    }
+
+    /// A peer that has said nothing yet.
+    fn stranger(&self) -> Peer {
+        let socket = TcpStream::connect(self.at).expect("connected");
+        socket.set_nodelay(true).expect("TCP_NODELAY");
+        socket.set_nonblocking(true).expect("O_NONBLOCK");
+        Peer { socket, got: Vec::new() }
+    }
+
+    /// A peer whose connection stands.
+    fn peer(&mut self, crc: bool) -> (Peer, QpId) {
+        let mut peer = self.stranger();
+        peer.say(&request(crc, 2));
+        let before = self.up.len();
+        let qp = self.until("a connection", |server| server.up.get(before).copied());
+        let reply = self.until("a reply", |_| {
+            peer.listen();
+            Setup::decode(Kind::Reply, &peer.got).expect("a reply")
+        });
+        assert!(!reply.0.reject);
+        peer.got.drain(..reply.1);
+        (peer, qp)
+    }
+
+    /// It serves others: a message of a new peer arrives.
+    fn serves(&mut self) {
+        let (mut peer, qp) = self.peer(false);
+        peer.say(&fpdu(SEND, true, untagged(0, 1, 0), b"hello", false));
+        let got = self.until("a message", |server| {
+            let at = server.done.iter().position(|c| c.qp == qp && c.opcode == Opcode::Recv)?;
+            Some(server.done.swap_remove(at))
+        });
+        let buf = got.buf.expect("a buffer");
+        assert_eq!((&buf[..], got.status), (&b"hello"[..], Status::Success));
+        assert_eq!(self.fabric.post_recv(None, &mut vec![buf.into_buf()]), 1);
+        drop(peer);
+        self.until("its end", |server| server.ended.iter().any(|(ended, ..)| *ended == qp).then_some(()));
+    }
+
+    fn end_of(&mut self, qp: QpId) -> (Disconnect, String) {
+        self.until("the end", |server| {
+            let (_, cause, reason) = server.ended.iter().find(|(ended, ..)| *ended == qp)?;
+            Some((*cause, reason.clone()))
+        })
+    }
+
+    /// Everything comes home.
+    fn close(mut self) {
+        for qp in std::mem::take(&mut self.up) {
+            self.fabric.destroy_qp(qp);
+        }
+        while self.fabric.poll_cq(&mut self.done, 64) > 0 {}
+        self.done.clear();
+        drop(self.fabric);
+        self.pool.close().expect("all memory is home");
+    }
+}
+
+/// A plain socket.
+struct Peer {
+    socket: TcpStream,
+    got: Vec<u8>,
+}
+
+impl Peer {
+    fn say(&mut self, bytes: &[u8]) {
+        self.socket.write_all(bytes).expect("room in the socket");
+    }
+
+    /// Takes what has come; true at the end of the stream.
+    fn listen(&mut self) -> bool {
+        let mut space = [0; 4096];
+        loop {
+            match self.socket.read(&mut space) {
+                Ok(0) => return true,
+                Ok(n) => self.got.extend_from_slice(&space[..n]),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return false,
+                Err(_) => return true,
+            }
+        }
+    }
+
+    /// Why the server has ended the stream.
+    fn told(&mut self, server: &mut Server, crc: bool) -> Option<Fault> {
+        server.until("the end of the stream", |_| self.listen().then_some(()));
+        let (mut reader, mut input) = (Reader::new(crc), &self.got[..]);
+        let (mut opcode, mut fault) = (None, None);
+        while let Some(step) = reader.step(&mut input).expect("a stream") {
+            match step {
+                Step::Segment { segment, .. } => opcode = Some(segment.opcode),
+                Step::Payload(bytes) if opcode == Some(Message::Terminate) => {
+                    fault = Terminate::decode(bytes).expect("a Terminate").fault();
+                }
+                _ => {}
+            }
+        }
+        fault
+    }
+}
+
+const SEND: Message = Message::Send { invalidate: None, solicited: false };
+
+fn untagged(queue: u32, msn: u32, offset: u32) -> Place {
+    Place::Untagged { queue, msn, offset }
+}
+
+fn request(crc: bool, revision: u8) -> Vec<u8> {
+    let enhanced = Enhanced { ird: 4, ord: 4, peer_to_peer: false, rtr_send: false, rtr_write: false, rtr_read: false };
+    let enhanced = (revision == 2).then_some(enhanced);
+    let setup = Setup {
+        kind: Kind::Request,
+        revision,
+        markers: false,
+        crc,
+        reject: false,
+        enhanced,
+        private_data: b"\xf6\xab\x0e\x18\x01\x01\x03\x03".to_vec(),
+    };
+    let mut bytes = Vec::new();
+    setup.encode(&mut bytes);
+    bytes
+}
+
+fn fpdu(opcode: Message, last: bool, place: Place, payload: &[u8], crc: bool) -> Vec<u8> {
+    let header = Segment { opcode, last, place }.encode(payload.len());
+    let mut bytes = [&header[..], payload].concat();
+    let whole = fpdu_len(header.len() - 2 + payload.len());
+    bytes.resize(whole - 4, 0);
+    let mut sum = Sum::new();
+    sum.update(&bytes);
+    bytes.extend(if crc { sum.finish() } else { [0; 4] });
+    bytes
+}
+
+fn impatient() -> IwarpConfig {
+    IwarpConfig { retry_timeout: SHORT, handshake_timeout: SHORT, ..IwarpConfig::default() }
+}
+
+#[test]
+fn silent_strangers_keep_nobody_out() {
+    let mut server = Server::new(IwarpConfig { max_handshakes: 8, ..IwarpConfig::default() });
+    let mut strangers: Vec<_> = (0..300).map(|_| server.stranger()).collect();
+    server.serves();
+    let refused = server.fabric.stats().requests_refused;
+    assert!(refused >= 280, "{refused} of 300 were let go");
+    let open = strangers.iter_mut().filter_map(|peer| (!peer.listen()).then_some(())).count();
+    assert!(open <= 8, "{open} strangers are still there");
+    server.close();
+}
+
+#[test]
+fn who_dribbles_is_let_go_in_time() {
+    let mut server = Server::new(impatient());
+    let mut peer = server.stranger();
+    for byte in request(false, 2) {
+        if peer.socket.write_all(&[byte]).is_err() {
+            break;
+        }
+        let next = Instant::now() + SHORT / 8;
+        while Instant::now() < next {
+            server.turn();
+        }
+    }
+    server.until("the end", |_| peer.listen().then_some(()));
+    assert!(server.up.is_empty());
+    server.serves();
+    server.close();
+}
+
+#[test]
+fn what_is_not_done_here_is_refused_by_a_reply() {
+    let mut server = Server::new(IwarpConfig { crc: Crc::Never, ..IwarpConfig::default() });
+    for (what, bytes) in [("revision 1", request(false, 1)), ("CRCs", request(true, 2))] {
+        let mut peer = server.stranger();
+        peer.say(&bytes);
+        server.until(what, |_| peer.listen().then_some(()));
+        let (reply, _) = Setup::decode(Kind::Reply, &peer.got).expect("a reply").expect("whole");
+        assert!(reply.reject, "{what}");
+    }
+    // These are no frames, or come too early.
+    let early = [request(false, 2), fpdu(SEND, true, untagged(0, 1, 0), b"early", false)].concat();
+    for (what, bytes) in [("HTTP", b"GET / HTTP/1.1\r\n\r\n".to_vec()), ("an early FPDU", early)] {
+        let mut peer = server.stranger();
+        peer.say(&bytes);
+        server.until(what, |_| peer.listen().then_some(()));
+        assert!(peer.got.is_empty(), "{what}");
+    }
+    assert!(server.up.is_empty() && server.fabric.stats().requests_refused == 4);
+    server.serves();
+    server.close();
+}
+
+#[test]
+fn a_rule_that_is_broken_is_told_by_a_terminate() {
+    for (what, crc, bytes, wanted) in [
+        (
+            "a Write to no memory",
+            false,
+            fpdu(Message::Write, true, Place::Tagged { stag: 0x1234_5678, offset: 0 }, b"mine", false),
+            Some(Fault::TaggedInvalidStag),
+        ),
+        ("a CRC of zeros", true, fpdu(SEND, true, untagged(0, 1, 0), b"hello", false), Some(Fault::Crc)),
+        ("a length too short for a header", false, vec![0, 3, 0x41, 0x43, 0, 0, 0, 0], Some(Fault::StreamCatastrophic)),
+        ("another version", false, fpdu_of_version(0), Some(Fault::UntaggedVersion)),
+    ] {
+        let mut server = Server::new(IwarpConfig::default());
+        let (mut peer, qp) = server.peer(crc);
+        peer.say(&bytes);
+        assert_eq!(peer.told(&mut server, crc), wanted, "{what}");
+        assert_eq!(server.end_of(qp).0, Disconnect::Violation, "{what}");
+        server.serves();
+        server.close();
+    }
+}
+
+fn fpdu_of_version(version: u8) -> Vec<u8> {
+    let mut bytes = fpdu(SEND, true, untagged(0, 1, 0), b"hello", false);
+    bytes[2] = bytes[2] & !3 | version;
+    bytes
+}
+
+#[test]
+fn half_a_message_holds_a_receive_for_a_while() {
+    let mut server = Server::new(impatient());
+    let (mut peer, qp) = server.peer(false);
+    let message = fpdu(SEND, true, untagged(0, 1, 0), &[1; 1000], false);
+    peer.say(&message[..500]);
+    let (cause, reason) = server.end_of(qp);
+    assert_eq!(cause, Disconnect::Failure);
+    assert!(reason.contains("rest of a message"), "{reason}");
+    server.serves();
+    server.close();
+}
+
+#[test]
+fn a_peer_that_stops_reading_is_given_up_and_others_are_served() {
+    let mut server = Server::new(IwarpConfig { send_buffer: Some(64 << 10), ..impatient() });
+    let (mut peer, qp) = server.peer(false);
+    // It may speak once it is spoken to.
+    peer.say(&fpdu(Message::Write, true, Place::Tagged { stag: 0, offset: 0 }, b"", false));
+    for wr_id in 0..12 {
+        let src = Source::Frozen(server.pool.alloc(1 << 20).expect("a buffer").freeze());
+        let remote = RemoteMemory { rkey: 7, address: 0 };
+        let wr = WorkRequest::Write { src, offset: 0, len: 1 << 20, remote };
+        server.fabric.post_send(qp, &mut vec![Posting { wr_id, signalled: true, wr }]).expect("posted");
+    }
+    server.serves();
+    let (cause, reason) = server.end_of(qp);
+    assert_eq!(cause, Disconnect::Failure);
+    assert!(reason.contains("takes nothing"), "{reason}");
+    let last = server.until("completions", |server| {
+        let writes = server.done.iter().filter(|c| c.opcode == Opcode::Write);
+        (writes.clone().count() == 12).then(|| writes.map(|c| c.status).collect::<Vec<_>>())
+    });
+    assert!(last.contains(&Status::RetryExceeded) && last.last() == Some(&Status::Flushed), "{last:?}");
+    server.serves();
+    server.close();
+}
+
+#[test]
+fn the_end_of_a_peer_at_any_byte_ends_its_connection_alone() {
+    let mut server = Server::new(IwarpConfig::default());
+    let message = fpdu(SEND, true, untagged(0, 1, 0), &[1; 100], false);
+    for cut in (0..message.len()).step_by(7) {
+        let (mut peer, qp) = server.peer(false);
+        peer.say(&message[..cut]);
+        drop(peer);
+        assert_eq!(server.end_of(qp).0, Disconnect::Peer, "after {cut} bytes");
+        server.fabric.destroy_qp(qp);
+        server.up.retain(|up| *up != qp);
+        // The Receive that a part of the message had.
+        let mut back: Vec<Buf> = server.done.drain(..).filter_map(|c| Some(c.buf?.into_buf())).collect();
+        assert!(back.len() <= 1, "after {cut} bytes");
+        server.fabric.post_recv(None, &mut back);
+    }
+    server.serves();
+    server.close();
+}
+
+/// More messages at once than a look takes completions, from more connections than are read without asking.
+#[test]
+fn what_one_look_has_no_room_for_is_taken_by_the_next() {
+    for crc in [false, true] {
+        let mut server = Server::new(IwarpConfig::default());
+        let mut peers: Vec<_> = (0..8).map(|_| server.peer(crc)).collect();
+        let mut more: Vec<Buf> = (0..48).map(|_| server.pool.alloc(4096).expect("a buffer")).collect();
+        assert_eq!(server.fabric.post_recv(None, &mut more), 48);
+        for (peer, _) in &mut peers {
+            let all = (1..8).map(|msn| fpdu(SEND, true, untagged(0, msn, 0), &[msn as u8; 100], crc));
+            peer.say(&all.collect::<Vec<_>>().concat());
+        }
+        let start = Instant::now();
+        while server.done.len() < 56 {
+            server.fabric.poll_cq(&mut server.done, 3);
+            assert!(start.elapsed() < PATIENCE, "{} of 56 messages", server.done.len());
+        }
+        for (_, qp) in &peers {
+            let mine = server.done.iter().filter(|c| c.qp == *qp);
+            let first: Vec<_> = mine.map(|c| c.buf.as_ref().map(|buf| buf[0])).collect();
+            assert_eq!(first, (1..8).map(Some).collect::<Vec<_>>());
+        }
+        server.close();
+    }
+}

@@ -1,0 +1,216 @@
+//! Read chunks of a call: the RDMA Reads that bring them, and the memory where they land.
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::{Buf, Lent};
+
+use super::Responder;
+use super::header::{CallRefusal, Trouble, read_rpc, reply_body};
+use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
+use crate::proto::Refusal;
+use crate::service::{Local, MAX_CHUNKS, Procedure, ReadArgument, ServerCall};
+use crate::shard::conn::Conn;
+use crate::shard::context::Context;
+use crate::wire::Segment;
+use crate::wire::rpc::ProgramNumber;
+
+/// A call that waits for its RDMA Reads.
+#[derive(Debug)]
+pub(super) struct PendingReads {
+    call: Box<ServerCall>,
+    landing: ArrayVec<Lent, MAX_CHUNKS>,
+}
+
+impl PendingReads {
+    /// The call, whose Reads are over without having completed.
+    pub(super) fn into_call(self) -> Box<ServerCall> {
+        self.call
+    }
+}
+
+impl Responder {
+    /// Posts the RDMA Reads of a call; it runs when all have completed. Gives it back if there is not enough
+    /// memory.
+    pub(super) fn fetch<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+    ) -> Result<(), Box<ServerCall>> {
+        let before = conn.sends.len();
+        match self.push_reads(cx, conn, &mut call) {
+            Ok(landing) => {
+                let index = call.id.index();
+                conn.served.pending[index] = Some(PendingReads { call, landing });
+            }
+            // Nothing is read for a call that waits, or is refused.
+            Err(NoLanding::NoMemory) => {
+                conn.sends.truncate(before);
+                return Err(call);
+            }
+            Err(NoLanding::Wrong(why)) => {
+                conn.sends.truncate(before);
+                self.refuse_landing(cx, conn, call, &why);
+            }
+        }
+        self.fetch.clear();
+        Ok(())
+    }
+
+    /// Queues the RDMA Reads of a call; returns where they land.
+    #[inline(always)]
+    fn push_reads<F: Fabric>(
+        &self,
+        cx: &Context<F>,
+        conn: &mut Conn,
+        call: &mut ServerCall,
+    ) -> Result<ArrayVec<Lent, MAX_CHUNKS>, NoLanding> {
+        let (fetch, name) = (&self.fetch, call.id.index() as u64);
+        if let [(at, segment)] = fetch[..] {
+            // Most bring one segment.
+            let lent = self.land(cx, call, at, segment.length as usize)?;
+            conn.sends.push_named(name, true, || read_of(&lent, 0, &segment));
+            return Ok(ArrayVec::from_iter([lent]));
+        }
+        let mut landing = ArrayVec::<Lent, MAX_CHUNKS>::new();
+        let mut filled = 0;
+        for (n, &(at, segment)) in fetch.iter().enumerate() {
+            if n == 0 || fetch[n - 1].0 != at {
+                let len: usize =
+                    fetch[n..].iter().take_while(|next| next.0 == at).map(|next| next.1.length as usize).sum();
+                landing.push(self.land(cx, call, at, len)?);
+                filled = 0;
+            }
+            let Some(lent) = landing.last() else { continue };
+            let len = segment.length as usize;
+            // They complete in order: the last one speaks for all.
+            let signalled = n + 1 == fetch.len();
+            conn.sends.push_named(name, signalled, || read_of(lent, filled, &segment));
+            filled += len;
+        }
+        Ok(landing)
+    }
+
+    /// Memory for the next Read chunk of a call, `len` bytes that belong at byte `at` of its arguments: where its
+    /// procedure wants them, or in the pool.
+    #[inline(always)]
+    fn land<F: Fabric>(&self, cx: &Context<F>, call: &mut ServerCall, at: u32, len: usize) -> Result<Lent, NoLanding> {
+        // A long call's message is no argument.
+        if call.message.is_some() {
+            call.reads.push(ReadArgument { at, buf: None });
+            if let Some(services) = &self.services
+                && let entry = services.entry(call.entry)
+                && entry.lands()
+            {
+                return choose_landing(cx, entry, call, len);
+            }
+        }
+        lend(cx.alloc_chunk(len))
+    }
+
+    /// A call is refused as its procedure has chosen memory for a Read chunk that this cannot land in.
+    #[cold]
+    fn refuse_landing<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        why: &str,
+    ) {
+        call.reads.clear();
+        cx.stats.landings_refused += 1;
+        let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+        let line = format_args!(
+            "procedure {procedure} of program {program} is answered with SYSTEM_ERR: where a Read chunk is to land: {why}"
+        );
+        cx.error("Read chunks that cannot land", line);
+        self.refuse_call(cx, conn, call, CallRefusal::Rpc(reply_body(Refusal::SystemError)));
+    }
+
+    /// The RDMA Reads of a call have completed.
+    pub(in crate::shard) fn fetched<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: usize) {
+        let Some(PendingReads { mut call, mut landing }) = conn.served.pending.get_mut(index).and_then(Option::take)
+        else {
+            return;
+        };
+        if call.message.is_none() {
+            return self.long_call_fetched(cx, conn, call, landing);
+        }
+        for read in call.reads.iter_mut().rev() {
+            read.buf = landing.pop().and_then(|lent| lent.reclaim().ok());
+            if read.buf.is_none() {
+                return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::Lost));
+            }
+        }
+        if let Some(services) = &self.services {
+            call.trim_reads(&services.entry(call.entry).binding);
+        }
+        self.run(cx, conn, call);
+    }
+
+    /// The RPC message of a long call has come: it is read as one that came inline.
+    #[cold]
+    fn long_call_fetched<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        landing: ArrayVec<Lent, MAX_CHUNKS>,
+    ) {
+        let landed = landing.into_iter().next().and_then(|lent| lent.reclaim().ok());
+        let Some(message) = landed else {
+            return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::Lost));
+        };
+        // What a call that was refused has left there is not this one's.
+        self.fetch.clear();
+        let read = read_rpc(&message, 0, &self.services, &mut call, &mut self.fetch);
+        self.serve(cx, conn, call, read, ReceivedBuf::whole(message));
+    }
+}
+
+/// Why a Read chunk has nowhere to land.
+enum NoLanding {
+    /// There is no buffer for it now.
+    NoMemory,
+    /// Its procedure has chosen memory that will not do, for this reason.
+    Wrong(String),
+}
+
+/// The pool's buffer for a Read chunk, if there is one.
+#[inline(always)]
+fn lend(buf: Option<Buf>) -> Result<Lent, NoLanding> {
+    buf.and_then(|buf| buf.lend().ok()).ok_or(NoLanding::NoMemory)
+}
+
+/// Has a procedure choose where the last of a call's Read chunks lands.
+#[inline(never)]
+fn choose_landing<F: Fabric>(
+    cx: &Context<F>,
+    entry: &Procedure<Local>,
+    call: &ServerCall,
+    len: usize,
+) -> Result<Lent, NoLanding> {
+    let wrong = |why: String| Err(NoLanding::Wrong(why));
+    let mut buf = match entry.choose_landing(call, call.reads.len() - 1, len) {
+        Ok(Some(buf)) => buf,
+        Ok(None) if cx.pool.room(len).1 == 0 => {
+            return wrong(format!("none was chosen, and no buffer of `Config::bulk_buffers` has {len} bytes"));
+        }
+        Ok(None) => return lend(cx.alloc_chunk(len)),
+        Err(panic) => return wrong(format!("whoever chooses it panicked: {panic}")),
+    };
+    if buf.len() < len {
+        return wrong(format!("a buffer of {} bytes for {len}", buf.len()));
+    }
+    if !cx.knows(buf.arena()) {
+        return wrong(format!("a buffer in arena {}, which is not among `Config::arenas`", buf.arena()));
+    }
+    buf.set_window(buf.start(), len);
+    buf.lend().or_else(|_| wrong("a buffer of a pool that was not made on the shard's thread".to_owned()))
+}
+
+/// The RDMA Read of a segment, into a buffer from a byte on.
+#[inline(always)]
+fn read_of(landing: &Lent, offset: usize, from: &Segment) -> WorkRequest {
+    let remote = RemoteMemory { rkey: from.handle, address: from.offset };
+    WorkRequest::Read { dst: landing.clone(), offset, len: from.length as usize, remote }
+}
