@@ -9,9 +9,11 @@ use rpcrdma::wire::{Revision, View};
 
 use crate::capture::{self, CaptureError};
 use crate::command::{CommandError, Ended, Outcome};
+use crate::iwarp::{self, Found};
 use crate::json;
+use crate::message::Message;
 use crate::payload::RpcHeader;
-use crate::roce::{Message, Reassembler};
+use crate::roce;
 
 /// Bytes that are read before the rest: enough to tell what the input is, and for the first block of a
 /// capture, which the parser wants at once even from a pipe that delivers in pieces.
@@ -19,9 +21,12 @@ const HEAD: u64 = 4096;
 
 /// Decode RPC-over-RDMA messages from a capture or from hex
 ///
-/// FILE is a RoCEv2 capture (pcap or pcapng), whose Sends are put together per queue pair, or text with one
-/// message in hex per line: digits with any blanks, `:` or `0x` between them; empty lines and lines that
-/// start with `#` are skipped. Which of the two it is shows from its first bytes.
+/// FILE is a capture (pcap or pcapng) of RoCEv2, whose Sends are put together per queue pair, or of iWARP over
+/// TCP, per connection; or text with one message in hex per line: digits with any blanks, `:` or `0x` between
+/// them; empty lines and lines that start with `#` are skipped. Which of the two it is shows from its first bytes.
+///
+/// Of an iWARP connection the capture must have the beginning, whatever its port. A Terminate, by which one end
+/// of it says what the other has done wrong, is told on standard error.
 ///
 /// Each message gives one line. A message that cannot be decoded gives a line too, and the exit status is 1
 /// at the end.
@@ -41,9 +46,9 @@ pub struct Args {
     /// Write one JSON object per message and line
     ///
     /// Keys: vers, xid, credit, received, htype, flags, inv_handle, reads, writes, reply, error, props,
-    /// payload_offset, rpc; `optional` for optional operations; frame, source, destination, queue_pair,
-    /// invalidate and immediate for messages of a capture. A message that cannot be decoded has
-    /// error_kind and detail instead.
+    /// payload_offset, rpc; `optional` for optional operations; frame, source, destination, queue_pair
+    /// (of iWARP: ports), invalidate and immediate for messages of a capture. A message that cannot be
+    /// decoded has error_kind and detail instead.
     #[arg(long)]
     pub json: bool,
 
@@ -109,28 +114,50 @@ impl<'a, W: Write> Decoder<'a, W> {
     }
 
     fn capture(&mut self, source: impl Read + Send) -> Result<(), DecodeError> {
-        let mut reassembler = Reassembler::default();
+        let mut roce = roce::Reassembler::default();
+        let mut iwarp = iwarp::Reassembler::default();
         let mut sends: u64 = 0;
-        let packets = capture::read(source, |packet| match reassembler.packet(&packet) {
-            Some(send) => {
-                sends += 1;
-                self.message(&send.bytes, Some(&send)).map_err(DecodeError::Output)
+        let packets = capture::read(source, |packet| {
+            let of_roce = roce.packet(&packet).map(Found::Send);
+            for found in of_roce.into_iter().chain(iwarp.packet(&packet)) {
+                match found {
+                    Found::Send(send) => {
+                        sends += 1;
+                        self.message(&send.bytes, Some(&send)).map_err(DecodeError::Output)?;
+                    }
+                    Found::Terminate { frame, direction, terminate } => {
+                        eprintln!("rpcrdma: frame {frame}: {direction}: Terminate: {terminate}");
+                    }
+                    Found::Unreadable { frame, direction, reason } => {
+                        self.failures += 1;
+                        eprintln!("rpcrdma: frame {frame}: {direction}: {reason}; what follows is passed over");
+                    }
+                }
             }
-            None => Ok::<_, DecodeError>(()),
+            Ok::<_, DecodeError>(())
         })?;
-        if reassembler.truncated() > 0 {
-            let count = reassembler.truncated();
+        if roce.truncated() > 0 {
+            let count = roce.truncated();
             eprintln!("rpcrdma: {count} RoCE packets are cut short: capture whole packets (tcpdump -s 0)");
         }
-        if reassembler.repeated() > 0 {
-            eprintln!("rpcrdma: {} retransmitted packets passed over", reassembler.repeated());
+        if roce.repeated() > 0 {
+            eprintln!("rpcrdma: {} retransmitted packets passed over", roce.repeated());
         }
-        if reassembler.unfinished() > 0 {
-            let count = reassembler.unfinished();
+        if roce.unfinished() > 0 {
+            let count = roce.unfinished();
             eprintln!("rpcrdma: {count} Sends have packets that the capture misses");
         }
+        if iwarp.broken() > 0 {
+            let count = iwarp.broken();
+            eprintln!(
+                "rpcrdma: {count} directions of iWARP connections have bytes that the capture misses, and what follows is \
+                 passed over: capture whole packets (tcpdump -s 0 -B 65536)"
+            );
+        }
         match sends {
-            0 => Err(DecodeError::Input(format!("no RoCEv2 Send in {packets} packets"))),
+            0 => Err(DecodeError::Input(format!(
+                "no Send of RoCEv2, nor of an iWARP connection with its beginning, in {packets} packets"
+            ))),
             _ => Ok(()),
         }
     }

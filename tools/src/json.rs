@@ -6,8 +6,8 @@ use rpcrdma::wire::rpc::{AcceptStat, AuthStat, MessageType, RejectStat, ReplyBod
 use rpcrdma::wire::{ErrorBody, Segment, View, ViewBody};
 use serde_json::{Map, Value, json};
 
+use crate::message::{Flow, Message};
 use crate::payload::RpcHeader;
-use crate::roce::Message;
 
 /// A message that decoded.
 pub(crate) fn message(view: &View<'_>) -> Map<String, Value> {
@@ -49,12 +49,20 @@ pub(crate) fn failure(kind: &str, detail: &str) -> Map<String, Value> {
 
 /// Where a message was found.
 pub(crate) fn add_send(object: &mut Map<String, Value>, send: &Message) {
-    object.insert("frame".to_owned(), send.frame.into());
-    object.insert("source".to_owned(), send.flow.source.to_string().into());
-    object.insert("destination".to_owned(), send.flow.destination.to_string().into());
-    object.insert("queue_pair".to_owned(), send.flow.queue_pair.into());
-    object.insert("invalidate".to_owned(), send.invalidate.into());
-    object.insert("immediate".to_owned(), send.immediate.into());
+    let (source, destination) = match send.flow {
+        Flow::QueuePair { source, destination, .. } => (source, destination),
+        Flow::Stream(tcp) => (tcp.source.ip(), tcp.destination.ip()),
+    };
+    let mut put = |key: &str, value: Value| object.insert(key.to_owned(), value);
+    put("frame", send.frame.into());
+    put("source", source.to_string().into());
+    put("destination", destination.to_string().into());
+    match send.flow {
+        Flow::QueuePair { number, .. } => put("queue_pair", number.into()),
+        Flow::Stream(tcp) => put("ports", json!([tcp.source.port(), tcp.destination.port()])),
+    };
+    put("invalidate", send.invalidate.into());
+    put("immediate", send.immediate.into());
 }
 
 fn segments(segments: impl Iterator<Item = Segment>) -> Value {

@@ -5,7 +5,11 @@
 pub mod capture;
 pub mod command;
 pub mod decode;
+pub mod iwarp;
 mod json;
+pub mod message;
+mod network;
 mod payload;
 pub mod ping;
 pub mod roce;
+pub mod tcp;

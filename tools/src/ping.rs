@@ -129,7 +129,7 @@ pub fn run(args: &Args) -> Outcome {
     }
     while args.count.is_none_or(|count| report.calls() < count) && !stop.load(Ordering::Relaxed) {
         let begun = Instant::now();
-        let outcome = null(&mut client, args).and_then(|call| client.call(call)).map(|_| begun.elapsed());
+        let outcome = null(&mut client, args).and_then(|call| Ok(client.call(call)?)).map(|_| begun.elapsed());
         report.connected(&client);
         report.call(&outcome);
         if lines {

@@ -1,4 +1,4 @@
-//! Sends out of RoCEv2 packets: Ethernet, IP and UDP port 4791, then InfiniBand's transport headers.
+//! Sends out of RoCEv2 packets: UDP port 4791, then InfiniBand's transport headers.
 //!
 //! [`Reassembler::packet`] takes packets as they were captured and returns each Send once, whole, without
 //! padding and checksum. Retransmitted packets are recognized by their sequence number (PSN). Packets that
@@ -6,12 +6,11 @@
 //! others.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
-use pcap_parser::Linktype;
+use std::net::IpAddr;
 
 use crate::capture::Packet;
+use crate::message::{Flow, Message};
+use crate::network::{Datagram, UDP, be16};
 
 /// UDP port of RoCEv2.
 pub const UDP_PORT: u16 = 4791;
@@ -23,39 +22,6 @@ const PSN_MASK: u32 = 0xFF_FFFF;
 const REMEMBERED: usize = 4096;
 /// Sends of a queue pair that wait for their next packet; more than retransmission can leave open.
 const OPEN: usize = 64;
-
-/// One direction of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Flow {
-    /// Sender.
-    pub source: IpAddr,
-    /// Receiver.
-    pub destination: IpAddr,
-    /// The receiver's queue pair number.
-    pub queue_pair: u32,
-}
-
-/// `source > destination qp number`.
-impl fmt::Display for Flow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} > {} qp {:#x}", self.source, self.destination, self.queue_pair)
-    }
-}
-
-/// The message of a Send, as its receiver gets it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// Number of the packet that completed it.
-    pub frame: u64,
-    /// Where it went.
-    pub flow: Flow,
-    /// The remote key that it invalidates.
-    pub invalidate: Option<u32>,
-    /// Immediate data.
-    pub immediate: Option<u32>,
-    /// The message.
-    pub bytes: Vec<u8>,
-}
 
 /// Puts the packets of Sends together, per direction of each queue pair.
 #[derive(Debug, Default)]
@@ -135,7 +101,7 @@ impl Reassembler {
         let [opcode, flags, _, _, _, q0, q1, q2, _, p0, p1, p2] = *bth;
         let (place, extension) = send_opcode(opcode)?;
         let padding = usize::from(flags >> 4 & 3);
-        let queue_pair = u32::from_be_bytes([0, q0, q1, q2]);
+        let number = u32::from_be_bytes([0, q0, q1, q2]);
         let psn = u32::from_be_bytes([0, p0, p1, p2]);
         let mut payload = rest.get(..rest.len().checked_sub(ICRC_LEN + padding)?)?;
         let word = match extension {
@@ -146,7 +112,7 @@ impl Reassembler {
                 Some(u32::from_be_bytes(*word))
             }
         };
-        let flow = Flow { source, destination, queue_pair };
+        let flow = Flow::QueuePair { source, destination, number };
         let bytes = self.place(flow, psn, place, payload)?;
         Some(Message {
             frame: packet.frame,
@@ -208,55 +174,8 @@ enum Network<'a> {
 
 /// Finds the RoCEv2 datagram in a packet; `None` if it is something else.
 fn network<'a>(packet: &Packet<'a>) -> Option<Network<'a>> {
-    let (ether_type, network) = match packet.link {
-        Linktype::ETHERNET => (be16(packet.bytes, 12)?, packet.bytes.get(14..)?),
-        Linktype::LINUX_SLL => (be16(packet.bytes, 14)?, packet.bytes.get(16..)?),
-        Linktype::LINUX_SLL2 => (be16(packet.bytes, 0)?, packet.bytes.get(20..)?),
-        Linktype::RAW | Linktype::IPV4 | Linktype::IPV6 => match packet.bytes.first()? >> 4 {
-            4 => (0x0800, packet.bytes),
-            6 => (0x86DD, packet.bytes),
-            _ => return None,
-        },
-        _ => return None,
-    };
-    match untagged(ether_type, network)? {
-        (0x0800, ip) => ipv4(ip),
-        (0x86DD, ip) => ipv6(ip),
-        _ => None,
-    }
-}
-
-/// Steps over VLAN tags.
-fn untagged(mut ether_type: u16, mut network: &[u8]) -> Option<(u16, &[u8])> {
-    while matches!(ether_type, 0x8100 | 0x88A8) {
-        ether_type = be16(network, 2)?;
-        network = network.get(4..)?;
-    }
-    Some((ether_type, network))
-}
-
-fn ipv4(ip: &[u8]) -> Option<Network<'_>> {
-    let header: &[u8; 20] = ip.first_chunk()?;
-    let header_len = usize::from(header[0] & 0xF) * 4;
-    let fragment = be16(header, 6)? & 0x3FFF;
-    if header[9] != 17 || fragment != 0 {
-        return None;
-    }
-    let address = |at: usize| Some(IpAddr::V4(Ipv4Addr::from(*header.get(at..)?.first_chunk::<4>()?)));
-    udp(address(12)?, address(16)?, ip.get(header_len..)?)
-}
-
-fn ipv6(ip: &[u8]) -> Option<Network<'_>> {
-    let header: &[u8; 40] = ip.first_chunk()?;
-    if header[6] != 17 {
-        return None;
-    }
-    let address = |at: usize| Some(IpAddr::V6(Ipv6Addr::from(*header.get(at..)?.first_chunk::<16>()?)));
-    udp(address(8)?, address(24)?, ip.get(40..)?)
-}
-
-fn udp(source: IpAddr, destination: IpAddr, udp: &[u8]) -> Option<Network<'_>> {
-    if be16(udp, 2)? != UDP_PORT {
+    let Datagram { source, destination, protocol, payload: udp } = Datagram::of(packet)?;
+    if protocol != UDP || be16(udp, 2)? != UDP_PORT {
         return None;
     }
     let len = usize::from(be16(udp, 4)?);
@@ -264,10 +183,6 @@ fn udp(source: IpAddr, destination: IpAddr, udp: &[u8]) -> Option<Network<'_>> {
         Some(datagram) => Network::Whole(source, destination, datagram),
         None => Network::Truncated,
     })
-}
-
-fn be16(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 #[cfg(test)]

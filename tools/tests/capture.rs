@@ -1,13 +1,17 @@
-//! Real input: NFSv3 between two Linux kernels, message by message, against what tshark says.
+//! Real input: NFSv3 between two Linux kernels, by RoCE and by iWARP, message by message, against what tshark says.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::process::Command;
 
+use rpcrdma::fabric::iwarp::wire::{self, Kind, Opcode, ReadRequest, Reader, Setup, Step};
 use rpcrdma::wire::{Body, Chunks, Header, ReadSegment, Revision, Segment, View, ViewBody, WriteList};
 use rpcrdma_tools::capture::{self, CaptureError};
-use rpcrdma_tools::roce::{Message, Reassembler};
+use rpcrdma_tools::iwarp::{self, Found};
+use rpcrdma_tools::message::Message;
+use rpcrdma_tools::roce::Reassembler;
+use rpcrdma_tools::tcp::{Direction, Streams};
 
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data");
 
@@ -40,33 +44,41 @@ struct Row {
     segments: Vec<Segment>,
 }
 
-/// tshark's table without retransmissions: rows whose sender and sequence number were there before.
-fn rows() -> (usize, Vec<Row>) {
-    let table = std::fs::read_to_string(format!("{DATA}/nfs3-linux61.tshark.tsv")).expect("test data");
-    let lines: Vec<Vec<&str>> = table.lines().skip(1).map(|line| line.split('\t').collect()).collect();
-    let mut seen = HashSet::new();
-    let rows = lines.iter().filter(|row| seen.insert((row[1], row[2]))).map(|row| parse(row)).collect();
-    (lines.len(), rows)
+/// The lines of a table of tshark, in columns.
+fn table(capture: &str) -> Vec<Vec<String>> {
+    let table = std::fs::read_to_string(format!("{DATA}/{capture}.tshark.tsv")).expect("test data");
+    table.lines().skip(1).map(|line| line.split('\t').map(str::to_owned).collect()).collect()
 }
 
-fn parse(row: &[&str]) -> Row {
+/// The numbers in a column.
+fn numbers(column: &str) -> Vec<u64> {
     let number = |text: &str| match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16),
         None => text.parse(),
     };
-    let numbers = |column: usize| -> Vec<u64> {
-        let values = row[column].split(',').filter(|value| !value.is_empty());
-        values.map(|value| number(value).expect("a number")).collect()
-    };
+    column.split(',').filter(|value| !value.is_empty()).map(|value| number(value).expect("a number")).collect()
+}
+
+/// tshark's table of RoCE without retransmissions: rows whose sender and sequence number were there before.
+fn rows() -> (usize, Vec<Row>) {
+    let lines = table("nfs3-linux61");
+    let mut seen = HashSet::new();
+    let rows = lines.iter().filter(|row| seen.insert((&row[1], &row[2]))).map(|row| parse(row, 3)).collect();
+    (lines.len(), rows)
+}
+
+/// A line whose columns from `first` on are of RPC-over-RDMA.
+fn parse(row: &[String], first: usize) -> Row {
+    let numbers = |column: usize| numbers(&row[first + column]);
     let word = |column: usize| numbers(column)[0] as u32;
-    let handles = numbers(12).into_iter().zip(numbers(13)).zip(numbers(14));
+    let handles = numbers(9).into_iter().zip(numbers(10)).zip(numbers(11));
     Row {
-        frame: numbers(0)[0],
-        xid: word(3),
-        words: [word(4), word(5), word(6)],
-        counts: [7, 8, 9].map(|column| word(column) as usize),
-        positions: numbers(10).into_iter().map(|position| position as u32).collect(),
-        segment_counts: numbers(11).into_iter().map(|count| count as usize).collect(),
+        frame: self::numbers(&row[0])[0],
+        xid: word(0),
+        words: [word(1), word(2), word(3)],
+        counts: [4, 5, 6].map(|column| word(column) as usize),
+        positions: numbers(7).into_iter().map(|position| position as u32).collect(),
+        segment_counts: numbers(8).into_iter().map(|count| count as usize).collect(),
         segments: handles
             .map(|((handle, length), offset)| Segment { handle: handle as u32, length: length as u32, offset })
             .collect(),
@@ -107,8 +119,7 @@ fn every_header_is_what_tshark_says() {
 
 #[test]
 fn every_header_is_written_again_as_it_was() {
-    let (sends, _) = sends();
-    for send in &sends {
+    for send in sends().0.iter().chain(&iwarp_sends()) {
         let view = view(send);
         let reads: Vec<ReadSegment> = view.reads().collect();
         let counts: Vec<u32> = view.writes().map(|chunk| chunk.len() as u32).collect();
@@ -153,7 +164,6 @@ fn a_record_that_only_says_that_it_is_long_takes_no_memory() {
     assert!(asked.into_inner() <= 1 << 20, "more was set aside than for any file");
 }
 
-/// The stored table is what tshark says today, where there is a tshark.
 /// Whatever the order of bytes, and whatever block it is.
 #[test]
 fn a_block_that_is_shorter_than_its_frame_ends_the_capture() {
@@ -169,9 +179,9 @@ fn a_block_that_is_shorter_than_its_frame_ends_the_capture() {
     }
 }
 
+/// The stored tables are what tshark says today, where there is a tshark.
 #[test]
-fn the_table_is_fresh() {
-    let stored = std::fs::read_to_string(format!("{DATA}/nfs3-linux61.tshark.tsv")).expect("test data");
+fn the_tables_are_fresh() {
     match Command::new("tshark").arg("--version").output() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             println!("not run: tshark missing");
@@ -179,7 +189,129 @@ fn the_table_is_fresh() {
         }
         version => assert!(version.expect("tshark runs").status.success()),
     }
-    let output = Command::new(format!("{DATA}/nfs3-linux61.tshark.sh")).output().expect("the script runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(String::from_utf8_lossy(&output.stdout), stored);
+    for capture in ["nfs3-linux61", "nfs3-siw"] {
+        let stored = std::fs::read_to_string(format!("{DATA}/{capture}.tshark.tsv")).expect("test data");
+        let output = Command::new(format!("{DATA}/{capture}.tshark.sh")).output().expect("the script runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), stored, "{capture}");
+    }
+}
+
+/// What is found in the capture of iWARP: nothing but Sends.
+fn iwarp_sends() -> Vec<Message> {
+    let file = File::open(format!("{DATA}/nfs3-siw.pcap")).expect("test data");
+    let (mut sends, mut reassembler) = (Vec::new(), iwarp::Reassembler::default());
+    capture::read(file, |packet| {
+        sends.extend(reassembler.packet(&packet).into_iter().map(|found| match found {
+            Found::Send(send) => send,
+            other => panic!("{other:?}"),
+        }));
+        Ok::<_, CaptureError>(())
+    })
+    .expect("a capture");
+    assert_eq!(reassembler.broken(), 0);
+    sends
+}
+
+/// The column of the table of iWARP with which RPC-over-RDMA begins.
+const RPC_OVER_RDMA: usize = 17;
+
+#[test]
+fn every_header_in_iwarp_is_what_tshark_says() {
+    let lines = table("nfs3-siw");
+    let rows: Vec<Row> =
+        lines.iter().filter(|row| !row[RPC_OVER_RDMA].is_empty()).map(|row| parse(row, RPC_OVER_RDMA)).collect();
+    let sends = iwarp_sends();
+    assert_eq!((lines.len(), rows.len(), sends.len()), (253, 126, 126));
+    for (send, row) in sends.iter().zip(&rows) {
+        assert_eq!(decode(send), *row);
+    }
+    let with_chunks = |of: usize| rows.iter().filter(|row| row.counts[of] > 0).count();
+    assert_eq!([0, 1, 2].map(with_chunks), [2, 6, 18]);
+    assert_eq!(sends.iter().filter(|send| send.invalidate.is_some()).count(), 5);
+}
+
+/// A segment: its frame, the port of its sender, the length of its ULPDU, and what is asked for, if anything is.
+type Seen = (u64, u16, usize, wire::Segment, Option<ReadRequest>);
+
+/// A line of tshark's.
+fn segment(row: &[String]) -> Seen {
+    let numbers: Vec<Option<u64>> =
+        row[..RPC_OVER_RDMA].iter().map(|column| numbers(column).first().copied()).collect();
+    let [frame, port, ulpdu, tagged, last, opcode, rest @ ..] = &numbers[..] else { panic!("{row:?}") };
+    let [stag, offset, queue, msn, mo, revoked, sink_stag, sink_offset, len, source_stag, source_offset] = *rest else {
+        panic!("{row:?}")
+    };
+    let word = |number: Option<u64>| number.expect("a number") as u32;
+    let place = match tagged {
+        Some(1) => wire::Place::Tagged { stag: word(stag), offset: offset.expect("an offset") },
+        _ => wire::Place::Untagged { queue: word(queue), msn: word(msn), offset: word(mo) },
+    };
+    let opcode = match opcode {
+        Some(0) => Opcode::Write,
+        Some(1) => Opcode::ReadRequest,
+        Some(2) => Opcode::ReadResponse,
+        Some(3 | 4) => Opcode::Send { invalidate: revoked.map(|stag| stag as u32), solicited: false },
+        other => panic!("opcode {other:?}"),
+    };
+    let request = (opcode == Opcode::ReadRequest).then(|| ReadRequest {
+        sink_stag: word(sink_stag),
+        sink_offset: sink_offset.expect("an offset"),
+        len: word(len),
+        source_stag: word(source_stag),
+        source_offset: source_offset.expect("an offset"),
+    });
+    let number = |number: Option<u64>| number.expect("a number");
+    let segment = wire::Segment { opcode, last: *last == Some(1), place };
+    (number(*frame), number(*port) as u16, number(*ulpdu) as usize, segment, request)
+}
+
+#[test]
+fn every_segment_of_iwarp_is_what_tshark_says() {
+    let mut streams = Streams::default();
+    let mut readers: HashMap<Direction, (Vec<u8>, Option<Reader>)> = HashMap::new();
+    let mut open: HashMap<Direction, (usize, wire::Segment, Vec<u8>)> = HashMap::new();
+    let mut seen: Vec<Seen> = Vec::new();
+    capture::read(File::open(format!("{DATA}/nfs3-siw.pcap")).expect("test data"), |packet| {
+        let Some(piece) = streams.packet(&packet) else { return Ok::<_, CaptureError>(()) };
+        let (start, reader) = readers.entry(piece.direction).or_default();
+        start.extend(piece.bytes);
+        if reader.is_none() {
+            // The client has the other port.
+            let kind = if piece.direction.destination.port() == 20049 { Kind::Request } else { Kind::Reply };
+            let Some((setup, used)) = Setup::decode(kind, start).expect("a frame of set-up") else { return Ok(()) };
+            assert!(setup.revision == 2 && setup.enhanced.is_some() && !setup.reject && !setup.crc && !setup.markers);
+            start.drain(..used);
+            *reader = Some(Reader::new(false));
+        }
+        let reader = reader.as_mut().expect("it is set up");
+        let bytes = std::mem::take(start);
+        let mut rest = &bytes[..];
+        while let Some(step) = reader.step(&mut rest).expect("all of it is right") {
+            match step {
+                Step::Segment { segment, len } => {
+                    let ulpdu = segment.encode(len).len() - 2 + len;
+                    open.insert(piece.direction, (ulpdu, segment, Vec::new()));
+                }
+                Step::Payload(payload) => {
+                    open.get_mut(&piece.direction).expect("a segment").2.extend_from_slice(payload);
+                }
+                Step::End => {
+                    let (ulpdu, segment, payload) = open.remove(&piece.direction).expect("a segment");
+                    let request =
+                        (segment.opcode == Opcode::ReadRequest).then(|| payload.first_chunk().expect("28 bytes"));
+                    let request = request.map(ReadRequest::decode);
+                    seen.push((packet.frame, piece.direction.source.port(), ulpdu, segment, request));
+                }
+            }
+        }
+        Ok(())
+    })
+    .expect("a capture");
+    assert!(open.is_empty() && readers.values().all(|(_, reader)| reader.as_ref().is_some_and(Reader::is_between)));
+    let rows: Vec<Seen> = table("nfs3-siw").iter().map(|row| segment(row)).collect();
+    assert_eq!((seen.len(), rows.len()), (253, 253));
+    for (seen, row) in seen.iter().zip(&rows) {
+        assert_eq!(seen, row);
+    }
 }

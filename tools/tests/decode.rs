@@ -6,6 +6,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 
 const CAPTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/nfs3-linux61.pcap");
+const IWARP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/nfs3-siw.pcap");
 
 fn rpcrdma(arguments: &[&str], input: &[u8]) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
@@ -203,6 +204,53 @@ fn a_capture() {
 }
 
 #[test]
+fn a_capture_of_iwarp() {
+    let (status, lines, errors) = run(&["decode", "--json", IWARP], "");
+    let objects = objects(&lines);
+    assert_eq!((status, objects.len(), errors.as_str()), (0, 126, ""));
+    assert!(objects.iter().all(|object| object["error_kind"].is_null()));
+    let write = objects.iter().find(|object| object["frame"] == 46).expect("frame 46");
+    assert_eq!((&write["source"], &write["destination"]), (&json!("10.0.0.2"), &json!("10.0.0.1")));
+    assert_eq!((&write["ports"], &write["queue_pair"]), (&json!([40514, 20049]), &Value::Null));
+    assert_eq!((&write["rpc"]["procedure"], &write["reads"][0]["length"]), (&json!(7), &json!(5000)));
+    let reply = objects.iter().find(|object| object["frame"] == 60).expect("frame 60");
+    assert_eq!((&reply["invalidate"], &reply["ports"]), (&json!(0x6aac_f801), &json!([20049, 40514])));
+    assert_eq!(reply["invalidate"], write["reads"][0]["handle"]);
+
+    let (_, lines, _) = run(&["decode", IWARP], "");
+    assert_eq!(
+        lines[0],
+        "8 10.0.0.2:40514 > 10.0.0.1:20049: v1 MSG xid=0xf6a39b6a credit=0x80 payload=40@28 | \
+         CALL program=100003 version=3 procedure=0 AUTH_NONE"
+    );
+}
+
+/// What the capture misses costs its own direction, and is told.
+#[test]
+fn a_capture_of_iwarp_with_holes() {
+    let bytes = std::fs::read(IWARP).expect("test data");
+    // A file header, and then records, each behind its own; frame 40 is left out.
+    let (mut without, mut rest) = (bytes[..24].to_vec(), &bytes[24..]);
+    for frame in 1.. {
+        let Some((record, tail)) = rest.split_first_chunk::<16>() else { break };
+        let len = u32::from_le_bytes(record[8..12].try_into().expect("four bytes")) as usize;
+        if frame != 40 {
+            without.extend_from_slice(&rest[..16 + len]);
+        }
+        rest = &tail[len..];
+    }
+    let output = rpcrdma(&["decode", "-"], &without);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        errors.starts_with("rpcrdma: 1 directions of iWARP connections have bytes that the capture misses"),
+        "{errors}"
+    );
+    let lines = String::from_utf8(output.stdout).expect("UTF-8");
+    let (calls, replies): (Vec<_>, Vec<_>) = lines.lines().partition(|line| line.contains("CALL"));
+    assert!(output.status.success() && calls.len() == 63 && replies.len() < 63, "{}", replies.len());
+}
+
+#[test]
 fn a_capture_from_standard_input() {
     let bytes = std::fs::read(CAPTURE).expect("test data");
     let output = rpcrdma(&["decode", "-"], &bytes);
@@ -219,7 +267,10 @@ fn a_capture_from_standard_input() {
     let output = rpcrdma(&["decode"], &bytes[..24]);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    assert!(errors.contains("no RoCEv2 Send in 0 packets"), "{errors}");
+    assert!(
+        errors.contains("no Send of RoCEv2, nor of an iWARP connection with its beginning, in 0 packets"),
+        "{errors}"
+    );
 }
 
 /// pcapng, made here from the packets of the pcap file: a section, an interface, one enhanced packet block

@@ -3,17 +3,17 @@
 
 use libfuzzer_sys::fuzz_target;
 use rpcrdma_tools::capture::{self, CaptureError};
-use rpcrdma_tools::roce::Reassembler;
+use rpcrdma_tools::{iwarp, roce};
 
 fuzz_target!(|data: &[u8]| {
-    let mut reassembler = Reassembler::default();
+    let (mut roce, mut iwarp) = (roce::Reassembler::default(), iwarp::Reassembler::default());
     let (mut frames, mut left) = (0, data.len());
     let read = capture::read(data, |packet| {
         frames += 1;
         assert_eq!(packet.frame, frames);
         // Each byte of the file is in one packet at most.
         left = left.checked_sub(packet.bytes.len()).expect("more bytes than there were");
-        let _ = reassembler.packet(&packet);
+        let _ = (roce.packet(&packet), iwarp.packet(&packet));
         Ok::<_, CaptureError>(())
     });
     match read {

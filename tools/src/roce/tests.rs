@@ -1,3 +1,6 @@
+use std::net::Ipv6Addr;
+
+use pcap_parser::Linktype;
 use proptest::prelude::*;
 
 use super::*;
@@ -63,9 +66,9 @@ fn one_packet_over_any_network() {
         let wire = Wire { queue_pair: 0x123456, vlan, ipv6 };
         let send = give(&mut Reassembler::default(), &wire.packet(0x04, 7, b"hello")).expect("a Send");
         assert_eq!(send.bytes, b"hello", "padding and checksum are gone");
-        assert_eq!((send.flow.queue_pair, send.invalidate, send.immediate), (0x123456, None, None));
-        let source = if ipv6 { "::1" } else { "10.0.0.1" };
-        assert_eq!(send.flow.source.to_string(), source);
+        assert_eq!((send.invalidate, send.immediate), (None, None));
+        let flow = if ipv6 { "::1 > :: qp 0x123456" } else { "10.0.0.1 > 10.0.0.2 qp 0x123456" };
+        assert_eq!(send.flow.to_string(), flow);
     }
 }
 

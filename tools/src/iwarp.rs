@@ -1,0 +1,211 @@
+//! Sends out of iWARP connections: TCP on any port, then MPA, DDP and RDMAP (RFC 5040, RFC 5041, RFC 5044).
+//!
+//! A connection is one of iWARP if an MPA Request or Reply Frame is in its first bytes, which have to be in the
+//! capture: where its segments begin nothing else tells. For the same reason, what follows a packet that the capture
+//! missed is passed over, in that direction.
+
+use std::collections::HashMap;
+
+use rpcrdma::fabric::iwarp::wire::{Kind, Opcode, Place, Reader, Segment, Setup, Step, Terminate};
+
+use crate::capture::Packet;
+use crate::message::{Flow, Message};
+use crate::tcp::{Direction, Piece, Streams};
+
+const KINDS: [Kind; 2] = [Kind::Request, Kind::Reply];
+const KEY: usize = Kind::Request.key().len();
+
+/// Bytes of a direction in which the frame of its set-up may begin.
+const START: usize = 4096;
+
+/// What was found in a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A message.
+    Send(Message),
+    /// The sender ends the connection, as the other end is at fault.
+    Terminate {
+        /// Number of the packet that completed it.
+        frame: u64,
+        /// Which way it went.
+        direction: Direction,
+        /// What it says.
+        terminate: Terminate,
+    },
+    /// What follows in this direction cannot be read.
+    Unreadable {
+        /// Number of the packet.
+        frame: u64,
+        /// Which way it went.
+        direction: Direction,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Puts the segments of Sends together, per direction of each connection.
+#[derive(Debug, Default)]
+pub struct Reassembler {
+    streams: Streams,
+    halves: HashMap<Direction, Half>,
+}
+
+/// One direction of a connection.
+#[derive(Debug, Default)]
+struct Half {
+    /// What its sender said of itself.
+    terms: Option<Terms>,
+    stage: Stage,
+    /// The segment that is being read.
+    segment: Option<Segment>,
+    /// What has come of a Send, or of a Terminate.
+    message: Vec<u8>,
+}
+
+/// Of a frame of set-up, what the stream depends on.
+#[derive(Clone, Copy, Debug)]
+struct Terms {
+    markers: bool,
+    crc: bool,
+    peer_to_peer: bool,
+}
+
+impl Terms {
+    fn of(setup: &Setup) -> Self {
+        let peer_to_peer = setup.enhanced.is_some_and(|enhanced| enhanced.peer_to_peer);
+        Self { markers: setup.markers, crc: setup.crc, peer_to_peer }
+    }
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The first bytes, in front of the frame of set-up and of it.
+    Start(Vec<u8>),
+    /// Behind it.
+    SetUp,
+    /// Segments.
+    Open(Box<Reader>),
+    /// Nothing is read any more.
+    Over,
+}
+
+impl Default for Stage {
+    fn default() -> Self {
+        Self::Start(Vec::new())
+    }
+}
+
+impl Reassembler {
+    /// Takes a packet. Returns what it completes.
+    pub fn packet(&mut self, packet: &Packet<'_>) -> Vec<Found> {
+        let mut found = Vec::new();
+        let Some(Piece { direction, begins, bytes }) = self.streams.packet(packet) else { return found };
+        if begins {
+            self.halves.remove(&direction);
+        }
+        let peer = self.halves.get(&direction.reverse()).and_then(|half| half.terms);
+        let half = self.halves.entry(direction).or_default();
+        let frame = packet.frame;
+        let read = half.read(&bytes, peer, |opcode, message| {
+            found.push(match opcode {
+                Opcode::Send { invalidate, .. } => {
+                    let flow = Flow::Stream(direction);
+                    Found::Send(Message { frame, flow, invalidate, immediate: None, bytes: message })
+                }
+                _ => match Terminate::decode(&message) {
+                    Ok(terminate) => Found::Terminate { frame, direction, terminate },
+                    Err(error) => Found::Unreadable { frame, direction, reason: error.to_string() },
+                },
+            });
+        });
+        if let Err(reason) = read {
+            half.stage = Stage::Over;
+            found.push(Found::Unreadable { frame, direction, reason });
+        }
+        found
+    }
+
+    /// Directions of iWARP connections of which the capture misses packets.
+    pub fn broken(&self) -> u64 {
+        let iwarp = self.halves.iter().filter(|(_, half)| half.terms.is_some());
+        iwarp.filter(|(direction, _)| !self.streams.is_whole(**direction)).count() as u64
+    }
+}
+
+impl Half {
+    /// Takes what comes next, and hands over the Sends and Terminates that it completes. `peer` is what the other end
+    /// said of itself, as far as it has.
+    fn read(
+        &mut self,
+        bytes: &[u8],
+        peer: Option<Terms>,
+        mut whole: impl FnMut(Opcode, Vec<u8>),
+    ) -> Result<(), String> {
+        let behind;
+        let mut rest = bytes;
+        if let Stage::Start(start) = &mut self.stage {
+            start.extend_from_slice(bytes);
+            let Some(at) = start.windows(KEY).position(|key| KINDS.iter().any(|kind| key == kind.key())) else {
+                if start.len() >= START + KEY {
+                    self.stage = Stage::Over;
+                }
+                return Ok(());
+            };
+            let frame = &start[at..];
+            let kind = if frame.starts_with(Kind::Request.key()) { Kind::Request } else { Kind::Reply };
+            let decoded = Setup::decode(kind, frame).map_err(|error| error.to_string())?;
+            let Some((setup, used)) = decoded else { return Ok(()) };
+            behind = frame[used..].to_vec();
+            rest = &behind;
+            self.terms = Some(Terms::of(&setup));
+            self.stage = if setup.reject { Stage::Over } else { Stage::SetUp };
+        }
+        let Some(own) = self.terms.filter(|_| !rest.is_empty()) else { return Ok(()) };
+        if let Stage::SetUp = self.stage {
+            if peer.is_some_and(|peer| peer.markers) {
+                return Err("the stream has markers, which are not understood".to_owned());
+            }
+            // Either end has it for both.
+            self.stage = Stage::Open(Box::new(Reader::new(own.crc || peer.is_some_and(|peer| peer.crc))));
+        }
+        let Stage::Open(reader) = &mut self.stage else { return Ok(()) };
+        while let Some(step) = reader.step(&mut rest).map_err(|error| error.to_string())? {
+            match step {
+                Step::Segment { segment, .. } => {
+                    if let Place::Untagged { offset, .. } = segment.place {
+                        // A Terminate may come where a Send has just begun.
+                        if offset == 0 {
+                            self.message.clear();
+                        } else if offset as usize != self.message.len() {
+                            return Err(format!(
+                                "a message goes on at byte {offset}, of which {} bytes have come",
+                                self.message.len()
+                            ));
+                        }
+                    }
+                    self.segment = Some(segment);
+                }
+                Step::Payload(payload) => {
+                    if let Some(Segment { place: Place::Untagged { .. }, .. }) = self.segment {
+                        self.message.extend_from_slice(payload);
+                    }
+                }
+                Step::End => {
+                    let Some(Segment { opcode, last: true, place: Place::Untagged { msn, .. } }) = self.segment else {
+                        continue;
+                    };
+                    let message = std::mem::take(&mut self.message);
+                    // The first word of an initiator that lets the other end speak first (RFC 6581 §9.2) is nobody's.
+                    let is_rtr = own.peer_to_peer && msn == 1 && message.is_empty();
+                    if matches!(opcode, Opcode::Send { .. } | Opcode::Terminate) && !is_rtr {
+                        whole(opcode, message);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+use pcap_parser::Linktype;
+use rpcrdma::fabric::iwarp::wire::{Crc, Enhanced, Fault, QUEUE_SEND, QUEUE_TERMINATE, pad};
+
+use super::*;
+use crate::tcp::tests::packet;
+
+const ACK: u8 = 0x10;
+
+/// A connection whose packets are captured.
+struct Wire {
+    reassembler: Reassembler,
+    /// Sequence numbers of initiator and responder.
+    next: [u32; 2],
+    frame: u64,
+    crc: bool,
+}
+
+impl Wire {
+    /// With both frames of set-up.
+    fn new(change: impl Fn(&mut Setup)) -> Self {
+        let mut wire = Self { reassembler: Reassembler::default(), next: [5, 9], frame: 0, crc: false };
+        for (end, kind) in [(0, Kind::Request), (1, Kind::Reply)] {
+            let mut setup = Setup {
+                kind,
+                revision: 2,
+                markers: false,
+                crc: false,
+                reject: false,
+                enhanced: None,
+                private_data: b"private".to_vec(),
+            };
+            change(&mut setup);
+            wire.crc |= setup.crc;
+            let mut bytes = Vec::new();
+            setup.encode(&mut bytes);
+            assert_eq!(wire.send(end, &bytes), []);
+        }
+        wire
+    }
+
+    /// What is found in the next packet of an end.
+    fn send(&mut self, end: usize, payload: &[u8]) -> Vec<Found> {
+        let mut bytes = packet(false, self.next[end], ACK, payload);
+        if end == 1 {
+            // Addresses and ports the other way round.
+            for (a, b, len) in [(26, 30, 4), (34, 36, 2)] {
+                (0..len).for_each(|at| bytes.swap(a + at, b + at));
+            }
+        }
+        self.next[end] = self.next[end].wrapping_add(payload.len() as u32);
+        self.frame += 1;
+        self.reassembler.packet(&Packet { frame: self.frame, link: Linktype::ETHERNET, bytes: &bytes })
+    }
+
+    fn fpdu(&self, segment: Segment, payload: &[u8]) -> Vec<u8> {
+        let mut out = segment.encode(payload.len()).to_vec();
+        out.extend_from_slice(payload);
+        out.resize(out.len() + pad(out.len() - 2), 0);
+        let mut crc = Crc::new();
+        crc.update(&out);
+        out.extend_from_slice(&if self.crc { crc.finish() } else { [0xEE; 4] });
+        out
+    }
+}
+
+fn send(msn: u32, offset: u32, last: bool) -> Segment {
+    let opcode = Opcode::Send { invalidate: None, solicited: false };
+    Segment { opcode, last, place: Place::Untagged { queue: QUEUE_SEND, msn, offset } }
+}
+
+fn write() -> Segment {
+    Segment { opcode: Opcode::Write, last: true, place: Place::Tagged { stag: 1, offset: 2 } }
+}
+
+/// The messages of what was found, which is nothing else.
+fn messages(found: Vec<Found>) -> Vec<Vec<u8>> {
+    let message = |found| match found {
+        Found::Send(message) => message.bytes,
+        other => panic!("{other:?}"),
+    };
+    found.into_iter().map(message).collect()
+}
+
+fn reason(found: &[Found]) -> &str {
+    match found {
+        [Found::Unreadable { reason, .. }] => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn sends_are_put_together_of_segments_and_packets() {
+    for crc in [false, true] {
+        // One of the two asks, and both have it.
+        let mut wire = Wire::new(|setup| setup.crc = crc && setup.kind == Kind::Reply);
+        let stream = [
+            wire.fpdu(write(), b"not for the receiver's eyes"),
+            wire.fpdu(send(1, 0, false), b"abc"),
+            wire.fpdu(write(), b""),
+            wire.fpdu(send(1, 3, true), b"def"),
+            wire.fpdu(send(2, 0, true), b"ghi"),
+        ]
+        .concat();
+        // The CRC of the last one comes alone, the rest at once.
+        let (front, back) = stream.split_at(stream.len() - 4);
+        assert_eq!(messages(wire.send(0, front)), [b"abcdef"]);
+        let found = wire.send(0, back);
+        let [Found::Send(Message { frame: 4, flow, invalidate: None, immediate: None, .. })] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert_eq!(flow.to_string(), "10.0.0.1:1000 > 10.0.0.2:2000");
+        assert_eq!(messages(found), [b"ghi"]);
+        // And the other way.
+        let opcode = Opcode::Send { invalidate: Some(7), solicited: true };
+        let fpdu = wire.fpdu(Segment { opcode, ..send(1, 0, true) }, b"reply");
+        let found = wire.send(1, &fpdu);
+        assert!(matches!(&found[..], [Found::Send(Message { invalidate: Some(7), .. })]), "{found:?}");
+        assert_eq!(messages(found), [b"reply"]);
+        assert_eq!(wire.reassembler.broken(), 0);
+    }
+}
+
+#[test]
+fn a_terminate_says_why() {
+    let mut wire = Wire::new(|_| {});
+    let place = Place::Untagged { queue: QUEUE_TERMINATE, msn: 1, offset: 0 };
+    let terminate = Terminate::new(Fault::TaggedBounds, Some(&write().encode(9)), None);
+    let mut header = Vec::new();
+    terminate.encode(&mut header);
+    let fpdu = wire.fpdu(Segment { opcode: Opcode::Terminate, last: true, place }, &header);
+    let found = wire.send(1, &fpdu);
+    let [Found::Terminate { frame: 3, direction, terminate: read }] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((read, direction.to_string().as_str()), (&terminate, "10.0.0.2:2000 > 10.0.0.1:1000"));
+    let fpdu = wire.fpdu(Segment { opcode: Opcode::Terminate, last: true, place }, b"ab");
+    assert_eq!(reason(&wire.send(1, &fpdu)), "a Terminate of 2 bytes, of which the least has 4");
+}
+
+#[test]
+fn what_cannot_be_read_ends_its_direction_alone() {
+    let mut wire = Wire::new(|setup| setup.crc = true);
+    let mut damaged = wire.fpdu(send(1, 0, true), b"abcd");
+    damaged[21] ^= 1;
+    assert!(reason(&wire.send(0, &damaged)).starts_with("CRC 0x"));
+    let right = wire.fpdu(send(1, 0, true), b"abcd");
+    assert_eq!(wire.send(0, &right), []);
+    assert_eq!(messages(wire.send(1, &right)), [b"abcd"]);
+
+    let mut wire = Wire::new(|_| {});
+    let gap = wire.fpdu(send(1, 3, true), b"abcd");
+    assert_eq!(reason(&wire.send(0, &gap)), "a message goes on at byte 3, of which 0 bytes have come");
+
+    // It is the receiver who asks for markers.
+    let mut wire = Wire::new(|setup| setup.markers = setup.kind == Kind::Reply);
+    let fpdu = wire.fpdu(send(1, 0, true), b"abcd");
+    assert_eq!(reason(&wire.send(0, &fpdu)), "the stream has markers, which are not understood");
+    assert_eq!(messages(wire.send(1, &fpdu)), [b"abcd"]);
+}
+
+#[test]
+fn what_the_capture_misses_is_counted() {
+    let mut wire = Wire::new(|_| {});
+    let fpdu = wire.fpdu(send(1, 0, true), b"abcd");
+    wire.next[0] += 1;
+    assert_eq!((wire.send(0, &fpdu), wire.reassembler.broken()), (vec![], 1));
+    assert_eq!(messages(wire.send(1, &fpdu)), [b"abcd"]);
+    wire.next[1] += 1;
+    assert_eq!((wire.send(1, &fpdu), wire.reassembler.broken()), (vec![], 2));
+}
+
+#[test]
+fn the_first_word_of_a_peer_to_peer_initiator_is_no_message() {
+    let enhanced = |peer_to_peer| {
+        let both = Enhanced { ird: 1, ord: 1, peer_to_peer, rtr_send: false, rtr_write: false, rtr_read: false };
+        move |setup: &mut Setup| setup.enhanced = Some(both)
+    };
+    for peer_to_peer in [false, true] {
+        let mut wire = Wire::new(enhanced(peer_to_peer));
+        let (rtr, empty) = (wire.fpdu(send(1, 0, true), b""), wire.fpdu(send(2, 0, true), b""));
+        assert_eq!(messages(wire.send(0, &rtr)).len(), usize::from(!peer_to_peer));
+        assert_eq!(messages(wire.send(0, &empty)), [b""]);
+    }
+}
+
+#[test]
+fn set_up_is_found_behind_something_else_and_other_connections_are_left_alone() {
+    let mut request = Vec::new();
+    let setup = Setup {
+        kind: Kind::Request,
+        revision: 1,
+        markers: false,
+        crc: false,
+        reject: false,
+        enhanced: None,
+        private_data: Vec::new(),
+    };
+    setup.encode(&mut request);
+    for (front, is_found) in [(0, true), (1, true), (START, true), (START + 17, false)] {
+        let mut wire = Wire { reassembler: Reassembler::default(), next: [0, 0], frame: 0, crc: false };
+        let fpdu = wire.fpdu(send(1, 0, true), b"abcd");
+        let (a, b) = request.split_at(10);
+        assert_eq!(wire.send(0, &vec![b'M'; front]), []);
+        assert_eq!(wire.send(0, a), []);
+        assert_eq!(wire.send(0, b), []);
+        assert_eq!(messages(wire.send(0, &fpdu)).len(), usize::from(is_found), "{front}");
+        wire.next[0] += 1;
+        assert_eq!((wire.send(0, b"x"), wire.reassembler.broken()), (vec![], u64::from(is_found)));
+    }
+    // What follows a rejection is nobody's business; a frame that is none is.
+    let mut wire = Wire::new(|setup| setup.reject = true);
+    assert_eq!(wire.send(1, b"anything at all, and more"), []);
+    let mut wire = Wire { reassembler: Reassembler::default(), next: [0, 0], frame: 0, crc: false };
+    let bad = [&Kind::Reply.key()[..], &[0, 1, 2, 1]].concat();
+    assert_eq!(reason(&wire.send(0, &bad)), "an MPA frame with 513 bytes of private data, of which there may be 512");
+}
+
+#[test]
+fn ports_that_are_used_again_begin_again() {
+    let mut wire = Wire::new(|_| {});
+    let fpdu = wire.fpdu(send(1, 0, true), b"abcd");
+    assert_eq!(wire.send(0, &fpdu[..10]), []);
+    let syn = packet(false, 77, 0x02, b"");
+    assert_eq!(wire.reassembler.packet(&Packet { frame: 9, link: Linktype::ETHERNET, bytes: &syn }), []);
+    wire.next[0] = 78;
+    assert_eq!(wire.send(0, &fpdu), [], "it has not said that it is one of iWARP");
+    assert_eq!(wire.reassembler.broken(), 0);
+}
