@@ -1,7 +1,8 @@
 # For tests of the example nfs3d with the Linux kernel's client: sourced, by bash, in the guest, behind lib.sh.
 #
-# The server exports /srv/nfs3d, a file system in memory, at 10.0.0.1, RDMA port 20049; MOUNT is at TCP port 20148. Its
-# standard output is in /run/nfs3d.
+# The server exports /srv/nfs3d, a file system in memory, at $ours (see peers.sh), RDMA port 20049; MOUNT is at TCP port
+# 20148. Its standard output is in /run/nfs3d.
+source "$(dirname "${BASH_SOURCE[0]}")/peers.sh"
 program NFS3D examples/nfs3d "cargo build -p rpcrdma --features verbs --example nfs3d"
 nfs3d=$NFS3D
 
@@ -16,7 +17,7 @@ storage() { mount -t tmpfs -o "mode=1777,size=${1:-75%}" tmpfs $export; }
 
 # serve [OPTION…]: starts the server and waits until it listens. $server: its process.
 serve() {
-    "$nfs3d" $export --listen verbs:10.0.0.1:20049 --mount-port 20148 --key /run/nfs3d.key --squash none \
+    "${enter[@]}" "$nfs3d" $export --listen $fabric:$ours:20049 --mount-port 20148 --key /run/nfs3d.key --squash none \
         --clients 2 "$@" >/run/nfs3d 2>&1 &
     server=$!
     await 30 grep -q '^listening' /run/nfs3d
@@ -32,7 +33,16 @@ quit() {
 # nfs [DIRECTORY [OPTIONS]]: mounts it.
 nfs() {
     mount -t nfs -o "vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=20148,nolock,${2:-rw}" \
-        10.0.0.1:$export "${1:-/mnt}"
+        $ours:$export "${1:-/mnt}"
+}
+
+# connections: how many clients the server has, as the kernel counts them.
+connections() {
+    if [[ $fabric == verbs ]]; then
+        rdma resource show qp link $DEVICE | grep -c 'type RC.*state RTS.*comm rpcrdma-shard' || true
+    else
+        "${enter[@]}" ss -Htn state established 'sport = :20049' | wc -l
+    fi
 }
 
 # xprt DIRECTORY N: a figure of a mount's RDMA transport in mountstats, counted behind the word rdma.

@@ -1,7 +1,9 @@
 # For tests of this project's clients with the Linux kernel's NFS server: sourced, by bash, in the guest, behind lib.sh.
 #
-# The server exports /srv/nfs, a file system in memory, at 10.0.0.1, RDMA port 20049; see nfsd-up. $target: where
-# programs are built.
+# The server exports /srv/nfs, a file system in memory, at $kernel (see peers.sh), RDMA port 20049; see nfsd-up. $at:
+# its address for them. $target: where programs are built.
+source "$(dirname "${BASH_SOURCE[0]}")/peers.sh"
+at=$fabric:$kernel
 target=$(realpath "$RPCRDMA_VM_RESULTS/../../..")
 
 # up: has the server running, until the script ends: other servers want its port then.

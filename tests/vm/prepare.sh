@@ -28,6 +28,7 @@ prepare() {
     flock -w 600 "$lock" || { echo "tests/vm/run: another one has held $cache/lock for 10 minutes" >&2; exit 1; }
     install_packages
     unpack_kernel
+    add_siw
     build_initramfs
     choose_accelerator
     exec {lock}>&-
@@ -91,6 +92,25 @@ unpack_kernel() {
     PATH=$PATH:/sbin:/usr/sbin depmod -b "$work/extra" "$version" 2>>"$logs/kernel.log"
     kernel=$cache/kernel-$version
     mv "$work" "$kernel"
+}
+
+# The driver of soft-iWARP, where modprobe finds it in the guest. If it cannot be had, siw.absent in its place says why:
+# scripts that want it are skipped, and others go on. Only --prepare tries again.
+add_siw() {
+    local version=${kernel##*/kernel-} work=$cache/siw place
+    place=$kernel/extra/lib/modules/$version/extra
+    if [[ -e $place/siw.ko || (-e $place/siw.absent && $mode != prepare) ]]; then return; fi
+    echo "building siw.ko for $version" >&2
+    mkdir -p "$place"
+    if timeout 300 "$vm/siw-build" "$version" "$work" >"$logs/siw.log" 2>&1; then
+        mv "$work/siw.ko" "$place/"
+        PATH=$PATH:/sbin:/usr/sbin depmod -b "$kernel/extra" "$version" 2>>"$logs/siw.log"
+        rm -f "$place/siw.absent"
+    else
+        tail -n 1 "$logs/siw.log" >"$place/siw.absent"
+        echo "not run: siw: $(<"$place/siw.absent"); see $logs/siw.log" >&2
+    fi
+    rm -rf "$work"
 }
 
 build_initramfs() {

@@ -3,6 +3,7 @@
 # real.
 # limit: 200
 source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../peers.sh"
 
 "$(dirname "$0")/../nfsd-up" /srv/nfs
 # Others want the port.
@@ -12,8 +13,10 @@ sum=$(sha256sum </run/file)
 
 # round OPTIONS PATH: mounts the path, writes the file, reads it back in a mount that has nothing of it in memory.
 round() {
-    local mount=(mount -t nfs -o "proto=rdma,port=20049,$1" "10.0.0.1:$2" /mnt)
+    local mount=(mount -t nfs -o "proto=rdma,port=20049,$1" "$kernel:$2" /mnt)
     "${mount[@]}"
+    rdma resource show cm_id link "$DEVICE" | grep "state CONNECT.*dst-addr $kernel:20049" ||
+        fail "$1: not over $DEVICE: $(rdma resource show cm_id)"
     cp /run/file /mnt/file
     umount /mnt
     [[ $(sha256sum </srv/nfs/file) == "$sum" ]] || fail "$1: the server has another file than was written"

@@ -11,25 +11,18 @@ program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
 modprobe -a sch_ingress cls_matchall act_gact || { echo "no traffic control in this kernel"; exit 77; }
 storage
 serve --keep-alive 2
-# The other one is connected before there is a way over the cable, and so within the device.
-"$RPCRDMA" ping -c 100000 -i 0.1 verbs:10.0.0.1 >/run/other 2>&1 &
+# The other one is connected before there is a way over the cable, and so within the device, or where the server is.
+"${enter[@]}" "$RPCRDMA" ping -c 100000 -i 0.1 $fabric:$ours >/run/other 2>&1 &
 other=$!
 answers() { wc -l </run/other; }
 await 30 bash -c '(( $(wc -l </run/other) > 5 ))'
-"$(dirname "$0")/../wire-up"
+wire
 
-cut_off() {
-    for device in v0 v1; do
-        tc qdisc add dev $device clsact && tc filter add dev $device ingress matchall action drop
-    done
-}
-mend() { for device in v0 v1; do tc qdisc del dev $device clsact; done; }
 # Other tests follow in this machine, whatever becomes of this one.
 trap 'mend 2>/dev/null || true; umount -l /mnt /srv/nfs3d 2>/dev/null || true
-    for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; "$(dirname "$0")/../wire-up" down' EXIT
-theirs() { rdma resource show qp link rxe0 | grep -c "type RC.*comm rpcrdma-shard" || true; }
+    for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; wire down' EXIT
 holds() {
-    theirs
+    connections
     rdma resource show cm_id | grep -c "state CONNECT.*comm nfs3d" || true
     rdma resource show mr | grep -c "comm rpcrdma-shard" || true
 }
@@ -45,7 +38,7 @@ for i in 1 2 3 4; do
     copies+=($!)
 done
 await 120 test -s $export/copy-4
-[[ $(theirs) -gt $(head -n 1 /run/before) ]] || fail "no queue pair for the client: $(rdma resource show qp)"
+[[ $(connections) -gt $(head -n 1 /run/before) ]] || fail "no connection of the client"
 
 cut_off
 cut=$SECONDS
@@ -68,7 +61,7 @@ done
 echo "- the mount goes on after $((SECONDS - cut)) s"
 
 # With nothing under way it is found out, too.
-[[ $(theirs) -gt $(head -n 1 /run/before) ]] || fail "no queue pair for the client: $(rdma resource show qp)"
+[[ $(connections) -gt $(head -n 1 /run/before) ]] || fail "no connection of the client"
 cut_off
 cut=$SECONDS
 await 120 eval '[[ $(holds) == "$(</run/before)" ]]'

@@ -9,7 +9,7 @@ stats=/run/stats
 rm -rf /srv/nfs/*
 
 # nfs3c ARGUMENT…: must succeed; what it prints is in /run/out, what the connection did in $stats.
-nfs3c() { "$NFS3C" --stats verbs:10.0.0.1 /srv/nfs "$@" >/run/out 2>$stats || fail "nfs3c $*: $(cat $stats)"; }
+nfs3c() { "${enter[@]}" "$NFS3C" --stats $at /srv/nfs "$@" >/run/out 2>$stats || fail "nfs3c $*: $(cat $stats)"; }
 
 echo "- files of all lengths"
 head -c 9000001 /dev/urandom >/run/file
@@ -81,8 +81,8 @@ nfs3c stat tree/examples/hello.rs
 grep -q " $(stat -c %s /srv/nfs/tree/examples/hello.rs) " /run/out || fail "another size: $(cat /run/out)"
 
 echo "- errors"
-! "$NFS3C" verbs:10.0.0.1 /srv/nfs get absent /run/nfsd-back 2>$stats || fail "a file that is not there"
+! "${enter[@]}" "$NFS3C" $at /srv/nfs get absent /run/nfsd-back 2>$stats || fail "a file that is not there"
 grep -q NFS3ERR_NOENT $stats || fail "$(cat $stats)"
-! "$NFS3C" verbs:10.0.0.1 /srv/elsewhere ls 2>$stats || fail "an export that is not there"
+! "${enter[@]}" "$NFS3C" $at /srv/elsewhere ls 2>$stats || fail "an export that is not there"
 grep -q MNT3ERR $stats || fail "$(cat $stats)"
 rm -rf /srv/nfs/*

@@ -8,10 +8,10 @@ up
 said=/run/ping
 
 # ping OPTION…: must succeed; what it says is in $said.
-ping() { "$RPCRDMA" ping --json -c 20 -i 0 "$@" >$said || fail "ping $*: $(cat $said)"; }
+ping() { "${enter[@]}" "$RPCRDMA" ping --json -c 20 -i 0 "$@" >$said || fail "ping $*: $(cat $said)"; }
 
 echo "- begins in version 2, is answered with ERR_VERS, and goes on in version 1 on the same connection"
-ping verbs:10.0.0.1
+ping $at
 is $said rdma_version 1
 is $said connections 1
 is $said answered 20
@@ -26,18 +26,18 @@ is $said invalidated_by_server 1
 is $said invalidated_here 0
 
 echo "- private data without the flag: nothing is invalidated by the server"
-ping --no-invalidate verbs:10.0.0.1:20049
+ping --no-invalidate $at:20049
 is $said reply_chunk '"used"'
 is $said invalidated_by_server 0
 is $said invalidated_here 1
 
 echo "- version 1 from the start"
-ping --rdma-version 1 verbs:10.0.0.1
+ping --rdma-version 1 $at
 is $said rdma_version 1
 is $said credits 64
 
 echo "- a server that goes away and comes back"
-"$RPCRDMA" ping -i 0.1 -W 2 verbs:10.0.0.1 >/run/pings 2>&1 &
+"${enter[@]}" "$RPCRDMA" ping -i 0.1 -W 2 $at >/run/pings 2>&1 &
 pinging=$!
 await 30 grep -q '^reply 3 ' /run/pings
 rpc.nfsd 0
@@ -50,8 +50,8 @@ wait $pinging && fail "no call is said to have failed: $(cat /run/pings)"
 grep -q 'connections begun: \([2-9]\|1[0-9]\)' /run/pings || fail "$(cat /run/pings)"
 
 echo "- IPv6, and other programs and versions"
-ping 'verbs:[fd00::1]:20049' 100227 3
-! "$RPCRDMA" ping --json -c 1 verbs:10.0.0.1 100003 9 >$said || fail "a version that is not served"
+ping "$fabric:[$kernel6]:20049" 100227 3
+! "${enter[@]}" "$RPCRDMA" ping --json -c 1 $at 100003 9 >$said || fail "a version that is not served"
 grep -q 'server has 3 to 4' $said || fail "$(cat $said)"
-! "$RPCRDMA" ping -c 1 verbs:10.0.0.1:20050 2>$said || fail "a port where nobody listens"
+! "${enter[@]}" "$RPCRDMA" ping -c 1 $at:20050 2>$said || fail "a port where nobody listens"
 grep -q 'nobody listens' $said || fail "$(cat $said)"

@@ -1,7 +1,8 @@
 # The connection manager connects by address, of IPv4 and IPv6; Sends, RDMA Reads and Writes carry what was sent.
 source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../peers.sh"
 
-for address in 10.0.0.1 fd00::1; do
+for address in $kernel $kernel6; do
     rping -s -a "$address" -C 10 -V & # -V: what arrives is checked
     server=$!
     await 10 listening_rdma 7174

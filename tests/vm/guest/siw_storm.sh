@@ -1,0 +1,44 @@
+# Connections to the Linux kernel's server over soft-iWARP and by its client, many one after another; and ends that
+# are killed amid bulk data, both ways.
+#
+# The kernel's siw, as responder, sends its reply and then looks at its socket only when more comes: a first message
+# that came in between lies there. Each connection makes its first call at once, and may wait for its reply for 5 s:
+# without the fabric's precaution about one in ten does so in vain.
+# limit: 400
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../siw.sh"
+
+began=$SECONDS
+for ((n = 1; n <= 150; n++)); do
+    "${enter[@]}" "$RPCRDMA" ping -q --no-chunk -c 1 -W 5 $at >/run/ping 2>&1 || fail "connection $n: $(</run/ping)"
+done
+echo "- 150 connections to the kernel's server in $((SECONDS - began)) s"
+unharmed "150 connections"
+
+for what in put get; do
+    busy $what
+    kill -KILL "$client"
+    wait "$client" 2>/dev/null || true
+    unharmed "a client killed amid $what"
+
+    busy $what
+    rpc.nfsd 0
+    lost "the kernel's server ended amid $what"
+    "$vm/nfsd-up" /srv/nfs
+    unharmed "the kernel's server again"
+done
+rm /run/large /srv/nfs/large
+rpc.nfsd 0
+
+# The other way round: the kernel connects.
+source "$vm/nfs3d.sh"
+storage
+serve
+began=$SECONDS
+for ((n = 1; n <= 50; n++)); do
+    nfs || fail "mount $n"
+    umount /mnt
+done
+echo "- 50 mounts by the kernel's client in $((SECONDS - began)) s"
+await 120 eval '(($(theirs) == 0 && $(connections) == 0))'
+quit

@@ -1,0 +1,118 @@
+# What Wireshark's tshark makes of the iWARP fabric's connections to the Linux kernel's NFS server and from its client,
+# captured on the cable: the MPA frames of set-up, DDP and RDMAP with each kind of message that there should be, RPC
+# over RDMA in them, and nothing that is malformed.
+#
+# tshark 4.0 takes the data of a READ for part of the reply, which it is not, and calls each such reply malformed,
+# between two kernels, too. It sees nothing but a Send in version 2.
+# limit: 200
+source "$(dirname "$0")/../lib.sh"
+export DEVICE=siw0
+source "$(dirname "$0")/../nfsd.sh"
+for tool in dumpcap tshark; do
+    command -v $tool >/dev/null || { echo "$tool is missing: apt-get install tshark"; exit 77; }
+done
+program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"
+up
+source "$vm/nfs3d.sh"
+trap 'umount -l /mnt /srv/nfs3d 2>/dev/null || true
+    for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; rpc.nfsd 0' EXIT
+
+# capture NAME COMMAND…: runs the command, and leaves in /run/NAME a line for each packet of what went over the cable
+# meanwhile, with all values of each field.
+fields=(frame.number _ws.malformed iwarp_mpa.req iwarp_mpa.rep iwarp_rdma.opcode rpcordma.version rpcordma.msg_type
+    nfs.procedure_v3 rpc.msgtyp ip.src)
+capture() {
+    local file=$RPCRDMA_VM_RESULTS/siw-$1.pcapng capturing
+    dumpcap -q -i $near -f 'tcp port 20049' -w "$file" 2>/run/dumpcap &
+    capturing=$!
+    await 30 grep -q '^File: ' /run/dumpcap
+    "${@:2}"
+    sleep 1
+    kill -INT $capturing
+    wait $capturing
+    chmod a+r "$file"
+    tshark -r "$file" -T fields -E separator=/t "${fields[@]/#/-e}" >"/run/$1" 2>/run/tshark || fail "$(</run/tshark)"
+    tshark -r "$file" -Y '_ws.expert.severity == error && !_ws.malformed || iwarp_mpa.bad_length' >/run/wrong \
+        2>/run/tshark
+    [[ ! -s /run/wrong ]] || fail "$1: tshark finds fault: $(</run/wrong)"
+    echo "$1: $(wc -l <"/run/$1") packets"
+}
+
+# show NAME CONDITION: the numbers of the packets for which it is true. operations(N): how many RDMAP messages of this
+# opcode are in the packet (RFC 5040 §4.3).
+show() {
+    awk -F '\t' "
+        function operations(n,    values, count, total, i) {
+            count = split(\$5, values, \",\")
+            for (i = 1; i <= count; i++) if (values[i] == sprintf(\"0x%02x\", n)) total++
+            return total + 0
+        }
+        {
+            malformed = \$2; request = \$3; reply = \$4
+            version = \$6; type = \$7; procedure = \$8; answer = \$9; from = \$10
+        }
+        $2 { print \$1 }" "/run/$1"
+}
+
+# some NAME N CONDITION: at least so many packets are like this.
+some() {
+    local found
+    found=$(show "$1" "$3" | wc -l)
+    ((found >= $2)) || fail "$1: $found packets, not $2 or more, have: $3"
+    echo "$1: $found packets: $3"
+}
+
+# sound NAME: nothing is malformed but what is known, nothing was ended by a Terminate (opcode 7).
+sound() {
+    local odd
+    odd=$(show "$1" 'malformed != "" && !(procedure ~ /6/ && answer ~ /1/)')
+    [[ -z $odd ]] || fail "$1: malformed, and no reply to READ: packets $odd"
+    odd=$(show "$1" 'operations(7)')
+    [[ -z $odd ]] || fail "$1: a Terminate: packets $odd"
+}
+
+head -c 20001 /dev/urandom >/run/file
+head -c 100 /run/file >/run/small
+client() {
+    local nfs3c=("${enter[@]}" "$NFS3C" --block 8192)
+    "${nfs3c[@]}" $at /srv/nfs put /run/file /run/small . || fail "put"
+    "${nfs3c[@]}" $at /srv/nfs get file /run/back || fail "get"
+    cmp /run/file /run/back || fail "another file came back"
+    "${nfs3c[@]}" --rdma-version 1 --no-invalidate $at /srv/nfs get file /run/back || fail "get"
+    cmp /run/file /run/back || fail "another file came back"
+}
+capture client client
+sound client
+some client 3 'request != ""'
+some client 3 'reply != ""'
+# The kernel reads what is put, and writes what is got.
+some client 3 "operations(1) && from == \"$kernel\""
+some client 3 "operations(2) && from == \"$ours\""
+some client 6 "operations(0) && from == \"$kernel\""
+# Send With Invalidate, where it may be: not on the last connection.
+some client 3 "operations(4) + operations(6) && from == \"$kernel\""
+last=$(show client 'request != ""' | tail -n 1)
+[[ -z $(show client "\$1 > $last && operations(4) + operations(6)") ]] || fail "invalidated without leave"
+some client 10 'version ~ /1/ && type != ""'
+
+storage
+serve
+server() {
+    nfs
+    cp /run/file /run/small /mnt/
+    umount /mnt
+    nfs
+    cmp /run/file /mnt/file || fail "another file is read"
+    ls -l /mnt >/dev/null
+    umount /mnt
+}
+capture server server
+sound server
+some server 2 'request != ""'
+some server 2 'reply != ""'
+some server 1 "operations(1) && from == \"$ours\""
+some server 1 "operations(2) && from == \"$kernel\""
+some server 1 "operations(0) && from == \"$ours\""
+some server 1 "operations(4) + operations(6) && from == \"$ours\""
+some server 10 'version ~ /1/ && type != ""'
+quit

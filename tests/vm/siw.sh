@@ -1,0 +1,39 @@
+# For tests of what becomes of connections between the Linux kernel's NFS server over soft-iWARP and this project's
+# clients: sourced, by bash, in the guest, behind lib.sh. The server is up, see nfsd.sh.
+export DEVICE=siw0
+source "$(dirname "${BASH_SOURCE[0]}")/nfsd.sh"
+program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
+program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"
+up
+truncate -s 1G /run/large
+cp /run/large /srv/nfs/large
+
+# theirs: connections that the kernel has, of both roles.
+theirs() { rdma resource show cm_id link siw0 | grep -c 'state CONNECT' || true; }
+
+# unharmed WHAT: the kernel's server goes on, and has nothing left of those who are gone.
+unharmed() {
+    await 120 eval '(($(theirs) == 0))'
+    "${enter[@]}" "$RPCRDMA" ping -q -c 3 -i 0 $at >/run/ping 2>&1 || fail "$1: not served any more: $(</run/ping)"
+    echo "- $1: ok"
+}
+
+# busy put|get: a client amid bulk data; $client: its process.
+busy() {
+    local what=(get large /run/copy)
+    [[ $1 == get ]] || what=(put /run/large copy)
+    rm -f /run/copy /srv/nfs/copy
+    "${enter[@]}" "$NFS3C" --depth 8 $at /srv/nfs "${what[@]}" >/run/busy 2>&1 &
+    client=$!
+    await 30 bash -c "(( \$(cat /run/copy /srv/nfs/copy 2>/dev/null | head -c 4000000 | wc -c) == 4000000 ))"
+}
+
+# lost WHAT: the client ends by itself, and says why.
+lost() {
+    local status=0
+    await 90 bash -c "! kill -0 $client 2>/dev/null"
+    wait "$client" || status=$?
+    ((status == 1)) || fail "$1: exit status $status of a client: $(</run/busy)"
+    grep -q '^nfs3c: ' /run/busy || fail "$1: the client does not say why it ends: $(</run/busy)"
+    echo "- $1: $(tail -n 1 /run/busy)"
+}
