@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rpcrdma::Address;
 use rpcrdma::fabric::any::AnyFabric;
+use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma::fabric::iwarp::{IwarpConfig, IwarpFabric};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 
@@ -34,16 +35,10 @@ pub fn new_address(name: &str) -> Address {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let text = match scheme().as_str() {
         "soft" => format!("soft:it-{}-{name}-{number}", std::process::id()),
-        "iwarp" => format!("iwarp:{}", loopback_address(number)),
+        "iwarp" => format!("iwarp:{}", loopback_address().0),
         scheme => format!("{scheme}:{}", device_address(number)),
     };
     text.parse().unwrap_or_else(|error| panic!("{FABRIC} is set: {error}"))
-}
-
-/// An address of this host that no other process takes: all of 127.0.0.0/8 is loopback.
-fn loopback_address(number: u16) -> std::net::SocketAddr {
-    let [_, a, b, c] = std::process::id().to_be_bytes();
-    (std::net::Ipv4Addr::new(127, a | 0x80, b, c.max(1)), 20_000 + number).into()
 }
 
 #[cfg(feature = "verbs")]

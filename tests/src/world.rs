@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rpcrdma::client::{ClientConfig, Connection, LocalClient, PreparedCall};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Address, CallError, CallResult, Config, Server, Services};
+use rpcrdma::{Address, CallError, CallResult, Config, FailedCall, Server, Services};
 use rpcrdma_mempool::{Buf, PagePolicy};
 
 use crate::balance::{open_descriptors, settles, shard_leak};
@@ -125,6 +125,12 @@ pub fn small_server() -> ServerConfig {
 /// A client of the standard program.
 pub fn small_client(shard: Config) -> ClientConfig {
     ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) }
+}
+
+/// Whether a call has its reply, or went with its connection.
+pub fn served_or_lost<T>(end: &Result<T, FailedCall>) -> bool {
+    let lost = |failed: &FailedCall| matches!(failed.error, CallError::ConnectionLost { .. } | CallError::Closed);
+    end.as_ref().err().is_none_or(lost)
 }
 
 fn words(values: &[u32]) -> Vec<u8> {

@@ -15,7 +15,7 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
-    Opcode, PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
+    PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
 };
 
 /// How much trouble. Each knob is a chance per mille, 0 by default.
@@ -241,14 +241,7 @@ impl<F: Fabric> Chaos<F> {
 }
 
 fn ended(qp: QpId, posting: &Posting, status: Status) -> Completion {
-    let opcode = match posting.wr {
-        WorkRequest::Send { .. } => Opcode::Send,
-        WorkRequest::Write { .. } => Opcode::Write,
-        WorkRequest::Read { .. } => Opcode::Read,
-        WorkRequest::Bind { .. } => Opcode::Bind,
-        WorkRequest::LocalInvalidate { .. } => Opcode::LocalInvalidate,
-    };
-    Completion { wr_id: posting.wr_id, qp, opcode, status, buf: None, invalidated: None }
+    Completion::ended(qp, posting.wr_id, posting.wr.opcode(), status)
 }
 
 impl<F: Fabric> Fabric for Chaos<F> {

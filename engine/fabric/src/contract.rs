@@ -20,6 +20,7 @@ mod memory;
 mod messages;
 
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
@@ -64,6 +65,19 @@ pub fn cases<F: Fabric>() -> Vec<Case<F>> {
     all.extend(memory::cases());
     all.extend(connections::cases());
     all
+}
+
+/// A TCP address of this host that nobody else takes, another one each time: all of 127.0.0.0/8 is loopback.
+pub fn loopback_address() -> FabricAddress {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    FabricAddress(format!("127.{}.{b}.{}:{}", a | 0x80, c.max(1), 20_000 + number))
+}
+
+/// Of a [`loopback_address`] another one, where nobody listens.
+pub fn nowhere(address: &FabricAddress) -> FabricAddress {
+    FabricAddress(address.0.replace(":20", ":30"))
 }
 
 /// Runs cases, each in a world of its own.

@@ -27,6 +27,8 @@
 //! | [`host`] | `HOST:PORT`, as addresses of two of the fabrics have it |
 //! | `keys` | the keys of memory windows |
 //! | `table` | queue pairs, by slot and generation |
+//! | `sockets` | what connection management waits for: listeners, sockets, a waker |
+//! | `patience` | how long something has waited for the peer |
 //! | `seats` | the fabrics that share a bound address: who takes a connection |
 //! | `reaper` | what may take long to destroy, on threads of its own |
 //! | [`log_limit`] | log lines that peers can cause, within bounds |
@@ -42,10 +44,12 @@ pub mod host;
 pub mod iwarp;
 mod keys;
 pub mod log_limit;
+mod patience;
 mod reaper;
 mod received;
 mod receives;
 mod seats;
+mod sockets;
 pub mod software;
 mod table;
 #[cfg(any(test, feature = "testing"))]
@@ -239,6 +243,19 @@ pub enum WorkRequest {
     },
 }
 
+impl WorkRequest {
+    /// What its completion says that it was.
+    pub fn opcode(&self) -> Opcode {
+        match self {
+            Self::Send { .. } => Opcode::Send,
+            Self::Write { .. } => Opcode::Write,
+            Self::Read { .. } => Opcode::Read,
+            Self::Bind { .. } => Opcode::Bind,
+            Self::LocalInvalidate { .. } => Opcode::LocalInvalidate,
+        }
+    }
+}
+
 /// A work request with what the caller wants to hear of it.
 #[derive(Debug)]
 pub struct Posting {
@@ -321,6 +338,19 @@ pub struct Completion {
     pub buf: Option<ReceivedBuf>,
     /// For [`Opcode::Recv`]: the key of ours that the peer's Send With Invalidate revoked.
     pub invalidated: Option<u32>,
+}
+
+impl Completion {
+    /// Of a request that was sent.
+    pub(crate) fn ended(qp: QpId, wr_id: u64, opcode: Opcode, status: Status) -> Self {
+        Self { wr_id, qp, opcode, status, buf: None, invalidated: None }
+    }
+
+    /// Of a Receive that has not become a message: it met none, or one that it could not take.
+    pub(crate) fn failed_receive(qp: QpId, status: Status, buf: Buf) -> Self {
+        let buf = Some(ReceivedBuf::new(buf, 0));
+        Self { wr_id: 0, qp, opcode: Opcode::Recv, status, buf, invalidated: None }
+    }
 }
 
 /// What both sides say when a queue pair is set up.

@@ -2,9 +2,9 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use rpcrdma_fabric::contract::loopback_address;
 use rpcrdma_fabric::iwarp::wire::{
     Crc as Sum, Enhanced, Fault, Kind, Opcode as Message, Place, Reader, Segment, Setup, Step, Terminate, fpdu_len,
 };
@@ -34,10 +34,7 @@ struct Server {
 
 impl Server {
     fn new(config: IwarpConfig) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let [_, a, b, c] = std::process::id().to_be_bytes();
-        let port = 20_000 + NEXT.fetch_add(1, Ordering::Relaxed);
-        let address = format!("127.{}.{b}.{}:{port}", a | 0x80, c.max(1));
+        let FabricAddress(address) = loopback_address();
         let mut fabric = IwarpFabric::new(config).expect("open");
         let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
         let classes = vec![Class { size: 4096, count: 64 }, Class { size: 1 << 20, count: 16 }];

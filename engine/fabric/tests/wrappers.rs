@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rpcrdma_fabric::chaos::{Chaos, ChaosConfig};
-use rpcrdma_fabric::contract::{self, World};
+use rpcrdma_fabric::contract::{self, World, loopback_address, nowhere};
 use rpcrdma_fabric::iwarp::{IwarpConfig, IwarpFabric};
 use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma_fabric::trace::{self, Trace};
@@ -44,16 +44,9 @@ fn traced() {
 /// The same over TCP, with both wrappers; chaos that does nothing.
 #[test]
 fn over_tcp() {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let address = || {
-        let [_, a, b, c] = std::process::id().to_be_bytes();
-        let port = 20_000 + NEXT.fetch_add(1, Ordering::Relaxed);
-        FabricAddress(format!("127.{}.{b}.{}:{port}", a | 0x80, c.max(1)))
-    };
     let open = || IwarpFabric::new(IwarpConfig::default()).expect("open");
     let wrap = || Trace::new(Chaos::new(open(), ChaosConfig::default()), trace::length, |_| ());
-    let nowhere = |address: &FabricAddress| FabricAddress(address.0.replace(":20", ":30"));
-    check(&contract::run_with(contract::cases(), || Ok((wrap(), wrap(), address())), nowhere));
+    check(&contract::run_with(contract::cases(), || Ok((wrap(), wrap(), loopback_address())), nowhere));
 }
 
 #[test]

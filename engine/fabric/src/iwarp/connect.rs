@@ -2,32 +2,27 @@
 
 #![forbid(unsafe_code)]
 
-use std::hash::{BuildHasher, Hasher};
-use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec};
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 
 use super::IwarpFabric;
 use super::config::FpduSize;
 use super::endpoint::{Endpoint, Limits, Terms};
-use super::listener::{Accepted, IwarpListener, Visitor, equip, open, system};
+use super::listener::{IwarpListener, Visitor, equip, open};
 use super::qp::{Common, Qp, State};
 use super::setup::{self, Agreed, PRIVATE_DATA, Wishes};
 use super::sys;
 use super::wire::{Kind, MAX_ULPDU, Setup, UNTAGGED_HEADER, fpdu_len};
 use crate::host;
-use crate::seats::{self, Arrival, Seat};
-use crate::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId, Waker};
+use crate::seats::{self, Arrival};
+use crate::sockets::{FIRST_TOKEN, News, Randoms, Sockets, failed, shorter};
+use crate::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId};
 
-/// Sockets with news that one look takes in; the others follow in the next.
-const EVENTS: usize = 64;
 /// Longest sleep while something has a time limit that no socket announces.
 const TICK: Duration = Duration::from_millis(10);
 /// Longest sleep while a message waits for a Receive, as often as the peer was told to try again.
@@ -43,17 +38,14 @@ const MAX_WINDOWS: u32 = 1 << 16;
 /// The least that a TCP segment holds (RFC 9293 §3.7.1), for peers and paths that say less.
 const LEAST_SEGMENT: usize = 536;
 
-/// Sockets that are not, or not any more, queue pairs'; and the means to wait for all of them.
+/// What is not, or not any more, a queue pair's.
 #[derive(Debug)]
 pub(super) struct Connections {
-    epoll: OwnedFd,
-    waker: Arc<OwnedFd>,
-    listeners: Vec<(IwarpListener, Seat<Visitor>)>,
+    pub(super) sockets: Sockets<IwarpListener>,
     requests: Vec<Request>,
     next_request: u64,
     partings: Vec<Parting>,
-    random: std::hash::RandomState,
-    randoms: u64,
+    randoms: Randoms,
 }
 
 /// A connection of ours that the peer has not answered yet.
@@ -88,11 +80,9 @@ struct Parting {
     deadline: Instant,
 }
 
-/// What an epoll event is about, in 64 bits.
+/// Which socket has news, in 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Token {
-    Waker,
-    Listener,
     /// A socket of a queue pair that stands.
     Sockets,
     Request(u64),
@@ -100,23 +90,18 @@ enum Token {
 }
 
 impl Token {
-    fn data(self) -> EventData {
-        EventData::new_u64(match self {
-            Self::Waker => 0,
-            Self::Listener => 1,
-            Self::Sockets => 2,
+    fn data(self) -> u64 {
+        match self {
+            Self::Sockets => FIRST_TOKEN,
             Self::Request(id) => 1 << 62 | id,
             Self::Dial(slot) => 2 << 62 | u64::from(slot),
-        })
+        }
     }
 
-    fn of(data: EventData) -> Self {
-        let data = data.u64();
-        match (data >> 62, data) {
-            (0, 0) => Self::Waker,
-            (0, 1) => Self::Listener,
-            (0, _) => Self::Sockets,
-            (1, _) => Self::Request(data & !(3 << 62)),
+    fn of(data: u64) -> Self {
+        match data >> 62 {
+            0 => Self::Sockets,
+            1 => Self::Request(data & !(3 << 62)),
             _ => Self::Dial(data as u32),
         }
     }
@@ -128,49 +113,11 @@ pub(super) fn now() -> Instant {
 }
 
 impl Connections {
-    /// `sockets` is the set of those that stand.
-    pub(super) fn new(sockets: BorrowedFd<'_>) -> Result<Self, FabricError> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|e| system("epoll_create", e))?;
-        let waker = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
-        let waker = Arc::new(waker.map_err(|e| system("eventfd", e))?);
-        let add = |socket: BorrowedFd<'_>, token: Token| {
-            epoll::add(&epoll, socket, token.data(), EventFlags::IN).map_err(|e| system("epoll_ctl", e))
-        };
-        add(waker.as_fd(), Token::Waker)?;
-        add(sockets, Token::Sockets)?;
-        Ok(Self {
-            epoll,
-            waker,
-            listeners: Vec::new(),
-            requests: Vec::new(),
-            next_request: 0,
-            partings: Vec::new(),
-            random: std::hash::RandomState::new(),
-            randoms: 0,
-        })
-    }
-
-    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
-
-    pub(super) fn waker(&self) -> Waker {
-        Waker::new(Arc::clone(&self.waker))
-    }
-
-    pub(super) fn listen(&mut self, listener: &IwarpListener) -> Result<(), FabricError> {
-        // Exclusive: of the shards that share it and sleep, one wakes per connection.
-        epoll::add(&self.epoll, listener.socket(), Token::Listener.data(), EventFlags::IN | EventFlags::EXCLUSIVE)
-            .map_err(|e| system("epoll_ctl(listener)", e))?;
-        self.listeners.push((listener.clone(), listener.seat(self.waker())));
-        Ok(())
-    }
-
-    pub(super) fn unlisten(&mut self) {
-        for (listener, _) in self.listeners.drain(..) {
-            // It was added, and it is still open.
-            let _ = epoll::delete(&self.epoll, listener.socket());
-        }
+    /// `standing` is the set of those that stand.
+    pub(super) fn new(standing: BorrowedFd<'_>) -> Result<Self, FabricError> {
+        let sockets = Sockets::new()?;
+        sockets.watch(standing, Token::Sockets.data(), EventFlags::IN)?;
+        Ok(Self { sockets, requests: Vec::new(), next_request: 0, partings: Vec::new(), randoms: Randoms::default() })
     }
 
     pub(super) fn reject(&mut self, request: RequestId, private_data: &[u8]) {
@@ -191,7 +138,7 @@ impl Connections {
     /// Lets a connection go when its peer has read what was sent, or at this time.
     pub(super) fn part(&mut self, socket: OwnedFd, deadline: Instant) {
         // One that was never connected is still looked at by its slot, which another will have.
-        let _ = epoll::delete(&self.epoll, &socket);
+        self.sockets.forget(&socket);
         let _ = rustix::net::shutdown(&socket, Shutdown::Write);
         if self.partings.len() >= PARTINGS {
             self.partings.swap_remove(0);
@@ -199,44 +146,10 @@ impl Connections {
         self.partings.push(Parting { socket, deadline });
     }
 
-    fn watch(&self, socket: BorrowedFd<'_>, token: Token, flags: EventFlags) -> Result<(), FabricError> {
-        epoll::add(&self.epoll, socket, token.data(), flags)
-            .map_err(|e| system("epoll_ctl (limit: /proc/sys/fs/epoll/max_user_watches)", e))
-    }
-
-    /// Another number each time, hard to guess from outside.
-    fn random(&mut self) -> u32 {
-        self.randoms += 1;
-        let mut hasher = self.random.build_hasher();
-        hasher.write_u64(self.randoms);
-        hasher.finish() as u32
-    }
-
     /// Takes connections of the listeners.
     fn accept_sockets(&mut self, common: &mut Common) {
-        let (mut arrivals, most) = (Vec::new(), common.config.max_handshakes);
-        for (listener, seat) in &self.listeners {
-            // Bounded, refusals included, so that a storm of connections leaves time for those that are there.
-            for _ in 0..most {
-                match listener.accept() {
-                    Accepted::Peer(visitor) => arrivals.extend(seat.place(visitor, most)),
-                    Accepted::Gone => common.refuse(format_args!("it has gone again")),
-                    Accepted::Nobody => break,
-                    Accepted::Failed(error) => {
-                        let error = system("accept", error);
-                        common.log.warn("failures of accept", format_args!("iWARP fabric: {error}"));
-                        break;
-                    }
-                }
-            }
-        }
+        let arrivals = self.sockets.accept(common.config.max_handshakes, |not| common.not_accepted(not));
         arrivals.into_iter().for_each(|arrival| self.accept_socket(common, arrival));
-    }
-
-    /// Takes the connections that another of those who share a listener has seen first.
-    fn accept_handed(&mut self, common: &mut Common) {
-        let handed: Vec<_> = self.listeners.iter().flat_map(|(_, seat)| seat.handed()).collect();
-        handed.into_iter().for_each(|arrival| self.accept_socket(common, arrival));
     }
 
     fn accept_socket(&mut self, common: &mut Common, arrival: Arrival<Visitor>) {
@@ -247,8 +160,9 @@ impl Connections {
         }
         let id = RequestId(self.next_request);
         self.next_request += 1;
+        let flags = EventFlags::IN | EventFlags::RDHUP;
         let watched = equip(socket.as_fd(), &common.config)
-            .and_then(|()| self.watch(socket.as_fd(), Token::Request(id.0), EventFlags::IN | EventFlags::RDHUP));
+            .and_then(|()| self.sockets.watch(socket.as_fd(), Token::Request(id.0).data(), flags));
         if let Err(error) = watched {
             return common.refuse(format_args!("{peer}: {error}"));
         }
@@ -369,7 +283,7 @@ impl IwarpFabric {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
             Err(error) => return Err(unreachable(to, error)),
         }
-        let random = self.connections.random();
+        let random = self.connections.randoms.next();
         let dial = Dial { address: to.clone(), wishes, frame: Some(frame), got: Vec::new() };
         let id = self
             .table
@@ -377,7 +291,7 @@ impl IwarpFabric {
         let Some(qp) = self.table.get(id) else { return Err(FabricError::Misuse("no such queue pair".to_owned())) };
         qp.deadline = Some(now() + self.common.config.handshake_timeout);
         if let Some(socket) = qp.socket()
-            && let Err(error) = self.connections.watch(socket, Token::Dial(id.slot), EventFlags::OUT)
+            && let Err(error) = self.connections.sockets.watch(socket, Token::Dial(id.slot).data(), EventFlags::OUT)
         {
             self.table.remove(id);
             return Err(error);
@@ -406,19 +320,19 @@ impl IwarpFabric {
         };
         let mut bytes = Vec::new();
         reply.encode(&mut bytes);
-        let _ = epoll::delete(&self.connections.epoll, &socket);
+        self.connections.sockets.forget(&socket);
         let sent = rustix::net::send(&socket, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         if sent != Ok(bytes.len()) {
             return Err(FabricError::Peer(format!("send of the reply: {sent:?}")));
         }
         let terms = terms(&self.common, socket.as_fd(), agreed, true);
-        let random = self.connections.random();
+        let random = self.connections.randoms.next();
         let id = self.table.insert(|id| Qp::new(id, Endpoint::new(id, limits, random), State::Closing, Some(socket)));
         let Some(qp) = self.table.get(id) else { return Err(FabricError::Misuse("no such queue pair".to_owned())) };
         qp.taken = Some(taken);
         if let Err(error) = qp.begin(&mut self.common, terms, &[]) {
             self.table.remove(id);
-            return Err(system("epoll_ctl (limit: /proc/sys/fs/epoll/max_user_watches)", error));
+            return Err(failed("epoll_ctl", error));
         }
         self.standing += 1;
         self.common.events.push_back(ControlEvent::Established { qp: id, private_data: Vec::new() });
@@ -428,24 +342,28 @@ impl IwarpFabric {
     /// Waits for sockets, as long as allowed, and does what they ask for. False if nothing came but bytes for
     /// connections that stand.
     pub(super) fn pump(&mut self, timeout: Option<Duration>) -> bool {
-        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
-        let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
-        // Interrupted, or nothing there: both are fine.
-        let Ok((ready, _)) = epoll::wait(&self.connections.epoll, &mut space, timeout.as_ref()) else {
-            return true;
-        };
-        self.connections.accept_handed(&mut self.common);
+        // Interrupted is fine.
+        let Some(news) = self.connections.sockets.wait(timeout) else { return true };
+        for arrival in self.connections.sockets.handed() {
+            self.connections.accept_socket(&mut self.common, arrival);
+        }
         let mut control = false;
-        for event in ready {
-            let token = Token::of(event.data);
-            control |= token != Token::Sockets;
-            match token {
+        for news in news {
+            let token = match news {
                 // Left for `sleep`: a wake also ends the *next* wait.
-                Token::Waker => {}
-                Token::Sockets => self.look = true,
-                Token::Listener => self.connections.accept_sockets(&mut self.common),
-                Token::Request(id) => self.connections.read_request(RequestId(id), &mut self.common),
-                Token::Dial(slot) => self.dial(slot),
+                News::Wake => None,
+                News::Listener => {
+                    self.connections.accept_sockets(&mut self.common);
+                    None
+                }
+                News::Socket(token) => Some(Token::of(token)),
+            };
+            control |= token != Some(Token::Sockets);
+            match token {
+                None => {}
+                Some(Token::Sockets) => self.look = true,
+                Some(Token::Request(id)) => self.connections.read_request(RequestId(id), &mut self.common),
+                Some(Token::Dial(slot)) => self.dial(slot),
             }
         }
         control
@@ -460,8 +378,7 @@ impl IwarpFabric {
         let error = if let Some(frame) = dial.frame.take() {
             match ask(socket, &frame) {
                 Ok(()) => {
-                    // It was added, and it is still open.
-                    let _ = epoll::modify(&self.connections.epoll, socket, Token::Dial(slot).data(), EventFlags::IN);
+                    self.connections.sockets.watch_for(socket, Token::Dial(slot).data(), EventFlags::IN);
                     return;
                 }
                 Err(error) => unreachable(&dial.address, error),
@@ -492,10 +409,10 @@ impl IwarpFabric {
         let State::Connecting(dial) = &mut qp.state else { return };
         let early = std::mem::take(&mut dial.got);
         let Some(socket) = qp.socket.as_ref().map(AsFd::as_fd) else { return };
-        let _ = epoll::delete(&self.connections.epoll, socket);
+        self.connections.sockets.forget(socket);
         let terms = terms(&self.common, socket, agreed, false);
         if let Err(error) = qp.begin(&mut self.common, terms, &early) {
-            let error = system("epoll_ctl (limit: /proc/sys/fs/epoll/max_user_watches)", error);
+            let error = failed("epoll_ctl", error);
             self.common.events.push_back(ControlEvent::ConnectFailed { qp: id, error });
             return self.give_up(slot);
         }
@@ -521,7 +438,7 @@ impl IwarpFabric {
     fn give_up(&mut self, slot: u32) {
         if let Some(qp) = self.table.at(slot) {
             if let Some(socket) = &qp.socket {
-                let _ = epoll::delete(&self.connections.epoll, socket);
+                self.connections.sockets.forget(socket);
             }
             qp.leave(&mut self.common, "never connected");
         }
@@ -611,16 +528,10 @@ impl IwarpFabric {
     /// Sleeps until there may be news; false if they are none of connection management's.
     pub(super) fn sleep(&mut self, timeout: Option<Duration>) -> bool {
         let limit = self.sleep_limit();
-        let timeout = match (timeout, limit) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
-        let control = self.pump(timeout);
+        let control = self.pump(shorter(timeout, limit));
         self.look = true;
         if control {
-            let mut count = [0; 8];
-            // Empty unless the waker was used.
-            let _ = rustix::io::read(&*self.connections.waker, &mut count);
+            self.connections.sockets.woken();
         }
         control || limit.is_some()
     }

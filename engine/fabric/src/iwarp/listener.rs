@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use super::config::IwarpConfig;
 use crate::host;
 use crate::seats::{Seat, Seats};
+use crate::sockets::{Listen, failed};
 use crate::{FabricAddress, FabricError, Waker};
 
 /// Connections that the kernel keeps for a listener that is busy.
@@ -30,55 +31,36 @@ struct Bound {
     seats: Arc<Seats<Visitor>>,
 }
 
-/// What there was to accept.
-#[derive(Debug)]
-pub(super) enum Accepted {
-    /// A connection.
-    Peer(Visitor),
-    /// It has gone again.
-    Gone,
-    /// None.
-    Nobody,
-    /// The system cannot say.
-    Failed(Errno),
-}
-
 impl IwarpListener {
     /// Binds and listens.
     pub(super) fn bind(address: &FabricAddress) -> Result<Self, FabricError> {
         let at = host::resolve(address)?;
         let socket = open(at)?;
-        let failed = |call: &str, e: Errno| refused(address, at, call, e);
+        let refused = |call: &str, e: Errno| refused(address, at, call, e);
         // Connections of a server that has just ended may linger; two listeners are refused all the same.
-        sockopt::set_socket_reuseaddr(&socket, true).map_err(|e| failed("setsockopt(SO_REUSEADDR)", e))?;
-        rustix::net::bind(&socket, &at).map_err(|e| failed("bind", e))?;
-        rustix::net::listen(&socket, BACKLOG).map_err(|e| failed("listen", e))?;
+        sockopt::set_socket_reuseaddr(&socket, true).map_err(|e| refused("setsockopt(SO_REUSEADDR)", e))?;
+        rustix::net::bind(&socket, &at).map_err(|e| refused("bind", e))?;
+        rustix::net::listen(&socket, BACKLOG).map_err(|e| refused("listen", e))?;
         Ok(Self(Arc::new(Bound { socket, seats: Arc::default() })))
     }
+}
 
-    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+impl Listen for IwarpListener {
+    type Visitor = Visitor;
+
+    fn socket(&self) -> BorrowedFd<'_> {
         self.0.socket.as_fd()
     }
 
-    /// A place among the fabrics that share it.
-    pub(super) fn seat(&self, waker: Waker) -> Seat<Visitor> {
+    fn seat(&self, waker: Waker) -> Seat<Visitor> {
         Seat::new(&self.0.seats, waker)
     }
 
-    /// Takes one connection, if there is one.
-    pub(super) fn accept(&self) -> Accepted {
-        loop {
-            match rustix::net::acceptfrom_with(self.socket(), SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-                Ok((socket, peer)) => match peer.and_then(|peer| SocketAddr::try_from(peer).ok()) {
-                    Some(peer) => return Accepted::Peer((socket, peer)),
-                    None => return Accepted::Gone,
-                },
-                Err(Errno::INTR) => {}
-                Err(Errno::CONNABORTED) => return Accepted::Gone,
-                Err(Errno::AGAIN) => return Accepted::Nobody,
-                Err(error) => return Accepted::Failed(error),
-            }
-        }
+    fn accept(&self) -> Result<Result<Visitor, String>, Errno> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (socket, peer) = rustix::net::acceptfrom_with(self.socket(), flags)?;
+        let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+        Ok(peer.map(|peer| (socket, peer)).ok_or_else(|| "it has no address".to_owned()))
     }
 }
 
@@ -106,31 +88,20 @@ fn refused(address: &FabricAddress, at: SocketAddr, call: &str, error: Errno) ->
                 host::DEFAULT_PORT
             ),
         },
-        error => system(&format!("{call} at {text}"), error),
+        error => failed(&format!("{call} at {text}"), error),
     }
-}
-
-/// A failure of a call, with the limit that is usually met.
-pub(super) fn system(call: &str, error: Errno) -> FabricError {
-    let hint = match error {
-        Errno::MFILE => " (open files: `ulimit -n` shows the limit, `ulimit -n 65536` raises it)",
-        Errno::NFILE => " (open files of the host: sysctl fs.file-max)",
-        Errno::NOBUFS | Errno::NOMEM => " (memory of the kernel for sockets: sysctl net.ipv4.tcp_mem)",
-        _ => "",
-    };
-    FabricError::System { call: call.to_owned(), detail: format!("{error}{hint}") }
 }
 
 /// A socket that never blocks.
 pub(super) fn open(to: SocketAddr) -> Result<OwnedFd, FabricError> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    rustix::net::socket_with(family, SocketType::STREAM, flags, None).map_err(|e| system("socket", e))
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None).map_err(|e| failed("socket", e))
 }
 
 /// Sets what every connection needs, and what the configuration asks for.
 pub(super) fn equip(socket: BorrowedFd<'_>, config: &IwarpConfig) -> Result<(), FabricError> {
-    let set = |option: &str, result: Result<(), Errno>| result.map_err(|e| system(&format!("setsockopt({option})"), e));
+    let set = |option: &str, result: Result<(), Errno>| result.map_err(|e| failed(&format!("setsockopt({option})"), e));
     set("TCP_NODELAY", sockopt::set_tcp_nodelay(socket, true))?;
     let timeout = u32::try_from(config.retry_timeout.as_millis()).unwrap_or(u32::MAX);
     set("TCP_USER_TIMEOUT", sockopt::set_tcp_user_timeout(socket, timeout))?;

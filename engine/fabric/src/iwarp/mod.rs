@@ -62,11 +62,12 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 pub use self::config::{Crc, FpduSize, IwarpConfig};
 use self::connect::Connections;
-use self::endpoint::{Regions, Shared, failed_receive};
+use self::endpoint::{Regions, Shared};
 pub use self::listener::IwarpListener;
 use self::qp::{Common, Polled, Qp, SCRATCH, State};
 use super::log_limit::ClockedLog;
 use super::receives::Receives;
+use super::sockets::failed;
 use super::table::Table;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
@@ -109,7 +110,7 @@ impl IwarpFabric {
     /// Opens the fabric for one shard.
     pub fn new(config: IwarpConfig) -> Result<Self, FabricError> {
         config.check()?;
-        let sockets = epoll::create(CreateFlags::CLOEXEC).map_err(|e| listener::system("epoll_create", e))?;
+        let sockets = epoll::create(CreateFlags::CLOEXEC).map_err(|e| failed("epoll_create", e))?;
         let capabilities = Capabilities {
             scheme: Self::SCHEME,
             device: "iWARP over TCP (user space)".to_owned(),
@@ -326,11 +327,11 @@ impl Fabric for IwarpFabric {
     }
 
     fn listen(&mut self, listener: &IwarpListener) -> Result<(), FabricError> {
-        self.connections.listen(listener)
+        self.connections.sockets.listen(listener)
     }
 
     fn unlisten(&mut self) {
-        self.connections.unlisten();
+        self.connections.sockets.unlisten();
     }
 
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
@@ -440,7 +441,7 @@ impl Fabric for IwarpFabric {
         stats.recv_posts += n as u64;
         match error {
             None => queue.post(bufs.drain(..n)),
-            Some(id) => ready.extend(bufs.drain(..n).map(|b| failed_receive(id, Status::Flushed, b))),
+            Some(id) => ready.extend(bufs.drain(..n).map(|b| Completion::failed_receive(id, Status::Flushed, b))),
         }
         n
     }
@@ -490,11 +491,11 @@ impl Fabric for IwarpFabric {
     }
 
     fn waker(&self) -> Waker {
-        self.connections.waker()
+        self.connections.sockets.waker()
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.connections.descriptor()
+        self.connections.sockets.descriptor()
     }
 
     fn longest_wait(&self) -> Option<Duration> {

@@ -16,7 +16,9 @@ use super::connect::Dial;
 use super::endpoint::{Endpoint, Failure, Progress, Reason, Shared, Taken, Terms};
 use super::sys::{self, Into, Slices};
 use crate::log_limit::ClockedLog;
+use crate::patience::Patience;
 use crate::seats;
+use crate::sockets::{NotAccepted, failed};
 use crate::{Completion, ControlEvent, Disconnect, PostError, Posting, QpId, Status};
 
 /// Bytes that are read at a time, but for what is read straight to its place.
@@ -48,6 +50,18 @@ pub(super) struct Common {
 }
 
 impl Common {
+    /// A listener gives less than it had.
+    #[cold]
+    pub(super) fn not_accepted(&mut self, why: NotAccepted) {
+        match why {
+            NotAccepted::Refused(why) => self.refuse(format_args!("{why}")),
+            NotAccepted::Failed(error) => {
+                let error = failed("accept", error);
+                self.log.warn("failures of accept", format_args!("iWARP fabric: {error}"));
+            }
+        }
+    }
+
     /// Counts a connect request that was refused, and says why.
     #[cold]
     pub(super) fn refuse(&mut self, why: Arguments<'_>) {
@@ -84,14 +98,6 @@ pub(super) enum Polled {
     Dead,
 }
 
-/// What waits for the peer: how far it was when it was last looked at, since when, and when that was.
-#[derive(Debug)]
-struct Waiting {
-    at: Progress,
-    since: Instant,
-    last: Instant,
-}
-
 /// One queue pair.
 #[derive(Debug)]
 pub(super) struct Qp {
@@ -120,7 +126,8 @@ pub(super) struct Qp {
     full: bool,
     /// The next poll goes on with what was not taken.
     pub(super) unread: bool,
-    waits: Option<Waiting>,
+    /// What waits for the peer.
+    patience: Patience<Progress>,
     pub(super) deadline: Option<Instant>,
     /// When to send something that only wakes the peer.
     pub(super) nudge: Option<Instant>,
@@ -151,7 +158,7 @@ impl Qp {
             stalled: false,
             full: false,
             unread: false,
-            waits: None,
+            patience: Patience::default(),
             deadline: None,
             nudge: None,
             taken: None,
@@ -242,7 +249,7 @@ impl Qp {
             self.blocked = blocked;
             self.watch(common);
         }
-        if self.waits.is_none() && (blocked || self.endpoint.is_owed()) {
+        if !self.patience.is_waiting() && (blocked || self.endpoint.is_owed()) {
             self.watch_waiting(common);
         }
     }
@@ -476,27 +483,18 @@ impl Qp {
     /// Something has begun to wait for the peer: connection management looks how long it does.
     #[cold]
     fn watch_waiting(&mut self, common: &mut Common) {
-        let now = Instant::now();
-        self.waits = Some(Waiting { at: self.endpoint.progress(), since: now, last: now });
+        self.patience.begin(self.endpoint.progress());
         common.attention.push(self.id.slot);
     }
 
-    /// How long something has waited for the peer without that anything moved; `None` if nothing waits any more. Time
-    /// in which nobody looked does not count: then it was us who took no notice.
+    /// How long something has waited for the peer without that anything moved; `None` if nothing waits any more.
     pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         let owed = self.endpoint.is_owed() && !self.endpoint.waits_for_receive();
         if !owed && !self.blocked {
-            self.waits = None;
+            self.patience.end();
             return None;
         }
-        let at = self.endpoint.progress();
-        let away = (limit / 4).max(Duration::from_secs(1));
-        let waits = self.waits.get_or_insert(Waiting { at, since: now, last: now });
-        if waits.at != at || now - waits.last > away {
-            (waits.at, waits.since) = (at, now);
-        }
-        waits.last = now;
-        Some(now - waits.since)
+        Some(self.patience.look(self.endpoint.progress(), now, limit))
     }
 
     /// The peer has taken nothing of what waits for it, or not sent the rest of what it began, for `retry_timeout`.

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::seats::{Seat, Seats};
+use crate::sockets::Listen;
 use crate::{FabricAddress, FabricError, Waker};
 
 /// Connect requests that the kernel keeps for a listener that is busy.
@@ -41,15 +42,6 @@ struct SocketFile {
 }
 
 impl SoftwareListener {
-    pub(super) fn socket(&self) -> BorrowedFd<'_> {
-        self.0.socket.as_fd()
-    }
-
-    /// A place among the fabrics that share it.
-    pub(super) fn seat(&self, waker: Waker) -> Seat<Visitor> {
-        Seat::new(&self.0.seats, waker)
-    }
-
     /// Binds and listens.
     pub(super) fn bind(address: &FabricAddress) -> Result<Self, FabricError> {
         Self::bind_for(address, check_peer)
@@ -69,43 +61,31 @@ impl SoftwareListener {
         rustix::net::listen(&socket, BACKLOG).map_err(|e| bind_error(address, e))?;
         Ok(Self(Arc::new(Bound { admit, socket, file, seats: Arc::default() })))
     }
+}
 
-    /// Takes one connection, if there is one.
-    pub(super) fn accept(&self) -> Accepted {
-        loop {
-            match rustix::net::accept_with(self.socket(), SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-                Ok(socket) => match (self.0.admit)(socket.as_fd()) {
-                    Ok(peer) => return Accepted::Peer(socket, peer),
-                    Err(why) => return Accepted::Refused(why),
-                },
-                Err(Errno::INTR) => {}
-                Err(Errno::CONNABORTED) => return Accepted::Refused("it has gone again".to_owned()),
-                Err(Errno::AGAIN) => return Accepted::Nobody,
-                Err(error) => return Accepted::Failed(error),
-            }
-        }
+impl Listen for SoftwareListener {
+    type Visitor = Visitor;
+
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.0.socket.as_fd()
+    }
+
+    fn seat(&self, waker: Waker) -> Seat<Visitor> {
+        Seat::new(&self.0.seats, waker)
+    }
+
+    fn accept(&self) -> Result<Result<Visitor, String>, Errno> {
+        let socket = rustix::net::accept_with(self.socket(), SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
+        Ok((self.0.admit)(socket.as_fd()).map(|peer| (socket, peer)))
     }
 }
 
-/// What there was to accept.
-#[derive(Debug)]
-pub(super) enum Accepted {
-    /// A connection of an acceptable user.
-    Peer(OwnedFd, Peer),
-    /// One that was closed, and why.
-    Refused(String),
-    /// None.
-    Nobody,
-    /// The system cannot say.
-    Failed(Errno),
-}
-
 /// Who has connected, and by which socket.
-pub(super) type Visitor = (OwnedFd, Peer);
+pub(crate) type Visitor = (OwnedFd, Peer);
 
 /// The process at the other end of a connection, as the kernel saw it when it connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Peer {
+pub(crate) struct Peer {
     pub(super) pid: i32,
     pub(super) uid: u32,
 }

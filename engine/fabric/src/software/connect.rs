@@ -1,18 +1,14 @@
 //! Connection management: everything that goes over sockets, in `poll_control` and `wait`.
 
-use std::hash::{BuildHasher, Hasher};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rpcrdma_mempool::{PeerMapping, SharedMapping};
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec};
+use rustix::event::epoll::EventFlags;
 use rustix::net::Shutdown;
 
 use super::SoftwareFabric;
-use super::address::{self, SoftwareListener, Visitor, system};
+use super::address::{self, SoftwareListener, system};
 use super::config::MAX_WINDOWS;
 use super::memory::{Layout, Side};
 use super::message::{MAX_PRIVATE_DATA, Message, Received};
@@ -20,28 +16,23 @@ use super::qp::{Parts, Qp, State};
 use super::region;
 use super::request::{Offer, Request};
 use super::window::{ENTRY, OwnWindows, PeerWindows};
-use crate::seats::Seat;
-use crate::{ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId, Waker};
+use crate::sockets::{News, Randoms, Sockets, shorter};
+use crate::{ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId};
 
-/// Sockets with news that one look takes in; the others follow in the next.
-const EVENTS: usize = 64;
 /// Longest sleep while something has a time limit that no socket announces.
 const TICK: Duration = Duration::from_millis(10);
 /// Longest sleep while a queue pair has work that no bell announces.
 const SHORT_TICK: Duration = Duration::from_micros(100);
 
-/// Sockets that are not, or not any more, queue pairs'; and the means to wait for all of them.
+/// Everything that is watched, and what is not, or not any more, a queue pair's.
 #[derive(Debug)]
 pub(super) struct Connections {
-    epoll: OwnedFd,
-    waker: Arc<OwnedFd>,
-    pub(super) listeners: Vec<(SoftwareListener, Seat<Visitor>)>,
+    pub(super) sockets: Sockets<SoftwareListener>,
     pub(super) requests: Vec<Request>,
     pub(super) next_request: u64,
     dials: Vec<Dial>,
     partings: Vec<Parting>,
-    random: std::hash::RandomState,
-    randoms: u64,
+    randoms: Randoms,
 }
 
 /// A connection of ours that the listener's queue had no room for yet.
@@ -63,11 +54,9 @@ struct Parting {
     deadline: Instant,
 }
 
-/// What an epoll event is about, in 64 bits.
+/// Which socket has news, in 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Token {
-    Waker,
-    Listener,
     Request(u64),
     Qp(QpId),
 }
@@ -75,20 +64,15 @@ pub(super) enum Token {
 impl Token {
     const GENERATION: u32 = (1 << 30) - 1;
 
-    fn data(self) -> EventData {
-        EventData::new_u64(match self {
-            Self::Waker => 0,
-            Self::Listener => 1,
+    fn data(self) -> u64 {
+        match self {
             Self::Request(id) => 1 << 62 | id,
             Self::Qp(qp) => 2 << 62 | u64::from(qp.generation & Self::GENERATION) << 32 | u64::from(qp.slot),
-        })
+        }
     }
 
-    fn of(data: EventData) -> Self {
-        let data = data.u64();
+    fn of(data: u64) -> Self {
         match data >> 62 {
-            0 if data == 0 => Self::Waker,
-            0 => Self::Listener,
             1 => Self::Request(data & !(3 << 62)),
             _ => Self::Qp(QpId { slot: data as u32, generation: (data >> 32) as u32 & Self::GENERATION }),
         }
@@ -103,46 +87,14 @@ pub(super) fn now() -> Instant {
 
 impl Connections {
     pub(super) fn new() -> Result<Self, FabricError> {
-        let limit =
-            |call: &str, e| system(call, format!("{e} (limits: ulimit -n, /proc/sys/fs/epoll/max_user_watches)"));
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|e| limit("epoll_create", e))?;
-        let waker = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
-        let waker = Arc::new(waker.map_err(|e| limit("eventfd", e))?);
-        epoll::add(&epoll, &*waker, Token::Waker.data(), EventFlags::IN).map_err(|e| limit("epoll_ctl", e))?;
         Ok(Self {
-            epoll,
-            waker,
-            listeners: Vec::new(),
+            sockets: Sockets::new()?,
             requests: Vec::new(),
             next_request: 0,
             dials: Vec::new(),
             partings: Vec::new(),
-            random: std::hash::RandomState::new(),
-            randoms: 0,
+            randoms: Randoms::default(),
         })
-    }
-
-    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
-
-    pub(super) fn waker(&self) -> Waker {
-        Waker::new(Arc::clone(&self.waker))
-    }
-
-    pub(super) fn listen(&mut self, listener: &SoftwareListener) -> Result<(), FabricError> {
-        // Exclusive: of the shards that share it and sleep, one wakes per connect request.
-        epoll::add(&self.epoll, listener.socket(), Token::Listener.data(), EventFlags::IN | EventFlags::EXCLUSIVE)
-            .map_err(|e| system("epoll_ctl(listener)", e))?;
-        self.listeners.push((listener.clone(), listener.seat(self.waker())));
-        Ok(())
-    }
-
-    pub(super) fn unlisten(&mut self) {
-        for (listener, _) in self.listeners.drain(..) {
-            // It was added, and it is still open.
-            let _ = epoll::delete(&self.epoll, listener.socket());
-        }
     }
 
     pub(super) fn reject(&mut self, request: RequestId, private_data: &[u8]) {
@@ -158,7 +110,7 @@ impl Connections {
         self.dials.retain(|d| d.qp != qp.id);
         let Qp { mut windows, socket, .. } = qp;
         if let Some(socket) = &socket {
-            let _ = epoll::delete(&self.epoll, socket);
+            self.sockets.forget(socket);
             let _ = rustix::net::shutdown(socket, Shutdown::Write);
         }
         if !windows.revoke_all() {
@@ -167,17 +119,7 @@ impl Connections {
     }
 
     pub(super) fn watch(&self, socket: BorrowedFd<'_>, token: Token) -> Result<(), FabricError> {
-        let flags = EventFlags::IN | EventFlags::RDHUP;
-        epoll::add(&self.epoll, socket, token.data(), flags)
-            .map_err(|e| system("epoll_ctl (limit: /proc/sys/fs/epoll/max_user_watches)", e))
-    }
-
-    /// Another number each time, hard to guess from outside.
-    fn random(&mut self) -> u32 {
-        self.randoms += 1;
-        let mut hasher = self.random.build_hasher();
-        hasher.write_u64(self.randoms);
-        hasher.finish() as u32
+        self.sockets.watch(socket, token.data(), EventFlags::IN | EventFlags::RDHUP)
     }
 }
 
@@ -210,7 +152,7 @@ impl SoftwareFabric {
         }
         let bytes = table_bytes(params.windows).map_err(FabricError::Misuse)?;
         let (mapping, fd) = make(bytes, "rpcrdma-windows")?;
-        Ok((OwnWindows::new(mapping, params.windows, self.connections.random()), fd, bytes as u64))
+        Ok((OwnWindows::new(mapping, params.windows, self.connections.randoms.next()), fd, bytes as u64))
     }
 
     pub(super) fn start_connect(&mut self, to: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
@@ -293,7 +235,7 @@ impl SoftwareFabric {
             Qp::new(Parts { id, side: Side::Acceptor, layout, ring, windows, params, max_message, mapped })
         });
         // Replaces the request's token: only the socket of a queue pair is watched under its name.
-        let _ = epoll::delete(&self.connections.epoll, &socket);
+        self.connections.sockets.forget(&socket);
         let watched = self.connections.watch(socket.as_fd(), Token::Qp(id));
         let sent = watched.and_then(|()| {
             answer
@@ -317,20 +259,18 @@ impl SoftwareFabric {
 
     /// Waits for sockets, as long as allowed, and does what they ask for.
     pub(super) fn pump(&mut self, timeout: Option<Duration>) {
-        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
-        let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
-        // Interrupted, or nothing there: both are fine.
-        let Ok((ready, _)) = epoll::wait(&self.connections.epoll, &mut space, timeout.as_ref()) else {
-            return;
-        };
+        // Interrupted is fine.
+        let Some(news) = self.connections.sockets.wait(timeout) else { return };
         self.connections.accept_handed(&mut self.common);
-        for event in ready {
-            match Token::of(event.data) {
+        for news in news {
+            match news {
                 // Left for `sleep`: a wake also ends the *next* wait.
-                Token::Waker => {}
-                Token::Listener => self.connections.accept_sockets(&mut self.common),
-                Token::Request(id) => self.connections.read_request(RequestId(id), &mut self.common),
-                Token::Qp(id) => self.read_qp(id),
+                News::Wake => {}
+                News::Listener => self.connections.accept_sockets(&mut self.common),
+                News::Socket(token) => match Token::of(token) {
+                    Token::Request(id) => self.connections.read_request(RequestId(id), &mut self.common),
+                    Token::Qp(id) => self.read_qp(id),
+                },
             }
         }
     }
@@ -354,7 +294,7 @@ impl SoftwareFabric {
             Ok(false) => {
                 // Its end of the socket stays readable for ever: look no more.
                 if let Some(socket) = qp.socket() {
-                    let _ = epoll::delete(&self.connections.epoll, socket);
+                    self.connections.sockets.forget(socket);
                 }
                 if matches!(qp.state, State::Up | State::Closing) {
                     qp.state = State::Draining;
@@ -498,7 +438,7 @@ impl SoftwareFabric {
             State::Error => {
                 if let Some(socket) = qp.socket() {
                     let _ = rustix::net::shutdown(socket, Shutdown::Write);
-                    let _ = epoll::delete(&self.connections.epoll, socket);
+                    self.connections.sockets.forget(socket);
                 }
                 false
             }
@@ -543,14 +483,8 @@ impl SoftwareFabric {
 
     /// Sleeps until there may be news.
     pub(super) fn sleep(&mut self, timeout: Option<Duration>) {
-        let timeout = match (timeout, self.sleep_limit()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
-        self.pump(timeout);
-        let mut count = [0; 8];
-        // Empty unless the waker was used.
-        let _ = rustix::io::read(&*self.connections.waker, &mut count);
+        self.pump(shorter(timeout, self.sleep_limit()));
+        self.connections.sockets.woken();
     }
 }
 

@@ -60,7 +60,7 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 pub use self::address::SoftwareListener;
 pub use self::config::SoftwareConfig;
 use self::connect::Connections;
-use self::qp::{Common, Qp, State, flushed_receive};
+use self::qp::{Common, Qp, State};
 use self::receive::Polled;
 use self::region::{Budget, PeerMemory, Regions};
 use super::log_limit::ClockedLog;
@@ -68,7 +68,7 @@ use super::receives::Receives;
 use super::table::Table;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
-    FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
+    FabricStats, PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
 };
 
 /// Queue pairs on the cold list that each poll looks at.
@@ -255,11 +255,11 @@ impl Fabric for SoftwareFabric {
     }
 
     fn listen(&mut self, listener: &SoftwareListener) -> Result<(), FabricError> {
-        self.connections.listen(listener)
+        self.connections.sockets.listen(listener)
     }
 
     fn unlisten(&mut self) {
-        self.connections.unlisten();
+        self.connections.sockets.unlisten();
     }
 
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
@@ -357,7 +357,9 @@ impl Fabric for SoftwareFabric {
         self.common.stats.recv_posts += n as u64;
         match error {
             None => queue.post(bufs.drain(..n)),
-            Some(id) => self.common.ready.extend(bufs.drain(..n).map(|b| flushed_receive(id, b))),
+            Some(id) => {
+                self.common.ready.extend(bufs.drain(..n).map(|b| Completion::failed_receive(id, Status::Flushed, b)))
+            }
         }
         n
     }
@@ -418,11 +420,11 @@ impl Fabric for SoftwareFabric {
     }
 
     fn waker(&self) -> Waker {
-        self.connections.waker()
+        self.connections.sockets.waker()
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.connections.descriptor()
+        self.connections.sockets.descriptor()
     }
 
     fn longest_wait(&self) -> Option<Duration> {

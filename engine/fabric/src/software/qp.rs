@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt::Arguments;
 use std::time::{Duration, Instant};
 
-use rpcrdma_mempool::{Buf, PeerRings};
+use rpcrdma_mempool::PeerRings;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::config::{RING_BYTES, SoftwareConfig};
@@ -16,12 +16,11 @@ use super::retire::RetireQueue;
 use super::ring::{Consumer, Producer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::log_limit::ClockedLog;
+use crate::patience::Patience;
 use crate::receives::Receives;
 use crate::seats::Taken;
-use crate::{
-    Completion, ConnectParams, ControlEvent, Disconnect, FabricStats, Opcode, Posting, QpId, ReceivedBuf, Status,
-    WorkRequest,
-};
+use crate::sockets::{NotAccepted, failed};
+use crate::{Completion, ConnectParams, ControlEvent, Disconnect, FabricStats, Posting, QpId, Status, WorkRequest};
 
 /// What all queue pairs of a fabric share.
 #[derive(Debug)]
@@ -45,6 +44,18 @@ pub(super) struct Common {
 }
 
 impl Common {
+    /// A listener gives less than it had.
+    #[cold]
+    pub(super) fn not_accepted(&mut self, why: NotAccepted) {
+        match why {
+            NotAccepted::Refused(why) => self.refuse(format_args!("{why}")),
+            NotAccepted::Failed(error) => {
+                let error = failed("accept", error);
+                self.log.warn("failures of accept", format_args!("software fabric: {error}"));
+            }
+        }
+    }
+
     /// Counts a connect request that was refused, and says why.
     #[cold]
     pub(super) fn refuse(&mut self, why: Arguments<'_>) {
@@ -70,14 +81,6 @@ pub(super) enum State {
 
 /// How far requests have come: what the peer has taken, requests that wait, bytes left of the first.
 type Progress = (u64, usize, usize);
-
-/// Requests that wait for the peer: how far they were when they were last looked at, since when, and when
-/// that was.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    at: Progress,
-    looks: Option<(Instant, Instant)>,
-}
 
 /// One queue pair.
 #[derive(Debug)]
@@ -126,7 +129,7 @@ pub(super) struct Qp {
     /// The rings that the connector has made.
     offered: Layout,
     /// Of requests that wait for the peer.
-    pub(super) waits: Option<Waiting>,
+    pub(super) patience: Patience<Progress>,
     pub(super) socket: Option<OwnedFd>,
     pub(super) deadline: Option<Instant>,
     /// Of one that was accepted: counts it.
@@ -202,7 +205,7 @@ impl Qp {
             peer_windows: None,
             shown: Shown::new(mapped.0, mapped.1),
             announced: Vec::new(),
-            waits: None,
+            patience: Patience::default(),
             socket: None,
             deadline: None,
             taken: None,
@@ -351,15 +354,15 @@ impl Qp {
         while let Some(r) = self.retire.pop() {
             let status = if self.tx.is_acked(r.end) { r.status } else { refused.take().unwrap_or(Status::Flushed) };
             if r.signalled || !status.is_ok() {
-                common.ready.push_back(ended(self.id, r.wr_id, r.opcode, status));
+                common.ready.push_back(Completion::ended(self.id, r.wr_id, r.opcode, status));
             }
         }
         for posting in self.pending.drain(..) {
-            common.ready.push_back(ended(self.id, posting.wr_id, opcode(&posting.wr), Status::Flushed));
+            common.ready.push_back(Completion::ended(self.id, posting.wr_id, posting.wr.opcode(), Status::Flushed));
         }
         if let Some(own) = &mut self.own_receives {
             for buf in own.drain() {
-                common.ready.push_back(flushed_receive(self.id, buf));
+                common.ready.push_back(Completion::failed_receive(self.id, Status::Flushed, buf));
             }
         }
     }
@@ -378,25 +381,19 @@ impl Qp {
     /// Requests have begun to wait for the peer: connection management looks how long they do.
     #[cold]
     pub(super) fn watch_waiting(&mut self, common: &mut Common) {
-        if self.waits.is_none() {
-            self.waits = Some(Waiting { at: self.progress(), looks: None });
+        if !self.patience.is_waiting() {
+            self.patience.begin(self.progress());
             common.attention.push(self.id.slot);
         }
     }
 
-    /// How long what is posted has waited without that anything moved; `None` if nothing waits any more. Time
-    /// in which nobody looked does not count: then it was us who took no notice.
+    /// How long what is posted has waited without that anything moved; `None` if nothing waits any more.
     pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         if self.pending.is_empty() {
-            self.waits = None;
+            self.patience.end();
             return None;
         }
-        let at = self.progress();
-        let away = (limit / 4).max(Duration::from_secs(1));
-        let looks = self.waits.as_ref().filter(|waits| waits.at == at).and_then(|waits| waits.looks);
-        let since = looks.filter(|&(_, last)| now - last <= away).map_or(now, |(since, _)| since);
-        self.waits = Some(Waiting { at, looks: Some((since, now)) });
-        Some(now - since)
+        Some(self.patience.look(self.progress(), now, limit))
     }
 
     /// What changes whenever a request that waits gets on.
@@ -440,33 +437,5 @@ impl Qp {
             }
         }
         Ok(true)
-    }
-}
-
-/// A completion without memory.
-pub(super) fn ended(qp: QpId, wr_id: u64, opcode: Opcode, status: Status) -> Completion {
-    Completion { wr_id, qp, opcode, status, buf: None, invalidated: None }
-}
-
-/// A Receive that met no message.
-pub(super) fn flushed_receive(qp: QpId, buf: Buf) -> Completion {
-    Completion {
-        wr_id: 0,
-        qp,
-        opcode: Opcode::Recv,
-        status: Status::Flushed,
-        buf: Some(ReceivedBuf::new(buf, 0)),
-        invalidated: None,
-    }
-}
-
-/// The kind of a work request.
-pub(super) fn opcode(wr: &WorkRequest) -> Opcode {
-    match wr {
-        WorkRequest::Send { .. } => Opcode::Send,
-        WorkRequest::Write { .. } => Opcode::Write,
-        WorkRequest::Read { .. } => Opcode::Read,
-        WorkRequest::Bind { .. } => Opcode::Bind,
-        WorkRequest::LocalInvalidate { .. } => Opcode::LocalInvalidate,
     }
 }

@@ -159,7 +159,7 @@ impl Qp {
     #[inline(never)]
     fn too_long(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf, len: u32) -> bool {
         let reason = format!("a message of {len} bytes met a Receive of {}", buf.capacity());
-        out.push(self.failed_receive(Status::LocalLength, buf));
+        out.push(Completion::failed_receive(self.id, Status::LocalLength, buf));
         self.refuse(common, Refusal::InvalidRequest, &reason)
     }
 
@@ -167,18 +167,7 @@ impl Qp {
     #[inline(never)]
     fn bad_invalidation(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf) -> bool {
         common.stats.access_refused += 1;
-        out.push(self.failed_receive(Status::RemoteInvalidRequest, buf));
+        out.push(Completion::failed_receive(self.id, Status::RemoteInvalidRequest, buf));
         self.refuse(common, Refusal::InvalidRequest, "the peer invalidates a key that is not bound here")
-    }
-
-    fn failed_receive(&self, status: Status, buf: Buf) -> Completion {
-        Completion {
-            wr_id: 0,
-            qp: self.id,
-            opcode: Opcode::Recv,
-            status,
-            buf: Some(ReceivedBuf::new(buf, 0)),
-            invalidated: None,
-        }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rpcrdma_mempool::PeerMapping;
 
-use super::address::{Accepted, Peer, Visitor};
+use super::address::{Peer, Visitor};
 use super::config::RING_BYTES;
 use super::connect::{Connections, Token, now, table_bytes};
 use super::memory::Layout;
@@ -55,32 +55,13 @@ impl Connections {
     /// Takes connections of the listeners, and reads what they say at once: an honest one has said it
     /// already.
     pub(super) fn accept_sockets(&mut self, common: &mut Common) {
-        let (mut arrivals, most) = (Vec::new(), common.config.max_handshakes);
-        for (listener, seat) in &self.listeners {
-            // Bounded, refusals included, so that a storm of connections leaves time for those that are
-            // there.
-            for _ in 0..most {
-                match listener.accept() {
-                    Accepted::Peer(socket, peer) => arrivals.extend(seat.place((socket, peer), most)),
-                    Accepted::Refused(why) => common.refuse(format_args!("{why}")),
-                    Accepted::Nobody => break,
-                    Accepted::Failed(error) => {
-                        common.log.warn(
-                            "failures of accept",
-                            format_args!("software fabric: accept: {error} (open files: see ulimit -n)"),
-                        );
-                        break;
-                    }
-                }
-            }
-        }
+        let arrivals = self.sockets.accept(common.config.max_handshakes, |not| common.not_accepted(not));
         arrivals.into_iter().for_each(|arrival| self.accept_socket(common, arrival));
     }
 
     /// Takes the connections that another of those who share a listener has seen first.
     pub(super) fn accept_handed(&mut self, common: &mut Common) {
-        let handed: Vec<_> = self.listeners.iter().flat_map(|(_, seat)| seat.handed()).collect();
-        handed.into_iter().for_each(|arrival| self.accept_socket(common, arrival));
+        self.sockets.handed().into_iter().for_each(|arrival| self.accept_socket(common, arrival));
     }
 
     fn accept_socket(&mut self, common: &mut Common, arrival: Arrival<Visitor>) {

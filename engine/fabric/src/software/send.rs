@@ -4,7 +4,7 @@
 use rpcrdma_mempool::{Buf, Lent, PeerMapping};
 
 use super::message::Message;
-use super::qp::{Common, Qp, State, ended, opcode};
+use super::qp::{Common, Qp, State};
 use super::retire::Retire;
 use super::ring::Header;
 use super::window::{Exposure, Revoked};
@@ -162,7 +162,7 @@ impl Qp {
         }
         let taken = chain.drain(..taken);
         if self.state == State::Error {
-            let flushed = taken.map(|p| ended(self.id, p.wr_id, opcode(&p.wr), Status::Flushed));
+            let flushed = taken.map(|p| Completion::ended(self.id, p.wr_id, p.wr.opcode(), Status::Flushed));
             common.ready.extend(flushed);
         } else {
             self.pending.extend(taken);
@@ -266,7 +266,7 @@ impl Qp {
     /// The same, for all but Sends.
     #[inline(never)]
     fn step_memory(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> Step {
-        let (wr_id, signalled, opcode) = (posting.wr_id, posting.signalled, opcode(&posting.wr));
+        let (wr_id, signalled, opcode) = (posting.wr_id, posting.signalled, posting.wr.opcode());
         self.needs_room = false;
         let status = match &mut posting.wr {
             WorkRequest::Send { .. } => Status::Success,
@@ -437,7 +437,7 @@ impl Qp {
                 if out.len() >= end {
                     break;
                 }
-                out.push(ended(self.id, r.wr_id, r.opcode, Status::Success));
+                out.push(Completion::ended(self.id, r.wr_id, r.opcode, Status::Success));
             }
             self.retire.pop();
         }

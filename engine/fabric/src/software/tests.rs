@@ -13,7 +13,7 @@ use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, PeerMapping, Po
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::MemfdFlags;
 
-use super::address::{Accepted, Peer};
+use super::address::Peer;
 use super::connect::{make, table_bytes};
 use super::memory::{Layout, Memory, Side};
 use super::message::{Message, Received};
@@ -22,6 +22,7 @@ use super::ring::{Header, Producer};
 use super::window::{BUSY, ENTRY};
 use super::{SoftwareConfig, SoftwareFabric, SoftwareListener, address};
 use crate::log_limit::{LINES, tests::heard};
+use crate::sockets::Listen;
 use crate::{
     Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, Opcode, Posting, QpId,
     RemoteMemory, Source, Status, WorkRequest,

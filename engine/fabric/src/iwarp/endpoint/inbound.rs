@@ -8,7 +8,7 @@ use std::fmt;
 use rpcrdma_mempool::{Buf, Lent};
 
 use super::windows::{Refused, Revoked, Windows};
-use super::{Failure, Reason, Terms, failed_receive, status_of};
+use super::{Failure, Reason, Terms, status_of};
 use crate::iwarp::sys;
 use crate::iwarp::wire::{
     Fault, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Reader, Segment,
@@ -413,7 +413,7 @@ impl Placing {
     #[inline]
     fn begin_message(&mut self, to: &mut Sinks<'_>, segment: Segment, len: usize, buf: Buf) -> Result<(), Wrong> {
         if let Err(wrong) = self.fits(0, len, buf.capacity()) {
-            to.out.push(failed_receive(to.id, Status::LocalLength, buf));
+            to.out.push(Completion::failed_receive(to.id, Status::LocalLength, buf));
             return Err(wrong);
         }
         self.message = Some(Incoming { buf, len: 0, kind: segment.opcode });
@@ -554,7 +554,7 @@ impl Placing {
         if let Some(stag) = invalidated
             && to.windows.revoke_key(stag, to.sent) != Revoked::Done
         {
-            to.out.push(failed_receive(to.id, Status::RemoteInvalidRequest, buf));
+            to.out.push(Completion::failed_receive(to.id, Status::RemoteInvalidRequest, buf));
             let what = "the peer invalidates an STag that is not bound here, or that it reads from";
             return Err(Wrong::new(Fault::CannotInvalidate, what));
         }

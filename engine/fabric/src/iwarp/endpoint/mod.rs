@@ -22,7 +22,7 @@ mod windows;
 
 use std::fmt;
 
-use rpcrdma_mempool::{ArenaId, Buf};
+use rpcrdma_mempool::ArenaId;
 
 pub(super) use self::inbound::Taken;
 use self::inbound::{Inbound, Sinks};
@@ -31,7 +31,7 @@ use self::windows::Windows;
 use super::sys;
 use super::wire::Fault;
 use crate::receives::Receives;
-use crate::{Access, Completion, Disconnect, FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, Status};
+use crate::{Access, Completion, Disconnect, FabricStats, PostError, Posting, QpId, Status};
 
 /// Arenas that work requests may name, and the rights that may be given to them.
 #[derive(Debug, Default)]
@@ -311,7 +311,7 @@ impl Endpoint {
         self.outbound.flush(self.id, status, done);
         let (id, own) = (self.id, self.own_receives.as_mut());
         let bufs = self.inbound.end().into_iter().chain(own.into_iter().flat_map(Receives::drain));
-        done.extend(bufs.map(|buf| failed_receive(id, Status::Flushed, buf)));
+        done.extend(bufs.map(|buf| Completion::failed_receive(id, Status::Flushed, buf)));
         self.windows.clear();
     }
 }
@@ -322,11 +322,6 @@ pub(super) struct Progress {
     sent: u64,
     received: u64,
     done: u64,
-}
-
-/// A Receive that met no message, or one that cannot be.
-pub(super) fn failed_receive(qp: QpId, status: Status, buf: Buf) -> Completion {
-    Completion { wr_id: 0, qp, opcode: Opcode::Recv, status, buf: Some(ReceivedBuf::new(buf, 0)), invalidated: None }
 }
 
 /// What a peer's Terminate says of the oldest request of ours that is not done.

@@ -428,7 +428,7 @@ impl Outbound {
             }
         {
             if front.signalled {
-                done.extend([ended(id, front, Status::Success)]);
+                done.extend([Completion::ended(id, front.wr_id, front.opcode, Status::Success)]);
             }
             self.retire.pop_front();
         }
@@ -438,10 +438,12 @@ impl Outbound {
     pub(super) fn flush(&mut self, id: QpId, mut status: Status, done: &mut impl Extend<Completion>) {
         self.over = true;
         for retire in self.retire.drain(..) {
-            done.extend([ended(id, &retire, std::mem::replace(&mut status, Status::Flushed))]);
+            let status = std::mem::replace(&mut status, Status::Flushed);
+            done.extend([Completion::ended(id, retire.wr_id, retire.opcode, status)]);
         }
         for posting in self.pending.drain(..) {
-            done.extend([flushed(id, &posting, std::mem::replace(&mut status, Status::Flushed))]);
+            let status = std::mem::replace(&mut status, Status::Flushed);
+            done.extend([Completion::ended(id, posting.wr_id, posting.wr.opcode(), status)]);
         }
         self.stream.clear();
     }
@@ -462,24 +464,6 @@ impl Outbound {
 
 /// Ends what is posted to a connection that is over.
 pub(super) fn refuse(id: QpId, chain: &mut Vec<Posting>, done: &mut impl Extend<Completion>) {
-    done.extend(chain.drain(..).map(|posting| flushed(id, &posting, Status::Flushed)));
-}
-
-fn ended(qp: QpId, retire: &Retire, status: Status) -> Completion {
-    completion(qp, retire.wr_id, retire.opcode, status)
-}
-
-fn flushed(qp: QpId, posting: &Posting, status: Status) -> Completion {
-    let opcode = match &posting.wr {
-        WorkRequest::Send { .. } => Opcode::Send,
-        WorkRequest::Write { .. } => Opcode::Write,
-        WorkRequest::Read { .. } => Opcode::Read,
-        WorkRequest::Bind { .. } => Opcode::Bind,
-        WorkRequest::LocalInvalidate { .. } => Opcode::LocalInvalidate,
-    };
-    completion(qp, posting.wr_id, opcode, status)
-}
-
-fn completion(qp: QpId, wr_id: u64, opcode: Opcode, status: Status) -> Completion {
-    Completion { wr_id, qp, opcode, status, buf: None, invalidated: None }
+    let flushed = |p: Posting| Completion::ended(id, p.wr_id, p.wr.opcode(), Status::Flushed);
+    done.extend(chain.drain(..).map(flushed));
 }

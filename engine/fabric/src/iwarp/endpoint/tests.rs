@@ -5,7 +5,7 @@ use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
 
 use super::*;
 use crate::iwarp::wire::{Opcode as Message, Place, ReadRequest, Reader, Segment, Step, Terminate, fpdu_len};
-use crate::{RemoteMemory, Source, WindowId, WorkRequest};
+use crate::{Opcode, RemoteMemory, Source, WindowId, WorkRequest};
 
 const RECEIVE: usize = 4096;
 

@@ -138,7 +138,7 @@ fn a_peer_that_takes_nothing_is_ended() {
     let waiting = town.server.table.get(qp).expect("it waits");
     let mut waited = |seconds| waiting.waited(start + Duration::from_secs(seconds), limit).map(|t| t.as_secs());
     assert_eq!([0, 10, 20, 31, 41].map(&mut waited), [0, 10, 20, 0, 10].map(Some));
-    waiting.waits = None;
+    waiting.patience.end();
     waiting.watch_waiting(&mut town.server.common);
     town.until("the first of them ends", |t| {
         t.done.iter().find(|d| d.qp == qp && d.status == Status::RnrRetryExceeded && d.wr_id == 0).map(|_| ())

@@ -1,0 +1,83 @@
+//! How long something has waited for the peer without that anything moved.
+
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+/// What waits for the peer, known by `P`: whatever changes when it gets on.
+#[derive(Debug)]
+pub(crate) struct Patience<P>(Option<Waiting<P>>);
+
+#[derive(Debug)]
+struct Waiting<P> {
+    at: P,
+    /// Since when it has not moved, and the last look at it; `None` before the first.
+    looks: Option<(Instant, Instant)>,
+}
+
+impl<P> Default for Patience<P> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<P: PartialEq> Patience<P> {
+    /// Whether something waits.
+    #[inline]
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Something has begun to wait; its time counts from the first look.
+    pub(crate) fn begin(&mut self, at: P) {
+        self.0 = Some(Waiting { at, looks: None });
+    }
+
+    /// Nothing waits any more.
+    pub(crate) fn end(&mut self) {
+        self.0 = None;
+    }
+
+    /// A look at it: how long it has been where it is. Time in which nobody looked, more than a quarter of `limit`,
+    /// does not count: then it was us who took no notice.
+    pub(crate) fn look(&mut self, at: P, now: Instant, limit: Duration) -> Duration {
+        let away = (limit / 4).max(Duration::from_secs(1));
+        let looks = self.0.as_ref().filter(|waiting| waiting.at == at).and_then(|waiting| waiting.looks);
+        let since = looks.filter(|&(_, last)| now - last <= away).map_or(now, |(since, _)| since);
+        self.0 = Some(Waiting { at, looks: Some((since, now)) });
+        now - since
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(40);
+
+    #[test]
+    fn what_does_not_move_is_told_for_how_long() {
+        let (mut patience, start) = (Patience::default(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        patience.begin(1);
+        assert!(patience.is_waiting());
+        assert_eq!(patience.look(1, after(3), LIMIT), Duration::ZERO, "from the first look on");
+        assert_eq!(patience.look(1, after(8), LIMIT), Duration::from_secs(5));
+        assert_eq!(patience.look(1, after(18), LIMIT), Duration::from_secs(15));
+        assert_eq!(patience.look(2, after(20), LIMIT), Duration::ZERO, "it has moved");
+        assert_eq!(patience.look(2, after(21), LIMIT), Duration::from_secs(1));
+        patience.end();
+        assert!(!patience.is_waiting());
+        assert_eq!(patience.look(2, after(22), LIMIT), Duration::ZERO, "another one");
+    }
+
+    #[test]
+    fn time_without_a_look_does_not_count() {
+        let (mut patience, start) = (Patience::default(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(patience.look(1, start, LIMIT), Duration::ZERO);
+        assert_eq!(patience.look(1, after(10), LIMIT), Duration::from_secs(10), "a quarter of the limit does");
+        assert_eq!(patience.look(1, after(21), LIMIT), Duration::ZERO);
+        assert_eq!(patience.look(1, after(22), Duration::from_millis(1)), Duration::from_secs(1), "a second does");
+    }
+}

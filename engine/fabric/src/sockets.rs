@@ -1,0 +1,207 @@
+//! What connection management of a fabric waits for: listeners that shards share, sockets, and a waker.
+
+#![forbid(unsafe_code)]
+
+use std::fmt::Debug;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec};
+use rustix::io::Errno;
+
+use crate::seats::{Arrival, Seat};
+use crate::{FabricError, Waker};
+
+/// Sockets with news that one look takes in; the others follow in the next.
+const EVENTS: usize = 64;
+/// What the set says of its own descriptors. A fabric's tokens are larger.
+const WAKER: u64 = 0;
+const LISTENER: u64 = 1;
+/// The least token that is free.
+pub(crate) const FIRST_TOKEN: u64 = 2;
+
+/// A bound address whose connections go to any of the shards that share it.
+pub(crate) trait Listen: Clone + Debug {
+    /// Who has connected, and by which socket.
+    type Visitor: Debug;
+
+    fn socket(&self) -> BorrowedFd<'_>;
+    /// A place among the fabrics that share it.
+    fn seat(&self, waker: Waker) -> Seat<Self::Visitor>;
+    /// Takes one connection, or says why it was closed.
+    fn accept(&self) -> Result<Result<Self::Visitor, String>, Errno>;
+}
+
+/// Why there is one connection less than expected.
+#[derive(Debug)]
+pub(crate) enum NotAccepted {
+    /// It was closed, and why.
+    Refused(String),
+    /// The system call failed.
+    Failed(Errno),
+}
+
+/// Sockets that are not, or not any more, on the path of messages; and the means to wait for all of them.
+#[derive(Debug)]
+pub(crate) struct Sockets<L: Listen> {
+    epoll: OwnedFd,
+    waker: Arc<OwnedFd>,
+    listeners: Vec<(L, Seat<L::Visitor>)>,
+}
+
+/// What a look has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum News {
+    /// The waker was used.
+    Wake,
+    /// Somebody connects.
+    Listener,
+    /// The socket that is watched with this token has something.
+    Socket(u64),
+}
+
+impl<L: Listen> Sockets<L> {
+    pub(crate) fn new() -> Result<Self, FabricError> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|e| failed("epoll_create", e))?;
+        let waker = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        let waker = Arc::new(waker.map_err(|e| failed("eventfd", e))?);
+        let set = Self { epoll, waker, listeners: Vec::new() };
+        set.add(set.waker.as_fd(), WAKER, EventFlags::IN)?;
+        Ok(set)
+    }
+
+    /// Readable when there is something to do.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        Waker::new(Arc::clone(&self.waker))
+    }
+
+    pub(crate) fn listen(&mut self, listener: &L) -> Result<(), FabricError> {
+        // Exclusive: of the shards that share it and sleep, one wakes per connection.
+        self.add(listener.socket(), LISTENER, EventFlags::IN | EventFlags::EXCLUSIVE)?;
+        self.listeners.push((listener.clone(), listener.seat(self.waker())));
+        Ok(())
+    }
+
+    pub(crate) fn unlisten(&mut self) {
+        for (listener, _) in std::mem::take(&mut self.listeners) {
+            self.forget(listener.socket());
+        }
+    }
+
+    /// Looks for this from now on. `token` says which socket it is: [`FIRST_TOKEN`] or more.
+    pub(crate) fn watch(&self, socket: BorrowedFd<'_>, token: u64, flags: EventFlags) -> Result<(), FabricError> {
+        debug_assert!(token >= FIRST_TOKEN);
+        self.add(socket, token, flags)
+    }
+
+    /// Looks for something else at a socket that is watched.
+    pub(crate) fn watch_for(&self, socket: BorrowedFd<'_>, token: u64, flags: EventFlags) {
+        // It was added, and it is still open.
+        let _ = epoll::modify(&self.epoll, socket, EventData::new_u64(token), flags);
+    }
+
+    /// Looks at it no more.
+    pub(crate) fn forget(&self, socket: impl AsFd) {
+        // It is open; perhaps it was never added.
+        let _ = epoll::delete(&self.epoll, socket);
+    }
+
+    fn add(&self, socket: BorrowedFd<'_>, token: u64, flags: EventFlags) -> Result<(), FabricError> {
+        epoll::add(&self.epoll, socket, EventData::new_u64(token), flags).map_err(|e| failed("epoll_ctl", e))
+    }
+
+    /// Takes connections of the listeners, of which each shard has at most so many that were not answered yet: those
+    /// that are this shard's.
+    pub(crate) fn accept(&self, most: usize, mut not: impl FnMut(NotAccepted)) -> Vec<Arrival<L::Visitor>> {
+        let mut arrivals = Vec::new();
+        for (listener, seat) in &self.listeners {
+            // Bounded, refusals included, so that a storm of connections leaves time for those that are there.
+            for _ in 0..most {
+                match listener.accept() {
+                    Ok(Ok(visitor)) => arrivals.extend(seat.place(visitor, most)),
+                    Ok(Err(why)) => not(NotAccepted::Refused(why)),
+                    Err(Errno::CONNABORTED) => not(NotAccepted::Refused("it has gone again".to_owned())),
+                    Err(Errno::INTR) => {}
+                    Err(Errno::AGAIN) => break,
+                    Err(error) => {
+                        not(NotAccepted::Failed(error));
+                        break;
+                    }
+                }
+            }
+        }
+        arrivals
+    }
+
+    /// Takes the connections that another of those who share a listener has seen first.
+    pub(crate) fn handed(&self) -> Vec<Arrival<L::Visitor>> {
+        self.listeners.iter().flat_map(|(_, seat)| seat.handed()).collect()
+    }
+
+    /// Waits for news, as long as allowed; `None` if it was interrupted. A wake ends this wait, and the next one until
+    /// [`woken`](Self::woken).
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Option<impl Iterator<Item = News> + use<L>> {
+        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
+        let (ready, _) = epoll::wait(&self.epoll, &mut space, timeout.as_ref()).ok()?;
+        let mut news = [WAKER; EVENTS];
+        ready.iter().zip(&mut news).for_each(|(event, place)| *place = event.data.u64());
+        Some(news.into_iter().take(ready.len()).map(|token| match token {
+            WAKER => News::Wake,
+            LISTENER => News::Listener,
+            token => News::Socket(token),
+        }))
+    }
+
+    /// Forgets the wakes so far.
+    pub(crate) fn woken(&self) {
+        let mut count = [0; 8];
+        // Empty unless the waker was used.
+        let _ = rustix::io::read(&*self.waker, &mut count);
+    }
+}
+
+/// The shorter of two times, of which either may be without end.
+pub(crate) fn shorter(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// A failure of a call, with the limit that is usually met.
+pub(crate) fn failed(call: &str, error: Errno) -> FabricError {
+    let hint = match error {
+        Errno::MFILE => " (open files: `ulimit -n` shows the limit, `ulimit -n 65536` raises it)",
+        Errno::NFILE => " (open files of the host: sysctl fs.file-max)",
+        Errno::NOSPC => " (sockets that may be watched: sysctl fs.epoll.max_user_watches)",
+        Errno::NOBUFS | Errno::NOMEM => " (memory of the kernel: sysctl net.ipv4.tcp_mem for TCP)",
+        _ => "",
+    };
+    FabricError::System { call: call.to_owned(), detail: format!("{error}{hint}") }
+}
+
+/// Numbers that are hard to guess from outside.
+#[derive(Debug, Default)]
+pub(crate) struct Randoms {
+    state: RandomState,
+    count: u64,
+}
+
+impl Randoms {
+    /// Another one each time.
+    pub(crate) fn next(&mut self) -> u32 {
+        self.count += 1;
+        let mut hasher = self.state.build_hasher();
+        hasher.write_u64(self.count);
+        hasher.finish() as u32
+    }
+}
