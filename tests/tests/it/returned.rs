@@ -224,6 +224,8 @@ fn a_call_that_is_not_started_gives_them_back() {
     assert_eq!(back.len(), MAX_CHUNKS, "those that it has");
     assert!((0..).zip(&back).all(|(seed, data)| patterned(seed, data)));
     assert_eq!(nothing(failed), CallError::TooManyChunks { limit: MAX_CHUNKS });
+    // Else its handler keeps it behind the end of this test.
+    assert!(settles(|| kept.lock().expect("no panic").len() == 1), "the first call arrives");
     drop(pending);
     kept.lock().expect("no panic").clear();
 }
