@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rpcrdma::client::{Client, ClientCall, ClientConfig, ConnectError, Endpoint};
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Address, CallError, Config, FailedCall, Services};
+use rpcrdma::{Address, CallError, Config, Services};
 use rpcrdma_tests::*;
 
 use super::calls::workers;
