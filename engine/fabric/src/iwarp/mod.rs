@@ -44,6 +44,9 @@
 mod config;
 mod connect;
 mod endpoint;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod listener;
 mod qp;
 mod setup;

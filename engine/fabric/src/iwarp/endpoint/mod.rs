@@ -212,6 +212,12 @@ impl Endpoint {
         self.outbound.slices(to);
     }
 
+    /// The same as bytes, for those who have no socket.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn unsent(&self) -> Vec<u8> {
+        self.outbound.bytes()
+    }
+
     /// So many of them have been sent.
     #[inline]
     pub(super) fn sent(&mut self, n: usize) {

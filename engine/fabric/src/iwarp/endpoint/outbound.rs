@@ -148,7 +148,7 @@ impl Outbound {
         self.stream.slices(to);
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn bytes(&self) -> Vec<u8> {
         self.stream.bytes()
     }

@@ -139,7 +139,7 @@ impl Stream {
     }
 
     /// The bytes themselves, for tests, which have no socket.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut all = Vec::new();
         let mut at = self.first;

@@ -1,0 +1,432 @@
+//! One connection without its socket, whose peer says anything: for the fuzz target `endpoint`, and a test of its own.
+//!
+//! The peer is at times honest, at times off by one, at times only bytes. Our side sends, receives, shows memory and
+//! reaches for the peer's. Whatever happens: memory that is not shown stays as it is, and is never said; what is shown
+//! for reading stays as it is; each request that is to be reported is, once; every buffer comes home; and what the peer
+//! is told at the end is a Terminate.
+
+use std::cell::RefCell;
+
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
+
+use super::endpoint::{Endpoint, Limits, Regions, Shared, Terms};
+use super::wire::{
+    Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Reader, Segment, Step,
+    Terminate, fpdu_len,
+};
+use crate::receives::Receives;
+use crate::{Access, Completion, FabricStats, Opcode, Posting, QpId, RemoteMemory, Source, WindowId, WorkRequest};
+
+/// Bytes of a Receive.
+const RECEIVE: usize = 512;
+/// Bytes of memory that is shown, and of what lies before and behind it.
+const SHOWN: usize = 256;
+const AROUND: usize = 128;
+/// Buffers of each kind.
+const BUFFERS: usize = 24;
+const WINDOWS: u32 = 4;
+/// What is in memory that no peer may see.
+const SECRET: [u8; 8] = *b"\xA7\x5Esecret";
+
+const ID: QpId = QpId { slot: 2, generation: 7 };
+
+thread_local! {
+    static POOL: RefCell<Option<Pool>> = const { RefCell::new(None) };
+}
+
+/// Plays the story that the bytes tell.
+///
+/// # Panics
+/// If anything does not hold.
+pub fn story(input: &[u8]) {
+    POOL.with_borrow_mut(|pool| {
+        let pool = pool.get_or_insert_with(|| {
+            let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+            Pool::new(&PoolConfig { classes: vec![Class { size: RECEIVE, count: BUFFERS }], arena }).expect("memory")
+        });
+        Story::new(pool, input).run();
+        assert_eq!(pool.stats().classes[0].free, BUFFERS, "a buffer is not home");
+    });
+}
+
+/// Memory that was shown at least once.
+struct Shown {
+    mem: Lent,
+    window: u32,
+    rkey: u32,
+    /// The peer may write it, or could at some time.
+    writable: bool,
+    /// What was in it when it was shown no more.
+    then: Option<[u8; RECEIVE]>,
+}
+
+impl Shown {
+    fn now(&self) -> [u8; RECEIVE] {
+        let mut now = [0; RECEIVE];
+        assert!(self.mem.read_at(0, &mut now));
+        now
+    }
+}
+
+struct Story<'p, 'd> {
+    input: &'d [u8],
+    pool: &'p Pool,
+    endpoint: Endpoint,
+    shared: Shared,
+    windows: u32,
+    shown: Vec<Shown>,
+    /// Signalled requests that were not reported yet.
+    posted: Vec<u64>,
+    next: u64,
+    /// Those of them that revoke a window.
+    revoking: Vec<(u64, u32)>,
+    done: Vec<Completion>,
+    /// What the peer has sent and we have not taken: it waits for a Receive.
+    unread: Vec<u8>,
+    /// Numbers of the peer's next messages, by queue.
+    msn: [u32; 3],
+    /// Where its next segment of a Send goes on.
+    offset: u32,
+    /// Reads that we have asked for.
+    asked: Vec<ReadRequest>,
+    /// What was said of the next.
+    asking: Option<Vec<u8>>,
+    heard: Reader,
+    over: bool,
+}
+
+impl<'p, 'd> Story<'p, 'd> {
+    fn new(pool: &'p Pool, input: &'d [u8]) -> Self {
+        let (&mode, input) = input.split_first().unwrap_or((&0, &[]));
+        let limits = Limits {
+            send_queue_depth: 8,
+            own_receive_queue: (mode & 1 != 0).then_some(4),
+            windows: WINDOWS,
+            rnr_retry: if mode & 2 != 0 { 7 } else { 0 },
+        };
+        let mut endpoint = Endpoint::new(ID, limits, 0x1357_9bdf);
+        let waits = mode & 4 != 0;
+        endpoint.begin(Terms { crc: false, max_ulpdu: 100, max_message: RECEIVE, ord: 2, ird: 2, waits });
+        let mut regions = Regions::default();
+        assert!(regions.add(pool.arena().id(), Access::REMOTE));
+        let shared = Shared { regions, receives: Receives::new(4), stats: FabricStats::default() };
+        Self {
+            input,
+            pool,
+            endpoint,
+            shared,
+            windows: 0,
+            shown: Vec::new(),
+            posted: Vec::new(),
+            next: 0,
+            revoking: Vec::new(),
+            done: Vec::new(),
+            unread: Vec::new(),
+            msn: [1; 3],
+            offset: 0,
+            asked: Vec::new(),
+            asking: None,
+            heard: Reader::new(false),
+            over: false,
+        }
+    }
+
+    fn byte(&mut self) -> u8 {
+        let (first, rest) = self.input.split_first().unwrap_or((&0, &[]));
+        self.input = rest;
+        *first
+    }
+
+    fn word(&mut self) -> u32 {
+        u32::from_be_bytes(std::array::from_fn(|_| self.byte()))
+    }
+
+    fn run(mut self) {
+        while !self.input.is_empty() && !self.over {
+            let step = self.byte();
+            self.step(step & 15, step >> 4);
+        }
+        self.end();
+    }
+
+    fn step(&mut self, step: u8, with: u8) {
+        match step {
+            0 => {
+                let (bytes, rest) = self.input.split_at(self.input.len().min(usize::from(with)));
+                self.input = rest;
+                self.hear(bytes);
+            }
+            1 | 2 => self.peer_sends(with),
+            3 => self.peer_writes(with),
+            4 => self.peer_reads(with),
+            5 => self.peer_answers(with),
+            6 => self.segment(Message::Terminate, true, self.untagged(QUEUE_TERMINATE), &[0x11, with, 0, 0]),
+            7 => self.receive(with),
+            8 => self.send(with),
+            9 | 10 => self.reach(with),
+            11 | 12 => self.show(with),
+            13 => {
+                let window = WindowId { qp: ID, index: u32::from(with) % WINDOWS };
+                self.post(WorkRequest::LocalInvalidate { window }, with & 4 != 0);
+                self.revoking.push((self.next, window.index));
+            }
+            _ => self.say(if step == 14 { 7 * usize::from(with) } else { usize::MAX }),
+        }
+    }
+
+    fn untagged(&self, queue: u32) -> Place {
+        Place::Untagged { queue, msn: self.msn[queue as usize], offset: 0 }
+    }
+
+    /// A segment of the peer.
+    fn segment(&mut self, opcode: Message, last: bool, place: Place, payload: &[u8]) {
+        let header = Segment { opcode, last, place }.encode(payload.len());
+        let mut bytes = [&header[..], payload].concat();
+        bytes.resize(fpdu_len(header.len() - 2 + payload.len()), 0);
+        self.hear(&bytes);
+    }
+
+    /// Of this byte three bits: 0 most of the time.
+    fn slip(&mut self) -> u32 {
+        let byte = self.byte();
+        if byte > 0xE0 { u32::from(byte & 7) } else { 0 }
+    }
+
+    fn peer_sends(&mut self, with: u8) {
+        let (last, wrong) = (with & 1 != 0, self.slip());
+        let invalidate = (with & 6 == 6).then(|| self.key()).flatten();
+        let len = usize::from(self.byte());
+        let place = Place::Untagged { queue: QUEUE_SEND, msn: self.msn[0], offset: self.offset.wrapping_add(wrong) };
+        self.segment(Message::Send { invalidate, solicited: with & 8 != 0 }, last, place, &vec![with; len]);
+        if last {
+            (self.msn[0], self.offset) = (self.msn[0].wrapping_add(1), 0);
+        } else {
+            self.offset += len as u32;
+        }
+    }
+
+    /// A key of ours, or one beside it.
+    fn key(&mut self) -> Option<u32> {
+        let (which, wrong) = (usize::from(self.byte()), self.slip());
+        let shown = self.shown.get(which.checked_rem(self.shown.len())?)?;
+        Some(shown.rkey.wrapping_add(wrong))
+    }
+
+    /// Memory of ours, as the peer knows it, or beside it: key, offset of its first byte, bytes from there on.
+    fn place(&mut self) -> Option<(u32, u64, usize)> {
+        let stag = self.key()?;
+        let (which, at, len, wrong) = (self.byte(), self.byte(), self.byte(), self.slip());
+        let shown = &self.shown[usize::from(which) % self.shown.len()];
+        let start = (shown.mem.offset() + AROUND) as u64 + u64::from(at);
+        let rest = SHOWN - usize::from(at).min(SHOWN);
+        Some((stag, start.wrapping_sub(u64::from(wrong >> 2)), usize::from(len).min(rest) + (wrong & 3) as usize))
+    }
+
+    fn peer_writes(&mut self, with: u8) {
+        let Some((stag, offset, len)) = self.place() else { return };
+        let place = Place::Tagged { stag, offset };
+        self.segment(Message::Write, with & 1 != 0, place, &vec![0x33; len]);
+    }
+
+    fn peer_reads(&mut self, with: u8) {
+        let Some((source_stag, source_offset, len)) = self.place() else { return };
+        let request = ReadRequest {
+            sink_stag: self.word(),
+            sink_offset: u64::from(self.byte()),
+            len: len as u32,
+            source_stag,
+            source_offset,
+        };
+        let place = self.untagged(QUEUE_READ_REQUEST);
+        self.segment(Message::ReadRequest, with & 15 != 1, place, &request.encode());
+        self.msn[1] = self.msn[1].wrapping_add(1);
+    }
+
+    /// Answers the oldest Read that we have asked for.
+    fn peer_answers(&mut self, with: u8) {
+        let wrong = self.slip();
+        let Some(asked) = self.asked.first_mut() else { return };
+        let len = if with & 1 != 0 { asked.len } else { asked.len.min(u32::from(with)) };
+        let place = Place::Tagged { stag: asked.sink_stag, offset: asked.sink_offset.wrapping_add(u64::from(wrong)) };
+        asked.len -= len;
+        asked.sink_offset = asked.sink_offset.wrapping_add(u64::from(len));
+        let last = asked.len == 0;
+        if last {
+            self.asked.remove(0);
+        }
+        self.segment(Message::ReadResponse, last != (wrong == 7), place, &vec![0x44; len as usize]);
+    }
+
+    fn receive(&mut self, with: u8) {
+        let room = |receives: &mut Receives| receives.room();
+        let own = self.endpoint.own_receives().map(room);
+        let bufs: Vec<Buf> = (0..own.unwrap_or_else(|| self.shared.receives.room()).min(usize::from(with & 3) + 1))
+            .map_while(|_| self.pool.alloc(RECEIVE))
+            .collect();
+        self.endpoint.own_receives().unwrap_or(&mut self.shared.receives).post(bufs.into_iter());
+        self.hear(&[]);
+    }
+
+    fn buffer(&self, len: usize) -> Option<Buf> {
+        let mut buf = self.pool.alloc(RECEIVE)?;
+        buf.fill(0x55);
+        buf.set_window(0, len.min(RECEIVE));
+        Some(buf)
+    }
+
+    fn post(&mut self, wr: WorkRequest, signalled: bool) {
+        self.next += 1;
+        let mut chain = vec![Posting { wr_id: self.next, signalled, wr }];
+        let posted = self.endpoint.post(&mut self.shared, &mut chain).is_ok() && chain.is_empty();
+        if posted && signalled {
+            self.posted.push(self.next);
+        }
+    }
+
+    fn send(&mut self, with: u8) {
+        let (len, invalidate) = (self.byte(), (with & 2 != 0).then_some(9));
+        let Some(buf) = self.buffer(usize::from(len)) else { return };
+        self.post(WorkRequest::Send { buf, invalidate, fence: with & 4 != 0 }, with & 1 != 0);
+    }
+
+    /// An RDMA Read or Write of ours.
+    fn reach(&mut self, with: u8) {
+        let (len, remote) = (usize::from(self.byte()), RemoteMemory { rkey: 0x77, address: 0x1000 });
+        let Some(buf) = self.buffer(RECEIVE) else { return };
+        let wr = match (with >> 1 & 1, buf) {
+            (0, buf) => match buf.lend() {
+                Ok(dst) => WorkRequest::Read { dst, offset: 0, len, remote },
+                Err(_) => return,
+            },
+            (_, buf) => WorkRequest::Write { src: Source::Frozen(buf.freeze()), offset: 0, len, remote },
+        };
+        self.post(wr, with & 1 != 0);
+    }
+
+    /// Shows the middle of a buffer.
+    fn show(&mut self, with: u8) {
+        let writable = with & 4 != 0;
+        let Some(mut buf) = self.pool.alloc(RECEIVE) else { return };
+        buf.as_chunks_mut().0.fill(SECRET);
+        if !writable {
+            buf[AROUND..AROUND + SHOWN].fill(0x11);
+        }
+        let Ok(mem) = buf.lend() else { return };
+        let window = u32::from(with & 3);
+        while self.windows <= window {
+            self.windows = self.endpoint.add_window().expect("a window") + 1;
+        }
+        let Some(rkey) = self.endpoint.next_rkey(window) else { return };
+        let access = if writable { Access { remote_read: false, ..Access::REMOTE } } else { Access::REMOTE_READ };
+        let name = WindowId { qp: ID, index: window };
+        let before = self.next;
+        self.post(WorkRequest::Bind { window: name, mem: mem.clone(), offset: AROUND, len: SHOWN, access }, true);
+        if self.posted.last() == Some(&(before + 1)) {
+            self.shown.push(Shown { mem, window, rkey, writable, then: None });
+        }
+    }
+
+    /// The peer takes so many bytes of what we have to say.
+    fn say(&mut self, most: usize) {
+        let failed = self.endpoint.produce().err().and_then(|failure| failure.terminate);
+        let bytes = self.endpoint.unsent();
+        let bytes = &bytes[..bytes.len().min(most)];
+        assert!(!bytes.windows(SECRET.len()).any(|part| part == SECRET), "a secret is said");
+        self.endpoint.sent(bytes.len());
+        let mut rest = bytes;
+        while let Some(step) = self.heard.step(&mut rest).expect("what we say is right") {
+            match step {
+                Step::Segment { segment, .. } => {
+                    self.asking = (segment.opcode == Message::ReadRequest).then(Vec::new);
+                }
+                Step::Payload(part) => {
+                    if let Some(asking) = &mut self.asking {
+                        asking.extend_from_slice(part);
+                    }
+                }
+                Step::End => {
+                    let asked = self.asking.take().map(|bytes| bytes[..].try_into().expect("it has one length"));
+                    self.asked.extend(asked.as_ref().map(ReadRequest::decode));
+                }
+            }
+        }
+        self.endpoint.reap(&mut self.done);
+        self.take_done();
+        if let Some(terminate) = failed {
+            assert!(Terminate::decode(&terminate).is_ok());
+            self.over = true;
+        }
+    }
+
+    /// Bytes of the peer, behind those that had to wait.
+    fn hear(&mut self, bytes: &[u8]) {
+        self.unread.extend_from_slice(bytes);
+        let mut input = &self.unread[..];
+        let taken = self.endpoint.take(&mut self.shared, &mut input, &mut self.done, usize::MAX);
+        let left = input.len();
+        self.unread.drain(..self.unread.len() - left);
+        self.endpoint.reap(&mut self.done);
+        self.take_done();
+        if let Err(failure) = taken {
+            if let Some(terminate) = &failure.terminate {
+                assert!(Terminate::decode(terminate).is_ok());
+            }
+            self.over = true;
+        }
+        for shown in &self.shown {
+            let now = shown.now();
+            let outside = now[..AROUND].iter().chain(&now[AROUND + SHOWN..]);
+            assert!(
+                outside.zip(SECRET.iter().cycle()).all(|(a, b)| a == b),
+                "written outside of window {}",
+                shown.window
+            );
+            assert!(
+                shown.writable || now[AROUND..AROUND + SHOWN].iter().all(|&byte| byte == 0x11),
+                "written without the right to, window {}",
+                shown.window
+            );
+            assert!(shown.then.is_none_or(|then| then == now), "written when it was shown no more");
+        }
+    }
+
+    fn take_done(&mut self) {
+        for done in self.done.drain(..) {
+            assert_eq!(done.qp, ID);
+            if done.opcode == Opcode::Recv {
+                assert!(done.buf.is_some_and(|buf| buf.len() <= RECEIVE));
+                continue;
+            }
+            let revoked = self.revoking.iter().find(|(id, _)| *id == done.wr_id && done.status.is_ok());
+            if let Some((_, window)) = revoked {
+                let those = self.shown.iter_mut().filter(|shown| shown.window == *window && shown.then.is_none());
+                those.for_each(|shown| shown.then = Some(shown.now()));
+            }
+            match self.posted.iter().position(|&id| id == done.wr_id) {
+                Some(at) => _ = self.posted.remove(at),
+                // Failures are reported in any case.
+                None => assert!(!done.status.is_ok(), "{done:?} was not asked for"),
+            }
+        }
+    }
+
+    fn end(mut self) {
+        self.endpoint.flush(crate::Status::Flushed, &mut self.done);
+        self.take_done();
+        assert!(self.posted.is_empty(), "never reported: {:?}", self.posted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn any_story_ends_well(input in prop::collection::vec(any::<u8>(), 0..400)) {
+            super::story(&input);
+        }
+    }
+}
