@@ -77,18 +77,26 @@ impl DerefMut for ChunkMemory {
 }
 
 impl Drop for ChunkMemory {
+    // Inlined, to nothing where there are no chunks; out of line where there are.
+    #[inline]
     fn drop(&mut self) {
-        if let Some(mut memory) = self.0.take() {
-            memory.send.clear();
-            memory.receive.clear();
-            (memory.call, memory.reply, memory.most_results) = (None, None, None);
-            // A thread that is ending keeps nothing.
-            let _ = SPARE.try_with(|spare| {
-                let mut spare = spare.borrow_mut();
-                if spare.len() < KEPT {
-                    spare.push(memory);
-                }
-            });
+        if let Some(memory) = self.0.take() {
+            keep(memory);
         }
     }
+}
+
+/// Empties the box, and keeps it for the next call.
+#[inline(never)]
+fn keep(mut memory: Box<Memory>) {
+    memory.send.clear();
+    memory.receive.clear();
+    (memory.call, memory.reply, memory.most_results) = (None, None, None);
+    // A thread that is ending keeps nothing.
+    let _ = SPARE.try_with(|spare| {
+        let mut spare = spare.borrow_mut();
+        if spare.len() < KEPT {
+            spare.push(memory);
+        }
+    });
 }
