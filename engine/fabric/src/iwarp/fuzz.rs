@@ -51,6 +51,8 @@ pub fn story(input: &[u8]) {
 
 /// Memory that was shown at least once.
 struct Shown {
+    /// Of the request that showed it.
+    id: u64,
     mem: Lent,
     window: u32,
     rkey: u32,
@@ -322,7 +324,7 @@ impl<'p, 'd> Story<'p, 'd> {
         let before = self.next;
         self.post(WorkRequest::Bind { window: name, mem: mem.clone(), offset: AROUND, len: SHOWN, access }, true);
         if self.posted.last() == Some(&(before + 1)) {
-            self.shown.push(Shown { mem, window, rkey, writable, then: None });
+            self.shown.push(Shown { id: self.next, mem, window, rkey, writable, then: None });
         }
     }
 
@@ -398,8 +400,9 @@ impl<'p, 'd> Story<'p, 'd> {
                 continue;
             }
             let revoked = self.revoking.iter().find(|(id, _)| *id == done.wr_id && done.status.is_ok());
-            if let Some((_, window)) = revoked {
-                let those = self.shown.iter_mut().filter(|shown| shown.window == *window && shown.then.is_none());
+            if let Some(&(id, window)) = revoked {
+                let those = |shown: &&mut Shown| shown.window == window && shown.id < id && shown.then.is_none();
+                let those = self.shown.iter_mut().filter(those);
                 those.for_each(|shown| shown.then = Some(shown.now()));
             }
             match self.posted.iter().position(|&id| id == done.wr_id) {

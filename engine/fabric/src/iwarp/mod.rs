@@ -14,6 +14,7 @@
 //! | `connect`, `listener` | how connections begin and are looked after |
 //! | `sys` | vectored reads and writes of memory of the pools |
 //! | `config` | the knobs |
+//! | `fuzz` | a connection whose peer says anything, for tests |
 //!
 //! # System calls
 //! Who polls makes them: there is no other way to hear from a socket. A few connections that were active lately are
