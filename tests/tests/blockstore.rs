@@ -144,6 +144,28 @@ fn the_demo_copies_and_verifies() {
 }
 
 #[test]
+fn only_who_holds_the_key_is_served() {
+    let dir = directory();
+    let [source, file, key, other, short] =
+        ["source", "store", "key", "other", "short"].map(|name| dir.path().join(name));
+    random_file(&source, 100_000, 1);
+    random_file(&key, 32, 2);
+    random_file(&other, 32, 3);
+    random_file(&short, 15, 4);
+    let store = Store::serve(&file, &["--size", "1M", "--host-key", text(&key)]);
+    for with in ["copy", "verify"] {
+        succeeds(&[with, text(&source), &store.address, "--host-key", text(&key)]);
+    }
+    fails(&["copy", text(&source), &store.address], &["error"]);
+    fails(&["copy", text(&source), &store.address, "--host-key", text(&other)], &["error"]);
+    fails(&["copy", text(&source), &store.address, "--host-key", text(&short)], &["--host-key", "15 bytes"]);
+    // A server that does not prove who it is gets nothing.
+    let open = Store::serve(&dir.path().join("open"), &["--size", "1M"]);
+    fails(&["copy", text(&source), &open.address, "--host-key", text(&key)], &["error"]);
+    store.stop(Signal::TERM);
+}
+
+#[test]
 fn odd_sizes_arrive_whole_and_nothing_else_changes() {
     let dir = directory();
     let (source, file) = (dir.path().join("source"), dir.path().join("store"));

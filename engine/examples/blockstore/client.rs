@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
+use rpcrdma::auth::AuthPolicy;
 use rpcrdma::client::{ClientConfig, PreparedCall};
 use rpcrdma::mempool::Buf;
 use rpcrdma::wire::ErrorBody;
@@ -64,9 +65,14 @@ pub(crate) struct BlockClient {
 
 impl BlockClient {
     /// Connects, and asks what the store is.
-    pub(crate) fn connect(address: &Address, block: usize, depth: usize) -> anyhow::Result<Self> {
+    pub(crate) fn connect(
+        address: &Address,
+        block: usize,
+        depth: usize,
+        host_auth: AuthPolicy,
+    ) -> anyhow::Result<Self> {
         let mut config = ClientConfig::new(codec::PROGRAM, codec::VERSION);
-        config.shard = Config { bulk_buffers: vec![(block, depth)], max_calls: depth, ..config.shard };
+        config.shard = Config { bulk_buffers: vec![(block, depth)], max_calls: depth, host_auth, ..config.shard };
         let client = LocalClient::connect(address, config)?;
         let info = Info { size: 0, block_max: 0, writable: false };
         let mut this = Self { client, info, block, depth, buffers: Vec::new() };

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use rpcrdma::Address;
+use rpcrdma::auth::AuthPolicy;
 use rustix::thread::CpuSet;
 use serde_json::{Value, json};
 
@@ -193,7 +194,7 @@ impl Served {
             let mut core = CpuSet::new();
             core.set(self.client_core);
             rustix::thread::sched_setaffinity(None, &core).context("the client's core")?;
-            let mut client = BlockClient::connect(&self.address, row.block, row.depth)?;
+            let mut client = BlockClient::connect(&self.address, row.block, row.depth, AuthPolicy::Off)?;
             let before = processor_time(self.process.id())?;
             let (blocks, took) = client.measure(row.write, row.random, size, time)?;
             let after = processor_time(self.process.id())?;

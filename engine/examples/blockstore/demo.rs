@@ -9,6 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use rpcrdma::Address;
+use rpcrdma::auth::AuthPolicy;
 use rustix::process::{Pid, Signal};
 
 use crate::client::BlockClient;
@@ -61,7 +62,7 @@ pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
     // ends.
     dir.close().context("the temporary directory")?;
 
-    let mut client = BlockClient::connect(&address, block, depth.into())?;
+    let mut client = BlockClient::connect(&address, block, depth.into(), AuthPolicy::Off)?;
     ensure!(client.info().size == size, "the store holds {} bytes", client.info().size);
     report("copied", &client.copy(&source, size)?, &address);
     say(&format!("flushed in {:.3} s", client.flush()?.as_secs_f64()));

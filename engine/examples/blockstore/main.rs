@@ -39,6 +39,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser, ValueEnum};
+use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 use rpcrdma::service::ShardSetup;
 use rpcrdma::{Address, IdlePolicy, Server};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
@@ -133,6 +134,8 @@ struct Serve {
     /// Serves the file as it is, and refuses WRITE.
     #[arg(long)]
     read_only: bool,
+    #[command(flatten)]
+    trust: Trust,
     /// Stops when the process that started this one ends.
     #[arg(long, hide = true)]
     parent: Option<u32>,
@@ -146,6 +149,26 @@ struct Transfer {
     address: Address,
     #[command(flatten)]
     shape: Shape,
+    #[command(flatten)]
+    trust: Trust,
+}
+
+/// Whom to talk to.
+#[derive(Debug, Args)]
+struct Trust {
+    /// Talks to those only who hold the key in this file (`openssl rand -out FILE 32` makes one), and proves to hold
+    /// it, too. That says who connects; it does not encrypt.
+    #[arg(long, value_name = "FILE")]
+    host_key: Option<PathBuf>,
+}
+
+impl Trust {
+    fn policy(&self) -> anyhow::Result<AuthPolicy> {
+        let Some(path) = &self.host_key else { return Ok(AuthPolicy::Off) };
+        let key = std::fs::read(path).with_context(|| format!("--host-key {}", path.display()))?;
+        let key = PreSharedKey::new("blockstore", &key).with_context(|| format!("--host-key {}", path.display()))?;
+        Ok(AuthPolicy::Required(Arc::new(key)))
+    }
 }
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -220,6 +243,7 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
         }
     }
     let mut config = server::config(&options.cores, align, options.idle.policy());
+    config.shard.host_auth = options.trust.policy()?;
     let store = Arc::new(store);
     let (server, how) = if uring {
         let (own, entries) = (Arc::clone(&store), options.ring);
@@ -277,16 +301,16 @@ fn open_source(path: &Path) -> anyhow::Result<(File, u64)> {
 fn copy(options: &Transfer) -> anyhow::Result<()> {
     let (source, size) = open_source(&options.source)?;
     let Shape { block, depth } = options.shape;
-    let mut client = BlockClient::connect(&options.address, block, depth.into())?;
+    let mut client = BlockClient::connect(&options.address, block, depth.into(), options.trust.policy()?)?;
     report("copied", &client.copy(&source, size)?, &options.address);
     say(&format!("flushed in {:.3} s", client.flush()?.as_secs_f64()));
     Ok(())
 }
 
 fn verify(options: &Verify) -> anyhow::Result<()> {
-    let Transfer { source, address, shape: Shape { block, depth } } = &options.transfer;
+    let Transfer { source, address, shape: Shape { block, depth }, trust } = &options.transfer;
     let (source, size) = open_source(source)?;
-    let mut client = BlockClient::connect(address, *block, usize::from(*depth))?;
+    let mut client = BlockClient::connect(address, *block, usize::from(*depth), trust.policy()?)?;
     let (figures, sum) = client.verify(&source, size, options.seed)?;
     report("verified", &figures, address);
     say(&format!("crc32 {sum:08x}, equal to the source's"));

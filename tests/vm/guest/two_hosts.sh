@@ -1,0 +1,34 @@
+# Two hosts without an RDMA device, here two network namespaces: the commands of the README's section on them.
+source "$(dirname "$0")/../lib.sh"
+program RPCPERF rpcperf "cargo build -p rpcrdma-bench --features verbs"
+program BLOCKSTORE examples/blockstore "cargo build -p rpcrdma --features verbs --example blockstore"
+ip netns add near
+ip netns add far
+trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; ip netns delete near; ip netns delete far' EXIT
+ip link add n0 netns near type veth peer name f0 netns far
+ip -netns near address add 192.0.2.1/24 dev n0
+ip -netns far address add 192.0.2.2/24 dev f0
+ip -netns near link set n0 up
+ip -netns far link set f0 up
+near() { ip netns exec near "$@"; }
+far() { ip netns exec far "$@" >/run/said 2>&1 || fail "$*: $(</run/said)"; }
+
+near "$RPCPERF" serve --listen iwarp:192.0.2.1:20049 --only calls >/run/serve 2>&1 &
+await 30 grep -q '^listening' /run/serve
+far "$RPCPERF" lat iwarp:192.0.2.1:20049 -s 64 -n 1000
+tail -n 1 /run/said
+far "$RPCPERF" bw iwarp:192.0.2.1:20049 --op read -s 1M -n 50
+tail -n 1 /run/said
+
+head -c 3000001 /dev/urandom >/run/movie
+head -c 32 /dev/urandom >/run/host.key
+near "$BLOCKSTORE" serve --file /run/disk.img --size 16M --listen iwarp:192.0.2.1:20050 --host-key /run/host.key \
+    >/run/store 2>&1 &
+await 30 grep -q '^listening' /run/store
+far "$BLOCKSTORE" copy /run/movie iwarp:192.0.2.1:20050 --host-key /run/host.key
+far "$BLOCKSTORE" verify /run/movie iwarp:192.0.2.1:20050 --host-key /run/host.key
+grep 'equal to the source' /run/said
+cmp -n 3000001 /run/movie /run/disk.img || fail "something else was stored"
+# Who has no key is not served.
+! ip netns exec far "$BLOCKSTORE" verify /run/movie iwarp:192.0.2.1:20050 >/run/said 2>&1 || fail "served without a key"
+grep -q '^error' /run/said || fail "$(</run/said)"
