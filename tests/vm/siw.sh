@@ -11,9 +11,16 @@ cp /run/large /srv/nfs/large
 # theirs: connections that the kernel has, of both roles.
 theirs() { rdma resource show cm_id link siw0 | grep -c 'state CONNECT' || true; }
 
+# reachable: whether packets find their way there; a port at which nobody listens says that, too.
+reachable() {
+    [[ $("${enter[@]}" bash -c "exec 3<>/dev/tcp/$kernel/9" 2>&1) != *'No route to host'* ]]
+}
+
 # unharmed WHAT: the kernel's server goes on, and has nothing left of those who are gone.
 unharmed() {
     await 120 eval '(($(theirs) == 0))'
+    # Behind a link that has just come up the other end's address is not known for a moment.
+    await 30 reachable
     "${enter[@]}" "$RPCRDMA" ping -q -c 3 -i 0 $at >/run/ping 2>&1 || fail "$1: not served any more: $(</run/ping)"
     echo "- $1: ok"
 }
