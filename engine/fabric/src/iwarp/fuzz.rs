@@ -2,8 +2,8 @@
 //!
 //! The peer is at times honest, at times off by one, at times only bytes. Our side sends, receives, shows memory and
 //! reaches for the peer's. Whatever happens: memory that is not shown stays as it is, and is never said; what is shown
-//! for reading stays as it is; each request that is to be reported is, once; every buffer comes home; and what the peer
-//! is told at the end is a Terminate.
+//! for reading stays as it is; each request that is to be reported is, once; every buffer comes home; the segments of
+//! our messages are not mixed; and what the peer is told at the end is a Terminate.
 
 use std::cell::RefCell;
 
@@ -94,6 +94,8 @@ struct Story<'p, 'd> {
     /// What was said of the next.
     asking: Option<Vec<u8>>,
     heard: Reader,
+    /// The message that we are in the middle of.
+    amid: Option<Message>,
     over: bool,
 }
 
@@ -129,6 +131,7 @@ impl<'p, 'd> Story<'p, 'd> {
             asked: Vec::new(),
             asking: None,
             heard: Reader::new(false),
+            amid: None,
             over: false,
         }
     }
@@ -172,6 +175,7 @@ impl<'p, 'd> Story<'p, 'd> {
                 self.post(WorkRequest::LocalInvalidate { window }, with & 4 != 0);
                 self.revoking.push((self.next, window.index));
             }
+            14 if with == 0 => self.endpoint.say_hello(),
             _ => self.say(if step == 14 { 7 * usize::from(with) } else { usize::MAX }),
         }
     }
@@ -339,6 +343,8 @@ impl<'p, 'd> Story<'p, 'd> {
         while let Some(step) = self.heard.step(&mut rest).expect("what we say is right") {
             match step {
                 Step::Segment { segment, .. } => {
+                    assert!(self.amid.is_none_or(|amid| amid == segment.opcode), "segments of two messages are mixed");
+                    self.amid = (!segment.last).then_some(segment.opcode);
                     self.asking = (segment.opcode == Message::ReadRequest).then(Vec::new);
                 }
                 Step::Payload(part) => {

@@ -301,7 +301,8 @@ impl Endpoint {
         self.outbound.terminate(message);
     }
 
-    /// Puts a Write of nothing: what says that we are there and changes nothing (RFC 6581 §9.3).
+    /// Says that we are there and changes nothing: by a Write of nothing (RFC 6581 §9.3), unless a message that is under
+    /// way says so.
     pub(super) fn say_hello(&mut self) {
         self.outbound.write_nothing();
     }

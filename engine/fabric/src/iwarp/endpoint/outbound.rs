@@ -456,7 +456,12 @@ impl Outbound {
         self.over = true;
     }
 
+    /// Puts a Write of nothing into the stream. A message that is under way says as much, and nothing may come between
+    /// its segments; nor behind a Terminate.
     pub(super) fn write_nothing(&mut self) {
+        if self.over || self.amid != Amid::Nothing {
+            return;
+        }
         let segment = Segment { opcode: Message::Write, last: true, place: Place::Tagged { stag: 0, offset: 0 } };
         self.stream.fpdu(segment, Payload::Bytes(&[]), self.crc);
     }

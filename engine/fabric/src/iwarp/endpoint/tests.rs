@@ -480,6 +480,36 @@ fn memory_that_is_read_comes_home_behind_its_last_byte() {
 }
 
 #[test]
+fn nothing_is_said_between_the_segments_of_a_message() {
+    let mut side = Side::new(terms(), 0);
+    // More than is cut ahead of the socket.
+    for wr_id in 0..8 {
+        let buf = side.pool.alloc(64 << 10).expect("a buffer");
+        let (src, remote) = (Source::Frozen(buf.freeze()), RemoteMemory { rkey: 7, address: 0 });
+        side.post(wr_id, WorkRequest::Write { src, offset: 0, len: 64 << 10, remote });
+    }
+    side.endpoint.produce().expect("all is well");
+    side.endpoint.say_hello();
+    assert!(!of_nothing(&side.say()), "in the middle of a Write");
+    side.endpoint.say_hello();
+    assert!(of_nothing(&side.say()), "between messages");
+    side.endpoint.terminate(b"over");
+    side.say();
+    side.endpoint.say_hello();
+    assert!(side.say().is_empty(), "behind a Terminate");
+}
+
+/// Whether a Write of nothing is among these FPDUs.
+fn of_nothing(mut bytes: &[u8]) -> bool {
+    let mut reader = Reader::new(false);
+    let mut found = false;
+    while let Some(step) = reader.step(&mut bytes).expect("FPDUs") {
+        found |= matches!(step, Step::Segment { segment: Segment { place: Place::Tagged { stag: 0, .. }, .. }, .. });
+    }
+    found
+}
+
+#[test]
 fn a_message_waits_for_a_receive_as_often_as_it_may() {
     let patient = |retries| {
         let mut side = Side::new(terms(), retries);
