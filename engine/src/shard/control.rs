@@ -219,9 +219,8 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn control(&mut self) {
         for (qp, reason) in self.life.take_disconnected() {
             self.with(qp, |shard, conn| {
-                let refused = matches!(reason, CloseReason::Disconnected { cause: Disconnect::Refused, .. });
                 // Where a request has failed for it, it is counted.
-                shard.cx.stats.peer_faults += u64::from(refused && !conn.is_over());
+                shard.cx.stats.peer_faults += u64::from(is_refusal(&reason) && !conn.is_over());
                 conn.end_for(reason);
             });
         }
@@ -244,6 +243,23 @@ impl<F: Fabric> Shard<F> {
             self.reconnect();
         }
         self.end_closed();
+    }
+
+    /// What the control plane says, or has said already, of the end of a connection.
+    pub(super) fn why_disconnected(&mut self, qp: QpId) -> Option<CloseReason> {
+        let mut reason = self.life.why_disconnected(qp).cloned();
+        if reason.is_none() {
+            self.cx.fabric.poll_control(&mut self.events);
+            self.cx.schedule.control_now();
+            reason = self.events.iter().find_map(|event| match event {
+                ControlEvent::Disconnected { qp: id, cause, reason } if *id == qp => {
+                    Some(CloseReason::Disconnected { cause: *cause, detail: reason.clone() })
+                }
+                _ => None,
+            });
+        }
+        self.cx.stats.peer_faults += u64::from(reason.as_ref().is_some_and(is_refusal));
+        reason
     }
 
     fn control_event(&mut self, event: ControlEvent) {
@@ -386,6 +402,11 @@ impl<F: Fabric> Shard<F> {
             self.cx.relieved();
         }
     }
+}
+
+/// Whether the peer has said no to something of ours, without that a request failed for it.
+fn is_refusal(reason: &CloseReason) -> bool {
+    matches!(reason, CloseReason::Disconnected { cause: Disconnect::Refused, .. })
 }
 
 fn no_receives(detail: String) -> FabricError {

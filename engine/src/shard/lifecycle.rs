@@ -99,6 +99,11 @@ impl Lifecycle {
         self.disconnected.push((qp, reason));
     }
 
+    /// Why a connection ends with the next look, if it does.
+    pub(super) fn why_disconnected(&self, qp: QpId) -> Option<&CloseReason> {
+        self.disconnected.iter().find_map(|(id, reason)| (*id == qp).then_some(reason))
+    }
+
     /// Takes those that end now.
     pub(super) fn take_disconnected(&mut self) -> Vec<(QpId, CloseReason)> {
         std::mem::take(&mut self.disconnected)
@@ -141,6 +146,16 @@ mod tests {
         life.negotiates_no_more(qp(1));
         life.arrives_no_more(qp(7));
         assert_eq!((life.negotiating().len(), life.arriving().len()), (2, 0), "who is gone is gone once");
+    }
+
+    #[test]
+    fn a_connection_that_ends_has_its_own_reason() {
+        let mut life = Lifecycle::new();
+        life.disconnected(qp(1), LocalClose::Stopped.into());
+        assert!(life.why_disconnected(qp(0)).is_none());
+        assert_eq!(life.why_disconnected(qp(1)), Some(&LocalClose::Stopped.into()));
+        assert_eq!(life.take_disconnected(), [(qp(1), LocalClose::Stopped.into())]);
+        assert!(life.why_disconnected(qp(1)).is_none());
     }
 
     #[test]

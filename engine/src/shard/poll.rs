@@ -8,7 +8,7 @@ use super::conn::Conn;
 use super::continuation::{Continuation, NextPart, Whose};
 use super::stage::Stage;
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, SMALL_BUFFER};
-use crate::fabric::{Completion, Fabric, Opcode, Status};
+use crate::fabric::{Completion, Fabric, Opcode, QpId, Status};
 use crate::proto::{Form, Outgoing};
 
 /// Whether a work request failed because of what the peer said or sent.
@@ -161,8 +161,8 @@ impl<F: Fabric> Shard<F> {
     fn completed(&mut self, conn: &mut Conn, completion: Completion) {
         let Completion { wr_id, opcode, status, buf, invalidated, .. } = completion;
         if !status.is_ok() {
-            self.cx.stats.peer_faults += u64::from(is_peer_fault(status));
-            conn.end_for(CloseReason::Device { opcode, status });
+            let reason = self.why(conn.qp(), opcode, status);
+            conn.end_for(reason);
             return;
         }
         if let Some(message) = buf {
@@ -180,6 +180,18 @@ impl<F: Fabric> Shard<F> {
             }
             Opcode::Recv | Opcode::Bind => {}
         }
+    }
+
+    /// Why a work request has failed. What was flushed only follows from something that the control plane knows.
+    #[cold]
+    fn why(&mut self, qp: QpId, opcode: Opcode, status: Status) -> CloseReason {
+        self.cx.stats.peer_faults += u64::from(is_peer_fault(status));
+        if status == Status::Flushed
+            && let Some(reason) = self.why_disconnected(qp)
+        {
+            return reason;
+        }
+        CloseReason::Device { opcode, status }
     }
 
     #[inline(always)]

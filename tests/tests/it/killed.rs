@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use rpcrdma::client::LocalClient;
+use rpcrdma::fabric::Status;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Address, CallError, Config, FailedCall, Server};
+use rpcrdma::{Address, CallError, CloseReason, Config, FailedCall, Server};
 use rpcrdma_tests::*;
 
 /// What a child does until it is killed.
@@ -152,5 +153,9 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
         assert!(over, "{under_way} calls never ended");
         assert!(ends.iter().all(|&ends| ends == 1));
         assert_eq!(shard_leak(&client.stats()), None);
+        // What was flushed with it is no cause. A device may say nothing better.
+        let reason = client.closed_because(first);
+        let flushed = matches!(reason, Some(CloseReason::Device { status: Status::Flushed, .. }));
+        assert!(reason.is_some() && (!flushed || place::on_device() && !place::over_tcp()), "{reason:?}");
     }
 }
