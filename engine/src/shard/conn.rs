@@ -58,6 +58,8 @@ pub(super) struct Conn {
     settle_by: u64,
     /// End the connection, though the loop is in the middle of it: why.
     close_reason: Option<Box<CloseReason>>,
+    /// How many messages had gone out when a pure grant was put off last.
+    granting_since: u64,
 }
 
 impl Conn {
@@ -83,6 +85,7 @@ impl Conn {
             progress: Progress::default(),
             again: Again::default(),
             close_reason: None,
+            granting_since: u64::MAX,
         }
     }
 
@@ -226,6 +229,13 @@ impl Conn {
         self.close_reason.get_or_insert_with(|| Box::new(reason.into()));
     }
 
+    /// Whether a pure grant that is due was put off already, and nothing has gone out since. It has been, from now on.
+    #[cold]
+    pub(super) fn has_waited_to_grant(&mut self) -> bool {
+        let sent = self.proto.counters().sent;
+        std::mem::replace(&mut self.granting_since, sent) == sent
+    }
+
     /// The device is gone, with all that it held.
     pub(super) fn forget_device(&mut self) {
         self.peer = None;
@@ -304,6 +314,7 @@ impl Conn {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::{Form, Outgoing};
     use crate::shard::close_reason::LocalClose;
     use crate::shard::testing::{new_conn, open_conn};
 
@@ -330,6 +341,16 @@ mod tests {
         conn.made_again(second, ConnConfig::default());
         assert_eq!((conn.qp(), conn.origin(), conn.stage()), (second, first, Stage::Connecting));
         assert!(!conn.is_over() && conn.set_ready(true));
+    }
+
+    #[test]
+    fn a_grant_waits_once_and_again_behind_a_message() {
+        let mut conn = open_conn(0, false);
+        assert!(!conn.has_waited_to_grant());
+        assert!(conn.has_waited_to_grant());
+        let mut buf = [0; 64];
+        let message = conn.proto.emit_before(Outgoing::Grant, &Form::default(), true, &mut buf, 64);
+        assert!(message.is_some() && !conn.has_waited_to_grant());
     }
 
     #[test]

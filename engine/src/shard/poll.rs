@@ -245,6 +245,14 @@ impl<F: Fabric> Shard<F> {
                 more = false;
                 break;
             };
+            // What is due, and no keep-alive, may be taken along by a message of the next turn: a client's next calls.
+            if out == Outgoing::Grant
+                && self.cx.config.coalesce_grants
+                && conn.proto.has_output(receives_ok)
+                && !conn.has_waited_to_grant()
+            {
+                break;
+            }
             match out {
                 Outgoing::Call(call) => {
                     self.requester.transmit_queued(&mut self.cx, conn, call, receives_ok);
