@@ -23,6 +23,9 @@ use crate::{Completion, ControlEvent, Disconnect, PostError, Posting, QpId, Stat
 
 /// Bytes that are read at a time, but for what is read straight to its place.
 pub(super) const SCRATCH: usize = 64 << 10;
+/// The same where long segments come one behind the other: all that would be copied of the next, if its header was not
+/// read with the one before.
+const PEEK: usize = 8 << 10;
 /// Bytes that are read behind what goes straight to its place: enough for the trailer, and for the next header.
 const TAIL: usize = 64;
 /// Reads in one turn of one connection, so that the others get their turn.
@@ -124,6 +127,8 @@ pub(super) struct Qp {
     pub(super) stalled: bool,
     /// There was no room for more completions.
     full: bool,
+    /// What came last was read straight to its place.
+    long: bool,
     /// The next poll goes on with what was not taken.
     pub(super) unread: bool,
     /// What waits for the peer.
@@ -157,6 +162,7 @@ impl Qp {
             hot: false,
             stalled: false,
             full: false,
+            long: false,
             unread: false,
             patience: Patience::default(),
             deadline: None,
@@ -389,7 +395,10 @@ impl Qp {
         let socket = socket.as_fd();
         let scratch = &mut common.scratch;
         let (got, direct, asked) = match self.endpoint.direct() {
-            None => (sys::receive(socket, Into::Bytes(&mut scratch[..]), &mut []), 0, SCRATCH),
+            None => {
+                let most = if self.long { PEEK } else { SCRATCH };
+                (sys::receive(socket, Into::Bytes(&mut scratch[..most]), &mut []), 0, most)
+            }
             Some(place) => {
                 let len = place.len();
                 (sys::receive(socket, place, &mut scratch[..TAIL]), len, len + TAIL)
@@ -405,6 +414,7 @@ impl Qp {
             Err(error) => return Err(lost(error)),
         };
         common.shared.stats.system_calls += 1;
+        self.long = direct > 0 || (self.long && got < asked);
         let placed = got.min(direct);
         if placed > 0 {
             self.endpoint.arrived(placed);
