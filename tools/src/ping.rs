@@ -41,7 +41,7 @@ Examples:
 
 Exit status: 0 every call was answered, 1 some were not or there was no connection, 2 wrong usage.")]
 pub struct Args {
-    /// Where the server is: verbs:HOST or verbs:HOST:PORT (in builds with the feature verbs), soft:NAME
+    /// Where the server is: iwarp:HOST or iwarp:HOST:PORT, verbs: alike (in builds with the feature verbs), soft:NAME
     pub address: Address,
 
     /// Program number, decimal or 0x…

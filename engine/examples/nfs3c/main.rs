@@ -42,7 +42,7 @@ use calls::{DIRECTORY, Nfs};
 #[derive(Debug, Parser)]
 #[command(name = "nfs3c")]
 struct Cli {
-    /// The server: verbs:HOST[:PORT], soft:NAME.
+    /// The server: verbs:HOST[:PORT], iwarp:HOST[:PORT], soft:NAME.
     server: Address,
     /// What it exports: a directory.
     export: String,

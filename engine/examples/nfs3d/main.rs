@@ -75,7 +75,7 @@ const TIDY: Duration = Duration::from_secs(5);
 /// Calls of one connection that may be under way.
 const CREDITS: u32 = 32;
 
-/// Exports a directory by NFS version 3, over RDMA or the software fabric.
+/// Exports a directory by NFS version 3, over RDMA, TCP (iWARP) or the software fabric.
 ///
 /// As root, it acts as whoever calls, as AUTH_SYS credentials say (see --squash): whoever can reach the
 /// server can claim to be anybody, so be sure who that is. Not as root, it acts as its own user, whoever
@@ -89,7 +89,7 @@ const CREDITS: u32 = 32;
 struct Cli {
     /// The directory.
     directory: PathBuf,
-    /// Where to serve NFS: verbs:HOST:PORT, soft:NAME.
+    /// Where to serve NFS: verbs:HOST:PORT, iwarp:HOST:PORT, soft:NAME.
     #[arg(long, value_name = "ADDRESS", default_value = "soft:nfs3d")]
     listen: Address,
     /// TCP port of MOUNT; 0 for any that is free.

@@ -35,7 +35,7 @@ use session::Session;
 #[derive(Debug, Parser)]
 #[command(name = "nfs41c")]
 struct Cli {
-    /// The server: verbs:HOST[:PORT], soft:NAME.
+    /// The server: verbs:HOST[:PORT], iwarp:HOST[:PORT], soft:NAME.
     server: Address,
     /// The file, from the server's root.
     path: String,
