@@ -1,0 +1,191 @@
+//! How well an RDMA device can be used.
+
+use super::device::{driven, ports};
+use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::devices::NET;
+use crate::scene::{Fabric, Scene};
+use crate::tree::Unseen;
+
+/// Where the connection manager has its settings.
+const RDMA_CM: &str = "/sys/kernel/config/rdma_cm";
+/// Of so many packets one may be lost, out of order or not expected, before it counts.
+const PACKETS_PER_FAULT: u64 = 10_000;
+/// Counters of what went wrong, of any driver, below `counters` and `hw_counters`.
+const FAULTS: &[&str] = &[
+    "out_of_sequence",
+    "out_of_buffer",
+    "packet_seq_err",
+    "rnr_nak_retry_err",
+    "local_ack_timeout_err",
+    "implied_nak_seq_err",
+    "roce_adp_retrans",
+    "req_transport_retries_exceeded",
+    "out_of_seq_request",
+    "rcvd_seq_err",
+    "rcvd_rnr_err",
+    "send_rnr_err",
+    "retry_exceeded_err",
+    "retry_rnr_exceeded_err",
+    "symbol_error",
+    "link_downed",
+    "port_rcv_errors",
+    "port_xmit_discards",
+];
+/// Counters of packets that came in.
+const PACKETS: &[&str] = &["counters/port_rcv_packets", "hw_counters/rcvd_pkts", "hw_counters/rx_pkts"];
+
+pub(super) const CHECKS: &[Check] = &[
+    Check {
+        name: "roce-mode",
+        area: Area::Devices,
+        concerns: Concerns::Only(&[Fabric::Verbs]),
+        wanted: "connections are made by RoCE version 2",
+        why: "version 1 has no IP header: no router passes it, and no switch tells its flows apart",
+        look: roce_mode,
+    },
+    Check {
+        name: "pcie",
+        area: Area::Devices,
+        concerns: Concerns::Only(&[Fabric::Verbs]),
+        wanted: "the device's PCIe link has all its lanes, at full speed",
+        why: "half the lanes are half the bandwidth; a card in the wrong slot, or one that is not seated well, has fewer",
+        look: pcie,
+    },
+    Check {
+        name: "rdma-counters",
+        area: Area::Devices,
+        concerns: Concerns::Only(&[Fabric::Verbs]),
+        wanted: "the device has counted nothing that went wrong, or less than one in 10000 packets",
+        why: "lost and reordered packets are sent again, and peers that meet no Receive wait: both take milliseconds",
+        look: counters,
+    },
+    Check {
+        name: "congestion",
+        area: Area::Devices,
+        concerns: Concerns::Only(&[Fabric::Verbs]),
+        wanted: "ECN on some priority, as far as sysfs tells; the switches' side, and PFC, are not to be seen from here",
+        why: "RoCE that meets a full queue loses packets, unless senders slow down (ECN) or are stopped (PFC)",
+        look: congestion,
+    },
+];
+
+fn roce_mode(scene: &Scene) -> Result<Verdict, Unseen> {
+    let (mut told, mut old) = (Vec::new(), Vec::new());
+    let mut unseen = None;
+    for port in ports(scene)?.into_iter().filter(|port| port.is_ethernet(scene.tree())) {
+        let (device, number) = port.name.split_once('/').unwrap_or((&port.name, "1"));
+        let file = format!("{RDMA_CM}/{device}/ports/{number}/default_roce_mode");
+        match scene.tree().line(&file) {
+            Ok(mode) => {
+                if mode != "RoCE v2" {
+                    old.push(scene.write("RoCE v2", &[file]));
+                }
+                told.push(format!("{}: {mode}", port.name));
+            }
+            Err(error) => unseen = Some((error, scene.as_root(&format!("mkdir {RDMA_CM}/{device}")))),
+        }
+    }
+    match (told.is_empty(), unseen) {
+        (true, Some((error, show))) => {
+            Ok(Verdict::unknown(error.to_string(), show + "   # shows it, and changes nothing"))
+        }
+        (true, None) => Ok(Verdict::ok("no Ethernet port")),
+        _ if old.is_empty() => Ok(Verdict::ok(told.join(", "))),
+        _ => Ok(Verdict::fault(Status::Warning, told.join(", "), old.join("\n"))),
+    }
+}
+
+fn pcie(scene: &Scene) -> Result<Verdict, Unseen> {
+    let (mut told, mut less) = (Vec::new(), Vec::new());
+    let mut unseen =
+        Unseen::new("/sys/class/infiniband/*/device/current_link_width", "no device of the address is on PCIe");
+    for device in driven(scene)? {
+        // `16.0 GT/s PCIe`; of a virtual function `Unknown`, and no lanes.
+        let value = |name: &str| {
+            let path = format!("{}/device/{name}", device.path);
+            let line = scene.tree().line(&path)?;
+            let number = line.split(' ').next().and_then(|number| number.parse::<f64>().ok());
+            number.filter(|number| *number > 0.0).ok_or_else(|| Unseen::new(path, format!("{line:?}")))
+        };
+        let link = |which: &str| Ok((value(&format!("{which}_link_width"))?, value(&format!("{which}_link_speed"))?));
+        match (link("current"), link("max")) {
+            (Ok((lanes, speed)), Ok((most_lanes, most_speed))) => {
+                told.push(format!("{}: {lanes} lanes of {most_lanes} at {speed} GT/s of {most_speed}", device.name));
+                if lanes < most_lanes || speed < most_speed {
+                    let bus = scene.tree().link(&format!("{}/device", device.path)).unwrap_or_default();
+                    less.push(format!(
+                        "{}   # LnkCap and LnkSta; then: another slot, a riser with all lanes, the BIOS",
+                        scene.as_root(&format!("lspci -vv -s {bus}"))
+                    ));
+                }
+            }
+            (Err(error), _) | (_, Err(error)) => unseen = error,
+        }
+    }
+    match (told.is_empty(), less.is_empty()) {
+        (true, _) => Err(unseen),
+        (_, true) => Ok(Verdict::ok(told.join("; "))),
+        _ => Ok(Verdict::fault(Status::Warning, told.join("; "), less.join("\n"))),
+    }
+}
+
+fn counters(scene: &Scene) -> Result<Verdict, Unseen> {
+    let (mut seen, mut status, mut told, mut show) = (false, Status::Ok, Vec::new(), Vec::new());
+    let ports = ports(scene)?;
+    for port in &ports {
+        let number = |file: &str| scene.tree().number::<u64>(&format!("{}/{file}", port.path)).ok();
+        let packets = PACKETS.iter().filter_map(|file| number(file)).max().unwrap_or(0);
+        for name in FAULTS {
+            let count = number(&format!("hw_counters/{name}")).or_else(|| number(&format!("counters/{name}")));
+            seen |= count.is_some();
+            if let Some(count) = count.filter(|count| *count > 0) {
+                told.push(format!("{} {name} {count}", port.name));
+                show.push(format!("rdma statistic show link {}", port.name));
+                let many = count > packets / PACKETS_PER_FAULT && packets > PACKETS_PER_FAULT;
+                status = status.max(if many { Status::Warning } else { Status::Note });
+            }
+        }
+    }
+    if !seen {
+        return Err(Unseen::new(format!("{}/hw_counters", ports[0].path), "tells of no counter"));
+    }
+    if told.is_empty() {
+        return Ok(Verdict::ok("none"));
+    }
+    show.dedup();
+    let lines = show
+        .iter()
+        .map(|line| format!("{line}   # twice: what grows under load matters; they count since the driver was loaded"));
+    Ok(Verdict::fault(status, told.join(", "), lines.collect::<Vec<_>>().join("\n")))
+}
+
+fn congestion(scene: &Scene) -> Result<Verdict, Unseen> {
+    let interfaces: Vec<String> = driven(scene)?.iter().flat_map(|device| device.interfaces(scene.tree())).collect();
+    let (mut told, mut off) = (Vec::new(), Vec::new());
+    for interface in &interfaces {
+        let mut files = Vec::new();
+        for side in ["roce_np", "roce_rp"] {
+            let folder = format!("{NET}/{interface}/ecn/{side}/enable");
+            let priorities = scene.tree().numbered(&folder, "").unwrap_or_default();
+            files.extend(priorities.into_iter().map(|priority| format!("{folder}/{priority}")));
+        }
+        let values: Vec<String> = files.iter().filter_map(|file| scene.tree().line(file).ok()).collect();
+        if values.is_empty() {
+            continue;
+        }
+        let on = values.iter().filter(|value| *value == "1").count();
+        told.push(format!("{interface}: ECN on {on} of {} priorities of senders and receivers", values.len()));
+        if on == 0 {
+            off.push(scene.write("1", &files));
+        }
+    }
+    if told.is_empty() {
+        let show = interfaces.iter().map(|name| format!("dcb pfc show dev {name}; dcb app show dev {name}"));
+        let observed = format!("sysfs says nothing of it for {}", interfaces.join(", "));
+        return Ok(Verdict::unknown(observed, show.collect::<Vec<_>>().join("\n")));
+    }
+    if off.is_empty() {
+        return Ok(Verdict::ok(told.join("; ")));
+    }
+    Ok(Verdict::fault(Status::Warning, told.join("; "), off.join("\n")))
+}

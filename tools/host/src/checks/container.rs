@@ -1,0 +1,74 @@
+//! Containers.
+
+use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::scene::Scene;
+use crate::tree::{Tree, Unseen};
+
+/// What container runtimes give without being asked, in bytes.
+const USUAL_SHM: u64 = 64 << 20;
+
+pub(super) const CHECKS: &[Check] = &[
+    Check {
+        name: "container",
+        area: Area::Container,
+        concerns: Concerns::All,
+        wanted: "no container, or one that was given devices, limits and a network on purpose",
+        why: "commands that set what the kernel has once are for the host; soft:NAME is known within one network namespace, \
+              soft:/path where the path is shared; devices need --device /dev/infiniband and the host's network",
+        look: container,
+    },
+    Check {
+        name: "shm",
+        area: Area::Container,
+        concerns: Concerns::All,
+        wanted: "more than a runtime's 64 MiB at /dev/shm",
+        why: "this library takes none of it, as its memory has no names (memfd); applications that share memory of their own do",
+        look: shm,
+    },
+];
+
+/// The container that this is, as far as it says so.
+fn kind(tree: &Tree) -> Option<String> {
+    if let Ok(name) = tree.line("/run/systemd/container") {
+        return Some(name);
+    }
+    let groups = tree.text("/proc/1/cgroup").unwrap_or_default();
+    let by_group = ["kubepods", "docker", "libpod", "containerd", "lxc"].into_iter().find(|word| groups.contains(word));
+    let by_file = [("/.dockerenv", "docker"), ("/run/.containerenv", "podman")];
+    let by_file = by_file.into_iter().find(|(file, _)| tree.exists(file)).map(|(_, name)| name);
+    by_group.or(by_file).map(str::to_owned)
+}
+
+fn container(scene: &Scene) -> Result<Verdict, Unseen> {
+    let Some(kind) = kind(scene.tree()) else { return Ok(Verdict::ok("none that says so")) };
+    let fix = "# docker run --network host --device /dev/infiniband --ulimit memlock=-1 --cpuset-cpus LIST …";
+    Ok(Verdict::fault(Status::Note, kind, fix))
+}
+
+fn shm(scene: &Scene) -> Result<Verdict, Unseen> {
+    let mounts = scene.tree().text("/proc/self/mountinfo")?;
+    // The last mount is the one that is seen.
+    let line = mounts.lines().rfind(|line| line.split(' ').nth(4) == Some("/dev/shm"));
+    let line = line.ok_or_else(|| Unseen::new("/dev/shm", "nothing is mounted there"))?;
+    // `size=65536k`; none is half of all memory.
+    let size =
+        line.rsplit(' ').next().and_then(|options| options.split(',').find_map(|option| option.strip_prefix("size=")));
+    let Some(size) = size else { return Ok(Verdict::ok("half of all memory")) };
+    let (digits, unit) = size.split_at(size.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len());
+    let shift = match unit {
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        _ => 0,
+    };
+    let bytes: u64 = digits.parse().map_err(|_| Unseen::new("/dev/shm", format!("size={size}")))?;
+    let bytes = bytes.saturating_mul(1 << shift);
+    if bytes > USUAL_SHM {
+        return Ok(Verdict::ok(size));
+    }
+    let fix = format!(
+        "{}\n# in a container, at its start: docker run --shm-size 1g",
+        scene.as_root("mount -o remount,size=1g /dev/shm")
+    );
+    Ok(Verdict::fault(Status::Note, size, fix))
+}

@@ -1,0 +1,269 @@
+//! The cores themselves.
+
+use crate::cgroup::{Groups, Version};
+use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::cores::CoreList;
+use crate::scene::{Fabric, Scene};
+use crate::topology::{CPU, cpuset, isolated, list};
+use crate::tree::Unseen;
+
+pub(super) const CHECKS: &[Check] = &[
+    Check {
+        name: "core-online",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "each given core is online",
+        why: "a shard cannot be pinned to a core that is not there",
+        look: core_online,
+    },
+    Check {
+        name: "cpuset",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "the process's cpuset has each given core",
+        why: "outside of its cpuset a process gets no core, whatever it asks for",
+        look: cpuset_has_them,
+    },
+    Check {
+        name: "affinity",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "the process may run on each given core",
+        why: "shards refuse a core that is not in the affinity that the process was started with",
+        look: affinity,
+    },
+    Check {
+        name: "isolation",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "each given core is isolated: isolcpus=, or an isolated cpuset partition",
+        why: "the scheduler puts other threads on a core that is not, and a polling shard stands still for milliseconds",
+        look: isolation,
+    },
+    Check {
+        name: "nohz-full",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "each given core is in nohz_full",
+        why: "without, the kernel's tick interrupts the shard 100 to 1000 times a second, for some microseconds each",
+        look: nohz_full,
+    },
+    Check {
+        name: "smt",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "no two given cores are threads of one physical core",
+        why: "two polling threads of one core share its execution units and caches: each has about half of it",
+        look: smt,
+    },
+    Check {
+        name: "cpu-quota",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "no limit of CPU time in the process's control groups, or one of as many cores as are polled",
+        why: "a polling thread uses up any quota, and is stopped for the rest of each period, up to 100 ms",
+        look: cpu_quota,
+    },
+    Check {
+        name: "device-node",
+        area: Area::Cores,
+        concerns: Concerns::Only(&[Fabric::Verbs]),
+        wanted: "the given cores are of the device's NUMA node",
+        why: "from another node each doorbell, completion and buffer crosses the link between sockets",
+        look: device_node,
+    },
+];
+
+/// What no command here can change: the kernel's command line.
+fn boot(arguments: &str) -> String {
+    format!("# add to the kernel's command line, update the boot loader and reboot: {arguments}")
+}
+
+fn core_online(scene: &Scene) -> Result<Verdict, Unseen> {
+    let (online, cores) = (scene.topology().online(), scene.cores());
+    if online.is_empty() {
+        return Err(Unseen::new(CPU, "tells of no core"));
+    }
+    let missing = cores.without(&online);
+    if missing.is_empty() {
+        return Ok(Verdict::ok(format!("online: {online}")));
+    }
+    let (asleep, absent) = (missing.common(&scene.topology().offline), missing.without(&scene.topology().offline));
+    let mut fix: Vec<String> = Vec::new();
+    if !asleep.is_empty() {
+        let files: Vec<String> = asleep.iter().map(|core| format!("{CPU}/cpu{core}/online")).collect();
+        fix.push(scene.write("1", &files));
+    }
+    if !absent.is_empty() {
+        fix.push(format!("# there is no core {absent}; choose among {online}: rpcrdma topo --cores {}", cores.len()));
+    }
+    Ok(Verdict::fault(Status::Error, format!("offline or absent: {missing}; online: {online}"), fix.join("\n")))
+}
+
+fn cpuset_has_them(scene: &Scene) -> Result<Verdict, Unseen> {
+    let (has, online) = (cpuset(scene.tree())?, scene.topology().online());
+    let missing = scene.cores().common(&online).without(&has);
+    if missing.is_empty() {
+        return Ok(Verdict::ok(format!("cpuset: {has}")));
+    }
+    let wanted = has.with(&missing);
+    let mut fix = vec![format!("# in a container, on its host: docker update --cpuset-cpus {wanted} CONTAINER")];
+    // From the top on, as no group has more than the one above it. The topmost has all that there is.
+    let groups = Groups::of(scene.tree(), "cpuset");
+    let below_top = groups.iter().flat_map(|groups| groups.directories.iter().rev().skip(1));
+    fix.extend(below_top.map(|directory| scene.write(&wanted.to_string(), &[format!("{directory}/cpuset.cpus")])));
+    Ok(Verdict::fault(Status::Error, format!("cpuset: {has}, without {missing}"), fix.join("\n")))
+}
+
+fn affinity(scene: &Scene) -> Result<Verdict, Unseen> {
+    let allowed = scene.process().allowed()?;
+    // What is offline or outside of the cpuset has a check of its own.
+    let reachable =
+        cpuset(scene.tree()).unwrap_or_else(|_| scene.topology().online()).common(&scene.topology().online());
+    let missing = scene.cores().common(&reachable).without(&allowed);
+    if missing.is_empty() {
+        return Ok(Verdict::ok(format!("allowed: {allowed}")));
+    }
+    let fix = format!("taskset -cp {} $$", allowed.with(&missing));
+    Ok(Verdict::fault(Status::Error, format!("allowed: {allowed}, without {missing}"), fix))
+}
+
+fn isolation(scene: &Scene) -> Result<Verdict, Unseen> {
+    let (isolated, cores) = (isolated(scene.tree())?, scene.cores());
+    let bare = if scene.question().cores.is_some() { cores.without(&isolated) } else { cores };
+    if bare.is_empty() || (scene.question().cores.is_none() && !isolated.is_empty()) {
+        return Ok(Verdict::ok(format!("isolated: {isolated}")));
+    }
+    let observed =
+        if isolated.is_empty() { "no core is isolated".to_owned() } else { format!("{bare} are not isolated") };
+    Ok(Verdict::fault(scene.if_pinned(), observed, isolate(scene)))
+}
+
+/// Isolates the given cores: at once, where version 2 of control groups can; else from the next boot on.
+fn isolate(scene: &Scene) -> String {
+    let Some(cores) = &scene.question().cores else {
+        return "# say which cores: rpcrdma doctor --cores LIST; rpcrdma topo --cores N proposes some".to_owned();
+    };
+    let by_boot = boot(&format!("isolcpus=managed_irq,domain,{cores} nohz_full={cores} rcu_nocbs={cores}"));
+    let groups = Groups::of(scene.tree(), "cpuset").filter(|groups| groups.version == Version::V2);
+    let top = groups.as_ref().map(Groups::top).filter(|top| {
+        let controllers = scene.tree().line(&format!("{top}/cgroup.controllers")).unwrap_or_default();
+        // The host's topmost group has no such file, a container's has.
+        controllers.split(' ').any(|word| word == "cpuset") && !scene.tree().exists(&format!("{top}/cpuset.cpus"))
+    });
+    let rest = scene.topology().online().without(cores);
+    let Some(top) = top.filter(|_| !rest.is_empty()) else { return by_boot };
+    let group = format!("{top}/rpcrdma");
+    let lines = [
+        by_boot,
+        "# or, until the next boot, for this shell and what it starts:".to_owned(),
+        scene.write("+cpuset", &[format!("{top}/cgroup.subtree_control")]),
+        scene.as_root(&format!("mkdir -p {group}")),
+        scene.write(&cores.to_string(), &[format!("{group}/cpuset.cpus")]),
+        scene.write("isolated", &[format!("{group}/cpuset.cpus.partition")]),
+        scene.write("$$", &[format!("{group}/cgroup.procs")]),
+    ];
+    lines.join("\n")
+}
+
+/// Never more than a note: it needs a kernel that is built for it, and costs some microseconds in a millisecond.
+fn nohz_full(scene: &Scene) -> Result<Verdict, Unseen> {
+    let tickless = list(scene.tree(), &format!("{CPU}/nohz_full"))?;
+    let Some(cores) = &scene.question().cores else {
+        return Ok(Verdict::ok(format!(
+            "nohz_full: {}",
+            if tickless.is_empty() { "none".into() } else { tickless.to_string() }
+        )));
+    };
+    let bare = cores.without(&tickless);
+    if bare.is_empty() {
+        return Ok(Verdict::ok(format!("nohz_full: {tickless}")));
+    }
+    let fix = boot(&format!("nohz_full={cores} rcu_nocbs={cores}"));
+    Ok(Verdict::fault(Status::Note, format!("{bare} are not in nohz_full"), fix))
+}
+
+fn smt(scene: &Scene) -> Result<Verdict, Unseen> {
+    let topology = scene.topology();
+    if !topology.cores.iter().any(|core| scene.tree().exists(&format!("{CPU}/cpu{}/topology", core.id))) {
+        return Err(Unseen::new(CPU, "tells of no siblings"));
+    }
+    let threads = topology.cores.iter().map(|core| core.siblings.len()).max().unwrap_or(1);
+    let Some(given) = &scene.question().cores else {
+        return Ok(Verdict::ok(format!("{threads} thread(s) to a physical core")));
+    };
+    let mut shared: Vec<String> = given
+        .iter()
+        .filter_map(|core| topology.core(core))
+        .map(|core| core.siblings.common(given))
+        .filter(|both| both.len() > 1)
+        .map(|both| both.to_string())
+        .collect();
+    shared.dedup();
+    shared.sort();
+    shared.dedup();
+    if shared.is_empty() {
+        return Ok(Verdict::ok(format!("{given} are physical cores of their own")));
+    }
+    let fix = format!("rpcrdma topo --cores {}", given.len());
+    Ok(Verdict::fault(Status::Warning, format!("threads of one core: {}", shared.join("; ")), fix))
+}
+
+/// A limit of CPU time: in how many cores' worth, and what lifts it.
+struct Quota {
+    cores: f64,
+    fix: String,
+}
+
+fn cpu_quota(scene: &Scene) -> Result<Verdict, Unseen> {
+    let groups =
+        Groups::of(scene.tree(), "cpu").ok_or_else(|| Unseen::new("/sys/fs/cgroup", "no cpu controller is mounted"))?;
+    let quotas = groups.directories.iter().filter_map(|directory| match groups.version {
+        Version::V1 => {
+            let number = |name| scene.tree().number::<f64>(&format!("{directory}/{name}")).ok();
+            let (quota, period) = (number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?);
+            let fix = scene.write("-1", &[format!("{directory}/cpu.cfs_quota_us")]);
+            (quota > 0.0 && period > 0.0).then(|| Quota { cores: quota / period, fix })
+        }
+        Version::V2 => {
+            let line = scene.tree().line(&format!("{directory}/cpu.max")).ok()?;
+            let (quota, period) = line.split_once(' ')?;
+            let cores = quota.parse::<f64>().ok()? / period.parse::<f64>().ok().filter(|period| *period > 0.0)?;
+            Some(Quota { cores, fix: scene.write("max", &[format!("{directory}/cpu.max")]) })
+        }
+    });
+    let all: Vec<Quota> = quotas.collect();
+    let Some(least) = all.iter().map(|quota| quota.cores).reduce(f64::min) else { return Ok(Verdict::ok("no quota")) };
+    let observed = format!("CPU time of {least} cores");
+    let polled = scene.cores().len() as f64;
+    if least >= polled {
+        return Ok(Verdict::ok(observed));
+    }
+    let mut fix =
+        vec!["# in a container, on its host: docker update --cpus 0 CONTAINER, or no limits.cpu in the pod".to_owned()];
+    fix.extend(all.into_iter().filter(|quota| quota.cores < polled).map(|quota| quota.fix));
+    Ok(Verdict::fault(Status::Warning, observed, fix.join("\n")))
+}
+
+fn device_node(scene: &Scene) -> Result<Verdict, Unseen> {
+    let devices = scene.devices();
+    let topology = scene.topology();
+    if topology.nodes.len() < 2 {
+        return Ok(Verdict::ok("no second node"));
+    }
+    let placed: Vec<_> = devices.iter().filter_map(|device| Some((device, device.node?))).collect();
+    let Some((device, node)) = placed.first() else {
+        return Err(Unseen::new("/sys/class/infiniband/*/device/numa_node", "no device of the address has a node"));
+    };
+    let nodes: Vec<usize> = placed.iter().map(|(_, node)| *node).collect();
+    let observed = format!("{} is of node {node}", device.name);
+    let Some(given) = &scene.question().cores else { return Ok(Verdict::ok(observed)) };
+    let core_node = |core: usize| topology.core(core).and_then(|core| core.node);
+    let far: CoreList =
+        given.iter().filter(|&core| core_node(core).is_some_and(|node| !nodes.contains(&node))).collect();
+    if far.is_empty() {
+        return Ok(Verdict::ok(format!("{observed}, as {given} are")));
+    }
+    let fix = format!("rpcrdma topo --cores {} --device {}", given.len(), device.name);
+    Ok(Verdict::fault(Status::Warning, format!("{observed}, {far} are of another one"), fix))
+}

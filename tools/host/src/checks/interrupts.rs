@@ -1,0 +1,119 @@
+//! What else runs on the cores: interrupts, and the kernel's own work.
+
+use crate::check::{Area, Check, Concerns, Verdict};
+use crate::cores::CoreList;
+use crate::scene::Scene;
+use crate::topology::list;
+use crate::tree::{Tree, Unseen};
+
+const IRQ: &str = "/proc/irq";
+const WORKQUEUES: &str = "/sys/devices/virtual/workqueue/cpumask";
+
+pub(super) const CHECKS: &[Check] = &[
+    Check {
+        name: "irq-affinity",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "no interrupt goes to a given core, but for the RDMA device's own",
+        why: "each interrupt takes the core from the shard for microseconds, and its caches with it",
+        look: irq_affinity,
+    },
+    Check {
+        name: "irqbalance",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "irqbalance does not run",
+        why: "it moves interrupts to whatever core looks idle, and undoes their affinities",
+        look: irqbalance,
+    },
+    Check {
+        name: "workqueues",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "the kernel's unbound work queues leave the given cores alone",
+        why: "work of the kernel that is put behind a polling shard waits, and the shard is interrupted for it",
+        look: workqueues,
+    },
+];
+
+/// The cores that are left for all else.
+fn others(scene: &Scene, cores: &CoreList) -> CoreList {
+    scene.topology().online().without(cores)
+}
+
+const NONE_LEFT: &str = "# all cores are given: leave at least one for the rest of the system";
+
+/// The interrupts that somebody handles, with the cores that they go to.
+fn interrupts(tree: &Tree) -> Result<Vec<(usize, CoreList)>, Unseen> {
+    let handled = |number: &usize| {
+        let folder = format!("{IRQ}/{number}");
+        // There is a directory for each handler.
+        tree.names(&folder).unwrap_or_default().iter().any(|name| tree.is_directory(&format!("{folder}/{name}")))
+    };
+    let with_cores = |number| {
+        let cores = |name| list(tree, &format!("{IRQ}/{number}/{name}")).ok().filter(|cores| !cores.is_empty());
+        Some((number, cores("effective_affinity_list").or_else(|| cores("smp_affinity_list"))?))
+    };
+    let mut numbers = tree.numbered(IRQ, "")?;
+    numbers.sort_unstable();
+    Ok(numbers.into_iter().filter(handled).filter_map(with_cores).collect())
+}
+
+fn irq_affinity(scene: &Scene) -> Result<Verdict, Unseen> {
+    let all = interrupts(scene.tree())?;
+    let Some(given) = &scene.question().cores else {
+        return Ok(Verdict::ok(format!("{} interrupts; which cores they may not go to, --cores says", all.len())));
+    };
+    let of_devices: Vec<usize> = scene
+        .devices()
+        .iter()
+        .flat_map(|device| scene.tree().numbered(&format!("{}/device/msi_irqs", device.path), "").unwrap_or_default())
+        .collect();
+    let there = |(number, cores): &&(usize, CoreList)| !cores.common(given).is_empty() && !of_devices.contains(number);
+    let found: CoreList = all.iter().filter(there).map(|(number, _)| *number).collect();
+    if found.is_empty() {
+        return Ok(Verdict::ok(format!("none of {} interrupts goes to {given}", all.len())));
+    }
+    let rest = others(scene, given);
+    let fix = if rest.is_empty() {
+        NONE_LEFT.to_owned()
+    } else {
+        let numbers: Vec<String> = found.iter().map(|number| number.to_string()).collect();
+        let write = scene.write(&rest.to_string(), &[format!("{IRQ}/$irq/smp_affinity_list")]);
+        format!("for irq in {}; do {write}; done", numbers.join(" "))
+            + "\n# one that refuses is the kernel's or a device's own queue for that core: isolcpus=managed_irq,… keeps it away"
+    };
+    Ok(Verdict::fault(scene.if_pinned(), format!("interrupts {found} go to {given}"), fix))
+}
+
+fn irqbalance(scene: &Scene) -> Result<Verdict, Unseen> {
+    let processes = scene.tree().numbered("/proc", "")?;
+    if processes.is_empty() {
+        return Err(Unseen::new("/proc", "tells of no process"));
+    }
+    let named =
+        |number: &usize| scene.tree().line(&format!("/proc/{number}/comm")).is_ok_and(|name| name == "irqbalance");
+    match processes.iter().find(|number| named(number)) {
+        None => Ok(Verdict::ok("it does not run")),
+        Some(number) => {
+            let fix = scene.as_root("systemctl disable --now irqbalance");
+            Ok(Verdict::fault(scene.if_pinned(), format!("it runs as process {number}"), fix))
+        }
+    }
+}
+
+fn workqueues(scene: &Scene) -> Result<Verdict, Unseen> {
+    let mask = scene.tree().line(WORKQUEUES)?;
+    let cores = CoreList::of_mask(&mask).ok_or_else(|| Unseen::new(WORKQUEUES, format!("{mask:?} is no mask")))?;
+    let online = scene.topology().online();
+    let Some(given) = &scene.question().cores else {
+        return Ok(Verdict::ok(format!("they run on {}", cores.common(&online))));
+    };
+    let found = cores.common(given);
+    if found.is_empty() {
+        return Ok(Verdict::ok(format!("none on {given}")));
+    }
+    let rest = others(scene, given);
+    let fix = if rest.is_empty() { NONE_LEFT.to_owned() } else { scene.write(&rest.mask(), &[WORKQUEUES.to_owned()]) };
+    Ok(Verdict::fault(scene.if_pinned(), format!("they may run on {found}"), fix))
+}

@@ -1,0 +1,161 @@
+//! Interfaces and sockets.
+
+use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::devices::NET;
+use crate::scene::{Fabric, Scene};
+use crate::tree::Unseen;
+
+/// A path MTU of 4096 bytes, and the headers of RoCE.
+const WANTED_MTU: u32 = 4200;
+/// The kernel's own limits of what a connection's buffers grow to by themselves.
+const TCP_READ: u64 = 6 << 20;
+const TCP_WRITE: u64 = 4 << 20;
+/// The least limit of what is set by hand that lets a connection have that much.
+const SET_BY_HAND: u64 = 4 << 20;
+
+pub(super) const CHECKS: &[Check] = &[
+    Check {
+        name: "interface",
+        area: Area::Network,
+        concerns: Concerns::Only(&[Fabric::Iwarp]),
+        wanted: "an interface on the way to the address, which is up",
+        why: "TCP connections go through it",
+        look: interface,
+    },
+    Check {
+        name: "mtu",
+        area: Area::Network,
+        concerns: Concerns::Only(&[Fabric::Iwarp, Fabric::Verbs]),
+        wanted: "an MTU of 4200 at least, on both hosts and all between",
+        why: "fewer packets for the same bytes: RoCE sends 4096 bytes in a packet then, not 1024, and TCP up to 8960",
+        look: mtu,
+    },
+    Check {
+        name: "tcp-buffers",
+        area: Area::Network,
+        concerns: Concerns::Only(&[Fabric::Iwarp]),
+        wanted: "net.ipv4.tcp_rmem up to 6 MiB at least, tcp_wmem up to 4 MiB",
+        why: "a connection has no more bytes under way than its buffers hold: they bound its bandwidth over a long way",
+        look: tcp_buffers,
+    },
+    Check {
+        name: "socket-buffers",
+        area: Area::Network,
+        concerns: Concerns::Only(&[Fabric::Iwarp]),
+        wanted: "net.core.rmem_max and wmem_max of 4 MiB at least, where buffers are set by hand",
+        why: "they bound what IwarpConfig::send_buffer and receive_buffer get (--sndbuf, --rcvbuf), in silence",
+        look: socket_buffers,
+    },
+    Check {
+        name: "backlog",
+        area: Area::Network,
+        concerns: Concerns::Only(&[Fabric::Soft, Fabric::Iwarp]),
+        wanted: "net.core.somaxconn of 1024 at least; 256 for the software fabric",
+        why: "connections that come at once, beyond it, are dropped, and tried again after a second or never",
+        look: backlog,
+    },
+];
+
+/// The interfaces of the address; without one, those of its devices.
+fn interfaces(scene: &Scene) -> Vec<String> {
+    match scene.interface() {
+        Some(name) => vec![name],
+        None if scene.is_verbs() => scene.devices().iter().flat_map(|device| device.interfaces(scene.tree())).collect(),
+        None => Vec::new(),
+    }
+}
+
+fn interface(scene: &Scene) -> Result<Verdict, Unseen> {
+    let Some(ip) = scene.question().ip else { return Err(Unseen::new("the address", "names no host")) };
+    if crate::devices::is_any(ip) {
+        return Ok(Verdict::ok("all of them"));
+    }
+    let Some(name) = scene.interface() else {
+        if !scene.tree().exists("/proc/net/route") {
+            return Err(Unseen::new("/proc/net/route", "not there"));
+        }
+        let fix =
+            format!("ip route get {ip}   # and then: {}", scene.as_root("ip route add NETWORK/PREFIX via GATEWAY"));
+        return Ok(Verdict::fault(Status::Error, format!("no route to {ip}"), fix));
+    };
+    let state = scene.tree().line(&format!("{NET}/{name}/operstate"))?;
+    // Loopback has no state of its own.
+    if state != "down" {
+        return Ok(Verdict::ok(format!("{name} is {}", if state == "unknown" { "up" } else { &state })));
+    }
+    let fix = scene.as_root(&format!("ip link set dev {name} up"));
+    Ok(Verdict::fault(Status::Error, format!("{name} is down"), fix))
+}
+
+/// A note only: what is between the hosts must have it, too, or nothing goes through.
+fn mtu(scene: &Scene) -> Result<Verdict, Unseen> {
+    let (mut told, mut small) = (Vec::new(), Vec::new());
+    for name in interfaces(scene) {
+        // An InfiniBand interface has the MTU of IP, which is none of RDMA's.
+        if scene.tree().line(&format!("{NET}/{name}/type")).is_ok_and(|kind| kind == "32") {
+            continue;
+        }
+        let mtu: u32 = scene.tree().number(&format!("{NET}/{name}/mtu"))?;
+        told.push(format!("{name}: {mtu}"));
+        if mtu < WANTED_MTU {
+            small.push(format!(
+                "{}   # on both hosts, and the switches between",
+                scene.as_root(&format!("ip link set dev {name} mtu 9000"))
+            ));
+        }
+    }
+    match (told.is_empty(), small.is_empty()) {
+        (true, _) => Err(Unseen::new(NET, "no interface of the address")),
+        (_, true) => Ok(Verdict::ok(told.join(", "))),
+        _ => Ok(Verdict::fault(Status::Note, told.join(", "), small.join("\n"))),
+    }
+}
+
+/// The last of the three numbers of `tcp_rmem` and `tcp_wmem`.
+fn largest(scene: &Scene, name: &str) -> Result<(String, u64), Unseen> {
+    let path = format!("/proc/sys/net/ipv4/{name}");
+    let line = scene.tree().line(&path)?;
+    let last = line.split_whitespace().next_back().and_then(|word| word.parse().ok());
+    let last = last.ok_or_else(|| Unseen::new(path, format!("{line:?} are no numbers")))?;
+    Ok((line.split_whitespace().collect::<Vec<_>>().join(" "), last))
+}
+
+fn tcp_buffers(scene: &Scene) -> Result<Verdict, Unseen> {
+    let (mut told, mut fix) = (Vec::new(), Vec::new());
+    for (name, wanted) in [("tcp_rmem", TCP_READ), ("tcp_wmem", TCP_WRITE)] {
+        let (line, most) = largest(scene, name)?;
+        if most < wanted {
+            let first: Vec<&str> = line.split(' ').take(2).collect();
+            fix.push(scene.sysctl(&format!("net.ipv4.{name}='{} {wanted}'", first.join(" "))));
+        }
+        told.push(format!("{name} {line}"));
+    }
+    let observed = told.join(", ");
+    if fix.is_empty() {
+        Ok(Verdict::ok(observed))
+    } else {
+        Ok(Verdict::fault(Status::Warning, observed, fix.join("\n")))
+    }
+}
+
+fn socket_buffers(scene: &Scene) -> Result<Verdict, Unseen> {
+    let (mut told, mut fix) = (Vec::new(), Vec::new());
+    for name in ["rmem_max", "wmem_max"] {
+        let most: u64 = scene.tree().number(&format!("/proc/sys/net/core/{name}"))?;
+        if most < SET_BY_HAND {
+            fix.push(scene.sysctl(&format!("net.core.{name}={SET_BY_HAND}")));
+        }
+        told.push(format!("{name} {most}"));
+    }
+    let observed = told.join(", ");
+    if fix.is_empty() { Ok(Verdict::ok(observed)) } else { Ok(Verdict::fault(Status::Note, observed, fix.join("\n"))) }
+}
+
+fn backlog(scene: &Scene) -> Result<Verdict, Unseen> {
+    let most: u32 = scene.tree().number("/proc/sys/net/core/somaxconn")?;
+    let wanted = if scene.question().fabric == Some(Fabric::Iwarp) { 1024 } else { 256 };
+    if most >= wanted {
+        return Ok(Verdict::ok(most.to_string()));
+    }
+    Ok(Verdict::fault(Status::Warning, most.to_string(), scene.sysctl(&format!("net.core.somaxconn={wanted}"))))
+}

@@ -1,0 +1,111 @@
+//! Frequency, sleep states, and the clock.
+
+use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::scene::Scene;
+use crate::topology::CPU;
+use crate::tree::Unseen;
+
+const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0";
+/// How long a core may take to wake up, in microseconds: about as long as the wake-up of a thread itself.
+const WAKE_US: u64 = 20;
+/// Clocks that are read by a system call, and some of them by a slow access to a device.
+const SLOW_CLOCKS: &[&str] = &["hpet", "acpi_pm", "pit", "jiffies", "refined-jiffies"];
+
+pub(super) const CHECKS: &[Check] = &[
+    Check {
+        name: "governor",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "frequency governor: performance",
+        why: "others lower the frequency of a core that waits, and raise it again milliseconds after work has come",
+        look: governor,
+    },
+    Check {
+        name: "c-states",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "no C-state is used that takes longer than 20 us to leave",
+        why: "a shard or a worker that sleeps (idle policies adaptive, yield, event) is answered so much later",
+        look: c_states,
+    },
+    Check {
+        name: "clock",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "a clock that is read without a system call, such as tsc",
+        why: "deadlines and latencies are read from it: with a slow one each look is a system call, some also an exit to the hypervisor",
+        look: clock,
+    },
+];
+
+fn governor(scene: &Scene) -> Result<Verdict, Unseen> {
+    let file = |core: usize| format!("{CPU}/cpu{core}/cpufreq/scaling_governor");
+    let cores = scene.cores();
+    let told: Vec<(usize, String)> =
+        cores.iter().filter_map(|core| Some((core, scene.tree().line(&file(core)).ok()?))).collect();
+    if told.is_empty() {
+        return Err(Unseen::new(
+            format!("{CPU}/cpu*/cpufreq/scaling_governor"),
+            "not there: firmware or a hypervisor decides",
+        ));
+    }
+    let slow: Vec<&(usize, String)> = told.iter().filter(|(_, governor)| governor != "performance").collect();
+    let Some((_, name)) = slow.first() else { return Ok(Verdict::ok("performance")) };
+    let observed = format!("{name} on {} of {} cores", slow.len(), told.len());
+    let files: Vec<String> = match scene.question().cores {
+        None => vec![format!("{CPU}/cpu*/cpufreq/scaling_governor")],
+        Some(_) => slow.iter().map(|(core, _)| file(*core)).collect(),
+    };
+    Ok(Verdict::fault(scene.if_pinned(), observed, scene.write("performance", &files)))
+}
+
+fn c_states(scene: &Scene) -> Result<Verdict, Unseen> {
+    let tree = scene.tree();
+    let (mut seen, mut deep, mut longest) = (0, Vec::new(), (0, String::new()));
+    for core in scene.cores().iter() {
+        let folder = format!("{CPU}/cpu{core}/cpuidle");
+        for state in tree.numbered(&folder, "state").unwrap_or_default() {
+            let file = |name| format!("{folder}/state{state}/{name}");
+            let Ok(latency) = tree.number::<u64>(&file("latency")) else { continue };
+            seen += 1;
+            if latency > WAKE_US && tree.line(&file("disable")).is_ok_and(|disabled| disabled == "0") {
+                longest = longest.max((latency, tree.line(&file("name")).unwrap_or_default()));
+                deep.push((state, file("disable")));
+            }
+        }
+    }
+    if seen == 0 {
+        return Err(Unseen::new(
+            format!("{CPU}/cpu*/cpuidle/state*"),
+            "not there: the kernel has no C-states to choose from",
+        ));
+    }
+    if deep.is_empty() {
+        return Ok(Verdict::ok("none that takes longer"));
+    }
+    let files: Vec<String> = if scene.question().cores.is_some() {
+        deep.into_iter().map(|(_, file)| file).collect()
+    } else {
+        let mut states: Vec<usize> = deep.into_iter().map(|(state, _)| state).collect();
+        states.sort_unstable();
+        states.dedup();
+        states.iter().map(|state| format!("{CPU}/cpu*/cpuidle/state{state}/disable")).collect()
+    };
+    let observed = format!("{} takes {} us", longest.1, longest.0);
+    Ok(Verdict::fault(scene.if_pinned(), observed, scene.write("1", &files)))
+}
+
+fn clock(scene: &Scene) -> Result<Verdict, Unseen> {
+    let name = scene.tree().line(&format!("{CLOCK}/current_clocksource"))?;
+    if !SLOW_CLOCKS.contains(&name.as_str()) {
+        return Ok(Verdict::ok(name));
+    }
+    let others = scene.tree().line(&format!("{CLOCK}/available_clocksource")).unwrap_or_default();
+    let better = others.split(' ').find(|other| !SLOW_CLOCKS.contains(other) && !other.is_empty());
+    let fix = match better {
+        Some(other) => scene.write(other, &[format!("{CLOCK}/current_clocksource")]),
+        None => "# the kernel found no better one: `dmesg | grep -i clocksource` says why; on a virtual machine give it the host's TSC"
+            .to_owned(),
+    };
+    Ok(Verdict::fault(Status::Warning, name, fix))
+}

@@ -1,0 +1,189 @@
+//! RDMA devices with their ports and GIDs, network cards, NVMe devices.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use serde::Serialize;
+
+use crate::tree::Tree;
+
+/// Where the kernel tells of RDMA devices.
+pub(crate) const RDMA: &str = "/sys/class/infiniband";
+/// Where it tells of network interfaces.
+pub(crate) const NET: &str = "/sys/class/net";
+
+/// An entry of a port's GID table: an address that connections may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Gid {
+    pub(crate) index: usize,
+    pub(crate) address: Ipv6Addr,
+    /// `IB/RoCE v1` or `RoCE v2`.
+    pub(crate) kind: Option<String>,
+    /// The network interface that it is of.
+    pub(crate) interface: Option<String>,
+}
+
+impl Gid {
+    /// As an address of a host.
+    pub(crate) fn ip(&self) -> IpAddr {
+        self.address.to_ipv4_mapped().map_or(IpAddr::V6(self.address), IpAddr::V4)
+    }
+
+    /// Made of the card's own number, and of use on one link only.
+    pub(crate) fn is_link_local(&self) -> bool {
+        self.address.segments()[0] & 0xffc0 == 0xfe80
+    }
+
+    pub(crate) fn is_v2(&self) -> bool {
+        self.kind.as_deref() == Some("RoCE v2")
+    }
+}
+
+/// A port of an RDMA device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Port {
+    /// `/sys/class/infiniband/DEVICE/ports/NUMBER`.
+    pub(crate) path: String,
+    /// `DEVICE/NUMBER`.
+    pub(crate) name: String,
+    pub(crate) gids: Vec<Gid>,
+}
+
+impl Port {
+    /// The network interfaces of its GIDs.
+    pub(crate) fn interfaces(&self) -> Vec<String> {
+        let mut all: Vec<String> = self.gids.iter().filter_map(|gid| gid.interface.clone()).collect();
+        all.sort();
+        all.dedup();
+        all
+    }
+
+    /// Whether it is one of Ethernet, rather than of InfiniBand.
+    pub(crate) fn is_ethernet(&self, tree: &Tree) -> bool {
+        tree.line(&format!("{}/link_layer", self.path)).is_ok_and(|layer| layer == "Ethernet")
+    }
+}
+
+/// An RDMA device, as its files say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rdma {
+    pub(crate) name: String,
+    /// `/sys/class/infiniband/NAME`.
+    pub(crate) path: String,
+    /// It speaks iWARP in hardware, or as soft-iWARP does.
+    pub(crate) is_iwarp: bool,
+    pub(crate) node: Option<usize>,
+    pub(crate) ports: Vec<Port>,
+}
+
+impl Rdma {
+    /// All of the machine.
+    pub(crate) fn all(tree: &Tree) -> Vec<Self> {
+        let names = tree.names(RDMA).unwrap_or_default();
+        names.into_iter().map(|name| Self::read(tree, name)).collect()
+    }
+
+    fn read(tree: &Tree, name: String) -> Self {
+        let path = format!("{RDMA}/{name}");
+        let port = |number| {
+            let path = format!("{path}/ports/{number}");
+            Port { gids: gids(tree, &path), name: format!("{name}/{number}"), path }
+        };
+        let ports = tree.numbered(&format!("{path}/ports"), "").unwrap_or_default().into_iter().map(port).collect();
+        let is_iwarp = tree.line(&format!("{path}/node_type")).is_ok_and(|kind| kind.ends_with("RNIC"));
+        Self { node: node(tree, &path), is_iwarp, ports, path, name }
+    }
+
+    /// Whether one of its ports has this address.
+    pub(crate) fn has(&self, ip: IpAddr) -> bool {
+        self.ports.iter().flat_map(|port| &port.gids).any(|gid| gid.ip() == ip)
+    }
+
+    /// The network interfaces that it is on.
+    pub(crate) fn interfaces(&self, tree: &Tree) -> Vec<String> {
+        let mut all: Vec<String> = self.ports.iter().flat_map(Port::interfaces).collect();
+        all.extend(tree.names(&format!("{}/device/net", self.path)).unwrap_or_default());
+        all.sort();
+        all.dedup();
+        all
+    }
+}
+
+/// The entries that are in use.
+fn gids(tree: &Tree, port: &str) -> Vec<Gid> {
+    let gid = |index| {
+        let text = tree.line(&format!("{port}/gids/{index}")).ok()?;
+        let address = text.parse().ok().filter(|address: &Ipv6Addr| !address.is_unspecified())?;
+        let attribute = |name| tree.line(&format!("{port}/gid_attrs/{name}/{index}")).ok();
+        Some(Gid { index, address, kind: attribute("types"), interface: attribute("ndevs") })
+    };
+    tree.numbered(&format!("{port}/gids"), "").unwrap_or_default().into_iter().filter_map(gid).collect()
+}
+
+/// The NUMA node of what is at this path; `None` where the kernel says -1, or nothing.
+fn node(tree: &Tree, path: &str) -> Option<usize> {
+    let node: i64 = tree.number(&format!("{path}/device/numa_node")).ok()?;
+    usize::try_from(node).ok()
+}
+
+/// What kind of device it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// An RDMA device.
+    Rdma,
+    /// A network card.
+    Net,
+    /// An NVMe controller.
+    Nvme,
+}
+
+/// A device that has a place in the machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Device {
+    /// What it is.
+    pub kind: Kind,
+    /// Its name below `/sys/class`.
+    pub name: String,
+    /// NUMA node, where it has one.
+    pub node: Option<usize>,
+    /// Its name on the bus, such as `0000:3b:00.0`.
+    pub bus: Option<String>,
+    /// Network interfaces of an RDMA device.
+    pub interfaces: Vec<String>,
+    /// Addresses of an RDMA device, link-local ones left out.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// All RDMA devices, the network cards and the NVMe controllers. Interfaces without a device, as bridges are, are left
+/// out.
+pub fn devices(tree: &Tree) -> Vec<Device> {
+    let bus = |path: &str| tree.link(&format!("{path}/device"));
+    let rdma = Rdma::all(tree).into_iter().map(|device| {
+        let gids = device.ports.iter().flat_map(|port| &port.gids).filter(|gid| !gid.is_link_local());
+        let mut addresses: Vec<IpAddr> = gids.map(Gid::ip).collect();
+        addresses.sort();
+        addresses.dedup();
+        let interfaces = device.interfaces(tree);
+        Device { kind: Kind::Rdma, node: device.node, bus: bus(&device.path), name: device.name, interfaces, addresses }
+    });
+    let others = [(Kind::Net, NET), (Kind::Nvme, "/sys/class/nvme")].into_iter().flat_map(|(kind, folder)| {
+        let names = tree.names(folder).unwrap_or_default();
+        names.into_iter().filter_map(move |name| {
+            let path = format!("{folder}/{name}");
+            tree.exists(&format!("{path}/device")).then(|| Device {
+                kind,
+                node: node(tree, &path),
+                bus: bus(&path),
+                name,
+                interfaces: Vec::new(),
+                addresses: Vec::new(),
+            })
+        })
+    });
+    rdma.chain(others).collect()
+}
+
+/// Whether this is no address of a host, but all of them.
+pub(crate) fn is_any(ip: IpAddr) -> bool {
+    ip == IpAddr::V4(Ipv4Addr::UNSPECIFIED) || ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+}

@@ -1,0 +1,136 @@
+//! What is asked of a machine, and what was read of it once.
+
+use std::net::IpAddr;
+
+use crate::check::{Finding, Status};
+use crate::checks;
+use crate::cores::CoreList;
+use crate::devices::{Device, Kind, Rdma, is_any};
+use crate::process::Process;
+use crate::route;
+use crate::topology::Topology;
+use crate::tree::Tree;
+
+/// What calls travel on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fabric {
+    /// Shared memory of one host.
+    Soft,
+    /// RDMA over plain TCP.
+    Iwarp,
+    /// RDMA devices.
+    Verbs,
+}
+
+/// What is to run there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Question {
+    /// At an address of this fabric; without, only what concerns all is looked at.
+    pub fabric: Option<Fabric>,
+    /// The host of that address.
+    pub ip: Option<IpAddr>,
+    /// The cores that it is to have for itself. Without, what concerns cores is told, and not called wrong.
+    pub cores: Option<CoreList>,
+}
+
+/// A machine before a question.
+#[derive(Debug)]
+pub struct Scene {
+    tree: Tree,
+    question: Question,
+    process: Process,
+    topology: Topology,
+    rdma: Vec<Rdma>,
+}
+
+impl Scene {
+    /// Reads what most checks look at.
+    pub fn new(tree: Tree, question: Question) -> Self {
+        let (process, topology, rdma) = (Process::read(&tree), Topology::read(&tree), Rdma::all(&tree));
+        Self { tree, question, process, topology, rdma }
+    }
+
+    /// What was asked.
+    pub fn question(&self) -> &Question {
+        &self.question
+    }
+
+    /// Runs all checks that concern it, in their order.
+    pub fn examine(&self) -> Vec<Finding> {
+        checks::all().filter(|check| check.concerns(self)).map(|check| check.run(self)).collect()
+    }
+
+    /// Its files.
+    pub fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Its cores.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The cores that it runs on: those that were given, or all that it may have.
+    pub(crate) fn cores(&self) -> CoreList {
+        self.question.cores.clone().unwrap_or_else(|| self.topology.allowed())
+    }
+
+    /// Shards that are to run, as far as that is known.
+    pub(crate) fn shards(&self) -> u64 {
+        self.question.cores.as_ref().map_or(1, |cores| cores.len().max(1) as u64)
+    }
+
+    /// What disturbs a core is wrong for whoever gives a core away, and a note to others.
+    pub(crate) fn if_pinned(&self) -> Status {
+        if self.question.cores.is_some() { Status::Warning } else { Status::Note }
+    }
+
+    /// What costs latency is wrong for whoever gives cores away or has an RDMA device, and a note to others.
+    pub(crate) fn if_fast(&self) -> Status {
+        if self.is_verbs() { Status::Warning } else { self.if_pinned() }
+    }
+
+    pub(crate) fn is_verbs(&self) -> bool {
+        self.question.fabric == Some(Fabric::Verbs)
+    }
+
+    /// All RDMA devices.
+    pub(crate) fn rdma(&self) -> &[Rdma] {
+        &self.rdma
+    }
+
+    /// The RDMA devices of the address: that has it, or is on the way to it; all of them if it names no host.
+    pub(crate) fn devices(&self) -> Vec<&Rdma> {
+        let Some(ip) = self.question.ip.filter(|ip| !is_any(*ip)) else { return self.rdma.iter().collect() };
+        let own: Vec<&Rdma> = self.rdma.iter().filter(|device| device.has(ip)).collect();
+        if !own.is_empty() {
+            return own;
+        }
+        let on_the_way = |device: &&Rdma| {
+            self.interface().is_some_and(|interface| device.interfaces(&self.tree).contains(&interface))
+        };
+        self.rdma.iter().filter(on_the_way).collect()
+    }
+
+    /// The network interface of the address: of the GID that has it, or on the way to it.
+    pub(crate) fn interface(&self) -> Option<String> {
+        let ip = self.question.ip.filter(|ip| !is_any(*ip))?;
+        let mut gids = self.rdma.iter().flat_map(|device| &device.ports).flat_map(|port| &port.gids);
+        let own = gids.find(|gid| gid.ip() == ip).and_then(|gid| gid.interface.clone()).filter(|_| self.is_verbs());
+        own.or_else(|| route::interface(&self.tree, ip))
+    }
+
+    /// Of all devices the one to be near to: that of the address; without an address, the first RDMA device.
+    pub fn nearest<'a>(&self, devices: &'a [Device]) -> Option<&'a Device> {
+        let named = |kind, name: &str| devices.iter().find(|device| device.kind == kind && device.name == name);
+        match self.question.fabric {
+            Some(Fabric::Soft) => None,
+            Some(Fabric::Iwarp) => named(Kind::Net, &self.interface()?),
+            Some(Fabric::Verbs) | None => named(Kind::Rdma, &self.devices().first()?.name),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Nodes, cores, their siblings and caches.
+
+use serde::Serialize;
+
+use crate::cgroup::{Groups, Version};
+use crate::cores::CoreList;
+use crate::process::Process;
+use crate::tree::{Tree, Unseen, field};
+
+/// Where the kernel tells of cores.
+pub(crate) const CPU: &str = "/sys/devices/system/cpu";
+/// Where it tells of NUMA nodes.
+pub(crate) const NODE: &str = "/sys/devices/system/node";
+
+/// A cache, as one core sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Cache {
+    /// 1 is next to the core.
+    pub level: u32,
+    /// `Data`, `Instruction` or `Unified`.
+    pub kind: String,
+    /// As the kernel writes it: `32K`.
+    pub size: String,
+    /// The cores that share it.
+    pub shared: CoreList,
+}
+
+/// A logical processor that is online.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Core {
+    /// Its number.
+    pub id: usize,
+    /// NUMA node, where there are some.
+    pub node: Option<usize>,
+    /// Socket.
+    pub package: Option<usize>,
+    /// The threads of the same physical core, itself among them.
+    pub siblings: CoreList,
+    /// From the nearest on.
+    pub caches: Vec<Cache>,
+    /// The scheduler puts nothing there by itself.
+    pub isolated: bool,
+    /// This process may run there.
+    pub allowed: bool,
+}
+
+/// A NUMA node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Node {
+    /// Its number.
+    pub id: usize,
+    /// Its cores that are online.
+    pub cores: CoreList,
+    /// Memory in KiB.
+    pub memory_kib: Option<u64>,
+    /// To each node in order; 10 is to itself. Empty if it is not told.
+    pub distances: Vec<u32>,
+}
+
+/// The cores of a machine. What cannot be seen is as if it were not there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Topology {
+    /// None where the kernel knows no NUMA.
+    pub nodes: Vec<Node>,
+    /// Those that are online, in order.
+    pub cores: Vec<Core>,
+    /// Cores that could be, and are not, online.
+    pub offline: CoreList,
+}
+
+/// A list of cores in a file; the kernel writes an empty one in several ways.
+pub(crate) fn list(tree: &Tree, path: &str) -> Result<CoreList, Unseen> {
+    match tree.line(path)?.as_str() {
+        "(null)" => Ok(CoreList::default()),
+        line => line.parse().map_err(|reason: String| Unseen::new(path, reason)),
+    }
+}
+
+/// The cores that the process's cpusets leave it; an error where none can be seen.
+pub(crate) fn cpuset(tree: &Tree) -> Result<CoreList, Unseen> {
+    let groups =
+        Groups::of(tree, "cpuset").ok_or_else(|| Unseen::new("/sys/fs/cgroup", "no cpuset controller is mounted"))?;
+    let names: &[&str] = match groups.version {
+        Version::V1 => &["cpuset.effective_cpus", "cpuset.cpus"],
+        Version::V2 => &["cpuset.cpus.effective"],
+    };
+    // A group without the controller has what is left by the one above it.
+    let files =
+        groups.directories.iter().flat_map(|directory| names.iter().map(move |name| format!("{directory}/{name}")));
+    let mut found = files.filter_map(|file| list(tree, &file).ok()).filter(|cores| !cores.is_empty());
+    found.next().ok_or_else(|| Unseen::new(groups.top(), "says nothing of cores"))
+}
+
+/// Cores that the scheduler leaves alone: by the kernel's command line, or by a cpuset partition.
+pub(crate) fn isolated(tree: &Tree) -> Result<CoreList, Unseen> {
+    let by_boot = list(tree, &format!("{CPU}/isolated"));
+    let groups = Groups::of(tree, "cpuset").filter(|groups| groups.version == Version::V2);
+    let mut by_partition = CoreList::default();
+    for directory in groups.iter().flat_map(|groups| &groups.directories) {
+        if tree.line(&format!("{directory}/cpuset.cpus.partition")).is_ok_and(|kind| kind == "isolated") {
+            by_partition =
+                by_partition.with(&list(tree, &format!("{directory}/cpuset.cpus.effective")).unwrap_or_default());
+        }
+        by_partition = by_partition.with(&list(tree, &format!("{directory}/cpuset.cpus.isolated")).unwrap_or_default());
+    }
+    if by_partition.is_empty() { by_boot } else { Ok(by_boot.unwrap_or_default().with(&by_partition)) }
+}
+
+impl Topology {
+    /// Reads it all.
+    pub fn read(tree: &Tree) -> Self {
+        let online = online(tree);
+        let allowed = Process::read(tree).allowed().unwrap_or_else(|_| online.clone());
+        let allowed = cpuset(tree).map_or(allowed.clone(), |cpuset| cpuset.common(&allowed));
+        let isolated = isolated(tree).unwrap_or_default();
+        let nodes = nodes(tree, &online);
+        let core = |id| Core {
+            id,
+            node: nodes.iter().find(|node| node.cores.contains(id)).map(|node| node.id),
+            package: tree.number(&format!("{CPU}/cpu{id}/topology/physical_package_id")).ok(),
+            siblings: siblings(tree, id).common(&online),
+            caches: caches(tree, id),
+            isolated: isolated.contains(id),
+            allowed: allowed.contains(id),
+        };
+        let cores = online.iter().map(core).collect();
+        let present = list(tree, &format!("{CPU}/present")).unwrap_or_default();
+        Self { cores, offline: present.without(&online), nodes }
+    }
+
+    /// Those that are online.
+    pub fn online(&self) -> CoreList {
+        self.cores.iter().map(|core| core.id).collect()
+    }
+
+    /// Those of them that this process may run on.
+    pub fn allowed(&self) -> CoreList {
+        self.cores.iter().filter(|core| core.allowed).map(|core| core.id).collect()
+    }
+
+    /// A core that is online.
+    pub fn core(&self, id: usize) -> Option<&Core> {
+        self.cores.iter().find(|core| core.id == id)
+    }
+
+    /// From one node to another one; 10 is to itself, and where nothing is known all are alike.
+    pub fn distance(&self, from: usize, to: usize) -> u32 {
+        let place = self.nodes.iter().position(|node| node.id == to);
+        let told = self.nodes.iter().find(|node| node.id == from).zip(place);
+        let told = told.and_then(|(node, place)| node.distances.get(place).copied());
+        told.unwrap_or(if from == to { 10 } else { 20 })
+    }
+}
+
+fn online(tree: &Tree) -> CoreList {
+    let told = list(tree, &format!("{CPU}/online")).or_else(|_| Ok(tree.numbered(CPU, "cpu")?.into_iter().collect()));
+    let cpuinfo = |_: Unseen| {
+        let text = tree.text("/proc/cpuinfo").unwrap_or_default();
+        text.lines().filter_map(|line| field(line, "processor")?.parse().ok()).collect()
+    };
+    told.unwrap_or_else(cpuinfo)
+}
+
+fn siblings(tree: &Tree, id: usize) -> CoreList {
+    let itself = CoreList::from_iter([id]);
+    list(tree, &format!("{CPU}/cpu{id}/topology/thread_siblings_list")).unwrap_or_default().with(&itself)
+}
+
+fn nodes(tree: &Tree, online: &CoreList) -> Vec<Node> {
+    let node = |id| Node {
+        id,
+        cores: list(tree, &format!("{NODE}/node{id}/cpulist")).unwrap_or_default().common(online),
+        memory_kib: tree.text(&format!("{NODE}/node{id}/meminfo")).ok().and_then(|text| memory(&text)),
+        distances: tree
+            .line(&format!("{NODE}/node{id}/distance"))
+            .map(|line| line.split_whitespace().filter_map(|distance| distance.parse().ok()).collect())
+            .unwrap_or_default(),
+    };
+    tree.numbered(NODE, "node").unwrap_or_default().into_iter().map(node).collect()
+}
+
+/// `Node 0 MemTotal:  98765 kB`
+fn memory(meminfo: &str) -> Option<u64> {
+    let (_, rest) = meminfo.split_once("MemTotal:")?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+fn caches(tree: &Tree, id: usize) -> Vec<Cache> {
+    let folder = format!("{CPU}/cpu{id}/cache");
+    let cache = |index| {
+        let file = |name| format!("{folder}/index{index}/{name}");
+        Some(Cache {
+            level: tree.number(&file("level")).ok()?,
+            kind: tree.line(&file("type")).ok()?,
+            size: tree.line(&file("size")).ok()?,
+            shared: list(tree, &file("shared_cpu_list")).ok()?,
+        })
+    };
+    tree.numbered(&folder, "index").unwrap_or_default().into_iter().filter_map(cache).collect()
+}

@@ -1,0 +1,197 @@
+//! What can be wrong with the cores.
+
+use rpcrdma_host::Status::{Error, Note, Warning};
+
+use super::{Fault, GROUP, SOFT, VERBS, fires, mends};
+use crate::trees::Machine;
+
+const CPU: &str = "/sys/devices/system/cpu";
+
+/// In the order of the checks.
+pub(super) const FAULTS: &[Fault] = &[
+    fires(
+        "core-online",
+        None,
+        "1-3",
+        |m| {
+            m.file(&format!("{CPU}/online"), "0-2,4-15\n");
+        },
+        Error,
+        "echo 1 | tee /sys/devices/system/cpu/cpu3/online",
+    ),
+    fires("core-online", None, "1,99", |_| (), Error, "# there is no core 99"),
+    fires(
+        "cpuset",
+        None,
+        "1-3",
+        |m| {
+            m.file(&format!("{GROUP}/cpuset.cpus.effective"), "0-2\n");
+        },
+        Error,
+        "echo 0-3 | tee /sys/fs/cgroup/system.slice/server.service/cpuset.cpus",
+    ),
+    fires(
+        "affinity",
+        None,
+        "1-3",
+        |m| {
+            m.edit("/proc/self/status", "0-15", "0-1");
+        },
+        Error,
+        "taskset -cp 0-3 $$",
+    ),
+    fires(
+        "isolation",
+        None,
+        "1-3",
+        |m| {
+            m.file(&format!("{CPU}/isolated"), "1,9\n");
+        },
+        Warning,
+        "echo isolated | tee /sys/fs/cgroup/rpcrdma/cpuset.cpus.partition",
+    ),
+    fires(
+        "isolation",
+        None,
+        "1-3",
+        |m| {
+            m.file(&format!("{CPU}/isolated"), "\n").remove("/sys/fs/cgroup/cgroup.controllers");
+        },
+        Warning,
+        "isolcpus=managed_irq,domain,1-3",
+    ),
+    fires(
+        "nohz-full",
+        None,
+        "1-3",
+        |m| {
+            m.file(&format!("{CPU}/nohz_full"), " (null)\n");
+        },
+        Note,
+        "nohz_full=1-3",
+    ),
+    fires(
+        "smt",
+        None,
+        "1-3",
+        |m| {
+            m.file(&format!("{CPU}/cpu1/topology/thread_siblings_list"), "1-2\n")
+                .file(&format!("{CPU}/cpu2/topology/thread_siblings_list"), "1-2\n");
+        },
+        Warning,
+        "rpcrdma topo --cores 3",
+    ),
+    mends(
+        "cpu-quota",
+        None,
+        "1-3",
+        |m| {
+            m.file(&format!("{GROUP}/cpu.max"), "200000 100000\n");
+        },
+        Warning,
+        "docker update",
+    ),
+    mends("cpu-quota", None, "1-3", quota_of_version_1, Warning, "echo -1 | tee"),
+    fires(
+        "device-node",
+        VERBS,
+        "1-3",
+        |m| {
+            m.file("/sys/class/infiniband/mlx5_0/device/numa_node", "1\n");
+        },
+        Warning,
+        "rpcrdma topo --cores 3 --device mlx5_0",
+    ),
+    mends(
+        "irq-affinity",
+        None,
+        "1-3",
+        |m| {
+            m.file("/proc/irq/24/smp_affinity_list", "0-15\n");
+        },
+        Warning,
+        "for irq in 24",
+    ),
+    fires(
+        "irq-affinity",
+        None,
+        "1-3",
+        |m| {
+            m.file("/proc/irq/25/effective_affinity_list", "2\n");
+        },
+        Warning,
+        "for irq in 25",
+    ),
+    fires(
+        "irqbalance",
+        None,
+        "1-3",
+        |m| {
+            m.file("/proc/700/comm", "irqbalance\n");
+        },
+        Warning,
+        "systemctl disable --now irqbalance",
+    ),
+    mends(
+        "workqueues",
+        None,
+        "1-3",
+        |m| {
+            m.file("/sys/devices/virtual/workqueue/cpumask", "ffff\n");
+        },
+        Warning,
+        "echo 0000fff1 | tee",
+    ),
+    mends(
+        "governor",
+        None,
+        "1-3",
+        |m| {
+            m.file(&format!("{CPU}/cpu2/cpufreq/scaling_governor"), "powersave\n");
+        },
+        Warning,
+        "cpu2/cpufreq",
+    ),
+    mends(
+        "c-states",
+        None,
+        "1-3",
+        |m| {
+            m.file(&format!("{CPU}/cpu3/cpuidle/state2/disable"), "0\n");
+        },
+        Warning,
+        "cpu3/cpuidle/state2/disable",
+    ),
+    mends(
+        "clock",
+        None,
+        "1-3",
+        |m| {
+            m.file("/sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet\n");
+        },
+        Warning,
+        "echo tsc",
+    ),
+    fires(
+        "clock",
+        SOFT,
+        "1-3",
+        |m| {
+            m.file("/sys/devices/system/clocksource/clocksource0/current_clocksource", "acpi_pm\n")
+                .file("/sys/devices/system/clocksource/clocksource0/available_clocksource", "acpi_pm \n");
+        },
+        Warning,
+        "dmesg",
+    ),
+];
+
+/// One core's time for three, in version 1.
+fn quota_of_version_1(machine: &Machine) {
+    machine
+        .file("/proc/self/mountinfo", "25 24 0:23 / /dev/shm rw - tmpfs tmpfs rw\n32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n")
+        .file("/proc/self/cgroup", "1:cpu,cpuacct:/a/b\n0::/\n")
+        .file("/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "50000\n")
+        .file("/sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n")
+        .file("/sys/fs/cgroup/cpu/a/b/cpu.cfs_quota_us", "-1\n")
+        .file("/sys/fs/cgroup/cpu/a/b/cpu.cfs_period_us", "100000\n");
+}

@@ -1,0 +1,133 @@
+//! What can be wrong with memory and limits.
+
+use rpcrdma_host::Status::{Error, Note, Warning};
+
+use super::{Fault, GROUP, IWARP, SOFT, VERBS, as_user, fires, mends};
+use crate::trees::{Machine, hugepages};
+
+/// In the order of the checks.
+pub(super) const FAULTS: &[Fault] = &[
+    // Three shards on node 0 want 96 pages, of which the tree has 10: the kernel would free those that are added.
+    fires(
+        "huge-pages",
+        None,
+        "1-3",
+        |m| hugepages(m, "/sys/devices/system/node/node0/hugepages", 10, 10),
+        Warning,
+        "echo 96 | tee /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages",
+    ),
+    fires(
+        "huge-pages",
+        None,
+        "1-3",
+        |m| hugepages(m, "/sys/devices/system/node/node0/hugepages", 512, 0),
+        Note,
+        "echo 608 | tee",
+    ),
+    mends(
+        "transparent-huge-pages",
+        None,
+        "1-3",
+        |m| {
+            m.file("/sys/kernel/mm/transparent_hugepage/enabled", "[always] madvise never\n");
+        },
+        Warning,
+        "echo madvise",
+    ),
+    mends(
+        "numa-balancing",
+        None,
+        "1-3",
+        |m| {
+            m.file("/proc/sys/kernel/numa_balancing", "1\n");
+        },
+        Warning,
+        "sysctl -w kernel.numa_balancing=0",
+    ),
+    mends(
+        "swap",
+        None,
+        "1-3",
+        |m| {
+            m.file("/proc/swaps", "Filename\tType\n/dev/sda2\tpartition\t8388604\t0\t-2\n");
+        },
+        Warning,
+        "sysctl -w vm.swappiness=10",
+    ),
+    fires("memlock", VERBS, "1-3", little_to_pin, Error, "sudo prlimit --pid $$ --memlock=unlimited:unlimited"),
+    fires(
+        "memlock",
+        VERBS,
+        "1-3",
+        |m| {
+            m.file("/proc/self/uid_map", "0 1000 1\n").edit(
+                "/proc/self/limits",
+                "unlimited            unlimited            bytes",
+                "8388608              unlimited            bytes",
+            );
+        },
+        Error,
+        "ulimit -l unlimited",
+    ),
+    fires("memlock", None, "1-3", little_to_pin, Note, "LimitMEMLOCK=infinity"),
+    mends(
+        "overcommit",
+        None,
+        "1-3",
+        |m| {
+            m.file("/proc/sys/vm/overcommit_memory", "2\n");
+        },
+        Warning,
+        "sysctl -w vm.overcommit_memory=0",
+    ),
+    mends(
+        "max-map-count",
+        SOFT,
+        "1-3",
+        |m| {
+            m.file("/proc/sys/vm/max_map_count", "1000\n");
+        },
+        Warning,
+        "sysctl -w vm.max_map_count=65530",
+    ),
+    mends(
+        "memory-limit",
+        None,
+        "1-3",
+        |m| {
+            m.file(&format!("{GROUP}/memory.max"), "100663296\n");
+        },
+        Warning,
+        "docker update --memory",
+    ),
+    fires(
+        "descriptors",
+        SOFT,
+        "1-3",
+        |m| {
+            m.edit("/proc/self/limits", "65536 ", "1024 ");
+        },
+        Warning,
+        "ulimit -n 3072",
+    ),
+    fires(
+        "descriptors",
+        IWARP,
+        "1-3",
+        |m| {
+            as_user(m);
+            m.edit("/proc/self/limits", "65536                524288", "1024                 1024  ");
+        },
+        Warning,
+        "sudo prlimit --pid $$ --nofile=3072:3072",
+    ),
+];
+
+fn little_to_pin(machine: &Machine) {
+    as_user(machine);
+    machine.edit(
+        "/proc/self/limits",
+        "unlimited            unlimited            bytes",
+        "8388608              8388608              bytes",
+    );
+}

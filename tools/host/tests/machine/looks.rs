@@ -1,0 +1,186 @@
+//! Whatever a tree is like, every check says something of it.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use rpcrdma_host::{Fabric, Finding, Question, Scene, Status, Tree};
+
+use crate::faults::{IWARP, SOFT, VERBS};
+use crate::trees::{ADDRESS, Machine, container, laptop, list, server};
+
+const QUESTIONS: [(Option<Fabric>, Option<&str>); 4] =
+    [(None, None), (SOFT, Some("1")), (IWARP, Some("0-3")), (VERBS, Some("1-3"))];
+
+fn worst(findings: &[Finding]) -> Status {
+    findings.iter().map(|finding| finding.status).max().expect("some findings")
+}
+
+fn status(findings: &[Finding], name: &str) -> Status {
+    findings.iter().find(|finding| finding.name == name).unwrap_or_else(|| panic!("no {name}")).status
+}
+
+#[test]
+fn a_laptop_has_notes_and_no_more() {
+    let machine = laptop();
+    for fabric in [None, SOFT, IWARP] {
+        let findings = machine.examine(fabric, None);
+        assert_eq!(worst(&findings), Status::Note, "{findings:#?}");
+    }
+    // Who gives cores away is warned, and stopped by nothing.
+    let findings = machine.examine(SOFT, Some("2"));
+    for name in ["isolation", "irq-affinity", "irqbalance", "workqueues", "governor", "c-states", "huge-pages", "swap"]
+    {
+        assert_eq!(status(&findings, name), Status::Warning, "{name}");
+    }
+    assert_eq!(worst(&findings), Status::Warning);
+    // An RDMA device is what it has not.
+    assert_eq!(status(&machine.examine(VERBS, None), "memlock"), Status::Error);
+    assert_eq!(status(&machine.examine(VERBS, None), "rdma-device"), Status::Error);
+}
+
+#[test]
+fn a_container_is_seen_with_its_limits() {
+    let machine = container();
+    let findings = machine.examine(SOFT, None);
+    assert_eq!(worst(&findings), Status::Warning, "{findings:#?}");
+    for (name, wanted) in [
+        ("container", Status::Note),
+        ("shm", Status::Note),
+        ("cpu-quota", Status::Warning),
+        ("memory-limit", Status::Warning),
+        ("affinity", Status::Ok),
+        ("cpuset", Status::Ok),
+    ] {
+        assert_eq!(status(&findings, name), wanted, "{name}");
+    }
+    let asked = machine.finding("cpuset", SOFT, Some("1"));
+    assert_eq!(asked.status, Status::Error);
+    assert!(asked.fix.expect("a fix").contains("docker update --cpuset-cpus 1-2,10 CONTAINER"));
+    // Of a quota of one core one shard has enough.
+    assert_eq!(machine.finding("cpu-quota", SOFT, Some("2")).status, Status::Ok);
+    assert_eq!(status(&machine.examine(VERBS, None), "rdma-cm"), Status::Error);
+}
+
+#[test]
+fn a_partition_of_control_groups_isolates_as_well() {
+    let machine = server();
+    let group = "/sys/fs/cgroup/system.slice/server.service";
+    machine.file("/sys/devices/system/cpu/isolated", "\n");
+    assert_eq!(machine.finding("isolation", None, Some("4-5")).status, Status::Warning);
+    machine.file(&format!("{group}/cpuset.cpus.partition"), "isolated\n");
+    machine.file(&format!("{group}/cpuset.cpus.effective"), "4-5\n");
+    let found = machine.finding("isolation", None, Some("4-5"));
+    assert_eq!((found.status, found.observed.as_str()), (Status::Ok, "isolated: 4-5"));
+    // One that the kernel has taken back.
+    machine
+        .file(&format!("{group}/cpuset.cpus.partition"), "isolated invalid (Cpu list in cpuset.cpus not exclusive)\n");
+    assert_eq!(machine.finding("isolation", None, Some("4-5")).status, Status::Warning);
+    machine.file("/sys/fs/cgroup/cpuset.cpus.isolated", "5\n");
+    assert_eq!(machine.finding("isolation", None, Some("5")).status, Status::Ok);
+}
+
+#[test]
+fn peers_addresses_lead_to_the_device_on_the_way() {
+    let machine = server();
+    let at = |ip: &str| {
+        let question = Question { fabric: VERBS, ip: Some(ip.parse().expect("an address")), cores: None };
+        Scene::new(machine.tree(), question)
+            .examine()
+            .into_iter()
+            .find(|finding| finding.name == "rdma-device")
+            .expect("asked")
+    };
+    assert_eq!(at("192.0.2.77").observed, "mlx5_0");
+    assert_eq!(at("0.0.0.0").observed, "mlx5_0");
+    assert_eq!(at("203.0.113.1").status, Status::Error, "there is no route");
+}
+
+#[test]
+fn nothing_at_all_is_unknown() {
+    let machine = Machine::empty();
+    for (fabric, cores) in QUESTIONS {
+        let findings = machine.examine(fabric, cores);
+        let known: Vec<_> = findings.iter().filter(|finding| finding.status != Status::Unknown).collect();
+        for finding in known {
+            // What no file says is as it is without it.
+            let plain = ["numa-balancing", "container", "affinity", "device-node"];
+            let missing = ["rdma-device", "rdma-cm"];
+            let expected = (plain.contains(&finding.name) && finding.status == Status::Ok)
+                || (missing.contains(&finding.name) && finding.status == Status::Error);
+            assert!(expected, "{finding:?}");
+        }
+    }
+}
+
+/// Files that are not there, cannot be read, or say something else, one at a time.
+#[test]
+fn half_of_a_tree_is_enough_to_look_at() {
+    let machine = server();
+    let asked: Vec<usize> = QUESTIONS.map(|(fabric, cores)| machine.examine(fabric, cores).len()).into();
+    let look = |what: &str| {
+        for ((fabric, cores), asked) in QUESTIONS.into_iter().zip(&asked) {
+            assert_eq!(machine.examine(fabric, cores).len(), *asked, "{what}");
+        }
+    };
+    // One core stands for all of them.
+    let of_others = |path: &String| path.contains("/cpu/cpu") && !path.contains("/cpu/cpu1/");
+    let files: Vec<String> = machine.files().into_iter().filter(|path| !of_others(path)).collect();
+    assert!(files.len() > 100, "{} files", files.len());
+    for path in files {
+        let (text, mode) =
+            (fs::read(machine.path(&path)).expect("a file"), fs::metadata(machine.path(&path)).expect("a mode"));
+        machine.remove(&path);
+        look(&format!("without {path}"));
+        machine.folder(&path);
+        look(&format!("{path} cannot be read"));
+        machine.remove(&path);
+        for nonsense in
+            [&b""[..], b"\n", b"-1\n", b"99999999999999999999999\n", b"\xff\xfe: \x00\n", b"a b c d e f g h\na b\n"]
+        {
+            machine.file(&path, nonsense);
+            look(&format!("{path} says {nonsense:?}"));
+        }
+        machine.file(&path, text);
+        fs::set_permissions(machine.path(&path), mode.permissions()).expect("a mode");
+    }
+    look("as it was");
+}
+
+#[test]
+fn devices_may_go_while_they_are_looked_at() {
+    let machine = server();
+    let gone = AtomicBool::new(false);
+    let device = machine.path("/sys/devices/pci0/0000:3b:00.0");
+    let aside = machine.path("/aside");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !gone.load(Ordering::Relaxed) {
+                fs::rename(&device, &aside).expect("unplugged");
+                thread::yield_now();
+                fs::rename(&aside, &device).expect("plugged in");
+            }
+        });
+        let asked = server().examine(VERBS, Some("1-3")).len();
+        for _ in 0..200 {
+            assert_eq!(machine.examine(VERBS, Some("1-3")).len(), asked);
+        }
+        gone.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn this_machine_can_be_looked_at() {
+    for fabric in [None, SOFT, IWARP, VERBS] {
+        for cores in [None, Some("0"), Some("0-1"), Some("8191")] {
+            let ip = fabric.map(|_| ADDRESS);
+            let findings = Scene::new(Tree::default(), Question { fabric, ip, cores: cores.map(list) }).examine();
+            assert!(findings.len() > 20);
+            for finding in &findings {
+                assert!(!finding.observed.is_empty(), "{finding:?}");
+                let bad = finding.status > Status::Unknown;
+                assert!(!bad || finding.fix.is_some(), "{finding:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Where shards and workers go.
+
+use std::collections::BTreeSet;
+
+use rpcrdma_host::devices::{Device, devices};
+use rpcrdma_host::plan::{Plan, PlanError, Wish};
+use rpcrdma_host::{CoreList, Topology};
+
+use crate::trees::{Machine, container, laptop, list, server};
+
+fn device(machine: &Machine, name: &str) -> Device {
+    devices(&machine.tree()).into_iter().find(|device| device.name == name).expect("it has one of that name")
+}
+
+/// Near to a device, or to none.
+fn plan(machine: &Machine, near: Option<&str>, wish: Wish) -> Result<Plan, PlanError> {
+    let device = near.map(|name| device(machine, name));
+    let (topology, plan) =
+        (Topology::read(&machine.tree()), |topology: &Topology| Plan::propose(topology, device.as_ref(), wish));
+    let plan = plan(&topology)?;
+    holds(&topology, &plan);
+    Ok(plan)
+}
+
+/// What every plan keeps to.
+fn holds(topology: &Topology, plan: &Plan) {
+    let shards: CoreList = plan.shards().iter().copied().collect();
+    let all: BTreeSet<usize> = plan.shards().iter().chain(plan.workers()).copied().collect();
+    assert_eq!(all.len(), plan.shards().len() + plan.workers().len(), "a core for each thread: {plan:?}");
+    assert!(all.iter().all(|core| topology.allowed().contains(*core)), "{plan:?}");
+    for core in shards.iter().filter_map(|id| topology.core(id)) {
+        assert_eq!(core.siblings.common(&shards).len(), 1, "two shards on threads of one core: {plan:?}");
+    }
+    assert!(!plan.why().is_empty());
+}
+
+fn threads(shards: usize, workers: usize) -> Wish {
+    Wish::Threads { shards, workers }
+}
+
+fn said(plan: &Plan, words: &str) -> bool {
+    plan.why().iter().any(|why| why.contains(words))
+}
+
+#[test]
+fn isolated_cores_of_the_devices_node_come_first() {
+    let machine = server();
+    let near = plan(&machine, Some("mlx5_0"), threads(2, 1)).expect("room");
+    assert_eq!((near.shards(), near.workers()), (&[1, 2][..], &[3][..]));
+    assert!(
+        said(&near, "mlx5_0 is of node 0") && said(&near, "all of them are isolated") && said(&near, "core 0, where")
+    );
+    assert!(said(&near, "9-10 are the other threads"), "{:?}", near.why());
+    let far = plan(&machine, Some("eth1"), threads(2, 1)).expect("room");
+    assert_eq!((far.shards(), far.workers()), (&[4, 5][..], &[6][..]));
+    assert!(said(&far, "none is isolated"));
+    // Where most cores are isolated, if nothing else counts.
+    assert_eq!(plan(&machine, None, threads(3, 0)).expect("room").shards(), [1, 2, 3]);
+}
+
+#[test]
+fn core_0_is_the_last_one_of_its_node() {
+    let machine = server();
+    let all = plan(&machine, Some("mlx5_0"), threads(4, 0)).expect("room");
+    assert_eq!(all.shards(), [1, 2, 3, 0]);
+    assert!(said(&all, "core 0 is among them"));
+    let more = plan(&machine, Some("mlx5_0"), threads(5, 0)).expect("room");
+    assert_eq!(more.shards(), [1, 2, 3, 0, 4]);
+    assert!(said(&more, "4 are farther away"), "{:?}", more.why());
+}
+
+#[test]
+fn workers_are_apart_until_there_is_no_more_room() {
+    let machine = server();
+    // Physical cores of their own, then the second threads of these, and beside shards in the end.
+    let apart = plan(&machine, Some("mlx5_0"), threads(2, 3)).expect("room");
+    assert_eq!((apart.shards(), apart.workers()), (&[1, 2][..], &[3, 0, 4][..]));
+    let full = plan(&machine, Some("mlx5_0"), threads(8, 8)).expect("room");
+    assert_eq!(full.workers(), [9, 10, 11, 8, 12, 13, 14, 15]);
+    assert!(said(&full, "share theirs with a shard") && said(&full, "nothing is left for the rest"));
+}
+
+#[test]
+fn more_than_there_is_room_for_is_refused() {
+    let machine = server();
+    let error = plan(&machine, None, threads(9, 0)).expect_err("8 physical cores");
+    assert_eq!(error, PlanError::Shards { shards: 9, physical: 8, allowed: list("0-15") });
+    assert!(error.to_string().contains("ask for 8 at most") && error.to_string().contains("rpcrdma doctor"));
+    let error = plan(&machine, None, threads(8, 9)).expect_err("16 cores");
+    assert!(matches!(error, PlanError::Threads { threads: 17, most: 16, .. }));
+    assert_eq!(plan(&machine, None, threads(0, 1)), Err(PlanError::None));
+    assert_eq!(
+        plan(&Machine::empty(), None, threads(1, usize::MAX)).map(|_| ()),
+        Err(PlanError::Shards { shards: 1, physical: 0, allowed: list("") })
+    );
+}
+
+#[test]
+fn a_quarter_of_the_cores_is_for_workers() {
+    let machine = server();
+    let counts = |cores| {
+        let plan = plan(&machine, Some("mlx5_0"), Wish::Cores(cores)).expect("room");
+        (plan.shards().len(), plan.workers().len())
+    };
+    assert_eq!([1, 2, 3, 4, 8, 16].map(counts), [(1, 0), (2, 0), (3, 0), (3, 1), (6, 2), (7, 9)]);
+}
+
+#[test]
+fn one_node_and_none_and_a_container() {
+    let machine = laptop();
+    let one = plan(&machine, None, threads(2, 1)).expect("room");
+    assert_eq!((one.shards(), one.workers()), (&[1, 2][..], &[3][..]));
+    assert!(!one.configuration().contains("numa_node"), "there is no choice");
+    machine.remove("/sys/devices/system/node");
+    let none = plan(&machine, None, threads(2, 1)).expect("room");
+    assert_eq!((none.shards(), none.workers()), (one.shards(), one.workers()));
+    assert!(said(&none, "no NUMA nodes"));
+    // Two threads of one core: one shard, and a worker beside it.
+    let machine = container();
+    let both = plan(&machine, Some("mlx5_0"), threads(1, 1)).expect("room");
+    assert_eq!((both.shards(), both.workers()), (&[2][..], &[10][..]));
+    assert!(said(&both, "are not this process's to use"));
+    assert!(matches!(plan(&machine, None, threads(2, 0)), Err(PlanError::Shards { physical: 1, .. })));
+}
+
+#[test]
+fn cores_that_are_offline_are_not_proposed() {
+    let machine = server();
+    machine.file("/sys/devices/system/cpu/online", "0,2-15\n");
+    let plan = plan(&machine, Some("mlx5_0"), threads(3, 0)).expect("room");
+    // The sibling of core 1 is alone now.
+    assert_eq!(plan.shards(), [2, 3, 9]);
+    assert!(said(&plan, "1 are offline"));
+}
+
+#[test]
+fn the_commands_and_the_configuration_say_the_same() {
+    let plan = plan(&server(), Some("mlx5_0"), threads(2, 1)).expect("room");
+    let commands = plan.commands("verbs:192.0.2.1");
+    assert_eq!(commands[0], "rpcperf serve --listen verbs:192.0.2.1 --only calls --idle poll --cores 1");
+    assert_eq!(commands[1], "nfs3d /srv/data --listen verbs:192.0.2.1 --cores 1,2 --idle poll --workers 1");
+    let configuration = plan.configuration();
+    for words in ["numa_node: Some(0)", "shards: 2,", "cores: Some(vec![1, 2])", "count: 1, cores: Some(vec![3])"] {
+        assert!(configuration.contains(words), "{configuration}");
+    }
+}
