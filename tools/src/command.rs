@@ -13,11 +13,13 @@ pub type Outcome = Result<Ended, CommandError>;
 pub enum Ended {
     /// All well: exit status 0.
     Well,
-    /// The output says what failed: exit status 1.
+    /// The output says what failed, or may be better: exit status 1.
     WithFailures,
+    /// The output says what will not work: exit status 2.
+    WithErrors,
 }
 
-/// A command that could not do its work: exit status 1, and this on standard error.
+/// A command that could not do its work: this on standard error, and an exit status of [`exit`].
 #[derive(Debug, Error)]
 pub enum CommandError {
     /// Input that cannot be read, or is not what it should be.
@@ -36,15 +38,17 @@ pub enum CommandError {
     Output(#[from] io::Error),
 }
 
-/// The exit status of an outcome. A reader of our output that goes away early is no failure and no news.
-pub fn exit(outcome: Outcome) -> ExitCode {
+/// The exit status of an outcome; of a command that could not do its work, `failed`. A reader of our output that goes
+/// away early is no failure and no news.
+pub fn exit(outcome: Outcome, failed: u8) -> ExitCode {
     match outcome {
         Ok(Ended::Well) => ExitCode::SUCCESS,
         Ok(Ended::WithFailures) => ExitCode::FAILURE,
+        Ok(Ended::WithErrors) => ExitCode::from(2),
         Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rpcrdma: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(failed)
         }
     }
 }

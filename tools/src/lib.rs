@@ -5,6 +5,7 @@
 pub mod capture;
 pub mod command;
 pub mod decode;
+pub mod doctor;
 pub mod iwarp;
 mod json;
 pub mod message;
@@ -12,4 +13,6 @@ mod network;
 mod payload;
 pub mod ping;
 pub mod roce;
+pub mod target;
 pub mod tcp;
+pub mod topo;

@@ -4,12 +4,13 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rpcrdma_tools::{command, decode, ping};
+use rpcrdma_tools::{command, decode, doctor, ping, topo};
 
 /// Tools for ONC RPC over RDMA.
 #[derive(Parser)]
 #[command(name = "rpcrdma", version, propagate_version = true)]
-#[command(after_help = "Exit status: 0 all well, 1 something failed, 2 wrong usage.")]
+#[command(after_help = "\
+Exit status: 0 all well, 1 something failed, 2 wrong usage; of doctor 0 fine, 1 warnings, 2 errors, 3 wrong usage.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -18,13 +19,31 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Decode(decode::Args),
+    Doctor(doctor::Args),
     Ping(ping::Args),
+    Topo(topo::Args),
 }
 
+/// Exit status of a command that could not do its work, and of wrong usage.
+const USUAL: (u8, u8) = (1, 2);
+/// The same of doctor, where 1 and 2 say what it has found.
+const DOCTOR: (u8, u8) = (3, 3);
+
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
-        Command::Decode(args) => decode::run(&args),
-        Command::Ping(args) => ping::run(&args),
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let is_doctor = std::env::args_os().nth(1).is_some_and(|word| word == "doctor");
+            let wrong = if is_doctor { DOCTOR.1 } else { USUAL.1 };
+            // Where standard error is closed the exit status has to do.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(wrong) } else { ExitCode::SUCCESS };
+        }
     };
-    command::exit(outcome)
+    match cli.command {
+        Command::Decode(args) => command::exit(decode::run(&args), USUAL.0),
+        Command::Doctor(args) => command::exit(doctor::run(&args), DOCTOR.0),
+        Command::Ping(args) => command::exit(ping::run(&args), USUAL.0),
+        Command::Topo(args) => command::exit(topo::run(&args), USUAL.0),
+    }
 }

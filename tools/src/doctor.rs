@@ -1,0 +1,113 @@
+//! `rpcrdma doctor`: what of a machine stands in a server's way, why, and the command that mends it.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+
+use rpcrdma_host::check::Area;
+use rpcrdma_host::{CoreList, Finding, Status};
+use serde_json::json;
+
+use crate::command::{Ended, Outcome};
+use crate::target::{Machine, Target};
+
+/// Looks at a machine for what costs a server its latency, or stops it
+///
+/// Each check says what it has observed, what is wanted, why it matters, and the command that mends it. Nothing is
+/// changed, and no privilege is needed: what cannot be seen is "unknown", which is no failure.
+///
+/// Without an address, what concerns any server is looked at: cores, memory, containers. With one, its fabric as well:
+/// for verbs: the RDMA device that has the address or is on the way to it, for iwarp: interface and sockets, for soft:
+/// descriptors. With --cores what disturbs these cores is a warning; without, a note.
+///
+/// Commands hold until the next boot, those that begin with `ulimit`, `taskset` and `prlimit` for the shell that they
+/// are typed into; lines that begin with # are for a person. Between bad and good there are: ok, unknown, note (need
+/// not matter here), warning (slower, or for fewer), error (will not work).
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  rpcrdma doctor                                   # this machine, for any server
+  rpcrdma doctor verbs:10.0.0.1 --cores 2-5        # for shards on four cores, at an RDMA device
+  rpcrdma doctor iwarp:0.0.0.0 --json | jq '.checks[] | select(.status == \"warning\") | .fix'
+
+Exit status: 0 fine (ok, unknown and note), 1 warnings, 2 errors, 3 wrong usage or nothing could be looked at.")]
+pub struct Args {
+    /// Where the server is to listen, or the client to connect: soft:NAME, iwarp:HOST, verbs:HOST
+    pub address: Option<Target>,
+
+    /// Cores that are to be given away to it, e.g. 2,4-7
+    #[arg(long, value_name = "LIST", value_parser = some_cores)]
+    pub cores: Option<CoreList>,
+
+    /// Says of what is as wanted, or could not be seen, too, what is wanted and why
+    #[arg(short, long)]
+    pub all: bool,
+
+    /// Prints one JSON object and nothing else
+    ///
+    /// Keys: address, cores, status (the worst), checks: name, status (ok, unknown, note, warning, error), observed,
+    /// wanted, why, fix (lines for a shell, or null).
+    #[arg(long)]
+    pub json: bool,
+
+    /// The machine to look at
+    #[command(flatten)]
+    pub machine: Machine,
+}
+
+fn some_cores(text: &str) -> Result<CoreList, String> {
+    let cores: CoreList = text.parse()?;
+    if cores.is_empty() { Err("no core".to_owned()) } else { Ok(cores) }
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Outcome {
+    let scene = args.machine.scene(args.address.as_ref(), args.cores.clone())?;
+    let findings = scene.examine();
+    let text = if args.json { as_json(args, &findings) } else { as_text(args, &findings) };
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        // Whoever has read enough still wants the status.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error.into()),
+        _ => {}
+    }
+    Ok(match worst(&findings) {
+        Status::Error => Ended::WithErrors,
+        Status::Warning => Ended::WithFailures,
+        Status::Ok | Status::Unknown | Status::Note => Ended::Well,
+    })
+}
+
+fn worst(findings: &[Finding]) -> Status {
+    findings.iter().map(|finding| finding.status).max().unwrap_or(Status::Ok)
+}
+
+fn as_json(args: &Args, findings: &[Finding]) -> String {
+    let address = args.address.as_ref().map(Target::text);
+    let report = json!({"address": address, "cores": args.cores, "status": worst(findings), "checks": findings});
+    format!("{report:#}\n")
+}
+
+fn as_text(args: &Args, findings: &[Finding]) -> String {
+    let mut text = String::new();
+    let mut area: Option<Area> = None;
+    for Finding { name, status, observed, wanted, why, fix, area: of } in findings {
+        if area.replace(*of) != Some(*of) {
+            let _ = writeln!(text, "{}", of.name());
+        }
+        let _ = writeln!(text, "  {status:<7}  {name}: {observed}");
+        if args.all || *status > Status::Unknown {
+            let _ = writeln!(text, "           wanted: {wanted}\n           why: {why}");
+        }
+        for (at, line) in fix.iter().flat_map(|fix| fix.lines().enumerate()) {
+            let head = if at == 0 { "fix: " } else { "     " };
+            let _ = writeln!(text, "           {head}{line}");
+        }
+    }
+    let all = [Status::Ok, Status::Unknown, Status::Note, Status::Warning, Status::Error];
+    let count = |status| findings.iter().filter(|finding| finding.status == status).count();
+    let counts: Vec<String> = all.into_iter().map(|status| format!("{status} {}", count(status))).collect();
+    let _ = writeln!(text, "{} checks: {}", findings.len(), counts.join(", "));
+    if args.address.is_none() {
+        text.push_str("An address (soft:NAME, iwarp:HOST, verbs:HOST) adds the checks of its fabric.\n");
+    }
+    text
+}

@@ -1,0 +1,69 @@
+//! What `doctor` and `topo` look at: an address of any fabric, and a machine.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use rpcrdma::{Address, AddressError};
+use rpcrdma_host::{CoreList, Fabric, Question, Scene, Tree};
+
+use crate::command::CommandError;
+
+/// An address of any fabric, also of one that this build does not drive: files are read in any case.
+#[derive(Clone, Debug)]
+pub struct Target {
+    text: String,
+    fabric: Fabric,
+    /// With the host to look up, if there is one.
+    address: Address,
+}
+
+impl FromStr for Target {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let (fabric, address) = match text.split_once(':') {
+            // Host and port are written alike.
+            Some(("verbs", rest)) => (Fabric::Verbs, format!("iwarp:{rest}").parse()?),
+            Some(("iwarp", _)) => (Fabric::Iwarp, text.parse()?),
+            _ => (Fabric::Soft, text.parse()?),
+        };
+        Ok(Self { text: text.to_owned(), fabric, address })
+    }
+}
+
+impl Target {
+    /// As given.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    fn ip(&self) -> Result<Option<IpAddr>, CommandError> {
+        let found = self.address.socket_address().map_err(|error| CommandError::Failed(error.to_string()))?;
+        Ok(found.map(|at| at.ip()))
+    }
+}
+
+/// The machine to look at.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Machine {
+    /// A directory with proc, sys and dev to look at instead of this machine's
+    #[arg(long, value_name = "DIRECTORY", default_value = "/")]
+    root: PathBuf,
+}
+
+impl Machine {
+    /// It, before this question.
+    pub(crate) fn scene(&self, target: Option<&Target>, cores: Option<CoreList>) -> Result<Scene, CommandError> {
+        let name = self.root.display().to_string();
+        let error = |reason| CommandError::Input { name, reason };
+        match self.root.metadata() {
+            Err(cause) => return Err(error(cause.to_string())),
+            Ok(root) if !root.is_dir() => return Err(error("no directory".to_owned())),
+            Ok(_) => {}
+        }
+        let ip = target.map(Target::ip).transpose()?.flatten();
+        let question = Question { fabric: target.map(|target| target.fabric), ip, cores };
+        Ok(Scene::new(Tree::new(&self.root), question))
+    }
+}

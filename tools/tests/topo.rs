@@ -1,0 +1,113 @@
+//! `rpcrdma topo` as its users run it, and the configuration that it proposes.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use rpcrdma::server::{ServerConfig, WorkerConfig};
+use rpcrdma::{Config, IdlePolicy};
+use rpcrdma_host::plan::{Plan, Wish};
+use rpcrdma_host::{Topology, Tree};
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn topo(arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
+        .arg("topo")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the binary runs");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
+}
+
+/// Two nodes of four cores, and a disk on the second.
+fn machine() -> TempDir {
+    let root = tempfile::tempdir().expect("a directory");
+    for (path, text) in [
+        ("sys/devices/system/cpu/online", "0-7\n"),
+        ("sys/devices/system/cpu/isolated", "5-6\n"),
+        ("sys/devices/system/node/node0/cpulist", "0-3\n"),
+        ("sys/devices/system/node/node1/cpulist", "4-7\n"),
+        ("sys/devices/system/node/node1/distance", "21 10\n"),
+        ("sys/class/nvme/nvme0/device/numa_node", "1\n"),
+    ] {
+        let path = root.path().join(path);
+        fs::create_dir_all(path.parent().expect("below the root")).expect("a directory");
+        fs::write(path, text).expect("a file");
+    }
+    root
+}
+
+#[test]
+fn people_and_programs_are_told_the_same() {
+    let machine = machine();
+    let root = ["--root", machine.path().to_str().expect("a path of text")];
+    let (status, out, _) = topo(&[&["--device", "nvme0", "--shards", "3", "--workers", "1"], &root[..]].concat());
+    assert_eq!(status, 0);
+    for words in [
+        "node 1: cores 4-7, distances 21 10\n  nvme nvme0\n  core 4",
+        "isolated: 5-6\n",
+        "shards on 5,6,4, workers on 7\n",
+        "nvme0 is of node 1",
+        "nfs3d /srv/data --listen soft:server --cores 5,6,4 --idle poll --workers 1\n",
+        "cores: Some(vec![5, 6, 4]),\n",
+    ] {
+        assert!(out.contains(words), "{words:?} is not in: {out}");
+    }
+    let (status, out, _) = topo(&[&["iwarp:192.0.2.1", "--cores", "4", "--json"], &root[..]].concat());
+    let said: Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(status, 0);
+    assert_eq!((&said["plan"]["shards"], &said["plan"]["workers"]), (&[5, 6, 4][..].into(), &[7][..].into()), "{said}");
+    assert!(said["plan"]["commands"][0].as_str().is_some_and(|line| line.contains("--listen iwarp:192.0.2.1 ")));
+    assert_eq!((&said["cores"][5]["isolated"], &said["nodes"][1]["cores"][0]), (&true.into(), &4.into()));
+    assert_eq!((&said["devices"][0]["name"], &said["devices"][0]["kind"]), (&"nvme0".into(), &"nvme".into()));
+}
+
+#[test]
+fn this_machine_has_cores() {
+    let (status, out, errors) = topo(&["--json", "--cores", "1"]);
+    let said: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {errors}"));
+    assert_eq!(status, 0);
+    assert_eq!(said["plan"]["shards"].as_array().map(Vec::len), Some(1), "{said}");
+    assert_eq!(topo(&[]).0, 0);
+}
+
+#[test]
+fn what_cannot_be_placed_is_refused() {
+    let machine = machine();
+    let root = ["--root", machine.path().to_str().expect("a path of text")];
+    let (status, out, errors) = topo(&[&["--shards", "9"], &root[..]].concat());
+    assert_eq!((status, out.as_str()), (1, ""));
+    assert!(errors.contains("ask for 8 at most"), "{errors}");
+    let (status, _, errors) = topo(&[&["--device", "mlx5_0"], &root[..]].concat());
+    assert!(status == 1 && errors.contains("there are: nvme0"), "{errors}");
+    for arguments in [&["--workers", "1"][..], &["--shards", "0"], &["--cores", "1", "--shards", "1"], &["tcp:x"]] {
+        assert_eq!(topo(arguments).0, 2, "{arguments:?}");
+    }
+}
+
+/// The expression, and what it is made of.
+macro_rules! told {
+    ($expression:expr) => {
+        ($expression, stringify!($expression))
+    };
+}
+
+#[test]
+fn the_configuration_is_one() {
+    let machine = machine();
+    let topology = Topology::read(&Tree::new(machine.path()));
+    let plan = Plan::propose(&topology, None, Wish::Threads { shards: 2, workers: 1 }).expect("there is room");
+    #[rustfmt::skip]
+    let (config, text) = told!(ServerConfig {
+        shard: Config { idle: IdlePolicy::Poll, numa_node: Some(1), ..Config::default() },
+        shards: 2,
+        cores: Some(vec![5, 6]),
+        workers: Some(WorkerConfig { count: 1, cores: Some(vec![4]), ..WorkerConfig::default() }),
+        ..ServerConfig::default()
+    });
+    assert_eq!(config.cores.as_deref(), Some(plan.shards()));
+    let squeezed = |text: &str| text.split_whitespace().collect::<String>();
+    assert_eq!(squeezed(&plan.configuration()), squeezed(text));
+}
