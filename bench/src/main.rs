@@ -16,6 +16,7 @@ mod logger;
 mod memcpy;
 mod output;
 mod pin;
+mod placement;
 mod probe;
 mod process;
 mod progress;

@@ -90,6 +90,11 @@ impl Placement {
 }
 
 impl Placement {
+    /// The cores that this run decides on: the client's, and that of a server of its own.
+    pub(crate) fn ours(&self, serves: bool) -> impl Iterator<Item = usize> {
+        [Some(self.client), serves.then_some(self.server)].into_iter().flatten()
+    }
+
     /// Where a third thread runs that polls: on a core of its own, or with the client, whose core then has
     /// two threads that yield to each other.
     pub(crate) fn third(&self) -> usize {

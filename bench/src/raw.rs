@@ -22,6 +22,7 @@ use crate::idle::Idler;
 use crate::limits::Limits;
 use crate::output::Output;
 use crate::pin::{self, Placement};
+use crate::placement;
 use crate::process::ServerProcess;
 use crate::report::TestInfo;
 use crate::suite::Suite;
@@ -89,6 +90,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let several = plan.sizes.len() > 1;
     let output = Output::new(plan.kind, Direction::Forward, common.json.as_deref(), plan.hgrm, several)?;
     common.device.check(&raw)?;
+    placement::warn(&raw, placement.ours(common.loopback.is_some()));
     let server = if common.loopback.is_some() {
         let cores = format!("{},{}", placement.client, placement.server);
         let arguments = ["--only", "raw", "--cores", &cores, "--idle", common.idle.name()].map(str::to_owned);

@@ -30,6 +30,7 @@ use crate::figures::Test;
 use crate::limits::Limits;
 use crate::output::Output;
 use crate::pin::{self, Placement};
+use crate::placement;
 use crate::process::ServerProcess;
 use crate::report::{EngineInfo, TestInfo};
 use crate::suite::Suite;
@@ -199,6 +200,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let text = common.server_address();
     let address = fabrics::parse(&text)?;
     common.device.check(&address)?;
+    placement::warn(&address, placement.ours(common.loopback.is_some()));
     let travel = plan.travels()?;
     let mut sizes = plan.sizes(&travel)?;
     let probing = Load { connections: 1, outstanding: 1, bulk: 0, message: 0, form: Form::Inline };

@@ -13,6 +13,7 @@ use crate::fabrics;
 use crate::failure::Failure;
 use crate::idle::Idler;
 use crate::pin::{self, Placement};
+use crate::placement;
 use crate::process;
 use crate::raw::{RawServer, ServerInfo};
 use crate::rpc::CallServer;
@@ -33,6 +34,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     args.device.check(&address)?;
     let placement = Placement::decide(args.cores)?;
     let core = args.cores.map_or(placement.server, |cores| cores.server.unwrap_or(cores.client));
+    // Whoever started this server has said it of both sides.
+    if args.parent.is_none() {
+        placement::warn(&address, [core]);
+    }
     let calls = match args.only {
         Some(Half::Raw) => None,
         _ => Some(CallServer::start(args, core, &placement)?),

@@ -13,7 +13,7 @@ use crate::command::CommandError;
 #[derive(Clone, Debug)]
 pub struct Target {
     text: String,
-    fabric: Fabric,
+    fabric: Option<Fabric>,
     /// With the host to look up, if there is one.
     address: Address,
 }
@@ -22,12 +22,13 @@ impl FromStr for Target {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
-        let (fabric, address) = match text.split_once(':') {
-            // Host and port are written alike.
-            Some(("verbs", rest)) => (Fabric::Verbs, format!("iwarp:{rest}").parse()?),
-            Some(("iwarp", _)) => (Fabric::Iwarp, text.parse()?),
-            _ => (Fabric::Soft, text.parse()?),
+        // Host and port of devices are written as those of TCP.
+        let address: Address = match text.strip_prefix("verbs:") {
+            Some(host) => format!("iwarp:{host}").parse()?,
+            None => text.parse()?,
         };
+        let scheme = text.split_once(':').map_or(text, |(scheme, _)| scheme);
+        let fabric = Fabric::of_scheme(scheme);
         Ok(Self { text: text.to_owned(), fabric, address })
     }
 }
@@ -63,7 +64,7 @@ impl Machine {
             Ok(_) => {}
         }
         let ip = target.map(Target::ip).transpose()?.flatten();
-        let question = Question { fabric: target.map(|target| target.fabric), ip, cores };
+        let question = Question { fabric: target.and_then(|target| target.fabric), ip, cores };
         Ok(Scene::new(Tree::new(&self.root), question))
     }
 }

@@ -22,6 +22,18 @@ pub enum Fabric {
     Verbs,
 }
 
+impl Fabric {
+    /// By the word before the colon of an address.
+    pub fn of_scheme(scheme: &str) -> Option<Self> {
+        match scheme {
+            "soft" => Some(Self::Soft),
+            "iwarp" => Some(Self::Iwarp),
+            "verbs" => Some(Self::Verbs),
+            _ => None,
+        }
+    }
+}
+
 /// What is to run there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Question {

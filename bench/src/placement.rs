@@ -1,0 +1,64 @@
+//! What `rpcrdma doctor` has against the cores of a run: one line on standard error.
+#![forbid(unsafe_code)]
+
+use rpcrdma::Address;
+use rpcrdma_host::check::Area;
+use rpcrdma_host::{CoreList, Fabric, Question, Scene, Status, Tree};
+
+/// Says what disturbs these cores, if anything does. Before the process is pinned, as that is all it may use then.
+pub(crate) fn warn(address: &Address, cores: impl IntoIterator<Item = usize>) {
+    if let Some(line) = line(Tree::default(), address, cores.into_iter().collect()) {
+        eprintln!("rpcperf: {line}");
+    }
+}
+
+fn line(tree: Tree, address: &Address, cores: CoreList) -> Option<String> {
+    // A name that is not found is a matter for whoever connects.
+    let ip = address.socket_address().ok().flatten().map(|at| at.ip());
+    let hint = format!("`rpcrdma doctor {address} --cores {cores}` says what to do");
+    let scene = Scene::new(tree, Question { fabric: Fabric::of_scheme(address.scheme()), ip, cores: Some(cores) });
+    let found: Vec<String> = scene
+        .examine()
+        .into_iter()
+        .filter(|finding| finding.area == Area::Cores && finding.status >= Status::Warning)
+        .map(|finding| format!("{}: {}", finding.name, finding.observed))
+        .collect();
+    (!found.is_empty()).then(|| format!("placement: {}; {hint}", found.join("; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_disturbs_the_cores_of_a_run_is_one_line() {
+        let root = tempfile::tempdir().unwrap();
+        let file = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let line = |cores: &[usize]| {
+            let cores = cores.iter().copied().collect();
+            line(Tree::new(root.path()), &"soft:x".parse().unwrap(), cores)
+        };
+        file("sys/devices/system/cpu/online", "0-3\n");
+        file("sys/devices/system/cpu/isolated", "2-3\n");
+        // That is a matter of memory.
+        file("proc/sys/vm/overcommit_memory", "2\n");
+        assert_eq!(line(&[2, 3]), None);
+        let told = line(&[1, 2]).unwrap();
+        assert_eq!(
+            told,
+            "placement: isolation: 1 are not isolated; `rpcrdma doctor soft:x --cores 1-2` says what to do"
+        );
+        file("sys/devices/system/cpu/cpu2/cpufreq/scaling_governor", "powersave\n");
+        let told = line(&[1, 2]).unwrap();
+        assert!(
+            told.contains("isolation: ") && told.contains("; governor: powersave") && !told.contains('\n'),
+            "{told}"
+        );
+    }
+}
