@@ -52,7 +52,11 @@ fn interrupts(tree: &Tree) -> Result<Vec<(usize, CoreList)>, Unseen> {
     };
     let with_cores = |number| {
         let cores = |name| list(tree, &format!("{IRQ}/{number}/{name}")).ok().filter(|cores| !cores.is_empty());
-        Some((number, cores("effective_affinity_list").or_else(|| cores("smp_affinity_list"))?))
+        // Of the cores that it may go to it goes to some; where it still goes to another one, it will not after the
+        // next time.
+        let (may, goes) = (cores("smp_affinity_list"), cores("effective_affinity_list"));
+        let both = may.as_ref().zip(goes.as_ref()).map(|(may, goes)| may.common(goes));
+        Some((number, both.or(may).or(goes)?))
     };
     let mut numbers = tree.numbered(IRQ, "")?;
     numbers.sort_unstable();

@@ -57,7 +57,7 @@ fn a_container_is_seen_with_its_limits() {
     let asked = machine.finding("cpuset", SOFT, Some("1"));
     assert_eq!(asked.status, Status::Error);
     assert!(asked.fix.expect("a fix").contains("docker update --cpuset-cpus 1-2,10 CONTAINER"));
-    // Of a quota of one core one shard has enough.
+    // Of a quota of one core one thread has enough.
     assert_eq!(machine.finding("cpu-quota", SOFT, Some("2")).status, Status::Ok);
     assert_eq!(status(&machine.examine(VERBS, None), "rdma-cm"), Status::Error);
 }
@@ -78,6 +78,21 @@ fn a_partition_of_control_groups_isolates_as_well() {
     assert_eq!(machine.finding("isolation", None, Some("4-5")).status, Status::Warning);
     machine.file("/sys/fs/cgroup/cpuset.cpus.isolated", "5\n");
     assert_eq!(machine.finding("isolation", None, Some("5")).status, Status::Ok);
+}
+
+#[test]
+fn an_interrupt_disturbs_where_it_goes_and_may_go() {
+    let machine = server();
+    let of_irq_24 = |may: &str, goes: &str| {
+        machine.file("/proc/irq/24/smp_affinity_list", may).file("/proc/irq/24/effective_affinity_list", goes);
+        machine.finding("irq-affinity", None, Some("1-3")).status
+    };
+    assert_eq!(of_irq_24("0-15\n", "2\n"), Status::Warning);
+    assert_eq!(of_irq_24("0-15\n", "4\n"), Status::Ok);
+    // It was sent elsewhere, and goes there the next time.
+    assert_eq!(of_irq_24("0\n", "2\n"), Status::Ok);
+    // Its device has not started.
+    assert_eq!(of_irq_24("0-15\n", "\n"), Status::Warning);
 }
 
 #[test]

@@ -117,7 +117,7 @@ pub(super) const FAULTS: &[Fault] = &[
         None,
         "1-3",
         |m| {
-            m.file("/proc/irq/25/effective_affinity_list", "2\n");
+            m.file("/proc/irq/25/smp_affinity_list", "0-15\n").file("/proc/irq/25/effective_affinity_list", "2\n");
         },
         Warning,
         "for irq in 25",
