@@ -1,0 +1,97 @@
+# `rpcrdma doctor` for a newcomer: what it prints as fixes is typed in as it stands, and the next run is clean. First of
+# this machine as it is, then of one with all sorts of things broken, as root and as nobody.
+# limit: 180
+source "$(dirname "$0")/../lib.sh"
+program RPCRDMA rpcrdma 'cargo build -p rpcrdma-tools --features verbs --bin rpcrdma'
+# Others must be able to run it, wherever the repository is.
+install -m 755 "$RPCRDMA" /run/rpcrdma
+at=verbs:10.0.0.1:20049
+as=() # who asks
+sudo() { "$@"; }
+
+# look STATUS ARGUMENT…: runs doctor, which must end so; its report is in /run/report.
+look() {
+    local wanted=$1 status=0
+    shift
+    "${as[@]}" /run/rpcrdma doctor "$@" >/run/report || status=$?
+    ((status == wanted)) || fail "doctor $*: exit status $status, wanted $wanted: $(</run/report)"
+}
+
+# fires NAME…: whether these checks found something.
+fires() {
+    local name
+    for name; do grep -Eq "^  (warning|error) +$name: " /run/report || fail "$name says nothing: $(</run/report)"; done
+}
+
+# follow: types in the commands of all warnings and errors.
+follow() {
+    awk '/^  (warning|error) /{ wanted = 1 } /^  (ok|unknown|note) /{ wanted = fix = 0 }
+        !wanted { next }
+        sub(/^           fix: /, "") { fix = 1; print; next }
+        /^           [a-z]/ { fix = 0 }
+        fix && sub(/^                /, "") { print }' /run/report >/run/commands
+    echo "--- typed in:"
+    cat /run/commands
+    # This shell, as limits and control groups are a shell's.
+    set +e
+    source /run/commands
+    set -e
+    # GIDs come a moment after the device.
+    await 10 bash -c 'grep -qs ffff:0a00:0001 /sys/class/infiniband/*/ports/1/gids/*'
+}
+
+echo "=== as it is"
+mount -t cgroup2 none /sys/fs/cgroup
+/run/rpcrdma topo $at --cores 1 >/run/topo
+grep -q 'rdma rxe0' /run/topo || fail "topo does not know the device: $(</run/topo)"
+grep -q '^shards on 1$' /run/topo || fail "topo does not propose core 1: $(</run/topo)"
+look 1 $at --cores 1
+fires isolation workqueues huge-pages
+follow
+look 0 $at --cores 1
+grep -q 'isolation: isolated: 1$' /run/report || fail "core 1 is not isolated: $(</run/report)"
+# Others want both cores, and the memory.
+echo $$ >/sys/fs/cgroup/cgroup.procs
+rmdir /sys/fs/cgroup/rpcrdma
+umount /sys/fs/cgroup
+echo 3 >/sys/devices/virtual/workqueue/cpumask
+for irq in /proc/irq/[0-9]*/smp_affinity_list; do echo 0-1 >"$irq" || true; done 2>/dev/null
+for pages in /sys/devices/system/node/node*/hugepages/*/nr_hugepages; do echo 0 >"$pages"; done
+
+echo "=== no device, no connection manager"
+rdma link delete rxe0
+modprobe -r rdma_ucm
+look 2 $at
+fires rdma-device rdma-cm
+follow
+look 0 $at
+
+echo "=== no link, and settings"
+ip link set dev v0 down
+sysctl -qw vm.overcommit_memory=2 vm.overcommit_ratio=99
+echo always >/sys/kernel/mm/transparent_hugepage/enabled
+look 2 $at
+fires rdma-link overcommit transparent-huge-pages
+follow
+ip address replace fd00::1/64 dev v0 nodad # which an interface that is down forgets
+await 10 grep -qs fd00:0000 /sys/class/infiniband/rxe0/ports/1/gids/2
+look 0 $at
+
+echo "=== nobody, with little to lock"
+as=(setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set=-all)
+chmod 600 /dev/infiniband/*
+ulimit -l 64
+look 2 $at
+fires memlock device-files
+grep -q 'sudo prlimit' /run/report || fail "nobody is told to raise limits by himself: $(</run/report)"
+follow
+look 0 $at
+
+echo "=== sockets"
+as=()
+sysctl -qw net.core.somaxconn=64 net.ipv4.tcp_rmem='4096 65536 65536'
+ulimit -Sn 256
+look 1 iwarp:10.0.0.1
+fires backlog tcp-buffers descriptors
+follow
+look 0 iwarp:10.0.0.1
