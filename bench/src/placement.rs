@@ -52,7 +52,7 @@ mod tests {
         let told = line(&[1, 2]).unwrap();
         assert_eq!(
             told,
-            "placement: isolation: 1 are not isolated; `rpcrdma doctor soft:x --cores 1-2` says what to do"
+            "placement: isolation: not isolated: 1; `rpcrdma doctor soft:x --cores 1-2` says what to do"
         );
         file("sys/devices/system/cpu/cpu2/cpufreq/scaling_governor", "powersave\n");
         let told = line(&[1, 2]).unwrap();

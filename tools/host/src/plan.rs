@@ -195,9 +195,9 @@ impl Plan {
                     format!("{} is of node {near}: its cores come first", device.name)
                 }
                 Some(device) => {
-                    format!("{} is of no node: those of node {near} come first, which has most cores", device.name)
+                    format!("{} is of no node: those of the roomiest, {near}, come first", device.name)
                 }
-                None => format!("no device was named: the cores of node {near} come first, which has most of them"),
+                None => format!("there is no device to be near to: the cores of the roomiest node, {near}, come first"),
             });
             let far: CoreList = all
                 .iter()
@@ -205,7 +205,7 @@ impl Plan {
                 .collect();
             if !far.is_empty() {
                 why.push(format!(
-                    "node {near} has no more: {far} are farther away, and each access crosses the link between nodes"
+                    "node {near} has no more, and each access from other nodes crosses the link between them: {far}"
                 ));
             }
         }
@@ -215,7 +215,7 @@ impl Plan {
             (_, true) => format!(
                 "none is isolated, others' threads run there, too: rpcrdma doctor --cores {shards} says what to do"
             ),
-            _ => format!("{bare} are not isolated, the others are"),
+            _ => format!("not isolated, as the others are: {bare}"),
         });
         let idle: CoreList = shards
             .iter()
@@ -224,7 +224,7 @@ impl Plan {
             .collect();
         let (idle, beside) = (idle.without(&all), idle.without(&shards).common(&all));
         if !idle.is_empty() {
-            why.push(format!("{idle} are the other threads of the shards' cores: leave them idle"));
+            why.push(format!("other threads of the shards' cores, to be left idle: {idle}"));
         }
         if !beside.is_empty() {
             why.push(format!("there are no more physical cores: workers on {beside} share theirs with a shard"));
@@ -235,11 +235,11 @@ impl Plan {
             (true, false) => "core 0 is among them, as there is no other one so near: interrupts and the kernel's own work meet there".to_owned(),
         });
         if !topology.offline.is_empty() {
-            why.push(format!("{} are offline", topology.offline));
+            why.push(format!("offline: {}", topology.offline));
         }
         let denied = topology.online().without(&topology.allowed());
         if !denied.is_empty() {
-            why.push(format!("{denied} are not this process's to use, by its affinity or its cpuset"));
+            why.push(format!("not this process's to use, by its affinity or its cpuset: {denied}"));
         }
         why
     }

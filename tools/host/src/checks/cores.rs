@@ -134,8 +134,7 @@ fn isolation(scene: &Scene) -> Result<Verdict, Unseen> {
     if bare.is_empty() || (scene.question().cores.is_none() && !isolated.is_empty()) {
         return Ok(Verdict::ok(format!("isolated: {isolated}")));
     }
-    let observed =
-        if isolated.is_empty() { "no core is isolated".to_owned() } else { format!("{bare} are not isolated") };
+    let observed = if isolated.is_empty() { "no core is isolated".to_owned() } else { format!("not isolated: {bare}") };
     Ok(Verdict::fault(scene.if_pinned(), observed, isolate(scene)))
 }
 
@@ -180,7 +179,7 @@ fn nohz_full(scene: &Scene) -> Result<Verdict, Unseen> {
         return Ok(Verdict::ok(format!("nohz_full: {tickless}")));
     }
     let fix = boot(&format!("nohz_full={cores} rcu_nocbs={cores}"));
-    Ok(Verdict::fault(Status::Note, format!("{bare} are not in nohz_full"), fix))
+    Ok(Verdict::fault(Status::Note, format!("not in nohz_full: {bare}"), fix))
 }
 
 fn smt(scene: &Scene) -> Result<Verdict, Unseen> {
@@ -203,7 +202,7 @@ fn smt(scene: &Scene) -> Result<Verdict, Unseen> {
     shared.sort();
     shared.dedup();
     if shared.is_empty() {
-        return Ok(Verdict::ok(format!("{given} are physical cores of their own")));
+        return Ok(Verdict::ok(format!("physical cores of their own: {given}")));
     }
     let fix = format!("rpcrdma topo --cores {}", given.len());
     Ok(Verdict::fault(Status::Warning, format!("threads of one core: {}", shared.join("; ")), fix))
@@ -263,8 +262,8 @@ fn device_node(scene: &Scene) -> Result<Verdict, Unseen> {
     let far: CoreList =
         given.iter().filter(|&core| core_node(core).is_some_and(|node| !nodes.contains(&node))).collect();
     if far.is_empty() {
-        return Ok(Verdict::ok(format!("{observed}, as {given} are")));
+        return Ok(Verdict::ok(format!("{observed}, as is each of {given}")));
     }
     let fix = format!("rpcrdma topo --cores {} --device {}", given.len(), device.name);
-    Ok(Verdict::fault(Status::Warning, format!("{observed}, {far} are of another one"), fix))
+    Ok(Verdict::fault(Status::Warning, format!("{observed}, of another one: {far}"), fix))
 }

@@ -50,7 +50,7 @@ fn isolated_cores_of_the_devices_node_come_first() {
     assert!(
         said(&near, "mlx5_0 is of node 0") && said(&near, "all of them are isolated") && said(&near, "core 0, where")
     );
-    assert!(said(&near, "9-10 are the other threads"), "{:?}", near.why());
+    assert!(said(&near, "to be left idle: 9-10"), "{:?}", near.why());
     let far = plan(&machine, Some("eth1"), threads(2, 1)).expect("room");
     assert_eq!((far.shards(), far.workers()), (&[4, 5][..], &[6][..]));
     assert!(said(&far, "none is isolated"));
@@ -66,7 +66,7 @@ fn core_0_is_the_last_one_of_its_node() {
     assert!(said(&all, "core 0 is among them"));
     let more = plan(&machine, Some("mlx5_0"), threads(5, 0)).expect("room");
     assert_eq!(more.shards(), [1, 2, 3, 0, 4]);
-    assert!(said(&more, "4 are farther away"), "{:?}", more.why());
+    assert!(said(&more, "crosses the link between them: 4"), "{:?}", more.why());
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn one_node_and_none_and_a_container() {
     let machine = container();
     let both = plan(&machine, Some("mlx5_0"), threads(1, 1)).expect("room");
     assert_eq!((both.shards(), both.workers()), (&[2][..], &[10][..]));
-    assert!(said(&both, "are not this process's to use"));
+    assert!(said(&both, "not this process's to use"));
     assert!(matches!(plan(&machine, None, threads(2, 0)), Err(PlanError::Shards { physical: 1, .. })));
 }
 
@@ -130,7 +130,7 @@ fn cores_that_are_offline_are_not_proposed() {
     let plan = plan(&machine, Some("mlx5_0"), threads(3, 0)).expect("room");
     // The sibling of core 1 is alone now.
     assert_eq!(plan.shards(), [2, 3, 9]);
-    assert!(said(&plan, "1 are offline"));
+    assert!(said(&plan, "offline: 1"));
 }
 
 #[test]
