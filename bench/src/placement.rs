@@ -30,7 +30,12 @@ fn line(tree: Tree, address: &Address, cores: CoreList) -> Option<String> {
 mod tests {
     use std::fs;
 
+    use clap::Parser;
+    use rpcrdma_host::Topology;
+    use rpcrdma_host::plan::{Plan, Wish};
+
     use super::*;
+    use crate::cli::{Cli, Command};
 
     #[test]
     fn what_disturbs_the_cores_of_a_run_is_one_line() {
@@ -50,15 +55,21 @@ mod tests {
         file("proc/sys/vm/overcommit_memory", "2\n");
         assert_eq!(line(&[2, 3]), None);
         let told = line(&[1, 2]).unwrap();
-        assert_eq!(
-            told,
-            "placement: isolation: not isolated: 1; `rpcrdma doctor soft:x --cores 1-2` says what to do"
-        );
+        assert_eq!(told, "placement: isolation: not isolated: 1; `rpcrdma doctor soft:x --cores 1-2` says what to do");
         file("sys/devices/system/cpu/cpu2/cpufreq/scaling_governor", "powersave\n");
         let told = line(&[1, 2]).unwrap();
         assert!(
             told.contains("isolation: ") && told.contains("; governor: powersave") && !told.contains('\n'),
             "{told}"
         );
+    }
+
+    #[test]
+    fn the_command_line_of_topo_is_one_of_ours() {
+        let plan = Plan::propose(&Topology::read(&Tree::default()), None, Wish::Cores(1)).unwrap();
+        let line = plan.commands("soft:x").into_iter().find(|line| line.starts_with("rpcperf ")).unwrap();
+        let cli = Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"));
+        let Command::Serve(args) = cli.command else { panic!("{line}") };
+        assert_eq!(args.cores.map(|cores| cores.client), Some(plan.shards()[0]), "{line}");
     }
 }

@@ -20,8 +20,8 @@ use crate::target::{Machine, Target};
 /// descriptors. With --cores what disturbs these cores is a warning; without, a note.
 ///
 /// Commands hold until the next boot, those that begin with `ulimit`, `taskset` and `prlimit` for the shell that they
-/// are typed into; lines that begin with # are for a person. Between bad and good there are: ok, unknown, note (need
-/// not matter here), warning (slower, or for fewer), error (will not work).
+/// are typed into; lines that begin with # are for a person. From good to bad: ok, unknown, note (need not matter
+/// here), warning (slower, or for fewer), error (will not work).
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:

@@ -59,6 +59,9 @@ for irq in /proc/irq/[0-9]*/smp_affinity_list; do echo 0-1 >"$irq" || true; done
 for pages in /sys/devices/system/node/node*/hugepages/*/nr_hugepages; do echo 0 >"$pages"; done
 
 echo "=== no device, no connection manager"
+# Both ends of the cable are in one network here, and the first route of it tells where the address is.
+ip route delete 10.0.0.0/24 dev v1
+ip route append 10.0.0.0/24 dev v1 proto kernel scope link src 10.0.0.2
 rdma link delete rxe0
 modprobe -r rdma_ucm
 look 2 $at
