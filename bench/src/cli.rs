@@ -104,6 +104,9 @@ pub(crate) struct ServeArgs {
     /// Post and ring for each work request by itself
     #[arg(long)]
     pub(crate) no_batch: bool,
+    /// Tell statistics of calls at this Unix socket, for `rpcrdma top` and `rpcrdma exporter`
+    #[arg(long, value_name = "PATH")]
+    pub(crate) stats: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
     #[command(flatten)]

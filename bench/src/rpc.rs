@@ -86,6 +86,7 @@ impl CallServer {
             shards: 1,
             cores: Some(vec![core]),
             workers: workers(args, &load, core, placement),
+            stats: args.stats.clone(),
             ..ServerConfig::default()
         };
         let server = match args.engine.defer {

@@ -30,6 +30,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
                 .to_owned(),
         ));
     }
+    if args.only == Some(Half::Raw) && args.stats.is_some() {
+        return Err(Failure::Usage("--stats: there are none of raw tests; leave --only raw out".to_owned()));
+    }
     let address = fabrics::parse(&args.listen)?;
     args.device.check(&address)?;
     let placement = Placement::decide(args.cores)?;

@@ -206,7 +206,8 @@ impl fmt::Debug for Pool {
 }
 
 /// Counters of a pool; see [`Pool::stats`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct PoolStats {
     /// Smallest size first.
@@ -218,7 +219,8 @@ pub struct PoolStats {
 }
 
 /// Counters of one size class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct ClassStats {
     /// Capacity of its buffers, in bytes.

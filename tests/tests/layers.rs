@@ -43,14 +43,14 @@ const LAYERS: &[Layer] = &[
         places: &["engine/proto/src/"],
         uses: &["auth", "binding", "wire"],
         pure: true,
-        crates: &["arrayvec", "thiserror"],
+        crates: &["arrayvec", "serde", "thiserror"],
     },
     Layer {
         name: "fabric",
         places: &["engine/fabric/src/"],
         uses: &[],
         pure: false,
-        crates: &[MEMPOOL, "arrayvec", "crc32c", "libc", "log", "rdma_sys", "rustix", "thiserror"],
+        crates: &[MEMPOOL, "arrayvec", "crc32c", "libc", "log", "rdma_sys", "rustix", "serde", "thiserror"],
     },
     Layer {
         name: "stream",
@@ -89,10 +89,10 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "stats",
-        places: &["engine/src/stats.rs"],
+        places: &["engine/src/stats/"],
         uses: &["fabric", "proto"],
         pure: true,
-        crates: &[MEMPOOL, "hdrhistogram"],
+        crates: &[MEMPOOL, "hdrhistogram", "serde"],
     },
     Layer {
         name: "address",
@@ -120,7 +120,7 @@ const LAYERS: &[Layer] = &[
         places: &["engine/src/server/"],
         uses: &["address", "client", "config", "fabric", "handoff", "service", "shard", "stats"],
         pure: false,
-        crates: &[MEMPOOL, "log", "rustix", "thiserror"],
+        crates: &[MEMPOOL, "log", "rustix", "serde_json", "thiserror"],
     },
 ];
 

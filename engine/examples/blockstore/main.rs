@@ -134,6 +134,9 @@ struct Serve {
     /// Serves the file as it is, and refuses WRITE.
     #[arg(long)]
     read_only: bool,
+    /// Tells statistics at this Unix socket, for `rpcrdma top` and `rpcrdma exporter`.
+    #[arg(long, value_name = "PATH")]
+    stats: Option<PathBuf>,
     #[command(flatten)]
     trust: Trust,
     /// Stops when the process that started this one ends.
@@ -244,6 +247,7 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
     }
     let mut config = server::config(&options.cores, align, options.idle.policy());
     config.shard.host_auth = options.trust.policy()?;
+    config.stats.clone_from(&options.stats);
     let store = Arc::new(store);
     let (server, how) = if uring {
         let (own, entries) = (Arc::clone(&store), options.ring);

@@ -134,6 +134,9 @@ struct Cli {
     /// in /var/lib for root, in ~/.local/state for others]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// Tells statistics at this Unix socket, for `rpcrdma top` and `rpcrdma exporter`.
+    #[arg(long, value_name = "PATH")]
+    stats: Option<PathBuf>,
 }
 
 /// What a shard does when it finds no work.
@@ -252,6 +255,7 @@ fn config(options: &Cli) -> ServerConfig {
         shard,
         shards: options.cores.len().max(1),
         cores: (!options.cores.is_empty()).then(|| options.cores.clone()),
+        stats: options.stats.clone(),
         ..ServerConfig::default()
     }
 }

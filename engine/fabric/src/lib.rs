@@ -27,6 +27,7 @@
 //! | [`host`] | `HOST:PORT`, as addresses of two of the fabrics have it |
 //! | `keys` | the keys of memory windows |
 //! | `table` | queue pairs, by slot and generation |
+//! | [`socket_file`] | files that Unix sockets are bound to |
 //! | `sockets` | what connection management waits for: listeners, sockets, a waker |
 //! | `patience` | how long something has waited for the peer |
 //! | `seats` | the fabrics that share a bound address: who takes a connection |
@@ -49,6 +50,7 @@ mod reaper;
 mod received;
 mod receives;
 mod seats;
+pub mod socket_file;
 mod sockets;
 pub mod software;
 mod table;
@@ -530,6 +532,7 @@ pub enum PostError {
 
 /// Counters that every fabric keeps, since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct FabricStats {
     /// Work requests taken by [`Fabric::post_send`].

@@ -165,6 +165,12 @@ impl Credits {
         (self.told_limit.wrapping_sub(self.received) as i32).max(0) as u32
     }
 
+    /// Version 2: of the credits that there are, those that the peer has used, and has not been told that it may use
+    /// again.
+    pub fn used(&self) -> u32 {
+        self.credit_limit.saturating_sub(self.left())
+    }
+
     /// Offers more Receives from now on, or fewer, within [`MIN_CREDITS`] and [`MAX_CREDITS`]. What the peer
     /// was told before holds. Version 1 only grows: a grant that is lower than calls under way could not
     /// be held against them.

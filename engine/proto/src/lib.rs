@@ -648,6 +648,14 @@ impl Connection {
         self.inbound.len()
     }
 
+    /// Of its credits, those that the peer has used: messages of version 2, calls of version 1.
+    pub fn credits_used(&self) -> u32 {
+        match self.credits.scheme() {
+            Scheme::V1 => self.inbound.len() as u32,
+            Scheme::V2Windowed | Scheme::V2Incremental => self.credits.used(),
+        }
+    }
+
     /// The call whose reply was broken off by the last message, if that was so: to be asked after each
     /// [`Event::Failed`], [`Event::Late`] and [`Event::Rejected`].
     pub fn broken_off(&mut self) -> Option<Event> {

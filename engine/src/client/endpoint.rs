@@ -148,6 +148,6 @@ impl Endpoint {
 
     /// What the shard did so far; `None` when it has stopped.
     pub fn stats(&self) -> Option<ShardStats> {
-        block_on(self.shared.shard.ask(Command::Stats)).ok()
+        block_on(self.shared.shard.ask(|answer| Command::Stats(0, answer))).ok()
     }
 }

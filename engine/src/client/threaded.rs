@@ -310,7 +310,7 @@ impl Client {
 
     /// What the client's shard did so far; `None` when it has stopped.
     pub fn stats(&self) -> Option<ShardStats> {
-        block_on(self.line.shared.shard.ask(Command::Stats)).ok()
+        block_on(self.line.shared.shard.ask(|answer| Command::Stats(0, answer))).ok()
     }
 
     /// Takes no more calls; the connection ends with those under way.

@@ -1,8 +1,12 @@
 //! A server: shards and workers that run [`Services`].
 
 mod local;
+#[cfg(feature = "stats")]
+mod stats_socket;
 
 use std::error::Error;
+#[cfg(feature = "stats")]
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +25,8 @@ use crate::stats::ShardStats;
 pub use crate::handoff::workers::{PoolError, WorkerConfig};
 pub use crate::shard::{Peer, PeerEvent, PeerHook};
 pub use local::LocalServer;
+#[cfg(feature = "stats")]
+use stats_socket::{Source, StatsSocket};
 
 /// How a server runs.
 #[derive(Clone, Debug)]
@@ -36,11 +42,24 @@ pub struct ServerConfig {
     /// What is told of peers' connections and their ends. A server that is dropped, or stopped before its
     /// workers are through, tells nothing of the ends of those whose calls these have.
     pub peers: Option<PeerHook>,
+    /// A Unix socket (a file, of mode 0600) at which the server tells what it does: whoever connects gets one
+    /// [`Snapshot`](crate::stats::Snapshot) in JSON, and the end of the stream. A file that a server left behind is
+    /// replaced. Default: none.
+    #[cfg(feature = "stats")]
+    pub stats: Option<PathBuf>,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { shard: Config::default(), shards: 1, cores: None, workers: None, peers: None }
+        Self {
+            shard: Config::default(),
+            shards: 1,
+            cores: None,
+            workers: None,
+            peers: None,
+            #[cfg(feature = "stats")]
+            stats: None,
+        }
     }
 }
 
@@ -76,6 +95,10 @@ pub enum ServerError {
     /// The workers could not be started.
     #[error(transparent)]
     Workers(#[from] PoolError),
+    /// The socket for statistics cannot be had.
+    #[cfg(feature = "stats")]
+    #[error("`ServerConfig::stats`: {0}")]
+    Stats(#[source] FabricError),
     /// Services of one shard alone cannot run on workers.
     #[error("ServerConfig::workers is set, and Server::start_with makes services that stay on their shards")]
     LocalOnWorkers,
@@ -109,6 +132,10 @@ pub struct Server {
     reverse_credits: u32,
     // After the shards: they give their jobs to it.
     workers: Option<Arc<Workers>>,
+    // After these: it tells of them to the end.
+    #[cfg(feature = "stats")]
+    #[expect(dead_code, reason = "held for its end, which removes the socket")]
+    stats: Option<StatsSocket>,
 }
 
 impl Server {
@@ -179,6 +206,9 @@ impl Server {
         workers: Option<Arc<Workers>>,
         equip: impl Fn(&mut Shard<AnyFabric>, usize) -> Result<(), SpawnError> + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
+        // Before there is anything that can be met at the addresses.
+        #[cfg(feature = "stats")]
+        let stats = config.stats.as_deref().map(stats_socket::bind).transpose().map_err(ServerError::Stats)?;
         let equip = Arc::new(equip);
         let mut shards = Vec::new();
         for (index, (address, listener)) in (0..config.shards).zip(places.iter().cycle()) {
@@ -201,7 +231,15 @@ impl Server {
             };
             shards.push(block_on(spawn(format!("rpcrdma-shard{index}"), shard_config.core, make))?);
         }
-        Ok(Self { shards, reverse_credits: config.shard.reverse_credits, workers })
+        #[cfg(feature = "stats")]
+        let stats = stats.map(|bound| StatsSocket::start(bound, sources(&shards, places, config))).transpose()?;
+        Ok(Self {
+            shards,
+            reverse_credits: config.shard.reverse_credits,
+            workers,
+            #[cfg(feature = "stats")]
+            stats,
+        })
     }
 
     /// A client of a connected client: it makes calls in the reverse direction (RFC 8167), on the connection
@@ -222,7 +260,13 @@ impl Server {
 
     /// What each shard did so far.
     pub fn stats(&self) -> Vec<ShardStats> {
-        self.shards.iter().filter_map(|shard| block_on(shard.ask(Command::Stats)).ok()).collect()
+        self.stats_with_connections(0)
+    }
+
+    /// The same, with so many of each shard's connections: those of the lowest slots.
+    pub fn stats_with_connections(&self, most: usize) -> Vec<ShardStats> {
+        let ask = |shard: &ShardHandle| block_on(shard.ask(|answer| Command::Stats(most, answer))).ok();
+        self.shards.iter().filter_map(ask).collect()
     }
 
     /// Changes the size of the Receives of every shard, while calls run; see
@@ -259,6 +303,16 @@ impl Server {
             _ => Err(Undrained { shards: undrained, stuck_shards, stuck_workers }),
         }
     }
+}
+
+/// What there is to be told of, by the socket for statistics.
+#[cfg(feature = "stats")]
+fn sources(shards: &[ShardHandle], places: &[(Address, AnyListener)], config: &ServerConfig) -> Vec<Source> {
+    let source = |(index, (shard, (address, _))): (usize, (&ShardHandle, &(Address, AnyListener)))| {
+        let core = config.cores.as_ref().map_or(config.shard.core, |cores| cores.get(index).copied());
+        Source::new(index as u32, address, core, shard.share())
+    };
+    shards.iter().zip(places.iter().cycle()).enumerate().map(source).collect()
 }
 
 /// Binds each of these.

@@ -31,6 +31,8 @@ const FIRST_MESSAGE: u64 = 10_000_000;
 #[derive(Clone, Debug)]
 pub(super) struct Accepted {
     host: Box<str>,
+    /// In nanoseconds.
+    since: u64,
     /// It has said nothing yet.
     new: bool,
     /// Messages of use that it had sent when it was last looked at, and when that was found, in nanoseconds.
@@ -43,7 +45,17 @@ pub(super) struct Accepted {
 impl Accepted {
     fn new(peer: &str, now: u64, deadline: u64) -> Self {
         let host = peer.parse::<SocketAddr>().map_or_else(|_| peer.to_owned(), |at| at.ip().to_string());
-        Self { host: host.into(), new: true, useful: 0, heard: now, deadline }
+        Self { host: host.into(), since: now, new: true, useful: 0, heard: now, deadline }
+    }
+
+    /// From whom: an address without a port, or what the fabric calls a peer.
+    pub(super) fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// When it was accepted, and when it was last found to have sent something of use, in nanoseconds.
+    pub(super) fn times(&self) -> (u64, u64) {
+        (self.since, self.heard)
     }
 
     /// So many messages of use have come.

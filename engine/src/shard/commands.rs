@@ -107,7 +107,8 @@ pub(crate) enum Command {
     /// Why the connection is over, when it is, is to be said there.
     Watch(ConnRef, Arc<ClosedBecause>),
     Alloc(ConnRef, usize, Completer<Result<Buf, CallError>>),
-    Stats(Completer<ShardStats>),
+    /// What it did, and so many of its connections.
+    Stats(usize, Completer<ShardStats>),
     /// Receives of so many bytes.
     Resize(usize, Completer<Result<(), ResizeError>>),
     /// No new calls on it; then end it.
@@ -256,7 +257,7 @@ impl<F: Fabric> Shard<F> {
             Command::Connect(request) => self.remote_connect(request),
             Command::Watch(conn, closed) => self.promise_why(conn, &closed),
             Command::Alloc(conn, len, answer) => answer.complete(self.alloc_exposed(conn, len)),
-            Command::Stats(answer) => answer.complete(self.stats()),
+            Command::Stats(connections, answer) => answer.complete(self.report(connections)),
             Command::Resize(bytes, answer) => answer.complete(self.change_receive_size(bytes)),
             Command::Close(conn) => self.close(conn),
             Command::Abort(conn) => self.end_now(conn, LocalClose::Requested),

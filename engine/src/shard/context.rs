@@ -123,7 +123,7 @@ impl<F: Fabric> Context<F> {
             sizing: Sizing::new(config.receive_size, receive_size.unwrap_or(0)),
             assemblies: Assemblies::default(),
             schedule: Schedule::default(),
-            stats: ShardStats::new(pool.stats()),
+            stats: ShardStats::default(),
             sampler: Sampler::new(config.sample_latency),
             log: LogLimit::new("rpcrdma::shard"),
             batches: Box::new([0; MAX_BATCH + 1]),

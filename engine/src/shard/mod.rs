@@ -27,6 +27,7 @@
 //! | `changes` | other characteristics that change while connected |
 //! | `credits` | credits that follow the load, keep-alive |
 //! | `progress` | deadlines on what peers owe |
+//! | `report` | what is told of it when somebody asks |
 //! | `sampler` | which calls are timed |
 //! | `schedule` | when the control plane is looked at |
 //! | `close_reason` | why a connection is over |
@@ -58,6 +59,7 @@ mod progress;
 mod receive;
 mod receives;
 mod reconnect;
+mod report;
 mod requester;
 mod resize;
 mod responder;
@@ -79,7 +81,6 @@ use crate::fabric::{Completion, ControlEvent, Fabric, FabricError, QpId};
 use crate::handoff::parker::{Signal, Sleeper, Wake};
 use crate::proto::{CallError, CallId};
 use crate::service::{Application, Local, ServiceError, Services, ShardSetup, ShardTask, Sharing};
-use crate::stats::ShardStats;
 
 use changes::Changes;
 use clock::Clock;
@@ -292,31 +293,6 @@ impl<F: Fabric> Shard<F> {
     /// The memory of the shard's pool.
     pub fn arena(&self) -> &Arena {
         self.cx.pool.arena()
-    }
-
-    /// What happened so far. Whoever else reads it sees no difference.
-    pub fn stats(&mut self) -> ShardStats {
-        let cx = &mut self.cx;
-        let mut stats = cx.stats.clone();
-        cx.record_batches(&mut stats);
-        stats.fabric = cx.fabric.stats();
-        stats.pool = cx.pool.stats();
-        let others = cx.sizing.pools().chain(self.requester.pools());
-        let classes = others.flat_map(|pool| {
-            pool.drain_remote();
-            pool.stats().classes
-        });
-        stats.pool.classes.extend(classes);
-        (stats.receive_size, stats.receive_size_posted) = (cx.sizing.announced(), cx.sizing.filled());
-        for conn in cx.conns.iter() {
-            stats.messages.add(conn.proto.counters());
-            stats.connections += 1;
-            stats.exposed_buffers += conn.requests.exposed_buffers();
-        }
-        stats.receives_posted = cx.receives.held() as u64;
-        stats.receives_promised = cx.receives.promised() as u64;
-        self.responder.add_to(&mut stats);
-        stats
     }
 
     /// Takes the calls that have ended, oldest first.

@@ -27,6 +27,9 @@ pub(super) struct ReceiveBudget {
     limit: usize,
     /// The device has so many.
     posted: usize,
+    /// The fewest that it had when more were posted. Only then is it looked at: in between there are fewer by the
+    /// message.
+    lowest: usize,
     promised: usize,
     /// What connections may need beyond what they were promised.
     overcommit: usize,
@@ -41,6 +44,7 @@ impl ReceiveBudget {
         Self {
             limit,
             posted: 0,
+            lowest: usize::MAX,
             promised: 0,
             overcommit: 0,
             ran_short: false,
@@ -126,6 +130,11 @@ impl ReceiveBudget {
         self.posted
     }
 
+    /// The fewest Receives that the device had since it got its first.
+    pub(super) fn lowest(&self) -> usize {
+        self.lowest.min(self.posted)
+    }
+
     /// A buffer to be posted. What there is enough of goes home.
     #[inline]
     pub(super) fn give(&mut self, buf: impl FnOnce() -> Buf) {
@@ -152,8 +161,11 @@ impl ReceiveBudget {
         if self.waiting.is_empty() {
             return 0;
         }
+        let before = self.posted;
         let posted = post(&mut self.waiting);
         self.posted += posted;
+        // None are lacking before the first are there.
+        self.lowest = if self.lowest == usize::MAX { self.posted } else { self.lowest.min(before) };
         posted
     }
 
@@ -218,6 +230,22 @@ mod tests {
         assert!(budget.suffice() && budget.ran_short(), "until it was acted on");
         budget.relieve();
         assert!(!budget.ran_short());
+    }
+
+    #[test]
+    fn the_lowest_is_what_the_device_had_left_once_it_had_any() {
+        let (pool, mut budget) = (pool(), ReceiveBudget::new(300));
+        post(&mut budget, &pool, 100);
+        assert_eq!(budget.lowest(), 100, "the first are no shortage");
+        (0..60).for_each(|_| budget.completed());
+        assert_eq!(budget.lowest(), 40);
+        post(&mut budget, &pool, 60);
+        (0..20).for_each(|_| budget.completed());
+        assert_eq!(budget.lowest(), 40);
+        post(&mut budget, &pool, 20);
+        (0..100).for_each(|_| budget.completed());
+        post(&mut budget, &pool, 100);
+        assert_eq!(budget.lowest(), 0);
     }
 
     #[test]

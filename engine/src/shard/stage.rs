@@ -18,6 +18,18 @@ pub(super) enum Stage {
 }
 
 impl Stage {
+    /// What statistics call it.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Connecting => "connecting",
+            Self::Negotiating => "negotiating",
+            Self::Open => "open",
+            Self::Draining => "draining",
+            Self::Closing => "closing",
+            Self::Reconnecting => "reconnecting",
+        }
+    }
+
     /// Whether a connection goes from here to `next` in one step.
     const fn leads_to(self, next: Self) -> bool {
         use Stage::{Closing, Connecting, Draining, Negotiating, Open, Reconnecting};

@@ -50,6 +50,7 @@ mod rules_of_clients;
 mod rules_of_servers;
 mod segments;
 mod stale;
+mod stats_socket;
 mod threads;
 mod verifiers;
 mod version_1;

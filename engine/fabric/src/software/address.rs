@@ -5,16 +5,16 @@
 //! services are used.
 
 use std::fmt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::seats::{Seat, Seats};
+pub(super) use crate::socket_file::system;
+use crate::socket_file::{SocketFile, bind_error, no_socket};
 use crate::sockets::Listen;
 use crate::{FabricAddress, FabricError, Waker};
 
@@ -29,16 +29,11 @@ pub struct SoftwareListener(Arc<Bound>);
 struct Bound {
     /// Who is let in: [`check_peer`], but in tests.
     admit: Admit,
-    socket: OwnedFd,
+    // In front of the socket: while there is the file, somebody listens.
+    #[expect(dead_code, reason = "held for its end, which removes it")]
     file: Option<SocketFile>,
+    socket: OwnedFd,
     seats: Arc<Seats<Visitor>>,
-}
-
-/// A socket file that is ours to remove.
-#[derive(Debug)]
-struct SocketFile {
-    path: PathBuf,
-    inode: u64,
 }
 
 impl SoftwareListener {
@@ -53,12 +48,12 @@ impl SoftwareListener {
         let socket = new_socket()?;
         let file = match &place.file {
             None => {
-                rustix::net::bind(&socket, &place.socket).map_err(|e| bind_error(address, e))?;
+                rustix::net::bind(&socket, &place.socket).map_err(|e| bind_error(&address.0, e))?;
+                rustix::net::listen(&socket, BACKLOG).map_err(|e| bind_error(&address.0, e))?;
                 None
             }
-            Some(path) => Some(bind_file(&socket, address, &place.socket, path)?),
+            Some(path) => Some(SocketFile::listen(socket.as_fd(), path, BACKLOG)?),
         };
-        rustix::net::listen(&socket, BACKLOG).map_err(|e| bind_error(address, e))?;
         Ok(Self(Arc::new(Bound { admit, socket, file, seats: Arc::default() })))
     }
 }
@@ -98,17 +93,6 @@ impl fmt::Display for Peer {
 
 /// Says who is at the other end, or why nothing is to be had with that process.
 type Admit = fn(BorrowedFd<'_>) -> Result<Peer, String>;
-
-impl Drop for Bound {
-    fn drop(&mut self) {
-        if let Some(file) = &self.file
-            && std::fs::symlink_metadata(&file.path).is_ok_and(|m| m.ino() == file.inode)
-        {
-            // Another process may have removed it just now, which is as good.
-            let _ = std::fs::remove_file(&file.path);
-        }
-    }
-}
 
 /// Where a name leads.
 struct Place {
@@ -183,93 +167,4 @@ fn check_peer(socket: BorrowedFd<'_>) -> Result<Peer, String> {
         ));
     }
     Ok(Peer { pid: peer.pid.as_raw_nonzero().get(), uid: peer.uid.as_raw() })
-}
-
-fn bind_error(address: &FabricAddress, error: Errno) -> FabricError {
-    match error {
-        Errno::ADDRINUSE => FabricError::AddressInUse {
-            address: address.0.clone(),
-            detail: "another server is alive there; stop it (ss -xlp shows it) or take another name".into(),
-        },
-        _ => FabricError::Address { address: address.0.clone(), detail: format!("bind: {error}") },
-    }
-}
-
-/// Binds a socket file, in place of one that a dead process left behind.
-fn bind_file(
-    socket: &OwnedFd,
-    address: &FabricAddress,
-    place: &SocketAddrUnix,
-    path: &Path,
-) -> Result<SocketFile, FabricError> {
-    let _turn = Turn::take(address, path)?;
-    let mut bound = rustix::net::bind(socket, place);
-    if bound == Err(Errno::ADDRINUSE) && is_stale(path, place)? {
-        std::fs::remove_file(path).map_err(|e| system(&format!("unlink {}", path.display()), e))?;
-        bound = rustix::net::bind(socket, place);
-    }
-    if bound == Err(Errno::ADDRINUSE)
-        && let Some(what) = no_socket(path)
-    {
-        let detail = format!("there is {what}, no socket; remove it, or take another name");
-        return Err(FabricError::Address { address: address.0.clone(), detail });
-    }
-    bound.map_err(|e| bind_error(address, e))?;
-    // Nobody can connect before `listen`, so there is no moment in which a wider mode would matter.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-        .map_err(|e| system(&format!("chmod 0600 {}", path.display()), e))?;
-    let inode = std::fs::symlink_metadata(path).map_err(|e| system(&format!("stat {}", path.display()), e))?.ino();
-    // Listening before the turn ends: else the next process would take this file for a stale one.
-    rustix::net::listen(socket, BACKLOG).map_err(|e| bind_error(address, e))?;
-    Ok(SocketFile { path: path.into(), inode })
-}
-
-/// What there is at a path instead of a socket; `None` for a socket, or for nothing.
-fn no_socket(path: &Path) -> Option<&'static str> {
-    use std::os::unix::fs::FileTypeExt;
-    let kind = std::fs::symlink_metadata(path).ok()?.file_type();
-    match kind {
-        _ if kind.is_socket() => None,
-        _ if kind.is_file() => Some("a plain file"),
-        _ if kind.is_dir() => Some("a directory"),
-        _ if kind.is_symlink() => Some("a symbolic link"),
-        _ => Some("a device or a pipe"),
-    }
-}
-
-/// Whether the file is a socket that nobody listens at.
-fn is_stale(path: &Path, place: &SocketAddrUnix) -> Result<bool, FabricError> {
-    use std::os::unix::fs::FileTypeExt;
-    if !std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket()) {
-        return Ok(false);
-    }
-    Ok(rustix::net::connect(new_socket()?, place) == Err(Errno::CONNREFUSED))
-}
-
-/// Keeps processes that bind in the same directory from removing each other's new socket file.
-struct Turn(#[expect(dead_code, reason = "held for its lock")] std::fs::File);
-
-impl Turn {
-    fn take(address: &FabricAddress, path: &Path) -> Result<Self, FabricError> {
-        let parent = match path.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p,
-            _ => Path::new("."),
-        };
-        let bad = |detail| FabricError::Address { address: address.0.clone(), detail };
-        let directory = std::fs::File::open(parent)
-            .map_err(|e| bad(format!("directory {}: {e}; create it first", parent.display())))?;
-        for _ in 0..100 {
-            match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self(directory)),
-                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(std::time::Duration::from_millis(10)),
-                Err(error) => return Err(bad(format!("flock {}: {error}", parent.display()))),
-            }
-        }
-        Err(bad(format!("another process keeps {} locked (flock) for more than 1 s", parent.display())))
-    }
-}
-
-/// A failed call that has no better name.
-pub(super) fn system(call: &str, error: impl fmt::Display) -> FabricError {
-    FabricError::System { call: call.into(), detail: error.to_string() }
 }

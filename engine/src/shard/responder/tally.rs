@@ -5,7 +5,7 @@ use hdrhistogram::Histogram;
 
 use super::header::CallRefusal;
 use crate::service::{Local, NO_ENTRY, ServerCall, Services};
-use crate::stats::{ProcedureStats, Refusals};
+use crate::stats::{ProcedureStats, Refusals, latencies};
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 
 /// See the module page.
@@ -25,11 +25,6 @@ struct Entry {
     /// Made for the first call that is timed.
     latency: Option<Box<Histogram<u64>>>,
     refusals: Refusals,
-}
-
-/// Of up to a minute, in nanoseconds, to 1 %. The bounds are constants within what a histogram takes.
-fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 2).expect("valid bounds")
 }
 
 /// The count of such refusals; `None` for what is none.
@@ -88,7 +83,7 @@ impl Tally {
             entry.bytes_out += (call.results_len + written.map(|result| result.len).sum::<usize>()) as u64;
         }
         // Too long for the histogram is as long as it goes.
-        entry.latency.get_or_insert_with(|| Box::new(histogram())).saturating_record(took);
+        entry.latency.get_or_insert_with(|| Box::new(latencies())).saturating_record(took);
     }
 
     /// Of all calls.
@@ -100,7 +95,7 @@ impl Tally {
     pub(super) fn procedures(&self, services: &Services<Local>) -> Vec<ProcedureStats> {
         let counted = services.procedures().filter_map(|(program, version, procedure, entry)| {
             let Entry { bytes_in, bytes_out, latency, refusals } = self.entries.get(entry)?.clone();
-            let latency = latency.map_or_else(histogram, |latency| *latency);
+            let latency = latency.map_or_else(latencies, |latency| *latency);
             let calls = latency.len();
             let any = calls > 0 || refusals != Refusals::default();
             any.then_some(ProcedureStats { program, version, procedure, calls, bytes_in, bytes_out, latency, refusals })

@@ -1,14 +1,25 @@
 //! What a shard did: counted by the shard alone, copied out when asked for.
+//!
+//! A server with [`ServerConfig::stats`](crate::server::ServerConfig::stats) tells it to other programs too, as a
+//! [`Snapshot`] in JSON: `rpcrdma top` shows it, `rpcrdma exporter` hands it to Prometheus, and `nc -U PATH` prints it.
+
+#[cfg(feature = "stats")]
+mod histogram;
+#[cfg(feature = "stats")]
+mod snapshot;
 
 use hdrhistogram::Histogram;
 
 pub use crate::fabric::FabricStats;
 pub use crate::proto::Counters;
 pub use rpcrdma_mempool::{ClassStats, PoolStats};
+#[cfg(feature = "stats")]
+pub use snapshot::{FORMAT, ShardSnapshot, Snapshot};
 
 /// Counters of one shard since it started, low-water marks and histograms included: reading them changes nothing,
 /// so that several may; what happened since an earlier reading is the difference. Times are nanoseconds.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct ShardStats {
     /// Turns of the loop.
@@ -64,8 +75,15 @@ pub struct ShardStats {
     pub worker_depth: u64,
     /// Receives that the device has, or gets with the next post: what an idle shard's pool is short of.
     pub receives_posted: u64,
+    /// The fewest Receives that the device had at any time since the shard was made: where it comes near 0, messages
+    /// soon meet none.
+    pub receives_lowest: u64,
     /// Receives promised to connections.
     pub receives_promised: u64,
+    /// Credit limits of all connections together: messages that their peers may have under way.
+    pub credits_granted: u64,
+    /// Of these credits, those in use ([`ConnectionStats::credits_used`]).
+    pub credits_used: u64,
     /// Bytes that each posted Receive has at least, and peers are told of.
     pub receive_size: usize,
     /// Bytes of each Receive that is posted from now on: another size while it changes.
@@ -73,8 +91,10 @@ pub struct ShardStats {
     /// Buffers that peers of connections may be given access to, and that are in use.
     pub exposed_buffers: u64,
     /// Work requests per post.
+    #[cfg_attr(feature = "stats", serde(with = "histogram"))]
     pub batch: Histogram<u64>,
     /// Time from start to end of sampled calls (client), or from arrival to reply (server).
+    #[cfg_attr(feature = "stats", serde(with = "histogram"))]
     pub latency: Histogram<u64>,
     /// The shard's pool, with low-water marks since the start.
     pub pool: PoolStats,
@@ -82,12 +102,56 @@ pub struct ShardStats {
     pub refusals: Refusals,
     /// The procedures that were called; see there for what is counted of each.
     pub procedures: Vec<ProcedureStats>,
+    /// The connections, as far as they were asked for
+    /// ([`Server::stats_with_connections`](crate::Server::stats_with_connections)).
+    pub peers: Vec<ConnectionStats>,
+}
+
+/// One connection, as it is now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[non_exhaustive]
+pub struct ConnectionStats {
+    /// Which of its shard's connections it is: a number that is used again when it has ended.
+    pub slot: u32,
+    /// How often that number was used before.
+    pub generation: u32,
+    /// From where it comes: an address without its port, or process and user on the software fabric. Empty for one that
+    /// this side has made.
+    pub peer: String,
+    /// The name that the peer has proved ([`Config::host_auth`](crate::Config::host_auth)).
+    pub identity: Option<String>,
+    /// `connecting`, `negotiating`, `open`, `draining`, `closing` or `reconnecting`.
+    pub stage: String,
+    /// The protocol version: 1 or 2.
+    pub version: u32,
+    /// Its credit limit: messages (version 1: calls) that the peer may have under way.
+    pub credits_granted: u64,
+    /// Of these, those that it has used, and has not been told that it may use again. Version 1: calls under way.
+    pub credits_used: u64,
+    /// Receives that are kept for it.
+    pub receives_promised: u64,
+    /// The peer's calls that are not answered.
+    pub calls_under_way: u64,
+    /// Messages received.
+    pub received: u64,
+    /// Of these, those that were of use: neither rejected nor grants alone. A call is one, or several if it is
+    /// continued.
+    pub useful: u64,
+    /// Messages sent.
+    pub sent: u64,
+    /// Since it was accepted; 0 for one that this side has made.
+    pub age: u64,
+    /// Since it was last found to have sent something of use, which is looked at now and then; 0 for one that this side
+    /// has made.
+    pub silent: u64,
 }
 
 /// What became of the calls of one procedure of a server, on one shard. Calls are those that were timed, one of
 /// [`Config::sample_latency`](crate::Config::sample_latency) in the mean: with 1 there, all of them. Refusals are all
 /// that there were.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct ProcedureStats {
     /// Program number.
@@ -104,6 +168,7 @@ pub struct ProcedureStats {
     pub bytes_out: u64,
     /// From their arrival until their replies were handed to the device, in nanoseconds; of those that are
     /// [answered later](crate::service::DeferredCall) the time until then is in it.
+    #[cfg_attr(feature = "stats", serde(with = "histogram"))]
     pub latency: Histogram<u64>,
     /// Calls that were refused.
     pub refusals: Refusals,
@@ -111,6 +176,7 @@ pub struct ProcedureStats {
 
 /// Calls that were refused, by what their callers were told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct Refusals {
     /// PROG_UNAVAIL, PROG_MISMATCH, PROC_UNAVAIL, RPC_MISMATCH (RFC 5531 §9).
@@ -128,8 +194,8 @@ pub struct Refusals {
     pub err_system: u64,
 }
 
-impl ShardStats {
-    pub(crate) fn new(pool: PoolStats) -> Self {
+impl Default for ShardStats {
+    fn default() -> Self {
         Self {
             polls: 0,
             idle_polls: 0,
@@ -156,16 +222,40 @@ impl ShardStats {
             memory_waits: 0,
             worker_depth: 0,
             receives_posted: 0,
+            receives_lowest: 0,
             receives_promised: 0,
+            credits_granted: 0,
+            credits_used: 0,
             receive_size: 0,
             receive_size_posted: 0,
             exposed_buffers: 0,
             // Bounds are constants within what the histogram takes.
             batch: Histogram::new_with_bounds(1, 1 << 16, 2).expect("valid bounds"),
             latency: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds"),
-            pool,
+            pool: PoolStats::default(),
             refusals: Refusals::default(),
             procedures: Vec::new(),
+            peers: Vec::new(),
         }
     }
+}
+
+impl Default for ProcedureStats {
+    fn default() -> Self {
+        Self {
+            program: 0,
+            version: 0,
+            procedure: 0,
+            calls: 0,
+            bytes_in: 0,
+            bytes_out: 0,
+            latency: latencies(),
+            refusals: Refusals::default(),
+        }
+    }
+}
+
+/// For times of up to a minute, in nanoseconds, to 1 %. The bounds are constants within what a histogram takes.
+pub(crate) fn latencies() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 2).expect("valid bounds")
 }

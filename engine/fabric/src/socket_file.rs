@@ -1,0 +1,127 @@
+//! Socket files: made with mode 0600, in place of one that a dead process left behind, and removed at the end.
+
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::FabricError;
+
+/// A socket file that is ours: dropped, it is removed.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl SocketFile {
+    /// Binds a Unix socket to a file of mode 0600 and listens there, with so many connections that the kernel keeps.
+    ///
+    /// # Errors
+    /// Somebody listens there, or what is there is no socket; or what failed.
+    pub fn listen(socket: BorrowedFd<'_>, path: &Path, backlog: i32) -> Result<Self, FabricError> {
+        let name = path.display().to_string();
+        let too_long = |_| address(&name, "too long: names of Unix sockets end at 107 bytes");
+        let place = SocketAddrUnix::new(path).map_err(too_long)?;
+        let _turn = Turn::take(&name, path)?;
+        let mut bound = rustix::net::bind(socket, &place);
+        if bound == Err(Errno::ADDRINUSE) && is_stale(path, &place)? {
+            std::fs::remove_file(path).map_err(|e| system(&format!("unlink {name}"), e))?;
+            bound = rustix::net::bind(socket, &place);
+        }
+        if bound == Err(Errno::ADDRINUSE)
+            && let Some(what) = no_socket(path)
+        {
+            return Err(address(&name, &format!("there is {what}, no socket; remove it, or take another name")));
+        }
+        bound.map_err(|e| bind_error(&name, e))?;
+        // Nobody can connect before `listen`, so there is no moment in which a wider mode would matter.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+            .map_err(|e| system(&format!("chmod 0600 {name}"), e))?;
+        let inode = std::fs::symlink_metadata(path).map_err(|e| system(&format!("stat {name}"), e))?.ino();
+        // Listening before the turn ends: else the next process would take this file for a stale one.
+        rustix::net::listen(socket, backlog).map_err(|e| bind_error(&name, e))?;
+        Ok(Self { path: path.into(), inode })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|m| m.ino() == self.inode) {
+            // Another process may have removed it just now, which is as good.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// An address that cannot be had.
+pub(crate) fn bind_error(name: &str, error: Errno) -> FabricError {
+    match error {
+        Errno::ADDRINUSE => FabricError::AddressInUse {
+            address: name.into(),
+            detail: "another server is alive there; stop it (ss -xlp shows it) or take another name".into(),
+        },
+        _ => address(name, &format!("bind: {error}")),
+    }
+}
+
+/// What there is at a path instead of a socket; `None` for a socket, or for nothing.
+pub(crate) fn no_socket(path: &Path) -> Option<&'static str> {
+    let kind = std::fs::symlink_metadata(path).ok()?.file_type();
+    match kind {
+        _ if kind.is_socket() => None,
+        _ if kind.is_file() => Some("a plain file"),
+        _ if kind.is_dir() => Some("a directory"),
+        _ if kind.is_symlink() => Some("a symbolic link"),
+        _ => Some("a device or a pipe"),
+    }
+}
+
+/// Whether the file is a socket that nobody listens at. The kernel says so before it asks of what type it is.
+fn is_stale(path: &Path, place: &SocketAddrUnix) -> Result<bool, FabricError> {
+    if !std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket()) {
+        return Ok(false);
+    }
+    Ok(rustix::net::connect(probe()?, place) == Err(Errno::CONNREFUSED))
+}
+
+fn probe() -> Result<OwnedFd, FabricError> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(|e| system("socket(AF_UNIX, SOCK_SEQPACKET)", e))
+}
+
+fn address(name: &str, detail: &str) -> FabricError {
+    FabricError::Address { address: name.into(), detail: detail.into() }
+}
+
+/// A failed call that has no better name.
+pub(crate) fn system(call: &str, error: impl std::fmt::Display) -> FabricError {
+    FabricError::System { call: call.into(), detail: error.to_string() }
+}
+
+/// Keeps processes that bind in the same directory from removing each other's new socket file.
+struct Turn(#[expect(dead_code, reason = "held for its lock")] std::fs::File);
+
+impl Turn {
+    fn take(name: &str, path: &Path) -> Result<Self, FabricError> {
+        let parent = match path.parent() {
+            Some(p) if !p.as_os_str().is_empty() => p,
+            _ => Path::new("."),
+        };
+        let bad = |detail: String| address(name, &detail);
+        let directory = std::fs::File::open(parent)
+            .map_err(|e| bad(format!("directory {}: {e}; create it first", parent.display())))?;
+        for _ in 0..100 {
+            match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self(directory)),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(std::time::Duration::from_millis(10)),
+                Err(error) => return Err(bad(format!("flock {}: {error}", parent.display()))),
+            }
+        }
+        Err(bad(format!("another process keeps {} locked (flock) for more than 1 s", parent.display())))
+    }
+}

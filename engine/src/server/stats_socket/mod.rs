@@ -1,0 +1,133 @@
+//! Statistics by a Unix socket: whoever connects gets one snapshot in JSON, taken after that, and the end of the stream.
+//!
+//! One thread serves all readers (`readers`), and asks the shards as [`Server::stats`](super::Server::stats) does: while
+//! nobody reads, nothing is done.
+
+mod readers;
+
+use std::io::PipeWriter;
+use std::path::Path;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::ServerError;
+use crate::address::Address;
+use crate::fabric::FabricError;
+use crate::fabric::socket_file::SocketFile;
+use crate::handoff::slot::Ticket;
+use crate::shard::{Command, ShardHandle, SpawnError};
+use crate::stats::{ShardSnapshot, ShardStats, Snapshot};
+
+use readers::Readers;
+
+/// How long the shards may take to answer: one that is in a handler is left out.
+const ANSWER: Duration = Duration::from_secs(1);
+/// Connections of all shards together that a snapshot has.
+const CONNECTIONS: usize = 512;
+
+/// A socket that nobody serves yet.
+pub(super) struct Bound {
+    // In front of the socket: while there is the file, somebody listens.
+    file: SocketFile,
+    socket: OwnedFd,
+}
+
+/// Binds and listens.
+///
+/// # Errors
+/// Somebody listens there, or what is there is no socket; or what failed.
+pub(super) fn bind(path: &Path) -> Result<Bound, FabricError> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|error| {
+        FabricError::System { call: "socket(AF_UNIX, SOCK_STREAM)".to_owned(), detail: error.to_string() }
+    })?;
+    Ok(Bound { file: SocketFile::listen(socket.as_fd(), path, readers::MOST as i32)?, socket })
+}
+
+/// The thread that serves the socket. Dropped, it ends, and the file is removed.
+pub(super) struct StatsSocket {
+    /// Closed, it ends the thread.
+    stop: Option<PipeWriter>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StatsSocket {
+    /// Serves snapshots of these.
+    pub(super) fn start(bound: Bound, sources: Vec<Source>) -> Result<Self, ServerError> {
+        let (stopped, stop) = std::io::pipe().map_err(SpawnError::from)?;
+        let Bound { file, socket } = bound;
+        let mut shards = Shards { started: Instant::now(), sources };
+        let thread = Builder::new().name("rpcrdma-stats".to_owned()).spawn(move || {
+            let mut readers = Readers::new(socket.into());
+            while readers.turn(&stopped, || shards.snapshot()) {}
+            // In front of the socket, as above.
+            drop(file);
+        });
+        Ok(Self { stop: Some(stop), thread: Some(thread.map_err(SpawnError::from)?) })
+    }
+}
+
+impl Drop for StatsSocket {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic of it has been printed; there is nothing to add.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A shard, and what is known of it beforehand.
+pub(super) struct Source {
+    known: ShardSnapshot,
+    shard: ShardHandle,
+    /// What it has been asked, and has not answered.
+    asked: Option<Ticket<ShardStats>>,
+}
+
+impl Source {
+    pub(super) fn new(index: u32, address: &Address, core: Option<usize>, shard: ShardHandle) -> Self {
+        let known = ShardSnapshot { shard: index, address: address.to_string(), core, stats: None };
+        Self { known, shard, asked: None }
+    }
+
+    /// Asks, unless an earlier question is still to be answered.
+    fn ask(&mut self, connections: usize) {
+        // What was asked for a reader who had no answer is of no use to another.
+        self.asked.take_if(|asked| asked.try_take().is_some());
+        let ask = || self.shard.ask(|answer| Command::Stats(connections, answer));
+        self.asked.get_or_insert_with(ask);
+    }
+
+    /// What it has answered by then.
+    fn answer(&mut self, until: Instant) -> ShardSnapshot {
+        let answer = self.asked.as_mut().and_then(|asked| asked.wait(Some(until)));
+        if answer.is_some() {
+            self.asked = None;
+        }
+        ShardSnapshot { stats: answer.and_then(Result::ok), ..self.known.clone() }
+    }
+}
+
+/// All that a snapshot is of.
+struct Shards {
+    started: Instant,
+    sources: Vec<Source>,
+}
+
+impl Shards {
+    fn snapshot(&mut self) -> Vec<u8> {
+        let connections = CONNECTIONS / self.sources.len().max(1);
+        self.sources.iter_mut().for_each(|source| source.ask(connections));
+        let uptime = self.started.elapsed().as_nanos() as u64;
+        let until = Instant::now() + ANSWER;
+        let shards = self.sources.iter_mut().map(|source| source.answer(until)).collect();
+        // Numbers and strings: there is nothing that JSON has no word for.
+        let mut json = serde_json::to_vec(&Snapshot::new(uptime, shards)).unwrap_or_default();
+        json.push(b'\n');
+        json
+    }
+}

@@ -1,0 +1,227 @@
+//! Those who read at the socket. What they can have is bounded, whatever they do: [`MOST`] of them at a time, each for
+//! [`PATIENCE`]; those that come within [`PACE`] of each other share a snapshot, so the shards are not asked more often;
+//! nothing that they send is looked at; and nothing that they do is logged.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::AsFd;
+
+/// Readers at a time. Beyond that the one that has taken longest to read makes room.
+pub(super) const MOST: usize = 16;
+/// How long a reader may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Least time between two snapshots.
+const PACE: Duration = Duration::from_millis(100);
+
+/// One who has connected.
+struct Reader {
+    stream: UnixStream,
+    /// Until when it may take what it gets.
+    until: Instant,
+    /// What it gets, once that is there, and how much of it has gone.
+    answer: Option<(Arc<[u8]>, usize)>,
+}
+
+impl Reader {
+    /// Writes what the socket takes; false when that was all, or the reader is gone.
+    fn write(&mut self) -> bool {
+        let Some((answer, written)) = &mut self.answer else { return true };
+        loop {
+            match self.stream.write(&answer[*written..]) {
+                Ok(bytes) if bytes > 0 => *written += bytes,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                _ => break,
+            }
+            if *written == answer.len() {
+                // What it has sent is nothing to us. Left unread, it would be an error to the reader.
+                let _ = self.stream.read(&mut [0; 4096]);
+                break;
+            }
+        }
+        false
+    }
+}
+
+/// All of them, and where more come from.
+pub(super) struct Readers {
+    listener: UnixListener,
+    /// Oldest first.
+    readers: Vec<Reader>,
+    /// When the next snapshot may be taken.
+    next: Instant,
+}
+
+impl Readers {
+    /// Those who connect to a socket that listens and does not block.
+    pub(super) fn new(listener: UnixListener) -> Self {
+        Self { listener, readers: Vec::new(), next: Instant::now() }
+    }
+
+    /// Waits for something to do, and does it, with snapshots that `take` takes; false once something can be read from
+    /// `stopped`, or its other end is gone.
+    pub(super) fn turn(&mut self, stopped: &impl AsFd, take: impl FnOnce() -> Vec<u8>) -> bool {
+        let waits = self.readers.iter().any(|reader| reader.answer.is_none());
+        let wake = self.readers.iter().map(|reader| reader.until).chain(waits.then_some(self.next)).min();
+        let accepts = self.has_room();
+        let mut polled = vec![PollFd::new(stopped, PollFlags::IN)];
+        let new = if accepts { PollFlags::IN } else { PollFlags::empty() };
+        polled.push(PollFd::new(&self.listener, new));
+        polled.extend(self.readers.iter().map(|reader| {
+            let events = if reader.answer.is_some() { PollFlags::OUT } else { PollFlags::empty() };
+            PollFd::new(&reader.stream, events)
+        }));
+        let timeout = wake.map(|wake| {
+            // Not before it: the clock of poll is coarser.
+            let left = wake.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
+        });
+        // A signal is as good as anything to look again.
+        let _ = poll(&mut polled, timeout.as_ref());
+        let seen: Vec<_> = polled.iter().map(PollFd::revents).collect();
+        if !seen[0].is_empty() {
+            return false;
+        }
+        let now = Instant::now();
+        let gone = PollFlags::HUP | PollFlags::ERR;
+        let mut of_readers = seen[2..].iter();
+        self.readers.retain_mut(|reader| {
+            let gone = of_readers.next().is_some_and(|seen| seen.intersects(gone));
+            !gone && now < reader.until && reader.write()
+        });
+        if seen[1].contains(PollFlags::IN) {
+            self.accept(now);
+        }
+        self.answer(now, take);
+        true
+    }
+
+    /// There is room for one more, or somebody who has been given enough time to make it.
+    fn has_room(&self) -> bool {
+        self.readers.len() < MOST || self.readers.iter().any(|reader| reader.answer.is_some())
+    }
+
+    fn accept(&mut self, now: Instant) {
+        let Ok((stream, _)) = self.listener.accept() else {
+            // Such as too many open files, which is so for a while: the readers that there are go first.
+            std::thread::sleep(Duration::from_millis(10));
+            return;
+        };
+        if stream.set_nonblocking(true).is_err() {
+            return;
+        }
+        if self.readers.len() >= MOST
+            && let Some(slow) = self.readers.iter().position(|reader| reader.answer.is_some())
+        {
+            self.readers.remove(slow);
+        }
+        self.readers.push(Reader { stream, until: now + PATIENCE, answer: None });
+    }
+
+    /// Those who wait get a snapshot, if it is time for one.
+    fn answer(&mut self, now: Instant, take: impl FnOnce() -> Vec<u8>) {
+        if now < self.next || self.readers.iter().all(|reader| reader.answer.is_some()) {
+            return;
+        }
+        let snapshot: Arc<[u8]> = take().into();
+        self.next = Instant::now() + PACE;
+        for reader in self.readers.iter_mut().filter(|reader| reader.answer.is_none()) {
+            reader.answer = Some((Arc::clone(&snapshot), 0));
+        }
+        self.readers.retain_mut(Reader::write);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Longer than what a socket holds for who does not read.
+    const LONG: usize = 4 << 20;
+
+    /// A socket that gives whoever connects so many bytes, of the number of the snapshot; which serves while `run`
+    /// runs, and returns how many snapshots it took.
+    fn serving(bytes: usize, run: impl FnOnce(&(dyn Fn() -> UnixStream + Sync))) -> usize {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("stats");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        listener.set_nonblocking(true).expect("fcntl");
+        let taken = AtomicUsize::new(0);
+        let (stopped, stop) = std::io::pipe().expect("a pipe");
+        std::thread::scope(|scope| {
+            let taken = &taken;
+            scope.spawn(move || {
+                let mut readers = Readers::new(listener);
+                let mut take = || vec![1 + taken.fetch_add(1, Ordering::Relaxed) as u8; bytes];
+                while readers.turn(&stopped, &mut take) {
+                    assert!(readers.readers.len() <= MOST, "{} readers", readers.readers.len());
+                }
+            });
+            run(&|| UnixStream::connect(&path).expect("it listens"));
+            drop(stop);
+        });
+        taken.into_inner()
+    }
+
+    fn all_of(mut stream: UnixStream) -> Vec<u8> {
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).expect("it ends well");
+        all
+    }
+
+    #[test]
+    fn who_connects_gets_all_of_one_and_the_end() {
+        serving(LONG, |connect| {
+            let (first, second) = (all_of(connect()), all_of(connect()));
+            assert_eq!((first.len(), second.len()), (LONG, LONG));
+            assert_eq!((first[LONG - 1], second[LONG - 1]), (1, 2), "a reader gets what was taken after it came");
+        });
+    }
+
+    #[test]
+    fn what_a_reader_says_is_nothing() {
+        serving(100, |connect| {
+            let mut talks = connect();
+            talks.write_all(&[b'x'; 3000]).expect("there is room");
+            assert_eq!(all_of(talks).len(), 100);
+            let closes = connect();
+            closes.shutdown(std::net::Shutdown::Write).expect("shutdown");
+            assert_eq!(all_of(closes).len(), 100);
+            drop(connect());
+            assert_eq!(all_of(connect()).len(), 100);
+        });
+    }
+
+    #[test]
+    fn those_who_read_nothing_make_room_for_those_who_do() {
+        serving(LONG, |connect| {
+            let deaf: Vec<_> = (0..5 * MOST).map(|_| connect()).collect();
+            for _ in 0..3 {
+                assert_eq!(all_of(connect()).len(), LONG);
+            }
+            let cut = deaf.into_iter().map(all_of).filter(|all| all.len() < LONG).count();
+            assert!(cut >= 4 * MOST, "{cut} made room");
+        });
+    }
+
+    #[test]
+    fn many_at_once_share_few_snapshots() {
+        const READERS: usize = 200;
+        let begun = Instant::now();
+        let taken = serving(1000, |connect| {
+            std::thread::scope(|scope| {
+                for _ in 0..READERS / 10 {
+                    scope.spawn(|| (0..10).for_each(|_| assert_eq!(all_of(connect()).len(), 1000)));
+                }
+            });
+        });
+        let most = 1 + begun.elapsed().as_millis() / PACE.as_millis();
+        assert!(taken as u128 <= most, "{taken} snapshots, {most} are the most");
+    }
+}

@@ -1,0 +1,69 @@
+//! What is told of a shard when somebody asks: what was counted, and what is found now. Nothing of it is kept for that.
+
+use super::Shard;
+use super::conn::Conn;
+use crate::fabric::Fabric;
+use crate::stats::{ConnectionStats, ShardStats};
+use crate::wire::Version;
+
+impl<F: Fabric> Shard<F> {
+    /// What happened so far. Whoever else reads it sees no difference.
+    pub fn stats(&mut self) -> ShardStats {
+        self.report(0)
+    }
+
+    /// The same, with so many of the connections: those of the lowest slots.
+    pub(super) fn report(&mut self, connections: usize) -> ShardStats {
+        let cx = &mut self.cx;
+        let now = cx.clock.read();
+        let mut stats = cx.stats.clone();
+        cx.record_batches(&mut stats);
+        stats.fabric = cx.fabric.stats();
+        stats.pool = cx.pool.stats();
+        let others = cx.sizing.pools().chain(self.requester.pools());
+        let classes = others.flat_map(|pool| {
+            pool.drain_remote();
+            pool.stats().classes
+        });
+        stats.pool.classes.extend(classes);
+        (stats.receive_size, stats.receive_size_posted) = (cx.sizing.announced(), cx.sizing.filled());
+        for conn in cx.conns.iter() {
+            stats.messages.add(conn.proto.counters());
+            stats.connections += 1;
+            stats.exposed_buffers += conn.requests.exposed_buffers();
+            stats.credits_granted += u64::from(conn.proto.credits().credit_limit());
+            stats.credits_used += u64::from(conn.proto.credits_used());
+        }
+        stats.peers = cx.conns.iter().take(connections).map(|conn| of_connection(conn, now)).collect();
+        stats.receives_posted = cx.receives.held() as u64;
+        stats.receives_lowest = cx.receives.lowest() as u64;
+        stats.receives_promised = cx.receives.promised() as u64;
+        self.responder.add_to(&mut stats);
+        stats
+    }
+}
+
+fn of_connection(conn: &Conn, now: u64) -> ConnectionStats {
+    let (proto, name) = (&conn.proto, conn.origin());
+    let (since, heard) = conn.accepted().map_or((now, now), |accepted| accepted.times());
+    ConnectionStats {
+        slot: name.slot,
+        generation: name.generation,
+        peer: conn.accepted().map_or_else(String::new, |accepted| accepted.host().to_owned()),
+        identity: conn.peer().map(|name| name.as_ref().to_owned()),
+        stage: conn.stage().name().to_owned(),
+        version: match proto.terms().version {
+            Version::V1 => 1,
+            Version::V2 => 2,
+        },
+        credits_granted: proto.credits().credit_limit().into(),
+        credits_used: proto.credits_used().into(),
+        receives_promised: conn.promise.receives().into(),
+        calls_under_way: proto.calls_served() as u64,
+        received: proto.counters().received,
+        useful: proto.useful_messages(),
+        sent: proto.counters().sent,
+        age: now.saturating_sub(since),
+        silent: now.saturating_sub(heard),
+    }
+}

@@ -1,0 +1,115 @@
+//! Histograms in JSON: the quantiles that are looked at most, and all values to 1 %, so that whoever has two of one
+//! histogram has that of the time between them.
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Digits of the values that are written.
+const DIGITS: u8 = 2;
+
+/// What is written. What is read back are the buckets.
+#[derive(Serialize, Deserialize)]
+#[serde(default)]
+#[derive(Default)]
+struct Written {
+    count: u64,
+    min: u64,
+    max: u64,
+    mean: f64,
+    p50: u64,
+    p90: u64,
+    p99: u64,
+    p999: u64,
+    /// Pairs of a value and how often it was seen, least value first; each stands for all values that are the same
+    /// to two digits.
+    buckets: Vec<(u64, u64)>,
+}
+
+pub(super) fn serialize<S: Serializer>(histogram: &Histogram<u64>, serializer: S) -> Result<S::Ok, S::Error> {
+    let buckets = |histogram: &Histogram<u64>| -> Vec<_> {
+        histogram.iter_recorded().map(|at| (at.value_iterated_to(), at.count_since_last_iteration())).collect()
+    };
+    let at = |quantile| histogram.value_at_quantile(quantile);
+    let written = Written {
+        count: histogram.len(),
+        min: histogram.min(),
+        max: histogram.max(),
+        mean: histogram.mean(),
+        p50: at(0.5),
+        p90: at(0.9),
+        p99: at(0.99),
+        p999: at(0.999),
+        buckets: if histogram.sigfig() > DIGITS { buckets(&of(&buckets(histogram))) } else { buckets(histogram) },
+    };
+    written.serialize(serializer)
+}
+
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Histogram<u64>, D::Error> {
+    Ok(of(&Written::deserialize(deserializer)?.buckets))
+}
+
+/// The histogram of these values.
+fn of(buckets: &[(u64, u64)]) -> Histogram<u64> {
+    let mut histogram = Histogram::new(DIGITS).expect("so many digits are possible");
+    for &(value, count) in buckets {
+        // It grows as far as it must: to 60 KiB at most.
+        let _ = histogram.record_n(value, count);
+    }
+    histogram
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    struct Holder(#[serde(with = "super")] Histogram<u64>);
+
+    fn written(histogram: Histogram<u64>) -> Value {
+        serde_json::to_value(Holder(histogram)).expect("JSON")
+    }
+
+    fn read(value: Value) -> Histogram<u64> {
+        serde_json::from_value::<Holder>(value).expect("a histogram").0
+    }
+
+    #[test]
+    fn what_is_read_back_is_what_was_written_to_one_percent() {
+        let mut histogram = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds");
+        (1..=20_000u64).for_each(|n| histogram.record(n * 997).expect("within bounds"));
+        let json = written(histogram.clone());
+        assert_eq!(json["count"], 20_000);
+        assert_eq!(json["p99"], histogram.value_at_quantile(0.99));
+        assert!(json["buckets"].as_array().expect("an array").len() < 2000, "to two digits");
+        let back = read(json);
+        assert_eq!(back.len(), histogram.len());
+        for quantile in [0.0, 0.01, 0.5, 0.9, 0.99, 0.999, 1.0] {
+            let (was, is) = (histogram.value_at_quantile(quantile), back.value_at_quantile(quantile));
+            assert!(is.abs_diff(was) <= was / 100, "{quantile}: {was} is {is}");
+        }
+        assert_eq!(written(back.clone())["buckets"], written(read(written(back)))["buckets"], "once and for all");
+    }
+
+    #[test]
+    fn a_later_one_less_an_earlier_one_is_what_was_between() {
+        let mut earlier = Histogram::new(3).expect("digits");
+        earlier.record_n(100, 50).expect("it grows");
+        let mut later = earlier.clone();
+        later.record_n(9000, 7).expect("it grows");
+        let (earlier, mut between) = (read(written(earlier)), read(written(later)));
+        between.subtract(&earlier).expect("nothing is less than before");
+        assert_eq!((between.len(), between.min(), between.max()), (7, 8960, 9023));
+    }
+
+    #[test]
+    fn an_empty_one_and_one_that_is_none_are_read() {
+        let empty = written(Histogram::new(3).expect("digits"));
+        assert_eq!((&empty["count"], &empty["buckets"]), (&json!(0), &json!([])));
+        assert!(read(empty).is_empty());
+        assert!(read(json!({"more": 1})).is_empty());
+        let most = read(json!({"buckets": [[0, 1], [u64::MAX, u64::MAX], [u64::MAX, u64::MAX]]}));
+        assert_eq!(most.len(), u64::MAX);
+    }
+}

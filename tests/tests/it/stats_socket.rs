@@ -1,0 +1,204 @@
+//! Statistics by a socket.
+
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+
+use rpcrdma::server::{ServerConfig, ServerError};
+use rpcrdma::stats::{FORMAT, Snapshot};
+use rpcrdma::{Config, Procedure, Refusal, Server, Services};
+use rpcrdma_tests::*;
+use tempfile::TempDir;
+
+/// A directory, and where in it the socket is to be.
+fn place() -> (TempDir, PathBuf) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("stats");
+    (directory, path)
+}
+
+/// A server that tells what it does, and times each call.
+fn telling(path: &Path) -> ServerConfig {
+    ServerConfig {
+        shard: Config { sample_latency: 1, ..small() },
+        stats: Some(path.to_owned()),
+        ..ServerConfig::default()
+    }
+}
+
+fn read(path: &Path) -> String {
+    let mut text = String::new();
+    UnixStream::connect(path).expect("it listens").read_to_string(&mut text).expect("it ends well");
+    text
+}
+
+fn snapshot(path: &Path) -> Snapshot {
+    serde_json::from_str(&read(path)).expect("a snapshot")
+}
+
+/// What its only shard says.
+fn shard(snapshot: &Snapshot) -> &rpcrdma::stats::ShardStats {
+    snapshot.shards[0].stats.as_ref().expect("it answers")
+}
+
+#[test]
+fn a_reader_gets_what_the_server_did() {
+    const CALLS: u64 = 50;
+    let mut world = World::new("told");
+    let (_directory, path) = place();
+    let address = world.serve(ServerConfig { shards: 2, ..telling(&path) });
+    assert_eq!(std::fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o600);
+    let mut client = world.client(&address, small());
+    for _ in 0..CALLS {
+        echo(&mut client, &[7; 100]).expect("an echo");
+    }
+    let text = read(&path);
+    assert!(text.ends_with("}\n") && text.lines().count() == 1, "one line of JSON");
+    let first = snapshot(&path);
+    assert_eq!((first.format, first.pid, first.shards.len()), (FORMAT, std::process::id(), 2));
+    let (one, other) = (first.shards[0].stats.as_ref(), first.shards[1].stats.as_ref());
+    let (one, other) = (one.expect("it answers"), other.expect("it answers"));
+    let serves = if one.connections > 0 { one } else { other };
+    assert_eq!((serves.calls, serves.connections, one.connections + other.connections), (CALLS, 1, 1));
+    let told = world.server().stats();
+    let told = told.iter().find(|stats| stats.connections > 0).expect("a connection");
+    // What is told by the socket is what `Server::stats` says, latencies to 1 %.
+    assert_eq!((serves.latency.len(), told.latency.len()), (CALLS, CALLS));
+    assert!(serves.latency.max() >= told.latency.max() && serves.latency.min() <= told.latency.min() * 101 / 100);
+    assert_eq!(serves.batch.len(), told.batch.len());
+    assert_eq!((serves.messages, serves.pool.classes.len()), (told.messages, told.pool.classes.len()));
+    assert_eq!(serves.receives_lowest, told.receives_lowest);
+    assert!(serves.receives_lowest > 0 && serves.receives_lowest <= serves.receives_posted, "{serves:?}");
+    let [procedure] = &serves.procedures[..] else { panic!("{:?}", serves.procedures) };
+    assert_eq!((procedure.program, procedure.procedure, procedure.calls), (PROGRAM, ECHO, CALLS));
+    let [peer] = &serves.peers[..] else { panic!("{:?}", serves.peers) };
+    assert_eq!((peer.version, peer.stage.as_str(), peer.calls_under_way), (2, "open", 0));
+    assert!(peer.useful >= CALLS && peer.sent >= CALLS && peer.age > 0 && !peer.peer.is_empty(), "{peer:?}");
+    assert!(peer.credits_granted > 0 && peer.credits_used <= peer.credits_granted, "{peer:?}");
+    assert_eq!(serves.credits_granted, peer.credits_granted);
+    let second = snapshot(&path);
+    assert!(second.uptime > first.uptime);
+    assert_eq!(shard(&second).calls + second.shards[1].stats.as_ref().expect("it answers").calls, CALLS);
+    drop(client);
+    world.server_balances();
+}
+
+#[test]
+fn a_snapshot_has_so_many_connections_and_says_how_many_there_are() {
+    const CONNECTIONS: usize = 4;
+    let mut world = World::new("told-peers");
+    let (_directory, path) = place();
+    let address = world.serve(telling(&path));
+    let clients: Vec<_> = (0..CONNECTIONS).map(|_| world.client(&address, small())).collect();
+    let stats = world.server().stats_with_connections(3);
+    assert_eq!((stats[0].peers.len(), stats[0].connections), (3, CONNECTIONS as u64));
+    assert!(world.server().stats()[0].peers.is_empty());
+    assert_eq!(shard(&snapshot(&path)).peers.len(), CONNECTIONS);
+    drop(clients);
+}
+
+#[test]
+fn readers_change_nothing_that_others_see() {
+    let mut world = World::new("told-many");
+    let (_directory, path) = place();
+    let address = world.serve(telling(&path));
+    let mut client = world.client(&address, small());
+    for _ in 0..20 {
+        echo(&mut client, &[1]).expect("an echo");
+    }
+    std::thread::scope(|scope| {
+        for _ in 0..40 {
+            scope.spawn(|| assert_eq!(shard(&snapshot(&path)).calls, 20));
+        }
+        // These take nothing, and some of them go before it is there.
+        let deaf: Vec<_> = (0..40).map(|_| UnixStream::connect(&path).expect("it listens")).collect();
+        drop(deaf);
+    });
+    for _ in 0..10 {
+        echo(&mut client, &[1]).expect("an echo");
+    }
+    let last = snapshot(&path);
+    assert_eq!((shard(&last).calls, shard(&last).latency.len()), (30, 30));
+    drop(client);
+}
+
+#[test]
+fn a_shard_that_is_in_a_handler_is_left_out_until_it_answers() {
+    let mut world = World::new("told-stuck");
+    let (_directory, path) = place();
+    let (open, gate) = mpsc::channel::<()>();
+    let gate = Mutex::new(gate);
+    let stands = Procedure::new(move |_| {
+        let opened = gate.lock().expect("no panic").recv_timeout(Duration::from_secs(60));
+        opened.map_err(|_| Refusal::SystemError)
+    });
+    let mut services = Services::new();
+    services.add(PROGRAM, VERSION, ECHO, stands);
+    let address = world.serve_with(telling(&path), services);
+    let mut client = world.client(&address, small());
+    let call = client.prepare(ECHO, 0).expect("a buffer");
+    client.start(client.first(), call, 0);
+    assert!(settles(|| {
+        client.poll(drop);
+        snapshot(&path).shards[0].stats.is_none()
+    }));
+    // Whoever asks meanwhile asks the shard nothing more.
+    assert!(snapshot(&path).shards[0].stats.is_none());
+    open.send(()).expect("it waits");
+    let mut ended = 0;
+    assert!(settles(|| {
+        client.poll(|_| ended += 1);
+        ended == 1
+    }));
+    assert_eq!(shard(&snapshot(&path)).calls, 1, "and what it says is of now");
+    drop(client);
+}
+
+fn start(path: &Path) -> Result<Server, ServerError> {
+    let address = World::new("told-path").address();
+    Server::start(&address, standard_services(), &telling(path))
+}
+
+fn refused(path: &Path, says: &[&str]) {
+    let error = start(path).err().expect("it cannot be had");
+    assert!(matches!(error, ServerError::Stats(_)), "{error:?}");
+    let text = error.to_string();
+    for part in says.iter().copied().chain(["`ServerConfig::stats`", path.to_str().expect("UTF-8")]) {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn the_file_is_replaced_if_nobody_listens_and_removed_at_the_end() {
+    let (_directory, path) = place();
+    drop(UnixListener::bind(&path).expect("a socket"));
+    assert!(path.exists(), "what a server that was killed leaves behind");
+    let server = start(&path).expect("it takes its place");
+    assert_eq!(snapshot(&path).format, FORMAT);
+    refused(&path, &["in use", "stop it"]);
+    assert_eq!(snapshot(&path).format, FORMAT, "the first one goes on");
+    server.drain(Duration::from_secs(10)).expect("there is nothing to do");
+    assert!(!path.exists());
+    // Somebody who has taken the place keeps it.
+    let server = start(&path).expect("a server");
+    std::fs::remove_file(&path).expect("it is there");
+    let other = UnixListener::bind(&path).expect("a socket");
+    drop(server);
+    assert!(path.exists());
+    drop(other);
+}
+
+#[test]
+fn what_is_no_socket_is_left_alone() {
+    let (directory, path) = place();
+    std::fs::write(&path, "precious").expect("a file");
+    refused(&path, &["a plain file", "remove it"]);
+    assert_eq!(std::fs::read_to_string(&path).expect("it is there"), "precious");
+    refused(directory.path(), &["a directory"]);
+    refused(&directory.path().join("none/stats"), &["create it first"]);
+    refused(&directory.path().join("x".repeat(200)), &["too long"]);
+    assert!(!std::fs::metadata(&path).expect("it is there").file_type().is_socket());
+}
