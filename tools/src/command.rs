@@ -2,6 +2,7 @@
 
 use std::io;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -36,6 +37,15 @@ pub enum CommandError {
     /// Output that cannot be written.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
+}
+
+/// A length of time among the arguments: seconds, with a fraction.
+///
+/// # Errors
+/// It is none.
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+    let value: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    Duration::try_from_secs_f64(value).map_err(|error| error.to_string())
 }
 
 /// The exit status of an outcome; of a command that could not do its work, `failed`. A reader of our output that goes

@@ -6,6 +6,10 @@ pub mod capture;
 pub mod command;
 pub mod decode;
 pub mod doctor;
+#[cfg(feature = "prometheus")]
+pub mod exporter;
+#[cfg(any(feature = "prometheus", feature = "top"))]
+mod feed;
 pub mod iwarp;
 mod json;
 pub mod message;
@@ -16,3 +20,5 @@ pub mod roce;
 pub mod target;
 pub mod tcp;
 pub mod topo;
+#[cfg(feature = "top")]
+pub mod top;

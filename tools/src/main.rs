@@ -4,6 +4,10 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+#[cfg(feature = "prometheus")]
+use rpcrdma_tools::exporter;
+#[cfg(feature = "top")]
+use rpcrdma_tools::top;
 use rpcrdma_tools::{command, decode, doctor, ping, topo};
 
 /// Tools for ONC RPC over RDMA.
@@ -20,7 +24,11 @@ struct Cli {
 enum Command {
     Decode(decode::Args),
     Doctor(doctor::Args),
+    #[cfg(feature = "prometheus")]
+    Exporter(exporter::Args),
     Ping(ping::Args),
+    #[cfg(feature = "top")]
+    Top(top::Args),
     Topo(topo::Args),
 }
 
@@ -43,7 +51,11 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Decode(args) => command::exit(decode::run(&args), USUAL.0),
         Command::Doctor(args) => command::exit(doctor::run(&args), DOCTOR.0),
+        #[cfg(feature = "prometheus")]
+        Command::Exporter(args) => command::exit(exporter::run(&args), USUAL.0),
         Command::Ping(args) => command::exit(ping::run(&args), USUAL.0),
+        #[cfg(feature = "top")]
+        Command::Top(args) => command::exit(top::run(&args), USUAL.0),
         Command::Topo(args) => command::exit(topo::run(&args), USUAL.0),
     }
 }

@@ -14,7 +14,7 @@ use rpcrdma::rpcbind::{self, Transport};
 use rpcrdma::{Address, CallError, Config, LocalClient, Scheme};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::command::{CommandError, Ended, Outcome};
+use crate::command::{CommandError, Ended, Outcome, seconds};
 use report::Report;
 
 /// Procedure 0 of every program: no arguments, no results (RFC 5531 §12.1).
@@ -93,11 +93,6 @@ pub struct Args {
     /// (microseconds).
     #[arg(long)]
     pub json: bool,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let value: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
-    Duration::try_from_secs_f64(value).map_err(|error| error.to_string())
 }
 
 fn number(text: &str) -> Result<u32, String> {

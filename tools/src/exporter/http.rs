@@ -1,0 +1,185 @@
+//! As much of HTTP/1.1 as a scrape takes, each connection for one request. Who asks is not known, so all that they can
+//! have is bounded: [`THREADS`] at a time, each for [`PATIENCE`] in all, with [`LONGEST`] bytes of request.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Requests that are answered at a time. Others wait in the kernel's queue.
+const THREADS: usize = 4;
+/// How long a client may take to ask, and then to read its answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest request, in bytes.
+const LONGEST: usize = 8 << 10;
+/// The most header fields of one.
+const FIELDS: usize = 64;
+
+/// What there is at a path.
+pub(super) struct Page {
+    /// Its media type.
+    pub(super) kind: &'static str,
+    pub(super) text: String,
+}
+
+/// Answers all who connect, for ever.
+///
+/// # Errors
+/// A thread cannot be made.
+pub(super) fn serve(listener: &TcpListener, page: impl Fn(&str) -> Option<Page> + Sync) -> io::Result<()> {
+    let page = &page;
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            std::thread::Builder::new().spawn_scoped(scope, move || {
+                loop {
+                    match listener.accept() {
+                        // A client that fails has only itself to tell.
+                        Ok((stream, _)) => drop(answer(stream, page)),
+                        // Such as too many open files, which is so for a while.
+                        Err(_) => std::thread::sleep(Duration::from_millis(100)),
+                    }
+                }
+            })?;
+        }
+        Ok(())
+    })
+}
+
+fn answer(mut stream: TcpStream, page: &impl Fn(&str) -> Option<Page>) -> io::Result<()> {
+    let asked = request(&mut stream, Instant::now() + PATIENCE)?;
+    let plain = |text: &str| Page { kind: "text/plain", text: format!("{text}\n") };
+    let (status, page, whole) = match asked {
+        Asked::Page { path, whole } => match page(&path) {
+            Some(page) => ("200 OK", page, whole),
+            None => ("404 Not Found", plain("there is /metrics"), whole),
+        },
+        Asked::Other => ("405 Method Not Allowed", plain("GET and HEAD are all that there is"), true),
+        Asked::Malformed => ("400 Bad Request", plain("this is no request of HTTP/1"), true),
+        Asked::TooLong => ("431 Request Header Fields Too Large", plain("the request is too long"), true),
+    };
+    let mut reply = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\nAllow: GET, HEAD\r\nConnection: close\r\n\r\n",
+        page.kind,
+        page.text.len()
+    );
+    if whole {
+        reply.push_str(&page.text);
+    }
+    let end = Instant::now() + PATIENCE;
+    let mut rest = reply.as_bytes();
+    while !rest.is_empty() {
+        stream.set_write_timeout(Some(left(end)?))?;
+        match stream.write(rest) {
+            Ok(0) => return Ok(()),
+            Ok(count) => rest = &rest[count..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// What a client wants.
+#[derive(Debug, PartialEq, Eq)]
+enum Asked {
+    /// What is at a path, or its head only.
+    Page {
+        path: String,
+        whole: bool,
+    },
+    Other,
+    Malformed,
+    TooLong,
+}
+
+/// How much time is left.
+fn left(end: Instant) -> io::Result<Duration> {
+    let left = end.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// Reads the head of a request. A body is not asked for, and not read.
+fn request(stream: &mut TcpStream, end: Instant) -> io::Result<Asked> {
+    let mut bytes = Vec::new();
+    let mut part = [0; 1024];
+    loop {
+        stream.set_read_timeout(Some(left(end)?))?;
+        match stream.read(&mut part) {
+            Ok(0) => return Ok(Asked::Malformed),
+            Ok(count) => bytes.extend_from_slice(&part[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if let Some(asked) = parse(&bytes) {
+            return Ok(asked);
+        }
+    }
+}
+
+/// What these bytes ask for; `None` if more must come.
+fn parse(bytes: &[u8]) -> Option<Asked> {
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS];
+    let mut request = httparse::Request::new(&mut fields);
+    match request.parse(bytes) {
+        Ok(httparse::Status::Complete(_)) => {}
+        Ok(httparse::Status::Partial) if bytes.len() < LONGEST => return None,
+        Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => return Some(Asked::TooLong),
+        Err(_) => return Some(Asked::Malformed),
+    }
+    let whole = request.method == Some("GET");
+    if !whole && request.method != Some("HEAD") {
+        return Some(Asked::Other);
+    }
+    let path = request.path.unwrap_or_default();
+    let path = path.split_once('?').map_or(path, |(path, _)| path);
+    Some(Asked::Page { path: path.to_owned(), whole })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_what_they_are_however_they_are_cut() {
+        let head = b"GET /metrics?name=up HTTP/1.1\r\nHost: a\r\nAccept: text/plain\r\n\r\n";
+        assert!((0..head.len()).all(|end| parse(&head[..end]).is_none()));
+        assert_eq!(parse(head), Some(Asked::Page { path: "/metrics".to_owned(), whole: true }));
+        assert_eq!(parse(b"HEAD / HTTP/1.0\r\n\r\n"), Some(Asked::Page { path: "/".to_owned(), whole: false }));
+        assert_eq!(parse(b"POST /metrics HTTP/1.1\r\n\r\n"), Some(Asked::Other));
+        assert_eq!(parse(b"\x16\x03\x01\x02\x00"), Some(Asked::Malformed));
+        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(FIELDS + 1));
+        assert_eq!(parse(many.as_bytes()), Some(Asked::TooLong));
+        let long = format!("GET / HTTP/1.1\r\na: {}", "b".repeat(LONGEST));
+        assert_eq!(parse(long.as_bytes()), Some(Asked::TooLong));
+    }
+
+    /// What is answered to these bytes.
+    fn answered(sent: &[u8]) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut client = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
+        client.write_all(sent).expect("there is room");
+        let page = |path: &str| (path == "/metrics").then(|| Page { kind: "text/x", text: "figures\n".to_owned() });
+        answer(listener.accept().expect("a client").0, &page).expect("an answer");
+        let mut text = String::new();
+        client.read_to_string(&mut text).expect("it ends");
+        text
+    }
+
+    #[test]
+    fn answers_have_a_length_and_an_end() {
+        let text = answered(b"GET /metrics HTTP/1.1\r\n\r\n");
+        assert!(text.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/x\r\nContent-Length: 8\r\n"), "{text}");
+        assert!(text.ends_with("\r\n\r\nfigures\n") && text.contains("Connection: close"), "{text}");
+        assert!(answered(b"HEAD /metrics HTTP/1.1\r\n\r\n").ends_with("\r\n\r\n"));
+        assert!(answered(b"GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(answered(b"PUT /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+        assert!(answered(b"\x00\x01").starts_with("HTTP/1.1 400 "));
+    }
+
+    #[test]
+    fn who_says_nothing_is_let_go() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let _silent = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
+        let error = answer(listener.accept().expect("a client").0, &|_: &str| None).expect_err("it asks for nothing");
+        assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
+    }
+}

@@ -1,0 +1,229 @@
+//! A snapshot in OpenMetrics text.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use hdrhistogram::Histogram;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, text::encode};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+use rpcrdma::stats::{ClassStats, ProcedureStats, ShardStats, Snapshot};
+
+use super::devices::DeviceCounter;
+use super::tables::{COUNTERS, GAUGES, POOL_GAUGES, REFUSALS};
+
+/// Upper bounds of the buckets of latencies, in nanoseconds: three for each factor of ten, 1 µs to 10 s.
+const LATENCIES: [u64; 22] = [
+    1_000,
+    2_000,
+    5_000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    20_000_000,
+    50_000_000,
+    100_000_000,
+    200_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_000_000_000,
+    5_000_000_000,
+    10_000_000_000,
+];
+/// The same of batches, in work requests.
+const BATCHES: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+
+/// All that there is to be told, `None` for a server that is gone.
+pub(super) fn text(snapshot: Option<Snapshot>, devices: Vec<DeviceCounter>) -> String {
+    let mut registry = Registry::with_prefix("rpcrdma");
+    registry.register_collector(Box::new(Told { snapshot, devices }));
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = encode(&mut text, &registry);
+    text
+}
+
+#[derive(Debug)]
+struct Told {
+    snapshot: Option<Snapshot>,
+    devices: Vec<DeviceCounter>,
+}
+
+type Labels = Vec<(&'static str, String)>;
+type Written = Result<(), fmt::Error>;
+
+/// One family: its head, and then its members.
+fn family<M>(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help, unit): (&str, &str, Option<&Unit>),
+    kind: MetricType,
+    members: impl IntoIterator<Item = (Labels, M)>,
+    mut write: impl FnMut(&mut MetricEncoder<'_>, M) -> Written,
+) -> Written {
+    let mut metric = encoder.encode_descriptor(name, help, unit, kind)?;
+    for (labels, member) in members {
+        // Braces around nothing are not every reader's.
+        if labels.is_empty() {
+            write(&mut metric, member)?;
+        } else {
+            write(&mut metric.encode_family(&labels)?, member)?;
+        }
+    }
+    Ok(())
+}
+
+fn counter(metric: &mut MetricEncoder<'_>, value: u64) -> Written {
+    metric.encode_counter::<Labels, u64, f64>(&value, None)
+}
+
+fn gauge(metric: &mut MetricEncoder<'_>, value: u64) -> Written {
+    metric.encode_gauge(&i64::try_from(value).unwrap_or(i64::MAX))
+}
+
+/// A histogram whose values, and bounds, are divided by this.
+fn histogram(metric: &mut MetricEncoder<'_>, values: &Histogram<u64>, bounds: &[u64], unit: f64) -> Written {
+    let mut buckets: Vec<(f64, u64)> = bounds.iter().map(|&bound| (bound as f64 / unit, 0)).collect();
+    buckets.push((f64::MAX, 0));
+    let mut sum = 0.0;
+    for value in values.iter_recorded() {
+        let (at, count) = (value.value_iterated_to(), value.count_since_last_iteration());
+        // What counts as this value is up to it, and no more than 1 % less.
+        let bucket = bounds.partition_point(|&bound| bound < values.lowest_equivalent(at));
+        buckets[bucket].1 += count;
+        sum += values.median_equivalent(at) as f64 * count as f64 / unit;
+    }
+    metric.encode_histogram::<Labels>(sum, values.len(), &buckets, None)
+}
+
+impl Collector for Told {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Written {
+        let encoder = &mut encoder;
+        let up = u64::from(self.snapshot.is_some());
+        family(encoder, ("up", "1 if the server tells", None), MetricType::Gauge, [(Vec::new(), up)], gauge)?;
+        if let Some(snapshot) = &self.snapshot {
+            self.encode_server(encoder, snapshot)?;
+        }
+        let members = self.devices.iter().map(|one| {
+            let labels = [("device", &one.device), ("port", &one.port), ("counter", &one.name)];
+            (labels.map(|(name, value)| (name, value.clone())).to_vec(), one.value)
+        });
+        let head = ("device_hw_counter", "Counters of RDMA devices (hw_counters)", None);
+        family(encoder, head, MetricType::Counter, members, counter)
+    }
+}
+
+impl Told {
+    fn encode_server(&self, encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> Written {
+        let uptime = snapshot.uptime as f64 / 1e9;
+        let head = ("uptime", "Since the server was started", Some(&Unit::Seconds));
+        family(encoder, head, MetricType::Gauge, [(Vec::new(), uptime)], |metric, value| metric.encode_gauge(&value))?;
+        let infos = snapshot.shards.iter().map(|shard| {
+            let core = shard.core.map_or_else(String::new, |core| core.to_string());
+            let labels = vec![("shard", shard.shard.to_string()), ("address", shard.address.clone()), ("core", core)];
+            (labels, u64::from(shard.stats.is_some()))
+        });
+        let head = ("shard_up", "1 if the shard has answered, by where it serves", None);
+        family(encoder, head, MetricType::Gauge, infos, gauge)?;
+
+        let shards: Vec<(Labels, &ShardStats)> = snapshot
+            .shards
+            .iter()
+            .filter_map(|shard| Some((vec![("shard", shard.shard.to_string())], shard.stats.as_ref()?)))
+            .collect();
+        for (numbers, kind, write) in [
+            (COUNTERS, MetricType::Counter, counter as fn(&mut MetricEncoder<'_>, u64) -> Written),
+            (GAUGES, MetricType::Gauge, gauge),
+        ] {
+            for number in numbers {
+                let members = shards.iter().map(|(labels, stats)| (labels.clone(), (number.of)(stats)));
+                family(encoder, (number.name, number.help, None), kind, members, write)?;
+            }
+        }
+        let members = shards.iter().map(|(labels, stats)| (labels.clone(), stats.receive_size as u64));
+        let head = ("receive_size", "The least that each posted Receive has", Some(&Unit::Bytes));
+        family(encoder, head, MetricType::Gauge, members, gauge)?;
+        let refusals = shards.iter().flat_map(|(labels, stats)| {
+            REFUSALS.iter().map(|(kind, of)| (with(labels, "reason", kind), of(&stats.refusals)))
+        });
+        let head = ("refusals", "Calls that were refused, by what their callers were told", None);
+        family(encoder, head, MetricType::Counter, refusals, counter)?;
+        let members = shards.iter().map(|(labels, stats)| (labels.clone(), &stats.latency));
+        let head = ("call_latency", "From arrival to reply, of the calls that are timed", Some(&Unit::Seconds));
+        family(encoder, head, MetricType::Histogram, members, |metric, values| {
+            histogram(metric, values, &LATENCIES, 1e9)
+        })?;
+        let members = shards.iter().map(|(labels, stats)| (labels.clone(), &stats.batch));
+        let head = ("post_work_requests", "Work requests of one post", None);
+        family(encoder, head, MetricType::Histogram, members, |metric, values| {
+            histogram(metric, values, &BATCHES, 1.0)
+        })?;
+        encode_pools(encoder, &shards)?;
+        encode_procedures(encoder, &shards)
+    }
+}
+
+fn with(labels: &Labels, name: &'static str, value: &str) -> Labels {
+    let mut labels = labels.clone();
+    labels.push((name, value.to_owned()));
+    labels
+}
+
+fn encode_pools(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardStats)]) -> Written {
+    // Arenas of one shard may have classes of one size: together they are one, as no series may be there twice.
+    let mut classes: Vec<(Labels, ClassStats)> = Vec::new();
+    for (labels, stats) in shards {
+        let mut by_size = BTreeMap::<usize, ClassStats>::new();
+        for class in &stats.pool.classes {
+            let sum = by_size.entry(class.size).or_default();
+            sum.count += class.count;
+            sum.free += class.free;
+            sum.low_water += class.low_water;
+            sum.failures += class.failures;
+        }
+        classes.extend(by_size.iter().map(|(size, class)| (with(labels, "size", &size.to_string()), *class)));
+    }
+    for (name, help, of) in POOL_GAUGES {
+        let members = classes.iter().map(|(labels, class)| (labels.clone(), of(class)));
+        family(encoder, (name, help, None), MetricType::Gauge, members, gauge)?;
+    }
+    let members = classes.iter().map(|(labels, class)| (labels.clone(), class.failures));
+    let head = ("pool_misses", "Times that a size class was empty when it was asked", None);
+    family(encoder, head, MetricType::Counter, members, counter)
+}
+
+fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardStats)]) -> Written {
+    let named = |labels: &Labels, one: &ProcedureStats| {
+        let labels = with(labels, "program", &one.program.to_string());
+        with(&with(&labels, "version", &one.version.to_string()), "procedure", &one.procedure.to_string())
+    };
+    let of_shard = |(labels, stats): &(Labels, &ShardStats)| -> Vec<(Labels, ProcedureStats)> {
+        stats.procedures.iter().map(|one| (named(labels, one), one.clone())).collect()
+    };
+    let procedures: Vec<_> = shards.iter().flat_map(of_shard).collect();
+    let members = procedures.iter().map(|(labels, one)| (labels.clone(), &one.latency));
+    let head = ("procedure_latency", "From arrival to reply, of the calls that are timed", Some(&Unit::Seconds));
+    family(encoder, head, MetricType::Histogram, members, |metric, values| histogram(metric, values, &LATENCIES, 1e9))?;
+    for (name, help, of) in [
+        ("procedure_argument", "Of the calls that are timed", (|one| one.bytes_in) as fn(&ProcedureStats) -> u64),
+        ("procedure_result", "Of the calls that are timed", |one| one.bytes_out),
+    ] {
+        let members = procedures.iter().map(|(labels, one)| (labels.clone(), of(one)));
+        family(encoder, (name, help, Some(&Unit::Bytes)), MetricType::Counter, members, counter)?;
+    }
+    let refusals = procedures
+        .iter()
+        .flat_map(|(labels, one)| REFUSALS.iter().map(|(kind, of)| (with(labels, "reason", kind), of(&one.refusals))));
+    let head = ("procedure_refusals", "Calls that were refused, by what their callers were told", None);
+    family(encoder, head, MetricType::Counter, refusals, counter)
+}
+
+#[cfg(test)]
+mod tests;

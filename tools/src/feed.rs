@@ -1,0 +1,138 @@
+//! Snapshots of a server's statistics, read from its socket.
+
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rpcrdma::stats::{FORMAT, Snapshot};
+use thiserror::Error;
+
+/// How long a server may take for a snapshot.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest snapshot that is read: what is longer is none.
+const LONGEST: usize = 64 << 20;
+
+/// Why there is no snapshot.
+#[derive(Debug, Error)]
+pub(crate) enum FeedError {
+    /// Nobody listens there.
+    #[error("{path}: {source}; is the server started, with its option for statistics (`ServerConfig::stats`)?")]
+    Gone {
+        /// The socket.
+        path: PathBuf,
+        /// What connecting came to.
+        source: std::io::Error,
+    },
+    /// It cannot be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// The socket.
+        path: PathBuf,
+        /// What failed.
+        source: std::io::Error,
+    },
+    /// What was read is no snapshot, or not all of one.
+    #[error("{path}: this is no snapshot of a server: {reason}")]
+    Other {
+        /// The socket.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// One snapshot, of now.
+///
+/// # Errors
+/// Why there is none.
+pub(crate) fn read(path: &Path) -> Result<Snapshot, FeedError> {
+    let own = || path.to_owned();
+    let stream = UnixStream::connect(path).map_err(|source| FeedError::Gone { path: own(), source })?;
+    let bytes = read_all(stream, LONGEST).map_err(|source| FeedError::Read { path: own(), source })?;
+    let other = |reason| FeedError::Other { path: own(), reason };
+    let snapshot: Snapshot = serde_json::from_slice(&bytes).map_err(|error| other(error.to_string()))?;
+    if snapshot.format != FORMAT {
+        return Err(other(format!("its format is {}, and this program knows {FORMAT}", snapshot.format)));
+    }
+    Ok(snapshot)
+}
+
+/// All that comes until the end, which must come in time.
+fn read_all(mut stream: UnixStream, longest: usize) -> std::io::Result<Vec<u8>> {
+    let end = Instant::now() + PATIENCE;
+    let mut bytes = Vec::new();
+    let mut part = vec![0; 64 << 10];
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        match stream.read(&mut part) {
+            Ok(0) => return Ok(bytes),
+            Ok(count) => bytes.extend_from_slice(&part[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(std::io::Error::new(ErrorKind::TimedOut, format!("no snapshot within {PATIENCE:?}")));
+            }
+            Err(error) => return Err(error),
+        }
+        if bytes.len() > longest {
+            return Err(std::io::Error::new(ErrorKind::InvalidData, format!("more than {longest} bytes")));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// What reading comes to when the socket says this.
+    fn said(text: &str) -> Result<Snapshot, FeedError> {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("stats");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        std::thread::scope(|scope| {
+            scope.spawn(|| listener.accept().expect("a reader").0.write_all(text.as_bytes()));
+            read(&path)
+        })
+    }
+
+    #[test]
+    fn what_is_new_is_skipped_and_what_is_missing_is_0() {
+        let told =
+            said(r#"{"format":1,"colour":"red","shards":[{"shard":3,"stats":{"calls":7,"new":[1]}},{"stats":null}]}"#);
+        let told = told.expect("a snapshot");
+        assert_eq!((told.shards.len(), told.shards[0].shard), (2, 3));
+        let stats = told.shards[0].stats.as_ref().expect("it answered");
+        assert_eq!((stats.calls, stats.polls, stats.latency.len()), (7, 0, 0));
+        assert!(told.shards[1].stats.is_none());
+    }
+
+    #[test]
+    fn what_is_no_snapshot_is_told_with_the_path() {
+        for (text, says) in [
+            ("", "EOF"),
+            (r#"{"format":1,"shards":[{"#, "EOF"),
+            ("HTTP/1.1 200 OK", "expected value"),
+            (r#"{"format":99}"#, "its format is 99"),
+            ("{}", "its format is 0"),
+        ] {
+            let error = said(text).expect_err(text).to_string();
+            assert!(error.contains(says) && error.contains("/stats: "), "{text}: {error}");
+        }
+        let error = read(Path::new("/nowhere/stats")).expect_err("nobody is there").to_string();
+        assert!(error.contains("/nowhere/stats") && error.contains("is the server started"), "{error}");
+    }
+
+    #[test]
+    fn what_never_ends_is_not_kept() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        std::thread::scope(|scope| {
+            scope.spawn(move || while theirs.write_all(&[b' '; 4096]).is_ok() {});
+            let error = read_all(ours, 1 << 20).expect_err("too long");
+            assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+        });
+    }
+}

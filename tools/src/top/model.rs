@@ -1,0 +1,349 @@
+//! What two snapshots say of the time between them, and what that was at least and at most since the first. Nothing is
+//! drawn here.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use hdrhistogram::Histogram;
+use rpcrdma::stats::{ClassStats, ConnectionStats, ProcedureStats, Refusals, ShardStats, Snapshot};
+use serde::Serialize;
+
+/// A figure of the last interval, with the least and the most that it was.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Figure {
+    pub(crate) now: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+}
+
+/// One interval.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct View {
+    pub(crate) pid: u32,
+    /// Since the server was started, in nanoseconds.
+    pub(crate) uptime: u64,
+    /// The length of the interval, in nanoseconds; 0 if there is only one snapshot yet, or the server was started anew:
+    /// then there are no rates.
+    pub(crate) interval: u64,
+    pub(crate) shards: Vec<ShardRow>,
+    pub(crate) procedures: Vec<ProcedureRow>,
+    pub(crate) connections: Vec<ConnectionRow>,
+    /// Connections that are not among these: a snapshot has so many of each shard at most.
+    pub(crate) connections_omitted: u64,
+}
+
+/// A shard. Rates are of a second, times in nanoseconds.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct ShardRow {
+    pub(crate) shard: u32,
+    pub(crate) address: String,
+    pub(crate) core: Option<usize>,
+    /// It has answered. If not, all that follows is 0 or missing.
+    pub(crate) answered: bool,
+    /// Of its turns, those that found something to do: 0 to 1.
+    pub(crate) busy: Option<Figure>,
+    pub(crate) calls: Option<Figure>,
+    pub(crate) calls_failed: Option<Figure>,
+    /// Of the calls that were timed.
+    pub(crate) p50: Option<Figure>,
+    pub(crate) p99: Option<Figure>,
+    /// Work requests of one post: the mean, and the 99th percentile.
+    pub(crate) batch: Option<Figure>,
+    pub(crate) batch_p99: Option<Figure>,
+    pub(crate) messages_received: Option<Figure>,
+    pub(crate) messages_sent: Option<Figure>,
+    pub(crate) doorbells: Option<Figure>,
+    pub(crate) sleeps: Option<Figure>,
+    pub(crate) memory_waits: Option<Figure>,
+    pub(crate) backpressure: Option<Figure>,
+    pub(crate) pool_empty: Option<Figure>,
+    pub(crate) faults: Option<Figure>,
+    pub(crate) connections: u64,
+    pub(crate) connections_total: u64,
+    pub(crate) credits_used: u64,
+    pub(crate) credits_granted: u64,
+    pub(crate) receives_posted: u64,
+    pub(crate) receives_promised: u64,
+    pub(crate) receives_lowest: u64,
+    pub(crate) worker_depth: u64,
+    /// The size class of the pool that came nearest to its end.
+    pub(crate) pool_low: Option<PoolLow>,
+    pub(crate) memory_waits_total: u64,
+    pub(crate) faults_total: u64,
+}
+
+/// How near a size class came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct PoolLow {
+    /// Bytes of its buffers.
+    pub(crate) size: usize,
+    /// The fewest that were free.
+    pub(crate) low_water: usize,
+    pub(crate) count: usize,
+}
+
+/// A procedure, on all shards. Calls, bytes and times are of the calls that were timed.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct ProcedureRow {
+    pub(crate) program: u32,
+    pub(crate) version: u32,
+    pub(crate) procedure: u32,
+    pub(crate) timed: Option<Figure>,
+    /// Of all timed calls of the interval, this procedure's: 0 to 1.
+    pub(crate) share: Option<f64>,
+    pub(crate) p50: Option<Figure>,
+    pub(crate) p99: Option<Figure>,
+    /// Bytes of arguments and of results of a call, in the mean.
+    pub(crate) bytes_in: Option<f64>,
+    pub(crate) bytes_out: Option<f64>,
+    pub(crate) refused: Option<Figure>,
+    pub(crate) timed_total: u64,
+    pub(crate) refused_total: u64,
+}
+
+/// A connection.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ConnectionRow {
+    pub(crate) shard: u32,
+    #[serde(flatten)]
+    pub(crate) now: ConnectionStats,
+    /// Messages that were of use.
+    pub(crate) messages: Option<Figure>,
+}
+
+/// Connections that ended because their peers broke rules or owed something, and what devices refused or could not take.
+pub(crate) fn faults(stats: &ShardStats) -> u64 {
+    let device = &stats.fabric;
+    let of_device = [device.receiver_not_ready, device.access_refused, device.peer_violations];
+    [stats.peer_faults, stats.peers_stalled].into_iter().chain(of_device).fold(0, u64::saturating_add)
+}
+
+/// All refusals.
+pub(crate) fn refused(refusals: &Refusals) -> u64 {
+    let Refusals { unavailable, garbage_arguments, system_errors, authentication, transport, err_system, .. } =
+        *refusals;
+    [unavailable, garbage_arguments, system_errors, authentication, transport, err_system]
+        .into_iter()
+        .fold(0, u64::saturating_add)
+}
+
+/// What is known so far.
+#[derive(Debug, Default)]
+pub(crate) struct Model {
+    last: Option<Snapshot>,
+    /// The least and the most of each figure, by what it is of.
+    extremes: HashMap<(Of, &'static str), (f64, f64)>,
+}
+
+/// What a figure is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Of {
+    Shard(u32),
+    Procedure(u32, u32, u32),
+    Connection(u32, u32, u32),
+}
+
+impl Model {
+    /// What the time since the last snapshot was like. A server that was started anew begins from nothing.
+    pub(crate) fn take(&mut self, now: Snapshot) -> View {
+        let before = self.last.take().filter(|before| follows(before, &now));
+        if before.is_none() {
+            self.extremes.clear();
+        }
+        let view = self.view(before.as_ref(), &now);
+        self.forget(&view);
+        self.last = Some(now);
+        view
+    }
+
+    fn view(&mut self, before: Option<&Snapshot>, now: &Snapshot) -> View {
+        let interval = before.map_or(0, |before| now.uptime - before.uptime);
+        let mut view = View { pid: now.pid, uptime: now.uptime, interval, ..View::default() };
+        for shard in &now.shards {
+            let earlier = before.and_then(|before| before.shards.iter().find(|earlier| earlier.shard == shard.shard));
+            let earlier = earlier.and_then(|earlier| earlier.stats.as_ref());
+            let mut row = ShardRow {
+                shard: shard.shard,
+                address: shard.address.clone(),
+                core: shard.core,
+                answered: shard.stats.is_some(),
+                ..ShardRow::default()
+            };
+            if let Some(stats) = &shard.stats {
+                self.fill(&mut row, earlier, stats, interval);
+                view.connections_omitted += stats.connections.saturating_sub(stats.peers.len() as u64);
+                let rows = stats.peers.iter().map(|peer| self.connection(shard.shard, earlier, peer, interval));
+                view.connections.extend(rows);
+            }
+            view.shards.push(row);
+        }
+        view.procedures = self.procedures(before, now, interval);
+        view
+    }
+
+    /// A shard's figures.
+    fn fill(&mut self, row: &mut ShardRow, before: Option<&ShardStats>, now: &ShardStats, interval: u64) {
+        let of = Of::Shard(row.shard);
+        let mut rate = |name, of_stats: fn(&ShardStats) -> u64| {
+            let rate = per_second(of_stats(before?), of_stats(now), interval)?;
+            Some(self.figure(of, name, rate))
+        };
+        row.calls = rate("calls", |stats| stats.calls);
+        row.calls_failed = rate("calls_failed", |stats| stats.calls_failed);
+        row.messages_received = rate("received", |stats| stats.messages.received);
+        row.messages_sent = rate("sent", |stats| stats.messages.sent);
+        row.doorbells = rate("doorbells", |stats| stats.fabric.doorbells);
+        row.sleeps = rate("sleeps", |stats| stats.sleeps);
+        row.memory_waits = rate("memory_waits", |stats| stats.memory_waits);
+        row.backpressure = rate("backpressure", |stats| stats.backpressure);
+        row.pool_empty = rate("pool_empty", |stats| stats.pool_empty);
+        row.faults = rate("faults", faults);
+        row.busy = before.and_then(|before| busy(before, now)).map(|share| self.figure(of, "busy", share));
+        if let Some(latency) = before.and_then(|before| between(&before.latency, &now.latency)) {
+            row.p50 = Some(self.figure(of, "p50", latency.value_at_quantile(0.5) as f64));
+            row.p99 = Some(self.figure(of, "p99", latency.value_at_quantile(0.99) as f64));
+        }
+        if let Some(batch) = before.and_then(|before| between(&before.batch, &now.batch)) {
+            row.batch = Some(self.figure(of, "batch", batch.mean()));
+            row.batch_p99 = Some(self.figure(of, "batch_p99", batch.value_at_quantile(0.99) as f64));
+        }
+        (row.connections, row.connections_total) = (now.connections, now.connections_total);
+        (row.credits_used, row.credits_granted) = (now.credits_used, now.credits_granted);
+        (row.receives_posted, row.receives_promised) = (now.receives_posted, now.receives_promised);
+        (row.receives_lowest, row.worker_depth) = (now.receives_lowest, now.worker_depth);
+        let share = |class: &&ClassStats| (class.low_water * 1_000_000).checked_div(class.count);
+        row.pool_low = now.pool.classes.iter().filter(|class| class.count > 0).min_by_key(share).map(|class| PoolLow {
+            size: class.size,
+            low_water: class.low_water,
+            count: class.count,
+        });
+        (row.memory_waits_total, row.faults_total) = (now.memory_waits, faults(now));
+    }
+
+    fn connection(
+        &mut self,
+        shard: u32,
+        before: Option<&ShardStats>,
+        now: &ConnectionStats,
+        interval: u64,
+    ) -> ConnectionRow {
+        let name = |peer: &ConnectionStats| (peer.slot, peer.generation);
+        let before = before.and_then(|before| before.peers.iter().find(|earlier| name(earlier) == name(now)));
+        let rate = before.and_then(|before| per_second(before.useful, now.useful, interval));
+        let of = Of::Connection(shard, now.slot, now.generation);
+        ConnectionRow { shard, now: now.clone(), messages: rate.map(|rate| self.figure(of, "messages", rate)) }
+    }
+
+    fn procedures(&mut self, before: Option<&Snapshot>, now: &Snapshot, interval: u64) -> Vec<ProcedureRow> {
+        let (before, now) = (before.map(by_procedure).unwrap_or_default(), by_procedure(now));
+        let none = ProcedureStats::default();
+        let mut rows = Vec::new();
+        for (&name, stats) in &now {
+            let mut row = ProcedureRow {
+                program: name.0,
+                version: name.1,
+                procedure: name.2,
+                timed_total: stats.calls,
+                refused_total: refused(&stats.refusals),
+                ..ProcedureRow::default()
+            };
+            if interval > 0 {
+                // One that was not there has had no calls.
+                let earlier = before.get(&name).unwrap_or(&none);
+                let of = Of::Procedure(name.0, name.1, name.2);
+                let rate = |before: u64, now: u64| per_second(before, now, interval);
+                row.timed = rate(earlier.calls, stats.calls).map(|rate| self.figure(of, "timed", rate));
+                let refusals = rate(refused(&earlier.refusals), row.refused_total);
+                row.refused = refusals.map(|rate| self.figure(of, "refused", rate));
+                if let Some(latency) = between(&earlier.latency, &stats.latency) {
+                    row.p50 = Some(self.figure(of, "p50", latency.value_at_quantile(0.5) as f64));
+                    row.p99 = Some(self.figure(of, "p99", latency.value_at_quantile(0.99) as f64));
+                    let mean = |before: u64, now: u64| Some(now.checked_sub(before)? as f64 / latency.len() as f64);
+                    row.bytes_in = mean(earlier.bytes_in, stats.bytes_in);
+                    row.bytes_out = mean(earlier.bytes_out, stats.bytes_out);
+                }
+            }
+            rows.push(row);
+        }
+        let all: f64 = rows.iter().filter_map(|row| row.timed).map(|timed| timed.now).sum();
+        for row in &mut rows {
+            row.share = row.timed.filter(|_| all > 0.0).map(|timed| timed.now / all);
+        }
+        rows
+    }
+
+    /// A figure as it is now.
+    fn figure(&mut self, of: Of, name: &'static str, now: f64) -> Figure {
+        let (min, max) = self.extremes.entry((of, name)).or_insert((now, now));
+        (*min, *max) = (min.min(now), max.max(now));
+        Figure { now, min: *min, max: *max }
+    }
+
+    /// Connections that are gone have no figures any more.
+    fn forget(&mut self, view: &View) {
+        let name = |row: &ConnectionRow| Of::Connection(row.shard, row.now.slot, row.now.generation);
+        let there: HashSet<Of> = view.connections.iter().map(name).collect();
+        self.extremes.retain(|(of, _), _| !matches!(of, Of::Connection(..)) || there.contains(of));
+    }
+}
+
+/// Both are of one server, in this order.
+fn follows(before: &Snapshot, now: &Snapshot) -> bool {
+    before.pid == now.pid && before.uptime < now.uptime
+}
+
+/// None if it went backwards, or no time has passed.
+fn per_second(before: u64, now: u64, interval: u64) -> Option<f64> {
+    let count = now.checked_sub(before)?;
+    (interval > 0).then(|| count as f64 * 1e9 / interval as f64)
+}
+
+fn busy(before: &ShardStats, now: &ShardStats) -> Option<f64> {
+    let turns = now.polls.checked_sub(before.polls).filter(|&turns| turns > 0)?;
+    let idle = now.idle_polls.checked_sub(before.idle_polls)?;
+    Some(turns.saturating_sub(idle) as f64 / turns as f64)
+}
+
+/// The values that came between two readings; `None` if there were none, or if there are fewer than before.
+fn between(before: &Histogram<u64>, now: &Histogram<u64>) -> Option<Histogram<u64>> {
+    let mut between = now.clone();
+    between.subtract(before).ok()?;
+    (!between.is_empty()).then_some(between)
+}
+
+/// What all shards together say of each procedure.
+fn by_procedure(snapshot: &Snapshot) -> BTreeMap<(u32, u32, u32), ProcedureStats> {
+    let mut all = BTreeMap::new();
+    for stats in snapshot.shards.iter().filter_map(|shard| shard.stats.as_ref()) {
+        for one in &stats.procedures {
+            let none = || {
+                let mut none = ProcedureStats::default();
+                none.latency.auto(true);
+                none
+            };
+            let sum = all.entry((one.program, one.version, one.procedure)).or_insert_with(none);
+            sum.calls = sum.calls.saturating_add(one.calls);
+            sum.bytes_in = sum.bytes_in.saturating_add(one.bytes_in);
+            sum.bytes_out = sum.bytes_out.saturating_add(one.bytes_out);
+            // It grows as it must.
+            let _ = sum.latency.add(&one.latency);
+            add(&mut sum.refusals, &one.refusals);
+        }
+    }
+    all
+}
+
+fn add(sum: &mut Refusals, one: &Refusals) {
+    for (sum, one) in [
+        (&mut sum.unavailable, one.unavailable),
+        (&mut sum.garbage_arguments, one.garbage_arguments),
+        (&mut sum.system_errors, one.system_errors),
+        (&mut sum.authentication, one.authentication),
+        (&mut sum.transport, one.transport),
+        (&mut sum.err_system, one.err_system),
+    ] {
+        *sum = sum.saturating_add(one);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+use rpcrdma::stats::ShardSnapshot;
+
+use super::*;
+
+/// A second, in nanoseconds.
+const SECOND: u64 = 1_000_000_000;
+
+fn snapshot(uptime: u64, stats: impl IntoIterator<Item = Option<ShardStats>>) -> Snapshot {
+    let mut snapshot = Snapshot::default();
+    (snapshot.format, snapshot.pid, snapshot.uptime) = (1, 7, uptime);
+    for (n, stats) in stats.into_iter().enumerate() {
+        let mut shard = ShardSnapshot::default();
+        (shard.shard, shard.stats) = (n as u32, stats);
+        snapshot.shards.push(shard);
+    }
+    snapshot
+}
+
+fn stats(set: impl FnOnce(&mut ShardStats)) -> Option<ShardStats> {
+    let mut stats = ShardStats::default();
+    set(&mut stats);
+    Some(stats)
+}
+
+fn procedure(procedure: u32, calls: u64, took: u64) -> ProcedureStats {
+    let mut stats = ProcedureStats::default();
+    (stats.program, stats.version, stats.procedure) = (100_003, 3, procedure);
+    (stats.calls, stats.bytes_in) = (calls, 100 * calls);
+    stats.latency.record_n(took, calls).expect("within its bounds");
+    stats.refusals.system_errors = calls / 10;
+    stats
+}
+
+fn peer(slot: u32, generation: u32, useful: u64) -> ConnectionStats {
+    let mut stats = ConnectionStats::default();
+    (stats.slot, stats.generation, stats.useful) = (slot, generation, useful);
+    stats
+}
+
+fn rate(figure: Option<Figure>) -> Option<(f64, f64, f64)> {
+    figure.map(|figure| (figure.now, figure.min, figure.max))
+}
+
+#[test]
+fn rates_are_of_the_time_between_two_snapshots_by_the_servers_clock() {
+    let mut model = Model::default();
+    let at = |calls: u64, polls: u64, idle: u64| stats(|s| (s.calls, s.polls, s.idle_polls) = (calls, polls, idle));
+    let first = model.take(snapshot(SECOND, [at(100, 1000, 900)]));
+    assert_eq!(
+        (first.interval, first.shards[0].calls, first.shards[0].busy),
+        (0, None, None),
+        "one says nothing of rates"
+    );
+    let second = model.take(snapshot(3 * SECOND, [at(300, 2000, 1150)]));
+    assert_eq!(second.interval, 2 * SECOND);
+    assert_eq!(rate(second.shards[0].calls), Some((100.0, 100.0, 100.0)));
+    assert_eq!(rate(second.shards[0].busy), Some((0.75, 0.75, 0.75)));
+    let third = model.take(snapshot(4 * SECOND, [at(310, 2100, 1250)]));
+    assert_eq!(rate(third.shards[0].calls), Some((10.0, 10.0, 100.0)));
+    assert_eq!(rate(third.shards[0].busy), Some((0.0, 0.0, 0.75)));
+    let fourth = model.take(snapshot(5 * SECOND, [at(1310, 2200, 1250)]));
+    assert_eq!(rate(fourth.shards[0].calls), Some((1000.0, 10.0, 1000.0)));
+}
+
+#[test]
+fn latencies_are_those_of_the_interval() {
+    let mut model = Model::default();
+    let at = |fast: u64, slow: u64| {
+        stats(|s| {
+            s.latency.record_n(1000, fast).expect("within its bounds");
+            s.latency.record_n(900_000, slow).expect("within its bounds");
+            s.batch.record_n(4, fast).expect("within its bounds");
+        })
+    };
+    model.take(snapshot(SECOND, [at(100_000, 0)]));
+    let second = model.take(snapshot(2 * SECOND, [at(100_010, 90)]));
+    let p50 = second.shards[0].p50.expect("calls were timed").now;
+    assert!((890_000.0..910_000.0).contains(&p50), "{p50}: what was before does not count");
+    assert_eq!(rate(second.shards[0].batch).map(|batch| batch.0), Some(4.0));
+    let third = model.take(snapshot(3 * SECOND, [at(100_010, 90)]));
+    assert_eq!((third.shards[0].p50, third.shards[0].batch), (None, None), "nothing was timed");
+}
+
+#[test]
+fn a_server_that_was_started_anew_begins_from_nothing() {
+    let mut model = Model::default();
+    let at = |uptime: u64, calls: u64| snapshot(uptime, [stats(|s| s.calls = calls)]);
+    model.take(at(SECOND, 0));
+    model.take(at(2 * SECOND, 1_000_000));
+    let anew = model.take(at(SECOND / 2, 10));
+    assert_eq!((anew.interval, anew.shards[0].calls), (0, None));
+    let next = model.take(at(SECOND, 20));
+    assert_eq!(rate(next.shards[0].calls), Some((20.0, 20.0, 20.0)), "the least and the most are its own");
+    // Another process, which has been up for longer.
+    let mut other = at(9 * SECOND, 5_000);
+    other.pid = 8;
+    assert_eq!(model.take(other).interval, 0);
+}
+
+#[test]
+fn what_goes_backwards_or_is_not_there_has_no_rate() {
+    let mut model = Model::default();
+    model.take(snapshot(SECOND, [stats(|s| (s.calls, s.polls) = (50, 10)), None]));
+    let view = model.take(snapshot(2 * SECOND, [stats(|s| (s.calls, s.polls) = (20, 5)), stats(|s| s.calls = 9)]));
+    assert_eq!((view.shards[0].calls, view.shards[0].busy, view.shards[1].calls), (None, None, None));
+    let view = model.take(snapshot(3 * SECOND, [None, stats(|s| s.calls = 10)]));
+    assert!(!view.shards[0].answered && view.shards[1].answered);
+    assert_eq!(rate(view.shards[1].calls), Some((1.0, 1.0, 1.0)));
+    // Twice the same moment is no interval.
+    assert_eq!(model.take(snapshot(3 * SECOND, [None, None])).interval, 0);
+}
+
+#[test]
+fn procedures_are_those_of_all_shards_together() {
+    let mut model = Model::default();
+    let at = |one: u64, other: u64| {
+        let first = stats(|s| s.procedures = vec![procedure(6, one, 1000), procedure(7, 10, 5000)]);
+        [first, stats(|s| s.procedures = vec![procedure(6, other, 9000)])]
+    };
+    model.take(snapshot(SECOND, at(10, 0)));
+    let view = model.take(snapshot(2 * SECOND, at(40, 90)));
+    let [read, write] = &view.procedures[..] else { panic!("{:?}", view.procedures) };
+    assert_eq!((read.procedure, read.timed_total, rate(read.timed)), (6, 130, Some((120.0, 120.0, 120.0))));
+    assert_eq!((read.share, read.bytes_in, read.refused_total), (Some(1.0), Some(100.0), 13));
+    let p99 = read.p99.expect("calls were timed").now;
+    assert!((8900.0..9100.0).contains(&p99), "{p99}");
+    assert_eq!((write.share, write.p99, write.timed.map(|timed| timed.now)), (Some(0.0), None, Some(0.0)));
+}
+
+#[test]
+fn connections_are_told_apart_when_their_slots_are_used_again() {
+    let mut model = Model::default();
+    let at = |peers: Vec<ConnectionStats>, all: u64| [stats(|s| (s.peers, s.connections) = (peers, all))];
+    model.take(snapshot(SECOND, at(vec![peer(0, 0, 10), peer(1, 0, 1_000_000)], 2)));
+    let view = model.take(snapshot(2 * SECOND, at(vec![peer(0, 0, 30), peer(1, 1, 5)], 9)));
+    let rates: Vec<_> = view.connections.iter().map(|row| row.messages.map(|messages| messages.now)).collect();
+    assert_eq!((rates, view.connections_omitted), (vec![Some(20.0), None], 7));
+    assert_eq!(model.extremes.keys().filter(|(of, _)| matches!(of, Of::Connection(..))).count(), 1);
+    model.take(snapshot(3 * SECOND, at(Vec::new(), 0)));
+    assert!(!model.extremes.keys().any(|(of, _)| matches!(of, Of::Connection(..))), "what is gone is forgotten");
+}
+
+#[test]
+fn absurd_numbers_are_survived() {
+    let mut model = Model::default();
+    let most = |n: u64| {
+        stats(|s| {
+            (s.polls, s.idle_polls, s.calls, s.peer_faults, s.peers_stalled) = (n, n - 7, n, n, n);
+            s.procedures = vec![procedure(1, 3, 1)];
+            s.procedures[0].bytes_in = n;
+            s.procedures[0].refusals.transport = n;
+        })
+    };
+    model.take(snapshot(1, [most(8), most(9)]));
+    let view = model.take(snapshot(u64::MAX, [most(u64::MAX), most(u64::MAX)]));
+    assert_eq!((view.shards[0].faults_total, view.procedures[0].refused_total), (u64::MAX, u64::MAX));
+    serde_json::to_string(&view).expect("JSON");
+}
+
+#[test]
+fn the_class_that_came_nearest_to_its_end_is_told() {
+    let class = |size: usize, low_water: usize, count: usize| {
+        let mut class = ClassStats::default();
+        (class.size, class.low_water, class.count) = (size, low_water, count);
+        class
+    };
+    let now = stats(|s| {
+        s.pool.classes = vec![class(512, 100, 2000), class(4096, 3, 10), class(9, 0, 0), class(65536, 1, 32)]
+    });
+    let view = Model::default().take(snapshot(SECOND, [now]));
+    assert_eq!(view.shards[0].pool_low, Some(PoolLow { size: 65536, low_water: 1, count: 32 }));
+}

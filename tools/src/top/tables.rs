@@ -1,0 +1,186 @@
+//! The three tables, and all that is known of one shard, as text of a given width: the columns that matter most come
+//! first, and those that do not fit are left out.
+
+use super::model::{ConnectionRow, Figure, ProcedureRow, ShardRow, View};
+use super::units::{bytes, count, percent, span, time};
+
+/// What is between two columns.
+const GAP: usize = 1;
+/// Width of a block of details.
+pub(super) const DETAIL: usize = 38;
+
+/// One column of a table of `R`.
+struct Column<R> {
+    head: &'static str,
+    width: usize,
+    /// What it holds are words, which begin at its left; numbers end at its right.
+    words: bool,
+    cell: fn(&R) -> String,
+}
+
+impl<R> Column<R> {
+    /// Text that fills the column; what is too long is cut.
+    fn pad(&self, text: &str) -> String {
+        let width = self.width;
+        // Peers name themselves: a terminal gets nothing that it would obey.
+        let text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).take(width).collect();
+        if self.words { format!("{text:<width$}") } else { format!("{text:>width$}") }
+    }
+}
+
+const fn number<R>(head: &'static str, width: usize, cell: fn(&R) -> String) -> Column<R> {
+    Column { head, width, words: false, cell }
+}
+
+const fn words<R>(head: &'static str, width: usize, cell: fn(&R) -> String) -> Column<R> {
+    Column { head, width, words: true, cell }
+}
+
+fn figure(figure: Option<Figure>, unit: fn(f64) -> String) -> String {
+    figure.map_or_else(|| "-".to_owned(), |figure| unit(figure.now))
+}
+
+fn of(used: u64, all: u64) -> String {
+    format!("{}/{}", count(used as f64), count(all as f64))
+}
+
+const SHARDS: &[Column<ShardRow>] = &[
+    number("shard", 5, |row| if row.answered { row.shard.to_string() } else { format!("{}?", row.shard) }),
+    number("busy", 5, |row| figure(row.busy, percent)),
+    number("calls/s", 7, |row| figure(row.calls, count)),
+    number("p50", 6, |row| figure(row.p50, time)),
+    number("p99", 6, |row| figure(row.p99, time)),
+    number("faults", 6, |row| count(row.faults_total as f64)),
+    number("waits/s", 7, |row| figure(row.memory_waits, count)),
+    number("queue", 5, |row| count(row.worker_depth as f64)),
+    number("credits", 11, |row| of(row.credits_used, row.credits_granted)),
+    number("batch", 5, |row| figure(row.batch, count)),
+    number("conns", 5, |row| count(row.connections as f64)),
+    number("posted", 6, |row| count(row.receives_posted as f64)),
+    number("promised", 8, |row| count(row.receives_promised as f64)),
+    number("lowest", 6, |row| count(row.receives_lowest as f64)),
+    number("pool low", 11, |row| {
+        row.pool_low.map_or_else(|| "-".to_owned(), |low| of(low.low_water as u64, low.count as u64))
+    }),
+    number("min c/s", 7, |row| row.calls.map_or_else(|| "-".to_owned(), |calls| count(calls.min))),
+    number("max c/s", 7, |row| row.calls.map_or_else(|| "-".to_owned(), |calls| count(calls.max))),
+    number("core", 4, |row| row.core.map_or_else(|| "-".to_owned(), |core| core.to_string())),
+    words("address", 30, |row| row.address.clone()),
+];
+
+const PROCEDURES: &[Column<ProcedureRow>] = &[
+    words("program", 13, |row| format!("{} v{}", row.program, row.version)),
+    number("proc", 4, |row| row.procedure.to_string()),
+    number("timed/s", 7, |row| figure(row.timed, count)),
+    number("p99", 6, |row| figure(row.p99, time)),
+    number("share", 5, |row| row.share.map_or_else(|| "-".to_owned(), percent)),
+    number("p50", 6, |row| figure(row.p50, time)),
+    number("in", 6, |row| row.bytes_in.map_or_else(|| "-".to_owned(), bytes)),
+    number("out", 6, |row| row.bytes_out.map_or_else(|| "-".to_owned(), bytes)),
+    number("refused/s", 9, |row| figure(row.refused, count)),
+    number("refused", 7, |row| count(row.refused_total as f64)),
+    number("timed", 7, |row| count(row.timed_total as f64)),
+    number("min t/s", 7, |row| row.timed.map_or_else(|| "-".to_owned(), |timed| count(timed.min))),
+    number("max t/s", 7, |row| row.timed.map_or_else(|| "-".to_owned(), |timed| count(timed.max))),
+    number("max p99", 7, |row| row.p99.map_or_else(|| "-".to_owned(), |p99| time(p99.max))),
+];
+
+const CONNECTIONS: &[Column<ConnectionRow>] = &[
+    words("peer", 18, |row| row.now.peer.clone()),
+    number("v", 1, |row| row.now.version.to_string()),
+    number("msgs/s", 6, |row| figure(row.messages, count)),
+    number("calls", 5, |row| count(row.now.calls_under_way as f64)),
+    number("credits", 11, |row| of(row.now.credits_used, row.now.credits_granted)),
+    number("age", 6, |row| span(row.now.age)),
+    number("silent", 6, |row| span(row.now.silent)),
+    number("shard", 5, |row| row.shard.to_string()),
+    words("stage", 11, |row| row.now.stage.clone()),
+    number("messages", 8, |row| count(row.now.useful as f64)),
+    number("sent", 6, |row| count(row.now.sent as f64)),
+    number("Receives", 8, |row| count(row.now.receives_promised as f64)),
+    number("min m/s", 7, |row| row.messages.map_or_else(|| "-".to_owned(), |messages| count(messages.min))),
+    number("max m/s", 7, |row| row.messages.map_or_else(|| "-".to_owned(), |messages| count(messages.max))),
+    words("identity", 20, |row| row.now.identity.clone().unwrap_or_default()),
+];
+
+/// A head, and a line for each row.
+pub(super) struct Table {
+    pub(super) head: String,
+    pub(super) lines: Vec<String>,
+}
+
+fn table<R>(columns: &[Column<R>], rows: &[R], width: usize) -> Table {
+    let mut used = 0;
+    let fitting = columns.iter().take_while(|column| {
+        used += column.width + GAP;
+        used <= width + GAP
+    });
+    let columns: Vec<_> = fitting.collect();
+    let line = |cell: &dyn Fn(&Column<R>) -> String| {
+        let cells: Vec<_> = columns.iter().map(|column| column.pad(&cell(column))).collect();
+        cells.join(&" ".repeat(GAP))
+    };
+    let lines = rows.iter().map(|row| line(&|column| (column.cell)(row))).collect();
+    Table { head: line(&|column| column.head.to_owned()), lines }
+}
+
+pub(super) fn shards(view: &View, width: usize) -> Table {
+    table(SHARDS, &view.shards, width)
+}
+
+pub(super) fn procedures(view: &View, width: usize) -> Table {
+    table(PROCEDURES, &view.procedures, width)
+}
+
+pub(super) fn connections(view: &View, width: usize) -> Table {
+    table(CONNECTIONS, &view.connections, width)
+}
+
+/// All that is known of a shard, what matters most first: lines of [`DETAIL`] characters.
+pub(super) fn details(row: &ShardRow) -> Vec<String> {
+    let rate = |(name, figure, unit): (&str, Option<Figure>, fn(f64) -> String)| {
+        let cell = |value: fn(Figure) -> f64| figure.map_or_else(|| "-".to_owned(), |figure| unit(value(figure)));
+        let (now, min, max) = (cell(|figure| figure.now), cell(|figure| figure.min), cell(|figure| figure.max));
+        format!("{name:<14} {now:>7} {min:>7} {max:>7}")
+    };
+    let value = |(name, value): (&str, String)| {
+        let line: String = format!("{name:<14} {value}").chars().take(DETAIL).collect();
+        format!("{line:<DETAIL$}")
+    };
+    let low = row.pool_low.map_or_else(
+        || "-".to_owned(),
+        |low| format!("{} of {} of {} bytes", low.low_water, low.count, bytes(low.size as f64)),
+    );
+    let first: [(_, _, fn(f64) -> String); 8] = [
+        ("busy turns", row.busy, percent),
+        ("calls/s", row.calls, count),
+        ("p50", row.p50, time),
+        ("p99", row.p99, time),
+        ("mem. waits/s", row.memory_waits, count),
+        ("backpressure/s", row.backpressure, count),
+        ("faults/s", row.faults, count),
+        ("batch", row.batch, count),
+    ];
+    let values = [
+        ("credits", format!("{} used of {}", row.credits_used, row.credits_granted)),
+        ("Receives", format!("{} posted, {} promised", row.receives_posted, row.receives_promised)),
+        ("  lowest", row.receives_lowest.to_string()),
+        ("pool lowest", low),
+        ("worker queue", row.worker_depth.to_string()),
+        ("memory waits", row.memory_waits_total.to_string()),
+        ("faults", row.faults_total.to_string()),
+        ("connections", format!("{}, {} in all", row.connections, row.connections_total)),
+    ];
+    let rest: [(_, _, fn(f64) -> String); 7] = [
+        ("failed/s", row.calls_failed, count),
+        ("pool empty/s", row.pool_empty, count),
+        ("batch p99", row.batch_p99, count),
+        ("received/s", row.messages_received, count),
+        ("sent/s", row.messages_sent, count),
+        ("doorbells/s", row.doorbells, count),
+        ("sleeps/s", row.sleeps, count),
+    ];
+    let head = format!("{:<14} {:>7} {:>7} {:>7}", format!("shard {}", row.shard), "now", "min", "max");
+    let lines = first.into_iter().map(rate).chain(values.into_iter().map(value)).chain(rest.into_iter().map(rate));
+    std::iter::once(head).chain(lines).collect()
+}

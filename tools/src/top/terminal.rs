@@ -1,0 +1,128 @@
+//! The screen itself: its keys, its size and its end.
+
+use std::io::{self, IsTerminal};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::Args;
+use super::draw::{Screen, Tab};
+use super::model::Model;
+use crate::command::{CommandError, Ended, Outcome};
+use crate::feed::{self, FeedError};
+use rpcrdma::stats::Snapshot;
+
+/// Longest wait for a key, before news and signals are looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+type News = Result<Snapshot, FeedError>;
+
+/// Shows intervals until it is told to end.
+pub(super) fn run(args: &Args) -> Outcome {
+    let ends = Arc::new(AtomicBool::new(false));
+    for signal in [SIGHUP, SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&ends)).map_err(failed)?;
+    }
+    // Read beside the screen: a server that takes its time keeps no key waiting.
+    let (say, news) = sync_channel(1);
+    let (goes_on, gone) = sync_channel::<()>(0);
+    let (path, interval) = (args.stats.clone(), args.interval);
+    std::thread::Builder::new().name("feed".to_owned()).spawn(move || watch(&path, interval, &say, &gone))?;
+    let mut terminal = ratatui::try_init().map_err(failed)?;
+    let shown = show(&mut terminal, args.interval, &news, &ends);
+    ratatui::restore();
+    drop(goes_on);
+    match shown {
+        // A terminal that is gone is the end, and nobody is there to hear of it.
+        Err(_) if hung_up() => Ok(Ended::Well),
+        Err(error) => Err(failed(error)),
+        Ok(()) => Ok(Ended::Well),
+    }
+}
+
+fn failed(error: io::Error) -> CommandError {
+    CommandError::Failed(format!("the terminal: {error}; --once and --json need none"))
+}
+
+/// Reads snapshots until nobody wants any more.
+fn watch(path: &Path, interval: Duration, say: &SyncSender<News>, gone: &Receiver<()>) {
+    while say.send(feed::read(path)).is_ok() {
+        if gone.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
+            return;
+        }
+    }
+}
+
+fn show(
+    terminal: &mut DefaultTerminal,
+    interval: Duration,
+    news: &Receiver<News>,
+    ends: &AtomicBool,
+) -> io::Result<()> {
+    let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let mut screen = Screen { interval, colours: !no_colour, ..Screen::default() };
+    let mut model = Model::default();
+    let mut changed = true;
+    while !ends.load(Ordering::Relaxed) && !hung_up() {
+        if let Ok(news) = news.try_recv() {
+            match news {
+                Ok(snapshot) => screen.show(model.take(snapshot)),
+                Err(error) => screen.gone = Some(error.to_string()),
+            }
+            changed = true;
+        }
+        if changed {
+            terminal.draw(|frame| screen.draw(frame))?;
+        }
+        changed = event::poll(LOOK)?;
+        if changed && !handle(&mut screen, &event::read()?) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Does what a key says; false at the end. Another size is drawn like anything else that has changed.
+fn handle(screen: &mut Screen, event: &Event) -> bool {
+    let Event::Key(key) = event else { return true };
+    if key.kind == KeyEventKind::Release {
+        return true;
+    }
+    let control = key.modifiers.contains(KeyModifiers::CONTROL);
+    match key.code {
+        KeyCode::Char('q') | KeyCode::Esc => return false,
+        KeyCode::Char('c') if control => return false,
+        KeyCode::Char('s') => screen.turn_to(Tab::Shards),
+        KeyCode::Char('p') => screen.turn_to(Tab::Procedures),
+        KeyCode::Char('c') => screen.turn_to(Tab::Connections),
+        KeyCode::Tab => {
+            let at = Tab::ALL.iter().position(|tab| *tab == screen.tab).unwrap_or(0);
+            screen.turn_to(Tab::ALL[(at + 1) % Tab::ALL.len()]);
+        }
+        KeyCode::Down | KeyCode::Char('j') => screen.select(1),
+        KeyCode::Up | KeyCode::Char('k') => screen.select(-1),
+        KeyCode::PageDown => screen.select(10),
+        KeyCode::PageUp => screen.select(-10),
+        _ => {}
+    }
+    true
+}
+
+/// The terminal is closed: whoever ignores SIGHUP, as under nohup, is told of it by nothing else.
+fn hung_up() -> bool {
+    let (input, output) = (io::stdin(), io::stdout());
+    let mut both = vec![PollFd::new(&output, PollFlags::empty())];
+    if input.is_terminal() {
+        both.push(PollFd::new(&input, PollFlags::empty()));
+    }
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+    poll(&mut both, Some(&at_once)).is_ok() && both.iter().any(|fd| fd.revents().intersects(gone))
+}

@@ -1,0 +1,128 @@
+//! `rpcrdma exporter`, as Prometheus asks it.
+#![cfg(feature = "prometheus")]
+
+mod served;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+use served::{Served, has, rpcrdma, settles};
+
+/// A program that is ended with this.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It fails only if it is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// An exporter, and where it listens.
+fn exporter(stats: &Path) -> (Running, String) {
+    let mut exporter = rpcrdma();
+    exporter.args(["exporter", "--listen", "127.0.0.1:0", "--stats"]).arg(stats).stdout(Stdio::piped());
+    let mut exporter = Running(exporter.spawn().expect("it runs"));
+    let mut line = String::new();
+    BufReader::new(exporter.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    let address = line.trim().strip_prefix("listening on http://").and_then(|rest| rest.strip_suffix("/metrics"));
+    (exporter, address.expect(&line).to_owned())
+}
+
+/// The head and the body of a reply.
+fn get(address: &str, path: &str) -> Option<(String, String)> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    text.split_once("\r\n\r\n").map(|(head, body)| (head.to_owned(), body.to_owned()))
+}
+
+fn value(body: &str, series: &str) -> Option<f64> {
+    body.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+}
+
+#[test]
+fn a_scrape_gets_what_the_server_tells_now() {
+    let mut served = Served::start();
+    let (_exporter, address) = exporter(&served.stats());
+    let calls = |body: &str| value(body, r#"rpcrdma_calls_total{shard="0"}"#);
+    let mut first = None;
+    assert!(settles(|| {
+        let (head, body) = get(&address, "/metrics").expect("a reply");
+        assert!(head.starts_with("HTTP/1.1 200") && head.contains("application/openmetrics-text"), "{head}");
+        first = calls(&body);
+        first > Some(0.0)
+    }));
+    assert!(settles(|| calls(&get(&address, "/metrics").expect("a reply").1) > first));
+    // Those who ask for nothing keep nobody waiting for good.
+    let _silent: Vec<_> = (0..20).map(|_| TcpStream::connect(&address).expect("it listens")).collect();
+    assert!(settles(|| get(&address, "/metrics").is_some_and(|(_, body)| body.ends_with("# EOF\n"))));
+    served.end();
+    let (_, body) = get(&address, "/metrics").expect("a reply");
+    assert_eq!((value(&body, "rpcrdma_up"), calls(&body)), (Some(0.0), None));
+}
+
+#[test]
+fn an_address_that_cannot_be_had_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    let output = rpcrdma().args(["exporter", "--stats", "x", "--listen", &address]).output().expect("it runs");
+    let says = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && says.contains(&address) && says.contains("--listen"), "{output:?}");
+}
+
+/// What Prometheus answers to a query.
+fn query(prometheus: &str, query: &str) -> Option<f64> {
+    let escaped: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let (_, body) = get(prometheus, &format!("/api/v1/query?query={escaped}"))?;
+    // Its replies may come in chunks, with their lengths on lines of their own.
+    let json = body.lines().find(|line| line.starts_with('{'))?;
+    let answer: Value = serde_json::from_str(json).ok()?;
+    answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
+}
+
+#[test]
+fn prometheus_scrapes_it_and_answers_queries() {
+    if !has("prometheus") {
+        return;
+    }
+    let served = Served::start();
+    let (_exporter, address) = exporter(&served.stats());
+    let config = served.directory().join("prometheus.yml");
+    let text = format!(
+        "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\n\
+         scrape_configs: [{{job_name: rpcrdma, static_configs: [{{targets: [\"{address}\"]}}]}}]\n"
+    );
+    std::fs::write(&config, text).expect("a file");
+    // A port that was free just now.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let listen = free.expect("a port").to_string();
+    let log = std::fs::File::create(served.directory().join("prometheus.log")).expect("a file");
+    let mut prometheus = Command::new("prometheus");
+    prometheus.arg(format!("--config.file={}", config.display()));
+    prometheus.arg(format!("--storage.tsdb.path={}", served.directory().join("data").display()));
+    prometheus.arg(format!("--web.listen-address={listen}"));
+    let _prometheus = Running(prometheus.stderr(log).stdout(Stdio::null()).spawn().expect("it runs"));
+    let log = || std::fs::read_to_string(served.directory().join("prometheus.log")).unwrap_or_default();
+    for asked in [
+        r#"up{job="rpcrdma"}"#,
+        "rpcrdma_up",
+        "sum(rate(rpcrdma_calls_total[30s]))",
+        "histogram_quantile(0.99, sum by (le) (rate(rpcrdma_call_latency_seconds_bucket[30s])))",
+        "sum(rate(rpcrdma_procedure_latency_seconds_count[30s]))",
+        "rpcrdma_connections",
+    ] {
+        let mut answer = None;
+        let answered = settles(|| {
+            answer = query(&listen, asked);
+            answer.is_some_and(|answer| answer > 0.0)
+        });
+        assert!(answered, "{asked}: {answer:?}; {}", log());
+        println!("{asked} = {answer:?}");
+    }
+}

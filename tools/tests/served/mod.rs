@@ -1,0 +1,135 @@
+//! A server under load that tells statistics, in this process.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rpcrdma::client::ClientConfig;
+use rpcrdma::mempool::PagePolicy;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::{Address, Config, LocalClient, Procedure, Server, Services};
+use tempfile::TempDir;
+
+/// Its program; procedure 1 answers with what it was sent.
+pub(crate) const PROGRAM: u32 = 0x2000_0042;
+
+pub(crate) struct Served {
+    server: Option<Server>,
+    address: Address,
+    directory: TempDir,
+    stop: Arc<AtomicBool>,
+    load: Option<JoinHandle<()>>,
+}
+
+fn shard() -> Config {
+    Config {
+        receives: 640,
+        small_buffers: 160,
+        message_buffers: 160,
+        bulk_buffers: vec![(64 << 10, 4)],
+        pages: PagePolicy::Small,
+        sample_latency: 1,
+        ..Config::default()
+    }
+}
+
+impl Served {
+    pub(crate) fn start() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let address = format!("soft:served-{}-{number}", std::process::id()).parse().expect("an address");
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut served = Self { server: None, address, directory, stop: Arc::default(), load: None };
+        served.serve();
+        let (address, stop) = (served.address.clone(), Arc::clone(&served.stop));
+        served.load = Some(std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                call(&address, &stop);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }));
+        served
+    }
+
+    /// Starts the server, again if it was ended.
+    pub(crate) fn serve(&mut self) {
+        let mut services = Services::new();
+        let echo = Procedure::new(|call| {
+            let arguments = call.args().to_vec();
+            let reply = call.reply_mut(arguments.len()).ok_or(rpcrdma::Refusal::SystemError)?;
+            reply.copy_from_slice(&arguments);
+            Ok(())
+        });
+        services.add(PROGRAM, 1, 1, echo);
+        let config = ServerConfig { shard: shard(), stats: Some(self.stats()), ..ServerConfig::default() };
+        self.server = Some(Server::start(&self.address, services, &config).expect("a server"));
+    }
+
+    /// Ends the server; the load waits for another one.
+    pub(crate) fn end(&mut self) {
+        drop(self.server.take());
+    }
+
+    /// Its socket for statistics.
+    pub(crate) fn stats(&self) -> PathBuf {
+        self.directory.path().join("stats")
+    }
+
+    /// A directory for whatever the test makes.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+/// Calls, one after the other, as long as the connection lasts.
+fn call(address: &Address, stop: &AtomicBool) {
+    let config = ClientConfig { shard: shard(), ..ClientConfig::new(PROGRAM, 1) };
+    let Ok(mut client) = LocalClient::connect(address, config) else { return };
+    while !stop.load(Ordering::Relaxed) {
+        let Ok(call) = client.prepare(1, 64) else { return };
+        if client.call(call).is_err() {
+            return;
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(load) = self.load.take() {
+            let _ = load.join();
+        }
+    }
+}
+
+/// The program that is tested.
+pub(crate) fn rpcrdma() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
+}
+
+/// Whether there is such a program; says so if not.
+pub(crate) fn has(program: &str) -> bool {
+    let there =
+        Command::new(program).arg("--version").output().is_ok() || Command::new(program).arg("-V").output().is_ok();
+    if !there {
+        println!("not run: there is no {program} (apt-get install {program})");
+    }
+    there
+}
+
+/// Waits until something is so: true, or false if it does not come.
+pub(crate) fn settles(mut is_so: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        if is_so() {
+            return true;
+        }
+        if Instant::now() > end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,182 @@
+//! `rpcrdma top` as its users run it: in a real terminal (tmux), for programs, and where there is no server.
+#![cfg(feature = "top")]
+
+mod served;
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixListener;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use served::{PROGRAM, Served, has, rpcrdma, settles};
+
+#[test]
+fn programs_get_one_interval_in_json() {
+    let served = Served::start();
+    let output =
+        rpcrdma().args(["top", "--once", "--json", "--interval", "0.5", "--stats"]).arg(served.stats()).output();
+    let output = output.expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert_eq!(text.lines().count(), 1);
+    let view: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(view["pid"], std::process::id());
+    let shard = &view["shards"][0];
+    assert!(shard["calls"]["now"].as_f64().is_some_and(|calls| calls > 0.0), "{shard}");
+    assert!(shard["busy"]["now"].as_f64().is_some_and(|busy| busy > 0.0 && busy <= 1.0), "{shard}");
+    assert!(shard["p99"]["now"].as_f64() >= shard["p50"]["now"].as_f64(), "{shard}");
+    assert_eq!(view["procedures"][0]["program"], PROGRAM);
+    assert_eq!(view["connections"][0]["stage"], "open");
+}
+
+#[test]
+fn where_there_is_no_terminal_each_interval_is_printed() {
+    let served = Served::start();
+    let mut top = rpcrdma();
+    top.args(["top", "--interval", "0.1", "--stats"]).arg(served.stats()).stdout(Stdio::piped());
+    let mut top = top.spawn().expect("it runs");
+    let out = BufReader::new(top.stdout.take().expect("a pipe"));
+    let heads = out.lines().map_while(Result::ok).filter(|line| line.starts_with("shard  busy calls/s"));
+    assert_eq!(heads.take(3).count(), 3);
+    // Its reader is gone: that is the end of it, and no failure.
+    assert!(top.wait().expect("it ends").success());
+}
+
+#[test]
+fn once_without_a_server_is_a_failure_that_says_why() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("stats");
+    let once = || rpcrdma().args(["top", "--once", "--stats"]).arg(&path).output().expect("it runs");
+    let output = once();
+    let says = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && says.contains("is the server started"), "{output:?}");
+    drop(UnixListener::bind(&path).expect("a socket"));
+    assert_eq!(once().status.code(), Some(1));
+    assert_eq!(
+        rpcrdma().args(["top", "--once", "--interval", "0", "--stats", "x"]).status().expect("it runs").code(),
+        Some(2)
+    );
+}
+
+/// A terminal: a session of a tmux server of its own.
+struct Terminal {
+    socket: String,
+    /// Shown when the test fails.
+    seen: String,
+}
+
+impl Terminal {
+    /// One of this size that runs `rpcrdma top` with these variables.
+    fn open(served: &Served, (width, height): (u32, u32), environment: &str) -> Self {
+        let socket = served.directory().join("tmux").display().to_string();
+        let command = format!(
+            "{environment} exec {} top --interval 0.2 --stats {}",
+            env!("CARGO_BIN_EXE_rpcrdma"),
+            served.stats().display()
+        );
+        let terminal = Self { socket, seen: String::new() };
+        let (width, height) = (width.to_string(), height.to_string());
+        // Without the user's own settings; the pane stays when its program has ended.
+        terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-s", "t", "-x", &width, "-y", &height, &command]);
+        terminal
+    }
+
+    fn tmux(&self, arguments: &[&str]) -> String {
+        let output = Command::new("tmux").args(["-S", &self.socket]).args(arguments).output().expect("tmux runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Waits until the screen is as it should be.
+    fn shows(&mut self, what: impl Fn(&str) -> bool) -> bool {
+        settles(|| {
+            self.seen = self.tmux(&["capture-pane", "-p", "-t", "t"]);
+            what(&self.seen)
+        })
+    }
+
+    fn key(&self, key: &str) {
+        self.tmux(&["send-keys", "-t", "t", key]);
+    }
+
+    /// Its session, and so its program, has ended.
+    fn ends(&self) -> bool {
+        settles(|| !self.tmux(&["list-sessions"]).contains("t:"))
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("the screen was:\n{}", self.seen);
+        }
+        self.tmux(&["kill-server"]);
+    }
+}
+
+/// The rate of calls of the first shard.
+fn calls(screen: &str) -> Option<&str> {
+    let row = screen.lines().skip_while(|line| !line.starts_with("shard  busy")).nth(1)?;
+    row.split_whitespace().nth(2).filter(|calls| calls.starts_with(|c: char| c.is_ascii_digit()) && *calls != "0")
+}
+
+#[test]
+fn a_terminal_shows_a_server_at_work_and_what_keys_ask_for() {
+    if !has("tmux") {
+        return;
+    }
+    let served = Served::start();
+    let mut terminal = Terminal::open(&served, (100, 30), "");
+    let title = format!("rpcrdma top  pid {}", std::process::id());
+    assert!(terminal.shows(|screen| screen.contains(&title) && calls(screen).is_some()));
+    assert!(terminal.seen.contains("credits") && terminal.seen.contains("lowest"), "{}", terminal.seen);
+    println!("{}", terminal.seen);
+    terminal.key("p");
+    assert!(terminal.shows(|screen| screen.contains(&format!("{PROGRAM} v1"))));
+    terminal.key("c");
+    assert!(terminal.shows(|screen| screen.contains(&format!("pid {} uid", std::process::id()))));
+    // Another size: a narrow one, and back.
+    terminal.tmux(&["resize-window", "-t", "t", "-x", "40", "-y", "20"]);
+    terminal.key("s");
+    let narrow = |screen: &str| screen.contains("shard  busy calls/s    p50    p99\n") && calls(screen).is_some();
+    assert!(terminal.shows(narrow));
+    terminal.tmux(&["resize-window", "-t", "t", "-x", "100", "-y", "30"]);
+    assert!(terminal.shows(|screen| screen.contains("queue")));
+    terminal.key("q");
+    assert!(terminal.ends());
+}
+
+#[test]
+fn a_server_that_goes_and_comes_back_is_waited_for() {
+    if !has("tmux") {
+        return;
+    }
+    let mut served = Served::start();
+    let mut terminal = Terminal::open(&served, (80, 24), "NO_COLOR=1");
+    assert!(terminal.shows(|screen| calls(screen).is_some()));
+    served.end();
+    assert!(terminal.shows(|screen| screen.starts_with("gone: ")));
+    served.serve();
+    assert!(terminal.shows(|screen| screen.starts_with("rpcrdma top") && calls(screen).is_some()));
+    // Colours would be told by their sequences.
+    let coloured = terminal.tmux(&["capture-pane", "-p", "-e", "-t", "t"]);
+    assert!(!coloured.contains("\u{1b}[3") && !coloured.contains("\u{1b}[4"), "{coloured:?}");
+}
+
+#[test]
+fn a_dumb_terminal_gets_lines_and_a_closed_one_ends_it() {
+    if !has("tmux") {
+        return;
+    }
+    let served = Served::start();
+    let mut terminal = Terminal::open(&served, (200, 50), "TERM=dumb");
+    assert!(terminal.shows(|screen| screen.contains("shard  busy") && !screen.contains("q: end")));
+    drop(terminal);
+    // Under nohup nobody is told of a terminal that is closed.
+    let pid = served.directory().join("pid").display().to_string();
+    let mut terminal = Terminal::open(&served, (80, 24), &format!("echo $$ >{pid}; trap '' HUP;"));
+    assert!(terminal.shows(|screen| screen.contains("q: end")));
+    let pid = std::fs::read_to_string(&pid).expect("its number");
+    drop(terminal);
+    let running = || std::path::Path::new("/proc").join(pid.trim()).exists();
+    assert!(settles(|| !running()), "{pid} goes on without a terminal");
+}
