@@ -36,7 +36,7 @@ fn exporter(stats: &Path) -> (Running, String) {
 /// The head and the body of a reply.
 fn get(address: &str, path: &str) -> Option<(String, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").ok()?;
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
     text.split_once("\r\n\r\n").map(|(head, body)| (head.to_owned(), body.to_owned()))

@@ -91,7 +91,7 @@ fn gauge(metric: &mut MetricEncoder<'_>, value: u64) -> Written {
 /// A histogram whose values, and bounds, are divided by this.
 fn histogram(metric: &mut MetricEncoder<'_>, values: &Histogram<u64>, bounds: &[u64], unit: f64) -> Written {
     let mut buckets: Vec<(f64, u64)> = bounds.iter().map(|&bound| (bound as f64 / unit, 0)).collect();
-    buckets.push((f64::MAX, 0));
+    buckets.push((f64::INFINITY, 0));
     let mut sum = 0.0;
     for value in values.iter_recorded() {
         let (at, count) = (value.value_iterated_to(), value.count_since_last_iteration());

@@ -149,7 +149,7 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
     };
     let low = row.pool_low.map_or_else(
         || "-".to_owned(),
-        |low| format!("{} of {} of {} bytes", low.low_water, low.count, bytes(low.size as f64)),
+        |low| format!("{}/{} of {} bytes", low.low_water, low.count, bytes(low.size as f64)),
     );
     let first: [(_, _, fn(f64) -> String); 8] = [
         ("busy turns", row.busy, percent),
@@ -163,7 +163,7 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
     ];
     let values = [
         ("credits", format!("{} used of {}", row.credits_used, row.credits_granted)),
-        ("Receives", format!("{} posted, {} promised", row.receives_posted, row.receives_promised)),
+        ("Receives", format!("{} for {} promised", row.receives_posted, row.receives_promised)),
         ("  lowest", row.receives_lowest.to_string()),
         ("pool lowest", low),
         ("worker queue", row.worker_depth.to_string()),

@@ -1,6 +1,6 @@
 //! The screen itself: its keys, its size and its end.
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Args;
@@ -35,16 +35,12 @@ pub(super) fn run(args: &Args) -> Outcome {
     let (goes_on, gone) = sync_channel::<()>(0);
     let (path, interval) = (args.stats.clone(), args.interval);
     std::thread::Builder::new().name("feed".to_owned()).spawn(move || watch(&path, interval, &say, &gone))?;
+    std::thread::Builder::new().name("hangup".to_owned()).spawn(end_with_terminal)?;
     let mut terminal = ratatui::try_init().map_err(failed)?;
     let shown = show(&mut terminal, args.interval, &news, &ends);
     ratatui::restore();
     drop(goes_on);
-    match shown {
-        // A terminal that is gone is the end, and nobody is there to hear of it.
-        Err(_) if hung_up() => Ok(Ended::Well),
-        Err(error) => Err(failed(error)),
-        Ok(()) => Ok(Ended::Well),
-    }
+    shown.map(|()| Ended::Well).map_err(failed)
 }
 
 fn failed(error: io::Error) -> CommandError {
@@ -70,7 +66,7 @@ fn show(
     let mut screen = Screen { interval, colours: !no_colour, ..Screen::default() };
     let mut model = Model::default();
     let mut changed = true;
-    while !ends.load(Ordering::Relaxed) && !hung_up() {
+    while !ends.load(Ordering::Relaxed) {
         if let Ok(news) = news.try_recv() {
             match news {
                 Ok(snapshot) => screen.show(model.take(snapshot)),
@@ -115,14 +111,15 @@ fn handle(screen: &mut Screen, event: &Event) -> bool {
     true
 }
 
-/// The terminal is closed: whoever ignores SIGHUP, as under nohup, is told of it by nothing else.
-fn hung_up() -> bool {
-    let (input, output) = (io::stdin(), io::stdout());
-    let mut both = vec![PollFd::new(&output, PollFlags::empty())];
-    if input.is_terminal() {
-        both.push(PollFd::new(&input, PollFlags::empty()));
+/// Ends this program when its terminal is closed. Nobody else is sure to: under nohup there is no SIGHUP, and what reads
+/// keys takes the end of them for nothing yet, and asks again without end.
+fn end_with_terminal() {
+    let output = io::stdout();
+    loop {
+        let mut polled = [PollFd::new(&output, PollFlags::empty())];
+        let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+        if poll(&mut polled, None).is_ok() && polled[0].revents().intersects(gone) {
+            std::process::exit(0);
+        }
     }
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
-    poll(&mut both, Some(&at_once)).is_ok() && both.iter().any(|fd| fd.revents().intersects(gone))
 }

@@ -34,7 +34,9 @@ pub(super) fn span(nanoseconds: u64) -> String {
 
 /// A part of a whole.
 pub(super) fn percent(part: f64) -> String {
-    format!("{:.0}%", part * 100.0)
+    let percent = part * 100.0;
+    let digits = usize::from(percent > 0.0 && percent < 9.95);
+    format!("{percent:.digits$}%")
 }
 
 fn scaled(value: f64, units: &[&str], step: f64) -> String {
