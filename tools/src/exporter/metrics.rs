@@ -151,7 +151,7 @@ impl Told {
         let head = ("receive_size", "The least that each posted Receive has", Some(&Unit::Bytes));
         family(encoder, head, MetricType::Gauge, members, gauge)?;
         let refusals = shards.iter().flat_map(|(labels, stats)| {
-            REFUSALS.iter().map(|(kind, of)| (with(labels, "reason", kind), of(&stats.refusals)))
+            REFUSALS.iter().map(|reason| (with(labels, "reason", reason.name), (reason.of)(&stats.refusals)))
         });
         let head = ("refusals", "Calls that were refused, by what their callers were told", None);
         family(encoder, head, MetricType::Counter, refusals, counter)?;
@@ -190,9 +190,9 @@ fn encode_pools(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardSt
         }
         classes.extend(by_size.iter().map(|(size, class)| (with(labels, "size", &size.to_string()), *class)));
     }
-    for (name, help, of) in POOL_GAUGES {
-        let members = classes.iter().map(|(labels, class)| (labels.clone(), of(class)));
-        family(encoder, (name, help, None), MetricType::Gauge, members, gauge)?;
+    for number in POOL_GAUGES {
+        let members = classes.iter().map(|(labels, class)| (labels.clone(), (number.of)(class)));
+        family(encoder, (number.name, number.help, None), MetricType::Gauge, members, gauge)?;
     }
     let members = classes.iter().map(|(labels, class)| (labels.clone(), class.failures));
     let head = ("pool_misses", "Times that a size class was empty when it was asked", None);
@@ -218,9 +218,9 @@ fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &Sh
         let members = procedures.iter().map(|(labels, one)| (labels.clone(), of(one)));
         family(encoder, (name, help, Some(&Unit::Bytes)), MetricType::Counter, members, counter)?;
     }
-    let refusals = procedures
-        .iter()
-        .flat_map(|(labels, one)| REFUSALS.iter().map(|(kind, of)| (with(labels, "reason", kind), of(&one.refusals))));
+    let refusals = procedures.iter().flat_map(|(labels, one)| {
+        REFUSALS.iter().map(|reason| (with(labels, "reason", reason.name), (reason.of)(&one.refusals)))
+    });
     let head = ("procedure_refusals", "Calls that were refused, by what their callers were told", None);
     family(encoder, head, MetricType::Counter, refusals, counter)
 }

@@ -3,19 +3,19 @@
 
 use rpcrdma::stats::{ClassStats, Refusals, ShardStats};
 
-/// A number of each shard.
-pub(super) struct Number {
+/// A number that is known of each `S`.
+pub(super) struct Number<S> {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
-    pub(super) of: fn(&ShardStats) -> u64,
+    pub(super) of: fn(&S) -> u64,
 }
 
-const fn number(name: &'static str, help: &'static str, of: fn(&ShardStats) -> u64) -> Number {
+const fn number<S>(name: &'static str, help: &'static str, of: fn(&S) -> u64) -> Number<S> {
     Number { name, help, of }
 }
 
 /// What only grows while the server runs.
-pub(super) const COUNTERS: &[Number] = &[
+pub(super) const COUNTERS: &[Number<ShardStats>] = &[
     number("turns", "Turns of the shard's loop", |shard| shard.polls),
     number("idle_turns", "Turns that found nothing to do", |shard| shard.idle_polls),
     number("sleeps", "Times that the shard slept", |shard| shard.sleeps),
@@ -71,7 +71,7 @@ pub(super) const COUNTERS: &[Number] = &[
 ];
 
 /// What goes up and down.
-pub(super) const GAUGES: &[Number] = &[
+pub(super) const GAUGES: &[Number<ShardStats>] = &[
     number("connections", "Connections now", |shard| shard.connections),
     number("credits_granted", "Credit limits of all connections", |shard| shard.credits_granted),
     number("credits_used", "Of these, those in use", |shard| shard.credits_used),
@@ -83,18 +83,24 @@ pub(super) const GAUGES: &[Number] = &[
 ];
 
 /// What is known of a size class of the pool.
-pub(super) const POOL_GAUGES: &[(&str, &str, fn(&ClassStats) -> u64)] = &[
-    ("pool_buffers", "Buffers of a size class of the pool", |class| class.count as u64),
-    ("pool_buffers_free", "Of these, those that are free", |class| class.free as u64),
-    ("pool_buffers_lowest", "The fewest that were free", |class| class.low_water as u64),
+pub(super) const POOL_GAUGES: &[Number<ClassStats>] = &[
+    number("pool_buffers", "Buffers of a size class of the pool", |class| class.count as u64),
+    number("pool_buffers_free", "Of these, those that are free", |class| class.free as u64),
+    number("pool_buffers_lowest", "The fewest that were free", |class| class.low_water as u64),
 ];
 
-/// Why calls were refused.
-pub(super) const REFUSALS: &[(&str, fn(&Refusals) -> u64)] = &[
-    ("unavailable", |refusals| refusals.unavailable),
-    ("garbage_arguments", |refusals| refusals.garbage_arguments),
-    ("system_errors", |refusals| refusals.system_errors),
-    ("authentication", |refusals| refusals.authentication),
-    ("transport", |refusals| refusals.transport),
-    ("err_system", |refusals| refusals.err_system),
+/// Why calls were refused: values of the label `reason`.
+pub(super) const REFUSALS: &[Reason] = &[
+    Reason { name: "unavailable", of: |refusals| refusals.unavailable },
+    Reason { name: "garbage_arguments", of: |refusals| refusals.garbage_arguments },
+    Reason { name: "system_errors", of: |refusals| refusals.system_errors },
+    Reason { name: "authentication", of: |refusals| refusals.authentication },
+    Reason { name: "transport", of: |refusals| refusals.transport },
+    Reason { name: "err_system", of: |refusals| refusals.err_system },
 ];
+
+/// One of them.
+pub(super) struct Reason {
+    pub(super) name: &'static str,
+    pub(super) of: fn(&Refusals) -> u64,
+}

@@ -9,6 +9,9 @@ const GAP: usize = 1;
 /// Width of a block of details.
 pub(super) const DETAIL: usize = 38;
 
+/// How a number is written.
+type Unit = fn(f64) -> String;
+
 /// One column of a table of `R`.
 struct Column<R> {
     head: &'static str,
@@ -36,7 +39,7 @@ const fn words<R>(head: &'static str, width: usize, cell: fn(&R) -> String) -> C
     Column { head, width, words: true, cell }
 }
 
-fn figure(figure: Option<Figure>, unit: fn(f64) -> String) -> String {
+fn figure(figure: Option<Figure>, unit: Unit) -> String {
     figure.map_or_else(|| "-".to_owned(), |figure| unit(figure.now))
 }
 
@@ -138,7 +141,7 @@ pub(super) fn connections(view: &View, width: usize) -> Table {
 
 /// All that is known of a shard, what matters most first: lines of [`DETAIL`] characters.
 pub(super) fn details(row: &ShardRow) -> Vec<String> {
-    let rate = |(name, figure, unit): (&str, Option<Figure>, fn(f64) -> String)| {
+    let rate = |(name, figure, unit): (&str, Option<Figure>, Unit)| {
         let cell = |value: fn(Figure) -> f64| figure.map_or_else(|| "-".to_owned(), |figure| unit(value(figure)));
         let (now, min, max) = (cell(|figure| figure.now), cell(|figure| figure.min), cell(|figure| figure.max));
         format!("{name:<14} {now:>7} {min:>7} {max:>7}")
@@ -151,7 +154,7 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
         || "-".to_owned(),
         |low| format!("{}/{} of {} bytes", low.low_water, low.count, bytes(low.size as f64)),
     );
-    let first: [(_, _, fn(f64) -> String); 8] = [
+    let first: [(_, _, Unit); 8] = [
         ("busy turns", row.busy, percent),
         ("calls/s", row.calls, count),
         ("p50", row.p50, time),
@@ -171,7 +174,7 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
         ("faults", row.faults_total.to_string()),
         ("connections", format!("{}, {} in all", row.connections, row.connections_total)),
     ];
-    let rest: [(_, _, fn(f64) -> String); 7] = [
+    let rest: [(_, _, Unit); 7] = [
         ("failed/s", row.calls_failed, count),
         ("pool empty/s", row.pool_empty, count),
         ("batch p99", row.batch_p99, count),
