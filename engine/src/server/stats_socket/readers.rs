@@ -158,8 +158,8 @@ mod tests {
             let taken = &taken;
             scope.spawn(move || {
                 let mut readers = Readers::new(listener);
-                let mut take = || vec![1 + taken.fetch_add(1, Ordering::Relaxed) as u8; bytes];
-                while readers.turn(&stopped, &mut take) {
+                let take = || vec![1 + taken.fetch_add(1, Ordering::Relaxed) as u8; bytes];
+                while readers.turn(&stopped, take) {
                     assert!(readers.readers.len() <= MOST, "{} readers", readers.readers.len());
                 }
             });
