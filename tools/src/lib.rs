@@ -19,6 +19,6 @@ pub mod ping;
 pub mod roce;
 pub mod target;
 pub mod tcp;
-pub mod topo;
 #[cfg(feature = "top")]
 pub mod top;
+pub mod topo;
