@@ -7,6 +7,7 @@ use rustix::fd::BorrowedFd;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
+use super::forward::forward;
 use super::iwarp::{IwarpFabric, IwarpListener};
 use super::software::{SoftwareFabric, SoftwareListener};
 #[cfg(feature = "verbs")]
@@ -55,23 +56,6 @@ macro_rules! each {
 impl Fabric for AnyFabric {
     type Listener = AnyListener;
 
-    #[inline]
-    fn capabilities(&self) -> &Capabilities {
-        each!(self, fabric => fabric.capabilities())
-    }
-
-    fn stats(&self) -> FabricStats {
-        each!(self, fabric => fabric.stats())
-    }
-
-    fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        each!(self, fabric => fabric.register(arena, access))
-    }
-
-    fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        each!(self, fabric => fabric.deregister(arena))
-    }
-
     /// Binds an address that begins with its fabric: `soft:NAME`, `iwarp:HOST:PORT`, `verbs:HOST:PORT`.
     fn bind(address: &FabricAddress) -> Result<AnyListener, FabricError> {
         let unknown = || FabricError::Address {
@@ -99,92 +83,38 @@ impl Fabric for AnyFabric {
         }
     }
 
-    fn unlisten(&mut self) {
-        each!(self, fabric => fabric.unlisten())
-    }
-
-    fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
-        each!(self, fabric => fabric.connect(address, params))
-    }
-
-    fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        each!(self, fabric => fabric.accept(request, params))
-    }
-
-    fn reject(&mut self, request: RequestId, private_data: &[u8]) {
-        each!(self, fabric => fabric.reject(request, private_data))
-    }
-
-    fn disconnect(&mut self, qp: QpId) {
-        each!(self, fabric => fabric.disconnect(qp))
-    }
-
-    fn holds_sends(&mut self, qp: QpId) -> bool {
-        each!(self, fabric => fabric.holds_sends(qp))
-    }
-
-    fn destroy_qp(&mut self, qp: QpId) {
-        each!(self, fabric => fabric.destroy_qp(qp))
-    }
-
-    fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
-        each!(self, fabric => fabric.poll_control(events))
-    }
-
-    fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        each!(self, fabric => fabric.alloc_window(qp))
-    }
-
-    #[inline]
-    fn next_rkey(&self, window: WindowId) -> u32 {
-        each!(self, fabric => fabric.next_rkey(window))
-    }
-
-    #[inline]
-    fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
-        each!(self, fabric => fabric.remote_address(mem, offset))
-    }
-
-    #[inline]
-    fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
-        each!(self, fabric => fabric.post_recv(qp, bufs))
-    }
-
-    fn fence_receives(&mut self) {
-        each!(self, fabric => fabric.fence_receives())
-    }
-
-    #[inline]
-    fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        each!(self, fabric => fabric.post_send(qp, chain))
-    }
-
-    fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
-        each!(self, fabric => fabric.post_immediate(qp, posting, immediate))
-    }
-
-    #[inline]
-    fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
-        each!(self, fabric => fabric.poll_cq(out, max))
-    }
-
-    fn arm(&mut self) {
-        each!(self, fabric => fabric.arm())
-    }
-
-    fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        each!(self, fabric => fabric.wait(timeout))
-    }
-
-    fn waker(&self) -> Waker {
-        each!(self, fabric => fabric.waker())
-    }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        each!(self, fabric => fabric.descriptor())
-    }
-
-    fn longest_wait(&self) -> Option<Duration> {
-        each!(self, fabric => fabric.longest_wait())
+    forward! {
+        each(self):
+        #[inline]
+        fn capabilities(&self) -> &Capabilities;
+        fn stats(&self) -> FabricStats;
+        fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError>;
+        fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError>;
+        fn unlisten(&mut self);
+        fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError>;
+        fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError>;
+        fn reject(&mut self, request: RequestId, private_data: &[u8]);
+        fn disconnect(&mut self, qp: QpId);
+        fn holds_sends(&mut self, qp: QpId) -> bool;
+        fn destroy_qp(&mut self, qp: QpId);
+        fn poll_control(&mut self, events: &mut Vec<ControlEvent>);
+        fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError>;
+        #[inline]
+        fn next_rkey(&self, window: WindowId) -> u32;
+        #[inline]
+        fn remote_address(&self, mem: &Lent, offset: usize) -> u64;
+        #[inline]
+        fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize;
+        fn fence_receives(&mut self);
+        #[inline]
+        fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError>;
+        fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool;
+        #[inline]
+        fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize;
+        fn arm(&mut self);
+        fn wait(&mut self, timeout: Option<Duration>) -> bool;
+        fn waker(&self) -> Waker;
+        fn descriptor(&self) -> BorrowedFd<'_>;
+        fn longest_wait(&self) -> Option<Duration>;
     }
 }

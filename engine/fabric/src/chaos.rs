@@ -13,6 +13,7 @@ use rustix::fd::BorrowedFd;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
+use super::forward::{forward, inner};
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
     PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
@@ -247,52 +248,8 @@ fn ended(qp: QpId, posting: &Posting, status: Status) -> Completion {
 impl<F: Fabric> Fabric for Chaos<F> {
     type Listener = F::Listener;
 
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn stats(&self) -> FabricStats {
-        self.inner.stats()
-    }
-
-    fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        self.inner.register(arena, access)
-    }
-
-    fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        self.inner.deregister(arena)
-    }
-
     fn bind(address: &FabricAddress) -> Result<Self::Listener, FabricError> {
         F::bind(address)
-    }
-
-    fn listen(&mut self, listener: &Self::Listener) -> Result<(), FabricError> {
-        self.inner.listen(listener)
-    }
-
-    fn unlisten(&mut self) {
-        self.inner.unlisten();
-    }
-
-    fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
-        self.inner.connect(address, params)
-    }
-
-    fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        self.inner.accept(request, params)
-    }
-
-    fn reject(&mut self, request: RequestId, private_data: &[u8]) {
-        self.inner.reject(request, private_data);
-    }
-
-    fn disconnect(&mut self, qp: QpId) {
-        self.inner.disconnect(qp);
-    }
-
-    fn holds_sends(&mut self, qp: QpId) -> bool {
-        self.inner.holds_sends(qp)
     }
 
     fn destroy_qp(&mut self, qp: QpId) {
@@ -328,22 +285,6 @@ impl<F: Fabric> Fabric for Chaos<F> {
             self.broken.push(victim);
             self.inner.disconnect(victim);
         }
-    }
-
-    fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        self.inner.alloc_window(qp)
-    }
-
-    fn next_rkey(&self, window: WindowId) -> u32 {
-        self.inner.next_rkey(window)
-    }
-
-    fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
-        self.inner.remote_address(mem, offset)
-    }
-
-    fn fence_receives(&mut self) {
-        self.inner.fence_receives();
     }
 
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
@@ -406,25 +347,35 @@ impl<F: Fabric> Fabric for Chaos<F> {
         out.len() - before
     }
 
-    fn arm(&mut self) {
-        self.inner.arm();
-    }
-
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let busy = self.is_busy();
         self.inner.wait(if busy { Some(Duration::ZERO) } else { timeout }) || busy
     }
 
-    fn waker(&self) -> Waker {
-        self.inner.waker()
-    }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.inner.descriptor()
-    }
-
     fn longest_wait(&self) -> Option<Duration> {
         if self.is_busy() { Some(Duration::ZERO) } else { self.inner.longest_wait() }
+    }
+
+    forward! {
+        inner(self):
+        fn capabilities(&self) -> &Capabilities;
+        fn stats(&self) -> FabricStats;
+        fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError>;
+        fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError>;
+        fn listen(&mut self, listener: &Self::Listener) -> Result<(), FabricError>;
+        fn unlisten(&mut self);
+        fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError>;
+        fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError>;
+        fn reject(&mut self, request: RequestId, private_data: &[u8]);
+        fn disconnect(&mut self, qp: QpId);
+        fn holds_sends(&mut self, qp: QpId) -> bool;
+        fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError>;
+        fn next_rkey(&self, window: WindowId) -> u32;
+        fn remote_address(&self, mem: &Lent, offset: usize) -> u64;
+        fn fence_receives(&mut self);
+        fn arm(&mut self);
+        fn waker(&self) -> Waker;
+        fn descriptor(&self) -> BorrowedFd<'_>;
     }
 }
 

@@ -23,6 +23,7 @@
 //! | [`software`] | the fabric without hardware: shared memory between processes of one host |
 //! | `verbs` | the fabric over libibverbs and librdmacm, with the feature `verbs` |
 //! | [`any`] | whichever of them an address names |
+//! | `forward` | what a wrapper of fabrics only hands on |
 //! | `received`, `receives` | buffers with what has come in them; a queue of posted ones |
 //! | [`host`] | `HOST:PORT`, as addresses of two of the fabrics have it |
 //! | `keys` | the keys of memory windows |
@@ -41,6 +42,7 @@ pub mod any;
 pub mod chaos;
 #[cfg(any(test, feature = "testing"))]
 pub mod contract;
+mod forward;
 pub mod host;
 pub mod iwarp;
 mod keys;

@@ -18,6 +18,7 @@ use rustix::fd::BorrowedFd;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
+use super::forward::{forward, inner};
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
     PostError, Posting, QpId, RequestId, Source, Waker, WindowId, WorkRequest,
@@ -105,14 +106,6 @@ impl<F: fmt::Debug> fmt::Debug for Trace<F> {
 impl<F: Fabric> Fabric for Trace<F> {
     type Listener = F::Listener;
 
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn stats(&self) -> FabricStats {
-        self.inner.stats()
-    }
-
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
         let result = self.inner.register(arena, access);
         self.line(format_args!("register arena {} of {} bytes for {access:?}: {result:?}", arena.id(), arena.len()));
@@ -162,10 +155,6 @@ impl<F: Fabric> Fabric for Trace<F> {
         self.inner.disconnect(qp);
     }
 
-    fn holds_sends(&mut self, qp: QpId) -> bool {
-        self.inner.holds_sends(qp)
-    }
-
     fn destroy_qp(&mut self, qp: QpId) {
         self.line(format_args!("{qp:?} destroy"));
         self.inner.destroy_qp(qp);
@@ -183,14 +172,6 @@ impl<F: Fabric> Fabric for Trace<F> {
         let result = self.inner.alloc_window(qp);
         self.line(format_args!("{qp:?} window: {result:?}"));
         result
-    }
-
-    fn next_rkey(&self, window: WindowId) -> u32 {
-        self.inner.next_rkey(window)
-    }
-
-    fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
-        self.inner.remote_address(mem, offset)
     }
 
     fn fence_receives(&mut self) {
@@ -240,15 +221,15 @@ impl<F: Fabric> Fabric for Trace<F> {
         self.inner.wait(timeout)
     }
 
-    fn waker(&self) -> Waker {
-        self.inner.waker()
-    }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.inner.descriptor()
-    }
-
-    fn longest_wait(&self) -> Option<Duration> {
-        self.inner.longest_wait()
+    forward! {
+        inner(self):
+        fn capabilities(&self) -> &Capabilities;
+        fn stats(&self) -> FabricStats;
+        fn holds_sends(&mut self, qp: QpId) -> bool;
+        fn next_rkey(&self, window: WindowId) -> u32;
+        fn remote_address(&self, mem: &Lent, offset: usize) -> u64;
+        fn waker(&self) -> Waker;
+        fn descriptor(&self) -> BorrowedFd<'_>;
+        fn longest_wait(&self) -> Option<Duration>;
     }
 }

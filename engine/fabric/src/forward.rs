@@ -1,0 +1,32 @@
+//! What a wrapper of fabrics only hands on.
+
+#![forbid(unsafe_code)]
+
+/// Writes these methods of [`Fabric`](crate::Fabric): each does the same with the fabric inside, to which
+/// `$each!(self, fabric => …)` leads.
+macro_rules! forward {
+    ($each:ident($this:ident): $(
+        $(#[$attribute:meta])*
+        fn $name:ident(&$($receiver:ident)+ $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;
+    )*) => {
+        $(
+            $(#[$attribute])*
+            fn $name(&$($receiver)+ $(, $argument: $type)*) $(-> $result)? {
+                $each!($this, fabric => fabric.$name($($argument),*))
+            }
+        )*
+    };
+}
+
+/// For [`forward`]: the fabric that a wrapper holds as `inner`.
+#[cfg(any(test, feature = "testing"))]
+macro_rules! inner {
+    ($self:ident, $fabric:ident => $what:expr) => {{
+        let Self { inner: $fabric, .. } = $self;
+        $what
+    }};
+}
+
+pub(crate) use forward;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use inner;
