@@ -27,7 +27,7 @@ use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfi
 
 use super::{
     Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, Opcode, PostError, Posting,
-    QpId, RemoteMemory, Status, WindowId, WorkRequest,
+    QpId, ReceivedBuf, RemoteMemory, RequestId, Status, WindowId, WorkRequest,
 };
 
 /// How long a case waits for something that must happen.
@@ -222,6 +222,24 @@ impl<F: Fabric> End<F> {
         Ok(Posting { signalled: false, ..self.send(wr_id, bytes)? })
     }
 
+    /// Posts a signalled Send.
+    fn send_now(&mut self, qp: QpId, wr_id: u64, bytes: &[u8]) -> Outcome {
+        let send = self.send(wr_id, bytes)?;
+        self.post(qp, [send])
+    }
+
+    /// Posts a Send that is only heard of if it fails.
+    fn send_quietly(&mut self, qp: QpId, wr_id: u64, bytes: &[u8]) -> Outcome {
+        let send = self.quiet_send(wr_id, bytes)?;
+        self.post(qp, [send])
+    }
+
+    /// Posts the buffer of a message to the shared queue again.
+    fn post_again(&mut self, done: Completion) -> Outcome {
+        let mut bufs = done.buf.into_iter().map(ReceivedBuf::into_buf).collect();
+        same("Receives posted again", self.fabric.post_recv(None, &mut bufs), 1)
+    }
+
     /// Binds a new window to a whole buffer, with a signalled bind; the peer's view of it.
     pub fn expose(&mut self, qp: QpId, mem: &Lent, access: Access) -> Result<(WindowId, RemoteMemory), String> {
         let window = self.fabric.alloc_window(qp).map_err(|e| e.to_string())?;
@@ -319,7 +337,7 @@ impl<F: Fabric> World<F> {
     }
 
     /// A connect request that waits at the server.
-    pub fn request(&mut self) -> Result<(super::RequestId, Vec<u8>), String> {
+    pub fn request(&mut self) -> Result<(RequestId, Vec<u8>), String> {
         self.until("the server sees a connect request", |w| {
             let at = w.server.events.iter().position(|e| matches!(e, ControlEvent::ConnectRequest { .. }))?;
             match w.server.events.remove(at) {
@@ -329,13 +347,25 @@ impl<F: Fabric> World<F> {
         })
     }
 
+    /// The client begins to connect.
+    fn ask(&mut self, params: &ConnectParams) -> Result<QpId, String> {
+        let c = self.client.fabric.connect(&self.address, params).map_err(|e| e.to_string())?;
+        self.client.qps.push(c);
+        Ok(c)
+    }
+
+    /// The server accepts.
+    fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, String> {
+        let s = self.server.fabric.accept(request, params).map_err(|e| e.to_string())?;
+        self.server.qps.push(s);
+        Ok(s)
+    }
+
     /// Connects, with these parameters at either end; the client's queue pair and the server's.
     pub fn connect_with(&mut self, client: &ConnectParams, server: &ConnectParams) -> Result<(QpId, QpId), String> {
-        let c = self.client.fabric.connect(&self.address, client).map_err(|e| e.to_string())?;
-        self.client.qps.push(c);
+        let c = self.ask(client)?;
         let (request, _) = self.request()?;
-        let s = self.server.fabric.accept(request, server).map_err(|e| e.to_string())?;
-        self.server.qps.push(s);
+        let s = self.accept(request, server)?;
         self.established(c, s)?;
         Ok((c, s))
     }
@@ -367,6 +397,12 @@ impl<F: Fabric> World<F> {
     /// Waits until this end hears that the connection is over.
     pub fn server_disconnected(&mut self, qp: QpId) -> Outcome {
         self.until("the server hears of the end", |w| take_disconnected(&mut w.server.events, qp))
+    }
+
+    /// Waits until both ends hear that the connection is over.
+    fn both_disconnected(&mut self, client: QpId, server: QpId) -> Outcome {
+        self.client_disconnected(client)?;
+        self.server_disconnected(server)
     }
 
     /// Destroys everything; all memory must be home then.

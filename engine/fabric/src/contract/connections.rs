@@ -37,20 +37,17 @@ fn private_data<F: Fabric>(w: &mut World<F>) -> Outcome {
     let ask = vec![1; w.client.fabric.capabilities().max_connect_private_data.min(56)];
     let answer = vec![2; w.server.fabric.capabilities().max_accept_private_data.min(196)];
     let params = ConnectParams { private_data: ask.clone(), ..ConnectParams::default() };
-    let c = w.client.fabric.connect(&w.address, &params).map_err(|e| e.to_string())?;
-    w.client.qps.push(c);
+    let c = w.ask(&params)?;
     let (request, got) = w.request()?;
     same("asked", &got[..ask.len().min(got.len())], &ask[..])?;
     let params = ConnectParams { private_data: answer.clone(), ..ConnectParams::default() };
-    let s = w.server.fabric.accept(request, &params).map_err(|e| e.to_string())?;
-    w.server.qps.push(s);
+    let s = w.accept(request, &params)?;
     let got = w.established(c, s)?;
     same("answered", &got[..answer.len().min(got.len())], &answer[..])
 }
 
 fn rejected<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let c = w.client.fabric.connect(&w.address, &ConnectParams::default()).map_err(|e| e.to_string())?;
-    w.client.qps.push(c);
+    let c = w.ask(&ConnectParams::default())?;
     let (request, _) = w.request()?;
     w.server.fabric.reject(request, b"full");
     let said = w.until("the client is rejected", |w| {
@@ -70,8 +67,7 @@ fn disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
         } else {
             w.server.fabric.disconnect(s);
         }
-        w.client_disconnected(c)?;
-        w.server_disconnected(s)?;
+        w.both_disconnected(c, s)?;
         w.client.fabric.destroy_qp(c);
         w.server.fabric.destroy_qp(s);
     }
@@ -80,11 +76,9 @@ fn disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
 
 fn disconnect_early<F: Fabric>(w: &mut World<F>) -> Outcome {
     let params = ConnectParams::default();
-    let c = w.client.fabric.connect(&w.address, &params).map_err(|e| e.to_string())?;
-    w.client.qps.push(c);
+    let c = w.ask(&params)?;
     let (request, _) = w.request()?;
-    let s = w.server.fabric.accept(request, &params).map_err(|e| e.to_string())?;
-    w.server.qps.push(s);
+    let s = w.accept(request, &params)?;
     // The answer is there, and was not heard.
     w.client.fabric.disconnect(c);
     w.until("the client hears of the end", |w| {
@@ -112,8 +106,7 @@ fn sent_before_disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
         let sent = w.client_done(c, Opcode::Send)?;
         same("completion", (sent.wr_id, sent.status), (i, Status::Success))?;
     }
-    w.client_disconnected(c)?;
-    w.server_disconnected(s)
+    w.both_disconnected(c, s)
 }
 
 fn end_behind_messages<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -186,8 +179,7 @@ fn stale<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.fabric.disconnect(c);
     w.client.fabric.destroy_qp(c);
     w.server.post_receives(None, 1)?;
-    let send = w.client.send(2, b"new")?;
-    w.client.post(c2, [send])?;
+    w.client.send_now(c2, 2, b"new")?;
     same("message", bytes(&w.server_done(s2, Opcode::Recv)?)?, b"new")
 }
 
@@ -196,8 +188,7 @@ fn post_in_error<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect_with(&own, &own)?;
     w.server.fabric.disconnect(s);
     w.client_disconnected(c)?;
-    let send = w.client.send(5, b"late")?;
-    w.client.post(c, [send])?;
+    w.client.send_now(c, 5, b"late")?;
     let ended = w.client_done(c, Opcode::Send)?;
     same("Send", (ended.wr_id, ended.status), (5, Status::Flushed))?;
     w.client.post_receives(Some(c), 1)?;
@@ -208,8 +199,7 @@ fn post_in_error<F: Fabric>(w: &mut World<F>) -> Outcome {
 
 fn not_connected<F: Fabric>(w: &mut World<F>) -> Outcome {
     let own = ConnectParams { own_receive_queue: Some(4), ..ConnectParams::default() };
-    let c = w.client.fabric.connect(&w.address, &own).map_err(|e| e.to_string())?;
-    w.client.qps.push(c);
+    let c = w.ask(&own)?;
     let send = w.client.send(1, b"early")?;
     let (left, error) = w.client.refused(c, send)?;
     same("error", error, PostError::NotConnected)?;
@@ -218,11 +208,9 @@ fn not_connected<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.post_receives(Some(c), 1)?;
     w.client.fabric.alloc_window(c).map_err(|e| e.to_string())?;
     let (request, _) = w.request()?;
-    let s = w.server.fabric.accept(request, &ConnectParams::default()).map_err(|e| e.to_string())?;
-    w.server.qps.push(s);
+    let s = w.accept(request, &ConnectParams::default())?;
     w.established(c, s)?;
-    let send = w.server.send(2, b"hello")?;
-    w.server.post(s, [send])?;
+    w.server.send_now(s, 2, b"hello")?;
     same("message", bytes(&w.client_done(c, Opcode::Recv)?)?, b"hello")
 }
 
@@ -234,8 +222,7 @@ fn many<F: Fabric>(w: &mut World<F>) -> Outcome {
         w.quiet();
         w.server.post_receives(None, pairs.len())?;
         for (i, (c, _)) in pairs.iter().enumerate() {
-            let send = w.client.send(i as u64, &[i as u8, round])?;
-            w.client.post(*c, [send])?;
+            w.client.send_now(*c, i as u64, &[i as u8, round])?;
         }
         for (i, (c, s)) in pairs.iter().enumerate() {
             same("message", bytes(&w.server_done(*s, Opcode::Recv)?)?, &[i as u8, round][..])?;
@@ -249,8 +236,7 @@ fn come_and_go<F: Fabric>(w: &mut World<F>) -> Outcome {
     for i in 0..30u64 {
         let (c, s) = w.connect()?;
         w.server.post_receives(None, 1)?;
-        let send = w.client.send(i, b"visit")?;
-        w.client.post(c, [send])?;
+        w.client.send_now(c, i, b"visit")?;
         bytes(&w.server_done(s, Opcode::Recv)?)?;
         if i % 2 == 0 {
             w.client.fabric.destroy_qp(c);
@@ -306,8 +292,7 @@ fn unlisten<F: Fabric>(w: &mut World<F>) -> Outcome {
         "a connect request after unlisten"
     );
     w.server.post_receives(None, 1)?;
-    let send = w.client.send(1, b"still here")?;
-    w.client.post(c, [send])?;
+    w.client.send_now(c, 1, b"still here")?;
     same("message", bytes(&w.server_done(s, Opcode::Recv)?)?, b"still here")
 }
 
@@ -337,8 +322,7 @@ fn wakes_for_message<F: Fabric>(w: &mut World<F>) -> Outcome {
         woke(slept)?;
         bytes(&w.server_done(s, Opcode::Recv)?)?;
         // One that nobody sleeps for.
-        let send = w.client.quiet_send(i, b"awake")?;
-        w.client.post(c, [send])?;
+        w.client.send_quietly(c, i, b"awake")?;
         bytes(&w.server_done(s, Opcode::Recv)?)?;
     }
     Ok(())
@@ -386,8 +370,7 @@ fn wakes_for_events<F: Fabric>(w: &mut World<F>) -> Outcome {
     let c = asked?;
     w.client.qps.push(c);
     let (request, _) = w.request()?;
-    let s = w.server.fabric.accept(request, &ConnectParams::default()).map_err(|e| e.to_string())?;
-    w.server.qps.push(s);
+    let s = w.accept(request, &ConnectParams::default())?;
     w.established(c, s)?;
     let slept = sleep(w, |w| {
         w.client.fabric.destroy_qp(c);

@@ -31,6 +31,23 @@ fn write<F: Fabric>(w: &World<F>, contents: &[u8], remote: RemoteMemory) -> Resu
     Ok(Posting { wr_id: 0x33, signalled: true, wr })
 }
 
+fn write_now<F: Fabric>(w: &mut World<F>, s: QpId, contents: &[u8], remote: RemoteMemory) -> Outcome {
+    let write = write(w, contents, remote)?;
+    w.server.post(s, [write])
+}
+
+/// A connection, memory of the client that its peer has access to, and what the peer calls it.
+fn exposed<F: Fabric>(
+    w: &mut World<F>,
+    contents: &[u8],
+    access: Access,
+) -> Result<(QpId, QpId, Lent, RemoteMemory), String> {
+    let (c, s) = w.connect()?;
+    let place = w.client.lent(contents)?;
+    let (_, remote) = w.client.expose(c, &place, access)?;
+    Ok((c, s, place, remote))
+}
+
 fn read(dst: &Lent, len: usize, remote: RemoteMemory) -> Posting {
     Posting { wr_id: 0x44, signalled: true, wr: WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote } }
 }
@@ -75,8 +92,7 @@ fn refused<F: Fabric>(w: &mut World<F>, c: QpId, s: QpId, opcode: Opcode) -> Out
     w.until("it is counted", |w| {
         (w.server.fabric.stats().access_refused + w.client.fabric.stats().access_refused > 0).then_some(())
     })?;
-    w.server_disconnected(s)?;
-    w.client_disconnected(c)
+    w.both_disconnected(c, s)
 }
 
 fn write_then_send<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -93,9 +109,7 @@ fn write_then_send<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 fn write_frozen<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let (c, s) = w.connect()?;
-    let place = w.client.lent(&[0; 100])?;
-    let (_, remote) = w.client.expose(c, &place, Access::REMOTE_WRITE)?;
+    let (_, s, place, remote) = exposed(w, &[0; 100], Access::REMOTE_WRITE)?;
     let shared = w.server.message(b"0123456789")?.freeze();
     let half = |offset: usize, remote| {
         let wr = WorkRequest::Write { src: Source::Frozen(shared.clone()), offset, len: 5, remote };
@@ -108,9 +122,7 @@ fn write_frozen<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 fn read_after_write<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let (c, s) = w.connect()?;
-    let place = w.client.lent(&[1; 500])?;
-    let (_, remote) = w.client.expose(c, &place, Access::REMOTE)?;
+    let (_, s, _place, remote) = exposed(w, &[1; 500], Access::REMOTE)?;
     let to = w.server.lent(&[0; 500])?;
     let chain = [write(w, &[2; 250], remote)?, read(&to, 500, remote)];
     w.server.post(s, chain)?;
@@ -151,15 +163,13 @@ fn part_of_buffer<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.post(c, [Posting { wr_id: 5, signalled: true, wr }])?;
     let bound = w.client_done(c, Opcode::Bind)?;
     same("bind", (bound.wr_id, bound.status), (5, Status::Success))?;
-    let inside = write(w, &[2; 50], remote)?;
-    w.server.post(s, [inside])?;
+    write_now(w, s, &[2; 50], remote)?;
     same("inside", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
     holds(w, &mem, 99, &[[1].as_slice(), &[2; 50], &[1]].concat())?;
     if no_bounds(w) {
         return Ok(());
     }
-    let outside = write(w, &[3; 1], RemoteMemory { address: remote.address - 1, ..remote })?;
-    w.server.post(s, [outside])?;
+    write_now(w, s, &[3; 1], RemoteMemory { address: remote.address - 1, ..remote })?;
     refused(w, c, s, Opcode::Write)
 }
 
@@ -171,8 +181,7 @@ fn local_invalidation<F: Fabric>(w: &mut World<F>) -> Outcome {
     let done = w.client_done(c, Opcode::LocalInvalidate)?;
     same("completion", (done.wr_id, done.status), (0x55, Status::Success))?;
     ensure!(place.reclaim().is_ok(), "the fabric still holds the memory");
-    let late = write(w, &[1; 64], remote)?;
-    w.server.post(s, [late])?;
+    write_now(w, s, &[1; 64], remote)?;
     refused(w, c, s, Opcode::Write)
 }
 
@@ -194,8 +203,7 @@ fn remote_invalidation<F: Fabric>(w: &mut World<F>) -> Outcome {
     let place = place.lend().map_err(|_| "lend")?;
     let again = w.client.rebind(c, window, &place, Access::REMOTE)?;
     ensure!(again.rkey != remote.rkey, "the key did not change");
-    let write = write(w, &[8; 64], again)?;
-    w.server.post(s, [write])?;
+    write_now(w, s, &[8; 64], again)?;
     while !w.server.completions.is_empty() {
         w.server.completions.clear();
     }
@@ -210,11 +218,9 @@ fn rebound<F: Fabric>(w: &mut World<F>) -> Outcome {
     same("invalidated", w.client_done(c, Opcode::LocalInvalidate)?.status, Status::Success)?;
     let second = w.client.rebind(c, window, &place, Access::REMOTE)?;
     ensure!(first.rkey != second.rkey, "the key did not change");
-    let good = write(w, &[1; 64], second)?;
-    w.server.post(s, [good])?;
+    write_now(w, s, &[1; 64], second)?;
     same("new key", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
-    let stale = write(w, &[2; 64], first)?;
-    w.server.post(s, [stale])?;
+    write_now(w, s, &[2; 64], first)?;
     refused(w, c, s, Opcode::Write)?;
     same("memory", contents(&place)?, vec![1; 64])
 }
@@ -223,11 +229,8 @@ fn write_bounds<F: Fabric>(w: &mut World<F>) -> Outcome {
     if no_bounds(w) {
         return Ok(());
     }
-    let (c, s) = w.connect()?;
-    let place = w.client.lent(&[0; 64])?;
-    let (_, remote) = w.client.expose(c, &place, Access::REMOTE)?;
-    let long = write(w, &[1; 64], shifted(remote, 1))?;
-    w.server.post(s, [long])?;
+    let (c, s, place, remote) = exposed(w, &[0; 64], Access::REMOTE)?;
+    write_now(w, s, &[1; 64], shifted(remote, 1))?;
     refused(w, c, s, Opcode::Write)?;
     same("memory", contents(&place)?, vec![0; 64])
 }
@@ -236,28 +239,21 @@ fn read_bounds<F: Fabric>(w: &mut World<F>) -> Outcome {
     if no_bounds(w) {
         return Ok(());
     }
-    let (c, s) = w.connect()?;
-    let place = w.client.lent(&[0; 64])?;
-    let (_, remote) = w.client.expose(c, &place, Access::REMOTE)?;
+    let (c, s, _place, remote) = exposed(w, &[0; 64], Access::REMOTE)?;
     let to = w.server.lent(&[0; 100])?;
     w.server.post(s, [read(&to, 65, remote)])?;
     refused(w, c, s, Opcode::Read)
 }
 
 fn write_rights<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let (c, s) = w.connect()?;
-    let place = w.client.lent(&[0; 64])?;
-    let (_, remote) = w.client.expose(c, &place, Access::REMOTE_READ)?;
-    let write = write(w, &[1; 64], remote)?;
-    w.server.post(s, [write])?;
+    let (c, s, place, remote) = exposed(w, &[0; 64], Access::REMOTE_READ)?;
+    write_now(w, s, &[1; 64], remote)?;
     refused(w, c, s, Opcode::Write)?;
     same("memory", contents(&place)?, vec![0; 64])
 }
 
 fn read_rights<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let (c, s) = w.connect()?;
-    let place = w.client.lent(&[5; 64])?;
-    let (_, remote) = w.client.expose(c, &place, Access::REMOTE_WRITE)?;
+    let (c, s, _place, remote) = exposed(w, &[5; 64], Access::REMOTE_WRITE)?;
     let to = w.server.lent(&[0; 64])?;
     w.server.post(s, [read(&to, 64, remote)])?;
     refused(w, c, s, Opcode::Read)?;
@@ -265,11 +261,8 @@ fn read_rights<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 fn no_such_key<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let (c, s) = w.connect()?;
-    let place = w.client.lent(&[0; 64])?;
-    let (_, remote) = w.client.expose(c, &place, Access::REMOTE)?;
-    let wild = write(w, &[1; 64], RemoteMemory { rkey: remote.rkey ^ 0x8000_0000, ..remote })?;
-    w.server.post(s, [wild])?;
+    let (c, s, _place, remote) = exposed(w, &[0; 64], Access::REMOTE)?;
+    write_now(w, s, &[1; 64], RemoteMemory { rkey: remote.rkey ^ 0x8000_0000, ..remote })?;
     refused(w, c, s, Opcode::Write)
 }
 
@@ -278,11 +271,9 @@ fn other_connection<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c2, s2) = w.connect()?;
     let place = w.client.lent(&[0; 64])?;
     let (_, remote) = w.client.expose(c1, &place, Access::REMOTE)?;
-    let write2 = write(w, &[1; 64], remote)?;
-    w.server.post(s2, [write2])?;
+    write_now(w, s2, &[1; 64], remote)?;
     refused(w, c2, s2, Opcode::Write)?;
-    let write1 = write(w, &[2; 64], remote)?;
-    w.server.post(s1, [write1])?;
+    write_now(w, s1, &[2; 64], remote)?;
     same("its own", w.server_done(s1, Opcode::Write)?.status, Status::Success)?;
     holds(w, &place, 0, &[2; 64])
 }
@@ -292,8 +283,7 @@ fn invalidate_nothing<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.post_receives(None, 1)?;
     let wr = WorkRequest::Send { buf: w.server.message(b"?")?, invalidate: Some(0xdead_0100), fence: false };
     w.server.post(s, [Posting { wr_id: 3, signalled: true, wr }])?;
-    w.client_disconnected(c)?;
-    w.server_disconnected(s)?;
+    w.both_disconnected(c, s)?;
     let got = w.client_done(c, Opcode::Recv)?;
     ensure!(!got.status.is_ok() && got.buf.is_some(), "{got:?}");
     Ok(())
@@ -325,11 +315,8 @@ fn bind_checks<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 fn exposed_then_destroyed<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let (c, s) = w.connect()?;
-    let place = w.client.lent(&[0; 64])?;
-    let (_, remote) = w.client.expose(c, &place, Access::REMOTE)?;
-    let write = write(w, &[1; 64], remote)?;
-    w.server.post(s, [write])?;
+    let (c, s, place, remote) = exposed(w, &[0; 64], Access::REMOTE)?;
+    write_now(w, s, &[1; 64], remote)?;
     same("Write", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
     w.client.fabric.destroy_qp(c);
     let mut place = Some(place);

@@ -1,7 +1,7 @@
 //! Sends and Receives.
 
 use super::*;
-use crate::{ReceivedBuf, Source};
+use crate::Source;
 
 pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
     vec![
@@ -36,8 +36,7 @@ fn order<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
     w.server.post_receives(None, 100)?;
     for i in 0..100u64 {
-        let send = w.client.send(i, &pattern(i as usize, 64))?;
-        w.client.post(c, [send])?;
+        w.client.send_now(c, i, &pattern(i as usize, 64))?;
     }
     for i in 0..100u64 {
         let got = w.server_done(s, Opcode::Recv)?;
@@ -53,8 +52,7 @@ fn lengths<F: Fabric>(w: &mut World<F>) -> Outcome {
     let edges = [0, 1, 15, 16, 47, 48, 49, 63, 64, 65, 111, 112, 113, 127, 128, 4000, 4079, 4080, 4081, 4095, 4096];
     for len in edges {
         w.server.post_receives(None, 1)?;
-        let send = w.client.quiet_send(0, &pattern(len, len))?;
-        w.client.post(c, [send])?;
+        w.client.send_quietly(c, 0, &pattern(len, len))?;
         let got = w.server_done(s, Opcode::Recv)?;
         same(&format!("message of {len} bytes"), bytes(&got)?, &pattern(len, len)[..])?;
     }
@@ -69,8 +67,7 @@ fn volume<F: Fabric>(w: &mut World<F>) -> Outcome {
     let len = |i: usize| (i * 97) % 4097;
     w.until("all messages arrive", |w| {
         while sent < total && sent < got + 64 {
-            let send = w.client.quiet_send(0, &pattern(sent, len(sent))).ok()?;
-            w.client.post(c, [send]).ok()?;
+            w.client.send_quietly(c, 0, &pattern(sent, len(sent))).ok()?;
             sent += 1;
         }
         while let Some(done) = w.server.take(s, Opcode::Recv) {
@@ -91,16 +88,14 @@ fn conversation<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.server.post_receives(None, 1)?;
     w.client.post_receives(None, 1)?;
     for i in 0..6000 {
-        let call = w.client.quiet_send(0, &pattern(i, 100))?;
-        w.client.post(c, [call])?;
+        w.client.send_quietly(c, 0, &pattern(i, 100))?;
         let got = w.server_done(s, Opcode::Recv)?;
         same("call", bytes(&got)?, &pattern(i, 100)[..])?;
-        w.server.fabric.post_recv(None, &mut got.buf.into_iter().map(ReceivedBuf::into_buf).collect());
-        let reply = w.server.quiet_send(0, &pattern(i + 1, 100))?;
-        w.server.post(s, [reply])?;
+        w.server.post_again(got)?;
+        w.server.send_quietly(s, 0, &pattern(i + 1, 100))?;
         let got = w.client_done(c, Opcode::Recv)?;
         same("reply", bytes(&got)?, &pattern(i + 1, 100)[..])?;
-        w.client.fabric.post_recv(None, &mut got.buf.into_iter().map(ReceivedBuf::into_buf).collect());
+        w.client.post_again(got)?;
     }
     Ok(())
 }
@@ -109,8 +104,7 @@ fn shared_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
     let pairs = [w.connect()?, w.connect()?, w.connect()?];
     w.server.post_receives(None, 3)?;
     for (i, (c, _)) in pairs.iter().enumerate() {
-        let send = w.client.send(7, &pattern(i, 100))?;
-        w.client.post(*c, [send])?;
+        w.client.send_now(*c, 7, &pattern(i, 100))?;
     }
     for (i, (c, s)) in pairs.iter().enumerate() {
         let got = w.server_done(*s, Opcode::Recv)?;
@@ -134,8 +128,7 @@ fn fenced_receives<F: Fabric>(w: &mut World<F>) -> Outcome {
         if i == 0 || i == OLD - 1 || i > OLD {
             larger(&mut w.client)?;
         }
-        let send = w.server.quiet_send(0, &pattern(i, 64))?;
-        w.server.post(s, [send])?;
+        w.server.send_quietly(s, 0, &pattern(i, 64))?;
         let got = w.client_done(c, Opcode::Recv)?;
         same("message", bytes(&got)?, &pattern(i, 64)[..])?;
         let old = got.buf.as_ref().is_some_and(|buf| buf.capacity() < 1 << 20);
@@ -149,8 +142,7 @@ fn own_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect_with(&ConnectParams::default(), &own)?;
     // Receives of the shared queue are not for it.
     w.server.post_receives(None, 1)?;
-    let send = w.client.send(1, b"first")?;
-    w.client.post(c, [send])?;
+    w.client.send_now(c, 1, b"first")?;
     w.quiet();
     ensure!(w.server.take(s, Opcode::Recv).is_none(), "it took a Receive of the shared queue");
     w.server.post_receives(Some(s), 2)?;
@@ -206,8 +198,7 @@ fn unsignalled_failure<F: Fabric>(w: &mut World<F>) -> Outcome {
     bytes(&w.server_done(s, Opcode::Recv)?)?;
     bytes(&w.server_done(s, Opcode::Recv)?)?;
     // No Receive is left for this one.
-    let send = w.client.quiet_send(3, b"too many")?;
-    w.client.post(c, [send])?;
+    w.client.send_quietly(c, 3, b"too many")?;
     if !w.acknowledges() {
         w.client_disconnected(c)?;
         return w.server_disconnected(s);
@@ -221,8 +212,7 @@ fn too_long<F: Fabric>(w: &mut World<F>) -> Outcome {
     let mut short = w.server.pool.alloc(RECEIVE).into_iter().collect::<Vec<_>>();
     let capacity = short.first().map_or(0, |b| b.capacity());
     w.server.fabric.post_recv(None, &mut short);
-    let send = w.client.send(1, &vec![7; capacity + 1])?;
-    w.client.post(c, [send])?;
+    w.client.send_now(c, 1, &vec![7; capacity + 1])?;
     let got = w.server_done(s, Opcode::Recv)?;
     // Some devices (rxe) have another name for it.
     ensure!(matches!(got.status, Status::LocalLength | Status::LocalQpOperation), "receiver: {got:?}");
@@ -230,8 +220,7 @@ fn too_long<F: Fabric>(w: &mut World<F>) -> Outcome {
     same("sender", sent.wr_id, 1)?;
     let told = matches!(sent.status, Status::RemoteInvalidRequest | Status::RemoteOperation);
     ensure!(told || !w.acknowledges(), "sender: {sent:?}");
-    w.client_disconnected(c)?;
-    w.server_disconnected(s)
+    w.both_disconnected(c, s)
 }
 
 fn not_ready<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -244,20 +233,17 @@ fn not_ready<F: Fabric>(w: &mut World<F>) -> Outcome {
         let sent = w.client_done(c, Opcode::Send)?;
         same("behind", (sent.wr_id, sent.status), (2, Status::Flushed))?;
     }
-    w.client_disconnected(c)?;
-    w.server_disconnected(s)?;
+    w.both_disconnected(c, s)?;
     same("messages that were not taken", w.server.fabric.stats().receiver_not_ready, 1)
 }
 
 fn few_retries<F: Fabric>(w: &mut World<F>) -> Outcome {
     let patient = ConnectParams { rnr_retry: 2, ..ConnectParams::default() };
     let (c, s) = w.connect_with(&ConnectParams::default(), &patient)?;
-    let send = w.client.send(1, b"nobody waits")?;
-    w.client.post(c, [send])?;
+    w.client.send_now(c, 1, b"nobody waits")?;
     let status = w.client_done(c, Opcode::Send)?.status;
     ensure!(status == Status::RnrRetryExceeded || !w.acknowledges(), "status: {status:?}");
-    w.client_disconnected(c)?;
-    w.server_disconnected(s)
+    w.both_disconnected(c, s)
 }
 
 fn waits_for_receive<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -346,15 +332,11 @@ fn foreign_memory<F: Fabric>(w: &mut World<F>) -> Outcome {
 fn immediate<F: Fabric>(w: &mut World<F>, (c, s): (QpId, QpId), posting: Posting) -> Outcome {
     let (other, its_peer) = w.connect()?;
     w.server.post_receives(None, 1)?;
-    let secret = w.client.send(1, &pattern(5, 300))?;
-    w.client.post(other, [secret])?;
+    w.client.send_now(other, 1, &pattern(5, 300))?;
     let got = w.server_done(its_peer, Opcode::Recv)?;
     same("message", bytes(&got)?, &pattern(5, 300)[..])?;
     // The same buffer again: what is in it is another client's.
-    ensure!(
-        w.server.fabric.post_recv(None, &mut got.buf.into_iter().map(ReceivedBuf::into_buf).collect()) == 1,
-        "it was not posted"
-    );
+    w.server.post_again(got)?;
     if !w.client.fabric.post_immediate(c, posting, 7) {
         // The software fabric's rings have no such records.
         w.missing = Some("the fabric has no work requests with immediate data");
@@ -363,15 +345,10 @@ fn immediate<F: Fabric>(w: &mut World<F>, (c, s): (QpId, QpId), posting: Posting
     let got = w.server_done(s, Opcode::Recv)?;
     same("status", got.status, Status::RemoteInvalidRequest)?;
     same("bytes that are shown", got.buf.as_deref(), Some(&[][..]))?;
-    w.server_disconnected(s)?;
-    w.client_disconnected(c)?;
+    w.both_disconnected(c, s)?;
     same("what is counted", w.server.fabric.stats().peer_violations, 1)?;
-    ensure!(
-        w.server.fabric.post_recv(None, &mut got.buf.into_iter().map(ReceivedBuf::into_buf).collect()) == 1,
-        "it was not posted"
-    );
-    let again = w.client.send(2, &pattern(6, 300))?;
-    w.client.post(other, [again])?;
+    w.server.post_again(got)?;
+    w.client.send_now(other, 2, &pattern(6, 300))?;
     same("message of another", bytes(&w.server_done(its_peer, Opcode::Recv)?)?, &pattern(6, 300)[..])
 }
 
