@@ -15,9 +15,9 @@ use rdma_sys::{
     rdma_listen, rdma_migrate_id, rdma_port_space, rdma_reject, rdma_resolve_addr, rdma_resolve_route,
 };
 
-use super::check_errno;
 use super::device::{cookie, name_of, zeroed};
 use super::queue_pair::QpAttributes;
+use super::{check_errno, made, never_wait};
 
 /// Where events of identifiers arrive. Does not block.
 #[derive(Debug)]
@@ -98,10 +98,8 @@ impl ConnectionParameters<'_> {
 impl EventChannel {
     pub(crate) fn new() -> io::Result<Arc<Self>> {
         // SAFETY: no arguments.
-        let raw = unsafe { rdma_create_event_channel() };
-        let channel = Self(NonNull::new(raw).ok_or_else(io::Error::last_os_error)?);
-        let flags = rustix::fs::fcntl_getfl(channel.fd())?;
-        rustix::fs::fcntl_setfl(channel.fd(), flags | rustix::fs::OFlags::NONBLOCK)?;
+        let channel = Self(made(unsafe { rdma_create_event_channel() })?);
+        never_wait(channel.fd())?;
         Ok(Arc::new(channel))
     }
 
@@ -204,7 +202,7 @@ impl CmId {
         let space = rdma_port_space::RDMA_PS_TCP;
         // SAFETY: the channel is open, `raw` is valid for writes.
         check_errno(unsafe { rdma_create_id(channel.0.as_ptr(), &raw mut raw, cookie(number), space) })?;
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let raw = made(raw)?;
         Ok(Self { raw, channel: Arc::clone(channel) })
     }
 

@@ -14,7 +14,7 @@ use rdma_sys::{
     ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_pd, ibv_port_attr, ibv_query_device,
 };
 
-use super::check;
+use super::{check, is_done, made, never_wait};
 
 /// A device, opened by this shard alone.
 #[derive(Debug)]
@@ -91,15 +91,14 @@ impl Context {
             if device_name(device).as_deref() == Some(name) {
                 // SAFETY: the device is of the list, which is freed below.
                 let raw = unsafe { ibv_open_device(device) };
-                opened = NonNull::new(raw).map(|raw| Self { raw }).ok_or_else(io::Error::last_os_error);
+                opened = made(raw).map(|raw| Self { raw });
                 break;
             }
         }
         // SAFETY: the list came from `ibv_get_device_list` and is freed once; opened devices outlive it.
         unsafe { ibv_free_device_list(list) };
         let context = opened?;
-        let flags = rustix::fs::fcntl_getfl(context.async_fd())?;
-        rustix::fs::fcntl_setfl(context.async_fd(), flags | rustix::fs::OFlags::NONBLOCK)?;
+        never_wait(context.async_fd())?;
         Ok(Rc::new(context))
     }
 
@@ -221,8 +220,7 @@ pub(crate) struct ProtectionDomain {
 impl ProtectionDomain {
     pub(crate) fn new(context: &Rc<Context>) -> io::Result<Rc<Self>> {
         // SAFETY: the context is open.
-        let raw = unsafe { ibv_alloc_pd(context.raw()) };
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let raw = made(unsafe { ibv_alloc_pd(context.raw()) })?;
         Ok(Rc::new(Self { raw, _context: Rc::clone(context) }))
     }
 
@@ -234,10 +232,7 @@ impl ProtectionDomain {
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         // SAFETY: everything made in the domain keeps it alive, so nothing is left; it is deallocated once.
-        let code = unsafe { ibv_dealloc_pd(self.raw()) };
-        if code != 0 {
-            log::error!("ibv_dealloc_pd: {}", io::Error::from_raw_os_error(code));
-        }
+        is_done("ibv_dealloc_pd", unsafe { ibv_dealloc_pd(self.raw()) });
     }
 }
 

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use rdma_sys::{ibv_access_flags, ibv_alloc_mw, ibv_dealloc_mw, ibv_dereg_mr, ibv_mr, ibv_mw, ibv_mw_type, ibv_reg_mr};
 use rpcrdma_mempool::Arena;
 
-use super::check;
 use super::device::ProtectionDomain;
+use super::{check, is_done, made};
 
 /// An arena that the device may use. Keeps the arena alive.
 #[derive(Debug)]
@@ -31,8 +31,7 @@ impl MemoryRegion {
         let base = std::ptr::with_exposed_provenance_mut(arena.base_address());
         // SAFETY: the range is the arena's mapping, which `arena` keeps mapped. What the device writes there
         // lies in buffers that are posted or lent, which nobody refers to meanwhile.
-        let raw = unsafe { ibv_reg_mr(pd.raw(), base, arena.len(), access as i32) };
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let raw = made(unsafe { ibv_reg_mr(pd.raw(), base, arena.len(), access as i32) })?;
         // SAFETY: the region was just made; its keys never change.
         let lkey = unsafe { raw.as_ref().lkey };
         Ok(Self { raw, lkey, arena: arena.clone(), _pd: Rc::clone(pd) })
@@ -52,10 +51,8 @@ impl MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: the region is deregistered once. The device forgets the memory here, if it has not before.
-        let code = unsafe { ibv_dereg_mr(self.raw()) };
-        if code != 0 {
+        if !is_done("ibv_dereg_mr", unsafe { ibv_dereg_mr(self.raw()) }) {
             // The device may still reach the pages: they must stay what they are.
-            log::error!("ibv_dereg_mr: {}", io::Error::from_raw_os_error(code));
             std::mem::forget(self.arena.clone());
         }
     }
@@ -110,9 +107,6 @@ impl MemoryWindow {
 impl Drop for MemoryWindow {
     fn drop(&mut self) {
         // SAFETY: the window is deallocated once.
-        let code = unsafe { ibv_dealloc_mw(self.raw()) };
-        if code != 0 {
-            log::error!("ibv_dealloc_mw: {}", io::Error::from_raw_os_error(code));
-        }
+        is_done("ibv_dealloc_mw", unsafe { ibv_dealloc_mw(self.raw()) });
     }
 }

@@ -17,6 +17,8 @@ pub(crate) use queue::{CompletionChannel, CompletionQueue, POLL_BATCH, SharedRec
 pub(crate) use queue_pair::{QpAttributes, QpCapacity, QueuePair, Refused};
 
 use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 
 /// The result of a call that returns 0 or an error number.
 fn check(code: std::os::raw::c_int) -> io::Result<()> {
@@ -26,4 +28,23 @@ fn check(code: std::os::raw::c_int) -> io::Result<()> {
 /// The result of a call that returns 0, or -1 with `errno`.
 fn check_errno(code: std::os::raw::c_int) -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether a call that gives something back to the device has done so; the log says why not.
+fn is_done(call: &str, code: std::os::raw::c_int) -> bool {
+    if code != 0 {
+        log::error!("{call}: {}", io::Error::from_raw_os_error(code));
+    }
+    code == 0
+}
+
+/// From now on, reads from it do not wait.
+fn never_wait(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    Ok(rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)?)
+}
+
+/// An object that C has made, or why it has not.
+fn made<T>(raw: *mut T) -> io::Result<NonNull<T>> {
+    NonNull::new(raw).ok_or_else(io::Error::last_os_error)
 }

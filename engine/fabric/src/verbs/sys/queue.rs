@@ -13,9 +13,9 @@ use rdma_sys::{
     ibv_recv_wr, ibv_req_notify_cq, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_wc, ibv_wc_flags, ibv_wc_opcode,
 };
 
-use super::check;
 use super::device::{Context, ProtectionDomain};
 use super::queue_pair::Refused;
+use super::{check, is_done, made, never_wait};
 
 /// Wakes who waits for completions.
 #[derive(Debug)]
@@ -27,11 +27,9 @@ pub(crate) struct CompletionChannel {
 impl CompletionChannel {
     pub(crate) fn new(context: &Rc<Context>) -> io::Result<Rc<Self>> {
         // SAFETY: the context is open.
-        let raw = unsafe { ibv_create_comp_channel(context.raw()) };
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let raw = made(unsafe { ibv_create_comp_channel(context.raw()) })?;
         let channel = Self { raw, _context: Rc::clone(context) };
-        let flags = rustix::fs::fcntl_getfl(channel.fd())?;
-        rustix::fs::fcntl_setfl(channel.fd(), flags | rustix::fs::OFlags::NONBLOCK)?;
+        never_wait(channel.fd())?;
         Ok(Rc::new(channel))
     }
 
@@ -47,10 +45,7 @@ impl CompletionChannel {
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
         // SAFETY: the completion queues of the channel keep it alive, so none is left; it is destroyed once.
-        let code = unsafe { ibv_destroy_comp_channel(self.raw.as_ptr()) };
-        if code != 0 {
-            log::error!("ibv_destroy_comp_channel: {}", io::Error::from_raw_os_error(code));
-        }
+        is_done("ibv_destroy_comp_channel", unsafe { ibv_destroy_comp_channel(self.raw.as_ptr()) });
     }
 }
 
@@ -98,8 +93,8 @@ pub(crate) struct CompletionQueue {
 impl CompletionQueue {
     pub(crate) fn new(context: &Rc<Context>, channel: &Rc<CompletionChannel>, entries: u32) -> io::Result<Rc<Self>> {
         // SAFETY: context and channel are alive; the queue keeps the channel alive, and that the context.
-        let raw = unsafe { ibv_create_cq(context.raw(), entries as i32, ptr::null_mut(), channel.raw.as_ptr(), 0) };
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let raw =
+            made(unsafe { ibv_create_cq(context.raw(), entries as i32, ptr::null_mut(), channel.raw.as_ptr(), 0) })?;
         // SAFETY: the queue was just made.
         let capacity = unsafe { raw.as_ref().cqe }.max(0) as u32;
         Ok(Rc::new(Self { raw, capacity, channel: Rc::clone(channel) }))
@@ -170,10 +165,7 @@ impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // SAFETY: queue pairs keep the queue alive, so none is left; all events are acknowledged; it is
         // destroyed once.
-        let code = unsafe { ibv_destroy_cq(self.raw()) };
-        if code != 0 {
-            log::error!("ibv_destroy_cq: {}", io::Error::from_raw_os_error(code));
-        }
+        is_done("ibv_destroy_cq", unsafe { ibv_destroy_cq(self.raw()) });
     }
 }
 
@@ -189,8 +181,7 @@ impl SharedReceiveQueue {
         let attr = ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 };
         let mut init = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         // SAFETY: the domain is alive, `init` is filled in.
-        let raw = unsafe { ibv_create_srq(pd.raw(), &raw mut init) };
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let raw = made(unsafe { ibv_create_srq(pd.raw(), &raw mut init) })?;
         Ok(Rc::new(Self { raw, _pd: Rc::clone(pd) }))
     }
 
@@ -228,9 +219,6 @@ impl SharedReceiveQueue {
 impl Drop for SharedReceiveQueue {
     fn drop(&mut self) {
         // SAFETY: as in `destroy`. Whoever drops it instead has posted nothing.
-        let code = unsafe { ibv_destroy_srq(self.raw()) };
-        if code != 0 {
-            log::error!("ibv_destroy_srq: {}", io::Error::from_raw_os_error(code));
-        }
+        is_done("ibv_destroy_srq", unsafe { ibv_destroy_srq(self.raw()) });
     }
 }

@@ -11,9 +11,9 @@ use rdma_sys::{
     ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_recv_wr, ibv_send_wr,
 };
 
-use super::check;
 use super::device::{ProtectionDomain, cookie, zeroed};
 use super::queue::{CompletionQueue, SharedReceiveQueue};
+use super::{check, is_done, made};
 
 /// What a post did not take: the error, and the first request that was not posted.
 #[derive(Debug)]
@@ -94,8 +94,7 @@ impl QueuePair {
             sq_sig_all: 0,
         };
         // SAFETY: the domain and the queues are alive, and kept so below; `init` is filled in.
-        let raw = unsafe { ibv_create_qp(pd.raw(), &raw mut init) };
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let raw = made(unsafe { ibv_create_qp(pd.raw(), &raw mut init) })?;
         let got = init.cap;
         *capacity =
             QpCapacity { send: got.max_send_wr, receive: got.max_recv_wr, max_inline_data: got.max_inline_data };
@@ -161,9 +160,6 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         // SAFETY: the queue pair is destroyed once. Whoever drops it instead of destroying it has posted
         // nothing.
-        let code = unsafe { ibv_destroy_qp(self.raw.as_ptr()) };
-        if code != 0 {
-            log::error!("ibv_destroy_qp: {}", io::Error::from_raw_os_error(code));
-        }
+        is_done("ibv_destroy_qp", unsafe { ibv_destroy_qp(self.raw.as_ptr()) });
     }
 }
