@@ -120,16 +120,12 @@ impl IwarpFabric {
             device: "iWARP over TCP (user space)".to_owned(),
             max_send_wr: 1 << 16,
             max_recv_wr: config.shared_receives as u32,
-            max_inline_data: 0,
             max_message: config.max_message as u32,
             max_connect_private_data: setup::PRIVATE_DATA,
             max_accept_private_data: setup::PRIVATE_DATA,
             max_read_depth: config.read_depth,
-            remote_invalidate: true,
-            exposure_needs_own_arena: false,
-            checks_window_bounds: true,
-            shared_receive_queue: true,
             acknowledges: false,
+            ..Capabilities::default()
         };
         Ok(Self {
             connections: Connections::new(sockets.as_fd())?,

@@ -9,9 +9,9 @@ use rustix::net::Shutdown;
 
 use super::SoftwareFabric;
 use super::address::{self, SoftwareListener, system};
-use super::config::MAX_WINDOWS;
+use super::config::{MAX_WINDOWS, SoftwareConfig};
 use super::memory::{Layout, Side};
-use super::message::{MAX_PRIVATE_DATA, Message, Received};
+use super::message::{MAX_PRIVATE_DATA, Message, Opening, Received};
 use super::qp::{Parts, Qp, State};
 use super::region;
 use super::request::{Offer, Request};
@@ -139,6 +139,12 @@ pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), F
     Ok((mapping, dup()?))
 }
 
+/// What this side says of its end.
+fn opening(config: &SoftwareConfig, ring_bytes: u32, max_message: u32, params: &ConnectParams) -> Opening {
+    let (windows, private_data) = (params.windows, params.private_data.clone());
+    Opening { may_sleep: config.may_sleep, ring_bytes, max_message, windows, private_data }
+}
+
 impl SoftwareFabric {
     /// What both ends of a new connection have in common.
     fn own_windows(&mut self, params: &ConnectParams) -> Result<(OwnWindows, OwnedFd, u64), FabricError> {
@@ -160,13 +166,7 @@ impl SoftwareFabric {
         let layout = Layout::new(config.ring_bytes as u32);
         let max_message = config.max_message as u32;
         let deadline = now() + config.handshake_timeout;
-        let hello = Message::Hello {
-            may_sleep: config.may_sleep,
-            ring_bytes: config.ring_bytes as u32,
-            max_message,
-            windows: params.windows,
-            private_data: params.private_data.clone(),
-        };
+        let hello = Message::Hello(opening(config, config.ring_bytes as u32, max_message, params));
         let places = self.common.peer_memory.budget.take(region::PER_CONNECTION);
         let places = places.map_err(|why| system("mmap", why))?;
         let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
@@ -222,13 +222,7 @@ impl SoftwareFabric {
         };
         let config = &self.common.config;
         let max_message = max_message.min(config.max_message as u32);
-        let answer = Message::Accept {
-            may_sleep: config.may_sleep,
-            ring_bytes: layout.ring_bytes(),
-            max_message,
-            windows: params.windows,
-            private_data: params.private_data.clone(),
-        };
+        let answer = Message::Accept(opening(config, layout.ring_bytes(), max_message, params));
         let mapped = (layout.bytes() as u64 + table_bytes + peer_table.len() as u64, places);
         let ring = layout.rings(ring, Side::Acceptor).map_err(FabricError::Peer)?;
         let id = self.table.insert(|id| {
@@ -316,10 +310,8 @@ impl SoftwareFabric {
                 self.common.events.push_back(ControlEvent::Rejected { qp: qp.id, private_data });
                 return self.give_up(slot);
             }
-            Received::Message(
-                Message::Accept { may_sleep, ring_bytes, max_message, windows, private_data },
-                mut fds,
-            ) => {
+            Received::Message(Message::Accept(answer), mut fds) => {
+                let Opening { may_sleep, ring_bytes, max_message, windows, private_data } = answer;
                 let table = match (fds.pop(), fds.is_empty(), table_bytes(windows)) {
                     (Some(fd), true, Ok(bytes)) => region::map(fd, bytes),
                     (_, _, Err(why)) => Err(why),

@@ -34,11 +34,21 @@ const MAY_SLEEP: u8 = 1;
 /// One message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    Hello { may_sleep: bool, ring_bytes: u32, max_message: u32, windows: u32, private_data: Vec<u8> },
-    Accept { may_sleep: bool, ring_bytes: u32, max_message: u32, windows: u32, private_data: Vec<u8> },
+    Hello(Opening),
+    Accept(Opening),
     Reject { private_data: Vec<u8> },
     Region { id: u32, bytes: u64 },
     Bell,
+}
+
+/// What each side says of its end of a connection.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Opening {
+    pub(super) may_sleep: bool,
+    pub(super) ring_bytes: u32,
+    pub(super) max_message: u32,
+    pub(super) windows: u32,
+    pub(super) private_data: Vec<u8>,
 }
 
 /// Descriptors that came with a message.
@@ -59,8 +69,8 @@ pub(super) enum Received {
 impl Message {
     pub(super) fn encode(&self) -> ArrayVec<u8, MAX_MESSAGE> {
         let (kind, flags) = match self {
-            Self::Hello { may_sleep, .. } => (1, u8::from(*may_sleep) * MAY_SLEEP),
-            Self::Accept { may_sleep, .. } => (2, u8::from(*may_sleep) * MAY_SLEEP),
+            Self::Hello(opening) => (1, u8::from(opening.may_sleep) * MAY_SLEEP),
+            Self::Accept(opening) => (2, u8::from(opening.may_sleep) * MAY_SLEEP),
             Self::Reject { .. } => (3, 0),
             Self::Region { .. } => (4, 0),
             Self::Bell => (5, 0),
@@ -71,8 +81,8 @@ impl Message {
         put(&VERSION.to_le_bytes());
         put(&[kind, flags]);
         match self {
-            Self::Hello { ring_bytes, max_message, windows, private_data, .. }
-            | Self::Accept { ring_bytes, max_message, windows, private_data, .. } => {
+            Self::Hello(Opening { ring_bytes, max_message, windows, private_data, .. })
+            | Self::Accept(Opening { ring_bytes, max_message, windows, private_data, .. }) => {
                 put(&ring_bytes.to_le_bytes());
                 put(&max_message.to_le_bytes());
                 put(&windows.to_le_bytes());
@@ -105,20 +115,8 @@ impl Message {
         }
         let may_sleep = flags & MAY_SLEEP != 0;
         let message = match kind {
-            1 => Self::Hello {
-                may_sleep,
-                ring_bytes: rest.u32()?,
-                max_message: rest.u32()?,
-                windows: rest.u32()?,
-                private_data: rest.private_data()?,
-            },
-            2 => Self::Accept {
-                may_sleep,
-                ring_bytes: rest.u32()?,
-                max_message: rest.u32()?,
-                windows: rest.u32()?,
-                private_data: rest.private_data()?,
-            },
+            1 => Self::Hello(rest.opening(may_sleep)?),
+            2 => Self::Accept(rest.opening(may_sleep)?),
             3 => Self::Reject { private_data: rest.private_data()? },
             4 => {
                 let id = rest.u32()?;
@@ -204,6 +202,11 @@ impl Reader<'_> {
 
     fn u32(&mut self) -> Result<u32, &'static str> {
         self.take().map(u32::from_le_bytes)
+    }
+
+    fn opening(&mut self, may_sleep: bool) -> Result<Opening, &'static str> {
+        let (ring_bytes, max_message, windows) = (self.u32()?, self.u32()?, self.u32()?);
+        Ok(Opening { may_sleep, ring_bytes, max_message, windows, private_data: self.private_data()? })
     }
 
     fn private_data(&mut self) -> Result<Vec<u8>, &'static str> {

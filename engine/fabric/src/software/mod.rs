@@ -102,16 +102,12 @@ impl SoftwareFabric {
             device: "software (shared memory)".to_owned(),
             max_send_wr: 1 << 16,
             max_recv_wr: config.shared_receives as u32,
-            max_inline_data: 0,
             max_message: config.max_message as u32,
             max_connect_private_data: message::MAX_PRIVATE_DATA,
             max_accept_private_data: message::MAX_PRIVATE_DATA,
             max_read_depth: u16::MAX,
-            remote_invalidate: true,
             exposure_needs_own_arena: true,
-            checks_window_bounds: true,
-            shared_receive_queue: true,
-            acknowledges: true,
+            ..Capabilities::default()
         };
         Ok(Self {
             connections: Connections::new()?,

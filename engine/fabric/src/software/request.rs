@@ -9,7 +9,7 @@ use super::address::{Peer, Visitor};
 use super::config::RING_BYTES;
 use super::connect::{Connections, Token, now, table_bytes};
 use super::memory::Layout;
-use super::message::{Descriptors, Message, Received};
+use super::message::{Descriptors, Message, Opening, Received};
 use super::qp::Common;
 use super::region::{self, Places};
 use crate::seats::{Arrival, Taken};
@@ -98,13 +98,10 @@ impl Connections {
         let request = &mut self.requests[at];
         let refused = match (Message::receive(request.socket.as_fd()), request.offer.is_some()) {
             (Received::Empty, _) => return,
-            (
-                Received::Message(Message::Hello { may_sleep, ring_bytes, max_message, windows, private_data }, fds),
-                false,
-            ) => match Offer::check(common, may_sleep, ring_bytes, max_message, windows, fds) {
+            (Received::Message(Message::Hello(hello), fds), false) => match Offer::check(common, &hello, fds) {
                 Ok(offer) => {
                     request.offer = Some(offer);
-                    let peer = request.peer.to_string();
+                    let (peer, private_data) = (request.peer.to_string(), hello.private_data);
                     common.events.push_back(ControlEvent::ConnectRequest { request: id, private_data, peer });
                     return;
                 }
@@ -124,14 +121,8 @@ impl Connections {
 }
 
 impl Offer {
-    fn check(
-        common: &Common,
-        may_sleep: bool,
-        ring_bytes: u32,
-        max_message: u32,
-        windows: u32,
-        fds: Descriptors,
-    ) -> Result<Self, String> {
+    fn check(common: &Common, hello: &Opening, fds: Descriptors) -> Result<Self, String> {
+        let &Opening { may_sleep, ring_bytes, max_message, windows, .. } = hello;
         let [ring, table] = fds.into_inner().map_err(|fds| format!("{} descriptors instead of 2", fds.len()))?;
         if !ring_bytes.is_power_of_two() || !RING_BYTES.contains(&(ring_bytes as usize)) {
             return Err(format!("rings of {ring_bytes} bytes"));

@@ -16,7 +16,7 @@ use rustix::fs::MemfdFlags;
 use super::address::Peer;
 use super::connect::{make, table_bytes};
 use super::memory::{Layout, Memory, Side};
-use super::message::{Message, Received};
+use super::message::{Message, Opening, Received};
 use super::region::{Budget, PER_CONNECTION, PeerMemory};
 use super::ring::{Header, Producer};
 use super::window::{BUSY, ENTRY};
@@ -177,7 +177,7 @@ impl Town {
         let intruder = Intruder::new(&self.address);
         let qp = self.accept();
         let peer_table = match Message::receive(intruder.socket.as_fd()) {
-            Received::Message(Message::Accept { .. }, mut fds) => fds.pop().expect("a descriptor"),
+            Received::Message(Message::Accept(_), mut fds) => fds.pop().expect("a descriptor"),
             other => panic!("no answer: {other:?}"),
         };
         let bytes = table_bytes(WINDOWS).expect("windows");
@@ -211,7 +211,13 @@ struct Intruder {
 }
 
 fn hello() -> Message {
-    Message::Hello { may_sleep: true, ring_bytes: RING, max_message: 4096, windows: WINDOWS, private_data: vec![] }
+    Message::Hello(Opening {
+        may_sleep: true,
+        ring_bytes: RING,
+        max_message: 4096,
+        windows: WINDOWS,
+        private_data: vec![],
+    })
 }
 
 fn dial(address: &FabricAddress) -> OwnedFd {

@@ -67,6 +67,7 @@ use self::sys::{
 use self::window::NoWindow;
 use super::host;
 use super::seats::Seat;
+use super::sockets::shorter;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
     FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId,
@@ -176,8 +177,7 @@ impl VerbsFabric {
             remote_invalidate: switch(quirks.remote_invalidate),
             exposure_needs_own_arena: !quirks.checks_window_bounds,
             checks_window_bounds: quirks.checks_window_bounds,
-            shared_receive_queue: true,
-            acknowledges: true,
+            ..Capabilities::default()
         };
         let room = cq.capacity().min(entries).saturating_sub(SPARE_COMPLETIONS) as usize;
         Ok(Self {
@@ -466,11 +466,7 @@ impl Fabric for VerbsFabric {
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let limit = self.sleep_limit();
-        let timeout = match (timeout, limit) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
-        let happened = self.sleeper.wait(timeout);
+        let happened = self.sleeper.wait(shorter(timeout, limit));
         if happened[Source::Completions as usize] {
             self.cq.take_event();
         }

@@ -12,12 +12,8 @@ fn bad_hellos_are_refused() {
     let (open_ring, open_table) = (unsealed(layout.bytes() as u64), unsealed(4096));
     let nothing = null();
     let good = [ring.fd(), table.fd()];
-    let change = |ring_bytes, max_message, windows| Message::Hello {
-        may_sleep: false,
-        ring_bytes,
-        max_message,
-        windows,
-        private_data: vec![],
+    let change = |ring_bytes, max_message, windows| {
+        Message::Hello(Opening { may_sleep: false, ring_bytes, max_message, windows, private_data: vec![] })
     };
     let cases: Vec<(&str, Message, Vec<BorrowedFd<'_>>)> = vec![
         ("no descriptors", hello(), vec![]),
@@ -147,7 +143,7 @@ fn silence_of_one_process_leaves_places_to_others() {
     hello().send(slow.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
     let qp = town.accept();
     town.turn();
-    assert!(matches!(Message::receive(slow.as_fd()), Received::Message(Message::Accept { .. }, _)));
+    assert!(matches!(Message::receive(slow.as_fd()), Received::Message(Message::Accept(_), _)));
     drop(slow);
     town.ends(qp);
 }
@@ -162,17 +158,17 @@ fn rings_are_no_longer_than_ours() {
     let socket = dial(&town.address);
     let (ring, ring_fd) = make(Layout::new(LONG).bytes(), "intruder").expect("ring");
     let (_table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "intruder").expect("table");
-    let hello = Message::Hello {
+    let hello = Message::Hello(Opening {
         may_sleep: true,
         ring_bytes: LONG,
         max_message: LONG / 2,
         windows: WINDOWS,
         private_data: vec![],
-    };
+    });
     hello.send(socket.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
     let qp = town.accept();
     match Message::receive(socket.as_fd()) {
-        Received::Message(Message::Accept { ring_bytes, max_message, .. }, _) => {
+        Received::Message(Message::Accept(Opening { ring_bytes, max_message, .. }), _) => {
             assert_eq!((ring_bytes, max_message), (RING, 4096));
         }
         other => panic!("no answer: {other:?}"),
@@ -236,12 +232,8 @@ fn answers_that_cannot_be() {
     let listener = SoftwareFabric::bind(&address).expect("bind");
     let table = sealed(table_bytes(WINDOWS).expect("windows"));
     let open_table = unsealed(4096);
-    let rings = |ring_bytes, max_message, windows| Message::Accept {
-        may_sleep: true,
-        ring_bytes,
-        max_message,
-        windows,
-        private_data: vec![],
+    let rings = |ring_bytes, max_message, windows| {
+        Message::Accept(Opening { may_sleep: true, ring_bytes, max_message, windows, private_data: vec![] })
     };
     let accept = |max_message, windows| rings(RING, max_message, windows);
     let answers: Vec<(Message, Vec<BorrowedFd<'_>>)> = vec![
