@@ -90,9 +90,7 @@ impl Address {
     pub fn socket_address(&self) -> Result<Option<SocketAddr>, FabricError> {
         match self {
             Self::Soft(_) => Ok(None),
-            Self::Iwarp(address) => crate::fabric::host::resolve(address).map(Some),
-            #[cfg(feature = "verbs")]
-            Self::Verbs(address) => crate::fabric::host::resolve(address).map(Some),
+            of_host => crate::fabric::host::resolve(of_host.fabric_address()).map(Some),
         }
     }
 
@@ -127,12 +125,7 @@ impl Address {
     /// # Errors
     /// As [`Fabric::bind`].
     pub fn bind(&self) -> Result<AnyListener, FabricError> {
-        match self {
-            Self::Soft(address) => Ok(AnyListener::Software(SoftwareFabric::bind(address)?)),
-            Self::Iwarp(address) => Ok(AnyListener::Iwarp(IwarpFabric::bind(address)?)),
-            #[cfg(feature = "verbs")]
-            Self::Verbs(address) => Ok(AnyListener::Verbs(VerbsFabric::bind(address)?)),
-        }
+        AnyFabric::bind(&FabricAddress(self.to_string()))
     }
 }
 

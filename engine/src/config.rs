@@ -315,19 +315,11 @@ impl Config {
         let check = |ok: bool, knob, value, wanted: &'static str| {
             if ok { Ok(()) } else { Err(ConfigError { knob, value, wanted: wanted.into() }) }
         };
-        check(
-            (1024..=1 << 20).contains(&self.receive_size),
-            "receive_size",
-            self.receive_size,
-            "1024 to 1048576 bytes",
-        )?;
-        check(self.receive_size.is_multiple_of(4), "receive_size", self.receive_size, "a multiple of 4")?;
-        check(
-            self.scheme == Scheme::V1 || self.receive_size >= 4096,
-            "receive_size",
-            self.receive_size,
-            "at least 4096 bytes in version 2 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.2)",
-        )?;
+        let size = self.receive_size;
+        check((1024..=1 << 20).contains(&size), "receive_size", size, "1024 to 1048576 bytes")?;
+        check(size.is_multiple_of(4), "receive_size", size, "a multiple of 4")?;
+        let of_version_2 = "at least 4096 bytes in version 2 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.2)";
+        check(self.scheme == Scheme::V1 || size >= 4096, "receive_size", size, of_version_2)?;
         let most = self.max_receive_size;
         check(most <= 1 << 20 && most.is_multiple_of(4), "max_receive_size", most, "up to 1048576, a multiple of 4")?;
         check(self.reassemble_up_to <= 1 << 30, "reassemble_up_to", self.reassemble_up_to, "at most 1 GiB")?;

@@ -53,8 +53,7 @@ impl Requester {
             Ok(call) => {
                 cx.stats.calls += 1;
                 self.next_deadline = self.next_deadline.min(deadline);
-                let at = conn.proto.call_slot(call);
-                let out = &mut conn.requests.calls[at];
+                let out = conn.out_call(call);
                 (out.sink, out.message, out.memory, out.exposure) = (sink, Some(message), None, None);
                 out.one_way = true;
                 cx.ready.add(conn);
@@ -67,8 +66,7 @@ impl Requester {
     /// A call that gets no reply is on its way.
     #[cold]
     fn sent_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
-        let slot = conn.proto.call_slot(call);
-        conn.requests.calls[slot].one_way = false;
+        conn.out_call(call).one_way = false;
         let (sink, ..) = conn.end_call(call);
         if let Some(token) = conn.proto.give_up(call) {
             let result = cx.alloc_for_call(0).map(Reply::empty).map_err(FailedCall::from);
@@ -304,8 +302,7 @@ impl Requester {
         receives_ok: bool,
     ) {
         if exposure.is_some() {
-            let slot = conn.proto.call_slot(call);
-            conn.requests.calls[slot].exposure = exposure;
+            conn.out_call(call).exposure = exposure;
         }
         let last_header = call_header_len(conn, exposure);
         cx.start_continuation(conn, Continuation::new(Whose::Call(call, exposure), message, last_header), receives_ok);
@@ -339,7 +336,7 @@ impl Requester {
     fn keep<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, message: &Buf) {
         // The message of a long call is in its chunk, and comes back with it.
         if !message.is_empty() {
-            conn.requests.calls[conn.proto.call_slot(call)].kept = cx.copy_of(message);
+            conn.out_call(call).kept = cx.copy_of(message);
         }
     }
 

@@ -148,7 +148,6 @@ impl Requester {
         error: ErrorBody,
         invalidated: Option<u32>,
     ) {
-        let slot = conn.proto.call_slot(call);
         let exposure = conn.exposure_of(call);
         let long = exposure.is_some_and(Exposure::is_long);
         // A long call that cannot be read will not be read the next time either (version 2 §6.4.3), unless it
@@ -156,14 +155,14 @@ impl Requester {
         let hopeless = long
             && matches!(error, ErrorBody::ReadChunks { .. })
             && exposure.is_some_and(|exposure| exposure.reads().len() == 1);
-        let gone = conn.requests.calls[slot].kept.is_none() && !long;
+        let gone = !long && conn.out_call(call).kept.is_none();
         if gone && matches!(error, ErrorBody::ReplyResource { .. }) {
             // This peer does not continue its replies: from now on even plain calls are kept, and get what
             // their replies take.
             conn.requests.keeps_all = true;
             conn.refresh();
         }
-        let out = &mut conn.requests.calls[slot];
+        let out = conn.out_call(call);
         if out.retries >= MAX_RETRIES || hopeless || gone {
             conn.proto.give_up(call);
             return self.failed(cx, conn, call, token, CallError::Transport(error), invalidated);
@@ -194,8 +193,7 @@ impl Requester {
         }
         let mut memory = Some(memory);
         let formed = self.form_larger(cx, conn, call, error, &mut memory);
-        let slot = conn.proto.call_slot(call);
-        let out = &mut conn.requests.calls[slot];
+        let out = conn.out_call(call);
         out.memory = memory.filter(|memory| !memory.is_empty());
         match formed {
             Ok(message) => {
@@ -216,13 +214,12 @@ impl Requester {
         error: ErrorBody,
         memory: &mut Option<ChunkMemory>,
     ) -> Result<Buf, CallError> {
-        let slot = conn.proto.call_slot(call);
-        let retries = conn.requests.calls[slot].retries;
+        let retries = conn.out_call(call).retries;
         let given = memory.get_or_insert_with(ChunkMemory::new);
-        let kept = conn.requests.calls[slot].kept.take().or_else(|| given.call.take());
+        let kept = conn.out_call(call).kept.take().or_else(|| given.call.take());
         let message = kept.ok_or(CallError::Transport(error))?;
         let message = self.enlarge(cx, conn, given, &message, error, retries)?.unwrap_or(message);
-        let out = &mut conn.requests.calls[slot];
+        let out = conn.out_call(call);
         if let ErrorBody::ReplyResource { length_needed } = error {
             // Another connection would have to find out again, and the call may run each time.
             let needed = (length_needed as usize).saturating_sub(ACCEPTED_REPLY_LEN);
@@ -245,8 +242,7 @@ impl Requester {
         conn: &mut Conn,
         call: CallId,
     ) -> Result<(), CallError> {
-        let slot = conn.proto.call_slot(call);
-        let out = &mut conn.requests.calls[slot];
+        let out = conn.out_call(call);
         let (message, memory, max_reply) = (out.message.take(), out.memory.take(), out.max_reply);
         let (mut memory, one_way) = (memory, out.one_way);
         // The chunks that its last form had.
@@ -262,7 +258,7 @@ impl Requester {
             Some(_) if one_way && conn.proto.terms().version == Version::V1 => Err(CallError::NotOneWay),
             Some(mut message) => self.shape(cx, conn, &mut message, &mut memory, max_reply, !one_way).map(|()| message),
         };
-        let out = &mut conn.requests.calls[slot];
+        let out = conn.out_call(call);
         out.memory = memory;
         (out.message, out.retries) = (Some(formed?), 0);
         Ok(())

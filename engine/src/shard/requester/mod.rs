@@ -182,9 +182,13 @@ impl Conn {
     pub(super) fn keep_whole(&mut self, call: CallId, mut message: Buf, (start, len): (usize, usize)) {
         if self.proto.is_under_way(call) {
             message.set_window(start, len);
-            let slot = self.proto.call_slot(call);
-            self.requests.calls[slot].kept = Some(message);
+            self.out_call(call).kept = Some(message);
         }
+    }
+
+    /// What is kept of a call of ours. Not for the path of messages, which looks its slot up once.
+    fn out_call(&mut self, call: CallId) -> &mut OutCall {
+        &mut self.requests.calls[self.proto.call_slot(call)]
     }
 
     /// Ends a call's record: who is to be told, what it exposes, when it was started if it is timed.
@@ -284,8 +288,7 @@ impl Requester {
     /// exposed, until the reply has come or the connection is gone: revoking a window that the peer may be
     /// about to revoke by Send With Invalidate would break the connection.
     fn abandon<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, token: u64, error: CallError) {
-        let slot = conn.proto.call_slot(call);
-        let out = &mut conn.requests.calls[slot];
+        let out = conn.out_call(call);
         let sink = std::mem::replace(&mut out.sink, Sink::Polled);
         // It is there if it has not been exposed.
         let memory = out.memory.take();
@@ -302,8 +305,7 @@ impl Requester {
         call: CallId,
         error: CallError,
     ) {
-        let slot = conn.proto.call_slot(call);
-        let memory = conn.requests.calls[slot].memory.take();
+        let memory = conn.out_call(call).memory.take();
         self.give_up_with(cx, conn, call, error, memory);
     }
 
@@ -332,8 +334,7 @@ impl Requester {
             if let Some((call, _)) = ending.again {
                 // It is not sent again: it ends with those below, if it was not given up meanwhile.
                 if conn.proto.is_waiting(call) {
-                    let slot = conn.proto.call_slot(call);
-                    conn.requests.calls[slot].memory = memory;
+                    conn.out_call(call).memory = memory;
                 }
                 continue;
             }
@@ -342,8 +343,7 @@ impl Requester {
             self.deliver(cx, ending.sink, ending.token, Err(FailedCall::new(error, memory)));
         }
         while let Some((call, token, error)) = conn.proto.lost() {
-            let slot = conn.proto.call_slot(call);
-            let queued = conn.requests.calls[slot].memory.take();
+            let queued = conn.out_call(call).memory.take();
             let (sink, exposure, _) = conn.end_call(call);
             // The device is through with all that it held of this connection.
             let memory = queued.or_else(|| conn.requests.exposures.bring_home(exposure?));
@@ -366,8 +366,7 @@ impl Requester {
         }
         for (call, sent) in conn.proto.interrupt() {
             let whole = bring_home(conn, call);
-            let slot = conn.proto.call_slot(call);
-            let out = &mut conn.requests.calls[slot];
+            let out = conn.out_call(call);
             if out.message.is_none() {
                 out.message = out.kept.take().filter(|_| cx.config.retransmit);
             }
@@ -393,10 +392,9 @@ impl Requester {
 
 /// Takes back what a call exposes. False if it cannot be had: then the call cannot be sent again.
 fn bring_home(conn: &mut Conn, call: CallId) -> bool {
-    let slot = conn.proto.call_slot(call);
-    let Some(index) = conn.requests.calls[slot].exposure.take() else { return true };
+    let Some(index) = conn.out_call(call).exposure.take() else { return true };
     let memory = conn.requests.exposures.bring_home(index);
     let whole = memory.is_some();
-    conn.requests.calls[slot].memory = memory;
+    conn.out_call(call).memory = memory;
     whole
 }
