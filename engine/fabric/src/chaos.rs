@@ -14,6 +14,7 @@ use rustix::fd::BorrowedFd;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::forward::{forward, inner};
+use super::random::Xorshift;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
     PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
@@ -376,31 +377,5 @@ impl<F: Fabric> Fabric for Chaos<F> {
         fn arm(&mut self);
         fn waker(&self) -> Waker;
         fn descriptor(&self) -> BorrowedFd<'_>;
-    }
-}
-
-/// Marsaglia's xorshift64*: small, and good enough to choose troubles.
-#[derive(Debug)]
-struct Xorshift(u64);
-
-impl Xorshift {
-    fn new(seed: u64) -> Self {
-        // Zero would stay zero.
-        Self(seed ^ 0x9e37_79b9_7f4a_7c15 | 1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n.max(1)
-    }
-
-    fn chance(&mut self, per_mille: u16) -> bool {
-        per_mille > 0 && self.below(1000) < u64::from(per_mille)
     }
 }

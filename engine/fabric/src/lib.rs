@@ -35,6 +35,7 @@
 //! | `reaper` | what may take long to destroy, on threads of its own |
 //! | [`log_limit`] | log lines that peers can cause, within bounds |
 //! | `contract` | what every fabric has to do, as cases that run against any of them |
+//! | `random` | numbers that follow from a seed, for tests |
 //! | `chaos`, `trace` | wrappers of any fabric: one misbehaves, one writes down what goes through it |
 
 pub mod any;
@@ -48,6 +49,8 @@ pub mod iwarp;
 mod keys;
 pub mod log_limit;
 mod patience;
+#[cfg(any(test, feature = "testing"))]
+mod random;
 mod reaper;
 mod received;
 mod receives;

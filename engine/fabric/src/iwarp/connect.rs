@@ -11,13 +11,12 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 
 use super::IwarpFabric;
-use super::config::FpduSize;
-use super::endpoint::{Endpoint, Limits, Terms};
+use super::endpoint::{Endpoint, Terms};
 use super::listener::{IwarpListener, Visitor, equip, open};
 use super::qp::{Common, Qp, State};
-use super::setup::{self, Agreed, PRIVATE_DATA, Wishes};
+use super::setup::{self, Agreed, Wishes};
 use super::sys;
-use super::wire::{Kind, MAX_ULPDU, Setup, UNTAGGED_HEADER, fpdu_len};
+use super::wire::{Kind, Setup};
 use crate::host;
 use crate::seats::{self, Arrival};
 use crate::sockets::{FIRST_TOKEN, News, Randoms, Sockets, failed, shorter};
@@ -33,8 +32,6 @@ const NUDGE: Duration = Duration::from_millis(20);
 const FRAME: usize = 1024;
 /// Connections that were closed and whose peers have not closed them yet. Beyond that they are cut off.
 const PARTINGS: usize = 1024;
-/// Most windows per side and queue pair: an STag has 16 bits of index to spare.
-const MAX_WINDOWS: u32 = 1 << 16;
 /// The least that a TCP segment holds (RFC 9293 §3.7.1), for peers and paths that say less.
 const LEAST_SEGMENT: usize = 536;
 
@@ -235,44 +232,15 @@ fn read_frame(socket: BorrowedFd<'_>, kind: Kind, got: &mut Vec<u8>) -> Result<F
     }
 }
 
-/// The terms of a connection: what was agreed on, and what the path to the peer carries.
+/// The terms of a connection on this socket.
 fn terms(common: &Common, socket: BorrowedFd<'_>, agreed: Agreed, waits: bool) -> Terms {
-    let config = &common.config;
     let segment = || sys::max_segment(socket).unwrap_or(LEAST_SEGMENT).max(LEAST_SEGMENT);
-    let longest = match config.fpdu_size {
-        FpduSize::Auto if agreed.is_ours => MAX_ULPDU,
-        FpduSize::Longest => MAX_ULPDU,
-        FpduSize::Auto | FpduSize::Segment => (segment() & !3) - (fpdu_len(2) - 2),
-    };
-    Terms {
-        crc: agreed.crc,
-        max_ulpdu: longest.clamp(UNTAGGED_HEADER + 4, MAX_ULPDU),
-        max_message: config.max_message,
-        ord: agreed.ord,
-        ird: agreed.ird,
-        waits,
-    }
+    setup::terms(&common.config, agreed, segment, waits)
 }
 
 impl IwarpFabric {
-    /// What both ends of a new connection have in common.
-    fn limits(&self, params: &ConnectParams) -> Result<Limits, FabricError> {
-        let misuse = |what: &str, got: usize, most: usize| {
-            if got <= most { Ok(()) } else { Err(FabricError::Misuse(format!("{what}: {got}; at most {most}"))) }
-        };
-        misuse("bytes of private data", params.private_data.len(), PRIVATE_DATA)?;
-        misuse("send_queue_depth", params.send_queue_depth as usize, self.capabilities.max_send_wr as usize)?;
-        misuse("windows", params.windows as usize, MAX_WINDOWS as usize)?;
-        Ok(Limits {
-            send_queue_depth: params.send_queue_depth as usize,
-            own_receive_queue: params.own_receive_queue.map(|depth| depth as usize),
-            windows: params.windows,
-            rnr_retry: params.rnr_retry,
-        })
-    }
-
     pub(super) fn start_connect(&mut self, to: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
-        let limits = self.limits(params)?;
+        let limits = setup::limits(params)?;
         let at = host::resolve(to)?;
         let wishes = Wishes::new(&self.common.config, params);
         let mut frame = Vec::new();
@@ -301,7 +269,7 @@ impl IwarpFabric {
     }
 
     pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        let limits = self.limits(params)?;
+        let limits = setup::limits(params)?;
         let wishes = Wishes::new(&self.common.config, params);
         let requests = &mut self.connections.requests;
         let at = requests.iter().position(|r| r.id == request && r.frame.is_some());

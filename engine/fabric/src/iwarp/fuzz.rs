@@ -335,11 +335,10 @@ impl<'p, 'd> Story<'p, 'd> {
     /// The peer takes so many bytes of what we have to say.
     fn say(&mut self, most: usize) {
         let failed = self.endpoint.produce().err().and_then(|failure| failure.terminate);
-        let bytes = self.endpoint.unsent();
-        let bytes = &bytes[..bytes.len().min(most)];
+        let bytes = self.endpoint.unsent(most);
         assert!(!bytes.windows(SECRET.len()).any(|part| part == SECRET), "a secret is said");
         self.endpoint.sent(bytes.len());
-        let mut rest = bytes;
+        let mut rest = &bytes[..];
         while let Some(step) = self.heard.step(&mut rest).expect("what we say is right") {
             match step {
                 Step::Segment { segment, .. } => {

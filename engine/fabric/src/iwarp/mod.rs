@@ -115,18 +115,7 @@ impl IwarpFabric {
     pub fn new(config: IwarpConfig) -> Result<Self, FabricError> {
         config.check()?;
         let sockets = epoll::create(CreateFlags::CLOEXEC).map_err(|e| failed("epoll_create", e))?;
-        let capabilities = Capabilities {
-            scheme: Self::SCHEME,
-            device: "iWARP over TCP (user space)".to_owned(),
-            max_send_wr: 1 << 16,
-            max_recv_wr: config.shared_receives as u32,
-            max_message: config.max_message as u32,
-            max_connect_private_data: setup::PRIVATE_DATA,
-            max_accept_private_data: setup::PRIVATE_DATA,
-            max_read_depth: config.read_depth,
-            acknowledges: false,
-            ..Capabilities::default()
-        };
+        let capabilities = capabilities(&config);
         Ok(Self {
             connections: Connections::new(sockets.as_fd())?,
             common: Common {
@@ -291,6 +280,22 @@ impl IwarpFabric {
             qp.hot = polls - qp.active <= IDLE && qp.is_live();
             qp.hot
         });
+    }
+}
+
+/// What connections of this kind can do, whatever carries their bytes.
+fn capabilities(config: &IwarpConfig) -> Capabilities {
+    Capabilities {
+        scheme: IwarpFabric::SCHEME,
+        device: "iWARP over TCP (user space)".to_owned(),
+        max_send_wr: setup::MAX_SEND_WR,
+        max_recv_wr: config.shared_receives as u32,
+        max_message: config.max_message as u32,
+        max_connect_private_data: setup::PRIVATE_DATA,
+        max_accept_private_data: setup::PRIVATE_DATA,
+        max_read_depth: config.read_depth,
+        acknowledges: false,
+        ..Capabilities::default()
     }
 }
 

@@ -405,7 +405,7 @@ impl Qp {
             }
         };
         let got = match got {
-            Ok(0) => return Err(self.ended()),
+            Ok(0) => return Err(self.endpoint.left()),
             Ok(got) => got,
             Err(Errno::AGAIN | Errno::INTR) => {
                 common.shared.stats.empty_system_calls += 1;
@@ -427,25 +427,9 @@ impl Qp {
         Ok(Some((taken, got == asked)))
     }
 
-    /// The peer has closed the connection.
-    #[cold]
-    fn ended(&self) -> Failure {
-        let reason = if self.endpoint.is_between() {
-            "the peer closed the connection"
-        } else {
-            "the peer closed the connection amid a message"
-        };
-        Failure {
-            terminate: None,
-            status: Status::Flushed,
-            cause: Disconnect::Peer,
-            reason: Reason::Other(reason.to_owned()),
-        }
-    }
-
     /// The peer has closed a connection whose last messages met no Receive.
     pub(super) fn forsake(&mut self, common: &mut Common) {
-        let failure = self.ended();
+        let failure = self.endpoint.left();
         self.fail(common, failure);
     }
 
@@ -486,8 +470,7 @@ impl Qp {
 
     /// As [`fail`](Self::fail), by our own doing.
     pub(super) fn leave(&mut self, common: &mut Common, why: &str) {
-        let reason = Reason::Other(why.to_owned());
-        self.fail(common, Failure { terminate: None, status: Status::Flushed, cause: Disconnect::Local, reason });
+        self.fail(common, Failure::own(why));
     }
 
     /// Something has begun to wait for the peer: connection management looks how long it does.

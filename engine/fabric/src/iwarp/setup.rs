@@ -6,15 +6,20 @@
 
 #![forbid(unsafe_code)]
 
-use super::config::{Crc, IwarpConfig, MAX_READ_DEPTH};
-use super::wire::{Enhanced, Kind, MAX_PRIVATE_DATA, Setup};
-use crate::ConnectParams;
+use super::config::{Crc, FpduSize, IwarpConfig, MAX_READ_DEPTH};
+use super::endpoint::{Limits, Terms};
+use super::wire::{Enhanced, Kind, MAX_PRIVATE_DATA, MAX_ULPDU, Setup, UNTAGGED_HEADER, fpdu_len};
+use crate::{ConnectParams, FabricError};
 
 /// What this engine puts behind its private data, so that another one knows it. Upper layers that read theirs from the
 /// front, as RFC 8797 has it, do not see it.
 const MARK: &[u8; 8] = b"rpcrdma\x01";
 /// Bytes of private data that are left to the upper layer.
 pub(super) const PRIVATE_DATA: usize = MAX_PRIVATE_DATA - 4 - MARK.len();
+/// Work requests that a send queue may have.
+pub(super) const MAX_SEND_WR: u32 = 1 << 16;
+/// Most windows per side and queue pair: an STag has 16 bits of index to spare.
+const MAX_WINDOWS: u32 = 1 << 16;
 
 /// What a connection is to be like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,6 +109,39 @@ impl Wishes {
         let is_ours = reply.private_data.ends_with(MARK);
         Ok(Agreed { crc: reply.crc, ord: within(self.ord, theirs.ird), ird: self.ird, is_ours })
     }
+}
+
+/// The terms of a connection: what was agreed on, and what a segment of the path to the peer carries.
+pub(super) fn terms(config: &IwarpConfig, agreed: Agreed, segment: impl FnOnce() -> usize, waits: bool) -> Terms {
+    let longest = match config.fpdu_size {
+        FpduSize::Auto if agreed.is_ours => MAX_ULPDU,
+        FpduSize::Longest => MAX_ULPDU,
+        FpduSize::Auto | FpduSize::Segment => (segment() & !3) - (fpdu_len(2) - 2),
+    };
+    Terms {
+        crc: agreed.crc,
+        max_ulpdu: longest.clamp(UNTAGGED_HEADER + 4, MAX_ULPDU),
+        max_message: config.max_message,
+        ord: agreed.ord,
+        ird: agreed.ird,
+        waits,
+    }
+}
+
+/// What a new queue pair is made with.
+pub(super) fn limits(params: &ConnectParams) -> Result<Limits, FabricError> {
+    let misuse = |what: &str, got: usize, most: usize| {
+        if got <= most { Ok(()) } else { Err(FabricError::Misuse(format!("{what}: {got}; at most {most}"))) }
+    };
+    misuse("bytes of private data", params.private_data.len(), PRIVATE_DATA)?;
+    misuse("send_queue_depth", params.send_queue_depth as usize, MAX_SEND_WR as usize)?;
+    misuse("windows", params.windows as usize, MAX_WINDOWS as usize)?;
+    Ok(Limits {
+        send_queue_depth: params.send_queue_depth as usize,
+        own_receive_queue: params.own_receive_queue.map(|depth| depth as usize),
+        windows: params.windows,
+        rnr_retry: params.rnr_retry,
+    })
 }
 
 /// What the upper layer of the sender says.

@@ -135,6 +135,12 @@ impl Failure {
             reason: Reason::Violation(what.to_string()),
         }
     }
+
+    /// We are leaving.
+    pub(super) fn own(why: &str) -> Self {
+        let reason = Reason::Other(why.to_owned());
+        Self { terminate: None, status: Status::Flushed, cause: Disconnect::Local, reason }
+    }
 }
 
 /// One end of a connection.
@@ -212,10 +218,10 @@ impl Endpoint {
         self.outbound.slices(to);
     }
 
-    /// The same as bytes, for those who have no socket.
-    #[cfg(any(test, fuzzing))]
-    pub(super) fn unsent(&self) -> Vec<u8> {
-        self.outbound.bytes()
+    /// The same as bytes, no more than `most`, for those who have no socket.
+    #[cfg(any(test, fuzzing, feature = "testing"))]
+    pub(super) fn unsent(&self, most: usize) -> Vec<u8> {
+        self.outbound.bytes(most)
     }
 
     /// So many of them have been sent.
@@ -246,9 +252,20 @@ impl Endpoint {
         !self.inbound.is_between() || self.inbound.has_reads()
     }
 
-    /// Whether the stream may end here without a loss: at the end of an FPDU.
-    pub(super) fn is_between(&self) -> bool {
-        self.inbound.is_between()
+    /// The peer has closed the connection: without a loss if that is at the end of an FPDU.
+    #[cold]
+    pub(super) fn left(&self) -> Failure {
+        let reason = if self.inbound.is_between() {
+            "the peer closed the connection"
+        } else {
+            "the peer closed the connection amid a message"
+        };
+        Failure {
+            terminate: None,
+            status: Status::Flushed,
+            cause: Disconnect::Peer,
+            reason: Reason::Other(reason.to_owned()),
+        }
     }
 
     /// Takes bytes of the peer.

@@ -148,9 +148,9 @@ impl Outbound {
         self.stream.slices(to);
     }
 
-    #[cfg(any(test, fuzzing))]
-    pub(super) fn bytes(&self) -> Vec<u8> {
-        self.stream.bytes()
+    #[cfg(any(test, fuzzing, feature = "testing"))]
+    pub(super) fn bytes(&self, most: usize) -> Vec<u8> {
+        self.stream.bytes(most)
     }
 
     #[inline]

@@ -138,20 +138,24 @@ impl Stream {
         }
     }
 
-    /// The bytes themselves, for tests, which have no socket.
-    #[cfg(any(test, fuzzing))]
-    pub(super) fn bytes(&self) -> Vec<u8> {
+    /// The first `most` of the bytes themselves, for tests, which have no socket.
+    #[cfg(any(test, fuzzing, feature = "testing"))]
+    pub(super) fn bytes(&self, most: usize) -> Vec<u8> {
         let mut all = Vec::new();
         let mut at = self.first;
         for piece in &self.pieces {
+            let start = all.len();
+            let room = most - start;
+            if room == 0 {
+                break;
+            }
             match piece {
                 Piece::Staged(len) => {
-                    all.extend_from_slice(&self.staged[at..at + len]);
+                    all.extend_from_slice(&self.staged[at..at + len.min(&room)]);
                     at += len;
                 }
                 Piece::Memory { of, offset, len } => {
-                    let start = all.len();
-                    all.resize(start + len, 0);
+                    all.resize(start + len.min(&room), 0);
                     copy(of, *offset, &mut all[start..]);
                 }
             }

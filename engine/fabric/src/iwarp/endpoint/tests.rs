@@ -79,7 +79,7 @@ impl Side {
             if let Err(failure) = self.endpoint.produce() {
                 self.failure = Some(failure);
             }
-            let bytes = self.endpoint.unsent();
+            let bytes = self.endpoint.unsent(usize::MAX);
             if bytes.is_empty() {
                 break;
             }

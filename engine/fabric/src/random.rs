@@ -1,0 +1,33 @@
+//! Numbers that follow from a seed, for the fabrics of tests.
+
+#![forbid(unsafe_code)]
+
+/// Marsaglia's xorshift64*: small, and good enough to choose troubles and places.
+#[derive(Debug)]
+pub(crate) struct Xorshift(u64);
+
+impl Xorshift {
+    /// The numbers of a seed.
+    pub(crate) fn new(seed: u64) -> Self {
+        // Zero would stay zero.
+        Self(seed ^ 0x9e37_79b9_7f4a_7c15 | 1)
+    }
+
+    /// Any number.
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// One of the first `n`.
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.next() % n.max(1)
+    }
+
+    /// True so often.
+    pub(crate) fn chance(&mut self, per_mille: u16) -> bool {
+        per_mille > 0 && self.below(1000) < u64::from(per_mille)
+    }
+}
