@@ -307,7 +307,14 @@ impl Inbound {
     }
 
     #[cold]
-    fn wrong(&self, to: &mut Sinks<'_>, wrong: Wrong) -> Failure {
+    fn wrong(&mut self, to: &mut Sinks<'_>, wrong: Wrong) -> Failure {
+        // Too long not by its first segment: it has a Receive already.
+        if wrong.fault == Fault::TooLong
+            && matches!(self.placing.current.opcode, Message::Send { .. })
+            && let Some(Incoming { buf, .. }) = self.placing.message.take()
+        {
+            to.out.push(Completion::failed_receive(to.id, Status::LocalLength, buf));
+        }
         if is_access(wrong.fault) {
             to.stats.access_refused += 1;
         } else {

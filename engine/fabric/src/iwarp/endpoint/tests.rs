@@ -531,6 +531,20 @@ fn a_message_waits_for_a_receive_as_often_as_it_may() {
 }
 
 #[test]
+fn a_message_that_its_later_segments_make_too_long_ends_its_receive_so() {
+    let (mut a, mut b) = (Side::new(terms(), 0), Side::new(terms(), 0));
+    b.receives(2);
+    a.send(1, &[7; RECEIVE + 1], None, false);
+    let said = a.say();
+    b.hear(&said);
+    assert_eq!(b.fault(), Some(Fault::TooLong));
+    let ended = b.take(Opcode::Recv).expect("the Receive that it has begun to fill");
+    assert_eq!((ended.status, ended.buf.as_deref()), (Status::LocalLength, Some(&[][..])));
+    b.endpoint.flush(Status::Flushed, &mut b.done);
+    assert!(b.take(Opcode::Recv).is_none(), "no other Receive was taken");
+}
+
+#[test]
 fn a_terminate_is_taken_as_what_it_says() {
     for (control, status, cause) in [
         ([0x11, 0x00, 0, 0], Status::RemoteAccess, Disconnect::Refused),
