@@ -1,12 +1,17 @@
-//! The contract of a fabric, kept by the iWARP fabric over loopback TCP.
+//! The contract of a fabric, kept by the iWARP fabric: over loopback TCP, and without sockets.
 
+use rpcrdma_fabric::FabricAddress;
 use rpcrdma_fabric::contract::{self, loopback_address, nowhere};
+use rpcrdma_fabric::iwarp::memory::MemoryFabric;
 use rpcrdma_fabric::iwarp::{Crc, FpduSize, IwarpConfig, IwarpFabric};
 
 /// Every case holds, and there are enough of them.
 fn check(config: &IwarpConfig) {
     let open = || IwarpFabric::new(config.clone()).expect("open");
-    let report = contract::run_with(contract::cases(), || Ok((open(), open(), loopback_address())), nowhere);
+    holds(&contract::run_with(contract::cases(), || Ok((open(), open(), loopback_address())), nowhere));
+}
+
+fn holds(report: &contract::Report) {
     assert!(report.failed.is_empty(), "{:#?}", report.failed);
     assert!(report.passed.len() >= 40, "only {} cases ran", report.passed.len());
     println!("{} cases hold, not asked: {:?}", report.passed.len(), report.skipped);
@@ -31,4 +36,17 @@ fn iwarp_in_segments() {
 fn iwarp_with_small_sockets() {
     let small = IwarpConfig { send_buffer: Some(16 << 10), receive_buffer: Some(32 << 10), ..IwarpConfig::default() };
     check(&small);
+}
+
+/// The sleepers of the contract are those of one thread: this fabric never sleeps, as nobody else could wake it.
+#[test]
+fn iwarp_in_memory() {
+    let segments = IwarpConfig { crc: Crc::Always, fpdu_size: FpduSize::Segment, ..IwarpConfig::default() };
+    for (config, seeds) in [(IwarpConfig::default(), 0..4), (segments, 4..8)] {
+        for seed in seeds {
+            let open = |seed| MemoryFabric::new(config.clone(), seed);
+            let make = || Ok((open(seed)?, open(!seed)?, FabricAddress("contract".to_owned())));
+            holds(&contract::run(contract::cases(), make));
+        }
+    }
 }

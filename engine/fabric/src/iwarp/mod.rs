@@ -14,6 +14,7 @@
 //! | `connect`, `listener` | how connections begin and are looked after |
 //! | `sys` | vectored reads and writes of memory of the pools |
 //! | `config` | the knobs |
+//! | `memory` | the same rules without sockets, for tests: two endpoints of one thread |
 //! | `fuzz` | a connection whose peer says anything, for tests |
 //!
 //! # System calls
@@ -49,6 +50,8 @@ mod endpoint;
 #[doc(hidden)]
 pub mod fuzz;
 mod listener;
+#[cfg(any(test, feature = "testing"))]
+pub mod memory;
 mod qp;
 mod setup;
 mod sys;

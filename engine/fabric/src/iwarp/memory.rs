@@ -1,0 +1,607 @@
+//! The endpoints of this fabric without sockets, for tests: two and two are joined by queues of bytes, within one
+//! thread.
+//!
+//! All that is drawn follows from a seed, and there is no clock: the same calls give the same events. A look at a
+//! connection moves a drawn number of bytes, so that its streams are cut anywhere. Where TCP has a limit of time, there
+//! is none here: half a message, a peer that takes nothing, and an answer that does not come are waited for.
+
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::EventfdFlags;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
+
+use super::endpoint::{Endpoint, Failure, Limits, Regions, Shared, Taken, Terms};
+use super::setup::{self, Agreed, Wishes};
+use super::sys::Into;
+use super::wire::Setup;
+use super::{IwarpConfig, capabilities};
+use crate::random::Xorshift;
+use crate::receives::Receives;
+use crate::seats::{self, Arrival, Seat, Seats};
+use crate::sockets::failed;
+use crate::table::Table;
+use crate::{
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
+    PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
+};
+
+/// Bytes that a queue holds: beyond that the sender has to wait.
+const HELD: usize = 64 << 10;
+/// Polls for which messages of a peer that has left wait for a Receive: what is a time over TCP.
+const LINGER: u32 = 4096;
+/// What one segment of the path is said to carry.
+const SEGMENT: usize = 1460;
+
+thread_local! {
+    /// Addresses that are bound.
+    static BOUND: RefCell<BTreeMap<String, Bound>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// Who has come to an address, and who listens there.
+#[derive(Debug, Default)]
+struct Bound {
+    visitors: VecDeque<End>,
+    seats: Arc<Seats<End>>,
+}
+
+/// A bound address, for fabrics of the thread that has bound it. The last clone to go frees the address.
+#[derive(Clone, Debug)]
+pub struct MemoryListener(Arc<Name>);
+
+#[derive(Debug)]
+struct Name(String);
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        // When the thread ends, all of them have gone.
+        let _ = BOUND.try_with(|bound| bound.borrow_mut().remove(&self.0));
+    }
+}
+
+/// What goes one way: a frame of the setup, then bytes.
+#[derive(Debug, Default)]
+struct Way {
+    frame: Option<Setup>,
+    bytes: VecDeque<u8>,
+    /// Nothing follows, and nobody takes what goes the other way.
+    over: bool,
+}
+
+/// One end of a connection, until it is dropped.
+#[derive(Debug)]
+struct End {
+    outgoing: Rc<RefCell<Way>>,
+    incoming: Rc<RefCell<Way>>,
+}
+
+impl End {
+    fn pair() -> (Self, Self) {
+        let (there, back) = (Rc::<RefCell<Way>>::default(), Rc::<RefCell<Way>>::default());
+        let far = Self { outgoing: Rc::clone(&back), incoming: Rc::clone(&there) };
+        (Self { outgoing: there, incoming: back }, far)
+    }
+
+    fn say(&self, frame: Setup) {
+        self.outgoing.borrow_mut().frame = Some(frame);
+    }
+
+    fn hear(&self) -> Option<Setup> {
+        self.incoming.borrow_mut().frame.take()
+    }
+
+    fn is_left(&self) -> bool {
+        self.incoming.borrow().over
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.outgoing.borrow_mut().over = true;
+    }
+}
+
+/// A connect request that waits for an answer.
+#[derive(Debug)]
+struct Request {
+    id: RequestId,
+    frame: Setup,
+    end: End,
+    /// Counts it.
+    taken: seats::Taken,
+}
+
+/// What all queue pairs of a fabric share.
+#[derive(Debug)]
+struct Common {
+    config: IwarpConfig,
+    shared: Shared,
+    ready: VecDeque<Completion>,
+    events: VecDeque<ControlEvent>,
+    random: Xorshift,
+}
+
+impl Common {
+    /// Bytes to move: few or many, and at times none.
+    fn some(&mut self) -> usize {
+        let most = 2 << self.random.below(17);
+        self.random.below(most) as usize
+    }
+
+    fn terms(&self, agreed: Agreed, waits: bool) -> Terms {
+        setup::terms(&self.config, agreed, || SEGMENT, waits)
+    }
+}
+
+/// Where a queue pair is in its life.
+#[derive(Debug)]
+enum State {
+    /// The peer has not answered yet.
+    Connecting(Wishes),
+    Up,
+    /// We are leaving: what was posted still goes out.
+    Closing,
+    /// Over. Everything was flushed.
+    Error,
+}
+
+#[derive(Debug)]
+struct Qp {
+    id: QpId,
+    endpoint: Endpoint,
+    state: State,
+    /// Until it is over.
+    end: Option<End>,
+    /// Polls in which a message of a peer that has left met no Receive.
+    lingers: u32,
+    /// Of one that was accepted: counts it.
+    taken: Option<seats::Taken>,
+}
+
+impl Qp {
+    fn is_live(&self) -> bool {
+        matches!(self.state, State::Up | State::Closing)
+    }
+
+    /// One look at the connection.
+    fn poll(&mut self, common: &mut Common, out: &mut Vec<Completion>, most: usize) {
+        if !self.is_live() {
+            return;
+        }
+        match self.read(common, out, most) {
+            Ok(()) => self.flush(common),
+            Err(failure) => self.fail(common, failure),
+        }
+    }
+
+    fn read(&mut self, common: &mut Common, out: &mut Vec<Completion>, most: usize) -> Result<(), Failure> {
+        let Some(end) = &self.end else { return Ok(()) };
+        let mut way = end.incoming.borrow_mut();
+        let mut count = common.some().min(way.bytes.len());
+        // As over TCP, what has one place may be put there at once, or go the way of all others.
+        if common.random.chance(500)
+            && let Some(place) = self.endpoint.direct()
+        {
+            let placed = count.min(place.len());
+            put(place, &way.bytes.make_contiguous()[..placed]);
+            way.bytes.drain(..placed);
+            self.endpoint.arrived(placed);
+            count -= placed;
+        }
+        let mut input = &way.bytes.make_contiguous()[..count];
+        let taken = self.endpoint.take(&mut common.shared, &mut input, out, most)?;
+        count -= input.len();
+        way.bytes.drain(..count);
+        self.lingers += u32::from(taken == Taken::NoReceive && way.over);
+        let all = taken == Taken::All && way.over && way.bytes.is_empty();
+        if all || self.lingers > LINGER { Err(self.endpoint.left()) } else { Ok(()) }
+    }
+
+    fn flush(&mut self, common: &mut Common) {
+        if let Err(failure) = self.endpoint.produce() {
+            return self.fail(common, failure);
+        }
+        self.write(common.some());
+        self.endpoint.reap(&mut common.ready);
+    }
+
+    /// Sends so many bytes, as far as the queue takes them. What the peer has sent before it left is still to be read.
+    fn write(&mut self, most: usize) {
+        let Some(end) = self.end.as_ref().filter(|end| !end.is_left()) else { return };
+        let mut way = end.outgoing.borrow_mut();
+        let bytes = self.endpoint.unsent(most.min(HELD - way.bytes.len()));
+        self.endpoint.sent(bytes.len());
+        way.bytes.extend(bytes);
+    }
+
+    /// The end: whatever is still posted is flushed.
+    fn fail(&mut self, common: &mut Common, failure: Failure) {
+        if matches!(self.state, State::Error) {
+            return;
+        }
+        let told = self.is_live();
+        let Failure { terminate, status, cause, reason } = failure;
+        if let Some(message) = terminate {
+            // Behind what was begun, if there is room: in the middle of an FPDU nothing else can be said.
+            self.write(usize::MAX);
+            if !self.endpoint.has_bytes() {
+                self.endpoint.terminate(&message);
+                self.write(usize::MAX);
+            }
+        }
+        self.state = State::Error;
+        self.end = None;
+        self.endpoint.flush(status, &mut common.ready);
+        if told {
+            let reason = reason.to_string();
+            common.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
+        }
+    }
+
+    /// The connection does not come about.
+    fn give_up(&mut self, common: &mut Common, event: ControlEvent) {
+        common.events.push_back(event);
+        self.fail(common, Failure::own("never connected"));
+    }
+
+    /// What connection management does for it.
+    fn tend(&mut self, common: &mut Common) {
+        match self.state {
+            State::Connecting(wishes) => self.dial(common, wishes),
+            State::Closing => {
+                self.flush(common);
+                if !self.endpoint.is_busy() && !self.endpoint.has_bytes() {
+                    self.fail(common, Failure::own("disconnected"));
+                }
+            }
+            State::Up | State::Error => {}
+        }
+    }
+
+    /// Looks whether the peer has answered.
+    fn dial(&mut self, common: &mut Common, wishes: Wishes) {
+        let qp = self.id;
+        let Some(end) = &self.end else { return };
+        let error = match end.hear() {
+            None if !end.is_left() => return,
+            None => FabricError::Peer("it closed the connection before it answered".to_owned()),
+            Some(frame) => {
+                let private_data = setup::private_data(&frame);
+                if frame.reject {
+                    return self.give_up(common, ControlEvent::Rejected { qp, private_data });
+                }
+                match wishes.conclude(&frame) {
+                    Ok(agreed) => {
+                        self.state = State::Up;
+                        self.endpoint.begin(common.terms(agreed, false));
+                        self.endpoint.say_hello();
+                        self.flush(common);
+                        return common.events.push_back(ControlEvent::Established { qp, private_data });
+                    }
+                    Err(why) => FabricError::Peer(why),
+                }
+            }
+        };
+        self.give_up(common, ControlEvent::ConnectFailed { qp, error });
+    }
+}
+
+/// Puts the first bytes of a place.
+fn put(place: Into<'_>, bytes: &[u8]) {
+    match place {
+        Into::Bytes(to) => to[..bytes.len()].copy_from_slice(bytes),
+        Into::Lent(to, offset, _) => assert!(to.write_at(offset, bytes), "a place outside of its buffer"),
+    }
+}
+
+/// One shard's device; see the page of this module.
+#[derive(Debug)]
+pub struct MemoryFabric {
+    common: Common,
+    table: Table<Qp>,
+    /// Queue pairs that were not destroyed.
+    qps: Vec<QpId>,
+    listening: Vec<(MemoryListener, Seat<End>)>,
+    requests: Vec<Request>,
+    next_request: u64,
+    capabilities: Capabilities,
+    bell: Arc<OwnedFd>,
+}
+
+impl MemoryFabric {
+    /// Opens the fabric for one shard. What is drawn follows from the seed.
+    pub fn new(config: IwarpConfig, seed: u64) -> Result<Self, FabricError> {
+        config.check()?;
+        // It can always be read: the next turn is always due.
+        let bell = rustix::event::eventfd(1, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        Ok(Self {
+            bell: Arc::new(bell.map_err(|e| failed("eventfd", e))?),
+            capabilities: capabilities(&config),
+            common: Common {
+                shared: Shared {
+                    regions: Regions::default(),
+                    receives: Receives::new(config.shared_receives),
+                    stats: FabricStats::default(),
+                },
+                ready: VecDeque::new(),
+                events: VecDeque::new(),
+                random: Xorshift::new(seed),
+                config,
+            },
+            table: Table::default(),
+            qps: Vec::new(),
+            listening: Vec::new(),
+            requests: Vec::new(),
+            next_request: 0,
+        })
+    }
+
+    /// Bytes of the smallest Receive that the shared queue has.
+    pub fn smallest_receive(&self) -> Option<usize> {
+        self.common.shared.receives.iter().map(Buf::capacity).min()
+    }
+
+    fn hand_out(&mut self, out: &mut Vec<Completion>, end: usize) {
+        let n = self.common.ready.len().min(end.saturating_sub(out.len()));
+        out.extend(self.common.ready.drain(..n));
+    }
+
+    fn add(&mut self, limits: Limits, state: State, end: End) -> &mut Qp {
+        let random = self.common.random.next() as u32;
+        let id = self.table.insert(|id| {
+            let endpoint = Endpoint::new(id, limits, random);
+            Qp { id, endpoint, state, end: Some(end), lingers: 0, taken: None }
+        });
+        self.qps.push(id);
+        self.table.get(id).expect("it was just inserted")
+    }
+
+    /// Takes those who have come to the addresses that it listens at.
+    fn take_visitors(&mut self) {
+        let most = self.common.config.max_handshakes;
+        let mut arrivals = Vec::new();
+        for (listener, seat) in &self.listening {
+            let visitors = BOUND.with_borrow_mut(|bound| bound.get_mut(&listener.0.0).map(|b| b.visitors.split_off(0)));
+            arrivals.extend(visitors.into_iter().flatten().filter_map(|visitor| seat.place(visitor, most)));
+            arrivals.extend(seat.handed());
+        }
+        for Arrival { who: end, taken } in arrivals {
+            let Some(frame) = end.hear() else { continue };
+            let id = RequestId(self.next_request);
+            self.next_request += 1;
+            let (private_data, peer) = (setup::private_data(&frame), "this thread".to_owned());
+            self.common.events.push_back(ControlEvent::ConnectRequest { request: id, private_data, peer });
+            self.requests.push(Request { id, frame, end, taken });
+        }
+    }
+
+    fn request(&mut self, id: RequestId) -> Option<Request> {
+        let at = self.requests.iter().position(|request| request.id == id)?;
+        Some(self.requests.swap_remove(at))
+    }
+}
+
+impl Fabric for MemoryFabric {
+    type Listener = MemoryListener;
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn stats(&self) -> FabricStats {
+        self.common.shared.stats
+    }
+
+    fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
+        let new = self.common.shared.regions.add(arena.id(), access);
+        if new { Ok(()) } else { Err(FabricError::Misuse(format!("{:?} is registered already", arena.id()))) }
+    }
+
+    fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
+        if self.table.iter().any(|qp| qp.endpoint.exposes(arena)) {
+            return Err(FabricError::Misuse(format!("a window is still bound to arena {arena}")));
+        }
+        let known = self.common.shared.regions.remove(arena);
+        if known { Ok(()) } else { Err(FabricError::Misuse(format!("{arena:?} is not registered"))) }
+    }
+
+    fn bind(address: &FabricAddress) -> Result<MemoryListener, FabricError> {
+        BOUND.with_borrow_mut(|bound| {
+            let name = address.0.clone();
+            if bound.contains_key(&name) {
+                return Err(FabricError::AddressInUse { address: name, detail: "by this thread".to_owned() });
+            }
+            bound.insert(name.clone(), Bound::default());
+            Ok(MemoryListener(Arc::new(Name(name))))
+        })
+    }
+
+    fn listen(&mut self, listener: &MemoryListener) -> Result<(), FabricError> {
+        let seats = BOUND.with_borrow(|bound| bound.get(&listener.0.0).map(|bound| Arc::clone(&bound.seats)));
+        let seats = seats.ok_or_else(|| FabricError::Misuse("it is bound by another thread".to_owned()))?;
+        self.listening.push((listener.clone(), Seat::new(&seats, self.waker())));
+        Ok(())
+    }
+
+    fn unlisten(&mut self) {
+        self.listening.clear();
+    }
+
+    fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
+        let limits = setup::limits(params)?;
+        let wishes = Wishes::new(&self.common.config, params);
+        let (near, far) = End::pair();
+        near.say(wishes.request(&params.private_data));
+        let there = BOUND
+            .with_borrow_mut(|bound| bound.get_mut(&address.0).map(|bound| bound.visitors.push_back(far)).is_some());
+        if !there {
+            let detail = "no fabric of this thread has bound it".to_owned();
+            return Err(FabricError::Unreachable { address: address.0.clone(), detail });
+        }
+        Ok(self.add(limits, State::Connecting(wishes), near).id)
+    }
+
+    fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
+        let limits = setup::limits(params)?;
+        let wishes = Wishes::new(&self.common.config, params);
+        let request = self.request(request).filter(|request| !request.end.is_left());
+        let gone = || FabricError::Peer("it has given up its connect request".to_owned());
+        let Request { frame, end, taken, .. } = request.ok_or_else(gone)?;
+        let (reply, agreed) = wishes.answer(&frame, &params.private_data).map_err(|why| {
+            end.say(setup::rejection(&[]));
+            self.common.shared.stats.requests_refused += 1;
+            FabricError::Peer(why)
+        })?;
+        end.say(reply);
+        let terms = self.common.terms(agreed, true);
+        let qp = self.add(limits, State::Up, end);
+        qp.taken = Some(taken);
+        qp.endpoint.begin(terms);
+        let id = qp.id;
+        self.common.events.push_back(ControlEvent::Established { qp: id, private_data: Vec::new() });
+        Ok(id)
+    }
+
+    fn reject(&mut self, request: RequestId, private_data: &[u8]) {
+        if let Some(request) = self.request(request) {
+            request.end.say(setup::rejection(private_data));
+        }
+    }
+
+    fn holds_sends(&mut self, id: QpId) -> bool {
+        self.table.get(id).is_some_and(|qp| qp.endpoint.is_busy() || qp.endpoint.has_bytes())
+    }
+
+    fn disconnect(&mut self, id: QpId) {
+        let Some(qp) = self.table.get(id) else { return };
+        match qp.state {
+            State::Up => qp.state = State::Closing,
+            State::Connecting(_) => {
+                let error = FabricError::Peer("disconnected before it answered".to_owned());
+                qp.give_up(&mut self.common, ControlEvent::ConnectFailed { qp: id, error });
+            }
+            State::Closing | State::Error => {}
+        }
+    }
+
+    fn destroy_qp(&mut self, id: QpId) {
+        let Some(mut gone) = self.table.remove(id) else { return };
+        self.qps.retain(|&qp| qp != id);
+        gone.fail(&mut self.common, Failure::own("destroyed"));
+        // Whoever destroys it need not be told that it is gone.
+        self.common.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
+    }
+
+    fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
+        self.take_visitors();
+        for &id in &self.qps {
+            if let Some(qp) = self.table.get(id) {
+                qp.tend(&mut self.common);
+            }
+        }
+        events.extend(self.common.events.drain(..));
+    }
+
+    fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
+        let unknown = || FabricError::Misuse(format!("{qp:?} is unknown"));
+        let index = self.table.get(qp).ok_or_else(unknown)?.endpoint.add_window();
+        let index = index.ok_or_else(|| FabricError::Misuse(format!("{qp:?} has all the windows that it may have")))?;
+        Ok(WindowId { qp, index })
+    }
+
+    fn next_rkey(&self, window: WindowId) -> u32 {
+        self.table.peek(window.qp).and_then(|qp| qp.endpoint.next_rkey(window.index)).unwrap_or(0)
+    }
+
+    fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
+        (mem.offset() + offset) as u64
+    }
+
+    fn fence_receives(&mut self) {
+        self.common.shared.receives.fence();
+    }
+
+    fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
+        let Common { shared: Shared { regions, receives, stats }, ready, .. } = &mut self.common;
+        let mut qp = match qp {
+            None => None,
+            Some(id) => match self.table.get(id) {
+                None => return 0,
+                some => some,
+            },
+        };
+        let over = qp.as_ref().filter(|qp| matches!(qp.state, State::Error)).map(|qp| qp.id);
+        let queue = match &mut qp {
+            None => receives,
+            Some(qp) => match qp.endpoint.own_receives() {
+                None => return 0,
+                Some(own) => own,
+            },
+        };
+        let room = bufs.len().min(queue.room());
+        let n = bufs[..room].iter().take_while(|buf| regions.contains(buf.arena())).count();
+        stats.recv_posts += n as u64;
+        match over {
+            None => queue.post(bufs.drain(..n)),
+            Some(id) => ready.extend(bufs.drain(..n).map(|b| Completion::failed_receive(id, Status::Flushed, b))),
+        }
+        n
+    }
+
+    fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        let Some(qp) = self.table.get(qp) else { return Err(PostError::NotConnected) };
+        match qp.state {
+            State::Up | State::Closing => {}
+            State::Connecting(_) => return Err(PostError::NotConnected),
+            State::Error => {
+                self.common.shared.stats.posts += chain.len() as u64;
+                qp.endpoint.refuse(chain, &mut self.common.ready);
+                return Ok(());
+            }
+        }
+        let result = qp.endpoint.post(&mut self.common.shared, chain);
+        qp.flush(&mut self.common);
+        result
+    }
+
+    fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        let start = out.len();
+        let end = start.saturating_add(max);
+        self.hand_out(out, end);
+        let first = self.common.random.below(self.qps.len() as u64) as usize;
+        for at in 0..self.qps.len() {
+            let id = self.qps[(first + at) % self.qps.len()];
+            if let Some(qp) = self.table.get(id) {
+                qp.poll(&mut self.common, out, end);
+            }
+        }
+        self.hand_out(out, end);
+        out.len() - start
+    }
+
+    fn arm(&mut self) {}
+
+    /// Nothing happens while this thread sleeps.
+    fn wait(&mut self, _timeout: Option<Duration>) -> bool {
+        true
+    }
+
+    fn waker(&self) -> Waker {
+        Waker::new(Arc::clone(&self.bell))
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    fn longest_wait(&self) -> Option<Duration> {
+        Some(Duration::ZERO)
+    }
+}
