@@ -17,6 +17,8 @@ pub(crate) struct Flow {
     version: Version,
     /// A message that can be read has come, or gone.
     settled: bool,
+    /// The peer has said what it is.
+    met: bool,
     /// What this side sends: all messages, or calls in version 1.
     ours: Direction,
     /// What the peer sends.
@@ -63,7 +65,7 @@ impl Flow {
         // In version 2 nobody's first message is free but a client's.
         let free = |server: bool| Direction::start(u32::from(!server || version == Version::V1));
         let (ours, theirs) = (free(server), free(!server));
-        Self { server, hostile, serves, version, settled: false, ours, theirs, replied: 0, answered: 0 }
+        Self { server, hostile, serves, version, settled: false, met: false, ours, theirs, replied: 0, answered: 0 }
     }
 
     /// A message goes out.
@@ -155,8 +157,8 @@ impl Flow {
             Ok(view) => (view.htype() != HeaderType::Error).then(|| view.credit()),
             Err(error) => error.credit(),
         };
-        // A count of messages was not offered yet.
-        let view = view.ok().filter(|view| !(first && view.received().is_some()));
+        // Before the peer has said what it is, a count of messages was not offered, and cannot be read.
+        let view = view.ok().filter(|view| self.met || view.received().is_none());
         let Some(view) = view else {
             // It takes a Receive, and a server may still wait for what it can read.
             self.settled = !(first && self.server && self.version == Version::V2);
@@ -178,6 +180,7 @@ impl Flow {
             return self.receive_1(&view);
         }
         self.theirs.add();
+        self.met |= view.htype() == HeaderType::Connprop;
         let limit = match view.received() {
             _ if view.htype() == HeaderType::Error => return,
             // It says that more has come than was sent.
