@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::place;
 use rpcrdma::Address;
-use rpcrdma::fabric::any::{AnyFabric, AnyListener};
+use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::{
     Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, Posting, QpId, RemoteMemory, Source, Status,
     WorkRequest,
@@ -32,8 +32,8 @@ pub struct Message {
 }
 
 /// One end of one connection.
-pub struct RawPeer {
-    fabric: AnyFabric,
+pub struct RawPeer<F: Fabric = AnyFabric> {
+    fabric: F,
     messages: Pool,
     exposed: Pool,
     qp: QpId,
@@ -74,8 +74,8 @@ fn pool(size: usize, count: usize) -> Pool {
     Pool::new(&PoolConfig { classes: vec![Class { size, count }], arena }).expect("memory")
 }
 
-fn device(address: &Address) -> (AnyFabric, Pool, Pool) {
-    let mut fabric = place::open(address);
+/// A device with its memory.
+fn equip<F: Fabric>(mut fabric: F) -> (F, Pool, Pool) {
     let (messages, exposed) = (pool(RECEIVE, 4 * RECEIVES), pool(1 << 16, 32));
     fabric.register(messages.arena(), Access::LOCAL).expect("registered");
     fabric.register(exposed.arena(), Access::REMOTE).expect("registered");
@@ -91,7 +91,7 @@ fn params(private_data: &[u8]) -> ConnectParams {
     }
 }
 
-fn post_receives(fabric: &mut AnyFabric, messages: &Pool, count: usize) {
+fn post_receives(fabric: &mut impl Fabric, messages: &Pool, count: usize) {
     let mut bufs: Vec<_> = (0..count).map_while(|_| messages.alloc(RECEIVE)).collect();
     fabric.post_recv(None, &mut bufs);
 }
@@ -117,6 +117,72 @@ impl RawPeer {
     /// Connects as a client that says nothing yet; panics if it is refused.
     pub fn connect_silently(address: &Address) -> Self {
         Self::try_connect(address, b"").expect("a connection")
+    }
+
+    /// Connects as a client, with private data.
+    ///
+    /// # Errors
+    /// Why it was refused, in words.
+    pub fn try_connect(address: &Address, private_data: &[u8]) -> Result<Self, String> {
+        let mut peer = Self::begin(address, private_data)?;
+        peer.establish()?;
+        Ok(peer)
+    }
+
+    /// Starts to connect as a client, and returns at once: [take turns](Self::turn) until it [is
+    /// up](Self::is_up) or over.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub fn begin(address: &Address, private_data: &[u8]) -> Result<Self, String> {
+        Self::begin_on(place::open(address), address, private_data)
+    }
+
+    /// Connects as a client that posts no Receive, and lets the other side try again without end; panics if
+    /// it is refused.
+    pub fn connect_deaf(address: &Address) -> Self {
+        let (mut fabric, messages, exposed) = equip(place::open(address));
+        let qp = fabric.connect(address.fabric_address(), &params(b"")).expect("a connect request");
+        let mut peer = Self { deaf: true, ..Self::bare(fabric, messages, exposed, qp, 0) };
+        peer.establish().expect("a connection");
+        peer
+    }
+}
+
+impl<F: Fabric> RawPeer<F> {
+    /// As [`begin`](RawPeer::begin), on a device that is open already.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub fn begin_on(fabric: F, address: &Address, private_data: &[u8]) -> Result<Self, String> {
+        let (mut fabric, messages, exposed) = equip(fabric);
+        post_receives(&mut fabric, &messages, RECEIVES);
+        let qp = fabric.connect(address.fabric_address(), &params(private_data)).map_err(|e| e.to_string())?;
+        Ok(Self::bare(fabric, messages, exposed, qp, 0))
+    }
+
+    fn bare(fabric: F, messages: Pool, exposed: Pool, qp: QpId, told: u32) -> Self {
+        Self {
+            fabric,
+            messages,
+            exposed,
+            qp,
+            inbox: VecDeque::new(),
+            received: 0,
+            failures: Vec::new(),
+            completed: 0,
+            signalled: 0,
+            deaf: false,
+            up: false,
+            over: None,
+            version: Version::V2,
+            credit: 64,
+            told,
+            windowed: false,
+            revision: Revision::Ietf00,
+            offers: Properties { receive_size: RECEIVE as u32, windowed_credits: true, ..Properties::default() },
+            private_data: Vec::new(),
+        }
     }
 
     /// Exchanges properties with a server.
@@ -147,62 +213,6 @@ impl RawPeer {
         let ViewBody::Connprop(set) = view.body() else { panic!("no CONNPROP: {view}") };
         let properties = Properties::from_set(&set, self.revision).expect("properties");
         self.windowed = properties.windowed_credits && self.offers.windowed_credits;
-    }
-
-    /// Connects as a client, with private data.
-    ///
-    /// # Errors
-    /// Why it was refused, in words.
-    pub fn try_connect(address: &Address, private_data: &[u8]) -> Result<Self, String> {
-        let mut peer = Self::begin(address, private_data)?;
-        peer.establish()?;
-        Ok(peer)
-    }
-
-    /// Starts to connect as a client, and returns at once: [take turns](Self::turn) until it [is
-    /// up](Self::is_up) or over.
-    ///
-    /// # Errors
-    /// Why it cannot be.
-    pub fn begin(address: &Address, private_data: &[u8]) -> Result<Self, String> {
-        let (mut fabric, messages, exposed) = device(address);
-        post_receives(&mut fabric, &messages, RECEIVES);
-        let qp = fabric.connect(address.fabric_address(), &params(private_data)).map_err(|e| e.to_string())?;
-        Ok(Self::bare(fabric, messages, exposed, qp, 0))
-    }
-
-    fn bare(fabric: AnyFabric, messages: Pool, exposed: Pool, qp: QpId, told: u32) -> Self {
-        Self {
-            fabric,
-            messages,
-            exposed,
-            qp,
-            inbox: VecDeque::new(),
-            received: 0,
-            failures: Vec::new(),
-            completed: 0,
-            signalled: 0,
-            deaf: false,
-            up: false,
-            over: None,
-            version: Version::V2,
-            credit: 64,
-            told,
-            windowed: false,
-            revision: Revision::Ietf00,
-            offers: Properties { receive_size: RECEIVE as u32, windowed_credits: true, ..Properties::default() },
-            private_data: Vec::new(),
-        }
-    }
-
-    /// Connects as a client that posts no Receive, and lets the other side try again without end; panics if
-    /// it is refused.
-    pub fn connect_deaf(address: &Address) -> Self {
-        let (mut fabric, messages, exposed) = device(address);
-        let qp = fabric.connect(address.fabric_address(), &params(b"")).expect("a connect request");
-        let mut peer = Self { deaf: true, ..Self::bare(fabric, messages, exposed, qp, 0) };
-        peer.establish().expect("a connection");
-        peer
     }
 
     fn refill(&mut self, count: usize) {
@@ -427,12 +437,12 @@ impl RawPeer {
 }
 
 /// Takes connections as a server.
-pub struct RawListener {
-    fabric: AnyFabric,
+pub struct RawListener<F: Fabric = AnyFabric> {
+    fabric: F,
     messages: Pool,
     exposed: Pool,
     address: Address,
-    listener: AnyListener,
+    listener: F::Listener,
     /// What it says when it accepts.
     pub private_data: Vec<u8>,
 }
@@ -440,22 +450,49 @@ pub struct RawListener {
 impl RawListener {
     /// Binds.
     pub fn bind(address: &Address) -> Self {
-        let (mut fabric, messages, exposed) = device(address);
-        let listener = address.bind().expect("a free address");
+        Self::bind_on(place::open(address), address, address.bind().expect("a free address"))
+    }
+
+    /// Takes the next connection, and goes on listening.
+    pub fn accept_next(&mut self) -> RawPeer {
+        let start = Instant::now();
+        loop {
+            if let Some((qp, private_data)) = self.take_request() {
+                self.fabric.unlisten();
+                let (mut fabric, messages, exposed) = equip(place::open(&self.address));
+                fabric.listen(&self.listener).expect("listening");
+                let fabric = std::mem::replace(&mut self.fabric, fabric);
+                let messages = std::mem::replace(&mut self.messages, messages);
+                let exposed = std::mem::replace(&mut self.exposed, exposed);
+                let mut peer = RawPeer::bare(fabric, messages, exposed, qp, 1);
+                peer.private_data = private_data;
+                peer.establish().expect("established");
+                return peer;
+            }
+            assert!(start.elapsed() < PATIENCE, "nobody connects");
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl<F: Fabric> RawListener<F> {
+    /// Listens with a device that is open already, at an address that is bound.
+    pub fn bind_on(fabric: F, address: &Address, listener: F::Listener) -> Self {
+        let (mut fabric, messages, exposed) = equip(fabric);
         fabric.listen(&listener).expect("listening");
         let address = address.clone();
         Self { fabric, messages, exposed, address, listener, private_data: Vec::new() }
     }
 
     /// Takes the first connection, and exchanges properties with the client; there is no second.
-    pub fn accept(self) -> RawPeer {
+    pub fn accept(self) -> RawPeer<F> {
         let mut peer = self.accept_silently();
         peer.welcome();
         peer
     }
 
     /// Takes the first connection; there is no second.
-    pub fn accept_silently(self) -> RawPeer {
+    pub fn accept_silently(self) -> RawPeer<F> {
         let start = Instant::now();
         let mut listener = Box::new(self);
         loop {
@@ -475,7 +512,7 @@ impl RawListener {
     ///
     /// # Errors
     /// The listener back: nobody asks.
-    pub fn try_accept(mut self: Box<Self>) -> Result<RawPeer, Box<Self>> {
+    pub fn try_accept(mut self: Box<Self>) -> Result<RawPeer<F>, Box<Self>> {
         match self.take_request() {
             Some((qp, private_data)) => {
                 let mut peer = RawPeer::bare(self.fabric, self.messages, self.exposed, qp, 1);
@@ -483,27 +520,6 @@ impl RawListener {
                 Ok(peer)
             }
             None => Err(self),
-        }
-    }
-
-    /// Takes the next connection, and goes on listening.
-    pub fn accept_next(&mut self) -> RawPeer {
-        let start = Instant::now();
-        loop {
-            if let Some((qp, private_data)) = self.take_request() {
-                self.fabric.unlisten();
-                let (mut fabric, messages, exposed) = device(&self.address);
-                fabric.listen(&self.listener).expect("listening");
-                let fabric = std::mem::replace(&mut self.fabric, fabric);
-                let messages = std::mem::replace(&mut self.messages, messages);
-                let exposed = std::mem::replace(&mut self.exposed, exposed);
-                let mut peer = RawPeer::bare(fabric, messages, exposed, qp, 1);
-                peer.private_data = private_data;
-                peer.establish().expect("established");
-                return peer;
-            }
-            assert!(start.elapsed() < PATIENCE, "nobody connects");
-            std::thread::yield_now();
         }
     }
 

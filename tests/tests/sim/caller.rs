@@ -12,6 +12,7 @@ use rpcrdma::{Address, Config};
 use rpcrdma_tests::{ECHO, shard_leak, small_client};
 
 use crate::desk::{Desk, Link, Seat};
+use crate::device::{Device, device};
 use crate::forms::Terms;
 use crate::host::receives;
 use crate::journal::Journal;
@@ -19,7 +20,6 @@ use crate::later::Later;
 use crate::plan::{self, Plan};
 use crate::probe::Loss;
 use crate::service::{Runs, services};
-use crate::world::{Device, device};
 
 /// Connections that a client makes in place of lost ones.
 const RECONNECTS: usize = 6;
@@ -60,7 +60,7 @@ impl Caller {
         let journal = journal.of(&format!("client{index}"));
         let plan::Caller { config, software, chaos, links, late, habits, .. } = &plan.callers[index];
         let serves = plan.reverse != ReverseSupport::None;
-        let fabric = device(config, software, *chaos, &journal, Some(addresses), (serves, false));
+        let fabric = device(plan.kind, (config, software), *chaos, &journal, Some(addresses), (serves, false));
         let services = serves.then(|| Arc::new(services(plan, runs, later)));
         // What a client grants is never 0.
         let reverse_credits = config.reverse_credits.max(u32::from(serves));

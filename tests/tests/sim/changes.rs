@@ -6,8 +6,8 @@ use rpcrdma::shard::ResizeError;
 use rpcrdma_tests::Random;
 
 use crate::desk::Link;
+use crate::device::Device;
 use crate::journal::Journal;
-use crate::world::Device;
 
 /// Smallest Receives of version 2.
 const LEAST: usize = 4096;

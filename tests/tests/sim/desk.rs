@@ -15,12 +15,12 @@ use rpcrdma::{CallError, FailedCall, Knob, Reply};
 use rpcrdma_tests::Random;
 
 use crate::changes;
+use crate::device::Device;
 use crate::forms::{Draw, Shape, Terms};
 use crate::journal::Journal;
 use crate::plan::{Habits, Plan};
 use crate::probe::Place;
 use crate::service::Runs;
-use crate::world::Device;
 
 /// One shard's calls.
 pub(crate) struct Desk {

@@ -7,10 +7,10 @@ use rpcrdma::wire::{ErrorBody, Revision};
 use rpcrdma::{CallError, Config, Refusal, Reply, Scheme};
 use rpcrdma_tests::*;
 
+use crate::device::Device;
 use crate::plan::{PATIENT, Plan, pick};
 use crate::probe::Place;
 use crate::service::{FLAT, GIVE, GROW, MIX, NOTE, Name, ONCE, PANICS, TELL, filler};
-use crate::world::Device;
 
 /// A call, and its reply: a function of the call.
 #[derive(Debug)]

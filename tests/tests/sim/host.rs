@@ -3,20 +3,18 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use rpcrdma::Services;
 use rpcrdma::client::{ClientConfig, LocalClient};
-use rpcrdma::fabric::Fabric;
-use rpcrdma::fabric::software::{SoftwareFabric, SoftwareListener};
 use rpcrdma::shard::{ConnRef, Notice, SimulatedTime, SimulatedWorkers};
 use rpcrdma::stats::ShardStats;
-use rpcrdma::{Address, Services};
 use rpcrdma_tests::{shard_leak, small_client};
 
 use crate::desk::{Desk, Link, Seat};
+use crate::device::{Device, MediumListener, device};
 use crate::forms::Terms;
 use crate::journal::Journal;
 use crate::plan::Plan;
 use crate::service::Runs;
-use crate::world::{Device, device, fabric_address};
 
 /// Servers' calls have names from here on.
 const FIRST_NAME: u32 = 1000;
@@ -40,7 +38,7 @@ impl Host {
     pub(crate) fn new(
         plan: &Rc<Plan>,
         group: usize,
-        listener: &SoftwareListener,
+        listener: &MediumListener,
         journal: Journal,
         (time, runs): (&SimulatedTime, &Runs),
         (services, workers): (&Arc<Services>, &SimulatedWorkers),
@@ -49,7 +47,8 @@ impl Host {
         let crate::plan::Group { config, software, chaos, habits, workers: count, .. } = &plan.groups[group];
         let seed = chaos.seed ^ u64::from(generation) << 8;
         let chaos = rpcrdma::fabric::chaos::ChaosConfig { seed, ..*chaos };
-        let fabric = device(config, software, chaos, &journal, None, (true, plan.hostile_clients.contains(&group)));
+        let strangers = plan.hostile_clients.contains(&group);
+        let fabric = device(plan.kind, (config, software), chaos, &journal, None, (true, strangers));
         let services = Some(Arc::clone(services));
         let client = ClientConfig { services, ..small_client(config.clone()) };
         let mut client = LocalClient::open(fabric, client).expect("a server");
@@ -223,9 +222,4 @@ pub(crate) fn receives(stats: &ShardStats) -> String {
         "{} connections, {} Receives of {} promised, free {free:?}",
         stats.connections, stats.receives_posted, stats.receives_promised
     )
-}
-
-/// Binds an address.
-pub(crate) fn listener(address: &Address) -> SoftwareListener {
-    SoftwareFabric::bind(&fabric_address(address)).expect("a free address")
 }

@@ -8,10 +8,14 @@ use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, ViewBody, WriteList,
 };
 use rpcrdma_mempool::Lent;
-use rpcrdma_tests::*;
+use rpcrdma_tests::{ECHO, LOAD, PROGRAM, REPLY, Random, STORE, VERSION, call_bytes, pattern, reply_bytes};
 
+use crate::device::{Kind, Medium, listener};
 use crate::journal::Journal;
 use crate::plan::{Plan, pick};
+
+type RawPeer = rpcrdma_tests::RawPeer<Medium>;
+type RawListener = rpcrdma_tests::RawListener<Medium>;
 
 /// Connections that one makes, one after the other.
 const LIVES: usize = 6;
@@ -22,6 +26,9 @@ const MEMORY: usize = 16;
 
 /// What both kinds have.
 struct Mind {
+    kind: Kind,
+    /// Of its devices.
+    seed: u64,
     random: Random,
     journal: Journal,
     /// The version that it speaks.
@@ -38,6 +45,8 @@ struct Mind {
 impl Mind {
     fn new(plan: &Plan, index: usize, journal: Journal) -> Self {
         Self {
+            kind: plan.kind,
+            seed: plan.seed << 16 | (index as u64) << 8,
             random: Random::new(plan.seed ^ (index as u64 + 100) << 40),
             journal,
             version: Version::V2,
@@ -48,6 +57,15 @@ impl Mind {
             xid: 1,
             offers: false,
         }
+    }
+
+    /// A device, for one life.
+    fn device(&self, lives: usize) -> Medium {
+        self.kind.bare(self.seed | lives as u64)
+    }
+
+    fn listen(&self, address: &Address, lives: usize) -> State {
+        State::Listening(Box::new(RawListener::bind_on(self.device(lives), address, listener(address))))
     }
 
     /// A number as a peer that tries its luck would have it.
@@ -248,7 +266,7 @@ impl HostileClient {
             if self.lives > 0 && self.mind.random.once_in(10) {
                 self.lives -= 1;
                 self.mind.exposed.clear();
-                self.peer = RawPeer::begin(&self.address, b"").ok();
+                self.peer = RawPeer::begin_on(self.mind.device(self.lives), &self.address, b"").ok();
                 self.introduced = false;
                 self.mind.version = if self.mind.random.once_in(4) { Version::V1 } else { Version::V2 };
                 self.mind.journal.note(format_args!("connects: {}", self.peer.is_some()));
@@ -421,8 +439,9 @@ enum State {
 impl HostileServer {
     /// Listens.
     pub(crate) fn new(plan: &Plan, address: Address, journal: Journal) -> Self {
-        let state = State::Listening(Box::new(RawListener::bind(&address)));
-        Self { mind: Mind::new(plan, 50, journal), address, state, lives: LIVES, known: Vec::new() }
+        let mind = Mind::new(plan, 50, journal);
+        let state = mind.listen(&address, LIVES);
+        Self { mind, address, state, lives: LIVES, known: Vec::new() }
     }
 
     /// One turn.
@@ -430,7 +449,7 @@ impl HostileServer {
         self.state = match std::mem::replace(&mut self.state, State::Away) {
             State::Away if self.lives > 0 && self.mind.random.once_in(10) => {
                 self.lives -= 1;
-                State::Listening(Box::new(RawListener::bind(&self.address)))
+                self.mind.listen(&self.address, self.lives)
             }
             State::Away => State::Away,
             State::Listening(listener) => match listener.try_accept() {

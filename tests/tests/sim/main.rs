@@ -8,8 +8,8 @@
 //!    probe.rs   looks on: what is exposed, what was promised (flow.rs, sizes.rs), what is sent (census.rs), what happens (journal.rs)
 //!      │
 //!    Chaos      delays, another order, requests that fail, connections that break
-//!      │
-//!    SoftwareFabric
+//!      │ device.rs
+//!    Medium     the software fabric or, of every four seeds one, the endpoints of the iWARP fabric, without sockets
 //! ```
 //!
 //! `plan.rs` says what a seed means, and `world.rs` gives the turns. What must hold is asserted where it is
@@ -22,6 +22,7 @@ mod caller;
 mod census;
 mod changes;
 mod desk;
+mod device;
 mod flow;
 mod forms;
 mod host;
@@ -48,6 +49,8 @@ const ENOUGH: u64 = 500;
 
 /// What must happen in a run of many seeds, or the simulation does not test what it says.
 const COVERED: &[&str] = &[
+    "runs over the software fabric",
+    "runs over iWARP endpoints",
     "servers of version 1",
     "servers of version 2, incremental",
     "servers of version 2, windowed",

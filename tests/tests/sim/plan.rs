@@ -13,6 +13,8 @@ use rpcrdma::{Config, IdlePolicy, Scheme};
 use rpcrdma_mempool::PagePolicy;
 use rpcrdma_tests::Random;
 
+use crate::device::{HOUR, Kind};
+
 /// Milliseconds that whoever calls somebody who keeps to the rules waits for the first answer: longer than
 /// any run.
 pub(crate) const PATIENT: Duration = Duration::from_secs(10);
@@ -21,6 +23,7 @@ pub(crate) const PATIENT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
+    pub(crate) kind: Kind,
     pub(crate) revision: Revision,
     /// Bytes of the longest chunk.
     pub(crate) longest_chunk: usize,
@@ -182,6 +185,7 @@ impl Plan {
             .collect();
         Self {
             seed,
+            kind: Kind::of(seed),
             revision: shape.revision,
             longest_chunk: shape.longest_chunk,
             longest_message: shape.longest_message,
@@ -307,9 +311,7 @@ impl Shape {
             ..Config::default()
         };
         let ring_bytes = (pick(r, &[2, 4, 32]) * longest_message.next_power_of_two()).max(4096);
-        // Time limits of the fabric are of another clock: none is ever over.
-        let hour = Duration::from_secs(3600);
-        let software = SoftwareConfig { ring_bytes, linger: hour, handshake_timeout: hour, ..config.software() };
+        let software = SoftwareConfig { ring_bytes, linger: HOUR, handshake_timeout: HOUR, ..config.software() };
         (config, software)
     }
 

@@ -19,7 +19,6 @@ use crate::census::Census;
 use crate::flow::Flow;
 use crate::journal::Journal;
 use crate::sizes::{Sizes, Smallest};
-use crate::world::fabric_address;
 
 /// A buffer, whatever its window.
 pub(crate) type Place = (ArenaId, usize);
@@ -118,7 +117,8 @@ impl<F: Fabric + Smallest> Probe<F> {
         addresses: Option<&Addresses>,
         (serves, strangers): (bool, bool),
     ) -> Self {
-        let groups: Vec<_> = addresses.map_or_else(Vec::new, |all| all.groups.iter().map(fabric_address).collect());
+        let groups: Vec<_> = addresses
+            .map_or_else(Vec::new, |all| all.groups.iter().map(|group| group.fabric_address().clone()).collect());
         Self {
             inner,
             journal,
@@ -131,7 +131,7 @@ impl<F: Fabric + Smallest> Probe<F> {
             most: config.credits.max(config.max_credits) + config.reverse_credits.max(4) + 1,
             lost: Vec::new(),
             groups,
-            hostile: addresses.map(|all| fabric_address(&all.hostile)),
+            hostile: addresses.map(|all| all.hostile.fabric_address().clone()),
             seen: Vec::new(),
             receives: 0,
             requests: Vec::new(),

@@ -3,8 +3,6 @@
 
 use std::collections::VecDeque;
 
-use rpcrdma::fabric::chaos::Chaos;
-use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::wire::optional::{Operation, OperationCode};
 use rpcrdma::wire::private_data::PrivateData;
 use rpcrdma::wire::properties::{Properties, PropertyId, PropertySet};
@@ -161,10 +159,4 @@ fn receive_size(view: &View<'_>, revision: Revision, introduced: &mut bool) -> O
 pub(crate) trait Smallest {
     /// Of those that the shared queue has.
     fn smallest_receive(&mut self) -> Option<usize>;
-}
-
-impl Smallest for Chaos<SoftwareFabric> {
-    fn smallest_receive(&mut self) -> Option<usize> {
-        self.inner().smallest_receive()
-    }
 }

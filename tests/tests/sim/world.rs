@@ -5,49 +5,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rpcrdma::fabric::FabricAddress;
-use rpcrdma::fabric::chaos::{Chaos, ChaosConfig};
-use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
 use rpcrdma::shard::{SimulatedTime, SimulatedWorkers};
 use rpcrdma::wire::Revision;
-use rpcrdma::{Address, Config, Scheme, Services};
+use rpcrdma::{Address, Scheme, Services};
 use rpcrdma_tests::Random;
 
 use crate::caller::{Addresses, Caller};
 use crate::desk::Desk;
-use crate::host::{Host, listener};
+use crate::device::{Kind, MediumListener, listener};
+use crate::host::Host;
 use crate::hostile::{HostileClient, HostileServer};
 use crate::journal::{Journal, Tally};
 use crate::later::Later;
 use crate::plan::{Ending, Plan};
-use crate::probe::Probe;
 use crate::service::{Runs, services};
-
-/// What every shard of a run drives.
-pub(crate) type Device = Probe<Chaos<SoftwareFabric>>;
 
 /// Rounds after which whatever is waited for does not come any more.
 const PATIENCE: u64 = 60_000;
 /// Rounds that somebody who stands still stands still for.
 const STALL: usize = 120;
-
-/// Opens a device with an onlooker, for one who takes calls, or not, and of strangers, or not.
-pub(crate) fn device(
-    config: &Config,
-    software: &SoftwareConfig,
-    chaos: ChaosConfig,
-    journal: &Journal,
-    addresses: Option<&Rc<Addresses>>,
-    (serves, strangers): (bool, bool),
-) -> Device {
-    let fabric = SoftwareFabric::new(software.clone()).expect("a device");
-    Probe::new(Chaos::new(fabric, chaos), journal.clone(), config, addresses.map(|all| &**all), (serves, strangers))
-}
-
-/// What the fabric calls an address.
-pub(crate) fn fabric_address(address: &Address) -> FabricAddress {
-    FabricAddress(address.to_string().trim_start_matches("soft:").into())
-}
 
 /// What came of a run.
 #[derive(Debug)]
@@ -71,7 +47,7 @@ struct World {
     journal: Journal,
     time: SimulatedTime,
     random: Random,
-    listeners: Vec<SoftwareListener>,
+    listeners: Vec<MediumListener>,
     hosts: Vec<Host>,
     callers: Vec<Caller>,
     hostile_clients: Vec<HostileClient>,
@@ -97,10 +73,10 @@ struct World {
 }
 
 /// Addresses that no other run uses, whichever process it is in.
-fn address() -> Address {
+fn address(kind: Kind) -> Address {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("soft:sim-{}-{number}", std::process::id()).parse().expect("a name")
+    format!("{}:sim-{}-{number}", kind.scheme(), std::process::id()).parse().expect("a name")
 }
 
 impl World {
@@ -118,6 +94,7 @@ impl World {
         let workers = workers
             .map(|(group, services)| SimulatedWorkers::new(group.workers, group.worker_ring, Arc::clone(services)));
         let workers = workers.collect();
+        let address = || address(plan.kind);
         let addresses = Rc::new(Addresses { groups: (0..groups).map(|_| address()).collect(), hostile: address() });
         let mut world = Self {
             random: Random::new(plan.seed ^ 77 << 40),
@@ -167,6 +144,7 @@ impl World {
             count(scheme, 1);
         }
         count("runs with the older code points", u64::from(plan.revision == Revision::Cel09));
+        count(plan.kind.name(), 1);
         world.journal.count("calm runs", u64::from(plan.calm()));
         world.journal.count("runs with host authentication", u64::from(plan.authenticates()));
         let workers = plan.groups.iter().any(|group| group.workers > 0);

@@ -1,0 +1,249 @@
+//! What every shard of a run drives: one of two fabrics, which misbehaves, with an onlooker.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use rustix::fd::BorrowedFd;
+
+use rpcrdma::fabric::chaos::{Chaos, ChaosConfig};
+use rpcrdma::fabric::iwarp::memory::{MemoryFabric, MemoryListener};
+use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
+use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
+use rpcrdma::fabric::{
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
+    PostError, Posting, QpId, RequestId, Waker, WindowId,
+};
+use rpcrdma::{Address, Config};
+use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
+
+use crate::caller::Addresses;
+use crate::journal::Journal;
+use crate::probe::Probe;
+use crate::sizes::Smallest;
+
+/// What every shard of a run drives.
+pub(crate) type Device = Probe<Chaos<Medium>>;
+
+/// Longer than any run: time limits of the fabric are of another clock.
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
+
+/// Which fabric a run is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Software,
+    /// Connections of iWARP, without sockets. Nobody's messages end a connection by meeting no Receive: they wait, as
+    /// everybody lets the peer try again without end. Chaos fails requests above the fabric, also in ways that an iWARP
+    /// device has not, as a Write that its peer has refused: the engine, which does not ask, has to live with them.
+    Endpoint(Crc, FpduSize),
+}
+
+impl Kind {
+    /// Of each four seeds one is over endpoints. The number alone says so, and nothing is drawn for it.
+    pub(crate) fn of(seed: u64) -> Self {
+        let crc = if seed & 4 == 0 { Crc::Never } else { Crc::Always };
+        let size = if seed & 8 == 0 { FpduSize::Segment } else { FpduSize::Longest };
+        if seed & 3 == 3 { Self::Endpoint(crc, size) } else { Self::Software }
+    }
+
+    /// The word before the colon of its addresses.
+    pub(crate) fn scheme(self) -> &'static str {
+        match self {
+            Self::Software => "soft",
+            Self::Endpoint(..) => "iwarp",
+        }
+    }
+
+    /// What it is in the tally.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Software => "runs over the software fabric",
+            Self::Endpoint(..) => "runs over iWARP endpoints",
+        }
+    }
+
+    /// A device for somebody who keeps to no rule.
+    pub(crate) fn bare(self, seed: u64) -> Medium {
+        let config =
+            SoftwareConfig { linger: HOUR, handshake_timeout: HOUR, retry_timeout: HOUR, ..SoftwareConfig::default() };
+        self.open(&config, IwarpConfig::default(), seed)
+    }
+
+    fn open(self, software: &SoftwareConfig, iwarp: IwarpConfig, seed: u64) -> Medium {
+        match self {
+            Self::Software => Medium::Software(SoftwareFabric::new(software.clone()).expect("a device")),
+            Self::Endpoint(crc, fpdu_size) => {
+                let config = IwarpConfig { crc, fpdu_size, ..iwarp };
+                Medium::Endpoint(MemoryFabric::new(config, seed).expect("a device"))
+            }
+        }
+    }
+}
+
+/// Opens a device with an onlooker, for one who takes calls, or not, and of strangers, or not.
+pub(crate) fn device(
+    kind: Kind,
+    (config, software): (&Config, &SoftwareConfig),
+    chaos: ChaosConfig,
+    journal: &Journal,
+    addresses: Option<&Rc<Addresses>>,
+    (serves, strangers): (bool, bool),
+) -> Device {
+    // Not what chaos draws from the same number.
+    let medium = kind.open(software, config.iwarp(), !chaos.seed);
+    Probe::new(Chaos::new(medium, chaos), journal.clone(), config, addresses.map(|all| &**all), (serves, strangers))
+}
+
+/// Binds an address.
+pub(crate) fn listener(address: &Address) -> MediumListener {
+    Medium::bind(&FabricAddress(address.to_string())).expect("a free address")
+}
+
+/// One of the fabrics.
+#[expect(clippy::large_enum_variant, reason = "a run has a few of them, and moves none")]
+pub(crate) enum Medium {
+    Software(SoftwareFabric),
+    Endpoint(MemoryFabric),
+}
+
+/// A bound address of one.
+#[derive(Clone, Debug)]
+pub(crate) enum MediumListener {
+    Software(SoftwareListener),
+    Endpoint(MemoryListener),
+}
+
+/// Does the same with whichever it is.
+macro_rules! each {
+    ($self:expr, $fabric:ident => $what:expr) => {
+        match $self {
+            Self::Software($fabric) => $what,
+            Self::Endpoint($fabric) => $what,
+        }
+    };
+}
+
+impl Smallest for Chaos<Medium> {
+    fn smallest_receive(&mut self) -> Option<usize> {
+        match self.inner() {
+            Medium::Software(fabric) => fabric.smallest_receive(),
+            Medium::Endpoint(fabric) => fabric.smallest_receive(),
+        }
+    }
+}
+
+impl Fabric for Medium {
+    type Listener = MediumListener;
+
+    fn capabilities(&self) -> &Capabilities {
+        each!(self, fabric => fabric.capabilities())
+    }
+
+    fn stats(&self) -> FabricStats {
+        each!(self, fabric => fabric.stats())
+    }
+
+    fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
+        each!(self, fabric => fabric.register(arena, access))
+    }
+
+    fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
+        each!(self, fabric => fabric.deregister(arena))
+    }
+
+    /// Binds an address that begins with its fabric.
+    fn bind(address: &FabricAddress) -> Result<MediumListener, FabricError> {
+        match address.0.parse() {
+            Ok(Address::Soft(name)) => SoftwareFabric::bind(&name).map(MediumListener::Software),
+            Ok(Address::Iwarp(name)) => MemoryFabric::bind(&name).map(MediumListener::Endpoint),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn listen(&mut self, listener: &MediumListener) -> Result<(), FabricError> {
+        match (self, listener) {
+            (Self::Software(fabric), MediumListener::Software(listener)) => fabric.listen(listener),
+            (Self::Endpoint(fabric), MediumListener::Endpoint(listener)) => fabric.listen(listener),
+            (_, other) => panic!("{other:?}"),
+        }
+    }
+
+    fn unlisten(&mut self) {
+        each!(self, fabric => fabric.unlisten())
+    }
+
+    fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
+        each!(self, fabric => fabric.connect(address, params))
+    }
+
+    fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
+        each!(self, fabric => fabric.accept(request, params))
+    }
+
+    fn reject(&mut self, request: RequestId, private_data: &[u8]) {
+        each!(self, fabric => fabric.reject(request, private_data))
+    }
+
+    fn disconnect(&mut self, qp: QpId) {
+        each!(self, fabric => fabric.disconnect(qp))
+    }
+
+    fn holds_sends(&mut self, qp: QpId) -> bool {
+        each!(self, fabric => fabric.holds_sends(qp))
+    }
+
+    fn destroy_qp(&mut self, qp: QpId) {
+        each!(self, fabric => fabric.destroy_qp(qp))
+    }
+
+    fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
+        each!(self, fabric => fabric.poll_control(events))
+    }
+
+    fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
+        each!(self, fabric => fabric.alloc_window(qp))
+    }
+
+    fn next_rkey(&self, window: WindowId) -> u32 {
+        each!(self, fabric => fabric.next_rkey(window))
+    }
+
+    fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
+        each!(self, fabric => fabric.remote_address(mem, offset))
+    }
+
+    fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
+        each!(self, fabric => fabric.post_recv(qp, bufs))
+    }
+
+    fn fence_receives(&mut self) {
+        each!(self, fabric => fabric.fence_receives())
+    }
+
+    fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+        each!(self, fabric => fabric.post_send(qp, chain))
+    }
+
+    fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        each!(self, fabric => fabric.poll_cq(out, max))
+    }
+
+    fn arm(&mut self) {
+        each!(self, fabric => fabric.arm())
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        each!(self, fabric => fabric.wait(timeout))
+    }
+
+    fn waker(&self) -> Waker {
+        each!(self, fabric => fabric.waker())
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        each!(self, fabric => fabric.descriptor())
+    }
+
+    fn longest_wait(&self) -> Option<Duration> {
+        each!(self, fabric => fabric.longest_wait())
+    }
+}
