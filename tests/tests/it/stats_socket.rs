@@ -157,13 +157,12 @@ fn a_shard_that_is_in_a_handler_is_left_out_until_it_answers() {
     drop(client);
 }
 
-fn start(path: &Path) -> Result<Server, ServerError> {
-    let address = World::new("told-path").address();
-    Server::start(&address, standard_services(), &telling(path))
+fn start(world: &World, path: &Path) -> Result<Server, ServerError> {
+    Server::start(&world.address(), standard_services(), &telling(path))
 }
 
-fn refused(path: &Path, says: &[&str]) {
-    let error = start(path).err().expect("it cannot be had");
+fn refused(world: &World, path: &Path, says: &[&str]) {
+    let error = start(world, path).err().expect("it cannot be had");
     assert!(matches!(error, ServerError::Stats(_)), "{error:?}");
     let text = error.to_string();
     for part in says.iter().copied().chain(["`ServerConfig::stats`", path.to_str().expect("UTF-8")]) {
@@ -173,17 +172,18 @@ fn refused(path: &Path, says: &[&str]) {
 
 #[test]
 fn the_file_is_replaced_if_nobody_listens_and_removed_at_the_end() {
+    let world = World::new("told-path");
     let (_directory, path) = place();
     drop(UnixListener::bind(&path).expect("a socket"));
     assert!(path.exists(), "what a server that was killed leaves behind");
-    let server = start(&path).expect("it takes its place");
+    let server = start(&world, &path).expect("it takes its place");
     assert_eq!(snapshot(&path).format, FORMAT);
-    refused(&path, &["in use", "stop it"]);
+    refused(&world, &path, &["in use", "stop it"]);
     assert_eq!(snapshot(&path).format, FORMAT, "the first one goes on");
     server.drain(Duration::from_secs(10)).expect("there is nothing to do");
     assert!(!path.exists());
     // Somebody who has taken the place keeps it.
-    let server = start(&path).expect("a server");
+    let server = start(&world, &path).expect("a server");
     std::fs::remove_file(&path).expect("it is there");
     let other = UnixListener::bind(&path).expect("a socket");
     drop(server);
@@ -193,12 +193,13 @@ fn the_file_is_replaced_if_nobody_listens_and_removed_at_the_end() {
 
 #[test]
 fn what_is_no_socket_is_left_alone() {
+    let world = World::new("told-refused");
     let (directory, path) = place();
     std::fs::write(&path, "precious").expect("a file");
-    refused(&path, &["a plain file", "remove it"]);
+    refused(&world, &path, &["a plain file", "remove it"]);
     assert_eq!(std::fs::read_to_string(&path).expect("it is there"), "precious");
-    refused(directory.path(), &["a directory"]);
-    refused(&directory.path().join("none/stats"), &["create it first"]);
-    refused(&directory.path().join("x".repeat(200)), &["too long"]);
+    refused(&world, directory.path(), &["a directory"]);
+    refused(&world, &directory.path().join("none/stats"), &["create it first"]);
+    refused(&world, &directory.path().join("x".repeat(200)), &["too long"]);
     assert!(!std::fs::metadata(&path).expect("it is there").file_type().is_socket());
 }
