@@ -1,21 +1,15 @@
 //! `rpcrdma doctor` as its users run it, on this machine and on trees of files.
 
+mod tool;
+
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
 fn doctor(arguments: &[&str]) -> (i32, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
-        .arg("doctor")
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the binary runs");
-    let text = |bytes| String::from_utf8(bytes).expect("text");
-    (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
+    tool::rpcrdma("doctor", arguments)
 }
 
 fn doctor_json(arguments: &[&str]) -> (i32, Value) {

@@ -1,5 +1,7 @@
 //! `rpcrdma ping` as its users run it, to servers of this process.
 
+mod tool;
+
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,14 +14,7 @@ use serde_json::Value;
 const PROGRAM: u32 = 0x2000_0001;
 
 fn ping(arguments: &[&str]) -> (i32, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
-        .arg("ping")
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the binary runs");
-    let text = |bytes| String::from_utf8(bytes).expect("text");
-    (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
+    tool::rpcrdma("ping", arguments)
 }
 
 fn address() -> String {

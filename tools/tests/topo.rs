@@ -1,7 +1,8 @@
 //! `rpcrdma topo` as its users run it, and the configuration that it proposes.
 
+mod tool;
+
 use std::fs;
-use std::process::{Command, Stdio};
 
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::{Config, IdlePolicy};
@@ -11,14 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 fn topo(arguments: &[&str]) -> (i32, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
-        .arg("topo")
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the binary runs");
-    let text = |bytes| String::from_utf8(bytes).expect("text");
-    (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
+    tool::rpcrdma("topo", arguments)
 }
 
 /// Two nodes of four cores, and a disk on the second.

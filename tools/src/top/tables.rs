@@ -152,7 +152,7 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
     };
     let low = row.pool_low.map_or_else(
         || "-".to_owned(),
-        |low| format!("{}/{} of {} bytes", low.low_water, low.count, bytes(low.size as f64)),
+        |low| format!("{}/{} of {}B", low.low_water, low.count, bytes(low.size as f64)),
     );
     let first: [(_, _, Unit); 8] = [
         ("busy turns", row.busy, percent),

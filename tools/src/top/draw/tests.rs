@@ -87,7 +87,7 @@ fn eighty_columns_have_all_of_a_shard() {
         &lines,
         &["faults waits/s queue     credits", "     5      77     3      12/256", "1 procedures", "1 connections"],
     );
-    has(&lines, &["  lowest       64", "pool lowest    2/32 of 64.0K bytes", "worker queue   3", "faults         5"]);
+    has(&lines, &["  lowest       64", "pool lowest    2/32 of 64.0KB", "worker queue   3", "faults         5"]);
     has(&lines, &["q: end"]);
 }
 
