@@ -245,19 +245,15 @@ impl<F: Fabric> Shard<F> {
         self.end_closed();
     }
 
-    /// What the control plane says, or has said already, of the end of a connection.
+    /// What the control plane has said of the end of a connection, or says when it is asked. Many may end at once: it is
+    /// asked once for those that it tells of together.
     pub(super) fn why_disconnected(&mut self, qp: QpId) -> Option<CloseReason> {
-        let mut reason = self.life.why_disconnected(qp).cloned();
-        if reason.is_none() {
+        let known = self.life.why_disconnected(qp).cloned();
+        let reason = known.or_else(|| told(&self.events, qp)).or_else(|| {
             self.cx.fabric.poll_control(&mut self.events);
             self.cx.schedule.control_now();
-            reason = self.events.iter().find_map(|event| match event {
-                ControlEvent::Disconnected { qp: id, cause, reason } if *id == qp => {
-                    Some(CloseReason::Disconnected { cause: *cause, detail: reason.clone() })
-                }
-                _ => None,
-            });
-        }
+            told(&self.events, qp)
+        });
         self.cx.stats.peer_faults += u64::from(reason.as_ref().is_some_and(is_refusal));
         reason
     }
@@ -402,6 +398,16 @@ impl<F: Fabric> Shard<F> {
             self.cx.relieved();
         }
     }
+}
+
+/// Why a connection ends, if that is among these.
+fn told(events: &[ControlEvent], qp: QpId) -> Option<CloseReason> {
+    events.iter().find_map(|event| match event {
+        ControlEvent::Disconnected { qp: id, cause, reason } if *id == qp => {
+            Some(CloseReason::Disconnected { cause: *cause, detail: reason.clone() })
+        }
+        _ => None,
+    })
 }
 
 /// Whether the peer has said no to something of ours, without that a request failed for it.
