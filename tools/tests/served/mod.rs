@@ -24,7 +24,7 @@ pub(crate) struct Served {
     load: Option<JoinHandle<()>>,
 }
 
-fn shard() -> Config {
+pub(crate) fn shard() -> Config {
     Config {
         receives: 640,
         small_buffers: 160,

@@ -1,7 +1,9 @@
 //! `rpcrdma top` as its users run it: in a real terminal (tmux), for programs, and where there is no server.
 #![cfg(feature = "top")]
 
+#[path = "../served/mod.rs"]
 mod served;
+mod symptoms;
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixListener;

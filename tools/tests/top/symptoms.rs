@@ -1,0 +1,217 @@
+//! What `tuning.md` says to look for when calls are slow: each symptom is provoked, and `rpcrdma top` shows it where the
+//! list there says. Their order is that of the list.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::{Scope, scope};
+use std::time::Duration;
+
+use crate::served::{PROGRAM, rpcrdma, settles, shard};
+use rpcrdma::client::ClientConfig;
+use rpcrdma::server::{ServerConfig, WorkerConfig};
+use rpcrdma::service::DeferredCall;
+use rpcrdma::{Address, Config, IdlePolicy, LocalClient, Procedure, Refusal, Server, ServerCall, Services};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A server with one procedure, that tells statistics. What it ends with, [`Load`] waits for.
+struct Ill {
+    _server: Server,
+    address: Address,
+    directory: TempDir,
+}
+
+impl Ill {
+    fn new(procedure: Procedure, config: ServerConfig) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let address: Address = format!("soft:ill-{}-{number}", std::process::id()).parse().expect("an address");
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut services = Services::new();
+        services.add(PROGRAM, 1, 1, procedure);
+        let config = ServerConfig { stats: Some(directory.path().join("stats")), ..config };
+        Self { _server: Server::start(&address, services, &config).expect("a server"), address, directory }
+    }
+
+    /// One interval, as programs get it; fails if `top` does.
+    fn view(&self) -> Value {
+        let mut top = rpcrdma();
+        top.args(["top", "--once", "--json", "--interval", "0.1", "--stats"]).arg(self.directory.path().join("stats"));
+        let output = top.output().expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    /// With so many calls under way, whether `top` comes to show it.
+    fn shows(&self, load: &Load, symptom: impl Fn(&Value) -> bool) {
+        let stop = AtomicBool::new(false);
+        scope(|scope| {
+            load.run(scope, &self.address, &stop);
+            let mut last = Value::Null;
+            let shown = settles(|| {
+                last = self.view();
+                symptom(&last)
+            });
+            stop.store(true, Ordering::Relaxed);
+            assert!(shown, "{last:#}");
+        });
+    }
+}
+
+/// Calls of procedure 1 on one connection, so many under way at a time; each with a Read chunk, if that has a length.
+struct Load {
+    depth: usize,
+    read_chunk: usize,
+    config: Config,
+}
+
+impl Load {
+    fn of(depth: usize) -> Self {
+        Self { depth, read_chunk: 0, config: shard() }
+    }
+
+    fn run<'s>(&'s self, scope: &'s Scope<'s, '_>, address: &'s Address, stop: &'s AtomicBool) {
+        let config = ClientConfig { shard: self.config.clone(), ..ClientConfig::new(PROGRAM, 1) };
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                let mut client = LocalClient::connect(address, config.clone()).expect("a connection");
+                let mut under_way = 0;
+                while !stop.load(Ordering::Relaxed) && client.is_open(client.first()) {
+                    while under_way < self.depth && self.start(&mut client) {
+                        under_way += 1;
+                    }
+                    if !client.poll(|_| under_way -= 1) {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+        });
+    }
+
+    /// Starts a call: false if there is no memory for it.
+    fn start(&self, client: &mut LocalClient) -> bool {
+        let connection = client.first();
+        let Ok(mut call) = client.prepare_with_chunks(1, 4) else { return false };
+        call.put_args(&7_u32.to_be_bytes()).expect("it has room");
+        if self.read_chunk > 0 {
+            let Ok(mut data) = client.alloc(connection, self.read_chunk) else { return false };
+            data.fill(7);
+            call.read_chunk(4, data).expect("a chunk");
+        }
+        client.start(connection, call, 0);
+        true
+    }
+}
+
+fn done(call: &mut ServerCall) -> Result<(), Refusal> {
+    call.reply_mut(4).map(|reply| reply.fill(0)).ok_or(Refusal::SystemError)
+}
+
+fn server(shard: Config) -> ServerConfig {
+    ServerConfig { shard, ..ServerConfig::default() }
+}
+
+fn now(row: &Value, figure: &str) -> f64 {
+    row[figure]["now"].as_f64().unwrap_or(0.0)
+}
+
+#[test]
+fn a_handler_that_blocks_its_shard_leaves_it_without_an_answer() {
+    let blocked = std::sync::Arc::new(Mutex::new(()));
+    let end = blocked.lock().expect("no panic");
+    let handler = std::sync::Arc::clone(&blocked);
+    let ill = Ill::new(
+        Procedure::new(move |call| {
+            drop(handler.lock());
+            done(call)
+        }),
+        server(shard()),
+    );
+    ill.shows(&Load::of(1), |view| view["shards"][0]["answered"] == false);
+    drop(end);
+}
+
+#[test]
+fn slow_workers_have_a_queue_and_push_back() {
+    let slow = Procedure::new(|call| {
+        std::thread::sleep(Duration::from_millis(5));
+        done(call)
+    });
+    let workers = WorkerConfig { ring_capacity: 4, ..WorkerConfig::default() };
+    let ill = Ill::new(slow.on_workers(), ServerConfig { workers: Some(workers), ..server(shard()) });
+    ill.shows(&Load::of(16), |view| {
+        let shard = &view["shards"][0];
+        shard["worker_depth"].as_u64() > Some(4) && now(shard, "backpressure") > 0.0
+    });
+}
+
+#[test]
+fn callers_that_want_more_than_they_may_use_all_credits() {
+    let held = Mutex::new(Vec::<DeferredCall>::new());
+    let holds = Procedure::deferred(move |call| held.lock().expect("no panic").push(call));
+    let ill = Ill::new(holds, server(Config { credits: 8, max_credits: 8, ..shard() }));
+    ill.shows(&Load::of(32), |view| {
+        let connection = &view["connections"][0];
+        connection["credits_used"] == 8 && connection["credits_granted"] == 8
+    });
+}
+
+#[test]
+fn chunks_without_memory_wait_for_it() {
+    let takes = Procedure::new(done).read_chunks(1, 40_000);
+    let ill = Ill::new(takes, server(Config { bulk_buffers: vec![(64 << 10, 2)], ..shard() }));
+    let load =
+        Load { read_chunk: 40_000, config: Config { bulk_buffers: vec![(64 << 10, 16)], ..shard() }, ..Load::of(16) };
+    ill.shows(&load, |view| {
+        let shard = &view["shards"][0];
+        now(shard, "memory_waits") > 0.0
+            && shard["pool_low"]["low_water"] == 0
+            && shard["pool_low"]["size"].as_u64() > Some(40_000)
+    });
+}
+
+#[test]
+fn a_shard_without_receives_left_gives_new_connections_few_credits() {
+    let ill = Ill::new(Procedure::new(done), server(Config { receives: 256, credits: 64, ..shard() }));
+    ill.shows(&Load::of(1), |view| {
+        let granted = view["connections"][0]["credits_granted"].as_u64();
+        granted.is_some_and(|granted| 0 < granted && granted < 64)
+    });
+}
+
+#[test]
+fn a_shard_that_sleeps_between_calls_counts_it() {
+    let ill = Ill::new(Procedure::new(done), server(Config { idle: IdlePolicy::Event, ..shard() }));
+    ill.shows(&Load::of(1), |view| {
+        let shard = &view["shards"][0];
+        now(shard, "calls") > 0.0 && now(shard, "sleeps") * 2.0 > now(shard, "calls")
+    });
+}
+
+#[test]
+fn messages_that_leave_one_by_one_have_a_doorbell_each() {
+    let ill = Ill::new(Procedure::new(done), server(Config { batch: false, ..shard() }));
+    ill.shows(&Load::of(16), |view| {
+        let shard = &view["shards"][0];
+        now(shard, "messages_sent") > 0.0
+            && now(shard, "doorbells") >= now(shard, "messages_sent")
+            && now(shard, "batch") < 1.1
+    });
+}
+
+#[test]
+fn refusals_are_told_of_the_procedure() {
+    let refuses = Procedure::new(|_| Err(Refusal::GarbageArguments));
+    let ill = Ill::new(refuses, server(shard()));
+    ill.shows(&Load::of(1), |view| {
+        view["procedures"].as_array().is_some_and(|all| all.iter().any(|procedure| now(procedure, "refused") > 0.0))
+    });
+}
+
+#[test]
+fn peers_that_break_rules_are_faults() {
+    let ill = Ill::new(Procedure::new(done), server(Config { useless_per_second: 1, ..shard() }));
+    // Nothing is asked, and a grant is sent again and again.
+    let load = Load { config: Config { keep_alive: Duration::from_millis(2), ..shard() }, ..Load::of(0) };
+    ill.shows(&load, |view| view["shards"][0]["faults_total"].as_u64() > Some(0));
+}
