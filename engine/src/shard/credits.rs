@@ -20,6 +20,8 @@ use crate::wire::Version;
 const EVERY: u64 = 8;
 /// How often a credit limit is turned over between two looks by a connection that is busy.
 const TURNOVERS: u64 = 8;
+/// In the time between two messages that keep a connection alive there are so many moments at which they go out.
+const SLOTS: u64 = 8;
 
 /// How much is made of a connection's credits, as of the last look.
 #[derive(Debug, Default)]
@@ -42,14 +44,19 @@ impl Use {
         received - std::mem::replace(&mut self.received, received)
     }
 
-    /// So many messages have been sent by now; true if there was none for `every` nanoseconds, for which one
-    /// is due then.
+    /// So many messages have been sent by now; true if there was none for so long that one is due.
     fn is_quiet(&mut self, sent: u64, now: u64, every: u64) -> bool {
-        let quiet = sent == self.sent && now - self.quiet_since >= every;
+        let quiet = sent == self.sent && now >= self.due(every);
         if sent != self.sent || quiet {
             (self.sent, self.quiet_since) = (sent, now);
         }
         quiet
+    }
+
+    /// When a message is due for want of others. Up to an eighth of the time later, as the messages of many
+    /// connections go out together then: each time costs an idle shard a sleep and the polls before it.
+    fn due(&self, every: u64) -> u64 {
+        self.quiet_since.saturating_add(every).next_multiple_of((every / SLOTS).max(1))
     }
 }
 
@@ -147,7 +154,7 @@ impl<F: Fabric> Context<F> {
                 self.write_nothing(conn);
             }
         }
-        self.schedule.wake_by(conn.usage.quiet_since + every);
+        self.schedule.wake_by(conn.usage.due(every));
     }
 }
 
@@ -164,6 +171,16 @@ mod tests {
         assert!(!usage.is_quiet(3, 119, 10), "one message is enough for a while");
         assert!(!usage.is_quiet(4, 120, 10), "that message");
         assert_eq!(usage.quiet_since, 120);
+    }
+
+    #[test]
+    fn connections_that_fell_quiet_one_after_the_other_are_kept_alive_together() {
+        let every = 8000;
+        let mut all: Vec<Use> = (1..=1000).map(|since| Use { quiet_since: since, ..Use::default() }).collect();
+        assert!(all.iter().all(|usage| usage.due(every) == 9000));
+        assert!(!all.iter_mut().any(|usage| usage.is_quiet(0, 8999, every)));
+        assert!(all.iter_mut().all(|usage| usage.is_quiet(0, 9000, every)));
+        assert!(all.iter().all(|usage| usage.due(every) == 17_000), "and not later each time");
     }
 
     #[test]
