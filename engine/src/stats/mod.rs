@@ -8,6 +8,8 @@ mod histogram;
 #[cfg(feature = "stats")]
 mod snapshot;
 
+use std::ops::{Deref, DerefMut};
+
 use hdrhistogram::Histogram;
 
 pub use crate::fabric::FabricStats;
@@ -16,9 +18,12 @@ pub use rpcrdma_mempool::{ClassStats, PoolStats};
 #[cfg(feature = "stats")]
 pub use snapshot::{FORMAT, ShardSnapshot, Snapshot};
 
+/// The longest time that is told apart from longer ones: nanoseconds.
+pub(crate) const MINUTE: u64 = 60_000_000_000;
+
 /// Counters of one shard since it started, low-water marks and histograms included: reading them changes nothing,
 /// so that several may; what happened since an earlier reading is the difference. Times are nanoseconds.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct ShardStats {
@@ -91,11 +96,9 @@ pub struct ShardStats {
     /// Buffers that peers of connections may be given access to, and that are in use.
     pub exposed_buffers: u64,
     /// Work requests per post.
-    #[cfg_attr(feature = "stats", serde(with = "histogram"))]
-    pub batch: Histogram<u64>,
+    pub batch: Values<{ 1 << 16 }, 2>,
     /// Time from start to end of sampled calls (client), or from arrival to reply (server).
-    #[cfg_attr(feature = "stats", serde(with = "histogram"))]
-    pub latency: Histogram<u64>,
+    pub latency: Values<MINUTE, 3>,
     /// The shard's pool, with low-water marks since the start.
     pub pool: PoolStats,
     /// Calls of peers that were refused, of all procedures and of none.
@@ -150,7 +153,7 @@ pub struct ConnectionStats {
 /// What became of the calls of one procedure of a server, on one shard. Calls are those that were timed, one of
 /// [`Config::sample_latency`](crate::Config::sample_latency) in the mean: with 1 there, all of them. Refusals are all
 /// that there were.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct ProcedureStats {
@@ -168,8 +171,7 @@ pub struct ProcedureStats {
     pub bytes_out: u64,
     /// From their arrival until their replies were handed to the device, in nanoseconds; of those that are
     /// [answered later](crate::service::DeferredCall) the time until then is in it.
-    #[cfg_attr(feature = "stats", serde(with = "histogram"))]
-    pub latency: Histogram<u64>,
+    pub latency: Values<MINUTE, 2>,
     /// Calls that were refused.
     pub refusals: Refusals,
 }
@@ -194,68 +196,30 @@ pub struct Refusals {
     pub err_system: u64,
 }
 
-impl Default for ShardStats {
+/// A [`Histogram`] of values from 1 to `MOST`, to so many digits; empty at first.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+pub struct Values<const MOST: u64, const DIGITS: u8>(
+    #[cfg_attr(feature = "stats", serde(with = "histogram"))] Histogram<u64>,
+);
+
+impl<const MOST: u64, const DIGITS: u8> Default for Values<MOST, DIGITS> {
     fn default() -> Self {
-        Self {
-            polls: 0,
-            idle_polls: 0,
-            completions: 0,
-            sleeps: 0,
-            fabric: FabricStats::default(),
-            messages: Counters::default(),
-            connections: 0,
-            connections_total: 0,
-            connections_refused: 0,
-            connections_expired: 0,
-            connections_displaced: 0,
-            peer_faults: 0,
-            peers_stalled: 0,
-            calls: 0,
-            calls_failed: 0,
-            calls_dropped: 0,
-            landings_refused: 0,
-            calls_again: 0,
-            revoked_by_peers: 0,
-            revoked_here: 0,
-            backpressure: 0,
-            pool_empty: 0,
-            memory_waits: 0,
-            worker_depth: 0,
-            receives_posted: 0,
-            receives_lowest: 0,
-            receives_promised: 0,
-            credits_granted: 0,
-            credits_used: 0,
-            receive_size: 0,
-            receive_size_posted: 0,
-            exposed_buffers: 0,
-            // Bounds are constants within what the histogram takes.
-            batch: Histogram::new_with_bounds(1, 1 << 16, 2).expect("valid bounds"),
-            latency: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds"),
-            pool: PoolStats::default(),
-            refusals: Refusals::default(),
-            procedures: Vec::new(),
-            peers: Vec::new(),
-        }
+        // The bounds that are used are constants within what a histogram takes.
+        Self(Histogram::new_with_bounds(1, MOST, DIGITS).expect("valid bounds"))
     }
 }
 
-impl Default for ProcedureStats {
-    fn default() -> Self {
-        Self {
-            program: 0,
-            version: 0,
-            procedure: 0,
-            calls: 0,
-            bytes_in: 0,
-            bytes_out: 0,
-            latency: latencies(),
-            refusals: Refusals::default(),
-        }
+impl<const MOST: u64, const DIGITS: u8> Deref for Values<MOST, DIGITS> {
+    type Target = Histogram<u64>;
+
+    fn deref(&self) -> &Histogram<u64> {
+        &self.0
     }
 }
 
-/// For times of up to a minute, in nanoseconds, to 1 %. The bounds are constants within what a histogram takes.
-pub(crate) fn latencies() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 2).expect("valid bounds")
+impl<const MOST: u64, const DIGITS: u8> DerefMut for Values<MOST, DIGITS> {
+    fn deref_mut(&mut self) -> &mut Histogram<u64> {
+        &mut self.0
+    }
 }

@@ -155,12 +155,12 @@ impl Told {
         });
         let head = ("refusals", "Calls that were refused, by what their callers were told", None);
         family(encoder, head, MetricType::Counter, refusals, counter)?;
-        let members = shards.iter().map(|(labels, stats)| (labels.clone(), &stats.latency));
+        let members = shards.iter().map(|(labels, stats)| (labels.clone(), &*stats.latency));
         let head = ("call_latency", "From arrival to reply, of the calls that are timed", Some(&Unit::Seconds));
         family(encoder, head, MetricType::Histogram, members, |metric, values| {
             histogram(metric, values, &LATENCIES, 1e9)
         })?;
-        let members = shards.iter().map(|(labels, stats)| (labels.clone(), &stats.batch));
+        let members = shards.iter().map(|(labels, stats)| (labels.clone(), &*stats.batch));
         let head = ("post_work_requests", "Work requests of one post", None);
         family(encoder, head, MetricType::Histogram, members, |metric, values| {
             histogram(metric, values, &BATCHES, 1.0)
@@ -208,7 +208,7 @@ fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &Sh
         stats.procedures.iter().map(|one| (named(labels, one), one.clone())).collect()
     };
     let procedures: Vec<_> = shards.iter().flat_map(of_shard).collect();
-    let members = procedures.iter().map(|(labels, one)| (labels.clone(), &one.latency));
+    let members = procedures.iter().map(|(labels, one)| (labels.clone(), &*one.latency));
     let head = ("procedure_latency", "From arrival to reply, of the calls that are timed", Some(&Unit::Seconds));
     family(encoder, head, MetricType::Histogram, members, |metric, values| histogram(metric, values, &LATENCIES, 1e9))?;
     for (name, help, of) in [

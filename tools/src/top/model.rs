@@ -325,7 +325,7 @@ fn by_procedure(snapshot: &Snapshot) -> BTreeMap<(u32, u32, u32), ProcedureStats
             sum.bytes_in = sum.bytes_in.saturating_add(one.bytes_in);
             sum.bytes_out = sum.bytes_out.saturating_add(one.bytes_out);
             // It grows as it must.
-            let _ = sum.latency.add(&one.latency);
+            let _ = sum.latency.add(&*one.latency);
             add(&mut sum.refusals, &one.refusals);
         }
     }

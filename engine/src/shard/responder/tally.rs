@@ -1,11 +1,9 @@
 //! What became of the peers' calls, by procedure: refusals as they come, the others as they are timed. A call that is
 //! neither costs nothing here.
 
-use hdrhistogram::Histogram;
-
 use super::header::CallRefusal;
 use crate::service::{Local, NO_ENTRY, ServerCall, Services};
-use crate::stats::{ProcedureStats, Refusals, latencies};
+use crate::stats::{MINUTE, ProcedureStats, Refusals, Values};
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 
 /// See the module page.
@@ -23,7 +21,7 @@ struct Entry {
     bytes_in: u64,
     bytes_out: u64,
     /// Made for the first call that is timed.
-    latency: Option<Box<Histogram<u64>>>,
+    latency: Option<Box<Values<MINUTE, 2>>>,
     refusals: Refusals,
 }
 
@@ -83,7 +81,7 @@ impl Tally {
             entry.bytes_out += (call.results_len + written.map(|result| result.len).sum::<usize>()) as u64;
         }
         // Too long for the histogram is as long as it goes.
-        entry.latency.get_or_insert_with(|| Box::new(latencies())).saturating_record(took);
+        entry.latency.get_or_insert_default().saturating_record(took);
     }
 
     /// Of all calls.
@@ -95,7 +93,7 @@ impl Tally {
     pub(super) fn procedures(&self, services: &Services<Local>) -> Vec<ProcedureStats> {
         let counted = services.procedures().filter_map(|(program, version, procedure, entry)| {
             let Entry { bytes_in, bytes_out, latency, refusals } = self.entries.get(entry)?.clone();
-            let latency = latency.map_or_else(latencies, |latency| *latency);
+            let latency = *latency.unwrap_or_default();
             let calls = latency.len();
             let any = calls > 0 || refusals != Refusals::default();
             any.then_some(ProcedureStats { program, version, procedure, calls, bytes_in, bytes_out, latency, refusals })
