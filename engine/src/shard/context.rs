@@ -313,6 +313,31 @@ impl<F: Fabric> Context<F> {
         Some(buf)
     }
 
+    /// A buffer of a pool of bulk buffers beside the shard's own, which is made at first use; to be exposed to a peer, or
+    /// shown to none.
+    pub(super) fn alloc_bulk(&mut self, pool: &mut Option<Pool>, exposed: bool, len: usize) -> Option<Buf> {
+        if pool.is_none() && !self.config.bulk_buffers.is_empty() {
+            match self.bulk_pool(exposed) {
+                Ok(made) => *pool = Some(made),
+                Err(error) => {
+                    let what = if exposed { "memory to expose to a peer" } else { "memory for a copy of a reply" };
+                    self.error(what, format_args!("{what}: {error}"));
+                }
+            }
+        }
+        let pool = pool.as_ref()?;
+        pool.drain_remote();
+        pool.alloc(len)
+    }
+
+    fn bulk_pool(&mut self, exposed: bool) -> Result<Pool, OpenError> {
+        let pool = Pool::new(&self.config.exposed_pool())?;
+        if exposed {
+            self.fabric.register(pool.arena(), Access::REMOTE)?;
+        }
+        Ok(pool)
+    }
+
     /// The fabric knows this memory, for work requests of this side.
     pub(super) fn knows(&self, arena: ArenaId) -> bool {
         arena == self.pool.arena().id() || self.config.arenas.iter().any(|own| own.id() == arena)

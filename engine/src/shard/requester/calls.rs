@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rpcrdma_mempool::{Buf, Pool};
+use rpcrdma_mempool::Buf;
 
 use super::Requester;
 use super::chunks::{ChunkMemory, Memory};
@@ -11,10 +11,10 @@ use super::outcome::{FailedCall, Reply, Sink};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::{Access, Fabric, FabricError, WorkRequest};
 use crate::proto::{CallError, CallId, Form, Knob, Outgoing};
+use crate::shard::ConnRef;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::continuation::{Continuation, Whose};
-use crate::shard::{ConnRef, OpenError};
 use crate::wire::{ChunkCounts, Segment, Version};
 
 /// A call with all its memory, ready to start.
@@ -184,21 +184,7 @@ impl Requester {
         conn: &mut Conn,
         len: usize,
     ) -> Result<Buf, CallError> {
-        if conn.requests.exposed.is_none() && !cx.config.bulk_buffers.is_empty() {
-            match exposed_pool(cx) {
-                Ok(pool) => conn.requests.exposed = Some(pool),
-                Err(error) => {
-                    cx.error(
-                        "memory to expose that cannot be had",
-                        format_args!("memory to expose to a peer: {error}"),
-                    );
-                }
-            }
-        }
-        let buf = conn.requests.exposed.as_ref().and_then(|pool| {
-            pool.drain_remote();
-            pool.alloc(len)
-        });
+        let buf = cx.alloc_bulk(&mut conn.requests.exposed, true, len);
         cx.stats.pool_empty += u64::from(buf.is_none());
         buf.ok_or_else(|| cx.config.lacks_exposed_buffer(len))
     }
@@ -449,12 +435,6 @@ impl Requester {
         conn.requests.exposures.add(index, window, mem, segment, position);
         Ok(())
     }
-}
-
-fn exposed_pool<F: Fabric>(cx: &mut Context<F>) -> Result<Pool, OpenError> {
-    let pool = Pool::new(&cx.config.exposed_pool())?;
-    cx.fabric.register(pool.arena(), Access::REMOTE)?;
-    Ok(pool)
 }
 
 /// Writes the XID: the first word of the RPC message, and equal to the transport's (RFC 8166 §4.1).

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use arrayvec::ArrayVec;
-use rpcrdma_mempool::{Buf, Pool};
+use rpcrdma_mempool::Buf;
 
 use super::exposures::{Ending, Exposed, Exposure, Recovered};
 use super::outcome::{CallResult, FailedCall, Reply, Sink};
@@ -215,21 +215,7 @@ impl Requester {
     /// A copy in memory that no peer is ever shown: in buffers like those that peers are shown, so that
     /// whatever comes in these fits.
     fn private_copy<F: Fabric>(&mut self, cx: &mut Context<F>, shown: &[u8]) -> Option<Buf> {
-        if self.copies.is_none() {
-            match Pool::new(&cx.config.exposed_pool()) {
-                Ok(pool) => self.copies = Some(pool),
-                Err(error) => {
-                    cx.error(
-                        "copies of replies that cannot be had",
-                        format_args!("memory for a copy of a reply: {error}"),
-                    );
-                }
-            }
-        }
-        let copy = self.copies.as_ref().and_then(|pool| {
-            pool.drain_remote();
-            pool.alloc(shown.len())
-        });
+        let copy = cx.alloc_bulk(&mut self.copies, false, shown.len());
         let mut copy = copy.or_else(|| cx.alloc(shown.len()))?;
         copy.copy_from_slice(shown);
         Some(copy)
