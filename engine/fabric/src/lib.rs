@@ -80,6 +80,17 @@ pub struct QpId {
     pub generation: u32,
 }
 
+impl QpId {
+    /// Names no queue pair.
+    pub const NONE: Self = Self { slot: u32::MAX, generation: 0 };
+}
+
+impl Default for QpId {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
 impl fmt::Debug for QpId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "qp{}.{}", self.slot, self.generation)

@@ -2,8 +2,8 @@
 
 use super::free_list::FreeList;
 
-/// A call of the peer, until it is answered. Stale ones never name a newer call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A call of the peer, until it is answered. Stale ones never name a newer call; the default names none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct InboundId {
     index: u32,
     generation: u32,

@@ -16,7 +16,7 @@ use crate::binding::BindingError;
 use crate::config::Config;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
-use crate::handoff::idle::{Idle, IdleStep};
+use crate::handoff::idle::Idle;
 use crate::proto::{CallError, CallId};
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
@@ -496,12 +496,8 @@ impl<F: Fabric> LocalClient<F> {
             }
             if busy {
                 idle.reset();
-                continue;
-            }
-            match idle.next() {
-                IdleStep::Spin => std::hint::spin_loop(),
-                IdleStep::Yield => std::thread::yield_now(),
-                IdleStep::Sleep => self.shard.sleep(Duration::from_secs(1)),
+            } else {
+                idle.pass(|| self.shard.sleep(Duration::from_secs(1)));
             }
         }
     }

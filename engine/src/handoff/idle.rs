@@ -1,6 +1,8 @@
 //! What a polling thread does when it finds nothing to do.
 #![forbid(unsafe_code)]
 
+use rpcrdma_mempool::sync::{hint, thread};
+
 /// Empty polls between two yields of the core, unless [`Idle::yield_every`] says otherwise.
 ///
 /// A yield costs about as much as a dozen polls when nobody else wants the core, and it is what keeps more
@@ -99,6 +101,16 @@ impl Idle {
             IdleStep::Yield
         } else {
             IdleStep::Spin
+        }
+    }
+
+    /// There was none: does what [`next`](Self::next) says; `sleep` is how.
+    #[inline]
+    pub fn pass(&mut self, sleep: impl FnOnce()) {
+        match self.next() {
+            IdleStep::Spin => hint::spin_loop(),
+            IdleStep::Yield => thread::yield_now(),
+            IdleStep::Sleep => sleep(),
         }
     }
 }

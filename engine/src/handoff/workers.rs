@@ -12,9 +12,9 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{Builder, JoinHandle};
 
-use rpcrdma_mempool::sync::{Arc, AtomicBool, Ordering, hint, thread};
+use rpcrdma_mempool::sync::{Arc, AtomicBool, Ordering};
 
-use super::idle::{Idle, IdlePolicy, IdleStep};
+use super::idle::{Idle, IdlePolicy};
 use super::intake::Intake;
 use super::parker::{Signal, Sleeper, Wake};
 use super::pin::{PinError, check_core, pin_current_thread};
@@ -263,11 +263,7 @@ impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
             } else if stop {
                 break;
             } else {
-                match idle.next() {
-                    IdleStep::Spin => hint::spin_loop(),
-                    IdleStep::Yield => thread::yield_now(),
-                    IdleStep::Sleep => sleeper.sleep_unless(|| self.has_work(), None),
-                }
+                idle.pass(|| sleeper.sleep_unless(|| self.has_work(), None));
             }
         }
         self.desks.append(&mut self.intake.close());
@@ -303,17 +299,18 @@ impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
 fn step<K, J, D>(desk: &mut Desk<K, J, D>, run: &impl Fn(J) -> D) -> bool {
     let Some((key, job)) = desk.jobs.pop() else { return false };
     // The job is consumed either way, so nothing half done is seen afterwards, unless `run` shares it.
-    let result = catch_unwind(AssertUnwindSafe(|| run(job))).map_err(|panic| JobError::Panicked(text_of(&*panic)));
+    let result =
+        catch_unwind(AssertUnwindSafe(|| run(job))).map_err(|panic| JobError::Panicked(panic_text(&*panic).to_owned()));
     let sent = desk.done.send((key, result));
     // Full cannot be: the port has no more jobs outstanding than this ring has slots. Closed: nobody waits.
     debug_assert!(!matches!(sent, Err(SendError::Full(_))), "a result met a full ring");
     true
 }
 
-/// What a panic said.
-fn text_of(panic: &(dyn Any + Send)) -> String {
+/// What a panic has to say.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("a panic without a text").to_owned()
+    text.unwrap_or("with something else than a text")
 }
 
 /// One shard's end of the rings to and from one worker.

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Frozen};
 
-use super::handler::panic_text;
 use super::reply_cache::Claim;
 use super::writer::ResultWriter;
 use crate::binding::Binding;
 use crate::fabric::{QpId, ReceivedBuf};
 use crate::handoff::returns::{Link, Linked};
+use crate::handoff::workers::panic_text;
 use crate::proto::{InboundId, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Refusal};
 pub use crate::proto::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, MAX_AUTH_LEN, OpaqueAuth};
@@ -112,7 +112,7 @@ impl Verifier {
 
 /// A call that is being served. Handlers get it by reference; it is theirs alone while they run, on whichever
 /// thread they run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ServerCall {
     pub(crate) qp: QpId,
     /// Index of the server's shard that took the call.
@@ -147,7 +147,8 @@ pub struct ServerCall {
     /// First byte of the results in `reply`, behind room for both headers.
     pub(crate) results_at: usize,
     pub(crate) results_len: usize,
-    pub(crate) outcome: Result<(), Refusal>,
+    /// What it is answered with instead of results, once it has run.
+    pub(crate) refusal: Option<Refusal>,
     /// The name that the caller's host has proved.
     peer: Option<Arc<str>>,
     /// Where the connection comes from, if that has an address.
@@ -233,49 +234,14 @@ impl ServerCall {
     #[cold]
     #[inline(never)]
     fn blank(shard: u32, qp: QpId, id: InboundId) -> Box<Self> {
-        Box::new(Self {
-            qp,
-            shard,
-            id,
-            xid: 0,
-            program: 0,
-            version: 0,
-            procedure: 0,
-            entry: 0,
-            inv_handle: 0,
-            flavor: 0,
-            credential: 0..0,
-            args: 0..0,
-            message: None,
-            reads: ArrayVec::new(),
-            results: ArrayVec::new(),
-            segments: ArrayVec::new(),
-            asked: ArrayVec::new(),
-            reply_chunk: ArrayVec::new(),
-            reply_offered: false,
-            returns: false,
-            reply: None,
-            results_at: 0,
-            results_len: 0,
-            outcome: Ok(()),
-            peer: None,
-            host: None,
-            arrived: None,
-            inline_room: 0,
-            claim: None,
-            verifier: Verifier::default(),
-            dropped: false,
-            link: Link::default(),
-            panic: None,
-            unusual: false,
-        })
+        Box::new(Self { qp, shard, id, ..Self::default() })
     }
 
     /// Who has taken it will not answer it.
     #[cold]
     pub(crate) fn drop_unanswered(&mut self) {
         (self.unusual, self.dropped) = (true, true);
-        self.outcome = Err(Refusal::SystemError);
+        self.refusal = Some(Refusal::SystemError);
     }
 
     /// Who had taken it has dropped it.
@@ -315,7 +281,7 @@ impl ServerCall {
     pub(crate) fn set_panic(&mut self, panic: &(dyn Any + Send)) {
         self.unusual = true;
         self.panic = Some(panic_text(panic).into());
-        self.outcome = Err(Refusal::SystemError);
+        self.refusal = Some(Refusal::SystemError);
     }
 
     /// What its handler said when it panicked, if it did.
@@ -334,15 +300,15 @@ impl ServerCall {
 
     #[inline(never)]
     fn remember_by(&mut self, claim: Claim) {
-        match self.outcome {
-            Ok(()) => {
+        match self.refusal {
+            None => {
                 let results = self.results_at..self.results_at + self.results_len;
                 let results = self.reply.as_mut().and_then(|buf| buf.full_mut().get(results));
                 claim.finish_with(self.verifier.get(), results.unwrap_or_default());
             }
             // Nobody knows what was done.
-            Err(Refusal::SystemError | Refusal::NoReply) => drop(claim),
-            Err(_) => claim.forget(),
+            Some(Refusal::SystemError | Refusal::NoReply) => drop(claim),
+            Some(_) => claim.forget(),
         }
     }
 

@@ -62,7 +62,7 @@ impl DeferredCall {
     #[inline]
     pub fn answer(mut self, outcome: Result<(), Refusal>) {
         if let Some(mut call) = self.call.take() {
-            call.outcome = outcome;
+            call.refusal = outcome.err();
             self.send_home(call);
         }
     }

@@ -1,6 +1,5 @@
 //! What runs for a call, and on which threads that may be.
 
-use std::any::Any;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -40,9 +39,6 @@ mod sealed {
         type Begin: ?Sized + Fn(DeferredCall) -> Task;
         /// Chooses where a Read chunk lands.
         type Land: ?Sized + Fn(&ServerCall, usize, usize) -> Option<Buf>;
-
-        /// Answers without results.
-        fn nothing() -> std::sync::Arc<Self::Run>;
     }
 
     impl Handlers for Threads {
@@ -50,10 +46,6 @@ mod sealed {
         type Defer = dyn Fn(DeferredCall) + Send + Sync;
         type Begin = dyn Fn(DeferredCall) -> Task + Send + Sync;
         type Land = dyn Fn(&ServerCall, usize, usize) -> Option<Buf> + Send + Sync;
-
-        fn nothing() -> std::sync::Arc<Self::Run> {
-            std::sync::Arc::new(|_: &mut ServerCall| Ok(()))
-        }
     }
 
     impl Handlers for Local {
@@ -61,15 +53,13 @@ mod sealed {
         type Defer = dyn Fn(DeferredCall);
         type Begin = dyn Fn(DeferredCall) -> Task;
         type Land = dyn Fn(&ServerCall, usize, usize) -> Option<Buf>;
-
-        fn nothing() -> std::sync::Arc<Self::Run> {
-            std::sync::Arc::new(|_: &mut ServerCall| Ok(()))
-        }
     }
 }
 
 /// What runs for a call.
 pub(super) enum Handler<S: Sharing> {
+    /// Nothing: the answer has no results.
+    Null,
     /// Has the answer when it returns.
     Run(Arc<S::Run>),
     /// Takes the call, and answers it when it can.
@@ -81,6 +71,7 @@ pub(super) enum Handler<S: Sharing> {
 impl<S: Sharing> Clone for Handler<S> {
     fn clone(&self) -> Self {
         match self {
+            Self::Null => Self::Null,
             Self::Run(run) => Self::Run(Arc::clone(run)),
             Self::Defer(take) => Self::Defer(Arc::clone(take)),
             Self::Begin(begin) => Self::Begin(Arc::clone(begin)),
@@ -88,26 +79,14 @@ impl<S: Sharing> Clone for Handler<S> {
     }
 }
 
-impl<S: Sharing> Handler<S> {
-    /// Answers without results.
-    pub(super) fn answers_by_itself() -> Self {
-        Self::Run(S::nothing())
-    }
-}
-
 impl Handler<Threads> {
     /// The same, which need not go to other threads any more.
     pub(super) fn to_local(&self) -> Handler<Local> {
         match self {
+            Self::Null => Handler::Null,
             Self::Run(run) => Handler::Run(Arc::clone(run) as _),
             Self::Defer(take) => Handler::Defer(Arc::clone(take) as _),
             Self::Begin(begin) => Handler::Begin(Arc::clone(begin) as _),
         }
     }
-}
-
-/// What a panic has to say.
-pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(|text| &**text));
-    text.unwrap_or("with something else than a text")
 }

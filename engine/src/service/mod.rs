@@ -14,8 +14,8 @@ pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk, Verifie
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
 pub use deferred::DeferredCall;
 pub(crate) use deferred::Origin;
+pub(crate) use handler::Task;
 pub use handler::{Local, Sharing, Threads};
-pub(crate) use handler::{Task, panic_text};
 pub use procedure::{MAX_PROCEDURE, Procedure, ServiceError, Services, Unservable};
 pub(crate) use procedure::{NO_ENTRY, REFUSAL_LEN, ResultMemory, RunOn};
 pub use task::{Application, ShardSetup, ShardTask};

@@ -9,9 +9,10 @@ use rpcrdma_mempool::Buf;
 
 use super::call::{MAX_CHUNKS, ServerCall};
 use super::deferred::DeferredCall;
-use super::handler::{Handler, Local, Sharing, Task, Threads, panic_text};
+use super::handler::{Handler, Local, Sharing, Task, Threads};
 use super::reply_cache::{CallKey, Client, Lookup, ReplyCache};
 use crate::binding::Binding;
+use crate::handoff::workers::panic_text;
 use crate::proto::Refusal;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, ProgramNumber};
 
@@ -281,9 +282,12 @@ impl<S: Sharing> Procedure<S> {
     /// panics costs its call, and nobody else's.
     #[inline(never)]
     pub(crate) fn run(&self, call: &mut ServerCall) {
-        let Handler::Run(run) = &self.handler else { return };
+        let Handler::Run(run) = &self.handler else {
+            call.refusal = None;
+            return;
+        };
         match catch_unwind(AssertUnwindSafe(|| run(call))) {
-            Ok(outcome) => call.outcome = outcome,
+            Ok(outcome) => call.refusal = outcome.err(),
             Err(panic) => call.set_panic(&*panic),
         }
         if self.cached.is_some() {
@@ -309,7 +313,7 @@ impl<S: Sharing> Procedure<S> {
     /// Its handler takes its calls.
     #[inline]
     pub(crate) fn takes_calls(&self) -> bool {
-        !matches!(self.handler, Handler::Run(_))
+        matches!(self.handler, Handler::Defer(_) | Handler::Begin(_))
     }
 
     /// Has the handler take a call; returns the future that it made of it. What a handler that panics has
@@ -322,7 +326,7 @@ impl<S: Sharing> Procedure<S> {
                 None
             }
             Handler::Begin(begin) => Some(begin(call)),
-            Handler::Run(_) => None,
+            Handler::Null | Handler::Run(_) => None,
         };
         catch_unwind(AssertUnwindSafe(take)).unwrap_or_else(|panic| {
             panicked(panic_text(&*panic));
@@ -522,7 +526,7 @@ impl<S: Sharing> Services<S> {
         entry.plain = entry.run_on == RunOn::Shard && entry.cached.is_none() && !entry.takes_calls();
         let at = self.versions.iter().position(|v| v.program == program && v.version == version);
         let at = at.unwrap_or_else(|| {
-            self.entries.push(Procedure::of(Handler::answers_by_itself()));
+            self.entries.push(Procedure::of(Handler::Null));
             let null = self.entries.len() - 1;
             self.versions.push(Version { program, version, procedures: vec![null] });
             self.versions.len() - 1

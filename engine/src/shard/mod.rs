@@ -115,7 +115,7 @@ mod conn_ref {
 
     impl ConnRef {
         /// One that no shard has.
-        pub(crate) const NONE: Self = Self(QpId { slot: u32::MAX, generation: 0 });
+        pub(crate) const NONE: Self = Self(QpId::NONE);
     }
 }
 

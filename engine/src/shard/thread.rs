@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::commands::{Command, tell};
 use super::{OpenError, Shard};
 use crate::fabric::Fabric;
-use crate::handoff::idle::{Idle, IdleStep};
+use crate::handoff::idle::Idle;
 use crate::handoff::mailbox::Connector;
 use crate::handoff::pin::{PinError, pin_current_thread};
 use crate::handoff::slot::{Completer, Ticket, oneshot};
@@ -152,13 +152,8 @@ impl<F: Fabric> Shard<F> {
         while !self.outside.is_stopped() {
             if self.poll_once() {
                 idle.reset();
-                self.notice();
-                continue;
-            }
-            match idle.next() {
-                IdleStep::Spin => std::hint::spin_loop(),
-                IdleStep::Yield => std::thread::yield_now(),
-                IdleStep::Sleep => self.sleep(LONGEST_SLEEP),
+            } else {
+                idle.pass(|| self.sleep(LONGEST_SLEEP));
             }
             self.notice();
         }

@@ -78,7 +78,7 @@ impl Town {
         }
         let listener = SoftwareFabric::bind(&address).expect("bind");
         server.listen(&listener).expect("listen");
-        let placeholder = QpId { slot: u32::MAX, generation: 0 };
+        let placeholder = QpId::NONE;
         let mut town = Self {
             address,
             server,

@@ -14,9 +14,6 @@ use super::wr_id::{Owner, WrId};
 use crate::table::Table;
 use crate::{Completion, Disconnect, FabricStats, Opcode, QpId, Status};
 
-/// A queue pair that nobody has: of Receives whose queue pair is gone.
-const NOBODY: QpId = QpId { slot: u32::MAX, generation: u32::MAX };
-
 /// What completions change.
 pub(super) struct Book {
     pub(super) table: Table<Qp>,
@@ -108,7 +105,8 @@ impl Book {
         let Some(buf) = buf else { return };
         self.room += 1;
         let Some(qp) = qp else {
-            out.push(flushed_receive(NOBODY, buf));
+            // Its queue pair is gone.
+            out.push(flushed_receive(QpId::NONE, buf));
             return;
         };
         let mut invalidated = None;

@@ -93,7 +93,7 @@ fn a_panic_is_a_result_and_the_worker_lives_on() {
     let got = collect_all(&mut port, &mut sleeper);
     assert_eq!(got[&0], Err(JobError::Panicked("plain".into())));
     assert_eq!(got[&1], Err(JobError::Panicked("number 1".into())));
-    assert_eq!(got[&2].as_ref().unwrap_err().to_string(), "the job panicked: a panic without a text");
+    assert_eq!(got[&2].as_ref().unwrap_err().to_string(), "the job panicked: with something else than a text");
     assert_eq!(got[&3], Ok(3));
 }
 

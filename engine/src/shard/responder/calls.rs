@@ -238,7 +238,7 @@ impl Responder {
                 // It was taken the first time.
                 let _ = call.set_verifier(flavor, body);
                 let given = call.reply_writer().is_some_and(|mut results| results.put(&reply).is_ok());
-                call.outcome = if given { Ok(()) } else { Err(Refusal::SystemError) };
+                call.refusal = (!given).then_some(Refusal::SystemError);
                 self.finish(cx, conn, call);
             }
             Lookup::Lost | Lookup::Full if !silent => {
@@ -285,8 +285,8 @@ impl Responder {
     #[inline(always)]
     pub(super) fn finish<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
         cx.stats.calls += 1;
-        match call.outcome {
-            Ok(()) if !call.returns && !call.verifier.is_some() => self.answer(cx, conn, call, true),
+        match call.refusal {
+            None if !call.returns && !call.verifier.is_some() => self.answer(cx, conn, call, true),
             _ => self.finish_unusual(cx, conn, call),
         }
     }
@@ -308,14 +308,14 @@ impl Responder {
         cx: &mut Context<F>,
         call: &mut ServerCall,
     ) -> Result<(), Option<CallRefusal>> {
-        match call.outcome {
-            Ok(()) => {}
-            Err(Refusal::NoReply) if self.is_silent(call) => return Err(None),
-            Err(Refusal::ShortChunk { index, needed }) => {
+        match call.refusal {
+            None => {}
+            Some(Refusal::NoReply) if self.is_silent(call) => return Err(None),
+            Some(Refusal::ShortChunk { index, needed }) => {
                 let error = ErrorBody::WriteResource { chunk_index: index + 1, length_needed: needed };
                 return Err(Some(CallRefusal::Transport(error)));
             }
-            Err(refusal) => {
+            Some(refusal) => {
                 if matches!(refusal, Refusal::SystemError | Refusal::NoReply) {
                     self.tell_system_error(cx, call);
                 }
@@ -340,7 +340,7 @@ impl Responder {
     }
 
     /// The procedure of a call is one that is not answered.
-    fn is_silent(&self, call: &ServerCall) -> bool {
+    pub(super) fn is_silent(&self, call: &ServerCall) -> bool {
         self.services.as_ref().is_some_and(|all| all.entry(call.entry).silent)
     }
 
@@ -348,9 +348,9 @@ impl Responder {
     #[cold]
     fn tell_system_error<F: Fabric>(&self, cx: &mut Context<F>, call: &mut ServerCall) {
         let panic = call.take_panic();
-        let (what, why) = match (&panic, call.outcome) {
+        let (what, why) = match (&panic, call.refusal) {
             (Some(panic), _) => ("handlers that panicked", format!("its handler panicked: {panic}")),
-            (None, Err(Refusal::NoReply)) => (
+            (None, Some(Refusal::NoReply)) => (
                 "handlers that did not answer",
                 "its handler came to `Refusal::NoReply`, which only those of `Procedure::one_way` may".to_owned(),
             ),
@@ -470,7 +470,7 @@ impl Responder {
             buf.set_window(at, len);
             Some(())
         });
-        call.outcome = Err(Refusal::SystemError);
+        call.refusal = Some(Refusal::SystemError);
         match written {
             Some(()) => self.answer(cx, conn, call, false),
             None => self.answer_system(cx, conn, call, Trouble::NoBuffers),

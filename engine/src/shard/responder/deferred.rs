@@ -104,9 +104,9 @@ impl Responder {
         if !call.was_dropped() {
             return;
         }
-        if self.services.as_ref().is_some_and(|all| all.entry(call.entry).silent) {
+        if self.is_silent(call) {
             // It is not answered anyway.
-            call.outcome = Err(Refusal::NoReply);
+            call.refusal = Some(Refusal::NoReply);
             return;
         }
         cx.stats.calls_dropped += 1;

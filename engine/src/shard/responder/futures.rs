@@ -9,7 +9,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::handoff::parker::Signal;
-use crate::service::{Origin, Task, panic_text};
+use crate::handoff::workers::panic_text;
+use crate::service::{Origin, Task};
 
 /// The futures of a shard.
 pub(super) struct Futures {

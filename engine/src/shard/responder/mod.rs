@@ -85,6 +85,7 @@ pub(super) struct Responder {
 }
 
 /// The peer's calls on one connection.
+#[derive(Default)]
 pub(super) struct Served {
     /// By [`InboundId`](crate::proto::InboundId) slot: answered calls that wait to be sent.
     replies: Vec<Option<Box<ServerCall>>>,
@@ -108,17 +109,9 @@ pub(super) struct Served {
 
 impl Served {
     pub(super) fn new(slots: usize) -> Self {
-        Self {
-            replies: (0..slots).map(|_| None).collect(),
-            pending: (0..slots).map(|_| None).collect(),
-            at_workers: 0,
-            taken: 0,
-            untaken: VecDeque::new(),
-            origin: None,
-            held_back: VecDeque::new(),
-            inline_room: 0,
-            plain: false,
-        }
+        let mut served = Self::default();
+        served.fit(slots);
+        served
     }
 
     /// As many slots as the protocol has, and never fewer.

@@ -41,8 +41,8 @@ impl Responder {
         plain: bool,
     ) {
         let Some(buf) = call.reply.as_mut() else { return };
-        let (at, len) = match call.outcome {
-            Err(_) if !plain => (buf.start(), buf.len()),
+        let (at, len) = match call.refusal {
+            Some(_) if !plain => (buf.start(), buf.len()),
             _ => {
                 // The handler's results are in place: the RPC header goes in front of them.
                 let verifier = Some(&call.verifier).filter(|verifier| !plain && verifier.is_some());

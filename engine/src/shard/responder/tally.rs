@@ -77,7 +77,7 @@ impl Tally {
         let Some(entry) = self.entry(call.entry) else { return };
         let (fetched, written) = (call.asked.iter().map(|read| u64::from(read.target.length)), call.results.iter());
         entry.bytes_in += u64::from(call.args.end - call.args.start) + fetched.sum::<u64>();
-        if call.outcome.is_ok() {
+        if call.refusal.is_none() {
             entry.bytes_out += (call.results_len + written.map(|result| result.len).sum::<usize>()) as u64;
         }
         // Too long for the histogram is as long as it goes.
