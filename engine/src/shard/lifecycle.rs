@@ -5,7 +5,7 @@ use super::{ConnRef, Notice};
 use crate::fabric::QpId;
 
 /// See the module page.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Lifecycle {
     notices: Vec<Notice>,
     /// Clients that wait for the answer to their first message.
@@ -21,15 +21,7 @@ pub(super) struct Lifecycle {
 
 impl Lifecycle {
     pub(super) fn new() -> Self {
-        let seed = std::process::id().wrapping_mul(0x9E37_79B9);
-        Self {
-            notices: Vec::new(),
-            negotiating: Vec::new(),
-            arriving: Vec::new(),
-            disconnected: Vec::new(),
-            draining: false,
-            seed,
-        }
+        Self { seed: std::process::id().wrapping_mul(0x9E37_79B9), ..Self::default() }
     }
 
     /// XIDs follow from the number of connections alone from now on.

@@ -53,6 +53,7 @@ pub(super) struct Requester {
 }
 
 /// Our calls on one connection.
+#[derive(Default)]
 pub(super) struct Requests {
     /// By call slot.
     calls: Vec<OutCall>,
@@ -100,14 +101,9 @@ impl OutCall {
 
 impl Requests {
     pub(super) fn new(slots: usize) -> Self {
-        Self {
-            calls: (0..slots).map(|_| OutCall::default()).collect(),
-            exposures: Exposures::default(),
-            exposed: None,
-            plain_call: 0,
-            plain_reply: 0,
-            keeps_all: false,
-        }
+        let mut requests = Self::default();
+        requests.fit(slots);
+        requests
     }
 
     /// As many slots as the protocol has.
