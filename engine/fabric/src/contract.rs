@@ -304,7 +304,7 @@ impl<F: Fabric> World<F> {
 
     /// Turns until there is something.
     pub fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> Result<T, String> {
-        let start = now();
+        let start = Instant::now();
         loop {
             if let Some(found) = look(self) {
                 return Ok(found);
@@ -424,10 +424,6 @@ fn take_disconnected(events: &mut Vec<ControlEvent>, id: QpId) -> Option<()> {
 fn bytes(completion: &Completion) -> Result<&[u8], String> {
     ensure!(completion.status == Status::Success, "{completion:?}");
     completion.buf.as_deref().ok_or_else(|| format!("a Receive without its buffer: {completion:?}"))
-}
-
-fn now() -> Instant {
-    Instant::now()
 }
 
 /// Both are the same.

@@ -24,6 +24,7 @@
 //! | `verbs` | the fabric over libibverbs and librdmacm, with the feature `verbs` |
 //! | [`any`] | whichever of them an address names |
 //! | `forward` | what a wrapper of fabrics only hands on |
+//! | `checks` | what every fabric checks of a work request |
 //! | `received`, `receives` | buffers with what has come in them; a queue of posted ones |
 //! | [`host`] | `HOST:PORT`, as addresses of two of the fabrics have it |
 //! | `keys` | the keys of memory windows |
@@ -41,6 +42,7 @@
 pub mod any;
 #[cfg(any(test, feature = "testing"))]
 pub mod chaos;
+mod checks;
 #[cfg(any(test, feature = "testing"))]
 pub mod contract;
 mod forward;
@@ -64,6 +66,7 @@ pub mod trace;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
@@ -178,6 +181,11 @@ impl Access {
     pub const REMOTE_WRITE: Self = Self { remote_read: false, remote_write: true };
     /// The peer may do both.
     pub const REMOTE: Self = Self { remote_read: true, remote_write: true };
+
+    /// These rights are among them.
+    pub(crate) fn permits(self, access: Self) -> bool {
+        (self.remote_read || !access.remote_read) && (self.remote_write || !access.remote_write)
+    }
 }
 
 /// Exposed memory of the peer: the steering tag and the address in it.
@@ -364,10 +372,11 @@ impl Completion {
         Self { wr_id, qp, opcode, status, buf: None, invalidated: None }
     }
 
-    /// Of a Receive that has not become a message: it met none, or one that it could not take.
-    pub(crate) fn failed_receive(qp: QpId, status: Status, buf: Buf) -> Self {
-        let buf = Some(ReceivedBuf::new(buf, 0));
-        Self { wr_id: 0, qp, opcode: Opcode::Recv, status, buf, invalidated: None }
+    /// Hands out those that are ready, until there are `end`.
+    #[cold]
+    pub(crate) fn hand_out(ready: &mut VecDeque<Self>, out: &mut Vec<Self>, end: usize) {
+        let n = ready.len().min(end.saturating_sub(out.len()));
+        out.extend(ready.drain(..n));
     }
 }
 

@@ -1,8 +1,26 @@
-//! A receive queue of buffers in this process's memory.
+//! A receive queue of buffers in this process's memory, and how Receives end.
 
 #![forbid(unsafe_code)]
 
-use rpcrdma_mempool::Buf;
+use std::collections::VecDeque;
+
+use rpcrdma_mempool::{ArenaId, Buf};
+
+use crate::{Completion, Opcode, QpId, ReceivedBuf, Status};
+
+impl Completion {
+    /// Of a Receive that has not become a message: it met none, or one that it could not take.
+    pub(crate) fn failed_receive(qp: QpId, status: Status, buf: Buf) -> Self {
+        let buf = Some(ReceivedBuf::new(buf, 0));
+        Self { wr_id: 0, qp, opcode: Opcode::Recv, status, buf, invalidated: None }
+    }
+
+    /// Of a Receive that has become a message.
+    #[inline(always)]
+    pub(crate) fn received(qp: QpId, buf: ReceivedBuf, invalidated: Option<u32>) -> Self {
+        Self { wr_id: 0, qp, opcode: Opcode::Recv, status: Status::Success, buf: Some(buf), invalidated }
+    }
+}
 
 /// Receives that are posted: the last one is the warmest, and goes first.
 #[derive(Debug)]
@@ -43,6 +61,25 @@ impl Receives {
             return self.bufs.extend(bufs);
         }
         self.post_behind(bufs);
+    }
+
+    /// Posts the first of `bufs`, as long as there is room and their arenas are known; how many. Those of a queue pair
+    /// that is `over` are flushed instead.
+    #[inline]
+    pub(crate) fn post_known(
+        &mut self,
+        bufs: &mut Vec<Buf>,
+        known: impl Fn(ArenaId) -> bool,
+        over: Option<QpId>,
+        ready: &mut VecDeque<Completion>,
+    ) -> usize {
+        let room = bufs.len().min(self.room());
+        let n = bufs[..room].iter().take_while(|buf| known(buf.arena())).count();
+        match over {
+            None => self.post(bufs.drain(..n)),
+            Some(qp) => ready.extend(bufs.drain(..n).map(|buf| Completion::failed_receive(qp, Status::Flushed, buf))),
+        }
+        n
     }
 
     /// From now on those that are here go before any that are posted later.

@@ -302,7 +302,7 @@ fn sleep<F: Fabric>(w: &mut World<F>, act: impl FnOnce(&mut World<F>) -> Outcome
     let n = w.server.fabric.poll_cq(&mut w.server.completions, 64);
     same("completions before the sleep", n, 0)?;
     act(w)?;
-    let start = now();
+    let start = Instant::now();
     w.server.fabric.wait(Some(PATIENCE));
     Ok(start.elapsed())
 }
@@ -337,7 +337,7 @@ fn wakes_for_completion<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.server.fabric.arm();
     w.server.fabric.poll_cq(&mut w.server.completions, 64);
     let mut got = Vec::new();
-    let start = now();
+    let start = Instant::now();
     while w.client.take(c, Opcode::Recv).is_none() {
         ensure!(start.elapsed() < PATIENCE, "the message does not arrive");
         w.client.turn();
@@ -348,7 +348,7 @@ fn wakes_for_completion<F: Fabric>(w: &mut World<F>) -> Outcome {
     }
     // Some devices tell of it without any help of the client's, and so may have done it before.
     if w.server.completions.is_empty() {
-        let start = now();
+        let start = Instant::now();
         w.server.fabric.wait(Some(PATIENCE));
         woke(start.elapsed())?;
     }
@@ -360,7 +360,7 @@ fn wakes_for_events<F: Fabric>(w: &mut World<F>) -> Outcome {
     let slept = sleep(w, |w| {
         asked = w.client.fabric.connect(&w.address, &ConnectParams::default()).map_err(|e| e.to_string());
         // Some fabrics need several steps until the server can see it.
-        let start = now();
+        let start = Instant::now();
         while start.elapsed() < STEPS {
             w.client.turn();
         }

@@ -104,11 +104,6 @@ impl Token {
     }
 }
 
-/// The clock of connection management, which is called now and then.
-pub(super) fn now() -> Instant {
-    Instant::now()
-}
-
 impl Connections {
     /// `standing` is the set of those that stand.
     pub(super) fn new(standing: BorrowedFd<'_>) -> Result<Self, FabricError> {
@@ -129,7 +124,7 @@ impl Connections {
     fn say_no(&mut self, socket: OwnedFd, bytes: &[u8]) {
         // If it does not arrive, the end of the connection will.
         let _ = rustix::net::send(&socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        self.part(socket, now() + Duration::from_secs(1));
+        self.part(socket, Instant::now() + Duration::from_secs(1));
     }
 
     /// Lets a connection go when its peer has read what was sent, or at this time.
@@ -163,7 +158,7 @@ impl Connections {
         if let Err(error) = watched {
             return common.refuse(format_args!("{peer}: {error}"));
         }
-        let deadline = now() + common.config.handshake_timeout;
+        let deadline = Instant::now() + common.config.handshake_timeout;
         self.requests.push(Request { id, socket, peer, deadline, got: Vec::new(), frame: None, taken });
         self.read_request(id, common);
     }
@@ -257,7 +252,7 @@ impl IwarpFabric {
             .table
             .insert(|id| Qp::new(id, Endpoint::new(id, limits, random), State::Connecting(dial), Some(socket)));
         let Some(qp) = self.table.get(id) else { return Err(FabricError::Misuse("no such queue pair".to_owned())) };
-        qp.deadline = Some(now() + self.common.config.handshake_timeout);
+        qp.deadline = Some(Instant::now() + self.common.config.handshake_timeout);
         if let Some(socket) = qp.socket()
             && let Err(error) = self.connections.sockets.watch(socket, Token::Dial(id.slot).data(), EventFlags::OUT)
         {
@@ -387,7 +382,7 @@ impl IwarpFabric {
         qp.endpoint.say_hello();
         qp.flush(&mut self.common);
         if !agreed.is_ours {
-            qp.nudge = Some(now() + NUDGE);
+            qp.nudge = Some(Instant::now() + NUDGE);
             self.common.attention.push(slot);
         }
         self.standing += 1;
@@ -421,7 +416,7 @@ impl IwarpFabric {
         if nothing {
             return;
         }
-        let now = now();
+        let now = Instant::now();
         // Those that the owner has to answer may take as long as they want; their sockets say when they are gone.
         self.connections.requests.retain(|r| r.frame.is_some() || r.deadline > now);
         let scratch = &mut self.common.scratch;
@@ -527,7 +522,7 @@ impl Drop for Connections {
     fn drop(&mut self) {
         let mut scratch = [0; FRAME];
         loop {
-            let now = now();
+            let now = Instant::now();
             let under_way = |p: &Parting| sys::unacknowledged(p.socket.as_fd()).is_ok_and(|bytes| bytes > 0);
             // Of one that was reset nothing is acknowledged any more.
             self.partings.retain(|p| p.deadline > now && under_way(p) && !p.is_over(&mut scratch));

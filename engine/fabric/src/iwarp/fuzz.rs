@@ -112,7 +112,7 @@ impl<'p, 'd> Story<'p, 'd> {
         let waits = mode & 4 != 0;
         endpoint.begin(Terms { crc: false, max_ulpdu: 100, max_message: RECEIVE, ord: 2, ird: 2, waits });
         let mut regions = Regions::default();
-        assert!(regions.add(pool.arena().id(), Access::REMOTE));
+        regions.add(pool.arena().id(), Access::REMOTE).expect("it is new");
         let shared = Shared { regions, receives: Receives::new(4), stats: FabricStats::default() };
         Self {
             input,
@@ -320,7 +320,7 @@ impl<'p, 'd> Story<'p, 'd> {
         let Ok(mem) = buf.lend() else { return };
         let window = u32::from(with & 3);
         while self.windows <= window {
-            self.windows = self.endpoint.add_window().expect("a window") + 1;
+            self.windows = self.endpoint.alloc_window().expect("a window").index + 1;
         }
         let Some(rkey) = self.endpoint.next_rkey(window) else { return };
         let access = if writable { Access { remote_read: false, ..Access::REMOTE } } else { Access::REMOTE_READ };

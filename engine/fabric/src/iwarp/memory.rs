@@ -30,7 +30,7 @@ use crate::sockets::failed;
 use crate::table::Table;
 use crate::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
-    PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
+    PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
 /// Bytes that a queue holds: beyond that the sender has to wait.
@@ -348,11 +348,6 @@ impl MemoryFabric {
         self.common.shared.receives.iter().map(Buf::capacity).min()
     }
 
-    fn hand_out(&mut self, out: &mut Vec<Completion>, end: usize) {
-        let n = self.common.ready.len().min(end.saturating_sub(out.len()));
-        out.extend(self.common.ready.drain(..n));
-    }
-
     fn add(&mut self, limits: Limits, state: State, end: End) -> &mut Qp {
         let random = self.common.random.next() as u32;
         let id = self.table.insert(|id| {
@@ -400,16 +395,14 @@ impl Fabric for MemoryFabric {
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        let new = self.common.shared.regions.add(arena.id(), access);
-        if new { Ok(()) } else { Err(FabricError::Misuse(format!("{:?} is registered already", arena.id()))) }
+        self.common.shared.regions.add(arena.id(), access)
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
         if self.table.iter().any(|qp| qp.endpoint.exposes(arena)) {
             return Err(FabricError::Misuse(format!("a window is still bound to arena {arena}")));
         }
-        let known = self.common.shared.regions.remove(arena);
-        if known { Ok(()) } else { Err(FabricError::Misuse(format!("{arena:?} is not registered"))) }
+        self.common.shared.regions.remove(arena)
     }
 
     fn bind(address: &FabricAddress) -> Result<MemoryListener, FabricError> {
@@ -511,9 +504,7 @@ impl Fabric for MemoryFabric {
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         let unknown = || FabricError::Misuse(format!("{qp:?} is unknown"));
-        let index = self.table.get(qp).ok_or_else(unknown)?.endpoint.add_window();
-        let index = index.ok_or_else(|| FabricError::Misuse(format!("{qp:?} has all the windows that it may have")))?;
-        Ok(WindowId { qp, index })
+        self.table.get(qp).ok_or_else(unknown)?.endpoint.alloc_window()
     }
 
     fn next_rkey(&self, window: WindowId) -> u32 {
@@ -530,28 +521,17 @@ impl Fabric for MemoryFabric {
 
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
         let Common { shared: Shared { regions, receives, stats }, ready, .. } = &mut self.common;
-        let mut qp = match qp {
-            None => None,
-            Some(id) => match self.table.get(id) {
-                None => return 0,
-                some => some,
-            },
+        let (queue, over) = match qp {
+            None => (receives, None),
+            Some(id) => {
+                let Some(qp) = self.table.get(id) else { return 0 };
+                let over = matches!(qp.state, State::Error).then_some(id);
+                let Some(own) = qp.endpoint.own_receives() else { return 0 };
+                (own, over)
+            }
         };
-        let over = qp.as_ref().filter(|qp| matches!(qp.state, State::Error)).map(|qp| qp.id);
-        let queue = match &mut qp {
-            None => receives,
-            Some(qp) => match qp.endpoint.own_receives() {
-                None => return 0,
-                Some(own) => own,
-            },
-        };
-        let room = bufs.len().min(queue.room());
-        let n = bufs[..room].iter().take_while(|buf| regions.contains(buf.arena())).count();
+        let n = queue.post_known(bufs, |arena| regions.contains(arena), over, ready);
         stats.recv_posts += n as u64;
-        match over {
-            None => queue.post(bufs.drain(..n)),
-            Some(id) => ready.extend(bufs.drain(..n).map(|b| Completion::failed_receive(id, Status::Flushed, b))),
-        }
         n
     }
 
@@ -574,7 +554,7 @@ impl Fabric for MemoryFabric {
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         let start = out.len();
         let end = start.saturating_add(max);
-        self.hand_out(out, end);
+        Completion::hand_out(&mut self.common.ready, out, end);
         let first = self.common.random.below(self.qps.len() as u64) as usize;
         for at in 0..self.qps.len() {
             let id = self.qps[(first + at) % self.qps.len()];
@@ -582,7 +562,7 @@ impl Fabric for MemoryFabric {
                 qp.poll(&mut self.common, out, end);
             }
         }
-        self.hand_out(out, end);
+        Completion::hand_out(&mut self.common.ready, out, end);
         out.len() - start
     }
 

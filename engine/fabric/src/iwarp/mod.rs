@@ -59,7 +59,7 @@ pub mod wire;
 
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags};
@@ -78,7 +78,7 @@ use super::sockets::failed;
 use super::table::Table;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
-    PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
+    PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
 /// Connections that are read in each turn, without asking which of them have something to read.
@@ -144,12 +144,6 @@ impl IwarpFabric {
             look: false,
             capabilities,
         })
-    }
-
-    #[inline]
-    fn hand_out(&mut self, out: &mut Vec<Completion>, end: usize) {
-        let n = self.common.ready.len().min(end.saturating_sub(out.len()));
-        out.extend(self.common.ready.drain(..n));
     }
 
     /// One look at a queue pair, and what follows from that for the lists.
@@ -314,20 +308,14 @@ impl Fabric for IwarpFabric {
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        if self.common.shared.regions.add(arena.id(), access) {
-            return Ok(());
-        }
-        Err(FabricError::Misuse(format!("{:?} is registered already", arena.id())))
+        self.common.shared.regions.add(arena.id(), access)
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
         if self.table.iter().any(|qp| qp.endpoint.exposes(arena)) {
             return Err(FabricError::Misuse(format!("a window is still bound to arena {arena}")));
         }
-        if self.common.shared.regions.remove(arena) {
-            return Ok(());
-        }
-        Err(FabricError::Misuse(format!("{arena:?} is not registered")))
+        self.common.shared.regions.remove(arena)
     }
 
     fn bind(address: &FabricAddress) -> Result<IwarpListener, FabricError> {
@@ -364,7 +352,7 @@ impl Fabric for IwarpFabric {
         match qp.state {
             State::Up => {
                 qp.state = State::Closing;
-                qp.deadline = Some(connect::now() + self.common.config.linger);
+                qp.deadline = Some(Instant::now() + self.common.config.linger);
                 self.common.attention.push(id.slot);
             }
             State::Connecting(_) => self.abandon(id),
@@ -387,7 +375,7 @@ impl Fabric for IwarpFabric {
         if let Some(socket) = gone.into_socket()
             && !cut
         {
-            self.connections.part(socket, connect::now() + self.common.config.linger);
+            self.connections.part(socket, Instant::now() + self.common.config.linger);
         }
     }
 
@@ -406,12 +394,7 @@ impl Fabric for IwarpFabric {
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         let unknown = || FabricError::Misuse(format!("{qp:?} is unknown"));
-        let endpoint = &mut self.table.get(qp).ok_or_else(unknown)?.endpoint;
-        let index = endpoint.add_window();
-        index.map(|index| WindowId { qp, index }).ok_or_else(|| {
-            let most = endpoint.limits().windows;
-            FabricError::Misuse(format!("{qp:?} has all the {most} windows of its ConnectParams"))
-        })
+        self.table.get(qp).ok_or_else(unknown)?.endpoint.alloc_window()
     }
 
     #[inline]
@@ -433,24 +416,17 @@ impl Fabric for IwarpFabric {
     #[inline(never)]
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
         let Common { shared: Shared { regions, receives, stats }, ready, .. } = &mut self.common;
-        let (queue, error) = match qp {
+        let (queue, over) = match qp {
             None => (receives, None),
-            Some(id) => match self.table.get(id) {
-                None => return 0,
-                Some(qp) => {
-                    let error = matches!(qp.state, State::Error).then_some(id);
-                    let Some(own) = qp.endpoint.own_receives() else { return 0 };
-                    (own, error)
-                }
-            },
+            Some(id) => {
+                let Some(qp) = self.table.get(id) else { return 0 };
+                let over = matches!(qp.state, State::Error).then_some(id);
+                let Some(own) = qp.endpoint.own_receives() else { return 0 };
+                (own, over)
+            }
         };
-        let room = bufs.len().min(queue.room());
-        let n = bufs[..room].iter().take_while(|b| regions.contains(b.arena())).count();
+        let n = queue.post_known(bufs, |arena| regions.contains(arena), over, ready);
         stats.recv_posts += n as u64;
-        match error {
-            None => queue.post(bufs.drain(..n)),
-            Some(id) => ready.extend(bufs.drain(..n).map(|b| Completion::failed_receive(id, Status::Flushed, b))),
-        }
         n
     }
 
@@ -467,7 +443,7 @@ impl Fabric for IwarpFabric {
         let start = out.len();
         let end = start.saturating_add(max);
         if !self.common.ready.is_empty() {
-            self.hand_out(out, end);
+            Completion::hand_out(&mut self.common.ready, out, end);
         }
         self.polls += 1;
         if !self.unread.is_empty() {
@@ -484,7 +460,7 @@ impl Fabric for IwarpFabric {
             self.cool_idle();
         }
         if !self.common.ready.is_empty() {
-            self.hand_out(out, end);
+            Completion::hand_out(&mut self.common.ready, out, end);
         }
         out.len() - start
     }

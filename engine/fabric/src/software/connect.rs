@@ -79,12 +79,6 @@ impl Token {
     }
 }
 
-/// The clock of connection management, which is called now and then. Nothing on the path of messages reads
-/// it.
-pub(super) fn now() -> Instant {
-    Instant::now()
-}
-
 impl Connections {
     pub(super) fn new() -> Result<Self, FabricError> {
         Ok(Self {
@@ -114,7 +108,7 @@ impl Connections {
             let _ = rustix::net::shutdown(socket, Shutdown::Write);
         }
         if !windows.revoke_all() {
-            self.partings.push(Parting { socket, windows, deadline: now() + linger });
+            self.partings.push(Parting { socket, windows, deadline: Instant::now() + linger });
         }
     }
 
@@ -165,7 +159,7 @@ impl SoftwareFabric {
         let config = &self.common.config;
         let layout = Layout::new(config.ring_bytes as u32);
         let max_message = config.max_message as u32;
-        let deadline = now() + config.handshake_timeout;
+        let deadline = Instant::now() + config.handshake_timeout;
         let hello = Message::Hello(opening(config, config.ring_bytes as u32, max_message, params));
         let places = self.common.peer_memory.budget.take(region::PER_CONNECTION);
         let places = places.map_err(|why| system("mmap", why))?;
@@ -293,7 +287,7 @@ impl SoftwareFabric {
                 if matches!(qp.state, State::Up | State::Closing) {
                     qp.state = State::Draining;
                     qp.chores = true;
-                    qp.deadline = Some(now() + self.common.config.linger);
+                    qp.deadline = Some(Instant::now() + self.common.config.linger);
                     self.common.attention.push(id.slot);
                 }
             }
@@ -350,7 +344,7 @@ impl SoftwareFabric {
         self.common.events.push_back(ControlEvent::ConnectFailed { qp, error });
         self.give_up(qp.slot);
         // Now: an answer that is there already must not be read as a message out of turn.
-        self.tend_qp(qp.slot, now());
+        self.tend_qp(qp.slot, Instant::now());
     }
 
     /// Ends a queue pair that was never connected; the event is sent already.
@@ -369,7 +363,7 @@ impl SoftwareFabric {
         if nothing {
             return;
         }
-        let now = now();
+        let now = Instant::now();
         self.dial_again();
         // Those that the owner has to answer may take as long as they want; their sockets say when they are
         // gone.

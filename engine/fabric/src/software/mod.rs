@@ -51,7 +51,7 @@ mod tests;
 mod window;
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fd::BorrowedFd;
 
@@ -68,7 +68,7 @@ use super::receives::Receives;
 use super::table::Table;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
-    FabricStats, PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
+    FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
 /// Queue pairs on the cold list that each poll looks at.
@@ -136,12 +136,6 @@ impl SoftwareFabric {
     /// them.
     pub fn smallest_receive(&self) -> Option<usize> {
         self.common.receives.iter().map(Buf::capacity).min()
-    }
-
-    #[cold]
-    fn hand_out(&mut self, out: &mut Vec<Completion>, end: usize) {
-        let n = self.common.ready.len().min(end.saturating_sub(out.len()));
-        out.extend(self.common.ready.drain(..n));
     }
 
     #[inline]
@@ -280,7 +274,7 @@ impl Fabric for SoftwareFabric {
         match qp.state {
             State::Up => {
                 qp.state = State::Closing;
-                qp.deadline = Some(connect::now() + self.common.config.linger);
+                qp.deadline = Some(Instant::now() + self.common.config.linger);
                 self.common.attention.push(qp.id.slot);
             }
             State::Connecting => self.abandon(id),
@@ -336,27 +330,18 @@ impl Fabric for SoftwareFabric {
 
     #[inline]
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
-        let (queue, error) = match qp {
-            None => (&mut self.common.receives, None),
-            Some(id) => match self.table.get(id) {
-                None => return 0,
-                Some(qp) => {
-                    let error = (qp.state == State::Error).then_some(id);
-                    let Some(own) = &mut qp.own_receives else { return 0 };
-                    (own, error)
-                }
-            },
-        };
-        let regions = &self.common.regions;
-        let room = bufs.len().min(queue.room());
-        let n = bufs[..room].iter().take_while(|b| regions.contains(b.arena())).count();
-        self.common.stats.recv_posts += n as u64;
-        match error {
-            None => queue.post(bufs.drain(..n)),
+        let Common { receives, regions, ready, stats, .. } = &mut self.common;
+        let (queue, over) = match qp {
+            None => (receives, None),
             Some(id) => {
-                self.common.ready.extend(bufs.drain(..n).map(|b| Completion::failed_receive(id, Status::Flushed, b)))
+                let Some(qp) = self.table.get(id) else { return 0 };
+                let over = (qp.state == State::Error).then_some(id);
+                let Some(own) = &mut qp.own_receives else { return 0 };
+                (own, over)
             }
-        }
+        };
+        let n = queue.post_known(bufs, |arena| regions.contains(arena), over, ready);
+        stats.recv_posts += n as u64;
         n
     }
 
@@ -373,7 +358,7 @@ impl Fabric for SoftwareFabric {
         let start = out.len();
         let end = start.saturating_add(max);
         if !self.common.ready.is_empty() {
-            self.hand_out(out, end);
+            Completion::hand_out(&mut self.common.ready, out, end);
         }
         if out.len() < end {
             self.poll_hot(out, end);

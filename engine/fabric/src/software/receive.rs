@@ -4,7 +4,7 @@ use rpcrdma_mempool::Buf;
 
 use super::qp::{Common, Qp, Refusal};
 use super::window::Revoked;
-use crate::{Completion, Opcode, ReceivedBuf, Status};
+use crate::{Completion, ReceivedBuf, Status};
 
 /// Messages that one queue pair may deliver per poll, so that the others get their turn.
 const BURST: usize = 32;
@@ -124,14 +124,7 @@ impl Qp {
                 return self.bad_invalidation(common, out, buf);
             }
             self.rx.advance(len);
-            out.push(Completion {
-                wr_id: 0,
-                qp: self.id,
-                opcode: Opcode::Recv,
-                status: Status::Success,
-                buf: Some(ReceivedBuf::whole(buf)),
-                invalidated,
-            });
+            out.push(Completion::received(self.id, ReceivedBuf::whole(buf), invalidated));
             first = self.rx.peek(&self.ring.rx());
             if first == 0 {
                 break;

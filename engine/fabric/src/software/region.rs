@@ -29,7 +29,7 @@ pub(super) struct Region {
 impl Region {
     /// Whether all these rights were registered.
     pub(super) fn permits(&self, access: Access) -> bool {
-        (self.access.remote_read || !access.remote_read) && (self.access.remote_write || !access.remote_write)
+        self.access.permits(access)
     }
 
     /// Descriptor and size, to show to a peer.

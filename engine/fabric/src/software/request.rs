@@ -7,7 +7,7 @@ use rpcrdma_mempool::PeerMapping;
 
 use super::address::{Peer, Visitor};
 use super::config::RING_BYTES;
-use super::connect::{Connections, Token, now, table_bytes};
+use super::connect::{Connections, Token, table_bytes};
 use super::memory::Layout;
 use super::message::{Descriptors, Message, Opening, Received};
 use super::qp::Common;
@@ -79,7 +79,7 @@ impl Connections {
         if let Err(error) = self.watch(socket.as_fd(), Token::Request(id.0)) {
             return common.refuse(format_args!("{peer}: {error}"));
         }
-        let deadline = now() + common.config.handshake_timeout;
+        let deadline = Instant::now() + common.config.handshake_timeout;
         self.requests.push(Request { id, socket, peer, deadline, offer: None, taken });
         self.read_request(id, common);
     }

@@ -8,13 +8,11 @@ use super::qp::{Common, Qp, State};
 use super::retire::Retire;
 use super::ring::Header;
 use super::window::{Exposure, Revoked};
+use crate::checks;
 use crate::{Access, Completion, Disconnect, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest};
 
 /// Bytes that one queue pair may copy per post or poll, so that the others get their turn.
 const COPY_BUDGET: usize = 1 << 20;
-
-const FOREIGN: &str = "memory that is not registered with this fabric";
-const BOUNDS: &str = "bytes outside of the buffer";
 
 /// How far a work request came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -186,39 +184,27 @@ impl Qp {
         if buf.len() > self.max_message as usize {
             return Err("a message longer than max_message of the two sides");
         }
-        if common.regions.contains(buf.arena()) { Ok(()) } else { Err(FOREIGN) }
+        checks::known(common.regions.contains(buf.arena()))
     }
 
     #[inline(never)]
     fn check_memory(&mut self, common: &Common, posting: &Posting) -> Result<(), &'static str> {
-        let inside = |offset: usize, len: usize, all: usize| offset.checked_add(len).is_some_and(|end| end <= all);
         match &posting.wr {
             WorkRequest::Send { .. } => Ok(()),
             WorkRequest::Write { src, offset, len, .. } => {
-                let (arena, all) = match src {
-                    Source::Lent(lent) => (lent.arena(), lent.len()),
-                    Source::Frozen(frozen) => (frozen.arena(), frozen.len()),
-                };
-                match (common.regions.contains(arena), inside(*offset, *len, all)) {
-                    (true, true) => Ok(()),
-                    (false, _) => Err(FOREIGN),
-                    (true, false) => Err(BOUNDS),
-                }
+                let (arena, all) = src.extent();
+                checks::known(common.regions.contains(arena))?;
+                checks::inside(*offset, *len, all)
             }
             WorkRequest::Read { dst, offset, len, .. } => {
-                match (common.regions.contains(dst.arena()), inside(*offset, *len, dst.len())) {
-                    (true, true) => Ok(()),
-                    (false, _) => Err(FOREIGN),
-                    (true, false) => Err(BOUNDS),
-                }
+                checks::known(common.regions.contains(dst.arena()))?;
+                checks::inside(*offset, *len, dst.len())
             }
             WorkRequest::Bind { window, mem, offset, len, access } => {
                 if !common.regions.get(mem.arena()).is_some_and(|r| r.permits(*access) && r.showing().is_some()) {
                     return Err("memory that is not registered with these rights");
                 }
-                if *len == 0 || !inside(*offset, *len, mem.len()) {
-                    return Err(BOUNDS);
-                }
+                checks::inside_some(*offset, *len, mem.len())?;
                 if *access == Access::LOCAL {
                     return Err("a window without rights");
                 }

@@ -4,7 +4,6 @@
 
 use std::collections::VecDeque;
 
-use super::endpoint::flushed_receive;
 use super::map::NumberMap;
 use super::qp::{Qp, State};
 use super::quirks::Quirks;
@@ -106,7 +105,7 @@ impl Book {
         self.room += 1;
         let Some(qp) = qp else {
             // Its queue pair is gone.
-            out.push(flushed_receive(QpId::NONE, buf));
+            out.push(Completion::failed_receive(QpId::NONE, Status::Flushed, buf.into_buf()));
             return;
         };
         let mut invalidated = None;

@@ -55,10 +55,6 @@ fn milliseconds(time: Duration) -> i32 {
     time.as_millis().clamp(1, i32::MAX as u128) as i32
 }
 
-pub(super) fn now() -> Instant {
-    Instant::now()
-}
-
 impl VerbsFabric {
     pub(super) fn start_connect(
         &mut self,
@@ -413,7 +409,7 @@ impl VerbsFabric {
         match qp.state {
             State::Up => {
                 qp.state = State::Closing;
-                qp.deadline = Some(now() + self.config.linger);
+                qp.deadline = Some(Instant::now() + self.config.linger);
                 if qp.endpoint.post_marker(&mut self.scratch) {
                     self.book.room = self.book.room.saturating_sub(1);
                 }
@@ -441,7 +437,7 @@ impl VerbsFabric {
             } else if let Some((cause, reason)) = qp.failure.take() {
                 self.finish(id, cause, reason);
             } else if qp.state == State::Closing {
-                if qp.endpoint.in_flight() == 0 || qp.deadline.is_some_and(|deadline| deadline <= now()) {
+                if qp.endpoint.in_flight() == 0 || qp.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                     self.finish(id, Disconnect::Local, "closed by this side".to_owned());
                 } else {
                     self.book.attention.push(slot);
@@ -568,9 +564,9 @@ impl Last for Leaving<'_> {
     fn wait(&mut self) -> bool {
         self.fabric.device_events();
         let within = self.fabric.config.drain;
-        let limit = *self.limit.get_or_insert_with(|| now() + within);
+        let limit = *self.limit.get_or_insert_with(|| Instant::now() + within);
         std::thread::yield_now();
-        now() < limit
+        Instant::now() < limit
     }
 }
 

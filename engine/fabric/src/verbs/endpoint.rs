@@ -23,16 +23,15 @@ use super::sys::{
 };
 use super::window::Windows;
 use super::wr_id::{Owner, WrId};
+use crate::checks::{self, FOREIGN};
 use crate::log_limit::ClockedLog;
 use crate::{
     Access, Completion, FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, RemoteMemory, Source, Status,
     WindowId, WorkRequest,
 };
 
-const FOREIGN: &str = "memory that is not registered with this fabric";
 /// No part of memory.
 const NOTHING: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
-const BOUNDS: &str = "bytes outside of the buffer";
 /// Longest stretch of requests without a completion.
 const MOST_UNSIGNALLED: usize = 64;
 
@@ -409,10 +408,8 @@ impl Endpoint {
     ) -> Result<(), &'static str> {
         self.check_window(window)?;
         let region = regions.get(mem.arena()).ok_or(FOREIGN)?;
-        if len == 0 || offset.checked_add(len).is_none_or(|end| end > mem.len()) {
-            return Err(BOUNDS);
-        }
-        if access.remote_read && !region.access.remote_read || access.remote_write && !region.access.remote_write {
+        checks::inside_some(offset, len, mem.len())?;
+        if !region.access.permits(access) {
             return Err("memory registered without these remote rights");
         }
         let binding = self.windows.begin_bind(window.index)?;
@@ -562,7 +559,7 @@ impl Endpoint {
             Holds::Invalidation(_) | Holds::Nothing | Holds::Lent(_) | Holds::Frozen(_) => {}
         }
         if (told || !status.is_ok()) && !own {
-            out.extend([Completion { wr_id, qp: self.id, opcode, status, buf: None, invalidated: None }]);
+            out.extend([Completion::ended(self.id, wr_id, opcode, status)]);
         }
     }
 
@@ -584,7 +581,7 @@ impl Endpoint {
         if let Some(mut receives) = self.receives.take() {
             // SAFETY: the queue pair, and with it this queue, is destroyed.
             let bufs = unsafe { receives.reclaim() };
-            out.extend(bufs.into_iter().map(|buf| flushed_receive(self.id, ReceivedBuf::new(buf, 0))));
+            out.extend(bufs.into_iter().map(|buf| Completion::failed_receive(self.id, Status::Flushed, buf)));
         }
         Retired { count, is_unknown: false }
     }
@@ -595,12 +592,6 @@ impl Drop for Endpoint {
         // A queue pair whose memory nobody waits for.
         self.destroy(&mut Vec::new());
     }
-}
-
-/// A Receive that met no message.
-pub(super) fn flushed_receive(qp: QpId, buf: ReceivedBuf) -> Completion {
-    let status = Status::Flushed;
-    Completion { wr_id: 0, qp, opcode: Opcode::Recv, status, buf: Some(buf), invalidated: None }
 }
 
 #[inline]
@@ -624,8 +615,6 @@ fn local(
     len: usize,
 ) -> Result<ibv_sge, &'static str> {
     let region = regions.get(arena).ok_or(FOREIGN)?;
-    if offset.checked_add(len).is_none_or(|end| end > whole) {
-        return Err(BOUNDS);
-    }
+    checks::inside(offset, len, whole)?;
     Ok(ibv_sge { addr: (address + offset) as u64, length: len as u32, lkey: region.mr.lkey() })
 }

@@ -53,7 +53,7 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 use self::complete::Book;
 pub use self::config::{Switch, VerbsConfig};
 use self::device::Choice;
-use self::endpoint::{Scratch, flushed_receive};
+use self::endpoint::Scratch;
 pub use self::listener::VerbsListener;
 use self::qp::State;
 use self::quirks::Quirks;
@@ -70,7 +70,7 @@ use super::seats::Seat;
 use super::sockets::shorter;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
-    FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId,
+    FabricStats, PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
 };
 
 /// The addresses of this host's active RoCE ports: where a server of this fabric can listen. Empty on a host
@@ -209,12 +209,6 @@ impl VerbsFabric {
     fn poll_device(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         let book = &mut self.book;
         self.cq.poll(max, |done| book.complete(&done, out)).unwrap_or_else(|error| unpollable(&error, book))
-    }
-
-    #[cold]
-    fn hand_out(&mut self, out: &mut Vec<Completion>, max: usize) {
-        let n = self.book.ready.len().min(max);
-        out.extend(self.book.ready.drain(..n));
     }
 }
 
@@ -408,7 +402,7 @@ impl Fabric for VerbsFabric {
                 if matches!(qp.state, State::Over | State::Failed) && !qp.endpoint.shares_receives() {
                     // Not every device flushes what is posted so late.
                     let n = bufs.iter().take_while(|buf| self.regions.get(buf.arena()).is_some()).count();
-                    ready.extend(bufs.drain(..n).map(|buf| flushed_receive(id, ReceivedBuf::new(buf, 0))));
+                    ready.extend(bufs.drain(..n).map(|buf| Completion::failed_receive(id, Status::Flushed, buf)));
                     return n;
                 }
                 qp.endpoint.post_recv(&self.regions, bufs, *room).unwrap_or(0)
@@ -443,7 +437,7 @@ impl Fabric for VerbsFabric {
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         let start = out.len();
         if !self.book.ready.is_empty() {
-            self.hand_out(out, max);
+            Completion::hand_out(&mut self.book.ready, out, start.saturating_add(max));
         }
         let room = max - (out.len() - start);
         if room > 0 {

@@ -15,7 +15,7 @@ use crate::iwarp::wire::{
     Step, Terminate,
 };
 use crate::receives::Receives;
-use crate::{Completion, Disconnect, FabricStats, Opcode, QpId, ReceivedBuf, Status};
+use crate::{Completion, Disconnect, FabricStats, QpId, ReceivedBuf, Status};
 
 /// Bytes for one place from which on they are read straight there, by a call of their own: it costs as much as copying
 /// a few KiB.
@@ -566,14 +566,7 @@ impl Placing {
             return Err(Wrong::new(Fault::CannotInvalidate, what));
         }
         self.send_msn = self.send_msn.wrapping_add(1);
-        to.out.push(Completion {
-            wr_id: 0,
-            qp: to.id,
-            opcode: Opcode::Recv,
-            status: Status::Success,
-            buf: Some(ReceivedBuf::new(buf, len)),
-            invalidated,
-        });
+        to.out.push(Completion::received(to.id, ReceivedBuf::new(buf, len), invalidated));
         Ok(())
     }
 

@@ -31,27 +31,26 @@ use self::windows::Windows;
 use super::sys;
 use super::wire::Fault;
 use crate::receives::Receives;
-use crate::{Access, Completion, Disconnect, FabricStats, PostError, Posting, QpId, Status};
+use crate::{Access, Completion, Disconnect, FabricError, FabricStats, PostError, Posting, QpId, Status, WindowId};
 
 /// Arenas that work requests may name, and the rights that may be given to them.
 #[derive(Debug, Default)]
 pub(super) struct Regions(Vec<(ArenaId, Access)>);
 
 impl Regions {
-    /// False if it is there already.
-    pub(super) fn add(&mut self, arena: ArenaId, access: Access) -> bool {
-        let new = !self.contains(arena);
-        if new {
-            self.0.push((arena, access));
+    pub(super) fn add(&mut self, arena: ArenaId, access: Access) -> Result<(), FabricError> {
+        if self.contains(arena) {
+            return Err(FabricError::Misuse(format!("{arena:?} is registered already")));
         }
-        new
+        self.0.push((arena, access));
+        Ok(())
     }
 
-    /// False if it was not there.
-    pub(super) fn remove(&mut self, arena: ArenaId) -> bool {
-        let before = self.0.len();
-        self.0.retain(|(known, _)| *known != arena);
-        self.0.len() != before
+    pub(super) fn remove(&mut self, arena: ArenaId) -> Result<(), FabricError> {
+        let at = self.0.iter().position(|(known, _)| *known == arena);
+        let at = at.ok_or_else(|| FabricError::Misuse(format!("{arena:?} is not registered")))?;
+        self.0.remove(at);
+        Ok(())
     }
 
     /// Whether memory of this arena may be used in work requests. On the path of every message.
@@ -62,9 +61,7 @@ impl Regions {
 
     /// Whether peers may be given this access to it.
     fn permits(&self, arena: ArenaId, access: Access) -> bool {
-        self.0.iter().any(|(known, most)| {
-            *known == arena && (most.remote_read || !access.remote_read) && (most.remote_write || !access.remote_write)
-        })
+        self.0.iter().any(|(known, most)| *known == arena && most.permits(access))
     }
 }
 
@@ -178,8 +175,10 @@ impl Endpoint {
         &self.limits
     }
 
-    pub(super) fn add_window(&mut self) -> Option<u32> {
-        self.windows.add()
+    pub(super) fn alloc_window(&mut self) -> Result<WindowId, FabricError> {
+        let (qp, most) = (self.id, self.limits.windows);
+        let all = || FabricError::Misuse(format!("{qp:?} has all the {most} windows of its ConnectParams"));
+        Ok(WindowId { qp, index: self.windows.add().ok_or_else(all)? })
     }
 
     pub(super) fn next_rkey(&self, index: u32) -> Option<u32> {

@@ -10,6 +10,7 @@ use super::inbound::{Inbound, OwnRead};
 use super::stream::{Payload, STAGE, Stream};
 use super::windows::{Revoked, Windows};
 use super::{Failure, Shared, Terms};
+use crate::checks;
 use crate::iwarp::sys;
 use crate::iwarp::wire::{
     Fault, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Segment,
@@ -19,9 +20,6 @@ use crate::{Access, Completion, Opcode, PostError, Posting, QpId, RemoteMemory, 
 
 /// Bytes that lie ready for the socket: more are cut when it has taken some. A write takes about so many.
 const AHEAD: usize = 256 << 10;
-
-const FOREIGN: &str = "memory that is not registered with this fabric";
-const BOUNDS: &str = "bytes outside of the buffer";
 
 /// How far a request came.
 #[derive(Debug)]
@@ -53,8 +51,9 @@ struct Retire {
 }
 
 /// What is in the middle of the stream: its segments are not mixed with another's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Amid {
+    #[default]
     Nothing,
     /// The first request that is posted.
     Request,
@@ -63,7 +62,7 @@ enum Amid {
 }
 
 /// What one side of a connection sends.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Outbound {
     stream: Stream,
     pending: VecDeque<Posting>,
@@ -91,24 +90,12 @@ pub(super) struct Outbound {
 impl Outbound {
     pub(super) fn new(depth: usize, random: u32) -> Self {
         Self {
-            stream: Stream::default(),
-            pending: VecDeque::new(),
             retire: VecDeque::with_capacity(depth.min(1024)),
             depth: depth.max(1),
-            amid: Amid::Nothing,
-            answered: false,
-            open: false,
-            begun: false,
-            over: false,
-            crc: false,
-            tagged: 0,
-            untagged: 0,
-            max_message: 0,
-            ord: 0,
             send_msn: 1,
             read_msn: 1,
-            reads_sent: 0,
             read_stag: random.rotate_left(16),
+            ..Self::default()
         }
     }
 
@@ -193,23 +180,20 @@ impl Outbound {
     #[inline]
     fn check(&self, windows: &mut Windows, shared: &Shared, id: QpId, posting: &Posting) -> Result<(), &'static str> {
         let regions = &shared.regions;
-        let within = |arena, offset: usize, len: usize, all: usize| {
-            if !regions.contains(arena) {
-                return Err(FOREIGN);
-            }
-            if offset.checked_add(len).is_some_and(|end| end <= all) { Ok(()) } else { Err(BOUNDS) }
+        let within = |arena, offset: &usize, len: &usize, all| {
+            checks::known(regions.contains(arena)).and_then(|()| checks::inside(*offset, *len, all))
         };
         match &posting.wr {
             WorkRequest::Send { buf, .. } => {
                 if buf.len() > self.max_message {
                     return Err("a message longer than max_message");
                 }
-                if regions.contains(buf.arena()) { Ok(()) } else { Err(FOREIGN) }
+                checks::known(regions.contains(buf.arena()))
             }
-            WorkRequest::Write { src, offset, len, .. } => match src {
-                Source::Lent(lent) => within(lent.arena(), *offset, *len, lent.len()),
-                Source::Frozen(frozen) => within(frozen.arena(), *offset, *len, frozen.len()),
-            },
+            WorkRequest::Write { src, offset, len, .. } => {
+                let (arena, all) = src.extent();
+                within(arena, offset, len, all)
+            }
             WorkRequest::Read { dst, offset, len, .. } => {
                 if self.ord == 0 {
                     return Err("the peer takes no RDMA Reads");
@@ -217,15 +201,13 @@ impl Outbound {
                 if u32::try_from(*len).is_err() {
                     return Err("a Read longer than 4 GiB - 1");
                 }
-                within(dst.arena(), *offset, *len, dst.len())
+                within(dst.arena(), offset, len, dst.len())
             }
             WorkRequest::Bind { window, mem, offset, len, access } => {
                 if !regions.permits(mem.arena(), *access) {
                     return Err("memory that is not registered with these rights");
                 }
-                if *len == 0 || offset.checked_add(*len).is_none_or(|end| end > mem.len()) {
-                    return Err(BOUNDS);
-                }
+                checks::inside_some(*offset, *len, mem.len())?;
                 if *access == Access::LOCAL {
                     return Err("a window without rights");
                 }

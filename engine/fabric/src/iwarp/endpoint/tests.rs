@@ -29,7 +29,7 @@ impl Side {
         let classes = vec![Class { size: RECEIVE, count: 128 }, Class { size: 64 << 10, count: 16 }];
         let pool = Pool::new(&PoolConfig { classes, arena }).expect("memory");
         let mut regions = Regions::default();
-        assert!(regions.add(pool.arena().id(), Access::REMOTE));
+        regions.add(pool.arena().id(), Access::REMOTE).expect("it is new");
         let shared = Shared { regions, receives: Receives::new(64), stats: FabricStats::default() };
         let limits = Limits { send_queue_depth: 64, own_receive_queue: None, windows: 8, rnr_retry };
         let id = QpId { slot: 3, generation: 1 };
@@ -63,10 +63,9 @@ impl Side {
 
     /// Exposes memory; window and the peer's view.
     fn expose(&mut self, mem: &Lent, access: Access) -> (WindowId, RemoteMemory) {
-        let index = self.endpoint.add_window().expect("a window");
-        let window = WindowId { qp: self.endpoint.id, index };
+        let window = self.endpoint.alloc_window().expect("a window");
         let remote =
-            RemoteMemory { rkey: self.endpoint.next_rkey(index).expect("a key"), address: mem.offset() as u64 };
+            RemoteMemory { rkey: self.endpoint.next_rkey(window.index).expect("a key"), address: mem.offset() as u64 };
         self.post(0xb1d, WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: mem.len(), access });
         self.say();
         (window, remote)

@@ -1,0 +1,41 @@
+//! What every fabric checks of a work request before it takes it.
+
+#![forbid(unsafe_code)]
+
+use rpcrdma_mempool::ArenaId;
+
+use crate::Source;
+
+/// Memory that a work request may not name.
+pub(crate) const FOREIGN: &str = "memory that is not registered with this fabric";
+/// Bytes that are not the buffer's.
+const BOUNDS: &str = "bytes outside of the buffer";
+
+/// A work request names memory that is registered.
+#[inline]
+pub(crate) fn known(registered: bool) -> Result<(), &'static str> {
+    if registered { Ok(()) } else { Err(FOREIGN) }
+}
+
+/// A work request names `len` bytes from `offset` on, which a buffer of `all` bytes has.
+#[inline]
+pub(crate) fn inside(offset: usize, len: usize, all: usize) -> Result<(), &'static str> {
+    if offset.checked_add(len).is_some_and(|end| end <= all) { Ok(()) } else { Err(BOUNDS) }
+}
+
+/// The same, of which there is at least one: memory that a window is bound to.
+#[inline]
+pub(crate) fn inside_some(offset: usize, len: usize, all: usize) -> Result<(), &'static str> {
+    if len == 0 { Err(BOUNDS) } else { inside(offset, len, all) }
+}
+
+impl Source {
+    /// The memory, and how many bytes the buffer has.
+    #[inline]
+    pub(crate) fn extent(&self) -> (ArenaId, usize) {
+        match self {
+            Self::Lent(lent) => (lent.arena(), lent.len()),
+            Self::Frozen(frozen) => (frozen.arena(), frozen.len()),
+        }
+    }
+}
