@@ -274,19 +274,19 @@ impl Credits {
         }
     }
 
-    /// A message came in: what its header says of our sending, and one more to count. `payload` is false for
-    /// pure grants; `counted` for version 1 replies and errors.
+    /// A message came in: what its header says of our sending, and, in version 2, one more to count. `payload` is false
+    /// for pure grants. Of version 1 these are the messages that answer our calls: no others speak of them.
     ///
     /// # Errors
     /// The peer sent more than it was allowed, or acknowledges what was never sent. The connection must end.
     #[inline(always)]
-    pub fn on_receive(&mut self, words: CreditWords, payload: bool, counted: bool) -> Result<(), PeerFault> {
+    pub fn on_receive(&mut self, words: CreditWords, payload: bool) -> Result<(), PeerFault> {
         // Most messages: in the windowed scheme, and no pure grants.
-        if let (Some(acknowledged), true, true) = (words.received, payload, counted) {
-            self.count()?;
+        if let (Some(acknowledged), true) = (words.received, payload) {
+            self.count(true)?;
             return self.on_windowed(acknowledged, words.credit);
         }
-        self.on_receive_other(words.credit, words.received, payload, counted)
+        self.on_receive_other(words.credit, words.received, payload)
     }
 
     /// The same, whatever the message.
@@ -295,29 +295,18 @@ impl Credits {
         credit: u32,
         received: Option<u32>,
         payload: bool,
-        counted: bool,
     ) -> Result<(), PeerFault> {
-        self.received = self.received.wrapping_add(u32::from(counted));
-        if (self.received.wrapping_sub(self.told_limit) as i32) > 1 && self.scheme != Scheme::V1 {
-            return Err(PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit });
+        if self.scheme == Scheme::V1 {
+            // A grant of 0 would be a deadlock (RFC 8166 §3.3.1): read it as 1, as deployed peers do.
+            // More outstanding calls than Receives for their replies are no use either.
+            self.limit = self.answered.wrapping_add(credit.clamp(1, self.made.max(1)));
+            return Ok(());
         }
-        self.unreported += u32::from(counted);
-        self.unreported_payload += u32::from(payload && counted);
-        match (self.scheme, received) {
-            (Scheme::V2Windowed | Scheme::V2Incremental, Some(acknowledged)) => {
-                self.on_windowed(acknowledged, credit)?;
-            }
-            (Scheme::V2Windowed | Scheme::V2Incremental, None) => self.on_increment(credit)?,
-            (Scheme::V1, _) => {
-                // A grant of 0 would be a deadlock (RFC 8166 §3.3.1): read it as 1, as deployed peers do.
-                // More outstanding calls than Receives for their replies are no use either.
-                // Only what answers our calls speaks of our calls.
-                if !counted {
-                    self.limit = self.answered.wrapping_add(credit.clamp(1, self.made.max(1)));
-                }
-            }
+        self.count(payload)?;
+        match received {
+            Some(acknowledged) => self.on_windowed(acknowledged, credit),
+            None => self.on_increment(credit),
         }
-        Ok(())
     }
 
     /// The peer has received so many messages, and takes as many more.
@@ -380,19 +369,19 @@ impl Credits {
         if self.scheme == Scheme::V1 {
             return Ok(());
         }
-        self.count()?;
+        self.count(true)?;
         increment.map_or(Ok(()), |credit| self.on_increment(credit))
     }
 
-    /// One more message of version 2 that is no pure grant.
+    /// One more message of version 2.
     #[inline(always)]
-    fn count(&mut self) -> Result<(), PeerFault> {
+    fn count(&mut self, payload: bool) -> Result<(), PeerFault> {
         self.received = self.received.wrapping_add(1);
         if (self.received.wrapping_sub(self.told_limit) as i32) > 1 {
             return Err(PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit });
         }
         self.unreported += 1;
-        self.unreported_payload += 1;
+        self.unreported_payload += u32::from(payload);
         Ok(())
     }
 

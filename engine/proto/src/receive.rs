@@ -57,7 +57,7 @@ impl Connection {
             return self.take_v1(head.xid, head.credit, head.response, lists);
         }
         let words = CreditWords { credit: head.credit, received: head.received };
-        self.credits.on_receive(words, true, true)?;
+        self.credits.on_receive(words, true)?;
         if head.response { Ok(self.replied(head.xid, lists)) } else { self.called(head.xid, lists) }
     }
 
@@ -107,7 +107,7 @@ impl Connection {
         if view.htype() == HeaderType::Error {
             self.credits.on_receive_error(view.received())?;
         } else {
-            self.credits.on_receive(words(view), !grant, true)?;
+            self.credits.on_receive(words(view), !grant)?;
         }
         // What it says of itself is answered when all of it has come.
         self.settle_server(Version::V2, view.htype() != HeaderType::Connprop);
@@ -431,7 +431,7 @@ impl Connection {
         match event {
             Event::Reply { .. } | Event::Failed { .. } | Event::Retryable { .. } | Event::Late { .. } => {
                 self.credits.on_answered();
-                self.credits.on_receive(CreditWords { credit, received: None }, true, false)
+                self.credits.on_receive(CreditWords { credit, received: None }, true)
             }
             // What answers no call of ours grants nothing.
             _ => Ok(()),
