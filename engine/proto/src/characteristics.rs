@@ -217,8 +217,7 @@ impl Connection {
         let body = Body::Optional { opttype: operation.code.code(), optinfo: &operation.optinfo };
         let (xid, flags) = (operation.xid, operation.flags);
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
-        let start = end.checked_sub(header.encoded_len(Version::V2, self.config.revision))?;
-        header.emit(buf.get_mut(start..end)?, Version::V2, self.config.revision).ok()?;
+        let start = header.emit_before(buf, end, Version::V2, self.config.revision)?;
         self.queue_operations();
         Some(start)
     }

@@ -113,7 +113,7 @@ struct Awaited {
 }
 
 /// One end's part; see the module page.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Exchange {
     revision: Revision,
     local: Properties<'static>,
@@ -142,17 +142,9 @@ impl Exchange {
             revision,
             local: characteristic::detached(local),
             local_constant: constant.iter().copied().collect(),
-            peer: Properties::default(),
-            peer_constant: IdSet::default(),
-            peer_stated: IdSet::default(),
-            request: None,
-            awaited: ArrayVec::new(),
-            asked: None,
-            owed: IdSet::default(),
             queue: VecDeque::from([Message::Initial]),
-            events: VecDeque::new(),
             supported: true,
-            unexpected: 0,
+            ..Self::default()
         }
     }
 
@@ -414,8 +406,11 @@ impl Exchange {
     }
 
     /// Tells the peer that a value of this end is now this; nothing, if it was told so before. An update of
-    /// the same value that was not sent yet is replaced. For the order of telling and doing see
-    /// [`Characteristic::told_first`].
+    /// the same value that was not sent yet is replaced.
+    ///
+    /// A promise that shrinks (smaller Receives, fewer segments, no more reverse calls, no more remote invalidation) is
+    /// told first, and kept until the peer is known to have read it: messages that rely on it may be under way. One that
+    /// grows must be true before it is told (XC §3.1). With what its end sends it is the other way round.
     ///
     /// # Errors
     /// The peer was not told.

@@ -48,21 +48,6 @@ impl Characteristic {
         }
     }
 
-    /// Whether the end whose value this is must tell the peer before it changes over from `before`, and else
-    /// only after it has changed over.
-    ///
-    /// A promise that shrinks (smaller Receives, fewer segments, no more reverse calls, no more remote
-    /// invalidation) is told first, and kept until the peer is known to have read it: messages that rely
-    /// on it may be under way. One that grows must be true before it is told (XC §3.1). With what its end
-    /// sends it is the other way round.
-    pub const fn told_first(self, before: Characteristic) -> bool {
-        let (now, before) = (self.word(), before.word());
-        match self {
-            Characteristic::SendSize(_) => now > before,
-            _ => now < before,
-        }
-    }
-
     /// The characteristic in a property, with its default if there is no data; `None` if it is none.
     pub(super) fn read(property: &Property<'_>, revision: Revision) -> Result<Option<Characteristic>, BadXdr> {
         let mut value = Properties::default();
@@ -83,7 +68,7 @@ impl Characteristic {
 
     /// The value of the same kind that `properties` has.
     pub(super) fn kept_in(self, properties: &Properties<'_>) -> Characteristic {
-        Self::all(properties)[index(self.id())]
+        Self::all(properties).into_iter().find(|kept| kept.id() == self.id()).unwrap_or(self)
     }
 
     pub(super) fn store(self, properties: &mut Properties<'_>) {
@@ -112,41 +97,28 @@ pub(super) fn detached(properties: &Properties<'_>) -> Properties<'static> {
     detached
 }
 
-/// Position in [`Characteristic::all`]; [`COUNT`] for what is no characteristic.
-const fn index(id: PropertyId) -> usize {
-    match id {
-        PropertyId::SendSize => 0,
-        PropertyId::ReceiveSize => 1,
-        PropertyId::SegmentSize => 2,
-        PropertyId::SegmentCount => 3,
-        PropertyId::ReverseSupport => 4,
-        PropertyId::RemoteInvalidation => 5,
-        PropertyId::HostAuth | PropertyId::WindowedCredits | PropertyId::OptionalType => COUNT,
-    }
-}
-
 /// A set of kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct IdSet(u8);
+pub(super) struct IdSet(u16);
 
 impl IdSet {
-    const fn bit(id: PropertyId) -> u8 {
-        1 << index(id)
+    fn bit(id: PropertyId) -> u16 {
+        PropertyId::ALL.iter().position(|&other| other == id).map_or(0, |at| 1 << at)
     }
 
-    pub(super) const fn contains(self, id: PropertyId) -> bool {
+    pub(super) fn contains(self, id: PropertyId) -> bool {
         self.0 & Self::bit(id) != 0
     }
 
     /// True if it was not there.
-    pub(super) const fn insert(&mut self, id: PropertyId) -> bool {
+    pub(super) fn insert(&mut self, id: PropertyId) -> bool {
         let new = !self.contains(id);
         self.0 |= Self::bit(id);
         new
     }
 
     /// True if it was there.
-    pub(super) const fn remove(&mut self, id: PropertyId) -> bool {
+    pub(super) fn remove(&mut self, id: PropertyId) -> bool {
         let there = self.contains(id);
         self.0 &= !Self::bit(id);
         there

@@ -417,14 +417,3 @@ fn unsent_updates_of_one_value_become_one() {
     b.update(ReceiveSize(12)).expect("may change");
     assert_eq!(b.queue.len(), 3);
 }
-
-#[test]
-fn a_shrinking_promise_is_told_first_and_a_growing_one_kept_first() {
-    assert!(ReceiveSize(1024).told_first(ReceiveSize(4096)));
-    assert!(!ReceiveSize(8192).told_first(ReceiveSize(4096)));
-    assert!(SendSize(8192).told_first(SendSize(4096)), "the peer sizes its Receives by it");
-    assert!(!SendSize(1024).told_first(SendSize(4096)));
-    assert!(RemoteInvalidation(false).told_first(RemoteInvalidation(true)));
-    assert!(!RemoteInvalidation(true).told_first(RemoteInvalidation(false)));
-    assert!(Reverse(ReverseSupport::None).told_first(Reverse(ReverseSupport::Inline)));
-}

@@ -80,22 +80,18 @@ impl PropertyId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum ReverseSupport {
     /// Not at all.
-    None,
+    None = 0,
     /// Inline messages only.
     #[default]
-    Inline,
+    Inline = 1,
     /// As in the forward direction.
-    General,
+    General = 2,
 }
 
 impl ReverseSupport {
     /// The number on the wire.
     pub const fn code(self) -> u32 {
-        match self {
-            ReverseSupport::None => 0,
-            ReverseSupport::Inline => 1,
-            ReverseSupport::General => 2,
-        }
+        self as u32
     }
 
     /// The level with this number. Numbers that no text defines are taken for the default.
