@@ -31,7 +31,6 @@
 //! *home*: the push onto `returned` (Release) with the owner's swap (Acquire).
 #![expect(unsafe_code, reason = "result and waiter cells change hands between threads; the protocol above says when")]
 
-use std::fmt;
 use std::future::Future;
 use std::mem::{MaybeUninit, forget};
 use std::pin::Pin;
@@ -150,11 +149,6 @@ impl<T> SlotTable<T> {
         Some((Ticket { end: Some(end) }, Completer { end }))
     }
 
-    /// Calls that may be in flight at a time.
-    pub fn capacity(&self) -> usize {
-        self.table().slots.len()
-    }
-
     fn table(&self) -> &Table<T> {
         // SAFETY: rule 5, the owner is one of those who keep the table.
         unsafe { self.table.as_ref() }
@@ -200,6 +194,7 @@ fn settle<T>(table: NonNull<Table<T>>, home: usize) {
 }
 
 /// A slot, as its two ends know it.
+#[derive(Debug)]
 struct End<T> {
     table: NonNull<Table<T>>,
     index: u32,
@@ -289,6 +284,7 @@ impl<T> End<T> {
 ///
 /// # Panics
 /// As a future, when polled again after it was ready.
+#[derive(Debug)]
 #[must_use = "dropping a ticket abandons its call"]
 pub struct Ticket<T> {
     /// `None` once the result was taken.
@@ -299,12 +295,6 @@ pub struct Ticket<T> {
 unsafe impl<T: Send> Send for Ticket<T> {}
 
 impl<T> Ticket<T> {
-    /// True if the result is there and was not taken.
-    #[inline]
-    pub fn is_ready(&self) -> bool {
-        self.end.as_ref().is_some_and(|end| end.slot().state.load(Ordering::Relaxed) & DONE != 0)
-    }
-
     /// The result, if it is there. Once taken, always `None`.
     #[inline]
     pub fn try_take(&mut self) -> Option<Result<T, Lost>> {
@@ -423,6 +413,7 @@ fn register<T>(end: End<T>, waiter: Waiter) -> bool {
 }
 
 /// The completing end of a call. Dropping it unused completes the call with [`Lost`].
+#[derive(Debug)]
 #[must_use = "dropping a completer loses its call"]
 pub struct Completer<T> {
     end: End<T>,
@@ -439,12 +430,6 @@ impl<T> Completer<T> {
         let end = self.end;
         forget(self);
         finish(end, Ok(value));
-    }
-
-    /// True if the ticket is gone, so that nobody wants the result: work on it can stop.
-    #[inline]
-    pub fn is_abandoned(&self) -> bool {
-        self.end.slot().state.load(Ordering::Relaxed) & GONE != 0
     }
 }
 
@@ -487,18 +472,6 @@ fn finish_slowly<T>(end: End<T>, before: u32) {
     }
     if let Some(waiter) = waiter {
         waiter.wake();
-    }
-}
-
-impl<T> fmt::Debug for Ticket<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ticket").field("ready", &self.is_ready()).finish_non_exhaustive()
-    }
-}
-
-impl<T> fmt::Debug for Completer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Completer").field("abandoned", &self.is_abandoned()).finish_non_exhaustive()
     }
 }
 

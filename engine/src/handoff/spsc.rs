@@ -94,19 +94,17 @@ pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
         head: CachePadded::new(AtomicUsize::new(0)),
         tail: CachePadded::new(AtomicUsize::new(0)),
     });
-    let producer = Producer { shared: Arc::clone(&shared), tail: 0, published: 0, head: 0 };
+    let producer = Producer { shared: Arc::clone(&shared), tail: 0, head: 0 };
     (producer, Consumer { shared, head: 0, tail: 0, closed: false })
 }
 
 /// The end that puts items in. One thread at a time; it may move to another thread.
 ///
-/// Dropping it publishes what was staged and closes the ring.
+/// Dropping it closes the ring.
 pub struct Producer<T> {
     shared: Arc<Shared<T>>,
-    /// Next slot to fill.
+    /// Next slot to fill: `shared.tail`.
     tail: usize,
-    /// What the consumer may see: `shared.tail`.
-    published: usize,
     /// `shared.head` as last seen.
     head: usize,
 }
@@ -118,15 +116,6 @@ impl<T> Producer<T> {
     /// [`reclaim`](Self::reclaim).
     #[inline]
     pub fn push(&mut self, item: T) -> Result<(), T> {
-        self.stage(item)?;
-        self.publish();
-        Ok(())
-    }
-
-    /// Puts an item in, to be shown by the next [`publish`](Self::publish). Gives it back when the ring is
-    /// full.
-    #[inline]
-    pub fn stage(&mut self, item: T) -> Result<(), T> {
         if self.tail.wrapping_sub(self.head) == self.shared.slots.len() && !self.refresh() {
             return Err(item);
         }
@@ -136,17 +125,9 @@ impl<T> Producer<T> {
             unsafe { slot.cast::<T>().write(item) }
         });
         self.tail = self.tail.wrapping_add(1);
+        // SYNC POINT items: with the Acquire in `Consumer::refresh`.
+        self.shared.tail.store(self.tail, Ordering::Release);
         Ok(())
-    }
-
-    /// Shows all staged items to the consumer, with one store.
-    #[inline]
-    pub fn publish(&mut self) {
-        if self.published != self.tail {
-            self.published = self.tail;
-            // SYNC POINT items: with the Acquire in `Consumer::refresh`.
-            self.shared.tail.store(self.tail, Ordering::Release);
-        }
     }
 
     /// Looks again at what the consumer has taken; true if there is room now.
@@ -162,7 +143,7 @@ impl<T> Producer<T> {
         self.shared.slots.len()
     }
 
-    /// Items in the ring now, staged ones included. The consumer may take some meanwhile.
+    /// Items in the ring now. The consumer may take some meanwhile.
     pub fn len(&self) -> usize {
         self.tail.wrapping_sub(self.shared.head.load(Ordering::Relaxed))
     }
@@ -189,10 +170,9 @@ impl<T> Producer<T> {
         self.shared.consumer.load(Ordering::Acquire) == GONE
     }
 
-    /// Publishes what was staged and says that nothing comes after it: what a drop does, for owners that have
-    /// to notify the consumer afterwards.
+    /// Says that nothing comes after what was pushed: what a drop does, for owners that have to notify the consumer
+    /// afterwards.
     pub(super) fn close(&mut self) {
-        self.publish();
         // SYNC POINT last word: with the Acquire in `Consumer::is_closed`.
         self.shared.producer_gone.store(true, Ordering::Release);
     }
@@ -203,7 +183,6 @@ impl<T> Producer<T> {
         if !self.is_abandoned() {
             return None;
         }
-        self.publish();
         self.head = self.shared.head.load(Ordering::Relaxed);
         if self.head == self.tail {
             return None;
@@ -280,14 +259,9 @@ impl<T> Consumer<T> {
     /// Looks again at what the producer has published; true if there is something.
     #[inline]
     fn refresh(&mut self) -> bool {
-        // SYNC POINT items: with the Release in `Producer::publish`.
+        // SYNC POINT items: with the Release in `Producer::push`.
         self.tail = self.shared.tail.load(Ordering::Acquire);
         self.head != self.tail
-    }
-
-    /// Items that the ring holds at most.
-    pub fn capacity(&self) -> usize {
-        self.shared.slots.len()
     }
 
     /// Items to take now. The producer may add some meanwhile.

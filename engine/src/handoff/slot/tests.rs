@@ -18,7 +18,7 @@ mod real {
     /// Every slot can be had, so all have come home.
     fn all_home<T>(table: &mut SlotTable<T>) -> bool {
         let all: Vec<_> = std::iter::from_fn(|| table.acquire()).collect();
-        all.len() == table.capacity()
+        all.len() == table.table().slots.len()
     }
 
     #[test]
@@ -31,12 +31,10 @@ mod real {
             let (mut ticket, completer) = pairs.pop().unwrap();
             completer.complete(round);
             assert_eq!(ticket.try_take(), Some(Ok(round)));
-            assert_eq!((ticket.try_take(), ticket.is_ready()), (None, false), "taken once");
+            assert_eq!(ticket.try_take(), None, "taken once");
             let (mut ticket, completer) = pairs.pop().unwrap();
             std::thread::spawn(move || completer.complete(round)).join().unwrap();
-            std::thread::spawn(move || assert!(ticket.is_ready() && ticket.try_take() == Some(Ok(round))))
-                .join()
-                .unwrap();
+            std::thread::spawn(move || assert_eq!(ticket.try_take(), Some(Ok(round)))).join().unwrap();
             drop(pairs);
         }
         assert!(all_home(&mut table));
@@ -48,9 +46,7 @@ mod real {
         let mut table = SlotTable::new(2);
         // Abandoned before the result.
         let (ticket, completer) = table.acquire().unwrap();
-        assert!(!completer.is_abandoned());
         drop(ticket);
-        assert!(completer.is_abandoned());
         let value = Arc::clone(&token);
         assert_eq!(alive(&token), 1);
         completer.complete(value);

@@ -10,8 +10,6 @@ mod model {
     #[derive(Clone, Debug)]
     enum Op {
         Push,
-        Stage,
-        Publish,
         Pop,
         /// Ask for so many, take only some of them.
         Drain(usize, usize),
@@ -20,19 +18,16 @@ mod model {
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
             3 => Just(Op::Push),
-            3 => Just(Op::Stage),
-            2 => Just(Op::Publish),
             3 => Just(Op::Pop),
             2 => (0..6usize, 0..6usize).prop_map(|(ask, take)| Op::Drain(ask, take)),
         ]
     }
 
-    /// The ring, and what it should be: published items, then staged ones.
+    /// The ring, and what should be in it.
     struct Pair {
         producer: Producer<(u64, Rc<()>)>,
         consumer: Consumer<(u64, Rc<()>)>,
-        published: VecDeque<u64>,
-        staged: VecDeque<u64>,
+        items: VecDeque<u64>,
         capacity: usize,
         next: u64,
         alive: Rc<()>,
@@ -42,26 +37,15 @@ mod model {
         fn new(capacity: usize) -> Self {
             let (producer, consumer) = ring(capacity);
             let capacity = capacity.max(1).next_power_of_two();
-            assert_eq!((producer.capacity(), consumer.capacity()), (capacity, capacity));
-            let (published, staged) = Default::default();
-            Self { producer, consumer, published, staged, capacity, next: 0, alive: Rc::new(()) }
+            assert_eq!(producer.capacity(), capacity);
+            Self { producer, consumer, items: VecDeque::new(), capacity, next: 0, alive: Rc::new(()) }
         }
 
-        fn room(&self) -> bool {
-            self.published.len() + self.staged.len() < self.capacity
-        }
-
-        fn add(&mut self, push: bool) {
-            let item = (self.next, Rc::clone(&self.alive));
-            let result = if push { self.producer.push(item) } else { self.producer.stage(item) };
-            assert_eq!(result.is_ok(), self.room());
+        fn push(&mut self) {
+            let result = self.producer.push((self.next, Rc::clone(&self.alive)));
+            assert_eq!(result.is_ok(), self.items.len() < self.capacity);
             match result {
-                Ok(()) => {
-                    self.staged.push_back(self.next);
-                    if push {
-                        self.published.append(&mut self.staged);
-                    }
-                }
+                Ok(()) => self.items.push_back(self.next),
                 Err((back, _)) => assert_eq!(back, self.next, "a refused item comes back itself"),
             }
             self.next += 1;
@@ -69,25 +53,18 @@ mod model {
 
         fn apply(&mut self, op: &Op) {
             match *op {
-                Op::Push => self.add(true),
-                Op::Stage => self.add(false),
-                Op::Publish => {
-                    self.producer.publish();
-                    self.published.append(&mut self.staged);
-                }
-                Op::Pop => assert_eq!(self.consumer.pop().map(|item| item.0), self.published.pop_front()),
+                Op::Push => self.push(),
+                Op::Pop => assert_eq!(self.consumer.pop().map(|item| item.0), self.items.pop_front()),
                 Op::Drain(ask, take) => {
                     let drain = self.consumer.drain(ask);
-                    assert_eq!(drain.len(), ask.min(self.published.len()));
+                    assert_eq!(drain.len(), ask.min(self.items.len()));
                     let got: Vec<_> = drain.take(take).map(|item| item.0).collect();
-                    let count = take.min(ask).min(self.published.len());
-                    assert_eq!(got, self.published.drain(..count).collect::<Vec<_>>());
+                    let count = take.min(ask).min(self.items.len());
+                    assert_eq!(got, self.items.drain(..count).collect::<Vec<_>>());
                 }
             }
-            let staged = self.staged.len();
-            assert_eq!(self.consumer.len(), self.published.len());
-            assert_eq!(self.producer.len(), self.published.len() + staged);
-            assert_eq!(Rc::strong_count(&self.alive), 1 + self.published.len() + staged, "none lost, none kept");
+            assert_eq!((self.consumer.len(), self.producer.len()), (self.items.len(), self.items.len()));
+            assert_eq!(Rc::strong_count(&self.alive), 1 + self.items.len(), "none lost, none kept");
         }
     }
 
@@ -96,13 +73,13 @@ mod model {
         fn behaves_as_a_bounded_queue(capacity in 0..9usize, ops in prop::collection::vec(op(), 0..400)) {
             let mut pair = Pair::new(capacity);
             ops.iter().for_each(|op| pair.apply(op));
-            let Pair { producer, mut consumer, published, staged, alive, .. } = pair;
-            // Staged items are sent by the drop, and what is left is dropped with the last end.
+            let Pair { producer, mut consumer, items, alive, .. } = pair;
+            // What is left is dropped with the last end.
             drop(producer);
-            prop_assert_eq!(consumer.len(), published.len() + staged.len());
-            prop_assert_eq!(consumer.is_closed(), published.is_empty() && staged.is_empty());
+            prop_assert_eq!(consumer.len(), items.len());
+            prop_assert_eq!(consumer.is_closed(), items.is_empty());
             let rest: Vec<_> = std::iter::from_fn(|| consumer.pop()).map(|item| item.0).take(2).collect();
-            let expected: Vec<_> = published.into_iter().chain(staged).take(2).collect();
+            let expected: Vec<_> = items.into_iter().take(2).collect();
             prop_assert_eq!(rest, expected);
             drop(consumer);
             prop_assert_eq!(Rc::strong_count(&alive), 1);
@@ -125,8 +102,8 @@ mod model {
         assert_eq!(Rc::strong_count(&alive), 2, "a closed consumer leaves the rest");
         assert_eq!(producer.reclaim().unwrap().0, 2);
         producer.push((7, Rc::clone(&alive))).unwrap();
-        producer.stage((8, Rc::clone(&alive))).unwrap();
-        producer.stage((9, Rc::clone(&alive))).unwrap();
+        producer.push((8, Rc::clone(&alive))).unwrap();
+        producer.push((9, Rc::clone(&alive))).unwrap();
         assert_eq!((producer.reclaim().unwrap().0, producer.reclaim().unwrap().0), (7, 8));
         assert_eq!((producer.len(), Rc::strong_count(&alive)), (1, 2));
         drop(producer);
@@ -164,7 +141,7 @@ mod model {
     fn positions_wrap() {
         let (mut producer, mut consumer) = ring(4);
         // As after so many items that the counters are about to wrap.
-        for position in [&mut producer.tail, &mut producer.published, &mut producer.head] {
+        for position in [&mut producer.tail, &mut producer.head] {
             *position = usize::MAX - 1;
         }
         (consumer.head, consumer.tail) = (usize::MAX - 1, usize::MAX - 1);
@@ -222,35 +199,6 @@ mod model {
         });
     }
 
-    #[test]
-    fn loom_batches_publish_once() {
-        explore(|| {
-            let (mut producer, mut consumer) = ring(2);
-            let thread = thread::spawn(move || {
-                producer.stage(Box::new(0)).unwrap();
-                producer.stage(Box::new(1)).unwrap();
-                producer.publish();
-                let mut item = Box::new(2);
-                while let Err(back) = producer.push(item) {
-                    item = back;
-                    thread::yield_now();
-                }
-            });
-            let mut got = Vec::new();
-            while got.len() < 3 {
-                let before = got.len();
-                got.extend(consumer.drain(8));
-                let count = got.len() - before;
-                assert!(before != 0 || count != 1, "two items staged together are seen together");
-                if count == 0 {
-                    thread::yield_now();
-                }
-            }
-            assert!(got.into_iter().map(|item| *item).eq(0..3));
-            thread.join().unwrap();
-        });
-    }
-
     struct Counted(Arc<AtomicUsize>);
 
     impl Drop for Counted {
@@ -289,7 +237,7 @@ mod model {
             let counter = Arc::clone(&dropped);
             let thread = thread::spawn(move || {
                 producer.push(Counted(Arc::clone(&counter))).ok().unwrap();
-                producer.stage(Counted(counter)).ok().unwrap();
+                producer.push(Counted(counter)).ok().unwrap();
             });
             drop(consumer.pop());
             drop(consumer);
