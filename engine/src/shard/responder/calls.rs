@@ -3,10 +3,10 @@
 use rpcrdma_mempool::ArenaId;
 
 use super::Responder;
-use super::header::{CallRefusal, Trouble, read_call, read_lists, read_position_zero, read_rpc, reply_body};
+use super::header::{CallRefusal, Trouble, read_lists, read_position_zero, reply_body};
 use super::replies::{reply_headroom, reply_room};
 use crate::fabric::{Fabric, ReceivedBuf};
-use crate::proto::{InboundId, Incoming, Refusal};
+use crate::proto::{InboundId, Refusal};
 use crate::service::reply_cache::Lookup;
 use crate::service::{NO_ENTRY, REFUSAL_LEN, ResultBytes, ResultChunk, ResultMemory, RunOn, ServerCall};
 use crate::shard::clock::nanoseconds;
@@ -29,18 +29,6 @@ impl Responder {
         call.arrived = cx.sample();
         (call.host, call.inline_room) = (conn.host(), conn.served.inline_room);
         call
-    }
-
-    /// Reads a call, which is this message.
-    #[inline(always)]
-    pub(in crate::shard) fn read(
-        &mut self,
-        conn: &Conn,
-        incoming: &Incoming<'_>,
-        message: &ReceivedBuf,
-        call: &mut ServerCall,
-    ) -> Result<(), CallRefusal> {
-        read_call(incoming, message, conn.proto.terms(), &self.services, call, &mut self.fetch)
     }
 
     /// A call has arrived, and has been read: it gets memory, if it may have it, and runs.
@@ -170,7 +158,7 @@ impl Responder {
         call.entry = NO_ENTRY;
         call.xid = view.xid();
         call.inv_handle = view.inv_handle();
-        let mut read = if view.has_chunks() { read_lists(view, &mut call) } else { Ok(()) };
+        let mut read = read_lists(view, &mut call);
         if view.htype() == HeaderType::Nomsg {
             let longest = cx.config.reassemble_up_to as u64;
             let read = read.and_then(|()| read_position_zero(&mut call, &mut self.fetch, longest));
@@ -188,7 +176,7 @@ impl Responder {
             return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::NoBuffers));
         };
         if read.is_ok() {
-            read = read_rpc(&message, 0, &self.services, &mut call, &mut self.fetch);
+            read = self.read_rpc(&message, 0, &mut call);
         }
         self.serve(cx, conn, call, read, ReceivedBuf::whole(message));
     }

@@ -2,9 +2,11 @@
 
 use arrayvec::ArrayVec;
 
+use super::Responder;
 use crate::binding::reduction_allowed;
-use crate::proto::{Incoming, LIMITS, Lists, MAX_READ_SEGMENTS, Refusal, Terms};
-use crate::service::{Local, Procedure, REFUSAL_LEN, ResultChunk, ServerCall, Services};
+use crate::proto::{Incoming, LIMITS, Lists, MAX_READ_SEGMENTS, Refusal};
+use crate::service::{Local, Procedure, REFUSAL_LEN, ResultChunk, ServerCall};
+use crate::shard::conn::Conn;
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
 use crate::wire::{ErrorBody, ReadSegment, SEGMENT_LEN, Segment, Version, View};
@@ -76,108 +78,96 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
     })
 }
 
-/// Reads a call's RPC header and chunk lists into `call` and `fetch`, and holds them against what the
-/// procedure declares. Nothing of a length, count or position is used before it is bounded here.
-#[inline(always)]
-pub(super) fn read_call(
-    incoming: &Incoming<'_>,
-    message: &[u8],
-    terms: &Terms,
-    services: &Option<Services<Local>>,
-    call: &mut ServerCall,
-    fetch: &mut Fetch,
-) -> Result<(), CallRefusal> {
-    fetch.clear();
-    (call.xid, call.inv_handle) = (incoming.head.xid, incoming.head.inv_handle);
-    match incoming.lists {
-        Lists::None => {}
-        Lists::Single(chunks) => {
-            let write = chunks.write.map(|segment| [segment]);
-            take_lists(call, terms.version, chunks.read, write, None::<[Segment; 0]>)?;
-        }
-        Lists::Checked(view) => {
-            if let Ok(view) = view {
-                read_lists(view, call)?;
+impl Responder {
+    /// Reads the RPC header and chunk lists of a call, which is this message, into `call` and `fetch`, and holds them
+    /// against what the procedure declares. Nothing of a length, count or position is used before it is bounded here.
+    #[inline(always)]
+    pub(in crate::shard) fn read(
+        &mut self,
+        conn: &Conn,
+        incoming: &Incoming<'_>,
+        message: &[u8],
+        call: &mut ServerCall,
+    ) -> Result<(), CallRefusal> {
+        self.fetch.clear();
+        (call.xid, call.inv_handle) = (incoming.head.xid, incoming.head.inv_handle);
+        match incoming.lists {
+            Lists::None => {}
+            Lists::Single(chunks) => {
+                let write = chunks.write.map(|segment| [segment]);
+                take_lists(call, conn.proto.terms().version, chunks.read, write, None::<[Segment; 0]>)?;
+            }
+            Lists::Checked(view) => {
+                if let Ok(view) = view {
+                    read_lists(view, call)?;
+                }
             }
         }
+        let base = incoming.head.len;
+        self.read_rpc(message.get(base..).unwrap_or_default(), base, call)
     }
-    let base = incoming.head.len;
-    read_rpc(message.get(base..).unwrap_or_default(), base, services, call, fetch)
+
+    /// Reads the RPC message of a call, which starts at byte `base` of the call's buffer, and holds its chunks
+    /// against what the procedure declares.
+    #[inline(always)]
+    pub(super) fn read_rpc(&mut self, payload: &[u8], base: usize, call: &mut ServerCall) -> Result<(), CallRefusal> {
+        // Most headers are told by one look, and are of known length.
+        match rpc::AnonymousCall::read(payload) {
+            Some(header) => self.take_header(header.into(), rpc::AnonymousCall::LEN, payload, base, call),
+            None => self.read_named(payload, base, call),
+        }
+    }
+
+    /// The same where the caller says who it is.
+    #[inline(never)]
+    fn read_named(&mut self, payload: &[u8], base: usize, call: &mut ServerCall) -> Result<(), CallRefusal> {
+        let (header, args_at) = rpc::CallHeader::parse(payload)
+            .map_err(|error| error.answer().map_or(CallRefusal::NotACall, CallRefusal::Rpc))?;
+        self.take_header(header, args_at, payload, base, call)
+    }
+
+    /// Takes over the RPC header of a call, behind which the arguments are.
+    #[inline(always)]
+    fn take_header(
+        &mut self,
+        header: rpc::CallHeader<'_>,
+        args_at: usize,
+        payload: &[u8],
+        base: usize,
+        call: &mut ServerCall,
+    ) -> Result<(), CallRefusal> {
+        if header.xid != call.xid {
+            // RFC 8166 §4.1: they are the same; a reply could not be matched.
+            return Err(CallRefusal::Transport(ErrorBody::BadXdr));
+        }
+        let Some(services) = &self.services else { return Err(CallRefusal::NotACall) };
+        let found = services.find(header.program, header.version, header.procedure);
+        call.entry = found.map_err(|refusal| CallRefusal::Rpc(reply_body(refusal)))?;
+        (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
+        call.flavor = header.credential.flavor;
+        // The credential's body stands behind the six words of the call and its own two.
+        let credential_at = base + 32;
+        call.credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
+        call.args = (base + args_at) as u32..(base + payload.len()) as u32;
+        if call.returns || !call.asked.is_empty() {
+            let (entry, inline) = (services.entry(call.entry), payload.len());
+            check_chunks(header.credential, entry, (args_at, inline), call, &mut self.fetch)
+                .map_err(CallRefusal::Undeclared)?;
+        }
+        Ok(())
+    }
 }
 
-/// Reads the RPC message of a call, which starts at byte `base` of the call's buffer, and holds its chunks
-/// against what the procedure declares.
-#[inline(always)]
-pub(super) fn read_rpc(
-    payload: &[u8],
-    base: usize,
-    services: &Option<Services<Local>>,
-    call: &mut ServerCall,
-    fetch: &mut Fetch,
-) -> Result<(), CallRefusal> {
-    // Most headers are told by one look, and are of known length.
-    match rpc::AnonymousCall::read(payload) {
-        Some(header) => take_header(header.into(), rpc::AnonymousCall::LEN, payload, base, services, call, fetch),
-        None => read_rpc_with_credential(payload, base, services, call, fetch),
-    }
-}
-
-#[inline(never)]
-fn read_rpc_with_credential(
-    payload: &[u8],
-    base: usize,
-    services: &Option<Services<Local>>,
-    call: &mut ServerCall,
-    fetch: &mut Fetch,
-) -> Result<(), CallRefusal> {
-    let (header, args_at) = rpc::CallHeader::parse(payload)
-        .map_err(|error| error.answer().map_or(CallRefusal::NotACall, CallRefusal::Rpc))?;
-    take_header(header, args_at, payload, base, services, call, fetch)
-}
-
-/// Takes over the RPC header of a call, behind which the arguments are.
-#[inline(always)]
-fn take_header(
-    header: rpc::CallHeader<'_>,
-    args_at: usize,
-    payload: &[u8],
-    base: usize,
-    services: &Option<Services<Local>>,
-    call: &mut ServerCall,
-    fetch: &mut Fetch,
-) -> Result<(), CallRefusal> {
-    if header.xid != call.xid {
-        // RFC 8166 §4.1: they are the same; a reply could not be matched.
-        return Err(CallRefusal::Transport(ErrorBody::BadXdr));
-    }
-    let Some(services) = services else { return Err(CallRefusal::NotACall) };
-    let found = services.find(header.program, header.version, header.procedure);
-    call.entry = found.map_err(|refusal| CallRefusal::Rpc(reply_body(refusal)))?;
-    (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
-    call.flavor = header.credential.flavor;
-    // The credential's body stands behind the six words of the call and its own two.
-    let credential_at = base + 32;
-    call.credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
-    call.args = (base + args_at) as u32..(base + payload.len()) as u32;
-    if call.returns || !call.asked.is_empty() {
-        check_chunks(header.credential, args_at, payload.len(), services, call, fetch)
-            .map_err(CallRefusal::Undeclared)?;
-    }
-    Ok(())
-}
-
-/// Holds the chunks of a call against what its procedure declares; `inline_len` bytes of its RPC message are
-/// not in chunks.
+/// Holds the chunks of a call against what its procedure declares; `inline` bytes of its RPC message, with the
+/// arguments from `args_at` on, are not in chunks.
 #[inline(never)]
 fn check_chunks(
     credential: rpc::OpaqueAuth<'_>,
-    args_at: usize,
-    inline: usize,
-    services: &Services<Local>,
-    call: &mut ServerCall,
+    entry: &Procedure<Local>,
+    (args_at, inline): (usize, usize),
+    call: &ServerCall,
     fetch: &mut Fetch,
 ) -> Result<(), ErrorBody> {
-    let entry = services.entry(call.entry);
     if credential.flavor != rpc::Flavor::None.code() {
         check_reduction(&credential, entry, call)?;
     }

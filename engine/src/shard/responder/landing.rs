@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent};
 
 use super::Responder;
-use super::header::{CallRefusal, Trouble, read_rpc, reply_body};
+use super::header::{CallRefusal, Trouble, reply_body};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::Refusal;
 use crate::service::{Local, MAX_CHUNKS, Procedure, ReadArgument, ServerCall};
@@ -162,7 +162,7 @@ impl Responder {
         };
         // What a call that was refused has left there is not this one's.
         self.fetch.clear();
-        let read = read_rpc(&message, 0, &self.services, &mut call, &mut self.fetch);
+        let read = self.read_rpc(&message, 0, &mut call);
         self.serve(cx, conn, call, read, ReceivedBuf::whole(message));
     }
 }
