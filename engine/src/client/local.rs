@@ -268,7 +268,7 @@ impl<F: Fabric> LocalClient<F> {
         // What was started goes out before anything is waited for.
         self.shard.flush();
         let busy = self.shard.poll_once();
-        if self.shard.has_notices() {
+        if !self.shard.notices().is_empty() {
             self.notice();
         }
         busy
@@ -276,7 +276,7 @@ impl<F: Fabric> LocalClient<F> {
 
     #[cold]
     fn notice(&mut self) {
-        for notice in self.shard.take_notices() {
+        for notice in self.shard.notices().drain(..) {
             if let Notice::Closed { conn, reason } = notice {
                 if self.closed.len() == REASONS {
                     self.closed.pop_front();
@@ -435,10 +435,11 @@ impl<F: Fabric> LocalClient<F> {
         if !self.waiting.is_empty() {
             self.waiting.drain(..).for_each(&mut on_done);
         }
-        if let Some(done) = self.shard.take_only_done() {
+        let done = self.shard.done();
+        if done.len() > 1 {
+            done.drain(..).for_each(on_done);
+        } else if let Some(done) = done.pop() {
             on_done(done);
-        } else if self.shard.has_done() {
-            self.shard.take_done().for_each(on_done);
         }
         busy
     }
@@ -457,7 +458,7 @@ impl<F: Fabric> LocalClient<F> {
     /// now on makes the [descriptor](AsFd) readable. Each `arm` is followed by a [`disarm`](Self::disarm).
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
         let timeout = self.shard.arm_elsewhere(longest)?;
-        (self.waiting.is_empty() && !self.shard.has_done()).then_some(timeout)
+        (self.waiting.is_empty() && self.shard.done().is_empty()).then_some(timeout)
     }
 
     /// The caller is awake again.
@@ -484,7 +485,7 @@ impl<F: Fabric> LocalClient<F> {
         loop {
             let busy = self.turn();
             let mut own = None;
-            for done in self.shard.take_done() {
+            for done in self.shard.done().drain(..) {
                 if done.token == OWN {
                     own = Some(done.result);
                 } else {
@@ -512,10 +513,10 @@ impl<F: Fabric> LocalClient<F> {
             if !self.shard.poll_once() {
                 std::thread::yield_now();
             }
-            ended.extend(self.shard.take_done());
+            ended.append(self.shard.done());
         }
         self.shard.abort();
-        ended.extend(self.shard.take_done());
+        ended.append(self.shard.done());
         ended
     }
 }

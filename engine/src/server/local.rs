@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
 use crate::service::{Local, Services, ShardSetup};
-use crate::shard::{OpenError, Shard, SpawnError};
+use crate::shard::{OpenError, Shard};
 use crate::stats::ShardStats;
 
 /// A server on the caller's own thread, in the caller's own loop: nothing happens unless it is polled. One that
@@ -56,10 +56,10 @@ impl LocalServer {
         config: Config,
         make: impl FnOnce(&ShardSetup<'_>) -> Services<Local>,
     ) -> Result<Self, ServerError> {
-        let fabric = address.open(&config).map_err(opening)?;
-        let mut server = Self { shard: Shard::open_local(fabric, config, Some(Services::default())).map_err(opening)? };
+        let fabric = address.open(&config).map_err(OpenError::from)?;
+        let mut server = Self { shard: Shard::open_local(fabric, config, Some(Services::default()))? };
         let services = make(&server.shard.setup(0));
-        server.shard.serve(services).map_err(opening)?;
+        server.shard.serve(services)?;
         server.listen(address)?;
         Ok(server)
     }
@@ -75,12 +75,8 @@ impl LocalServer {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn listen(&mut self, address: &Address) -> Result<(), ServerError> {
-        self.shard.listen(&address.bind()?).map_err(opening)
+        Ok(self.shard.listen(&address.bind()?).map_err(OpenError::from)?)
     }
-}
-
-fn opening(error: impl Into<OpenError>) -> ServerError {
-    SpawnError::Open(error.into()).into()
 }
 
 impl<F: Fabric> LocalServer<F> {
@@ -88,9 +84,7 @@ impl<F: Fabric> LocalServer<F> {
     #[inline]
     pub fn poll(&mut self) -> bool {
         let busy = self.shard.poll_once();
-        if self.shard.has_notices() {
-            drop(self.shard.take_notices());
-        }
+        self.shard.notices().clear();
         busy
     }
 

@@ -173,10 +173,10 @@ impl<F: Fabric> Shard<F> {
     /// Tells the threads that wait for connections.
     #[inline]
     pub(super) fn notice(&mut self) {
-        if !self.life.has_notices() {
+        if self.life.notices().is_empty() {
             return;
         }
-        for notice in self.life.take_notices() {
+        for notice in self.life.notices().drain(..) {
             let (conn, closed) = match notice {
                 Notice::Open(conn) => (conn, None),
                 Notice::Closed { conn, reason } => (conn, Some(reason)),

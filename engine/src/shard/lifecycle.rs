@@ -45,15 +45,10 @@ impl Lifecycle {
         self.notices.push(Notice::Closed { conn, reason });
     }
 
-    /// Something happened to connections that was not taken yet.
+    /// What happened to connections and was not taken yet.
     #[inline]
-    pub(super) fn has_notices(&self) -> bool {
-        !self.notices.is_empty()
-    }
-
-    /// Takes what happened to connections.
-    pub(super) fn take_notices(&mut self) -> std::vec::Drain<'_, Notice> {
-        self.notices.drain(..)
+    pub(super) fn notices(&mut self) -> &mut Vec<Notice> {
+        &mut self.notices
     }
 
     /// One more client negotiates.
@@ -151,14 +146,11 @@ mod tests {
     }
 
     #[test]
-    fn notices_come_once_and_in_order() {
+    fn notices_come_in_order() {
         let mut life = Lifecycle::new();
         life.opened(ConnRef::NONE);
         life.closed(ConnRef::NONE, LocalClose::Requested.into());
-        assert!(life.has_notices());
-        let taken: Vec<_> = life.take_notices().collect();
-        assert!(matches!(taken[..], [Notice::Open(_), Notice::Closed { .. }]));
-        assert!(!life.has_notices());
+        assert!(matches!(life.notices()[..], [Notice::Open(_), Notice::Closed { .. }]));
     }
 
     #[test]

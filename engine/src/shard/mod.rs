@@ -295,33 +295,16 @@ impl<F: Fabric> Shard<F> {
         self.cx.pool.arena()
     }
 
-    /// Takes the calls that have ended, oldest first.
+    /// The calls that have ended and were not taken yet, oldest first.
     #[inline]
-    pub fn take_done(&mut self) -> std::vec::Drain<'_, Done> {
-        self.requester.take_done()
+    pub fn done(&mut self) -> &mut Vec<Done> {
+        self.requester.done()
     }
 
-    /// Calls have ended that were not taken yet.
+    /// What happened to connections and was not taken yet.
     #[inline]
-    pub fn has_done(&self) -> bool {
-        self.requester.has_done()
-    }
-
-    /// Takes the ended call, if there is just one.
-    #[inline]
-    pub(crate) fn take_only_done(&mut self) -> Option<Done> {
-        self.requester.take_only_done()
-    }
-
-    /// Something happened to connections that was not taken yet.
-    #[inline]
-    pub fn has_notices(&self) -> bool {
-        self.life.has_notices()
-    }
-
-    /// Takes what happened to connections.
-    pub fn take_notices(&mut self) -> std::vec::Drain<'_, Notice> {
-        self.life.take_notices()
+    pub fn notices(&mut self) -> &mut Vec<Notice> {
+        self.life.notices()
     }
 
     /// Starts a call. How it ends is told to its sink, exactly once; an error here included.

@@ -168,14 +168,14 @@ mod tests {
         let (mut shard, conn) = first_message(Stage::Connecting);
         assert_eq!(conn.stage(), Stage::Open);
         assert_eq!(conn.proto.counters().received, 1);
-        assert!(matches!(shard.take_notices().as_slice(), [Notice::Open(_)]));
+        assert!(matches!(shard.notices()[..], [Notice::Open(_)]));
     }
 
     #[test]
     fn what_comes_after_the_end_is_not_read() {
-        let (shard, conn) = first_message(Stage::Closing);
+        let (mut shard, conn) = first_message(Stage::Closing);
         assert_eq!(conn.stage(), Stage::Closing);
         assert_eq!(conn.proto.counters().received, 0);
-        assert!(!shard.has_notices());
+        assert!(shard.notices().is_empty());
     }
 }

@@ -80,7 +80,7 @@ impl Host {
     /// One turn.
     pub(crate) fn turn(&mut self) {
         self.client.shard_mut().poll_once();
-        let notices: Vec<_> = self.client.shard_mut().take_notices().collect();
+        let notices = std::mem::take(self.client.shard_mut().notices());
         for notice in notices {
             match notice {
                 Notice::Open(conn) => self.opened(conn),
@@ -93,7 +93,7 @@ impl Host {
                 }
             }
         }
-        let ended: Vec<_> = self.client.shard_mut().take_done().collect();
+        let ended = std::mem::take(self.client.shard_mut().done());
         for done in ended {
             self.desk.ended(&mut self.client, done);
         }

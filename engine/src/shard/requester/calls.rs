@@ -109,7 +109,7 @@ impl Requester {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        message: Buf,
+        mut message: Buf,
         (token, deadline): (u64, u64),
         (sink, started): (Sink, Option<u64>),
     ) -> Option<CallId> {
@@ -122,7 +122,8 @@ impl Requester {
         let out = &mut conn.requests.calls[at];
         (out.sink, out.started) = (sink, started);
         if now {
-            self.transmit_plain(cx, conn, call, message, receives_ok);
+            set_xid(&mut message, call);
+            self.transmit_rest(cx, conn, call, message, receives_ok);
             if !cx.config.batch {
                 cx.post_chain(conn);
             }
@@ -324,20 +325,6 @@ impl Requester {
         if !message.is_empty() {
             conn.out_call(call).kept = cx.copy_of(message);
         }
-    }
-
-    /// Sends a call without chunks in one message.
-    #[inline(always)]
-    fn transmit_plain<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: CallId,
-        mut message: Buf,
-        receives_ok: bool,
-    ) {
-        set_xid(&mut message, call);
-        self.transmit_rest(cx, conn, call, message, receives_ok);
     }
 
     /// Sends a call, or the last part of one, without chunks; its XID is in place.

@@ -204,22 +204,10 @@ impl Requester {
         Self { done: Vec::with_capacity(256), lists: Lists::default(), copies: None, next_deadline: u64::MAX }
     }
 
-    /// Takes the calls that have ended, oldest first.
+    /// The calls that have ended and were not taken yet, oldest first.
     #[inline]
-    pub(super) fn take_done(&mut self) -> std::vec::Drain<'_, Done> {
-        self.done.drain(..)
-    }
-
-    /// Calls have ended that were not taken yet.
-    #[inline]
-    pub(super) fn has_done(&self) -> bool {
-        !self.done.is_empty()
-    }
-
-    /// Takes the ended call, if there is just one.
-    #[inline]
-    pub(super) fn take_only_done(&mut self) -> Option<Done> {
-        if self.done.len() == 1 { self.done.pop() } else { None }
+    pub(super) fn done(&mut self) -> &mut Vec<Done> {
+        &mut self.done
     }
 
     /// No call's deadline is earlier, in nanoseconds.

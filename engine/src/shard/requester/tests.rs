@@ -69,7 +69,11 @@ impl Scene {
 
     /// The tokens and outcomes of the calls that have ended.
     fn ended(&mut self) -> Vec<(u64, Result<(), CallError>)> {
-        self.requester.take_done().map(|done| (done.token, done.result.map(drop).map_err(CallError::from))).collect()
+        self.requester
+            .done()
+            .drain(..)
+            .map(|done| (done.token, done.result.map(drop).map_err(CallError::from)))
+            .collect()
     }
 }
 
@@ -135,7 +139,7 @@ fn a_call_that_was_to_be_sent_again_gives_its_memory_back_with_its_connection() 
     });
     assert!(scene.ended().is_empty(), "what it exposes is to be revoked first");
     scene.with(|requester, cx, conn| requester.connection_lost(cx, conn));
-    let mut ended: Vec<_> = scene.requester.take_done().collect();
+    let mut ended: Vec<_> = scene.requester.done().drain(..).collect();
     assert_eq!(ended.len(), 1);
     let failed = ended[0].result.as_mut().expect_err("it is over");
     assert!(matches!(failed.error, CallError::ConnectionLost { .. }), "{failed}");
@@ -156,7 +160,7 @@ fn a_call_that_cannot_be_sent_again_gives_its_memory_back() {
         let memory = out.memory.take().expect("its chunk");
         requester.send_again(cx, conn, call, error, memory);
     });
-    let mut ended: Vec<_> = scene.requester.take_done().collect();
+    let mut ended: Vec<_> = scene.requester.done().drain(..).collect();
     assert_eq!(ended.len(), 1);
     let failed = ended[0].result.as_mut().expect_err("it cannot be");
     assert!(matches!(failed.error, CallError::TooLong { .. }), "{failed}");
@@ -178,7 +182,7 @@ fn what_is_exposed_is_revoked_before_its_call_ends() {
     assert_eq!(kinds(&mut scene), ["invalidate"]);
     assert!(scene.ended().is_empty(), "the peer may still reach it");
     scene.with(|requester, cx, conn| requester.revoked(cx, conn, index));
-    let done: Vec<_> = scene.requester.take_done().collect();
+    let done: Vec<_> = scene.requester.done().drain(..).collect();
     assert_eq!(done.len(), 1);
     let reply = done[0].result.as_ref().expect("a reply");
     assert_eq!(reply.chunk(0).map(<[u8]>::len), Some(200));
