@@ -26,20 +26,14 @@ impl Credential {
         body.truncate(len);
         Ok(Self { flavor: crate::wire::rpc::Flavor::Sys.code(), body })
     }
-}
 
-impl Credential {
     /// A credential of any flavor, as it is on the wire.
     pub fn opaque(flavor: u32, body: Vec<u8>) -> Self {
         Self { flavor, body }
     }
 
-    pub(super) fn flavor(&self) -> u32 {
-        self.flavor
-    }
-
-    pub(super) fn body(&self) -> &[u8] {
-        &self.body
+    pub(super) fn get(&self) -> OpaqueAuth<'_> {
+        OpaqueAuth { flavor: self.flavor, body: &self.body }
     }
 }
 
@@ -63,7 +57,7 @@ impl Template {
             program,
             version,
             procedure: 0,
-            credential: OpaqueAuth { flavor: credential.flavor, body: &credential.body },
+            credential: credential.get(),
             verifier: OpaqueAuth::NONE,
         };
         let mut bytes = vec![0; header.encoded_len()];

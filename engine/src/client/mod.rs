@@ -109,7 +109,8 @@ impl ClientConfig {
         reads: &[usize],
         writes: &[usize],
     ) -> Result<Option<usize>, BindingError> {
-        let reduction = reduction_allowed(self.credential.flavor(), self.credential.body());
+        let credential = self.credential.get();
+        let reduction = reduction_allowed(credential.flavor, credential.body);
         let binding = self.bindings.as_ref().map(|all| all.get(self.program, self.version, procedure));
         match binding {
             Some(Some(binding)) => {

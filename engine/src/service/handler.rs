@@ -16,67 +16,59 @@ pub(crate) type Task = Pin<Box<dyn Future<Output = ()>>>;
 pub trait Sharing: sealed::Handlers {}
 
 /// Any thread runs these handlers: all shards of a server share them, and its workers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Threads;
 
 /// One shard runs these handlers, on its thread: they share what is there with others of it, without a lock.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Local;
 
 impl Sharing for Threads {}
 impl Sharing for Local {}
 
 mod sealed {
-    use super::{Buf, DeferredCall, Local, Refusal, ServerCall, Task, Threads};
+    use std::ops::Deref;
+
+    use super::{Arc, Buf, DeferredCall, Local, Refusal, ServerCall, Task, Threads};
 
     /// The handlers of a kind of services.
-    pub trait Handlers: Sized + 'static {
+    pub trait Handlers: Clone + std::fmt::Debug + Default + 'static {
         /// Fills in the reply, or refuses.
-        type Run: ?Sized + Fn(&mut ServerCall) -> Result<(), Refusal>;
+        type Run: Clone + Deref<Target: Fn(&mut ServerCall) -> Result<(), Refusal>>;
         /// Takes the call.
-        type Defer: ?Sized + Fn(DeferredCall);
+        type Defer: Clone + Deref<Target: Fn(DeferredCall)>;
         /// Makes a future of the call.
-        type Begin: ?Sized + Fn(DeferredCall) -> Task;
+        type Begin: Clone + Deref<Target: Fn(DeferredCall) -> Task>;
         /// Chooses where a Read chunk lands.
-        type Land: ?Sized + Fn(&ServerCall, usize, usize) -> Option<Buf>;
+        type Land: Clone + Deref<Target: Fn(&ServerCall, usize, usize) -> Option<Buf>>;
     }
 
     impl Handlers for Threads {
-        type Run = dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync;
-        type Defer = dyn Fn(DeferredCall) + Send + Sync;
-        type Begin = dyn Fn(DeferredCall) -> Task + Send + Sync;
-        type Land = dyn Fn(&ServerCall, usize, usize) -> Option<Buf> + Send + Sync;
+        type Run = Arc<dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync>;
+        type Defer = Arc<dyn Fn(DeferredCall) + Send + Sync>;
+        type Begin = Arc<dyn Fn(DeferredCall) -> Task + Send + Sync>;
+        type Land = Arc<dyn Fn(&ServerCall, usize, usize) -> Option<Buf> + Send + Sync>;
     }
 
     impl Handlers for Local {
-        type Run = dyn Fn(&mut ServerCall) -> Result<(), Refusal>;
-        type Defer = dyn Fn(DeferredCall);
-        type Begin = dyn Fn(DeferredCall) -> Task;
-        type Land = dyn Fn(&ServerCall, usize, usize) -> Option<Buf>;
+        type Run = Arc<dyn Fn(&mut ServerCall) -> Result<(), Refusal>>;
+        type Defer = Arc<dyn Fn(DeferredCall)>;
+        type Begin = Arc<dyn Fn(DeferredCall) -> Task>;
+        type Land = Arc<dyn Fn(&ServerCall, usize, usize) -> Option<Buf>>;
     }
 }
 
 /// What runs for a call.
+#[derive(Clone)]
 pub(super) enum Handler<S: Sharing> {
     /// Nothing: the answer has no results.
     Null,
     /// Has the answer when it returns.
-    Run(Arc<S::Run>),
+    Run(S::Run),
     /// Takes the call, and answers it when it can.
-    Defer(Arc<S::Defer>),
+    Defer(S::Defer),
     /// Takes the call, and answers it in a future.
-    Begin(Arc<S::Begin>),
-}
-
-impl<S: Sharing> Clone for Handler<S> {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Null => Self::Null,
-            Self::Run(run) => Self::Run(Arc::clone(run)),
-            Self::Defer(take) => Self::Defer(Arc::clone(take)),
-            Self::Begin(begin) => Self::Begin(Arc::clone(begin)),
-        }
-    }
+    Begin(S::Begin),
 }
 
 impl Handler<Threads> {

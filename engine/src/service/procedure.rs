@@ -39,13 +39,14 @@ pub(crate) enum ResultMemory {
 
 /// One procedure: its handler, and its part of the upper-layer binding (RFC 8166 §6). Those of [`Services`] that
 /// several shards share have handlers that any thread may run; [`Local`] ones are of one shard alone.
+#[derive(Clone)]
 pub struct Procedure<S: Sharing = Threads> {
     handler: Handler<S>,
     pub(crate) run_on: RunOn,
     pub(crate) binding: Binding,
     pub(crate) result_memory: ResultMemory,
     /// Chooses where Read chunks land; without, they do so in the shard's pool.
-    landing: Option<Arc<S::Land>>,
+    landing: Option<S::Land>,
     pub(crate) cached: Option<Cached>,
     /// It is not answered.
     pub(crate) silent: bool,
@@ -85,12 +86,6 @@ impl Cached {
     fn key(&self, call: &ServerCall) -> Option<CallKey> {
         let client = (self.client)(call)?;
         Some(CallKey::new(client, call.xid, call.program, call.version, call.procedure, call.args()))
-    }
-}
-
-impl<S: Sharing> Clone for Procedure<S> {
-    fn clone(&self) -> Self {
-        self.with(self.handler.clone(), self.landing.clone())
     }
 }
 
@@ -158,7 +153,17 @@ impl Procedure {
 
     /// The same for one shard alone.
     fn to_local(&self) -> Procedure<Local> {
-        self.with(self.handler.to_local(), self.landing.clone().map(|landing| landing as _))
+        Procedure {
+            handler: self.handler.to_local(),
+            run_on: self.run_on,
+            binding: self.binding,
+            result_memory: self.result_memory,
+            landing: self.landing.clone().map(|landing| landing as _),
+            cached: self.cached.clone(),
+            silent: self.silent,
+            plain: self.plain,
+            reply_room: self.reply_room,
+        }
     }
 
     /// Has `choose` say where each Read chunk of a call lands, before it is read: it is told the call, whose arguments
@@ -217,21 +222,6 @@ impl<S: Sharing> Procedure<S> {
             silent: false,
             plain: true,
             reply_room: REFUSAL_LEN,
-        }
-    }
-
-    /// The same with another handler, and another who chooses where Read chunks land.
-    fn with<T: Sharing>(&self, handler: Handler<T>, landing: Option<Arc<T::Land>>) -> Procedure<T> {
-        Procedure {
-            handler,
-            run_on: self.run_on,
-            binding: self.binding,
-            result_memory: self.result_memory,
-            landing,
-            cached: self.cached.clone(),
-            silent: self.silent,
-            plain: self.plain,
-            reply_room: self.reply_room,
         }
     }
 
@@ -377,27 +367,10 @@ struct Version {
 }
 
 /// The programs of a server. Procedure 0 of each answers by itself (RFC 5531 §12.1), unless given.
+#[derive(Clone, Debug, Default)]
 pub struct Services<S: Sharing = Threads> {
     versions: Vec<Version>,
     entries: Vec<Procedure<S>>,
-}
-
-impl<S: Sharing> Clone for Services<S> {
-    fn clone(&self) -> Self {
-        Self { versions: self.versions.clone(), entries: self.entries.clone() }
-    }
-}
-
-impl<S: Sharing> fmt::Debug for Services<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Services").field("versions", &self.versions).field("entries", &self.entries).finish()
-    }
-}
-
-impl<S: Sharing> Default for Services<S> {
-    fn default() -> Self {
-        Self { versions: Vec::new(), entries: Vec::new() }
-    }
 }
 
 /// The longest RPC reply header that is not a success: accepted with a range, and no verifier.
