@@ -20,6 +20,17 @@ fn following(rkey: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(1) & 0xff
 }
 
+/// How the revocation of a window went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Revoked {
+    /// Nothing of the peer's reaches the memory any more.
+    Done,
+    /// It is in use at this moment: by a copy of the peer's, or by bytes on their way to it.
+    Busy,
+    /// It was not bound.
+    NotBound,
+}
+
 /// The keys of all windows of one side of a queue pair.
 #[derive(Debug)]
 pub(crate) struct Keys {

@@ -18,13 +18,12 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
-use super::endpoint::{Endpoint, Failure, Limits, Regions, Shared, Taken, Terms};
+use super::endpoint::{Endpoint, Failure, Limits, Shared, Taken, Terms};
 use super::setup::{self, Agreed, Wishes};
 use super::sys::Into;
 use super::wire::Setup;
 use super::{IwarpConfig, capabilities};
 use crate::random::Xorshift;
-use crate::receives::Receives;
 use crate::seats::{self, Arrival, Seat, Seats};
 use crate::sockets::failed;
 use crate::table::Table;
@@ -325,11 +324,7 @@ impl MemoryFabric {
             bell: Arc::new(bell.map_err(|e| failed("eventfd", e))?),
             capabilities: capabilities(&config),
             common: Common {
-                shared: Shared {
-                    regions: Regions::default(),
-                    receives: Receives::new(config.shared_receives),
-                    stats: FabricStats::default(),
-                },
+                shared: Shared::new(config.shared_receives),
                 ready: VecDeque::new(),
                 events: VecDeque::new(),
                 random: Xorshift::new(seed),

@@ -69,11 +69,10 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 pub use self::config::{Crc, FpduSize, IwarpConfig};
 use self::connect::Connections;
-use self::endpoint::{Regions, Shared};
+use self::endpoint::Shared;
 pub use self::listener::IwarpListener;
 use self::qp::{Common, Polled, Qp, SCRATCH, State};
 use super::log_limit::ClockedLog;
-use super::receives::Receives;
 use super::sockets::failed;
 use super::table::Table;
 use super::{
@@ -122,11 +121,7 @@ impl IwarpFabric {
         Ok(Self {
             connections: Connections::new(sockets.as_fd())?,
             common: Common {
-                shared: Shared {
-                    regions: Regions::default(),
-                    receives: Receives::new(config.shared_receives),
-                    stats: FabricStats::default(),
-                },
+                shared: Shared::new(config.shared_receives),
                 ready: VecDeque::with_capacity(64),
                 events: VecDeque::new(),
                 log: ClockedLog::default(),

@@ -3,7 +3,7 @@
 use rpcrdma_mempool::Buf;
 
 use super::qp::{Common, Qp, Refusal};
-use super::window::Revoked;
+use crate::keys::Revoked;
 use crate::{Completion, ReceivedBuf, Status};
 
 /// Messages that one queue pair may deliver per poll, so that the others get their turn.

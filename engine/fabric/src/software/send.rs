@@ -7,8 +7,9 @@ use super::message::Message;
 use super::qp::{Common, Qp, State};
 use super::retire::Retire;
 use super::ring::Header;
-use super::window::{Exposure, Revoked};
+use super::window::Exposure;
 use crate::checks;
+use crate::keys::Revoked;
 use crate::{Access, Completion, Disconnect, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest};
 
 /// Bytes that one queue pair may copy per post or poll, so that the others get their turn.

@@ -20,7 +20,7 @@ use rpcrdma_mempool::{ArenaId, Lent, PeerMapping};
 
 use super::memory::Memory;
 use crate::Access;
-use crate::keys::{Keys, index_of};
+use crate::keys::{Keys, Revoked, index_of};
 
 /// Bytes of an entry: a cache line.
 pub(super) const ENTRY: usize = 64;
@@ -33,17 +33,6 @@ pub(super) const BUSY: usize = 32;
 const VALID: u64 = 1;
 const READ: u64 = 1 << 32;
 const WRITE: u64 = 1 << 33;
-
-/// How a revocation went.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Revoked {
-    /// Nothing of the peer's reaches the memory any more.
-    Done,
-    /// The peer is in the middle of a copy.
-    Busy,
-    /// It was not bound.
-    NotBound,
-}
 
 /// The windows of our side of one queue pair.
 #[derive(Debug)]

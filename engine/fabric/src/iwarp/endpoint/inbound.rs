@@ -7,13 +7,14 @@ use std::fmt;
 
 use rpcrdma_mempool::{Buf, Lent};
 
-use super::windows::{Refused, Revoked, Windows};
+use super::windows::{Refused, Windows};
 use super::{Failure, Reason, Terms, status_of};
 use crate::iwarp::sys;
 use crate::iwarp::wire::{
     Fault, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Reader, Segment,
     Step, Terminate,
 };
+use crate::keys::Revoked;
 use crate::receives::Receives;
 use crate::{Completion, Disconnect, FabricStats, QpId, ReceivedBuf, Status};
 

@@ -74,6 +74,13 @@ pub(super) struct Shared {
     pub(super) stats: FabricStats,
 }
 
+impl Shared {
+    /// Nothing is registered, and so many Receives may be posted.
+    pub(super) fn new(receives: usize) -> Self {
+        Self { regions: Regions::default(), receives: Receives::new(receives), stats: FabricStats::default() }
+    }
+}
+
 /// What the two sides have agreed on when the connection was set up, and what each was told by its owner.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {

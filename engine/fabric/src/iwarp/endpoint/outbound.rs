@@ -8,7 +8,7 @@ use rpcrdma_mempool::Buf;
 
 use super::inbound::{Inbound, OwnRead};
 use super::stream::{Payload, STAGE, Stream};
-use super::windows::{Revoked, Windows};
+use super::windows::Windows;
 use super::{Failure, Shared, Terms};
 use crate::checks;
 use crate::iwarp::sys;
@@ -16,6 +16,7 @@ use crate::iwarp::wire::{
     Fault, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Segment,
     TAGGED_HEADER, Terminate, UNTAGGED_HEADER,
 };
+use crate::keys::Revoked;
 use crate::{Access, Completion, Opcode, PostError, Posting, QpId, RemoteMemory, Source, Status, WorkRequest};
 
 /// Bytes that lie ready for the socket: more are cut when it has taken some. A write takes about so many.

@@ -7,7 +7,7 @@
 use rpcrdma_mempool::{ArenaId, Lent};
 
 use crate::Access;
-use crate::keys::Keys;
+use crate::keys::{Keys, Revoked};
 
 /// Why a peer's access is refused; the words of RFC 5040 §7.1 and RFC 5041 §8.2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,17 +20,6 @@ pub(in super::super) enum Refused {
     Rights,
     /// Address and length pass the end of all addresses.
     Wrap,
-}
-
-/// How a revocation went.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in super::super) enum Revoked {
-    /// Nothing of the peer's reaches the memory any more.
-    Done,
-    /// Bytes of it are still on their way to the socket.
-    Busy,
-    /// It was not bound.
-    NotBound,
 }
 
 /// What a window exposes.

@@ -43,7 +43,6 @@ pub(crate) enum CmEventKind {
     Established,
     Disconnected,
     DeviceRemoval,
-    TimewaitExit,
     /// One that this engine does not use, by its code.
     Other(u32),
 }
@@ -179,7 +178,6 @@ fn kind(code: rdma_cm_event_type::Type) -> CmEventKind {
         E::RDMA_CM_EVENT_ESTABLISHED => K::Established,
         E::RDMA_CM_EVENT_DISCONNECTED => K::Disconnected,
         E::RDMA_CM_EVENT_DEVICE_REMOVAL => K::DeviceRemoval,
-        E::RDMA_CM_EVENT_TIMEWAIT_EXIT => K::TimewaitExit,
         other => K::Other(other),
     }
 }
