@@ -106,7 +106,7 @@ const LAYERS: &[Layer] = &[
         places: &["engine/src/shard/"],
         uses: &["auth", "binding", "config", "fabric", "handoff", "proto", "service", "stats", "wire"],
         pure: false,
-        crates: &[MEMPOOL, "arrayvec", "futures_util", "hdrhistogram", "log", "rustix", "thiserror"],
+        crates: &[MEMPOOL, "arrayvec", "futures_util", "log", "rustix", "thiserror"],
     },
     Layer {
         name: "client",
