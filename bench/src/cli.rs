@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rpcrdma::Address;
 use rpcrdma::fabric::iwarp::{self, IwarpConfig};
+use rpcrdma::fabric::path::PathConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -21,7 +22,7 @@ mod readme_tests;
 mod values;
 
 pub(crate) use calls::{BwArgs, Defer, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, TravelArgs};
-pub(crate) use values::{parse_not_negative, parse_positive, parse_size};
+pub(crate) use values::{parse_mtu, parse_not_negative, parse_positive, parse_size};
 
 /// Where a server listens unless it is told otherwise.
 pub(crate) const DEFAULT_ADDRESS: &str = "soft:rpcperf";
@@ -238,9 +239,6 @@ pub(crate) struct CommonArgs {
     /// Post and ring for each work request by itself
     #[arg(long)]
     pub(crate) no_batch: bool,
-    /// Refused: the path MTU is that of the way to the address
-    #[arg(short = 'm', long = "mtu", value_name = "MTU", value_parser = refuse_mtu)]
-    pub(crate) _mtu: Option<u32>,
     /// Accepted for perftest's sake: the clock does not depend on the processor's frequency
     #[arg(short = 'F', long = "CPU-freq")]
     pub(crate) _cpu_freq: bool,
@@ -258,6 +256,15 @@ pub(crate) struct DeviceArgs {
     /// Which of its GIDs (default: the one of the way to the address)
     #[arg(short = 'x', long, value_name = "INDEX")]
     pub(crate) gid_index: Option<u32>,
+    /// Service level of this side's packets, 0 to 15 (default: the one of the path)
+    #[arg(short = 'S', long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(..=15))]
+    pub(crate) sl: Option<u8>,
+    /// Type of service or traffic class of this side's packets, 0 to 255, of verbs and iwarp (default: the one of the path)
+    #[arg(short = 'T', long, value_name = "TOS")]
+    pub(crate) tos: Option<u8>,
+    /// Path MTU in bytes; at a server the largest that it takes (default: the one of the path)
+    #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
+    pub(crate) mtu: Option<u32>,
     /// iWARP: CRC-32C of each FPDU
     #[arg(long, value_enum, value_name = "WHEN", help_heading = "iWARP")]
     pub(crate) crc: Option<Crc>,
@@ -309,8 +316,14 @@ impl DeviceArgs {
             send_buffer: self.sndbuf,
             receive_buffer: self.rcvbuf,
             busy_poll: self.busy_poll.map(|usec| Duration::from_micros(usec.into())),
+            tos: self.tos,
             ..defaults
         }
+    }
+
+    /// What packets are to have.
+    pub(crate) fn path(&self) -> PathConfig {
+        PathConfig { tos: self.tos, service_level: self.sl, path_mtu: self.mtu }
     }
 
     /// Which of them mean something depends on the fabric.
@@ -319,6 +332,7 @@ impl DeviceArgs {
         if !is_device && (self.ib_dev.is_some() || self.gid_index.is_some()) {
             return Err(Failure::Usage(format!("-d and -x choose an RDMA device, and {address} has none")));
         }
+        self.path().check(address.scheme()).map_err(|error| Failure::Usage(format!("-S, -T or -m: {error}")))?;
         let socket = self.sndbuf.is_some() || self.rcvbuf.is_some() || self.busy_poll.is_some();
         if !matches!(address, Address::Iwarp(_)) && (socket || self.crc.is_some() || self.fpdu.is_some()) {
             let options = "--crc, --fpdu, --sndbuf, --rcvbuf and --busy-poll";
@@ -335,6 +349,9 @@ impl DeviceArgs {
         };
         option("--ib-dev", self.ib_dev.clone());
         option("--gid-index", self.gid_index.map(|index| index.to_string()));
+        option("--sl", self.sl.map(|level| level.to_string()));
+        option("--tos", self.tos.map(|tos| tos.to_string()));
+        option("--mtu", self.mtu.map(|bytes| bytes.to_string()));
         let name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| value().map(|v| v.get_name().to_owned());
         option("--crc", name(&|| self.crc?.to_possible_value()));
         option("--fpdu", name(&|| self.fpdu?.to_possible_value()));
@@ -470,11 +487,6 @@ impl CommonArgs {
     }
 }
 
-/// In perftest `-m` is the MTU: whoever gives it must not get something else in silence.
-fn refuse_mtu(_: &str) -> Result<u32, &'static str> {
-    Err("the path MTU is that of the way to the address, and cannot be chosen here; the margin of -D is -f")
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -552,6 +564,28 @@ mod tests {
     }
 
     #[test]
+    fn what_packets_are_to_have_is_in_perftests_words_and_the_servers() {
+        let device = |arguments: &[&str]| raw_lat(arguments).unwrap().common.device;
+        let all = ["-S", "3", "-T", "104", "-m", "1024"];
+        let path = PathConfig { tos: Some(104), service_level: Some(3), path_mtu: Some(1024) };
+        assert_eq!(device(&all).path(), path);
+        let handed = device(&all).arguments();
+        assert_eq!(device(&handed.iter().map(String::as_str).collect::<Vec<_>>()).path(), path);
+        assert_eq!(device(&[]).path(), PathConfig::default());
+        let refused = |arguments: &[&str], address: &str| device(arguments).check(&address.parse().unwrap()).err();
+        for (arguments, address, knob) in [
+            (&["-T", "8"][..], "soft:x", Some("tos = 8")),
+            (&["-T", "8"], "iwarp:h", None),
+            (&["-S", "1"], "iwarp:h", Some("service_level = 1")),
+            (&["-m", "256"], "iwarp:h", Some("path_mtu = 256")),
+        ] {
+            let said = refused(arguments, address).map(|failure| format!("{failure:?}"));
+            assert_eq!(said.is_some(), knob.is_some(), "{said:?}");
+            assert!(knob.is_none_or(|knob| said.as_ref().is_some_and(|said| said.contains(knob))), "{said:?}");
+        }
+    }
+
+    #[test]
     fn lengths() {
         let length = |arguments: &[&str]| raw_lat(arguments).unwrap().common.length(1000);
         assert_eq!(length(&["-n", "500"]).unwrap(), Length::Operations { counted: 500, warm_up: 50 });
@@ -570,8 +604,10 @@ mod tests {
             &["-a", "-s", "4"],
             &["-n", "5", "-D", "1"],
             &["-f", "1"],
-            &["-m", "1024"],
+            &["-m", "1500"],
             &["-D", "4", "-m", "1"],
+            &["-S", "16"],
+            &["-T", "256"],
             &["-t", "0"],
             &["--loopback", "soft:x"],
             &["--rate", "nan"],

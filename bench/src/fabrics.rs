@@ -56,6 +56,7 @@ pub(crate) fn open(address: &Address, idle: Idle, device: &DeviceArgs) -> Result
                 address: Some(to.clone()),
                 device: device.ib_dev.clone(),
                 gid_index: device.gid_index,
+                path: device.path(),
                 ..VerbsConfig::default()
             };
             VerbsFabric::new(config).map(AnyFabric::Verbs)

@@ -107,8 +107,9 @@ impl Address {
     /// Opens the fabric for a shard that listens at this address, or connects to it.
     ///
     /// # Errors
-    /// What failed, the limit that was met, and the remedy.
+    /// What failed, the limit that was met, and the remedy; the knob that means nothing to this fabric.
     pub fn open(&self, config: &Config) -> Result<AnyFabric, FabricError> {
+        config.path().check(self.scheme())?;
         match self {
             Self::Soft(_) => Ok(AnyFabric::Software(SoftwareFabric::new(config.software())?)),
             Self::Iwarp(_) => Ok(AnyFabric::Iwarp(IwarpFabric::new(config.iwarp())?)),
@@ -189,6 +190,17 @@ mod tests {
         let soft = SoftwareFabric::new(Config::default().software()).unwrap();
         let error = "verbs:storage1".parse::<Address>().unwrap().of(soft.capabilities()).unwrap_err();
         assert!(error.to_string().contains("begin with soft:"), "{error}");
+    }
+
+    #[test]
+    fn what_a_fabric_does_not_have_is_refused_when_it_is_opened() {
+        let opened = |text: &str, config: Config| text.parse::<Address>().unwrap().open(&config).err();
+        let says = |error: Option<FabricError>, knob: &str| error.is_some_and(|error| error.to_string().contains(knob));
+        let (tos, mtu) =
+            (Config { tos: Some(8), ..Config::default() }, Config { path_mtu: Some(512), ..Config::default() });
+        assert!(says(opened("soft:knobs", tos.clone()), "tos = 8"));
+        assert_eq!(opened("iwarp:127.0.0.1:0", tos), None);
+        assert!(says(opened("iwarp:127.0.0.1:0", mtu), "path_mtu = 512"));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use rpcrdma_mempool::{Arena, ArenaConfig, AvailableMemory, Class, MemError, Page
 
 use crate::auth::AuthPolicy;
 use crate::fabric::iwarp::IwarpConfig;
+use crate::fabric::path::{OutOfRange, PathConfig};
 use crate::fabric::software::SoftwareConfig;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::VerbsConfig;
@@ -155,8 +156,19 @@ pub struct Config {
     /// Which of the device's GIDs connections go out from, and a server listens at, by its index; of no
     /// meaning to the other fabrics. Default: the one of the way to the address.
     pub gid_index: Option<u32>,
-    /// Sockets, CRCs and time limits of the iWARP fabric; of no meaning to the others. Its `max_message` and
-    /// `shared_receives` follow from `receive_size` and `receives`.
+    /// Type of service of IPv4, traffic class of IPv6 and of RoCE, of this side's packets: the DSCP in the upper six
+    /// bits. 0 to 255. Verbs and iWARP; other fabrics refuse it. Default: of RoCE what the client asked for, else the
+    /// system's.
+    pub tos: Option<u8>,
+    /// Service level of InfiniBand, priority of RoCE over VLANs, of this side's packets. 0 to 15. Verbs alone; other
+    /// fabrics refuse it. Default: the one of the path.
+    pub service_level: Option<u8>,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 bytes, at most what the port has. A client connects with it; a server
+    /// refuses clients that ask for more. Verbs alone, and of clients RoCE alone; other fabrics refuse it. Default:
+    /// the one of the path.
+    pub path_mtu: Option<u32>,
+    /// Sockets, CRCs and time limits of the iWARP fabric; of no meaning to the others. Its `max_message`,
+    /// `shared_receives` and `tos` follow from `receive_size`, `receives` and `tos`.
     pub iwarp: IwarpConfig,
     /// What the shard's thread does when there is nothing to do. Default adaptive.
     pub idle: IdlePolicy,
@@ -222,6 +234,9 @@ impl Default for Config {
             core: None,
             device: None,
             gid_index: None,
+            tos: None,
+            service_level: None,
+            path_mtu: None,
             iwarp: IwarpConfig::default(),
             idle: IdlePolicy::default(),
             signal_every: 16,
@@ -287,6 +302,7 @@ impl Config {
         IwarpConfig {
             max_message: self.longest_message(),
             shared_receives: self.receives + RECEIVE_MARGIN,
+            tos: self.tos,
             ..self.iwarp.clone()
         }
     }
@@ -297,9 +313,15 @@ impl Config {
         VerbsConfig {
             device: self.device.clone(),
             gid_index: self.gid_index,
+            path: self.path(),
             shared_receives: (self.receives + RECEIVE_MARGIN) as u32,
             ..VerbsConfig::default()
         }
+    }
+
+    /// What the packets of a shard like this are to have.
+    pub fn path(&self) -> PathConfig {
+        PathConfig { tos: self.tos, service_level: self.service_level, path_mtu: self.path_mtu }
     }
 
     /// Longest message that is ever sent or received, bytes.
@@ -349,6 +371,9 @@ impl Config {
         check(self.signal_every >= 1, "signal_every", self.signal_every as usize, "at least 1")?;
         let sample = self.sample_latency;
         check(sample == 0 || sample.is_power_of_two(), "sample_latency", sample as usize, "0 or a power of two")?;
+        if let Some(OutOfRange { knob, value, wanted }) = self.path().out_of_range() {
+            return Err(ConfigError { knob, value: value as usize, wanted: wanted.into() });
+        }
         let align = self.chunk_align;
         let possible = align.is_power_of_two() && (BUFFER_ALIGN..=4096).contains(&align);
         check(possible, "chunk_align", align, "a power of two, 64 to 4096 bytes")?;

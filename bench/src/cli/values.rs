@@ -1,6 +1,8 @@
 //! Values of options, as they are written on the command line.
 #![forbid(unsafe_code)]
 
+use rpcrdma::fabric::path::{OutOfRange, PathConfig};
+
 /// The longest `-s`.
 const LARGEST: usize = 1 << 30;
 
@@ -29,5 +31,15 @@ pub(crate) fn parse_not_negative(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
         _ => Err("wanted a number, 0 or above".to_owned()),
+    }
+}
+
+/// A path MTU.
+pub(crate) fn parse_mtu(text: &str) -> Result<u32, String> {
+    let path_mtu = text.parse().ok();
+    let path = PathConfig { path_mtu, ..PathConfig::default() };
+    match path.out_of_range() {
+        Some(OutOfRange { wanted, .. }) => Err(format!("wanted {wanted}")),
+        None => path_mtu.ok_or_else(|| "wanted a number of bytes".to_owned()),
     }
 }

@@ -31,6 +31,7 @@
 //! | `table` | queue pairs, by slot and generation |
 //! | [`socket_file`] | files that Unix sockets are bound to |
 //! | `sockets` | what connection management waits for: listeners, sockets, a waker |
+//! | [`path`] | what a site asks of packets: traffic class, service level, path MTU |
 //! | `patience` | how long something has waited for the peer |
 //! | `seats` | the fabrics that share a bound address: who takes a connection |
 //! | `reaper` | what may take long to destroy, on threads of its own |
@@ -50,6 +51,7 @@ pub mod host;
 pub mod iwarp;
 mod keys;
 pub mod log_limit;
+pub mod path;
 mod patience;
 #[cfg(any(test, feature = "testing"))]
 mod random;

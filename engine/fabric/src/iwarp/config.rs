@@ -56,6 +56,10 @@ pub struct IwarpConfig {
     /// `SO_BUSY_POLL`: how long the kernel itself polls the network card when a read finds nothing. Default: as
     /// `net.core.busy_read` says. Loopback and virtual devices do not know it.
     pub busy_poll: Option<Duration>,
+    /// `IP_TOS` and `IPV6_TCLASS`: type of service and traffic class of this side's packets, the DSCP in the upper six
+    /// bits; TCP keeps the lower two, ECN, to itself. Default: as the kernel has it, 0. The packet that answers a
+    /// client's first one does not have it yet.
+    pub tos: Option<u8>,
     /// How long what was sent may stay unacknowledged (`TCP_USER_TIMEOUT`), what is posted may wait for a peer that
     /// takes nothing, and half a message may wait for its other half, before the connection ends. Default 30 s.
     pub retry_timeout: Duration,
@@ -82,6 +86,7 @@ impl Default for IwarpConfig {
             send_buffer: None,
             receive_buffer: None,
             busy_poll: None,
+            tos: None,
             retry_timeout: Duration::from_secs(30),
             keep_alive: Duration::from_secs(60),
             max_handshakes: 64,

@@ -117,6 +117,13 @@ pub(super) fn equip(socket: BorrowedFd<'_>, config: &IwarpConfig) -> Result<(), 
     if let Some(bytes) = config.receive_buffer {
         set("SO_RCVBUF", sockopt::set_socket_recv_buffer_size(socket, bytes))?;
     }
+    if let Some(tos) = config.tos {
+        if rustix::net::getsockname(socket).is_ok_and(|own| own.address_family() == AddressFamily::INET6) {
+            set("IPV6_TCLASS", sockopt::set_ipv6_tclass(socket, tos.into()))?;
+        }
+        // Of a socket of IPv6, too: its peer may have an address of IPv4.
+        set("IP_TOS", sockopt::set_ip_tos(socket, tos))?;
+    }
     if let Some(time) = config.busy_poll {
         set("SO_BUSY_POLL", super::sys::set_busy_poll(socket, time))?;
     }

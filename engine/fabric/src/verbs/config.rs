@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::path::PathConfig;
 use crate::{FabricAddress, FabricError};
 
 /// A feature of the device: used, not used, or as is known of the device and found out about it at start.
@@ -29,6 +30,12 @@ pub struct VerbsConfig {
     pub gid_index: Option<u32>,
     /// Where the fabric will listen, or connect to: picks the device. Default none.
     pub address: Option<FabricAddress>,
+    /// Traffic class, service level and path MTU of connections. The class goes to a server with the request, and it
+    /// answers with the same unless it has one of its own; so does a path MTU, which both ends must keep to: a server
+    /// refuses requests with a larger one than its own. On InfiniBand the subnet manager alone chooses the MTU, and a
+    /// client that names one does not connect. The service level is each side's own; a request with a path MTU tells
+    /// it, too, 0 unless it is named.
+    pub path: PathConfig,
     /// Receives that the shared queue holds. Default 4096.
     pub shared_receives: u32,
     /// Work requests that all queue pairs together may have posted at a time. Default 32768; each costs 64
@@ -71,6 +78,7 @@ impl Default for VerbsConfig {
             device: None,
             gid_index: None,
             address: None,
+            path: PathConfig::default(),
             shared_receives: 4096,
             completions: 32768,
             max_inline_data: 220,
@@ -92,6 +100,7 @@ impl VerbsConfig {
         let check = |ok: bool, field: &str, got: u32, rule: &str| {
             if ok { Ok(()) } else { Err(FabricError::Misuse(format!("verbs fabric: {field} = {got}: {rule}"))) }
         };
+        self.path.check(super::VerbsFabric::SCHEME)?;
         check((1..=1 << 21).contains(&self.shared_receives), "shared_receives", self.shared_receives, "1 to 2097152")?;
         check((64..=1 << 22).contains(&self.completions), "completions", self.completions, "64 to 4194304")?;
         check(self.max_inline_data <= 4096, "max_inline_data", self.max_inline_data, "at most 4096")?;

@@ -7,14 +7,17 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rdma_sys::ibv_qp_state;
+
 use super::device::Gid;
 use super::drain::{Known, Last, drain};
 use super::endpoint::{Endpoint, Parts};
 use super::qp::{Qp, State, depth};
 use super::sleep::Source;
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel, POLL_BATCH};
-use super::{VerbsFabric, explain, reaper, wr_id};
+use super::{VerbsFabric, explain, path, reaper, wr_id};
 use crate::host;
+use crate::path::PathConfig;
 use crate::seats::{Arrival, Taken};
 use crate::{Completion, ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId};
 
@@ -72,16 +75,20 @@ impl VerbsFabric {
             let detail = format!("the GID that was chosen is {from}, which is of another family");
             return Err(FabricError::Address { address: address.0.clone(), detail });
         }
+        if let Some(mtu) = self.config.path.path_mtu.filter(|_| self.is_infiniband) {
+            let why = "on InfiniBand the subnet manager says it, for each partition; only servers bound it";
+            return Err(FabricError::Misuse(format!("path_mtu = {mtu}: {why}")));
+        }
         let channel = Arc::clone(&self.channel);
         let id = self.add(params, State::Connecting, |slot| {
             CmId::new(&channel, slot as usize).map_err(|e| explain::opening("rdma_create_id", &e))
         })?;
         let timeout = milliseconds(self.config.resolve_timeout);
-        let result = self
-            .book
-            .table
-            .get(id)
-            .map_or(Ok(()), |qp| qp.open(self.choice.port).and_then(|()| qp.cm.resolve_address(from, to, timeout)));
+        let result = self.book.table.get(id).map_or(Ok(()), |qp| {
+            qp.open(self.choice.port)?;
+            self.config.path.tos.map_or(Ok(()), |tos| qp.cm.set_tos(tos))?;
+            qp.cm.resolve_address(from, to, timeout)
+        });
         if let Err(error) = result {
             self.destroy(id);
             return Err(self.unreachable(address.0.clone(), format!("rdma_resolve_addr: {error}")));
@@ -96,7 +103,9 @@ impl VerbsFabric {
         let mut params = params.clone();
         params.responder_resources = params.responder_resources.min(responder_resources);
         params.initiator_depth = params.initiator_depth.min(initiator_depth);
-        let possible = check_data(&params.private_data, ACCEPT_DATA).and_then(|()| self.check_device(&cm));
+        let possible = check_data(&params.private_data, ACCEPT_DATA)
+            .and_then(|()| self.check_device(&cm))
+            .and_then(|()| self.check_mtu(&cm));
         if let Err(error) = possible {
             reaper::dispose(cm);
             return Err(error);
@@ -199,6 +208,22 @@ impl VerbsFabric {
         }
     }
 
+    /// What a peer sends with its request is how long packets are, both ways. Whoever takes no such long ones says so.
+    fn check_mtu(&self, cm: &CmId) -> Result<(), FabricError> {
+        let Some(most) = self.config.path.path_mtu else { return Ok(()) };
+        let way = cm.qp_attributes(ibv_qp_state::IBV_QPS_RTR).map_err(|e| explain::calling("rdma_init_qp_attr", &e))?;
+        let theirs = path::mtu_of(way.attr.path_mtu);
+        if theirs <= most {
+            return Ok(());
+        }
+        if let Err(error) = cm.reject(format!("path_mtu here is {most}, asked for were {theirs}").as_bytes()) {
+            log::debug!("rdma_reject: {error}");
+        }
+        Err(FabricError::Peer(format!(
+            "it asks for a path MTU of {theirs}, and path_mtu here is {most}: set it there, too"
+        )))
+    }
+
     /// Where connections go out from, if a GID was chosen.
     pub(super) fn source(&self) -> Option<IpAddr> {
         self.config.gid_index.and(self.choice.gid.as_ref()).map(Gid::ip)
@@ -273,7 +298,7 @@ impl VerbsFabric {
         match (event.kind, qp.state) {
             (CmEventKind::AddressResolved, State::Connecting) => {
                 let timeout = milliseconds(self.config.resolve_timeout);
-                let resolved = qp.cm.resolve_route(timeout);
+                let resolved = find_path(&qp.cm, &self.config.path, timeout);
                 if let Some(Err(error)) = self.book.table.peek(id).map(|qp| self.check_device(&qp.cm)) {
                     self.connect_failed(id, error);
                 } else if let Err(error) = resolved {
@@ -567,6 +592,14 @@ impl Last for Leaving<'_> {
         let limit = *self.limit.get_or_insert_with(|| Instant::now() + within);
         std::thread::yield_now();
         Instant::now() < limit
+    }
+}
+
+/// Starts to look for the path, or says what it is.
+fn find_path(cm: &CmId, path: &PathConfig, timeout: i32) -> io::Result<()> {
+    match (path.path_mtu, cm.own_address(), cm.peer_address()) {
+        (Some(mtu), Some(from), Some(to)) => cm.set_path(&path::record(from.ip(), to.ip(), mtu, path)),
+        _ => cm.resolve_route(timeout),
     }
 }
 

@@ -31,6 +31,7 @@ mod endpoint;
 mod explain;
 mod listener;
 mod map;
+mod path;
 mod probe;
 mod qp;
 mod quirks;
@@ -61,8 +62,8 @@ use self::receives::SharedReceives;
 use self::region::Regions;
 use self::sleep::{Sleeper, Source};
 use self::sys::{
-    CmEvent, CompletionChannel, CompletionQueue, Context, EventChannel, PortAttributes, ProtectionDomain, QpCapacity,
-    QueuePair, SharedReceiveQueue,
+    CmEvent, CompletionChannel, CompletionQueue, Context, EventChannel, ProtectionDomain, QpCapacity, QueuePair,
+    SharedReceiveQueue,
 };
 use self::window::NoWindow;
 use super::host;
@@ -127,6 +128,7 @@ impl VerbsFabric {
             .map_err(|e| explain::opening(format!("ibv_open_device {}", choice.device), &e))?;
         let attributes = context.attributes().map_err(|e| explain::calling("ibv_query_device", &e))?;
         let port = context.port(choice.port).map_err(|e| explain::calling("ibv_query_port", &e))?;
+        path::check_port(&config.path, &choice.device, choice.port, port.mtu)?;
         let mut quirks = Quirks::of(&choice.device, &attributes);
         if quirks.has_windows
             && let Some(found) = probe::findings(&context, &choice, &port, &quirks)
@@ -166,7 +168,7 @@ impl VerbsFabric {
         };
         let capabilities = Capabilities {
             scheme: Self::SCHEME,
-            device: describe(&choice, &port, &quirks),
+            device: describe(&choice, config.path.path_mtu.unwrap_or(port.mtu), &quirks),
             max_send_wr: attributes.max_qp_wr.saturating_sub(1).min(entries / 2),
             max_recv_wr: attributes.max_qp_wr.min(attributes.max_srq_wr).min(entries / 2),
             max_inline_data,
@@ -258,10 +260,10 @@ fn most_inline_data(
 }
 
 /// The device, in words.
-fn describe(choice: &Choice, port: &PortAttributes, quirks: &Quirks) -> String {
+fn describe(choice: &Choice, mtu: u32, quirks: &Quirks) -> String {
     let family = if quirks.family.is_empty() { String::new() } else { format!(" ({})", quirks.family) };
     let gid = choice.gid.as_ref().map_or_else(String::new, |gid| format!(", {gid}"));
-    format!("{}{family} port {}{gid}, MTU {}", choice.device, choice.port, port.mtu)
+    format!("{}{family} port {}{gid}, MTU {mtu}", choice.device, choice.port)
 }
 
 impl Drop for VerbsFabric {

@@ -8,6 +8,7 @@ use rdma_sys::{ibv_access_flags, ibv_qp_attr_mask, ibv_qp_state};
 
 use super::config::VerbsConfig;
 use super::endpoint::Endpoint;
+use super::path;
 use super::sys::{CmId, ConnectionParameters, QpAttributes};
 use crate::seats::Taken;
 use crate::{ConnectParams, Disconnect, QpId};
@@ -102,6 +103,7 @@ impl Qp {
         let mut receive = attributes(ibv_qp_state::IBV_QPS_RTR)?;
         receive.attr.max_dest_rd_atomic = depth(self.params.responder_resources);
         receive.attr.min_rnr_timer = config.min_rnr_timer;
+        path::mark(&mut receive.attr, &config.path);
         self.endpoint.modify(receive)?;
         self.was_ready = true;
         let mut send = attributes(ibv_qp_state::IBV_QPS_RTS)?;

@@ -9,15 +9,58 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_qp_state, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_cm_event, rdma_cm_event_type, rdma_cm_id,
-    rdma_conn_param, rdma_connect, rdma_create_event_channel, rdma_create_id, rdma_destroy_event_channel,
-    rdma_destroy_id, rdma_disconnect, rdma_establish, rdma_event_channel, rdma_get_cm_event, rdma_init_qp_attr,
-    rdma_listen, rdma_migrate_id, rdma_port_space, rdma_reject, rdma_resolve_addr, rdma_resolve_route,
+    ibv_gid, ibv_path_data, ibv_path_record, ibv_qp_state, rdma_accept, rdma_ack_cm_event, rdma_bind_addr,
+    rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_event_channel,
+    rdma_create_id, rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect, rdma_establish, rdma_event_channel,
+    rdma_get_cm_event, rdma_init_qp_attr, rdma_listen, rdma_migrate_id, rdma_port_space, rdma_reject,
+    rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
 };
 
 use super::device::{cookie, name_of, zeroed};
 use super::queue_pair::QpAttributes;
 use super::{check_errno, made, never_wait};
+
+/// Options of `rdma_set_option`, which the bindings do not have: level and name.
+const OPTION_TOS: (i32, i32) = (0, 0);
+const OPTION_PATH: (i32, i32) = (1, 1);
+/// This is the path, for all messages, both ways: `IBV_PATH_FLAG_GMP`, `…_PRIMARY`, `…_BIDIRECTIONAL`.
+const PATH_FOR_ALL: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
+
+/// A path record of the subnet administrator, as `ibv_path_record` has it, numbers as this host has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PathRecord {
+    pub(crate) dgid: [u8; 16],
+    pub(crate) sgid: [u8; 16],
+    pub(crate) flowlabel_hoplimit: u32,
+    pub(crate) tclass: u8,
+    pub(crate) reversible_numpath: u8,
+    pub(crate) pkey: u16,
+    pub(crate) qosclass_sl: u16,
+    pub(crate) mtu: u8,
+    pub(crate) rate: u8,
+    pub(crate) packetlifetime: u8,
+}
+
+impl PathRecord {
+    fn raw(&self) -> ibv_path_data {
+        // SAFETY: a struct of integers.
+        let none: ibv_path_record = unsafe { zeroed() };
+        let path = ibv_path_record {
+            dgid: ibv_gid { raw: self.dgid },
+            sgid: ibv_gid { raw: self.sgid },
+            flowlabel_hoplimit: self.flowlabel_hoplimit.to_be(),
+            tclass: self.tclass,
+            reversible_numpath: self.reversible_numpath,
+            pkey: self.pkey.to_be(),
+            qosclass_sl: self.qosclass_sl.to_be(),
+            mtu: self.mtu,
+            rate: self.rate,
+            packetlifetime: self.packetlifetime,
+            ..none
+        };
+        ibv_path_data { flags: PATH_FOR_ALL, reserved: 0, path }
+    }
+}
 
 /// Where events of identifiers arrive. Does not block.
 #[derive(Debug)]
@@ -256,6 +299,22 @@ impl CmId {
         check_errno(unsafe { rdma_resolve_route(self.raw(), timeout_ms) })
     }
 
+    /// The type of service, or traffic class, of what it sends, and of its peer: before the path is looked for.
+    pub(crate) fn set_tos(&self, mut tos: u8) -> io::Result<()> {
+        self.set_option(OPTION_TOS, &mut tos)
+    }
+
+    /// Gives it the path, instead of having it looked for: the event is the same.
+    pub(crate) fn set_path(&self, record: &PathRecord) -> io::Result<()> {
+        self.set_option(OPTION_PATH, &mut record.raw())
+    }
+
+    fn set_option<T>(&self, (level, name): (i32, i32), value: &mut T) -> io::Result<()> {
+        let (value, len) = (ptr::from_mut(value).cast(), size_of::<T>());
+        // SAFETY: the identifier is alive; the value lives, and has this length, during the call, which only reads it.
+        check_errno(unsafe { rdma_set_option(self.raw(), level, name, value, len) })
+    }
+
     pub(crate) fn connect(&self, params: &ConnectionParameters<'_>) -> io::Result<()> {
         let mut params = params.raw();
         // SAFETY: the identifier is alive; the private data outlives the call.
@@ -304,25 +363,37 @@ impl CmId {
     /// The address of the other side.
     pub(crate) fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier is alive.
-        let address = &unsafe { self.raw.as_ref() }.route.addr.dst_addr_union;
+        let union = &unsafe { self.raw.as_ref() }.route.addr.dst_addr_union;
         // SAFETY: the union is large enough for any address, and zero where unused.
-        let storage = unsafe { address.dst_storage };
-        match i32::from(storage.ss_family) {
-            libc::AF_INET => {
-                // SAFETY: the family says what it is.
-                let v4 = unsafe { address.dst_sin };
-                let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
-                Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(v4.sin_port))))
-            }
-            libc::AF_INET6 => {
-                // SAFETY: the family says what it is.
-                let v6 = unsafe { address.dst_sin6 };
-                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-                let port = u16::from_be(v6.sin6_port);
-                Some(SocketAddr::V6(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id)))
-            }
-            _ => None,
+        address(&unsafe { union.dst_storage })
+    }
+
+    /// The address of this side, once it is known.
+    pub(crate) fn own_address(&self) -> Option<SocketAddr> {
+        // SAFETY: the identifier is alive.
+        let union = &unsafe { self.raw.as_ref() }.route.addr.src_addr_union;
+        // SAFETY: the union is large enough for any address, and zero where unused.
+        address(&unsafe { union.src_storage })
+    }
+}
+
+/// An address out of C's form.
+fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says what it is, and the storage is large enough, and aligned, for it.
+            let v4 = unsafe { ptr::from_ref(storage).cast::<libc::sockaddr_in>().read() };
+            let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
+            Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(v4.sin_port))))
         }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { ptr::from_ref(storage).cast::<libc::sockaddr_in6>().read() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            let port = u16::from_be(v6.sin6_port);
+            Some(SocketAddr::V6(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id)))
+        }
+        _ => None,
     }
 }
 

@@ -10,7 +10,7 @@ mod memory;
 mod queue;
 mod queue_pair;
 
-pub(crate) use cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, EventChannel};
+pub(crate) use cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, EventChannel, PathRecord};
 pub(crate) use device::{AsyncEvent, Attributes, Context, PortAttributes, ProtectionDomain};
 pub(crate) use memory::{MemoryRegion, MemoryWindow};
 pub(crate) use queue::{CompletionChannel, CompletionQueue, POLL_BATCH, SharedReceiveQueue, WorkCompletion};

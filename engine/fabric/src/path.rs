@@ -1,0 +1,113 @@
+//! What a site asks of the packets of its connections: traffic class, service level, path MTU. One place for what
+//! these may be, and for which fabrics have them.
+
+#![forbid(unsafe_code)]
+
+use crate::FabricError;
+use crate::iwarp::IwarpFabric;
+
+/// The path MTUs of InfiniBand and RoCE, in bytes (InfiniBand Architecture 1.2.1 §9.7.3).
+const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
+/// The word before the colon of the addresses of RDMA devices, in builds without them too.
+pub(crate) const VERBS: &str = "verbs";
+
+/// What the packets of connections are to have. `None` leaves it to the system, or to the peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathConfig {
+    /// Type of service of IPv4, traffic class of IPv6 and of a GRH: the DSCP in the upper six bits (RFC 2474 §3), ECN
+    /// in the lower two. 0 to 255.
+    pub tos: Option<u8>,
+    /// Service level (InfiniBand), or priority (RoCE over VLANs, the three lower bits). 0 to 15.
+    pub service_level: Option<u8>,
+    /// Payload of a packet at most: 256, 512, 1024, 2048 or 4096 bytes.
+    pub path_mtu: Option<u32>,
+}
+
+/// A value that no fabric has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfRange {
+    /// The field.
+    pub knob: &'static str,
+    /// Its value.
+    pub value: u32,
+    /// What it may be.
+    pub wanted: &'static str,
+}
+
+impl PathConfig {
+    /// The first of the values that is out of its range.
+    pub fn out_of_range(&self) -> Option<OutOfRange> {
+        let level = self.service_level.filter(|&level| level > 15);
+        let mtu = self.path_mtu.filter(|mtu| !MTUS.contains(mtu));
+        let level = level.map(|level| OutOfRange { knob: "service_level", value: level.into(), wanted: "0 to 15" });
+        let mtu = mtu.map(|value| OutOfRange { knob: "path_mtu", value, wanted: "256, 512, 1024, 2048 or 4096 bytes" });
+        level.or(mtu)
+    }
+
+    /// Whether the fabric whose addresses begin with this can do all that is asked for.
+    ///
+    /// # Errors
+    /// Names the knob that it cannot do, or that is out of its range.
+    pub fn check(&self, scheme: &str) -> Result<(), FabricError> {
+        if let Some(OutOfRange { knob, value, wanted }) = self.out_of_range() {
+            return Err(FabricError::Misuse(format!("{knob} = {value}: {wanted}")));
+        }
+        let has_ip = scheme == VERBS || scheme == IwarpFabric::SCHEME;
+        for (knob, value, is_had, of) in [
+            ("tos", self.tos.map(u32::from), has_ip, "verbs: and iwarp:"),
+            ("service_level", self.service_level.map(u32::from), scheme == VERBS, "verbs:"),
+            ("path_mtu", self.path_mtu, scheme == VERBS, "verbs:"),
+        ] {
+            if let Some(value) = value.filter(|_| !is_had) {
+                let detail = format!("{knob} = {value}: {scheme}: addresses do not have it, only {of} ones do");
+                return Err(FabricError::Misuse(detail));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: PathConfig = PathConfig { tos: None, service_level: None, path_mtu: None };
+
+    #[test]
+    fn what_a_fabric_does_not_have_is_refused_by_name() {
+        let tos = PathConfig { tos: Some(0), ..NONE };
+        let level = PathConfig { service_level: Some(15), ..NONE };
+        let mtu = PathConfig { path_mtu: Some(4096), ..NONE };
+        for (path, knob, by) in [
+            (tos, "tos", &["soft"][..]),
+            (level, "service_level", &["soft", "iwarp"]),
+            (mtu, "path_mtu", &["soft", "iwarp"]),
+        ] {
+            for scheme in ["soft", "iwarp", "verbs"] {
+                let said = path.check(scheme).map_err(|error| error.to_string());
+                assert_eq!(said.is_err(), by.contains(&scheme), "{knob} {scheme}: {said:?}");
+                assert!(said.err().is_none_or(|said| said.contains(knob)), "{knob} {scheme}");
+            }
+        }
+        assert_eq!(NONE.check("soft"), Ok(()));
+    }
+
+    #[test]
+    fn what_no_fabric_has_is_refused_by_name() {
+        for (path, knob) in [
+            (PathConfig { service_level: Some(16), ..NONE }, "service_level = 16"),
+            (PathConfig { path_mtu: Some(0), ..NONE }, "path_mtu = 0"),
+            (PathConfig { path_mtu: Some(1500), ..NONE }, "path_mtu = 1500"),
+            (PathConfig { path_mtu: Some(8192), ..NONE }, "path_mtu = 8192"),
+        ] {
+            let said = path.check(VERBS).map_err(|error| error.to_string());
+            assert!(said.as_ref().is_err_and(|said| said.contains(knob)), "{said:?}");
+        }
+        for mtu in MTUS {
+            assert_eq!(
+                PathConfig { path_mtu: Some(mtu), tos: Some(255), service_level: Some(15) }.check(VERBS),
+                Ok(())
+            );
+        }
+    }
+}

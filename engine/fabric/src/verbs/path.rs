@@ -1,0 +1,122 @@
+//! Traffic class, service level and path MTU of a connection: on its queue pair, and in the path record that the
+//! connection manager is given.
+
+#![forbid(unsafe_code)]
+
+use std::net::IpAddr;
+
+use rdma_sys::ibv_qp_attr;
+
+use super::sys::PathRecord;
+use crate::FabricError;
+use crate::path::PathConfig;
+
+/// Routers that a packet may pass: what Linux gives IP packets.
+const HOP_LIMIT: u32 = 64;
+/// The only partition of RoCE.
+const DEFAULT_PKEY: u16 = 0xFFFF;
+/// Paths lead back as well; there is one.
+const REVERSIBLE: u8 = 1 << 7 | 1;
+/// The number beside it is meant exactly (InfiniBand Architecture 1.2.1 §15.2.5.16).
+const EXACTLY: u8 = 2 << 6;
+/// As the kernel has it for RoCE: 4.096 µs times two to the power of this, for a packet to get there.
+const LIFETIME: u8 = 16;
+/// All of the device's rate.
+const FULL_RATE: u8 = 0;
+
+/// The code of a path MTU: 1 is 256 bytes, 5 is 4096.
+pub(super) fn mtu_code(mtu: u32) -> u32 {
+    mtu.max(256).ilog2() - 7
+}
+
+/// Bytes of a path MTU's code.
+pub(super) fn mtu_of(code: u32) -> u32 {
+    128 << code.min(5)
+}
+
+/// A queue pair cannot send more than its port does.
+pub(super) fn check_port(path: &PathConfig, device: &str, port: u8, active: u32) -> Result<(), FabricError> {
+    match path.path_mtu {
+        Some(mtu) if active > 0 && mtu > active => Err(FabricError::Misuse(format!(
+            "path_mtu = {mtu}: the active MTU of {device} port {port} is {active} (`ibv_devinfo`); on RoCE that of the \
+             interface bounds it (`ip link set NETDEV mtu`)"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What the packets of this side are to have, in what the connection manager says of the way to its peer.
+pub(super) fn mark(attr: &mut ibv_qp_attr, path: &PathConfig) {
+    let way = &mut attr.ah_attr;
+    way.grh.traffic_class = path.tos.unwrap_or(way.grh.traffic_class);
+    way.sl = path.service_level.unwrap_or(way.sl);
+}
+
+/// The way from one address to another of RoCE, with this MTU: what the connection manager finds by itself for the
+/// interface's own. It goes to the peer with the request, so that both queue pairs have it.
+pub(super) fn record(from: IpAddr, to: IpAddr, mtu: u32, path: &PathConfig) -> PathRecord {
+    let gid = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    };
+    PathRecord {
+        dgid: gid(to),
+        sgid: gid(from),
+        flowlabel_hoplimit: HOP_LIMIT,
+        tclass: path.tos.unwrap_or(0),
+        reversible_numpath: REVERSIBLE,
+        pkey: DEFAULT_PKEY,
+        qosclass_sl: path.service_level.unwrap_or(0).into(),
+        mtu: EXACTLY | mtu_code(mtu) as u8,
+        rate: EXACTLY | FULL_RATE,
+        packetlifetime: EXACTLY | LIFETIME,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_sys::ibv_qp_state;
+
+    use super::super::sys::QpAttributes;
+    use super::*;
+
+    #[test]
+    fn codes_of_path_mtus() {
+        for (code, mtu) in (1..).zip([256, 512, 1024, 2048, 4096]) {
+            assert_eq!((mtu_code(mtu), mtu_of(code)), (code, mtu));
+        }
+    }
+
+    #[test]
+    fn an_mtu_above_the_ports_is_refused_and_both_are_named() {
+        let path = PathConfig { path_mtu: Some(2048), ..PathConfig::default() };
+        assert_eq!(check_port(&path, "rxe0", 1, 2048), Ok(()));
+        assert_eq!(check_port(&PathConfig::default(), "rxe0", 1, 256), Ok(()));
+        let said = check_port(&path, "rxe0", 1, 1024).map_err(|error| error.to_string());
+        let said = said.expect_err("above");
+        assert!(said.contains("path_mtu = 2048") && said.contains("rxe0 port 1 is 1024"), "{said}");
+    }
+
+    #[test]
+    fn what_is_not_asked_for_stays_as_the_connection_manager_has_it() {
+        let marked = |path: PathConfig| {
+            let mut attr = QpAttributes::state(ibv_qp_state::IBV_QPS_RTR).attr;
+            (attr.ah_attr.sl, attr.ah_attr.grh.traffic_class) = (3, 8);
+            mark(&mut attr, &path);
+            (attr.ah_attr.sl, attr.ah_attr.grh.traffic_class)
+        };
+        assert_eq!(marked(PathConfig::default()), (3, 8));
+        assert_eq!(marked(PathConfig { tos: Some(104), ..PathConfig::default() }), (3, 104));
+        assert_eq!(marked(PathConfig { service_level: Some(0), ..PathConfig::default() }), (0, 8));
+    }
+
+    #[test]
+    fn a_path_record_has_what_was_asked_for() {
+        let path = PathConfig { tos: Some(104), service_level: Some(5), path_mtu: Some(1024) };
+        let (from, to) = ("10.0.0.1".parse().expect("an address"), "fd00::2".parse().expect("an address"));
+        let record = record(from, to, 1024, &path);
+        assert_eq!(record.sgid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 0, 0, 1]);
+        assert_eq!((record.dgid[0], record.dgid[15]), (0xFD, 2));
+        assert_eq!((record.tclass, record.qosclass_sl, record.mtu), (104, 5, 0x83));
+    }
+}

@@ -1,0 +1,97 @@
+# What a site has asked for its packets is on the wire: the DSCP of both directions, over soft-RoCE and over iWARP, the
+# path MTU by the length of packets. What cannot be is refused by name, and a server refuses longer packets than its own.
+# limit: 240
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../rpcperf.sh"
+for tool in dumpcap tshark; do
+    command -v $tool >/dev/null || { echo "$tool is missing: apt-get install tshark"; exit 77; }
+done
+"$(dirname "$0")/../wire-up"
+trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
+    ip netns delete near 2>/dev/null || true; ip netns delete far 2>/dev/null || true
+    "$(dirname "$0")/../wire-up" down' EXIT
+
+# capture NAME INTERFACE FILTER FIELDS COMMAND…: runs the command, and leaves in /run/NAME these fields of each packet
+# that goes over the cable meanwhile. $enter: what runs a program where that interface is.
+enter=()
+capture() {
+    local file=$RPCRDMA_VM_RESULTS/packets-$1.pcapng capturing
+    "${enter[@]}" dumpcap -q -i "$2" -f "$3" -w "$file" 2>/run/dumpcap &
+    capturing=$!
+    await 30 grep -q '^File: ' /run/dumpcap
+    "${@:5}" >/run/said 2>&1 || fail "$1: ${*:5}: $(</run/said)"
+    sleep 1
+    kill -INT $capturing
+    wait $capturing
+    chmod a+r "$file"
+    tshark -r "$file" -T fields -E occurrence=f -E separator=' ' $4 >"/run/$1" 2>/run/tshark || fail "$(</run/tshark)"
+    (($(wc -l <"/run/$1") > 50)) || fail "$1: only $(wc -l <"/run/$1") packets"
+}
+
+# classes NAME ADDRESS: the DSCPs of what this address has sent, which is the first field; the DSCP the second.
+classes() { awk -v from="$2" '$1 == from { print $2 }' "/run/$1" | sort -nu | xargs; }
+
+# expect WHAT GOT WANTED
+expect() {
+    [[ $2 == "$3" ]] || fail "$1: '$2', not '$3'"
+    echo "- $1: $2"
+}
+
+# What has data of an RDMA message, not of the connection manager (destination queue pair 1).
+roce='-e ip.src -e ip.dsfield.dscp -e udp.length -Y infiniband.bth.destqp!=1'
+at=verbs:10.0.0.1:20049
+# By the routing tables that address is now the other device's.
+serve plain $at --only calls -d rxe0 -x 1
+longest() { awk '{ if ($3 > most) most = $3 } END { print most }' "/run/$1"; }
+# UDP's header, BTH, RETH, payload, ICRC.
+long() { echo $((8 + 12 + 16 + $1 + 4)); }
+
+# The first request over a new cable is lost.
+await 30 "$rpcperf" lat $at -n 50
+capture asked v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 20 -T 104 -m 512
+expect "DSCP of the server's packets, as its client asked for (RoCE)" "$(classes asked 10.0.0.1)" 26
+expect "longest packet with a path MTU of 512" "$(longest asked)" "$(long 512)"
+capture written v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 20
+expect "DSCP that nobody asked for" "$(classes written 10.0.0.1)" 0
+expect "longest packet of the port's own MTU" "$(longest written)" "$(long 1024)"
+fails "more than the port has" 'path_mtu = 2048: the active MTU of rxe1 port 1 is 1024' -- "$rpcperf" lat $at -m 2048
+kill "$server"
+wait "$server" || true
+await 30 bash -c '! rdma resource show cm_id | grep -q LISTEN.*20049'
+
+serve own $at --only calls -d rxe0 -x 1 -T 32 -S 3 -m 512
+await 30 "$rpcperf" lat $at -n 50 -m 256
+capture both v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 20 -T 104 -S 5 -m 256
+expect "DSCP of a server that has its own" "$(classes both 10.0.0.1)" 8
+expect "DSCP of its client" "$(classes both 10.0.0.2)" 26
+expect "longest packet with a path MTU of 256" "$(longest both)" "$(long 256)"
+fails "longer packets than the server takes" 'path_mtu here is 512, asked for were 1024' -- "$rpcperf" lat $at
+grep -q 'it asks for a path MTU of 1024, and path_mtu here is 512' /run/own || fail "the server says nothing: $(</run/own)"
+fails "a knob that iWARP does not have" 'path_mtu = 512: iwarp: addresses do not have it' -- \
+    bash -c '"$0" lat iwarp:10.0.0.1:20051 -m 512 || exit 1' "$rpcperf"
+
+ip netns add near
+ip netns add far
+ip link add n0 netns near type veth peer name f0 netns far
+for end in near:n0:1 far:f0:2; do
+    IFS=: read -r space link host <<<"$end"
+    ip -netns $space address add 192.0.2.$host/24 dev $link
+    ip -netns $space address add fd02::$host/64 dev $link nodad
+    ip -netns $space link set $link up
+done
+enter=(ip netns exec near)
+serve_iwarp() { # NAME ADDRESS OPTION…
+    "${enter[@]}" "$rpcperf" serve --listen "$2" --only calls "${@:3}" >"/run/$1" 2>&1 &
+    await 30 grep -q '^listening' "/run/$1"
+}
+# What has data: the answer to the first packet comes from the listener.
+tcp='-e ip.src -e ip.dsfield.dscp -Y tcp.len>0'
+tcp6='-e ipv6.src -e ipv6.tclass.dscp -Y tcp.len>0'
+serve_iwarp tcp 'iwarp:[::]:20049' -T 32
+far=(ip netns exec far "$rpcperf" bw --op write -s 64K -n 20 -T 104)
+capture four n0 'tcp port 20049' "$tcp" "${far[@]}" iwarp:192.0.2.1:20049
+expect "DSCP of a server (iWARP, IPv4)" "$(classes four 192.0.2.1)" 8
+expect "DSCP of its client" "$(classes four 192.0.2.2)" 26
+capture six n0 'tcp port 20049' "$tcp6" "${far[@]}" 'iwarp:[fd02::1]:20049'
+expect "DSCP of a server (iWARP, IPv6)" "$(classes six fd02::1)" 8
+expect "DSCP of its client" "$(classes six fd02::2)" 26
