@@ -254,7 +254,7 @@ impl<F: Fabric> RawPeer<F> {
                     }
                     continue;
                 }
-                ControlEvent::ConnectRequest { .. } => continue,
+                ControlEvent::ConnectRequest { .. } | ControlEvent::Device(_) => continue,
                 ControlEvent::Rejected { private_data, .. } => String::from_utf8_lossy(&private_data).into_owned(),
                 ControlEvent::ConnectFailed { error, .. } => error.to_string(),
                 ControlEvent::Disconnected { reason, .. } => reason,

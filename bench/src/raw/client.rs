@@ -243,6 +243,7 @@ impl<F: Fabric> RawTarget<F> {
                     return Err(Failure::Run(format!("the connection ended: {reason}")));
                 }
                 ControlEvent::ConnectRequest { request, .. } => self.fabric.reject(request, b"this is a client"),
+                ControlEvent::Device(event) => eprintln!("rpcperf: {event}"),
             }
         }
         self.events = events;

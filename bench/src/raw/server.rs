@@ -166,6 +166,7 @@ impl<F: Fabric> RawServer<F> {
                 ControlEvent::Disconnected { qp, .. } => self.forget(qp, None),
                 ControlEvent::Rejected { qp, .. } => self.forget(qp, None),
                 ControlEvent::ConnectFailed { qp, error } => self.forget(qp, Some(&error.to_string())),
+                ControlEvent::Device(event) => eprintln!("rpcperf: {event}"),
             }
         }
         self.events = events;

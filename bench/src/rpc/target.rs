@@ -233,6 +233,16 @@ impl RpcTarget {
         }
     }
 
+    /// A failure, with why a connection is over, if one is.
+    #[cold]
+    fn with_reason(&self, failure: Failure) -> Failure {
+        let reason = self.lanes.iter().find_map(|lane| self.client.closed_because(lane.connection));
+        match (failure, reason) {
+            (Failure::Run(text), Some(reason)) => Failure::Run(format!("{text}: {reason}")),
+            (failure, _) => failure,
+        }
+    }
+
     /// A call beside those that are measured.
     fn ask(&mut self, procedure: u32, args: &[u8]) -> Result<Reply, Failure> {
         let what = "asking the server for calls of its own";
@@ -328,7 +338,7 @@ impl Target for RpcTarget {
         } else {
             self.idle();
         }
-        failure.map_or(Ok(()), Err)
+        failure.map_or(Ok(()), |failure| Err(self.with_reason(failure)))
     }
 
     fn counters(&mut self) -> Option<Counters> {

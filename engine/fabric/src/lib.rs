@@ -23,6 +23,7 @@
 //! | [`software`] | the fabric without hardware: shared memory between processes of one host |
 //! | `verbs` | the fabric over libibverbs and librdmacm, with the feature `verbs` |
 //! | [`any`] | whichever of them an address names |
+//! | `device_event` | what becomes of a device, whoever uses it |
 //! | `forward` | what a wrapper of fabrics only hands on |
 //! | `checks` | what every fabric checks of a work request |
 //! | `received`, `receives` | buffers with what has come in them; a queue of posted ones |
@@ -46,6 +47,7 @@ pub mod chaos;
 mod checks;
 #[cfg(any(test, feature = "testing"))]
 pub mod contract;
+mod device_event;
 mod forward;
 pub mod host;
 pub mod iwarp;
@@ -72,6 +74,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
+pub use self::device_event::DeviceEvent;
 pub use self::received::ReceivedBuf;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Frozen, Lent};
 use rustix::fd::BorrowedFd;
@@ -335,6 +338,8 @@ pub enum Status {
     RemoteOperation,
     /// The peer does not answer any more.
     RetryExceeded,
+    /// Nothing can be sent, or the peer does not answer, as the port of this side is down.
+    PortDown,
     /// The peer had no Receive posted for longer than its retries allow.
     RnrRetryExceeded,
     /// The device is beyond use.
@@ -463,6 +468,8 @@ pub enum ControlEvent {
         /// The same in words, for a log.
         reason: String,
     },
+    /// Something happened to the device. Connections that end for it are told of by themselves.
+    Device(DeviceEvent),
 }
 
 /// Whose doing it is that a connection is over.
@@ -480,6 +487,10 @@ pub enum Disconnect {
     Refused,
     /// The device, or the way to the peer, has failed.
     Failure,
+    /// The device of this side was removed, or is beyond use.
+    Device,
+    /// The peer did not answer while the port of this side was down.
+    PortDown,
 }
 
 /// A failure of the fabric or of its environment. The text names the call, the limit found and the remedy.
@@ -583,6 +594,10 @@ pub struct FabricStats {
     pub system_calls: u64,
     /// System calls that looked for such bytes and found none.
     pub empty_system_calls: u64,
+    /// Times that the device's port went down.
+    pub port_downs: u64,
+    /// Times that the device was removed, or said that it is beyond use.
+    pub device_failures: u64,
 }
 
 /// One shard's RDMA device. See the module page for who owns memory when.

@@ -274,6 +274,10 @@ impl<F: Fabric> Shard<F> {
                 self.life.disconnected(qp, CloseReason::Disconnected { cause, detail: reason });
                 self.cx.schedule.control_now();
             }
+            ControlEvent::Device(event) => {
+                let device = self.cx.fabric.capabilities().device.clone();
+                self.cx.warn("events of the device", format_args!("{device}: {event}"));
+            }
         }
     }
 

@@ -431,6 +431,7 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
                     self.journal.note(format_args!("{qp:?} is over"));
                     self.over(*qp, End::Other);
                 }
+                ControlEvent::Device(event) => self.journal.note(format_args!("{event}")),
             }
         }
     }

@@ -1,5 +1,5 @@
 # The interface of a device goes down under load: its clients are told, its server goes on and says why nobody comes to
-# it, and when the interface is up and the device made again, a server serves.
+# it, and when the interface is up and the device made again, a server serves. Then the same for a device that is removed.
 #
 # A device whose own interface is down is another matter, in Linux 6.1: a message of its connection manager that is sent
 # meanwhile, as each disconnect sends one, blocks its queue pair 1 for good, and nobody connects by it any more, rping
@@ -36,3 +36,18 @@ await 10 grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1
 serve server $at -q 8 -s 64K
 "$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1 ||
     fail "not served after the interface came back: $(</run/again)"
+
+# The device is taken away under load. Its driver waits until everybody has let go of it: the server ends all
+# connections at once and says why; who runs it starts another one when the device is there again.
+load
+rdma link delete rxe0 &
+deletion=$!
+lost "the server's device removed"
+grep -q 'the device was removed' /run/server || fail "the server does not say that its device was removed: $(</run/server)"
+kill "$server"
+wait "$server" || true
+wait $deletion || fail "the device is not given back"
+rdma link add rxe0 type rxe netdev v0
+await 10 grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1
+serve server $at -q 8 -s 64K
+"$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1 || fail "not served by the device that came back: $(</run/again)"

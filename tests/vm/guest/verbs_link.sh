@@ -9,7 +9,7 @@ source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
 at=verbs:10.0.0.1:20049
-serve server $at -q 8 -s 64K
+serve server $at -q 8 -s 64K --stats /run/server.stats
 "$rpcperf" lat $at -n 50 >/dev/null
 await 30 bash -c '! rdma resource show cm_id | grep -q "state CONNECT"'
 holds >/run/before
@@ -45,6 +45,14 @@ before=$(answers)
 ip link set v1 down
 await 10 grep -q DOWN /sys/class/infiniband/rxe0/ports/1/state
 lost "the link down"
+grep -qE 'port 1 is down|PortDown' /run/busy-* || fail "none of the lost clients says that its port is down: $(cat /run/busy-*)"
+# The server's device has said so too, and it is counted: once here, once with nothing under way.
+grep -q 'port 1 is down' /run/server || fail "the server does not say that the port is down: $(</run/server)"
+downs() { python3 -c 'import json, socket
+said = socket.socket(socket.AF_UNIX)
+said.connect("/run/server.stats")
+print(sum(shard["stats"]["fabric"]["port_downs"] for shard in json.load(said.makefile())["shards"]))'; }
+(($(downs) >= 2)) || fail "the server has counted $(downs) times that the port went down"
 # The server is not told: it finds out by its device, or by its keep-alive.
 await 60 bash -c "(( \$(rdma resource show qp link rxe0 | grep -c 'type RC') == $quiet ))"
 # One call in 0.1 s, while lost clients took seconds.
@@ -53,6 +61,7 @@ echo "- what the lost clients had has come back; another was served all the whil
 unwire
 up_v1
 await 10 grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
+await 10 grep -q 'port 1 is up' /run/server
 wire
 "$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1 || fail "not served after the link came back: $(</run/again)"
 rdma resource show qp link rxe1 | grep -q 'type RC' &&

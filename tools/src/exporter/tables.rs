@@ -65,6 +65,8 @@ pub(super) const COUNTERS: &[Number<ShardStats>] = &[
     number("empty_system_calls", "System calls that looked for such bytes in vain", |shard| {
         shard.fabric.empty_system_calls
     }),
+    number("port_downs", "Times that the device's port went down", |shard| shard.fabric.port_downs),
+    number("device_failures", "Times that the device was removed, or beyond use", |shard| shard.fabric.device_failures),
     number("windows_revoked_by_peers", "Windows that peers revoked with their replies", |shard| shard.revoked_by_peers),
     number("windows_revoked_here", "Windows that this side had to revoke", |shard| shard.revoked_here),
     number("buffers_leaked", "Buffers lost", |shard| shard.pool.leaked),

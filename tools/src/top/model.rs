@@ -110,10 +110,17 @@ pub(crate) struct ConnectionRow {
     pub(crate) messages: Option<Figure>,
 }
 
-/// Connections that ended because their peers broke rules or owed something, and what devices refused or could not take.
+/// Connections that ended because their peers broke rules or owed something, and what devices refused, could not take,
+/// or suffered themselves.
 pub(crate) fn faults(stats: &ShardStats) -> u64 {
     let device = &stats.fabric;
-    let of_device = [device.receiver_not_ready, device.access_refused, device.peer_violations];
+    let of_device = [
+        device.receiver_not_ready,
+        device.access_refused,
+        device.peer_violations,
+        device.port_downs,
+        device.device_failures,
+    ];
     [stats.peer_faults, stats.peers_stalled].into_iter().chain(of_device).fold(0, u64::saturating_add)
 }
 

@@ -30,6 +30,8 @@ pub(super) struct Book {
     pub(super) empty_polls: u64,
     /// Completions that the queue can still be made to hold.
     pub(super) room: usize,
+    /// The port has no link: no peer answers.
+    pub(super) is_port_down: bool,
     invalidated_flags: u32,
 }
 
@@ -45,6 +47,7 @@ impl Book {
             stats: FabricStats::default(),
             empty_polls: 0,
             room,
+            is_port_down: false,
             invalidated_flags: quirks.invalidated_flags,
         }
     }
@@ -66,7 +69,10 @@ impl Book {
 
     #[inline]
     fn send_done(&mut self, done: &WorkCompletion, out: &mut Vec<Completion>) {
-        let status = status(done.status);
+        let mut status = status(done.status);
+        if !status.is_ok() {
+            status = explained(status, self.is_port_down);
+        }
         let Some(qp) = self.table.at(WrId(done.wr_id()).slot()) else { return };
         let retired = qp.endpoint.retire(done, status, out);
         self.room += retired.count;
@@ -127,9 +133,19 @@ impl Book {
     }
 }
 
+/// A device does not say why nobody answers, or, as soft-RoCE, why nothing can be sent.
+#[cold]
+fn explained(status: Status, is_port_down: bool) -> Status {
+    match status {
+        Status::RetryExceeded | Status::LocalQpOperation if is_port_down => Status::PortDown,
+        other => other,
+    }
+}
+
 #[cold]
 fn failed(qp: &mut Qp, attention: &mut Vec<u32>, what: &str, status: Status, vendor: u32) {
-    qp.fail(attention, Disconnect::Failure, || format!("{what} ended with {status:?} (vendor's code {vendor:#x})"));
+    let cause = if status == Status::PortDown { Disconnect::PortDown } else { Disconnect::Failure };
+    qp.fail(attention, cause, || format!("{what} ended with {status:?} (vendor's code {vendor:#x})"));
 }
 
 /// The device takes a Send or Write with immediate data for good, and goes on: the queue pair is stopped
@@ -157,5 +173,21 @@ pub(super) fn status(code: u32) -> Status {
         13 => Status::RnrRetryExceeded,
         19 => Status::Fatal,
         other => Status::Other(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_while_the_port_is_down_says_so() {
+        for failure in [Status::RetryExceeded, Status::LocalQpOperation] {
+            assert_eq!((explained(failure, true), explained(failure, false)), (Status::PortDown, failure));
+        }
+        // These have causes of their own.
+        for other in [Status::Flushed, Status::RemoteAccess, Status::RnrRetryExceeded] {
+            assert_eq!(explained(other, true), other);
+        }
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rdma_sys::ibv_qp_state;
 
+use super::complete::Book;
 use super::device::Gid;
 use super::drain::{Known, Last, drain};
 use super::endpoint::{Endpoint, Parts};
@@ -19,7 +20,9 @@ use super::{VerbsFabric, explain, path, reaper, wr_id};
 use crate::host;
 use crate::path::PathConfig;
 use crate::seats::{Arrival, Taken};
-use crate::{Completion, ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId};
+use crate::{
+    Completion, ConnectParams, ControlEvent, DeviceEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId,
+};
 
 /// Events of one kind that one look takes, so that the others get their turn.
 const MOST_EVENTS: usize = 256;
@@ -281,6 +284,9 @@ impl VerbsFabric {
             let arrival = self.listener.as_ref().and_then(|(_, seat)| seat.place(event, MOST_HANDED));
             return arrival.into_iter().for_each(|arrival| self.requested(arrival));
         }
+        if event.kind == CmEventKind::DeviceRemoval {
+            self.device_lost(DeviceEvent::Removed);
+        }
         if event.cookie == reaper::NOBODY {
             return;
         }
@@ -328,9 +334,8 @@ impl VerbsFabric {
             (kind, State::Connecting) if ends(kind) => {
                 self.not_reached(id, format!("{kind:?} ({})", io::Error::from_raw_os_error(event.status.abs())));
             }
-            (CmEventKind::DeviceRemoval, State::Accepting | State::Up | State::Closing) => {
-                self.finish(id, Disconnect::Failure, "the device was removed".to_owned());
-            }
+            // All of them have been told above.
+            (CmEventKind::DeviceRemoval, State::Accepting | State::Up | State::Closing) => {}
             (CmEventKind::Disconnected, State::Closing) => {
                 self.finish(id, Disconnect::Local, "both sides have closed it".to_owned())
             }
@@ -485,14 +490,31 @@ impl VerbsFabric {
                 AsyncEvent::Device {
                     code: AsyncEvent::CQ_ERROR | AsyncEvent::DEVICE_FATAL | AsyncEvent::SRQ_ERROR,
                 } => {
-                    log::error!("{}: {event:?}: the device, or a queue of it, is beyond use", self.choice.device);
-                    let attention = &mut self.book.attention;
-                    self.book.table.iter_mut().for_each(|qp| {
-                        qp.fail(attention, Disconnect::Failure, || format!("the device says {event:?}"))
-                    });
+                    log::debug!("{}: {event:?}", self.choice.device);
+                    self.device_lost(DeviceEvent::Failed);
+                }
+                AsyncEvent::Port { port, code: AsyncEvent::PORT_ERROR } if port == u32::from(self.choice.port) => {
+                    self.book.is_port_down = true;
+                    self.book.stats.port_downs += 1;
+                    self.events.push(ControlEvent::Device(DeviceEvent::PortDown { port }));
+                }
+                AsyncEvent::Port { port, code: AsyncEvent::PORT_ACTIVE } if port == u32::from(self.choice.port) => {
+                    self.book.is_port_down = false;
+                    self.events.push(ControlEvent::Device(DeviceEvent::PortUp { port }));
                 }
                 other => log::info!("{}: {other:?}", self.choice.device),
             }
+        }
+    }
+
+    /// All connections are over, as the device is; said once, though each identifier and queue may say so.
+    fn device_lost(&mut self, event: DeviceEvent) {
+        let Book { table, attention, stats, .. } = &mut self.book;
+        let device = &self.choice.device;
+        table.iter_mut().for_each(|qp| qp.fail(attention, Disconnect::Device, || format!("{device}: {event}")));
+        if !std::mem::replace(&mut self.is_lost, true) {
+            stats.device_failures += 1;
+            self.events.push(ControlEvent::Device(event));
         }
     }
 

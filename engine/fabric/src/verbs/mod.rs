@@ -104,6 +104,8 @@ pub struct VerbsFabric {
     next_request: u64,
     choice: Choice,
     is_infiniband: bool,
+    /// The device was removed, or is beyond use.
+    is_lost: bool,
     capabilities: Capabilities,
     quirks: Quirks,
     config: Box<VerbsConfig>,
@@ -198,6 +200,7 @@ impl VerbsFabric {
             is_infiniband: ports
                 .iter()
                 .any(|p| (&p.device, p.number) == (&choice.device, choice.port) && p.link_layer == "InfiniBand"),
+            is_lost: false,
             not_ready_before: device::receiver_not_ready(&choice.device, choice.port),
             choice,
             capabilities,

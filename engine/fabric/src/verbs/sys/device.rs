@@ -69,6 +69,10 @@ impl AsyncEvent {
     pub(crate) const ESTABLISHED: u32 = 4;
     /// `IBV_EVENT_DEVICE_FATAL`.
     pub(crate) const DEVICE_FATAL: u32 = 8;
+    /// `IBV_EVENT_PORT_ACTIVE`.
+    pub(crate) const PORT_ACTIVE: u32 = 9;
+    /// `IBV_EVENT_PORT_ERR`.
+    pub(crate) const PORT_ERROR: u32 = 10;
     /// `IBV_EVENT_SRQ_ERR`.
     pub(crate) const SRQ_ERROR: u32 = 14;
     /// `IBV_EVENT_QP_LAST_WQE_REACHED`: a queue pair in error takes no more of the shared Receives.
