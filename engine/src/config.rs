@@ -72,6 +72,12 @@ pub struct Config {
     /// ([`DeferredCall`](crate::service::DeferredCall)): further ones wait. At least 1. A call that is taken keeps its
     /// memory, and the Receive that it came in.
     pub max_deferred: u32,
+    /// Most RDMA Reads of one connection that may be under way for its peer's calls: further calls with Read chunks
+    /// wait until others have been read. The Reads of one call, one for each segment, are not parted: it goes alone.
+    /// At least 1. Default none: what credits and memory allow.
+    pub max_reads: Option<usize>,
+    /// The same, of bytes. At least 1. Default none.
+    pub max_read_bytes: Option<usize>,
     /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default
     /// any.
     pub reverse: ReverseSupport,
@@ -208,6 +214,8 @@ impl Default for Config {
             reassemble_up_to: 1 << 20,
             reverse_credits: 8,
             max_deferred: 1024,
+            max_reads: None,
+            max_read_bytes: None,
             reverse: ReverseSupport::General,
             host_auth: AuthPolicy::Off,
             reconnect_attempts: 0,
@@ -346,6 +354,8 @@ impl Config {
         check(most <= 1 << 20 && most.is_multiple_of(4), "max_receive_size", most, "up to 1048576, a multiple of 4")?;
         check(self.reassemble_up_to <= 1 << 30, "reassemble_up_to", self.reassemble_up_to, "at most 1 GiB")?;
         check(self.max_deferred > 0, "max_deferred", 0, "at least 1")?;
+        check(self.max_reads != Some(0), "max_reads", 0, "at least 1, or none for no limit")?;
+        check(self.max_read_bytes != Some(0), "max_read_bytes", 0, "at least 1, or none for no limit")?;
         let reverse = self.reverse_credits;
         check(reverse <= MAX_CREDITS, "reverse_credits", reverse as usize, "at most 32767")?;
         let credits = self.credits;

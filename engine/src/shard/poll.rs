@@ -169,7 +169,12 @@ impl<F: Fabric> Shard<F> {
             return self.received(conn, message, invalidated);
         }
         match opcode {
-            Opcode::Read => self.responder.fetched(&mut self.cx, conn, wr_id as usize),
+            Opcode::Read => {
+                self.responder.fetched(&mut self.cx, conn, wr_id as usize);
+                if conn.served.is_gated() {
+                    self.responder.resume(&mut self.cx, conn);
+                }
+            }
             Opcode::LocalInvalidate => self.requester.revoked(&mut self.cx, conn, wr_id as u32),
             // Of Writes only those are signalled that speak for Sends.
             Opcode::Send | Opcode::Write => {

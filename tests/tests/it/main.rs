@@ -40,6 +40,7 @@ mod peers;
 mod private_data;
 mod procedures;
 mod reach;
+mod reads;
 mod reconnect;
 mod reply_cache;
 mod resources;

@@ -5,6 +5,7 @@ use rpcrdma_mempool::{Buf, Lent};
 
 use super::Responder;
 use super::header::{CallRefusal, Trouble, reply_body};
+use super::reads::Reads;
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::Refusal;
 use crate::service::{Local, MAX_CHUNKS, Procedure, ReadArgument, ServerCall};
@@ -18,9 +19,16 @@ use crate::wire::rpc::ProgramNumber;
 pub(super) struct PendingReads {
     call: Box<ServerCall>,
     landing: ArrayVec<Lent, MAX_CHUNKS>,
+    /// RDMA Reads that were posted for them.
+    count: usize,
 }
 
 impl PendingReads {
+    /// What is being read.
+    pub(super) fn reads(&self) -> Reads {
+        Reads { count: self.count, bytes: self.landing.iter().map(Lent::len).sum() }
+    }
+
     /// The call, whose Reads are over without having completed.
     pub(super) fn into_call(self) -> Box<ServerCall> {
         self.call
@@ -40,7 +48,7 @@ impl Responder {
         match self.push_reads(cx, conn, &mut call) {
             Ok(landing) => {
                 let index = call.id.index();
-                conn.served.pending[index] = Some(PendingReads { call, landing });
+                conn.served.pending[index] = Some(PendingReads { call, landing, count: self.fetch.len() });
             }
             // Nothing is read for a call that waits, or is refused.
             Err(NoLanding::NoMemory) => {
@@ -128,7 +136,8 @@ impl Responder {
 
     /// The RDMA Reads of a call have completed.
     pub(in crate::shard) fn fetched<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: usize) {
-        let Some(PendingReads { mut call, mut landing }) = conn.served.pending.get_mut(index).and_then(Option::take)
+        let Some(PendingReads { mut call, mut landing, .. }) =
+            conn.served.pending.get_mut(index).and_then(Option::take)
         else {
             return;
         };

@@ -6,6 +6,7 @@
 //! | `calls` | a call has come: give it memory, run it, answer it |
 //! | `header` | what a call says, held against what its procedure declares |
 //! | `landing` | its Read chunks: RDMA Reads, and where they land |
+//! | `reads` | how many RDMA Reads of one connection may be under way |
 //! | `memory` | calls for which there is no memory now |
 //! | `shares` | how much memory one connection may hold |
 //! | `workers` | calls that run on worker threads: out, and home |
@@ -20,6 +21,7 @@ mod futures;
 mod header;
 mod landing;
 mod memory;
+mod reads;
 mod replies;
 mod shares;
 mod tally;

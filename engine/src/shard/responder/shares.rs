@@ -5,7 +5,7 @@
 //!
 //! What a connection holds is counted in calls: those that are being served, and those whose replies are not
 //! known to have left. A call beyond the share waits, with nothing but the message that it came in, until its
-//! own connection has come down to it. Nobody waits behind it but those calls of its connection that need
+//! own connection has come down to it. So does one beyond the connection's [RDMA Reads](super::reads). Nobody waits behind it but those calls of its connection that need
 //! bulk memory, too: they keep their order.
 
 use std::mem::take;
@@ -110,9 +110,12 @@ impl Responder {
         bulk && !conn.served.held_back.is_empty() && !self.holds_what_others_wait_for(cx, call)
     }
 
-    /// Whether a call is beyond the share of its connection. What is to be read for it is in `self.fetch`.
+    /// Whether a call is beyond the share of its connection, or beyond its Reads. What is to be read for it is in `self.fetch`.
     #[inline(always)]
     fn exceeds_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, call: &ServerCall) -> bool {
+        if self.exceeds_reads(&cx.config, conn) {
+            return true;
+        }
         let bulk = self.fetch.iter().map(|&(_, part)| part.length as usize).max();
         let Some(services) = &self.services else { return false };
         if call.message.is_none() {
@@ -132,18 +135,21 @@ impl Responder {
     /// `self.fetch`.
     #[cold]
     pub(super) fn hold_back<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
+        let by_reads = self.waits_for_reads(&cx.config, conn);
         let fetch = take(&mut self.fetch);
         release(&mut call);
         // Each has the buffer of a message. One may wait on every connection, or none would get on.
         let most = (cx.config.message_buffers / 2).max(2);
         let crowded = conn.served.held_back.len() >= most / 2 || self.shares.held_back >= most;
-        if (crowded && !conn.served.held_back.is_empty())
-            || self.holds_what_others_wait_for(cx, &call)
+        if (!by_reads && (crowded && !conn.served.held_back.is_empty() || self.holds_what_others_wait_for(cx, &call)))
             || !self.could_hold(cx, &call, &fetch)
         {
             return self.refuse_for_memory(cx, conn, call, &fetch);
         }
-        cx.stats.memory_waits += 1;
+        match by_reads {
+            true => cx.stats.read_waits += 1,
+            false => cx.stats.memory_waits += 1,
+        }
         self.shares.held_back += 1;
         conn.served.held_back.push_back(Waiting { call, fetch });
         cx.request_completion(conn);

@@ -1,0 +1,104 @@
+//! How many RDMA Reads of one connection may be under way, and of how many bytes
+//! ([`Config::max_reads`](crate::Config::max_reads), [`Config::max_read_bytes`](crate::Config::max_read_bytes)). A call
+//! beyond that waits, with the message that it came in, among those that are [held back](super::shares) on its
+//! connection, until others have been read. Nobody is refused for it: whoever waits has the Receive that its credit is
+//! for, and what it waits for comes home by itself or ends with the connection.
+
+use super::landing::PendingReads;
+use super::{Responder, Served};
+use crate::config::Config;
+use crate::shard::conn::Conn;
+
+/// RDMA Reads, and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reads {
+    pub(super) count: usize,
+    pub(super) bytes: usize,
+}
+
+impl Reads {
+    fn and(self, more: Self) -> Self {
+        Self { count: self.count + more.count, bytes: self.bytes + more.bytes }
+    }
+}
+
+/// Whether a call's Reads must wait for those that are under way. Those of one call are not parted: it goes alone.
+fn must_wait(config: &Config, under_way: Reads, more: Reads) -> bool {
+    let all = under_way.and(more);
+    let beyond = |limit: Option<usize>, value: usize| limit.is_some_and(|most| value > most);
+    under_way.count > 0 && (beyond(config.max_reads, all.count) || beyond(config.max_read_bytes, all.bytes))
+}
+
+impl Config {
+    /// RDMA Reads of a connection have a limit.
+    #[inline(always)]
+    pub(super) fn limits_reads(&self) -> bool {
+        self.max_reads.is_some() || self.max_read_bytes.is_some()
+    }
+}
+
+impl Served {
+    /// What is being read for its calls.
+    fn reads(&self) -> Reads {
+        self.pending.iter().flatten().map(PendingReads::reads).fold(Reads::default(), Reads::and)
+    }
+}
+
+impl Responder {
+    /// Whether a call must wait for Reads of its connection; its own are in `self.fetch`.
+    #[inline(always)]
+    pub(super) fn exceeds_reads(&self, config: &Config, conn: &Conn) -> bool {
+        config.limits_reads() && self.exceeds_these_reads(config, conn)
+    }
+
+    /// Whether a call that is held back waits for Reads of its connection, or behind those that do.
+    pub(super) fn waits_for_reads(&self, config: &Config, conn: &Conn) -> bool {
+        config.limits_reads() && (!conn.served.held_back.is_empty() || self.exceeds_these_reads(config, conn))
+    }
+
+    #[inline(never)]
+    fn exceeds_these_reads(&self, config: &Config, conn: &Conn) -> bool {
+        let bytes = self.fetch.iter().map(|&(_, part)| part.length as usize).sum();
+        let own = Reads { count: self.fetch.len(), bytes };
+        own.count > 0 && must_wait(config, conn.served.reads(), own)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits(limits: (Option<usize>, Option<usize>), under_way: (usize, usize), more: (usize, usize)) -> bool {
+        let config = Config { max_reads: limits.0, max_read_bytes: limits.1, ..Config::default() };
+        let reads = |(count, bytes)| Reads { count, bytes };
+        must_wait(&config, reads(under_way), reads(more))
+    }
+
+    #[test]
+    fn a_limit_of_reads_is_kept_to() {
+        let four = (Some(4), None);
+        assert!(!waits(four, (3, 1 << 30), (1, 1)));
+        assert!(waits(four, (4, 4), (1, 1)));
+        assert!(waits(four, (3, 3), (2, 2)));
+    }
+
+    #[test]
+    fn a_limit_of_bytes_is_kept_to() {
+        let mebibyte = (None, Some(1 << 20));
+        assert!(!waits(mebibyte, (100, (1 << 20) - 1), (1, 1)));
+        assert!(waits(mebibyte, (1, 1 << 20), (1, 1)));
+    }
+
+    #[test]
+    fn a_call_that_is_beyond_the_limit_alone_goes_alone() {
+        let least = (Some(1), Some(1));
+        assert!(!waits(least, (0, 0), (16, 1 << 20)));
+        assert!(waits(least, (1, 1), (1, 1)));
+    }
+
+    #[test]
+    fn without_a_limit_nobody_waits() {
+        assert!(!waits((None, None), (1 << 20, 1 << 40), (1 << 20, 1 << 40)));
+        assert!(!Config::default().limits_reads());
+    }
+}
