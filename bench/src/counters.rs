@@ -2,11 +2,14 @@
 #![forbid(unsafe_code)]
 
 use rpcrdma::stats::ShardStats;
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 /// Counts of one side since it started; or, as a difference, of a part of that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counters {
+    /// Processor time of the whole process, in nanoseconds, of the kernel on its behalf among it.
+    pub(crate) cpu_ns: u64,
     /// Turns of the loop.
     pub(crate) polls: u64,
     /// Turns that found nothing to do.
@@ -59,9 +62,11 @@ pub(crate) struct Counters {
     pub(crate) pool_empty: u64,
 }
 
+/// Of one shard: the process has processor time, not the shard.
 impl From<&ShardStats> for Counters {
     fn from(stats: &ShardStats) -> Self {
         Self {
+            cpu_ns: 0,
             polls: stats.polls,
             idle_polls: stats.idle_polls,
             completions: stats.completions,
@@ -92,9 +97,50 @@ impl From<&ShardStats> for Counters {
 }
 
 impl Counters {
+    /// What the shards of this process have counted so far.
+    pub(crate) fn now(shards: &[ShardStats]) -> Self {
+        let time = clock_gettime(ClockId::ProcessCPUTime);
+        let cpu_ns = (time.tv_sec as u64) * 1_000_000_000 + time.tv_nsec as u64;
+        let counted = shards.iter().map(Self::from).fold(Self::default(), |all, one| all.plus(&one));
+        Self { cpu_ns, ..counted }
+    }
+
+    /// What was counted here and there.
+    fn plus(&self, other: &Self) -> Self {
+        Self {
+            cpu_ns: self.cpu_ns + other.cpu_ns,
+            polls: self.polls + other.polls,
+            idle_polls: self.idle_polls + other.idle_polls,
+            completions: self.completions + other.completions,
+            sleeps: self.sleeps + other.sleeps,
+            posts: self.posts + other.posts,
+            doorbells: self.doorbells + other.doorbells,
+            signalled: self.signalled + other.signalled,
+            recv_posts: self.recv_posts + other.recv_posts,
+            receiver_not_ready: self.receiver_not_ready + other.receiver_not_ready,
+            system_calls: self.system_calls + other.system_calls,
+            empty_system_calls: self.empty_system_calls + other.empty_system_calls,
+            messages_sent: self.messages_sent + other.messages_sent,
+            messages_received: self.messages_received + other.messages_received,
+            grants_piggybacked: self.grants_piggybacked + other.grants_piggybacked,
+            grants_pure: self.grants_pure + other.grants_pure,
+            parts_sent: self.parts_sent + other.parts_sent,
+            parts_received: self.parts_received + other.parts_received,
+            chunked_sent: self.chunked_sent + other.chunked_sent,
+            chunked_received: self.chunked_received + other.chunked_received,
+            long_sent: self.long_sent + other.long_sent,
+            long_received: self.long_received + other.long_received,
+            calls: self.calls + other.calls,
+            calls_failed: self.calls_failed + other.calls_failed,
+            backpressure: self.backpressure + other.backpressure,
+            pool_empty: self.pool_empty + other.pool_empty,
+        }
+    }
+
     /// What was counted since `before`.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
+            cpu_ns: self.cpu_ns - before.cpu_ns,
             polls: self.polls - before.polls,
             idle_polls: self.idle_polls - before.idle_polls,
             completions: self.completions - before.completions,
@@ -127,6 +173,7 @@ impl Counters {
     pub(crate) fn usage(self) -> Usage {
         let per = |count: u64, of: u64| (of > 0).then(|| count as f64 / of as f64);
         Usage {
+            cpu_ns_per_call: per(self.cpu_ns, self.calls),
             work_requests_per_call: per(self.posts, self.calls),
             messages_per_call: per(self.messages_sent + self.messages_received, self.calls),
             doorbells_per_call: per(self.doorbells, self.calls),
@@ -170,6 +217,8 @@ impl Usage {
 /// One side's engine during a measurement, warm-up included.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Usage {
+    /// Processor time for a call, in nanoseconds, that of polls which found nothing among it.
+    pub(crate) cpu_ns_per_call: Option<f64>,
     /// Work requests for a call: the Send, and what binds, copies and revokes its chunks.
     pub(crate) work_requests_per_call: Option<f64>,
     /// Messages for a call, in both directions, grants among them.

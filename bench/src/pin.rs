@@ -95,6 +95,11 @@ impl Placement {
         [Some(self.client), serves.then_some(self.server)].into_iter().flatten()
     }
 
+    /// The cores that are left, when the client has its own and others have `taken` these.
+    pub(crate) fn left<'a>(&'a self, taken: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
+        self.allowed.iter().copied().filter(move |core| *core != self.client && !taken.contains(core))
+    }
+
     /// Where a third thread runs that polls: on a core of its own, or with the client, whose core then has
     /// two threads that yield to each other.
     pub(crate) fn third(&self) -> usize {

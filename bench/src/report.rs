@@ -98,6 +98,8 @@ pub(crate) struct EngineInfo {
     /// The longest message, in bytes.
     #[serde(rename = "inline")]
     pub(crate) inline_threshold: u32,
+    /// The server's shards.
+    pub(crate) shards: u32,
     /// The server's threads that run procedures; 0: its shard does.
     pub(crate) workers: u32,
     /// Microseconds by which the server answers later; 0: the next time that its shard's task is turned.

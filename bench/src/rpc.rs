@@ -69,6 +69,7 @@ impl CallServer {
         let shared = config::shared(&args.engine, &args.device, args.idle, !args.no_batch, &load)?;
         let info = Info {
             core: core as u32,
+            shards: args.engine.shards,
             idle: args.idle,
             workers: args.engine.workers,
             defer: args.engine.defer,
@@ -81,11 +82,12 @@ impl CallServer {
         let most = shared.reverse_credits.min(shared.credits / 4).max(1);
         let (reverser, orders) = Reverser::new(most as usize);
         let program = Program::new(&info, Some(reverser))?;
+        let cores = shard_cores(args.engine.shards as usize, core, placement);
         let config = ServerConfig {
-            shard: Config { arenas: vec![program.arena()], ..shared },
-            shards: 1,
-            cores: Some(vec![core]),
-            workers: workers(args, &load, core, placement),
+            shard: Config { arenas: vec![program.arena()], ..config::of_server(&args.engine, shared) },
+            shards: cores.len(),
+            workers: workers(args, &load, &cores, placement),
+            cores: Some(cores),
             stats: args.stats.clone(),
             ..ServerConfig::default()
         };
@@ -102,17 +104,24 @@ impl CallServer {
         Ok(Self { server })
     }
 
-    /// What its shard counted so far.
+    /// What its shards counted so far.
     pub(crate) fn counters(&self) -> Option<Counters> {
-        self.server.stats().first().map(Counters::from)
+        Some(Counters::now(&self.server.stats()))
     }
 }
 
+/// The core of each shard: the first on `core`, others on cores of their own as far as there are any left, or else with
+/// the first, where they yield to each other.
+fn shard_cores(shards: usize, core: usize, placement: &Placement) -> Vec<usize> {
+    let taken = [core];
+    let further = placement.left(&taken).chain(std::iter::repeat(core));
+    std::iter::once(core).chain(further).take(shards).collect()
+}
+
 /// The workers, on cores of their own if there are enough.
-fn workers(args: &ServeArgs, load: &Load, core: usize, placement: &Placement) -> Option<WorkerConfig> {
+fn workers(args: &ServeArgs, load: &Load, shards: &[usize], placement: &Placement) -> Option<WorkerConfig> {
     let count = args.engine.workers as usize;
-    let free = placement.allowed.iter().copied().filter(|&other| other != core && other != placement.client);
-    let cores: Vec<usize> = free.take(count).collect();
+    let cores: Vec<usize> = placement.left(shards).take(count).collect();
     (count > 0).then(|| WorkerConfig {
         count,
         cores: (cores.len() == count).then_some(cores),
@@ -344,6 +353,7 @@ impl Plan<'_> {
             };
             let info = Info {
                 core: placement.client as u32,
+                shards: 1,
                 idle: common.idle,
                 workers: 0,
                 defer: None,
@@ -393,6 +403,7 @@ impl Plan<'_> {
                 credits: config.credits,
                 server_credits: serving.credits,
                 inline_threshold: serving.inline_threshold,
+                shards: serving.shards,
                 workers: serving.workers,
                 deferred_us: serving.defer.map(|Defer(microseconds)| microseconds),
                 signal_every: config.signal_every,

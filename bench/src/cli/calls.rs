@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use rpcrdma::Scheme;
 use serde::{Deserialize, Serialize};
 
-use super::{CommonArgs, EXIT_CODES, LatencyArgs, ThroughputArgs};
+use super::{CommonArgs, EXIT_CODES, LatencyArgs, ThroughputArgs, parse_size};
 use crate::failure::Failure;
 
 #[derive(Debug, Args)]
@@ -202,6 +202,9 @@ pub(crate) struct EngineArgs {
     /// Threads that run the procedures; 0: the shard itself does
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=256))]
     pub(crate) workers: u32,
+    /// Shards of the server, over which connections are spread
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) shards: u32,
     /// Answer calls later, by the shard's task: the next time that it is turned, or after so many microseconds
     #[arg(long, value_name = "poll|US", conflicts_with = "workers")]
     pub(crate) defer: Option<Defer>,
@@ -217,6 +220,15 @@ pub(crate) struct EngineArgs {
     /// What chunks in the server's memory start at a multiple of, in bytes: as much as O_DIRECT wants
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     pub(crate) chunk_align: usize,
+    /// Buffers of 512 bytes of each shard (default: 1024, and as many as may be sent at a time)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) small_buffers: Option<u32>,
+    /// Buffers of a message's length of each shard (default: 256, and as many as may be sent at a time)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) message_buffers: Option<u32>,
+    /// The server's buffers for chunks, by size (default: 64K, 1M and the largest payload, one for each call)
+    #[arg(long, value_name = "BYTES:N", value_delimiter = ',')]
+    pub(crate) bulk_buffers: Vec<BufferClass>,
     /// Milliseconds without a message before it is found out whether the other end is there; 0 for never
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pub(crate) keep_alive: u32,
@@ -252,6 +264,16 @@ impl EngineArgs {
         } else {
             option("--workers", self.workers.to_string());
         }
+        option("--shards", self.shards.to_string());
+        if let Some(count) = self.small_buffers {
+            option("--small-buffers", count.to_string());
+        }
+        if let Some(count) = self.message_buffers {
+            option("--message-buffers", count.to_string());
+        }
+        for class in &self.bulk_buffers {
+            option("--bulk-buffers", class.to_string());
+        }
         option("--signal-every", self.signal_every.to_string());
         option("--chunk-align", self.chunk_align.to_string());
         option("--keep-alive", self.keep_alive.to_string());
@@ -283,6 +305,31 @@ impl fmt::Display for Defer {
             0 => f.write_str("poll"),
             microseconds => microseconds.fmt(f),
         }
+    }
+}
+
+/// Buffers of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BufferClass {
+    /// Bytes of each.
+    pub(crate) size: usize,
+    /// How many.
+    pub(crate) count: usize,
+}
+
+impl FromStr for BufferClass {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (size, count) = text.split_once(':').ok_or("wanted BYTES:N, e.g. 64K:32")?;
+        let count = count.parse().ok().filter(|count| (1..=1 << 20).contains(count));
+        Ok(Self { size: parse_size(size)?, count: count.ok_or("wanted 1 to 1048576 buffers behind the colon")? })
+    }
+}
+
+impl fmt::Display for BufferClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.size, self.count)
     }
 }
 

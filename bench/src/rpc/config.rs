@@ -117,8 +117,8 @@ pub(crate) fn shared(
         credits,
         receives: SPARE_RECEIVES + (load.connections + SHARE) * one,
         max_calls: load.outstanding,
-        small_buffers: 1024 + sends,
-        message_buffers: 256 + sends,
+        small_buffers: args.small_buffers.map_or(1024 + sends, |count| count as usize),
+        message_buffers: args.message_buffers.map_or(256 + sends, |count| count as usize),
         bulk_buffers: merged(load).into_iter().map(|(size, count)| (size + slack, count)).collect(),
         chunk_align: args.chunk_align,
         long_buffers: load.long_buffers(),
@@ -144,6 +144,14 @@ pub(crate) fn shared(
         remote_invalidate: !args.no_remote_invalidate,
         ..usual_config
     })
+}
+
+/// The same for a server, whose buffers for chunks may have been told.
+pub(crate) fn of_server(args: &EngineArgs, shared: Config) -> Config {
+    if args.bulk_buffers.is_empty() {
+        return shared;
+    }
+    Config { bulk_buffers: args.bulk_buffers.iter().map(|class| (class.size, class.count)).collect(), ..shared }
 }
 
 /// The engine's name for an idle policy.

@@ -16,7 +16,7 @@ use crate::failure::Failure;
 /// Of the range that anyone may use (RFC 5531 §14.3).
 pub(crate) const PROGRAM: u32 = 0x2052_5046;
 /// Sides of different versions refuse each other.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// Nothing there, nothing back.
 pub(crate) const NULL: u32 = 0;
@@ -51,8 +51,10 @@ pub(crate) const SMALL: usize = 256;
 /// What a server says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Info {
-    /// The core that its shard runs on.
+    /// The core that its shard runs on, the first one.
     pub(crate) core: u32,
+    /// Its shards.
+    pub(crate) shards: u32,
     /// What it does when there is nothing to do.
     pub(crate) idle: Idle,
     /// Threads that run the procedures.
@@ -70,7 +72,7 @@ pub(crate) struct Info {
 }
 
 /// Bytes of an [`Info`].
-const INFO_BYTES: usize = 48;
+const INFO_BYTES: usize = 52;
 /// The order of these is their code on the wire.
 const SCHEME_CODES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
 /// The order of these is their code on the wire.
@@ -86,6 +88,7 @@ impl Info {
         let form = FORM_CODES.iter().position(|&code| code == form).unwrap_or_default() as u32;
         let words = [
             self.core,
+            self.shards,
             idle,
             self.workers,
             self.credits,
@@ -111,6 +114,7 @@ impl Info {
         let words: Vec<u32> = words.iter().map(|bytes| u32::from_be_bytes(*bytes)).collect();
         let &[
             core,
+            shards,
             idle,
             workers,
             credits,
@@ -138,7 +142,7 @@ impl Info {
         };
         let scheme = *SCHEME_CODES.get(scheme as usize).ok_or("the server has a version that is not known here")?;
         let defer = defer.checked_sub(1).map(Defer);
-        Ok(Self { core, idle, workers, defer, credits, inline_threshold, scheme, load })
+        Ok(Self { core, shards, idle, workers, defer, credits, inline_threshold, scheme, load })
     }
 }
 
@@ -309,6 +313,7 @@ mod tests {
             let load = Load { form, ..load };
             let info = Info {
                 core: 3,
+                shards: 2,
                 idle,
                 workers: 2,
                 defer: None,

@@ -342,7 +342,7 @@ impl Target for RpcTarget {
     }
 
     fn counters(&mut self) -> Option<Counters> {
-        Some(Counters::from(&self.client.stats()))
+        Some(Counters::now(&[self.client.stats()]))
     }
     fn start_reverse(&mut self) -> Result<(), Failure> {
         let run = self.reverse.as_ref().ok_or_else(|| Failure::Run("there is no such run".to_owned()))?;

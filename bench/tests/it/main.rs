@@ -61,6 +61,9 @@ fn usage_errors_exit_with_2() {
         &["lat", "--loopback", "--version", "3"],
         &["lat", "--loopback", "--version", "1", "--credit-scheme", "windowed"],
         &["lat", "--loopback", "--credits", "3"],
+        &["lat", "--loopback", "--shards", "0"],
+        &["lat", "--loopback", "--bulk-buffers", "64K"],
+        &["lat", "--loopback", "--bulk-buffers", "64K:0"],
         &["lat", "--loopback", "--limit-rate", "3"],
         &["rate", "--loopback", "-t", "0"],
         &["rate", "--loopback", "--hgrm", "x"],
@@ -122,6 +125,7 @@ fn calls_of_every_operation_in_every_protocol() {
                 assert_eq!(result[side]["calls"], 220, "{op} {protocol:?}: {result}");
                 assert_eq!(result[side]["calls_failed"], 0);
                 assert!(result[side]["work_requests_per_call"].as_f64() >= Some(1.0), "{result}");
+                assert!(result[side]["cpu_ns_per_call"].as_f64() > Some(0.0), "{result}");
             }
             let info = &report["test_info"];
             assert!(info["protocol"].as_str().is_some_and(|p| p.contains("version ")), "{info}");
@@ -195,6 +199,10 @@ fn every_variant_of_calls_ends() {
         &["rate", "-n", "999", "-t", "100", "--credits", "4", "--credit-scheme", "incremental"],
         &["rate", "-n", "999", "-q", "20", "-t", "2"],
         &["rate", "-n", "999", "--workers", "3", "-q", "2"],
+        &["rate", "-n", "999", "--shards", "2", "-q", "4"],
+        &["rate", "-n", "999", "--shards", "2", "--workers", "2", "-q", "4", "--idle", "event"],
+        &["rate", "-n", "999", "--small-buffers", "64", "--message-buffers", "64"],
+        &["bw", "-n", "200", "--op", "write", "--bulk-buffers", "64K:1,96K:2"],
         &["rate", "-n", "999", "--no-batch", "--no-coalesce", "--signal-every", "1"],
         &["rate", "-n", "999", "--signal-every", "1000"],
         &["lat", "-n", "99", "--version", "1", "--keep-alive", "1"],
